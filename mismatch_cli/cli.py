@@ -29,12 +29,12 @@ _ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of
 _COMMANDS = "mismatch_cli.commands"
 _PANELS = {  # of `--help`, in the order in which one needs them
     "Measure": ("probe", "report", "compare", "verdict"),
-    "Explain": ("diagnose", "bisect", "clipstats", "algorithms"),
+    "Explain": ("diagnose", "bisect", "clipstats", "algorithms", "guide"),
     "Use elsewhere": ("import", "rescore", "gate", "upload"),
     "Train": ("curate", "train"),
 }
 _OTHERS = "More"
-_GUIDE = "The guide, a page for each command, is the folder docs/ of the source code: docs/README.md leads through it."
+_GUIDE = "The guide has a page for each command: mismatch-cli guide NAME. Which page when: mismatch-cli guide README."
 _SPELLED_OUT = "mismatch_cli.spelled_out"
 # New objects before Python looks for cycles, and how often it looks further back. Its own 700 is for small programs:
 # imports of torch and vLLM make two million objects that stay, and walking them again and again takes seconds.

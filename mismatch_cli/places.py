@@ -1,4 +1,4 @@
-"""Where the bundled model and data lie: in the wheel beside this package, in a checkout under `sample_data/`.
+"""Where the bundled model and data and the guide lie: in the wheel beside the code, in a checkout at its root.
 
 And places on this machine as reports show them: a report is handed on, and where its maker's folders lie is not.
 """
@@ -12,11 +12,18 @@ from typing import Any
 BUNDLED_MODEL = "sample_data/model"  # as the manifests of its traces name it
 _IN_WHEEL = Path(__file__).parent / "sample_data"
 _IN_CHECKOUT = Path(__file__).parent.parent / "sample_data"
+_GUIDE_IN_WHEEL, _GUIDE_IN_CHECKOUT = Path(__file__).parent / "guide", Path(__file__).parent.parent / "docs"
 
 
 def bundled(name: str) -> Path:
     """The path of a bundled file or folder, such as `model` or `problems.jsonl`."""
     return (_IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CHECKOUT) / name
+
+
+def guide_pages() -> dict[str, Path]:
+    """The pages of the guide by what one types for them."""
+    folder = _GUIDE_IN_WHEEL if _GUIDE_IN_WHEEL.is_dir() else _GUIDE_IN_CHECKOUT
+    return {path.stem: path for path in sorted(folder.glob("*.md"))}
 
 
 def bundled_trace() -> Path:

@@ -225,6 +225,7 @@ READING = """
 algorithms
 verdict
 verdict --list
+guide gate
 gate
 report --json
 report --as all

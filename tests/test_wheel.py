@@ -105,6 +105,9 @@ def test_the_wheel_says_what_it_is(wheel):
     assert "mismatch-cli = mismatch_cli.cli:main" in entries
     assert {"mismatch_cli/py.typed", "mismatch_cli/sample_data/model/model.safetensors"} <= names
     assert {Path(name).parts[0] for name in names} == {"mismatch_cli", info}
+    shipped = {Path(name).name for name in names if name.startswith("mismatch_cli/guide/")}
+    assert shipped == {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert len({line.split(",")[0] for line in metadata.get_all("Project-URL")} - {"Source"}) == 4
     assert metadata["Requires-Python"] == ">=3.11" and metadata["License-Expression"] == "MIT"
     assert set(metadata.get_all("Provides-Extra")) == {"hf", "cpu", "vllm", "pandas", "ray", "dev"}
     classifiers = metadata.get_all("Classifier")
@@ -139,7 +142,7 @@ def test_every_command_explains_itself(core):
     done = subprocess.run(
         [core / "python", "-c", lines, *names], env=without_python_path(), capture_output=True, text=True
     )
-    assert len(names) == 13 and done.stdout.splitlines()[-1] == "0 False", done.stderr
+    assert len(names) == 15 and done.stdout.splitlines()[-1] == "0 False", done.stderr
 
 
 def test_numbers_of_a_trace(typed):
@@ -150,6 +153,7 @@ def test_numbers_of_a_trace(typed):
         ("import", "--formats"),
         ("gate", str(bundled("traces") / "float32"), "--limits", "prime-rl"),
         ("train", "--show-config"),
+        ("guide",),
     ):
         code, out, err = typed(*words)
         assert code == 0 and out, err

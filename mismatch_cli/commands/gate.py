@@ -7,11 +7,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mismatch_cli.commands._show import READ_BY, TRACES, Common, print_json, print_parts
+from mismatch_cli.errors import MismatchError, UsageError, suggest
 from mismatch_cli.options import flags, setting
 
 if TYPE_CHECKING:
@@ -39,19 +40,26 @@ def command(
     allow_partial: bool = of_limits(
         False, "Judge a trace that lacks shards, responses or scores by what is there, in place of failing it."
     ),
+    init: Path | None = of_limits(
+        None, "Write limits that follow from good runs into this file; each trace is one run.", metavar="FILE.toml"
+    ),
     junit: Path | None = for_ci(None, "Write JUnit XML with a test case per limit.", metavar="FILE"),
     markdown: Path | None = for_ci(None, "Write a Markdown table, for a job's summary or a comment.", metavar="FILE"),
+    annotations: Path | None = for_ci(
+        None, "Write a line per limit that does not hold, which GitHub Actions shows on the run.", metavar="FILE"
+    ),
     common: Annotated[Common, *READ_BY, "force", "full", "full_paths", "json", "quiet", "debug"],
 ) -> None:
     """Judge a trace by limits: exit code 0 if all hold, 3 if one is exceeded or cannot be measured.
 
     Limits are absolute, relative to the trainer's noise, or relative to another trace (--baseline). A partial trace
-    fails too.
+    fails too. `--init` writes limits of your own from runs that are as they should be.
 
     Examples:
       mismatch-cli gate run --limits limits.toml
       mismatch-cli gate run --limits verl --limits nemo-rl --junit gate.xml --markdown gate.md
       mismatch-cli gate run --limits limits.toml --baseline last-release
+      mismatch-cli gate good-run another-good-run --init limits.toml
     """
     from mismatch_cli.library.asked import limit_sets
     from mismatch_cli.recording.folder import check_file
@@ -61,9 +69,14 @@ def command(
     if list_presets:
         _show_presets([load_limits(name) for name in presets()], common.json)
         return
+    written = {"junit": junit, "markdown": markdown, "annotations": annotations}
     common.check([*(traces or ()), *(baseline or ())])
-    for summary in filter(None, (junit, markdown)):
-        check_file(summary, common.force)
+    for file in filter(None, (init, *written.values())):
+        check_file(file, common.force)
+    if init is not None:
+        _refuse_beside_init({"limits": limits, "baseline": baseline, **written})
+        _init(init, traces, common, allow_partial)
+        return
     sets = limit_sets(limits or (), has_baseline=bool(baseline))
     from mismatch_cli.report.pages import gate as forms
     from mismatch_cli.studies.gate import GateResult
@@ -76,13 +89,41 @@ def command(
     progress.say("Measuring")
     before = [Trace.open(path, skip_broken=common.skip_broken) for path in baseline or []]
     result = GateResult.of(sets, found, before, allow_partial=allow_partial, workers=common.read_by)
-    for path, form in ((junit, forms.junit), (markdown, forms.markdown)):
+    for name, path in written.items():
         if path is not None:
-            write_named(path, form(result), replace=common.force)
+            write_named(path, getattr(forms, name)(result), replace=common.force)
             progress.say(f"Wrote {path}")
     _show(result, common)
     if not result.passed:
         raise typer.Exit(_EXCEEDED)
+
+
+def _refuse_beside_init(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"--init writes limits and judges nothing: leave out --{name}.")
+
+
+def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: bool) -> None:
+    """Measure each run by itself, and write what follows from them."""
+    from mismatch_cli.report.limits_file import limits_file
+    from mismatch_cli.studies.good_runs import limits_from
+    from mismatch_cli.studies.limits import load_limits
+    from mismatch_cli.studies.mismatch import analyse
+    from mismatch_cli.trace.files import write_named
+
+    runs = common.opened(traces, "No trace was named: taking the bundled one as a good run.")
+    common.progress.say("Measuring")
+    summaries = [analyse([run], 0, common.read_by).to_json() for run in runs]
+    partial = [part for summary in summaries for part in summary["about"]["partial"]]
+    if partial and not allow_partial:
+        lacks = f"{partial[0]['trace']} is not whole ({', '.join(partial[0]['reasons'])})"
+        raise MismatchError(f"{lacks}: not a run to go by. Name a whole one, or allow it: --allow-partial.")
+    measured = {str(run.folder): summary for run, summary in zip(runs, summaries, strict=True)}
+    text = limits_file(limits_from(summaries), measured, path.name)
+    write_named(path, text, replace=common.force)
+    common.progress.say(f"Wrote {path}")
+    _show_presets([load_limits(str(path))], common.json, suggest("gate", "RUN", "--limits", path))
 
 
 def _show(result: GateResult, common: Common) -> None:
@@ -94,7 +135,9 @@ def _show(result: GateResult, common: Common) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _show_presets(sets: Sequence[LimitSet], as_json: bool) -> None:
+def _show_presets(
+    sets: Sequence[LimitSet], as_json: bool, use: str = "mismatch-cli gate TRACE --limits NAME --limits FILE.toml"
+) -> None:
     from dataclasses import asdict
 
     from rich.padding import Padding
@@ -110,4 +153,4 @@ def _show_presets(sets: Sequence[LimitSet], as_json: bool) -> None:
             line = Text.assemble(f"{limit.metric} {limit.text}", ("  " + limit.source, "dim"))
             parts.append(Padding(line, (0, 0, 0, 2)))
         parts.append(Text(""))
-    print_parts(*parts, Text("Use: mismatch-cli gate TRACE --limits NAME --limits FILE.toml"))
+    print_parts(*parts, Text(f"Use: {use}"))

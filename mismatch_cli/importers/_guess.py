@@ -183,7 +183,7 @@ def text_only(rows: Sequence[Row]) -> str | None:
     )
     return (
         f"is {title}: text, without token ids and log-probabilities. {RETOKENISED}, so nothing in it can be compared. "
-        f"Record the run instead: {instead}; see the guide on record."
+        f"Record the run instead: {instead}; see mismatch-cli guide record."
     )
 
 

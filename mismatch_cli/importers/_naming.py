@@ -59,7 +59,7 @@ def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
     for row in responses(rows, columns.get("response_ids", "response_ids")):
         for ours, its in columns.items():
             if not fits(ours, row.get(its)):
-                retokenised = f" {RETOKENISED}: see the guide on record." if isinstance(row[its], str) else ""
+                retokenised = f" {RETOKENISED}: see mismatch-cli guide record." if isinstance(row[its], str) else ""
                 raise MismatchError(
                     f"--columns: {its} of {where} is {_said(row[its])}, and {ours} is "
                     f"{_kind(ours)[0]}.{retokenised if ours in REQUIRED else ''}"

@@ -19,7 +19,7 @@ from mismatch_cli.importers._tally import Tally
 
 TITLE = "TRL's GRPO batches"
 FILES = "*.jsonl, *.parquet"
-ENABLE = "mismatch_cli.record.trl writes a trace; TRL itself saves no token ids (the guide on record)"
+ENABLE = "mismatch_cli.record.trl writes a trace; TRL itself saves no token ids (mismatch-cli guide record)"
 PI = "recomputed"
 HOLDS = "old_per_token_logps, recomputed before the update; with per_token_logps the current ones too"
 SHIFT = "none: index i describes completion_ids[i]"
@@ -63,7 +63,7 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
     if rows and not sampled:
         raise MismatchError(
             f"{sources[0].path} holds no sampling_per_token_logps: TRL has log-probabilities of the rollout engine "
-            "only where vLLM samples. Train with use_vllm=True, and see the guide on record."
+            "only where vLLM samples. Train with use_vllm=True, and see mismatch-cli guide record."
         )
 
 

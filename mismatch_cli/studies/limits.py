@@ -99,7 +99,9 @@ def load_limits(name: str) -> LimitSet:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MismatchError(f"{path} is no TOML file that can be read ({error}). See the guide on gate.") from error
+        raise MismatchError(
+            f"{path} is not a TOML file that can be read ({error}). See mismatch-cli guide gate."
+        ) from error
     return limits_in(content, name if name in presets() else str(path))
 
 

@@ -160,8 +160,8 @@ def _load_file(path: Path) -> ModuleType:
             exec(compile(text, path, "exec"), vars(module))
     if not callable(getattr(module, "trust_region", None)):
         raise UsageError(
-            f"{path} defines no trust_region(compared, advantage_T, *, threshold=…) -> Decision. See the guide on "
-            "clipstats."
+            f"{path} defines no trust_region(compared, advantage_T, *, threshold=…) -> Decision. See "
+            "mismatch-cli guide clipstats."
         )
     with own_file(path):
         _check_signature(path, module)
@@ -176,7 +176,7 @@ def _check_signature(path: Path, module: Any) -> None:
     if len(parameters) - len(keyword_only) != len(columns) or without_default:
         raise UsageError(
             f"{path}: trust_region must take ({', '.join(columns)}) and keyword-only thresholds with defaults. "
-            "See the guide on clipstats."
+            "See mismatch-cli guide clipstats."
         )
     if hasattr(module, "SCOPE"):
         _check_scope(path, module)
@@ -196,5 +196,5 @@ def _check_scope(path: Path, module: Any) -> None:
         raise UsageError(f"{path} says SCOPE = {module.SCOPE!r}. Choose one of: batch, group.")
     if missing := [name for name in ("collect", "settle") if not callable(getattr(module, name, None))]:
         raise UsageError(
-            f"{path} looks at a whole {module.SCOPE} and has no {missing[0]}(). See the guide on extending."
+            f"{path} looks at a whole {module.SCOPE} and has no {missing[0]}(). See mismatch-cli guide extending."
         )

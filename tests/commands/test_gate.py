@@ -113,9 +113,59 @@ def test_markdown_is_one_table_whatever_stands_in_it(gate, limits, tmp_path):
     rows = [line for line in text.splitlines() if line.startswith("|")]
     cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
     assert len(rows) == 5 and {len(row) for row in cells} == {6}
-    assert [row[0].strip() for row in cells[2:]] == ["✅", "❌", "❌"]
-    assert r"a \| b \<c\> \& " in rows[3] and r"\`e\`" in rows[3] and r"\[x\](y) \*z\*" in rows[3]
-    assert "\x1b" not in text and text.startswith("### ❌")
+    assert [row[0].strip() for row in cells[2:]] == ["❌ EXCEEDED", "❌ UNKNOWN", "✅ holds"]
+    assert r"a \| b \<c\> \& " in rows[2] and r"\`e\`" in rows[2] and r"\[x\](y) \*z\*" in rows[2]
+    assert "\x1b" not in text and text.startswith("### ❌ mismatch-cli gate: failed\n\n2 limits of 3 do not hold: tv")
+
+
+def test_annotations_are_lines_of_which_ten_are_shown(gate, tmp_path):
+    path, many = tmp_path / "lines", "".join(f"[[limits.k3]]\nmax = {n + 1}e-9\n" for n in range(12))
+    limits = write(tmp_path / "limits.toml", many + "[limits.tv_binary_mean]\nmax = 1\n")
+    assert gate(FP8, "--limits", limits, "--annotations", str(path))[0] == 3
+    lines = path.read_text().splitlines()
+    assert len(lines) == 10 and all(line.startswith("::error title=mismatch-cli gate::") for line in lines)
+    assert lines[0].endswith("k3 (mismatch) ≤ 1e−09: 0.000756307 is above 1e-09")
+    assert lines[-1].endswith("::3 more limits do not hold: see the summary.")
+    assert gate(FLOAT32, "--limits", "slime", "--annotations", str(path), "--force")[0] == 0 and path.read_text() == ""
+    partial = Path(shutil.copytree(FP8, tmp_path / "100%0A\n::error::b"))
+    sorted(partial.glob("shard-*.parquet"))[-1].unlink()
+    assert gate(str(partial), "--limits", "slime", "--annotations", str(path), "--force")[0] == 3
+    (line,) = path.read_text().splitlines()
+    assert line.startswith("::error title=mismatch-cli gate::…/100%250A⏎::error::b: ")
+
+
+def test_limits_of_a_good_run_are_read_by_the_next_gate(gate, tmp_path):
+    path, bfloat16 = tmp_path / "limits.toml", str(bundled("traces") / "bfloat16")
+    code, out, err = gate(bfloat16, "--init", str(path))
+    assert code == 0 and "Wrote " in err and out.splitlines()[-1] == f"Use: mismatch-cli gate RUN --limits {path}"
+    text = path.read_text()
+    assert "13,211 tokens in 256 responses to 128 prompts" in text and "v + 3 · (e − v)" in text
+    assert "#   ratio_outside_0.8_1.28: the same for all prompts: no interval" in text
+    assert gate(bfloat16, "--limits", str(path))[0] == 0 and gate(FP8, "--limits", str(path))[0] == 3
+    before, (code, _, err) = text, gate(FLOAT32, "--init", str(path))
+    assert code == 1 and "is already there. Replace it with --force" in err and path.read_text() == before
+    code, out, _ = gate(FLOAT32, bfloat16, "--init", str(path), "--force", "--json")
+    (found,) = json.loads(out)
+    assert code == 0 and {limit["source"].partition(" in ")[2] for limit in found["limits"]} == {shown_as(bfloat16)}
+
+
+def shown_as(trace: str) -> str:
+    return (
+        f"…/{Path(trace).name}"
+        if not Path(trace).is_relative_to(Path.cwd())
+        else str(Path(trace).relative_to(Path.cwd()))
+    )
+
+
+def test_init_judges_nothing_and_goes_by_whole_runs(gate, tmp_path):
+    path = tmp_path / "limits.toml"
+    code, _, err = gate(FP8, "--init", str(path), "--limits", "verl")
+    assert code == 2 and "--init writes limits and judges nothing: leave out --limits." in err
+    partial = Path(shutil.copytree(FP8, tmp_path / "partial"))
+    sorted(partial.glob("shard-*.parquet"))[-1].unlink()
+    code, _, err = gate(str(partial), "--init", str(path))
+    assert code == 1 and "not a run to go by" in err and not path.exists()
+    assert gate(str(partial), "--init", str(path), "--allow-partial")[0] == 0 and load_limits(str(path)).limits
 
 
 def test_files_are_not_replaced_unless_empty_or_forced(gate, tmp_path):

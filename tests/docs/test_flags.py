@@ -13,7 +13,8 @@ import typer
 from mismatch_cli import registry
 
 ROOT = Path(__file__).parents[2]
-GUIDE = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+GUIDE = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "action.yml"]
+GUIDE += sorted((ROOT / ".github").rglob("*.*"))
 CODE = sorted((ROOT / "mismatch_cli").rglob("*.py"))
 COMMANDS = registry.names("mismatch_cli.commands")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
@@ -21,7 +22,8 @@ _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
 _TYPED = re.compile(r"^\s*\$ (.*)$|(mismatch-cli .*)$", re.MULTILINE)
 
 OTHERS = {
-    "pip": "--upgrade",
+    "pip": "--upgrade --python --disable-pip-version-check",
+    "venv": "--without-pip",
     "ray": "--head --num-cpus",
     "torchrun": "--nnodes --nproc-per-node",
     "vLLM": "--logprobs-mode --max-logprobs --generation-config --enable-lora --lora-modules --hf-overrides "

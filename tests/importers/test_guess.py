@@ -144,7 +144,7 @@ def test_texts_are_refused_with_what_to_record(tmp_path, log, way):
     record, instead = TEXTS[log]
     path = tmp_path / f"log.{way}"
     write_lines(path, [record]) if way == "jsonl" else write_parquet(path, pa.Table.from_pylist([record]))
-    message = f"{log.partition(',')[0]}: text, without token ids.*again is not what was sampled.*{instead}.*guide on"
+    message = f"{log.partition(',')[0]}: text, without token ids.*again is not what was sampled.*{instead}.*cli guide"
     for format in (None, "plain"):
         with pytest.raises(MismatchError, match=message):
             imported(path, into=tmp_path / "trace", format=format)

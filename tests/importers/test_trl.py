@@ -161,7 +161,7 @@ def test_prompts_without_a_mask_are_taken_as_they_stand_and_it_is_said(tmp_path)
 def test_what_cannot_be_measured_is_one_sentence(tmp_path):
     found = batch(real_rows(2))
     del found["sampling_per_token_logps"]
-    with pytest.raises(MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*guide on record"):
+    with pytest.raises(MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*cli guide record"):
         imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
     found["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]  # by hand: no name of TRL's
     with pytest.raises(MismatchError, match=r"reads it: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*"):

@@ -94,7 +94,7 @@ def _evenly(ranked: Sequence[_T], most: int) -> list[_T]:
 
 def _remarks(subject: Subject) -> Facts:
     found = (("Overlap", _overlap(subject)), ("Bad updates", _bad_updates(subject)), ("Theory", _theory(subject)))
-    guide = ("Guide", "choosing-a-threshold: what ε and δ limit, and which to try")
+    guide = ("Guide", "mismatch-cli guide choosing-a-threshold: what ε and δ limit")
     return (*((label, words) for label, words in found if words), guide)
 
 

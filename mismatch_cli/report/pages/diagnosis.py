@@ -216,7 +216,8 @@ def _all_checks(analysis: DiagnosisAnalysis) -> Section:
     return Section(
         "Every check",
         "What spoils tokens comes first; causes are then weighed by what they explain of the gap, each once the "
-        "stronger ones are undone. How surely each fault is found, and how small it may be: see the guide on diagnose.",
+        "stronger ones are undone. How surely each fault is found, and how small it may be: "
+        "mismatch-cli guide diagnose.",
         tables=(checks, *filled(*evidence)),
     )
 

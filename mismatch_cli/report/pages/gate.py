@@ -25,8 +25,9 @@ from mismatch_cli.text import visible
 
 _SUITES, _WHOLE = "mismatch-cli gate", "the traces are whole"
 _MOST = 12  # limits on a screen
+_ANNOTATIONS = 10
 _SIGNS = {"holds": "✔", "EXCEEDED": "✘", "UNKNOWN": "?"}
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&@])")  # of Markdown
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&@$])")  # of Markdown
 
 
 def page(result: GateResult) -> ReportView:
@@ -177,24 +178,37 @@ def _add_case(suite: Element, check: Check) -> None:
 
 
 def markdown(result: GateResult) -> str:
-    """A GitHub-flavoured table for a job's summary, a comment, or an issue: the verdict, a row per limit, and who."""
+    """A GitHub-flavoured table for a job's summary, a comment, or an issue: the answer, a row per limit, and who.
+
+    What does not hold stands first.
+    """
     lines = [
-        f"### {_tick(result.passed)} mismatch-cli gate",
+        f"### {_tick(result.passed)} mismatch-cli gate: {'passed' if result.passed else 'failed'}",
         "",
-        _escaped(result.verdict),
+        _escaped(result.reason),
         "",
-        "| | metric | measured, 95 % | limit | set | source |",
+        "| verdict | metric | measured, 95 % | limit | set | source |",
         "|---|---|---|---|---|---|",
     ]
-    for check in result.checks:
+    for check in sorted(result.checks, key=lambda check: check.holds):
         measured = measured_text(check) if check.known else check.reason
         if check.known and not check.holds and check.found.detail:
             measured += f": {check.found.detail}"  # which fault it was, where a count alone would not say
         cells = (subject(check), measured, limit_text(check), check.limits, source_text(check))
-        lines.append(" | ".join([f"| {_tick(check.holds)}", *map(_escaped, cells)]) + " |")
-    lines += ["", *(f"- {_escaped(note)}" for note in partial_notes(result.measured.summary["about"]))]
+        lines.append(" | ".join([f"| {_tick(check.holds)} {_status(check)}", *map(_escaped, cells)]) + " |")
+    lines += ["", *(f"- {_escaped(why)} {_escaped(line)}" for line, why in _next(result))]
+    lines += [*(f"- {_escaped(note)}" for note in partial_notes(result.measured.summary["about"]))]
     lines += [f"- {_escaped(label)}: {_escaped(value)}" for label, value in about_facts(result.measured.summary)]
     return "\n".join(lines) + "\n"
+
+
+def annotations(result: GateResult) -> str:
+    """A workflow command of GitHub Actions for each limit that does not hold; it shows no more of a step than these."""
+    said = [f"{subject(check)} {check.limit.text}: {check.reason}" for check in result.failed]
+    said += [result.refused] * bool(result.refused)
+    if len(said) > _ANNOTATIONS:
+        said[_ANNOTATIONS - 1 :] = [f"{len(said) - _ANNOTATIONS + 1} more limits do not hold: see the summary."]
+    return "".join(f"::error title=mismatch-cli gate::{visible(line).replace('%', '%25')}\n" for line in said)
 
 
 def _tick(holds: bool) -> str:

@@ -68,7 +68,7 @@ def test_at_most_40_lines_that_end_with_what_to_type(make: Any) -> None:
     assert 10 <= len(lines) <= 40 and max(map(len, lines)) <= 80
     assert lines[-1].startswith("mismatch-cli clipstats --full")
     text = "\n".join(lines)
-    assert screen.verdict.words in text and "Guide choosing-a-threshold" in " ".join(text.split())
+    assert screen.verdict.words in text and "mismatch-cli guide choosing-a-threshold" in " ".join(text.split())
     assert not [line for line in lines if line.startswith("Hidden at") and "algorithm" in line]
 
 

@@ -1,0 +1,138 @@
+"""`mismatch-cli guide`: the pages of docs/, which a wheel carries, where one is told to read them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mismatch_cli.commands._show import Common, console, print_parts
+from mismatch_cli.errors import UsageError, suggest
+from mismatch_cli.options import flags, setting
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+CONTENTS = "README"
+_WIDEST = 110  # characters: tables of the guide want more than prose
+_LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
+_COMMENT = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
+
+
+@flags()
+def command(
+    *,
+    page: str | None = setting(
+        None,
+        "Page to show: a command, or another name of the list.",
+        argument=True,
+        show_default="the list of pages",
+    ),
+    path: bool = setting(False, "Print where the page lies, for an editor or a browser."),
+    common: Annotated[Common, "debug"],
+) -> None:
+    """Show a page of the guide: what a command measures, its examples, its options, what can go wrong.
+
+    On a terminal the page is laid out, and goes through $PAGER where it is longer than the screen; into a file or a
+    pipe it goes as Markdown. No network is needed.
+
+    Examples:
+      mismatch-cli guide
+      mismatch-cli guide which-knob
+      mismatch-cli guide gate > gate.md
+    """
+    from mismatch_cli.places import guide_pages
+
+    pages = guide_pages()
+    if not pages:
+        raise UsageError("This installation has no pages of the guide. Install it again from a wheel or a checkout.")
+    if page is None:
+        print(next(iter(pages.values())).parent) if path else print_parts(*_contents(pages))
+        return
+    found = _found(page, pages)
+    if path:
+        print(found)
+    else:
+        _show(found.read_text(encoding="utf-8"))
+
+
+def _found(name: str, pages: dict[str, Path]) -> Path:
+    """The page of a name as links and messages write it: `gate`, `gate.md` or `docs/gate.md`."""
+    from mismatch_cli.registry import unknown
+
+    asked = name.rpartition("/")[2].removesuffix(".md")
+    if asked not in pages:
+        raise UsageError(unknown("page", name, pages))
+    return pages[asked]
+
+
+def _contents(pages: dict[str, Path]) -> list[RenderableType]:
+    """Every page with its title; the one that leads through them first."""
+    from rich.text import Text
+
+    names = [name for name in (CONTENTS, *pages) if name in pages]
+    widest = max(map(len, names))
+    rows = [
+        Text.assemble((f"{name:<{widest}}  ", "bold cyan"), _title(pages[name].read_text(encoding="utf-8")))
+        for name in dict.fromkeys(names)
+    ]
+    return [*rows, Text(""), Text(f"Use: {suggest('guide')} NAME")]
+
+
+def _title(text: str) -> str:
+    return text.partition("\n")[0].lstrip("# ").replace("`", "")
+
+
+def _show(text: str) -> None:
+    if not sys.stdout.isatty():
+        print(text, end="")
+        return
+    screen, laid_out = console(), _laid_out(text)
+    screen.width = min(screen.width, _WIDEST)
+    with screen.capture() as shown:
+        screen.print(laid_out)
+    if shown.get().count("\n") < screen.height:
+        screen.print(laid_out)
+        return
+    os.environ.setdefault("LESS", "FRX")
+    with screen.pager(styles=screen.color_system is not None):
+        screen.print(laid_out)
+
+
+def _laid_out(text: str) -> RenderableType:
+    """The page in rich's Markdown, but that no cell of a table is cut."""
+    from rich.markdown import Markdown, TableElement
+
+    class Folded(TableElement):
+        def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+            for table in super().__rich_console__(console, options):
+                for column in getattr(table, "columns", ()):
+                    column.overflow = "fold"
+                yield table
+
+    class Page(Markdown):
+        elements = Markdown.elements | {"table_open": Folded}
+
+    return Page(for_reading(text), hyperlinks=False, code_theme="ansi_dark")
+
+
+def for_reading(text: str) -> str:
+    """A page without what a terminal cannot follow: a link says what to type, a picture what it shows."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if n % 2 else _LINK.sub(_typed, _COMMENT.sub("", part)) for n, part in enumerate(parts))
+
+
+def _typed(link: re.Match[str]) -> str:
+    label, target = link.groups()
+    if link.group().startswith("!"):
+        return f"(Picture: {label})"
+    name = target.partition("#")[0]
+    if target.startswith(("http:", "https:")):
+        return f"{label} <{target}>"
+    page = name.rpartition("/")[2].removesuffix(".md")
+    if "/" in name:
+        return f"{label} ({name.removeprefix('../')} of the source code)"
+    return label if page in ("", label) else f"{label} (guide {page})"

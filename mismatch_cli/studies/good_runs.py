@@ -1,0 +1,110 @@
+"""Limits that follow from good runs: as far beyond what was measured as another run of the same settings may be.
+
+With v a run's value and e the end of its 95 % interval away from agreement, both on the scale on which that interval is
+formed, the limit is v + MARGIN · (e − v). The value of another such run differs from v by √2 standard errors, and 2 of
+them are between v and e: with MARGIN = 1, one run in twelve would be beyond a single limit by chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED
+from mismatch_cli.metrics.gap_table import METRICS, Metric
+from mismatch_cli.studies.limits import Limit
+
+MARGIN = 3.0
+_DIGITS = 3  # of a limit, rounded away from the run
+# One for each way in which a gap grows: at the sampled token, in the top K, in logs, outside of a clip, in its tail, in
+# a direction, in the weights. Others say the same again, or hang on a few responses more than their intervals show:
+# with correlation, p95 and the SD of Σd a run of 24 prompts fails its own limits in 10 resamples of 100, not in 2.
+GATED = ("tv_binary_mean", "tv_topk_mean", "abs_d_mean", "ratio_outside_0.8_1.28", "k3", "k1", "ess_token")
+Metrics = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A limit, and the estimate of the run that it was drawn from."""
+
+    limit: Limit
+    run: int
+    found: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FromRuns:
+    """What to hold later runs against."""
+
+    pair: str
+    drawn: tuple[Drawn, ...]
+    left_out: Mapping[str, str]  # why a metric has no limit
+
+
+def limits_from(summaries: Sequence[Mapping[str, Any]]) -> FromRuns:
+    """The limits of good runs, each measured by itself: of several, the widest counts."""
+    pairs = [name for name in summaries[0]["pairs"] if all(name in summary["pairs"] for summary in summaries)]
+    if not pairs:
+        told = "; ".join(", ".join(summary["pairs"]) for summary in summaries)
+        raise MismatchError(f"The runs tell no gap in common ({told}). Name runs that were recorded alike.")
+    runs: list[Metrics] = [summary["pairs"][pairs[0]]["metrics"] for summary in summaries]
+    drawn: list[Drawn] = []
+    left_out: dict[str, str] = {}
+    for key in GATED:
+        if why := next((why for metrics in runs if (why := _unsure(metrics[key]))), ""):
+            left_out[key] = why
+        else:
+            drawn += _widest(METRICS[key], pairs[0], runs)
+    if not drawn:
+        reasons = "; ".join(sorted(set(left_out.values())))
+        raise MismatchError(f"No limit follows from this: {reasons}. Name a run with more prompts.")
+    return FromRuns(pairs[0], tuple(drawn), left_out)
+
+
+def _unsure(found: Mapping[str, Any]) -> str:
+    """Why nothing follows from an estimate; empty where something does."""
+    if found["value"] is None or found["low"] is None or found["high"] is None:
+        return found["note"] or NOT_MEASURED
+    return ""
+
+
+def _widest(metric: Metric, pair: str, runs: Sequence[Metrics]) -> list[Drawn]:
+    """The loosest bound of all runs, on each side on which the metric leaves agreement."""
+    agreement = metric.agreement or 0.0
+    above = metric.signed or any(metrics[metric.key]["value"] > agreement for metrics in runs)
+    below = metric.signed or not above
+    drawn = []
+    for bound, loosest in [("min", min)] * below + [("max", max)] * above:
+        ends = [_beyond(metric, metrics[metric.key], bound) for metrics in runs]
+        run = ends.index(loosest(ends))
+        limit = Limit(metric.key, bound, _rounded(ends[run], agreement, bound), pair=pair)
+        drawn.append(Drawn(limit, run, runs[run][metric.key]))
+    return drawn
+
+
+def _beyond(metric: Metric, found: Mapping[str, Any], bound: str) -> float:
+    """The value, moved beyond the end of its interval."""
+    value, end = np.array(found["value"]), np.array(found["high" if bound == "max" else "low"])
+    for scale in (metric.scale, SIGNED):
+        with np.errstate(all="ignore"):
+            start = scale.to(value)
+            moved = float(scale.back(start + MARGIN * (scale.to(end) - start)))
+        if isfinite(moved):
+            break
+    return moved
+
+
+def _rounded(threshold: float, agreement: float, bound: str) -> float:
+    """To three digits of its distance from agreement, never towards the run."""
+    distance = Decimal(threshold) - Decimal(agreement)
+    if not distance:
+        return threshold
+    step = Decimal(1).scaleb(distance.adjusted() - _DIGITS + 1)
+    whole = (distance / step).to_integral_value(ROUND_CEILING if bound == "max" else ROUND_FLOOR)
+    return float(Decimal(agreement) + whole * step)

@@ -1,0 +1,168 @@
+"""Limits from good runs: as good a run keeps them, a worse one does not, and what they are is said.
+
+The figures of docs/gate.md, in a minute: python -m tests.studies.test_good_runs 142
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.metrics.estimate import SIGNED
+from mismatch_cli.metrics.gap_table import METRICS
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.places import bundled
+from mismatch_cli.studies.good_runs import GATED, MARGIN, limits_from
+from mismatch_cli.trace.reader import Trace
+
+RESAMPLES = 20  # of a trace; every one of them is held against the limits of every other
+
+
+def whole(name: str) -> TokenBatch:
+    """A bundled trace in one batch."""
+    batches = list(Trace.open(bundled("traces") / name).batches())
+    columns = {}
+    for column in (field.name for field in fields(TokenBatch)):
+        parts = [getattr(batch, column) for batch in batches]
+        if column == "offset_S1":
+            columns[column] = np.concatenate([[0], *map(np.diff, parts)]).cumsum()
+        else:
+            columns[column] = None if parts[0] is None else np.concatenate(parts)
+    return TokenBatch(**columns)
+
+
+def resampled(batch: TokenBatch, rng: np.random.Generator) -> TokenBatch:
+    """As many prompts, drawn with replacement, each under a number of its own: what another run might have been."""
+    prompts = np.unique(batch.prompt_id_S)
+    rows = [np.flatnonzero(batch.prompt_id_S == prompt) for prompt in rng.choice(prompts, len(prompts))]
+    row_S, offset_S1 = np.concatenate(rows), batch.offset_S1
+    token_T = np.concatenate([np.arange(offset_S1[row], offset_S1[row + 1]) for row in row_S])
+    columns = {}
+    for column in (field.name for field in fields(TokenBatch)):
+        values, chosen = getattr(batch, column), row_S if column.endswith("_S") else token_T
+        columns[column] = values if values is None or column == "offset_S1" else values[chosen]
+    columns["offset_S1"] = np.concatenate([[0], np.diff(offset_S1)[row_S]]).cumsum()
+    columns["prompt_id_S"] = np.repeat(rng.integers(2**40, size=len(rows)), list(map(len, rows)))
+    return TokenBatch(**columns)
+
+
+def measured(batch: TokenBatch) -> dict:
+    """What `report --json` holds of the gap, as far as limits are drawn from it."""
+    summary = MismatchSummary(PAIRS["mismatch"])
+    summary.update(batch)
+    return {"pairs": {"mismatch": {"metrics": {key: found.to_dict() for key, found in summary.estimates().items()}}}}
+
+
+def kept(found, summary: dict) -> bool:
+    metrics = summary["pairs"]["mismatch"]["metrics"]
+    values = [(one.limit, metrics[one.limit.metric]["value"]) for one in found.drawn]
+    return all(x <= limit.threshold if limit.bound == "max" else x >= limit.threshold for limit, x in values)
+
+
+NAMES = ("bfloat16", "fp8-kv", "float32")
+
+
+def drawn_again(number: int) -> dict[str, list[dict]]:
+    rng = np.random.default_rng(7)
+    return {name: [measured(resampled(batch, rng)) for _ in range(number)] for name in NAMES for batch in [whole(name)]}
+
+
+@pytest.fixture(scope="module")
+def resamples() -> dict[str, list[dict]]:
+    return drawn_again(RESAMPLES)
+
+
+def share_kept(runs: list[dict]) -> float:
+    """Of all pairs of runs: the second keeps the limits of the first."""
+    limits = [limits_from([run]) for run in runs]
+    return float(np.mean([kept(limits[i], run) for i in range(len(runs)) for j, run in enumerate(runs) if i != j]))
+
+
+def worse(batch: TokenBatch, factor: float) -> dict:
+    """What is measured where log π is so many times as far from log μ."""
+    columns = {}
+    for column in ("logp_trainer_T", "logp_recomputed_T"):
+        if (logp_T := getattr(batch, column)) is not None:
+            moved_T = batch.logp_rollout_T + factor * (logp_T - batch.logp_rollout_T)
+            columns[column] = np.minimum(moved_T, 0).astype(np.float32)
+    return measured(replace(batch, **columns))
+
+
+def test_runs_of_the_same_settings_keep_them(resamples):
+    """Also those of the smallest trace with the heaviest tail, where the margin has to be widest."""
+    for name, runs in resamples.items():
+        assert share_kept(runs) >= 0.95, name
+        assert all(kept(limits_from([run]), run) for run in runs)
+
+
+def test_a_run_with_a_larger_gap_does_not(resamples):
+    """Half as large again is enough; with 24 prompts and a heavy tail it has to be four times as large."""
+    for name, factor in (("bfloat16", 1.5), ("float32", 1.5), ("fp8-kv", 4.0)):
+        planted = worse(whole(name), factor)
+        assert not any(kept(limits_from([run]), planted) for run in resamples[name]), name
+
+
+def test_a_limit_lies_three_times_as_far_as_the_end_of_the_interval(resamples):
+    metrics = resamples["bfloat16"][0]["pairs"]["mismatch"]["metrics"]
+    drawn = {
+        (one.limit.metric, one.limit.bound): one.limit.threshold for one in limits_from(resamples["bfloat16"][:1]).drawn
+    }
+    k3, ess, k1 = metrics["k3"], metrics["ess_token"], metrics["k1"]
+    assert drawn["k3", "max"] == pytest.approx(k3["value"] * (k3["high"] / k3["value"]) ** MARGIN, rel=0.01)
+    assert drawn["k1", "min"] == pytest.approx(k1["value"] + MARGIN * (k1["low"] - k1["value"]), rel=0.01)
+    assert drawn["k1", "max"] == pytest.approx(k1["value"] + MARGIN * (k1["high"] - k1["value"]), rel=0.01)
+    assert ess["value"] > ess["low"] > drawn["ess_token", "min"] and ("ess_token", "max") not in drawn
+    assert METRICS["k1"].scale is SIGNED and {name for name, _ in drawn} <= set(GATED)
+
+
+def test_of_several_runs_the_widest_counts_and_all_keep_it(resamples):
+    runs = resamples["fp8-kv"]
+    together = limits_from(runs)
+    assert all(kept(together, run) for run in runs)
+    alone = [limits_from([run]) for run in runs]
+    for drawn in together.drawn:
+        same = [
+            one.limit.threshold
+            for found in alone
+            for one in found.drawn
+            if (one.limit.metric, one.limit.bound) == (drawn.limit.metric, drawn.limit.bound)
+        ]
+        assert drawn.limit.threshold == (max if drawn.limit.bound == "max" else min)(same)
+        assert drawn.found is runs[drawn.run]["pairs"]["mismatch"]["metrics"][drawn.limit.metric]
+    assert together.left_out["k3"] == "a few prompts decide it: no interval"
+
+
+def test_runs_without_intervals_or_without_a_gap_in_common_are_refused(resamples):
+    run = resamples["bfloat16"][0]
+    with pytest.raises(MismatchError, match=r"tell no gap in common \(mismatch; total\)"):
+        limits_from([run, {"pairs": {"total": run["pairs"]["mismatch"]}}])
+    few = {"metrics": {key: {"value": 1.0, "low": None, "high": None, "note": "fewer"} for key in GATED}}
+    with pytest.raises(MismatchError, match=r"No limit follows from this: fewer\. Name a run"):
+        limits_from([{"pairs": {"mismatch": few}}])
+
+
+def test_the_file_says_the_rule_and_quotes_what_it_is_told():
+    from mismatch_cli.report.limits_file import _quoted
+
+    hostile = 'a"b\\c\n[limits.k3]\x1b\x7f\u202e😀'
+    assert tomllib.loads(f"x = {_quoted(hostile)}")["x"] == 'a"b\\c⏎[limits.k3]\\x1b\\x7f\\u202e😀'
+
+
+def figures(number: int) -> None:
+    for name, runs in drawn_again(number).items():
+        batch = whole(name)
+        limits = limits_from([measured(batch)])
+        factor = next(factor for factor in np.arange(1, 10, 0.02) if not kept(limits, worse(batch, factor)))
+        share, pairs = 100 * share_kept(runs), number * (number - 1)
+        print(f"{name}: {share:.2f} % of {pairs:,} pass; {factor:.2f} times the gap fails")
+
+
+if __name__ == "__main__":
+    figures(int(sys.argv[1]))
