@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import typer
 import typer.core
 
-from mismatch_cli import __version__, registry
+from mismatch_cli import __version__, entry_points, registry
 from mismatch_cli.commands._help import Command, Row, panels, print_help, summary
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import not_installed
@@ -112,6 +112,15 @@ def _global_options(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code is 0 ok, 1 expected error, 2 usage, 3 a limit exceeded, 130 interrupted."""
+    try:
+        return _run(arguments)
+    finally:
+        if not {"--quiet", "-q"} & set(arguments) and not launched():
+            for sentence in entry_points.ignored():
+                print(f"mismatch-cli: {visible(sentence)}", file=sys.stderr)
+
+
+def _run(arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     if odd := next((argument for argument in arguments if not is_whole(argument)), None):
         return _fail(f"{odd} is not UTF-8. Rename the file, or name a link to it.", 2, debug)
@@ -144,6 +153,11 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
             return _fail(f"{error.object[:300]} is not UTF-8. Rename what is called so, or mend that text.", 1, debug)
         what = f"{type(error).__name__}: {error}".splitlines()[0]
+        if package := entry_points.at_fault(error):
+            return _fail(
+                f"Unexpected error ({what}) in the package {package}. Report it to its author with the output of "
+                "--debug.", 1, debug,
+            )  # fmt: skip
         return _fail(
             f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1, debug
         )

@@ -57,6 +57,7 @@ FLOORS = [
     {"saved_tensors"},
     {"models", "adapters", "options", "dealing", "dissection"},
     {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "sharding", "routing"},
+    {"entry_points"},
     {"attention", "positions", "custom_code", "places", "extras", "ranks", "hashing"},
     {"errors"},
     {"subprocess_site"},
