@@ -27,6 +27,7 @@ OFFERED = {  # group: name, and the file of the page that it is
     "checks": ("few-decimals", "diagnosis/checks/few_decimals.py"),
     "dialects": ("toy", "dialects/toy.py"),
 }
+EQUAL = "two-sided-tv:max_fall=0.15,max_rise=0.15"
 PYPROJECT = """
 [build-system]
 requires = ["hatchling"]
@@ -104,15 +105,13 @@ def test_names_are_listed_and_nothing_of_the_package_is_imported(here):
 
 
 def test_each_is_used_by_the_command_that_it_is_for(here, capfd):
-    code, out, _ = typed(
-        capfd, "clipstats -a two-sided-tv:max_fall=0.15,max_rise=0.15 -a dppo-binary-tv -a bell --json"
-    )
+    code, out, _ = typed(capfd, f"clipstats -a {EQUAL} -a dppo-binary-tv -a bell --json")
     rows = {row["name"]: row["blocked"] for row in json.loads(out)["algorithms"]}
     assert code == 0
-    assert rows["two-sided-tv:max_fall=0.15,max_rise=0.15"] == rows["dppo-binary-tv"] != rows["bell"]
+    assert rows[EQUAL] == rows["dppo-binary-tv"] != rows["bell"]
 
     script = next(step.text for step in steps(PAGE) if getattr(step, "name", "") == "write_toy.py")
-    exec(script, {})  # noqa: S102 - the page's own program, which writes toy.jsonl
+    exec(script, {})  # the page's own program, which writes toy.jsonl
     code, out, _ = typed(capfd, "import toy.jsonl")
     assert code == 0 and "39 responses of 2 steps from toy trainer" in out
     code, out, _ = typed(capfd, "report import-toy --as toy")
@@ -143,8 +142,8 @@ def test_a_name_of_ours_stays_ours_and_the_clash_is_told(here, capfd):
     code, out, err = typed(capfd, "clipstats -a binary-tv --json")
     assert code == 0 and json.loads(out)["algorithms"][0]["name"] == "binary-tv"
     assert (
-        "mismatch_cli.trust_regions: 'binary-tv' of the package mismatch-toy 0.3 is ignored: mismatch-cli has that name "
-        "itself." in err
+        "mismatch_cli.trust_regions: 'binary-tv' of the package mismatch-toy 0.3 is ignored: mismatch-cli has that "
+        "name itself." in err
     )
     assert typed(capfd, "clipstats -a binary-tv --json --quiet")[2] == ""
     _, _, err = typed(capfd, "report --as nemo-rl --json")

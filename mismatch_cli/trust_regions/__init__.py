@@ -123,7 +123,7 @@ def unusable(answer: object, advantage_T: Array) -> str:
 
 @contextmanager
 def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchError] = UsageError) -> Iterator[None]:
-    """Around code of a user's file, or of another package: whatever it raises, and that it leaves, is a sentence that names it.
+    """Around foreign code: whatever it raises, and that it leaves, is one sentence that names the file or the mask.
 
     What it prints goes to stderr: stdout belongs to the command.
     """
