@@ -58,9 +58,7 @@ def beside(package: str, taken: Collection[str]) -> Mapping[str, EntryPoint]:
         elif point.name in found:
             _ignored.append(f"{where}: {found[point.name].package} has that name too. Uninstall one of them.")
         elif not _NAME.fullmatch(point.name):
-            _ignored.append(
-                f"{where}: a name has small letters, digits and single hyphens. Ask for another."
-            )
+            _ignored.append(f"{where}: a name has small letters, digits and single hyphens. Ask for another.")
         else:
             found[point.name] = point
     return found

@@ -63,7 +63,13 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 def unknown(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
     """One sentence for a name that is not there: what was meant, perhaps, and what there is, `listed` or known."""
     known = sorted(known)
-    containing = sorted((known_name for known_name in known if name and name.lower() in known_name), key=len)
-    near = (containing or difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5))[:3]
-    hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    return f"Unknown {kind} '{name}'. {hint}Available: {', '.join(sorted(listed) or known)}."
+    return f"Unknown {kind} '{name}'. {meant(name, known)}Available: {', '.join(sorted(listed) or known)}."
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """`Did you mean …? ` with the nearest of these names; empty where none is near."""
+    known = sorted(known)
+    typed = name.upper() if name.isupper() else name.lower()
+    containing = sorted((known_name for known_name in known if typed and typed in known_name), key=len)
+    near = (containing or difflib.get_close_matches(typed, known, n=2, cutoff=0.5))[:3]
+    return f"Did you mean {' or '.join(near)}? " if near else ""

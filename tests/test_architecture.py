@@ -56,6 +56,7 @@ FLOORS = [
     {"divergences", "response_layout", "batches"},
     {"saved_tensors"},
     {"models", "adapters", "options", "dealing", "dissection"},
+    {"configuration"},
     {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "sharding", "routing"},
     {"entry_points"},
     {"attention", "positions", "custom_code", "places", "extras", "ranks", "hashing"},

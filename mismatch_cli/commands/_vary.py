@@ -98,7 +98,7 @@ def _members(context: typer.Context, kind: type, values: dict[str, list[str]], f
     members: dict[str, Member] = {}
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
-        typed, name = words(context, _OWN, chosen), "-".join(map(_named, combination))
+        typed, name = words(context, _OWN, chosen, resolved=True), "-".join(map(_named, combination))
         made = context.command.make_context(str(context.info_name), list(typed), parent=context.parent)
         checked(kind, made.params, str(context.info_name))
         if name in members:
