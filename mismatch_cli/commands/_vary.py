@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from mismatch_cli import registry
+from mismatch_cli.commands._completed import settings
 from mismatch_cli.commands._show import Common
 from mismatch_cli.commands._typed import truth, words
 from mismatch_cli.errors import MismatchError, UsageError, suggest
@@ -26,6 +27,7 @@ VARY = setting(
     None,
     "Run once for each value of a setting, with several for each combination, and compare. Repeatable.",
     metavar="SETTING=VALUE,VALUE",
+    completes=settings,
 )
 DEVICES = setting(
     None,
