@@ -187,14 +187,16 @@ def _parameters(kind: type, named: Mapping[str, Mapping[str, Any]]) -> list[insp
     return [_parameter(name, hints[name], {**known[name], **changes}) for name, changes in named.items()]
 
 
-def _completing(about: Mapping[str, Any]) -> Callable[[Any, Any, str], list[str]] | None:
+def _completing(about: Mapping[str, Any]) -> Callable[[str], list[str]] | None:
     """What answers a shell that has the beginning of a value; where nothing fits, it looks for files itself."""
     names = about.get("completes") or about.get("choices", (None, None))[1]
     if names is None:
         return None
-    return lambda _context, _parameter, begun: [
-        name for name in (names() if callable(names) else names) if name.startswith(begun)
-    ]
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in (names() if callable(names) else names) if name.startswith(incomplete)]
+
+    return complete
 
 
 _FOR_TYPER = ("min", "max", "metavar", "show_default", "callback", "is_eager")
@@ -217,7 +219,7 @@ def _parameter(name: str, hint: Any, about: Mapping[str, Any]) -> inspect.Parame
     import typer
 
     taken = {known: about[known] for known in _FOR_TYPER if known in about}
-    taken["shell_complete"] = _completing(about)
+    taken["autocompletion"] = _completing(about)
     typed = {"help": about["help"], "rich_help_panel": about.get("panel"), **taken}
     if about.get("argument"):
         option = typer.Argument(**{"show_default": False, **typed})

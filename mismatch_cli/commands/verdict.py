@@ -31,10 +31,13 @@ def command(
     *,
     numbers: list[str] | None = setting(
         None, "A framework and its numbers by name; without one, names of mismatch-cli or of a single framework.",
-        argument=True, metavar="[FRAMEWORK] [NAME=VALUE]...", completes=frameworks, show_default="the mean |Δlog p| of the bundled trace",
+        argument=True, metavar="[FRAMEWORK] [NAME=VALUE]...", completes=frameworks,
+        show_default="the mean |Δlog p| of the bundled trace",
     ),
     list_names: bool = setting(False, "List the names, of one framework or of all.", "--list"),
-    model: str | None = of_run(None, "dense or moe, or a kind of these, such as dense-7b.", metavar="KIND", completes=("dense", "moe")),
+    model: str | None = of_run(
+        None, "dense or moe, or a kind of these, such as dense-7b.", metavar="KIND", completes=("dense", "moe")
+    ),
     dtype: str | None = of_run(None, "Dtype of the weights that sampled.", choices=("dtype", _DTYPES)),
     trainer_dtype: str | None = of_run(None, "Dtype of the trainer, if it differs.", choices=("dtype", _DTYPES)),
     kv_cache_dtype: str | None = of_run(
