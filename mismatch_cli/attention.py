@@ -7,6 +7,7 @@ other numbers. What it refuses by itself (ALiBi or chunks with flash attention) 
 from collections.abc import Mapping
 from typing import Any
 
+USUAL = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")  # in transformers
 SAFE = "eager"  # each model's own code: it defines what the others are to compute
 _SOFTCAP, _SINKS = "attn_logit_softcapping", "sinks"
 # A field of the configuration, or a parameter of the attention layers, and parts of the names of those that honour it.

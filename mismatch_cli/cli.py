@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 import typer
 import typer.core
 
-from mismatch_cli import __version__, registry
-from mismatch_cli.commands._help import Command, Row, panels, print_help, summary
+from mismatch_cli import __version__, entry_points, registry
+from mismatch_cli.commands._command import Command
+from mismatch_cli.commands._help import Row, panels, print_help, summary
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import not_installed
 from mismatch_cli.ranks.joined import launched
@@ -90,7 +91,6 @@ def build_app() -> typer.Typer:
         help="Measure the gap between the rollout engine and the trainer of a language model.",
         epilog=_GUIDE,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -112,13 +112,22 @@ def _global_options(
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; the exit code is 0 ok, 1 expected error, 2 usage, 3 a limit exceeded, 130 interrupted."""
-    debug = "--debug" in arguments
+    try:
+        return _run(arguments)
+    finally:
+        if not {"--quiet", "-q"} & set(arguments) and not launched():
+            for sentence in entry_points.ignored():
+                print(f"mismatch-cli: {visible(sentence)}", file=sys.stderr)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    Command.debugging = "--debug" in arguments or "MISMATCH_DEBUG" in os.environ
     if odd := next((argument for argument in arguments if not is_whole(argument)), None):
-        return _fail(f"{odd} is not UTF-8. Rename the file, or name a link to it.", 2, debug)
+        return _fail(f"{odd} is not UTF-8. Rename the file, or name a link to it.", 2)
     try:
         code = typer.main.get_command(build_app()).main(list(arguments), standalone_mode=False)
     except MismatchError as error:
-        return _fail(str(error), error.exit_code, debug)
+        return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except BrokenPipeError:
@@ -129,24 +138,27 @@ def run(arguments: Sequence[str]) -> int:
         raise
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return _fail(f"{error.strerror or error}{where}. Make room, or choose another --output.", 1, debug)
+        return _fail(f"{error.strerror or error}{where}. Make room, or choose another --output.", 1)
     except MemoryError:
         return _fail(
             "There is not enough memory for this. Close other programs, or give it less at a time: fewer --workers, "
-            "a smaller --token-budget, fewer prompts.", 1, debug,
+            "a smaller --token-budget, fewer prompts.", 1,
         )  # fmt: skip
     except _ClickError as error:  # type: ignore[misc]
         error.show()
         return error.exit_code
     except Exception as error:
         if sentence := not_installed(error, f"`{arguments[0]}`"):
-            return _fail(sentence, 1, debug)
+            return _fail(sentence, 1)
         if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
-            return _fail(f"{error.object[:300]} is not UTF-8. Rename what is called so, or mend that text.", 1, debug)
+            return _fail(f"{error.object[:300]} is not UTF-8. Rename what is called so, or mend that text.", 1)
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        return _fail(
-            f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1, debug
-        )
+        if package := entry_points.at_fault(error):
+            return _fail(
+                f"Unexpected error ({what}) in the package {package}. Report it to its author with the output of "
+                "--debug.", 1,
+            )  # fmt: skip
+        return _fail(f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1)
     if code == _INTERRUPTED and launched():
         return code  # the launcher says so
     if code == _INTERRUPTED:  # newer versions of Typer turn the interrupt into this code themselves
@@ -154,12 +166,12 @@ def run(arguments: Sequence[str]) -> int:
         recorded = command in ("probe", "curate", "rescore")
         how = "the same command with --resume, and without --force, goes on with it"
         kept = f" What was recorded is kept: {how}." if recorded else ""
-        return _fail(f"Interrupted.{kept}", _INTERRUPTED, debug)
+        return _fail(f"Interrupted.{kept}", _INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
-def _fail(message: str, code: int, debug: bool) -> int:
-    if debug:
+def _fail(message: str, code: int) -> int:
+    if Command.debugging:
         traceback.print_exc()
     print(f"mismatch-cli: {visible(message)}", file=sys.stderr)
     return code
@@ -202,5 +214,5 @@ def _end(code: int) -> NoReturn:
     except BrokenPipeError:
         pass  # the reader has left, as in `run`
     except OSError as error:
-        code = _fail(f"What was to be printed is lost: {error.strerror}. Send it elsewhere.", 1, debug=False)
+        code = _fail(f"What was to be printed is lost: {error.strerror}. Send it elsewhere.", 1)
     os._exit(code)

@@ -9,6 +9,7 @@ from types import NoneType
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from mismatch_cli import registry
+from mismatch_cli.configuration import CONFIG, read_into
 from mismatch_cli.errors import UsageError
 
 _Settings = TypeVar("_Settings")
@@ -25,6 +26,7 @@ def setting(default: Any, help: str, flag: str | None = None, **about: Any) -> A
     A default that is a function is called where nothing is given, and `--help` shows none. `about` is any of
     `least` (and `why`), `valid` with `wanted`: what the value has to be;
     `choices`: the word for what is chosen, and the names there are or a function that lists them;
+    `completes`: names that a shell completes where other values are possible too, or a function that lists them;
     `changeable`: a run that goes on may have another value, since it decides how the work is done, not what comes out;
     `path`: it may lie on this machine, and is recorded in one spelling;
     `argument`: it has no flag, it stands by itself;
@@ -114,6 +116,7 @@ def flags(
 
     A `setting` as the default of a parameter makes it a flag. A dataclass of settings as its type makes it an object
     that is built from a flag for each field, or for those that an `Annotated` names.
+    Last stands `--config`, a file of settings, which has done its work before the command begins.
     The fields of `kind` are flags too, before all others, which reach the command if it takes `**settings`. With
     `defaults`, the words of `--help` for each, none of them has one: something else says what holds.
     """
@@ -142,10 +145,12 @@ def flags(
                 parameters.append(_parameter(name, declared.annotation, declared.default.metadata))
             elif declared.kind is not declared.VAR_KEYWORD:
                 parameters.append(declared.replace(kind=declared.KEYWORD_ONLY))
+        parameters.append(_parameter(CONFIG, Path, _CONFIG.metadata))
         takes_all = any(declared.kind is declared.VAR_KEYWORD for declared in signature.parameters.values())
 
         @wraps(function)
         def command(**given: Any) -> None:
+            del given[CONFIG]
             for name, known in own.items():
                 _check_choice(known.metadata["flag"] or _flag(name), given[name], known.metadata)
             objects: dict[str, Any] = {
@@ -160,6 +165,18 @@ def flags(
     return with_flags
 
 
+def _read(context: Any, path: Path | None) -> Path | None:
+    """Called before any other parameter has its value."""
+    if path is not None and not context.resilient_parsing:
+        read_into(context, path)
+    return path
+
+
+_CONFIG: Field[Any] = setting(
+    None, "Take what is not typed from this file of settings.", metavar="FILE.toml", callback=_read, is_eager=True
+)
+
+
 def _elsewhere(name: str, defaults: Mapping[str, str] | None) -> dict[str, Any]:
     """The changes to a setting whose default something else has, as `--help` shows it."""
     return {} if defaults is None else {"unset": True, "show_default": defaults.get(name, "") or False}
@@ -170,6 +187,19 @@ def _parameters(kind: type, named: Mapping[str, Mapping[str, Any]]) -> list[insp
     return [_parameter(name, hints[name], {**known[name], **changes}) for name, changes in named.items()]
 
 
+def _completing(about: Mapping[str, Any]) -> Callable[[str], list[str]] | None:
+    """What answers a shell that has the beginning of a value; where nothing fits, it looks for files itself."""
+    names = about.get("completes") or about.get("choices", (None, None))[1]
+    if names is None:
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in (names() if callable(names) else names) if name.startswith(incomplete)]
+
+    return complete
+
+
+_FOR_TYPER = ("min", "max", "metavar", "show_default", "callback", "is_eager")
 _METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
 _MOST_NAMED = 60  # characters of a list of choices beside a flag
 
@@ -188,7 +218,8 @@ def _metavar(hint: Any, about: Mapping[str, Any]) -> str | None:
 def _parameter(name: str, hint: Any, about: Mapping[str, Any]) -> inspect.Parameter:
     import typer
 
-    taken = {known: about[known] for known in ("min", "max", "metavar", "show_default") if known in about}
+    taken = {known: about[known] for known in _FOR_TYPER if known in about}
+    taken["autocompletion"] = _completing(about)
     typed = {"help": about["help"], "rich_help_panel": about.get("panel"), **taken}
     if about.get("argument"):
         option = typer.Argument(**{"show_default": False, **typed})

@@ -1,25 +1,41 @@
-"""A folder is its own registry: the file name is the public name, and listing names imports nothing."""
+"""A folder is its own registry: the file name is the public name, and listing names imports nothing.
+
+Beside some folders stand the entry points of installed packages (`entry_points.py`).
+"""
 
 import difflib
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mismatch_cli import entry_points
+from mismatch_cli.entry_points import EntryPoint
 from mismatch_cli.errors import UsageError
 
 
 def names(package: str) -> list[str]:
-    """The public names in a package folder: `binary_tv.py` is `binary-tv`; a leading underscore marks a helper."""
+    """The public names of a package folder, and those of entry points beside it."""
+    return sorted([*_own(package), *installed(package)])
+
+
+def _own(package: str) -> list[str]:
+    """`binary_tv.py` is `binary-tv`; a leading underscore marks a helper."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"{package} is no package")
     folder = Path(next(iter(spec.submodule_search_locations)))
-    return sorted(p.stem.replace("_", "-") for p in folder.glob("*.py") if not p.stem.startswith("_"))
+    return [p.stem.replace("_", "-") for p in folder.glob("*.py") if not p.stem.startswith("_")]
+
+
+@cache
+def installed(package: str) -> Mapping[str, EntryPoint]:
+    """What other packages add to a folder, by name; empty for a folder that takes nothing in."""
+    return entry_points.beside(package, _own(package)) if package in entry_points.GROUPS else {}
 
 
 def check(package: str, name: str, kind: str) -> None:
@@ -30,8 +46,10 @@ def check(package: str, name: str, kind: str) -> None:
 
 
 def load(package: str, name: str, kind: str) -> ModuleType:
-    """Import the module behind a public name, which is checked first."""
+    """Import the module behind a public name, which is checked first; a `MismatchError` names a package that fails."""
     check(package, name, kind)
+    if foreign := installed(package).get(name):
+        return entry_points.load(package, foreign, kind)
     return importlib.import_module(f"{package}.{name.replace('-', '_')}")
 
 
@@ -45,7 +63,13 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 def unknown(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
     """One sentence for a name that is not there: what was meant, perhaps, and what there is, `listed` or known."""
     known = sorted(known)
-    containing = sorted((known_name for known_name in known if name and name.lower() in known_name), key=len)
-    near = (containing or difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.5))[:3]
-    hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    return f"Unknown {kind} '{name}'. {hint}Available: {', '.join(sorted(listed) or known)}."
+    return f"Unknown {kind} '{name}'. {meant(name, known)}Available: {', '.join(sorted(listed) or known)}."
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """`Did you mean …? ` with the nearest of these names; empty where none is near."""
+    known = sorted(known)
+    typed = name.upper() if name.isupper() else name.lower()
+    containing = sorted((known_name for known_name in known if typed and typed in known_name), key=len)
+    near = (containing or difflib.get_close_matches(typed, known, n=2, cutoff=0.5))[:3]
+    return f"Did you mean {' or '.join(near)}? " if near else ""

@@ -51,6 +51,7 @@ def _hide_in_children(names: list[str]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16")  # usual ones; an engine may have more
 DTYPES = ("auto", "float32", "bfloat16", "float16")  # of a model; "auto" is its checkpoint's own
 _SMALL_MODEL_BYTES = 200_000_000
 _MOST_THREADS = 4096

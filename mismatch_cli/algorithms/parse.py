@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mismatch_cli import registry, trust_regions
+from mismatch_cli import registry, trust_regions, weights
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parts import Factor, Mask
@@ -48,7 +48,10 @@ def _by_name(name: str) -> Algorithm:
         mask = Mask(name)
         mask.module  # noqa: B018 - a file that cannot be used is refused here, in one sentence
         return Algorithm(_short(name), (mask,), (Factor(TRAINER_ROLLOUT),), source)
-    told = registry.unknown("algorithm", name, [*rows, *ALIASES, *regions], [*TABLE, *ALIASES])
+    foreign = registry.installed(weights.PACKAGE)  # ours stand in rows, in the place that each is made for
+    if name in foreign:
+        return Algorithm(name, (), (Factor(TRAINER_ROLLOUT, name),), "a weight by its own name")
+    told = registry.unknown("algorithm", name, [*rows, *ALIASES, *regions, *foreign], [*TABLE, *ALIASES])
     raise UsageError(f"{told} Masks, and rows of single owners: mismatch-cli algorithms")
 
 
@@ -202,7 +205,7 @@ def _weighed(factors: Sequence[Factor], given: Mapping[str, _Given]) -> tuple[Fa
 def _try_out(algorithm: Algorithm, training: bool) -> None:
     """Thresholds that make no sense, and masks that do not work, are refused before any work."""
     worlds: list[Callable[[np.ndarray], Array]] = [np.asarray]
-    if training and any(mask.region.endswith(".py") for mask in algorithm.masks):
+    if training and any(trust_regions.is_foreign(mask.region) for mask in algorithm.masks):
         from torch import from_numpy
 
         worlds.append(from_numpy)

@@ -107,7 +107,7 @@ class Mask(Rule):
     @silent
     def decide(self, policies: Policies, advantage_T: Array) -> Decision:
         """What the trust region says of each token; a token without advantage has no update to block, and is kept."""
-        if self._is_own:
+        if self._is_foreign:
             decision = self._ask_own_file(policies, advantage_T)
         else:
             settled = self._settled(policies, advantage_T)
@@ -116,7 +116,7 @@ class Mask(Rule):
 
     def collect(self, policies: Policies, advantage_T: Array) -> np.ndarray:
         """What it wants to know of each token, [T, M]."""
-        if not self._is_own:
+        if not self._is_foreign:
             return super().collect(policies, advantage_T)
         with trust_regions.own_file(self.region, error_class=MismatchError):
             rows_TM = super().collect(self._copies(policies), copied(advantage_T))
@@ -129,7 +129,7 @@ class Mask(Rule):
 
     def settle(self, rows_UM: np.ndarray) -> np.ndarray:
         """What follows from the tokens of one batch, in whatever order they come, [F]."""
-        if not self._is_own:
+        if not self._is_foreign:
             return super().settle(rows_UM)
         with trust_regions.own_file(self.region, error_class=MismatchError):
             values_F = super().settle(rows_UM)
@@ -138,11 +138,11 @@ class Mask(Rule):
         return values_F
 
     @property
-    def _is_own(self) -> bool:
-        return self.region.endswith(".py")
+    def _is_foreign(self) -> bool:
+        return trust_regions.is_foreign(self.region)
 
     def _copies(self, policies: Policies) -> Policies:
-        """What a user's file changes in place must not reach the other algorithms, nor the trace in memory."""
+        """What foreign code changes in place must not reach the other algorithms, nor the trace in memory."""
         return policies.copied(topk=getattr(self.module, "READS_TOP_K", False))
 
     def _ask_own_file(self, policies: Policies, advantage_T: Array) -> Decision:

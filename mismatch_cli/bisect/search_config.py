@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.engines import engine_names
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import setting
 from mismatch_cli.places import bundled, bundled_names
@@ -63,7 +64,7 @@ class BisectConfig(ThreadSettings, Recorded):
     model: str | None = of_engine(
         None, "Model of the engine: folder or hub name.", path=True, metavar="MODEL", **_OF_TRACE
     )
-    engine: str | None = of_engine(None, "What sampled: hf, server or vllm.", metavar="NAME", **_OF_TRACE)
+    engine: str | None = of_engine(None, "What sampled.", choices=("engine", engine_names), **_OF_TRACE)
     engine_url: str | None = of_engine(None, "The server that sampled.", changeable=True, metavar="URL", **_OF_TRACE)
     rollout_dtype: str | None = of_engine(None, "Dtype of the engine.", choices=("dtype", DTYPES), **_OF_TRACE)
     rollout_adapter: str | None = of_engine(

@@ -26,7 +26,7 @@ def train_apart(
     """Make each run, or go on with it, as many at once as there are devices; a `MismatchError` where one failed."""
     from mismatch_cli.recording.members import RAY, Member, run_members, run_on_ray
 
-    typed = (str(context.info_name), *words(context, without=_OF_ALL))
+    typed = (str(context.info_name), *words(context, without=_OF_ALL, resolved=True))
     members = [
         Member(
             folder.absolute(), (*typed, "--algorithm", config.algorithm, "--seed", str(config.seed)), Path.cwd(),

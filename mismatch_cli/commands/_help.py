@@ -8,8 +8,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import typer.core
-
 from mismatch_cli.commands._progress import colour_system
 
 if TYPE_CHECKING:
@@ -31,24 +29,12 @@ class Row(NamedTuple):
     default: str = ""
 
 
-class Command(typer.core.TyperCommand):
-    """A subcommand with this help."""
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """What stands behind the name of the command in the line of its usage."""
-        return ["[OPTIONS]", *(row_of(known).names for known in self.params if _is_argument(known))]
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Print it, as Typer does: nothing is left for the formatter."""
-        print_help(self, ctx, panels(self.get_params(ctx)))
-
-
 def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
     """Arguments and options under their titles: those without one first, what is printed last, `--help` at the end."""
     found: dict[str, list[Row]] = {"Arguments": [], "Options": []}
     *others, asks = sorted(parameters, key=lambda known: known.name == "help")
     for known in others:
-        title = getattr(known, "rich_help_panel", None) or ("Arguments" if _is_argument(known) else "Options")
+        title = getattr(known, "rich_help_panel", None) or ("Arguments" if is_argument(known) else "Options")
         found.setdefault(title, []).append(row_of(known))
     found |= {"Output": found.pop("Output", [])}
     found = {title: rows for title, rows in found.items() if rows}
@@ -59,7 +45,7 @@ def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
 def row_of(parameter: Any) -> Row:
     """What is typed for a parameter, as `[TRACES]...` or `--output, -o PATH`, and the rest of its line."""
     value, does = parameter.metavar or "", parameter.help or ""
-    if _is_argument(parameter):
+    if is_argument(parameter):
         name = value or f"[{parameter.name.upper()}]" + "..." * (parameter.nargs == -1)
         return Row(name, "", does, _default(parameter))
     names = (", ".join(sorted(names, key=len, reverse=True)) for names in (parameter.opts, parameter.secondary_opts))
@@ -100,7 +86,8 @@ def print_help(command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]]) -> Non
         console.print(line, soft_wrap=True)
 
 
-def _is_argument(parameter: Any) -> bool:
+def is_argument(parameter: Any) -> bool:
+    """Whether it stands by itself, without a flag."""
     return bool(parameter.param_type_name == "argument")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mismatch_cli import custom_code, places
+from mismatch_cli.commands._completed import runs
 from mismatch_cli.commands._progress import TerminalProgress, colour_system
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import saying, setting
@@ -37,7 +38,11 @@ _PIPE_WIDTH = 10_000  # characters: more than any table has
 
 of_output = partial(setting, panel="Output")
 TRACES = setting(
-    None, "Run folders or trace folders; several are pooled.", argument=True, show_default="the bundled trace"
+    None,
+    "Run folders or trace folders; several are pooled.",
+    argument=True,
+    show_default="the bundled trace",
+    completes=runs,
 )
 
 
@@ -51,6 +56,7 @@ class Common:
         "1",
         "Processes to read with, or a Ray cluster; every number stays the same.",
         metavar="N|ray|ray://HOST:PORT",
+        completes=("ray",),
     )
     cache: Path | None = setting(  # noqa: RUF009
         None, "Folder in which partial results are kept: what was read once is not read again.", metavar="DIR"
@@ -69,6 +75,7 @@ class Common:
         None,
         "Formats of the files in plots/: png, svg, pdf; several with commas.",
         metavar="FORMATS",
+        completes=("png", "svg", "pdf"),
         show_default="png",
     )
     plot_width: str | None = of_output(

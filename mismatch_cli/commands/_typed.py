@@ -7,16 +7,30 @@ from typing import Any
 
 import typer
 
+from mismatch_cli.configuration import CONFIG
 from mismatch_cli.errors import UsageError
 
+_ANYWHERE = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")  # but for defaults
 
-def words(context: typer.Context, without: Collection[str] = (), chosen: Mapping[str, str] | None = None) -> list[str]:
-    """The arguments of a command but for those of some names, with other values for others."""
+
+def words(
+    context: typer.Context,
+    without: Collection[str] = (),
+    chosen: Mapping[str, str] | None = None,
+    *,
+    resolved: bool = False,
+) -> list[str]:
+    """The arguments of a command but for those of some names, with other values for others.
+
+    `resolved`: also what variables and a file of settings say, for a process that is not to read them again.
+    """
+    sources = _ANYWHERE if resolved else _ANYWHERE[:1]
+    without = {*without, CONFIG} if resolved else without
     found: list[str] = []
     for known in context.command.params:
         name = str(known.name)
         source = context.get_parameter_source(name)
-        typed = source is not None and source.name == "COMMANDLINE" and name not in without
+        typed = source is not None and source.name in sources and name not in without
         if chosen and name in chosen:
             found += _spelled(known, truth(chosen[name]) if getattr(known, "is_flag", False) else chosen[name])
         elif typed:

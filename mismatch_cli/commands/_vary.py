@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from mismatch_cli import registry
+from mismatch_cli.commands._completed import settings
 from mismatch_cli.commands._show import Common
 from mismatch_cli.commands._typed import truth, words
 from mismatch_cli.errors import MismatchError, UsageError, suggest
@@ -26,6 +27,7 @@ VARY = setting(
     None,
     "Run once for each value of a setting, with several for each combination, and compare. Repeatable.",
     metavar="SETTING=VALUE,VALUE",
+    completes=settings,
 )
 DEVICES = setting(
     None,
@@ -98,7 +100,7 @@ def _members(context: typer.Context, kind: type, values: dict[str, list[str]], f
     members: dict[str, Member] = {}
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
-        typed, name = words(context, _OWN, chosen), "-".join(map(_named, combination))
+        typed, name = words(context, _OWN, chosen, resolved=True), "-".join(map(_named, combination))
         made = context.command.make_context(str(context.info_name), list(typed), parent=context.parent)
         checked(kind, made.params, str(context.info_name))
         if name in members:

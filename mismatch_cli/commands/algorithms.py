@@ -30,8 +30,9 @@ def command(*, common: Annotated[Common, "json", "debug"]) -> None:
 
 
 def _table() -> dict[str, list[dict[str, Any]]]:
-    from mismatch_cli import registry, trust_regions
+    from mismatch_cli import registry, trust_regions, weights
     from mismatch_cli.algorithms.owners import OWNERS
+    from mismatch_cli.algorithms.parse import find
     from mismatch_cli.algorithms.parts import Mask
     from mismatch_cli.algorithms.table import TABLE
 
@@ -44,6 +45,7 @@ def _table() -> dict[str, list[dict[str, Any]]]:
         "algorithms": [_row(row) for row in TABLE.values()],
         "owners": [_row(row) for row in OWNERS.values()],
         "masks": masks,
+        "weights": [_row(find(name)) for name in registry.installed(weights.PACKAGE)],
     }
 
 
@@ -72,7 +74,13 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
             "r = p/q, r′ = p/p′, ρ = p′/q; r̄ = p/p̄ with p̄ of an average of the trainer's weights; A the advantage."
         )
     ]
-    for heading, rows in (("", table["algorithms"]), ("As a framework or an experiment has them", table["owners"])):
+    for heading, rows in (
+        ("", table["algorithms"]),
+        ("As a framework or an experiment has them", table["owners"]),
+        ("Weights of installed packages, without a mask", table["weights"]),
+    ):
+        if not rows:
+            continue
         parts += [Text(""), Text(heading, style="bold underline")] if heading else []
         for row in rows:
             title = Text.assemble((row["name"], "bold"), *(f", {alias}" for alias in row["aliases"]))

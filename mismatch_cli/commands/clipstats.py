@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+from mismatch_cli.commands._completed import algorithms
 from mismatch_cli.commands._show import BUNDLED, TRACES, Judging
 from mismatch_cli.options import flags, saying, setting
 
@@ -16,12 +17,14 @@ def command(
         "Judge only this one: NAME, NAME:PARAMETER=VALUE,… or a file such as my_mask.py. Repeatable.",
         short="-a",
         metavar="ALGORITHM",
+        completes=algorithms,
         show_default="all that `mismatch-cli algorithms` lists",
     ),
     compare: tuple[str, str] | None = setting(
         None,
         "Two algorithms to draw as regions and to show examples of.",
         metavar="NAME NAME",
+        completes=algorithms,
         show_default="grpo-clip-higher dppo-binary-tv",
     ),
     theory: bool = setting(False, "Add the paper's bounds on the improvement, which need rewards."),
@@ -36,14 +39,14 @@ def command(
     """
     from functools import partial
 
-    from mismatch_cli.library.asked import algorithms, clipping_arguments
+    from mismatch_cli.library import asked
 
     folder = common.report_folder(traces, "clipstats")
     common.check(traces, folder)
-    judged, compared = algorithms(algorithm or (), compare or ())
+    judged, compared = asked.algorithms(algorithm or (), compare or ())
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
     found = common.opened(traces, f"No trace named: judging {BUNDLED}")
-    arguments = clipping_arguments(algorithm or (), compare, theory=theory)
+    arguments = asked.clipping_arguments(algorithm or (), compare, theory=theory)
     analyse = partial(analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory)
     common.report(analyse, ClippingAnalysis.FORMAT, found, folder, "Judging")

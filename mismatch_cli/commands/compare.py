@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+from mismatch_cli.commands._completed import runs
 from mismatch_cli.commands._show import Reading
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, saying, setting
@@ -22,6 +23,7 @@ def command(
         "Run folders or trace folders: the first is compared with each of the others, up to five.",
         argument=True,
         show_default="the two bundled traces",
+        completes=runs,
     ),
     pair: str | None = setting(
         None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mismatch_cli.commands import _completed as completed
 from mismatch_cli.commands._show import READ_BY, TRACES, Common, print_json, print_parts
 from mismatch_cli.errors import MismatchError, UsageError, suggest
 from mismatch_cli.options import flags, setting
@@ -33,9 +34,12 @@ def command(
         None,
         "Published limits by their name, which --list shows, or a TOML file of your own. Repeatable.",
         metavar="NAME|FILE.toml",
+        completes=completed.limits,
         show_default="prime-rl",
     ),
-    baseline: list[Path] | None = of_limits(None, "Trace that relative limits start from.", metavar="TRACE"),
+    baseline: list[Path] | None = of_limits(
+        None, "Trace that relative limits start from.", metavar="TRACE", completes=completed.runs
+    ),
     list_presets: bool = of_limits(False, "List the published limits with their sources.", "--list"),
     allow_partial: bool = of_limits(
         False, "Judge a trace that lacks shards, responses or scores by what is there, in place of failing it."

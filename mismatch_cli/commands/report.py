@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from mismatch_cli import registry
+from mismatch_cli.commands._completed import frameworks, runs
 from mismatch_cli.commands._show import Common, Reporting
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, saying, setting
@@ -13,6 +13,7 @@ from mismatch_cli.options import flags, saying, setting
 if TYPE_CHECKING:
     from mismatch_cli.trace.reader import Trace
 
+_ALL = "all"  # frameworks
 _REPORT = Path("report")  # the folder where no run is named
 _NO_RUN = "There is no run in this folder: reporting on the bundled trace."
 
@@ -25,6 +26,7 @@ def command(
         "Run folders or trace folders, several of which are pooled; or folders of training runs.",
         argument=True,
         show_default="the latest run here, else the bundled trace",
+        completes=runs,
     ),
     export: str | None = setting(
         None,
@@ -36,6 +38,7 @@ def command(
         "Only print what this framework's dashboard would show: verl, nemo-rl, trl, …, or all.",
         "--as",
         metavar="FRAMEWORK",
+        choices=("framework", lambda: [*frameworks(), _ALL]),
     ),
     common: Annotated[Reporting, saying("output", show_default="the run itself, else report")],
 ) -> None:
@@ -119,8 +122,6 @@ def _exported(traces: list[Trace], folder: Path, kind: str) -> Path:
 
 def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:
     """The same tokens in another framework's words, or in those of all."""
-    if name != "all":
-        registry.check("mismatch_cli.dialects", name, "framework")
     common.check(traces)
     from mismatch_cli.studies.translation import Translation
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mismatch_cli.commands._completed import algorithms
 from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.commands._ranks import NPROC, launch_ranks
 from mismatch_cli.commands._show import DRAWING, Common
@@ -38,12 +39,18 @@ def command(
     context: typer.Context,
     *,
     algorithm: list[str] | None = setting(
-        None, f"{_OWN['algorithm']} Repeatable.", short="-a", metavar="ALGORITHM", show_default=_SHOWN["algorithm"]
+        None,
+        f"{_OWN['algorithm']} Repeatable.",
+        short="-a",
+        metavar="ALGORITHM",
+        show_default=_SHOWN["algorithm"],
+        completes=algorithms,
     ),
     preset: str = setting(
         _PRESET,
         f"Where every setting starts: {', '.join(presets())}, or a file.",
         metavar="NAME|FILE.toml",
+        completes=presets,
     ),
     seed: int | None = setting(None, _OWN["seed"], show_default=_SHOWN["seed"]),
     seeds: int = setting(1, "Runs of each algorithm, with seeds counting up.", min=1),

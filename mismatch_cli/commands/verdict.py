@@ -9,9 +9,11 @@ from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mismatch_cli import registry
+from mismatch_cli.commands._completed import frameworks
 from mismatch_cli.commands._show import Common, print_json, print_parts
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, setting
+from mismatch_cli.torch_settings import KV_CACHE_DTYPES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,13 +31,18 @@ def command(
     *,
     numbers: list[str] | None = setting(
         None, "A framework and its numbers by name; without one, names of mismatch-cli or of a single framework.",
-        argument=True, metavar="[FRAMEWORK] [NAME=VALUE]...", show_default="the mean |Δlog p| of the bundled trace",
+        argument=True, metavar="[FRAMEWORK] [NAME=VALUE]...", completes=frameworks,
+        show_default="the mean |Δlog p| of the bundled trace",
     ),
     list_names: bool = setting(False, "List the names, of one framework or of all.", "--list"),
-    model: str | None = of_run(None, "dense or moe, or a kind of these, such as dense-7b.", metavar="KIND"),
+    model: str | None = of_run(
+        None, "dense or moe, or a kind of these, such as dense-7b.", metavar="KIND", completes=("dense", "moe")
+    ),
     dtype: str | None = of_run(None, "Dtype of the weights that sampled.", choices=("dtype", _DTYPES)),
     trainer_dtype: str | None = of_run(None, "Dtype of the trainer, if it differs.", choices=("dtype", _DTYPES)),
-    kv_cache_dtype: str | None = of_run(None, "Dtype of the KV cache, such as fp8.", metavar="DTYPE"),
+    kv_cache_dtype: str | None = of_run(
+        None, "Dtype of the KV cache, such as fp8.", metavar="DTYPE", completes=KV_CACHE_DTYPES
+    ),
     temperature: float | None = of_run(None, "Temperature of sampling."),
     top_p: float | None = of_run(None, "Top-p of sampling."),
     common: Annotated[Common, "json", "quiet", "debug"],

@@ -209,6 +209,11 @@ def full_bytes(engine: str, vocabulary: int, tokens: int) -> int:
     return int(module.full_bytes(vocabulary, tokens))
 
 
+def engine_names() -> list[str]:
+    """What can sample."""
+    return registry.names(__name__)
+
+
 def engine_module(name: str) -> EngineModule:
     """The file behind a public name; the library that it needs is imported when it creates an engine."""
     module: Any = registry.load(__name__, name, "engine")

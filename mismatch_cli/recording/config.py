@@ -66,6 +66,7 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
             split=self.split,
             config=self.subset,
             limit=self.num_prompts,
+            columns=bool(self.reward),
             shuffle_seed=self.seed if self.shuffle else None,
         )
 

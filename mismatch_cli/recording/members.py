@@ -15,6 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from mismatch_cli.configuration import without_variables
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
 from mismatch_cli.text import visible
@@ -112,7 +113,7 @@ def _ended(running: set[subprocess.Popen[str]], stopped: threading.Event) -> Ite
 
 
 def _made(member: Member, device: str | None, running: set[subprocess.Popen[str]]) -> Outcome:
-    environment = os.environ | ({_DEVICES: device} if device is not None else {})
+    environment = without_variables(os.environ) | ({_DEVICES: device} if device is not None else {})
     process = subprocess.Popen(
         member.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         errors="replace", env=environment, start_new_session=True, cwd=member.typed_in,

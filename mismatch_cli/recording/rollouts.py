@@ -127,6 +127,7 @@ def loaded_sampler(
                 seconds=config.reward_seconds,
                 template=config.prompt_template,
                 answer_format=config.answer_format,
+                chat=getattr(tokenizer, "chat_template", None) is not None,
             )
         )
         if config.reward:

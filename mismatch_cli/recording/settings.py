@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from mismatch_cli import registry
+from mismatch_cli import attention
+from mismatch_cli.engines import engine_names
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import build, check, setting
 from mismatch_cli.places import bundled
 from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
-from mismatch_cli.torch_settings import DTYPES
+from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
 
 EQUAL, NEWER = "equal", "newer"
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
@@ -19,10 +20,6 @@ of_prompts, of_sampling, of_choice = (partial(setting, panel=title) for title in
 of_engine, of_trainer, of_weights = (
     partial(setting, panel=title) for title in ("Rollout engine", "Trainer", "Weights")
 )
-
-
-def _engine_names() -> list[str]:
-    return registry.names("mismatch_cli.engines")
 
 
 class Recorded:
@@ -106,7 +103,7 @@ class RolloutSettings(Recorded):
     """What samples."""
 
     engine: str = of_engine(
-        "vllm", "What samples: Hugging Face, a running vLLM server, or vLLM.", choices=("engine", _engine_names)
+        "vllm", "What samples: Hugging Face, a running vLLM server, or vLLM.", choices=("engine", engine_names)
     )
     engine_url: str | None = of_engine(
         None,
@@ -117,7 +114,10 @@ class RolloutSettings(Recorded):
     served_model: str | None = of_engine(None, "The model's name on the server, if it differs.", metavar="NAME")
     rollout_dtype: str = of_engine("auto", "Dtype of the engine; auto is the checkpoint's own.", **_DTYPE)
     kv_cache_dtype: str | None = of_engine(
-        None, "Dtype of the KV cache, such as fp8, a strong source of mismatch.", metavar="DTYPE"
+        None,
+        "Dtype of the KV cache, such as fp8, a strong source of mismatch.",
+        metavar="DTYPE",
+        completes=KV_CACHE_DTYPES,
     )
     tensor_parallel: int | None = of_engine(None, "GPUs to shard the engine over.", min=1)
     eager: bool | None = of_engine(None, "Run without or with compilation and CUDA graphs.", "--eager/--compiled")
@@ -185,6 +185,7 @@ class ScoredSettings(Recorded):
         "Weights of --trainer-model: equal, those that sampled; newer, a later checkpoint; or their version, as the "
         "trace counts, such as 40.",
         metavar="equal|newer|VERSION",
+        completes=(EQUAL, NEWER),
     )
     keep_trainer: bool = of_weights(
         False, "Keep the trace's trainer, which has later weights, and fill in log π at the weights that sampled."
@@ -205,14 +206,21 @@ class ScorerSettings(Recorded):
     )
     trainer_dtype: str = of_trainer("auto", "Dtype of the trainer; auto is the checkpoint's own.", **_DTYPE)
     attn: str | None = of_trainer(
-        None, "Attention of the trainer, such as sdpa, eager or flash_attention_2.", metavar="NAME"
+        None,
+        "Attention of the trainer, such as sdpa, eager or flash_attention_2.",
+        metavar="NAME",
+        completes=attention.USUAL,
     )
     float32_head: bool = of_trainer(False, "Compute the LM head in float32.")
     replay_routes: bool = of_trainer(
         False, "Send each token to the experts that the engine chose (R3), where the trace knows them."
     )
     device_map: str | None = of_trainer(
-        None, "Where the trainer runs, such as auto, cuda:1 or cpu.", changeable=True, metavar="DEVICE"
+        None,
+        "Where the trainer runs, such as auto, cuda:1 or cpu.",
+        changeable=True,
+        metavar="DEVICE",
+        completes=("auto", "cpu", "cuda"),
     )
     token_budget: int = of_trainer(8192, "Tokens to score at a time.", least=1, changeable=True)
     noise_responses: int = of_trainer(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mismatch_cli.batch import Rollout
+from mismatch_cli.rl.step import mean_reward
 from mismatch_cli.rl.task import Posed
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Group:
     @property
     def teaches(self) -> bool:
         """Whether its rewards differ: else every advantage is 0."""
-        return bool((self.reward_S != self.reward_S[0]).any())
+        return bool((self.advantage_S != 0).any())
 
 
 def with_other_problems(run: Run, step: Step) -> Step:
@@ -81,9 +82,9 @@ def _step_of(step: Step, groups: list[Group], sampled: Record) -> Step:
 
 def _sampled(groups: list[Group]) -> Record:
     """What was sampled for a step: the mean reward of what it learns from is not a measure of the policy."""
-    means = np.array([group.reward_S.mean() for group in groups])
+    means = np.array([mean_reward(group.reward_S) for group in groups if not np.isnan(group.reward_S).all()])
     return {
         "groups": len(groups),
         "teaching": sum(group.teaches for group in groups),
-        "reward": float(means.mean(dtype=np.float64)),
+        "reward": mean_reward(means),
     }

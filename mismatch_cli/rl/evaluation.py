@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mismatch_cli.rl.step import mean_reward
 from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def evaluate(run: Run, step: int) -> Record:
     reward_S = np.concatenate(run.world.gather(run.grade(posed, rollouts)))
     ends = np.cumsum([config.eval_samples * len(one) for one in sets.values()])[:-1]
     found = {
-        name: float(part_S.mean(dtype=np.float64)) for name, part_S in zip(sets, np.split(reward_S, ends), strict=True)
+        name: mean_reward(part_S.astype(np.float64))
+        for name, part_S in zip(sets, np.split(reward_S, ends), strict=True)
     }
     return {"eval_accuracy": sum(found.values()) / len(found), "eval": found}
 

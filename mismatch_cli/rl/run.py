@@ -228,7 +228,7 @@ class Run:
     def graded(self, step: int, posed: list[Posed], rollouts: list[Any]) -> Step:
         """A step with the rewards and advantages of its responses, groups of neighbours."""
         reward_S = self.grade(posed, rollouts)
-        advantage_S = group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed]))
+        advantage_S = np.nan_to_num(group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed])))
         index = [i % self.config.samples_per_prompt for i in range(len(posed))]
         return Step(step, self.learner.version, posed, index, rollouts, reward_S, advantage_S)
 

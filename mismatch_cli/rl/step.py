@@ -13,6 +13,7 @@ import pyarrow as pa
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.gathering import Gathering
 from mismatch_cli.batch import Rollout
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs, gather
 from mismatch_cli.metrics.estimate import Estimate
@@ -85,7 +86,7 @@ def step_table(step: Step) -> pa.Table:
         "logp_rollout": [step.rollouts[row].logp_rollout_T for _, _, row in rows],
         "logp_trainer": [use.update.logp[place] for use, place, _ in rows],
         "entropy_trainer": [use.update.entropy[place] for use, place, _ in rows],
-        "reward": [float(step.reward_S[row]) for _, _, row in rows],
+        "reward": [None if np.isnan(step.reward_S[row]) else float(step.reward_S[row]) for _, _, row in rows],
         "advantage": [np.where(_sampled_T(step.rollouts[row]), step.advantage_S[row], 0) for _, _, row in rows],
         "finish_reason": [step.rollouts[row].finish_reason for _, _, row in rows],
     }
@@ -140,6 +141,16 @@ class Responses:
     truncated_S: np.ndarray
 
 
+def mean_reward(reward_S: np.ndarray) -> float:
+    """Over the responses that were judged; a `MismatchError` where none was."""
+    judged_S = reward_S[~np.isnan(reward_S)]
+    if not len(judged_S):
+        raise MismatchError(
+            f"--reward judged none of {len(reward_S)} responses: it answered None for each. Judge some of them."
+        )
+    return float(judged_S.mean())
+
+
 def step_responses(step: Step) -> Responses:
     """Of the responses that this rank has."""
     length_S = np.array([r.num_sampled for r in step.rollouts])
@@ -174,7 +185,7 @@ def step_record(
     record: dict[str, Any] = {
         "step": step.number,
         "updates": step.uses[-1].version + int(step.uses[-1].update.stepped),
-        "reward": float(responses.reward_S.mean()),
+        "reward": mean_reward(responses.reward_S),
         "length": float(np.mean(responses.length_S)),
         "turns": float(np.mean(responses.turns_S)),
         "truncated": float(np.mean(responses.truncated_S)),
@@ -185,6 +196,8 @@ def step_record(
     }
     if routed := routing.result(0, routers):
         record["routing"] = {key: found["value"] for key, found in routed["metrics"].items()}
+    if unjudged := int(np.isnan(responses.reward_S).sum()):
+        record["unjudged"] = unjudged
     if step.sampled is not None:
         record["sampled"] = step.sampled
     return record | _groups(responses.reward_S.reshape(-1, max(step.sample_index) + 1)) | _blocked(batch, algorithm)

@@ -76,7 +76,7 @@ def _load(config: TrainConfig, location: str, split: str, limit: int) -> tuple[l
     """The problems that can be judged, and how many there are in all."""
     source = PromptSource(
         location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None,
-        unique=config.unique_problems,
+        columns=bool(config.reward), unique=config.unique_problems,
     )  # fmt: skip
     found = load_problems(source)
     check_prompts(found, config.prompt_template)
@@ -111,6 +111,7 @@ def _judge(config: TrainConfig, tokenizer: Any) -> Grader | Environments:
         seconds=config.reward_seconds,
         template=config.prompt_template,
         answer_format=config.answer_format,
+        chat=getattr(tokenizer, "chat_template", None) is not None,
     )
 
 

@@ -6,14 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli import registry
-from mismatch_cli.engines import TRANSFERS
+from mismatch_cli import attention, registry
+from mismatch_cli.engines import TRANSFERS, engine_names
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.options import ABOVE_0, BELOW_1, FROM_0, SHARE, UP_TO_1, check, default_of, setting
 from mismatch_cli.places import bundled
 from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
-from mismatch_cli.torch_settings import DTYPES
+from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
 
 _PRESETS = Path(__file__).parent.parent / "presets"
 FILE_NAME = "config.toml"
@@ -138,7 +138,9 @@ class TrainConfig:
         "Modules or experts' parameters to adapt, such as q_proj,gate_up_proj; not the LM head.",
         metavar="NAMES",
     )
-    engine: str = of_compute("vllm", "What samples: vLLM, Hugging Face, or vLLM servers.", metavar="vllm|hf|server")
+    engine: str = of_compute(
+        "vllm", "What samples: vLLM, Hugging Face, or vLLM servers.", choices=("engine", engine_names)
+    )
     engine_url: str = of_compute("", "vLLM servers, with commas between.", metavar="URL,URL")
     served_model: str = of_compute(
         "", "What the servers call the model.", metavar="NAME", show_default="the one loaded from --model"
@@ -156,13 +158,16 @@ class TrainConfig:
     )
     rollout_dtype: str = of_compute("bfloat16", "Dtype of the engine.", **_DTYPE)
     kv_cache_dtype: str = of_compute(
-        "auto", "Dtype of the engine's KV cache; fp8 makes a large mismatch.", metavar="DTYPE"
+        "auto",
+        "Dtype of the engine's KV cache; fp8 makes a large mismatch.",
+        metavar="DTYPE",
+        completes=KV_CACHE_DTYPES,
     )
     engine_memory: float = of_compute(0.4, "Share of a GPU's memory for vLLM; the trainer needs the rest.", **SHARE)
     tensor_parallel: int = of_compute(1, "Ranks that share one vLLM engine.", least=1)
     attn: str = of_compute(
         "", "Attention of the trainer, such as sdpa, eager or flash_attention_2.", metavar="NAME",
-        show_default="one that the model allows",
+        show_default="one that the model allows", completes=attention.USUAL,
     )  # fmt: skip
     replay_routes: bool = of_compute(
         False, "Of a mixture of experts, send each token to the experts that the engine chose (R3)."

@@ -9,6 +9,7 @@ pipe that it inherited. On Linux the keeper is made the parent of every such orp
 elsewhere it ends the process group.
 """
 
+import asyncio
 import contextlib
 import ctypes
 import importlib.util
@@ -130,6 +131,8 @@ READY = "ready"
 ARGUMENTS = ("response", "answer", "problem", "finish_reason")  # what a reward may name; it gets those it names
 BATCH_ARGUMENTS = ("responses", "answers", "problems", "finish_reasons")  # of one that judges a batch: lists
 BATCH = "batch"  # what is said behind "ready" for one of those
+TRL_ARGUMENTS = ("completions", "prompts", "completion_ids")  # of a function as TRL calls it: lists, beside columns
+TRL = "trl"  # what is said for one of those
 
 _MATH_VERIFY_MEMORY = 2**32  # bytes; a response can ask for any number
 _MODULE = "_own_reward"  # not the name of the file, which may be that of a library
@@ -189,26 +192,44 @@ def _math_verify() -> tuple[Callable[[str], str], str]:
 
 def _own_reward() -> tuple[Callable[[str], str], str]:
     function, wanted = _load_reward(*sys.argv[1].rsplit(":", 1))
-    worker, batch = os.getpid(), set(wanted) <= set(BATCH_ARGUMENTS) and bool(wanted)
+    worker, kind = os.getpid(), _kind(wanted)
 
     def reward(line: str) -> str:
         arguments = json.loads(line)
         try:
-            said = function(**{name: arguments[name] for name in wanted})
-            return json.dumps({"rewards": _numbers(said)} if batch else {"reward": number(said)})
+            said = _called(function, arguments if kind == TRL else {name: arguments[name] for name in wanted})
+            return json.dumps({"rewards": _numbers(said, kind == TRL)} if kind else {"reward": number(said)})
         except BaseException as error:  # leaving and interrupting are answers like any other
             if os.getpid() != worker:
                 raise
             return json.dumps({"error": in_words(error)})
 
-    return reward, BATCH if batch else ""
+    return reward, kind
 
 
-def _numbers(said: Any) -> list[float]:
+def _kind(wanted: list[str]) -> str:
+    """What a function's parameters say of it: as TRL calls it, of a batch, or (empty) of one response."""
+    if set(wanted) & set(TRL_ARGUMENTS):
+        return TRL
+    return BATCH if wanted and set(wanted) <= set(BATCH_ARGUMENTS) else ""
+
+
+def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """What it answers to those of these that it names, or to all; TRL awaits a coroutine too.
+
+    A column that the data set lacks is missed as Python misses an argument.
+    """
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    said = function(**{name: value for name, value in arguments.items() if takes_all or name in parameters})
+    return asyncio.run(said) if inspect.iscoroutine(said) else said
+
+
+def _numbers(said: Any, or_none: bool) -> list[float | None]:
     """Those of a list, a tuple, an array or a tensor; whatever else can be walked through has an order of its own."""
     if isinstance(said, dict | set | frozenset | str | bytes) or not hasattr(said, "__len__"):
         raise TypeError(f"it answered a {type(said).__name__}, not a list of numbers")
-    return [number(one) for one in said]
+    return [None if or_none and one is None else number(one) for one in said]
 
 
 def number(said: Any) -> float:
@@ -254,6 +275,8 @@ def load(file: str, name: str, given_as: str) -> tuple[Callable[..., Any], list[
 def _load_reward(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
     """The function, and which of the arguments it names: those of one response, or lists of them."""
     function, named, needed = load(file, name, "the reward as FILE.py:FUNCTION")
+    if set(named) & set(TRL_ARGUMENTS):
+        return function, named
     one, lists = ([known for known in arguments if known in named] for arguments in (ARGUMENTS, BATCH_ARGUMENTS))
     if unknown := [known for known in needed if known not in (*ARGUMENTS, *BATCH_ARGUMENTS)]:
         raise ValueError(

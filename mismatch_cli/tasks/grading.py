@@ -13,8 +13,8 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.tasks._child import Child
 from mismatch_cli.tasks.answers import asks_for_box, asks_for_line, last_boxed, stated_answer
-from mismatch_cli.tasks.prompts import LINE_TEMPLATE, Problem
-from mismatch_cli.tasks.rewards import OwnReward
+from mismatch_cli.tasks.prompts import CONVERSATIONS, LINE_TEMPLATE, Problem
+from mismatch_cli.tasks.rewards import Answered, OwnReward
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,13 +24,16 @@ def group_mean_advantages(reward_S: np.ndarray, prompt_id_S: np.ndarray) -> np.n
     """Reward minus the mean of its group (the samples of one prompt), without division by the standard deviation.
 
     A_i = R_i − mean_{j in group} R_j, float32, shape _S. A group of one, or with equal rewards, gets zeros: it teaches
-    nothing. Source: Dr. GRPO; arXiv 2602.04879, section 4.1 and App. C.1.
+    nothing. A reward of NaN is none: the mean is over the others, and the advantage is NaN too.
+    Source: Dr. GRPO; arXiv 2602.04879, section 4.1 and App. C.1.
     """
     import numpy as np
 
     _, group_S = np.unique(prompt_id_S, return_inverse=True)
-    sums_G = np.bincount(group_S, weights=reward_S)
-    return (reward_S - (sums_G / np.bincount(group_S))[group_S]).astype(np.float32)
+    judged_S = ~np.isnan(reward_S)
+    sums_G = np.bincount(group_S, weights=np.where(judged_S, reward_S, 0))
+    means_G = sums_G / np.maximum(np.bincount(group_S, weights=judged_S), 1)
+    return (reward_S - means_G[group_S]).astype(np.float32)
 
 
 _PLAIN_INTEGER = re.compile(r"-?[0-9]{1,15}")
@@ -106,6 +109,7 @@ class Grader:
 
     `reward` is FILE.py:FUNCTION, which may take `seconds`, or empty for math-verify. With the template "r1-distill"
     only what follows the thought is the answer. `answer_format` says where it stands, "auto" that each prompt says it.
+    `chat`: the tokenizer has a chat template, which makes conversations of problems.
     """
 
     def __init__(
@@ -116,21 +120,29 @@ class Grader:
         seconds: float = 0,
         template: str = "chat",
         answer_format: str = "auto",
+        chat: bool = True,
     ) -> None:
         self._decode, self._in_thought = decode, template == "r1-distill"
         self._format, self._words_ask_for_line = answer_format, template == LINE_TEMPLATE
-        self._by: MathVerify | OwnReward = OwnReward(reward, seconds) if reward else MathVerify()
+        self._by: MathVerify | OwnReward = (
+            OwnReward(reward, seconds, conversational=chat and template in CONVERSATIONS) if reward else MathVerify()
+        )
 
     def can_grade(self, problem: Problem) -> bool:
         """Without an answer only a function of the user's has something to say."""
         return isinstance(self._by, OwnReward) or problem.answer is not None
 
     def rewards(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[float]:
-        """What responses to problems earn; 0 where grading takes too long, NaN where nobody can grade."""
+        """What responses to problems earn; 0 where grading takes too long, NaN where nobody can grade, or a function
+        did not."""
         pairs = list(zip(problems, rollouts, strict=True))
         if isinstance(self._by, OwnReward):
-            rows = [(self._text(r), problem.answer, problem.prompt, r.finish_reason) for problem, r in pairs]
-            return self._by.grade_all(rows)
+            return self._by.grade_all(
+                [
+                    Answered(self._text(r), p.answer, p.prompt, r.finish_reason, p.columns, tuple(r.response_ids))
+                    for p, r in pairs
+                ]
+            )
         return [self._verified(problem, rollout) for problem, rollout in pairs]
 
     def _verified(self, problem: Problem, rollout: Rollout) -> float:

@@ -21,6 +21,7 @@ A_FIELD: dict[str, Any] = {
     "show_default": "the first with a usual name",
 }  # of a flag that names one
 LINE_TEMPLATE = "answer-line"
+CONVERSATIONS = ("chat", "boxed", LINE_TEMPLATE)  # those that make a conversation of a problem
 TEMPLATES = ("chat", "raw", "r1-distill", "boxed", LINE_TEMPLATE)
 TEMPLATE_HELP = (
     "What is put around a problem: the model's chat template, nothing, or that of R1-Distill models; or the chat "
@@ -51,6 +52,7 @@ class Problem:
     prompt_id: int
     prompt: str | list[dict[str, str]]
     answer: str | None
+    columns: Mapping[str, Any] | None = None  # the rest of its row, where a reward may ask for it
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class PromptSource:
     config: str | None = None
     limit: int | None = None
     shuffle_seed: int | None = None
+    columns: bool = False  # keep the other fields of each row
     unique: bool = False  # leave out what is there before, with the same prompt and answer
 
 
@@ -84,7 +87,9 @@ def load_problems(source: PromptSource) -> list[Problem]:
             f"{source.location} has the fields {', '.join(rows[0])}. Say which holds the prompt with --prompt-field."
         )
     numbered = zip(numbers, rows, strict=True)
-    problems = [_to_problem(i, row, prompt_field, answer_field, source.location) for i, row in numbered]
+    problems = [
+        _to_problem(i, row, prompt_field, answer_field, source.location, columns=source.columns) for i, row in numbered
+    ]
     if source.unique:
         problems = _first_of_each(problems)
     if source.shuffle_seed is not None:
@@ -125,7 +130,9 @@ def _get(row: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
-def _to_problem(index: int, row: Mapping[str, Any], prompt_field: str, answer_field: str | None, where: str) -> Problem:
+def _to_problem(
+    index: int, row: Mapping[str, Any], prompt_field: str, answer_field: str | None, where: str, *, columns: bool
+) -> Problem:
     prompt = _get(row, prompt_field)
     if isinstance(prompt, list) and prompt and all(map(is_message, prompt)):
         prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
@@ -141,7 +148,8 @@ def _to_problem(index: int, row: Mapping[str, Any], prompt_field: str, answer_fi
         )
     answer = _get(row, answer_field) if answer_field else None
     unknown_answer = answer is None or answer == "" or answer != answer  # NaN: what a table has for a missing value
-    problem = Problem(index, prompt, None if unknown_answer else str(answer))
+    others = {name: value for name, value in row.items() if name != prompt_field} if columns else None
+    problem = Problem(index, prompt, None if unknown_answer else str(answer), others)
     if not is_whole(json.dumps([problem.prompt, problem.answer], ensure_ascii=False)):
         raise MismatchError(
             f"{where}, row {index} holds half a character (a lone surrogate such as \\ud800): no tokenizer takes it. "

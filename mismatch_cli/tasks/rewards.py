@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.tasks._child import Child, users_code
-from mismatch_cli.tasks._worker import ARGUMENTS, BATCH, BATCH_ARGUMENTS
+from mismatch_cli.tasks._worker import ARGUMENTS, BATCH_ARGUMENTS, TRL
 
 _FOR_ONE, _FOR_A_BATCH, _TO_LOAD = 30, 600, 60  # seconds
 
@@ -24,16 +24,29 @@ def check_reward(where: str, seconds: int = 0) -> None:
             reward.child.stop()
 
 
+class Answered(NamedTuple):
+    """A response with what a function may ask of it."""
+
+    response: str
+    answer: str | None
+    problem: Any
+    finish_reason: str
+    columns: Mapping[str, Any] | None = None  # of its row
+    response_ids: Sequence[int] = ()
+
+
 class OwnReward:
     """Calls `FUNCTION` of `FILE.py`; what it takes too long over earns 0 and is counted in `timeouts`.
 
     A function whose parameters are `responses`, `answers`, `problems`, `finish_reasons` is given lists and answers with
-    one; its process lives on, so that a model which it has loaded stays loaded.
+    one; its process lives on, so that a model which it has loaded stays loaded. So is one as TRL calls it, whose
+    parameters are `completions`, `prompts`, `completion_ids` and columns of the data set; `conversational`: prompts and
+    completions are lists of messages.
     """
 
-    def __init__(self, where: str, seconds: float = 0) -> None:
+    def __init__(self, where: str, seconds: float = 0, *, conversational: bool = False) -> None:
         file, code = users_code(where, "--reward", "function", "function")
-        self._where, self._seconds = where, seconds
+        self._where, self._seconds, self._conversational = where, seconds, conversational
         self.timeouts = 0
         to_load = max(seconds, _TO_LOAD)
         self.child = Child(
@@ -44,39 +57,56 @@ class OwnReward:
 
     def grade(self, response: str, answer: str | None, finish_reason: str, problem: Any) -> float:
         """What the function says; a `MismatchError` where it fails or its answer is not a finite number."""
-        return self.grade_all([(response, answer, problem, finish_reason)])[0]
+        return self.grade_all([Answered(response, answer, problem, finish_reason)])[0]
 
-    def grade_all(self, rows: Sequence[tuple[str, str | None, Any, str]]) -> list[float]:
-        """The rewards of responses, each given as (response, answer, problem, finish_reason)."""
+    def grade_all(self, rows: Sequence[Answered]) -> list[float]:
+        """The rewards of responses; NaN for one that a function as TRL has them did not judge."""
         if not rows:
             return []
-        if not self._takes_batches:
+        if not self._kind:
             return [self._said(row) for row in rows]
-        told = self._told(dict(zip(BATCH_ARGUMENTS, map(list, zip(*rows, strict=True)), strict=True)), len(rows))
+        asked = self._as_trl_asks(rows) if self._kind == TRL else _in_lists(rows)
+        told = self._told(asked, len(rows))
         if told is None:
             return [0.0] * len(rows)
         rewards = told.get("rewards")
         if not isinstance(rewards, list):
-            raise self._failed(told.get("error", "it answered no list"), rows[0][0])
+            raise self._failed(told.get("error", "it answered no list"), rows[0].response)
         if len(rewards) != len(rows):
-            raise self._failed(f"it answered {len(rewards)} numbers for {len(rows)} responses", rows[0][0])
-        return [self._finite(reward, told, row[0]) for reward, row in zip(rewards, rows, strict=True)]
+            raise self._failed(f"it answered {len(rewards)} numbers for {len(rows)} responses", rows[0].response)
+        return [
+            nan if reward is None else self._finite(reward, told, row.response)
+            for reward, row in zip(rewards, rows, strict=True)
+        ]
 
     @property
-    def _takes_batches(self) -> bool:
-        """What the function's parameters say, which its process tells once."""
+    def _kind(self) -> str:
+        """What the function's parameters say, which its process tells once; empty for one that judges one response."""
         if self.child.said_at_start is None:
             self.child.start()
-        return self.child.said_at_start == BATCH
+        return str(self.child.said_at_start)
 
-    def _said(self, row: tuple[str, str | None, Any, str]) -> float:
-        told = self._told(dict(zip(ARGUMENTS, row, strict=True)), 1)
-        return 0.0 if told is None else self._finite(told.get("reward", nan), told, row[0])
+    def _as_trl_asks(self, rows: Sequence[Answered]) -> dict[str, Any]:
+        """What GRPOTrainer hands to a reward function; a column that some rows lack is None there."""
+        names = dict.fromkeys(name for row in rows for name in row.columns or ())
+        columns = {name: [(row.columns or {}).get(name) for row in rows] for name in names}
+        own = {"answer": [row.answer for row in rows]}  # under the name that most functions have for it
+        return own | columns | {
+            "prompts": [_messages("user", row.problem) if self._conversational else row.problem for row in rows],
+            "completions": [
+                _messages("assistant", row.response) if self._conversational else row.response for row in rows
+            ],
+            "completion_ids": [list(row.response_ids) for row in rows],
+        }  # fmt: skip
+
+    def _said(self, row: Answered) -> float:
+        told = self._told(dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True)), 1)
+        return 0.0 if told is None else self._finite(told.get("reward", nan), told, row.response)
 
     def _told(self, question: Mapping[str, Any], responses: int) -> dict[str, Any] | None:
         """The answer; None, and the responses counted, where it took too long."""
-        limit = self._seconds or (_FOR_A_BATCH if self._takes_batches else _FOR_ONE)
-        reply = self.child.ask(json.dumps(question), limit)
+        limit = self._seconds or (_FOR_A_BATCH if self._kind else _FOR_ONE)
+        reply = self.child.ask(json.dumps(question, default=str), limit)  # dates and the like as text
         if reply is None:
             self.timeouts += responses
             return None
@@ -91,3 +121,13 @@ class OwnReward:
 
     def _failed(self, why: str, response: str) -> MismatchError:
         return MismatchError(f"--reward {self._where} failed: {why}. Try it alone on response {response[:200]!r}.")
+
+
+def _in_lists(rows: Sequence[Answered]) -> dict[str, Any]:
+    by_argument = zip(*(row[: len(BATCH_ARGUMENTS)] for row in rows), strict=True)
+    return dict(zip(BATCH_ARGUMENTS, map(list, by_argument), strict=True))
+
+
+def _messages(role: str, said: Any) -> list[dict[str, str]]:
+    """A conversation, which a text begins."""
+    return said if isinstance(said, list) else [{"role": role, "content": said}]

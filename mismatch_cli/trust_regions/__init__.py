@@ -63,6 +63,11 @@ def find(name: str) -> ModuleType:
     return registry.load(PACKAGE, name, "trust region")
 
 
+def is_foreign(name: str) -> bool:
+    """Whether it is code that is not ours: a user's file, or a mask of another package."""
+    return name.endswith(".py") or name in registry.installed(PACKAGE)
+
+
 def bring(texts: Mapping[str, str]) -> None:
     """Take users' files by their paths from another machine, where they were read."""
     _brought.update(texts)
@@ -118,7 +123,7 @@ def unusable(answer: object, advantage_T: Array) -> str:
 
 @contextmanager
 def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchError] = UsageError) -> Iterator[None]:
-    """Around code of a user's file: whatever it raises, and that it leaves, is one sentence that names the file.
+    """Around foreign code: whatever it raises, and that it leaves, is one sentence that names the file or the mask.
 
     What it prints goes to stderr: stdout belongs to the command.
     """

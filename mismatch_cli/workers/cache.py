@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mismatch_cli import trust_regions
+from mismatch_cli.entry_points import fingerprint
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.workers.portions import Pass, Portion
@@ -76,10 +77,12 @@ class Entry(NamedTuple):
 
 @remembered
 def _program() -> str:
-    """The package as it stands: no other code's numbers are taken for its own."""
+    """The package as it stands, and entry points beside it: no other code's numbers are taken for its own."""
     root, digest = Path(__file__).parent.parent, sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    for part in fingerprint():
+        digest.update(part)
     return digest.hexdigest()
 
 

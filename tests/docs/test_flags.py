@@ -65,7 +65,11 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def test_every_flag_that_is_named_exists() -> None:
-    known = {"--version", "--help"} | FOREIGN | {flag for command in COMMANDS for flag in flags_of(command)}
+    known = (
+        {"--version", "--help", "--install-completion", "--show-completion"}
+        | FOREIGN
+        | {flag for command in COMMANDS for flag in flags_of(command)}
+    )
     unknown = {(where, flag) for where, text in texts() for flag in _FLAG.findall(text) if flag not in known}
     assert not unknown
 

@@ -10,7 +10,7 @@ import torch
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm, load_tokenizer
 from mismatch_cli.places import bundled
-from mismatch_cli.tasks.rewards import OwnReward, check_reward
+from mismatch_cli.tasks.rewards import Answered, OwnReward, check_reward
 
 FUNCTIONS = """
 import os, time
@@ -41,7 +41,7 @@ def sleeps(responses): time.sleep(30 if "long" in responses else 0); return [1.0
 def mixed(responses, answer): return 0
 def unknown(responses, weather): return 0
 """
-ROWS = [("4", "4", "p", "stop"), ("x", "5", "q", "length")]
+ROWS = [Answered("4", "4", "p", "stop"), Answered("x", "5", "q", "length")]
 
 
 def test_a_function_gets_lists_and_its_process_lives_on(reward_of):
@@ -74,7 +74,10 @@ def test_what_is_no_list_of_numbers_ends_the_run_with_its_reason(reward_of, name
 
 def test_a_batch_that_takes_too_long_earns_nothing_and_is_counted(reward_of):
     """Its text is not kept: a checkpoint would hold every response of the step."""
-    reward, rows = reward_of("sleeps", seconds=1), [("long", None, "p", "stop"), ("x" * 70_000, None, "p", "stop")]
+    reward, rows = (
+        reward_of("sleeps", seconds=1),
+        [Answered("long", None, "p", "stop"), Answered("x" * 70_000, None, "p", "stop")],
+    )
     assert reward.grade_all(rows) == [0.0, 0.0] and reward.timeouts == 2
     (given_up,) = reward.child.given_up
     assert len(given_up) == 64
@@ -110,11 +113,11 @@ def test_a_model_of_torch_judges_in_the_process(tmp_path):
     (tmp_path / "judge.py").write_text(MODEL_AS_REWARD.format(model=name), encoding="utf-8")
     where = f"{tmp_path}/judge.py:fluency"
     reward = OwnReward(where)
-    rows = [("Tom has 7 apples.", None, "Tom has 3 apples.", "stop"), ("7 7 (", None, "Tom has 3 apples.", "stop")]
+    rows = [Answered(said, None, "Tom has 3 apples.", "stop") for said in ("Tom has 7 apples.", "7 7 (")]
     found = [reward.grade_all(rows), reward.grade_all(rows)]
     reward.child.stop()
     model, tokenizer, expected = load_causal_lm(name, dtype="float32"), load_tokenizer(name), []
-    for response, _, problem, _ in rows:
+    for response, _, problem, *_ in rows:
         prompt, said = (tokenizer.encode(text, add_special_tokens=False) for text in (problem, response))
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + said])).logits[0, len(prompt) - 1 : -1]

@@ -1,0 +1,46 @@
+"""What a shell is told of names that flags and arguments take: algorithms, runs, frameworks, settings."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from mismatch_cli import registry
+from mismatch_cli.places import bundled_names
+
+_MARKS = ("trace/manifest.json", "manifest.json", "metrics.jsonl")  # of a run, a trace, a training run
+
+
+def algorithms() -> list[str]:
+    """Rows of the table, with their other names and those of single frameworks, masks, and weights of packages."""
+    from mismatch_cli import trust_regions, weights
+    from mismatch_cli.algorithms.owners import OWNERS
+    from mismatch_cli.algorithms.table import ALIASES, TABLE
+
+    return [*TABLE, *ALIASES, *OWNERS, *registry.names(trust_regions.PACKAGE), *registry.installed(weights.PACKAGE)]
+
+
+def runs() -> list[str]:
+    """Folders of runs and traces here, and the bundled traces."""
+    found = (path.relative_to(".").parts[0] for mark in _MARKS for path in Path().glob(f"*/{mark}"))
+    return [*sorted(set(found)), *bundled_names()]
+
+
+def frameworks() -> list[str]:
+    """Those whose words are known."""
+    return registry.names("mismatch_cli.dialects")
+
+
+def limits() -> list[str]:
+    """The published ones."""
+    from mismatch_cli.studies.limits import presets
+
+    return presets()
+
+
+def settings() -> list[str]:
+    """What `--vary` takes in `probe` and `rescore`, up to its values."""
+    from mismatch_cli.recording.config import ProbeConfig, RescoreConfig
+
+    names = {known.name.replace("_", "-") for kind in (ProbeConfig, RescoreConfig) for known in fields(kind)}
+    return [f"{name}=" for name in sorted(names)]
