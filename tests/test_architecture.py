@@ -41,6 +41,7 @@ FLOORS = [
     {"cli", ""},  # the package itself names what it opens, and imports it when it is asked for
     {"commands"},
     {"library"},
+    {"watch"},
     {"report", "record"},
     {"studies", "rl", "importers"},
     {"bisect"},

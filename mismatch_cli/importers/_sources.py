@@ -45,13 +45,15 @@ _Row = tuple[int, list[Any]]  # the number of the line, and its values in the or
 class Source:
     """One file of a dump; `name` is its path below what the user named, `columns` what it calls columns (ours: its).
 
-    `also` are more names of columns (its: ours), of which the first counts under which a row has a value.
+    `also` are more names of columns (its: ours), of which the first counts under which a row has a value. Of JSONL a
+    `span` of bytes may be read alone: whole lines of a file that grows.
     """
 
     path: Path
     name: str
     columns: Mapping[str, str] = field(default_factory=dict, hash=False)
     also: Mapping[str, str] = field(default_factory=dict, hash=False)
+    span: tuple[int, int] | None = None
 
     @property
     def kind(self) -> str:
@@ -172,15 +174,20 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
             return
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file as bytes; a `MismatchError` for one that does not end where lines do."""
+def lines_of(path: Path, span: tuple[int, int] | None = None) -> Iterator[bytes]:
+    """The lines of a file, or those of a span, as bytes; a `MismatchError` for one that does not end where lines do."""
     with path.open("rb", buffering=_READ_BYTES) as file:
+        position, end = span or (0, None)
+        file.seek(position)
         for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
             if len(line) == _LONGEST_LINE:
                 raise MismatchError(
                     f"{path}: line {number} is longer than {_LONGEST_LINE / 2**20:g} MiB, which is no response. "
                     "Write one response a line, or name other files only."
                 )
+            position += len(line)
+            if end is not None and position > end:
+                return
             yield line
 
 
@@ -239,7 +246,7 @@ def jsonl_tables(
     block: list[pa.Table] = []
     rows: list[_Row] = []
     size = batch_size = 0
-    for number, line in enumerate(lines_of(source.path), 1):
+    for number, line in enumerate(lines_of(source.path, source.span), 1):
         batch_size += len(line)
         record = _record(line, f"{source.name}, line {number}", tally)
         if record is None:
