@@ -102,8 +102,12 @@ def command(
     check_watch_folder(folder, run)
     asked = Asked(sets, baseline or [], algorithm, format)
     how = _How(every, once, until_step, None if idle is None else 60 * idle, stop_on_alarm)
-    with watch_folder(folder, run):
-        exceeded = _Watching(run, folder, asked, how, common).whole(on_alarm, report_every)
+    try:
+        with watch_folder(folder, run):
+            exceeded = _Watching(run, folder, asked, how, common).whole(on_alarm, report_every)
+    except KeyboardInterrupt:
+        common.progress.say(f"Stopped watching {run}. What was seen is kept in {folder}: the same command continues.")
+        raise
     if exceeded:
         raise typer.Exit(_EXCEEDED)
 
@@ -135,27 +139,21 @@ class _Watching:
         say = self._progress.say
         if not self._progress.on_terminal:
             say(f"Watching {self._run}, seen in {self._folder}")
-        try:
-            with self._progress.view(self._view.lines):
-                watcher = self._begun()
-                self._view.show(watcher)
-                self._calls = AlarmCommand(on_alarm, self._run, self._folder, say) if on_alarm else None
-                every = 0 if self._common.only_numbers else report_every
-                self._pages = Refresher(
-                    [watcher.folder_of_lines], self._folder, every, say, draws=not self._common.no_plots
-                )
-                try:
-                    self._follow(watcher)
-                    self._view.note = "finishing"
-                    if self._calls is not None:
-                        self._calls.finish(watcher.state.called)
-                    if watcher.records:
-                        self._pages.finish()
-                finally:
-                    self._pages.stop()
-        except KeyboardInterrupt:
-            say(f"Stopped watching {self._run}. What was seen is kept in {self._folder}: the same command continues.")
-            raise
+        with self._progress.view(self._view.lines):
+            watcher = self._begun()
+            self._view.show(watcher)
+            self._calls = AlarmCommand(on_alarm, self._run, self._folder, say) if on_alarm else None
+            every, draws = 0 if self._common.only_numbers else report_every, not self._common.no_plots
+            self._pages = Refresher([watcher.folder_of_lines], self._folder, every, say, draws=draws)
+            try:
+                self._follow(watcher)
+                self._view.note = "finishing"
+                if self._calls is not None:
+                    self._calls.finish(watcher.state.called)
+                if watcher.records:
+                    self._pages.finish()
+            finally:
+                self._pages.stop()
         return self._concluded(watcher)
 
     def _begun(self) -> Watcher:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.studies.runs import METRICS, read_config
+from mismatch_cli.studies.runs import CONFIG, METRICS, read_config
 from mismatch_cli.trace.reader import Trace
 
 
@@ -55,14 +55,14 @@ class TrainingRun:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._lines = folder, Lines(folder / METRICS)
-        self.algorithm = str(read_config(folder).get("algorithm", ""))
+        self.algorithm = str(read_config(folder / CONFIG).get("algorithm", ""))
         self.newest: int | None = None
         self.waiting = ""
 
     @property
     def is_over(self) -> bool:
         """Whether it has reached the last step that it was to have."""
-        planned = read_config(self._folder).get("steps")
+        planned = read_config(self._folder / CONFIG).get("steps")
         return isinstance(planned, int) and self.newest is not None and self.newest >= planned
 
     @property
