@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -122,17 +121,3 @@ def _unscored(step: int, traces: Sequence[Trace]) -> dict[str, Any]:
         "mismatch": {},
         "current": {},
     }
-
-
-def step_metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line of metrics.jsonl under flat names: `mismatch.k3`, `seconds.sample`; but for its step.
-
-    What was not measured is left out, and so is text.
-    """
-    found: dict[str, float] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            found |= {f"{name}.{inner}": number for inner, number in step_metrics(value).items()}
-        elif isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and name != "step":
-            found[name] = float(value)
-    return found

@@ -34,6 +34,7 @@ from tests.commands.test_train import TRAIN
 from tests.importers.layouts import nemo_rl, open_instruct_record, prime_rl, real_rows, write_lines
 from tests.terminal import Terminal
 
+Watch = Callable[..., tuple[int, list[dict[str, Any]], str]]
 NOW = ("--every", "0.05", "--report-every", "0")
 COLUMNS = (
     "prompt_id", "sample_index", "prompt_ids", "response_ids", "logp_rollout", "logp_trainer", "advantage",
@@ -41,7 +42,7 @@ COLUMNS = (
 
 
 @pytest.fixture
-def watch(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., tuple[int, list[dict[str, Any]], str]]:
+def watch(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Watch:
     """Exit code, JSON lines and talk of a watching, into `seen`."""
 
     def call(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:
@@ -58,6 +59,22 @@ def limit(tmp_path: Path) -> str:
     """What step 5 of the bundled trace exceeds, alone."""
     (tmp_path / "limits.toml").write_text("[limits.k3]\nmax = 0.001\n", encoding="utf-8")
     return str(tmp_path / "limits.toml")
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The last steps of the bundled trace, 3 to 5."""
+    folder = tmp_path_factory.mktemp("watched") / "run"
+    shutil.copytree(bundled_trace(), folder, ignore=shutil.ignore_patterns("shard-0000[012]*"))
+    unpromised(folder)
+    return str(folder)
+
+
+def unpromised(folder: Path) -> None:
+    """The manifest of a trace that does not say which shards it has."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    told = {name: manifest[name] for name in manifest if name not in ("shards", "shard_rows")}
+    (folder / "manifest.json").write_text(json.dumps(told))
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
@@ -144,15 +161,15 @@ def test_what_comes_to_a_step_that_was_told_is_told_again(tmp_path: Path) -> Non
     assert [json.loads(line)["responses"] for line in lines] == [2, 2]
 
 
-def test_killed_at_random_and_started_again(tmp_path: Path, limit: str) -> None:
+def test_killed_and_started_again(tmp_path: Path, trace: str, limit: str) -> None:
     seen, calls = tmp_path / "seen", tmp_path / "calls"
-    line = [str(bundled_trace()), "-o", str(seen), "--limits", limit, *NOW]
+    line = [trace, "-o", str(seen), "--limits", limit, *NOW]
     line += ["--on-alarm", f"echo $ALARM_STEP $ALARM_VALUE $ALARM_LIMIT >> {calls}"]
     told: list[dict[str, Any]] = []
-    for lines in (1, 2):
+    for _ in range(2):
         process = started(*line)
         assert process.stdout is not None
-        told += [json.loads(process.stdout.readline()) for _ in range(lines)]
+        told.append(json.loads(process.stdout.readline()))
         process.kill()
         told += map(json.loads, process.communicate()[0].splitlines())
     process = started(*line)
@@ -161,35 +178,30 @@ def test_killed_at_random_and_started_again(tmp_path: Path, limit: str) -> None:
     numbers = [one["step"] for one in told]
     assert process.returncode == 3 and numbers == sorted(set(numbers)) and numbers[-1] == 5
     on_record = [json.loads(one)["step"] for one in (seen / "metrics.jsonl").read_text().splitlines()]
-    assert on_record == [0, 1, 2, 3, 4, 5]
+    assert on_record == [3, 4, 5]
     (call,) = calls.read_text().splitlines()
     assert [float(word) for word in call.split()] == pytest.approx([5, 0.00254157, 0.001], rel=1e-5)
 
 
-def test_alarms_are_those_of_gate_and_end_it_with_3(
-    watch: Callable[..., tuple[int, list[dict[str, Any]], str]], limit: str, tmp_path: Path
-) -> None:
-    trace = str(bundled_trace())
+def test_alarms_are_those_of_gate_and_end_it_with_3(watch: Watch, trace: str, limit: str, tmp_path: Path) -> None:
     code, lines, err = watch(trace, "--limits", limit, *NOW)
     (alarm,) = [alarm for line in lines for alarm in line["alarms"]]
     assert code == 3 and "✘ k3 (mismatch) at step 5: 0.00254157 is above 0.001" in err
-    assert alarm["step"] == 5 and alarm["allowed"] == 0.001
+    assert alarm["step"] == 5 and alarm["allowed"] == 0.001 and [line["step"] for line in lines] == [3, 4, 5]
     assert watch(trace, "--limits", limit, *NOW)[:2] == (3, [])  # still on record, and not raised again
     code, lines, _ = watch(trace, *NOW)
-    assert code == 0 and [line["step"] for line in lines] == [0, 1, 2, 3, 4, 5]  # other limits: asked again
+    assert code == 0 and [line["step"] for line in lines] == [3, 4, 5]  # other limits: asked again
     code, lines, err = watch(trace, "--limits", limit, "--once", "--stop-on-alarm", *NOW)
-    assert (code, len(lines)) == (3, 6) and all(not line["alarms"] for line in lines) and "1 alarm: k3" in err
+    assert (code, len(lines)) == (3, 3) and all(not line["alarms"] for line in lines) and "1 alarm: k3" in err
     shutil.rmtree(tmp_path / "seen")
-    (tmp_path / "limits.toml").write_text("[limits.k3]\nmax = 0.0005\n", encoding="utf-8")
+    (tmp_path / "limits.toml").write_text("[limits.k3]\nmax = 0.0003\n", encoding="utf-8")
+    code, lines, _ = watch(trace, "--limits", limit, "--until-step", "3", *NOW)
+    assert (code, [line["step"] for line in lines]) == (0, [3])
     code, lines, _ = watch(trace, "--limits", limit, "--stop-on-alarm", *NOW)
-    assert (code, [line["step"] for line in lines]) == (3, [0])
-    code, lines, _ = watch(trace, "--limits", limit, "--until-step", "2", *NOW)
-    assert (code, [line["step"] for line in lines]) == (3, [1, 2])
+    assert (code, [line["step"] for line in lines]) == (3, [4])
 
 
-def test_what_no_step_can_be_held_against_does_not_pass(
-    watch: Callable[..., tuple[int, list[dict[str, Any]], str]], tmp_path: Path
-) -> None:
+def test_what_no_step_can_be_held_against_does_not_pass(watch: Watch, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     line = {"step": 1, "mismatch": {"k3": 0.5}, "current": {}, "reward": 0.1}
     write_lines(tmp_path / "run" / "metrics.jsonl", [line])
@@ -199,28 +211,25 @@ def test_what_no_step_can_be_held_against_does_not_pass(
     assert "Never measured, which does not pass: spearman ≥ 0." in err
 
 
-@pytest.mark.parametrize("says", ["exit 7", "sleep 60"])
 def test_a_command_that_fails_or_hangs_ends_nothing(
-    watch: Callable[..., tuple[int, list[dict[str, Any]], str]], limit: str, says: str, monkeypatch: pytest.MonkeyPatch
+    watch: Watch, trace: str, limit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(alarm_command, "SECONDS", 0.3)
-    code, lines, err = watch(str(bundled_trace()), "--limits", limit, "--on-alarm", says, *NOW)
-    assert (code, len(lines)) == (3, 6)
-    how = "ended with exit code 7" if says == "exit 7" else "took more than 0.3 seconds and was ended"
-    assert f"--on-alarm {how} at step 5. Watching continues." in err, err
+    for says, how in (("exit 7", "ended with exit code 7"), ("sleep 60", "took more than 0.3 seconds and was ended")):
+        code, lines, err = watch(trace, "--limits", limit, "--on-alarm", says, *NOW)
+        assert (code, len(lines)) == (3, 3)
+        assert f"--on-alarm {how} at step 5. Watching continues." in err
+        shutil.rmtree(tmp_path / "seen")
 
 
-def test_a_step_of_a_trace_is_read_alone_whatever_its_shards_hold(tmp_path: Path) -> None:
-    """All steps in one shard, in row groups that mix them: the same numbers as from a shard for each."""
-    trace = Trace.open(bundled_trace())
-    table = pa.concat_tables(trace.tables()).sort_by([("sample_index", "ascending"), ("step", "ascending")])
-    shutil.copytree(trace.folder, tmp_path / "run", ignore=shutil.ignore_patterns("shard-*"))
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    write_shard(tmp_path / "run" / "shard-00000.parquet", table)
-    told = {name: manifest[name] for name in manifest if name not in ("shards", "shard_rows")}
-    (tmp_path / "run" / "manifest.json").write_text(json.dumps(told))
-    mixed, apart = watcher_of(tmp_path / "run", tmp_path / "one"), watcher_of(trace.folder, tmp_path / "two")
-    assert steps(mixed.look()) == steps(apart.look()) == [0, 1, 2, 3, 4, 5]
+def test_a_step_of_a_trace_is_read_alone_whatever_its_shards_hold(trace: str, tmp_path: Path) -> None:
+    """All steps in one shard, mixed: the same numbers as from a shard for each."""
+    table = pa.concat_tables(Trace.open(Path(trace)).tables())
+    shutil.copytree(trace, tmp_path / "run", ignore=shutil.ignore_patterns("shard-*"))
+    mixed_rows = table.sort_by([("sample_index", "ascending"), ("step", "ascending")])
+    write_shard(tmp_path / "run" / "shard-00000.parquet", mixed_rows)
+    mixed, apart = watcher_of(tmp_path / "run", tmp_path / "one"), watcher_of(Path(trace), tmp_path / "two")
+    assert steps(mixed.look()) == steps(apart.look()) == [3, 4, 5]
     for step, record in apart.records.items():
         for name, value in record["mismatch"].items():
             assert mixed.records[step]["mismatch"][name] == pytest.approx(value, rel=1e-6), name
@@ -301,8 +310,8 @@ def test_lines_are_read_when_they_are_whole_and_again_when_they_were_cut_back(tm
     assert lines.new() == ([b"one\n", b"other\n"], True)
 
 
-def test_on_a_narrow_terminal(tmp_path: Path, limit: str) -> None:
-    watcher = watcher_of(bundled_trace(), tmp_path / "seen", sets=[load_limits(limit)])
+def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
+    watcher = watcher_of(Path(trace), tmp_path / "seen", sets=[load_limits(limit)])
     view = WatchView("[red]" + "x" * 40)
     assert [line.plain for line in view.lines(30, 5)][-1] == "waiting until it begins"
     steps(watcher.look())
@@ -315,9 +324,7 @@ def test_on_a_narrow_terminal(tmp_path: Path, limit: str) -> None:
         curves = [line.plain for line in view.lines(width, 40) if line.plain.startswith(("|π", "k3", "ratio"))]
         assert len(curves) == 4 and all(cell_len(line) <= width for line in curves)
     assert len(view.lines(77, 4)) == 4
-    terminal = Terminal(
-        [sys.executable, "-m", "mismatch_cli", "watch", str(bundled_trace()), "--limits", limit, *NOW], 34, tmp_path
-    )
+    terminal = Terminal([sys.executable, "-m", "mismatch_cli", "watch", trace, "--limits", limit, *NOW], 34, tmp_path)
     assert terminal.finish() == 3, terminal.text
     assert "\a" in terminal.text and "k3 (mismatch) at step 5" in terminal.text
 
@@ -331,22 +338,23 @@ def test_ctrl_c_says_that_what_was_seen_is_kept(tmp_path: Path) -> None:
     assert process.returncode == 130 and "Stopped watching" in err and "the same command continues" in err
 
 
-def test_the_page_is_that_of_a_training(watch: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run(["watch", str(bundled_trace()), "-o", str(tmp_path / "seen"), "--no-plots", "--quiet"]) == 0
-    page = (tmp_path / "seen" / "report.html").read_text(encoding="utf-8")
-    assert "5 steps" in page and 'http-equiv="refresh"' not in page  # nothing more will come
-    assert os.listdir(tmp_path / "seen").sort() == ["metrics.jsonl", "report.html", "summary.json", "watch.json"].sort()
-    assert run(["report", str(tmp_path / "seen"), "--json", "--quiet"]) == 0
+def test_the_page_is_that_of_a_training(trace: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    seen = tmp_path / "seen"
+    assert run(["watch", trace, "-o", str(seen), "--no-plots", "--quiet", "--every", "0.05"]) == 0
+    page = (seen / "report.html").read_text(encoding="utf-8")
+    assert "Training: does it stay stable?" in page and 'http-equiv="refresh"' not in page  # nothing more will come
+    assert sorted(os.listdir(seen)) == ["metrics.jsonl", "report.html", "summary.json", "watch.json"]
+    assert run(["report", str(seen), "--json", "--quiet"]) == 0
     assert json.loads(capfd.readouterr().out)["runs"][0]["steps"] == 5
 
 
-def test_mistakes_are_said_in_a_sentence(capfd: pytest.CaptureFixture[str], tmp_path: Path, limit: str) -> None:
+def test_mistakes_are_said_in_a_sentence(capfd: pytest.CaptureFixture[str], trace: str, tmp_path: Path) -> None:
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n', encoding="utf-8")
-    trace, trained, own = str(bundled_trace()), str(tmp_path / "trained"), tmp_path / "own"
+    trained, own = str(tmp_path / "trained"), tmp_path / "own"
     own.mkdir()
     (own / "thesis.tex").touch()
-    assert run(["watch", trace, "-o", str(tmp_path / "seen"), "--until-step", "0", "--quiet", *NOW]) == 0
+    assert run(["watch", trace, "-o", str(tmp_path / "seen"), "--until-step", "3", "--quiet", *NOW]) == 0
     for code, said, line in (
         (2, "Without limits there is no alarm", [trace, "--on-alarm", "true"]),
         (2, "--algorithm is for traces", [trained, "--algorithm", "ppo"]),
