@@ -141,7 +141,7 @@ def test_every_command_explains_itself(core):
     done = subprocess.run(
         [core / "python", "-c", lines, *names], env=without_python_path(), capture_output=True, text=True
     )
-    assert len(names) == 13 and done.stdout.splitlines()[-1] == "0 False", done.stderr
+    assert len(names) == 15 and done.stdout.splitlines()[-1] == "0 False", done.stderr
 
 
 def test_numbers_of_a_trace(typed):

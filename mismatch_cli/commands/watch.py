@@ -80,26 +80,24 @@ def command(
     """
     from mismatch_cli.library.asked import limit_sets
     from mismatch_cli.trace.stores import is_store
+    from mismatch_cli.watch.folders import check_there, check_watch_folder, watch_folder
 
     run = run or bundled_trace()
     if is_store(run):
         raise UsageError(f"{run} is not on this machine, and watch follows files. Run it where the run writes.")
     common.check(baseline)
+    check_there(run)
+    folder = common.output or Path(f"watch-{run.resolve().name}")
+    check_watch_folder(folder, run)
+    if not limits and (on_alarm is not None or stop_on_alarm or baseline):
+        raise UsageError("Without limits there is no alarm. Name a TOML file, or a set of gate --list: --limits NAME")
     sets = limit_sets(limits, has_baseline=bool(baseline)) if limits else []
-    if not sets and (on_alarm is not None or stop_on_alarm or baseline):
-        raise UsageError(
-            "Without limits there is no alarm. Name a file of them, or one that gate --list shows: --limits FILE"
-        )
     if algorithm is not None:
         from mismatch_cli.algorithms.parse import find
 
         find(algorithm)
-    folder = common.output or Path(f"watch-{run.resolve().name}")
-    from mismatch_cli.watch.state import check_watch_folder, watch_folder
-    from mismatch_cli.watch.watcher import Asked, check_there
+    from mismatch_cli.watch.watcher import Asked
 
-    check_there(run)
-    check_watch_folder(folder, run)
     asked = Asked(sets, baseline or [], algorithm, format)
     how = _How(every, once, until_step, None if idle is None else 60 * idle, stop_on_alarm)
     try:
@@ -159,7 +157,8 @@ class _Watching:
     def _begun(self) -> Watcher:
         """The watcher, once there is something to watch."""
         from mismatch_cli.errors import MismatchError
-        from mismatch_cli.watch.watcher import Watcher, kind_of
+        from mismatch_cli.watch.folders import kind_of
+        from mismatch_cli.watch.watcher import Watcher
 
         began = time.monotonic()
         while not kind_of(self._run):

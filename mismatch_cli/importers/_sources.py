@@ -16,15 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.importers import _proto_file, _torch_file, files_at
+from mismatch_cli.importers import KINDS, PICKLES, _proto_file, _torch_file, files_at
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers._torch_file import NeedsItsFramework
 from mismatch_cli.memory import allowance, decoded_bytes, too_large
 from mismatch_cli.text import is_whole
 from mismatch_cli.trace import foreign
 
-KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
-_PICKLES = (".pkl", ".pickle", ".dp")
 _LONGEST_LINE = 3 * 2**24  # bytes; as Python objects they can take 35 times as much
 _FIRST_LINES, _FIRST_BYTES, _FIRST_VALUES = 64, 2**24, 2**20  # that tell what a file holds
 _READ_BYTES = 2**20
@@ -58,7 +56,7 @@ class Source:
     @property
     def kind(self) -> str:
         suffix = self.path.suffix.lower()
-        return "proto" if suffix in _PICKLES else KINDS.get(suffix, "jsonl")
+        return "proto" if suffix in PICKLES else KINDS.get(suffix, "jsonl")
 
     @property
     def group(self) -> tuple[str, str]:
@@ -116,12 +114,12 @@ def _numbers_by_value(source: Source) -> list[tuple[int, int, str]]:
 
 
 def _refuse_pickle(path: Path) -> None:
-    if path.suffix.lower() in _PICKLES and not _is_proto(path):
+    if path.suffix.lower() in PICKLES and not _is_proto(path):
         raise NeedsItsFramework(path, "is a pickle, which could run any code when it is opened")
 
 
 def _is_proto(path: Path) -> bool:
-    return path.suffix.lower() in _PICKLES and _proto_file.is_saved(path)
+    return path.suffix.lower() in PICKLES and _proto_file.is_saved(path)
 
 
 def peek(source: Source) -> Peek:

@@ -9,51 +9,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.recording.folder import check_apart, claimed
-from mismatch_cli.recording.ours import LOCK
 from mismatch_cli.studies.gate import Check, row_of
 from mismatch_cli.studies.limits import Limit
 from mismatch_cli.studies.runs import METRICS
-from mismatch_cli.trace.files import UNFINISHED, could_not_write, open_to_append, write_atomically
+from mismatch_cli.trace.files import could_not_write, open_to_append, write_atomically
+from mismatch_cli.watch.folders import FILE_NAME, FORMAT, state_in
 from mismatch_cli.watch.training_run import Lines
 
-FILE_NAME, FORMAT = "watch.json", "mismatch-cli watch"
 Record = dict[str, Any]
-
-
-def watch_folder(folder: Path, run: Path) -> AbstractContextManager[None]:
-    """Hold the folder of a watching: a new one, or that of the same run; a `MismatchError` for any other."""
-    return claimed(folder, lambda: check_watch_folder(folder, run))
-
-
-def check_watch_folder(folder: Path, run: Path) -> None:
-    """A `MismatchError` where another run is watched into the folder, or something else is in it."""
-    check_apart(folder, run)
-    others = [path for path in folder.glob("*") if path.name != LOCK and not UNFINISHED.fullmatch(path.name)]
-    if not others:
-        return
-    watched = _read(folder).get("run")
-    if watched is None:
-        raise MismatchError(f"{folder} already exists, and watches nothing. Choose another --output.")
-    if watched != str(run.absolute()):
-        raise MismatchError(f"{folder} watches {watched}. Choose another --output.")
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    path = folder / FILE_NAME
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise MismatchError(f"{path} is damaged ({error}). Remove the folder, or choose another --output.") from error
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else {}
 
 
 @dataclass(frozen=True)
@@ -89,7 +56,7 @@ class State:
     def __init__(self, folder: Path, run: Path, asked: Mapping[str, Any], *, lines: bool) -> None:
         """`lines`: keep the line of each step in a metrics.jsonl, for the run has none."""
         self.folder, self._run, self._asked, self._lines = folder, run, json.loads(json.dumps(asked)), lines
-        found = _read(folder)
+        found = state_in(folder)
         same = found.get("asked") == self._asked
         self.parts: list[dict[str, Any]] = found.get("parts", [])
         self.alarms = [Alarm(row["step"], row["check"]) for row in found.get("alarms", [])]

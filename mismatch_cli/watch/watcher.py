@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from mismatch_cli.algorithms.parse import find
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import UsageError
 from mismatch_cli.studies.limits import LimitSet
 from mismatch_cli.studies.watched import Judge
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.watch.dump import Dump, Parts
+from mismatch_cli.watch.folders import kind_of
 from mismatch_cli.watch.growing_trace import GrowingTrace
 from mismatch_cli.watch.state import Alarm, Record, State
 from mismatch_cli.watch.training_run import Ready, TrainingRun
@@ -73,21 +74,6 @@ class Asked:
             "baseline": [str(path.absolute()) for path in self.baseline],
             "algorithm": algorithm,
         }
-
-
-def kind_of(run: Path) -> str:
-    """What there is to watch: `train`, `trace` or `dump`; empty where nothing is there yet."""
-    if any((run / name).is_file() for name in ("metrics.jsonl", "config.toml")):
-        return "train"
-    if any((folder / "manifest.json").is_file() for folder in (run, run / "trace")):
-        return "trace"
-    return "dump" if run.is_file() or any(found.is_file() for found in run.rglob("[!.]*")) else ""
-
-
-def check_there(run: Path) -> None:
-    """A `MismatchError` where nothing is there, and nothing can come."""
-    if not kind_of(run) and not run.absolute().parent.is_dir():
-        raise MismatchError(f"{run} does not exist, nor does the folder around it. Name the run to watch.")
 
 
 class Watcher:

@@ -27,6 +27,7 @@ from mismatch_cli.studies.limits import load_limits
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import write_shard
 from mismatch_cli.watch import alarm_command
+from mismatch_cli.watch.folders import kind_of
 from mismatch_cli.watch.training_run import Lines
 from mismatch_cli.watch.watcher import Asked, Told, Watcher
 from tests import warm
@@ -296,6 +297,21 @@ def test_steps_that_come_to_one_file_are_imported_once(tmp_path: Path) -> None:
     assert watcher.records[2]["current"] == watcher.records[2]["mismatch"] == {}
     rows = [pq.read_table(shard).num_rows for shard in sorted((tmp_path / "seen" / "traces").rglob("shard-*"))]
     assert rows == [3, 4]
+
+
+def test_what_has_just_begun_is_no_dump(tmp_path: Path) -> None:
+    """A recorder writes its vocabulary before its manifest, and frameworks have a config.toml of their own."""
+    run_folder = tmp_path / "run"
+    run_folder.mkdir()
+    assert kind_of(run_folder) == ""
+    (run_folder / ".recorder-00000.lock").touch()
+    shutil.copy(bundled_trace() / "vocab.parquet", run_folder)
+    assert kind_of(run_folder) == ""
+    shutil.copy(bundled_trace() / "manifest.json", run_folder)
+    assert kind_of(run_folder) == "trace"
+    prime_rl(tmp_path / "other", real_rows(1))
+    (tmp_path / "other" / "config.toml").write_text("[trainer]\n", encoding="utf-8")
+    assert kind_of(tmp_path / "other") == "dump"
 
 
 def test_lines_are_read_when_they_are_whole_and_again_when_they_were_cut_back(tmp_path: Path) -> None:
