@@ -31,7 +31,7 @@ _COMMANDS = "mismatch_cli.commands"
 _PANELS = {  # of `--help`, in the order in which one needs them
     "Measure": ("probe", "report", "compare", "verdict"),
     "Explain": ("diagnose", "bisect", "clipstats", "algorithms", "guide"),
-    "Use elsewhere": ("import", "rescore", "gate", "upload"),
+    "Use elsewhere": ("import", "rescore", "gate", "watch", "upload"),
     "Train": ("curate", "train"),
 }
 _OTHERS = "More"

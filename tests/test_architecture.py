@@ -41,6 +41,7 @@ FLOORS = [
     {"cli", ""},  # the package itself names what it opens, and imports it when it is asked for
     {"commands"},
     {"library"},
+    {"watch"},
     {"report", "record"},
     {"studies", "rl", "importers"},
     {"bisect"},
@@ -241,6 +242,7 @@ report FLOAT32 --output exported --export jsonl
 import --json
 import --formats
 import --schema
+watch --json
 """
 _ARROW_LOOKS_FOR_PANDAS = ("diagnose", "--export", "import")  # to know its columns; it is no dependency
 _NOT_FOR_READING = ("torch", "transformers", "datasets", "peft", "math_verify", "vllm", "pandas")

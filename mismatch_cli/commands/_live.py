@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from mismatch_cli.commands._curves import (
+    LABEL,
+    Curve,
+    Line,
+    blank,
+    curve,
+    curves,
+    duration,
+    flow,
+    labelled,
+    most_important,
+    plain,
+)
 from mismatch_cli.metrics.update_table import LAST
-from mismatch_cli.numbers import number, sparkline, stretches
+from mismatch_cli.numbers import number
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.studies.runs import evaluated_sets, sync_in_words, sync_proven
 from mismatch_cli.text import visible
@@ -21,11 +34,9 @@ STOPPING = "Finishing this step, then saving (Ctrl-C again: stop at once)"
 _RECENT = 20  # steps whose time says how long the next ones take
 _RARE = ("evaluate", "checkpoint")  # phases that not every step has
 _LEAST = 0.02  # of a step: what a phase takes to be named
-_LABEL, _BETWEEN = 10, " · "
 _NARROWEST_BAR, _WIDEST_BAR = 12, 30
-_NARROWEST_CURVE, _WIDEST_CURVE = 8, 40
 _SMOOTHED_OVER = 256  # responses: of fewer the mean reward is noise
-_LEAST_REWARD, _LEAST_PART = 0.05, 0.1  # what an axis shows at least: of a reward, and of the value of others
+_LEAST_REWARD = 0.05  # what an axis shows at least
 _DOING = {
     "start": "loading libraries and problems",
     "engine": "loading the model into {engine}",
@@ -84,38 +95,6 @@ class Pace:
         return (self._steps // every - done // every if every else 0) + int(not every or self._steps % every > 0)
 
 
-class Curve(NamedTuple):
-    """A number over the steps: a row of the view. `least`: what its axis shows at least."""
-
-    label: str
-    value: float
-    values: Sequence[float]
-    least: float
-    note: str = ""
-    digits: int = 2
-
-    @property
-    def cells(self) -> tuple[str, str, str]:
-        """The last value, and the ends of the axis."""
-        low, high = self.ends
-        return tuple(number(value, self.digits) for value in (self.value, low, high))  # type: ignore[return-value]
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """From the lowest to the highest value, or as much around them as is more than noise."""
-        low, high = min(self.values), max(self.values)
-        short = max(0.0, self.least - (high - low))
-        low = max(0.0, low - short / 2) if low >= 0 else low - short / 2
-        return low, max(high, low + self.least)
-
-
-class Line(NamedTuple):
-    """A line of the view; where there is no room, lines of the highest `rank` are left out first."""
-
-    rank: int
-    text: Text
-
-
 class TrainingView:
     """One run of several, as lines of text that fit into a terminal."""
 
@@ -159,20 +138,20 @@ class TrainingView:
         pieces[0] += f"reward {number(_mean(rewards))}" if step == steps else f"stopped at step {step} of {steps}"
         pieces += [f"accuracy {number(record['eval_accuracy'])}" for record in accuracy]
         pieces += [part for part in _measured(self.records[-1]) if not part.startswith("accuracy")]
-        return _flow([*pieces[:2], duration(time.monotonic() - self._began), *pieces[2:]], width)[0]
+        return flow([*pieces[:2], duration(time.monotonic() - self._began), *pieces[2:]], width)[0]
 
     def lines(self, width: int, height: int) -> list[Text]:
         """What stands on the terminal."""
         lines = [Line(0, self._title())]
         if self.records:
             lines += [Line(0, line) for line in self._bar(width)]
-            lines += [_blank(), *_curves(self._measures(), width), _blank(), *self._facts(width)]
+            lines += [blank(), *curves(self._measures(), width), blank(), *self._facts(width)]
         else:
             started = self._start_up(width)
             lines += [Line(len(started) - place, line) for place, line in enumerate(started)]  # the last ones stay
         if self.stopping:
-            lines += [Line(0, _plain(line, "bold")) for line in _flow(STOPPING.split(), width, " ")]
-        return [line.text for line in _most_important(lines, height)]
+            lines += [Line(0, plain(line, "bold")) for line in flow(STOPPING.split(), width, " ")]
+        return [line.text for line in most_important(lines, height)]
 
     def _title(self) -> Text:
         from rich.text import Text
@@ -188,7 +167,7 @@ class TrainingView:
             (self._doing(phase), duration(end - began)) for (phase, began), end in zip(self._phases, ends, strict=True)
         ]
         longest = max(len(doing) for doing, _ in rows)
-        lines = [_plain(f"{doing:<{longest}}  {spent:>6}"[:width], "dim") for doing, spent in rows]
+        lines = [plain(f"{doing:<{longest}}  {spent:>6}"[:width], "dim") for doing, spent in rows]
         lines[-1].stylize("not dim")
         return lines
 
@@ -207,7 +186,7 @@ class TrainingView:
         pieces = [f"{step} of {steps} steps", f"{duration(left)} left" if step < steps else "saving"]
         if runs_left := self._runs - self._number:
             pieces.append(f"all runs {duration(left + runs_left * (self._start + self._pace.whole()))}")
-        words = _flow(pieces, width)
+        words = flow(pieces, width)
         room = min(_WIDEST_BAR, width - len(words[0]) - 2)
         beside = room >= _NARROWEST_BAR
         room = room if beside else width
@@ -236,10 +215,10 @@ class TrainingView:
             "length": (6, "tokens", 3),
             "entropy": (7, "nats", 3),
         }
-        found += _curve(2, "|π − μ|", gap, "equal weights", 2)
+        found += curve(2, "|π − μ|", gap, "equal weights", 2)
         for label, (rank, note, digits) in of_key.items():
             key = "bad_over_negative" if label == "bad" else label
-            found += _curve(rank, label, [record.get(key) for record in self.records], note, digits)
+            found += curve(rank, label, [record.get(key) for record in self.records], note, digits)
         return found
 
     def _facts(self, width: int) -> list[Line]:
@@ -257,7 +236,7 @@ class TrainingView:
         if self._phases:
             phase, began = self._phases[-1]
             found.append((10, "now", [f"{self._doing(phase)}, {duration(time.monotonic() - began)}"]))
-        return [Line(rank, _labelled(label, _flow(pieces, width - _LABEL)[0])) for rank, label, pieces in found]
+        return [Line(rank, labelled(label, flow(pieces, width - LABEL)[0])) for rank, label, pieces in found]
 
     def _sync(self) -> list[str]:
         words = [sync_in_words([self.records])]
@@ -273,14 +252,6 @@ class TrainingView:
         return pieces + [f"{name} {number(value, 2)}" for name, value in rare.items() if value > _LEAST * whole]
 
 
-def duration(seconds: float) -> str:
-    """A time as people say it: `45 s`, `12 min`, `1 h 10 min`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def _measured(record: Record) -> list[str]:
     """Numbers of a step, spelled as the view spells them: shares are shares, as in metrics.jsonl."""
     values = {
@@ -292,67 +263,6 @@ def _measured(record: Record) -> list[str]:
     found = [f"{name} {number(value, digits)}" for name, (value, digits) in values.items() if value is not None]
     sets = evaluated_sets(record).items()
     return [*found[:1], *(f"{visible(name)} {number(accuracy)}" for name, accuracy in sets), *found[1:]]
-
-
-def _curve(rank: int, label: str, values: Sequence[float | None], note: str, digits: int) -> list[tuple[int, Curve]]:
-    """None where the last step did not measure it."""
-    if values[-1] is None:
-        return []
-    found = [value for value in values if value is not None]
-    return [(rank, Curve(label, found[-1], found, _LEAST_PART * max(found), note, digits))]
-
-
-def _curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
-    """A line each: value, curve between the ends of its axis, note; what has no room beside the value is left out."""
-    cells = [curve.cells for _, curve in measures]
-    value, low, high = (max(map(len, column)) for column in zip(*cells, strict=True))
-    note = max(len(curve.note) for _, curve in measures)
-    beside = _LABEL + value + 1
-    rooms = {"note": width - beside - low - high - note - 5, "ends": width - beside - low - high - 3}
-    shown = next((what for what, room in rooms.items() if room >= _NARROWEST_CURVE), "")
-    room = min(_WIDEST_CURVE, rooms.get(shown, width - beside - 1))
-    lines = []
-    for (rank, curve), (now, least, most) in zip(measures, cells, strict=True):
-        bars = sparkline(stretches(curve.values, room), *curve.ends) if room >= _NARROWEST_CURVE else ""
-        drawn = f"{least:>{low}} {bars:<{room}} {most:<{high}}" if shown else bars
-        if len(curve.values) == 1:
-            drawn = " " * len(drawn)
-        words = f"{now:>{value}}  {drawn}" + f"  {curve.note}" * (shown == "note")
-        lines.append(Line(rank, _labelled(curve.label, words.rstrip())))
-    return lines
-
-
-def _most_important(lines: Sequence[Line], height: int) -> list[Line]:
-    """As many as fit, in their order: of equal rank the last ones go first."""
-    by_rank = sorted(range(len(lines)), key=lambda place: (lines[place].rank, place))
-    return [lines[place] for place in sorted(by_rank[: max(height, 1)])]
-
-
-def _labelled(label: str, words: str) -> Text:
-    from rich.text import Text
-
-    return Text.assemble((f"{label:<{_LABEL}}", "dim"), words)
-
-
-def _plain(words: str, style: str) -> Text:
-    from rich.text import Text
-
-    return Text(words, style=style)
-
-
-def _blank() -> Line:
-    return Line(11, _plain("", ""))
-
-
-def _flow(pieces: Iterable[str], width: int, between: str = _BETWEEN) -> list[str]:
-    """Pieces on as few lines as hold them: a line ends between pieces only."""
-    lines: list[str] = []
-    for piece in pieces:
-        if lines and len(lines[-1]) + len(between) + len(piece) <= width:
-            lines[-1] += between + piece
-        else:
-            lines.append(piece)
-    return lines
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -1,6 +1,6 @@
 """The report of a training that goes on, made anew now and then by another process, this file run as a program.
 
-Training does not wait for it.
+Neither training nor whoever watches one waits for it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Refresher:
     def __init__(
         self, folders: Sequence[Path], output: Path, every: float, say: Callable[[str], None], *, draws: bool = True
     ) -> None:
-        self._command = [sys.executable, "-m", __name__, "pictures" if draws else "", str(output), *map(str, folders)]
+        self._words = ["pictures"] * draws
+        self._drawn = [str(output), *map(str, folders)]
         self._output, self._every, self._say, self._said = output, every, say, ""
         self._next = time.monotonic() + every
         self._child: subprocess.Popen[bytes] | None = None
@@ -43,25 +44,44 @@ class Refresher:
             return
         self._next = time.monotonic() + self._every
         try:
-            self._errors.seek(0)
-            self._errors.truncate()
-            self._child = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
-                env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is not for it
-            )  # fmt: skip
+            self._child = self._begun(*self._words)
             os.setpriority(os.PRIO_PROCESS, self._child.pid, _LOWEST)
         except OSError as error:
             self._complain(str(error))
 
+    def finish(self) -> None:
+        """Draw the report once more and wait for it: the one that stays, and looks for no newer one."""
+        if not self._every:
+            return
+        self._end_child()
+        try:
+            self._child = self._begun("final", *self._words)
+            if self._child.wait():
+                self._complain(self._read_errors())
+        except OSError as error:
+            self._complain(str(error))
+
+    def _begun(self, *words: str) -> subprocess.Popen[bytes]:
+        self._errors.seek(0)
+        self._errors.truncate()
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, ",".join(words), *self._drawn],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is not for it
+        )  # fmt: skip
+
     def stop(self) -> None:
         """End the process that draws, whatever it has done."""
+        self._end_child()
+        self._errors.close()
+
+    def _end_child(self) -> None:
         if self._child is not None and self._child.poll() is None:
             self._child.kill()  # what it writes is written under another name first
             self._child.wait()
             for folder in (self._output, self._output / "plots"):
                 remove_unfinished(folder)
         self._child = None
-        self._errors.close()
 
     def _is_free(self) -> bool:
         if self._child is None:
@@ -88,14 +108,14 @@ class Refresher:
             self._say(f"The report could not be refreshed, training goes on: {visible(reason)}")
 
 
-def _draw(output: Path, folders: Sequence[Path], *, pictures: bool) -> None:
+def _draw(output: Path, folders: Sequence[Path], *, pictures: bool, final: bool) -> None:
     """Draw the report of those runs that have begun."""
     from mismatch_cli.studies.runs import read_runs
     from mismatch_cli.studies.training import TrainingAnalysis
 
     begun = [folder for folder in folders if (folder / "metrics.jsonl").is_file()]
     common = Common(quiet=True, no_plots=not pictures)
-    common.show(TrainingAnalysis.of(read_runs(begun)), output, reload_seconds=_RELOAD_SECONDS)
+    common.show(TrainingAnalysis.of(read_runs(begun)), output, reload_seconds=0 if final else _RELOAD_SECONDS)
 
 
 def _end_with_parent() -> None:
@@ -107,6 +127,7 @@ def _end_with_parent() -> None:
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _draw(Path(sys.argv[2]), list(map(Path, sys.argv[3:])), pictures=bool(sys.argv[1]))
+        asked = sys.argv[1].split(",")
+        _draw(Path(sys.argv[2]), list(map(Path, sys.argv[3:])), pictures="pictures" in asked, final="final" in asked)
     except MismatchError as error:
         sys.exit(str(error))

@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 _EXCEEDED = 3
 of_limits, for_ci = partial(setting, panel="Limits"), partial(setting, panel="For CI")
+LIMITS = partial(
+    of_limits,
+    None,
+    "Published limits by their name, which `gate --list` shows, or a TOML file of your own. Repeatable.",
+    metavar="NAME|FILE.toml",
+    completes=completed.limits,
+)
+BASELINE = of_limits(None, "Trace that relative limits start from.", metavar="TRACE", completes=completed.runs)
 
 
 @flags()
 def command(
     *,
     traces: list[Path] | None = TRACES,
-    limits: list[str] | None = of_limits(
-        None,
-        "Published limits by their name, which --list shows, or a TOML file of your own. Repeatable.",
-        metavar="NAME|FILE.toml",
-        completes=completed.limits,
-        show_default="prime-rl",
-    ),
-    baseline: list[Path] | None = of_limits(
-        None, "Trace that relative limits start from.", metavar="TRACE", completes=completed.runs
-    ),
+    limits: list[str] | None = LIMITS(show_default="prime-rl"),
+    baseline: list[Path] | None = BASELINE,
     list_presets: bool = of_limits(False, "List the published limits with their sources.", "--list"),
     allow_partial: bool = of_limits(
         False, "Judge a trace that lacks shards, responses or scores by what is there, in place of failing it."

@@ -6,6 +6,9 @@ from pathlib import Path
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.stores import is_store
 
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}  # by the suffix
+PICKLES = (".pkl", ".pickle", ".dp")  # of which only what verl saves is read
+
 
 def files_at(path: Path) -> tuple[list[Path], Path]:
     """What a path names, and the folder that it stands in: a file, all files of a folder, or those that begin like it.

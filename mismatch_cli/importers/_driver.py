@@ -52,6 +52,7 @@ class Import:
     sampling: dict[str, float] = field(default_factory=dict)
     vocabulary: int | None = None  # how many token ids there are, where it is known
     columns: Mapping[str, str] = field(default_factory=dict)  # what the files call columns of the plain schema
+    spans: Mapping[Path, tuple[int, int]] | None = None  # the bytes to read of some files, which are read alone
 
 
 def facts(name: str) -> dict[str, str | None]:
@@ -66,6 +67,8 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
     A `MismatchError` where nothing can be imported says why. An exception leaves no manifest, so no trace.
     """
     files = find(what.paths)
+    if what.spans is not None:
+        files = [replace(file, span=what.spans[file.path]) for file in files if file.path in what.spans]
     with bounded(what.paths[0], _bytes(files)):
         tally = Tally()
         name, sources = _recognised(what, files, tally)

@@ -16,15 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.importers import _proto_file, _torch_file, files_at
+from mismatch_cli.importers import KINDS, PICKLES, _proto_file, _torch_file, files_at
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers._torch_file import NeedsItsFramework
 from mismatch_cli.memory import allowance, decoded_bytes, too_large
 from mismatch_cli.text import is_whole
 from mismatch_cli.trace import foreign
 
-KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
-_PICKLES = (".pkl", ".pickle", ".dp")
 _LONGEST_LINE = 3 * 2**24  # bytes; as Python objects they can take 35 times as much
 _FIRST_LINES, _FIRST_BYTES, _FIRST_VALUES = 64, 2**24, 2**20  # that tell what a file holds
 _READ_BYTES = 2**20
@@ -45,18 +43,20 @@ _Row = tuple[int, list[Any]]  # the number of the line, and its values in the or
 class Source:
     """One file of a dump; `name` is its path below what the user named, `columns` what it calls columns (ours: its).
 
-    `also` are more names of columns (its: ours), of which the first counts under which a row has a value.
+    `also` are more names of columns (its: ours), of which the first counts under which a row has a value. Of JSONL a
+    `span` of bytes may be read alone: whole lines of a file that grows.
     """
 
     path: Path
     name: str
     columns: Mapping[str, str] = field(default_factory=dict, hash=False)
     also: Mapping[str, str] = field(default_factory=dict, hash=False)
+    span: tuple[int, int] | None = None
 
     @property
     def kind(self) -> str:
         suffix = self.path.suffix.lower()
-        return "proto" if suffix in _PICKLES else KINDS.get(suffix, "jsonl")
+        return "proto" if suffix in PICKLES else KINDS.get(suffix, "jsonl")
 
     @property
     def group(self) -> tuple[str, str]:
@@ -114,12 +114,12 @@ def _numbers_by_value(source: Source) -> list[tuple[int, int, str]]:
 
 
 def _refuse_pickle(path: Path) -> None:
-    if path.suffix.lower() in _PICKLES and not _is_proto(path):
+    if path.suffix.lower() in PICKLES and not _is_proto(path):
         raise NeedsItsFramework(path, "is a pickle, which could run any code when it is opened")
 
 
 def _is_proto(path: Path) -> bool:
-    return path.suffix.lower() in _PICKLES and _proto_file.is_saved(path)
+    return path.suffix.lower() in PICKLES and _proto_file.is_saved(path)
 
 
 def peek(source: Source) -> Peek:
@@ -172,15 +172,20 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
             return
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file as bytes; a `MismatchError` for one that does not end where lines do."""
+def lines_of(path: Path, span: tuple[int, int] | None = None) -> Iterator[bytes]:
+    """The lines of a file, or those of a span, as bytes; a `MismatchError` for one that does not end where lines do."""
     with path.open("rb", buffering=_READ_BYTES) as file:
+        position, end = span or (0, None)
+        file.seek(position)
         for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
             if len(line) == _LONGEST_LINE:
                 raise MismatchError(
                     f"{path}: line {number} is longer than {_LONGEST_LINE / 2**20:g} MiB, which is no response. "
                     "Write one response a line, or name other files only."
                 )
+            position += len(line)
+            if end is not None and position > end:
+                return
             yield line
 
 
@@ -239,7 +244,7 @@ def jsonl_tables(
     block: list[pa.Table] = []
     rows: list[_Row] = []
     size = batch_size = 0
-    for number, line in enumerate(lines_of(source.path), 1):
+    for number, line in enumerate(lines_of(source.path, source.span), 1):
         batch_size += len(line)
         record = _record(line, f"{source.name}, line {number}", tally)
         if record is None:

@@ -46,6 +46,7 @@ _SCHEMA = pa.schema(
     }
 )
 _VERSION = 1
+STABLE = "STABLE"
 UNWEIGHED = "tokens without RL weight (cross-entropy only) are masked"
 
 
@@ -87,7 +88,7 @@ def _with_rl_weight(columns: dict[str, pa.Array]) -> tuple[pa.Array, np.ndarray]
 def unfinished(sources: Sequence[Source]) -> str:
     """Why the dump is a part of itself: prime-rl marks a step as STABLE once every rank has written it."""
     steps = {source.path.parent for source in sources if source.path.parent.name.startswith("step_")}
-    open_steps = sorted(folder.name for folder in steps if not (folder / "STABLE").exists())
+    open_steps = sorted(folder.name for folder in steps if not (folder / STABLE).exists())
     if len(open_steps) == len(steps):
         return ""  # a copy without marks, as far as anybody can tell
     return f"steps without the mark STABLE: {len(open_steps):,}, the first {open_steps[0]}" if open_steps else ""

@@ -4,8 +4,10 @@ A number of one sign or one step has the words of the number over all of them, a
 notation stands on the pages of `clipstats` and `train`.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from mismatch_cli import DPPO
 from mismatch_cli.metrics.gap_table import Metric, table
@@ -136,3 +138,29 @@ TRAINING = table(
     _row("seconds", "time of a step", "sum over its phases, mean over steps", "s", _COMMON),
 )
 # fmt: on
+
+# What a line of metrics.jsonl calls metrics of the gap.
+OF_STEP = {
+    "abs_dp_mean": "tv_binary_mean", "dp_max": "tv_signed_max", "dp_min": "tv_signed_min", "k1": "k1", "k3": "k3",
+    "ratio_p01": "ratio_p01", "ratio_p50": "ratio_p50", "ratio_p99": "ratio_p99",
+    "ratio_outside": "ratio_outside_0.8_1.28",
+}  # fmt: skip
+_OF_TOP_K = {"topk_mass_rollout": "topk_mass_reference", "topk_mass_trainer": "topk_mass_current"}
+
+
+def of_step(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """The metrics of a pair, by their keys, as a line of metrics.jsonl has them; masses only where they are there."""
+    masses = {name: mass for name, key in _OF_TOP_K.items() if (mass := values[key]) is not None}
+    return {name: values[key] for name, key in OF_STEP.items()} | masses
+
+
+def updates_of_step(result: Mapping[str, Any]) -> dict[str, float | None]:
+    """What an algorithm blocked, and bad updates, from the JSON of `clipstats`, as a line of metrics.jsonl has them."""
+    found = {name: result["bad_updates"][name]["value"] for name in ("over_tokens", "over_negative")}
+    record = {f"bad_{name}": value for name, value in found.items()}
+    for row in result["algorithms"]:
+        names = ("mu_blocked", "mu_kept", "entropy_blocked", "entropy_kept")
+        record |= {name: row[name]["value"] for name in names}
+        record |= {f"blocked_{sign}": row["blocked"][sign]["value"] for sign in ("positive", "negative")}
+        record["blocked"] = row["blocked"]["all"]["value"]
+    return record

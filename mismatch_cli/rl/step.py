@@ -20,18 +20,13 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.metrics.update_table import of_step, updates_of_step
 from mismatch_cli.rl.learner import Update
 from mismatch_cli.rl.task import Posed
 from mismatch_cli.routing.routes import route_columns
 from mismatch_cli.scoring.trainer import ResponseScores
 from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.writer import rows_to_table
-
-_NAMES = {
-    "abs_dp_mean": "tv_binary_mean", "dp_max": "tv_signed_max", "dp_min": "tv_signed_min", "k1": "k1", "k3": "k3",
-    "ratio_p01": "ratio_p01", "ratio_p50": "ratio_p50", "ratio_p99": "ratio_p99",
-}  # fmt: skip
-_OF_TOP_K = {"topk_mass_rollout": "topk_mass_reference", "topk_mass_trainer": "topk_mass_current"}
 
 
 @dataclass
@@ -210,10 +205,7 @@ def _groups(reward_GS: np.ndarray) -> dict[str, float]:
 
 
 def _pick(summary: MismatchSummary, estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
-    if not summary.exact.counts.tokens:
-        return {}
-    masses = {name: mass for name, key in _OF_TOP_K.items() if (mass := estimates[key].value) is not None}
-    return {name: estimates[key].value for name, key in _NAMES.items()} | masses
+    return of_step({key: found.value for key, found in estimates.items()}) if summary.exact.counts.tokens else {}
 
 
 def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
@@ -224,12 +216,4 @@ def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
         gather(gathering, batch, needs, 0)
     summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))
     summary.update(batch)
-    result = summary.result(blocked_tokens=0)
-    found = {name: result["bad_updates"][name]["value"] for name in ("over_tokens", "over_negative")}
-    record = {f"bad_{name}": value for name, value in found.items()}
-    for row in result["algorithms"]:
-        names = ("mu_blocked", "mu_kept", "entropy_blocked", "entropy_kept")
-        record |= {name: row[name]["value"] for name in names}
-        record |= {f"blocked_{sign}": row["blocked"][sign]["value"] for sign in ("positive", "negative")}
-        record["blocked"] = row["blocked"]["all"]["value"]
-    return record
+    return updates_of_step(summary.result(blocked_tokens=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from mismatch_cli import dialects, numbers
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
@@ -53,6 +53,13 @@ class Check:
         return self.allowed is not None and self.found.value is not None
 
 
+class Findable(Protocol):
+    """What limits are held against."""
+
+    def find(self, limit: Limit) -> Found:
+        """What was measured of a limit's metric, or why nothing was."""
+
+
 class Measurement:
     """The metrics of some traces, pooled: the summary that `report` prints, and frameworks' own as they are asked."""
 
@@ -91,12 +98,12 @@ def _diagnosed(name: str, diagnosis: Diagnosis) -> Found:
     return Found(float(finding.status == "found"), pair=pair, detail=finding.sentence)
 
 
-def check_limits(sets: Sequence[LimitSet], measured: Measurement, baseline: Measurement | None) -> list[Check]:
+def check_limits(sets: Sequence[LimitSet], measured: Findable, baseline: Findable | None) -> list[Check]:
     """Every limit of every set, in their order; limits against a baseline need one."""
     return [_check(limit_set.name, limit, measured, baseline) for limit_set in sets for limit in limit_set.limits]
 
 
-def _check(name: str, limit: Limit, measured: Measurement, baseline: Measurement | None) -> Check:
+def _check(name: str, limit: Limit, measured: Findable, baseline: Findable | None) -> Check:
     found = measured.find(limit)
     if found.value is None:
         return Check(name, limit, found, None, None, f"{found.why}, and what is not measured does not pass")
@@ -112,7 +119,7 @@ def _check(name: str, limit: Limit, measured: Measurement, baseline: Measurement
     return Check(name, limit, found, allowed, reference, _sentence(limit, found, value, allowed) if beyond else "")
 
 
-def _reference(limit: Limit, found: Found, baseline: Measurement | None) -> tuple[float | None, str]:
+def _reference(limit: Limit, found: Found, baseline: Findable | None) -> tuple[float | None, str]:
     """The number that a relative limit starts from, or why there is none."""
     if limit.bound in OF_BASELINE:
         assert baseline is not None
@@ -178,7 +185,7 @@ class GateResult(Study):
         workers: Workers = ALONE,
     ) -> GateResult:
         """Measure the traces, and the baseline where one is given, and check every limit."""
-        frameworks = sorted({limit.framework for limit_set in sets for limit in limit_set.limits if limit.framework})
+        frameworks = frameworks_of(sets)
         measured = Measurement(traces, frameworks, workers)
         before = Measurement(baseline, frameworks, workers) if baseline else None
         return cls(sets, check_limits(sets, measured, before), measured, before, allow_partial)
@@ -236,8 +243,13 @@ class GateResult(Study):
             "verdict": self.verdict,
             "partial": self.partial,
             "allow_partial": self.allow_partial,
-            "checks": [_row(check) for check in self.checks],
+            "checks": [row_of(check) for check in self.checks],
         }
+
+
+def frameworks_of(sets: Sequence[LimitSet]) -> list[str]:
+    """Whose own metrics these limits name."""
+    return sorted({limit.framework for limit_set in sets for limit in limit_set.limits if limit.framework})
 
 
 def subject(check: Check) -> str:
@@ -275,7 +287,8 @@ def source_text(check: Check) -> str:
     return "; ".join(filter(None, (check.limit.source, check.limit.why)))
 
 
-def _row(check: Check) -> dict[str, Any]:
+def row_of(check: Check) -> dict[str, Any]:
+    """A check as JSON has it."""
     limit, found = check.limit, check.found
     return {
         "limits": check.limits,

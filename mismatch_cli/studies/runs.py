@@ -205,7 +205,7 @@ def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
 
 
 def _read_run(folder: Path, name: str) -> TrainingRun:
-    records, config = _read_records(folder / METRICS), shown(_read_config(folder / CONFIG))
+    records, config = _read_records(folder / METRICS), shown(read_config(folder / CONFIG))
     algorithm, seed = config.get("algorithm"), config.get("seed")
     return TrainingRun(
         name=name,
@@ -240,7 +240,7 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """The settings; a run without the file is read all the same, under the name of its folder."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

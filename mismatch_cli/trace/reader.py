@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
@@ -64,11 +65,14 @@ class Trace:
     """A recorded trace: a folder with `manifest.json`, `vocab.parquet` and `shard-*.parquet`.
 
     If `skip_broken`, a shard that cannot be read is left out as if it were missing; `broken` says of each why.
+    Of a `step` it is the rows of that step alone, whatever the shards hold.
     """
 
     folder: Path
     skip_broken: bool = field(default=False, compare=False)
     broken: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # by the shard's name
+    step: int | None = None
+    among: tuple[Path, ...] | None = field(default=None, compare=False, repr=False)  # shards that may hold the step
 
     @classmethod
     def open(cls, path: Path, *, skip_broken: bool = False) -> Trace:
@@ -77,6 +81,10 @@ class Trace:
         trace.completeness  # noqa: B018 - nor are shards read that belong to another trace
         trace.leave_out({})
         return trace
+
+    def of_step(self, step: int, among: Sequence[Path]) -> Trace:
+        """The rows of one step, all of which lie in these shards; a growing trace is not opened as a whole for them."""
+        return Trace(self.folder, self.skip_broken, step=step, among=tuple(among))
 
     def leave_out(self, broken: Mapping[str, str]) -> None:
         """Shards that were found to be broken, by their names with the reason; a `MismatchError` where none is left."""
@@ -90,11 +98,15 @@ class Trace:
 
     @property
     def completeness(self) -> Completeness:
-        """What the manifest promises against what can be read; a `MismatchError` where these contradict each other."""
+        """What the manifest promises against what can be read; a `MismatchError` where these contradict each other.
+
+        Of a step nothing is promised.
+        """
         there = {path.name: self.footers[path] for path in self.shards}
         rows = {name: sum(footer.rows) for name, footer in there.items()}
         columns = {name: footer.columns for name, footer in there.items()}
-        return completeness(self.folder, self.manifest, rows, columns, self.broken)
+        promised = self.manifest if self.step is None else {}
+        return completeness(self.folder, promised, rows, columns, self.broken)
 
     @property
     def how_to_score(self) -> str:
@@ -108,7 +120,8 @@ class Trace:
     @cached_property
     def footers(self) -> dict[Path, Footer]:
         """What each shard says of itself, in order."""
-        shards, known = shards_in(self.folder), dict[Any, Any]()  # most shards hold the same columns: one set of names
+        shards = shards_in(self.folder) if self.among is None else self.among
+        known = dict[Any, Any]()  # most shards hold the same columns: one set of names
         footers = _asked_together(self._footer, shards) if is_store(self.folder) else map(self._footer, shards)
         return {
             path: footer._replace(columns=known.setdefault(footer.columns, footer.columns))
@@ -203,7 +216,7 @@ class Trace:
             shard = open_shard(path)
             present = [name for name in shard.schema_arrow.names if name in wanted]
             for group in range(shard.num_row_groups):
-                yield path, partial(read_group, shard, group, present, path)
+                yield path, partial(_group, shard, group, present, path, self.step)
 
 
 def _asked_together(ask: Callable[[Path], _Part], paths: Sequence[Path]) -> Iterator[_Part]:
@@ -226,6 +239,14 @@ def _one_ahead(reads: Iterator[Callable[[], _Part]]) -> Iterator[_Part]:
                 yield ready.result()
         if following is not None:
             yield following.result()
+
+
+def _group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path, step: int | None) -> pa.Table:
+    """A row group, or what it holds of a step."""
+    if step is None:
+        return read_group(shard, group, columns, path)
+    found = read_group(shard, group, list(dict.fromkeys((*columns, "step"))), path)
+    return found.filter(pc.equal(found.column("step"), pa.scalar(step, pa.int32()))).select(columns)
 
 
 def _laid_flat(path: Path, read: Callable[[], pa.Table]) -> RowGroup:

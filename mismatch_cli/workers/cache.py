@@ -39,7 +39,7 @@ class Cache:
 
         None where a store does not say when a shard was changed: nothing would tell a new one from the old.
         """
-        question = (_program(), type(asked).__qualname__, asked, portion.trace, portion.shards[:1])
+        question = (_program(), type(asked).__qualname__, asked, portion.trace, portion.shards[:1], portion.step)
         found = ((path, path.stat()) for path in portion.shards)
         shards = [(str(path.absolute()), status.st_size, status.st_mtime_ns) for path, status in found]
         if not all(changed for _, _, changed in shards):

@@ -54,7 +54,7 @@ def _read(
     while True:
         leaf = before or Leaf(asked.begin(portion))
         try:
-            groups = Trace(portion.folder).row_groups(
+            groups = Trace(portion.folder, step=portion.step).row_groups(
                 asked.columns, [path for path in shards if path.name not in broken]
             )
             asked.read(leaf.part, portion, _counted(groups, leaf, tell))

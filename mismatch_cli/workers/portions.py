@@ -21,10 +21,11 @@ class Portion:
     trace: int  # its number among the traces of the pass
     folder: Path
     shards: tuple[Path, ...]
+    step: int | None = None  # the rows of one step alone
 
     def absolute(self) -> Portion:
         """The same for processes that work elsewhere."""
-        return Portion(self.trace, self.folder.absolute(), tuple(path.absolute() for path in self.shards))
+        return Portion(self.trace, self.folder.absolute(), tuple(path.absolute() for path in self.shards), self.step)
 
 
 def portions(traces: Sequence[Trace]) -> list[Portion]:
@@ -33,7 +34,7 @@ def portions(traces: Sequence[Trace]) -> list[Portion]:
     Each rank of a run that is recorded begins a new one: what others add to a growing trace moves no boundary.
     """
     return [
-        Portion(number, trace.folder, shards)
+        Portion(number, trace.folder, shards, trace.step)
         for number, trace in enumerate(traces)
         for _, own in groupby(trace.shards, key=rank_of)
         for shards in _large_enough(own)

@@ -140,6 +140,15 @@ LIGHT = {
         ("--limits gone.toml", "There is no file gone.toml"),
         ("--junit ../files/few.jsonl", "is already there"),
     ),
+    "watch": (
+        ("gone/run", "nor does the folder around it"),
+        ("--baseline gone", NO_TRACE[1]),
+        ("--limits prime", "Did you mean prime-rl?"),
+        ("--on-alarm true", "Without limits there is no alarm"),
+        ("s3://bucket/run", "watch follows files"),
+        (f"--output {FLOAT32}/new {FLOAT32}", "are not apart"),
+        (TAKEN, "taken already exists, and watches nothing"),
+    ),
     "import": (
         ("gone", "gone does not exist. Name a dump"),
         ("--format slimy --tokenizer /no/such/model", "Did you mean slime?"),
@@ -182,6 +191,7 @@ WITH_NUMPY = {
         ("--reward ../files/broken.py:score", "cannot be loaded (ModuleNotFoundError"),
         (TAKEN, "holds no training run"),
     ),
+    "watch": (("--algorithm dpo-binary-tv", "Unknown algorithm 'dpo-binary-tv'. Did you mean"),),
     "clipstats": (*ALGORITHMS, ("--compare pg-is dpo", "Unknown algorithm 'dpo'")),
     "verdict": (
         ("mismatch abs_d_maen=1", "Did you mean abs_d_mean"),

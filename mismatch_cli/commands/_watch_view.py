@@ -1,0 +1,101 @@
+"""What somebody sees of a run that is watched: where it stands, its gap over the steps, and the alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.commands._curves import LABEL, Curve, Line, blank, curve, curves, duration, flow, labelled, plain
+from mismatch_cli.commands._curves import most_important as fitting
+from mismatch_cli.numbers import number, things
+from mismatch_cli.text import visible
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from mismatch_cli.watch.watcher import Watcher
+
+Record = Mapping[str, Any]
+_SHOWN = 3  # alarms: the newest
+# Rank, label, where it stands in a line of metrics.jsonl, and how many digits it needs.
+_OF_GAP = (
+    (1, "|π − μ|", "abs_dp_mean", 2), (2, "k3", "k3", 2), (3, "outside", "ratio_outside", 2),
+    (5, "ratio p1", "ratio_p01", 3), (4, "ratio p99", "ratio_p99", 3),
+)  # fmt: skip
+_OUTSIDE, _OF_BLOCKED = "ratio not in 0.8–1.28", "share of A ≠ 0"
+
+
+class WatchView:
+    """The screen of a terminal, and the lines of a log."""
+
+    def __init__(self, name: str) -> None:
+        self._name = visible(name)
+        self._watcher: Watcher | None = None
+        self.note = ""  # what it is at
+
+    def show(self, watcher: Watcher) -> None:
+        """There is something to watch."""
+        self._watcher = watcher
+
+    def lines(self, width: int, height: int) -> list[Text]:
+        """What stands on the terminal."""
+        watcher = self._watcher
+        if watcher is None:
+            return [plain(line, "") for line in flow([self._name, "waiting until it begins"], width)][:height]
+        alarms = watcher.alarms
+        lines = [Line(0, plain(line, "bold")) for line in flow([self._name, *_said(watcher)], width)]
+        if watcher.records:
+            records = [watcher.records[step] for step in sorted(watcher.records)]
+            lines += [blank(), *curves(_measures(records, watcher.algorithm), width), blank()]
+        lines += [Line(1, plain(f"✘ {visible(alarm.text)}", "red")) for alarm in alarms[-_SHOWN:]]
+        if len(alarms) > _SHOWN:
+            lines.append(Line(6, plain(f"  and {things(len(alarms) - _SHOWN, 'earlier alarm')}", "dim")))
+        if now := self.note or watcher.source.waiting:
+            lines.append(Line(7, labelled("now", flow(visible(now).split(), width - LABEL, " ")[0])))
+        return [line.text for line in fitting(lines, height)]
+
+
+def _said(watcher: Watcher) -> list[str]:
+    """Where it stands, in a few words."""
+    told, newest = max(watcher.records, default=None), watcher.source.newest
+    found = ["no whole step yet" if told is None else f"step {told}"]
+    if newest is not None and newest != told:
+        found.append(f"step {newest} has begun")
+    grew = duration(watcher.since_growth)
+    return [*found, f"grew {grew} ago", f"alarms: {len(watcher.alarms)}"]
+
+
+def _gap(record: Record) -> Mapping[str, Any]:
+    """The gap at equal weights where it is known, else with staleness."""
+    found: Mapping[str, Any] = record.get("mismatch") or record.get("current") or {}
+    return found
+
+
+def _measures(records: Sequence[Record], algorithm: str) -> list[tuple[int, Curve]]:
+    """What is drawn over the steps, each with its rank."""
+    pair = "equal weights" if any(record.get("mismatch") for record in records) else "with staleness"
+    notes = {"ratio_outside": _OUTSIDE, "abs_dp_mean": pair}
+    found = []
+    for rank, label, key, digits in _OF_GAP:
+        found += curve(rank, label, [_gap(record).get(key) for record in records], notes.get(key, ""), digits)
+    blocked = [record.get("blocked") for record in records]
+    found += curve(3, "blocked", blocked, f"by {visible(algorithm)}" if algorithm else _OF_BLOCKED, 2)
+    rewards = curve(6, "reward", [record.get("reward") for record in records], "", 3)
+    return found + rewards or [(9, Curve("responses", records[-1].get("responses", 0), [0.0], 1.0))]
+
+
+def line_of(record: Record) -> str:
+    """A step in one line, for a log."""
+    gap = _gap(record)
+    tails = [gap.get(f"ratio_p{percent}") for percent in ("01", "99")]
+    values = {
+        "|π − μ|": number(gap.get("abs_dp_mean"), 2),
+        "k3": number(gap.get("k3"), 2),
+        "outside": number(gap.get("ratio_outside"), 2),
+        "ratio": f"{number(tails[0], 3)}–{number(tails[1], 3)}",
+        "blocked": number(record.get("blocked"), 2),
+        "reward": number(record.get("reward")),
+    }
+    if not gap:
+        values = {"responses": number(record.get("responses")), "no log π": "", "reward": values["reward"]}
+    return "  ".join([f"step {record['step']}", *(f"{name} {value}".strip() for name, value in values.items())])

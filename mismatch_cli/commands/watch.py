@@ -1,0 +1,238 @@
+"""`mismatch-cli watch`: a run that goes on, step by step, with limits as alarms."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from mismatch_cli import registry
+from mismatch_cli.commands._show import Common
+from mismatch_cli.commands.gate import BASELINE, LIMITS
+from mismatch_cli.errors import UsageError
+from mismatch_cli.options import flags, saying, setting
+from mismatch_cli.places import bundled_trace
+
+if TYPE_CHECKING:
+    from mismatch_cli.watch.watcher import Asked, Told, Watcher
+
+_EXCEEDED = 3
+_SLICE = 0.1  # seconds between two looks at commands and pages
+_NAMED = 4  # alarms in the last sentence
+at_alarm, at_end = partial(setting, panel="Alarms"), partial(setting, panel="When it ends")
+
+
+@flags()
+def command(
+    *,
+    run: Path | None = setting(
+        None,
+        "A training run, a trace that a Recorder writes, or the dump folder of a framework; it may be about to begin.",
+        argument=True,
+        show_default="the bundled trace",
+    ),
+    every: float = setting(5.0, "Seconds between two looks.", min=0.01),
+    algorithm: str | None = setting(
+        None,
+        "Whose blocked share to show, for traces and dumps.",
+        show_default="the one that trains, else grpo-clip-higher",
+    ),
+    format: str | None = setting(
+        None,
+        "Format of the dump.",
+        choices=("format", partial(registry.names, "mismatch_cli.importers")),
+        show_default="detected",
+    ),
+    limits: list[str] | None = LIMITS(show_default="none: no alarms"),
+    baseline: list[Path] | None = BASELINE,
+    on_alarm: str | None = at_alarm(
+        None, "Shell command to call at each alarm; ALARM_TEXT and others tell it what happened.", metavar="COMMAND"
+    ),
+    stop_on_alarm: bool = at_alarm(False, "End at the first alarm, with exit code 3."),
+    once: bool = at_end(False, "Read what is there and end; nothing that comes later is waited for."),
+    until_step: int | None = at_end(None, "End once this step is there.", min=0),
+    idle: float | None = at_end(None, "End when nothing has come for so many minutes.", metavar="MINUTES", min=0.0),
+    report_every: float = setting(60.0, "Seconds between two pages; 0 for none.", panel="Output", min=0),
+    common: Annotated[
+        Common,
+        saying("output", help="Folder for the page, and for what was seen: the same one continues.",
+               show_default="watch-NAME"),
+        "no_plots", "full_paths",
+        saying("json", help="Print a JSON line per step."),
+        "quiet", "debug",
+    ],
+) -> None:  # fmt: skip
+    """Follow a run that goes on: its gap step by step, limits as alarms, and a page that stays new.
+
+    It ends with the run, or as asked; exit code 3 if a limit was exceeded, or could not be measured at any step. Killed
+    and started again it continues: no step is told twice, and no alarm is raised twice.
+
+    Examples:
+      mismatch-cli watch train-miniature
+      mismatch-cli watch recorded --limits limits.toml --on-alarm 'notify-send "$ALARM_TEXT"'
+      mismatch-cli watch runs/math/token_exports --json --idle 30
+      mismatch-cli watch recorded --limits verl --once
+    """
+    from mismatch_cli.library.asked import limit_sets
+    from mismatch_cli.trace.stores import is_store
+    from mismatch_cli.watch.folders import check_there, check_watch_folder, watch_folder
+
+    run = run or bundled_trace()
+    if is_store(run):
+        raise UsageError(f"{run} is not on this machine, and watch follows files. Run it where the run writes.")
+    common.check(baseline)
+    check_there(run)
+    folder = common.output or Path(f"watch-{run.resolve().name}")
+    check_watch_folder(folder, run)
+    if not limits and (on_alarm is not None or stop_on_alarm or baseline):
+        raise UsageError("Without limits there is no alarm. Name a TOML file, or a set of gate --list: --limits NAME")
+    sets = limit_sets(limits, has_baseline=bool(baseline)) if limits else []
+    if algorithm is not None:
+        from mismatch_cli.algorithms.parse import find
+
+        find(algorithm)
+    from mismatch_cli.watch.watcher import Asked
+
+    asked = Asked(sets, baseline or [], algorithm, format)
+    how = _How(every, once, until_step, None if idle is None else 60 * idle, stop_on_alarm)
+    try:
+        with watch_folder(folder, run):
+            exceeded = _Watching(run, folder, asked, how, common).whole(on_alarm, report_every)
+    except KeyboardInterrupt:
+        common.progress.say(f"Stopped watching {run}. What was seen is kept in {folder}: the same command continues.")
+        raise
+    if exceeded:
+        raise typer.Exit(_EXCEEDED)
+
+
+class _How(NamedTuple):
+    """How long to look, and how often."""
+
+    every: float
+    once: bool
+    until_step: int | None
+    idle: float | None  # seconds
+    stop_on_alarm: bool
+
+
+class _Watching:
+    """One watching, from before its run begins to its last sentence."""
+
+    def __init__(self, run: Path, folder: Path, asked: Asked, how: _How, common: Common) -> None:
+        from mismatch_cli.commands._watch_view import WatchView
+
+        self._run, self._folder, self._asked, self._how, self._common = run, folder, asked, how, common
+        self._progress, self._view = common.progress, WatchView(run.name or str(run))
+
+    def whole(self, on_alarm: str | None, report_every: float) -> bool:
+        """Look until there is no more; whether a limit was exceeded, or never measured."""
+        from mismatch_cli.commands._refresher import Refresher
+        from mismatch_cli.watch.alarm_command import AlarmCommand
+
+        say = self._progress.say
+        if not self._progress.on_terminal:
+            say(f"Watching {self._run}, seen in {self._folder}")
+        with self._progress.view(self._view.lines):
+            watcher = self._begun()
+            self._view.show(watcher)
+            self._calls = AlarmCommand(on_alarm, self._run, self._folder, say) if on_alarm else None
+            every, draws = 0 if self._common.only_numbers else report_every, not self._common.no_plots
+            self._pages = Refresher([watcher.folder_of_lines], self._folder, every, say, draws=draws)
+            try:
+                self._follow(watcher)
+                self._view.note = "finishing"
+                if self._calls is not None:
+                    self._calls.finish(watcher.state.called)
+                if watcher.records:
+                    self._pages.finish()
+            finally:
+                self._pages.stop()
+        return self._concluded(watcher)
+
+    def _begun(self) -> Watcher:
+        """The watcher, once there is something to watch."""
+        from mismatch_cli.errors import MismatchError
+        from mismatch_cli.watch.folders import kind_of
+        from mismatch_cli.watch.watcher import Watcher
+
+        began = time.monotonic()
+        while not kind_of(self._run):
+            if self._how.once or (self._how.idle is not None and time.monotonic() - began > self._how.idle):
+                raise MismatchError(f"{self._run} holds nothing to watch yet: no step, no trace, no dump.")
+            time.sleep(min(self._how.every, 1.0))
+        return Watcher(self._run, self._folder, self._asked, self._progress.say)
+
+    def _follow(self, watcher: Watcher) -> None:
+        if self._calls is not None:
+            for alarm in watcher.state.uncalled:
+                self._calls.add(alarm)
+        while True:
+            if self._tell(watcher, final=False) or watcher.is_done(self._how.until_step, self._how.idle):
+                break
+            if self._how.once and (not watcher.source.waiting or watcher.idle > 2 * self._how.every):
+                break
+            self._sleep(watcher)
+        if self._how.once or watcher.is_done(None, self._how.idle):
+            self._tell(watcher, final=True)
+
+    def _tell(self, watcher: Watcher, *, final: bool) -> bool:
+        """Look, and say what has come; whether that ends it."""
+        for told in watcher.look(final=final):
+            self._say(told)
+            if self._calls is not None:
+                for alarm in told.alarms:
+                    self._calls.add(alarm)
+            if told.alarms and self._how.stop_on_alarm:
+                return True
+            self._look_after(watcher)
+            if self._how.until_step is not None and told.step >= self._how.until_step:
+                return True
+        return False
+
+    def _sleep(self, watcher: Watcher) -> None:
+        until = time.monotonic() + self._how.every
+        while (left := until - time.monotonic()) > 0:
+            self._look_after(watcher)
+            time.sleep(min(left, _SLICE))
+
+    def _look_after(self, watcher: Watcher) -> None:
+        """The calls and the page, neither of which anybody waits for."""
+        if self._calls is not None:
+            self._calls.look(watcher.state.called)
+        if watcher.records:
+            self._pages.step_done()
+
+    def _say(self, told: Told) -> None:
+        from mismatch_cli.commands._watch_view import line_of
+
+        if self._common.json:
+            alarms = [{"step": alarm.step, **alarm.check} for alarm in told.alarms]
+            print(json.dumps({**told.record, "alarms": alarms, "again": told.again}), flush=True)
+        elif not self._progress.on_terminal:
+            self._progress.say(line_of(told.record) + "  (again: more of it has come)" * told.again)
+        for alarm in told.alarms:
+            self._progress.say(f"✘ {alarm.text}")
+        if told.alarms and self._progress.on_terminal:
+            print("\a", end="", file=sys.stderr, flush=True)
+
+    def _concluded(self, watcher: Watcher) -> bool:
+        """The last sentence, and whether the exit code is that of limits."""
+        from mismatch_cli.numbers import things
+
+        alarms, unmeasured = watcher.alarms, watcher.unmeasured()
+        last = f", the last {max(watcher.records)}" if watcher.records else ""
+        said = [f"{things(len(watcher.records), 'step')} of {self._run}{last}."]
+        if waiting := watcher.source.waiting:
+            said.append(f"Left out: {waiting}.")
+        if alarms:
+            named = ", ".join(f"{alarm.check['metric']} at step {alarm.step}" for alarm in alarms[:_NAMED])
+            said.append(f"{things(len(alarms), 'alarm')}: {named}{', …' * (len(alarms) > _NAMED)}.")
+        if unmeasured:
+            said.append(f"Never measured, which does not pass: {', '.join(unmeasured)}.")
+        self._progress.say(" ".join(said))
+        return bool(alarms or unmeasured)

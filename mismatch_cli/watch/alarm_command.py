@@ -1,0 +1,90 @@
+"""The command that a user has called at an alarm: it may fail or hang, and the watching continues."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from mismatch_cli.watch.state import Alarm
+
+SECONDS = 60.0  # that a command may take
+_FOLDER = "alarms"
+# Whoever makes the folder has made the call: after a kill between a call and its note nobody is called twice.
+_ONCE = 'mkdir "$0" 2>/dev/null || exit 0; eval "$1"'
+
+
+class AlarmCommand:
+    """Calls a shell command once for each alarm, one after the other, without waiting for it."""
+
+    def __init__(self, command: str, run: Path, folder: Path, say: Callable[[str], None]) -> None:
+        self._command, self._run, self._folder, self._say = command, run, folder / _FOLDER, say
+        self._waiting: deque[Alarm] = deque()
+        self._at: tuple[subprocess.Popen[bytes], Alarm, float] | None = None
+
+    def add(self, alarm: Alarm) -> None:
+        """It is called as soon as the calls before it have ended."""
+        self._waiting.append(alarm)
+
+    def look(self, called: Callable[[Alarm], None]) -> bool:
+        """Look after the call that is under way, and make the next; whether there is anything left to do."""
+        if self._at is not None and not self._has_ended():
+            return True
+        if not self._waiting:
+            return False
+        alarm = self._waiting.popleft()
+        self._call(alarm)
+        called(alarm)
+        return True
+
+    def finish(self, called: Callable[[Alarm], None]) -> None:
+        """Make the calls that are left; none of them holds up the end for longer than it may take."""
+        while self.look(called):
+            time.sleep(0.02)
+
+    def _call(self, alarm: Alarm) -> None:
+        check = alarm.check
+        told = {
+            "ALARM_RUN": self._run.absolute(),
+            "ALARM_STEP": alarm.step,
+            "ALARM_METRIC": check["metric"],
+            "ALARM_PAIR": check["pair"],
+            "ALARM_VALUE": check["value"],
+            "ALARM_LIMIT": check["allowed"],
+            "ALARM_BOUND": check["bound"],
+            "ALARM_TEXT": alarm.text,
+        }
+        try:
+            self._folder.mkdir(exist_ok=True)
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _ONCE, str(self._folder.absolute() / alarm.key), self._command],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env=os.environ | {name: str(value) for name, value in told.items()}, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            self._say(f"--on-alarm could not be called at step {alarm.step} ({error.strerror}). Watching continues.")
+            return
+        self._at = process, alarm, time.monotonic()
+
+    def _has_ended(self) -> bool:
+        assert self._at is not None
+        process, alarm, began = self._at
+        code = process.poll()
+        if code is None and time.monotonic() - began < SECONDS:
+            return False
+        if code is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if code != 0:
+            how = (
+                f"took more than {SECONDS:g} seconds and was ended" if code is None else f"ended with exit code {code}"
+            )
+            self._say(f"--on-alarm {how} at step {alarm.step}. Watching continues.")
+        self._at = None
+        return True

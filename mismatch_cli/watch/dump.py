@@ -1,0 +1,216 @@
+"""A dump of another framework that grows: imported as its files come, in parts that are never read again.
+
+A part is a trace in a folder of ours, made of whole lines that nobody had read before. A file is read when nobody
+writes it: a later one is there, or it has not changed since the last look. What ends within a line waits.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.importers._driver import Import, import_dump
+from mismatch_cli.importers._sources import Source, find
+from mismatch_cli.importers.prime_rl import STABLE
+from mismatch_cli.trace.files import unfinished_folder
+from mismatch_cli.watch.growing_trace import StepsOfShards
+from mismatch_cli.watch.training_run import Ready
+
+_MOST_BYTES = 2**30  # of files that are imported together
+_BLOCK = 2**16
+Span = tuple[int, int]  # of bytes
+
+
+class Seen(NamedTuple):
+    """A file as it is now."""
+
+    source: Source
+    size: int
+    changed: float
+
+
+class Parts:
+    """What of a dump is imported, as the state has it: a row per part, with the bytes of each file in it."""
+
+    def __init__(self, rows: list[dict[str, Any]], folder: Path, keep: Callable[[], None]) -> None:
+        self.rows, self._folder, self._keep = rows, folder, keep
+
+    @property
+    def folders(self) -> list[Path]:
+        return [self._folder / row["name"] for row in self.rows]
+
+    def end_of(self, name: str) -> int:
+        """How far a file has been read."""
+        return max((row["files"][name][1] for row in self.rows if name in row["files"]), default=0)
+
+    def add(self, spans: Mapping[str, Span], write: Callable[[Path], None]) -> Path:
+        """Write a part, and note it once it is there whole; one that was not noted is written again."""
+        numbers = [int(row["name"].rpartition("-")[2]) for row in self.rows]
+        name = f"part-{max(numbers, default=-1) + 1:05d}"
+        folder = self._folder / name
+        shutil.rmtree(folder, ignore_errors=True)
+        with unfinished_folder(folder) as temporary:
+            write(temporary)
+            temporary.rename(folder)
+        self.rows.append({"name": name, "files": {file: list(span) for file, span in spans.items()}})
+        self._keep()
+        return folder
+
+    def drop(self, name: str) -> None:
+        """Forget the parts that hold something of a file which was written anew, and all else that is in them."""
+        gone = [row for row in self.rows if name in row["files"]]
+        self.rows[:] = [row for row in self.rows if row not in gone]
+        self._keep()
+        for row in gone:
+            shutil.rmtree(self._folder / row["name"], ignore_errors=True)
+
+
+class Dump:
+    """A folder of files, each of one step or of several."""
+
+    kind, algorithm, is_over = "dump", "", False
+
+    def __init__(
+        self, path: Path, format: str | None, parts: Parts, told: Callable[[int], str], say: Callable[[str], None]
+    ) -> None:
+        self._path, self._format, self._parts, self._told, self._say = path, format, parts, told, say
+        self._before: dict[str, Seen] = {}
+        self._refused: dict[str, int] = {}  # files that are none of the format, and their size then
+        self._paths: dict[str, Path] = {}
+        self.waiting, self.changed = "", 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._steps = StepsOfShards()
+        self._open = {step for folder in self._parts.folders for step in self._steps.add(folder)}
+
+    @property
+    def newest(self) -> int | None:
+        return self._steps.newest
+
+    def look(self, *, final: bool) -> Iterator[Ready]:
+        """Import what is whole; the steps that nothing will come to, as far as can be told, or all if `final`."""
+        seen = self._seen()
+        for name, file in seen.items():
+            if self._parts.end_of(name) > file.size or self._was_rewritten(name, file):
+                self._parts.drop(name)
+                self._begin()
+        spans = dict(self._readable(seen, final=final))
+        for together in _gathered(spans, seen):
+            self._import(together)
+        self._before = seen
+        whole = {step for step in self._open if final or step < (self.newest or 0) or not self.waiting}
+        self._open -= whole
+        return self._steps.ready(whole, self._told)
+
+    def _seen(self) -> dict[str, Seen]:
+        try:
+            sources = find([self._path])
+        except MismatchError:  # nothing is there yet
+            return {}
+        found = {}
+        for source in sources:
+            try:
+                status = source.path.stat()
+            except FileNotFoundError:
+                continue
+            found[source.name] = Seen(source, status.st_size, status.st_mtime)
+        self._paths = {name: file.source.path for name, file in found.items()}
+        self.changed = max((file.changed for file in found.values()), default=0.0)
+        return found
+
+    def _was_rewritten(self, name: str, file: Seen) -> bool:
+        """Of a file that is not lines: whether it has another size than what was read of it."""
+        return file.source.kind != "jsonl" and self._parts.end_of(name) not in (0, file.size)
+
+    def _readable(self, seen: Mapping[str, Seen], *, final: bool) -> Iterator[tuple[str, Span]]:
+        """What nobody has read of each file, where nobody writes it."""
+        self.waiting = ""
+        last_of: dict[tuple[str, str], str] = {file.source.group: name for name, file in seen.items()}
+        for name, file in seen.items():
+            begin = self._parts.end_of(name)
+            if file.size == begin or self._refused.get(name) == file.size:
+                continue
+            end = _end_of_lines(file, begin) if file.source.kind == "jsonl" else file.size
+            rests = self._before.get(name) == file or last_of[file.source.group] != name
+            if not final and (not rests or end < file.size or not _is_marked(file.source, seen)):
+                self.waiting = f"{file.source.path} is being written"
+            elif end > begin:
+                yield name, (begin, end)
+
+    def _import(self, spans: Mapping[str, Span]) -> None:
+        """Together, or one by one where one of them cannot be read."""
+        try:
+            self._open |= self._steps.add(self._parts.add(spans, lambda part: self._write(spans, part)))
+        except MismatchError as error:
+            if len(spans) > 1:
+                for name, span in spans.items():
+                    self._import({name: span})
+                return
+            (name, (_, end)) = next(iter(spans.items()))
+            if name not in self._refused:
+                self._say(f"Left out: {error}")
+            self._refused[name] = end
+
+    def _write(self, spans: Mapping[str, Span], part: Path) -> None:
+        part.mkdir(exist_ok=True)
+        what = Import([self._path], self._format, spans={self._paths[name]: span for name, span in spans.items()})
+        self._format = import_dump(what, part, _Silent())["format"]
+
+
+class _Silent:
+    """What an import tells while it is one of many."""
+
+    def say(self, _message: str) -> None:
+        pass
+
+    def counting(self, _phase: str, _total: int, *, unit: str) -> AbstractContextManager[Callable[[int], None]]:  # noqa: ARG002
+        return nullcontext(lambda _: None)
+
+
+def _gathered(spans: Mapping[str, Span], seen: Mapping[str, Seen]) -> Iterator[dict[str, Span]]:
+    """As many as are read together: lines by the gigabyte, other files one at a time, for they may be rewritten."""
+    together: dict[str, Span] = {}
+    for name, span in spans.items():
+        if seen[name].source.kind != "jsonl":
+            yield {name: span}
+            continue
+        together[name] = span
+        if sum(end - begin for begin, end in together.values()) >= _MOST_BYTES:
+            yield together
+            together = {}
+    if together:
+        yield together
+
+
+def _is_marked(source: Source, seen: Mapping[str, Seen]) -> bool:
+    """Where the framework marks steps that are whole, as prime-rl does: whether this one is."""
+    folder = source.path.parent
+    if (folder / STABLE).exists() or not folder.name.startswith("step_"):
+        return True
+    return not any((file.source.path.parent / STABLE).exists() for file in seen.values())
+
+
+def _end_of_lines(file: Seen, begin: int) -> int:
+    """Where the last whole line ends; one without an end is whole if it is a JSON object."""
+    with file.source.path.open("rb") as content:
+        end, tail = file.size, b""
+        while end > begin and b"\n" not in tail:
+            end = max(begin, end - _BLOCK)
+            content.seek(end)
+            tail = content.read(file.size - end)
+    last = tail[tail.rfind(b"\n") + 1 :]
+    return file.size if not last or _is_object(last) else file.size - len(last)
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(line), dict)
+    except orjson.JSONDecodeError:
+        return False

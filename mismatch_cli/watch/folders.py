@@ -1,0 +1,70 @@
+"""Where a watching looks, and where it keeps what it saw: both are looked at before anything reads a trace."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.importers import KINDS, PICKLES
+from mismatch_cli.recording.folder import check_apart, claimed
+from mismatch_cli.recording.ours import LOCK
+from mismatch_cli.trace.files import UNFINISHED
+
+FILE_NAME, FORMAT = "watch.json", "mismatch-cli watch"
+_SETTING = "prompts_per_step"  # of `train`: others have a config.toml too
+_LOCKS = ".*lock"  # of whoever has begun to write a run or a trace there
+
+
+def kind_of(run: Path) -> str:
+    """What there is to watch: `train`, `trace` or `dump`; empty where nothing is there yet, or it has just begun."""
+    if (run / "metrics.jsonl").is_file() or _is_ours(run / "config.toml"):
+        return "train"
+    if any((folder / "manifest.json").is_file() for folder in (run, run / "trace")):
+        return "trace"
+    if any(run.glob(_LOCKS)):
+        return ""
+    files = [run] if run.is_file() else run.rglob("[!.]*")
+    return "dump" if any(file.suffix.lower() in (*KINDS, *PICKLES) and file.is_file() for file in files) else ""
+
+
+def _is_ours(config: Path) -> bool:
+    return config.is_file() and _SETTING in config.read_text(encoding="utf-8", errors="replace")
+
+
+def check_there(run: Path) -> None:
+    """A `MismatchError` where nothing is there, and nothing can come."""
+    if not kind_of(run) and not run.absolute().parent.is_dir():
+        raise MismatchError(f"{run} does not exist, nor does the folder around it. Name the run to watch.")
+
+
+def watch_folder(folder: Path, run: Path) -> AbstractContextManager[None]:
+    """Hold the folder of a watching: a new one, or that of the same run; a `MismatchError` for any other."""
+    return claimed(folder, lambda: check_watch_folder(folder, run))
+
+
+def check_watch_folder(folder: Path, run: Path) -> None:
+    """A `MismatchError` where another run is watched into the folder, or something else is in it."""
+    check_apart(folder, run)
+    others = [path for path in folder.glob("*") if path.name != LOCK and not UNFINISHED.fullmatch(path.name)]
+    if not others:
+        return
+    watched = state_in(folder).get("run")
+    if watched is None:
+        raise MismatchError(f"{folder} already exists, and watches nothing. Choose another --output.")
+    if watched != str(run.absolute()):
+        raise MismatchError(f"{folder} watches {watched}. Choose another --output.")
+
+
+def state_in(folder: Path) -> dict[str, Any]:
+    """What was on record when it was last saved; nothing where the folder is new."""
+    path = folder / FILE_NAME
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise MismatchError(f"{path} is damaged ({error}). Remove the folder, or choose another --output.") from error
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else {}

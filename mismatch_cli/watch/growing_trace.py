@@ -1,0 +1,116 @@
+"""A trace that grows: which steps its shards hold, and which of them nothing will come to any more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.trace.manifest import promised_rows, shards_in
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.recorder_notes import NOTE, RECORD, manifest_of, rank_of, read_note
+from mismatch_cli.trace.shards import DamagedShard, footer_of
+from mismatch_cli.watch.training_run import Ready, changed
+
+
+class StepsOfShards:
+    """The shards of some traces by the steps that they may hold; each shard's footer is read once."""
+
+    def __init__(self) -> None:
+        self._of_step: dict[int, dict[Path, list[Path]]] = defaultdict(lambda: defaultdict(list))
+        self._known: set[Path] = set()
+        self._highest: dict[str, int] = {}  # by rank
+        self.unreadable: dict[Path, str] = {}  # shards that are copied here, perhaps: tried again at each look
+
+    @property
+    def newest(self) -> int | None:
+        return max(self._of_step, default=None)
+
+    def add(self, folder: Path) -> set[int]:
+        """Look at the shards that have come to a trace; answers the steps that they may hold."""
+        new = [shard for shard in shards_in(folder) if shard not in self._known]
+        return {step for shard in new for step in self._added(folder, shard)}
+
+    def _added(self, folder: Path, shard: Path) -> set[int]:
+        try:
+            ranges = [group["step"] for group in footer_of(shard).ranges if "step" in group]
+        except DamagedShard as error:
+            self.unreadable[shard] = str(error)
+            return set()
+        self.unreadable.pop(shard, None)
+        self._known.add(shard)
+        steps = {step for low, high in ranges for step in range(low, high + 1)}
+        for step in steps:
+            self._of_step[step][folder].append(shard)
+        rank = rank_of(shard)
+        self._highest[rank] = max(self._highest.get(rank, 0), *steps, 0)
+        return steps
+
+    def passed(self, rank: str) -> float:
+        """The highest step that a rank has passed: it has begun a later one."""
+        return self._highest.get(rank, 0) - 1
+
+    def ready(self, steps: set[int], told: Callable[[int], str]) -> Iterator[Ready]:
+        """These steps, in order, each with its rows alone; but for those that were `told` with the same shards."""
+        for step in sorted(steps):
+            among = self._of_step[step]
+            names = sorted(f"{folder.name}/{shard.name}" for folder, shards in among.items() for shard in shards)
+            shards = sha256("\n".join(names).encode()).hexdigest()[:16]
+            if shards != told(step):
+                yield Ready(step, None, [Trace(folder).of_step(step, of) for folder, of in among.items()], shards)
+
+
+class GrowingTrace:
+    """A `Recorder`'s folder, or any other trace: a step is whole once every rank that records has begun a later one."""
+
+    kind = "trace"
+
+    def __init__(self, folder: Path, told: Callable[[int], str]) -> None:
+        """`told`: the shards of a step when it was told, nothing where it was not."""
+        self._folder, self._told, self._steps = folder, told, StepsOfShards()
+        self._open: set[int] = set()  # steps that are not told, or to which something has come since
+        self._limit = -inf
+        self.algorithm = str(manifest_of(folder).get("algorithm", ""))
+
+    @property
+    def newest(self) -> int | None:
+        return self._steps.newest
+
+    @property
+    def waiting(self) -> str:
+        """What is there and cannot be read yet."""
+        return next(iter(self._steps.unreadable.values()), "")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rank has closed its recording; of another trace, whether all of its shards are there."""
+        return self._limit == inf and not self._steps.unreadable
+
+    @property
+    def changed(self) -> float:
+        """When its newest shard came, in seconds since 1970."""
+        return max(map(changed, (*shards_in(self._folder), self._folder / "manifest.json")), default=0.0)
+
+    def look(self, *, final: bool) -> Iterator[Ready]:
+        """The steps that have become whole since the last look; all that are there if `final`."""
+        manifest, notes = manifest_of(self._folder), self._notes()  # before the shards: what is closed is there
+        self._open |= self._steps.add(self._folder)
+        self._limit = self._of_ranks(notes) if manifest.get("command") == RECORD else self._of_shards(manifest)
+        whole = {step for step in self._open if final or step <= self._limit}
+        self._open -= whole
+        return self._steps.ready(whole, self._told)
+
+    def _notes(self) -> list[dict[str, Any]]:
+        return [read_note(path) for path in sorted(self._folder.glob(NOTE.replace("{:05d}", "*")))]
+
+    def _of_ranks(self, notes: list[dict[str, Any]]) -> float:
+        """The last step that is whole; infinite once all ranks have closed."""
+        passed = (inf if note["closed"] else self._steps.passed(f"{note['rank']:05d}") for note in notes)
+        return min(passed, default=-inf)
+
+    def _of_shards(self, manifest: Mapping[str, Any]) -> float:
+        promised, there = promised_rows(manifest), {path.name for path in shards_in(self._folder)}
+        return inf if promised is None or promised.keys() <= there else self._steps.passed("")

@@ -1,0 +1,150 @@
+"""What a watching has on record, in a folder of its own: steps that were told, alarms, and parts of a dump.
+
+Killed at any moment, it begins again where it was: `watch.json` is replaced as a whole, and a step is told once its
+alarms and its line are on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.studies.gate import Check, row_of
+from mismatch_cli.studies.limits import Limit
+from mismatch_cli.studies.runs import METRICS
+from mismatch_cli.trace.files import could_not_write, open_to_append, write_atomically
+from mismatch_cli.watch.folders import FILE_NAME, FORMAT, state_in
+from mismatch_cli.watch.training_run import Lines
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A limit that a step exceeded."""
+
+    step: int
+    check: Mapping[str, Any]  # as `gate --json` has it
+
+    @property
+    def key(self) -> str:
+        """The same for the same limit at the same step, and a name of a file."""
+        named = (self.check[name] for name in ("limits", "metric", "pair", "bound", "threshold"))
+        return f"step-{self.step}-{abs(hash_of(tuple(map(str, named)))):016x}"
+
+    @property
+    def text(self) -> str:
+        """`k3 (mismatch) at step 12: 0.02 is above 0.015 (limits.toml)`."""
+        check = self.check
+        return f"{check['metric']} ({check['pair']}) at step {self.step}: {check['reason']} ({check['limits']})"
+
+
+def hash_of(named: Sequence[str]) -> int:
+    """Of words, the same in every process."""
+    from hashlib import sha256
+
+    return int.from_bytes(sha256("\0".join(named).encode()).digest()[:8])
+
+
+class State:
+    """What is on record; `asked` says what was asked of every step: steps that were asked otherwise are asked again."""
+
+    def __init__(self, folder: Path, run: Path, asked: Mapping[str, Any], *, lines: bool) -> None:
+        """`lines`: keep the line of each step in a metrics.jsonl, for the run has none."""
+        self.folder, self._run, self._asked, self._lines = folder, run, json.loads(json.dumps(asked)), lines
+        found = state_in(folder)
+        same = found.get("asked") == self._asked
+        self.parts: list[dict[str, Any]] = found.get("parts", [])
+        self.alarms = [Alarm(row["step"], row["check"]) for row in found.get("alarms", [])]
+        self._called: set[str] = set(found.get("called", []))
+        self._known: set[str] = set(found.get("known", [])) if same else set()
+        self.told: dict[int, str] = {int(step): of for step, of in found.get("told", {}).items()} if same else {}
+        self.records: dict[int, Record] = {}
+        if lines:
+            self._read_lines()
+        self.save()
+
+    def save(self) -> None:
+        """Everything but the lines, by one rename."""
+        content = {
+            "format": FORMAT,
+            "version": 1,
+            "run": str(self._run.absolute()),
+            "asked": self._asked,
+            "parts": self.parts,
+            "told": {str(step): shards for step, shards in self.told.items()},
+            "alarms": [asdict(alarm) for alarm in self.alarms],
+            "called": sorted(self._called),
+            "known": sorted(self._known),
+        }
+        write_atomically(self.folder / FILE_NAME, json.dumps(content, indent=1) + "\n")
+
+    def raised(self, step: int, checks: Sequence[Check]) -> list[Alarm]:
+        """Put the alarms of a step on record, before anybody hears of them; answers those that are new."""
+        self._known |= {_name(check.limit) for check in checks if check.known}
+        found = [Alarm(step, row_of(check)) for check in checks if check.known and not check.holds]
+        before = {alarm.key for alarm in self.alarms}
+        new = [alarm for alarm in found if alarm.key not in before]
+        if new:
+            self.alarms += new
+            self.save()
+        return new
+
+    def put(self, step: int, record: Record, shards: str) -> None:
+        """A step is on record, once it is saved: it is not read again, as long as nothing comes to it."""
+        if self._lines:
+            again = step in self.records
+            self.records[step] = record
+            self._write_lines() if again else self._append(record)
+        self.told[step] = shards
+
+    def unmeasured(self, limits: Sequence[Limit]) -> list[Limit]:
+        """Those that no step could be held against."""
+        return [limit for limit in limits if _name(limit) not in self._known]
+
+    def alarms_of(self, sets: Sequence[Any]) -> list[Alarm]:
+        """Those of the limits that are asked for now."""
+        asked = {(of.name, limit.metric, limit.bound, limit.threshold) for of in sets for limit in of.limits}
+        keys = ("limits", "metric", "bound", "threshold")
+        return [alarm for alarm in self.alarms if tuple(alarm.check[key] for key in keys) in asked]
+
+    @property
+    def uncalled(self) -> list[Alarm]:
+        """Alarms of which the user's command has not heard."""
+        return [alarm for alarm in self.alarms if alarm.key not in self._called]
+
+    def called(self, alarm: Alarm) -> None:
+        """The command has begun."""
+        self._called.add(alarm.key)
+        self.save()
+
+    def _read_lines(self) -> None:
+        """The lines of steps that were told; half a line, and one whose step was not, are written again."""
+        lines, _ = Lines(self.folder / METRICS).new()
+        records = {record["step"]: record for record in map(json.loads, lines)}
+        self.records = {step: record for step, record in records.items() if step in self.told}
+        self.told = {step: shards for step, shards in self.told.items() if step in self.records}
+        if (self.folder / METRICS).exists():
+            self._write_lines()
+
+    def _write_lines(self) -> None:
+        text = "".join(json.dumps(record) + "\n" for _, record in sorted(self.records.items()))
+        write_atomically(self.folder / METRICS, text)
+
+    def _append(self, record: Record) -> None:
+        path = self.folder / METRICS
+        try:
+            with open_to_append(path) as lines:
+                lines.write(json.dumps(record).encode() + b"\n")
+                lines.flush()
+                os.fsync(lines.fileno())
+        except OSError as error:
+            raise could_not_write(path, error) from error
+
+
+def _name(limit: Limit) -> str:
+    return f"{limit.metric} {limit.pair} {limit.bound} {limit.threshold:g}"

@@ -1,0 +1,102 @@
+"""A `train` run that goes on: the lines that come to its metrics.jsonl, and the steps whose traces it keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.studies.runs import CONFIG, METRICS, read_config
+from mismatch_cli.trace.reader import Trace
+
+
+class Ready(NamedTuple):
+    """A step that is whole: a line of `train`, or traces that hold it."""
+
+    step: int
+    record: dict[str, Any] | None
+    traces: list[Trace]
+    shards: str = ""  # of the traces, in a few letters: where they change, there is more of the step
+
+
+@dataclass
+class Lines:
+    """The whole lines of a file that grows, each once; a file that was written anew is read again."""
+
+    path: Path
+    _end: int = field(default=0, init=False)
+    _last: bytes = field(default=b"", init=False)  # the line before the end: as long as it is there, so is the rest
+
+    def new(self) -> tuple[list[bytes], bool]:
+        """Those that have come, and whether the file began again."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._end - len(self._last))
+                again = file.read(len(self._last)) != self._last
+                file.seek(0 if again else self._end)
+                found = file.read()
+        except FileNotFoundError:
+            return [], False
+        whole = found[: found.rfind(b"\n") + 1]
+        lines = whole.splitlines(keepends=True)
+        self._end = (0 if again else self._end) + len(whole)
+        self._last = lines[-1] if lines else b"" if again else self._last
+        return lines, again
+
+
+class TrainingRun:
+    """What `train` writes: a step is whole once its line is there, for its trace is written before."""
+
+    kind = "train"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lines = folder, Lines(folder / METRICS)
+        self.algorithm = str(read_config(folder / CONFIG).get("algorithm", ""))
+        self.newest: int | None = None
+        self.waiting = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has reached the last step that it was to have."""
+        planned = read_config(self._folder / CONFIG).get("steps")
+        return isinstance(planned, int) and self.newest is not None and self.newest >= planned
+
+    @property
+    def changed(self) -> float:
+        """When the run last wrote a line, in seconds since 1970; 0 before the first one."""
+        return changed(self._folder / METRICS)
+
+    def look(self, *, final: bool) -> Iterator[Ready]:  # noqa: ARG002 - the file of a run that is over has whole lines
+        """The steps that have come since the last look."""
+        lines, _ = self._lines.new()
+        for line in lines:
+            record = self._parsed(line)
+            step = record.get("step")
+            if isinstance(step, int) and step > 0:  # 0 is an evaluation before the first one
+                self.newest = step
+                yield Ready(step, record, self._kept(step))
+
+    def _parsed(self, line: bytes) -> dict[str, Any]:
+        try:
+            return dict(json.loads(line))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise MismatchError(
+                f"{self._lines.path} is damaged: a line is not a JSON object. The command that began the run, with "
+                "--resume, cuts it back to its newest checkpoint and continues."
+            ) from error
+
+    def _kept(self, step: int) -> list[Trace]:
+        folder = self._folder / "traces" / f"step-{step}"
+        return [Trace.open(folder)] if (folder / "manifest.json").is_file() else []
+
+
+def changed(path: Path) -> float:
+    """When a file was last written, in seconds since 1970; 0 where it is not there."""
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0

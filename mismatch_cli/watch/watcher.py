@@ -1,0 +1,163 @@
+"""A watching from look to look: what has come, what it says, which alarms it raises, and when there is no more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.errors import UsageError
+from mismatch_cli.studies.limits import LimitSet
+from mismatch_cli.studies.watched import Judge
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.watch.dump import Dump, Parts
+from mismatch_cli.watch.folders import kind_of
+from mismatch_cli.watch.growing_trace import GrowingTrace
+from mismatch_cli.watch.state import Alarm, Record, State
+from mismatch_cli.watch.training_run import Ready, TrainingRun
+
+USUAL_ALGORITHM = "grpo-clip-higher"  # what it would block, where nobody says which one trains
+
+
+class Source(Protocol):
+    """What grows."""
+
+    kind: str
+    algorithm: str  # that trains; empty where nobody says
+
+    @property
+    def newest(self) -> int | None:
+        """The highest step of which something is there."""
+
+    @property
+    def waiting(self) -> str:
+        """What is there and not whole."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come, as the run itself says."""
+
+    @property
+    def changed(self) -> float:
+        """When something last came, in seconds since 1970."""
+
+    def look(self, *, final: bool) -> Iterator[Ready]:
+        """The steps that have become whole; `final`: all that is there, for nobody looks again."""
+
+
+class Told(NamedTuple):
+    """A step, and the alarms that it raised; `again`: more of it has come since it was told."""
+
+    step: int
+    record: Record
+    alarms: list[Alarm]
+    again: bool
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of every step, as it was typed."""
+
+    sets: Sequence[LimitSet] = ()
+    baseline: Sequence[Path] = ()
+    algorithm: str | None = None
+    format: str | None = None  # of a dump
+
+    def to_json(self, algorithm: str) -> dict[str, Any]:
+        """Where it differs, steps that were told are asked again."""
+        return {
+            "limits": [asdict(of) for of in self.sets],
+            "baseline": [str(path.absolute()) for path in self.baseline],
+            "algorithm": algorithm,
+        }
+
+
+class Watcher:
+    """A run that is there, with what is on record of it in a folder that the caller holds."""
+
+    def __init__(self, run: Path, folder: Path, asked: Asked, say: Callable[[str], None]) -> None:
+        self.run, self._sets = run, asked.sets
+        kind = kind_of(run)
+        self.source: Source
+        if kind == "train":
+            if asked.algorithm is not None:
+                raise UsageError("--algorithm is for traces: a training run says what its own blocks. Leave it out.")
+            self.source = TrainingRun(run)
+        elif kind == "trace":
+            self.source = GrowingTrace(run if (run / "manifest.json").is_file() else run / "trace", self._told)
+        self.algorithm = asked.algorithm or (self.source.algorithm if kind != "dump" else "") or USUAL_ALGORITHM
+        self.state = State(folder, run, asked.to_json(self.algorithm), lines=kind != "train")
+        if kind == "dump":
+            parts = Parts(self.state.parts, folder / "traces", self.state.save)
+            self.source = Dump(run, asked.format, parts, self._told, say)
+        baseline = [Trace.open(path) for path in asked.baseline]
+        self._judge = Judge.of(asked.sets, baseline, None if kind == "train" else find(self.algorithm))
+        self.records: dict[int, Record] = dict(self.state.records)
+        self._grew, self._changed = time.monotonic(), 0.0
+
+    def _told(self, step: int) -> str:
+        return self.state.told.get(step, "")
+
+    @property
+    def folder_of_lines(self) -> Path:
+        """Where metrics.jsonl lies, from which pages are made."""
+        return self.run if self.source.kind == "train" else self.state.folder
+
+    @property
+    def alarms(self) -> list[Alarm]:
+        """All that were raised by the limits that are asked for, in whatever process."""
+        return self.state.alarms_of(self._sets)
+
+    @property
+    def since_growth(self) -> float:
+        """Seconds since something came, by the clock of whoever wrote it."""
+        return max(0.0, time.time() - self.source.changed) if self.source.changed else 0.0
+
+    @property
+    def idle(self) -> float:
+        """Seconds for which nothing came that this process saw."""
+        return time.monotonic() - self._grew
+
+    def look(self, *, final: bool = False) -> Iterator[Told]:
+        """The steps that are whole and were not told, in order; each is on record before it is given."""
+        ready = self.source.look(final=final)
+        for some in [list(ready)] if self.source.kind == "train" else ([step] for step in ready):
+            yield from self._on_record(some)
+        if self.source.changed != self._changed:
+            self._grew, self._changed = time.monotonic(), self.source.changed
+
+    def _on_record(self, some: Sequence[Ready]) -> list[Told]:
+        """One save for all of them."""
+        found = []
+        for ready in some:
+            known = ready.step in self.state.told
+            if known and ready.record is not None:  # of a run of `train`, whose lines are all read at the start
+                self.records[ready.step] = ready.record
+                continue
+            record, checks = self._judged(ready)
+            alarms = self.state.raised(ready.step, checks)
+            self.records[ready.step] = record
+            self.state.put(ready.step, record, ready.shards)
+            found.append(Told(ready.step, record, alarms, known))
+        if found:
+            self.state.save()
+        return found
+
+    def _judged(self, ready: Ready) -> tuple[Record, list[Any]]:
+        if ready.record is None:
+            return self._judge.of_traces(ready.step, ready.traces)
+        return ready.record, self._judge.of_record(ready.record, next(iter(ready.traces), None))
+
+    def is_done(self, until_step: int | None, idle: float | None) -> bool:
+        """Whether the step that was named has come, the run is over, or nothing has come for so many seconds."""
+        reached = until_step is not None and max(self.state.told, default=-1) >= until_step
+        return reached or self.source.is_over or self.idle > (inf if idle is None else idle)
+
+    def unmeasured(self) -> list[str]:
+        """The limits that no step could be held against, where there was one."""
+        limits = [limit for of in self._sets for limit in of.limits]
+        return [f"{limit.metric} {limit.text}" for limit in self.state.unmeasured(limits)] if self.records else []
