@@ -60,6 +60,7 @@ def open_trackers(
     A run that was tracked there before is continued: a step that a tracker has is not logged again.
     """
     about = {"project": project, "name": run or folder.resolve().name, "config": dict(config or {})}
+    about["id"] = secrets.token_hex(4)
     trackers = Trackers(say)
     try:
         for name in names:
@@ -83,7 +84,7 @@ class Trackers:
         from mismatch_cli.trackers._outlet import Outlet
 
         try:
-            self._open[name] = Outlet(name, folder, {**about, "id": secrets.token_hex(4)})
+            self._open[name] = Outlet(name, folder, about)
         except Exception as error:
             self._give_up(name, error)
             return
@@ -124,9 +125,9 @@ class Trackers:
         self._open.clear()
 
     def _give_up(self, name: str, error: Exception) -> None:
-        outlet = self._open.pop(name, None)
-        log = ""
+        outlet, where = self._open.pop(name, None), ""
         if outlet is not None:
             outlet.give_up()
-            log = f" See {outlet.log_file}."
-        self._say(f"--track {name} ended: {first_line(error)}. The run goes on; metrics.jsonl has every step.{log}")
+            where = f" See {outlet.log_file}."
+        kept = "The run continues, and metrics.jsonl has every step."
+        self._say(f"--track {name} ended: {first_line(error)}. {kept}{where}")

@@ -8,7 +8,6 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import first_line
 from mismatch_cli.trace.files import replacing
 
 METRICS_TABLE = "metrics.parquet"
@@ -49,9 +48,7 @@ def renew_table(metrics: Path, say: Callable[[str], None]) -> None:
     try:
         write_table(metrics)
     except Exception as error:
-        say(
-            f"{METRICS_TABLE} could not be written ({first_line(error)}). The run goes on: metrics.jsonl has every step."
-        )
+        say(f"{METRICS_TABLE} could not be written; metrics.jsonl has every step, and the run continues. {error}")
 
 
 def write_table(metrics: Path) -> Path:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mismatch_cli.trackers import Log
     from mismatch_cli.trackers._tracking import TrackedRun
 
-LOOK = ("wandb", "sync", "{folder}/wandb")
+LOOK = ("wandb", "sync", "{folder}")
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def tracking(run: TrackedRun) -> Iterator[Log]:
     mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
     quiet = wandb.Settings(console="off", disable_git=True, disable_code=True, x_disable_stats=True)
     logged = wandb.init(
-        project=run.project, name=run.name, id=run.id, dir=str(run.folder), config=dict(run.config), mode=mode,
+        project=run.project, name=run.name, id=run.id, dir=str(run.folder.parent), config=dict(run.config), mode=mode,
         resume="allow" if mode == "online" else None, settings=quiet,
     )  # fmt: skip
 
