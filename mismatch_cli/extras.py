@@ -14,11 +14,17 @@ EXTRAS = {
     "vllm": ("vllm",),
     "pandas": ("pandas",),
     "ray": ("ray",),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow",),  # mlflow-skinny, or all of it
 }
 _LINES = {
     "hf": "pip install 'mismatch-cli[hf]'",
-    "pandas": "pip install 'mismatch-cli[pandas]'",
-    "ray": "pip install 'mismatch-cli[ray]'",
+    **{
+        extra: f"pip install 'mismatch-cli[{extra}]'"
+        for extra in ("pandas", "ray", "trackio", "wandb", "tensorboard", "mlflow")
+    },
     "vllm": "pip install 'mismatch-cli[cpu]' (no GPU) or pip install 'mismatch-cli[vllm]' (CUDA), or sample with the "
     "Hugging Face model: --engine hf",
 }

@@ -31,7 +31,8 @@ MODULES = {
 
 # Folders whose files are found by their names, and `pages`, which names its files after the studies that they show.
 REGISTRIES = (
-    "commands", "diagnosis/checks", "dialects", "engines", "importers", "report/plots", "trust_regions", "weights",
+    "commands", "diagnosis/checks", "dialects", "engines", "importers", "report/plots", "trackers", "trust_regions",
+    "weights",
 )  # fmt: skip
 PAGES = "report/pages"
 
@@ -49,6 +50,7 @@ FLOORS = [
     {"diagnosis", "dialects"},
     {"verdict"},
     {"workers"},
+    {"trackers"},
     {"engines", "scoring", "tasks", "metrics"},
     {"trace"},
     {"algorithms"},

@@ -23,10 +23,13 @@ OF_THE_USER = {"fsspec"}  # whoever names a scheme of it has it
 OF_THE_RUN = {"verl", "transfer_queue", "skyrl", "megatron", "openrlhf"}  # that records: `record/` runs inside of it
 
 
+_CALLED = {"mlflow-skinny": "mlflow"}  # packages whose module has another name
+
+
 def modules(requirements: list[str]) -> set[str]:
     """The names to import of what a list of requirements names; `mismatch-cli[hf]` is left out."""
     named = [re.match(r"[\w.-]+(\[\w+\])?", requirement).group() for requirement in requirements]
-    return {name.replace("-", "_") for name in named if "[" not in name}
+    return {_CALLED.get(name, name.replace("-", "_")) for name in named if "[" not in name}
 
 
 def test_the_table_of_extras_is_that_of_the_package():

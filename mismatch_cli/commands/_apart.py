@@ -17,7 +17,13 @@ from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig
 if TYPE_CHECKING:
     from mismatch_cli.recording.members import Outcome
 
-_OF_ALL = ("algorithm", "seed", "seeds", "output", "resume", "devices", "quiet", "full", "json")
+_OF_ALL = ("algorithm", "seed", "seeds", "output", "resume", "devices", "quiet", "full", "json", "track_name")
+
+
+def _name(context: typer.Context, folder: Path) -> tuple[str, ...]:
+    """What the trackers call one of them."""
+    name = context.params["track_name"]
+    return () if name is None else ("--track-name", f"{name}-{folder.name}")
 
 
 def train_apart(
@@ -29,8 +35,9 @@ def train_apart(
     typed = (str(context.info_name), *words(context, without=_OF_ALL, resolved=True))
     members = [
         Member(
-            folder.absolute(), (*typed, "--algorithm", config.algorithm, "--seed", str(config.seed)), Path.cwd(),
-            note=FILE_NAME, result="model/config.json", anew=(),
+            folder.absolute(),
+            (*typed, "--algorithm", config.algorithm, "--seed", str(config.seed), *_name(context, folder)),
+            Path.cwd(), note=FILE_NAME, result="model/config.json", anew=(),
         )
         for config, folder in zip(configs, folders, strict=True)
     ]  # fmt: skip

@@ -6,7 +6,7 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from mismatch_cli.commands._completed import algorithms
 from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.commands._ranks import NPROC, launch_ranks
 from mismatch_cli.commands._show import DRAWING, Common
+from mismatch_cli.commands._tracked import AS_FRAMEWORK, TRACK, TRACK_NAME, TRACK_PROJECT, Tracking
 from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.options import flags, setting
 from mismatch_cli.places import bundled, shown
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 # Flags with more to say than their setting.
 _OWN = {known.name: known.metadata["help"] for known in fields(TrainConfig) if known.name in ("algorithm", "seed")}
-_PRESET = "miniature"
+_PRESET, _METRICS = "miniature", "metrics.jsonl"
 _SHOWN = shown_defaults(_PRESET)
 
 
@@ -81,6 +82,10 @@ def command(
         metavar="SECONDS",
         panel="Output",
     ),
+    track: list[str] | None = TRACK,
+    track_project: str = TRACK_PROJECT,
+    track_name: str | None = TRACK_NAME,
+    framework: str | None = AS_FRAMEWORK,
     common: Annotated[Common, "trust_remote_code", *DRAWING, "full", "quiet", "debug"],
     **chosen: Any,
 ) -> None:
@@ -94,6 +99,7 @@ def command(
       mismatch-cli train -a dppo-binary-tv -a pg-is -a grpo-clip-higher --seeds 3
       mismatch-cli train --model ./checkpoint --dataset problems.jsonl --steps 200
       mismatch-cli train --preset paper --nproc 8 --max-restarts 3
+      mismatch-cli train --track trackio --as verl
     """
     from mismatch_cli.extras import require
     from mismatch_cli.rl.task import check_ranks, check_runs
@@ -105,6 +111,7 @@ def command(
         for name in algorithm or [first.algorithm]
         for number in range(seeds)
     ]
+    tracking = Tracking.asked(track, track_project, track_name, framework, several=len(configs) > 1)
     output = output or Path(f"train-{Path(preset).stem}")
     if not show_config:
         _say_whose_rate(first, preset, changes, common)
@@ -136,7 +143,7 @@ def command(
             _train_apart(context, configs, folders, output, devices, resume, common)
             return
         held.enter_context(_held(configs, folders, output, resume))
-        _train(folders, configs, output, resume, report_every, common, world)
+        _train(folders, configs, output, resume, report_every, common, world, tracking)
 
 
 _KEPT = (
@@ -216,6 +223,7 @@ def _train(
     report_every: float,
     common: Common,
     world: World,
+    tracking: Tracking,
 ) -> None:
     """Train one after the other, and report on what there is, also where a run failed or the user stopped."""
     from mismatch_cli.commands._live import TrainingView
@@ -231,7 +239,7 @@ def _train(
             view = TrainingView(config, number, len(configs))
             try:
                 begun.append(folder)
-                stopped = not _run(config, folder, resume, view, refresher, progress, world)
+                stopped = not _run(config, folder, resume, view, refresher, progress, world, tracking)
             except MismatchError as error:
                 if len(configs) == 1 or world.size > 1:  # the other ranks wait for no next run
                     raise
@@ -306,6 +314,7 @@ def _run(
     refresher: Refresher,
     progress: TerminalProgress,
     world: World,
+    tracking: Tracking,
 ) -> bool:
     """Train one run in view of the user; answers whether all steps are done."""
     from mismatch_cli.torch_settings import prepare_imports
@@ -318,6 +327,7 @@ def _run(
             for earlier in _steps_before(folder, record["step"]):
                 view.add(earlier, earlier=True)
         view.add(record)
+        trackers.follow(folder / _METRICS)
         if not progress.on_terminal:
             progress.say(view.line())
         refresher.step_done()
@@ -326,10 +336,13 @@ def _run(
         model, where = shown(config.model), shown(str(folder))
         progress.say(f"Training {model} with {config.algorithm}, seed {config.seed}, into {where}")
     try:
-        with _interruptible(progress, view), progress.view(view.lines):
+        with (
+            _interruptible(progress, view), progress.view(view.lines),
+            tracking.of(folder, asdict(config), progress.say) as trackers,
+        ):  # fmt: skip
             done = train(
                 config, folder, on_step, resume=resume, stop=lambda: view.stopping, say=progress.say,
-                on_phase=view.enter, world=world,
+                on_phase=view.enter, world=world, framework=tracking.framework,
             )  # fmt: skip
     except KeyboardInterrupt:
         progress.say(
@@ -345,7 +358,7 @@ def _run(
 
 def _steps_before(folder: Path, step: int) -> list[dict[str, Any]]:
     """What the run that is resumed has on record."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (folder / _METRICS).read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if 0 < record["step"] < step]
 
 

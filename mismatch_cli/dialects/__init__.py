@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from mismatch_cli.trace.reader import RowGroup, Trace
     from mismatch_cli.workers.portions import Portion
 
-__all__ = ["UPDATE", "Line", "Reading", "Readings", "lines", "logged_as", "metric_of", "names", "readings", "when"]
+__all__ = [
+    "UPDATE", "Line", "Reading", "Readings", "dashboard", "lines", "logged_as", "metric_of", "names", "readings",
+    "when",
+]  # fmt: skip
 
 
 def names() -> list[str]:
@@ -149,6 +152,10 @@ class _Everything(Accumulator):
     def __init__(self, frameworks: tuple[str, ...]) -> None:
         self.seen = [_Seen(group) for group in _groups(frameworks)]
 
+    def update(self, batch: TokenBatch, frameworks: tuple[str, ...]) -> None:
+        for seen, group in zip(self.seen, _groups(frameworks), strict=True):
+            seen.update(batch, group)
+
 
 @dataclass(frozen=True)
 class _Translating:
@@ -162,8 +169,7 @@ class _Translating:
 
     def read(self, found: _Everything, _portion: Portion, row_groups: Iterator[RowGroup]) -> None:
         for row_group in row_groups:
-            for seen, group in zip(found.seen, _groups(self.frameworks), strict=True):
-                seen.update(row_group.batch, group)
+            found.update(row_group.batch, self.frameworks)
 
 
 @dataclass(frozen=True)
@@ -184,12 +190,23 @@ def readings(
     from mismatch_cli.workers.reading import read_through  # names alone are asked for without what reads traces
 
     found = read_through(traces, _Translating(tuple(frameworks)), workers, on_responses)
-    groups = _groups(tuple(frameworks))
-    seen = {(group.pair, group.needs): (group, part) for group, part in zip(groups, found.seen, strict=True)}
     return Readings(
-        {name: [_reading(line, seen.get((line.pair, line.needs))) for line in lines(name)] for name in frameworks},
-        max((part.out_of_support for part in found.seen), default=0),
+        _by_framework(found, tuple(frameworks)), max((part.out_of_support for part in found.seen), default=0)
     )
+
+
+def dashboard(batch: TokenBatch, framework: str) -> dict[str, float]:
+    """What a framework would show for these tokens, by its names: every line that has a value."""
+    found = _Everything((framework,))
+    found.update(batch, (framework,))
+    (all_readings,) = _by_framework(found, (framework,)).values()
+    return {reading.line.name: reading.value for reading in all_readings if reading.value is not None}
+
+
+def _by_framework(found: _Everything, frameworks: tuple[str, ...]) -> dict[str, list[Reading]]:
+    groups = _groups(frameworks)
+    seen = {(group.pair, group.needs): (group, part) for group, part in zip(groups, found.seen, strict=True)}
+    return {name: [_reading(line, seen.get((line.pair, line.needs))) for line in lines(name)] for name in frameworks}
 
 
 def _reading(line: Line, found: tuple[_Group, _Seen] | None) -> Reading:

@@ -91,7 +91,7 @@ def training_folder(
                     raise MismatchError(
                         f"{path} is a link, and what is written there would end up elsewhere. Remove it."
                     )
-        _check_free(folder, *REPORT, LOG, LOCK)
+        _check_free(folder, *REPORT, LOG, LOCK, "metrics.parquet")
 
     return claimed(folder, check)
 

@@ -150,6 +150,12 @@ def _columns(path: Path) -> set[str]:
     return set(pq.read_schema(path).names)
 
 
+def _is_metrics_table(path: Path) -> bool:
+    import pyarrow.parquet as pq
+
+    return (pq.read_schema(path).metadata or {}).get(b"format") == f"{_FORMAT}metrics".encode()
+
+
 def _first_record(path: Path) -> set[str]:
     with path.open(encoding="utf-8") as file:
         return set(json.loads(file.readline()))
@@ -189,6 +195,7 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     f"{LOG}/*.log": _has(LOG_HEAD),
     **{f"legs/*/{name}": test for name, test in _TRACE.items()},
     "search.json": _is_json,
+    "metrics.parquet": _is_metrics_table,
     "weights/~engine-[0-9][0-9][0-9][0-9][0-9].safetensors": lambda _: True,
     **{f"probe/trace/{name}": test for name, test in _TRACE.items()},
     "probe/log/*.log": _has(LOG_HEAD),

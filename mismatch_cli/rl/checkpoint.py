@@ -24,6 +24,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.sharding import fill
 from mismatch_cli.trace.files import could_not_write, replacing_folder, write_atomically
+from mismatch_cli.trackers import METRICS_TABLE
 
 METRICS_FILE = "metrics.jsonl"
 _KEPT = 2
@@ -168,7 +169,8 @@ def _quiet() -> Iterator[None]:
 
 
 def cut_back(run_folder: Path, step: int) -> None:
-    """Forget everything after `step`: lines of metrics, and traces of steps."""
+    """Forget everything after `step`: lines of metrics, and traces of steps; the table is made again."""
+    (run_folder / METRICS_TABLE).unlink(missing_ok=True)
     path = run_folder / METRICS_FILE
     if path.is_file():
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]

@@ -25,16 +25,20 @@ def train(
     say: Callable[[str], None] = lambda _: None,
     on_phase: Callable[[str], None] = lambda _: None,
     world: World = ALONE,
+    framework: str = "",
 ) -> bool:
     """Run the loop, or go on with it; every step is a line of metrics.jsonl before `on_step` hears of it.
 
     `stop` is asked after every step: True saves a checkpoint there and ends. `say` is told what a person should know
     before the first step, `on_phase` the name of each phase that begins. Answers whether all steps are done.
 
+    `framework` is one whose metrics of the gap stand in every line too, by its names.
+
     Every rank of a `world` runs it: with its share of the problems until it has their advantages, then with the others.
     The first one writes the files, and is who is asked and told.
     """
     with _running(config, run_folder, say, on_phase, world) as run:
+        run.framework = framework
         done, seconds = run.restore() if resume else None, _Seconds(on_phase)
         run.sync.load()  # also at the start: the engine may have read the model in another precision than the trainer
         if done is None and config.eval_every:

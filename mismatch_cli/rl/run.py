@@ -49,6 +49,7 @@ from mismatch_cli.trace.files import could_not_write, open_to_append, replacing_
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import shard_path, write_shard
+from mismatch_cli.trackers import renew_table
 
 Record = dict[str, Any]
 
@@ -65,6 +66,7 @@ class Run:
         world: World = ALONE,
     ) -> None:
         self.config, self.folder, self.say, self._on_phase, self.world = config, run_folder, say, on_phase, world
+        self.framework = ""  # whose names for the gap stand in the lines too
         self._stated: int | None = 0  # answers that responses have stated so far; None once it was said that none do
         self._threads = set_threads(config.threads or None, config.model)
         algorithm = find(config.algorithm, training=True)
@@ -195,6 +197,8 @@ class Run:
         facts = {"learner": self.learner.facts(), "sync": self.sync.facts(), "judge": self._judge()}
         tensors = self.learner.tensors() | self.sync.tensors()
         save_checkpoint(self.folder, step, tensors, facts, self._save_adapter, self.world)
+        if self.world.first:
+            renew_table(self.folder / METRICS_FILE, self.say)
 
     def _judge(self) -> Record:
         """What took too long to grade, on any rank."""
@@ -303,7 +307,7 @@ class Run:
         if every and step.number % every == 0:
             self.write_trace(f"step-{step.number}", responses.table)
         routers = self.learner.trainer.routing.describe()
-        return step_record(step, responses, self.learner.algorithm, routers) | counts
+        return step_record(step, responses, self.learner.algorithm, routers, self.framework) | counts
 
     def _warn_of_no_answers(self, stated: int, responses: Responses) -> None:
         """Once, where none of what was graded since the last step states an answer: every reward is 0."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.gathering import Gathering
 from mismatch_cli.batch import Rollout
+from mismatch_cli.dialects import dashboard
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs, gather
@@ -27,6 +28,7 @@ from mismatch_cli.routing.routes import route_columns
 from mismatch_cli.scoring.trainer import ResponseScores
 from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.writer import rows_to_table
+from mismatch_cli.trackers import AS
 
 
 @dataclass
@@ -164,11 +166,15 @@ def joined(parts: Sequence[Responses]) -> Responses:
 
 
 def step_record(
-    step: Step, responses: Responses, algorithm: Algorithm, routers: Mapping[str, Any] = MappingProxyType({})
+    step: Step,
+    responses: Responses,
+    algorithm: Algorithm,
+    routers: Mapping[str, Any] = MappingProxyType({}),
+    framework: str = "",
 ) -> dict[str, Any]:
     """The line of metrics.jsonl, without times: measured by the accumulators that measure every trace.
 
-    `routers` are those of the trainer, as a manifest describes them.
+    `routers` are those of the trainer, as a manifest describes them. `framework`: what it would show too.
     """
     batch = table_to_batch(responses.table)
     pairs, routing = {name: MismatchSummary(PAIRS[name]) for name in ("mismatch", "total")}, Routing()
@@ -195,6 +201,8 @@ def step_record(
         record["unjudged"] = unjudged
     if step.sampled is not None:
         record["sampled"] = step.sampled
+    if framework:
+        record[AS] = {framework: dashboard(batch, framework)}
     return record | _groups(responses.reward_S.reshape(-1, max(step.sample_index) + 1)) | _blocked(batch, algorithm)
 
 

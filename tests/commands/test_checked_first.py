@@ -93,6 +93,8 @@ LIGHT = {
     ),
     "train": (
         ("--dataset ../files/chat.jsonl --prompt-template raw", "that only a chat template can put"),
+        ("--track trackio,wandd", "Unknown tracker 'wandd'. Did you mean wandb"),
+        ("--as verll", "Unknown framework 'verll'. Did you mean verl"),
         ("--preset miniatur", "Unknown preset 'miniatur'. Did you mean miniature"),
         ("--engine vlm", "Unknown engine 'vlm'. Did you mean vllm"),
         ("--aggregation token", "Unknown aggregation 'token'. Did you mean token-mean"),

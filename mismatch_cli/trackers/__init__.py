@@ -1,0 +1,133 @@
+"""Where people look at a run: every file is a tracker, and its name the public name.
+
+A file holds `LOOK`, what to type to look at what it has, and `tracking`, a context manager that is given a `TrackedRun`
+and gives a function that logs the numbers of a step. It runs in a process of its own: whatever fails or hangs in a
+tracker is said once, and the run goes on. `metrics.jsonl` is the truth, and a tracker a copy of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli import registry
+from mismatch_cli.errors import first_line, quoted
+from mismatch_cli.extras import require
+from mismatch_cli.trackers._flat import AS, METRICS_TABLE, flat, records_from, renew_table, write_table
+
+if TYPE_CHECKING:
+    from mismatch_cli.trackers._outlet import Outlet
+
+__all__ = [
+    "AS", "METRICS_TABLE", "PROJECT", "Log", "Trackers", "asked", "flat", "names", "open_trackers", "renew_table",
+    "write_table",
+]  # fmt: skip
+
+Log = Callable[[int, Mapping[str, float]], None]
+PROJECT = "mismatch-cli"
+FOLDER = "trackers"
+
+
+def names() -> list[str]:
+    """The trackers there are."""
+    return registry.names(__name__)
+
+
+def asked(typed: Sequence[str] | None) -> list[str]:
+    """The trackers of `--track a --track b,c`, each once; told at once where one is unknown or not installed."""
+    found = dict.fromkeys(name.strip() for names in typed or () for name in names.split(","))
+    for name in found:
+        registry.check(__name__, name, "tracker")
+        require(name, f"--track {name}")
+    return list(found)
+
+
+@contextmanager
+def open_trackers(
+    names: Sequence[str],
+    folder: Path,
+    project: str = PROJECT,
+    run: str = "",
+    config: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+) -> Iterator[Trackers]:
+    """Open these trackers for the run in `folder`, by default under its name, and close them at the end.
+
+    A run that was tracked there before is continued: a step that a tracker has is not logged again.
+    """
+    about = {"project": project, "name": run or folder.resolve().name, "config": dict(config or {})}
+    about["id"] = secrets.token_hex(4)
+    trackers = Trackers(say)
+    try:
+        for name in names:
+            trackers.begin(name, folder / FOLDER, about)
+        yield trackers
+    except BaseException:
+        trackers.close()
+        raise
+    trackers.close()
+
+
+class Trackers:
+    """Those of a run. None of them ever fails: what happens to one is said once, and it is left out from then on."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._offset = say, 0
+        self._open: dict[str, Outlet] = {}
+
+    def begin(self, name: str, folder: Path, about: Mapping[str, Any]) -> None:
+        """Start one, and say how to look at it."""
+        from mismatch_cli.trackers._outlet import Outlet
+
+        try:
+            self._open[name] = Outlet(name, folder, about)
+        except Exception as error:
+            self._give_up(name, error)
+            return
+        look = registry.load(__name__, name, "tracker").LOOK
+        places = {"folder": str(folder / name), "project": about["project"]}
+        self._say(f"Tracking with {name}; look with: {quoted(*(word.format(**places) for word in look))}")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Give the numbers of a step to all of them."""
+        for name, outlet in list(self._open.items()):
+            try:
+                outlet.log(step, metrics)
+            except Exception as error:
+                self._give_up(name, error)
+
+    def follow(self, metrics: Path) -> None:
+        """Log the steps that a growing metrics.jsonl has more than at the last call."""
+        if not self._open:
+            return
+        try:
+            records, self._offset = records_from(metrics, self._offset)
+            for record in records:
+                self.log(record["step"], flat(record))
+        except Exception as error:
+            for name in list(self._open):
+                self._give_up(name, error)
+
+    def close(self) -> None:
+        """Wait until they have everything, though not for ever."""
+        for name, outlet in list(self._open.items()):
+            try:
+                outlet.close()
+            except Exception as error:
+                self._give_up(name, error)
+            except BaseException:  # whoever waits is tired of it
+                outlet.give_up()
+                raise
+        self._open.clear()
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        outlet, where = self._open.pop(name, None), ""
+        if outlet is not None:
+            outlet.give_up()
+            where = f" See {outlet.log_file}."
+        kept = "The run continues, and metrics.jsonl has every step."
+        self._say(f"--track {name} ended: {first_line(error)}. {kept}{where}")

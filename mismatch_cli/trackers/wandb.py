@@ -1,0 +1,34 @@
+"""Weights & Biases: files to `wandb sync` later, or online where WANDB_MODE or WANDB_API_KEY say so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mismatch_cli.trackers import Log
+    from mismatch_cli.trackers._tracking import TrackedRun
+
+LOOK = ("wandb", "sync", "{folder}")
+
+
+@contextmanager
+def tracking(run: TrackedRun) -> Iterator[Log]:
+    """Offline, every session leaves a folder of its own, all with the id of the run."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would report its own errors, offline too
+    import wandb
+
+    mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+    quiet = wandb.Settings(console="off", disable_git=True, disable_code=True, x_disable_stats=True)
+    logged = wandb.init(
+        project=run.project, name=run.name, id=run.id, dir=str(run.folder.parent), config=dict(run.config), mode=mode,
+        resume="allow" if mode == "online" else None, settings=quiet,
+    )  # fmt: skip
+
+    def log(step: int, metrics: Mapping[str, float]) -> None:
+        logged.log(dict(metrics), step=step)
+
+    yield log
+    logged.finish()
