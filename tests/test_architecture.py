@@ -238,13 +238,13 @@ report trained --json
 clipstats --json
 compare --json
 diagnose --json
+watch --json
 report FLOAT32 --output exported --export csv
 report FLOAT32 --output exported --export parquet
 report FLOAT32 --output exported --export jsonl
 import --json
 import --formats
 import --schema
-watch --json
 """
 _ARROW_LOOKS_FOR_PANDAS = ("diagnose", "--export", "import")  # to know its columns; it is no dependency
 _NOT_FOR_READING = ("torch", "transformers", "datasets", "peft", "math_verify", "vllm", "pandas")

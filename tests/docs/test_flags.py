@@ -37,6 +37,7 @@ OTHERS = {
     "OpenRLHF": "--algo.advantage.is_correction_enable",
     "oat": "--dump_replay_every",
     "benchmarks/": "--folder",
+    "trackers": "--project --logdir --backend-store-uri",
     "uv": "--generate-hashes --no-annotate --no-header --no-deps",
 }
 FOREIGN = {flag for flags in OTHERS.values() for flag in flags.split()}
