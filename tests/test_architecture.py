@@ -232,6 +232,7 @@ verdict
 verdict --list
 guide gate
 gate
+watch --json
 report --json
 report --as all
 report trained --json
@@ -244,7 +245,6 @@ report FLOAT32 --output exported --export jsonl
 import --json
 import --formats
 import --schema
-watch --json
 """
 _ARROW_LOOKS_FOR_PANDAS = ("diagnose", "--export", "import")  # to know its columns; it is no dependency
 _NOT_FOR_READING = ("torch", "transformers", "datasets", "peft", "math_verify", "vllm", "pandas")
