@@ -232,6 +232,7 @@ verdict
 verdict --list
 guide gate
 gate
+watch --json
 report --json
 report --as all
 report trained --json

@@ -48,6 +48,12 @@ def unpacked_flags(values: pa.BooleanArray) -> np.ndarray:
     return np.from_dlpack(values.cast(pa.uint8())).view(bool)
 
 
+def packed_flags(flags: np.ndarray) -> pa.BooleanArray:
+    """The way back, without `pa.array`, which imports pandas."""
+    bits = pa.py_buffer(np.packbits(flags, bitorder="little").tobytes())
+    return pa.Array.from_buffers(pa.bool_(), len(flags), [None, bits])
+
+
 def _infinities(values: pa.Array) -> int:
     return pc.sum(pc.is_inf(values)).as_py() or 0
 

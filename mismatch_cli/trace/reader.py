@@ -246,7 +246,8 @@ def _group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path, st
     if step is None:
         return read_group(shard, group, columns, path)
     found = read_group(shard, group, list(dict.fromkeys((*columns, "step"))), path)
-    return found.filter(pc.equal(found.column("step"), pa.scalar(step, pa.int32()))).select(columns)
+    of_step_S = np.from_dlpack(foreign.single(found.column("step"))) == step
+    return found.filter(foreign.packed_flags(of_step_S)).select(columns)
 
 
 def _laid_flat(path: Path, read: Callable[[], pa.Table]) -> RowGroup:

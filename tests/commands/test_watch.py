@@ -162,6 +162,19 @@ def test_what_comes_to_a_step_that_was_told_is_told_again(tmp_path: Path) -> Non
     assert [json.loads(line)["responses"] for line in lines] == [2, 2]
 
 
+def test_a_step_that_nobody_ends_is_told_when_nothing_comes_any_more(watch: Watch, tmp_path: Path) -> None:
+    """Its rank was killed, perhaps; once it records again, the step is told again."""
+    recorder = Recorder(tmp_path / "run")
+    recorder.add(**response(0, real_rows(1)[0]))
+    recorder.flush()
+    code, lines, err = watch(str(tmp_path / "run"), "--idle", "0", *NOW)
+    assert (code, [line["step"] for line in lines]) == (0, [0]) and "1 step of" in err
+    recorder.add(**response(0, real_rows(2)[1]))
+    recorder.close()
+    code, lines, _ = watch(str(tmp_path / "run"), *NOW)
+    assert [(line["step"], line["responses"], line["again"]) for line in lines] == [(0, 2, True)]
+
+
 def test_killed_and_started_again(tmp_path: Path, trace: str, limit: str) -> None:
     seen, calls = tmp_path / "seen", tmp_path / "calls"
     line = [trace, "-o", str(seen), "--limits", limit, *NOW]
