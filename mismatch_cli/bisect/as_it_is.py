@@ -128,9 +128,10 @@ def _of_columns(run: Searching) -> list[Experiment]:
         columns.append(Experiment("logp_trainer", TRAINER, 0, RECORDED, (AS_RECORDED, trainer), _NOT_THE_TRAINER))
     if found is None:
         return columns
-    causes = {row.experiment.setting for row in rank(run.measured(), replace(run.search, experiments=columns)).causes}
+    causes = rank(run.measured(), replace(run.search, experiments=columns)).causes
+    first = causes[0].experiment if causes else None  # the column that the fault is in
     named = {"setting": found["setting"], "change": found["change"]}
-    return [replace(column, **named) if column.setting in causes else column for column in columns]
+    return [replace(column, **named) if column == first else column for column in columns]
 
 
 def compared(run: Searching, engine: Engine) -> dict[str, Any]:
@@ -156,7 +157,8 @@ def _of_models(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
     ):
         words = "the adapter on both sides, or on neither"
         about = {"setting": "adapter", "value": trainer.trainer_adapter, "better": rollout.adapter, "change": words}
-        yield about | {"side": TRAINER}, {"trainer_adapter": rollout.adapter}
+        lacks = TRAINER if rollout.adapter else ROLLOUT
+        yield about | {"side": lacks}, {"trainer_adapter": rollout.adapter}
     for group in found.get("groups", ()):
         words = f"load the same weights on both sides: {_details(found, group['tensors'])}"
         about = {"setting": group["name"], "value": group["relation"], "better": "the rollout’s", "change": words}

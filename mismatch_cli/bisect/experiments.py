@@ -74,6 +74,7 @@ class Search:
     together: dict[str, Any] | None = None
     base: Pair = (AS_RECORDED, AS_RECORDED)
     flags: dict[str, Any] | None = None  # what was typed, for --resume
+    like: str | None = None  # the run of `probe` that was searched, whose settings `probe --like` takes over
 
     @classmethod
     def of(cls, folder: Path) -> Search:

@@ -5,7 +5,7 @@ Each portion has responses of as many prompts as there are, so that an interval 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,16 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_cli.bisect.experiments import AS_RECORDED, ROLLOUT, TRAINER
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.hashing import hash_keys, prompt_groups
-from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.shards import open_shard
 
 Key = tuple[int, int, int]
-_SUPPORT = ("top_p", "top_k", "min_p")
 _PORTIONS = (1 / 4, 1 / 2, 1.0)  # of the responses that are read, at the end of each
 _KEY = ("step", "prompt_id", "sample_index")
 _KEPT = (
@@ -160,19 +156,17 @@ class FixedTokens:
     def num_responses(self) -> int:
         return len(self.prompt_id_S)
 
-    def in_support(self, legs: Path) -> FixedTokens:
-        """The same without tokens that some leg gives probability 0: no leg is measured on others than the rest."""
-        manifests = {path.parent: read_manifest(path.parent) for path in legs.glob(f"*/{FILE_NAME}")}
-        recorded = manifests[legs / AS_RECORDED]
-        sides = recorded.get("config", {}).get("sampling") or {}, recorded.get("trainer") or {}
-        known = ({name: side[name] for name in _SUPPORT if side.get(name) is not None} for side in sides)
-        if not any(SamplingSettings(**side).truncates for side in known):
-            return self
-        columns = ((folder, side) for folder in manifests for side in (ROLLOUT, TRAINER))
-        out_T = np.zeros(len(self.counts_T), dtype=bool)
-        for folder, side in columns:
-            out_T |= np.isneginf(self.flat(folder, f"logp_{side}"))
-        return replace(self, counts_T=self.counts_T & ~out_T)
+    def known_to(self, columns: Iterable[np.ndarray]) -> FixedTokens:
+        """The same without tokens that a leg has read and has no finite number for: no leg is measured on others.
+
+        Truncation leaves tokens out under some settings (−∞), and what an environment said has no log μ (NaN).
+        """
+        unknown_T = np.zeros(len(self.counts_T), dtype=bool)
+        for logp_T in columns:
+            known_T = np.isfinite(logp_T)
+            read_S = np.logical_or.reduceat(known_T, self.offset_S1[:-1])
+            unknown_T |= ~known_T & np.repeat(read_S, np.diff(self.offset_S1))
+        return replace(self, counts_T=self.counts_T & ~unknown_T)
 
     def flat(self, folder: Path, column: str) -> np.ndarray:
         """A column of another trace of the same responses, float64; NaN where it does not have one."""

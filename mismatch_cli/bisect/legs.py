@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ class Legs:
     tokens: FixedTokens
     progress: Progress
     ranks: Ranks = ALL_HERE
+    _columns: dict[tuple[str, str, int], np.ndarray] = field(default_factory=dict, repr=False)
 
     def folder(self, name: str) -> Path:
         return self.run_folder / LEGS / name
@@ -67,7 +68,14 @@ class Legs:
 
     def column(self, leg: str, side: str) -> np.ndarray:
         """log μ or log π of all tokens by a leg, float64, NaN where it has not read them."""
-        return self.tokens.flat(self.folder(leg), f"logp_{side}")
+        key = leg, side, self.portions(leg)
+        if key not in self._columns:
+            self._columns[key] = self.tokens.flat(self.folder(leg), f"logp_{side}")
+        return self._columns[key]
+
+    def names(self) -> list[str]:
+        """The legs that have been read, or begun."""
+        return sorted(path.parent.name for path in (self.run_folder / LEGS).glob(f"*/{FILE_NAME}"))
 
     def read(self, leg: Leg, read: Read, described: Mapping[str, Any], enough: Callable[[], bool]) -> None:
         """Read portion after portion until there are no more, or until it is `enough`; a leg that is there stays."""

@@ -51,6 +51,11 @@ class Measured:
         return GapSums.between(self.tokens, self.logp_T(first, side), self.logp_T(other, side))
 
 
+def measured_in(tokens: FixedTokens, legs: Iterable[str], column: Callable[[str, str], np.ndarray]) -> Measured:
+    """All legs, on the tokens that every one of them knows of the responses that it has read."""
+    return Measured(tokens.known_to(column(leg, side) for leg in legs for side in (ROLLOUT, TRAINER)), column)
+
+
 @dataclass(frozen=True)
 class Row:
     """An experiment with what it changes: paired differences, its share of the recorded gap, and what is left, nats."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.bisect.as_it_is import Diagnose, bookkeeping, legs_of_both
+from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS
 from mismatch_cli.bisect.module_stage import compare_modules
 from mismatch_cli.bisect.ranking import NO_GAP, RECORDED
 from mismatch_cli.bisect.search_config import STAGES, BisectConfig
@@ -31,6 +32,9 @@ def traced(
 
     `anew`: what an earlier search has left in the folder goes before the probe.
     """
+    chosen = folder / LEGS / AS_RECORDED
+    if not anew and (chosen / FILE_NAME).is_file():
+        return Trace.open(chosen)  # what is left to read is in the run folder
     if not config.is_model:
         return Trace.open(Path(config.trace))
     with ranks.first_before_others() as first:
@@ -61,6 +65,8 @@ def search(
     prepare_imports()
     run = Searching.begin(config, source, folder, progress, ranks, anew)
     run.search.flags = dict(flags or {})
+    if source.manifest.get("command") == "probe" and "flags" in source.manifest:
+        run.search.like = str(source.run_folder.resolve())
     run.search.gap = run.measured().sums(RECORDED).mean()
     run.save()
     if run.search.gap < NO_GAP:

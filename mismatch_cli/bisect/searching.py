@@ -12,7 +12,7 @@ from mismatch_cli.bisect.effects import Effects
 from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS, Experiment, Leg, Pair, Search
 from mismatch_cli.bisect.fixed_tokens import FixedTokens, choose, versions
 from mismatch_cli.bisect.legs import Legs, write_as_recorded
-from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, rank
+from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, measured_in, rank
 from mismatch_cli.bisect.runner import Runner
 from mismatch_cli.bisect.search_config import STAGES, BisectConfig
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
@@ -27,7 +27,7 @@ from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY, read_manifest
 from mismatch_cli.trace.reader import Trace
 
-_NARROW = 0.05  # of the gap: half of an interval that is narrow enough
+_NARROW = 0.05  # of the gap: an interval that is narrow enough
 
 
 _FIRST_THAT_MAY_FAIL = 2  # of the stages: what was found before them is reported
@@ -58,9 +58,10 @@ class Searching:
         manifest = read_manifest(chosen) if begun else source.manifest  # the source may have changed since
         rollout = RolloutSide.of(manifest, config)
         trainer = TrainerSide.of(manifest, config, rollout)
-        check_model_folder(trainer.config.trainer_model)
-        if not engine_module(rollout.engine).REMOTE:
-            check_model_folder(rollout.model)
+        if not begun:
+            check_model_folder(trainer.config.trainer_model)
+            if not engine_module(rollout.engine).REMOTE:
+                check_model_folder(rollout.model)
         with ranks.first_before_others() as first:
             if first and anew and not config.is_model:  # whose probe has been made by now
                 remove_results(folder)
@@ -112,7 +113,7 @@ class Searching:
     def measured(self) -> Measured:
         """All legs as they are on disk now."""
         legs = self.runner.legs
-        return Measured(legs.tokens.in_support(legs.run_folder / LEGS), legs.column)
+        return measured_in(legs.tokens, legs.names(), legs.column)
 
     def is_explained(self) -> bool:
         """Whether what has been found leaves too little of the gap to search on."""
@@ -131,7 +132,7 @@ class Searching:
             share = effects.share(*sums)
             if share.low is None or share.high is None:
                 return share.note == NO_SPREAD
-            return share.high - share.low < 2 * _NARROW
+            return share.high - share.low < _NARROW
 
         return narrow
 
@@ -146,6 +147,10 @@ class Searching:
         known = [each for each in self.search.untried if (each["setting"], each["side"]) != (setting, side)]
         self.search.untried = [*known, told]
         self.save()
+
+    def tried(self, setting: str, side: str) -> None:
+        """A setting that could not be turned before, and was now."""
+        self.search.untried = [e for e in self.search.untried if (e["setting"], e["side"]) != (setting, side)]
 
     def check_time(self) -> None:
         """Raises an `OutOfBudgetError` once the minutes are over."""

@@ -5,7 +5,6 @@ Those that made large gaps elsewhere, and those that need no engine of their own
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,12 +31,6 @@ class Toggle:
     flags: tuple[str, ...] = ()  # of `probe`, which measures the same prompts so
     floor: bool = False  # a precision that both sides share: what it makes is no fault of one of them
     parts: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Of a leg: the setting, its value and the side."""
-        words = f"{self.setting}-{self.better}-{self.side}" if self.side == "both" else f"{self.setting}-{self.better}"
-        return re.sub(r"[^a-z0-9._]+", "-", words.lower()).strip("-.")[:80]
 
     @property
     def starts(self) -> bool:

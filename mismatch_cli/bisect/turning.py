@@ -42,6 +42,7 @@ def turn_settings(run: Searching) -> None:
         try:
             if not why:
                 run.add(_experiment(run, toggle, _after(run, toggle)))
+                run.tried(toggle.setting, toggle.side)
         except (MismatchError, UsageError) as error:
             why = str(error)
         if why:

@@ -33,9 +33,10 @@ def command(
     """
     from mismatch_cli.commands._prepared import prepared_run
 
+    check = _no_check if common.resume else _check
     check_sharded(sharded, nproc)
     launch_ranks(context, nproc, KEPT)
-    with joined(KEPT) as world, told_to_all(world, prepared_run(context, common, BisectConfig, _check)) as prepared:
+    with joined(KEPT) as world, told_to_all(world, prepared_run(context, common, BisectConfig, check)) as prepared:
         from mismatch_cli.bisect.search import search, traced
         from mismatch_cli.dealing import Ranks
         from mismatch_cli.studies.bisection import BisectionAnalysis
@@ -47,6 +48,10 @@ def command(
         search(config, source, folder, progress, faults, ranks, manifest["flags"], anew=anew)
         if world.first:
             common.show(BisectionAnalysis.read(folder), folder)
+
+
+def _no_check(_config: BisectConfig, _folder: Path) -> None:
+    """A search that continues needs nothing but its folder."""
 
 
 def _check(config: BisectConfig, folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,7 +25,7 @@ from mismatch_cli.bisect.experiments import (
     Search,
 )
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
-from mismatch_cli.bisect.ranking import ALL_MODULES, NO_GAP, RECORDED, Measured, Ranking, Row, rank
+from mismatch_cli.bisect.ranking import ALL_MODULES, NO_GAP, RECORDED, Measured, Ranking, Row, measured_in, rank
 from mismatch_cli.bisect.search_config import STAGES
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.estimate import Estimate
@@ -65,10 +65,12 @@ class BisectionAnalysis(Study):
         """From a run folder of `bisect`; runs no model."""
         tokens = FixedTokens.read(folder / LEGS / AS_RECORDED)
 
+        @cache
         def column(leg: str, side: str) -> np.ndarray:
             return tokens.flat(folder / LEGS / leg, f"logp_{side}")
 
-        return cls(folder, Search.of(folder), Measured(tokens.in_support(folder / LEGS), column))
+        legs = sorted(path.parent.name for path in (folder / LEGS).glob("*/manifest.json"))
+        return cls(folder, Search.of(folder), measured_in(tokens, legs, column))
 
     @cached_property
     def trace(self) -> Trace:
@@ -244,13 +246,14 @@ class BisectionAnalysis(Study):
         return str(found["cause"]) if found else _WHY_WEIGHTS
 
     def command(self, row: Row) -> list[str]:
-        """What to type to see what goes with a cause, and to measure it on new samples where flags can change it."""
+        """What to type to see what goes with a cause, and on new samples, where a probe can be repeated."""
         legs, experiment = self.folder / LEGS, row.experiment
         side = 0 if experiment.after[0] != experiment.before[0] else 1
         lines = [suggest("compare", legs / AS_RECORDED, legs / experiment.after[side])]
-        if experiment.flags:
-            model = read_manifest(legs / AS_RECORDED).get("rollout", {}).get("model", "MODEL")
-            lines.append(suggest("probe", str(shown(model)), *experiment.flags))
+        if experiment.flags and self.search.like:
+            run, here = Path(self.search.like), Path.cwd()
+            run = run.relative_to(here) if run.is_relative_to(here) else run
+            lines.append(suggest("probe", "--like", run, *experiment.flags))
         return lines
 
     def cost(self, row: Row) -> dict[str, Any] | None:

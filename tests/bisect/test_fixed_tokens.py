@@ -1,4 +1,4 @@
-"""The tokens that all legs have in common: what one of them gives probability 0 counts in none."""
+"""The tokens that all legs have in common: what one of them has no number for counts in none."""
 
 from __future__ import annotations
 
@@ -17,40 +17,34 @@ from mismatch_cli.trace.reader import Trace
 SOURCE = Trace.open(bundled("traces") / "bfloat16")
 
 
-def written(folder: Path, manifest: dict, impossible: tuple[int, int] | None = None) -> None:
-    """A leg of 12 responses; the token at (response, position) has probability 0."""
+def written(folder: Path, unknown: tuple[int, int, float] | None = None) -> None:
+    """A leg of 12 responses; the token at (response, position) has this value."""
     tables = choose(SOURCE, 12)
-    if impossible is not None:
-        response, position = impossible
+    if unknown is not None:
+        response, position, value = unknown
         rows = [np.array(row, dtype=np.float32) for row in tables[0]["logp_rollout"].to_pylist()]
-        rows[response][position] = -np.inf
+        rows[response][position] = value
         index = tables[0].column_names.index("logp_rollout")
         tables[0] = tables[0].set_column(index, "logp_rollout", [rows])
-    write_as_recorded(folder, tables, manifest, SOURCE.folder / VOCABULARY, equal=False)
+    write_as_recorded(folder, tables, SOURCE.manifest, SOURCE.folder / VOCABULARY, equal=False)
 
 
-@pytest.mark.parametrize("side", ["config", "trainer"])
-def test_what_one_leg_gives_probability_0_counts_in_none(tmp_path, side):
-    """Truncated by the sampler, or by the trainer alone."""
-    cut = {"config": {"sampling": {"top_p": 0.9}}, "trainer": SOURCE.manifest["trainer"] | {"top_p": 0.9}}
-    manifest = SOURCE.manifest | {side: cut[side]}
-    written(tmp_path / LEGS / AS_RECORDED, manifest)
-    written(tmp_path / LEGS / "other", manifest, impossible=(1, 3))
+@pytest.mark.parametrize("value", [-np.inf, np.nan])
+def test_what_one_leg_has_no_number_for_counts_in_none(tmp_path, value):
+    """A token that truncation leaves out, or that an environment said; a response that it has not read counts on."""
+    written(tmp_path / LEGS / AS_RECORDED)
+    written(tmp_path / LEGS / "other", unknown=(1, 3, value))
     tokens = FixedTokens.read(tmp_path / LEGS / AS_RECORDED)
-    left = tokens.in_support(tmp_path / LEGS)
+    other_T, unread_T = tokens.flat(tmp_path / LEGS / "other", "logp_rollout"), np.full(len(tokens.counts_T), np.nan)
+    unread_T[: tokens.offset_S1[1]] = -1.0
+    left = tokens.known_to([other_T, unread_T])
     assert np.flatnonzero(tokens.counts_T & ~left.counts_T).tolist() == [tokens.offset_S1[1] + 3]
-
-
-def test_without_truncation_all_tokens_count(tmp_path):
-    written(tmp_path / LEGS / AS_RECORDED, SOURCE.manifest)
-    tokens = FixedTokens.read(tmp_path / LEGS / AS_RECORDED)
-    assert tokens.in_support(tmp_path / LEGS) is tokens
     assert tokens.num_responses == sum(tokens.portions) == 12
 
 
 def test_a_column_of_another_leg_is_laid_beside_by_its_keys(tmp_path):
     """A leg of the last portion alone, in another order."""
-    written(tmp_path / LEGS / AS_RECORDED, SOURCE.manifest)
+    written(tmp_path / LEGS / AS_RECORDED)
     tokens = FixedTokens.read(tmp_path / LEGS / AS_RECORDED)
     last = choose(SOURCE, 12)[-1]
     backwards = last.take(list(range(len(last)))[::-1])

@@ -92,7 +92,7 @@ def make_search(folder: Path, *, gap: float = 1.0, stages: int = 4, responses: i
     whole = sum(parts.values())
     _record(folder, logp - parts["cache"], logp + whole - parts["cache"], responses)
     legs = Legs(folder, FixedTokens.read(folder / LEGS / AS_RECORDED), TerminalProgress(quiet=True))
-    search = Search(folder, gap=float(np.abs(whole).mean()))
+    search = Search(folder, gap=float(np.abs(whole).mean()), like="/runs/probe-model")
     readings = _readings(logp, parts)
     for stage, leg, values in readings:
         if stage < stages:
