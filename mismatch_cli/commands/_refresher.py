@@ -30,8 +30,9 @@ class Refresher:
     def __init__(
         self, folders: Sequence[Path], output: Path, every: float, say: Callable[[str], None], *, draws: bool = True
     ) -> None:
-        self._words = ["pictures"] * draws
-        self._drawn = [str(output), *map(str, folders)]
+        program, drawn = [sys.executable, "-m", __name__], [str(output), *map(str, folders)]
+        words = "pictures" if draws else ""
+        self._command, self._last_command = [*program, words, *drawn], [*program, f"final,{words}", *drawn]
         self._output, self._every, self._say, self._said = output, every, say, ""
         self._next = time.monotonic() + every
         self._child: subprocess.Popen[bytes] | None = None
@@ -44,7 +45,7 @@ class Refresher:
             return
         self._next = time.monotonic() + self._every
         try:
-            self._child = self._begun(*self._words)
+            self._child = self._begun(self._command)
             os.setpriority(os.PRIO_PROCESS, self._child.pid, _LOWEST)
         except OSError as error:
             self._complain(str(error))
@@ -55,18 +56,17 @@ class Refresher:
             return
         self._end_child()
         try:
-            self._child = self._begun("final", *self._words)
+            self._child = self._begun(self._last_command)
             if self._child.wait():
                 self._complain(self._read_errors())
         except OSError as error:
             self._complain(str(error))
 
-    def _begun(self, *words: str) -> subprocess.Popen[bytes]:
+    def _begun(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         self._errors.seek(0)
         self._errors.truncate()
         return subprocess.Popen(
-            [sys.executable, "-m", __name__, ",".join(words), *self._drawn],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
             env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is not for it
         )  # fmt: skip
 
