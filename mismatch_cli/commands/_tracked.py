@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli import registry
+from mismatch_cli.commands._completed import frameworks
 from mismatch_cli.options import setting
 from mismatch_cli.trackers import PROJECT, Trackers, asked, names, open_trackers
 
@@ -16,6 +16,7 @@ TRACK: list[str] | None = _of_trackers(
     None,
     f"Also log each step to {', '.join(names())}; several with commas.",
     metavar="NAME,NAME",
+    completes=names,
     show_default="none",
 )
 TRACK_PROJECT: str = _of_trackers(PROJECT, "Project that the trackers put the run into.", metavar="NAME")
@@ -27,6 +28,7 @@ AS_FRAMEWORK: str | None = _of_trackers(
     "Also log what this framework's dashboard would show, by its names: verl, nemo-rl, trl, …",
     flag="--as",
     metavar="FRAMEWORK",
+    choices=("framework", frameworks),
     show_default="none",
 )
 
@@ -45,9 +47,7 @@ class Tracking:
     def asked(
         cls, track: Sequence[str] | None, project: str, name: str | None, framework: str | None, *, several: bool
     ) -> "Tracking":
-        """A `MismatchError` for a tracker that is unknown or not installed, a `UsageError` for such a framework."""
-        if framework is not None:
-            registry.check("mismatch_cli.dialects", framework, "framework")
+        """A `MismatchError` for a tracker that is unknown or not installed."""
         return cls(asked(track), project, name, framework or "", several)
 
     def of(

@@ -13,10 +13,12 @@ import typer
 
 from mismatch_cli import registry
 from mismatch_cli.commands._show import Common
+from mismatch_cli.commands._tracked import AS_FRAMEWORK, TRACK, TRACK_NAME, TRACK_PROJECT, Tracking
 from mismatch_cli.commands.gate import BASELINE, LIMITS
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.places import bundled_trace
+from mismatch_cli.trackers import flat
 
 if TYPE_CHECKING:
     from mismatch_cli.watch.watcher import Asked, Told, Watcher
@@ -58,6 +60,10 @@ def command(
     until_step: int | None = at_end(None, "End once this step is there.", min=0),
     idle: float | None = at_end(None, "End when nothing has come for so many minutes.", metavar="MINUTES", min=0.0),
     report_every: float = setting(60.0, "Seconds between two pages; 0 for none.", panel="Output", min=0),
+    track: list[str] | None = TRACK,
+    track_project: str = TRACK_PROJECT,
+    track_name: str | None = TRACK_NAME,
+    framework: str | None = AS_FRAMEWORK,
     common: Annotated[
         Common,
         saying("output", help="Folder for the page, and for what was seen: the same one continues.",
@@ -77,12 +83,14 @@ def command(
       mismatch-cli watch recorded --limits limits.toml --on-alarm 'notify-send "$ALARM_TEXT"'
       mismatch-cli watch runs/math/token_exports --json --idle 30
       mismatch-cli watch recorded --limits verl --once
+      mismatch-cli watch recorded --track trackio --as verl
     """
     from mismatch_cli.library.asked import limit_sets
     from mismatch_cli.trace.stores import is_store
     from mismatch_cli.watch.folders import check_there, check_watch_folder, watch_folder
 
     run = run or bundled_trace()
+    tracking = Tracking.asked(track, track_project, track_name or run.resolve().name, framework, several=False)
     if is_store(run):
         raise UsageError(f"{run} is not on this machine, and watch follows files. Run it where the run writes.")
     common.check(baseline)
@@ -98,11 +106,11 @@ def command(
         find(algorithm)
     from mismatch_cli.watch.watcher import Asked
 
-    asked = Asked(sets, baseline or [], algorithm, format)
+    asked = Asked(sets, baseline or [], algorithm, format, tracking.framework)
     how = _How(every, once, until_step, None if idle is None else 60 * idle, stop_on_alarm)
     try:
         with watch_folder(folder, run):
-            exceeded = _Watching(run, folder, asked, how, common).whole(on_alarm, report_every)
+            exceeded = _Watching(run, folder, asked, how, common).whole(on_alarm, report_every, tracking)
     except KeyboardInterrupt:
         common.progress.say(f"Stopped watching {run}. What was seen is kept in {folder}: the same command continues.")
         raise
@@ -129,7 +137,7 @@ class _Watching:
         self._run, self._folder, self._asked, self._how, self._common = run, folder, asked, how, common
         self._progress, self._view = common.progress, WatchView(run.name or str(run))
 
-    def whole(self, on_alarm: str | None, report_every: float) -> bool:
+    def whole(self, on_alarm: str | None, report_every: float, tracking: Tracking) -> bool:
         """Look until there is no more; whether a limit was exceeded, or never measured."""
         from mismatch_cli.commands._refresher import Refresher
         from mismatch_cli.watch.alarm_command import AlarmCommand
@@ -137,7 +145,10 @@ class _Watching:
         say = self._progress.say
         if not self._progress.on_terminal:
             say(f"Watching {self._run}, seen in {self._folder}")
-        with self._progress.view(self._view.lines):
+        with (
+            self._progress.view(self._view.lines),
+            tracking.of(self._folder, {"run": str(self._run)}, say) as self._trackers,
+        ):
             watcher = self._begun()
             self._view.show(watcher)
             self._calls = AlarmCommand(on_alarm, self._run, self._folder, say) if on_alarm else None
@@ -171,6 +182,8 @@ class _Watching:
         if self._calls is not None:
             for alarm in watcher.state.uncalled:
                 self._calls.add(alarm)
+        for step, record in sorted(watcher.records.items()):  # told before, and perhaps not to a tracker
+            self._trackers.log(step, flat(record))
         while True:
             if self._tell(watcher, final=False) or watcher.is_done(self._how.until_step, self._how.idle):
                 break
@@ -184,6 +197,7 @@ class _Watching:
         """Look, and say what has come; whether that ends it."""
         for told in watcher.look(final=final):
             self._say(told)
+            self._trackers.log(told.step, flat(told.record))
             if self._calls is not None:
                 for alarm in told.alarms:
                     self._calls.add(alarm)

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from mismatch_cli.workers.portions import Portion
 
 __all__ = [
-    "UPDATE", "Line", "Reading", "Readings", "dashboard", "lines", "logged_as", "metric_of", "names", "readings",
-    "when",
+    "UPDATE", "Line", "Reading", "Readings", "dashboard", "lines", "logged_as", "metric_of", "named", "names",
+    "readings", "when",
 ]  # fmt: skip
 
 
@@ -199,8 +199,12 @@ def dashboard(batch: TokenBatch, framework: str) -> dict[str, float]:
     """What a framework would show for these tokens, by its names: every line that has a value."""
     found = _Everything((framework,))
     found.update(batch, (framework,))
-    (all_readings,) = _by_framework(found, (framework,)).values()
-    return {reading.line.name: reading.value for reading in all_readings if reading.value is not None}
+    return named(_by_framework(found, (framework,))[framework])
+
+
+def named(found: Sequence[Reading]) -> dict[str, float]:
+    """Those that have a value, by their names."""
+    return {reading.line.name: reading.value for reading in found if reading.value is not None}
 
 
 def _by_framework(found: _Everything, frameworks: tuple[str, ...]) -> dict[str, list[Reading]]:

@@ -9,11 +9,13 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from mismatch_cli import dialects
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.errors import UsageError
 from mismatch_cli.studies.limits import LimitSet
 from mismatch_cli.studies.watched import Judge
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trackers import AS
 from mismatch_cli.watch.dump import Dump, Parts
 from mismatch_cli.watch.folders import kind_of
 from mismatch_cli.watch.growing_trace import GrowingTrace
@@ -66,6 +68,7 @@ class Asked:
     baseline: Sequence[Path] = ()
     algorithm: str | None = None
     format: str | None = None  # of a dump
+    framework: str = ""  # in whose words too
 
     def to_json(self, algorithm: str) -> dict[str, Any]:
         """Where it differs, steps that were told are asked again."""
@@ -73,6 +76,7 @@ class Asked:
             "limits": [asdict(of) for of in self.sets],
             "baseline": [str(path.absolute()) for path in self.baseline],
             "algorithm": algorithm,
+            **({AS: self.framework} if self.framework else {}),
         }
 
 
@@ -80,12 +84,16 @@ class Watcher:
     """A run that is there, with what is on record of it in a folder that the caller holds."""
 
     def __init__(self, run: Path, folder: Path, asked: Asked, say: Callable[[str], None]) -> None:
-        self.run, self._sets = run, asked.sets
+        self.run, self._sets, self._framework = run, asked.sets, asked.framework
         kind = kind_of(run)
         self.source: Source
         if kind == "train":
             if asked.algorithm is not None:
                 raise UsageError("--algorithm is for traces: a training run says what its own blocks. Leave it out.")
+            if asked.framework:
+                raise UsageError(
+                    "--as is for traces: of a training run, train --as puts it into every line. Leave it out."
+                )
             self.source = TrainingRun(run)
         elif kind == "trace":
             self.source = GrowingTrace(run if (run / "manifest.json").is_file() else run / "trace", self._told)
@@ -149,8 +157,15 @@ class Watcher:
 
     def _judged(self, ready: Ready) -> tuple[Record, list[Any]]:
         if ready.record is None:
-            return self._judge.of_traces(ready.step, ready.traces)
+            record, checks = self._judge.of_traces(ready.step, ready.traces)
+            return record | self._in_words(ready.traces), checks
         return ready.record, self._judge.of_record(ready.record, next(iter(ready.traces), None))
+
+    def _in_words(self, traces: Sequence[Trace]) -> Record:
+        if not self._framework:
+            return {}
+        found = dialects.readings(traces, [self._framework]).by_framework
+        return {AS: {framework: dialects.named(lines) for framework, lines in found.items()}}
 
     def is_done(self, until_step: int | None, idle: float | None) -> bool:
         """Whether the step that was named has come, the run is over, or nothing has come for so many seconds."""

@@ -26,6 +26,7 @@ from mismatch_cli.record import Recorder
 from mismatch_cli.studies.limits import load_limits
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import write_shard
+from mismatch_cli.trackers import flat
 from mismatch_cli.watch import alarm_command
 from mismatch_cli.watch.folders import kind_of
 from mismatch_cli.watch.training_run import Lines
@@ -375,6 +376,22 @@ def test_the_page_is_that_of_a_training(trace: str, tmp_path: Path, capfd: pytes
     assert sorted(os.listdir(seen)) == ["metrics.jsonl", "report.html", "summary.json", "watch.json"]
     assert run(["report", str(seen), "--json", "--quiet"]) == 0
     assert json.loads(capfd.readouterr().out)["runs"][0]["steps"] == 5
+
+
+def test_trackers_get_each_step_once_also_after_a_restart(trace: str, tmp_path: Path, watch: Watch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    code, lines, _ = watch(trace, "--once", "--until-step", "4")  # told before anybody tracks
+    assert code == 0 and [line["step"] for line in lines] == [3, 4]
+    for _ in range(2):
+        code, lines, said = watch(trace, "--once", "--track", "tensorboard", "--as", "trl", "--track-name", "mine")
+        assert code == 0 and "--track tensorboard ended" not in said
+    read = EventAccumulator(str(tmp_path / "seen/trackers/tensorboard/mine")).Reload()
+    records = [json.loads(line) for line in (tmp_path / "seen/metrics.jsonl").read_text().splitlines()]
+    for name in ("mismatch/abs_dp_mean", "sampling/sampling_logp_difference/mean"):
+        events = read.Scalars(name)
+        assert [event.step for event in events] == [3, 4, 5]
+        assert [event.value for event in events] == pytest.approx([flat(record)[name] for record in records])
 
 
 def test_mistakes_are_said_in_a_sentence(capfd: pytest.CaptureFixture[str], trace: str, tmp_path: Path) -> None:
