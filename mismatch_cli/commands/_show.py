@@ -91,7 +91,9 @@ class Common:
     full_paths: bool = of_output(False, "Show absolute paths in full, not as …/NAME.")
     json: bool = of_output(False, "Print JSON in place of tables.")
     quiet: bool = of_output(False, "Hide progress and notices; print errors only.", short="-q")
-    debug: bool = of_output(False, "Show the traceback of an error.")  # read by cli.run, which catches the error
+    debug: bool = of_output(
+        False, "Show the traceback of an error."
+    )  # read by Command, for cli.run, which catches the error
 
     def __post_init__(self) -> None:
         custom_code.allow(self.trust_remote_code)  # never by what a folder to resume says

@@ -17,6 +17,7 @@ import pytest
 
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.cli import run
 from mismatch_cli.commands._completed import algorithms
 
 ROOT = Path(__file__).parents[2]
@@ -126,3 +127,16 @@ def test_it_answers_soon_and_imports_nothing_heavy(tmp_path):
 
 def test_all_algorithms_are_known_to_it():
     assert {*TABLE, *OWNERS} <= set(algorithms())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train --engine vlm --show-config", "Unknown engine 'vlm'. Did you mean vllm?"),
+        ("bisect --engine serve", "--engine: Unknown engine 'serve'. Did you mean server?"),
+        ("report --as verll", "--as: Unknown framework 'verll'. Did you mean verl or roll?"),
+    ],
+)
+def test_what_is_none_of_the_choices_names_the_nearest(line, said, capfd):
+    assert run(line.split()) == 2
+    assert said in capfd.readouterr().err
