@@ -152,8 +152,8 @@ def test_numbers_of_a_trace(typed):
         ("import", "--schema"),
         ("import", "--formats"),
         ("gate", str(bundled("traces") / "float32"), "--limits", "prime-rl"),
+        ("guide", "gate"),
         ("train", "--show-config"),
-        ("guide",),
     ):
         code, out, err = typed(*words)
         assert code == 0 and out, err
