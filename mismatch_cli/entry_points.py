@@ -89,7 +89,7 @@ def load(package: str, point: EntryPoint, kind: str) -> ModuleType:
     if lacking:
         raise MismatchError(
             f"{what} lacks {', '.join(lacking)}: {point.module} has to hold what a file of mismatch-cli's own does; "
-            f"the guide on extending says what. Update the package, or: pip uninstall {point.package}"
+            f"mismatch-cli guide extending says what. Update the package, or: pip uninstall {point.package}"
         )
     return module
 

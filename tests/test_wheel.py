@@ -24,6 +24,7 @@ from mismatch_cli.places import bundled
 ROOT = Path(__file__).parent.parent
 MOST_MEGABYTES = 400
 ABSENT = ("pandas", "vllm", *EXTRAS["hf"])
+TRACKERS = ("trackio", "wandb", "tensorboard", "mlflow")
 TINY = "array-api-compat"  # what the core needs and is quickly fetched
 MASK = """
 import torch
@@ -109,7 +110,7 @@ def test_the_wheel_says_what_it_is(wheel):
     assert shipped == {path.name for path in (ROOT / "docs").glob("*.md")}
     assert len({line.split(",")[0] for line in metadata.get_all("Project-URL")} - {"Source"}) == 4
     assert metadata["Requires-Python"] == ">=3.11" and metadata["License-Expression"] == "MIT"
-    assert set(metadata.get_all("Provides-Extra")) == {"hf", "cpu", "vllm", "pandas", "ray", "dev"}
+    assert set(metadata.get_all("Provides-Extra")) == {"hf", "cpu", "vllm", "pandas", "ray", "dev", *TRACKERS}
     classifiers = metadata.get_all("Classifier")
     assert {"Typing :: Typed", *(f"Programming Language :: Python :: 3.{n}" for n in (11, 12, 13))} <= set(classifiers)
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
@@ -142,7 +143,7 @@ def test_every_command_explains_itself(core):
     done = subprocess.run(
         [core / "python", "-c", lines, *names], env=without_python_path(), capture_output=True, text=True
     )
-    assert len(names) == 15 and done.stdout.splitlines()[-1] == "0 False", done.stderr
+    assert len(names) == 16 and done.stdout.splitlines()[-1] == "0 False", done.stderr
 
 
 def test_numbers_of_a_trace(typed):
@@ -152,8 +153,8 @@ def test_numbers_of_a_trace(typed):
         ("import", "--schema"),
         ("import", "--formats"),
         ("gate", str(bundled("traces") / "float32"), "--limits", "prime-rl"),
+        ("guide", "gate"),
         ("train", "--show-config"),
-        ("guide",),
     ):
         code, out, err = typed(*words)
         assert code == 0 and out, err

@@ -16,7 +16,6 @@ from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told
 from mismatch_cli.engines._vllm_answers import sampling_params, to_rollout
-from mismatch_cli.engines._vllm_modules import pass_over
 from mismatch_cli.engines._vllm_process import (
     ModelClasses,
     TemporaryFolder,
@@ -249,6 +248,8 @@ class VllmEngine:
         self._wake(*_PARTS)
         alone = partial(Request, seed=0, max_tokens=1)
         read = lambda ids: self._generate([alone(ids)], 0, lambda _: None)  # noqa: E731
+        from mismatch_cli.engines._vllm_modules import pass_over  # with torch, which settings are checked without
+
         return pass_over(self.llm, read, token_ids, self._settings.sampling)
 
     def load_weights(self, model: Any) -> None:
