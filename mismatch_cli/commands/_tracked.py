@@ -17,6 +17,7 @@ TRACK: list[str] | None = _of_trackers(
     f"Also log each step to {', '.join(names())}; several with commas.",
     metavar="NAME,NAME",
     completes=names,
+    completes=names,
     show_default="none",
 )
 TRACK_PROJECT: str = _of_trackers(PROJECT, "Project that the trackers put the run into.", metavar="NAME")
@@ -25,7 +26,7 @@ TRACK_NAME: str | None = _of_trackers(
 )
 AS_FRAMEWORK: str | None = _of_trackers(
     None,
-    "Also log what this framework's dashboard would show, by its names: verl, nemo-rl, trl, …",
+    "Also log what this framework's dashboard would show, by its names, such as verl or trl.",
     flag="--as",
     metavar="FRAMEWORK",
     choices=("framework", frameworks),

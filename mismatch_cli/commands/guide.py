@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from mismatch_cli.commands._show import Common, console, print_parts
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, setting
+from mismatch_cli.places import guide_pages
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,6 +31,7 @@ def command(
         "Page to show: a command, or another name of the list.",
         argument=True,
         show_default="the list of pages",
+        completes=guide_pages,
     ),
     path: bool = setting(False, "Print where the page lies, for an editor or a browser."),
     common: Annotated[Common, "debug"],
@@ -44,8 +46,6 @@ def command(
       mismatch-cli guide which-knob
       mismatch-cli guide gate > gate.md
     """
-    from mismatch_cli.places import guide_pages
-
     pages = guide_pages()
     if not pages:
         raise UsageError("This installation has no pages of the guide. Install it again from a wheel or a checkout.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from mismatch_cli import registry
+from mismatch_cli.commands._completed import algorithms, runs
 from mismatch_cli.commands._show import Common
 from mismatch_cli.commands._tracked import AS_FRAMEWORK, TRACK, TRACK_NAME, TRACK_PROJECT, Tracking
 from mismatch_cli.commands.gate import BASELINE, LIMITS
@@ -37,11 +38,13 @@ def command(
         "A training run, a trace that a Recorder writes, or the dump folder of a framework; it may be about to begin.",
         argument=True,
         show_default="the bundled trace",
+        completes=runs,
     ),
     every: float = setting(5.0, "Seconds between two looks.", min=0.01),
     algorithm: str | None = setting(
         None,
         "Whose blocked share to show, for traces and dumps.",
+        completes=algorithms,
         show_default="the one that trains, else grpo-clip-higher",
     ),
     format: str | None = setting(
