@@ -17,7 +17,6 @@ TRACK: list[str] | None = _of_trackers(
     f"Also log each step to {', '.join(names())}; several with commas.",
     metavar="NAME,NAME",
     completes=names,
-    completes=names,
     show_default="none",
 )
 TRACK_PROJECT: str = _of_trackers(PROJECT, "Project that the trackers put the run into.", metavar="NAME")
