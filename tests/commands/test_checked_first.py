@@ -58,6 +58,13 @@ SAMPLED = (
     NO_MODEL,
 )
 LIGHT = {
+    "bisect": (
+        NO_TRACE,
+        ("--stages 7", "--stages 7 is not known"),
+        ("--prompts problems.jsonl", "--prompts goes with a model"),
+        ("--trainer-model /no/such/model", NO_MODEL[1]),
+    ),
+    "guide": (("trainn", "trainn"),),
     "upload": (
         ("", "Name a run and a place"),
         ("gone s3://bucket/run", "gone does not exist"),

@@ -101,7 +101,7 @@ def test_what_makes_no_sense_is_refused_with_file_and_key(text, message, tmp_pat
 
 def test_files_that_are_none(tmp_path):
     (tmp_path / "broken.toml").write_text("[limits.k3\nmax = 1")
-    with pytest.raises(MismatchError, match="is no TOML file that can be read"):
+    with pytest.raises(MismatchError, match="is not a TOML file that can be read"):
         load_limits(str(tmp_path / "broken.toml"))
     with pytest.raises(MismatchError, match="There is no file"):
         load_limits(str(tmp_path / "gone.toml"))
