@@ -131,11 +131,18 @@ def _same(path: Path, other: Path) -> bool:
         return bool(_without_times(json.loads(path.read_text())) == _without_times(json.loads(other.read_text())))
     if path.suffix == ".pt":
         return _equal(*(torch.load(file, map_location="cpu", weights_only=True) for file in (path, other)))
+    if path.name == "metrics.parquet":  # a column for each number of metrics.jsonl, times among them
+        return _without_seconds(path) == _without_seconds(other)
     if path.suffix == ".safetensors":  # whose tensors may stand in any order
         return _equal(load_file(path), load_file(other))
     if path.suffix == ".html" or path.name == "time.png":  # they name the folder, or show times
         return True
     return path.read_bytes() == other.read_bytes()
+
+
+def _without_seconds(path: Path) -> dict[str, Any]:
+    columns = pq.read_table(path).to_pydict()
+    return {name: repr(values) for name, values in columns.items() if "seconds" not in name}
 
 
 _VOLATILE = {"seconds", "traces", "output", "phases", "folder", "runs"}
