@@ -117,7 +117,7 @@ def test_each_is_used_by_the_command_that_it_is_for(here, capfd):
     code, out, _ = typed(capfd, "report import-toy --as toy")
     assert code == 0 and "gap/mean" in out
     code, out, _ = typed(capfd, "diagnose import-toy")
-    assert code == 0 and "All 780 log μ are multiples of 0.01 nats." in out
+    assert code == 0 and "All 780 log μ are multiples of 0.01 nats." in " ".join(out.split())
 
     few = "--num-prompts 2 --samples-per-prompt 1 --max-tokens 4 --noise-responses 0 --no-plots"
     code, _, err = typed(capfd, f"probe --engine coarse --engine-arg bits=4 {few} --output coarse --quiet")
