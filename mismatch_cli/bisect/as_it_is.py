@@ -128,7 +128,7 @@ def _of_columns(run: Searching) -> list[Experiment]:
         columns.append(Experiment("logp_trainer", TRAINER, 0, RECORDED, (AS_RECORDED, trainer), _NOT_THE_TRAINER))
     if found is None:
         return columns
-    causes = rank(run.measured(), replace(run.search, experiments=columns)).causes
+    causes = rank(run.measured(), replace(run.search, experiments=columns), details=False).causes
     first = causes[0].experiment if causes else None  # the column that the fault is in
     named = {"setting": found["setting"], "change": found["change"]}
     return [replace(column, **named) if column == first else column for column in columns]

@@ -10,14 +10,13 @@ from typing import Any
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.trace.files import write_atomically
+from mismatch_cli.trace.manifest import FILE_NAME as MANIFEST
 
 FILE_NAME = "search.json"
 FORMAT = "mismatch-cli search"
 ROLLOUT, TRAINER = "rollout", "trainer"
-LEGS, AS_RECORDED = (
-    "legs",
-    "as-recorded",
-)  # the folder of all legs in that of the run, and the one that others are beside
+LEGS = "legs"  # the folder of all of them, in that of the run
+AS_RECORDED = "as-recorded"  # the leg that others stand beside
 Change = Mapping[str, Any]  # of one side: see `sides.py`
 Pair = tuple[str, str]  # the names of a leg of the rollout and one of the trainer
 
@@ -58,6 +57,11 @@ class Experiment:
     floor: bool = False
     parts: tuple[str, ...] = ()
 
+    @property
+    def position(self) -> int:
+        """Where in its pairs the leg stands that is another: 0, the rollout's, or 1, the trainer's."""
+        return 0 if self.after[0] != self.before[0] else 1
+
 
 @dataclass
 class Search:
@@ -87,6 +91,11 @@ class Search:
         found["base"] = tuple(held["base"])
         return cls(folder, **found)
 
+    @property
+    def pair_together(self) -> Pair | None:
+        """The legs with all turned at once that is needed; None where no two settings help."""
+        return None if self.together is None else (self.together["after"][0], self.together["after"][1])
+
     def save(self) -> None:
         """Write it by atomic rename."""
         held = {known.name: getattr(self, known.name) for known in fields(self) if known.name != "folder"}
@@ -99,6 +108,11 @@ class Search:
         self.experiments = [known for known in self.experiments if _key(known) not in keys] + list(experiments)
         if write:
             self.save()
+
+
+def leg_names(run_folder: Path) -> list[str]:
+    """The legs of a run folder that have been read, or begun."""
+    return sorted(path.parent.name for path in (run_folder / LEGS).glob(f"*/{MANIFEST}"))
 
 
 def read_search(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.hashing import hash_keys, prompt_groups
 from mismatch_cli.trace.reader import Trace, table_to_batch
@@ -119,6 +120,10 @@ def _taken(tables: Iterator[pa.Table], rows: np.ndarray) -> pa.Table:
     return pa.concat_tables(parts, promote_options="default")
 
 
+def _keys(batch: TokenBatch) -> Iterator[Key]:
+    return zip(batch.step_S.tolist(), batch.prompt_id_S.tolist(), batch.sample_index_S.tolist(), strict=True)
+
+
 @dataclass(frozen=True)
 class FixedTokens:
     """The chosen responses, laid flat in the order of the shards that hold them."""
@@ -135,8 +140,7 @@ class FixedTokens:
         """From the trace of what was chosen, a shard a portion."""
         trace = Trace.open(folder)
         batches = [table_to_batch(open_shard(path).read().combine_chunks()) for path in trace.shards]
-        keys = [key for batch in batches for key in zip(batch.step_S.tolist(), batch.prompt_id_S.tolist(),
-                                                        batch.sample_index_S.tolist(), strict=True)]  # fmt: skip
+        keys = [key for batch in batches for key in _keys(batch)]
         lengths = np.concatenate([np.diff(batch.offset_S1) for batch in batches])
         return cls(
             trace.shards,
@@ -176,8 +180,7 @@ class FixedTokens:
             found_T: Any = getattr(batch, f"{column}_T")
             if found_T is None:
                 continue
-            keys = zip(batch.step_S.tolist(), batch.prompt_id_S.tolist(), batch.sample_index_S.tolist(), strict=True)
-            for row, key in enumerate(keys):
+            for row, key in enumerate(_keys(batch)):
                 s = self.keys[key]
                 values_T[self.offset_S1[s] : self.offset_S1[s + 1]] = found_T[
                     batch.offset_S1[row] : batch.offset_S1[row + 1]

@@ -86,7 +86,7 @@ class Grafts:
         if part.kind == "attention" and part.name in self._pairs:
             enter = partial(self._enter_attention, self._pairs[part.name].engine)
             self._hooks.append(part.module.register_forward_pre_hook(enter))
-        if not part.inside and part.kind != "rotary":  # after the graft, whose answers the trainer goes on with
+        if not part.inside and part.kind != "rotary":  # after the graft, whose answers the trainer continues with
             self._hooks.append(part.module.register_forward_hook(partial(self._remember, part), with_kwargs=True))
 
     def _reaches(self, part: Part) -> bool:

@@ -22,7 +22,7 @@ from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.engines import Engine, Forced, prefill_checked, replay_checked
 from mismatch_cli.recording.rollouts import Progress, is_whole
 from mismatch_cli.recording.score import requests_of, with_columns
-from mismatch_cli.trace.manifest import FILE_NAME, library_versions, read_manifest, recorded, write_manifest
+from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY, library_versions, read_manifest, recorded, write_manifest
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.writer import shard_path, write_shard
 
@@ -72,10 +72,6 @@ class Legs:
         if key not in self._columns:
             self._columns[key] = self.tokens.flat(self.folder(leg), f"logp_{side}")
         return self._columns[key]
-
-    def names(self) -> list[str]:
-        """The legs that have been read, or begun."""
-        return sorted(path.parent.name for path in (self.run_folder / LEGS).glob(f"*/{FILE_NAME}"))
 
     def read(self, leg: Leg, read: Read, described: Mapping[str, Any], enough: Callable[[], bool]) -> None:
         """Read portion after portion until there are no more, or until it is `enough`; a leg that is there stays."""
@@ -138,11 +134,7 @@ class Legs:
         names = {shard_path(folder, i).name: rows[i] for i in range(portions)}
         libraries = {"libraries": library_versions()}
         write_manifest(folder, kept | {leg.side: dict(described)} | recorded(names) | libraries | {"bisect": about})
-        if (
-            not (folder / "vocab.parquet").is_file()
-            and (vocabulary := self.folder(AS_RECORDED) / "vocab.parquet").is_file()
-        ):
-            (folder / "vocab.parquet").write_bytes(vocabulary.read_bytes())
+        _copy_vocabulary(self.folder(AS_RECORDED) / VOCABULARY, folder)
 
 
 def write_as_recorded(
@@ -160,12 +152,18 @@ def write_as_recorded(
     if equal:
         kept |= {"equal_weights": True, "trainer": manifest.get("recomputed") or manifest.get("trainer") or {}}
         kept = {name: value for name, value in kept.items() if value != {}}
-    if vocabulary.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / vocabulary.name).write_bytes(vocabulary.read_bytes())
+    _copy_vocabulary(vocabulary, folder)
     for i, table in enumerate(tables):
         write_shard(shard_path(folder, i), table)
     write_manifest(folder, kept | {"command": "bisect"} | recorded(names) | {"bisect": about})
+
+
+def _copy_vocabulary(vocabulary: Path, folder: Path) -> None:
+    """The text of tokens, where the trace that is searched has it."""
+    own = folder / VOCABULARY
+    if vocabulary.is_file() and not own.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        own.write_bytes(vocabulary.read_bytes())
 
 
 def engine_reads(engine: Engine, change: Change) -> Read:

@@ -13,7 +13,7 @@ from mismatch_cli.bisect.as_it_is import base_of
 from mismatch_cli.bisect.dissect import graft
 from mismatch_cli.bisect.experiments import ROLLOUT, TRAINER, Change, Experiment, Leg
 from mismatch_cli.bisect.modules import ModuleFindings, choose_responses
-from mismatch_cli.bisect.ranking import RECORDED, rank
+from mismatch_cli.bisect.ranking import RECORDED
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.sides import combined
 from mismatch_cli.bisect.turning import changes_of
@@ -52,13 +52,9 @@ def compare_modules(run: Searching) -> None:
 
 def _undone(run: Searching) -> tuple[Change, Change]:
     """The changes of both sides that take the settings away that make gaps: what is left is the modules'."""
-    causes = [row.experiment for row in rank(run.measured(), run.search).causes if not row.experiment.floor]
-    causes = [e for e in causes if e.before != RECORDED]
-    if run.search.together is not None:
-        causes = [e for e in causes if e.setting in run.search.together["settings"]]
-    else:
-        causes = causes[:1]
-    rollout, trainer = changes_of(run, causes)
+    helping, together = run.helping(), run.search.together
+    needed = helping[:1] if together is None else [e for e in helping if e.setting in together["settings"]]
+    rollout, trainer = changes_of(run, needed)
     asked = ("alone", "cached", "other_shape")
     kept = [{name: value for name, value in change.items() if name not in asked} for change in (rollout, trainer)]
     return combined(_beside_trainer(run), kept[0]), kept[1]

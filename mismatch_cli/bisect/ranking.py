@@ -81,6 +81,11 @@ class Ranking:
     causes: tuple[Row, ...]
     tested: tuple[Row, ...]
 
+    @property
+    def named(self) -> tuple[Row, ...]:
+        """The causes that lie on one side or between both; what a precision makes on both alike is not among them."""
+        return tuple(row for row in self.causes if not row.experiment.floor)
+
 
 def rank(measured: Measured, search: Search, weight_S: np.ndarray | None = None, details: bool = True) -> Ranking:
     """Every experiment with its share, one a setting: on both sides only where that takes surely more than on one.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.bisect.effects import Effects
-from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS, Experiment, Leg, Pair, Search
+from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS, Experiment, Leg, Pair, Search, leg_names
 from mismatch_cli.bisect.fixed_tokens import FixedTokens, choose, versions
 from mismatch_cli.bisect.legs import Legs, write_as_recorded
 from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, measured_in, rank
@@ -19,7 +19,7 @@ from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
 from mismatch_cli.dealing import Ranks
 from mismatch_cli.engines import engine_module
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.metrics.estimate import NO_SPREAD
+from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
 from mismatch_cli.models import check_model_folder
 from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.recording.rollouts import Progress
@@ -113,23 +113,30 @@ class Searching:
     def measured(self) -> Measured:
         """All legs as they are on disk now."""
         legs = self.runner.legs
-        return measured_in(legs.tokens, legs.names(), legs.column)
+        return measured_in(legs.tokens, leg_names(legs.run_folder), legs.column)
 
     def is_explained(self) -> bool:
         """Whether what has been found leaves too little of the gap to search on."""
-        measured, together = self.measured(), self.search.together
-        pairs: list[Pair] = [] if together is None else [(together["after"][0], together["after"][1])]
-        pairs += [row.experiment.after for row in rank(measured, self.search).causes if not row.experiment.floor]
+        measured, together = self.measured(), self.search.pair_together
+        pairs = [row.experiment.after for row in rank(measured, self.search, details=False).named]
+        pairs += [] if together is None else [together]
         return self.told(any(is_explained(measured, pair) for pair in pairs))
+
+    def helping(self) -> list[Experiment]:
+        """Changes of either side that take a part of the gap, the largest first."""
+        found = (row.experiment for row in rank(self.measured(), self.search, details=False).named)
+        return [experiment for experiment in found if experiment.before != RECORDED]
+
+    def share(self, after: Pair) -> Estimate:
+        """What a pair of legs takes of the recorded gap, beside both sides as they are."""
+        measured = self.measured()
+        return Effects(measured.tokens).share(*map(measured.sums, (RECORDED, self.search.base, after)))
 
     def enough(self, after: Callable[[Leg], Pair]) -> Callable[[Leg], bool]:
         """Whether the share of an experiment is known closely enough; `after` is its pair, with the leg being read."""
 
         def narrow(leg: Leg) -> bool:
-            measured = self.measured()
-            effects = Effects(measured.tokens)
-            sums = (measured.sums(pair) for pair in (RECORDED, self.search.base, after(leg)))
-            share = effects.share(*sums)
+            share = self.share(after(leg))
             if share.low is None or share.high is None:
                 return share.note == NO_SPREAD
             return share.high - share.low < _NARROW

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mismatch_cli.bisect.as_it_is import read_sides
-from mismatch_cli.bisect.effects import Effects
 from mismatch_cli.bisect.experiments import (
     ALONE,
     AS_RECORDED,
@@ -21,7 +20,7 @@ from mismatch_cli.bisect.experiments import (
     Leg,
     Pair,
 )
-from mismatch_cli.bisect.ranking import LEAST, RECORDED, Row, rank
+from mismatch_cli.bisect.ranking import LEAST
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, combined
@@ -107,30 +106,24 @@ def read_engine(run: Searching, change: Change, what: str, trainer: str) -> str:
 
 def turn_together(run: Searching) -> None:
     """Turn all that help at once, then leave out one at a time what is not needed."""
-    helping = [row for row in rank(run.measured(), run.search).causes if not row.experiment.floor]
-    helping = [row for row in helping if row.experiment.before != RECORDED][:_MOST_TOGETHER]
+    helping = run.helping()[:_MOST_TOGETHER]
     if len(helping) < 2:
         return
     pair = _pair_of(run, helping)
-    for row in reversed(helping[1:]):
-        without = [kept for kept in helping if kept is not row]
-        if _share(run, pair) - _share(run, other := _pair_of(run, without)) < LEAST / 2:
+    for least in reversed(helping[1:]):
+        without = [kept for kept in helping if kept is not least]
+        other = _pair_of(run, without)
+        if (run.share(pair).value or 0.0) - (run.share(other).value or 0.0) < LEAST / 2:
             helping, pair = without, other
-    run.search.together = {"settings": [row.experiment.setting for row in helping], "after": list(pair)}
+    run.search.together = {"settings": [experiment.setting for experiment in helping], "after": list(pair)}
     run.save()
 
 
-def _share(run: Searching, pair: Pair) -> float:
-    measured = run.measured()
-    sums = (measured.sums(each) for each in (RECORDED, run.search.base, pair))
-    return Effects(measured.tokens).share(*sums).value or 0.0
-
-
-def _pair_of(run: Searching, rows: Sequence[Row]) -> Pair:
+def _pair_of(run: Searching, experiments: Sequence[Experiment]) -> Pair:
     """The legs of several changes at once; one change a side has been read already."""
-    changes = changes_of(run, [row.experiment for row in rows])
+    changes = changes_of(run, experiments)
     engine, trainer = run.search.base
-    names = [row.experiment.setting for row in rows]
+    names = [experiment.setting for experiment in experiments]
     run.check_time()
     if changes[1]:
         trainer = read_trainer(run, changes[1], " and ".join(names), whole=True)

@@ -22,7 +22,9 @@ from mismatch_cli.bisect.experiments import (
     SCORED,
     TRAINER,
     WHOLE,
+    Experiment,
     Search,
+    leg_names,
 )
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
 from mismatch_cli.bisect.ranking import ALL_MODULES, NO_GAP, RECORDED, Measured, Ranking, Row, measured_in, rank
@@ -30,7 +32,7 @@ from mismatch_cli.bisect.search_config import STAGES
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.places import shown
-from mismatch_cli.studies.study import Study, about, who_is_compared
+from mismatch_cli.studies.study import Study, about, from_here, who_is_compared
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.verdict.causes import CAUSES, place
@@ -69,8 +71,7 @@ class BisectionAnalysis(Study):
         def column(leg: str, side: str) -> np.ndarray:
             return tokens.flat(folder / LEGS / leg, f"logp_{side}")
 
-        legs = sorted(path.parent.name for path in (folder / LEGS).glob("*/manifest.json"))
-        return cls(folder, Search.of(folder), measured_in(tokens, legs, column))
+        return cls(folder, Search.of(folder), measured_in(tokens, leg_names(folder), column))
 
     @cached_property
     def trace(self) -> Trace:
@@ -153,17 +154,12 @@ class BisectionAnalysis(Study):
     @cached_property
     def unexplained(self) -> Estimate:
         """What is left of the gap, as a share, where most of it is gone that anything takes."""
-        pairs = [row.experiment.after for row in self.causes]
-        pairs += [e.after for e in self.search.experiments if e.setting == ALL_MODULES]
-        if self.search.together is not None:
-            pairs.append((self.search.together["after"][0], self.search.together["after"][1]))
-        shares = [self.effects.left(self.recorded, self.measured.sums(pair)) for pair in pairs]
-        return min(shares, key=lambda share: 1.0 if share.value is None else share.value, default=Estimate(1.0))
+        modules = (e for e in self.search.experiments if e.setting == ALL_MODULES)
+        return self._least_left(*(row.experiment for row in self.causes), *modules)
 
     @property
     def named(self) -> tuple[Row, ...]:
-        """The causes that lie on one side or between both; what a precision makes on both alike is not among them."""
-        return tuple(row for row in self.causes if not row.experiment.floor)
+        return self.ranking.named
 
     @property
     def floor(self) -> Row | None:
@@ -173,9 +169,12 @@ class BisectionAnalysis(Study):
     @cached_property
     def remaining(self) -> Estimate:
         """What is left of the gap, as a share, once the named causes are gone, as far as that was measured at once."""
-        pairs = [row.experiment.after for row in self.named]
-        if self.search.together is not None:
-            pairs.append((self.search.together["after"][0], self.search.together["after"][1]))
+        return self._least_left(*(row.experiment for row in self.named))
+
+    def _least_left(self, *experiments: Experiment) -> Estimate:
+        """The smallest share of the gap that any of these leaves, or all that help at once; all of it without any."""
+        together = self.search.pair_together
+        pairs = [*(experiment.after for experiment in experiments), *([] if together is None else [together])]
         shares = [self.effects.left(self.recorded, self.measured.sums(pair)) for pair in pairs]
         return min(shares, key=lambda share: 1.0 if share.value is None else share.value, default=Estimate(1.0))
 
@@ -242,24 +241,25 @@ class BisectionAnalysis(Study):
         for name in (f"{side}.{experiment.setting}", f"config.sampling.{experiment.setting}"):
             if known := place(name):
                 return CAUSES[known - 1].why
-        found = next((f for f in self.search.findings or () if f["setting"] == experiment.setting), None)
-        return str(found["cause"]) if found else _WHY_WEIGHTS
+        fault = self._fault(row)
+        return _WHY_WEIGHTS if fault is None else str(fault["cause"])
+
+    def _fault(self, row: Row) -> dict[str, Any] | None:
+        """What `diagnose` found under the name of a cause."""
+        return next((f for f in self.search.findings or () if f["setting"] == row.experiment.setting), None)
 
     def command(self, row: Row) -> list[str]:
         """What to type to see what goes with a cause, and on new samples, where a probe can be repeated."""
         legs, experiment = self.folder / LEGS, row.experiment
-        side = 0 if experiment.after[0] != experiment.before[0] else 1
-        lines = [suggest("compare", legs / AS_RECORDED, legs / experiment.after[side])]
+        lines = [suggest("compare", legs / AS_RECORDED, legs / experiment.after[experiment.position])]
         if experiment.flags and self.search.like:
-            run, here = Path(self.search.like), Path.cwd()
-            run = run.relative_to(here) if run.is_relative_to(here) else run
-            lines.append(suggest("probe", "--like", run, *experiment.flags))
+            lines.append(suggest("probe", "--like", from_here(Path(self.search.like)), *experiment.flags))
         return lines
 
     def cost(self, row: Row) -> dict[str, Any] | None:
         """Seconds a response with the change over those without it, of the side that reads otherwise."""
-        side = 0 if row.experiment.after[0] != row.experiment.before[0] else 1
-        before, after = (self._seconds(pair[side]) for pair in (row.experiment.before, row.experiment.after))
+        pairs, position = (row.experiment.before, row.experiment.after), row.experiment.position
+        before, after = (self._seconds(pair[position]) for pair in pairs)
         if before is None or after is None or row.experiment.stage == 3:
             return None
         return {"factor": after / before, "seconds_before": before, "seconds_after": after}
@@ -305,38 +305,36 @@ class BisectionAnalysis(Study):
         return {"stage": number, "name": STAGES[number], **told}
 
     def _legs(self) -> list[dict[str, Any]]:
-        folders = sorted(path.parent for path in (self.folder / LEGS).glob("*/manifest.json"))
-        held = [(folder, read_manifest(folder)["bisect"]) for folder in folders]
+        held = [(leg, read_manifest(self.folder / LEGS / leg)["bisect"]) for leg in leg_names(self.folder)]
         names = ("name", "side", "what", "change", "seconds", "responses")
-        return [{name: told[name] for name in names} | {"trace": f"{LEGS}/{folder.name}"} for folder, told in held]
+        return [{name: told[name] for name in names} | {"trace": f"{LEGS}/{leg}"} for leg, told in held]
 
     def _rows(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         return [{"rank": n, **self._row(row)} for n, row in enumerate(rows, start=1)]
 
     def _row(self, row: Row) -> dict[str, Any]:
-        experiment = row.experiment
-        side = 0 if experiment.after[0] != experiment.before[0] else 1
+        experiment, fault = row.experiment, self._fault(row)
         names = ("setting", "side", "stage", "value", "better", "change", "floor")
         return {
             "name": self.name(row),
             **{name: shown(getattr(experiment, name)) for name in names},
             "cause": self.why(row),
-            "check": next((f["check"] for f in self.search.findings or () if f["setting"] == experiment.setting), None),
+            "check": None if fault is None else fault["check"],
             "share": row.share.to_dict(),
             "effect": {measure: change.to_dict() for measure, change in row.change.items()},
             "left": row.left,
             "cost": self.cost(row),
             "command": self.command(row),
-            "trace": f"{LEGS}/{experiment.after[side]}",
+            "trace": f"{LEGS}/{experiment.after[experiment.position]}",
             "legs": {"before": list(experiment.before), "after": list(experiment.after)},
             "parts": list(experiment.parts),
         }
 
     def _together(self) -> dict[str, Any] | None:
-        found = self.search.together
-        if found is None:
+        found, pair = self.search.together, self.search.pair_together
+        if found is None or pair is None:
             return None
-        after = self.measured.sums((found["after"][0], found["after"][1]))
+        after = self.measured.sums(pair)
         share = self.effects.share(self.recorded, self.measured.sums(self.search.base), after)
         return {"settings": found["settings"], "legs": found["after"], "share": share.to_dict(), "left": after.mean()}
 

@@ -58,9 +58,13 @@ def typed(traces: Sequence[Trace]) -> tuple[Path, ...]:
 
 def name_of(trace: Trace) -> Path:
     """What one types for a trace: its run's folder, seen from here; of a bundled one its name."""
-    folder, here = trace.run_folder, Path.cwd()
-    if is_bundled(folder):
-        return Path(folder.name)
+    folder = trace.run_folder
+    return Path(folder.name) if is_bundled(folder) else from_here(folder)
+
+
+def from_here(folder: Path) -> Path:
+    """What one types for a folder: relative to the working folder where it lies below it."""
+    here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
