@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mismatch_cli.commands import _completed as completed
-from mismatch_cli.commands._show import READ_BY, TRACES, Common, print_json, print_parts
+from mismatch_cli.commands._show import READ_BY, TRACES, Common, console, print_json, print_parts
 from mismatch_cli.errors import MismatchError, UsageError, suggest
 from mismatch_cli.options import flags, setting
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.gate import GateResult
     from mismatch_cli.studies.limits import LimitSet
 
-_EXCEEDED = 3
+EXCEEDED = 3  # exit code
 of_limits, for_ci = partial(setting, panel="Limits"), partial(setting, panel="For CI")
 LIMITS = partial(
     of_limits,
@@ -99,7 +99,7 @@ def command(
             progress.say(f"Wrote {path}")
     _show(result, common)
     if not result.passed:
-        raise typer.Exit(_EXCEEDED)
+        raise typer.Exit(EXCEEDED)
 
 
 def _refuse_beside_init(given: dict[str, Any]) -> None:
@@ -157,4 +157,5 @@ def _show_presets(
             line = Text.assemble(f"{limit.metric} {limit.text}", ("  " + limit.source, "dim"))
             parts.append(Padding(line, (0, 0, 0, 2)))
         parts.append(Text(""))
-    print_parts(*parts, Text(f"Use: {use}"))
+    print_parts(*parts)
+    console().print(Text(f"Use: {use}"), soft_wrap=True)  # a line to type is not broken

@@ -1,4 +1,4 @@
-"""`mismatch-cli watch`: a run that goes on, step by step, with limits as alarms."""
+"""`mismatch-cli watch`: a run under way, step by step, with limits as alarms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mismatch_cli import registry
 from mismatch_cli.commands._completed import algorithms, runs
 from mismatch_cli.commands._show import Common
 from mismatch_cli.commands._tracked import AS_FRAMEWORK, TRACK, TRACK_NAME, TRACK_PROJECT, Tracking
-from mismatch_cli.commands.gate import BASELINE, LIMITS
+from mismatch_cli.commands.gate import BASELINE, EXCEEDED, LIMITS
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.places import bundled_trace
@@ -24,7 +24,6 @@ from mismatch_cli.trackers import flat
 if TYPE_CHECKING:
     from mismatch_cli.watch.watcher import Asked, Told, Watcher
 
-_EXCEEDED = 3
 _SLICE = 0.1  # seconds between two looks at commands and pages
 _NAMED = 4  # alarms in the last sentence
 at_alarm, at_end = partial(setting, panel="Alarms"), partial(setting, panel="When it ends")
@@ -76,7 +75,7 @@ def command(
         "quiet", "debug",
     ],
 ) -> None:  # fmt: skip
-    """Follow a run that goes on: its gap step by step, limits as alarms, and a page that stays new.
+    """Follow a run while it trains: its gap step by step, limits as alarms, and a page that stays current.
 
     It ends with the run, or as asked; exit code 3 if a limit was exceeded, or could not be measured at any step. Killed
     and started again it continues: no step is told twice, and no alarm is raised twice.
@@ -118,7 +117,7 @@ def command(
         common.progress.say(f"Stopped watching {run}. What was seen is kept in {folder}: the same command continues.")
         raise
     if exceeded:
-        raise typer.Exit(_EXCEEDED)
+        raise typer.Exit(EXCEEDED)
 
 
 class _How(NamedTuple):

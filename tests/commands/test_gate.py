@@ -137,8 +137,7 @@ def test_annotations_are_lines_of_which_ten_are_shown(gate, tmp_path):
 def test_limits_of_a_good_run_are_read_by_the_next_gate(gate, tmp_path):
     path, bfloat16 = tmp_path / "limits.toml", str(bundled("traces") / "bfloat16")
     code, out, err = gate(bfloat16, "--init", str(path))
-    said = "".join(out.split())  # a terminal wraps long paths
-    assert code == 0 and "Wrote " in err and said.endswith(f"Use:mismatch-cligateRUN--limits{path}")
+    assert code == 0 and "Wrote " in err and out.splitlines()[-1] == f"Use: mismatch-cli gate RUN --limits {path}"
     text = path.read_text()
     assert "13,211 tokens in 256 responses to 128 prompts" in text and "v + 3 · (e − v)" in text
     assert "#   ratio_outside_0.8_1.28: the same for all prompts: no interval" in text
