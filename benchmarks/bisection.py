@@ -2,7 +2,7 @@
 
 A row is a cause on a model: what is named first, its share, and how often it is named first where the prompts are drawn
 again, 100 times, over the legs that were recorded (no model runs for it). Below: float32 on both sides, where nothing
-may be named; two causes at once, whose shares are held against those of many more prompts; and what the search
+may be named; two causes at once, whose shares are compared with those of many more prompts; and what the search
 takes beside the probe that made its trace. `--plants` prints how large a gap each cause makes instead.
 
 (Not called bisect.py: programs in this folder would import it in place of Python's own `bisect`.)

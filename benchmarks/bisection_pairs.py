@@ -1,4 +1,4 @@
-"""Two causes planted at once: the shares that `bisect` gives them, held against what each makes on many more prompts.
+"""Two causes planted at once: the shares that `bisect` gives them, compared with what each makes on many more prompts.
 
 What goes with a cause is measured on all 512 problems, by hand: the engine under the other setting decodes the same
 tokens again, or the trainer under the other setting scores them again. `bisect` sees 32 of the problems, in other

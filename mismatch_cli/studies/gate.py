@@ -54,7 +54,7 @@ class Check:
 
 
 class Findable(Protocol):
-    """What limits are held against."""
+    """What limits are checked on."""
 
     def find(self, limit: Limit) -> Found:
         """What was measured of a limit's metric, or why nothing was."""

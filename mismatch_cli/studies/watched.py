@@ -1,4 +1,4 @@
-"""One step of a run that is watched: its numbers in the words of metrics.jsonl, and limits held against it."""
+"""One step of a run that is watched: its numbers in the words of metrics.jsonl, and the limits checked on it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A file holds `LOOK`, what to type to look at what it has, and `tracking`, a context manager that is given a `TrackedRun`
 and gives a function that logs the numbers of a step. It runs in a process of its own: whatever fails or hangs in a
-tracker is said once, and the run goes on. `metrics.jsonl` is the truth, and a tracker a copy of it.
+tracker is said once, and the run continues. `metrics.jsonl` is the truth, and a tracker a copy of it.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class Parts:
         return folder
 
     def drop(self, name: str) -> None:
-        """Forget the parts that hold something of a file which was written anew, and all else that is in them."""
+        """Forget the parts that hold something of a file that was rewritten, and all else that is in them."""
         gone = [row for row in self.rows if name in row["files"]]
         self.rows[:] = [row for row in self.rows if row not in gone]
         self._keep()

@@ -103,7 +103,7 @@ class State:
         self.told[step] = shards
 
     def unmeasured(self, limits: Sequence[Limit]) -> list[Limit]:
-        """Those that no step could be held against."""
+        """Those that could be measured at no step."""
         return [limit for limit in limits if _name(limit) not in self._known]
 
     def alarms_of(self, sets: Sequence[Any]) -> list[Alarm]:

@@ -1,4 +1,4 @@
-"""A `train` run that goes on: the lines that come to its metrics.jsonl, and the steps whose traces it keeps."""
+"""A `train` run under way: the lines that come to its metrics.jsonl, and the steps whose traces it keeps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ready(NamedTuple):
 
 @dataclass
 class Lines:
-    """The whole lines of a file that grows, each once; a file that was written anew is read again."""
+    """The whole lines of a file that grows, each once; a file that was rewritten is read again."""
 
     path: Path
     _end: int = field(default=0, init=False)

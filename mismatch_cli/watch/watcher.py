@@ -173,6 +173,6 @@ class Watcher:
         return reached or self.source.is_over or self.idle > (inf if idle is None else idle)
 
     def unmeasured(self) -> list[str]:
-        """The limits that no step could be held against, where there was one."""
+        """The limits that could be measured at no step, where there was one."""
         limits = [limit for of in self._sets for limit in of.limits]
         return [f"{limit.metric} {limit.text}" for limit in self.state.unmeasured(limits)] if self.records else []
