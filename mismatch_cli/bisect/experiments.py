@@ -11,6 +11,7 @@ from typing import Any
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.manifest import FILE_NAME as MANIFEST
+from mismatch_cli.trace.manifest import shards_in
 
 FILE_NAME = "search.json"
 FORMAT = "mismatch-cli search"
@@ -111,8 +112,9 @@ class Search:
 
 
 def leg_names(run_folder: Path) -> list[str]:
-    """The legs of a run folder that have been read, or begun."""
-    return sorted(path.parent.name for path in (run_folder / LEGS).glob(f"*/{MANIFEST}"))
+    """The legs of a run folder that have read something; a search that is killed may leave a manifest alone."""
+    folders = (path.parent for path in (run_folder / LEGS).glob(f"*/{MANIFEST}"))
+    return sorted(folder.name for folder in folders if shards_in(folder))
 
 
 def read_search(folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.engines import Engine, Forced, prefill_checked, replay_checked
 from mismatch_cli.recording.rollouts import Progress, is_whole
 from mismatch_cli.recording.score import requests_of, with_columns
+from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY, library_versions, read_manifest, recorded, write_manifest
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.writer import shard_path, write_shard
@@ -163,7 +164,8 @@ def _copy_vocabulary(vocabulary: Path, folder: Path) -> None:
     own = folder / VOCABULARY
     if vocabulary.is_file() and not own.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        own.write_bytes(vocabulary.read_bytes())
+        with replacing(own) as temporary:
+            temporary.write_bytes(vocabulary.read_bytes())
 
 
 def engine_reads(engine: Engine, change: Change) -> Read:

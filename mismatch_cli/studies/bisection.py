@@ -106,7 +106,7 @@ class BisectionAnalysis(Study):
 
     def has(self, leg: str) -> bool:
         """Whether a leg was read."""
-        return leg == AS_RECORDED or (self.folder / LEGS / leg / "manifest.json").is_file()
+        return leg == AS_RECORDED or leg in leg_names(self.folder)
 
     # What the legs say of each other
 
