@@ -21,7 +21,7 @@ _OF_ALL = ("algorithm", "seed", "seeds", "output", "resume", "devices", "quiet",
 
 
 def _name(context: typer.Context, folder: Path) -> tuple[str, ...]:
-    """What the trackers call one of them."""
+    """The flag for the name that trackers give one run."""
     name = context.params["track_name"]
     return () if name is None else ("--track-name", f"{name}-{folder.name}")
 
@@ -29,7 +29,7 @@ def _name(context: typer.Context, folder: Path) -> tuple[str, ...]:
 def train_apart(
     context: typer.Context, configs: Sequence[TrainConfig], folders: Sequence[Path], devices: str, common: Common
 ) -> None:
-    """Make each run, or go on with it, as many at once as there are devices; a `MismatchError` where one failed."""
+    """Start or continue each run, as many at once as there are devices; a `MismatchError` if one failed."""
     from mismatch_cli.recording.members import RAY, Member, run_members, run_on_ray
 
     typed = (str(context.info_name), *words(context, without=_OF_ALL, resolved=True))
@@ -42,17 +42,17 @@ def train_apart(
         for config, folder in zip(configs, folders, strict=True)
     ]  # fmt: skip
     todo = [member for member in members if not member.finished]
-    common.progress.say(f"{things(len(members), 'run')}, {len(members) - len(todo)} of them finished")
+    common.progress.say(f"{things(len(members), 'run')}, {len(members) - len(todo)} of them already finished")
 
-    def tell(outcome: Outcome) -> None:
+    def report(outcome: Outcome) -> None:
         common.progress.say(f"{outcome.member.name}: {outcome.fault or 'done'}")
 
     if devices == RAY or devices.startswith(f"{RAY}://"):
-        outcomes = run_on_ray(todo, devices, tell)
+        outcomes = run_on_ray(todo, devices, report)
     else:
-        outcomes = run_members(todo, devices.split(","), tell)
+        outcomes = run_members(todo, devices.split(","), report)
     if failed := [outcome.member.name for outcome in outcomes if outcome.fault]:
         raise MismatchError(
-            f"{len(failed)} of {len(members)} runs failed, for the reasons above: {', '.join(failed)}. The same "
-            "command with --resume tries them again from their last checkpoints."
+            f"{len(failed)} of {len(members)} runs failed for the reasons above: {', '.join(failed)}. Type the same "
+            "command with --resume to retry them from their last checkpoints."
         )

@@ -1,4 +1,4 @@
-"""A subcommand: its help, and where settings come from that nobody typed."""
+"""A subcommand: its help, and where the settings come from that were not typed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mismatch_cli.ranks.joined import launched
 
 
 class Command(typer.core.TyperCommand):
-    """One whose parameters are also variables of the environment, and keys of the file behind `--config`."""
+    """A command whose parameters are also environment variables and keys of the `--config` file."""
 
-    debugging = False  # whether the command that runs was asked for the traceback of an error
+    debugging = False  # whether the running command was asked to show tracebacks
 
     def __init__(self, name: str | None, **attributes: Any) -> None:
         super().__init__(name, **attributes)
@@ -25,15 +25,15 @@ class Command(typer.core.TyperCommand):
             known.envvar = variables(str(name), known)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """What stands behind the name of the command in the line of its usage."""
+        """What follows the name of the command in its usage line."""
         return ["[OPTIONS]", *(row_of(known).names for known in self.params if is_argument(known))]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Print it, as Typer does: nothing is left for the formatter."""
+        """Print it directly, as Typer does; the formatter gets nothing."""
         print_help(self, ctx, panels(self.get_params(ctx)))
 
     def parse_args(self, ctx: Any, args: Sequence[str]) -> list[str]:
-        """As Typer does; what is wrong with a value that was not typed is said of the place where it stands."""
+        """Parse as Typer does; an error in a value that was not typed names the file or variable it came from."""
         try:
             return list(super().parse_args(ctx, list(args)))
         except typer.BadParameter as error:
@@ -44,7 +44,7 @@ class Command(typer.core.TyperCommand):
             raise
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it, and say first which settings were not typed: numbers depend on them."""
+        """Run it, but first name the settings that were not typed: numbers depend on them."""
         Command.debugging = bool(ctx.params.get("debug"))
         if not ctx.params.get("quiet") and not launched():
             if places := told(ctx):

@@ -1,4 +1,4 @@
-"""What a shell is told of names that flags and arguments take: algorithms, runs, frameworks, settings."""
+"""Shell completion of the names that flags and arguments take: algorithms, runs, frameworks, settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MARKS = ("trace/manifest.json", "manifest.json", "metrics.jsonl")  # of a run, 
 
 
 def algorithms() -> list[str]:
-    """Rows of the table, with their other names and those of single frameworks, masks, and weights of packages."""
+    """Algorithms with their aliases, variants of single frameworks, masks, and weights of installed packages."""
     from mismatch_cli import trust_regions, weights
     from mismatch_cli.algorithms.owners import OWNERS
     from mismatch_cli.algorithms.table import ALIASES, TABLE
@@ -21,25 +21,25 @@ def algorithms() -> list[str]:
 
 
 def runs() -> list[str]:
-    """Folders of runs and traces here, and the bundled traces."""
+    """Runs and traces in the current folder, and the bundled traces."""
     found = (path.relative_to(".").parts[0] for mark in _MARKS for path in Path().glob(f"*/{mark}"))
     return [*sorted(set(found)), *bundled_names()]
 
 
 def frameworks() -> list[str]:
-    """Those whose words are known."""
+    """Frameworks whose metrics are known."""
     return registry.names("mismatch_cli.dialects")
 
 
 def limits() -> list[str]:
-    """The published ones."""
+    """The published sets of limits."""
     from mismatch_cli.studies.limits import presets
 
     return presets()
 
 
 def settings() -> list[str]:
-    """What `--vary` takes in `probe` and `rescore`, up to its values."""
+    """The settings that `--vary` takes in `probe` and `rescore`, up to the `=`."""
     from mismatch_cli.recording.config import ProbeConfig, RescoreConfig
 
     names = {known.name.replace("_", "-") for kind in (ProbeConfig, RescoreConfig) for known in fields(kind)}

@@ -1,4 +1,4 @@
-"""Numbers over the steps of a run, as lines that fit into a terminal: value, curve in letters, the ends of its axis."""
+"""Metrics over the steps of a run, as lines that fit into a terminal: value, sparkline, axis limits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 LABEL = 10  # columns
 _BETWEEN = " · "
 _NARROWEST_CURVE, _WIDEST_CURVE = 8, 40
-_LEAST_PART = 0.1  # of its value: what an axis shows at least
+_LEAST_PART = 0.1  # of its value: the least range of an axis
 
 
 class Curve(NamedTuple):
-    """A number over the steps: a row of the view. `least`: what its axis shows at least."""
+    """A metric over the steps: a row of the view. `least`: the smallest range its axis shows."""
 
     label: str
     value: float
@@ -28,13 +28,13 @@ class Curve(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, str, str]:
-        """The last value, and the ends of the axis."""
+        """The last value and the two ends of the axis, as text."""
         low, high = self.ends
         return tuple(number(value, self.digits) for value in (self.value, low, high))  # type: ignore[return-value]
 
     @property
     def ends(self) -> tuple[float, float]:
-        """From the lowest to the highest value, or as much around them as is more than noise."""
+        """From the lowest to the highest value, widened so that mere noise does not fill the axis."""
         low, high = min(self.values), max(self.values)
         short = max(0.0, self.least - (high - low))
         low = max(0.0, low - short / 2) if low >= 0 else low - short / 2
@@ -42,14 +42,14 @@ class Curve(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of the view; where there is no room, lines of the highest `rank` are left out first."""
+    """A line of the view; if there is not enough room, lines of the highest `rank` are dropped first."""
 
     rank: int
     text: Text
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it: `45 s`, `12 min`, `1 h 10 min`."""
+    """A duration as people write it: `45 s`, `12 min`, `1 h 10 min`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def curve(rank: int, label: str, values: Sequence[float | None], note: str, digits: int) -> list[tuple[int, Curve]]:
-    """None where the last step did not measure it."""
+    """The curve in a list, which is empty if the last step did not measure it."""
     if values[-1] is None:
         return []
     found = [value for value in values if value is not None]
@@ -65,7 +65,7 @@ def curve(rank: int, label: str, values: Sequence[float | None], note: str, digi
 
 
 def curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
-    """A line each: value, curve between the ends of its axis, note; what has no room beside the value is left out."""
+    """One line per curve: value, sparkline between its axis limits, note; what does not fit is left out."""
     cells = [curve.cells for _, curve in measures]
     value, low, high = (max(map(len, column)) for column in zip(*cells, strict=True))
     note = max(len(curve.note) for _, curve in measures)
@@ -85,7 +85,7 @@ def curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
 
 
 def most_important(lines: Sequence[Line], height: int) -> list[Line]:
-    """As many as fit, in their order: of equal rank the last ones go first."""
+    """As many lines as fit, in their order; of equal rank the last ones are dropped first."""
     by_rank = sorted(range(len(lines)), key=lambda place: (lines[place].rank, place))
     return [lines[place] for place in sorted(by_rank[: max(height, 1)])]
 
@@ -107,7 +107,7 @@ def blank() -> Line:
 
 
 def flow(pieces: Iterable[str], width: int, between: str = _BETWEEN) -> list[str]:
-    """Pieces on as few lines as hold them: a line ends between pieces only."""
+    """The pieces on as few lines as possible, broken only between pieces."""
     lines: list[str] = []
     for piece in pieces:
         if lines and len(lines[-1]) + len(between) + len(piece) <= width:

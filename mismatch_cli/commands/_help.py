@@ -1,4 +1,4 @@
-"""What `--help` prints: panels of two columns, in which names, choices and defaults stand in full on any terminal."""
+"""What `--help` prints: panels of two columns, in which names, choices and defaults are never cut off."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _WIDEST = 100  # characters: longer lines of prose read worse
-_COLUMN = 28  # for what is typed; what is longer has a line of its own
-_FRAME = 4  # characters that a panel takes of a line
+_COLUMN = 28  # for flags and values; longer ones get a line of their own
+_FRAME = 4  # characters of each line that the panel's frame takes
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 class Row(NamedTuple):
-    """A line of a panel: what is typed, what stands for its value, what it does, and what holds without it."""
+    """A line of a panel: what to type, the placeholder of its value, what it does, and its default."""
 
     names: str
     value: str
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
-    """Arguments and options under their titles: those without one first, what is printed last, `--help` at the end."""
+    """Arguments and options by panel title: those without a title first, then the rest, Output last, `--help` at its end."""
     found: dict[str, list[Row]] = {"Arguments": [], "Options": []}
     *others, asks = sorted(parameters, key=lambda known: known.name == "help")
     for known in others:
@@ -43,7 +43,7 @@ def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
 
 
 def row_of(parameter: Any) -> Row:
-    """What is typed for a parameter, as `[TRACES]...` or `--output, -o PATH`, and the rest of its line."""
+    """The line of a parameter: what to type, such as `[TRACES]...` or `--output, -o PATH`, and what it does."""
     value, does = parameter.metavar or "", parameter.help or ""
     if is_argument(parameter):
         name = value or f"[{parameter.name.upper()}]" + "..." * (parameter.nargs == -1)
@@ -64,12 +64,12 @@ def _default(parameter: Any) -> str:
 
 
 def summary(described: Any) -> str:
-    """What a command does, in the first sentence of its help."""
+    """The first sentence of a command's help."""
     return " ".join((inspect.getdoc(described) or "").split("\n\n")[0].split())
 
 
 def print_help(command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]]) -> None:
-    """Print the usage of a command, what it does, and its panels."""
+    """Print a command's usage, its description and its panels."""
     from rich.console import Console
     from rich.text import Text
 
@@ -79,7 +79,7 @@ def print_help(command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]]) -> Non
     column = min(console.width // 2, 2 + max((length for length in lengths if length + 2 <= _COLUMN), default=0))
     console.print(Text(command.get_usage(ctx), style="bold"))
     for line in (*_prose(command.help, console.width), Text()):
-        console.print(line, soft_wrap=True)  # a line to type is not broken
+        console.print(line, soft_wrap=True)  # never break a line that users copy
     for title, members in rows.items():
         console.print(_panel(title, members, column, console))
     for line in _prose(command.epilog, console.width):
@@ -87,7 +87,7 @@ def print_help(command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]]) -> Non
 
 
 def is_argument(parameter: Any) -> bool:
-    """Whether it stands by itself, without a flag."""
+    """Whether it is a positional argument."""
     return bool(parameter.param_type_name == "argument")
 
 
@@ -98,16 +98,16 @@ def _typed(row: Row) -> Text:
 
 
 def _prose(text: str | None, width: int) -> Iterator[Text]:
-    """Paragraphs; an indented line is one to type, which a shell takes as one wherever it is broken."""
+    """Paragraphs; an indented line is a command to copy, broken with backslashes so that a shell reads one line."""
     from rich.text import Text
 
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         lines = paragraph.splitlines()
-        if said := " ".join(line for line in lines if not line.startswith(" ")):
+        if paragraph := " ".join(line for line in lines if not line.startswith(" ")):
             yield Text("\n" + textwrap.fill(said, width))
         for line in (line.strip() for line in lines if line.startswith(" ")):
             command, dash, flags = line.partition(" -")
-            whole = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)  # a flag stays beside its values
+            unbroken = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)  # a flag stays with its values
             broken = textwrap.wrap(whole, width - 6, break_long_words=False, break_on_hyphens=False)
             shown = "  " + " \\\n      ".join(broken).replace(_NO_BREAK, " ")
             yield Text(shown, style="cyan")
@@ -122,7 +122,7 @@ def _panel(title: str, rows: Iterable[Row], column: int, console: Console) -> Re
 
 
 def _lines(row: Row, column: int, console: Console) -> Iterator[Text]:
-    """What it does beside what is typed, or below where that is long; then the default, in one piece if it has room."""
+    """The description beside the flag, or below a long flag; then the default, on one line if it fits."""
     from rich.text import Text
 
     typed, room = _typed(row), console.width - _FRAME - column

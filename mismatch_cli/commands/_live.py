@@ -1,4 +1,4 @@
-"""What somebody sees of a training run while it goes on: where it stands, how it does, how long it will take."""
+"""The live view of a training run: progress, metrics, time left."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 
 STOPPING = "Finishing this step, then saving (Ctrl-C again: stop at once)"
-_RECENT = 20  # steps whose time says how long the next ones take
-_RARE = ("evaluate", "checkpoint")  # phases that not every step has
-_LEAST = 0.02  # of a step: what a phase takes to be named
+_RECENT = 20  # steps from which the time of the next ones is estimated
+_RARE = ("evaluate", "checkpoint")  # phases that only some steps have
+_LEAST = 0.02  # of a step: shorter phases are not named
 _NARROWEST_BAR, _WIDEST_BAR = 12, 30
-_SMOOTHED_OVER = 256  # responses: of fewer the mean reward is noise
-_LEAST_REWARD = 0.05  # what an axis shows at least
+_SMOOTHED_OVER = 256  # responses: the mean reward of fewer is noise
+_LEAST_REWARD = 0.05  # the least range of an axis
 _DOING = {
     "start": "loading libraries and problems",
     "engine": "loading the model into {engine}",
@@ -45,7 +45,7 @@ _DOING = {
     "grade": "grading",
     "recompute": "recomputing log π′",
     "update": "updating the weights",
-    "sync": "giving the engine the new weights",
+    "sync": "sending the new weights to the engine",
     "record": "measuring",
     "evaluate": "evaluating",
     "checkpoint": "saving a checkpoint",
@@ -54,13 +54,13 @@ _DOING = {
 
 
 class Pace:
-    """How long a run will take, from the steps that it has done; what not every step has is counted apart."""
+    """Estimates how long a run will take from its steps so far; phases that only some steps have count separately."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._steps = config.steps
         self._every = {"evaluate": config.eval_every, "checkpoint": config.checkpoint_every}
         self._done: list[Mapping[str, float]] = []
-        self._before = 0  # steps before the first one that was seen
+        self._before = 0  # steps before the first one seen
 
     def add(self, record: Record) -> None:
         if not self._done:
@@ -68,7 +68,7 @@ class Pace:
         self._done.append(record["seconds"])
 
     def of_step(self) -> dict[str, float]:
-        """Mean seconds of each phase of the recent steps; of a rare phase, of those steps that had it."""
+        """Mean seconds of each phase over recent steps; for a rare phase, over the steps that had it."""
         recent = self._done[-_RECENT:]
         names = dict.fromkeys(name for step in recent for name in step)
         means = {name: _mean(step.get(name, 0.0) for step in recent) for name in names}
@@ -76,11 +76,11 @@ class Pace:
         return means | {name: value for name, value in rare.items() if value}
 
     def left(self) -> float:
-        """Seconds from the last step that was seen to the end."""
+        """Seconds from the last step seen to the end of the run."""
         return self._seconds(self._before + len(self._done))
 
     def whole(self) -> float:
-        """Seconds of such a run from its first step to its end."""
+        """Seconds that such a run takes from its first step to its end."""
         return self._seconds(0)
 
     def _seconds(self, done: int) -> float:
@@ -89,14 +89,14 @@ class Pace:
         return rare + (self._steps - done) * sum(means.values())
 
     def _times(self, every: int, done: int) -> int:
-        """How often something comes that the last step has too; never by itself where `every` is 0."""
+        """How often a phase occurs that the last step always has; if `every` is 0, only there."""
         if done >= self._steps:
             return 0
         return (self._steps // every - done // every if every else 0) + int(not every or self._steps % every > 0)
 
 
 class TrainingView:
-    """One run of several, as lines of text that fit into a terminal."""
+    """One run, perhaps of several, as lines of text that fit into a terminal."""
 
     def __init__(self, config: TrainConfig, number: int = 1, runs: int = 1) -> None:
         self._config, self._number, self._runs = config, number, runs
@@ -104,17 +104,17 @@ class TrainingView:
         self.records: list[Record] = []
         self._began = self._last = time.monotonic()
         self._start = 0.0  # seconds before the first step
-        self._phases = [("start", self._began)]  # since the last step, and when each began
+        self._phases = [("start", self._began)]  # those since the last step, each with its start
         self.stopping = False
 
     def add(self, record: Record, *, earlier: bool = False) -> None:
-        """A step is done; `earlier`: by the run that is resumed."""
+        """A step is done; `earlier`: before the run was resumed."""
         self._pace.add(record)
         if not earlier:
             self._last = time.monotonic()
             self._start = self._start or self._last - self._began - sum(record["seconds"].values())
         self._phases = []
-        self.records.append(record)  # last: another thread draws
+        self.records.append(record)  # last, since another thread draws
 
     def enter(self, phase: str) -> None:
         """A phase begins."""
@@ -130,7 +130,7 @@ class TrainingView:
         return "  ".join([*parts, f"{duration(left)} left"] if record["step"] < steps else parts)
 
     def result(self, width: int) -> str:
-        """The whole run in one line: as much of it as has room."""
+        """The whole run in one line: as much as fits."""
         step, steps = self.records[-1]["step"], self._config.steps
         rewards = [record["reward"] for record in self.records[-LAST:]]
         accuracy = self._evaluated()[-1:]
@@ -141,7 +141,7 @@ class TrainingView:
         return flow([*pieces[:2], duration(time.monotonic() - self._began), *pieces[2:]], width)[0]
 
     def lines(self, width: int, height: int) -> list[Text]:
-        """What stands on the terminal."""
+        """The screen."""
         lines = [Line(0, self._title())]
         if self.records:
             lines += [Line(0, line) for line in self._bar(width)]
@@ -160,7 +160,7 @@ class TrainingView:
         return Text.assemble((visible(self._config.algorithm), "bold"), f" · seed {self._config.seed}{run_of_runs}")
 
     def _start_up(self, width: int) -> list[Text]:
-        """What has been done before the first step is, each with its time."""
+        """The phases before the first step is done, each with its time."""
         now = time.monotonic()
         ends = [began for _, began in self._phases[1:]] + [now]
         rows = [
@@ -197,7 +197,7 @@ class TrainingView:
         return [record for record in self.records if record.get("eval_accuracy") is not None]
 
     def _measures(self) -> list[tuple[int, Curve]]:
-        """What is drawn over the steps, each with its rank."""
+        """The metrics that are drawn over the steps, each with its rank."""
         config, rewards = self._config, [record["reward"] for record in self.records]
         over = -(-_SMOOTHED_OVER // max(1, config.prompts_per_step * config.samples_per_prompt))
         smooth = [_mean(rewards[max(0, end - over) : end]) for end in range(1, len(rewards) + 1)]
@@ -222,7 +222,7 @@ class TrainingView:
         return found
 
     def _facts(self, width: int) -> list[Line]:
-        """Lines of words."""
+        """The lines below the curves."""
         now = self.records[-1]
         found = [(8, "time", self._times())]
         if now.get("sync"):
@@ -240,7 +240,7 @@ class TrainingView:
 
     def _sync(self) -> list[str]:
         words = [sync_in_words([self.records])]
-        first = ["step 1 has no older weights to tell from"] * (sync_proven(self.records)[1] < len(self.records))
+        first = ["step 1 has no older weights to compare with"] * (sync_proven(self.records)[1] < len(self.records))
         return [*filter(None, words), *first]
 
     def _times(self) -> list[str]:
@@ -253,7 +253,7 @@ class TrainingView:
 
 
 def _measured(record: Record) -> list[str]:
-    """Numbers of a step, spelled as the view spells them: shares are shares, as in metrics.jsonl."""
+    """The metrics of a step in words, formatted as in the view; shares are not percentages, as in metrics.jsonl."""
     values = {
         "accuracy": (record.get("eval_accuracy"), 3),
         "|π − μ|": (record["mismatch"].get("abs_dp_mean"), 2),

@@ -1,4 +1,4 @@
-"""From the flags of `probe`, `curate` and `rescore` to a configuration and a run folder that may be written to."""
+"""Turns the flags of `probe`, `curate`, `rescore` and `bisect` into a configuration and a run folder to write to."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ from mismatch_cli.trace.manifest import FILE_NAME, read_manifest, trace_folder
 _ADAPTERS = ("engine_adapter", "scorer_adapter")
 _LOOKED_AT = (*_ADAPTERS, "model", "scorer", "attn", "threads", "device_map")
 _Config = TypeVar("_Config", ProbeConfig, CurateConfig, RescoreConfig, BisectConfig)
-_SEARCH = "bisect"  # keeps its flags beside its legs, and has no trace of its own
+_SEARCH = "bisect"  # keeps its flags beside its legs; it has no trace of its own
 
 
 @contextmanager
@@ -42,21 +42,21 @@ def prepared_run(
     check: Callable[[_Config, Path], None] = lambda _config, _folder: None,
     like: Path | None = None,
 ) -> Iterator[tuple[_Config, Path, dict[str, Any]]]:
-    """The configuration, the run folder, and the manifest to begin with: a new one, or that of the run to go on with.
+    """The configuration, the run folder, and the manifest to start with: a new one, or that of the run to resume.
 
-    The folder is held until the end of the block. Nothing is deleted here: an old run goes when the new one has loaded
-    and is about to write. `check` may refuse the two before anything is created. `like` is a run whose settings hold
-    where nothing else was typed.
+    The folder is locked until the end of the block. Nothing is deleted here: an old run is removed once the new one has
+    loaded and is about to write. `check` may refuse configuration and folder before anything is created. `like` is a
+    run whose settings apply where none was typed.
     """
     flags, command = context.params, str(context.info_name)
     if common.resume and common.force:
-        raise UsageError("--resume goes on with a run, --force replaces it: use one of them.")
+        raise UsageError("--resume continues a run, --force replaces it: use one of them.")
     if like is not None:
         if common.resume:
-            raise UsageError("--resume goes on with a run, --like begins one like it: use one of them.")
+            raise UsageError("--resume continues a run, --like starts a new one with its settings: use one of them.")
         flags = flags | _as_recorded(like, command, set(flags) - _typed(context))
     recorded = _recorded(kind, flags)
-    config = kind.from_flags(recorded)  # what makes no sense is said before anything about folders
+    config = kind.from_flags(recorded)  # invalid settings are reported before anything about folders
     folder = common.output or Path(f"{command}-{config.name}")
     check(config, folder)
     if not common.resume:
@@ -72,12 +72,12 @@ def prepared_run(
 
 
 def checked(kind: type[_Config], flags: Mapping[str, Any], command: str) -> None:
-    """Refuse flags that no run can be made of."""
+    """Refuse flags that cannot make a run."""
     _check_inputs(kind.from_flags(_recorded(kind, flags)), command)
 
 
 def _recorded(kind: type[_Config], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags of a run as its manifest has them: pairs are lists there."""
+    """The flags as a manifest records them, with pairs as lists."""
     paths = {known.name: known.metadata.get("path", False) for known in fields(kind)}
     recorded = {name: _resolved(value) if paths[name] else value for name, value in flags.items() if name in paths}
     if reward := recorded.get("reward"):
@@ -87,23 +87,23 @@ def _recorded(kind: type[_Config], flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_recorded(run: Path, command: str, names: set[str]) -> dict[str, Any]:
-    """These flags as they were given to the run; a `MismatchError` for one of another command."""
+    """These flags as they were given to the run; a `MismatchError` if another command recorded it."""
     manifest = read_manifest(trace_folder(run))
     flags = manifest.get("flags")
     if flags is None or manifest.get("command", command) != command:
         raise MismatchError(
-            f"{run} was not recorded by `{command}`: there are no settings to take over. Leave out --like."
+            f"{run} was not recorded by `{command}`, so it has no settings to take over. Leave out --like."
         )
     return {name: flags[name] for name in names & flags.keys()}
 
 
 def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig | BisectConfig, command: str) -> None:
-    """Check every named model, adapter and file on this machine before a folder is made; a resumed run was checked.
+    """Check every model, adapter and file on this machine before creating a folder; a resumed run has been checked.
 
-    What needs no library comes first, then whether they are installed, then torch for the name of a device, then peft
-    for the weights of adapters.
+    The order is by cost: first what needs no library, then which libraries are installed, then device names (torch),
+    then the weights of adapters (peft).
     """
-    given = {name: getattr(config, name, None) for name in _LOOKED_AT}  # as far as the command has them
+    given = {name: getattr(config, name, None) for name in _LOOKED_AT}  # where the command has them
     models, adapters = [given[name] for name in ("model", "scorer")], [given[name] for name in _ADAPTERS]
     for model in filter(None, models):
         check_model_folder(model)
@@ -133,13 +133,13 @@ def _check_sampled(config: RolloutConfig) -> None:
 
 
 def _resolved(name: str | None) -> str | None:
-    """One spelling for what lies on this machine, so that equal weights are known as equal; hub names as they are."""
+    """One spelling per local path, so that equal weights are recognised; hub names stay as they are."""
     path = Path(name or "").expanduser()
     return str(path.resolve()) if name and path.exists() else name
 
 
 def _typed(context: typer.Context) -> set[str]:
-    """The parameters that were typed: with --resume the others come from the run."""
+    """The parameters that were typed; with --resume the others come from the run."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
@@ -155,7 +155,7 @@ def _is_resumable(folder: Path, command: str) -> bool:
 def _manifest_to_resume(folder: Path, command: str) -> dict[str, Any]:
     path = folder / SEARCH_FILE if command == _SEARCH else folder / "trace" / FILE_NAME
     if not path.is_file():
-        raise MismatchError(f"{folder} holds no run to resume. Start one without --resume.")
+        raise MismatchError(f"{folder} has no run to resume. Start one without --resume.")
     manifest = read_search(folder) if command == _SEARCH else read_manifest(folder / "trace")
     if not isinstance(manifest.get("flags"), dict) or manifest.get("command", command) != command:
         raise MismatchError(

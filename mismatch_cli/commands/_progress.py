@@ -1,4 +1,4 @@
-"""Talk on stderr: a bar or a view that stays on a terminal, plain lines in a log, nothing when quiet."""
+"""Progress on stderr: a bar or a live view on a terminal, plain lines in a log, nothing with --quiet."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LINES = 10.0
 _REFRESHES_PER_SECOND = 2.0
-_WIDEST = 80  # columns of a view: longer lines are hard to read, and a terminal that is narrowed breaks them
-_ECHO = 3  # columns that stay free for the ^C that a terminal prints
+_WIDEST = 80  # columns of a view: longer lines are hard to read, and break when the terminal is narrowed
+_ECHO = 3  # columns left free for the ^C that a terminal prints
 
 
 def colour_system() -> Any:
-    """The `color_system` of a rich console: None under NO_COLOR, where rich alone would keep bold and dim."""
+    """The `color_system` of a rich console: None under NO_COLOR, where rich would still print bold and dim."""
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
 class TerminalProgress:
-    """Phases that count responses, each with its rate and the time left."""
+    """Shows phases of work, each with its count, rate and time left."""
 
     def __init__(self, quiet: bool) -> None:
         from rich.console import Console
 
         self._console = Console(stderr=True, quiet=quiet, color_system=colour_system(), highlight=False)
-        self.on_terminal = not quiet and self._console.is_interactive and sys.stderr.isatty()  # somebody watches
+        self.on_terminal = not quiet and self._console.is_interactive and sys.stderr.isatty()  # a person watches
 
     @property
     def width(self) -> int:
@@ -47,9 +47,9 @@ class TerminalProgress:
 
     @contextmanager
     def view(self, lines: Callable[[int, int], list[Text]]) -> Iterator[None]:
-        """Keep these lines, for a width and a height, on the terminal; what is said goes above them.
+        """Keep lines, drawn for a width and a height, at the bottom of the terminal; messages go above them.
 
-        In a log there is no view.
+        A log has no view.
         """
         if not self.on_terminal:
             yield
@@ -58,14 +58,14 @@ class TerminalProgress:
         from rich.live import Live
 
         usual = self._console
-        # Not on descriptor 2: an engine that loads sends that one to its log.
+        # A copy of descriptor 2, since an engine redirects that one to its log while it loads.
         with open(os.dup(sys.stderr.fileno()), "w", encoding="utf-8", errors="replace") as terminal:
             console = Console(file=terminal, color_system=colour_system(), highlight=False)
             drawn: list[Text] = []
 
             def draw() -> Group:
                 columns, rows = os.get_terminal_size(terminal.fileno())
-                console.size = ConsoleDimensions(columns or 80, rows or 25)  # 0: it does not know
+                console.size = ConsoleDimensions(columns or 80, rows or 25)  # 0: unknown
                 _take_back_broken_lines(console, drawn)
                 width = min(console.width, _WIDEST) - _ECHO
                 drawn[:] = lines(max(width, 1), console.height - 1)
@@ -86,7 +86,7 @@ class TerminalProgress:
 
     @contextmanager
     def working(self, phase: str, total: int = 0) -> Iterator[Callable[[int], None]]:
-        """A phase on a terminal: the time that it takes, and how much of it is done where what it yields is told so."""
+        """A phase with its elapsed time, and how much is done if the yielded function is called with it."""
         from rich.text import Text
 
         if not self.on_terminal:
@@ -108,7 +108,7 @@ class TerminalProgress:
     def counting(
         self, phase: str, total: int, done: int = 0, unit: str = "responses"
     ) -> Iterator[Callable[[int], None]]:
-        """A phase that ends with its block; what it yields is called with how many more are finished."""
+        """A phase that lasts as long as its block; call the yielded function with how many more are finished."""
         began, finished = time.monotonic(), 0
 
         def rate() -> float:
@@ -130,11 +130,11 @@ class TerminalProgress:
         def tell(count: int) -> None:
             nonlocal last, finished
             finished += count
-            now, there = time.monotonic(), done + finished
-            if now - last >= _SECONDS_BETWEEN_LINES or there >= total:
+            now, reached = time.monotonic(), done + finished
+            if now - last >= _SECONDS_BETWEEN_LINES or reached >= total:
                 last = now
-                left = (total - there) / max(rate(), 1e-9)
-                self.say(f"{phase}: {there}/{total} {unit}, {rate():.0f}/s, {left:.0f} s left")
+                left = (total - reached) / max(rate(), 1e-9)
+                self.say(f"{phase}: {reached}/{total} {unit}, {rate():.0f}/s, {left:.0f} s left")
 
         yield tell
 
@@ -161,7 +161,7 @@ class TerminalProgress:
 
 
 def _take_back_broken_lines(console: Console, drawn: list[Text]) -> None:
-    """Wipe the rows by which the lines have grown on a terminal that was narrowed: rich does not know of them."""
+    """Wipe the extra rows into which a narrowed terminal has broken the lines; rich does not know about them."""
     width = console.width
     for _ in range(sum((line.cell_len - 1) // width for line in drawn if line.cell_len)):
         console.file.write("\x1b[2K\x1b[1A")

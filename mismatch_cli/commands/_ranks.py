@@ -1,4 +1,4 @@
-"""`--nproc`: a command on several devices of a machine, or as one of the ranks that torchrun started."""
+"""`--nproc`: a command on several devices of one machine, or as one of the ranks that torchrun started."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from mismatch_cli.ranks import World
 from mismatch_cli.ranks.joined import launched
 
 T = TypeVar("T")
-KEPT = "What was recorded is kept: the same command with --resume, and without --force, goes on with it."
+KEPT = "What was recorded is kept: the same command with --resume, and without --force, continues it."
 
-NPROC = setting(1, "Processes that share the work, one for each GPU here.", min=1, panel="Ranks", metavar="N")
+NPROC = setting(1, "Processes that share the work, one per local GPU.", min=1, panel="Ranks", metavar="N")
 SHARDED = setting(
     False,
-    "Spread the trainer's weights over these processes, where one GPU cannot hold them; else each has a model.",
+    "Shard the trainer's weights over these processes (FSDP), if one GPU cannot hold them; else each loads a copy.",
     panel="Ranks",
 )
 
 
 def launch_ranks(context: typer.Context, nproc: int, kept: str, max_restarts: int = 0) -> None:
-    """Run this command as ranks, and leave with their exit code, unless this process is one of them already."""
+    """Run this command as ranks and exit with their exit code, unless this process already is one of them."""
     if launched() or (nproc == 1 and not max_restarts):
         return
     from mismatch_cli.ranks.launch import launch
@@ -36,14 +36,14 @@ def launch_ranks(context: typer.Context, nproc: int, kept: str, max_restarts: in
 
 
 def check_sharded(sharded: bool, nproc: int) -> None:
-    """A `UsageError` where there is nothing to spread a model over."""
+    """A `UsageError` if there is only one process to shard a model over."""
     if sharded and nproc == 1 and not launched():
-        raise UsageError("--sharded spreads a model over processes. Say over how many with --nproc.")
+        raise UsageError("--sharded spreads a model over several processes. Set how many with --nproc.")
 
 
 @contextmanager
 def told_to_all(world: World, prepared: AbstractContextManager[T]) -> Iterator[T]:
-    """What the first rank prepares, on all of them; it alone holds it, until all have left the block."""
+    """Give all ranks what the first one prepares; only the first holds it, until all have left the block."""
     if not world.first:
         yield world.told(None)  # type: ignore[misc]
         world.barrier()

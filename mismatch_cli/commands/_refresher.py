@@ -1,6 +1,6 @@
-"""The report of a training that goes on, made anew now and then by another process, this file run as a program.
+"""Refreshes the report of a training run from time to time, in another process: this file run as a program.
 
-Neither training nor whoever watches one waits for it.
+Neither training nor `watch` waits for it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.text import visible
 from mismatch_cli.trace.files import remove_unfinished
 
-_SHARE = 0.02  # of the time, at most, is spent on drawing
-_LOWEST = 19  # the priority of whoever gets what others leave
-_RELOAD_SECONDS = 60  # after which an open page looks for a newer one
+_SHARE = 0.02  # of CPU time at most, for drawing
+_LOWEST = 19  # niceness: only what other processes leave
+_RELOAD_SECONDS = 60  # after which an open page reloads itself
 
 
 class Refresher:
-    """Draws the report of these runs into `output`, no sooner than every so many seconds, one process at a time."""
+    """Draws the report of these runs into `output`, at most once every `every` seconds, one process at a time."""
 
     def __init__(
         self, folders: Sequence[Path], output: Path, every: float, say: Callable[[str], None], *, draws: bool = True
@@ -36,11 +36,11 @@ class Refresher:
         self._output, self._every, self._say, self._said = output, every, say, ""
         self._next = time.monotonic() + every
         self._child: subprocess.Popen[bytes] | None = None
-        # No pipe: nobody reads it before the process ends, and one that is full would hold it up.
+        # Not a pipe: nobody reads it before the process ends, and a full one would block the process.
         self._errors = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this object
 
     def step_done(self) -> None:
-        """Look after the process that draws, and start the next when it is time."""
+        """Check on the process that draws, and start the next when it is time."""
         if not self._every or not self._is_free() or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._every
@@ -51,7 +51,7 @@ class Refresher:
             self._complain(str(error))
 
     def finish(self) -> None:
-        """Draw the report once more and wait for it: the one that stays, and looks for no newer one."""
+        """Draw the final report, which no longer reloads itself, and wait for it."""
         if not self._every:
             return
         self._end_child()
@@ -67,17 +67,17 @@ class Refresher:
         self._errors.truncate()
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is not for it
+            env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C must not reach it
         )  # fmt: skip
 
     def stop(self) -> None:
-        """End the process that draws, whatever it has done."""
+        """End the process that draws, whatever its progress."""
         self._end_child()
         self._errors.close()
 
     def _end_child(self) -> None:
         if self._child is not None and self._child.poll() is None:
-            self._child.kill()  # what it writes is written under another name first
+            self._child.kill()  # it writes under temporary names first
             self._child.wait()
             for folder in (self._output, self._output / "plots"):
                 remove_unfinished(folder)
@@ -86,7 +86,7 @@ class Refresher:
     def _is_free(self) -> bool:
         if self._child is None:
             return True
-        pid, status, usage = os.wait4(self._child.pid, os.WNOHANG)  # `poll` does not tell what it has cost
+        pid, status, usage = os.wait4(self._child.pid, os.WNOHANG)  # `poll` does not report CPU time
         if pid == 0:
             return False
         self._child.returncode = os.waitstatus_to_exitcode(status)
@@ -101,15 +101,15 @@ class Refresher:
         return self._errors.read().decode(errors="replace")
 
     def _complain(self, error: str) -> None:
-        """Say once why it failed: it will be tried again."""
+        """Say why it failed, each reason once: it will be tried again."""
         reason = next((line.strip() for line in reversed(error.splitlines()) if line.strip()), "no reason given")
         if reason != self._said:
             self._said = reason
-            self._say(f"The report could not be refreshed, training goes on: {visible(reason)}")
+            self._say(f"The report could not be refreshed, training continues: {visible(reason)}")
 
 
 def _draw(output: Path, folders: Sequence[Path], *, pictures: bool, final: bool) -> None:
-    """Draw the report of those runs that have begun."""
+    """Draw the report of the runs that have started."""
     from mismatch_cli.studies.runs import read_runs
     from mismatch_cli.studies.training import TrainingAnalysis
 
@@ -119,7 +119,7 @@ def _draw(output: Path, folders: Sequence[Path], *, pictures: bool, final: bool)
 
 
 def _end_with_parent() -> None:
-    """Whoever holds the folder holds the other end of stdin; when it is gone, another process may be writing there."""
+    """End when stdin closes: its owner holds the folder, and once it is gone another process may write there."""
     os.read(0, 1)
     os._exit(1)
 

@@ -1,4 +1,4 @@
-"""What commands share: flags, traces that are opened, and the end of every run, whatever was studied.
+"""What commands share: flags, opening traces, and showing the result of a study.
 
 A study is printed and written as summary.json, plots and report.html. Numbers come first: pictures take seconds.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mismatch_cli.trace.reader import Trace
 
 BUNDLED = "the bundled one, a short training run with an fp8 KV cache."
-_PIPE_WIDTH = 10_000  # characters: more than any table has
+_PIPE_WIDTH = 10_000  # characters: wider than any table
 
 of_output = partial(setting, panel="Output")
 TRACES = setting(
@@ -48,95 +48,95 @@ TRACES = setting(
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """Flags that look and read the same in every command that has them, and what is shown as they want it."""
+    """Flags that are the same in every command that has them, and methods that show results accordingly."""
 
-    trust_remote_code: bool = setting(False, "Run code that comes with a model; without this it is refused.")
-    resume: bool = setting(False, "Go on with the run in --output where it stopped.")
+    trust_remote_code: bool = setting(False, "Allow Python code that comes with a model to run.")
+    resume: bool = setting(False, "Resume the run in --output where it stopped.")
     workers: str = setting(
         "1",
-        "Processes to read with, or a Ray cluster; every number stays the same.",
+        "Processes that read the trace, or a Ray cluster; the results are identical.",
         metavar="N|ray|ray://HOST:PORT",
         completes=("ray",),
     )
     cache: Path | None = setting(  # noqa: RUF009
-        None, "Folder in which partial results are kept: what was read once is not read again.", metavar="DIR"
+        None, "Folder that caches partial results, so that no shard is read twice.", metavar="DIR"
     )
-    skip_broken: bool = setting(False, "Leave out shards that cannot be read, and count them.")
+    skip_broken: bool = setting(False, "Skip shards that cannot be read, and report how many.")
     output: Path | None = of_output(  # noqa: RUF009
         None, "Folder for summary.json, report.html and plots/.", short="-o",
         show_default="in the run or here, named after the command",
     )  # fmt: skip
     worst: int | None = of_output(
-        None, "Show the N worst tokens and responses in their context.", min=0,
+        None, "Show the N worst tokens and responses in context.", min=0,
         show_default="1 on the screen, 10 on the page",
     )  # fmt: skip
-    page_responses: int = of_output(200, "Most responses that the page shows token by token; 0 for none.", min=0)
+    page_responses: int = of_output(200, "Responses that the page shows token by token, at most; 0 for none.", min=0)
     plots: str | None = of_output(
         None,
-        "Formats of the files in plots/: png, svg, pdf; several with commas.",
+        "Formats of the files in plots/: png, svg, pdf; separate several with commas.",
         metavar="FORMATS",
         completes=("png", "svg", "pdf"),
         show_default="png",
     )
     plot_width: str | None = of_output(
         None,
-        "Width of these files, for a paper: 3.25in, 8.5cm or 234pt.",
+        "Width of the figures, for a paper: 3.25in, 8.5cm or 234pt.",
         metavar="WIDTH",
         show_default="as on the page",
     )
-    plot_panels: bool = of_output(False, "Write each panel into a file of its own.")
-    no_plots: bool = of_output(False, "Draw nothing: no plots/, and a page without pictures.")
-    force: bool = of_output(False, "Replace earlier results.")
-    full: bool = of_output(False, "Print everything that was measured, not only what decides.")
-    full_paths: bool = of_output(False, "Show absolute paths in full, not as …/NAME.")
-    json: bool = of_output(False, "Print JSON in place of tables.")
-    quiet: bool = of_output(False, "Hide progress and notices; print errors only.", short="-q")
+    plot_panels: bool = of_output(False, "Write each panel of a figure to a file of its own.")
+    no_plots: bool = of_output(False, "Draw no figures: no plots/, and a page without pictures.")
+    force: bool = of_output(False, "Overwrite earlier results.")
+    full: bool = of_output(False, "Print all measurements, not just the one-screen summary.")
+    full_paths: bool = of_output(False, "Show absolute paths in full instead of as …/NAME.")
+    json: bool = of_output(False, "Print JSON instead of tables.")
+    quiet: bool = of_output(False, "Print only errors on stderr.", short="-q")
     debug: bool = of_output(
-        False, "Show the traceback of an error."
+        False, "Show the full traceback of an error."
     )  # read by Command, for cli.run, which catches the error
 
     def __post_init__(self) -> None:
-        custom_code.allow(self.trust_remote_code)  # never by what a folder to resume says
+        custom_code.allow(self.trust_remote_code)  # never because a resumed folder says so
         places.show_full(self.full_paths)
         if self.output is not None and is_store(self.output):
-            raise UsageError(f"--output is a folder here. Upload it afterwards: {suggest('upload', 'RUN', 'URL')}")
+            raise UsageError(f"--output has to be a local folder. Upload it afterwards: {suggest('upload', 'RUN', 'URL')}")
         for flag, asked in (("plots", self.plots), ("plot-width", self.plot_width), ("plot-panels", self.plot_panels)):
             if self.no_plots and asked:
                 raise UsageError(f"--no-plots draws nothing: leave out --{flag}.")
             if self.only_numbers and asked:
                 raise UsageError(f"--json without --output draws nothing: leave out --{flag}, or name --output.")
-        _ = self.files, self.read_by  # what cannot be drawn, or nobody can read, is said before anything is read
+        _ = self.files, self.read_by  # report invalid --plots and --workers before anything is read
 
     @cached_property
     def files(self) -> PictureFiles:
-        """What is written of every picture."""
+        """Formats and size of the files in plots/."""
         from mismatch_cli.report.picture_files import PictureFiles
 
         return PictureFiles.asked(self.plots, self.plot_width, self.plot_panels)
 
     @cached_property
     def read_by(self) -> Workers:
-        """Who reads traces, and how."""
+        """The processes that read traces."""
         return Workers.parsed(self.workers, self.cache, skip_broken=self.skip_broken)
 
     @property
     def only_numbers(self) -> bool:
-        """Whoever takes the JSON and names no folder waits for no pictures."""
+        """Whether only JSON is wanted: with --json and no folder, nothing waits for pictures."""
         return self.json and self.output is None
 
     @cached_property
     def progress(self) -> TerminalProgress:
-        """Talk on stderr."""
+        """Progress on stderr."""
         return TerminalProgress(self.quiet)
 
     def progress_of(self, world: World) -> TerminalProgress:
-        """The same for the rank that speaks."""
+        """The progress of a rank: only the first one prints."""
         return self.progress if world.first else TerminalProgress(quiet=True)
 
     def check(self, named: Sequence[Path] | None, folder: Path | None = None, *, own: bool = False) -> None:
-        """Refuse traces, and the folder of a report, that will not do, before anything is imported to read and draw.
+        """Refuse invalid traces and report folders before importing anything that reads and draws.
 
-        `own`: it is the folder of the run, which a report may go into.
+        `own`: the folder is the run's own, which a report may go into.
         """
         from mismatch_cli.recording.folder import check_report_folder
         from mismatch_cli.trace.manifest import trace_folder
@@ -147,7 +147,7 @@ class Common:
             check_report_folder(folder, force=own or self.force)
 
     def report_folder(self, named: Sequence[Path] | None, name: str) -> Path | None:
-        """Where a report goes: as asked, else into the run that is named alone, or here; None for numbers alone."""
+        """Where a report goes: --output, else the only run named, else here; None if only numbers are wanted."""
         from mismatch_cli.trace.manifest import run_folder_of, trace_folder
 
         if self.output is not None or self.only_numbers:
@@ -156,8 +156,8 @@ class Common:
         elsewhere = own is None or places.is_bundled(own) or is_store(own)
         return (Path() if own is None or elsewhere else run_folder_of(own)) / name
 
-    def opened(self, named: Sequence[Path] | None, said: str, *names: str) -> list[Trace]:
-        """The traces that were named; where there are none, those of the package by their `names`, as is `said`."""
+    def opened(self, named: Sequence[Path] | None, notice: str, *names: str) -> list[Trace]:
+        """The named traces; if there are none, the bundled ones called `names`, after printing `notice`."""
         from mismatch_cli.places import bundled, bundled_trace
         from mismatch_cli.trace.reader import Trace
 
@@ -176,7 +176,7 @@ class Common:
         phase: str,
         **how: Any,
     ) -> None:
-        """Study traces into the folder of a report, as `study` does; without one, they are printed alone."""
+        """Study traces into the folder of a report, as `study` does; without a folder, only print the result."""
         from mismatch_cli.recording.folder import report_folder
 
         with nullcontext() if folder is None else report_folder(folder, study_format, force=self.force):
@@ -191,23 +191,23 @@ class Common:
         passes: int = 1,
         **page: Any,
     ) -> None:
-        """Make a study of traces with a bar that counts their responses, each read in so many passes, and show it."""
+        """Study traces in so many passes, with a bar that counts their responses, and show the result."""
         with self.progress.counting(phase, passes * sum(trace.num_responses for trace in traces)) as advance:
             study = analyse(traces, workers=self.read_by, on_responses=advance)
         self.show(study, folder, **page)
 
     def study_mismatch(self, traces: Sequence[Trace], folder: Path | None) -> None:
-        """What `probe`, `rescore` and `report` end with; the page shows some of the worst tokens in any case."""
+        """How `probe`, `rescore` and `report` end; the page always shows some of the worst tokens."""
         from mismatch_cli.studies.mismatch import WORST, analyse
 
         kept = max(self.worst or 0, WORST)
         self.study(partial(analyse, worst=kept), traces, folder, "Measuring", worst=self.worst)
 
     def show(self, study: Study, folder: Path | None, **page: Any) -> None:
-        """Print a study, or its JSON, on stdout, and write everything into a folder; `page` is for its page alone.
+        """Print a study, or its JSON, on stdout, and write everything into a folder; `page` configures its page.
 
-        Files are written also where whoever read the numbers has left (`| head`). Where only numbers are wanted, the
-        folder of a run gets its summary.json, and a report none.
+        Files are written even if the reader of stdout has left (`| head`). If only numbers are wanted, a run folder
+        still gets its summary.json, but a report folder gets no files.
         """
         from mismatch_cli.report.pages import page_of
 
@@ -233,11 +233,11 @@ class Common:
 
         files, drawing = None if self.no_plots else self.files, partial(self.progress.working, "Drawing")
         drawn = write_page(study, view, folder, files, self.page_responses, drawing)
-        more = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if drawn else f" and {SUMMARY_FILE}"
-        self.progress.say(f"Wrote {folder / HTML_FILE}{more}")
+        others = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if drawn else f" and {SUMMARY_FILE}"
+        self.progress.say(f"Wrote {folder / HTML_FILE}{others}")
 
     def print(self, study: Study, view: ReportView | None = None) -> None:
-        """The numbers of a study on stdout, as JSON or as its page; `view` is that page where it is already made."""
+        """Print a study on stdout, as JSON or as its page; `view` is that page if it already exists."""
         from mismatch_cli.report.pages import page_of
         from mismatch_cli.report.screen import print_view
 
@@ -263,26 +263,26 @@ Probing = Annotated[Common, "trust_remote_code", "resume", _RUN, "worst", "page_
 
 
 def print_json(content: Any) -> None:
-    """What `--json` prints on stdout."""
+    """Print JSON on stdout, as `--json` does."""
     json.dump(content, sys.stdout, indent=2)
     print()
 
 
 def print_parts(*parts: RenderableType) -> None:
-    """Print on stdout, as reports do."""
+    """Print rich renderables on stdout."""
     console().print(*parts, sep="\n")
 
 
 def console() -> Any:
     """A rich console on stdout whose reader may stop early (`| head`).
 
-    A pipe has no width, and no line ends with blanks. Under NO_COLOR there is no style at all.
+    A pipe has unlimited width, and no line ends with blanks. NO_COLOR removes all styles.
     """
     from rich.console import Console
 
     class PipeableConsole(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would exit with 1; for `| head` that is no failure
+            raise BrokenPipeError  # rich would exit with 1, but `| head` is not a failure
 
     width = _PIPE_WIDTH if not sys.stdout.isatty() and "COLUMNS" not in os.environ else None
     file: Any = _Unpadded(sys.stdout)
@@ -292,7 +292,7 @@ def console() -> Any:
 
 
 class _Unpadded:
-    """A stream whose lines lose the blanks at their ends, also those inside a style; whole lines are written to it."""
+    """A stream that strips trailing blanks, also inside a style; it takes whole lines."""
 
     _ENDS = re.compile(r"(?: |\x1b\[[\d;]*m)+$", re.MULTILINE)
 

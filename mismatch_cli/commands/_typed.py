@@ -1,4 +1,4 @@
-"""What was typed, as words that can be typed again: for runs in processes of their own."""
+"""The command line as words that can be typed again, to start runs in processes of their own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from mismatch_cli.configuration import CONFIG
 from mismatch_cli.errors import UsageError
 
-_ANYWHERE = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")  # but for defaults
+_ANYWHERE = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")  # all but defaults
 
 
 def words(
@@ -20,9 +20,9 @@ def words(
     *,
     resolved: bool = False,
 ) -> list[str]:
-    """The arguments of a command but for those of some names, with other values for others.
+    """The arguments of a command `without` some, and with `chosen` values for others.
 
-    `resolved`: also what variables and a file of settings say, for a process that is not to read them again.
+    `resolved`: include environment variables and the --config file, for a process that must not read them again.
     """
     sources = _ANYWHERE if resolved else _ANYWHERE[:1]
     without = {*without, CONFIG} if resolved else without
@@ -49,7 +49,7 @@ def _spelled(known: Any, value: Any) -> list[str]:
 
 
 def truth(text: str) -> bool:
-    """What a switch is set to; a `UsageError` for any other word."""
+    """The value of a switch; a `UsageError` unless it is true or false."""
     if text.lower() not in ("true", "false"):
         raise UsageError(f"{text} is neither true nor false.")
     return text.lower() == "true"

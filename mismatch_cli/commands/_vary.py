@@ -25,51 +25,51 @@ if TYPE_CHECKING:
 
 VARY = setting(
     None,
-    "Run once for each value of a setting, with several for each combination, and compare. Repeatable.",
+    "Run once per value of a setting (with several --vary: per combination), and compare. Repeatable.",
     metavar="SETTING=VALUE,VALUE",
     completes=settings,
 )
 DEVICES = setting(
     None,
-    "GPUs for the runs of --vary, one each at a time, or a Ray cluster.",
+    "GPUs for the runs of --vary, one run per GPU at a time, or a Ray cluster.",
     metavar="0,1|ray|ray://HOST:PORT",
     show_default="all GPUs",
 )
-_OWN = ("vary", "devices", "output", "resume", "force", "json", "quiet", "full", "debug")  # of the whole, not of a run
+_OWN = ("vary", "devices", "output", "resume", "force", "json", "quiet", "full", "debug")  # of all runs together, not of one
 _WORST_FIRST = "abs_d_mean"
 
 
 def run_varied(context: typer.Context, common: Common, kind: type, vary: Sequence[str], devices: str | None) -> None:
-    """Make a run for each combination, and compare them; a `MismatchError` at the end where one failed.
+    """Run each combination and compare the runs; a `MismatchError` at the end if one failed.
 
-    Every setting is checked before the first one begins.
+    Every setting is checked before the first run starts.
     """
     from mismatch_cli.recording.folder import folder_of_runs
     from mismatch_cli.studies.comparison import ComparisonAnalysis
 
     if common.resume and common.force:
-        raise UsageError("--resume goes on with a run, --force replaces it: use one of them.")
+        raise UsageError("--resume continues a run, --force replaces it: use one of them.")
     command, values = str(context.info_name), _values(context, kind, vary)
     folder = common.output or Path(f"{command}-by-{'-'.join(name.replace('_', '-') for name in values)}")
     members = _members(context, kind, values, folder.absolute())
     if len(members) < 2:
-        raise UsageError("--vary needs two values or more: there is nothing to compare.")
+        raise UsageError("--vary needs at least two values: with one there is nothing to compare.")
     _check_there(members, common)
     with folder_of_runs(folder, ComparisonAnalysis.FORMAT):
         todo = [member for member in members if not (common.resume and member.finished)]
-        common.progress.say(f"{things(len(members), 'run')} into {folder}, {len(members) - len(todo)} of them finished")
+        common.progress.say(f"{things(len(members), 'run')} into {folder}, {len(members) - len(todo)} of them already finished")
         outcomes = _run(todo, devices, common)
         failed = [outcome for outcome in outcomes if outcome.fault]
         lost = {outcome.member.name for outcome in failed}
         _compare([member for member in members if member.name not in lost], folder, common)
     if failed:
         first = failed[0]
-        again = suggest(
+        resume = suggest(
             command, *words(context, _OWN), *(f"--vary={text}" for text in vary), "--output", folder, "--resume"
         )
         raise MismatchError(
             f"{len(failed)} of {things(len(members), 'run')} failed, the first {first.member.name}: {first.fault} "
-            f"Go on with: {again}"
+            f"Continue with: {resume}"
         )
 
 
@@ -80,11 +80,11 @@ def _values(context: typer.Context, kind: type, vary: Sequence[str]) -> dict[str
         typed, equals, values = text.partition("=")
         name = typed.strip().lstrip("-").replace("-", "_")
         if not equals or not all(value.strip() for value in values.split(",")):
-            raise UsageError(f"--vary {text} makes no sense. Use SETTING=VALUE,VALUE, such as kv-cache-dtype=auto,fp8.")
+            raise UsageError(f"--vary {text} is invalid. Use SETTING=VALUE,VALUE, such as kv-cache-dtype=auto,fp8.")
         if name not in names:
             raise UsageError(registry.unknown("setting", typed, [name.replace("_", "-") for name in names]))
         if name in found:
-            raise UsageError(f"--vary names {typed} twice: put all of its values behind one.")
+            raise UsageError(f"--vary names {typed} twice: give all of its values to one --vary.")
         found[name] = [value.strip() for value in values.split(",")]
     for known in context.command.params:
         if getattr(known, "is_flag", False):
@@ -93,7 +93,7 @@ def _values(context: typer.Context, kind: type, vary: Sequence[str]) -> dict[str
 
 
 def _members(context: typer.Context, kind: type, values: dict[str, list[str]], folder: Path) -> list[Member]:
-    """One for each combination; what a run of its own would refuse is refused here."""
+    """One member per combination; what would be refused in a single run is refused here."""
     from mismatch_cli.commands._prepared import checked
     from mismatch_cli.recording.members import Member
 
@@ -101,24 +101,24 @@ def _members(context: typer.Context, kind: type, values: dict[str, list[str]], f
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
         typed, name = words(context, _OWN, chosen, resolved=True), "-".join(map(_named, combination))
-        made = context.command.make_context(str(context.info_name), list(typed), parent=context.parent)
-        checked(kind, made.params, str(context.info_name))
+        inner = context.command.make_context(str(context.info_name), list(typed), parent=context.parent)
+        checked(kind, inner.params, str(context.info_name))
         if name in members:
-            raise UsageError(f"--vary makes two runs called {name}. Name values whose last parts differ.")
+            raise UsageError(f"--vary gives two runs the name {name}. Choose values whose last path parts differ.")
         members[name] = Member(folder / name, (str(context.info_name), *typed), Path.cwd())
     return list(members.values())
 
 
 def _named(value: str) -> str:
-    """What a value is called in a folder whose name has the setting's: short, since it heads columns."""
+    """A short name for a value, since it heads columns; the folder around it names the setting."""
     return re.sub(r"[^\w.-]+", "-", Path(value).name)
 
 
 def _check_there(members: Sequence[Member], common: Common) -> None:
-    there = [member.folder for member in members if member.folder.exists()]
-    if there and not (common.resume or common.force):
+    existing = [member.folder for member in members if member.folder.exists()]
+    if existing and not (common.resume or common.force):
         raise MismatchError(
-            f"{there[0]} already exists. Go on with --resume, replace it with --force, or choose another --output."
+            f"{existing[0]} already exists. Continue with --resume, replace it with --force, or choose another --output."
         )
 
 
@@ -131,12 +131,12 @@ def _run(members: Sequence[Member], devices: str | None, common: Common) -> list
         for member in members:
             remove_results(member.folder)
 
-    def tell(outcome: Outcome) -> None:
+    def report(outcome: Outcome) -> None:
         common.progress.say(f"{outcome.member.name}: {outcome.fault or _headline(outcome.member)}")
 
     if devices is not None and (devices == RAY or devices.startswith(f"{RAY}://")):
-        return run_on_ray(members, devices, tell)
-    return run_members(members, devices.split(",") if devices else visible_devices(), tell)
+        return run_on_ray(members, devices, report)
+    return run_members(members, devices.split(",") if devices else visible_devices(), report)
 
 
 def _headline(member: Member) -> str:
@@ -150,7 +150,7 @@ def _gap(member: Member) -> float:
 
 
 def _compare(members: Sequence[Member], folder: Path, common: Common) -> None:
-    """The first run against the others; of too many, against those whose gap differs most from its own."""
+    """Compare the first run with the others; if there are too many, with those whose gaps differ most from its own."""
     from mismatch_cli.studies.comparison import analyse_comparison
     from mismatch_cli.studies.settings_compared import NAMES
     from mismatch_cli.trace.reader import Trace

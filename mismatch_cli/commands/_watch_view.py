@@ -1,4 +1,4 @@
-"""What somebody sees of a run that is watched: where it stands, its gap over the steps, and the alarms."""
+"""The live view of a watched run: progress, its gap over the steps, and the alarms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 _SHOWN = 3  # alarms: the newest
-# Rank, label, where it stands in a line of metrics.jsonl, and how many digits it needs.
+# Rank, label, key in a line of metrics.jsonl, and significant digits.
 _OF_GAP = (
     (1, "|π − μ|", "abs_dp_mean", 2), (2, "k3", "k3", 2), (3, "outside", "ratio_outside", 2),
     (5, "ratio p1", "ratio_p01", 3), (4, "ratio p99", "ratio_p99", 3),
@@ -31,17 +31,17 @@ class WatchView:
     def __init__(self, name: str) -> None:
         self._name = visible(name)
         self._watcher: Watcher | None = None
-        self.note = ""  # what it is at
+        self.note = ""  # what it is doing
 
     def show(self, watcher: Watcher) -> None:
-        """There is something to watch."""
+        """Start to show a watcher."""
         self._watcher = watcher
 
     def lines(self, width: int, height: int) -> list[Text]:
-        """What stands on the terminal."""
+        """The screen."""
         watcher = self._watcher
         if watcher is None:
-            return [plain(line, "") for line in flow([self._name, "waiting until it begins"], width)][:height]
+            return [plain(line, "") for line in flow([self._name, "waiting for it to start"], width)][:height]
         alarms = watcher.alarms
         lines = [Line(0, plain(line, "bold")) for line in flow([self._name, *_said(watcher)], width)]
         if watcher.records:
@@ -56,23 +56,23 @@ class WatchView:
 
 
 def _said(watcher: Watcher) -> list[str]:
-    """Where it stands, in a few words."""
-    told, newest = max(watcher.records, default=None), watcher.source.newest
-    found = ["no whole step yet" if told is None else f"step {told}"]
-    if newest is not None and newest != told:
+    """Its progress, in a few words."""
+    complete, newest = max(watcher.records, default=None), watcher.source.newest
+    found = ["no complete step yet" if complete is None else f"step {complete}"]
+    if newest is not None and newest != complete:
         found.append(f"step {newest} has begun")
     grew = duration(watcher.since_growth)
     return [*found, f"grew {grew} ago", f"alarms: {len(watcher.alarms)}"]
 
 
 def _gap(record: Record) -> Mapping[str, Any]:
-    """The gap at equal weights where it is known, else with staleness."""
+    """The gap at equal weights if it is known, else the gap with staleness."""
     found: Mapping[str, Any] = record.get("mismatch") or record.get("current") or {}
     return found
 
 
 def _measures(records: Sequence[Record], algorithm: str) -> list[tuple[int, Curve]]:
-    """What is drawn over the steps, each with its rank."""
+    """The metrics that are drawn over the steps, each with its rank."""
     pair = "equal weights" if any(record.get("mismatch") for record in records) else "with staleness"
     notes = {"ratio_outside": _OUTSIDE, "abs_dp_mean": pair}
     found = []

@@ -39,12 +39,6 @@ SMALLER = (
     (r"^probe.*--rollout-dtype float32", "--engine hf"),  # with vLLM: tests/recording/test_probe.py
     (r"^train .*(-a|--model|--lora|--resume)", "--engine hf"),  # with vLLM: tests/rl
 )
-# Lines of README.md that need what is not here; in docs/ a comment in the block says so itself.
-ELSEWHERE = (
-    (r"--engine server", "needs a running vLLM server: tests/engines/test_server.py has one"),
-    (r"--prompts sail/|--preset paper --steps", "needs a data set from the hub"),
-)
-FAILS = {"mismatch-cli gate": 3}  # README.md says of which lines that they fail; in docs/ `echo $?` does
 # What depends on the machine and on how much was sampled: there the words of an output count, and not its numbers.
 _VARIES = re.compile(r"^(probe|train|curate|rescore|bisect)\b|\b(probe|train|curate|rescore|bisect)-")
 
@@ -169,7 +163,7 @@ def checkout(page: Path, folder: Path) -> Path:
 
 
 def without_comment(line: str) -> str:
-    """The line as it is run: README.md says behind some lines what they do."""
+    """The line as it is run: a page may say behind a line what it does."""
     return line.partition("  #")[0].strip()
 
 

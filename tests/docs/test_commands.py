@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests import pictures
-from tests.docs.pages import DOCS, PAGES, README, ROOT, File, Line, additions, not_in_a_session, steps
-from tests.docs.reader import ELSEWHERE, FAILS, Ran, checkout, missing, save, things, type_line, varies, without_comment
+from tests.docs.pages import DOCS, PAGES, ROOT, File, Line, additions, not_in_a_session, steps
+from tests.docs.reader import Ran, checkout, missing, save, things, type_line, varies, without_comment
 from tests.docs.shared_vllm import SharedVllm
 
 pytestmark = pytest.mark.slow
@@ -57,21 +57,18 @@ def sit_down(folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("page", _HERE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made, monkeypatch):
+def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made):
     typed: set[str] = set()
-    for number, step in enumerate(steps(page)):
+    for step in steps(page):
         if isinstance(step, File):
             save(step, tmp_path)
-        elif not elsewhere(step):
-            if page == README and "--resume" not in step.text:  # its lines are examples, each by itself
-                sit_down(tmp_path / str(number), monkeypatch)
+        elif not step.elsewhere:
             things(step.text, made)
             where = f"{page.name}, line {step.number}: {step.text}"
             line = without_comment(step.text)
-            ran = _typed_once(line, made, again=line in typed and page != README)
+            ran = _typed_once(line, made, again=line in typed)
             typed.add(line)
-            code = FAILS.get(line, 0) if page == README else step.code
-            assert ran.code == code, f"{where}\nexit code {ran.code}\n{ran.text}"
+            assert ran.code == step.code, f"{where}\nexit code {ran.code}\n{ran.text}"
             lost = missing(step.shown, ran.text, loosely=varies(step.text))
             assert not lost, f"{where}\ndoes not show\n{lost}\nbut\n{ran.text}"
 
@@ -97,11 +94,6 @@ def _copy(source: Path, target: Path, there: set[str]) -> None:
             (shutil.copytree if path.is_dir() else shutil.copy)(path, target / path.name)
 
 
-def elsewhere(line: Line) -> str:
-    """Why a line cannot be typed here; "" where it can."""
-    return line.elsewhere or next((why for pattern, why in ELSEWHERE if re.search(pattern, line.text)), "")
-
-
 @pytest.mark.parametrize("page", [p for p in PAGES if p.parent == DOCS], ids=lambda page: page.name)
 def test_no_line_of_the_guide_is_overlooked(page):
     """What looks like a line to type stands where lines are found, or says what else it needs."""
@@ -113,7 +105,7 @@ def test_no_line_of_the_guide_is_overlooked(page):
 def test_what_cannot_be_typed_here_is_little():
     lines = [step for page in _TYPED for step in steps(page) if isinstance(step, Line)]
     assert len(lines) > 60
-    assert sum(bool(elsewhere(line)) for line in lines) <= len(lines) / 8
+    assert sum(bool(line.elsewhere) for line in lines) <= len(lines) / 8
 
 
 def renew(pages: list[Path], wanted: Callable[[str], bool]) -> None:
@@ -128,7 +120,7 @@ def renew(pages: list[Path], wanted: Callable[[str], bool]) -> None:
             for step in steps(page):
                 if isinstance(step, File):
                     save(step, folder)
-                elif isinstance(step, Line) and not elsewhere(step):
+                elif isinstance(step, Line) and not step.elsewhere:
                     things(step.text, made)
                     ran = type_line(step.text, quick=not wanted(step.text), checkout=where)
                     if step.shown.strip() and wanted(step.text):

@@ -1,6 +1,6 @@
 """Phrases that no reader of English would write, kept out of code, messages, pages and tests.
 
-    python -m tests.docs.test_english [PATH …]     # lists them, with what to write instead
+python -m tests.docs.test_english [PATH …]     # lists them, with what to write instead
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ READ = {".py", ".md", ".html", ".j2", ".toml", ".yml", ".yaml", ".js", ".css", "
 NOT_OURS = ("sample_data/", "tests/docs/test_english.py", "LICENSE", "requirements/")
 # What is wrong, and what says it in English.
 WORST = {
-    r"(?<!there )(?<!that )\b(?:is|are|was|were|be) no (?!longer|more\b|less|fewer|better|worse|different|larger|smaller)": (
-        "is not a …, has no …"
-    ),
+    r"(?<!there )(?<!that )\b(?:is|are|was|were|be) no (?!more\b|less|different|\w+er\b|worse)": "is not a …",
     r"\b(?:go|goes|going|went|gone) on\b(?! top)": "continue, resume",
     r"\banew\b": "again, a new …",
     r"\b(?:held|holds?|holding)(?: [\w’']+){0,4}? (?:against|beside)\b": "compared with",
@@ -86,7 +84,7 @@ def test_phrases_are_found_across_lines_and_joined_strings(tmp_path):
     path = tmp_path / "module.py"
     path.write_text('# It is\n# no trace.\nraise Error(\n    "the run goes "\n    f"on"\n)\n')
     assert [(found.line, found.better) for found in phrases(path)] == [
-        (1, "is not a …, has no …"),
+        (1, "is not a …"),
         (4, "continue, resume"),
     ]
 
