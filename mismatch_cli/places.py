@@ -21,9 +21,18 @@ def bundled(name: str) -> Path:
 
 
 def guide_pages() -> dict[str, Path]:
-    """The pages of the guide by what one types for them."""
+    """The pages of the guide by what one types for them: `gate`, `json/gate`; `json` is the contents of that folder."""
     folder = _GUIDE_IN_WHEEL if _GUIDE_IN_WHEEL.is_dir() else _GUIDE_IN_CHECKOUT
-    return {path.stem: path for path in sorted(folder.glob("*.md"))}
+    return {page_name(path.relative_to(folder).as_posix()): path for path in _in_order(folder)}
+
+
+def _in_order(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.md"), key=lambda path: (path.parent != folder, path))
+
+
+def page_name(file: str) -> str:
+    """What one types for a page, from its file in the guide's folder."""
+    return file.removesuffix(".md").removesuffix("/README")
 
 
 def bundled_trace() -> Path:

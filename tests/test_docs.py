@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def metric_table() -> str:
-    """The table in docs/summary.md, from the catalog. To renew it: python tests/test_docs.py"""
+    """The table in docs/json/summary.md, from the catalog. To renew it: python tests/test_docs.py"""
     rows = [
         f"| `{m.key}` | {m.label} | {m.formula} | {m.unit} | {m.source} |".replace("|d|", "\\|d\\|")
         for m in METRICS.values()
@@ -21,7 +21,7 @@ def metric_table() -> str:
 
 
 def test_the_table_of_metrics_is_the_catalog():
-    _, table = (ROOT / "docs" / "summary.md").read_text(encoding="utf-8").split("<!-- metrics -->\n")
+    _, table = (ROOT / "docs" / "json" / "summary.md").read_text(encoding="utf-8").split("<!-- metrics -->\n")
     assert table.strip() == metric_table().strip()
 
 
@@ -50,6 +50,6 @@ def test_the_make_targets_of_the_readme_exist():
 
 
 if __name__ == "__main__":
-    path = ROOT / "docs" / "summary.md"
+    path = ROOT / "docs" / "json" / "summary.md"
     head, _ = path.read_text(encoding="utf-8").split("<!-- metrics -->\n")
     path.write_text(f"{head}<!-- metrics -->\n\n{metric_table()}", encoding="utf-8")

@@ -106,8 +106,9 @@ def test_the_wheel_says_what_it_is(wheel):
     assert "mismatch-cli = mismatch_cli.cli:main" in entries
     assert {"mismatch_cli/py.typed", "mismatch_cli/sample_data/model/model.safetensors"} <= names
     assert {Path(name).parts[0] for name in names} == {"mismatch_cli", info}
-    shipped = {Path(name).name for name in names if name.startswith("mismatch_cli/guide/")}
-    assert shipped == {path.name for path in (ROOT / "docs").glob("*.md")}
+    guide, docs = "mismatch_cli/guide/", ROOT / "docs"
+    shipped = {name.removeprefix(guide) for name in names if name.startswith(guide)}
+    assert shipped == {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     assert len({line.split(",")[0] for line in metadata.get_all("Project-URL")} - {"Source"}) == 4
     assert metadata["Requires-Python"] == ">=3.11" and metadata["License-Expression"] == "MIT"
     assert set(metadata.get_all("Provides-Extra")) == {"hf", "cpu", "vllm", "pandas", "ray", "dev", *TRACKERS}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from mismatch_cli.commands._show import Common, console, print_parts
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, setting
-from mismatch_cli.places import guide_pages
+from mismatch_cli.places import guide_pages, page_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,23 +52,27 @@ def command(
     if not pages:
         raise UsageError("This installation has no pages of the guide. Install it again from a wheel or a checkout.")
     if page is None:
-        print(next(iter(pages.values())).parent) if path else print_parts(*_contents(pages))
+        print(pages[CONTENTS].parent) if path else print_parts(*_contents(pages))
         return
     found = _found(page, pages)
     if path:
         print(found)
     else:
-        _show(found.read_text(encoding="utf-8"))
+        _show(found.read_text(encoding="utf-8"), found.relative_to(pages[CONTENTS].parent).as_posix())
 
 
 def _found(name: str, pages: dict[str, Path]) -> Path:
-    """The page of a name as links and messages write it: `gate`, `gate.md` or `docs/gate.md`."""
+    """The page of a name as links and messages write it: `gate`, `gate.md`, `docs/gate.md`, `json/gate`.
+
+    The last part is enough where one page alone has it: `summary` is `json/summary`.
+    """
     from mismatch_cli.registry import unknown
 
-    asked = name.rpartition("/")[2].removesuffix(".md")
-    if asked not in pages:
-        raise UsageError(unknown("page", name, pages))
-    return pages[asked]
+    asked = page_name(name.removeprefix("docs/"))
+    same = [asked] if asked in pages else [page for page in pages if page.rpartition("/")[2] == asked]
+    if len(same) != 1:
+        raise UsageError(unknown("page", name, same or pages))
+    return pages[same[0]]
 
 
 def _contents(pages: dict[str, Path]) -> list[RenderableType]:
@@ -86,11 +92,11 @@ def _title(text: str) -> str:
     return text.partition("\n")[0].lstrip("# ").replace("`", "")
 
 
-def _show(text: str) -> None:
+def _show(text: str, file: str) -> None:
     if not sys.stdout.isatty():
         print(text, end="")
         return
-    screen, laid_out = console(), _laid_out(text)
+    screen, laid_out = console(), _laid_out(for_reading(text, file))
     screen.width = min(screen.width, _WIDEST)
     with screen.capture() as shown:
         screen.print(laid_out)
@@ -116,23 +122,26 @@ def _laid_out(text: str) -> RenderableType:
     class Page(Markdown):
         elements = Markdown.elements | {"table_open": Folded}
 
-    return Page(for_reading(text), hyperlinks=False, code_theme="ansi_dark")
+    return Page(text, hyperlinks=False, code_theme="ansi_dark")
 
 
-def for_reading(text: str) -> str:
+def for_reading(text: str, file: str) -> str:
     """A page without what a terminal cannot follow: a link says what to type, a picture what it shows."""
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
-    return "".join(part if n % 2 else _LINK.sub(_typed, _COMMENT.sub("", part)) for n, part in enumerate(parts))
+    typed = partial(_typed, folder=file.rpartition("/")[0])
+    return "".join(part if n % 2 else _LINK.sub(typed, _COMMENT.sub("", part)) for n, part in enumerate(parts))
 
 
-def _typed(link: re.Match[str]) -> str:
+def _typed(link: re.Match[str], folder: str) -> str:
     label, target = link.groups()
     if link.group().startswith("!"):
         return f"(Picture: {label})"
-    name = target.partition("#")[0]
     if target.startswith(("http:", "https:")):
         return f"{label} <{target}>"
-    page = name.rpartition("/")[2].removesuffix(".md")
-    if "/" in name:
+    if target.startswith("#"):
+        return label
+    name = posixpath.normpath(posixpath.join(folder, target.partition("#")[0]))
+    if name.startswith("../"):
         return f"{label} ({name.removeprefix('../')} of the source code)"
-    return label if page in ("", label) else f"{label} (guide {page})"
+    page = page_name(name)
+    return label if page == label else f"{label} (guide {page})"

@@ -59,7 +59,7 @@ class Run:
     def tokens(self) -> pd.DataFrame:
         """A row per token: keys, text, recorded columns, `d`, `ratio`, divergences, and what two algorithms block.
 
-        docs/library.md lists the columns. All tokens are in memory: of a large run take `token_frames()`.
+        docs/json/tokens.md lists the columns. All tokens are in memory: of a large run take `token_frames()`.
         """
         require("pandas", "`tokens`")
         from mismatch_cli.studies.tokens import number_of_tokens, token_tables

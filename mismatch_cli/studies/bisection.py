@@ -270,7 +270,7 @@ class BisectionAnalysis(Study):
         return held["seconds"] / held["responses"] if held["seconds"] and held["responses"] else None
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints and `summary.json` holds; documented in docs/bisect.md."""
+        """What `--json` prints and `summary.json` holds; documented in docs/json/bisect.md."""
         tokens = self.measured.tokens
         triangle = {n: v.to_dict() if isinstance(v, Estimate) else v for n, v in self.triangle.items()}
         return {

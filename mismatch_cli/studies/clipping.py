@@ -58,7 +58,7 @@ class ClippingPlotData:
 
     STUDY: ClassVar[str] = "clipping"
 
-    result: Mapping[str, Any]  # what docs/clipstats.md describes
+    result: Mapping[str, Any]  # what docs/json/clipstats.md describes
     subject: str = ""  # who is compared, in one line
     compared: tuple[Algorithm, ...] = ()  # at most two: the columns of the mask regions
     sample: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=JUDGED_ROW))  # log-probabilities in nats
@@ -164,7 +164,7 @@ class ClippingAnalysis(Study):
         return tuple(dict.fromkeys([*paper, *blocking, *self.algorithms]))[:2]
 
     def to_json(self) -> dict[str, Any]:
-        """What `clipstats --json` prints (docs/clipstats.md)."""
+        """What `clipstats --json` prints (docs/json/clipstats.md)."""
         result = self.summary.result(_BLOCKED_TOKENS)
         vocabulary = self.traces[0].vocabulary
         lists = (rows for algorithm in result["algorithms"] for rows in algorithm["blocked_tokens"].values())

@@ -51,7 +51,7 @@ class ComparisonPlotData:
 
     STUDY: ClassVar[str] = "comparison"
 
-    result: Row  # what docs/compare.md describes
+    result: Row  # what docs/json/compare.md describes
     subject: str = ""  # who is compared, in one line
     exceedance: tuple[np.ndarray, ...] = ()
 
@@ -127,7 +127,7 @@ class ComparisonAnalysis(Study):
         return tuple(name_of(side.trace) for side in self.sides)
 
     def to_json(self) -> dict[str, Any]:
-        """What `compare --json` prints, documented in docs/compare.md."""
+        """What `compare --json` prints, documented in docs/json/compare.md."""
         return {
             "format": self.FORMAT,
             "version": self.VERSION,

@@ -131,7 +131,7 @@ class DashboardNumbers(Study):
         return self.to_json()
 
     def to_json(self) -> dict[str, Any]:
-        """What `verdict --json` prints; documented in docs/verdict.md."""
+        """What `verdict --json` prints; documented in docs/json/verdict.md."""
         pair = next((number.pair for number in self.numbers if not number.is_of_the_update), dialects.UPDATE)
         numbers = [number.to_json(self.about) for number in self.numbers]
         suspected = [] if pair == dialects.UPDATE else [*suspects(self.about, pair=pair), *untold(self.about, pair)]

@@ -104,7 +104,7 @@ class DiagnosisAnalysis(Study):
         return suggest("diagnose", name_of(self.traces[0]), *finding.needs.split()) if finding.needs else ""
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints and `summary.json` holds; documented in docs/diagnose.md."""
+        """What `--json` prints and `summary.json` holds; documented in docs/json/diagnose.md."""
         diagnosis, sample = self.diagnosis, self.sample
         usual = diagnosis.evidence.usual
         return {

@@ -233,7 +233,7 @@ class GateResult(Study):
         return " ".join(said)
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints; documented in docs/gate.md."""
+        """What `--json` prints; documented in docs/json/gate.md."""
         return {
             "format": self.FORMAT,
             "version": self.VERSION,

@@ -117,7 +117,7 @@ class MismatchAnalysis(Study):
         return PAIRS[next(iter(self.pairs))]
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints and `summary.json` holds; documented in docs/summary.md."""
+        """What `--json` prints and `summary.json` holds; documented in docs/json/summary.md."""
         floor = self.floor.result() if self.floor.exact.counts.tokens else None
         summary = {
             "format": self.FORMAT,

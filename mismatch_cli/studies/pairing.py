@@ -230,7 +230,7 @@ class OnTokens(Accumulator):
         return self.flips.result(_share, self.current.exact.prompts.result(), {"clip_flips": SHARE})["clip_flips"]
 
     def to_dict(self) -> dict[str, Any]:
-        """As docs/compare.md describes it."""
+        """As docs/json/compare.md describes it."""
         return {
             "tokens": self.current.exact.counts.tokens,
             "masked_in_one": self.masked_in_one,

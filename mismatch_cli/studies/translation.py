@@ -47,7 +47,7 @@ class Translation(Study):
         return cls(traces, asked, dialects.readings(traces, frameworks(asked), workers, on_responses))
 
     def to_json(self) -> dict[str, Any]:
-        """What `report --as NAME --json` prints; documented in docs/dialects.md."""
+        """What `report --as NAME --json` prints; documented in docs/json/report-as.md."""
         return {
             "format": self.FORMAT,
             "version": self.VERSION,

@@ -24,7 +24,7 @@ WHERE_FEW_DECIDE = 3.5  # times, either way: fewer than five groups of prompts d
 
 
 def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The `verdict` of a summary, as plain values (docs/verdict.md); what lacks its metric is left out."""
+    """The `verdict` of a summary, as plain values (docs/json/verdict.md); what lacks its metric is left out."""
     pairs, about = summary["pairs"], summary["about"]
     main = next(iter(pairs.values()))
     kind = {"family": family(about), "precision": precision(about)}

@@ -201,5 +201,6 @@ def test_the_document_says_what_there_is(trace, capfd):
     _, out, _ = diagnose(capfd, trace.parent, "--json")
     summary = json.loads(out)
     _, out, _ = diagnose(capfd, "fp8-kv", "--json", "--output", trace.parent / "fp8-kv")
+    page = (ROOT / "docs" / "json" / "diagnose.md").read_text(encoding="utf-8")
     for key in [*summary, *summary["findings"][0], *json.loads(out)["suspects"][0]]:
         assert f"`{key}`" in page, key

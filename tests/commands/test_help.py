@@ -15,6 +15,7 @@ from rich.cells import cell_len
 
 from mismatch_cli.cli import build_app, run
 from mismatch_cli.commands._help import Row, panels
+from mismatch_cli.places import guide_pages
 from mismatch_cli.rl.train_config import load_config, presets
 
 PACKAGE = Path(__file__).parents[2] / "mismatch_cli"
@@ -149,10 +150,10 @@ def test_commands_stand_in_the_order_in_which_one_needs_them(helps):
 def test_messages_name_pages_that_the_command_guide_opens_and_the_help_says_so(helps):
     """Nobody who has a wheel has docs/: what is printed names the line to type for a page, and no file."""
     said = [text for path in PACKAGE.rglob("*.py") for text in printable(path)]
-    files = "|".join(re.escape(path.name) for path in DOCS.glob("*.md"))
+    files = "|".join(re.escape(path.name) for path in DOCS.rglob("*.md"))
     assert [text for text in said if re.search(rf"docs/|(?<![\w-])({files})|guide on ", text)] == []
-    pages = {page for text in said for page in re.findall(r"mismatch-cli guide ([\w-]+)", text)} - {"NAME"}
-    assert len(pages) >= 5 and pages <= {path.stem for path in DOCS.glob("*.md")}
+    pages = {page for text in said for page in re.findall(r"mismatch-cli guide ([\w/-]*\w)", text)} - {"NAME"}
+    assert len(pages) >= 5 and pages <= guide_pages().keys()
     assert in_words(str(GROUP.epilog)) in in_words(helps["", 80])
 
 

@@ -22,6 +22,7 @@ from mismatch_cli.places import bundled, bundled_trace
 from mismatch_cli.registry import names
 from mismatch_cli.studies.study import FINISH_UNKNOWN
 from mismatch_cli.trace.reader import Trace
+from tests.docs.pages import DOCS
 from tests.importers.layouts import open_instruct_record, plain_record, real_rows, write_lines
 
 
@@ -189,12 +190,13 @@ def test_no_line_is_wider_than_the_terminal(capfd, monkeypatch, width):
 
 
 def test_the_document_says_what_the_importers_say():
-    text = (Path(__file__).parents[2] / "docs" / "import.md").read_text(encoding="utf-8")
+    text = (DOCS / "import.md").read_text(encoding="utf-8")
     for name in names(PACKAGE):
         its = facts(name)
         assert f"`{name}`" in text
         assert all(str(its[fact]) in text for fact in ("holds", "shift", "padding", "averaging"))
-    assert all(f"| `{name}` |" in text and meaning in text for name, meaning in MEANING.items())
+    schema = (DOCS / "json" / "schema.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in schema and meaning in schema for name, meaning in MEANING.items())
     assert all(about["lines"].format(path=path) in text for about, path in zip(pickles(), DOCUMENTED, strict=True))
 
 

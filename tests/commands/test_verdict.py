@@ -18,7 +18,7 @@ from mismatch_cli.studies.dashboard import bounds, listed
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 
-PAGE = Path(__file__).parents[2] / "docs" / "verdict.md"
+PAGE = Path(__file__).parents[2] / "docs" / "json" / "verdict.md"
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def findings() -> str:
     return table("| finding | likely cause | what to change | seen in |", rows)
 
 
-NORMAL, KNOBS, ROUTES = DOCS / "normal.md", DOCS / "which-knob.md", DOCS / "routing.md"
+NORMAL, KNOBS, ROUTES = DOCS / "normal.md", DOCS / "which-knob.md", DOCS / "json" / "routing.md"
 PARTS = {
     (PAGE, "volatility"): lambda: metrics(VOLATILITY),
     (PAGE, "vectors"): vectors,

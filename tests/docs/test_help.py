@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +10,17 @@ import typer
 from mismatch_cli import registry
 from mismatch_cli.cli import build_app
 from mismatch_cli.commands._help import Row, panels, summary
-from tests.docs.pages import DOCS, is_renewed, marked, renewed
+from tests.docs.pages import DOCS, is_renewed, renewed
 
 COMMANDS = registry.names("mismatch_cli.commands")
-CONTENTS = DOCS / "README.md"
+CONTENTS, OPTIONS = DOCS / "README.md", DOCS / "options"
+_NEW = """# Options of `{name}`
+
+As `mismatch-cli {name} --help` prints them; what the command does: [{name}](../{name}.md).
+
+<!-- options -->
+<!-- /options -->
+"""
 IN_ORDER = typer.main.get_command(build_app()).list_commands(None)  # type: ignore[attr-defined]
 
 
@@ -58,7 +64,8 @@ def contents() -> str:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_flags_of_the_page_are_those_of_the_help(name):
-    assert is_renewed(DOCS / f"{name}.md", "options", options(name)), "renew it: python -m tests.docs.test_help"
+    assert is_renewed(OPTIONS / f"{name}.md", "options", options(name)), "renew it: python -m tests.docs.test_help"
+    assert f"](options/{name}.md)" in (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -69,17 +76,18 @@ def test_every_flag_says_what_it_does(name):
 
 def test_the_contents_list_every_command_and_every_page():
     assert is_renewed(CONTENTS, "commands", contents()), "renew it: python -m tests.docs.test_help"
-    text = CONTENTS.read_text(encoding="utf-8")
-    unlinked = [page.name for page in DOCS.glob("*.md") if page != CONTENTS and f"]({page.name}" not in text]
-    assert not unlinked
+    for contents_page in (CONTENTS, *DOCS.glob("*/README.md")):
+        text, folder = contents_page.read_text(encoding="utf-8"), contents_page.parent
+        unlinked = [page.name for page in folder.glob("*.md") if page != contents_page and f"]({page.name}" not in text]
+        assert not unlinked
 
 
-def renew(folder: Path = DOCS) -> None:
+def renew() -> None:
     for name in COMMANDS:
-        page = folder / f"{name}.md"
-        if page.is_file() and "<!-- options -->" in page.read_text(encoding="utf-8"):
-            marked(page.read_text(encoding="utf-8"), "options")
-            renewed(page, "options", options(name))
+        page = OPTIONS / f"{name}.md"
+        if not page.is_file():
+            page.write_text(_NEW.format(name=name), encoding="utf-8")
+        renewed(page, "options", options(name))
     renewed(CONTENTS, "commands", contents())
 
 

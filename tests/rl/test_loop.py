@@ -36,7 +36,7 @@ def test_every_step_is_a_line_with_a_proven_sync(unbroken):
 
 
 def test_every_number_of_a_line_is_documented(unbroken):
-    text = (Path(__file__).parents[2] / "docs" / "train.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "json" / "metrics.md").read_text(encoding="utf-8")
     line = json.loads((unbroken / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     for key in {*line, *line["mismatch"], *line["current"], *line["seconds"]}:
         assert f"`{key}`" in text, key

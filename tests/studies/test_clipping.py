@@ -23,7 +23,7 @@ from tests.metrics.clipping.world import ALL, PLAIN, estimates_in, result_of, su
 from tests.studies.written import TEXTS, write_trace
 
 SEEDS = (0, 1, 2)
-DOCS = Path(__file__).parents[2] / "docs" / "clipstats.md"
+DOCS = Path(__file__).parents[2] / "docs" / "json" / "clipstats.md"
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, Row, shifted, write_rows
 
-DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
+DOCS = Path(__file__).parents[2] / "docs" / "json" / "compare.md"
 
 
 def compared(*folders: Path, pair: str | None = None) -> Row:

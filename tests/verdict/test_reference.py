@@ -8,7 +8,7 @@ from pathlib import Path
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.verdict.reference import reference
 
-PAGE = Path(__file__).parents[2] / "docs" / "verdict.md"
+PAGE = Path(__file__).parents[2] / "docs" / "published-limits.md"
 MARK = "<!-- generated -->\n"
 USUAL = "The mean |Δlog p| that a precision usually makes"
 

@@ -88,7 +88,7 @@ _NEARER = {
 
 
 def page(analysis: BisectionAnalysis) -> ReportView:
-    """The causes first, then all that was tried and read (docs/bisect.md)."""
+    """The causes first, then all that was tried and read (docs/json/bisect.md)."""
     result = analysis.result
     causes = [_cause_section(analysis, *each) for each in zip(analysis.causes, result["causes"], strict=True)]
     outline = [

@@ -84,7 +84,7 @@ def _titled(row: Row) -> Row:
 
 
 def page_of_result(result: Mapping[str, Any], examples: Sequence[Excerpt], runs: Sequence[Path] = ()) -> ReportView:
-    """The whole page of a result (docs/clipstats.md); `runs` is what one types for its traces."""
+    """The whole page of a result (docs/json/clipstats.md); `runs` is what one types for its traces."""
     subject = Subject(result)
     return ReportView(
         title="Trust regions: what do they throw away?",

@@ -52,7 +52,7 @@ CLIP_FLIPS = Metric(
 
 
 def page(study: ComparisonAnalysis) -> ReportView:
-    """What differs between the first trace and each of the others (docs/compare.md)."""
+    """What differs between the first trace and each of the others (docs/json/compare.md)."""
     result = _by_run(study.result)
     traces, comparisons = result["traces"], result["comparisons"]
     settings = [show(comparison) for show in (_settings_table, _harmless_table) for comparison in comparisons]

@@ -47,7 +47,7 @@ _DIAGNOSE = (
 
 
 def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
-    """The whole report of traces (docs/summary.md), with as many of the worst tokens as were asked for."""
+    """The whole report of traces (docs/json/summary.md), with as many of the worst tokens as were asked for."""
     summary = study.result
     tokens, responses = worst_excerpts(study.traces, study.main_pair, summary["worst"])
     main, *others = summary["pairs"].values()

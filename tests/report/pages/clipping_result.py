@@ -1,4 +1,4 @@
-"""A result of `clipstats` as docs/clipstats.md describes it, with made-up numbers that all differ."""
+"""A result of `clipstats` as docs/json/clipstats.md describes it, with made-up numbers that all differ."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from mismatch_cli.report.pages.clipping_blocked import Subject
 from mismatch_cli.report.view import ReportView, Table
 from tests.report.pages.clipping_result import NAMES, equal_weights_result, nothing_blocked, sample_result
 
-DOCS = Path(__file__).parents[3] / "docs" / "clipstats.md"
+DOCS = Path(__file__).parents[3] / "docs" / "json" / "clipstats.md"
 
 
 def view_of(result: dict[str, Any]) -> ReportView:
