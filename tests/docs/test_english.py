@@ -27,7 +27,7 @@ WORST = {
     r"(?<![\w-])(?:stands?|stood|standing)\b(?!-| (?:for|alone|out|in for)\b)": "is in …, is on …; is",
     r"\b(?:that|what) (?:is|are|was|were) there\b(?! (?:for|to)\b)": "existing, what exists",
     r"\b(?:by turns|in turns)\b": "alternately",
-    r"(?<!\")\bsurely\b(?!\")": "clearly; with 95 % confidence",
+    r"(?<!\")(?<!value or )\bsurely\b(?!\")": "clearly; with 95 % confidence",
     r"\b(?:lies|lie|lay|lain) (?:in|at|on|beside|there|under)\b": "is in …",
     r"\b(?:what|as|how|which|where|if|when) one (?:types|reads|sees|looks|wants|asks|would)\b": "what you type",
     r"\btells (?:no|none|nothing|its|their)\b": "does not report …, reports …",
