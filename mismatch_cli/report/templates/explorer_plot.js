@@ -82,9 +82,10 @@ function explorerPlot(canvas, axis, tokens, { onToken, onFrame }) {
     for (const value of MU_TICKS.filter(tick => logit(tick) > view.x[0])) {
       const at = across(logit(value));
       line(pen, at, MARGIN.top, at, height - MARGIN.bottom);
-      if (at - last < 34) continue;
-      last = at;
-      pen.fillText(value < 1e-3 ? number(value, 1) : String(value), at, height - MARGIN.bottom + 13);
+      const words = value < 1e-3 ? number(value, 1) : String(value), half = pen.measureText(words).width / 2;
+      if (at - half < last + 6) continue;
+      last = at + half;
+      pen.fillText(words, at, height - MARGIN.bottom + 13);
     }
     pen.fillText("rollout probability μ", MARGIN.left + view.width / 2, height - 5);
     pen.textAlign = "right";

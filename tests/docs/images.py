@@ -1,0 +1,84 @@
+"""The pictures of README.md and of the guide, made again from bundled data: python -m tests.docs.images [NAME…]
+
+Figures are those that the commands draw, the explorer is its page in a real browser; all are reduced to few colours.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from PIL import Image
+
+from mismatch_cli.cli import run
+from tests.docs.pages import DOCS
+from tests.report.browser import Browser
+
+IMAGES = DOCS / "images"
+COLOURS = 128
+_WINDOW, _SHARP = (1160, 800), 1.5
+_EXPLORED = """(async () => {
+  const pause = milliseconds => new Promise(done => setTimeout(done, milliseconds));
+  while (!explorer.dataset.ready) await pause(10);
+  for (const [name, value] of [["colour", "blocked"], ["sort", "absolute"]]) {
+    const list = document.querySelector(`[data-x=${name}]`);
+    list.value = value;
+    list.dispatchEvent(new Event("change"));
+  }
+  dispatchEvent(new Event("resize"));
+  document.querySelector("nav").remove();
+  scrollTo({ top: explorer.getBoundingClientRect().top + scrollY + 6, behavior: "instant" });
+  await pause(500); // responses that are in view are written out
+  const token = [...explorer.querySelectorAll("[data-t]")].find(each => each.style.backgroundColor);
+  token.click();
+})()"""
+
+
+def explorer(folder: Path) -> bytes:
+    """The responses with the largest gaps, coloured by the mask that blocks a token, and one token's details."""
+    typed(f"report --output {folder / 'page'} --quiet --no-plots")
+    browser = Browser(folder / "profile")
+    try:
+        browser.open(folder / "page" / "report.html", *_WINDOW)
+        sharp = dict(zip(("width", "height"), _WINDOW, strict=True)) | {"deviceScaleFactor": _SHARP, "mobile": False}
+        browser.call("Emulation.setDeviceMetricsOverride", **sharp)
+        browser.run(_EXPLORED)
+        time.sleep(1)  # the card fades in
+        return browser.screenshot()
+    finally:
+        browser.close()
+
+
+def typed(line: str) -> None:
+    assert run(line.split()) == 0, line
+
+
+MADE: dict[str, Callable[[Path], bytes]] = {"explorer": explorer}
+
+
+def reduced(png: bytes) -> bytes:
+    """The same picture in few colours, half of the bytes or less: the commonest ones, and others that lie far apart."""
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    common = sorted(picture.getcolors(picture.width * picture.height), reverse=True)[: COLOURS // 2]
+    apart = picture.quantize(COLOURS - len(common), Image.Quantize.MAXCOVERAGE).getpalette()
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*(channel for _, colour in common for channel in colour), *apart])
+    written = io.BytesIO()
+    picture.quantize(palette=palette, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)
+    return written.getvalue()
+
+
+def make(names: list[str]) -> None:
+    for name in names or MADE:
+        with tempfile.TemporaryDirectory() as folder:
+            picture = reduced(MADE[name](Path(folder)))
+        (IMAGES / f"{name}.png").write_bytes(picture)
+        print(f"{name}.png: {len(picture) / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    make(sys.argv[1:])
