@@ -4,6 +4,7 @@ Conversions of libraries are generous: 3.7 becomes the token 3, "-0.5" a log-pro
 that would change is an error.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,10 @@ def is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def from_python(values: Any, kind: pa.DataType) -> pa.Array:
+def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """The same from a list of Python values; text and structures are taken as they are."""
+    if values.count(None) == len(values):  # most columns of the schema, in most files
+        return pa.nulls(len(values), kind)
     if not _is_number(_leaf(kind)):
         return pa.array(values, kind)
     found = pa.array(values)
