@@ -53,7 +53,7 @@ def suspects(
     return tuple(rule.suspect(settings) for rule, setting in found if named[setting] is rule)
 
 
-def untold(manifest: Mapping[str, Any], pair: str = "mismatch") -> tuple[Suspect, ...]:
+def unrecorded(manifest: Mapping[str, Any], pair: str = "mismatch") -> tuple[Suspect, ...]:
     """Settings that a manifest does not name and that have caused gaps elsewhere, in the same order, without tests."""
     settings = _Settings(manifest, "", pair)
     known = {_rank(suspect.setting) for suspect in suspects(manifest, pair=pair)}

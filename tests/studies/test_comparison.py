@@ -139,7 +139,7 @@ def test_what_a_dump_does_not_say_is_not_compared(tmp_path, float32_rows):
 
     found = compared(FLOAT32, write_rows(tmp_path / "a", float32_rows, FLOAT32, manifest=imported))
     difference = found["comparisons"][0]["metrics"]["truncated_share"]["difference"]
-    assert difference["value"] is None and difference["note"] == "nothing says why responses ended"
+    assert difference["value"] is None and difference["note"] == "unknown why responses ended"
     assert found["traces"][1]["summary"]["metrics"]["truncated_share"]["value"] is None
 
 
@@ -168,7 +168,7 @@ def test_a_trace_without_scores_is_named(tmp_path, float32_rows):
     with pytest.raises(MismatchError, match="a was not scored by a trainer"):
         compared(FLOAT32, folder)
     empty = [row | {"logp_trainer": None} for row in float32_rows]
-    with pytest.raises(MismatchError, match="b holds no scored token"):
+    with pytest.raises(MismatchError, match="b has no scored tokens"):
         compared(FLOAT32, write_rows(tmp_path / "b", empty, FLOAT32))
 
 

@@ -12,7 +12,7 @@ from mismatch_cli import dialects
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION
 from mismatch_cli.places import bundled
 from mismatch_cli.studies.gate import Check, Measurement, check_limits, limit_text, measured_text
-from mismatch_cli.studies.limits import SURELY, Limit, LimitSet
+from mismatch_cli.studies.limits import WHOLE_INTERVAL, Limit, LimitSet
 from mismatch_cli.trace.reader import Trace
 
 CLOSE = 1e-9
@@ -108,17 +108,17 @@ def test_surely_asks_for_the_whole_interval(training):
     tv, ranks = estimate(training, "tv_binary_mean"), estimate(training, "spearman")
     between = (tv["low"] + tv["value"]) / 2
     assert not check(training, "tv_binary_mean", "max", between).holds
-    assert check(training, "tv_binary_mean", "max", between, decide=SURELY).holds
-    assert not check(training, "tv_binary_mean", "max", tv["low"] * 0.99, decide=SURELY).holds
+    assert check(training, "tv_binary_mean", "max", between, decide=WHOLE_INTERVAL).holds
+    assert not check(training, "tv_binary_mean", "max", tv["low"] * 0.99, decide=WHOLE_INTERVAL).holds
     between = (ranks["high"] + ranks["value"]) / 2
     assert not check(training, "spearman", "min", between).holds
-    assert check(training, "spearman", "min", between, decide=SURELY).holds
-    assert not check(training, "spearman", "min", ranks["high"] * 1.0001, decide=SURELY).holds
+    assert check(training, "spearman", "min", between, decide=WHOLE_INTERVAL).holds
+    assert not check(training, "spearman", "min", ranks["high"] * 1.0001, decide=WHOLE_INTERVAL).holds
     factor = (1 - ranks["high"]) / max(1 - ranks["floor"], FLOOR_RESOLUTION)
-    assert check(training, "spearman", "max_times_floor", factor * 1.01, decide=SURELY).holds
-    assert not check(training, "spearman", "max_times_floor", factor * 0.99, decide=SURELY).holds
+    assert check(training, "spearman", "max_times_floor", factor * 1.01, decide=WHOLE_INTERVAL).holds
+    assert not check(training, "spearman", "max_times_floor", factor * 0.99, decide=WHOLE_INTERVAL).holds
     extreme = value(training, "abs_d_max")  # without an interval the value decides
-    assert not check(training, "abs_d_max", "max", extreme * 0.99, decide=SURELY).holds
+    assert not check(training, "abs_d_max", "max", extreme * 0.99, decide=WHOLE_INTERVAL).holds
 
 
 def test_an_interval_around_agreement_is_at_no_distance_from_it(training):
@@ -126,7 +126,7 @@ def test_an_interval_around_agreement_is_at_no_distance_from_it(training):
     assert ratio["low"] < 1 < ratio["high"]
     limit = ("ratio_mean", "max_times_floor", 0.0)
     assert not check(training, *limit).holds
-    assert check(training, *limit, decide=SURELY).holds
+    assert check(training, *limit, decide=WHOLE_INTERVAL).holds
 
 
 @pytest.fixture
@@ -143,9 +143,9 @@ def poor(tmp_path) -> Measurement:
 @pytest.mark.parametrize(
     ("metric", "bound", "pair", "reason"),
     [
-        ("tv_topk_mean", "max", "", "not measured, and what is not measured does not pass"),
+        ("tv_topk_mean", "max", "", "not measured; a limit without a measurement fails"),
         ("k3", "max_times_floor", "", "has no noise"),
-        ("k3", "max", "total", "does not tell total (it has: mismatch)"),
+        ("k3", "max", "total", "has no total pair (it has: mismatch)"),
         ("verl:actor/pg_clipfrac", "max", "", "not measured: needs"),
         ("tv_topk_mean", "max_times_baseline", "", "not measured"),
     ],
@@ -165,7 +165,7 @@ def test_a_baseline_is_asked_for_the_pair_that_was_measured(training, control):
     only_total = copy(training)
     only_total.summary = training.summary | {"pairs": {"total": training.summary["pairs"]["total"]}}
     found = check(control, "k3", "max_above_baseline", 1e9, only_total)
-    assert not found.holds and "in the baseline: the trace does not tell mismatch (it has: total)" in found.reason
+    assert not found.holds and "in the baseline: the trace has no mismatch pair (it has: total)" in found.reason
     total = check(only_total, "k3", "max_above_baseline", 0, training)  # its first pair; the first there is mismatch
     assert total.holds and total.reference == value(training, "k3", "total")
 
@@ -178,4 +178,4 @@ def test_numbers_read_as_people_need_them(training, control):
     assert limit_text(check(training, "k3", "max_above_baseline", 0.5, control)).startswith(
         "≤ baseline + 0.5; baseline"
     )
-    assert limit_text(check(training, "k1", "min", -0.1, decide=SURELY)) == "≥ −0.1 (surely)"
+    assert limit_text(check(training, "k1", "min", -0.1, decide=WHOLE_INTERVAL)) == "≥ −0.1 (95 % sure)"

@@ -141,10 +141,10 @@ def test_of_several_runs_the_widest_counts_and_all_keep_it(resamples):
 
 def test_runs_without_intervals_or_without_a_gap_in_common_are_refused(resamples):
     run = resamples["bfloat16"][0]
-    with pytest.raises(MismatchError, match=r"tell no gap in common \(mismatch; total\)"):
+    with pytest.raises(MismatchError, match=r"have no pair in common \(mismatch; total\)"):
         limits_from([run, {"pairs": {"total": run["pairs"]["mismatch"]}}])
     few = {"metrics": {key: {"value": 1.0, "low": None, "high": None, "note": "fewer"} for key in GATED}}
-    with pytest.raises(MismatchError, match=r"No limit follows from this: fewer\. Name a run"):
+    with pytest.raises(MismatchError, match=r"No limit can be derived: fewer\. Name a run"):
         limits_from([{"pairs": {"mismatch": few}}])
 
 

@@ -55,9 +55,9 @@ def test_a_letter_cut_in_two_is_a_half_written_line(tmp_path: Path) -> None:
 
 def test_refuses_in_one_sentence(tmp_path: Path) -> None:
     damaged = write(tmp_path / "damaged", {"step": 1}, "{", {"step": 3})
-    with pytest.raises(MismatchError, match="line 2 is no JSON object"):
+    with pytest.raises(MismatchError, match="line 2 is not a JSON object"):
         read_runs([damaged])
-    with pytest.raises(MismatchError, match="holds no step yet"):
+    with pytest.raises(MismatchError, match="has no steps yet"):
         read_runs([write(tmp_path / "empty"), write(tmp_path / "half", end='{"st')])
     with pytest.raises(MismatchError, match=r"metrics\.jsonl cannot be read"):
         read_runs([tmp_path / "absent"])

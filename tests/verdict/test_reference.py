@@ -14,7 +14,10 @@ USUAL = "The mean |Δlog p| that a precision usually causes"
 
 
 def tables() -> str:
-    bars = ["| whose | metric | ours | healthy up to | broken above | conclusion | source |", "|---|---|---|---|---|---|---|"]
+    bars = [
+        "| whose | metric | ours | healthy up to | broken above | conclusion | source |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for bar in reference().bars:
         limits = ("" if not isfinite(bound) else f"{bound:g}" for bound in (bar.healthy, bar.broken))
         says = f"{bar.says}; {bar.note}" if bar.note else bar.says

@@ -64,7 +64,9 @@ def test_a_setting_known_to_cause_gaps_is_a_suspect(rollout, trainer, setting):
 
 
 def test_requested_engine_settings_count():
-    requested = {"config": {"engine_args": {"speculative_config": {"method": "mtp"}, "hf_overrides": {"rope_theta": 1e6}}}}
+    requested = {
+        "config": {"engine_args": {"speculative_config": {"method": "mtp"}, "hf_overrides": {"rope_theta": 1e6}}}
+    }
     assert found(about=requested) == ["rollout.hf_overrides", "rollout.speculative_config"]
     sampled = {"config": {"sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 0, "min_p": 0.0}}}
     assert found(about=sampled) == ["config.sampling.temperature", "config.sampling.top_p"]
