@@ -1,4 +1,4 @@
-"""Limits as files: what they mean, what is refused with file and key, and the published numbers, to the digit."""
+"""Limits as files: what they mean, what is refused with file and key, and the published numbers to the digit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PUBLISHED = {
 }
 
 
-def test_the_presets_are_the_published_numbers_each_with_its_source():
+def test_the_presets_are_the_published_numbers_with_their_sources():
     assert set(presets()) == PUBLISHED.keys()
     for name, expected in PUBLISHED.items():
         found = load_limits(name)
@@ -40,7 +40,7 @@ def test_the_presets_are_the_published_numbers_each_with_its_source():
         assert found.about
 
 
-def test_a_file_says_what_it_says(tmp_path):
+def test_every_field_of_a_file_is_read(tmp_path):
     path = tmp_path / "limits.toml"
     path.write_text(
         'about = "ours"\ndecide = "surely"\n'
@@ -91,7 +91,7 @@ def test_a_file_says_what_it_says(tmp_path):
         ("decide = 1\n[limits.k3]\nmax = 1", "decide is 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_file_and_key(text, message, tmp_path):
+def test_invalid_content_is_refused_with_file_and_key(text, message, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -99,7 +99,7 @@ def test_what_makes_no_sense_is_refused_with_file_and_key(text, message, tmp_pat
     assert message in str(caught.value) and str(path) in str(caught.value)
 
 
-def test_files_that_are_none(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     (tmp_path / "broken.toml").write_text("[limits.k3\nmax = 1")
     with pytest.raises(MismatchError, match="is not a readable TOML file"):
         load_limits(str(tmp_path / "broken.toml"))
