@@ -46,10 +46,10 @@ def value(measured: Measurement, metric: str, pair: str = "mismatch") -> float:
 @pytest.mark.parametrize("pair", ["", "mismatch", "staleness", "total"])
 @pytest.mark.parametrize("metric", ["k3", "pearson", "d_mean", "abs_d_max", "reward_mean"])
 def test_absolute_limits(training, metric, pair):
-    at = value(training, metric, pair or "mismatch")
-    step = abs(at) * CLOSE
-    for bound, good, bad in (("max", at + step, at - step), ("min", at - step, at + step)):
-        assert check(training, metric, bound, at, pair=pair).holds
+    measured_value = value(training, metric, pair or "mismatch")
+    step = abs(measured_value) * CLOSE
+    for bound, good, bad in (("max", measured_value + step, measured_value - step), ("min", measured_value - step, measured_value + step)):
+        assert check(training, metric, bound, measured_value, pair=pair).holds
         assert check(training, metric, bound, good, pair=pair).holds
         exceeded = check(training, metric, bound, bad, pair=pair)
         assert not exceeded.holds and exceeded.known
@@ -97,10 +97,10 @@ def test_a_frameworks_own_metric_is_the_frameworks_number(training, control):
         for pi, mu in zip(table["logp_trainer"], table["logp_rollout"], strict=True)
     ]
     name = "slime:train/train_rollout_logprob_abs_diff"
-    at = check(control, name, "max", 1).found.value
-    assert at == pytest.approx(np.mean(means), rel=1e-5)
-    assert check(control, name, "max", at).holds
-    assert not check(control, name, "max", at * (1 - CLOSE)).holds
+    number = check(control, name, "max", 1).found.value
+    assert number == pytest.approx(np.mean(means), rel=1e-5)
+    assert check(control, name, "max", number).holds
+    assert not check(control, name, "max", number * (1 - CLOSE)).holds
     assert not check(training, name, "max_times_baseline", 10, control).holds
 
 

@@ -159,7 +159,7 @@ def test_an_import_that_does_not_name_optimiser_steps(tmp_path):
 def test_whole_batches_need_advantages(tmp_path):
     support = support_of(tmp_path, without=("advantage",))
     assert set(support.skipped) == ON_BATCHES
-    assert all("whole batches, with their advantages" in reason for reason in support.skipped.values())
+    assert all("whole batches with their advantages" in reason for reason in support.skipped.values())
 
 
 def test_algorithms_that_need_entropy_or_averages(tmp_path):
