@@ -43,9 +43,9 @@ def trials(make_batch: Callable[..., TokenBatch], count: int, paired: bool) -> l
     for trial in range(count):
         scale_P = rng.gamma(4, 0.02 / 4, PROMPTS)
         other_P = scale_P if paired else rng.gamma(4, 0.02 / 4, PROMPTS)
-        ours = batch_of(make_batch, gaps(rng, scale_P), 1000 * trial)
-        second = batch_of(make_batch, TRUE_FACTOR * gaps(rng, other_P), 1000 * trial + (0 if paired else 500))
-        found.append(differences(measured(ours), measured(second)))
+        first_trace = batch_of(make_batch, gaps(rng, scale_P), 1000 * trial)
+        second_trace = batch_of(make_batch, TRUE_FACTOR * gaps(rng, other_P), 1000 * trial + (0 if paired else 500))
+        found.append(differences(measured(first_trace), measured(second_trace)))
     return found
 
 
@@ -117,11 +117,11 @@ def test_a_group_of_prompts_in_only_one_trace_leaves_the_other_unchanged(make_ba
     """Half of the prompts of B are in A: the same groups are left out of both."""
     rng = np.random.default_rng(3)
     scale_P = np.full(PROMPTS, 0.02)
-    ours = measured(batch_of(make_batch, gaps(rng, scale_P), 0))
-    second = measured(batch_of(make_batch, gaps(rng, scale_P), PROMPTS // 2))
-    empty = [np.isnan(side.jackknife[MEDIAN].without_G) for side in (ours, second)]
+    first_trace = measured(batch_of(make_batch, gaps(rng, scale_P), 0))
+    second_trace = measured(batch_of(make_batch, gaps(rng, scale_P), PROMPTS // 2))
+    empty = [np.isnan(side.jackknife[MEDIAN].without_G) for side in (first_trace, second_trace)]
     assert (empty[0] != empty[1]).any()
-    difference = differences(ours, second)[MEDIAN].difference
+    difference = differences(first_trace, second_trace)[MEDIAN].difference
     assert difference.low < 0 < difference.high
     assert difference.high - difference.low < 0.01
 
@@ -145,25 +145,25 @@ def test_the_same_noise_in_both_makes_the_interval_vanish(make_batch):
     """B is A with every gap 0.1 % larger: the interval of the difference is far narrower than those of both."""
     rng = np.random.default_rng(4)
     d_ST = gaps(rng, rng.gamma(4, 0.02 / 4, PROMPTS))
-    ours, second = (measured(batch_of(make_batch, factor * d_ST, 0)) for factor in (1, 1.001))
-    own, found = ours.estimates[MEAN], differences(ours, second)[MEAN].difference
+    first_trace, second_trace = (measured(batch_of(make_batch, factor * d_ST, 0)) for factor in (1, 1.001))
+    own, found = first_trace.estimates[MEAN], differences(first_trace, second_trace)[MEAN].difference
     assert 0 < found.low < 0.001 * own.value < found.high
     assert found.high - found.low < 0.01 * (own.high - own.low)
 
 
 def test_each_value_keeps_its_own_reach():
     """Without correlation each end is at the root of the summed squares of the opposing reaches."""
-    ours, second = Estimate(1.0, 0.9, 1.3), Estimate(2.0, 1.6, 2.4)
-    found = _change(ours, second, 0.0, 1.0)
+    first_trace, second_trace = Estimate(1.0, 0.9, 1.3), Estimate(2.0, 1.6, 2.4)
+    found = _change(first_trace, second_trace, 0.0, 1.0)
     assert (found.low, found.high) == (
         pytest.approx(1 - 0.5, abs=1e-4),
         pytest.approx(1 + np.hypot(0.4, 0.1), abs=1e-4),
     )
-    shared = _change(ours, second, 1.0, 1.0)
+    shared = _change(first_trace, second_trace, 1.0, 1.0)
     assert (shared.low, shared.high) == (pytest.approx(1 - 0.3), pytest.approx(1 + 0.1))
-    still = _change(Estimate(1.0, note=NO_SPREAD), second, 0.0, 1.0)
+    still = _change(Estimate(1.0, note=NO_SPREAD), second_trace, 0.0, 1.0)
     assert (still.low, still.high) == (pytest.approx(0.6), pytest.approx(1.4))
-    assert _change(Estimate(1.0, note=FEW_DECIDE), second, 0.0, 1.0).note == FEW_DECIDE
+    assert _change(Estimate(1.0, note=FEW_DECIDE), second_trace, 0.0, 1.0).note == FEW_DECIDE
 
 
 def test_metrics_that_few_responses_decide_have_no_interval(random_batch):
@@ -175,8 +175,10 @@ def test_metrics_that_few_responses_decide_have_no_interval(random_batch):
 
 def test_a_distance_that_may_be_zero_has_a_factor_without_an_interval(make_batch):
     rng, mu_ST = np.random.default_rng(5), np.full((PROMPTS * SAMPLES, LENGTH), -8.0)
-    ours, second = (measured(batch_of(make_batch, 0.01 * rng.normal(size=mu_ST.shape), 0)) for _ in range(2))
-    assert differences(ours, second)["ratio_mean"].factor.note == AT_AGREEMENT
+    first_trace, second_trace = (
+        measured(batch_of(make_batch, 0.01 * rng.normal(size=mu_ST.shape), 0)) for _ in range(2)
+    )
+    assert differences(first_trace, second_trace)["ratio_mean"].factor.note == AT_AGREEMENT
 
 
 def test_few_prompts_have_no_interval(random_batch):
