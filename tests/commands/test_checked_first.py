@@ -209,7 +209,7 @@ WITH_NUMPY = {
         ("kl=0.1", "Name the framework first"),
         ("reward_mean=1", "describes responses, not a gap"),
         ("k3=-1", "it is always at least 0"),
-        ("pearson=1.5", "from -1 to 1"),
+        ("pearson=1.5", "between -1 and 1"),
     ),
 }
 # And these ask Arrow: what is in a file, or which metrics a framework has.

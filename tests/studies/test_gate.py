@@ -46,10 +46,10 @@ def value(measured: Measurement, metric: str, pair: str = "mismatch") -> float:
 @pytest.mark.parametrize("pair", ["", "mismatch", "staleness", "total"])
 @pytest.mark.parametrize("metric", ["k3", "pearson", "d_mean", "abs_d_max", "reward_mean"])
 def test_absolute_limits(training, metric, pair):
-    measured_value = value(training, metric, pair or "mismatch")
-    step = abs(measured_value) * CLOSE
-    for bound, good, bad in (("max", measured_value + step, measured_value - step), ("min", measured_value - step, measured_value + step)):
-        assert check(training, metric, bound, measured_value, pair=pair).holds
+    exact = value(training, metric, pair or "mismatch")
+    step = abs(exact) * CLOSE
+    for bound, good, bad in (("max", exact + step, exact - step), ("min", exact - step, exact + step)):
+        assert check(training, metric, bound, exact, pair=pair).holds
         assert check(training, metric, bound, good, pair=pair).holds
         exceeded = check(training, metric, bound, bad, pair=pair)
         assert not exceeded.holds and exceeded.known

@@ -43,8 +43,6 @@ def test_a_batch_without_a_needed_column_is_left_out_and_counted(name):
 def test_responses_left_out_are_counted_by_column_across_shards():
     parts = ((0, 3), (1, 4))
     summary, other = (summarise(world(seed, 12), replace(world(9, n), advantage_T=None)) for seed, n in parts)
-        summarise(world(seed, 12), replace(world(9, n), advantage_T=None)) for seed, n in ((0, 3), (1, 4))
-    )
     other.update(replace(world(8, 5), logp_recomputed_T=None))
     summary.merge(other)
     counts = summary.result(5)["counts"]
