@@ -1,8 +1,8 @@
-"""The same tokens in the words of other frameworks: their metric names, their formulas, their averages.
+"""The same tokens in other frameworks' metrics: their names, formulas and averages.
 
-A file is a framework, and its name the public name (`nemo_rl.py` is `nemo-rl`): `LINES`, what its dashboard shows about
-the gap between rollout and trainer, and `WHEN`, when it does. Everything is measured over all tokens of the traces at
-once; a dashboard shows the mean over micro-batches, ranks or steps of such numbers.
+Each file is a framework, and its name the public name (`nemo_rl.py` is `nemo-rl`): `LINES` is what its dashboard shows
+about the gap between rollout and trainer, and `WHEN` says when. Everything is measured over all tokens of the traces at
+once; a dashboard shows the mean of such numbers over micro-batches, ranks or steps.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """The frameworks whose words are known."""
+    """The frameworks whose metrics are known."""
     return registry.names(__name__)
 
 
 def lines(framework: str) -> tuple[Line, ...]:
-    """What a framework logs about the gap; a `UsageError` names the nearest where it is not known."""
+    """What a framework logs about the gap; a `UsageError` with the nearest names if it is unknown."""
     found: tuple[Line, ...] = registry.load(__name__, framework, "framework").LINES
     return found
 
 
 def when(framework: str) -> str:
-    """When a framework logs these, and on what."""
+    """When a framework logs its metrics, and on which tokens."""
     found: str = registry.load(__name__, framework, "framework").WHEN
     return found
 
 
 def metric_of(line: Line) -> str:
-    """Our metric that has the same definition; empty where there is none, or the trainer is compared with itself."""
+    """Our metric with the same definition; empty if there is none, or if the trainer is compared with itself."""
     return "" if line.pair == UPDATE else line.metric or _by_formula().get(line.formula, "")
 
 
@@ -66,7 +66,7 @@ def _by_formula() -> Mapping[str, str]:
 
 @cache
 def logged_as() -> Mapping[str, tuple[tuple[str, str], ...]]:
-    """For each metric of ours that frameworks log by the same formula: framework, and name on its dashboard."""
+    """For each of our metrics, the frameworks that log the same formula, with the name on their dashboards."""
     found: dict[str, tuple[tuple[str, str], ...]] = {}
     for framework in names():
         for line in lines(framework):
@@ -75,14 +75,14 @@ def logged_as() -> Mapping[str, tuple[tuple[str, str], ...]]:
     return found
 
 
-_VERSIONS = ("version_rollout", "version_trainer")  # where they are equal, log π is served as recomputed too
+_VERSIONS = ("version_rollout", "version_trainer")  # if equal, log π also serves as recomputed
 _READ = ("loss_mask", "logp_trainer", "logp_recomputed", "advantage", "entropy_trainer", "reward", *_VERSIONS)
-_NOT_DEFINED = "not defined for these tokens: too few of them, or none that it is about"
+_NOT_DEFINED = "not defined for these tokens: too few, or none that it applies to"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A line with its value on these traces; `why` says why there is none."""
+    """A line with its value on these traces; `why` says why a value is missing."""
 
     line: Line
     value: float | None
@@ -90,7 +90,7 @@ class Reading:
 
 
 class _Group(NamedTuple):
-    """Lines that need the same columns, and what they are made of."""
+    """Lines that need the same columns, and the quantities they are made of."""
 
     pair: str
     needs: tuple[str, ...]
@@ -116,7 +116,7 @@ def _groups(frameworks: tuple[str, ...]) -> tuple[_Group, ...]:
 
 
 class _Seen(Accumulator):
-    """What was accumulated of a group of lines."""
+    """The accumulated state of a group of lines."""
 
     def __init__(self, group: _Group) -> None:
         self.totals_M = np.zeros(len(COLUMNS))
@@ -126,8 +126,8 @@ class _Seen(Accumulator):
     def update(self, batch: TokenBatch, group: _Group) -> None:
         if not PAIRS[group.pair].measured_in(batch) or any(getattr(batch, name) is None for name in group.needs):
             return
-        of_tokens = [name for name in group.needs if name.endswith("_T")]
-        for gaps in token_gaps(batch, PAIRS[group.pair], required=of_tokens):
+        columns = [name for name in group.needs if name.endswith("_T")]
+        for gaps in token_gaps(batch, PAIRS[group.pair], required=columns):
             self.tokens += len(gaps.logq_N)
             if gaps.out_of_support_N is not None:
                 self.out_of_support += int(gaps.out_of_support_N.sum())
@@ -147,7 +147,7 @@ class _Seen(Accumulator):
 
 
 class _Everything(Accumulator):
-    """What was accumulated of each group."""
+    """The accumulated state of every group."""
 
     def __init__(self, frameworks: tuple[str, ...]) -> None:
         self.seen = [_Seen(group) for group in _groups(frameworks)]
@@ -159,7 +159,7 @@ class _Everything(Accumulator):
 
 @dataclass(frozen=True)
 class _Translating:
-    """The pass: whoever reads knows the lines by their frameworks."""
+    """The pass, which identifies lines by their frameworks."""
 
     frameworks: tuple[str, ...]
     columns: ClassVar[Sequence[str]] = _READ
@@ -174,7 +174,7 @@ class _Translating:
 
 @dataclass(frozen=True)
 class Readings:
-    """The readings of every asked framework, and how many tokens π excludes: those are in no metric made of logs."""
+    """The readings of the requested frameworks, and how many tokens π excludes, which no metric of logs includes."""
 
     by_framework: Mapping[str, list[Reading]]
     out_of_support: int
@@ -186,8 +186,8 @@ def readings(
     workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> Readings:
-    """Every line of the asked frameworks on the tokens of all traces, in one pass and bounded memory."""
-    from mismatch_cli.workers.reading import read_through  # names alone are asked for without what reads traces
+    """Every line of the requested frameworks on the tokens of all traces, in one pass and bounded memory."""
+    from mismatch_cli.workers.reading import read_through  # looking up names must not import the readers
 
     found = read_through(traces, _Translating(tuple(frameworks)), workers, on_responses)
     return Readings(
@@ -196,14 +196,14 @@ def readings(
 
 
 def dashboard(batch: TokenBatch, framework: str) -> dict[str, float]:
-    """What a framework would show for these tokens, by its names: every line that has a value."""
+    """What a framework would show for these tokens: every line with a value, by name."""
     found = _Everything((framework,))
     found.update(batch, (framework,))
     return named(_by_framework(found, (framework,))[framework])
 
 
 def named(found: Sequence[Reading]) -> dict[str, float]:
-    """Those that have a value, by their names."""
+    """The readings that have a value, by name."""
     return {reading.line.name: reading.value for reading in found if reading.value is not None}
 
 

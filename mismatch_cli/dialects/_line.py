@@ -1,11 +1,11 @@
-"""One number of a framework's dashboard: its name there, what it is made of, and where that is written.
+"""One number of a framework's dashboard: its name there, what it is computed from, and the source file.
 
-What frameworks average are columns over tokens, means over responses, and what is made of those. Every column is made
-of `TokenGaps`: here π stands for the current policy of a line's pair and μ for its reference. A token that π excludes
-(log π = −inf) has ratio 0 and Δp = −μ; it has no d, and is left out of what is made of d.
+Frameworks average columns over tokens, means over responses, and functions of these. Every column is computed from
+`TokenGaps`: here π stands for the current policy of a line's pair and μ for its reference. A token that π excludes
+(log π = −inf) has ratio 0 and Δp = −μ; it has no d, and is left out of everything computed from d.
 
-A response without a trained token stands in means over responses as most frameworks let it stand, with means and sums
-of 0; one that was not scored does not.
+A response without a trained token enters means over responses as in most frameworks, with means and sums of 0; one
+that was not scored does not.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ BOUND = 20.0  # nats: verl's SAFETY_BOUND, which slime's mis.py and ms-swift too
 
 @dataclass(frozen=True)
 class Tokens:
-    """A column over the tokens that count; one made of `logs` has no value out of support.
+    """A column over the counted tokens; one computed from `logs` has no value out of support.
 
-    `trained` leaves out responses whose advantages are all 0, where the trace has advantages.
+    `trained` leaves out responses whose advantages are all 0, if the trace has advantages.
     """
 
     column: Quantity
@@ -53,7 +53,7 @@ class Tokens:
         return values_N if kept_N is None else values_N[kept_N]
 
     def response_sums(self, gaps: TokenGaps) -> np.ndarray:
-        """Σ over each response; 0 without tokens."""
+        """The sum over each response; 0 without tokens."""
         values_N = self.column(gaps)
         if (outside_N := self._outside_N(gaps)) is not None:
             values_N = np.where(outside_N, 0, values_N)
@@ -70,32 +70,32 @@ class Tokens:
 
 @dataclass(frozen=True)
 class ResponseMeans:
-    """The mean of a column over the counted tokens of each response; 0 for a response without any, if it stands."""
+    """The mean of a column over each response's counted tokens; 0 for a response without any, if it is included."""
 
     tokens: Tokens
-    empty_stand: bool = True
+    include_empty: bool = True
 
     def __call__(self, gaps: TokenGaps) -> np.ndarray:
         means_S = self.tokens.response_means(gaps)
         if self.tokens.trained and (trained_S := _trained_S(gaps)) is not None:
             return means_S[trained_S]
-        return means_S[standing(gaps, self.empty_stand)]
+        return means_S[included(gaps, self.include_empty)]
 
 
 @dataclass(frozen=True)
 class ResponseSums:
-    """The sum of a column over the counted tokens of each response; 0 for a response without any, if it stands."""
+    """The sum of a column over each response's counted tokens; 0 for a response without any, if it is included."""
 
     tokens: Tokens
-    empty_stand: bool = True
+    include_empty: bool = True
 
     def __call__(self, gaps: TokenGaps) -> np.ndarray:
-        return self.tokens.response_sums(gaps)[standing(gaps, self.empty_stand)]
+        return self.tokens.response_sums(gaps)[included(gaps, self.include_empty)]
 
 
 @dataclass(frozen=True)
 class OfResponses:
-    """A function of a mean or sum over each response; `empty` instead of its value at 0 where there are no tokens."""
+    """A function of a mean or sum over each response; `empty` replaces its value at 0 if there are no tokens."""
 
     function: Callable[[np.ndarray], np.ndarray]
     values: Quantity
@@ -105,13 +105,13 @@ class OfResponses:
         with np.errstate(over="ignore"):
             values_S = self.function(self.values(gaps))
         if self.empty is not None:
-            values_S[gaps.responses.length_S[standing(gaps)] == 0] = self.empty
+            values_S[gaps.responses.length_S[included(gaps)] == 0] = self.empty
         return values_S
 
 
 @dataclass(frozen=True)
 class AtTokens:
-    """A value per response that has tokens, at each of these."""
+    """A value per response with tokens, repeated at each of them."""
 
     values: Quantity
 
@@ -120,8 +120,8 @@ class AtTokens:
         return np.repeat(self.values(gaps), length_S[length_S > 0])
 
 
-def standing(gaps: TokenGaps, empty: bool = True) -> np.ndarray:
-    """Which responses have a counted token, or nothing to train: not those that lack their log-probabilities."""
+def included(gaps: TokenGaps, empty: bool = True) -> np.ndarray:
+    """Which responses have a counted token, or (`empty`) nothing to train; never those without log-probabilities."""
     if not empty:
         return gaps.responses.length_S > 0
     tokens = slice(*gaps.batch.offset_S1[[gaps.first, gaps.last]].tolist())
@@ -130,7 +130,7 @@ def standing(gaps: TokenGaps, empty: bool = True) -> np.ndarray:
 
 
 def _trained_S(gaps: TokenGaps) -> np.ndarray | None:
-    """Which responses have an advantage that is not 0; None where there are no advantages."""
+    """Which responses have a nonzero advantage; None without advantages."""
     advantage_N = gaps.column("advantage_T")
     return None if advantage_N is None else gaps.responses.sum(np.nan_to_num(advantage_N) != 0) > 0
 
@@ -149,7 +149,7 @@ def _zeroed_ratio_N(gaps: TokenGaps) -> np.ndarray:
 
 
 def _squared_less_1(log_ratio: np.ndarray) -> np.ndarray:
-    """r² − 1 without cancellation, with |log r| held at `BOUND`."""
+    """r² − 1 without cancellation, with log r clamped to ±`BOUND`."""
     return np.expm1(2 * np.clip(log_ratio, -BOUND, BOUND).astype(np.float64))
 
 
@@ -161,20 +161,20 @@ def _jensen_shannon_N(gaps: TokenGaps) -> np.ndarray:
 
 
 @cache
-def held_d(bound: float = BOUND) -> Tokens:
-    """d held at ±bound: also where π excludes the token."""
+def clamped_d(bound: float = BOUND) -> Tokens:
+    """d clamped to ±bound, also if π excludes the token."""
     return Tokens(lambda gaps: np.clip(_log_ratio_N(gaps), -bound, bound), logs=False)
 
 
 @cache
 def weight(cap: float = inf, floor: float = 0.0, bound: float = BOUND) -> Tokens:
-    """min(max(r, floor), cap) of each token, with |d| held at `bound`."""
-    return Tokens(lambda gaps: np.clip(np.exp(held_d(bound).column(gaps)), floor, cap), logs=False)
+    """min(max(r, floor), cap) of each token, with d clamped to ±`bound`."""
+    return Tokens(lambda gaps: np.clip(np.exp(clamped_d(bound).column(gaps)), floor, cap), logs=False)
 
 
 @cache
 def zeroed(tokens: Tokens) -> Tokens:
-    """A column made of d as an owner has it who sets an infinite d to 0: the token counts, as if nothing had moved."""
+    """A column of d for frameworks that set an infinite d to 0: the token counts, as if it had not moved."""
     return replace(tokens, logs=False)
 
 
@@ -198,7 +198,7 @@ def ratio_outside(low: float, high: float) -> Tokens:
 
 @cache
 def masked_product(cap: float) -> Quantity:
-    """The ratio of a whole response, exp(Σd), or 0 where it is above the cap."""
+    """The ratio of a complete response, exp(Σd), or 0 above the cap."""
 
     def ratio_S(gaps: TokenGaps) -> np.ndarray:
         log_S = LOG_PRODUCT(gaps)
@@ -209,9 +209,9 @@ def masked_product(cap: float) -> Quantity:
 
 @cache
 def blocked(algorithm: str, sign: int = 0) -> Tokens:
-    """Whether the masks of an algorithm block a token, perhaps only those with a positive or a negative advantage.
+    """Whether the masks of an algorithm block a token; with a `sign`, only tokens whose advantage has that sign.
 
-    The reference of the line's pair stands for whatever policy the masks are anchored to.
+    The reference of the line's pair stands in for the policy that the masks are anchored to.
     """
 
     def column(gaps: TokenGaps) -> np.ndarray:
@@ -235,8 +235,8 @@ ABS_D = Tokens(lambda gaps: gaps.abs_d_N)
 MINUS_D = Tokens(lambda gaps: -gaps.d_N)
 K3 = Tokens(lambda gaps: gaps.k3_N)
 REVERSED_K3 = Tokens(lambda gaps: divergences.phi(-gaps.d_N))
-HELD_K3 = Tokens(lambda gaps: divergences.phi(held_d().column(gaps)), logs=False)
-CAPPED_K3 = Tokens(lambda gaps: np.clip(HELD_K3.column(gaps), -10, 10), logs=False)
+CLAMPED_K3 = Tokens(lambda gaps: divergences.phi(clamped_d().column(gaps)), logs=False)
+CAPPED_K3 = Tokens(lambda gaps: np.clip(CLAMPED_K3.column(gaps), -10, 10), logs=False)
 JENSEN_SHANNON = Tokens(_jensen_shannon_N)
 TWICE_WEIGHTED = Tokens(lambda gaps: gaps.q_N * -gaps.d_N)
 MULT_ERROR = Tokens(silent(TOKEN_SUMS["mult_error"]))
@@ -260,7 +260,7 @@ GEOMETRIC_LESS_1 = OfResponses(_squared_less_1, ResponseMeans(LOG_RATIO))
 
 
 class Moments(Accumulator):
-    """Count, mean, Σ(x − mean)², least and largest value, in float64; batches are joined by Chan's update."""
+    """Count, mean, Σ(x − mean)², smallest and largest value, in float64; batches are merged by Chan's update."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
@@ -298,7 +298,7 @@ mean, least, largest = attrgetter("mean"), attrgetter("least"), attrgetter("larg
 
 
 def sample_sd(moments: Moments) -> float:
-    """With n − 1 in the denominator, as torch.std."""
+    """The standard deviation with n − 1 in the denominator, as in torch.std."""
     return sqrt(moments.squares / (moments.count - 1)) if moments.count > 1 else nan
 
 
@@ -308,7 +308,7 @@ def sample_sd_or_0(moments: Moments) -> float:
 
 
 def population_sd(moments: Moments) -> float:
-    """With n in the denominator: √(E x² − (E x)²)."""
+    """The standard deviation with n in the denominator: √(E x² − (E x)²)."""
     return sqrt(moments.squares / moments.count)
 
 
@@ -318,7 +318,7 @@ def effective_share(moments: Moments) -> float:
 
 
 def total(moments: Moments) -> float:
-    """The sum: a count, where the values are flags."""
+    """The sum; a count if the values are flags."""
     return moments.mean * moments.count
 
 
@@ -341,7 +341,7 @@ _ROWS: tuple[tuple[str, str, Quantity, Callable[[Moments], float]], ...] = (
 
 
 def perplexity_lines(prefix: str, source: str) -> tuple[Line, ...]:
-    """The lines under a framework's own prefix."""
+    """The perplexity lines under a framework's own prefix."""
     return tuple(
         Line(f"{prefix}{name}", ENGINE_GAP, formula, source, quantity, reduce)
         for name, formula, quantity, reduce in _ROWS
@@ -360,17 +360,17 @@ COMPARES = {
 class Line:
     """A metric of a framework: `reduce` of the quantities `measured`, or a metric of `metrics/gap_table.py`.
 
-    `pair` says which two policies the framework compares; in the formula π is the first of them and μ the second.
-    `needs` are columns of the batch beside the log-probabilities; `lacks` is what the number is made of and no trace
-    holds: then there is nothing to measure. `of_nothing` is what the framework shows where nothing is left to reduce.
-    Lines with the same `word` go by one name in several frameworks and are different numbers. Those of a `topic`, an
-    option with many numbers, stand in a table of their own.
+    `pair` names the two policies that the framework compares; in the formula π is the first of them and μ the second.
+    `needs` are columns of the batch besides the log-probabilities; `lacks` is an input that no trace has, so the number
+    cannot be measured. `of_nothing` is what the framework shows if nothing is left to reduce. Lines with the same
+    `word` share a name across frameworks but are different numbers. Lines of a `topic`, an option with many numbers,
+    have their own table.
     """
 
     name: str
     pair: str
     formula: str
-    source: str  # the file that computes it
+    source: str  # the framework's file that computes it
     measured: Quantity | tuple[Quantity, ...] = ()
     reduce: Reduce = mean
     metric: str = ""

@@ -1,4 +1,4 @@
-"""The metrics of `mis.py`, which slime and miles ship as an example of a TIS function, each under its own path."""
+"""The metrics of `mis.py`, which slime and miles ship as an example TIS function, each under its own path."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from mismatch_cli.dialects._line import (
 from mismatch_cli.metrics.gaps import TokenGaps
 
 _PREFIX = "train/mis_"
-_BOUND = "log r, and Σ log r of a response, held at ±20"
-_HELD = "log r held at ±20"
+_BOUND = "log r, and Σ log r of a response, clamped to ±20"
+_HELD = "log r clamped to ±20"
 _CAP, _VETO = 2.0, 1e-4
 _TIS = "tis_level token, tis_mode truncate, tis_upper_bound 2"
 _RS = "rs_level token, bounds 1/2 and 2"
-_BATCH_NORM = "the micro-batch in which the weights are divided by their mean"
+_BATCH_NORM = "the micro-batches in which weights are divided by their mean"
 
 
 def _perplexity_lines(source: str) -> Iterator[Line]:
-    """As verl's, with 0 instead of e^0 for a response that is masked as a whole, and without extremes."""
+    """verl's lines, with 0 instead of e^0 for a fully masked response, and without extremes."""
     for line in perplexity_lines(_PREFIX, source):
         if line.reduce is mean:
             if isinstance(line.measured, OfResponses) and line.measured.function is np.exp:
@@ -43,12 +43,12 @@ def _perplexity_lines(source: str) -> Iterator[Line]:
 
 
 def _with_catastrophe(gaps: TokenGaps) -> np.ndarray:
-    """Whether a response has a token far below."""
+    """Whether a response has a token with a ratio below the veto threshold."""
     return ResponseMeans(ratio_below(_VETO))(gaps) > 0
 
 
 def mis_lines(source: str) -> tuple[Line, ...]:
-    """The lines of a framework that has `mis.py` at this path; weights and rejection by the settings of mis.yaml."""
+    """The lines of a framework with `mis.py` at this path; weights and rejection use the settings of mis.yaml."""
     return (
         Line(f"{_PREFIX}kl", ENGINE_GAP, "E_y mean (−d)", source, ResponseMeans(MINUS_D), word="KL"),
         Line(f"{_PREFIX}k3_kl", ENGINE_GAP, "E_y mean (r − 1 − d)", source, ResponseMeans(K3), word="KL"),

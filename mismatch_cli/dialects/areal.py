@@ -3,13 +3,13 @@
 from mismatch_cli.dialects._line import ENGINE_GAP, UPDATE, ZEROED_RATIO, D, Line, largest, least, mean
 
 WHEN = (
-    "behave_* need rejection_sampling, and are taken over the tokens that it keeps: here no filter, so all tokens. "
-    "Each is logged as avg, min and max."
+    "behave_* need rejection_sampling, and cover the tokens that it keeps: here all tokens, without a filter. Each is "
+    "logged as avg, min and max."
 )
 _ACTOR = "areal/trainer/ppo/actor.py"
 _PREFIX = "ppo_actor/update/"
 _ZEROED = "an infinite d counts as 0"
-_UPDATE = "what the update changed, not the engine gap"
+_UPDATE = "change by the update, not the engine gap"
 
 LINES = (
     Line(f"{_PREFIX}behave_approx_kl/avg", ENGINE_GAP, "E d", _ACTOR, metric="d_mean", word="KL",

@@ -1,4 +1,4 @@
-"""NeMo-RL: `train/token_mult_prob_error`, the KL errors, and what truncation and masks take away."""
+"""NeMo-RL: `train/token_mult_prob_error`, the KL errors, and what truncation and masks remove."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from mismatch_cli.dialects._line import (
 from mismatch_cli.metrics.gaps import TokenGaps
 
 WHEN = (
-    "Always logged, but for is_oob_ratio, which needs truncated_importance_sampling_type: the name of one, in brackets "
-    "here, with the bounds of NVIDIA's configurations. The two KL errors follow reference_policy_kl_type: here its "
-    "default, k3. *_after_mask and masked_* are those of seq_logprob_error_threshold 2, as NVIDIA's recipes have it: "
-    "off by default, when nothing is masked."
+    "Always logged, except is_oob_ratio, which needs truncated_importance_sampling_type: here each type in brackets, "
+    "with the bounds of NVIDIA's configurations. The two KL errors follow reference_policy_kl_type: here its default, "
+    "k3. *_after_mask and masked_* use seq_logprob_error_threshold 2, as in NVIDIA's recipes; it is off by default, "
+    "and then nothing is masked."
 )
 _LOSS = "nemo_rl/algorithms/loss/loss_functions.py"
 _GRPO = "nemo_rl/algorithms/grpo.py"
-_BY_RESPONSE = ResponseMeans(MULT_ERROR, empty_stand=False)
+_BY_RESPONSE = ResponseMeans(MULT_ERROR, include_empty=False)
 _THRESHOLD = 2.0
 _OOB = "train/is_oob_ratio"
 _FINITE = "an infinite r counts as 0"
 _CLAMPED, _CLIP = weight(1.2, 0.8), "ratio_clip_min and ratio_clip_max 0.2"
 _ABOVE = Tokens(lambda gaps: FINITE_RATIO.column(gaps) > 2, logs=False)
-_NOTHING = "0 where all are masked"
+_NOTHING = "0 if all are masked"
 
 
 def _error(gaps: TokenGaps) -> np.ndarray:
-    """The mean of exp |d| over each response with tokens; infinite where π excludes one of them."""
+    """The mean of exp |d| over each response with tokens; infinite if π excludes one of them."""
     error_S = _BY_RESPONSE(gaps)
     supported_S, length_S = gaps.length_and_d_sum[0], gaps.responses.length_S
     error_S[(supported_S < length_S)[length_S > 0]] = np.inf
@@ -74,8 +74,8 @@ def _mean_is_outside(d_S: np.ndarray) -> np.ndarray:
     return (np.exp(d_S) < 0.999) | (np.exp(d_S) > 1.002)
 
 
-def _after_mask(part: str, of: str, reduce: Callable[[Moments], float]) -> Line:
-    name, formula = f"train/{part}_seq_mult_prob_error_after_mask", f"{of} mean exp |d|, of those up to 2"
+def _after_mask(part: str, symbol: str, reduce: Callable[[Moments], float]) -> Line:
+    name, formula = f"train/{part}_seq_mult_prob_error_after_mask", f"{symbol} mean exp |d|, of those up to 2"
     return Line(name, ENGINE_GAP, formula, _GRPO, _kept_error, reduce, note=_NOTHING, of_nothing=0.0)
 
 
@@ -83,35 +83,35 @@ LINES = (
     Line("train/token_mult_prob_error", ENGINE_GAP, "E exp |d|", _LOSS, metric="mult_prob_error", word="gap"),
     Line("train/gen_kl_error", ENGINE_GAP, "E (r − 1 − d)", _LOSS, metric="k3", word="KL"),
     Line("train/policy_kl_error", ENGINE_GAP, "E (1/r − 1 + d)", _LOSS, REVERSED_K3, word="KL",
-         note="the other direction by its form, but still on tokens that the rollout sampled: no estimate of KL(π‖μ)"),
+         note="the reverse form, but on tokens that the rollout sampled: not an estimate of KL(π‖μ)"),
     Line("train/js_divergence_error", ENGINE_GAP, "E ½ [k(π/m) + k(μ/m)], k(x) = x − 1 − log x", _LOSS,
-         JENSEN_SHANNON, word="KL", note="m = (π + μ)/2, of the sampled token alone: an estimate, not a divergence"),
+         JENSEN_SHANNON, word="KL", note="m = (π + μ)/2, of the sampled token only: an estimate, not a divergence"),
     Line("train/sampling_importance_ratio", ENGINE_GAP, "E r", _LOSS, FINITE_RATIO, word="importance ratio",
-         note="as it enters the loss: truncated, or 0 where it is filtered, if truncated_importance_sampling_ratio is "
-              f"set; here without, as by default; {_FINITE}"),
+         note="as it enters the loss: if truncated_importance_sampling_ratio is set, truncated, or 0 if filtered; here "
+              f"unset, the default; {_FINITE}"),
     Line(f"{_OOB} (tis)", ENGINE_GAP, "share with r > 2", _LOSS, _ABOVE, note=_FINITE),
     Line(f"{_OOB} (icepop)", ENGINE_GAP, "share with r outside [0.5, 5]", _LOSS, ratio_outside(0.5, 5)),
     Line(f"{_OOB} (seq-mask-tis)", ENGINE_GAP, "share of y, exp(mean d) not in [0.999, 1.002]", _LOSS,
-         OfResponses(_mean_is_outside, ResponseMeans(zeroed(D), empty_stand=False)),
+         OfResponses(_mean_is_outside, ResponseMeans(zeroed(D), include_empty=False)),
          note="an infinite d counts as 0; the only is_oob_ratio over responses"),
     Line("train/max_seq_mult_prob_error", ENGINE_GAP, "max_y mean exp |d|", _GRPO, _BY_RESPONSE, largest),
     Line("train/mean_seq_mult_prob_error", ENGINE_GAP, "E_y mean exp |d|", _GRPO, _BY_RESPONSE, mean),
     Line("train/min_seq_mult_prob_error", ENGINE_GAP, "min_y mean exp |d|", _GRPO, _error, least,
-         note="infinite where π excludes a token"),
+         note="infinite if π excludes a token"),
     _after_mask("max", "max_y", largest),
     _after_mask("mean", "E_y", mean),
     _after_mask("min", "min_y", least),
     Line("train/num_masked_seqs_by_logprob_error", ENGINE_GAP, "number of y with mean exp |d| > 2", _GRPO,
-         _is_masked, total, note="of all responses of the traces; a step logs those of its batch"),
+         _is_masked, total, note="over all responses of the traces; a step logs those of its batch"),
     Line("train/masked_correct_pct", ENGINE_GAP, "share with reward 1 of y, mean exp |d| > 2",
-         _GRPO, _masked_is_right, note="a share of 1, not a percentage; 0 where none is masked", needs=("reward_S",),
+         _GRPO, _masked_is_right, note="a fraction, not a percentage; 0 if none is masked", needs=("reward_S",),
          of_nothing=0.0),
     Line("train/probs_ratio", UPDATE, "E r", _LOSS, metric="ratio_mean", word="importance ratio",
-         note="what the update changed, not the engine gap"),
+         note="change by the update, not the engine gap"),
     Line("train/probs_ratio_min", UPDATE, "min r", _LOSS, RATIO, least),
     Line("train/probs_ratio_max", UPDATE, "max r", _LOSS, RATIO, largest),
     Line("train/probs_ratio_clamped", UPDATE, "E min(max(r, 0.8), 1.2)", _LOSS, _CLAMPED, word="importance ratio",
-         note=f"what the update changed, not the engine gap; {_CLIP}"),
+         note=f"change by the update, not the engine gap; {_CLIP}"),
     Line("train/probs_ratio_clamped_min", UPDATE, "min of min(max(r, 0.8), 1.2)", _LOSS, _CLAMPED, least, note=_CLIP),
     Line("train/probs_ratio_clamped_max", UPDATE, "max of min(max(r, 0.8), 1.2)", _LOSS, _CLAMPED, largest, note=_CLIP),
 )  # fmt: skip

@@ -1,11 +1,11 @@
-"""oat: `kl_sample_train_v1` and `_v2`, and the extremes of signed differences, among which a masked place is a 0."""
+"""oat: `kl_sample_train_v1` and `_v2`, and extremes of signed differences, in which masked positions count as 0."""
 
 from mismatch_cli.dialects._line import ENGINE_GAP, MINUS_DP, UPDATE, D, Line, Moments
 
 WHEN = "Always logged. Prompts and padding enter the extremes as 0, so no maximum is below 0 and no minimum above."
 _PPO = "oat/algorithms/ppo.py"
-_OF_UPDATE = "what the update changed, not the engine gap"
-_SIGN = "signed, μ − π: the other way round than a gap of π over μ"
+_OF_UPDATE = "change by the update, not the engine gap"
+_SIGN = "signed, μ − π: the opposite of π − μ"
 
 
 def _at_least_0(moments: Moments) -> float:

@@ -8,5 +8,5 @@ _LOSS = "openrlhf/models/loss.py"
 LINES = (
     Line("vllm_kl", ENGINE_GAP, "E (−d)", _LOSS, metric="k1", word="KL"),
     Line("ppo_kl", UPDATE, "E (−d)", _LOSS, metric="k1", word="KL",
-         note="what the update changed, not the engine gap"),
+         note="change by the update, not the engine gap"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""prime-rl: `mismatch_kl/all/*`, against the trainer as it is now, and its DPPO mask."""
+"""prime-rl: `mismatch_kl/all/*`, against the current trainer, and its DPPO mask."""
 
 from dataclasses import replace
 
@@ -21,8 +21,8 @@ from mismatch_cli.dialects._line import (
 from mismatch_cli.metrics.gaps import TokenGaps
 
 WHEN = (
-    "Always logged, on the trainer's present weights. By default (filter_zero_advantages) a response whose advantages "
-    "are all 0 never reaches the trainer: it is left out here too, where the trace has advantages."
+    "Always logged, at the trainer's current weights. By default (filter_zero_advantages) a response whose advantages "
+    "are all 0 never reaches the trainer: it is left out here as well, if the trace has advantages."
 )
 _LOSS = "src/prime_rl/trainer/rl/loss.py"
 _TRAIN = "src/prime_rl/trainer/rl/train.py"
@@ -32,7 +32,7 @@ _LOW_0 = f"{_MASK}; a token with A = 0 is masked like one with A < 0, but in nei
 
 
 def _is_masked(gaps: TokenGaps) -> np.ndarray:
-    """As the mask blocks, and A = 0 on the side of A < 0: it changes no update, but is counted."""
+    """What the mask blocks, with A = 0 treated as A < 0: such a token changes no update, but is counted."""
     advantage_N = gaps.column("advantage_T")
     return blocked("prime-rl").column(gaps) | ((advantage_N == 0) & (gaps.dp_N < np.float32(-0.2)))
 

@@ -1,4 +1,4 @@
-"""slime: `train/train_rollout_logprob_abs_diff`, the TIS metrics and those of mis.py."""
+"""slime: `train/train_rollout_logprob_abs_diff`, the TIS metrics, and the metrics of mis.py."""
 
 from mismatch_cli.dialects._line import (
     ABS_D,
@@ -13,10 +13,10 @@ from mismatch_cli.dialects._line import (
 from mismatch_cli.dialects._mis import mis_lines
 
 WHEN = (
-    "The first is always logged; the others need --use-tis or --get-mismatch-metrics, those with mis_ also "
+    "The first is always logged; the others need --use-tis or --get-mismatch-metrics, mis_* also need "
     "examples/train_infer_mismatch_helper/mis.py as the TIS function: here with the settings of its mis.yaml. "
-    "Everything is the mean over responses of the mean over their tokens; with --calculate-per-token-loss slime takes "
-    "the mean over tokens instead."
+    "Every number is a mean over responses of means over their tokens; with --calculate-per-token-loss slime averages "
+    "over tokens instead."
 )
 _LOSS = "slime/backends/megatron_utils/loss.py"
 _MIS = "examples/train_infer_mismatch_helper/mis.py"
@@ -30,6 +30,6 @@ LINES = (
     Line("train/tis_clipfrac", ENGINE_GAP, "E_y share with r > 2", _LOSS, ResponseMeans(ratio_above(2.0)),
          note="tis_clip_low 0, tis_clip 2"),
     Line("train/ois", UPDATE, "E_y mean r", _LOSS, ResponseMeans(RATIO), word="importance ratio",
-         note="what the update changed, not the engine gap"),
+         note="change by the update, not the engine gap"),
     *mis_lines(_MIS),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What every statistic over a trace is: updated batch by batch, merged in shard order, asked for its result."""
+"""The base of every statistic over a trace: updated batch by batch, merged in shard order, then read."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Self
@@ -9,15 +9,15 @@ import numpy as np
 class Accumulator:
     """A statistic whose attributes are sums: arrays, numbers, other accumulators, and dicts and lists of these.
 
-    Counts and extremes are exact in any order; float sums give the same bits where shards are merged in the same order.
-    `SETTINGS` are the attributes that both sides of a merge share, `LARGEST` those of which the larger one stays.
+    Counts and extremes are exact in any order; float sums give the same bits if shards are merged in the same order.
+    `SETTINGS` are attributes that both sides of a merge share, `LARGEST` those that keep the larger value.
     """
 
     SETTINGS: ClassVar[tuple[str, ...]] = ()
     LARGEST: ClassVar[tuple[str, ...]] = ()
 
     def merge(self, other: Self) -> None:
-        """Add what another one has seen."""
+        """Add another accumulator's state."""
         for name, value in vars(self).items():
             if name in self.LARGEST:
                 setattr(self, name, _larger(value, getattr(other, name)))
@@ -25,7 +25,7 @@ class Accumulator:
                 setattr(self, name, _sum(value, getattr(other, name)))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: counts that are mostly 0 travel between processes without their zeros."""
+        """Pickle counts that are mostly 0 without their zeros, to move less between processes."""
         return {name: _without_zeros(value) for name, value in vars(self).items()}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -34,7 +34,7 @@ class Accumulator:
 
 
 def _sum(total: Any, part: Any) -> Any:
-    """Their sum, in place where `total` is no number; a `TypeError` where the two cannot be added."""
+    """The sum, in place unless `total` is a number; raises a `TypeError` if the two cannot be added."""
     if isinstance(total, Accumulator):
         total.merge(part)
     elif isinstance(total, dict):
@@ -48,13 +48,13 @@ def _sum(total: Any, part: Any) -> Any:
 
 
 def _larger(total: Any, part: Any) -> Any:
-    """The larger of each, of the same type; NaN stays."""
+    """The elementwise maximum, in the type of `total`; NaN stays."""
     larger = np.maximum(total, part)
     return larger if isinstance(total, np.ndarray) else type(total)(larger)
 
 
 class _Occupied(NamedTuple):
-    """An array of counts by the places where they are not 0."""
+    """An array of counts, as its nonzero entries and their indices."""
 
     shape: tuple[int, ...]
     place_U: np.ndarray
@@ -70,7 +70,7 @@ _LARGE = 2**12  # numbers
 
 
 def _without_zeros(value: Any) -> Any:
-    """Large counts as `_Occupied`, where that is less than half of their size; else what it was."""
+    """Large counts as `_Occupied` if that saves more than half of their size; else the value unchanged."""
     if not isinstance(value, np.ndarray) or value.dtype != np.int64 or value.size < _LARGE:
         return value
     place_U = np.flatnonzero(value)

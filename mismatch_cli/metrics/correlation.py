@@ -20,8 +20,8 @@ def series_correlation(x_N: np.ndarray, y_N: np.ndarray) -> Estimate:
     """Pearson's correlation of two series, with a 95 % interval by Fisher's z for autocorrelated series.
 
     z = artanh(r) has a standard error of 1/√(n_eff − 3), where n_eff = n / (1 + 2 Σ_k (1 − k/n) ρx(k) ρy(k)) counts
-    what follows in a run and resembles what came before only in part (Bartlett 1935); lags k up to n/4. Of simulated
-    series with neighbours correlated by 0 to 0.95 it holds the truth in 93.5 to 98.8 % (10 to 200 steps).
+    steps that resemble their predecessors only in part (Bartlett 1935); lags k go up to n/4. On simulated series with
+    neighbours correlated by 0 to 0.95 it covers the truth in 93.5 to 98.8 % of cases (10 to 200 steps).
     """
     if len(x_N) < 3:
         return Estimate(None, note="fewer than 3 steps")
@@ -42,7 +42,7 @@ def series_correlation(x_N: np.ndarray, y_N: np.ndarray) -> Estimate:
 
 
 def _independent_steps(dx_N: np.ndarray, dy_N: np.ndarray) -> float:
-    """n_eff, at most n: series that alternate are not taken for more steps than there are."""
+    """n_eff, at most n, so that alternating series do not count as more steps than they have."""
     n = len(dx_N)
     lags = np.arange(1, n // 4 + 1)
     rho_x, rho_y = (_autocorrelations(deviations_N, lags) for deviations_N in (dx_N, dy_N))
@@ -50,7 +50,7 @@ def _independent_steps(dx_N: np.ndarray, dy_N: np.ndarray) -> float:
 
 
 def _autocorrelations(deviations_N: np.ndarray, lags: np.ndarray) -> np.ndarray:
-    """Of each lag, without the bias of a short series: found is (1 + 3ρ)/n too little (Kendall 1954), ρ of lag 1."""
+    """The autocorrelation at each lag, without the bias −(1 + 3ρ)/n of short series (Kendall 1954), ρ at lag 1."""
     found = np.array([deviations_N[:-k] @ deviations_N[k:] for k in lags]) / (deviations_N @ deviations_N)
     return found + (1 + 3 * max(found[0], 0.0)) / len(deviations_N)
 
@@ -61,10 +61,10 @@ _ROW = np.dtype([("key", np.float64), ("group", np.int64), ("x", np.float32), ("
 
 
 class SampledSpearman(Accumulator):
-    """Spearman's ρ of two columns, μ and π for one, with mid-ranks.
+    """Spearman's ρ of two columns, such as μ and π, with mid-ranks.
 
-    Exact up to 32,768 tokens, beyond that on those with the smallest hashes. A histogram would be bounded too, but its
-    bins are ties, and where the policies nearly agree the order inside a bin is all there is to measure.
+    Exact up to 32,768 tokens, then on those with the smallest hashes. A histogram would be bounded as well, but its
+    bins are ties, and if the policies nearly agree, the order within a bin is all that is left to measure.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class SampledSpearman(Accumulator):
         return self.jackknife().estimate(prompts)
 
     def jackknife(self) -> Jackknife:
-        """ρ, and ρ without each group of prompts, of fewer and larger ones: every one needs all ranks anew."""
+        """ρ, and ρ without each group of prompts; fewer, larger groups, as each needs all ranks computed again."""
         rows = self.sample.rows()
         part = rows["group"] * _PARTS // GROUPS
         place_2N = [np.unique(rows[name], return_inverse=True)[1] for name in ("x", "y")]
@@ -100,13 +100,13 @@ class SampledSpearman(Accumulator):
 
 
 def _spearman(place_2N: Sequence[np.ndarray]) -> float:
-    """Pearson correlation of mid-ranks; NaN where one side has a single rank."""
+    """Pearson correlation of mid-ranks; NaN if one side has a single rank."""
     q_N, p_N = map(_centred_ranks, place_2N)
     variances = (q_N @ q_N) * (p_N @ p_N)
     return float(q_N @ p_N / np.sqrt(variances)) if variances > 0 else float("nan")
 
 
 def _centred_ranks(place_N: np.ndarray) -> np.ndarray:
-    """The rank of each value by its place among all values, ties sharing their mean, minus the mean rank of all."""
+    """The rank of each value, with ties sharing their mean rank, minus the mean of all ranks."""
     counts = np.bincount(place_N)
     return (np.cumsum(counts) - counts / 2 - len(place_N) / 2)[place_N]

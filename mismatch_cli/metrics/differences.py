@@ -1,8 +1,8 @@
-"""The difference of two traces in a metric, with an interval that knows what the two share.
+"""The difference of two traces in a metric, with an interval that accounts for what they share.
 
-It is formed without each group of prompts in turn. The same prompts are left out of both traces, so what comes from a
-prompt being hard or easy cancels; a prompt that only one of them holds is left out of that one. The same formula
-therefore serves pairs of traces that share all of their prompts, some, or none.
+It is computed without each group of prompts in turn. The same prompts are left out of both traces, so the effect of a
+hard or easy prompt cancels; a prompt in only one of them is left out of that one. So the same formula serves traces
+that share all of their prompts, some, or none.
 """
 
 from dataclasses import asdict, dataclass
@@ -26,17 +26,17 @@ from mismatch_cli.metrics.summary import MismatchSummary
 
 NO_DIFFERENCE = "no difference for any prompt"
 AT_AGREEMENT = "one of them may be in agreement: no interval"
-Sides = tuple[np.ndarray, np.ndarray]  # of the first and the other trace, without each group of prompts
+Sides = tuple[np.ndarray, np.ndarray]  # the first and the other trace, each without one group of prompts at a time
 _ANGLES = np.linspace(0, 2 * np.pi, 361)
 _ROUNDING = 1e-9  # relative to the larger value: less comes from the order of additions
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How another trace differs from the first one in a metric.
+    """How another trace differs from the first in a metric.
 
-    `difference` is the other − the first; `factor` is their distance from agreement over the first’s, and has no value
-    for a signed metric, nor where the first is below resolution.
+    `difference` is the other − the first; `factor` is the other's distance from agreement over the first's, without a
+    value for a signed metric or if the first is below resolution.
     """
 
     difference: Estimate
@@ -44,7 +44,7 @@ class Difference:
 
     @property
     def more_than_noise(self) -> bool | None:
-        """Whether the interval of the difference excludes 0; None where there is no interval."""
+        """Whether the interval of the difference excludes 0; None without an interval."""
         low, high = self.difference.low, self.difference.high
         return None if low is None or high is None else low > 0 or high < 0
 
@@ -53,7 +53,7 @@ class Difference:
 
 
 class Measured:
-    """Every metric of one summary, as estimates and as what their intervals are made of."""
+    """Every metric of one summary: its estimate, and the values behind its interval."""
 
     def __init__(self, summary: MismatchSummary) -> None:
         self.prompts = summary.exact.prompts.result()
@@ -63,7 +63,7 @@ class Measured:
 
 
 def differences(first: Measured, other: Measured) -> dict[str, Difference]:
-    """Every metric of the catalog, the other against the first."""
+    """Every metric of the catalog, the other compared with the first."""
     return {key: _difference(metric, first, other) for key, metric in METRICS.items()}
 
 
@@ -89,7 +89,7 @@ def _difference(metric: Metric, first: Measured, other: Measured) -> Difference:
     elif found.low is not None:
         found = _change(a.estimate(prompts), b.estimate(prompts), _correlation(a.scale, x_G, y_G), y - x)
     if any(_holds_agreement(metric, side.estimates[metric.key]) for side in (first, other)):
-        unsure = AT_AGREEMENT  # the distance may be any, and have either sign
+        unsure = AT_AGREEMENT  # the distance may have any size and either sign
     return Difference(found, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
 
 
@@ -98,11 +98,11 @@ def _holds_agreement(metric: Metric, found: Estimate) -> bool:
 
 
 def _correlation(scale: Scale, x_G: np.ndarray, y_G: np.ndarray) -> float:
-    """Of the errors of two values that have the same prompts, on their scale."""
+    """The correlation of the errors of two values with the same prompts, on their scale."""
     with np.errstate(all="ignore"):
         on_scale_2G = scale.to(np.stack([x_G, y_G]))
     on_scale_2G = on_scale_2G[:, np.isfinite(on_scale_2G).all(axis=0)]
-    if not on_scale_2G.size:  # a mean of 0 in all, which has no logarithm
+    if not on_scale_2G.size:  # all means are 0, which has no logarithm
         return 0.0
     u_2G = on_scale_2G - on_scale_2G.mean(axis=1, keepdims=True)
     norms = float(np.prod(np.linalg.norm(u_2G, axis=1)))
@@ -110,10 +110,10 @@ def _correlation(scale: Scale, x_G: np.ndarray, y_G: np.ndarray) -> float:
 
 
 def _change(first: Estimate, other: Estimate, correlation: float, change: float) -> Estimate:
-    """The interval of a difference from those of both values: each keeps its own reach below and above.
+    """The interval of a difference from those of both values, each with its own reach below and above.
 
-    The ends are the least and the largest difference while both values move within their intervals, on the ellipse
-    that their correlation makes (without correlation: Zou and Donner 2008). A value without spread stays where it is.
+    The ends are the smallest and largest difference as both values move within their intervals, on the ellipse given by
+    their correlation (without correlation: Zou and Donner 2008). A value without spread does not move.
     """
     reaches = []
     for side in (first, other):
@@ -129,13 +129,13 @@ def _change(first: Estimate, other: Estimate, correlation: float, change: float)
 
 
 def _aligned(a: Jackknife, b: Jackknife) -> Sides:
-    """Both without each group of prompts; a group that only one of them holds leaves the other as it is."""
+    """Both without each group of prompts; a group in only one of them leaves the other unchanged."""
     lacks_a, lacks_b = np.isnan(a.without_G), np.isnan(b.without_G)
     return np.where(lacks_a & ~lacks_b, a.value, a.without_G), np.where(lacks_b & ~lacks_a, b.value, b.without_G)
 
 
 def _settled(x: Any, y: Any) -> Any:
-    """`y`, but `x` where the two differ by no more than rounding."""
+    """`y`, or `x` where the two differ only by rounding."""
     with np.errstate(invalid="ignore"):
         close = np.abs(y - x) <= _ROUNDING * np.maximum(np.abs(x), np.abs(y))
     return np.where(close, x, y) if isinstance(x, np.ndarray) else x if close else y
@@ -144,7 +144,7 @@ def _settled(x: Any, y: Any) -> Any:
 def _factor(
     metric: Metric, x: float, y: float, without: Sides | None = None, prompts: int = 0, unsure: str | None = None
 ) -> Estimate:
-    """The interval is formed on the logarithm: a factor has no negative values."""
+    """The ratio of the distances from agreement, with an interval computed on the logarithm."""
     if metric.signed:
         return Estimate(None, note="signed: near zero by chance, no factor")
     first, other = _distance(metric, x), _distance(metric, y)
@@ -162,5 +162,5 @@ def _factor(
 
 
 def _distance(metric: Metric, value: Any) -> Any:
-    """How far a value is from agreement; what describes no gap is taken as it is."""
+    """The distance of a value from agreement; the value itself for a metric that does not describe a gap."""
     return np.abs(value - (metric.agreement or 0.0))

@@ -1,10 +1,10 @@
-"""A number with its interval, or with the reason why there is none.
+"""A number with its interval, or with the reason for not having one.
 
-There is one way to an interval over prompts: leave out one group of prompts at a time, and allow for skewness. A few
+Every interval over prompts comes from leaving out one group of prompts at a time, and allows for skewness. A few
 prompts carry much of a gap, so a mean and its error rise together, and value ± t · error ends too low more often than
-too high. Three things repair that: a scale on which the value is least skewed, the correction of Student's t for the
-skewness that is left (Hall 1992, On the removal of skewness by transformation), and fewer degrees of freedom where a
-few groups make the error. benchmarks/coverage.py measures what comes of it.
+too high. Three things correct that: a scale on which the value is least skewed, a correction of Student's t for the
+remaining skewness (Hall 1992, On the removal of skewness by transformation), and fewer degrees of freedom if a few
+groups dominate the error. benchmarks/coverage.py measures the resulting coverage.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,21 +15,21 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 FEWEST_PROMPTS = 10  # below, an interval over prompts would be a guess
-FEWEST_GROUPS = 8  # of prompts: of ten prompts two or three may share one
+FEWEST_GROUPS = 8  # of prompts: two or three of ten prompts may share one
 FLOOR_RESOLUTION = 1e-7
 BELOW_RESOLUTION = "below resolution"
 
 EXTREME = "an extreme: no interval"
 FEW_PROMPTS = f"fewer than {FEWEST_PROMPTS} prompts, or groups of them: no interval"
 FEW_DECIDE = "a few prompts decide it: no interval"
-NO_SPREAD = "the same for all prompts: no interval"  # nothing says how rare the unseen is
+NO_SPREAD = "the same for all prompts: no interval"  # it is unknown how rare unseen values are
 LARGEST_WEIGHTS = "a few responses decide it: no interval"
 FEWEST_BEYOND = 150  # tokens beyond a quantile
 FEW_BEYOND = f"fewer than {FEWEST_BEYOND} tokens beyond it: no interval"
 FEWEST_TOKENS = 1000  # in a bin of μ
 FEW_TOKENS = f"fewer than {FEWEST_TOKENS:,} tokens: no interval"
 FEW_TOKENS_DECIDE = "a few tokens decide it: no interval"
-CROWDED = "most ratios crowd at 1: no interval"  # how densely decides, and differs from trace to trace
+CROWDED = "most ratios crowd at 1: no interval"  # their density decides, and it differs from trace to trace
 FEW_AT_EDGE = "the few tokens near it decide it: no interval"
 NOT_MEASURED = "not measured"
 OVERFLOW = "larger than a float can hold"
@@ -37,7 +37,7 @@ OVERFLOW = "larger than a float can hold"
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval over prompts; `note` says why there is none."""
+    """A value with its 95 % interval over prompts; `note` says why an interval is missing."""
 
     value: float | None
     low: float | None = None
@@ -49,7 +49,7 @@ class Estimate:
 
 
 def clamped(estimate: Estimate, lowest: float | None, highest: float | None) -> Estimate:
-    """A quantile from a histogram, held within the extremes, which are exact."""
+    """A quantile from a histogram, clamped to the exact extremes."""
     low, high = -inf if lowest is None else lowest, inf if highest is None else highest
     value, lower, upper = (
         None if x is None else min(max(x, low), high) for x in (estimate.value, estimate.low, estimate.high)
@@ -58,7 +58,7 @@ def clamped(estimate: Estimate, lowest: float | None, highest: float | None) -> 
 
 
 def point(value: float, note: str | None = None) -> Estimate:
-    """An estimate without interval; a value that is no finite number becomes None with a note."""
+    """An estimate without an interval; a value that is not finite becomes None with a note."""
     value = float(value)
     if isfinite(value):
         return Estimate(value, note=note)
@@ -66,19 +66,19 @@ def point(value: float, note: str | None = None) -> Estimate:
 
 
 def finite_or_none(value: float) -> float | None:
-    """The value as JSON can hold it."""
+    """The value in a form that JSON can hold."""
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def student_t(degrees: float) -> float:
-    """97.5 % point of Student's t, by its expansion in 1/degrees: 0.3 % off at 4 degrees, less beyond."""
+    """The 97.5 % point of Student's t, by its expansion in 1/degrees: 0.3 % off at 4 degrees, less beyond."""
     z = 1.959964
     terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
 
 
 def times_floor(value: float | None, floor: float | None) -> float | str | None:
-    """value / floor, the factor above the trainer's own noise; noise below 1e-7 answers "below resolution"."""
+    """value / floor, the factor above the trainer's own noise; "below resolution" if the noise is below 1e-7."""
     if value is None or floor is None:
         return None
     if abs(floor) < FLOOR_RESOLUTION:
@@ -86,10 +86,10 @@ def times_floor(value: float | None, floor: float | None) -> float | str | None:
     return value / floor
 
 
-_ROUNDING = 1e-12  # relative: a spread below it comes from the order of additions
+_ROUNDING = 1e-12  # relative: a smaller spread comes from the order of additions
 _FEWEST_DECIDING = 5.0  # groups
 _LEAST_DEGREES = 4.0
-_MOST_SKEWNESS = 0.3  # of the error: more is one group, and the interval would run away without covering more
+_MOST_SKEWNESS = 0.3  # of the error: more means a single group, and the interval would grow without covering more
 
 
 def _same(x: np.ndarray) -> np.ndarray:
@@ -98,36 +98,36 @@ def _same(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where an interval is symmetric but for the skewness of the data, and how much of that is taken out."""
+    """A transformation that makes an interval symmetric except for the data's skewness, and the part corrected."""
 
     to: Callable[[np.ndarray], np.ndarray]
     back: Callable[[np.ndarray], np.ndarray]
     skewness: float = 1.0
 
 
-SIGNED = Scale(_same, _same, 0.5)  # what may lie on both sides of 0 is seldom skewed: less correction, less noise
-LOG_FACTOR = Scale(_same, _same, 0.0)  # of two values that are skewed alike
+SIGNED = Scale(_same, _same, 0.5)  # values on both sides of 0 are seldom skewed: less correction, less noise
+LOG_FACTOR = Scale(_same, _same, 0.0)  # of two values with similar skewness
 POSITIVE = Scale(np.log, np.exp)
 ABOVE_1 = Scale(lambda x: np.log(x - 1), lambda y: 1 + np.exp(y))
 ABOVE_MINUS_1 = Scale(np.log1p, np.expm1)
 SHARE = Scale(lambda x: np.log(x) - np.log1p(-x), lambda y: 1 / (1 + np.exp(-y)), 0.25)  # log-odds reach far enough
-SAMPLE_SIZE = replace(SHARE, skewness=1.0)  # of (mean w)² / mean w²: as skewed as the few large weights
+SAMPLE_SIZE = replace(SHARE, skewness=1.0)  # (mean w)² / mean w² is as skewed as the few large weights
 CORRELATION = Scale(np.arctanh, np.tanh)
 
 
 @dataclass(frozen=True)
 class Jackknife:
-    """A value, and what it would be without each group of prompts.
+    """A value, and the value without each group of prompts.
 
-    NaN stands for a group that holds nothing, infinity where nothing is left without a group.
+    NaN stands for an empty group, infinity for a group without which nothing is left.
 
-    Group g of two traces holds the same prompts: differences of these values are those of the difference.
+    Group g holds the same prompts in two traces, so differences of these values are the jackknife of the difference.
     """
 
     value: float
     without_G: np.ndarray
     scale: Scale = SIGNED
-    unsure: str | None = None  # why an interval would not hold, whatever its width
+    unsure: str | None = None  # why no interval of any width would be valid
 
     def estimate(self, prompts: int) -> Estimate:
         """The value with its 95 % interval."""
@@ -137,9 +137,9 @@ class Jackknife:
 
 
 def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = SIGNED) -> Estimate:
-    """The 95 % interval of a value, from the value without one group of prompts at a time.
+    """The 95 % interval of a value, from its values without one group of prompts at a time.
 
-    With y the value on its scale, y_g that without group g and u_g = ȳ − y_g: error² = (G − 1)/G Σ u², skewness
+    With y the value on its scale, y_g the value without group g and u_g = ȳ − y_g: error² = (G − 1)/G Σ u², skewness
     a = Σ u³ / (Σ u²)^1.5, and degrees of freedom 2 / (Σ u⁴ / (Σ u²)² − 1/G), at most G − 1.
     """
     usable_G = without_G[~np.isnan(without_G)]
@@ -151,9 +151,9 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
         y, y_G = float(scale.to(np.array(value))), scale.to(usable_G)
     if not np.isfinite(y) or np.isnan(y_G).any():  # a share that can be negative, a correlation of 1 + rounding
         scale, y, y_G = SIGNED, value, usable_G
-    if not np.isfinite(y_G).all():  # one group makes all of it
+    if not np.isfinite(y_G).all():  # a single group contributes everything
         return point(value, FEW_DECIDE)
-    power = 200 * int(np.frexp(np.abs(y_G).max())[1] / 200)  # 0 but for enormous values: the powers of u stay finite
+    power = 200 * int(np.frexp(np.abs(y_G).max())[1] / 200)  # 0 except for enormous values: u⁴ stays finite
     y_G = np.ldexp(y_G, -power)
     u_G = y_G.mean() - y_G
     if _deciding(u_G) < _FEWEST_DECIDING:
@@ -163,13 +163,13 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
 
 
 def _deciding(u_G: np.ndarray) -> float:
-    """As many groups of equal weight would decide as surely."""
+    """The number of equally weighted groups with the same effect."""
     squares = float(u_G @ u_G)
     return float(np.abs(u_G).sum()) ** 2 / squares if squares > 0 else 0.0
 
 
 def _reach(u_G: np.ndarray, skewness: float) -> np.ndarray:
-    """How far below and above the value the interval ends, on its scale: error · h(± t), h Hall's transformation."""
+    """How far the interval extends below and above the value, on its scale: error · h(± t), h Hall's transformation."""
     count, squares = len(u_G), float(u_G @ u_G)
     degrees = 2 / max(float((u_G**4).sum()) / squares**2 - 1 / count, 1e-9)
     t = student_t(min(max(degrees, _LEAST_DEGREES), count - 1)) * np.array([1.0, -1.0])
@@ -181,7 +181,7 @@ def _reach(u_G: np.ndarray, skewness: float) -> np.ndarray:
 
 
 def standard_error(without_G: np.ndarray) -> float:
-    """The standard error of a value, from the value without one group of prompts at a time."""
+    """The standard error of a value, from its values without one group of prompts at a time."""
     return float(np.sqrt((len(without_G) - 1) * np.mean((without_G - without_G.mean()) ** 2)))
 
 
@@ -189,7 +189,7 @@ Made = TypeVar("Made")
 
 
 def without_groups(evaluate: Callable[..., Made], *sums_Gx: np.ndarray) -> tuple[Made, Made]:
-    """What `evaluate` makes of sums by prompt group: of all of them, and with each group in turn left out."""
+    """`evaluate` on sums by prompt group: on all of them, and with each group left out in turn."""
     totals_x = [sums.sum(axis=0) for sums in sums_Gx]
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a broken recording may hold ∞ − ∞
         left_Gx = [total - sums for total, sums in zip(totals_x, sums_Gx, strict=True)]
@@ -203,23 +203,23 @@ def grouped_ratio(part_G: np.ndarray, whole_G: np.ndarray, prompts: int, scale: 
 
 
 def grouped_share(part_G: np.ndarray, whole_G: np.ndarray, prompts: int) -> Estimate:
-    """The same for a part of the whole: between 0 and 1."""
+    """The same ratio for a part of the whole, between 0 and 1."""
     return clamped(grouped_ratio(part_G, whole_G, prompts, SHARE), 0.0, 1.0)
 
 
 def left_out(without_G: np.ndarray, occupied_G: np.ndarray) -> np.ndarray:
-    """What a `Jackknife` holds: NaN for a group that holds nothing, infinity where nothing is left without a group."""
+    """Values for a `Jackknife`: NaN for an empty group, infinity for a group without which nothing is left."""
     return np.where(occupied_G, np.where(np.isnan(without_G), np.inf, without_G), np.nan)
 
 
-_DEVIATIONS = 3.0  # standard errors of a paired difference before anything is said
-# The difference must also be a part of the smaller gap. The engine's weights are those of the trainer rounded, and all
-# responses share that rounding: where the step is small against it, either weights can fit better, significantly.
+_DEVIATIONS = 3.0  # standard errors that a paired difference needs before the test decides
+# The difference must also be a large enough part of the smaller gap. The engine's weights are the trainer's, rounded,
+# and all responses share that rounding: if the step is smaller, either weights can fit significantly better.
 _PART = 0.25
 
 
 class PairedTest(NamedTuple):
-    """mean |π − μ| over responses at two sets of weights, and by how many standard errors the second is farther."""
+    """Mean |π − μ| over responses at two sets of weights, and by how many standard errors the second is larger."""
 
     first: float
     second: float
@@ -238,9 +238,9 @@ class PairedTest(NamedTuple):
 def paired_test(
     logp_rollout: Sequence[np.ndarray], logp_first: Sequence[np.ndarray], logp_second: Sequence[np.ndarray]
 ) -> PairedTest:
-    """Which weights an engine sampled with, by the mean |π − μ| of each response.
+    """Which weights an engine sampled with, from the mean |π − μ| of each response.
 
-    Not decided where the two sets of weights are too near, or NaN.
+    Undecided if the two sets of weights are too close, or NaN.
     """
     mu, first, second = ([np.exp(x) for x in side] for side in (logp_rollout, logp_first, logp_second))
     gap_S2 = np.array(

@@ -1,8 +1,8 @@
-"""The one table of what is measured: a row per number, which terminal, page, JSON, guide, limits and dialects read.
+"""The one table of metrics: a row per number, read by terminal, page, JSON, guide, limits and dialects.
 
-Notation of `METRICS`: μ the reference (the rollout, in the pairs "mismatch" and "total"), π the current policy, both of
-the sampled token; d = log π − log μ; r = π/μ; E the mean over counted tokens, E_y over responses y, Σd the sum over a
-response. The notation of the other tables stands on the pages that show them.
+Notation of `METRICS`: μ is the reference (the rollout, in the pairs "mismatch" and "total"), π the current policy, both
+for the sampled token; d = log π − log μ; r = π/μ; E is the mean over counted tokens, E_y over responses y, Σd the sum
+over a response. Other tables explain their notation on the pages that show them.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ from mismatch_cli.metrics.estimate import (
 
 
 class Sums(dict[str, np.ndarray]):
-    """Sums over tokens and responses by name, on the totals or on what is left without each group of prompts."""
+    """Sums over tokens and responses by name, of the totals or without each group of prompts."""
 
     def mean(self, name: str, count: str = "supported") -> np.ndarray:
         return self[name] / self[count]
@@ -36,10 +36,10 @@ class Sums(dict[str, np.ndarray]):
 class Metric:
     """One number of a report.
 
-    `agreement` is its value where the two policies are equal, None where it describes the responses and not a gap. A
-    `signed` metric can be near that value by chance, so a factor over the noise would mean nothing. `value` makes
-    it of sums, None where an accumulator of its own does; its interval is formed on `scale`. On the page it stands in
-    `group`, those of a lower `rank` first.
+    `agreement` is its value if the two policies are equal, None if it describes responses instead of a gap. A `signed`
+    metric can be near that value by chance, so a multiple of the noise would be meaningless. `value` computes it from
+    sums, or is None if it has its own accumulator; its interval is computed on `scale`. On the page it appears in
+    `group`, lower `rank` first.
     """
 
     key: str
@@ -49,13 +49,13 @@ class Metric:
     source: str
     group: str = ""
     value: Callable[[Sums], np.ndarray] | None = None
-    scale: Scale = SIGNED  # what can lie on both sides of 0, or is close to 1
+    scale: Scale = SIGNED  # for values on both sides of 0, or close to 1
     agreement: float | None = 0.0
     signed: bool = False
     rank: int = 1
 
     def times_floor(self, value: float | None, floor: float | None) -> float | str | None:
-        """How far the value is from agreement, in multiples of how far the trainer is from itself."""
+        """The value's distance from agreement, in multiples of the trainer's distance from itself."""
         if value is None or floor is None or self.agreement is None or self.signed:
             return None
         return times_floor(abs(value - self.agreement), abs(floor - self.agreement))
@@ -65,13 +65,13 @@ Table = Mapping[str, Metric]
 
 
 def table(*rows: Metric) -> Table:
-    """Rows by key; no two may have the same."""
+    """Rows by key; keys must be unique."""
     by_key = {row.key: row for row in rows}
     assert len(by_key) == len(rows)
     return by_key
 
 
-_ROUNDING = 2e-7  # relative: a variance below it is what float32 squares were rounded by
+_ROUNDING = 2e-7  # relative: a smaller variance is the rounding of float32 squares
 
 
 def _mean(name: str, count: str = "supported") -> Callable[[Sums], np.ndarray]:
@@ -79,7 +79,7 @@ def _mean(name: str, count: str = "supported") -> Callable[[Sums], np.ndarray]:
 
 
 def _spread(square: str, name: str, count: str) -> Callable[[Sums], np.ndarray]:
-    """The standard deviation; of a single value there is none."""
+    """The standard deviation; NaN for a single value."""
 
     def spread(t: Sums) -> np.ndarray:
         found: np.ndarray = np.sqrt(np.maximum(t.mean(square, count) - t.mean(name, count) ** 2, 0))
@@ -94,7 +94,7 @@ def _kl_reverse_k3(t: Sums) -> np.ndarray:
 
 
 def _pearson(t: Sums) -> np.ndarray:
-    """With p = q + Δp, so that two nearly equal columns do not cancel; one value of q alone has no correlation."""
+    """Computed with p = q + Δp, so that nearly equal columns do not cancel; a constant q has no correlation."""
     q, dp = t.mean("q", "n"), t.mean("dp", "n")
     var_q, var_dp = t.mean("q_q", "n") - q * q, t.mean("dp_dp", "n") - dp * dp
     var_q = np.where(var_q > _ROUNDING * t.mean("q_q", "n"), var_q, np.nan)
@@ -223,9 +223,9 @@ VOLATILITY = table(*(
 ))
 # fmt: on
 
-SCALES = {key: metric.scale for key, metric in METRICS.items()}  # of their intervals
+SCALES = {key: metric.scale for key, metric in METRICS.items()}  # for their intervals
 
 
 def in_group(group: str) -> tuple[Metric, ...]:
-    """The metrics of one group of `METRICS`, in the order of the page."""
+    """The metrics of one group of `METRICS`, in page order."""
     return tuple(sorted((metric for metric in METRICS.values() if metric.group == group), key=lambda m: m.rank))

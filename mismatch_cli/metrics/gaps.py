@@ -1,11 +1,11 @@
 """The gap between two policies, token by token: computed once for a slice of a batch, read by every accumulator.
 
-Letters: `_N` the tokens of the slice that count, laid flat; `_S` its responses. A token counts when the loss mask has
-it and both policies were measured (NaN = not measured). A token that counts but that the current policy excludes (log π
-= −inf) is out of support: it enters Δp as −μ and the ratio as 0, and is left out of everything made from d = log π −
+Suffixes: `_N` are the counted tokens of the slice, laid flat; `_S` its responses. A token counts if it is in the loss
+mask and both policies were measured (NaN = not measured). A counted token that the current policy excludes (log π =
+−inf) is out of support: it enters Δp as −μ and the ratio as 0, and is left out of everything computed from d = log π −
 log μ, where its columns hold the neutral 0.
 
-The ratio is float32, exp of the float32 difference, as a trust region sees it: shares and thresholds are decided on it.
+The ratio is float32, exp of the float32 difference, as a trust region sees it: it decides shares and thresholds.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.hashing import hash_keys, mix, prompt_groups
 from mismatch_cli.metrics.pairs import Pair
 
-CHUNK_TOKENS = 2**17  # long enough to hide what hundreds of calls cost; costly formulas take blocks that stay in cache
+CHUNK_TOKENS = 2**17  # long enough to hide the cost of hundreds of calls; costly formulas use blocks that fit the cache
 
 
 def token_gaps(
     batch: TokenBatch, pair: Pair, max_tokens: int = CHUNK_TOKENS, required: Sequence[str] = ()
 ) -> Iterator[TokenGaps]:
-    """Slices of whole responses with about `max_tokens` measured tokens (more where one response is longer).
+    """Slices of complete responses with about `max_tokens` measured tokens (more if one response is longer).
 
     A token that lacks one of the `required` columns of the batch does not count.
     """
     measured_S1 = _measured_before(batch, pair)
     measured = int(measured_S1[-1])
-    max_tokens = -(-measured // max(1, round(measured / max_tokens)))  # slices of one length: a short one costs as much
+    max_tokens = -(-measured // max(1, round(measured / max_tokens)))  # equal lengths: a short slice costs as much
     first = 0
     while first < batch.num_responses:
         last = int(np.searchsorted(measured_S1, measured_S1[first] + max_tokens, side="right")) - 1
@@ -43,7 +43,7 @@ def token_gaps(
 
 
 def turns_begin(mask_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
-    """Where a turn begins, bool: a run of tokens of a response that the loss mask has."""
+    """Whether a turn, a run of a response's tokens in the loss mask, begins at each token: bool."""
     begins_T = mask_T.copy()
     begins_T[1:] &= ~mask_T[:-1]
     first = offset_S1[:-1][np.diff(offset_S1) > 0]
@@ -52,16 +52,16 @@ def turns_begin(mask_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
 
 
 def _measured_before(batch: TokenBatch, pair: Pair) -> np.ndarray:
-    """Tokens before each response for which the current policy was measured."""
+    """How many tokens with a measured current policy precede each response."""
     offset_S1, current_T = batch.offset_S1, getattr(batch, pair.current)
-    if not np.isnan(np.sum(current_T)):  # one NaN makes the sum NaN
+    if not np.isnan(np.sum(current_T)):  # a single NaN makes the sum NaN
         return offset_S1
     measured_S = Segments(offset_S1).sum(~np.isnan(current_T))
     return np.concatenate([[0], np.cumsum(measured_S)])
 
 
 class TokenGaps:
-    """Responses `first : last` of a batch, seen as the gap between the two policies of `pair`."""
+    """Responses `first : last` of a batch, as the gap between the two policies of `pair`."""
 
     def __init__(self, batch: TokenBatch, pair: Pair, first: int, last: int, required: Sequence[str] = ()) -> None:
         self.batch, self.pair, self.first, self.last = batch, pair, first, last
@@ -71,7 +71,7 @@ class TokenGaps:
         logq_T, logp_T = (getattr(batch, name)[self._tokens] for name in (pair.reference, pair.current))
         mask_T, lacking_T = batch.loss_mask_T[self._tokens], self._lacking(required)
         self.num_masked, self.num_not_measured = 0, 0
-        self.kept: np.ndarray | None = None  # index of the tokens that count within the slice; None = all
+        self.kept: np.ndarray | None = None  # indices of the counted tokens within the slice; None = all
         self.out_of_support_N: np.ndarray | None = None  # bool; None = none
         with np.errstate(invalid="ignore"):  # −inf − (−inf)
             simple = mask_T.all() and np.isfinite(logp_T - logq_T).all() and lacking_T is None
@@ -87,7 +87,7 @@ class TokenGaps:
             self.out_of_support_N = outside_N
 
     def _lacking(self, required: Sequence[str]) -> np.ndarray | None:
-        """Whether a token has no value in one of these columns; None where every token has all of them."""
+        """Whether a token lacks a value in one of these columns; None if no token does."""
         lacking_T = None
         for name in required:
             column_T = getattr(self.batch, name)[self._tokens]
@@ -100,12 +100,12 @@ class TokenGaps:
         return column_T if self.kept is None else column_T.take(self.kept, axis=0)
 
     def kept_before(self, position: np.ndarray) -> np.ndarray:
-        """How many tokens count before each position of the slice."""
+        """How many counted tokens precede each position of the slice."""
         return position if self.kept is None else np.searchsorted(self.kept, position)
 
     @property
     def index_N(self) -> np.ndarray:
-        """Where the counted tokens stand in the batch."""
+        """The indices of the counted tokens in the batch."""
         return self._tokens.start + (np.arange(len(self.logq_N)) if self.kept is None else self.kept)
 
     @cached_property
@@ -120,12 +120,12 @@ class TokenGaps:
 
     @cached_property
     def responses(self) -> Segments:
-        """The counted tokens cut by response."""
+        """The counted tokens, cut by response."""
         return Segments(self.offset_S1)
 
     @cached_property
     def later_turns(self) -> np.ndarray:
-        """Where in the slice turns (runs that the loss mask has) begin, but for the first of each response."""
+        """Where in the slice turns (runs in the loss mask) begin, except for the first of each response."""
         if not self.num_masked:
             return np.zeros(0, dtype=np.int64)
         offset_S1 = self.response_offset_S1
@@ -134,12 +134,12 @@ class TokenGaps:
         return begin[1:][response[1:] == response[:-1]]
 
     def column(self, name: str) -> np.ndarray | None:
-        """Another column of the batch at the counted tokens; None where it was not measured."""
+        """Another column of the batch at the counted tokens; None if it was not measured."""
         column = getattr(self.batch, name)
         return None if column is None else self._take(column[self._tokens])
 
     def token_ids_at(self, index: np.ndarray) -> np.ndarray:
-        """Token ids at positions within the slice."""
+        """The token ids at positions within the slice."""
         return self.batch.response_ids_T[self._tokens][index]
 
     def per_token(self, values_S: np.ndarray) -> np.ndarray:
@@ -154,13 +154,13 @@ class TokenGaps:
 
     @cached_property
     def token_hash_N(self) -> np.ndarray:
-        """A hash of response and position, uint64: splitmix64 at counter `position`, one round of mixing per token."""
+        """A hash of response and position, uint64: splitmix64 at counter `position`, one mixing round per token."""
         position_N = np.arange(self.response_offset_S1[-1], dtype=np.uint64) if self.kept is None else self.kept
         start_N = self.per_token(self.response_hash_S - self.response_offset_S1[:-1].astype(np.uint64))
         return mix(start_N + position_N.astype(np.uint64))
 
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each counted token its response within the slice, and its place there among all tokens."""
+        """Each counted token's response within the slice, and its position among all tokens of that response."""
         response_N = self.per_token(np.arange(self.last - self.first))
         place_N = np.arange(self.response_offset_S1[-1]) if self.kept is None else self.kept
         return response_N, place_N - self.response_offset_S1[:-1][response_N]
@@ -237,7 +237,7 @@ class TokenGaps:
 
     @cached_property
     def length_and_d_sum(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each response: the tokens in support that count, and Σd over them in float64."""
+        """Per response: the counted tokens in support, and Σd over them in float64."""
         length_S = self.responses.length_S
         if self.out_of_support_N is not None:
             length_S = length_S - self.responses.sum(self.out_of_support_N).astype(np.int64)
@@ -245,7 +245,7 @@ class TokenGaps:
 
     @cached_property
     def topk(self) -> TopK | None:
-        """TV and KL over the top-K partition; None where it was not measured."""
+        """TV and KL over the top-K partition; None if it was not measured."""
         if not self.pair.topk_measured_in(self.batch):
             return None
         names = ("topk_ids_TK", self.pair.topk_reference, self.pair.topk_current)
@@ -256,15 +256,15 @@ class TokenGaps:
 
 
 class TopK:
-    """Of the counted tokens: top-K divergences, and what the K hold; what has no value holds 0 and is not counted."""
+    """Top-K divergences of the counted tokens, and the mass of the K; missing values hold 0 and do not count."""
 
     def __init__(self, tv_N: np.ndarray, kl_N: np.ndarray, logq_NK: np.ndarray, logp_NK: np.ndarray) -> None:
         self.tv_counts_N = _unless_all(~np.isnan(tv_N))
-        self.kl_counts_N = _unless_all(np.isfinite(kl_N))  # infinite where π excludes a top-K token
+        self.kl_counts_N = _unless_all(np.isfinite(kl_N))  # infinite if π excludes a top-K token
         self.tv_N = tv_N if self.tv_counts_N is None else np.where(self.tv_counts_N, tv_N, np.float32(0))
         self.kl_N = kl_N if self.kl_counts_N is None else np.where(self.kl_counts_N, kl_N, np.float32(0))
-        masses = (np.minimum(np.exp(logp_NK).sum(axis=1), 1) for logp_NK in (logq_NK, logp_NK))  # rounding goes beyond
-        # Counted where TV is: both sides have the K, so that their masses are of the same tokens.
+        masses = (np.minimum(np.exp(logp_NK).sum(axis=1), 1) for logp_NK in (logq_NK, logp_NK))  # rounding may exceed 1
+        # Counted if TV is: both sides have the K, so their masses are of the same tokens.
         self.mass_reference_N, self.mass_current_N = (
             mass_N if self.tv_counts_N is None else np.where(self.tv_counts_N, mass_N, np.float32(0))
             for mass_N in masses

@@ -1,4 +1,4 @@
-"""Fixed histograms on a logarithmic scale, indexed by the bits of a float32, and quantiles from them.
+"""Fixed logarithmic histograms, indexed by the bits of a float32, and quantiles from them.
 
 A bin is one float32 exponent and the top bits of its mantissa, so no logarithm is taken: with 9 bits the bins are 0.1
 to 0.2 % wide, with 3 bits 6 to 12 %.
@@ -17,7 +17,7 @@ from mismatch_cli.hashing import GROUPS
 
 @dataclass(frozen=True)
 class LogBins:
-    """Bins for |x| from 2^lowest to 2^highest; bin 0 holds what is below (and counts as 0), the last what is above."""
+    """Bins for |x| from 2^lowest to 2^highest; bin 0 holds smaller values (and counts as 0), the last larger ones."""
 
     lowest: int
     highest: int
@@ -35,13 +35,13 @@ class LogBins:
         return np.clip(bits_N, 0, self.count - 1, out=bits_N)
 
     def coarser(self, index_N: np.ndarray, wider: LogBins) -> np.ndarray:
-        """The bins among `wider` ones over the same octaves, from those here."""
+        """Convert bin indices to those of `wider` bins over the same octaves."""
         shift = np.int32(self.mantissa_bits - wider.mantissa_bits)
         return (index_N + ((np.int32(1) << shift) - np.int32(1))) >> shift
 
     @cached_property
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper edge of each bin."""
+        """The lower and upper edges of the bins."""
         octave, part = np.divmod(np.arange(self.count - 1), 1 << self.mantissa_bits)
         starts = np.ldexp(1 + part / (1 << self.mantissa_bits), octave + self.lowest)
         return np.concatenate([[0.0], starts]), np.concatenate([[0.0], starts[1:], starts[-1:]])
@@ -49,7 +49,7 @@ class LogBins:
 
 @dataclass(frozen=True)
 class SignedLogBins:
-    """The same bins for both signs, in ascending order of x; the middle bin holds what is close to 0."""
+    """The same bins for both signs, in ascending order of x; the middle bin holds values close to 0."""
 
     positive: LogBins
 
@@ -66,7 +66,7 @@ class SignedLogBins:
         return index_N
 
     def coarser(self, index_N: np.ndarray, wider: SignedLogBins) -> np.ndarray:
-        """The bins among `wider` ones over the same octaves, from those here."""
+        """Convert bin indices to those of `wider` bins over the same octaves."""
         shift = np.int32(self.positive.mantissa_bits - wider.positive.mantissa_bits)
         from_middle_N = index_N - np.int32(self.positive.count - 1)
         up_N = ~(from_middle_N >> np.int32(31))  # away from the middle on both sides
@@ -90,16 +90,16 @@ class SignedLogBins:
 
 
 def middles(bins: LogBins | SignedLogBins) -> tuple[np.ndarray, np.ndarray]:
-    """In place of the edges: every value in the middle of its bin, at most half a bin off even if all are equal."""
+    """Bin centres instead of edges: every value at most half a bin off, even if all are equal."""
     middle = (bins.edges[0] + bins.edges[1]) / 2
     return middle, middle
 
 
 def quantiles(counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], shares: Sequence[float]) -> np.ndarray:
-    """[..., bins] → [..., shares]: quantiles of binned values as numpy has them, between the two values at their rank.
+    """[..., bins] → [..., shares]: quantiles of binned values, interpolated between neighbouring ranks as in numpy.
 
-    A value is taken to be where it would be if those of its bin were spread evenly: at most a bin's width off. NaN
-    where nothing was counted.
+    The values of a bin are assumed to be spread evenly over it, so each is at most a bin's width off. NaN for empty
+    counts.
     """
     through = np.cumsum(counts, axis=-1)
     last = through[..., -1:] - 1
@@ -125,11 +125,11 @@ def _ranked(
 
 
 def without_each_group(counts_Gx: np.ndarray) -> np.ndarray:
-    """Totals with one group deleted at a time, for each group that holds anything: [G', ...]."""
+    """Totals without one group at a time, for each nonempty group: [G', ...]."""
     occupied_G = counts_Gx.reshape(GROUPS, -1).any(axis=1)
     return counts_Gx.sum(axis=0) - counts_Gx[occupied_G]
 
 
 def count_into(counts: np.ndarray, index_N: np.ndarray) -> None:
     """Add one at each index of the flattened counts."""
-    np.add.at(counts.reshape(-1), index_N.astype(np.intp, copy=False), 1)  # any other type costs more than this
+    np.add.at(counts.reshape(-1), index_N.astype(np.intp, copy=False), 1)  # any other type costs more than the cast

@@ -1,4 +1,4 @@
-"""The tokens and responses that are kept one by one, whatever the sharding: the worst, and a sample for plots."""
+"""Tokens and responses that are kept individually, independent of the sharding: the worst, and a sample for plots."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.gaps import TokenGaps
 
-_ALMOST_1 = 1 - 2.0**-53  # 2^64 itself is no uint64
+_ALMOST_1 = 1 - 2.0**-53  # 2^64 itself does not fit a uint64
 _IDENTITY = [("step", np.int32), ("prompt_id", np.int64), ("sample_index", np.int32)]
 TOKEN_ROW = np.dtype(
     [
@@ -29,15 +29,15 @@ RESPONSE_ROW = np.dtype([("key", np.float64), *_IDENTITY, ("length", np.int32), 
 
 
 class SmallestRows(Accumulator):
-    """Rows of a structured dtype, ordered by `key` and then by every other field, so that ties are decided too."""
+    """The smallest rows of a structured dtype, ordered by `key` and then by every other field to break ties."""
 
     def __init__(self, dtype: np.dtype, capacity: int) -> None:
         self.capacity = capacity
-        self.limit = np.inf  # a larger key has no chance any more
+        self.limit = np.inf  # a larger key can no longer be kept
         self._parts = [np.zeros(0, dtype=dtype)]
 
     def offer(self, candidates: np.ndarray, key_C: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Consider candidates by their index; `rows_of(index)` builds the rows that may stay, without their key."""
+        """Consider candidates by index; `rows_of(index)` builds the rows that may stay, without their key."""
         near = np.flatnonzero(key_C <= self.limit)
         if len(near) > 2 * self.capacity:
             self.limit = float(np.partition(key_C[near], self.capacity - 1)[self.capacity - 1])
@@ -53,7 +53,7 @@ class SmallestRows(Accumulator):
         rows_of: Callable[[np.ndarray], np.ndarray],
         counts: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
-        """Consider one candidate per uint64 hash, where `counts(index)` says so: the kept rows are a random sample."""
+        """Consider one candidate per uint64 hash, if `counts(index)` allows: the kept rows are a random sample."""
         low = np.flatnonzero(hash_N <= np.uint64(min(self.limit, _ALMOST_1) * 2.0**64))
         if counts is not None:
             low = low[counts(low)]
@@ -64,7 +64,7 @@ class SmallestRows(Accumulator):
             self._add(rows)
 
     def rows(self) -> np.ndarray:
-        """What is kept, in order."""
+        """The kept rows, in order."""
         rows = np.concatenate(self._parts)
         order = np.lexsort([rows[name] for name in reversed(rows.dtype.names or ())])
         self._parts = [rows[order][: self.capacity]]
@@ -76,7 +76,7 @@ class SmallestRows(Accumulator):
             self._shrink()
 
     def _shrink(self) -> None:
-        """Drop what is beyond the N-th key; only where too many share that key is everything put in order."""
+        """Drop rows beyond the N-th key; sort everything only if too many rows share that key."""
         rows = np.concatenate(self._parts)
         self.limit = float(np.partition(rows["key"], self.capacity - 1)[self.capacity - 1])
         self._parts = [rows[rows["key"] <= self.limit]]
@@ -85,9 +85,9 @@ class SmallestRows(Accumulator):
 
 
 def token_rows(gaps: TokenGaps, index: np.ndarray, *, with_topk: bool = True) -> np.ndarray:
-    """`TOKEN_ROW`s of the counted tokens at `index`; the position counts every token of the response from 0.
+    """`TOKEN_ROW`s of the counted tokens at `index`; positions count every token of the response, from 0.
 
-    Their top-K TV needs that of the whole slice, and is left out where nobody asks for it.
+    Top-K TV is computed for the whole slice, so it is left out unless requested.
     """
     rows = np.zeros(len(index), dtype=TOKEN_ROW)
     response = np.searchsorted(gaps.offset_S1, index, side="right") - 1
@@ -104,7 +104,7 @@ def token_rows(gaps: TokenGaps, index: np.ndarray, *, with_topk: bool = True) ->
 
 
 def response_rows(gaps: TokenGaps, response: np.ndarray) -> np.ndarray:
-    """`RESPONSE_ROW`s of some responses of the slice, with their counted tokens in support and Σd over them."""
+    """`RESPONSE_ROW`s of some responses of the slice, with the number of counted tokens in support and their Σd."""
     rows = np.zeros(len(response), dtype=RESPONSE_ROW)
     _identify(rows, gaps, response)
     rows["length"], rows["d_sum"] = (values_S[response] for values_S in gaps.length_and_d_sum)
@@ -148,10 +148,10 @@ def _records(kept: SmallestRows) -> list[dict[str, Any]]:
 
 
 class ScatterSample(Accumulator):
-    """About the same tokens and responses for every pair of policies, whatever the order and the sharding.
+    """Nearly the same tokens and responses for every pair of policies, independent of order and sharding.
 
-    A token is chosen by hash(prompt_id, sample_index, step, position), a response by the first three. Each response of
-    the sample has the number of its tokens in support and Σd over them.
+    A token is chosen by hash(prompt_id, sample_index, step, position), a response by the first three. Each sampled
+    response has the number of its tokens in support, and Σd over them.
     """
 
     def __init__(self, tokens: int = 20_000, responses: int = 5_000) -> None:
@@ -165,7 +165,7 @@ class ScatterSample(Accumulator):
         )
 
     def result(self) -> dict[str, dict[str, list[float]]]:
-        """Columns as lists: `tokens` and `responses`; a top-K TV that was not measured is NaN."""
+        """Columns as lists, `tokens` and `responses`; top-K TV is NaN if it was not measured."""
         return {"tokens": _columns(self.tokens), "responses": _columns(self.responses)}
 
 

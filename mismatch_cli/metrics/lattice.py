@@ -1,9 +1,9 @@
-"""Whether the data shows the lattice that rounding logits to bf16 leaves behind.
+"""Detects the lattice that rounding logits to bf16 leaves in the data.
 
 If only the sampled token's logit differs, by δ, its odds change by e^δ: the log-odds gap x = log(π/(1 − π)) − log(μ/(1
 − μ)) is δ exactly, which to first order is the streak r ≈ 1 + δ(1 − μ) of the paper's Figure 2. Two engines that round
-their logits to bf16 differ by multiples of 1/16 (|logit| in [8, 16)), 1/8 ([16, 32)) or 1/4 ([32, 64)); then |x| piles
-up at these values. The other logits' rounding smears it; a float32 head removes it.
+their logits to bf16 differ by multiples of 1/16 (|logit| in [8, 16)), 1/8 ([16, 32)) or 1/4 ([32, 64)), so |x| piles up
+at these values. Rounding of the other logits smears the peaks; a float32 head removes them.
 """
 
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ SPACINGS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 _BIN = 2.0**-9
 _COUNT = 513  # |x| below 1, and one for everything above
 _LOG_MU_MAX = np.float32(-0.01)  # μ up to 0.99; beyond, the odds are mostly rounding
-_FEWEST = 50  # tokens in a peak before it can be called one
+_FEWEST = 50  # tokens that a peak needs
 _LEAST_RISE = 1.25
 _LEAST_Z = 6.0
 
 
 @dataclass(frozen=True)
 class LatticeLine:
-    """A peak of |x| at `spacing`: how high it stands over the valley before it and which share of tokens that makes."""
+    """A peak of |x| at `spacing`: its height over the preceding valley, and its excess share of tokens."""
 
     spacing: float
-    share: float  # of the tokens with μ ≤ 0.99, above what the valley holds
+    share: float  # of the tokens with μ ≤ 0.99, in excess of the valley
     rise: float  # tokens at the peak / tokens in the valley
     z: float  # log rise in standard errors
 
@@ -38,7 +38,7 @@ class Lattice(Accumulator):
     """Histogram of the log-odds gap |x| by prompt group, and the peaks in it."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros((GROUPS, _COUNT + 1), dtype=np.int64)  # the last column is for what does not count
+        self._counts = np.zeros((GROUPS, _COUNT + 1), dtype=np.int64)  # last column: tokens that do not count
 
     @property
     def counts(self) -> np.ndarray:
@@ -56,9 +56,9 @@ class Lattice(Accumulator):
         count_into(self._counts, bin_N)
 
     def result(self) -> list[LatticeLine]:
-        """The spacings with a line: 25 % or more above the valley before it, by 6 standard errors or more.
+        """The spacings with a line: at least 25 % and 6 standard errors above the preceding valley.
 
-        Smooth noise is densest at 0 and falls off, whatever its shape: it has no valley.
+        Smooth noise of any shape is densest at 0 and falls off, so it has no valley.
         """
         lines = [self._line(spacing) for spacing in SPACINGS]
         return [line for line in lines if line is not None and line.rise >= _LEAST_RISE and line.z >= _LEAST_Z]
@@ -78,7 +78,7 @@ class Lattice(Accumulator):
 
 
 def _peak_and_valley(counts: np.ndarray, spacing: float) -> tuple[int, int]:
-    """Tokens within an eighth of the spacing around it, and around ½ or ¾ of it, whichever holds fewer."""
+    """Tokens within an eighth of the spacing around it, and around ½ or ¾ of it, whichever has fewer."""
     eighth = round(spacing / 8 / _BIN)  # whole bins
     half, three_quarters, peak = (int(counts[(k - 1) * eighth : (k + 1) * eighth].sum()) for k in (4, 6, 8))
     return peak, min(half, three_quarters)

@@ -1,4 +1,4 @@
-"""Which two policies are compared: the reference in the place of μ, the current one in the place of π."""
+"""The pairs of policies to compare: the reference takes the role of μ, the current one that of π."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two log-probability columns of a `TokenBatch`, and the top-K columns that go with them where there are any."""
+    """Two log-probability columns of a `TokenBatch`, and their top-K columns if there are any."""
 
     name: str
     label: str
@@ -39,8 +39,8 @@ PAIRS = {
     for pair in (
         Pair("mismatch", "recomputed / rollout, equal weights", _ROLLOUT, _RECOMPUTED, _TOPK_ROLLOUT, _TOPK_RECOMPUTED),
         Pair("total", "trainer / rollout", _ROLLOUT, _TRAINER, _TOPK_ROLLOUT, _TOPK_TRAINER),
-        # the tokens were sampled by the rollout, not by the reference: its KL estimators say what a step changed on
-        # them; the top-K ids are the rollout's
+        # The rollout sampled the tokens, not the reference: the KL estimators show what a step changed on them. The
+        # top-K ids are the rollout's.
         Pair(
             "staleness", "trainer / recomputed, optimiser steps", _RECOMPUTED, _TRAINER, _TOPK_RECOMPUTED, _TOPK_TRAINER
         ),
@@ -50,9 +50,9 @@ PAIRS = {
 
 
 def pairs_in(traces: Sequence[Trace]) -> list[str]:
-    """Which pairs traces hold together, the one that tells most first: mismatch wherever any response has it.
+    """The pairs that traces have together, the most informative first: mismatch if any response has it.
 
-    At equal weights there is one gap; otherwise mismatch (of the responses that have equal weights, or a recomputed
+    At equal weights there is one gap; otherwise mismatch (of the responses with equal weights or a recomputed
     log-prob), staleness, and both together.
     """
     recomputed = any("logp_recomputed" in trace.columns() for trace in traces)
@@ -72,19 +72,19 @@ def weights_are_equal(traces: Sequence[Trace]) -> bool:
 
 
 def _equal_weights(trace: Trace) -> tuple[bool, bool]:
-    """Whether every scored response has the trainer at the weights that sampled it, and whether any has."""
+    """Whether every scored response was scored at the weights that sampled it, and whether any was."""
     import pyarrow.compute as pc
 
     everywhere, anywhere, undecided = True, False, []
     for path in trace.shards:
         footer = trace.footers[path]
-        if not footer.columns.issuperset(_VERSIONS):  # a shard that is not scored yet has no version of the trainer
+        if not footer.columns.issuperset(_VERSIONS):  # an unscored shard has no trainer version
             continue
-        told = [_equal_by(ranges) for ranges in footer.ranges]
-        if None in told:
+        equal = [_equal_by(ranges) for ranges in footer.ranges]
+        if None in equal:
             undecided.append(path)
         else:
-            everywhere, anywhere = everywhere and all(told), anywhere or any(told)
+            everywhere, anywhere = everywhere and all(equal), anywhere or any(equal)
     for table in trace.tables(_VERSIONS, undecided):
         equal_S = pc.equal(*(table.column(name) for name in _VERSIONS))
         everywhere, anywhere = everywhere and pc.all(equal_S).as_py(), anywhere or pc.any(equal_S).as_py()
@@ -92,7 +92,7 @@ def _equal_weights(trace: Trace) -> tuple[bool, bool]:
 
 
 def _equal_by(ranges: Mapping[str, tuple[int, int]]) -> bool | None:
-    """Whether both versions are equal in all rows of these ranges, or in none; None where the rows have to be asked."""
+    """Whether both versions are equal in all rows of these ranges, or in none; None if only the rows can tell."""
     rollout, trainer = (ranges.get(name) for name in _VERSIONS)
     if rollout is None or trainer is None:
         return None

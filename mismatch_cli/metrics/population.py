@@ -1,4 +1,4 @@
-"""Who is in the trace: counts, distinct prompts, groups whose rewards are all equal, and which problems to keep."""
+"""What a trace contains: counts, distinct prompts, groups whose rewards are all equal, and which problems to keep."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SKETCH_SIZE = 2**16
 
 
 class TokenCounts(Accumulator):
-    """Tokens that count, and why the others do not."""
+    """Counted tokens, and why the others do not count."""
 
     def __init__(self) -> None:
         self.tokens = self.masked = self.not_measured = self.out_of_support = self.responses = 0
@@ -36,9 +36,9 @@ class TokenCounts(Accumulator):
 
 
 class DistinctPrompts(Accumulator):
-    """Number of different prompts with a token that counts.
+    """The number of distinct prompts with a counted token.
 
-    Exact up to 65,536, beyond that from the k smallest hashes (error about 0.4 %).
+    Exact up to 65,536, then estimated from the k smallest hashes (error about 0.4 %).
     """
 
     def __init__(self, size: int = SKETCH_SIZE) -> None:
@@ -65,10 +65,10 @@ class DistinctPrompts(Accumulator):
 
 
 class RewardGroups(Accumulator):
-    """Share of groups (step, prompt) of two or more responses whose rewards are all equal: advantages all zero.
+    """The share of groups (step, prompt) of two or more responses whose rewards are all equal: all advantages are zero.
 
-    Of more than 65,536 groups those with the smallest hashes are kept, a random sample. A group that was dropped never
-    comes back: the largest kept hash only falls. Columns: hash, prompt, smallest reward, largest reward, responses.
+    Beyond 65,536 groups, those with the smallest hashes are kept, a random sample. A dropped group never comes back, as
+    the largest kept hash only falls. Columns: hash, prompt, smallest reward, largest reward, responses.
     """
 
     def __init__(self, size: int = SKETCH_SIZE) -> None:
@@ -103,7 +103,7 @@ class RewardGroups(Accumulator):
         self.prompt_id_G, self.reward_G3 = prompt_ids[first][: self.size], merged[: self.size]
 
     def jackknife(self) -> Jackknife:
-        """The share, and what it would be without each group of prompts."""
+        """The share, and the share without each group of prompts."""
         several_G = self.reward_G3[:, 2] >= 2
         equal_G = self.reward_G3[several_G, 0] == self.reward_G3[several_G, 1]
         group_G = prompt_groups(self.prompt_id_G[several_G])
@@ -113,18 +113,18 @@ class RewardGroups(Accumulator):
 
 
 def accuracy_by_prompt(trace: Trace) -> dict[int, float]:
-    """Mean reward of each problem by `prompt_id`; a `MismatchError` where it is no accuracy or nothing was graded."""
+    """Mean reward of each problem by `prompt_id`; a `MismatchError` if it is not an accuracy or nothing was graded."""
     prompts, rewards = [], []
     for table in trace.tables(["prompt_id", "reward"]):
         if "reward" not in table.column_names:
-            raise MismatchError(f"{trace.folder} has no rewards: its problems have no answers to grade with.")
+            raise MismatchError(f"{trace.folder} has no rewards, because its problems have no answers to grade with.")
         prompts.append(table.column("prompt_id").to_numpy())
         reward_S = table.column("reward").to_numpy().astype(np.float64)
         outside_S = reward_S[(reward_S < 0) | (reward_S > 1)]
         if len(outside_S):
             raise MismatchError(
-                f"{trace.folder} has a reward of {outside_S[0]:g}. As an accuracy it has to lie within 0 and 1: scale "
-                "the --reward, and start in another --output."
+                f"{trace.folder} has a reward of {outside_S[0]:g}, but an accuracy must be from 0 to 1. Scale the "
+                "--reward, and start again in a new --output."
             )
         rewards.append(reward_S)
     id_G, group_S = np.unique(np.concatenate(prompts), return_inverse=True)
@@ -134,10 +134,10 @@ def accuracy_by_prompt(trace: Trace) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Curation:
-    """What was measured on all problems, and again on the kept ones with samples that did not choose them.
+    """Accuracies of all problems, and of the kept ones on samples that did not select them.
 
-    The accuracies of chosen problems are biased: a problem that is there by luck is not as lucky again, so those near
-    an edge of the band regress to the mean. Only the held-out samples tell how good they are.
+    The accuracies of selected problems are biased: luck does not repeat, so problems near an edge of the band regress
+    to the mean. Only the held-out samples measure their accuracy.
     """
 
     keep: tuple[float, float]  # both ends included
@@ -152,10 +152,10 @@ class Curation:
 
     @property
     def kept(self) -> list[int]:
-        """The problems that the first samples put into the band."""
+        """The problems within the band on the first samples."""
         return [prompt for prompt, accuracy in self.accuracy.items() if self.within(accuracy)]
 
     @property
     def confirmed(self) -> list[int]:
-        """Those of them that the held-out samples put there, too."""
+        """The kept problems that are within the band on the held-out samples as well."""
         return [prompt for prompt in self.kept if self.within(self.held_out[prompt])]

@@ -1,4 +1,4 @@
-"""The gap along a response: by position, by turn, by length, and the largest and smallest values over all tokens."""
+"""The gap along a response, by position, turn and length, and the extremes over all tokens."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,19 +21,19 @@ from mismatch_cli.metrics.estimate import (
 )
 from mismatch_cli.metrics.gaps import TokenGaps
 
-# bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 the first (or the last) token alone
+# bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 only the first (or last) token
 POSITION_BINS = 24
 _EDGES = np.concatenate([[0], 1 << np.arange(POSITION_BINS - 1)])
-TURN_BINS = 24  # a turn each; the last one holds all that come later too
+TURN_BINS = 24  # one per turn; the last one also holds all later turns
 _QUANTITIES = {"abs_d_mean": POSITIVE, "tv_binary_mean": POSITIVE, "d_mean": SIGNED}
 
 
 class ResponseProfile(Accumulator):
-    """Mean |d|, mean binary TV and mean signed d by distance from the beginning and end of the response, and by turn.
+    """Mean |d|, binary TV and signed d by distance from the beginning and end of the response, and by turn.
 
-    Distances count every token of the response, also those that the loss mask leaves out. A turn is a run of tokens
-    that the loss mask has. Sums by prompt group, float64: [2 directions, groups, bins, 5 (Σ|d|, Σ|Δp|, Σd, tokens,
-    tokens in support)] and [groups, turns, 6 (the same, how many turns)].
+    Distances count every token of the response, including those outside the loss mask. A turn is a run of tokens in the
+    loss mask. Sums by prompt group, float64: [2 directions, groups, bins, 5 (Σ|d|, Σ|Δp|, Σd, tokens, tokens in
+    support)] and [groups, turns, 6 (the same, number of turns)].
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ResponseProfile(Accumulator):
         self.by_turn = np.zeros((GROUPS, TURN_BINS, 6))
 
     def update(self, gaps: TokenGaps) -> None:
-        starts, response, *distances = _cut_at(gaps.later_turns, _cut_what_counts(gaps))
+        starts, response, *distances = _cut_at(gaps.later_turns, _cut_counted(gaps))
         pieces, group = Segments(gaps.kept_before(starts)), gaps.group_S[response]
         sums = np.empty((len(group), 5))
         for column, values_N in enumerate((gaps.abs_d_N, gaps.abs_dp_N, gaps.d_N)):
@@ -75,14 +75,14 @@ def _add(cells_GBx: np.ndarray, group: np.ndarray, bin_: np.ndarray, sums: np.nd
 
 
 def position_cells(gaps: TokenGaps) -> np.ndarray:
-    """Prompt group × POSITION_BINS + bin of the distance from the beginning, for each token that counts: int32."""
-    starts, response, from_start, _ = _cut_what_counts(gaps)
+    """Prompt group × POSITION_BINS + bin of the distance from the beginning, for each counted token: int32."""
+    starts, response, from_start, _ = _cut_counted(gaps)
     cell = (gaps.group_S[response] * POSITION_BINS + from_start).astype(np.int32)
     return np.repeat(cell, np.diff(gaps.kept_before(starts)))
 
 
-def _cut_what_counts(gaps: TokenGaps) -> tuple[np.ndarray, ...]:
-    """`cut_by_position` of the responses with tokens that count; what lies between two of them is in a piece's end."""
+def _cut_counted(gaps: TokenGaps) -> tuple[np.ndarray, ...]:
+    """`cut_by_position` of the responses with counted tokens; anything between two of them belongs to a piece's end."""
     counting = np.flatnonzero(gaps.responses.length_S)
     begin_S, length_S = gaps.response_offset_S1[:-1], np.diff(gaps.response_offset_S1)
     offset_S1 = np.concatenate([[0], np.cumsum(length_S[counting])])
@@ -94,7 +94,7 @@ def _cut_what_counts(gaps: TokenGaps) -> tuple[np.ndarray, ...]:
 
 
 def _cut_at(places: np.ndarray, cut: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    """Pieces as `_cut_what_counts` gives them, cut once more at some places of the slice."""
+    """Pieces from `_cut_counted`, cut again at some places of the slice."""
     if not len(places):
         return cut
     starts, *facts = cut
@@ -106,17 +106,17 @@ def _cut_at(places: np.ndarray, cut: tuple[np.ndarray, ...]) -> tuple[np.ndarray
 
 
 def _turns(gaps: TokenGaps, begin: np.ndarray, response: np.ndarray) -> np.ndarray:
-    """How many turns of its response lie before the one that each piece is of, by where the piece begins."""
+    """How many turns of its response precede each piece's turn, from where the piece begins."""
     later = gaps.later_turns
     return np.searchsorted(later, begin, side="right") - np.searchsorted(later, gaps.response_offset_S1[response])
 
 
 def cut_by_position(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Cut responses where a distance bin begins: starts (and the last end), and each piece's response and bins."""
+    """Cut responses where a distance bin begins: the starts (and the last end), and each piece's response and bins."""
     length_S = np.diff(offset_S1)
     reaching = length_S[:, None] > _EDGES  # [S, bins]
     from_start = (offset_S1[:-1, None] + _EDGES)[reaching]
-    from_end = (offset_S1[1:, None] - _EDGES)[reaching]  # a bin of the end begins where the next one, nearer, ends
+    from_end = (offset_S1[1:, None] - _EDGES)[reaching]  # a bin from the end begins where the next closer one ends
     starts = np.sort(np.concatenate([from_start, from_end, offset_S1]))
     starts = starts[np.diff(starts, prepend=-1) > 0]
     begin = starts[:-1]
@@ -126,19 +126,19 @@ def cut_by_position(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def position_bin(distance: np.ndarray) -> np.ndarray:
-    """The bin of a distance in tokens: the exponent of its float32; `bin_bounds` says what a bin holds."""
+    """The bin of a distance in tokens, the exponent of its float32; `bin_bounds` is the inverse."""
     exponent = (distance.astype(np.float32).view(np.int32) >> np.int32(23)) - np.int32(126)
     return np.clip(exponent, 0, POSITION_BINS - 1, out=exponent)
 
 
 def bin_bounds(position_bin: int) -> tuple[int, int]:
-    """The first and the last distance of a bin."""
+    """The first and last distance of a bin."""
     first = int(_EDGES[position_bin])
     return first, 2 * first - 1 if first else 0
 
 
 def turn_bounds(turn_bin: int) -> tuple[int, int | None]:
-    """The first and the last turn of a bin, from 1; the last bin has no end."""
+    """The first and last turn of a bin, from 1; the last bin has no end."""
     return turn_bin + 1, turn_bin + 1 if turn_bin < TURN_BINS - 1 else None
 
 
@@ -149,7 +149,7 @@ def _rows(
     scales: Mapping[str, Scale],
     prompts: int,
 ) -> list[dict[str, Any]]:
-    """A row for each bin with tokens, whose number stands in column 3 of the sums."""
+    """A row for each bin with tokens; column 3 of the sums is their number."""
     return [
         dict(zip(("first", "last", "tokens"), (*bounds(b), count), strict=True)) | row
         for b, count, row in _bins(sums_GBx, evaluate, 3, scales, prompts)
@@ -163,7 +163,7 @@ def _bins(
     scales: Mapping[str, Scale],
     prompts: int,
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Each bin with a count, which is that column of the sums, and what `evaluate` makes of them, on these scales."""
+    """Each nonempty bin with its count, a column of the sums, and the result of `evaluate` on these scales."""
     value_Bx, without_GBx = without_groups(evaluate, sums_GBx)
     count_GB = sums_GBx[:, :, count]
     without_GBx, total_B = left_out(without_GBx, count_GB[:, :, None] > 0), count_GB.sum(axis=0)
@@ -185,7 +185,7 @@ _BINS = 32  # bin b holds lengths 2^(b−1) … 2^b − 1
 
 
 class LengthProfile(Accumulator):
-    """Mean and standard deviation of Σd of the sequences in each octave of length.
+    """The mean and standard deviation of Σd over the sequences in each octave of length.
 
     Sums by prompt group, float64: [groups, bins, 3 (sequences, Σ Σd, Σ (Σd)²)].
     """
@@ -194,7 +194,7 @@ class LengthProfile(Accumulator):
         self.sums = np.zeros((GROUPS, _BINS, 3))
 
     def update(self, group_S: np.ndarray, length_S: np.ndarray, d_S: np.ndarray) -> None:
-        """Length in tokens that have a d, and Σd over them; a response without any is no sequence."""
+        """Add the number of tokens with a d, and Σd over them; a response without any is not a sequence."""
         bin_S = np.frexp(length_S.astype(np.float64))[1]
         np.add.at(self.sums, (group_S, bin_S), np.stack([length_S > 0, d_S, d_S * d_S], axis=1))
 
@@ -218,7 +218,7 @@ _KEYS = ("d_max", "d_min", "tv_signed_max", "tv_signed_min", "kl_binary_max", "t
 
 
 class Extremes(Accumulator):
-    """Minimum and maximum of d and Δp, maximum of the divergences, as largest values of ± the quantity."""
+    """Extremes of d and Δp and maxima of the divergences, kept as largest values of ± the quantity."""
 
     LARGEST = ("largest",)
 

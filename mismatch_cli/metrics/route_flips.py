@@ -1,8 +1,9 @@
-"""Where the trainer of a mixture of experts routes tokens otherwise than the engine, and how much of the gap that is.
+"""Where the trainer of a mixture of experts routes tokens differently from the engine, and its share of the gap.
 
-A layer *flips* a token where the two sides choose other experts, in whatever order. The routers at the token before
-decide a response token's log π. Notation of `ROUTING`: E the mean over counted tokens with known routes, f the layers
-that flip a token, S and S′ the experts that engine and trainer choose in a layer, k how many, d = log π − log μ.
+A layer *flips* a token if the two sides choose different experts, in any order. The routers at the preceding token
+decide a response token's log π. Notation of `ROUTING`: E is the mean over counted tokens with known routes, f the
+number of layers that flip a token, S and S′ the experts that engine and trainer choose in a layer, k their number,
+d = log π − log μ.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ROUTING = table(
 
 
 class Routing(Accumulator):
-    """Flips by token, by layer and by margin; nothing for a trace without routes."""
+    """Flips by token, by layer and by margin; empty for a trace without routes."""
 
     def __init__(self) -> None:
         self.tokens = GroupSums(2 * (_FLIP_BINS + MU_BINS))
@@ -52,7 +53,7 @@ class Routing(Accumulator):
         self.margins = np.zeros((2, MARGIN_BINS), dtype=np.int64)
 
     def update(self, gaps: TokenGaps) -> None:
-        """Add the counted tokens of some responses, as they differ between engine and trainer."""
+        """Add the flips of the counted tokens of some responses."""
         flips_N = gaps.column("route_flips_T")
         if flips_N is None:
             return
@@ -66,8 +67,8 @@ class Routing(Accumulator):
             (mu_bin_N, MU_BINS, known_N & (flips_N > 0)),
         )
         sums = [
-            np.bincount(group_N * bins + at_N, weights=weight_N, minlength=GROUPS * bins).reshape(GROUPS, bins)
-            for at_N, bins, weight_N in parts
+            np.bincount(group_N * bins + index_N, weights=weight_N, minlength=GROUPS * bins).reshape(GROUPS, bins)
+            for index_N, bins, weight_N in parts
         ]
         self.tokens.sums_GM += np.concatenate(sums, axis=1)
         first_N = gaps.column("route_first_T")
@@ -75,7 +76,7 @@ class Routing(Accumulator):
             self.first += np.bincount(first_N[known_N], minlength=_MOST_FIRST)
 
     def update_responses(self, table: pa.Table, prompt_id_S: np.ndarray) -> None:
-        """Add what is known of each response as a whole."""
+        """Add the counts recorded per response."""
         if "route_layers" not in table.column_names:
             return
         group_S = prompt_groups(prompt_id_S)
@@ -88,7 +89,7 @@ class Routing(Accumulator):
         self.margins += margins.reshape(-1, 2, MARGIN_BINS).sum(0)
 
     def result(self, prompts: int, side: Mapping[str, Any]) -> dict[str, Any] | None:
-        """For summary.json; None where nothing was measured. `side` is the trainer as the manifest describes it."""
+        """The result for summary.json; None if nothing was measured. `side` is the manifest's section `trainer`."""
         if not self.layers:
             return None
         k, numbers = side.get("experts_per_token") or 1, side.get("router_layers") or sorted(self.layers)
@@ -118,37 +119,37 @@ class Routing(Accumulator):
         }
 
     def _by_flips(self, prompts: int) -> list[dict[str, Any]]:
-        """Mean |Δlog p| of the tokens that so many layers flip, and what they are of all tokens and of the gap."""
+        """Tokens by how many layers flip them: their number, mean |Δlog p| and share of the gap."""
         count_GB, abs_d_GB = self.tokens.sums_GM[:, :_FLIP_BINS], self.tokens.sums_GM[:, _FLIP_BINS : 2 * _FLIP_BINS]
         edges = (0, *FLIP_EDGES, None)
         rows = []
-        for at in range(_FLIP_BINS):
+        for place in range(_FLIP_BINS):
             pair = GroupSums(2)
-            pair.sums_GM += np.stack([abs_d_GB[:, at], count_GB[:, at]], axis=1)
+            pair.sums_GM += np.stack([abs_d_GB[:, place], count_GB[:, place]], axis=1)
             mean = pair.result(lambda sums: {"mean": sums[..., 0] / sums[..., 1]}, prompts, {"mean": POSITIVE})["mean"]
-            high = edges[at + 1]
+            high = edges[place + 1]
             rows.append(
                 {
-                    "low": edges[at],
+                    "low": edges[place],
                     "high": None if high is None else high - 1,
-                    "tokens": int(count_GB[:, at].sum()),
-                    "share_of_gap": _part(abs_d_GB[:, at].sum(), abs_d_GB.sum()),
+                    "tokens": int(count_GB[:, place].sum()),
+                    "share_of_gap": _part(abs_d_GB[:, place].sum(), abs_d_GB.sum()),
                     "abs_d_mean": mean.to_dict(),
                 }
             )
         return rows
 
     def _by_mu(self, prompts: int) -> list[dict[str, Any]]:
-        """How many tokens are flipped in each bin of μ."""
+        """The share of flipped tokens in each bin of μ."""
         count_GB, flipped_GB = np.split(self.tokens.sums_GM[:, 2 * _FLIP_BINS :], 2, axis=1)
         edges = (0.0, *MU_EDGES, 1.0)
         rows = []
-        for at in range(MU_BINS):
+        for place in range(MU_BINS):
             pair = GroupSums(2)
-            pair.sums_GM += np.stack([flipped_GB[:, at], count_GB[:, at]], axis=1)
+            pair.sums_GM += np.stack([flipped_GB[:, place], count_GB[:, place]], axis=1)
             share = pair.result(lambda sums: {"share": sums[..., 0] / sums[..., 1]}, prompts, {"share": SHARE})["share"]
-            tokens = int(count_GB[:, at].sum())
-            bounds = {"mu_low": edges[at], "mu_high": edges[at + 1]}
+            tokens = int(count_GB[:, place].sum())
+            bounds = {"mu_low": edges[place], "mu_high": edges[place + 1]}
             rows.append({**bounds, "tokens": tokens, "flipped": share.to_dict()})
         return rows
 
@@ -188,7 +189,7 @@ def _part(part: float, whole: float) -> float | None:
 
 
 def _margins(counts_B: np.ndarray) -> dict[str, Any]:
-    """Quantiles of router margins in logits, from half octaves: each to within a fifth; and the counts."""
+    """Quantiles of router margins in logits, from half octaves, so accurate to within a fifth; and the counts."""
     total_B, count = np.cumsum(counts_B), int(counts_B.sum())
     found = {
         f"p{share}": float(_middle(int(np.searchsorted(total_B, share / 100 * count)))) if count else None
@@ -197,8 +198,10 @@ def _margins(counts_B: np.ndarray) -> dict[str, Any]:
     return {"count": count, **found, "counts": [int(n) for n in counts_B]}
 
 
-def _middle(at: int) -> float:
-    """Of a bin of margins, on the logarithm; of the outer ones their one edge."""
-    if at == 0:
+def _middle(margin_bin: int) -> float:
+    """The logarithmic centre of a bin of margins; for the outer bins, their single edge."""
+    if margin_bin == 0:
         return float(MARGIN_EDGES[0])
-    return float(MARGIN_EDGES[-1] if at >= len(MARGIN_EDGES) else np.sqrt(MARGIN_EDGES[at - 1] * MARGIN_EDGES[at]))
+    if margin_bin >= len(MARGIN_EDGES):
+        return float(MARGIN_EDGES[-1])
+    return float(np.sqrt(MARGIN_EDGES[margin_bin - 1] * MARGIN_EDGES[margin_bin]))

@@ -1,4 +1,4 @@
-"""Sums by step of training, in bounded memory: of many steps neighbours are pooled."""
+"""Sums by training step in bounded memory: neighbouring steps are pooled if there are many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mismatch_cli.metrics.accumulator import Accumulator
 
 
 class StepSums(Accumulator):
-    """For each step, or stretch of steps, M sums in each prompt group, float64."""
+    """M sums per prompt group for each step or stretch of steps, float64."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -29,7 +29,7 @@ class StepSums(Accumulator):
         self._add(other.shift, other.latest, other.sums)
 
     def __iter__(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """First step, last step and sums [GROUPS, M] of each stretch, in order."""
+        """The first step, last step and sums [GROUPS, M] of each stretch, in order."""
         for stretch, sums_GM in sorted(self.sums.items()):
             first = stretch << self.shift
             yield first, min(first + (1 << self.shift) - 1, self.latest), sums_GM

@@ -1,4 +1,4 @@
-"""Everything that is measured about one pair of policies: the accumulators, updated together."""
+"""Every measurement of one pair of policies: the accumulators, updated together."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from mismatch_cli.metrics.volatility import CellCounts, CellMoments, Cells, toke
 
 
 class TokenAccumulator(Protocol):
-    """What can be updated from the gaps of some responses."""
+    """Anything that can be updated from the gaps of some responses."""
 
     def update(self, gaps: TokenGaps) -> None: ...
 
 
 class MismatchSummary(Accumulator):
-    """All statistics of one pair of policies, in bounded memory (about 20 MB), whatever the number of tokens.
+    """All statistics of one pair of policies, in bounded memory (about 20 MB) for any number of tokens.
 
-    Counts, histograms and extremes are exact: any order and any sharding gives the same bits. Float sums depend on the
-    order of additions; they are formed per batch and then added, so that summaries of single batches merged in order
-    give the bits of one summary that saw all of them. Many workers give the bits of one when both make a summary of
-    each part of a trace and merge those in order.
+    Counts, histograms and extremes are exact: any order and sharding gives the same bits. Float sums depend on the
+    order of additions; they are formed per batch and then added, so summaries of single batches, merged in order, give
+    the bits of one summary of all batches. Many workers give the bits of one if both summarise each part of a trace and
+    merge the parts in order.
     """
 
     SETTINGS = ("pair",)
@@ -52,10 +52,9 @@ class MismatchSummary(Accumulator):
         self.pair, self.exact, self.rounded = pair, _ExactState(), _RoundedState()
 
     def update(self, batch: TokenBatch, *observers: TokenAccumulator) -> None:
-        """Add the responses of a batch; a pair that the batch does not have is left as it is.
+        """Add the responses of a batch; does nothing if the batch lacks the pair.
 
-        `observers` (worst tokens, scatter sample, lattice) are updated from the same gaps, so that nothing is computed
-        twice.
+        `observers` (worst tokens, scatter sample, lattice) are updated from the same gaps, to compute nothing twice.
         """
         if not batch.num_responses or not self.pair.measured_in(batch):
             return
@@ -69,7 +68,7 @@ class MismatchSummary(Accumulator):
         self.rounded.merge(part)
 
     def merge(self, other: MismatchSummary) -> None:
-        """Add what another one has seen; one that has seen nothing takes no time."""
+        """Add another summary's state; an empty one takes no time."""
         if other.exact.counts.responses:
             super().merge(other)
 
@@ -83,7 +82,7 @@ class MismatchSummary(Accumulator):
         return token_sums(gaps)
 
     def estimates(self) -> dict[str, Estimate]:
-        """Every metric of the catalog but the rank correlation, which takes longer than all others together."""
+        """Every metric of the catalog except the rank correlation, which takes longer than all others together."""
         prompts = self.exact.prompts.result()
         estimates = {name: found.estimate(prompts) for name, found in self.jackknife().items()}
         estimates |= self.exact.extremes.result()
@@ -95,7 +94,7 @@ class MismatchSummary(Accumulator):
         return estimates
 
     def jackknife(self) -> dict[str, Jackknife]:
-        """The same metrics, but extremes, with what their intervals are made of."""
+        """The same metrics, except extremes, with the values behind their intervals."""
         exact, rounded = self.exact, self.rounded
         return (
             rounded.sums.jackknife(evaluate, SCALES)
@@ -124,7 +123,7 @@ class MismatchSummary(Accumulator):
 
 
 _MOST_STEPS = 2**9
-_MASS_TOKENS = f"{TOPK_MASSES[0]}_n"  # both masses are of the same tokens
+_MASS_TOKENS = f"{TOPK_MASSES[0]}_n"  # both masses have the same tokens
 
 
 def _topk_masses(sums_GM: np.ndarray, prompts: int) -> dict[str, Any]:
@@ -159,7 +158,7 @@ class _RoundedState(Accumulator):
     def __init__(self) -> None:
         self.sums, self.weights = GroupSums(len(COLUMNS)), SequenceWeights()
         self.moments, self.profile, self.lengths = CellMoments(), ResponseProfile(), LengthProfile()
-        self.steps = StepSums(_MOST_STEPS)  # what the top K hold, and tokens that have them
+        self.steps = StepSums(_MOST_STEPS)  # masses of the top K, and the number of tokens with them
 
     def update_responses(self, group_S: np.ndarray, step_S: np.ndarray, sums_SM: np.ndarray) -> None:
         d_S, length_S = sums_SM[:, INDEX["d"]], sums_SM[:, INDEX["supported"]]

@@ -1,4 +1,4 @@
-"""Sums over responses, by prompt group: what every mean, share and ratio is made of, and its interval."""
+"""Sums over responses by prompt group, behind every mean, share and ratio and its interval."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ TOKEN_SUMS: dict[str, Callable[[TokenGaps], np.ndarray]] = {
     "binary_kl": lambda g: g.binary_kl_N,
 }
 TOPK_MASSES = ("topk_mass_reference", "topk_mass_current")
-MEASURED_SUMS = ("topk_tv", "topk_kl", *TOPK_MASSES, "entropy")  # each with a count "…_n" of tokens that have a value
+MEASURED_SUMS = ("topk_tv", "topk_kl", *TOPK_MASSES, "entropy")  # each with a count "…_n" of tokens with a value
 RESPONSE_SUMS = ("responses", "length", "truncated", "reward", "reward_n")
 SEQUENCE_SUMS = ("sequences", "sequence_d", "sequence_d_d", "sequence_d_n", "sequence_n_n")
 COLUMNS = (
@@ -77,7 +77,7 @@ def token_sums(gaps: TokenGaps) -> np.ndarray:
     sums_SM = np.zeros((len(responses.length_S), len(COLUMNS)))
     sums_SM[:, INDEX["n"]] = responses.length_S
     sums_SM[:, INDEX["supported"]], sums_SM[:, INDEX["d"]] = gaps.length_and_d_sum
-    with np.errstate(over="ignore", divide="ignore"):  # a broken recording may hold |d| > 88: infinity is the answer
+    with np.errstate(over="ignore", divide="ignore"):  # a broken recording may hold |d| > 88: infinity is correct
         for name, column in TOKEN_SUMS.items():
             sums_SM[:, INDEX[name]] = responses.sum(column(gaps))
     for name, values_N, counts_N in _measured(gaps):
@@ -122,7 +122,7 @@ def _measured(gaps: TokenGaps) -> list[tuple[str, np.ndarray, np.ndarray | None]
 
 
 def evaluate(totals_xM: np.ndarray) -> dict[str, np.ndarray]:
-    """Every metric on totals of any leading shape; NaN where its count is zero."""
+    """Every metric on totals of any leading shape; NaN if its count is zero."""
     totals = Sums({name: totals_xM[..., column] for name, column in INDEX.items()})
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return {metric.key: metric.value(totals) for metric in METRICS.values() if metric.value}
@@ -132,7 +132,7 @@ Evaluate = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 class GroupSums(Accumulator):
-    """Σ of M per-response sums in each group of prompts."""
+    """Totals of M per-response sums in each group of prompts."""
 
     def __init__(self, width: int) -> None:
         self.sums_GM = np.zeros((GROUPS, width))
@@ -141,11 +141,11 @@ class GroupSums(Accumulator):
         self.sums_GM += sum_by_group(group_S, sums_SM)
 
     def result(self, evaluate: Evaluate, prompts: int, scales: Mapping[str, Scale]) -> dict[str, Estimate]:
-        """Whatever `evaluate` makes of sums [..., M], with its interval over prompts."""
+        """The result of `evaluate` on sums [..., M], with its interval over prompts."""
         return {name: found.estimate(prompts) for name, found in self.jackknife(evaluate, scales).items()}
 
     def jackknife(self, evaluate: Evaluate, scales: Mapping[str, Scale]) -> dict[str, Jackknife]:
-        """The same with the values that each interval is made of; what has no scale of its own is `SIGNED`."""
+        """The same with the values behind each interval; anything without a scale is `SIGNED`."""
         values, without_G = without_groups(evaluate, self.sums_GM)
         occupied_G = np.any(self.sums_GM, axis=1)
         return {
@@ -155,9 +155,9 @@ class GroupSums(Accumulator):
 
 
 class SequenceWeights(Accumulator):
-    """χ² and effective sample size of whole responses, whose weights w = exp(Σd) may overflow any float.
+    """χ² and effective sample size of complete responses, whose weights w = exp(Σd) may overflow any float.
 
-    The sums hold w / e^shift, with the largest Σd seen as the shift; a response with a token out of support weighs 0.
+    The sums hold w / e^shift, where shift is the largest Σd so far; a response with a token out of support weighs 0.
     Columns: Σ1, Σw, Σw².
     """
 
@@ -166,7 +166,7 @@ class SequenceWeights(Accumulator):
         self.sums_G3 = np.zeros((GROUPS, 3))
 
     def update(self, group_S: np.ndarray, log_weight_S: np.ndarray) -> None:
-        """`log_weight_S` is Σd of each sequence, −inf out of support; NaN for a response that is no sequence."""
+        """`log_weight_S` is Σd of each sequence, −inf out of support; NaN for a response that is not a sequence."""
         real_S = ~np.isnan(log_weight_S)
         shift = float(np.max(log_weight_S, where=real_S, initial=-np.inf))
         weight_S = np.zeros(len(real_S))
@@ -184,13 +184,13 @@ class SequenceWeights(Accumulator):
         self.shift = largest
 
     def result(self, prompts: int) -> dict[str, Estimate]:
-        """Both without an interval: benchmarks/coverage.py found none that holds."""
+        """Both without an interval: benchmarks/coverage.py found no valid one."""
         return {name: found.estimate(prompts) for name, found in self.jackknife().items()}
 
     def jackknife(self) -> dict[str, Jackknife]:
         """χ² = E w² − 1; ESS = 1 / E[(w / mean w)²], a fraction of the responses.
 
-        Neither has an interval: what decides are a few responses of large weight, most of them not in the trace.
+        Neither has an interval: a few responses of large weight decide, most of which are not in the trace.
         """
         values, without_G = without_groups(self._evaluate, self.sums_G3)
         occupied_G, scales = self.sums_G3[:, 0] > 0, {"chi2_sequence": ABOVE_MINUS_1, "ess_sequence": SAMPLE_SIZE}

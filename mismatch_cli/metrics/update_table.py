@@ -1,7 +1,7 @@
-"""The table of what is counted about updates: what masks block, what they take, and how a training run went.
+"""The table of metrics of updates: what masks block and remove, and how a training run went.
 
-A number of one sign or one step has the words of the number over all of them, and what shows it says which it is. The
-notation stands on the pages of `clipstats` and `train`.
+A number for one sign or step uses the text of the number over all of them; whatever shows it says which it is. The
+pages of `clipstats` and `train` explain the notation.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ THEORY = table(
     _row("surrogate", "surrogate L′", "mean over responses of R Σ (r − 1)", "reward", f"{DPPO}, eq. 5"),
     _row("correction", "correction Δ", "mean of R Σ (r_t − 1)(1 − Π_{j>t} r_j)", "reward", f"{DPPO}, eq. 6"),
     _row("difference", "difference L′ − Δ", "mean of R (Π r − 1)", "reward", f"{DPPO}, eq. 6"),
-    _row("quadratic_bound", "quadratic bound", "L′ − 2 ξ T(T − 1) D_max²; all three the largest of the sample",
+    _row("quadratic_bound", "quadratic bound", "L′ − 2 ξ T(T − 1) D_max², with ξ, T and D_max the sample's largest",
          "reward", f"{DPPO}, eq. 7"),
     _row("linear_bound", "linear bound", "L′ − 2 ξ · mean of Σ |r − 1|", "reward", f"{DPPO}, eq. 8"),
     _row("xi", "ξ", "max |R|", "reward", f"{DPPO}, eq. 7"),
     _row("longest", "longest response T", "max T", "tokens", f"{DPPO}, eq. 7"),
     _row("tv_max", "largest TV",
-         "D_max, the largest of the sample: of the full TV where the trace holds it, else of |π − μ|, which is smaller",
+         "D_max, the sample's largest: of the full TV if the trace has it, else of |π − μ|, which is smaller",
          "probability", f"{DPPO}, eq. 7"),
     _row("tv_sum", "mean summed TV", "mean over responses of Σ |r − 1| / 2", "probability", f"{DPPO}, eq. 11"),
     _row("ess", "effective sample size", "1 / mean of (w / mean w)², w = Π r", "share", "Kong (1992)"),
@@ -43,15 +43,15 @@ CLIPPING = table(
     _row("masked", "lost update, by the mask", "Σ (1 − keep)·r·|A| / Σ r·|A|; † Σ (1 − keep)·|A| / Σ |A|", "share",
          f"{DPPO}, eq. 23"),
     _row("capped", "lost update, by the cap", "Σ keep·(r − weight)·|A| / Σ r·|A|", "share", f"{DPPO}, eq. 23"),
-    _row("responses_touched", "responses hit", "share of the responses with a judged token that have a blocked one",
+    _row("responses_touched", "responses hit", "share of responses with a judged token that have a blocked one",
          "share", _COMMON),
     _row("mu_blocked", "mean μ of blocked tokens", "mean μ where keep = 0", "probability", f"{DPPO}, Fig. 6"),
-    _row("mu_kept", "mean μ of kept tokens", "mean μ where keep = 1", "probability", f"beside {DPPO}, Fig. 6"),
+    _row("mu_kept", "mean μ of kept tokens", "mean μ where keep = 1", "probability", f"cf. {DPPO}, Fig. 6"),
     _row("entropy_blocked", "mean entropy at blocked tokens", "mean of −Σ π log π over the vocabulary, where keep = 0",
          "nats", f"{DPPO}, Fig. 6"),
     _row("entropy_kept", "mean entropy at kept tokens", "mean of −Σ π log π over the vocabulary, where keep = 1",
-         "nats", f"beside {DPPO}, Fig. 6"),
-    _row("jaccard", "Jaccard index", "tokens that both block / tokens that at least one of them blocks", "1",
+         "nats", f"cf. {DPPO}, Fig. 6"),
+    _row("jaccard", "Jaccard index", "tokens that both block / tokens that at least one blocks", "1",
          "Jaccard (1901)"),
     _row("both", "blocked by both", "number of tokens that both block", "tokens", _COMMON),
     _row("only_row", "blocked by one only", "number of tokens that one blocks and the other keeps", "tokens", _COMMON),
@@ -65,27 +65,27 @@ CLIPPING = table(
     _row("ratio", "mean ratio", "mean r over its blocked occurrences", "1", _COMMON),
     _row("bad", "bad updates", "number of tokens with A < 0 and μ − π ≥ δ", "tokens", f"{DPPO}, Fig. 5"),
     _row("over_tokens", "bad updates among tokens with A ≠ 0", "number with A < 0 and μ − π ≥ δ / number with A ≠ 0",
-         "share", f"{DPPO}, Fig. 5; its denominator is not stated, Stable-RL's clip fractions use this one"),
+         "share", f"{DPPO}, Fig. 5; its denominator is not stated; Stable-RL's clip fractions use this one"),
     _row("over_negative", "bad updates among tokens with A < 0", "number with A < 0 and μ − π ≥ δ / number with A < 0",
          "share", f"{DPPO}, Fig. 5; its denominator is not stated"),
     _row("reward", "mean reward", "mean R over the responses of the step", "reward", _COMMON),
-    _row("reward_change", "change of the reward", "mean reward minus that of the step before", "reward", _COMMON),
+    _row("reward_change", "change of the reward", "mean reward minus that of the previous step", "reward", _COMMON),
     _row("correlations", "correlation over steps",
-         "Pearson’s, of two values for each step; interval by Fisher’s z, for as many steps as are independent", "1",
+         "Pearson’s, of two values per step; interval by Fisher’s z with the number of independent steps", "1",
          "Pearson (1895), Bartlett (1935)"),
     _row("equivalents", "equal threshold", "the threshold of the other family that blocks as many tokens", "1",
          _COMMON),
     _row("share", "tokens above the cap", "share of tokens with r > C", "share", f"{DPPO}, App. C.1"),
     _row("mean", "mean divergence",
-         "mean of the binary or top-K divergence of μ and π over all tokens, A = 0 too; where the trace holds full "
-         "divergences, over the tokens that have one", "probability or nats", f"{DPPO}, eq. 13 to 16"),
+         "mean of the binary or top-K divergence of μ and π over all tokens, including A = 0; if the trace has full "
+         "divergences, over the tokens with one", "probability or nats", f"{DPPO}, eq. 13 to 16"),
     _row("bias", "bias",
-         "mean of (approximation − divergence over the whole vocabulary) over the tokens that have both",
+         "mean of (approximation − full-vocabulary divergence) over the tokens with both",
          "probability or nats", _COMMON),
     _row("rank_correlation", "rank correlation",
-         "Spearman’s, of approximation and full divergence over the tokens that have both", "1", "Spearman (1904)"),
+         "Spearman’s, of approximation and full divergence over the tokens with both", "1", "Spearman (1904)"),
     _row("wrong_mask", "wrong mask",
-         "share of tokens on which the mask decides otherwise than with the full divergence", "share", _COMMON),
+         "share of tokens on which the mask decides differently from the full divergence", "share", _COMMON),
     _row("low", "mean TV, at least", "mean over all tokens of the TV over the buckets of the approximation",
          "probability", f"{DPPO}, App. B.1: merging tokens into buckets never adds to TV"),
     _row("high", "mean TV, at most", "mean over all tokens of (that TV + min(μ, π) of the bucket of other tokens)",
@@ -99,7 +99,7 @@ TRAINING = table(
     _row("reward", "final reward", f"mean reward of the batch, over the last {LAST} steps", "reward", _COMMON),
     _row("best", "best reward", f"the highest mean reward of {LAST} successive steps", "reward", _COMMON),
     _row("eval_accuracy", "final accuracy",
-         "mean reward of the last evaluation (share of right answers by math-verify)", "share", _COMMON),
+         "mean reward of the last evaluation (share of answers that math-verify calls right)", "share", _COMMON),
     _row("abs_dp_first", f"mean |π − μ|, first {FIRST} steps",
          f"mean over tokens of |π − μ| at equal weights, over the first {FIRST} steps", "probability",
          f"{DPPO}, Fig. 3"),
@@ -127,10 +127,10 @@ TRAINING = table(
     _row("ratio", "π/μ, 1 % to 99 %", f"quantiles of π/μ over tokens, at the weights of each update, last {LAST} steps",
          "1", _COMMON),
     _row("grad_norm", "gradient norm", "norm of the gradient of an update, median over steps", "1", _COMMON),
-    _row("length", "response length", f"mean tokens that the model wrote in a response, last {LAST} steps",
+    _row("length", "response length", f"mean tokens written by the model in a response, last {LAST} steps",
          "tokens", _COMMON),
     _row("turns", "turns", f"mean turns of the model in an episode, last {LAST} steps", "1", _COMMON),
-    _row("truncated", "truncated", f"share of responses that a limit ended, last {LAST} steps", "share", _COMMON),
+    _row("truncated", "truncated", f"share of responses ended by a limit, last {LAST} steps", "share", _COMMON),
     _row("back_offs", "loss-scale back-offs", "how often the loss scale was lowered because a gradient overflowed", "1",
          _COMMON),
     _row("sync", "weight sync", "steps at which the engine was shown to sample with the new weights / steps", "1",
@@ -139,7 +139,7 @@ TRAINING = table(
 )
 # fmt: on
 
-# What a line of metrics.jsonl calls metrics of the gap.
+# Keys in a line of metrics.jsonl → metrics of the gap.
 OF_STEP = {
     "abs_dp_mean": "tv_binary_mean", "dp_max": "tv_signed_max", "dp_min": "tv_signed_min", "k1": "k1", "k3": "k3",
     "ratio_p01": "ratio_p01", "ratio_p50": "ratio_p50", "ratio_p99": "ratio_p99",
@@ -149,13 +149,13 @@ _OF_TOP_K = {"topk_mass_rollout": "topk_mass_reference", "topk_mass_trainer": "t
 
 
 def of_step(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """The metrics of a pair, by their keys, as a line of metrics.jsonl has them; masses only where they are there."""
+    """The metrics of a pair, by key, as in a line of metrics.jsonl; masses only if they were measured."""
     masses = {name: mass for name, key in _OF_TOP_K.items() if (mass := values[key]) is not None}
     return {name: values[key] for name, key in OF_STEP.items()} | masses
 
 
 def updates_of_step(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """What an algorithm blocked, and bad updates, from the JSON of `clipstats`, as a line of metrics.jsonl has them."""
+    """What an algorithm blocked, and bad updates, from the JSON of `clipstats`, as in a line of metrics.jsonl."""
     found = {name: result["bad_updates"][name]["value"] for name in ("over_tokens", "over_negative")}
     record = {f"bad_{name}": value for name, value in found.items()}
     for row in result["algorithms"]:

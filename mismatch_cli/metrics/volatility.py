@@ -1,8 +1,8 @@
-"""Volatility by bin of the rollout probability, and quantiles over all tokens, from the cells' counts and moments.
+"""Volatility by bin of the rollout probability, and quantiles over all tokens, from counts and moments of cells.
 
-The paper's point in one table: at low μ the ratio of two policies that hardly differ is volatile, their TV is not.
-Standard deviations come from sums, quantiles from histograms: fine ones for the value, coarser ones by prompt group for
-the interval. Ratio quantiles are exp of quantiles of d, with 0 for tokens out of support.
+The paper's point in one table: at low μ the ratio of two nearly equal policies is volatile, but their TV is not.
+Standard deviations come from sums, quantiles from histograms: fine ones for values, coarser ones by prompt group for
+intervals. Ratio quantiles are exp of quantiles of d, with 0 for tokens out of support.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, count_into, 
 MU_EDGES = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99)
 MU_BINS = len(MU_EDGES) + 1
 CELLS = GROUPS * MU_BINS
-D_BINS, D_GROUP_BINS = (SignedLogBins(LogBins(-24, 7, bits)) for bits in (10, 3))  # 3 bits: 12 % wide at most
+D_BINS, D_GROUP_BINS = (SignedLogBins(LogBins(-24, 7, bits)) for bits in (10, 3))  # 3 bits: at most 12 % wide
 TV_BINS, TV_GROUP_BINS = (LogBins(-30, 0, bits) for bits in (9, 3))
 _LOG_EDGES = np.log(np.array(MU_EDGES)).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Cells:
-    """Where each counted token belongs."""
+    """The bin of μ and the cell of each counted token."""
 
     mu_bin_N: np.ndarray  # int32
     cell_N: np.ndarray  # int32, prompt group × MU_BINS + mu_bin
 
     @classmethod
     def of(cls, gaps: TokenGaps) -> Cells:
-        """μ is compared with its edges as log μ in float32."""
+        """Compare μ with the edges as log μ in float32."""
         bin_N = np.zeros(len(gaps.logq_N), dtype=np.uint8)
         above_N = np.empty(len(bin_N), dtype=bool)
         for edge in _LOG_EDGES:
@@ -65,7 +65,7 @@ class Cells:
 
 
 class ScatterCounts(Accumulator):
-    """Histograms and exact maximum of one quantity: in fine bins for its value, by prompt group for its interval."""
+    """Histograms and exact maximum of one quantity: fine bins for its value, prompt groups for its interval."""
 
     SETTINGS = ("bins", "group_bins")
     LARGEST = ("largest",)
@@ -78,7 +78,7 @@ class ScatterCounts(Accumulator):
 
     def update(self, cells: Cells, values_N: np.ndarray) -> None:
         bin_N = self.bins.index(values_N)
-        group_bin_N = self.bins.coarser(bin_N, self.group_bins)  # type: ignore[arg-type]  # both are of one kind
+        group_bin_N = self.bins.coarser(bin_N, self.group_bins)  # type: ignore[arg-type]  # both are of the same kind
         count_into(self.total, np.add(bin_N, cells.mu_bin_N * np.int32(self.bins.count), out=bin_N))
         count_into(self.by_group, np.add(group_bin_N, cells.cell_N * np.int32(self.group_bins.count), out=group_bin_N))
         record = np.flatnonzero(values_N > self.largest.take(cells.mu_bin_N))  # few, once the first tokens are seen
@@ -86,12 +86,12 @@ class ScatterCounts(Accumulator):
 
     @property
     def histograms(self) -> tuple[_Histogram, _Histogram]:
-        """By bin of μ: of all tokens in fine bins, and by prompt group in coarse ones."""
+        """Histograms by bin of μ: of all tokens in fine bins, and by prompt group in coarse ones."""
         return _Histogram(self.total, middles(self.bins)), _Histogram(self.by_group, self.group_bins.edges)
 
 
 class CellCounts(Accumulator):
-    """Counts and maxima of d, binary TV and top-K TV: exact, whatever the order of updates."""
+    """Counts and maxima of d, binary TV and top-K TV: exact in any order of updates."""
 
     def __init__(self) -> None:
         self.d = ScatterCounts(D_BINS, D_GROUP_BINS)
@@ -119,7 +119,7 @@ class CellMoments(Accumulator):
     def update(self, gaps: TokenGaps, cells: Cells) -> None:
         cell_N = cells.cell_N.astype(np.intp)
         quantities = [gaps.ratio_less_1_N, gaps.abs_dp_N] + ([] if gaps.topk is None else [gaps.topk.tv_N])
-        pair_N = np.empty(len(cell_N), dtype=np.complex128)  # a complex number is two sums for the price of one
+        pair_N = np.empty(len(cell_N), dtype=np.complex128)  # a complex number gives two sums for the price of one
         for sums, values_N in zip(self.sums, quantities, strict=False):
             pair_N.real = values_N
             np.square(pair_N.real, out=pair_N.imag)
@@ -129,13 +129,13 @@ class CellMoments(Accumulator):
 
 
 class _Histogram(NamedTuple):
-    """Counts [..., bins], and the lower and upper ends of the bins."""
+    """Counts [..., bins], and the lower and upper edges of the bins."""
 
     counts: np.ndarray
     ends: tuple[np.ndarray, np.ndarray]
 
     def ratio(self, out_of_support: np.ndarray) -> _Histogram:
-        """That of the ratio, from that of d; tokens out of support have the ratio 0, as those with d < −128."""
+        """The histogram of the ratio, from that of d; tokens out of support have ratio 0, like those with d < −128."""
         counts = self.counts.copy()
         counts[..., 0] += out_of_support
         low, high = (np.exp(end) for end in self.ends)
@@ -144,7 +144,7 @@ class _Histogram(NamedTuple):
 
 
 def _quantiles(total: _Histogram, by_group: _Histogram, shares: Sequence[float]) -> list[list[Jackknife]]:
-    """[shares][rows], from counts [rows, bins] for the values and coarser ones [groups, rows, bins] for intervals."""
+    """[shares][rows], from counts [rows, bins] for values and coarser ones [groups, rows, bins] for intervals."""
     value_BS = quantiles(*total, shares)
     _, without_GBS = without_groups(lambda counts: quantiles(counts, by_group.ends, shares), by_group.counts)
     without_GBS = left_out(without_GBS, np.any(by_group.counts, axis=-1, keepdims=True))
@@ -158,7 +158,7 @@ def _quantiles(total: _Histogram, by_group: _Histogram, shares: Sequence[float])
 
 
 def token_quantiles(counts: CellCounts) -> dict[str, Jackknife]:
-    """Quantiles of |d| and of the ratio over all tokens, whatever their μ."""
+    """Quantiles of |d| and of the ratio over all tokens, at any μ."""
     total, by_group = counts.d.total.sum(axis=0)[None], counts.d.by_group.sum(axis=1)[:, None]
     abs_d = (
         _Histogram(D_BINS.fold(total), middles(D_BINS.positive)),
@@ -176,7 +176,7 @@ def token_quantiles(counts: CellCounts) -> dict[str, Jackknife]:
 
 
 def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> list[dict[str, Any]]:
-    """One row for each bin of μ: its edges, its tokens, and what scatters in it."""
+    """A row for each bin of μ: its edges, its tokens, and the scatter of each quantity."""
     d, d_by_group = counts.d.histograms
     outside_GB = counts.out_of_support
     ratio = (d.ratio(outside_GB.sum(axis=0)), d_by_group.ratio(outside_GB))
@@ -214,7 +214,7 @@ def _ratio_max(d: np.float32, tokens: np.integer) -> Estimate:
 
 
 def _deviations(sums_2GB: np.ndarray, count_GB: np.ndarray, prompts: int) -> list[Estimate]:
-    """Standard deviation in each bin of μ, from Σ and Σ² by prompt group."""
+    """The standard deviation in each bin of μ, from Σ and Σ² by prompt group."""
     value_B, without_GB = without_groups(_deviation, *sums_2GB, count_GB)
     without_GB, tokens_B = left_out(without_GB, count_GB > 0), count_GB.sum(axis=0)
     return [
@@ -224,7 +224,7 @@ def _deviations(sums_2GB: np.ndarray, count_GB: np.ndarray, prompts: int) -> lis
 
 
 def _unsure(b: int, tokens: int) -> str | None:
-    """Why a spread in a bin has no interval; near μ = 1 nearly all tokens agree, and a few that fell make all of it."""
+    """Why a spread has no interval; near μ = 1 nearly all tokens agree, and a few with large drops dominate it."""
     if not tokens:
         return NOT_MEASURED
     return FEW_TOKENS if tokens < FEWEST_TOKENS else FEW_TOKENS_DECIDE if b == MU_BINS - 1 else None

@@ -1,1 +1,1 @@
-"""Traces or runs in, a typed result out: what is computed, knowing nothing of pictures, terminals or flags."""
+"""Traces or runs in, a typed result out: all computation, independent of pictures, terminals and flags."""

@@ -1,4 +1,4 @@
-"""From a search to its result: causes by what goes with each, the triangle of legs, and the verdict."""
+"""The result of a search: causes with the share of the gap that each explains, the triangle of legs, the verdict."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from mismatch_cli.verdict.causes import CAUSES, place
 
 _MOST_NAMED = 3  # causes in the verdict
 _WHY_MODULES = "both sides compute these modules differently on the same input"
-_WHY_WEIGHTS = "the engine and the trainer hold other numbers"
+_WHY_WEIGHTS = "the engine and the trainer hold different numbers"
 
 
 class MovedToken(NamedTuple):
-    """A token whose gap a cause moves: where it is among the fixed tokens, and Δlog p before and after, nats."""
+    """A token whose gap a cause moves: its place among the fixed tokens, and Δlog p before and after, nats."""
 
     response: int
     position: int
@@ -53,7 +53,7 @@ class MovedToken(NamedTuple):
 
 @dataclass(frozen=True)
 class BisectionAnalysis(Study):
-    """A search that has ended, or was stopped: everything is read from its folder."""
+    """A search that ended or was stopped, read from its folder."""
 
     STUDY: ClassVar[str] = "bisection"
     FORMAT: ClassVar[str] = "mismatch-cli bisection"
@@ -64,7 +64,7 @@ class BisectionAnalysis(Study):
 
     @classmethod
     def read(cls, folder: Path) -> BisectionAnalysis:
-        """From a run folder of `bisect`; runs no model."""
+        """Read a run folder of `bisect`, without running a model."""
         tokens = FixedTokens.read(folder / LEGS / AS_RECORDED)
 
         @cache
@@ -75,12 +75,12 @@ class BisectionAnalysis(Study):
 
     @cached_property
     def trace(self) -> Trace:
-        """The responses that every experiment read, as they were recorded."""
+        """The responses that every experiment reads, as recorded."""
         return Trace.open(self.folder / LEGS / AS_RECORDED)
 
     @property
     def subject(self) -> str:
-        """Who is compared, in the line below each figure."""
+        """What is compared, for the line below each figure."""
         return who_is_compared(about([self.trace], 0))
 
     @cached_property
@@ -89,7 +89,7 @@ class BisectionAnalysis(Study):
 
     @property
     def is_equal(self) -> bool:
-        """Whether both sides agree to the rounding of float32: there is nothing to explain."""
+        """Whether both sides agree to float32 rounding, so that there is nothing to explain."""
         return self.search.gap < NO_GAP
 
     @property
@@ -105,10 +105,10 @@ class BisectionAnalysis(Study):
         return self.measured.sums(RECORDED)
 
     def has(self, leg: str) -> bool:
-        """Whether a leg was read."""
+        """Whether the leg was read."""
         return leg == AS_RECORDED or leg in leg_names(self.folder)
 
-    # What the legs say of each other
+    # Distances between legs
 
     @cached_property
     def triangle(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class BisectionAnalysis(Study):
         return self.effects.gap(self.measured.sums(pair)) if all(map(self.has, pair)) else None
 
     def _nearer(self, engine: str, reference: str) -> str | None:
-        """The side that is surely nearer to the trainer in float32; None where none is, or the trainer is that one."""
+        """The side closer to the float32 trainer with 95 % confidence; None if neither is, or if it is the trainer."""
         if not (self.has(REFERENCE.name) and self.has(SCORED.name)):
             return None
         trainer = self.measured.apart(TRAINER, SCORED.name, reference)
@@ -147,13 +147,13 @@ class BisectionAnalysis(Study):
     def noise(self) -> Estimate | None:
         """The larger of both sides' noise, as a share of the gap."""
         sides = ((ROLLOUT, DECODED.name, ALONE.name), (TRAINER, SCORED.name, OTHER_SHAPE.name))
-        there = [side for side in sides if self.has(side[1]) and self.has(side[2])]
-        shares = [self.effects.left(self.recorded, self.measured.apart(*side)) for side in there]
+        measured = [side for side in sides if self.has(side[1]) and self.has(side[2])]
+        shares = [self.effects.left(self.recorded, self.measured.apart(*side)) for side in measured]
         return max(shares, key=lambda share: share.value or 0.0, default=None)
 
     @cached_property
     def unexplained(self) -> Estimate:
-        """What is left of the gap, as a share, where most of it is gone that anything takes."""
+        """The smallest share of the gap that any experiment leaves."""
         modules = (e for e in self.search.experiments if e.setting == ALL_MODULES)
         return self._least_left(*(row.experiment for row in self.causes), *modules)
 
@@ -163,16 +163,16 @@ class BisectionAnalysis(Study):
 
     @property
     def floor(self) -> Row | None:
-        """What the precision of both sides makes."""
+        """What the precision that both sides share causes."""
         return next((row for row in self.causes if row.experiment.floor), None)
 
     @cached_property
     def remaining(self) -> Estimate:
-        """What is left of the gap, as a share, once the named causes are gone, as far as that was measured at once."""
+        """The share of the gap left without the named causes, as far as they were removed together."""
         return self._least_left(*(row.experiment for row in self.named))
 
     def _least_left(self, *experiments: Experiment) -> Estimate:
-        """The smallest share of the gap that any of these leaves, or all that help at once; all of it without any."""
+        """The smallest share of the gap that any of these leaves, or all helpful changes together; 1 without any."""
         together = self.search.pair_together
         pairs = [*(experiment.after for experiment in experiments), *([] if together is None else [together])]
         shares = [self.effects.left(self.recorded, self.measured.sums(pair)) for pair in pairs]
@@ -187,7 +187,7 @@ class BisectionAnalysis(Study):
         return list(self.measured.tokens.keys)
 
     def moved(self, row: Row, count: int) -> list[MovedToken]:
-        """The tokens whose gap a cause moves most, the farthest first."""
+        """The tokens whose gap a cause moves most, largest move first."""
         tokens = self.measured.tokens
         before_T, after_T = (self._d_T(pair) for pair in (row.experiment.before, row.experiment.after))
         moved_T = np.where(tokens.counts_T, np.nan_to_num(np.abs(before_T) - np.abs(after_T)), 0.0)
@@ -207,7 +207,7 @@ class BisectionAnalysis(Study):
     def verdict(self) -> str:
         """The causes with their shares, the noise, and what is left, in a sentence."""
         if self.is_equal:
-            return "Nothing to explain: both sides agree to the rounding of float32."
+            return "Nothing to explain: both sides agree to float32 rounding."
         named, floor = self.named[:_MOST_NAMED], self.floor
         parts = [f"{row.experiment.setting} {_share(row.share)}" for row in named]
         if floor is not None:
@@ -215,17 +215,17 @@ class BisectionAnalysis(Study):
         if self.noise is not None:
             parts.append(f"noise {_share(self.noise)}")
         overlap = " (shares overlap)" if self.overlap and self.overlap > 0.05 else ""
-        first = "" if named or floor else "No cause was found: "
+        first = "" if named or floor else "No cause found: "
         return f"{first}{', '.join([*parts, f'unexplained {_share(self.unexplained)}'])}{overlap}."
 
     @cached_property
     def overlap(self) -> float | None:
-        """How much more the shares of the causes add up to than goes with all of them; None where they are not many."""
+        """By how much the shares of the causes exceed what all of them explain together; None for a single cause."""
         named = [row.share.value or 0.0 for row in self.named]
         return max(0.0, sum(named) - (1 - (self.remaining.value or 0.0))) if len(named) > 1 else None
 
     def name(self, row: Row) -> str:
-        """What a cause is called: a setting with whose it is; a kind of modules, and a column, belong to both sides."""
+        """A cause's name: a setting with its side; a kind of module, or a column, belongs to both sides."""
         experiment = row.experiment
         if experiment.floor:
             return f"{experiment.value} itself"
@@ -233,7 +233,7 @@ class BisectionAnalysis(Study):
         return experiment.setting if alone else f"{experiment.setting} ({experiment.side})"
 
     def why(self, row: Row) -> str:
-        """How a cause makes a gap, a clause."""
+        """How a cause opens a gap, as a clause."""
         experiment = row.experiment
         if experiment.stage == 3:
             return _WHY_MODULES
@@ -245,11 +245,11 @@ class BisectionAnalysis(Study):
         return _WHY_WEIGHTS if fault is None else str(fault["cause"])
 
     def _fault(self, row: Row) -> dict[str, Any] | None:
-        """What `diagnose` found under the name of a cause."""
+        """The finding of `diagnose` with the name of a cause."""
         return next((f for f in self.search.findings or () if f["setting"] == row.experiment.setting), None)
 
     def command(self, row: Row) -> list[str]:
-        """What to type to see what goes with a cause, and on new samples, where a probe can be repeated."""
+        """The commands that show what a cause explains, also on new samples if the probe can be repeated."""
         legs, experiment = self.folder / LEGS, row.experiment
         lines = [suggest("compare", legs / AS_RECORDED, legs / experiment.after[experiment.position])]
         if experiment.flags and self.search.like:
@@ -257,7 +257,7 @@ class BisectionAnalysis(Study):
         return lines
 
     def cost(self, row: Row) -> dict[str, Any] | None:
-        """Seconds a response with the change over those without it, of the side that reads otherwise."""
+        """Seconds per response with the change, relative to without it, on the side that changes."""
         pairs, position = (row.experiment.before, row.experiment.after), row.experiment.position
         before, after = (self._seconds(pair[position]) for pair in pairs)
         if before is None or after is None or row.experiment.stage == 3:
@@ -265,9 +265,10 @@ class BisectionAnalysis(Study):
         return {"factor": after / before, "seconds_before": before, "seconds_after": after}
 
     def _seconds(self, leg: str) -> float | None:
-        """A response, as the leg read it; None where it was not read here."""
-        held = read_manifest(self.folder / LEGS / leg)["bisect"]
-        return held["seconds"] / held["responses"] if held["seconds"] and held["responses"] else None
+        """Seconds per response in a leg; None if it was not read here."""
+        about_leg = read_manifest(self.folder / LEGS / leg)["bisect"]
+        seconds, responses = about_leg["seconds"], about_leg["responses"]
+        return seconds / responses if seconds and responses else None
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints and `summary.json` holds; documented in docs/json/bisect.md."""
@@ -299,15 +300,15 @@ class BisectionAnalysis(Study):
         }
 
     def _stage(self, number: int) -> dict[str, Any]:
-        told = self.search.stages.get(
+        outcome = self.search.stages.get(
             str(number), {"status": "not reached", "why": "the search was stopped", "seconds": 0.0}
         )
-        return {"stage": number, "name": STAGES[number], **told}
+        return {"stage": number, "name": STAGES[number], **outcome}
 
     def _legs(self) -> list[dict[str, Any]]:
-        held = [(leg, read_manifest(self.folder / LEGS / leg)["bisect"]) for leg in leg_names(self.folder)]
+        legs = [(leg, read_manifest(self.folder / LEGS / leg)["bisect"]) for leg in leg_names(self.folder)]
         names = ("name", "side", "what", "change", "seconds", "responses")
-        return [{name: told[name] for name in names} | {"trace": f"{LEGS}/{leg}"} for leg, told in held]
+        return [{name: about_leg[name] for name in names} | {"trace": f"{LEGS}/{leg}"} for leg, about_leg in legs]
 
     def _rows(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         return [{"rank": n, **self._row(row)} for n, row in enumerate(rows, start=1)]
@@ -342,6 +343,6 @@ class BisectionAnalysis(Study):
 def _share(share: Estimate) -> str:
     """`61 % ± 5`."""
     if share.value is None:
-        return "not known"
+        return "unknown"
     spread = "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
     return f"{100 * share.value:.0f} %{spread}"

@@ -1,4 +1,4 @@
-"""One pass over traces, by one process or several: every algorithm that the traces can support, on the same tokens."""
+"""One pass over traces, in one process or several: every algorithm that the traces support, on the same tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class OneMask:
-    """An algorithm, and those that decide alike on every judged token."""
+    """An algorithm, and others that decide the same on every judged token."""
 
     row: Mapping[str, Any]
     others: tuple[str, ...] = ()
@@ -54,12 +54,12 @@ class OneMask:
 
 @dataclass(frozen=True)
 class ClippingPlotData:
-    """The numbers, and a sample of judged tokens; without advantages it holds each token once for either sign."""
+    """The numbers, and a sample of judged tokens; without advantages it holds each token once per sign."""
 
     STUDY: ClassVar[str] = "clipping"
 
     result: Mapping[str, Any]  # what docs/json/clipstats.md describes
-    subject: str = ""  # who is compared, in one line
+    subject: str = ""  # what is compared, in one line
     compared: tuple[Algorithm, ...] = ()  # at most two: the columns of the mask regions
     sample: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=JUDGED_ROW))  # log-probabilities in nats
 
@@ -71,20 +71,20 @@ class ClippingPlotData:
 
     @property
     def blocking(self) -> list[Mapping[str, Any]]:
-        """Those that block at least one token."""
+        """The rows of algorithms that block at least one token."""
         return [row for row in self.rows if any(part and part["value"] for part in row["blocked"].values())]
 
     def masks(self, rows: Iterable[Mapping[str, Any]], *also: str) -> list[OneMask]:
-        """One for each different mask: of algorithms that decide alike the compared ones, else the first of the rows.
+        """One for each distinct mask: of algorithms that decide alike, the compared ones, else the first row.
 
-        `also` names keys under which those that stand for each other hold the same.
+        `also` names keys whose values must be equal, too, for one row to represent another.
         """
         by_mask: dict[str, list[Mapping[str, Any]]] = {}
         group_of = {name: place for place, names in enumerate(self.result.get("same_mask", ())) for name in names}
         for row in rows:
             key = repr([group_of.get(row["name"], row["name"]), *(row[key] for key in also)])
             by_mask.setdefault(key, []).append(row)
-        return [one for alike in by_mask.values() for one in self._shown(alike)]
+        return [mask for alike in by_mask.values() for mask in self._shown(alike)]
 
     def _shown(self, alike: list[Mapping[str, Any]]) -> list[OneMask]:
         shown = [row for row in alike if row["name"] in self.result["compared"]] or alike[:1]
@@ -96,7 +96,7 @@ class ClippingPlotData:
         return bool(self.result.get("has", {}).get("advantages"))
 
     def when(self, sign: str) -> str:
-        """How the tokens of a sign (`>` or `<`) are called: without advantages the question is hypothetical."""
+        """The label of tokens with a sign (`>` or `<`): hypothetical without advantages."""
         return f"A {sign} 0" if self.has_advantages else f"if A {sign} 0"
 
     def of_sign(self, sign: str) -> np.ndarray:
@@ -104,7 +104,7 @@ class ClippingPlotData:
         return self.sample["advantage"] > 0 if sign == ">" else self.sample["advantage"] < 0
 
     def coordinates(self, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:
-        """Of each token of the sample, log of the anchor's probability, and log π."""
+        """The anchor's log-probability and log π of each token in the sample."""
         anchor = "recomputed" if algorithm.limiting.anchor == "recomputed" else "rollout"
         return self.sample[f"logp_{anchor}"].astype(np.float64), self.sample["logp_trainer"].astype(np.float64)
 
@@ -118,8 +118,8 @@ class ClippingPlotData:
     def blocked_at(algorithm: Algorithm, logp_anchor_N: np.ndarray, logp_N: np.ndarray, sign: str) -> np.ndarray | None:
         """Whether the limiting masks block tokens with these log-probabilities, nats, and an advantage of that sign.
 
-        None where there is no such mask, or where two probabilities do not decide: top-K masks need more columns, and
-        a mask on whole responses answers otherwise when the same tokens form one response instead of many.
+        None if there is no such mask, or if two probabilities do not decide: top-K masks need more columns, and a mask
+        on whole responses decides differently when the same tokens form one response instead of many.
         """
         limiting = algorithm.limiting
         if not limiting.masks or limiting.anchor == "both" or algorithm.batch_masks or algorithm.needs_entropy:
@@ -130,31 +130,31 @@ class ClippingPlotData:
             policies = Policies(logp_anchor_N, logp_N, logp_anchor_N, offset_S1)
             try:
                 answers.append(~keep_T(algorithm.limiting, policies, advantage_N))
-            except Exception:  # a user's own mask can ask for anything that a bare pair of probabilities does not have
+            except Exception:  # a user's own mask may need anything that two bare probabilities lack
                 return None
         return answers[0] if np.array_equal(*answers) else None
 
 
 @dataclass(frozen=True)
 class ClippingAnalysis(Study):
-    """What was counted, and what the traces could not support."""
+    """The counts, and the algorithms that the traces do not support."""
 
     STUDY, FORMAT = "clipping", "mismatch-cli clipstats"
 
     traces: Sequence[Trace]
     support: Support
     summary: ClippingSummary
-    asked: tuple[Algorithm, ...] = ()  # the two to compare; empty: those that tell the most
-    arguments: tuple[str, ...] = ()  # what was asked for besides the traces
+    asked: tuple[Algorithm, ...] = ()  # the two to compare; empty: the most informative
+    arguments: tuple[str, ...] = ()  # as typed, without the traces
 
     @property
     def algorithms(self) -> tuple[Algorithm, ...]:
-        """Those that were judged."""
+        """The algorithms that were applied."""
         return self.summary.question.algorithms
 
     @cached_property
     def compared(self) -> tuple[Algorithm, ...]:
-        """Two to compare, at most: as asked, else those of the paper, else the first that block anything."""
+        """At most two to compare: those requested, else those of the paper, else the first that block anything."""
         if self.asked:
             return self.asked
         by_name = {algorithm.name: algorithm for algorithm in self.algorithms}
@@ -189,7 +189,7 @@ class ClippingAnalysis(Study):
         return [row for row in found if row]
 
     def exploration(self, responses: int) -> Exploration | None:
-        """The tokens of the first responses, and what every algorithm blocks of them."""
+        """The tokens of the first responses, and which of them every algorithm blocks."""
         needs, total = self.support.needs, PAIRS["total"]
         return explore(
             self.traces, total, self.algorithms, needs, self.compared, responses, self.summary.question.found
@@ -197,7 +197,7 @@ class ClippingAnalysis(Study):
 
     @cached_property
     def plot_data(self) -> ClippingPlotData:
-        """What the plots draw: the numbers, and the sample of tokens under two algorithms."""
+        """What the plots draw: the numbers, and the token sample under two algorithms."""
         subject = f"{who_is_compared(self.traces[0].manifest)} · {self.result['counts']['tokens']:,} tokens"
         return ClippingPlotData(self.result, subject, self.compared, self.summary.sample.rows())
 
@@ -212,9 +212,9 @@ def analyse_clipping(
     arguments: Sequence[str] = (),
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> ClippingAnalysis:
-    """Judge every token with every algorithm; any number of workers gives the same numbers to the bit.
+    """Apply every algorithm to every token; the numbers are the same to the bit for any number of workers.
 
-    Raises a `MismatchError` where the traces hold nothing that an algorithm could judge.
+    Raises a `MismatchError` if no response has the columns that the algorithms need.
     """
     check_poolable(traces)
     support = Support.of(traces, algorithms)
@@ -227,26 +227,26 @@ def analyse_clipping(
     if summary.seen == sum(summary.lacking.values()):
         raise MismatchError(
             f"No response in {traces[0].folder} has every column that these algorithms need "
-            f"({', '.join(summary.lacking)} is missing). Choose others with --algorithm, or record it again."
+            f"(missing: {', '.join(summary.lacking)}). Choose others with --algorithm, or record the trace again."
         )
     return ClippingAnalysis(traces, support, summary, tuple(asked), tuple(arguments))
 
 
 def first_pass(traces: Sequence[Trace], support: Support, workers: Workers = ALONE) -> dict[Rule, Found]:
-    """What masks on whole batches find, over tokens that have what they need; nothing is read where there are none."""
+    """What masks on whole batches find, on tokens with the columns they need; reads nothing without such masks."""
     asked = [algorithm for algorithm in support.judged if algorithm.batch_masks]
     return read_through(traces, _Collecting(masks_of(asked), Needs.of(asked)), workers).found() if asked else {}
 
 
 def columns_for(needs: Needs) -> list[str]:
-    """What is read of a trace to judge its tokens, beside what always comes along."""
+    """The columns to read, besides the required ones, to judge the tokens of a trace."""
     columns = [*_COLUMNS, *(name.rsplit("_", 1)[0] for name in needs.columns)]
     return columns + ["topk_ids"] * (needs.top_k > 0) + ["tv_full", "kl_full"] * needs.full
 
 
 @dataclass(frozen=True)
 class _Collecting:
-    """The first pass: what rules on whole batches collect."""
+    """The first pass, in which rules on whole batches collect."""
 
     rules: tuple[Rule, ...]
     needs: Needs
@@ -270,7 +270,7 @@ class _Collecting:
 
 @dataclass(frozen=True)
 class _Judging:
-    """The pass: a summary of each portion, whose examples bear the number of their trace."""
+    """The pass that makes a summary of each portion, whose examples carry the number of their trace."""
 
     question: Question
 
@@ -292,11 +292,11 @@ class _Judging:
 
 
 def _own_files(rules: Iterable[Rule]) -> list[Path]:
-    """Masks of the user's, which a reader elsewhere lacks."""
+    """The files of the user's own masks, which a reader on another machine lacks."""
     return [Path(rule.region) for rule in rules if isinstance(rule, Mask) and rule.region.endswith(".py")]
 
 
-# Words that open or turn a step of reasoning: the examples in the appendix of arXiv 2602.04879, and their like.
+# Words that open or turn a step of reasoning: the examples in the appendix of arXiv 2602.04879, and similar ones.
 _CONNECTIVE = re.compile(
     "wait|thus|since|so|therefore|hence|however|but|then|next|also|because|instead|first|second|finally|now|if|let|"
     "alternatively|and|or|while|as|for|given|suppose|assume|note|recall|here|this|that|we|when|where"

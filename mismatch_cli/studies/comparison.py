@@ -1,4 +1,4 @@
-"""What two traces or more have in common, the same numbers of each, and the difference from the first."""
+"""What two or more traces have in common, the same metrics of each, and the difference from the first."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from mismatch_cli.workers.portions import Portion
 from mismatch_cli.workers.reading import executor
 
 Row = Mapping[str, Any]
-_GAP = ("abs_d_mean", "tv_binary_mean")  # whose difference says whether the gap differs
-CHANCE = 0.05  # of the metrics differ by more than noise where nothing differs
+_GAP = ("abs_d_mean", "tv_binary_mean")  # their difference decides whether the gap differs
+CHANCE = 0.05  # the share of metrics that differ by more than noise between equal traces
 
 
 @dataclass(frozen=True)
 class ComparisonPlotData:
-    """`exceedance` has, for each trace, |d| in nats and the share of its tokens with more: [2, edges]."""
+    """`exceedance` has, per trace, |d| in nats and the share of tokens above it: [2, edges]."""
 
     STUDY: ClassVar[str] = "comparison"
 
     result: Row  # what docs/json/compare.md describes
-    subject: str = ""  # who is compared, in one line
+    subject: str = ""  # what is compared, in one line
     exceedance: tuple[np.ndarray, ...] = ()
 
     @property
@@ -62,7 +62,7 @@ class ComparisonPlotData:
 
     @property
     def names(self) -> list[str]:
-        """What the figures call the traces."""
+        """The traces' names in figures."""
         return [row["run"] for row in self.result.get("traces", ())]
 
     def by_trace(self, key: str) -> dict[str, Sequence[Row]]:
@@ -72,10 +72,10 @@ class ComparisonPlotData:
 
 @dataclass(frozen=True)
 class Side:
-    """One trace: what of it is compared, and what was measured on that."""
+    """One trace: which of its responses are compared, and what was measured on them."""
 
     name: str
-    run: str  # the name of its folder, with as many of those above as tell the traces apart
+    run: str  # its folder's name, with as many parents as distinguish the traces
     trace: Trace
     responses: Responses
     kept_S: np.ndarray  # bool, in the order of the trace's files
@@ -88,7 +88,7 @@ class Side:
 
     @property
     def measured(self) -> Measured:
-        """The same with what its intervals are made of: what the report does not know is not compared either."""
+        """The summary with what its intervals are made of; what the report does not know is not compared either."""
         measured = Measured(self.summary)
         for key, found in self.result["metrics"].items():
             if found["value"] is None:
@@ -98,24 +98,24 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Another trace against the first one."""
+    """Another trace compared with the first one."""
 
     side: Side
     pairing: Pairing
     differences: dict[str, Difference]
-    on_tokens: OnTokens | None  # where both hold the same responses
+    on_tokens: OnTokens | None  # if both hold the same responses
 
 
 @dataclass(frozen=True)
 class ComparisonAnalysis(Study):
-    """The first trace, and each of the others against it."""
+    """The first trace, and each of the others compared with it."""
 
     STUDY, FORMAT = "comparison", "mismatch-cli comparison"
 
     pair: Pair
     first: Side
     others: tuple[Comparison, ...]
-    arguments: tuple[str, ...] = ()  # what was asked for besides the traces
+    arguments: tuple[str, ...] = ()  # as typed, without the traces
 
     @property
     def sides(self) -> tuple[Side, ...]:
@@ -123,7 +123,7 @@ class ComparisonAnalysis(Study):
 
     @property
     def typed(self) -> tuple[Path, ...]:
-        """What one types for each trace."""
+        """Each trace's path, as you type it."""
         return tuple(name_of(side.trace) for side in self.sides)
 
     def to_json(self) -> dict[str, Any]:
@@ -153,9 +153,9 @@ def analyse_comparison(
     workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> ComparisonAnalysis:
-    """Read each trace twice, for its keys and for its numbers, and a third time where tokens are compared directly.
+    """Read each trace twice, for its keys and for its metrics, and a third time to compare tokens directly.
 
-    Raises a `UsageError` for a pair that a trace does not have, and a `MismatchError` where nothing was scored.
+    Raises a `UsageError` if a trace lacks the pair, and a `MismatchError` if nothing was scored.
     """
     pair = _common_pair(traces, pair_name)
     with executor(workers, traces) as reader:
@@ -164,7 +164,7 @@ def analyse_comparison(
         pairings = [pair_up(found.responses[0], other) for other in found.responses[1:]]
         kept = compared_rows(found.responses, pairings)
         measuring = partial(_measuring, pair, found, kept)
-        summaries = [reader.reduced(own, measuring, on_responses) for own in found.portions]
+        summaries = [reader.reduced(portions, measuring, on_responses) for portions in found.portions]
         runs = run_names([trace.run_folder for trace in traces])
         sides = [Side(*side) for side in zip(NAMES, runs, traces, found.responses, kept, summaries, strict=False)]
         first, measured = sides[0], sides[0].measured
@@ -187,25 +187,26 @@ class _Found:
 
     @classmethod
     def of(cls, traces: Sequence[Trace], every: Sequence[Portion], recognised: Recognised) -> _Found:
-        """A `MismatchError` names a trace without a scored token."""
+        """Sort what was recognised by trace; raises a `MismatchError` for a trace without scored tokens."""
         responses: list[Responses] = []
-        own: list[list[Portion]] = [[] for _ in traces]
+        portions: list[list[Portion]] = [[] for _ in traces]
         rows: dict[Portion, slice] = {}
         for portion in every:
-            own[portion.trace].append(portion)
+            portions[portion.trace].append(portion)
         for number, trace in enumerate(traces):
             parts = [Responses.joined(groups) for groups in recognised.responses[number]]
             responses.append(Responses.joined(parts))
             if not responses[-1].measured_S.any():
-                raise MismatchError(f"{trace.folder} holds no scored token. {trace.how_to_score}")
+                raise MismatchError(f"{trace.folder} has no scored tokens. {trace.how_to_score}")
             ends = accumulate(map(len, parts))
-            rows |= {p: slice(end - len(part), end) for p, part, end in zip(own[number], parts, ends, strict=True)}
-        return cls(responses, own, rows)
+            placed = zip(portions[number], parts, ends, strict=True)
+            rows |= {portion: slice(end - len(part), end) for portion, part, end in placed}
+        return cls(responses, portions, rows)
 
 
 @dataclass(frozen=True)
 class _Measuring:
-    """The pass: the summary of what is compared, its prompts known by their tokens."""
+    """The pass that makes the summary of the compared responses, with prompts identified by their tokens."""
 
     pair: Pair
     kept_S: np.ndarray  # of the portion
@@ -236,7 +237,7 @@ def _on_tokens(reader: Executor, pair: Pair, found: _Found, partner_S: np.ndarra
 
 
 def _common_pair(traces: Sequence[Trace], asked: str | None) -> Pair:
-    """As asked, else the first that every trace has: the gap at equal weights before the whole one."""
+    """The requested pair, else the first that every trace has: the gap at equal weights before the total one."""
     having = [_pairs_in(trace) for trace in traces]
     if asked is None:
         common = [name for name in ("mismatch", "total") if all(name in names for names in having)]
@@ -247,7 +248,7 @@ def _common_pair(traces: Sequence[Trace], asked: str | None) -> Pair:
     for trace, names in zip(traces, having, strict=True):
         if asked not in names:
             raise UsageError(
-                f"{trace.folder} has no {asked} pair. It has: {', '.join(sorted(names)) or 'none, it is not scored'}."
+                f"{trace.folder} has no {asked} pair. It has: {', '.join(sorted(names)) or 'none (not scored)'}."
             )
     return PAIRS[asked]
 
@@ -260,7 +261,7 @@ def _pairs_in(trace: Trace) -> set[str]:
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """The last name of each folder, with as many of those above it as tell them apart; a letter where nothing does."""
+    """Each folder's last name, with as many parents as distinguish them; a letter if none do."""
     parts = [folder.resolve().parts[1:] for folder in folders]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-count:]) for part in parts]
@@ -306,8 +307,8 @@ def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> di
 
 
 def _what_differs(answers: Mapping[str, bool | None]) -> str:
-    """`gap` where its mean differs by more than noise, `metrics` where more of them do than 19 comparisons in 20 of
-    equal traces would show, were metrics independent; `noise` else, and `untested` where nothing has an interval."""
+    """`gap` if its mean differs by more than noise; `metrics` if more metrics do than in 19 of 20 comparisons of equal
+    traces, were metrics independent; else `noise`, or `untested` if nothing has an interval."""
     marked = sum(answer is True for answer in answers.values())
     tested = sum(answer is not None for answer in answers.values())
     if any(answers.get(key) for key in _GAP):
@@ -321,12 +322,12 @@ def _shown(row: SettingDifference) -> dict[str, Any]:
     return vars(row) | {"first": first, "other": other}
 
 
-_EVERY = 32  # bins of 0.1 % are more than a picture shows
+_EVERY = 32  # bins of 0.1 % are finer than a picture shows
 
 
 def exceedance(counts_Bx: np.ndarray) -> np.ndarray:
-    """From the histograms of d by bin of μ: edges of |d|, 3 % apart, and the share of tokens beyond each."""
+    """Edges of |d|, 3 % apart, and the share of tokens beyond each, from the histograms of d by bin of μ."""
     counts_x = D_BINS.fold(counts_Bx.sum(axis=0))
     at_least_x = counts_x[::-1].cumsum()[::-1]
-    occupied = np.flatnonzero(at_least_x[1::_EVERY]) * _EVERY + 1  # bin 0 is what counts as 0
+    occupied = np.flatnonzero(at_least_x[1::_EVERY]) * _EVERY + 1  # bin 0 counts as 0
     return np.stack([D_BINS.positive.edges[0][occupied], at_least_x[occupied] / max(1, counts_x.sum())])

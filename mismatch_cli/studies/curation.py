@@ -1,4 +1,4 @@
-"""What a curation says: how many problems were kept, and how their accuracy regresses to the mean when held out."""
+"""Results of a curation: how many problems were kept, and how their accuracy regresses to the mean when held out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from mismatch_cli.metrics.estimate import Estimate, interval, point
 from mismatch_cli.metrics.population import Curation
 from mismatch_cli.studies.study import Study
 
-_BINS = 6  # of the range that is kept
-_BARS = 21  # of a histogram, at most
+_BINS = 6  # of the accuracy range of the kept problems
+_BARS = 21  # at most, in a histogram
 
 
 @dataclass(frozen=True)
 class CurationAnalysis(Study):
-    """A curation, and the settings that it was made with."""
+    """A curation, and its settings."""
 
     STUDY, FORMAT = "curation", "mismatch-cli curation"
 
     curation: Curation
     config: Mapping[str, Any]  # as in the manifest of the traces
     confirm: bool = False  # whether only the confirmed problems are written
-    command: tuple[str, ...] = ()  # what was typed
-    training: str = ""  # what to type to train on the problems that were written
+    command: tuple[str, ...] = ()  # as typed
+    training: str = ""  # the command that trains on the written problems
 
     @property
     def model(self) -> str:
@@ -41,24 +41,24 @@ class CurationAnalysis(Study):
 
     @cached_property
     def accuracy_P(self) -> np.ndarray:
-        """Of every problem, on the samples that chose."""
+        """The accuracy of every problem, on the samples used for selection."""
         return np.array(list(self.curation.accuracy.values()))
 
     @cached_property
     def histogram(self) -> tuple[np.ndarray, np.ndarray]:
-        """How many problems have an accuracy between the edges: of 0, 1, … right answers, as many in each bin."""
+        """How many problems have an accuracy between the edges; each bin covers as many numbers of right answers."""
         samples = self.curation.samples
         answers = -(-(samples + 1) // _BARS)
         return np.histogram(self.accuracy_P, (np.arange(0, samples + answers + 1, answers) - 0.5) / samples)
 
     @cached_property
     def pairs_K2(self) -> np.ndarray:
-        """Of the kept problems: on the samples that chose them, and held out."""
+        """The accuracies of the kept problems: on the samples used for selection, and held out."""
         return np.array([(self.curation.accuracy[p], self.curation.held_out[p]) for p in self.curation.kept])
 
     @cached_property
     def bins(self) -> list[tuple[float, float, np.ndarray]]:
-        """Ranges of the accuracy that chose, each with its kept problems as in `pairs_K2`; empty ones are left out."""
+        """Ranges of the selecting accuracy, each with its kept problems as in `pairs_K2`, without empty ranges."""
         low, high = self.curation.keep
         edge_B = np.linspace(low, high, _BINS + 1)
         bin_K = np.clip(np.searchsorted(edge_B, self.pairs_K2[:, 0] + 1e-9, side="right") - 1, 0, _BINS - 1)
@@ -66,7 +66,7 @@ class CurationAnalysis(Study):
 
     @property
     def staying(self) -> Estimate:
-        """Share of the kept problems that the held-out samples put in the range, too."""
+        """The share of the kept problems that are in the range on the held-out samples as well."""
         return mean_over_problems([self.curation.within(held_out) for _, held_out in self.pairs_K2])
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class CurationAnalysis(Study):
 
 
 def mean_over_problems(values: Sequence[float] | np.ndarray) -> Estimate:
-    """A mean with its 95 % interval over problems."""
+    """A mean with its 95 % interval across problems."""
     value_N = np.asarray(values, dtype=np.float64)
     if len(value_N) < 2:
         return point(float(value_N.mean()))

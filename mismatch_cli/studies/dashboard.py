@@ -1,4 +1,4 @@
-"""Numbers off a dashboard, without a trace: which limits hold, what others measured, what makes such values."""
+"""Numbers from a dashboard, without a trace: which limits hold, what others measured, what causes such values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.studies.study import Study
 from mismatch_cli.verdict.assess import assess, status
 from mismatch_cli.verdict.reference import family, precision, reference, usual_gap
-from mismatch_cli.verdict.suspects import suspects, untold
+from mismatch_cli.verdict.suspects import suspects, unrecorded
 
-OWN = "mismatch"  # the framework whose names are those of `report`
-_KEY = "abs_d_mean"  # what precisions usually make is known of this one
-_FACTOR = 2.0  # how near a value that a fault made has to be, to be named
+OWN = "mismatch"  # the framework name for the metrics of `report`
+_KEY = "abs_d_mean"  # the metric whose usual range per precision is known
+_FACTOR = 2.0  # how close a value has to be to a known fault's for the fault to be named
 _BOUNDS: dict[Scale, tuple[float, float]] = {
     POSITIVE: (0, inf), ABOVE_1: (1, inf), ABOVE_MINUS_1: (-1, inf), SHARE: (0, 1), SAMPLE_SIZE: (0, 1),
     CORRELATION: (-1, 1),
@@ -30,7 +30,7 @@ _BOUNDS: dict[Scale, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Quoted:
-    """A number as somebody's dashboard shows it; `metric` is ours where that has the same definition."""
+    """A number as a dashboard shows it; `metric` is our metric with the same definition, if there is one."""
 
     framework: str
     name: str
@@ -42,7 +42,8 @@ class Quoted:
 
     @classmethod
     def of(cls, framework: str, name: str, value: float) -> Quoted:
-        """Find the metric by its name on the dashboard, by our key or our label; a `UsageError` if it cannot be so."""
+        """Find the metric by its name on the dashboard, or by our key or label; a `UsageError` if that is ambiguous,
+        unknown, or if the value is out of range."""
         if framework == OWN or (not framework and _is_own(name)):
             metric = _own(name)
             _check(name, value, *bounds(metric))
@@ -54,11 +55,11 @@ class Quoted:
 
     @property
     def is_of_the_update(self) -> bool:
-        """Whether it compares the trainer with itself, and says nothing about the engine."""
+        """Whether it compares the trainer with itself, and so says nothing about the engine."""
         return self.pair == dialects.UPDATE
 
     def to_json(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """The number, where it stands, and what others measured nearest to it."""
+        """The number, its verdict, and the nearest values that others measured."""
         found = self._assessed(about)
         return {
             **vars(self),
@@ -71,7 +72,7 @@ class Quoted:
         }
 
     def _assessed(self, about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """The bars and measured values for its metric; for another average, those of the framework's own name alone."""
+        """The limits and measured values for its metric; if it averages differently, only those with its own name."""
         nothing: dict[str, list[dict[str, Any]]] = {"bars": [], "measured": []}
         key = self.metric or self._own_bar
         if not key:
@@ -84,7 +85,7 @@ class Quoted:
 
     @property
     def _own_bar(self) -> str:
-        """Our metric that the framework's own bar is held against, though its average is another; empty without one."""
+        """Our metric to which the framework's own limit applies, though it averages differently; empty without one."""
         own = (bar.metric for bar in reference().bars if self._is_called(bar.name))
         return "" if self.is_of_the_update else next(own, "")
 
@@ -92,7 +93,7 @@ class Quoted:
         return self.name == name or self.name.endswith(f"/{name}")
 
     def _usual(self, about: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What the precisions usually make, and where the number stands beside it; known of the mean |d| alone."""
+        """The usual range of the precisions, and where the number is relative to it; known for the mean |d| only."""
         if self.metric != _KEY:
             return None
         usual = usual_gap(about)
@@ -101,7 +102,7 @@ class Quoted:
         return {"who": usual.who, "low": usual.low, "high": usual.high, "where": where, "source": usual.source}
 
     def _made_by(self, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """What makes values of this size: precisions whose usual range holds it, and faults that made one near it."""
+        """Causes of values of this size: precisions with it in their usual range, and faults that came close to it."""
         if not self.metric:
             return
         if self.metric == _KEY and (self._usual(about) or {}).get("where") != "within":
@@ -119,12 +120,12 @@ class Quoted:
 
 @dataclass(frozen=True)
 class DashboardNumbers(Study):
-    """Quoted numbers with what is known of the run that they are from."""
+    """Quoted numbers with what is known about their run."""
 
     STUDY, FORMAT = "dashboard", "mismatch-cli verdict"
 
     numbers: Sequence[Quoted]
-    about: Mapping[str, Any]  # as a manifest has it, as far as it was told
+    about: Mapping[str, Any]  # as in a manifest, as far as it is known
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class DashboardNumbers(Study):
         """What `verdict --json` prints; documented in docs/json/verdict.md."""
         pair = next((number.pair for number in self.numbers if not number.is_of_the_update), dialects.UPDATE)
         numbers = [number.to_json(self.about) for number in self.numbers]
-        suspected = [] if pair == dialects.UPDATE else [*suspects(self.about, pair=pair), *untold(self.about, pair)]
+        suspected = [] if pair == dialects.UPDATE else [*suspects(self.about, pair=pair), *unrecorded(self.about, pair)]
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
@@ -147,7 +148,7 @@ class DashboardNumbers(Study):
 
 
 def listed(framework: str = "") -> list[dict[str, str | None]]:
-    """Every name that can be judged, of one framework or of all; `metric` is ours where it has the same definition."""
+    """Every known metric name, of one framework or of all; `metric` is ours with the same definition, if any."""
     rows: list[dict[str, str | None]] = []
     for name in [framework] if framework else [OWN, *dialects.names()]:
         if name == OWN:
@@ -170,7 +171,7 @@ def listed(framework: str = "") -> list[dict[str, str | None]]:
 
 
 def bounds(metric: Metric) -> tuple[float, float]:
-    """Between which values a metric can lie."""
+    """The range of a metric."""
     if metric.scale in _BOUNDS:
         low, high = _BOUNDS[metric.scale]
     elif metric.key == "spearman":
@@ -181,7 +182,7 @@ def bounds(metric: Metric) -> tuple[float, float]:
 
 
 def _bounds_by_words(formula: str) -> tuple[float, float]:
-    """What a formula itself says of its sign."""
+    """The range that a formula's wording implies."""
     if "share" in formula:
         return 0, 1
     return (0 if formula.startswith(("standard deviation", "√", "E_y mean |", "E_y |", "min |", "1 /")) else -inf), inf
@@ -190,9 +191,9 @@ def _bounds_by_words(formula: str) -> tuple[float, float]:
 def _check(name: str, value: float, low: float, high: float) -> None:
     if low <= value <= high:
         return
-    span = f"from {low:g} to {high:g}" if high < inf else f"{low:g} or above"
+    span = f"between {low:g} and {high:g}" if high < inf else f"at least {low:g}"
     hint = " Give a share, not a percentage." if (low, high) == (0, 1) and value > 1 else ""
-    raise UsageError(f"{name}={value:g} makes no sense: it is {span}.{hint}")
+    raise UsageError(f"{name}={value:g} is out of range: it is always {span}.{hint}")
 
 
 def _is_own(name: str) -> bool:
@@ -205,12 +206,12 @@ def _own(name: str) -> Metric:
     if metric is None:
         raise UsageError(_unknown(name, OWN, [key for key, row in METRICS.items() if row.agreement is not None]))
     if metric.agreement is None:
-        raise UsageError(f"{name} describes responses, not a gap: nothing says how large it may be.")
+        raise UsageError(f"{name} describes responses, not a gap, so no limit applies to it.")
     return metric
 
 
 def _line(framework: str, name: str) -> tuple[str, Line]:
-    """The line of a framework's dashboard by its name, with or without what stands before a slash."""
+    """A framework's metric by its name, with or without the part before a slash."""
     among = [framework] if framework else dialects.names()
     found = [(known, line) for known in among for line in dialects.lines(known) if _same_name(line.name, name)]
     exact = [(known, line) for known, line in found if line.name == name] or found
@@ -219,7 +220,7 @@ def _line(framework: str, name: str) -> tuple[str, Line]:
     if exact:
         who = " and ".join(dict.fromkeys(f"{known} ({line.name})" for known, line in exact))
         raise UsageError(
-            f"{name} may be of {who}. Name the framework first: {suggest('verdict', exact[0][0], f'{name}=VALUE')}"
+            f"{name} is ambiguous: {who}. Name the framework first: {suggest('verdict', exact[0][0], f'{name}=VALUE')}"
         )
     every = [line.name for known in among for line in dialects.lines(known)] + ([] if framework else [*METRICS])
     raise UsageError(_unknown(name, framework, every))
@@ -233,9 +234,8 @@ def _unknown(name: str, framework: str, known: Sequence[str]) -> str:
     names = list(dict.fromkeys(known))
     near = [other for other in names if name.lower() in other.lower()] or get_close_matches(name, names, 3, 0.5)
     hint = f"Did you mean {' or '.join(near[:3])}? " if near else ""
-    of = f" of {framework}" if framework else ""
+    owner = f" of {framework}" if framework else ""
     if framework not in ("", OWN) and name in METRICS:
-        hint = f"It is a name of ours: leave out {framework}. "
-    return (
-        f"Unknown metric '{name}'{of}. {hint}All there are: {suggest('verdict', '--list', *filter(None, [framework]))}"
-    )
+        hint = f"It is a mismatch-cli metric: leave out {framework}. "
+    every = suggest("verdict", "--list", *filter(None, [framework]))
+    return f"Unknown metric '{name}'{owner}. {hint}List all: {every}"

@@ -1,4 +1,4 @@
-"""From traces to a diagnosis, and from it to JSON and to what the figures draw."""
+"""Traces to a diagnosis, its JSON, and what the figures draw."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -28,14 +28,14 @@ from mismatch_cli.workers.reading import executor
 
 _BINS = 16
 _OF_CHECK, _OF_SETTING = ("check", "explains", "needs"), [known.name for known in fields(Suspect)]
-_SUSPECT: dict[str, Any] = dict.fromkeys((*_OF_CHECK, *_OF_SETTING))  # what a check, or a setting, has not is null
+_SUSPECT: dict[str, Any] = dict.fromkeys((*_OF_CHECK, *_OF_SETTING))  # null where a check or a setting has none
 _WORDS = ("TITLE", "CAUSE", "CHANGE", "SOURCE")
 UNEXPLAINED = "unexplained-gap"
 
 
 @dataclass(frozen=True)
 class DiagnosisAnalysis(Study):
-    """A diagnosis with the traces it is of; what the figures draw."""
+    """A diagnosis with its traces; what the figures draw."""
 
     STUDY, FORMAT, VERSION = "diagnosis", "mismatch-cli diagnosis", 2
 
@@ -65,7 +65,7 @@ class DiagnosisAnalysis(Study):
 
     @cached_property
     def by_position(self) -> list[tuple[float, Estimate]]:
-        """The mean position and the mean relative gap of each sixteenth of the tokens, in the order of positions."""
+        """The mean position and the mean relative gap of each sixteenth of the tokens, by position."""
         position_N = self.sample.position_T[self.sample.kept]
         order = np.argsort(position_N, kind="stable")
         parts = [part for part in np.array_split(order, _BINS) if len(part)]
@@ -79,12 +79,12 @@ class DiagnosisAnalysis(Study):
 
     @property
     def _relative_N(self) -> np.ndarray:
-        """|d| beside that of tokens with the same probability: on average 1."""
+        """|d| relative to that of tokens with the same probability: 1 on average."""
         return self.sample.u_N / (self.sample.u_N.mean() or 1.0)
 
     @cached_property
     def suspects(self) -> tuple[Suspect, ...]:
-        """Settings that are known to make gaps and that no check has cleared; none where there is no gap."""
+        """Settings known to cause gaps that no check has cleared; none if there is no gap."""
         diagnosis, first = self.diagnosis, self.traces[0]
         if not diagnosis.has_a_gap:
             return ()
@@ -100,7 +100,7 @@ class DiagnosisAnalysis(Study):
         }
 
     def line_that_tests(self, finding: Finding) -> str:
-        """What to type for a check that was not possible; empty where nothing makes it so."""
+        """The command that makes an impossible check possible; empty if there is none."""
         return suggest("diagnose", name_of(self.traces[0]), *finding.needs.split()) if finding.needs else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class DiagnosisAnalysis(Study):
 
 @dataclass(frozen=True)
 class _Gathering:
-    """The pass: what is gathered of each portion; responses beyond the limits are not looked at."""
+    """The pass that gathers evidence from each portion, without responses beyond the limits."""
 
     pair: Pair
     limits: Limits
@@ -158,7 +158,7 @@ class _Gathering:
 
 
 class _Narrowing:
-    """The pass over each portion, which knows what those before it have gathered."""
+    """The pass over each portion, limited by what earlier portions gathered."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair, self.limits = pair, Limits()
@@ -167,14 +167,14 @@ class _Narrowing:
         return _Gathering(self.pair, self.limits)
 
     def after(self, gathered: Iterator[Gathering]) -> None:
-        """What is too late for one of those that lie before is too late for all."""
+        """A limit that one of the earlier portions set applies to all later ones."""
         self.limits = Limits(*map(min, zip(self.limits, *(part.limits for part in gathered), strict=True)))
 
 
 def gather(
     traces: Sequence[Trace], workers: Workers = ALONE, on_responses: Callable[[int], None] = lambda _: None
 ) -> Evidence:
-    """Read traces once, in memory that does not depend on their length."""
+    """Read traces once, in memory independent of their length."""
     asked = _Narrowing(PAIRS[pairs_in(traces)[0]])
     with executor(workers, traces) as reader:
         found = reader.reduced(reader.portions, asked, on_responses, asked.after)
@@ -182,7 +182,7 @@ def gather(
     evidence = found.evidence(about.get("config", {}).get("sampling") or {}, about)
     if not evidence.sample.counts_T.any():
         raise MismatchError(
-            f"{traces[0].folder} holds no token with log-probabilities of both sides. {traces[0].how_to_score}"
+            f"{traces[0].folder} has no tokens with log-probabilities of both sides. {traces[0].how_to_score}"
         )
     return evidence
 
@@ -196,14 +196,14 @@ def analyse_diagnosis(
     on_responses: Callable[[int], None] = lambda _: None,
     ranks: Ranks = ALL_HERE,
 ) -> DiagnosisAnalysis:
-    """Make every check on traces that are samples of one thing.
+    """Run every check on traces that sample the same setup.
 
-    That for stale weights needs an earlier checkpoint; those of what a model read need the trainer's model. Ranks share
-    what a model scores; the first one reads the traces for all.
+    The check for stale weights needs an earlier checkpoint; those of a model's input need the trainer's model. Ranks
+    share what a model scores; the first rank reads the traces for all.
     """
     check_poolable(traces)
     read = gather(traces, workers, on_responses) if ranks.world.first else None
-    evidence: Evidence = ranks.world.told(read)  # type: ignore[assignment]  # what the first rank has read
+    evidence: Evidence = ranks.world.told(read)  # type: ignore[assignment]  # read by the first rank
 
     def at_hand(path: str) -> ModelAtHand:
         return model_at_hand(path, evidence.sample, evidence.sampling, traces, ranks)
@@ -215,7 +215,7 @@ def analyse_diagnosis(
     return DiagnosisAnalysis(traces, diagnose(evidence), earlier_model, trainer_model)
 
 
-# What a check finds, as the manifest names the setting.
+# The setting that a check is about, by its name in the manifest.
 _SETTINGS = {
     "temperature": "temperature",
     "truncated-support": "top_p",
@@ -230,7 +230,7 @@ _SETTINGS = {
 
 
 def faults(trace: Trace, trainer_model: str | None = None) -> list[dict[str, Any]]:
-    """The faults of a trace that have a name, the one that explains most first: for whoever searches for causes."""
+    """The named faults of a trace, the one that explains most first, for a search of causes."""
     found = analyse_diagnosis([trace], trainer_model=trainer_model).diagnosis.faults
     return [_fault(finding) for finding in found if finding.check != UNEXPLAINED]
 

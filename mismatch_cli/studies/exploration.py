@@ -1,7 +1,7 @@
-"""The first responses of traces, token by token: what a page holds to look at each of them, and to move thresholds.
+"""The first responses of traces, token by token: what a page needs to show each token and to move thresholds.
 
-A page writes no formula again: what an algorithm blocks was asked of its own masks here, once for each position of a
-slider. A token is blocked up to its level, so that a script compares two whole numbers, and agrees to the token.
+A page repeats no formula: each algorithm's own masks are applied here, once per slider position. A token is blocked at
+positions below its level, so a script only compares two integers, and agrees to the token.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
 from mismatch_cli.trace.vocabulary import Vocabulary
 
-MOST_TOKENS = 12_000  # of a page: about 300 KB
+MOST_TOKENS = 12_000  # on a page: about 300 KB
 NOT_JUDGED = 255  # the level of a token without an advantage, or without a column that an algorithm needs
-RANKS = 5  # of the top-K that are shown
-_CERTAIN = 0.995  # μ from which on they tell nothing new
+RANKS = 5  # of the top K, on the page
+_CERTAIN = 0.995  # μ above which the ranks add nothing
 _PROMPT_TOKENS = 200
 _KEPT = slice(0, MOST_TOKENS)  # of a part
 _COLUMNS = (
@@ -42,7 +42,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class ExploredResponse:
-    """Where a response is from, what its prompt was (raw), and how many of its tokens are here, from the first."""
+    """A response's origin, its raw prompt, and how many of its first tokens are included."""
 
     trace: int
     step: int
@@ -56,15 +56,15 @@ class ExploredResponse:
 
 @dataclass(frozen=True)
 class Judged:
-    """What an algorithm blocks: a token at the positions 0 … level − 1 of its slider, whose thresholds ascend.
+    """What an algorithm blocks: a token at positions 0 … level − 1 of its slider, whose thresholds ascend.
 
-    Without advantages each algorithm stands here twice, as if all of them had the `sign` > or <.
+    Without advantages each algorithm appears twice, as if all tokens had the `sign` > or <.
     """
 
     algorithm: str
     sign: str
-    thresholds: tuple[Mapping[str, float], ...]  # at each position; one position where none can be moved
-    published: int  # the position of the algorithm as it was asked for
+    thresholds: tuple[Mapping[str, float], ...]  # at each position; a single position if none can be moved
+    published: int  # the position of the algorithm as requested
     level_T: np.ndarray  # uint8; `NOT_JUDGED`
     unmoved: str = ""  # why no threshold can be moved
 
@@ -84,10 +84,10 @@ class Exploration:
     """Columns over the tokens `_T` of some responses; log-probabilities in nats, NaN where not measured."""
 
     responses: tuple[ExploredResponse, ...]
-    left_out: int  # responses of the traces that are not here
+    left_out: int  # responses of the traces that are not included
     pair: Pair
-    judged_alike: bool  # π is the trainer that masks judge, which may be some steps ahead
-    compared: tuple[str, ...]  # the algorithms to begin with: two at most
+    judged_alike: bool  # whether π is the trainer that masks judge, which may be some steps ahead
+    compared: tuple[str, ...]  # the algorithms shown first: two at most
     text_T: Sequence[str]  # raw
     logq_T: np.ndarray
     logp_T: np.ndarray
@@ -95,7 +95,7 @@ class Exploration:
     advantage_T: np.ndarray | None
     ranks: TopRanks | None
     judged: tuple[Judged, ...]
-    traces: tuple[str, ...] = ("",)  # what each is called
+    traces: tuple[str, ...] = ("",)  # their names
 
 
 def explore(
@@ -107,17 +107,17 @@ def explore(
     responses: int = 200,
     found: Mapping[Rule, Found] | None = None,
 ) -> Exploration | None:
-    """The first responses that were scored, as many as asked for and as a page holds; None where there are none.
+    """The first scored responses, as many as requested and as fit on a page; None if there are none.
 
-    `found` is what the first pass of rules on whole batches has found, where an algorithm has one.
-    One that alone is too long for a page is cut, and judged as a whole.
+    `found` is the result of the first pass of rules on whole batches, if an algorithm has one.
+    A single response that is too long for a page is judged as a whole, then cut.
     """
     parts = list(_first_parts(traces, pair, responses))
     if not parts:
         return None
     words = [cache(partial(_word, trace.vocabulary)) for trace in traces]
     logq_T, logp_T = _column(parts, pair.reference), _column(parts, pair.current)
-    assert logq_T is not None and logp_T is not None  # `_first_parts` asked for them
+    assert logq_T is not None and logp_T is not None  # `_first_parts` checked them
     return Exploration(
         tuple(response for part in parts for response in _responses(part, traces[part.trace].vocabulary)),
         sum(trace.num_responses for trace in traces) - sum(part.batch.num_responses for part in parts),
@@ -136,9 +136,9 @@ def explore(
 
 
 class _Part(NamedTuple):
-    """Rows of one row group: which trace they are from, where their tokens begin among all, and what was recorded.
+    """Rows of one row group: their trace, where their tokens begin among all, and what was recorded.
 
-    They are laid flat group by group: each has the columns, and the ranks, that its shard has.
+    Row groups are laid flat one by one: each has the columns and ranks of its shard.
     """
 
     trace: int
@@ -148,12 +148,12 @@ class _Part(NamedTuple):
 
     @property
     def shown(self) -> int:
-        """How many of its tokens a page shows: all but those of a response that is too long."""
+        """How many of its tokens a page shows: all unless a response is too long."""
         return min(self.batch.num_tokens, MOST_TOKENS)
 
 
 def _first_parts(traces: Sequence[Trace], pair: Pair, responses: int) -> Iterator[_Part]:
-    """What was scored of the first rows of each trace, until a page is full; each has an equal part of what is left."""
+    """The scored part of each trace's first rows, until a page is full; traces share the remaining space equally."""
     start = 0
     for number, trace in enumerate(traces):
         left = len(traces) - number
@@ -164,7 +164,7 @@ def _first_parts(traces: Sequence[Trace], pair: Pair, responses: int) -> Iterato
 
 
 def _first_of(trace: Trace, number: int, pair: Pair, responses: int, start: int, last: int) -> Iterator[_Part]:
-    """At most so many responses of a trace, up to a last token; a single one that is too long stands there alone."""
+    """At most so many responses of a trace, up to a last token; a single one that is too long comes alone."""
     for table in trace.tables(_COLUMNS):
         lengths_S = np.diff(np.from_dlpack(single(table.column("response_ids")).offsets))
         ends_S = start + lengths_S.cumsum(dtype=np.int64)
@@ -188,7 +188,7 @@ def _judged_alike(batch: TokenBatch, pair: Pair) -> bool:
 
 
 def _column(parts: Sequence[_Part], name: str) -> np.ndarray | None:
-    """A column of every token that is shown, NaN in parts that lack it; None where all do."""
+    """A column of every shown token, NaN in parts that lack it; None if all lack it."""
     found = [getattr(part.batch, name) for part in parts]
     if all(column_T is None for column_T in found):
         return None
@@ -220,7 +220,7 @@ def _responses(part: _Part, vocabulary: Vocabulary) -> Iterator[ExploredResponse
 
 
 def _ranks(parts: Sequence[_Part], pair: Pair, words: Sequence[Callable[[int], str]]) -> TopRanks | None:
-    """Where the sampled token was not all but certain."""
+    """The engine's first ranks, for tokens that were not nearly certain."""
     found = [_ranks_of(part, pair, words[part.trace]) for part in parts if pair.topk_measured_in(part.batch)]
     if not found:
         return None
@@ -233,9 +233,9 @@ def _ranks(parts: Sequence[_Part], pair: Pair, words: Sequence[Callable[[int], s
 
 
 def _ranks_of(part: _Part, pair: Pair, word: Callable[[int], str]) -> TopRanks:
-    """A part that recorded fewer ranks has NaN for the rest."""
+    """The ranks of a part; NaN where fewer were recorded."""
     batch = part.batch
-    assert batch.topk_ids_TK is not None  # `topk_measured_in` was asked
+    assert batch.topk_ids_TK is not None  # `topk_measured_in` checked it
     logq_TK, logp_TK = (getattr(batch, str(name))[_KEPT, :RANKS] for name in (pair.topk_reference, pair.topk_current))
     token_U = np.flatnonzero((getattr(batch, pair.reference)[_KEPT] < np.log(_CERTAIN)) & ~np.isnan(logq_TK[:, 0]))
     missing = RANKS - logq_TK.shape[1]
@@ -258,7 +258,7 @@ def _judged(
 
 
 def _moved(algorithm: Algorithm, sign: str, slices: Sequence[tuple[_Part, Masked]], size: int) -> Judged:
-    """An algorithm at every position of its slider; at its own alone where its blocked share does not fall."""
+    """An algorithm at every position of its slider; only at its own if its blocked share does not fall."""
     positions = sliders(algorithm)
     unmoved = "" if len(positions) > 1 else "no threshold to move"
     blocked = [np.stack([~keep_T(moved, m.policies, m.advantage_N) for moved, _ in positions]) for _, m in slices]
@@ -269,6 +269,6 @@ def _moved(algorithm: Algorithm, sign: str, slices: Sequence[tuple[_Part, Masked
     level_T = np.full(size, NOT_JUDGED, dtype=np.uint8)
     for (part, masked), blocked_PN in zip(slices, blocked, strict=True):
         index_N = masked.gaps.index_N
-        here_N = masked.judged_N & (index_N < part.shown)
-        level_T[part.start + index_N[here_N]] = blocked_PN.sum(axis=0)[here_N]
+        shown_N = masked.judged_N & (index_N < part.shown)
+        level_T[part.start + index_N[shown_N]] = blocked_PN.sum(axis=0)[shown_N]
     return Judged(algorithm.name, sign, tuple(thresholds for _, thresholds in positions), published, level_T, unmoved)

@@ -1,4 +1,4 @@
-"""Whether limits hold: every limit against what was measured, in one object that every output is made from."""
+"""Whether limits hold: every limit compared with its measurement, in one object behind every output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION, NOT_MEASURED
 from mismatch_cli.places import shown
 from mismatch_cli.studies.diagnosis import gather
-from mismatch_cli.studies.limits import DIAGNOSIS, FACTORS, FAULTS, OF_BASELINE, OF_FLOOR, SURELY, Limit, LimitSet
+from mismatch_cli.studies.limits import (
+    DIAGNOSIS,
+    FACTORS,
+    FAULTS,
+    OF_BASELINE,
+    OF_FLOOR,
+    WHOLE_INTERVAL,
+    Limit,
+    LimitSet,
+)
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.study import Study
 from mismatch_cli.trace.reader import Trace
@@ -21,7 +30,7 @@ from mismatch_cli.workers import ALONE, Workers
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured of a metric: a value with its interval and noise, or why there is none."""
+    """A metric's measurement: a value with its interval and noise, or why there is none."""
 
     value: float | None = None
     low: float | None = None
@@ -29,17 +38,17 @@ class Found:
     floor: float | None = None
     pair: str = ""
     why: str = ""
-    detail: str = ""  # what stands behind the value, for the sentence that says why a limit does not hold
+    detail: str = ""  # what the value consists of, for the sentence that says why a limit does not hold
 
 
 @dataclass(frozen=True)
 class Check:
-    """A limit and what it was held against; `reason` says why it does not hold."""
+    """A limit with its measurement; `reason` says why it does not hold."""
 
     limits: str  # the name of its set
     limit: Limit
     found: Found
-    allowed: float | None  # the bound as a number of the metric, or of its distance from agreement for a factor
+    allowed: float | None  # the bound as a value of the metric; for a factor, as a distance from agreement
     reference: float | None  # the floor's or the baseline's value
     reason: str = ""
 
@@ -49,7 +58,7 @@ class Check:
 
     @property
     def known(self) -> bool:
-        """Whether there was something to hold against the limit."""
+        """Whether there was a value to compare with the limit."""
         return self.allowed is not None and self.found.value is not None
 
 
@@ -57,11 +66,11 @@ class Findable(Protocol):
     """What limits are checked on."""
 
     def find(self, limit: Limit) -> Found:
-        """What was measured of a limit's metric, or why nothing was."""
+        """The measurement of a limit's metric, or why there is none."""
 
 
 class Measurement:
-    """The metrics of some traces, pooled: the summary that `report` prints, and frameworks' own as they are asked."""
+    """The pooled metrics of some traces: the summary that `report` prints, and frameworks' own metrics on request."""
 
     def __init__(self, traces: Sequence[Trace], frameworks: Sequence[str], workers: Workers = ALONE) -> None:
         self.traces = traces
@@ -72,7 +81,7 @@ class Measurement:
         self._readings = {f"{name}:{reading.line.name}": reading for name, rows in readings.items() for reading in rows}
 
     def find(self, limit: Limit) -> Found:
-        """What was measured of a limit's metric, or why nothing was."""
+        """The measurement of a limit's metric, or why there is none."""
         if self.diagnosis is not None and limit.framework == DIAGNOSIS:
             return _diagnosed(limit.metric.removeprefix(f"{DIAGNOSIS}:"), self.diagnosis)
         if limit.framework:
@@ -81,14 +90,14 @@ class Measurement:
         pairs: Mapping[str, Any] = self.summary["pairs"]
         name = limit.pair or next(iter(pairs))
         if name not in pairs:
-            return Found(pair=name, why=f"the trace does not tell {name} (it has: {', '.join(pairs)})")
+            return Found(pair=name, why=f"the trace has no {name} pair (it has: {', '.join(pairs)})")
         found = pairs[name]["metrics"][limit.metric]
         parts = {part: found.get(part) for part in ("value", "low", "high", "floor")}
         return Found(**parts, pair=name, why="" if found["value"] is not None else found["note"] or NOT_MEASURED)
 
 
 def _diagnosed(name: str, diagnosis: Diagnosis) -> Found:
-    """How many faults were found, or whether one check found something; one that was not possible is not measured."""
+    """How many faults were found, or whether one check found something; an impossible check is not measured."""
     pair = diagnosis.evidence.pair.name
     if name == FAULTS:
         return Found(float(len(diagnosis.faults)), pair=pair, detail=", ".join(f.check for f in diagnosis.faults))
@@ -99,22 +108,22 @@ def _diagnosed(name: str, diagnosis: Diagnosis) -> Found:
 
 
 def check_limits(sets: Sequence[LimitSet], measured: Findable, baseline: Findable | None) -> list[Check]:
-    """Every limit of every set, in their order; limits against a baseline need one."""
+    """Every limit of every set, in order; relative limits need a baseline."""
     return [_check(limit_set.name, limit, measured, baseline) for limit_set in sets for limit in limit_set.limits]
 
 
 def _check(name: str, limit: Limit, measured: Findable, baseline: Findable | None) -> Check:
     found = measured.find(limit)
     if found.value is None:
-        return Check(name, limit, found, None, None, f"{found.why}, and what is not measured does not pass")
+        return Check(name, limit, found, None, None, f"{found.why}; a limit without a measurement fails")
     reference, why = _reference(limit, found, baseline)
     if why:
-        return Check(name, limit, found, None, None, f"{why}, and what cannot be compared does not pass")
+        return Check(name, limit, found, None, None, f"{why}; a limit without a comparison fails")
     allowed = _allowed(limit, reference)
-    value, low, high = _held(limit, found)
+    value, low, high = _comparable(limit, found)
     below = limit.bound in ("min", "max_below_baseline")
-    end = high if below else low  # the last of the interval to cross the limit
-    decisive = end if limit.decide == SURELY and end is not None else value
+    end = high if below else low  # the end of the interval that crosses the limit last
+    decisive = end if limit.decide == WHOLE_INTERVAL and end is not None else value
     beyond = decisive < allowed if below else decisive > allowed
     return Check(name, limit, found, allowed, reference, _sentence(limit, found, value, allowed) if beyond else "")
 
@@ -123,10 +132,10 @@ def _reference(limit: Limit, found: Found, baseline: Findable | None) -> tuple[f
     """The number that a relative limit starts from, or why there is none."""
     if limit.bound in OF_BASELINE:
         assert baseline is not None
-        before = baseline.find(replace(limit, pair=found.pair))  # the same two policies, whatever comes first there
-        return before.value, f"in the baseline: {before.why}" if before.value is None else ""
+        earlier = baseline.find(replace(limit, pair=found.pair))  # the same pair, whatever comes first in the baseline
+        return earlier.value, f"in the baseline: {earlier.why}" if earlier.value is None else ""
     if limit.bound == OF_FLOOR:
-        return found.floor, "the trace has no noise (--noise-responses)" if found.floor is None else ""
+        return found.floor, "the trace has no noise floor (--noise-responses)" if found.floor is None else ""
     return None, ""
 
 
@@ -139,12 +148,12 @@ def _allowed(limit: Limit, reference: float | None) -> float:
         return reference - limit.threshold
     distance = abs(reference - limit.agreement)
     if limit.bound == OF_FLOOR:
-        distance = max(distance, FLOOR_RESOLUTION)  # what is below cannot be told from nothing
+        distance = max(distance, FLOOR_RESOLUTION)  # anything below is indistinguishable from zero
     return limit.threshold * distance
 
 
-def _held(limit: Limit, found: Found) -> tuple[float, float | None, float | None]:
-    """The value and interval that are held against `allowed`: for a factor, distances from agreement."""
+def _comparable(limit: Limit, found: Found) -> tuple[float, float | None, float | None]:
+    """The value and interval to compare with `allowed`: for a factor, distances from agreement."""
     assert found.value is not None
     if limit.bound not in FACTORS:
         return found.value, found.low, found.high
@@ -164,7 +173,7 @@ def _sentence(limit: Limit, found: Found, value: float, allowed: float) -> str:
 
 @dataclass(frozen=True)
 class GateResult(Study):
-    """The checks of every set of limits on some traces, beside a baseline where there is one."""
+    """The checks of every set of limits on some traces, with or without a baseline."""
 
     STUDY, FORMAT = "gate", "mismatch-cli gate"
 
@@ -172,7 +181,7 @@ class GateResult(Study):
     checks: Sequence[Check]
     measured: Measurement
     baseline: Measurement | None = None
-    allow_partial: bool = False  # whether traces that lack a part of themselves may pass
+    allow_partial: bool = False  # whether incomplete traces may pass
 
     @classmethod
     def of(
@@ -184,11 +193,11 @@ class GateResult(Study):
         allow_partial: bool = False,
         workers: Workers = ALONE,
     ) -> GateResult:
-        """Measure the traces, and the baseline where one is given, and check every limit."""
+        """Measure the traces, and the baseline if there is one, and check every limit."""
         frameworks = frameworks_of(sets)
         measured = Measurement(traces, frameworks, workers)
-        before = Measurement(baseline, frameworks, workers) if baseline else None
-        return cls(sets, check_limits(sets, measured, before), measured, before, allow_partial)
+        earlier = Measurement(baseline, frameworks, workers) if baseline else None
+        return cls(sets, check_limits(sets, measured, earlier), measured, earlier, allow_partial)
 
     @cached_property
     def failed(self) -> list[Check]:
@@ -196,17 +205,17 @@ class GateResult(Study):
 
     @cached_property
     def partial(self) -> list[dict[str, Any]]:
-        """What each partial trace lacks, the baseline's among them."""
+        """What each partial trace lacks, including the baseline's."""
         sides = [self.measured] + ([self.baseline] if self.baseline else [])
         return [trace for side in sides for trace in side.summary["about"]["partial"]]
 
     @property
     def refused(self) -> str:
-        """Why the traces do not pass, whatever the limits say: no gate opens by absence. Empty where they may."""
+        """Why the traces fail whatever the limits say: missing data must not open a gate. Empty if they may pass."""
         if self.allow_partial or not self.partial:
             return ""
         lacking = "; ".join(f"{trace['trace']}: {', '.join(trace['reasons'])}" for trace in self.partial)
-        return f"{lacking}. A partial trace does not pass unless it is allowed: --allow-partial"
+        return f"{lacking}. A partial trace fails unless you allow it: --allow-partial"
 
     @property
     def passed(self) -> bool:
@@ -219,15 +228,15 @@ class GateResult(Study):
 
     @property
     def reason(self) -> str:
-        """How many limits hold, or which do not and what refuses the traces."""
+        """How many limits hold, or which do not, and why the traces are refused."""
         total = len(self.checks)
         if self.passed:
             return f"{total} of {total} limits hold." if total > 1 else "1 of 1 limits holds."
         said = []
         if self.failed:
             named = "; ".join(f"{subject(check)} {check.limit.text}" for check in self.failed)
-            many = f"{len(self.failed)} limits of {total} do" if len(self.failed) > 1 else f"1 limit of {total} does"
-            said.append(f"{many} not hold: {named}.")
+            verb = "do" if len(self.failed) > 1 else "does"
+            said.append(f"{len(self.failed)} of {total} limits {verb} not hold: {named}.")
         if self.refused:
             said.append(f"{self.refused}.")
         return " ".join(said)
@@ -248,32 +257,33 @@ class GateResult(Study):
 
 
 def frameworks_of(sets: Sequence[LimitSet]) -> list[str]:
-    """Whose own metrics these limits name."""
+    """The frameworks whose own metrics these limits name."""
     return sorted({limit.framework for limit_set in sets for limit in limit_set.limits if limit.framework})
 
 
 def subject(check: Check) -> str:
-    """The metric as the limits name it, and the pair it was measured on."""
+    """The metric as the limits name it, and its pair."""
     return f"{check.limit.metric} ({check.found.pair})"
 
 
 def measured_parts(check: Check) -> tuple[str, str]:
-    """The value and its 95 % interval, each a dash where there is none."""
+    """The value and its 95 % interval, each a dash if there is none."""
     found = check.found
     value, interval = numbers.estimate(found.value, found.low, found.high)
     return (_number(check, found.value), interval) if interval == numbers.MISSING else (value, interval)
 
 
 def measured_text(check: Check) -> str:
-    """The value with its interval, or alone."""
+    """The value, with its interval if it has one."""
     return " ".join(part for part in measured_parts(check) if part != numbers.MISSING) or numbers.MISSING
 
 
 def limit_text(check: Check) -> str:
-    """The bound in words; a relative one also with what it starts from."""
+    """The bound in words; a relative bound with its reference."""
     name = "noise" if "floor" in check.limit.bound else "baseline"
     start = "" if check.reference is None else f"; {name} {_number(check, check.reference)}"
-    return f"{check.limit.text.replace('floor', 'noise')}{start}{' (surely)' if check.limit.decide == SURELY else ''}"
+    how = " (95 % sure)" if check.limit.decide == WHOLE_INTERVAL else ""
+    return f"{check.limit.text.replace('floor', 'noise')}{start}{how}"
 
 
 def _number(check: Check, value: float | None) -> str:
@@ -283,12 +293,12 @@ def _number(check: Check, value: float | None) -> str:
 
 
 def source_text(check: Check) -> str:
-    """Where a limit comes from, and why it is one."""
+    """A limit's source and reason."""
     return "; ".join(filter(None, (check.limit.source, check.limit.why)))
 
 
 def row_of(check: Check) -> dict[str, Any]:
-    """A check as JSON has it."""
+    """A check as JSON."""
     limit, found = check.limit, check.found
     return {
         "limits": check.limits,

@@ -1,8 +1,8 @@
-"""Limits that follow from good runs: as far beyond what was measured as another run of the same settings may be.
+"""Limits derived from good runs: as far beyond the measured values as another run with the same settings may be.
 
-With v a run's value and e the end of its 95 % interval away from agreement, both on the scale on which that interval is
-formed, the limit is v + MARGIN · (e − v). The value of another such run differs from v by √2 standard errors, and 2 of
-them are between v and e: with MARGIN = 1, one run in twelve would be beyond a single limit by chance.
+With v a run's value and e the end of its 95 % interval away from agreement, both on the scale of that interval, the
+limit is v + MARGIN · (e − v). The value of another such run differs from v by √2 standard errors, and v and e are 2
+standard errors apart: with MARGIN = 1, one run in twelve would be beyond a single limit by chance.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from mismatch_cli.studies.limits import Limit
 
 MARGIN = 3.0
 _DIGITS = 3  # of a limit, rounded away from the run
-# One for each way in which a gap grows: at the sampled token, in the top K, in logs, outside of a clip, in its tail, in
-# a direction, in the weights. Others say the same again, or hang on a few responses more than their intervals show:
-# with correlation, p95 and the SD of Σd a run of 24 prompts fails its own limits in 10 resamples of 100, not in 2.
+# One for each way in which a gap grows: at the sampled token, in the top K, in logs, outside a clip range, in its tail,
+# in a direction, in the weights. Others are redundant, or depend on a few responses more than their intervals show:
+# with correlation, p95 and the SD of Σd, a run of 24 prompts fails its own limits in 10 of 100 resamples instead of 2.
 GATED = ("tv_binary_mean", "tv_topk_mean", "abs_d_mean", "ratio_outside_0.8_1.28", "k3", "k1", "ess_token")
 Metrics = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A limit, and the estimate of the run that it was drawn from."""
+    """A limit, and the run and estimate it was derived from."""
 
     limit: Limit
     run: int
@@ -40,7 +40,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class FromRuns:
-    """What to hold later runs against."""
+    """The limits for later runs."""
 
     pair: str
     drawn: tuple[Drawn, ...]
@@ -48,11 +48,11 @@ class FromRuns:
 
 
 def limits_from(summaries: Sequence[Mapping[str, Any]]) -> FromRuns:
-    """The limits of good runs, each measured by itself: of several, the widest counts."""
+    """The limits of good runs, each measured separately: the widest one counts."""
     pairs = [name for name in summaries[0]["pairs"] if all(name in summary["pairs"] for summary in summaries)]
     if not pairs:
-        told = "; ".join(", ".join(summary["pairs"]) for summary in summaries)
-        raise MismatchError(f"The runs tell no gap in common ({told}). Name runs that were recorded alike.")
+        recorded = "; ".join(", ".join(summary["pairs"]) for summary in summaries)
+        raise MismatchError(f"The runs have no pair in common ({recorded}). Name runs recorded in the same way.")
     runs: list[Metrics] = [summary["pairs"][pairs[0]]["metrics"] for summary in summaries]
     drawn: list[Drawn] = []
     left_out: dict[str, str] = {}
@@ -63,19 +63,19 @@ def limits_from(summaries: Sequence[Mapping[str, Any]]) -> FromRuns:
             drawn += _widest(METRICS[key], pairs[0], runs)
     if not drawn:
         reasons = "; ".join(sorted(set(left_out.values())))
-        raise MismatchError(f"No limit follows from this: {reasons}. Name a run with more prompts.")
+        raise MismatchError(f"No limit can be derived: {reasons}. Name a run with more prompts.")
     return FromRuns(pairs[0], tuple(drawn), left_out)
 
 
 def _unsure(found: Mapping[str, Any]) -> str:
-    """Why nothing follows from an estimate; empty where something does."""
+    """Why no limit follows from an estimate; empty if one does."""
     if found["value"] is None or found["low"] is None or found["high"] is None:
         return found["note"] or NOT_MEASURED
     return ""
 
 
 def _widest(metric: Metric, pair: str, runs: Sequence[Metrics]) -> list[Drawn]:
-    """The loosest bound of all runs, on each side on which the metric leaves agreement."""
+    """The loosest bound over all runs, on each side on which the metric leaves agreement."""
     agreement = metric.agreement or 0.0
     above = metric.signed or any(metrics[metric.key]["value"] > agreement for metrics in runs)
     below = metric.signed or not above
@@ -101,7 +101,7 @@ def _beyond(metric: Metric, found: Mapping[str, Any], bound: str) -> float:
 
 
 def _rounded(threshold: float, agreement: float, bound: str) -> float:
-    """To three digits of its distance from agreement, never towards the run."""
+    """Round to three digits of the distance from agreement, never towards the run."""
     distance = Decimal(threshold) - Decimal(agreement)
     if not distance:
         return threshold

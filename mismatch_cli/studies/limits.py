@@ -1,8 +1,8 @@
-"""Limits as people write them: TOML files of bounds on metrics, and the published ones that come with the package.
+"""Limits as people write them: TOML files of bounds on metrics, and the published limits in this package.
 
-A metric is one of `metrics/gap_table.py`, a framework's own as `verl:training/rollout_probs_diff_mean`, or what
-`diagnose` found: `diagnosis:faults`, their number, and `diagnosis:index-shift` and the like, 1 where that check found
-something.
+A metric is one of `metrics/gap_table.py`, a framework's own, such as `verl:training/rollout_probs_diff_mean`, or a
+result of `diagnose`: `diagnosis:faults` is their number, and `diagnosis:index-shift` and the like are 1 if that check
+found something.
 """
 
 import tomllib
@@ -20,7 +20,7 @@ PRESETS = Path(__file__).parent / "published_limits"
 DEFAULT = "prime-rl"
 
 DIAGNOSIS, FAULTS = "diagnosis", "faults"
-VALUE, SURELY = "value", "surely"
+VALUE, WHOLE_INTERVAL = "value", "surely"
 _BOUNDS = {  # in words
     "max": "≤ {}",
     "min": "≥ {}",
@@ -46,13 +46,13 @@ class Limit:
     bound: str  # one of _BOUNDS
     threshold: float
     pair: str = ""  # empty: the first that the trace has
-    decide: str = VALUE  # SURELY: exceeded only where the whole interval is
+    decide: str = VALUE  # WHOLE_INTERVAL: exceeded only if the whole interval is
     source: str = ""
     why: str = ""
 
     @property
     def framework(self) -> str:
-        """Whose metric it is, `diagnosis` among them; empty for one of the catalog."""
+        """The framework that owns the metric, or `diagnosis`; empty for a metric of the catalog."""
         return self.metric.partition(":")[0] if ":" in self.metric else ""
 
     @property
@@ -65,7 +65,7 @@ class Limit:
 
     @property
     def agreement(self) -> float:
-        """The metric's value where the two policies are equal: factors are of the distance from it."""
+        """The metric's value if the two policies are equal; factors multiply the distance from it."""
         from mismatch_cli.metrics.gap_table import METRICS
 
         return (METRICS[self.metric].agreement if self.metric in METRICS else None) or 0.0
@@ -86,7 +86,7 @@ def presets() -> list[str]:
 
 
 def load_limits(name: str) -> LimitSet:
-    """A preset or a TOML file; raises `UsageError` naming file and key for whatever makes no sense in it."""
+    """Load a preset or a TOML file; a `UsageError` names the file and key of anything invalid."""
     path = Path(name).expanduser()
     if name in presets():
         path = PRESETS / f"{name}.toml"
@@ -99,14 +99,12 @@ def load_limits(name: str) -> LimitSet:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MismatchError(
-            f"{path} is not a TOML file that can be read ({error}). See mismatch-cli guide gate."
-        ) from error
+        raise MismatchError(f"{path} is not a readable TOML file ({error}). See mismatch-cli guide gate.") from error
     return limits_in(content, name if name in presets() else str(path))
 
 
 def limits_in(content: Mapping[str, Any], name: str) -> LimitSet:
-    """What a file holds, under the name by which errors call it."""
+    """The limits of a file's content; errors call it by `name`."""
     return LimitSet(name, _limits(content, name), _text(content, "about", name))
 
 
@@ -114,14 +112,14 @@ def _limits(content: Mapping[str, Any], file: str) -> tuple[Limit, ...]:
     _check_known("key", content, _TOP, file)
     tables = content.get("limits")
     if not isinstance(tables, dict) or not tables:
-        raise UsageError(f"{file} holds no limit. {_EXAMPLE}")
-    decide = _choice(content, "decide", (VALUE, SURELY), file) or VALUE
+        raise UsageError(f"{file} has no limits. {_EXAMPLE}")
+    decide = _choice(content, "decide", (VALUE, WHOLE_INTERVAL), file) or VALUE
     limits = []
     for metric, entries in tables.items():
         where = f"{file}, limits.{metric}"
         for table in entries if isinstance(entries, list) else [entries]:
             if not isinstance(table, dict):
-                raise UsageError(f"{where} is no table. {_EXAMPLE}")
+                raise UsageError(f"{where} is not a table. {_EXAMPLE}")
             limits += _of_table(metric, table, decide, where)
     return tuple(limits)
 
@@ -133,10 +131,10 @@ def _of_table(metric: str, table: Mapping[str, Any], decide: str, where: str) ->
     if not bounds:
         raise UsageError(f"{where} sets no bound. Give at least one of: {', '.join(_BOUNDS)}.")
     if ":" in metric and "pair" in table:
-        raise UsageError(f"{where}.pair: a framework's metric says itself what it compares. Leave pair out.")
+        raise UsageError(f"{where}.pair: a framework's metric has a fixed pair. Leave pair out.")
     words = {
         "pair": _choice(table, "pair", _PAIRS, where),
-        "decide": _choice(table, "decide", (VALUE, SURELY), where) or decide,
+        "decide": _choice(table, "decide", (VALUE, WHOLE_INTERVAL), where) or decide,
         "source": _text(table, "source", where),
         "why": _text(table, "why", where),
     }
@@ -165,19 +163,19 @@ def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
     from mismatch_cli.metrics.gap_table import METRICS
 
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not isfinite(threshold):
-        raise UsageError(f"{where} is {threshold!r}, and has to be a number. Example: max = 0.015")
+        raise UsageError(f"{where} is {threshold!r}, but must be a number. Example: max = 0.015")
     if bound not in ("max", "min") and threshold < 0:
-        raise UsageError(f"{where} is {threshold:g}, and cannot be negative. Use 0 or more.")
+        raise UsageError(f"{where} is {threshold:g}, but cannot be negative. Use 0 or more.")
     of_catalog = METRICS.get(metric)
     if of_catalog is None:
         if bound == OF_FLOOR:
             raise UsageError(
-                f"{where}: a framework's metric has no noise. Use one of ours: mismatch-cli verdict --list mismatch"
+                f"{where}: a framework's metric has no noise floor. Use one of: mismatch-cli verdict --list mismatch"
             )
     elif bound == OF_FLOOR and of_catalog.agreement is None:
-        raise UsageError(f"{where}: {metric} measures no gap, so it has no noise. Use max or min.")
+        raise UsageError(f"{where}: {metric} does not measure a gap, so it has no noise floor. Use max or min.")
     elif bound in FACTORS and of_catalog.signed:
-        raise UsageError(f"{where}: {metric} is signed and near 0 by chance: a factor says nothing. Use max and min.")
+        raise UsageError(f"{where}: {metric} is signed and may be 0 by chance, so a factor fails. Use max and min.")
 
 
 def _check_known(kind: str, names: Iterable[str], known: Sequence[str], where: str) -> None:
@@ -196,5 +194,5 @@ def _choice(table: Mapping[str, Any], key: str, choices: tuple[str, ...], where:
 
 def _text(table: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(table.get(key, ""), str):
-        raise UsageError(f"{where}.{key} is {table[key]!r}, and has to be text. Put it in quotes.")
+        raise UsageError(f"{where}.{key} is {table[key]!r}, but must be text. Put it in quotes.")
     return table.get(key, "")

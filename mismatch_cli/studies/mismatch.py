@@ -1,4 +1,4 @@
-"""One pass over traces: the summary of every pair of policies they hold, and the samples that plots and tables need."""
+"""One pass over traces: the summary of every pair of policies, and the samples that plots and tables need."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ _NONE = np.zeros(0, dtype=np.float32)
 
 @dataclass(frozen=True)
 class PlotData:
-    """`_N` the tokens of the sample, `_S` the responses of the sample; log-probabilities in nats.
+    """`_N` are the tokens of the sample, `_S` its responses; log-probabilities in nats.
 
-    The reference policy stands in the place of μ, the current one in the place of π: `logq_N` and `logp_N`.
+    The reference policy takes the role of μ, the current one that of π: `logq_N` and `logp_N`.
     """
 
     STUDY: ClassVar[str] = "mismatch"
 
     summary: Mapping[str, Any]  # what `MismatchSummary.result()` gives
-    subject: str = ""  # who is compared, in one line: below each figure, so that a copied picture says what it is
+    subject: str = ""  # what is compared, in one line below each figure, so that a copied picture explains itself
     logq_N: np.ndarray = field(default_factory=lambda: _NONE)
-    logp_N: np.ndarray = field(default_factory=lambda: _NONE)  # -inf: out of the current policy's support
+    logp_N: np.ndarray = field(default_factory=lambda: _NONE)  # -inf: outside the current policy's support
     tv_topk_N: np.ndarray | None = None  # NaN: not measured
     length_S: np.ndarray = field(default_factory=lambda: _NONE)  # tokens
     sequence_d_S: np.ndarray = field(default_factory=lambda: _NONE)  # Σ (log π − log μ), nats
@@ -68,7 +68,7 @@ class PlotData:
         lattice_steps: Iterable[float] = (),
         subject: str = "",
     ) -> PlotData:
-        """From what `MismatchSummary`, `ScatterSample` and `Lattice` give as their results."""
+        """Make plot data from the results of `MismatchSummary`, `ScatterSample` and `Lattice`."""
         tokens, responses = sample["tokens"], sample["responses"]
         tv_topk_N = np.asarray(tokens["tv_topk"], dtype=np.float32)
         return cls(
@@ -94,7 +94,7 @@ class PlotData:
 
 @dataclass
 class MismatchAnalysis(Study):
-    """What was found: summaries by pair name, the noise, and samples of the first pair."""
+    """Summaries by pair name, the noise, and samples of the first pair."""
 
     STUDY, FORMAT = "mismatch", "mismatch-cli summary"
 
@@ -113,7 +113,7 @@ class MismatchAnalysis(Study):
 
     @property
     def main_pair(self) -> Pair:
-        """The pair that plots and worst tokens are about: the first one that is there."""
+        """The pair of plots and worst tokens: the first one."""
         return PAIRS[next(iter(self.pairs))]
 
     def to_json(self) -> dict[str, Any]:
@@ -136,26 +136,26 @@ class MismatchAnalysis(Study):
         return summary | {"verdict": assess(summary), "suspects": [found.to_json() for found in self._suspects]}
 
     def exploration(self, responses: int) -> Exploration | None:
-        """The tokens of the first responses, and what two algorithms would block of them."""
+        """The tokens of the first responses, and which of them two algorithms would block."""
         support = Support.of_paper(self.traces)
-        if support is None:  # a trace that an algorithm cannot judge has tokens all the same
+        if support is None:  # no algorithm can judge the trace, but it still has tokens
             return explore(self.traces, self.main_pair, (), Needs(False, False, 0), (), responses)
         return explore(self.traces, self.main_pair, support.judged, support.needs, support.judged, responses)
 
     @property
     def _routing(self) -> dict[str, Any] | None:
-        """Where trainer and engine chose other experts; None for a dense model, or where nobody took it down."""
+        """Where trainer and engine chose different experts; None for a dense model, or if it was not recorded."""
         side = self.manifest.get("recomputed") or self.manifest.get("trainer") or {}
         return self.routing.result(self.pairs[self.main_pair.name].exact.prompts.result(), side)
 
     @property
     def _suspects(self) -> tuple[Suspect, ...]:
-        """Settings of the first trace that are known to make gaps; several traces agree in them."""
+        """Settings of the first trace that are known to cause gaps; several traces share them."""
         return suspects(self.manifest, str(name_of(self.traces[0])), self.main_pair.name)
 
     @cached_property
     def plot_data(self) -> PlotData:
-        """What the plots draw: the first pair of a summary, and the samples that were taken for it."""
+        """What the plots draw: the first pair of a summary, and its samples."""
         pair = self.result["pairs"][self.main_pair.name]
         found = PlotData.of(
             pair,
@@ -167,7 +167,7 @@ class MismatchAnalysis(Study):
 
 
 class Measurement(Accumulator):
-    """All that is kept of the tokens of some traces: summaries by pair name, the noise, samples, worst tokens."""
+    """What is kept of the tokens of some traces: summaries by pair name, the noise, samples, worst tokens."""
 
     def __init__(self, pairs: Sequence[str]) -> None:
         self.pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs}
@@ -189,7 +189,7 @@ class Measurement(Accumulator):
 
 @dataclass(frozen=True)
 class _Measuring:
-    """The pass: what is measured of each portion."""
+    """The pass that measures each portion."""
 
     pairs: tuple[str, ...]
     worst: int
@@ -212,12 +212,12 @@ def analyse(
     workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> MismatchAnalysis:
-    """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are one measurement."""
+    """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are pooled."""
     check_poolable(traces)
     asked = _Measuring(tuple(pairs_in(traces)), worst)
     found = read_through(traces, asked, workers, on_responses)
     if not any(summary.exact.counts.tokens for summary in found.pairs.values()):
-        raise MismatchError(f"{traces[0].folder} holds no log-probabilities of a trainer. {traces[0].how_to_score}")
+        raise MismatchError(f"{traces[0].folder} has no log-probabilities of a trainer. {traces[0].how_to_score}")
     return MismatchAnalysis(
         traces,
         found.pairs,
@@ -251,7 +251,7 @@ def _or_zero_mass(logp: float | None) -> float:
 
 
 def _with_floor(result: dict[str, Any], floor: dict[str, Any] | None) -> dict[str, Any]:
-    """Each metric of a gap beside the same metric of the trainer against itself."""
+    """Add to each gap metric its noise floor: the same metric of the trainer compared with itself."""
     if floor is not None:
         for key, estimate in result["metrics"].items():
             if METRICS[key].agreement is not None:

@@ -1,7 +1,7 @@
 """Which responses of two traces are the same, and the policies of both on the same tokens.
 
-A prompt is known by its token ids, a response by those of its prompt and its own: not by how they are numbered. Of
-each response 24 bytes are kept.
+A prompt is identified by its token ids, a response by those of its prompt and its own, not by their numbering. Each
+response costs 24 bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED, ROW_KEY
 from mismatch_cli.trace.shards import open_shard, read_group
 from mismatch_cli.workers.portions import Portion
 
-MOST = 0.5  # what more than this share of both traces has in common is compared alone
+MOST = 0.5  # if more than this share of both traces is common, only the common part is compared
 PairedBy = Literal["tokens", "prompts", "none"]
 SCORED = (*REQUIRED, "version_rollout", "version_trainer", "loss_mask", "logp_trainer", "logp_recomputed",
           "logp_trainer_repeat")  # fmt: skip
@@ -50,7 +50,7 @@ class Responses:
 
     @classmethod
     def joined(cls, parts: Sequence[Responses]) -> Responses:
-        """Those of each part, one after the other."""
+        """The responses of all parts, one part after the other."""
         none = cls(*(np.zeros(0, dtype=kind) for kind in (np.int64, np.uint64, np.uint64, np.bool_)))
         parts = [none, *parts]
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])))
@@ -61,7 +61,7 @@ class Responses:
 
 @dataclass
 class Recognised(Accumulator):
-    """The responses of each trace by its number: portion by portion, row group by row group."""
+    """The responses of each trace by its number, in lists per portion and row group."""
 
     responses: dict[int, list[list[Responses]]]
 
@@ -72,7 +72,7 @@ class Recognised(Accumulator):
 
 @dataclass(frozen=True)
 class Recognising:
-    """The pass: the responses of each portion, and where the pair was measured."""
+    """The pass that reads the responses of each portion, and where the pair was measured."""
 
     pair: Pair
     columns: ClassVar[Sequence[str]] = SCORED
@@ -90,8 +90,8 @@ class Pairing:
     """How another trace is paired with the first one."""
 
     by: PairedBy
-    partner_S: np.ndarray  # of each response of the first: its index in the other, −1 where that lacks it
-    shared_prompts: np.ndarray  # hashes of the prompts that both hold
+    partner_S: np.ndarray  # each response's index in the other trace, −1 if that lacks it
+    shared_prompts: np.ndarray  # hashes of the prompts in both
 
     @property
     def shared_responses(self) -> int:
@@ -99,7 +99,7 @@ class Pairing:
 
 
 def pair_up(first: Responses, other: Responses) -> Pairing:
-    """By tokens where the same responses are most of both traces, else by prompts where the same prompts are."""
+    """Pair by tokens if most responses of both traces are the same, else by prompts if most prompts are."""
     partner_S = _partners(first, other)
     shared_prompts = np.intersect1d(first.prompt_S[first.measured_S], other.prompt_S[other.measured_S])
     most_responses = MOST * max(int(r.measured_S.sum()) for r in (first, other))
@@ -113,9 +113,9 @@ def pair_up(first: Responses, other: Responses) -> Pairing:
 
 
 def compared_rows(responses: Sequence[Responses], pairings: Sequence[Pairing]) -> list[np.ndarray]:
-    """Which responses of each trace are compared: those that all paired traces share; bool, in the order of files.
+    """Which responses of each trace are compared: those that all paired traces share; bool, in file order.
 
-    Raises a `MismatchError` where more than two traces share something with the first, and nothing with each other.
+    Raises a `MismatchError` if each trace shares something with the first, but all of them have nothing in common.
     """
     first = responses[0]
     kept_S = first.measured_S.copy()
@@ -125,7 +125,7 @@ def compared_rows(responses: Sequence[Responses], pairings: Sequence[Pairing]) -
         elif pairing.by == "prompts":
             kept_S &= np.isin(first.prompt_S, pairing.shared_prompts)
     if not kept_S.any():
-        raise MismatchError("There is nothing that all of these traces hold. Compare them two at a time.")
+        raise MismatchError("These traces have no responses in common. Compare them two at a time.")
     kept = [kept_S]
     for other, pairing in zip(responses[1:], pairings, strict=True):
         kept.append(other.measured_S.copy())
@@ -138,7 +138,7 @@ def compared_rows(responses: Sequence[Responses], pairings: Sequence[Pairing]) -
 
 
 def _partners(first: Responses, other: Responses) -> np.ndarray:
-    """Equal responses under equal row keys belong together; those that are left, in the order of their files."""
+    """Match equal responses with equal row keys first, then the remaining equal ones in file order."""
     partner_S = np.full(len(first), -1, dtype=np.int64)
     first_rows, other_rows = np.flatnonzero(first.measured_S), np.flatnonzero(other.measured_S)
     for keys in (lambda r, index: hash_keys(r.content_S[index], r.row_S[index]), lambda r, index: r.content_S[index]):
@@ -149,14 +149,14 @@ def _partners(first: Responses, other: Responses) -> np.ndarray:
 
 
 def _join(first_keys: np.ndarray, other_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of equal keys; the n-th occurrence of a key meets the n-th of the other side."""
+    """Indices of equal keys; the n-th occurrence of a key matches the n-th on the other side."""
     numbered, other_numbered = (hash_keys(keys, _occurrence(keys)) for keys in (first_keys, other_keys))
     _, found, at = np.intersect1d(numbered, other_numbered, assume_unique=True, return_indices=True)
     return found, at
 
 
 def _occurrence(keys: np.ndarray) -> np.ndarray:
-    """How many equal keys stand before each one."""
+    """How many equal keys precede each one."""
     order = np.argsort(keys, kind="stable")
     in_order, number = keys[order], np.empty(len(keys), dtype=np.int64)
     number[order] = np.arange(len(keys)) - np.searchsorted(in_order, in_order)
@@ -182,7 +182,7 @@ def _recognised(group: RowGroup, pair: Pair) -> Responses:
 
 
 def _digests(column: pa.ChunkedArray, before: Sequence[bytes]) -> list[bytes]:
-    """8 bytes for each list of token ids, after what stands before it."""
+    """An 8-byte digest of each list of token ids, with the bytes before it as a prefix."""
     digests: list[bytes] = []
     for chunk in column.chunks:
         ids = np.from_dlpack(chunk.values)
@@ -195,7 +195,7 @@ METRICS_SHOWN = (
     "abs_d_mean", "abs_d_p50", "abs_d_p99", "abs_d_max", "d_mean", "tv_binary_mean", "tv_binary_max",
     "ratio_outside_0.8_1.28",
 )  # fmt: skip
-# Where both traces lie in one batch: ours under the names of rollout and trainer, theirs under the two others.
+# Both traces in one batch: ours in the columns of rollout and trainer, theirs in the two others.
 _OURS = Pair("ours", "our current policy / our reference", "logp_rollout_T", "logp_trainer_T")
 _THEIRS = Pair("theirs", "their current policy / their reference", "logp_recomputed_T", "logp_trainer_repeat_T")
 _CURRENT = Pair("current", "their current policy / ours", _OURS.current, _THEIRS.current)
@@ -205,15 +205,15 @@ _COLUMNS = (_OURS.reference, _OURS.current, _THEIRS.reference, _THEIRS.current)
 
 @dataclass
 class OnTokens(Accumulator):
-    """The current policies of two traces against each other, their references, and how often a clip decides otherwise.
+    """The current policies of two traces compared, their references, and how often a clip decides differently.
 
-    All over tokens that count in both traces.
+    Everything is over tokens that count in both traces.
     """
 
     current: MismatchSummary = field(default_factory=lambda: MismatchSummary(_CURRENT))
     reference: MismatchSummary = field(default_factory=lambda: MismatchSummary(_REFERENCE))
     flips: GroupSums = field(default_factory=lambda: GroupSums(2))
-    masked_in_one: int = 0  # tokens that the loss mask of one trace has and that of the other lacks
+    masked_in_one: int = 0  # tokens in the loss mask of only one of the traces
 
     def update(self, joined: TokenBatch) -> None:
         """Add responses that hold the columns of both traces."""
@@ -226,11 +226,11 @@ class OnTokens(Accumulator):
 
     @property
     def clip_flips(self) -> Estimate:
-        """Share of tokens whose ratio lies below, in or above [0.8, 1.28] in one trace, and elsewhere in the other."""
+        """Share of tokens whose ratio is below, in or above [0.8, 1.28] in one trace and elsewhere in the other."""
         return self.flips.result(_share, self.current.exact.prompts.result(), {"clip_flips": SHARE})["clip_flips"]
 
     def to_dict(self) -> dict[str, Any]:
-        """As docs/json/compare.md describes it."""
+        """The JSON that docs/json/compare.md describes."""
         return {
             "tokens": self.current.exact.counts.tokens,
             "masked_in_one": self.masked_in_one,
@@ -242,7 +242,7 @@ class OnTokens(Accumulator):
 
 @dataclass(frozen=True)
 class Partners:
-    """Where the partners of some responses lie: in which row group of another trace, and in which of its rows."""
+    """The locations of some responses' partners: a row group of another trace, and a row in it."""
 
     groups: Mapping[int, tuple[Path, int]]  # a shard, and the number of the row group in it
     group_S: np.ndarray  # −1: the response is not compared
@@ -250,8 +250,8 @@ class Partners:
 
     @classmethod
     def of(cls, trace: Trace, partner_S: np.ndarray) -> Partners:
-        """From the numbers that rows have in the whole trace; −1 for none."""
-        rows = {path: trace.footers[path].rows for path in trace.shards}  # of a broken one nothing was recognised
+        """Locate partners by their row numbers in the whole trace; −1 for none."""
+        rows = {path: trace.footers[path].rows for path in trace.shards}  # broken shards have no recognised rows
         groups = [(path, number) for path, rows_of_shard in rows.items() for number in range(len(rows_of_shard))]
         rows_G = [count for rows_of_shard in rows.values() for count in rows_of_shard]
         first_G = np.concatenate([[0], np.cumsum(rows_G)])
@@ -259,7 +259,7 @@ class Partners:
         return cls(dict(enumerate(groups)), group_S, partner_S - first_G[group_S])
 
     def of_some(self, responses: slice) -> Partners:
-        """Those of some of the responses, with no more row groups than they lie in."""
+        """The locations for some of the responses, with only the row groups that they need."""
         group_S = self.group_S[responses]
         groups = {number: self.groups[number] for number in np.unique(group_S).tolist() if number >= 0}
         return Partners(groups, group_S, self.row_S[responses])
@@ -267,9 +267,9 @@ class Partners:
 
 @dataclass(frozen=True)
 class Meeting:
-    """The pass over the first trace: its responses, with those rows of another trace where their partners lie.
+    """The pass over the first trace: its responses, each with its partner's row in another trace.
 
-    A row group of each is held at a time. Where both are in the same order each is read once, however many there are.
+    It holds one row group of each trace at a time. If both are in the same order, each row group is read once.
     """
 
     pair: Pair
@@ -297,7 +297,7 @@ def rows_of(group: RowGroup, rows: np.ndarray) -> TokenBatch:
 
 
 class _Fetch:
-    """Rows of a trace from whatever row groups they lie in; the last one is kept."""
+    """Fetches rows of a trace from their row groups, and keeps the last row group."""
 
     def __init__(self, partners: Partners) -> None:
         self._partners, self._table = partners, lru_cache(maxsize=1)(_read)
@@ -316,7 +316,7 @@ def _read(path: Path, group: int) -> pa.Table:
 
 
 def _joined(batch: TokenBatch, partners: TokenBatch, pair: Pair, prompt_S: np.ndarray) -> TokenBatch:
-    """One batch with the two policies of both; a token counts where both loss masks have it."""
+    """One batch with the two policies of both traces; a token counts if it is in both loss masks."""
     reference_T, their_reference_T = (getattr(side, pair.reference) for side in (batch, partners))
     counts_T = batch.loss_mask_T & partners.loss_mask_T & np.isfinite(reference_T) & np.isfinite(their_reference_T)
     return replace(
@@ -331,7 +331,7 @@ def _joined(batch: TokenBatch, partners: TokenBatch, pair: Pair, prompt_S: np.nd
 
 
 def _side(gaps: TokenGaps) -> np.ndarray:
-    """−1 below the band of a clip, 1 above, 0 in it: which advantages it blocks."""
+    """−1 below the clip range, 1 above, 0 in it: which advantages it blocks."""
     low, high = WIDE_BAND
     return (gaps.ratio_N > high).astype(np.int8) - (gaps.ratio_N < low).astype(np.int8)
 

@@ -1,25 +1,25 @@
-"""What tells training runs apart besides algorithm and seed: their settings, each with a name made of what differs."""
+"""Settings that distinguish training runs besides algorithm and seed, each named by what differs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mismatch_cli.studies.runs import TrainingRun
 
-# Which line of a figure it is; how long; how the work is done, watched and kept; what changes no update.
+# Lines of a figure, length, how the work is done, watched and kept: nothing here changes an update.
 _NO_SETTING = {
     "algorithm", "seed", "steps", "recompute", "average_decay", "engine_url", "served_model", "weight_transfer",
     "weights_folder", "engine_memory", "tensor_parallel", "token_budget", "gradient_checkpointing", "cpu_offload",
     "threads", "eval_every", "eval_samples", "reward_seconds", "environment_seconds", "environment_processes",
     "trace_every", "checkpoint_every",
 }  # fmt: skip
-# What held before there was a setting for it.
+# The values in effect before the setting existed.
 BEFORE: dict[str, Any] = {
     "max_prompt_tokens": 0, "answer_format": "auto", "environment": "", "episodes": 0, "eval_episodes": 0,
     "max_turns": 10, "turn_tokens": 0, "dynamic_sampling": 0, "max_context_tokens": 0, "eval_temperature": 0.0,
     "eval_top_p": 1.0,
 }  # fmt: skip
-_NAMES = ("model", "dataset", "eval_dataset")  # whose values say what they are
-# Rewards are compared where these are the same.
+_NAMES = ("model", "dataset", "eval_dataset")  # their values need no label
+# Rewards are comparable between runs with equal values of these.
 _TASK = ("model", "dataset", "split", "num_problems", "reward", "environment", "episodes")
 _WORDS = {"lora": "LoRA", "replay_routes": "router replay"}
 _LONGEST = 28  # letters of a model's name
@@ -27,7 +27,7 @@ SEPARATOR = " · "  # between an algorithm and its setting
 
 
 def settings_of_runs(runs: Sequence[TrainingRun]) -> list[str]:
-    """The setting of each run, by as few of the differences as tell all settings apart; empty where there is one."""
+    """Each run's setting, in the fewest differences that distinguish all settings; empty if there is only one."""
     values_of = _differences(runs)
     keys = _telling(values_of)
     names = [", ".join(_in_words(key, values_of[key][place]) for key in keys) for place in range(len(runs))]
@@ -35,17 +35,17 @@ def settings_of_runs(runs: Sequence[TrainingRun]) -> list[str]:
 
 
 def task_of(run: TrainingRun) -> tuple[Any, ...]:
-    """What was learnt on what; what an older run does not have was off."""
+    """The task of a run: the model and what it learns; settings that an older run lacks were off."""
     return tuple(run.config.get(key) or None for key in _TASK)
 
 
 def short_name(name: str) -> str:
-    """A model or data set without the folders in which it lies; `owner/name` of the hub stays."""
+    """A model or data set without its folders; the hub's `owner/name` stays."""
     return name if name.count("/") < 2 and not name.startswith("…/") else name.rsplit("/", 1)[-1]
 
 
 def _differences(runs: Sequence[TrainingRun]) -> dict[str, list[Any]]:
-    """The values of all runs by each key in which they differ: names first, then what is on or off, then the rest."""
+    """The values of all runs for each key in which they differ: names first, then switches, then the rest."""
     keys = [key for key in dict.fromkeys(key for run in runs for key in run.config) if key not in _NO_SETTING]
     found = {key: values for key in keys if len(set(map(repr, values := _values(runs, key)))) > 1}
 
@@ -56,20 +56,20 @@ def _differences(runs: Sequence[TrainingRun]) -> dict[str, list[Any]]:
 
 
 def _values(runs: Sequence[TrainingRun], key: str) -> list[Any]:
-    """What an older run does not have was as it is without; of anything else it is not known that it differs."""
+    """A key's value in each run; a setting that an older run lacks had its former value, or counts as equal."""
     known = [run.config[key] for run in runs if key in run.config]
     missing = False if all(isinstance(value, bool) for value in known) else BEFORE.get(key, known[0])
     return [run.config.get(key, missing) for run in runs]
 
 
 def _rows(values_of: Mapping[str, Sequence[Any]], keys: Sequence[str]) -> list[tuple[str, ...]]:
-    """What each run has under these keys."""
+    """Each run's values for these keys."""
     columns = [list(map(repr, values_of[key])) for key in keys]
     return list(zip(*columns, strict=True)) if columns else []
 
 
 def _telling(values_of: Mapping[str, Sequence[Any]]) -> list[str]:
-    """The keys that are needed to tell all settings apart, in their order."""
+    """The keys needed to distinguish all settings, in their order."""
 
     def settings(keys: Sequence[str]) -> int:
         return len(set(_rows(values_of, keys))) or 1
@@ -78,7 +78,7 @@ def _telling(values_of: Mapping[str, Sequence[Any]]) -> list[str]:
     for key in values_of:
         if settings([*chosen, key]) > settings(chosen):
             chosen.append(key)
-    for key in reversed(chosen):  # what came early may follow from what came later
+    for key in reversed(chosen):  # an early key may follow from later ones
         others = [other for other in chosen if other != key]
         chosen = others if settings(others) == settings(chosen) else chosen
     return chosen
@@ -97,12 +97,12 @@ def _in_words(key: str, value: Any) -> str:
 
 
 def _cut(name: str) -> str:
-    """What is too long for a row of a table loses its middle."""
+    """Cut the middle out of a name that is too long for a table row."""
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
 
 
 def _numbered(names: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Settings with the same words, such as two models of one name in two folders, get numbers."""
+    """Number settings with the same words, such as two models of one name in two folders."""
     alike: dict[str, list[tuple[str, ...]]] = {}
     numbered = []
     for name, row in zip(names, rows or [()] * len(names), strict=True):

@@ -1,4 +1,4 @@
-"""Training runs as they stand on the disk, one JSON object a step beside the configuration, and a run's numbers."""
+"""Training runs on disk, one JSON object per step beside the configuration, and the numbers of a run."""
 
 import json
 import tomllib
@@ -15,12 +15,12 @@ from mismatch_cli.metrics.update_table import FIRST, LAST
 from mismatch_cli.places import shown, shown_apart
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
-_LARGEST = 1e300  # what is larger is no measurement
+_LARGEST = 1e300  # anything larger is not a measurement
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One algorithm with one seed: what was recorded at each step, and the settings where they are known."""
+    """One algorithm with one seed: the record of each step, and the settings if they are known."""
 
     name: str
     algorithm: str
@@ -32,59 +32,59 @@ class TrainingRun:
 
     @property
     def step_N(self) -> np.ndarray:
-        """The step of each record; records that do not say are numbered."""
+        """The step of each record; records without one are numbered."""
         step_N = self.series("step")
         return np.where(np.isfinite(step_N), step_N, np.arange(1, len(step_N) + 1))
 
     def series(self, *keys: str) -> np.ndarray:
-        """A number of each record, found by its keys from the outside in; NaN where there is none."""
+        """A number of each record, found by nested keys, outermost first; NaN if there is none."""
         if keys not in self._series:  # every figure asks again, in each of its variants
             self._series[keys] = np.array([_number(record, keys) for record in self.records], dtype=np.float64)
         return self._series[keys]
 
     def measured(self, *keys: str) -> np.ndarray:
-        """The same without the records that have none."""
+        """The same number, without the records that lack it."""
         return _finite(self.series(*keys))
 
     def mean(self, *keys: str) -> float | None:
-        """Over its steps."""
+        """The mean over all steps."""
         return _or_none(np.mean, self.series(*keys))
 
     def median(self, *keys: str) -> float | None:
         return _or_none(np.median, self.series(*keys))
 
     def highest(self, *keys: str) -> float | None:
-        """Of a number that counts up over the run."""
+        """The largest value, for a number that counts up over the run."""
         return _or_none(np.max, self.series(*keys))
 
     def first(self, *keys: str) -> float | None:
-        """The mean of the first steps; step 0 is an evaluation before them."""
+        """The mean over the first steps; step 0 is an evaluation before them."""
         return _or_none(np.mean, self.series(*keys)[self.step_N > 0][:FIRST])
 
     def last(self, *keys: str) -> float | None:
-        """The mean of the last steps."""
+        """The mean over the last steps."""
         return _or_none(np.mean, self.series(*keys)[-LAST:])
 
     @property
     def best_reward(self) -> float | None:
-        """The highest mean of as many successive steps as the final reward is a mean of."""
+        """The highest mean over a window of steps as long as that of the final reward."""
         reward_N = self.measured("reward")
         width = min(LAST, len(reward_N))
         return float(np.convolve(reward_N, np.full(width, 1 / width), "valid").max()) if width else None
 
     @property
     def final_accuracy(self) -> float | None:
-        """Of the last evaluation, the mean over its sets; the one before training does not count."""
+        """The last evaluation's mean over its sets; the evaluation before training does not count."""
         return self._last_measured("eval_accuracy")
 
     @property
     def accuracy_before(self) -> float | None:
-        """Of the evaluation before the first step."""
+        """The accuracy in the evaluation before the first step."""
         return _or_none(np.mean, self.series("eval_accuracy")[self.step_N == 0])
 
     @property
     def accuracy_by_set(self) -> dict[str, dict[str, float | None]]:
-        """Before training, at its end and at its best, by the name of the evaluation set; empty for a single one."""
+        """Accuracy before training, at its end and at its best, by evaluation set; empty if there is only one."""
         names = dict.fromkeys(name for record in self.records for name in evaluated_sets(record))
         return {
             name: {
@@ -100,20 +100,20 @@ class TrainingRun:
 
     @property
     def has_gained(self) -> bool:
-        """Whether it ends higher than it began: in accuracy where that was measured before training, else in reward."""
+        """Whether it ends higher than it began: in accuracy if it was evaluated before training, else in reward."""
         accuracy = self.accuracy_before, self.final_accuracy
         first, last = (self.first("reward"), self.last("reward")) if None in accuracy else accuracy
         return first is not None and last is not None and last > first
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether less than half of the best reward is left at the end."""
+        """Whether the final reward is less than half of the best."""
         final, best = self.last("reward"), self.best_reward
         return final is not None and best is not None and final < best / 2
 
     @property
     def last_trace(self) -> Path | None:
-        """The newest of the steps that were kept as traces."""
+        """The newest step kept as a trace."""
         folders = [] if self.folder is None else (self.folder / "traces").glob("step-*")
         numbered = {int(step): folder for folder in folders if (step := folder.name.removeprefix("step-")).isdecimal()}
         return numbered[max(numbered)] if numbered else None
@@ -124,18 +124,18 @@ class TrainingRun:
 
     @property
     def planned_steps(self) -> int | None:
-        """How many steps it was to have; None where its settings are not known."""
+        """How many steps it should have; None if its settings are unknown."""
         planned = self.config.get("steps")
         return planned if isinstance(planned, int) else None
 
     @property
     def is_done(self) -> bool:
-        """Whether it has reached its last step, as far as that is known."""
+        """Whether it has reached its last step, as far as known."""
         return self.planned_steps is None or self.last_step >= self.planned_steps
 
     @property
     def partial(self) -> dict[str, Any] | None:
-        """What it has of its steps, where it has not all: it goes on, was ended early, or its file lost lines."""
+        """Which steps an incomplete run has: it is still running, was ended early, or its file lost lines."""
         missing = sorted(set(range(1, self.last_step + 1)) - {int(step) for step in self.step_N})
         if self.is_done and not missing:
             return None
@@ -143,7 +143,7 @@ class TrainingRun:
 
 
 def evaluated_sets(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The accuracy on each set of an evaluation that has several."""
+    """The accuracy on each set of an evaluation with several sets."""
     found = record.get("eval")
     return dict(found) if isinstance(found, Mapping) and len(found) > 1 else {}
 
@@ -153,7 +153,7 @@ def _finite(value_N: np.ndarray) -> np.ndarray:
 
 
 def _or_none(summary: Callable[[np.ndarray], Any], value_N: np.ndarray) -> float | None:
-    """A number made of those that were measured, None where there are none."""
+    """A summary of the finite values; None if there are none."""
     finite_N = _finite(value_N)
     return float(summary(finite_N)) if len(finite_N) else None
 
@@ -170,28 +170,28 @@ _SYNC = {"proven": "proven at {}", "newer": "newer weights at {}", "undecidable"
 
 
 def sync_proven(records: Sequence[Mapping[str, Any]]) -> tuple[Counter[str], int]:
-    """What the steps said of the weights that the engine has, and at how many of them that could be told.
+    """Counts of the steps' answers about the engine's weights, and the number of steps that had an answer.
 
-    The first step has no older weights to tell them from, unless the precision is that of the trainer.
+    The first step has no older weights to compare with, unless the engine has the trainer's precision.
     """
     answers = [record["sync"] for record in records if isinstance(record.get("sync"), str)]
-    told = answers[1:] if answers[:1] == ["undecidable"] else answers
-    return Counter(told), len(told)
+    comparable = answers[1:] if answers[:1] == ["undecidable"] else answers
+    return Counter(comparable), len(comparable)
 
 
 def sync_in_words(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
-    """`proven at 2 of 10 steps, newer weights at 4, …` over the records of runs; empty where no step could tell."""
+    """`proven at 2 of 10 steps, newer weights at 4, …` over the records of runs; empty if no step had an answer."""
     counts = [sync_proven(records) for records in runs]
-    told, steps = sum((count for count, _ in counts), Counter()), sum(steps for _, steps in counts)
-    words = [said.format(f"{told[answer]:,}") for answer, said in _SYNC.items() if told[answer] or answer == "proven"]
+    total, steps = sum((count for count, _ in counts), Counter()), sum(steps for _, steps in counts)
+    words = [text.format(f"{total[answer]:,}") for answer, text in _SYNC.items() if total[answer] or answer == "proven"]
     words[0] += f" of {steps:,} step{'s' * (steps != 1)}"
     return ", ".join(words) if steps else ""
 
 
 def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
-    """The runs in these folders, in their order; raises a `MismatchError` where one holds no readable run.
+    """The runs in these folders, in order; raises a `MismatchError` if one has no readable run.
 
-    A run that is going on is read up to its last whole line, and one that has no line yet is left out of several.
+    A run that is still running is read up to its last complete line; among several, one without a line is left out.
     """
     paths = [Path(folder) for folder in folders]
     names = [path.resolve().name for path in paths]
@@ -200,7 +200,7 @@ def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
     runs = [_read_run(path, name) for path, name in zip(paths, names, strict=True)]
     begun = [run for run in runs if run.records]
     if paths and not begun:
-        raise MismatchError(f"{paths[0] / METRICS} holds no step yet. Wait until the first one is done.")
+        raise MismatchError(f"{paths[0] / METRICS} has no steps yet. Wait until the first one is done.")
     return begun
 
 
@@ -234,14 +234,14 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
             records.append(record)
         elif number < len(lines):  # the last line may be half-written
             raise MismatchError(
-                f"{path} is damaged: line {number} is no JSON object. "
-                "The command that began it, with --resume, cuts the run back to its newest checkpoint and goes on."
+                f"{path} is damaged: line {number} is not a JSON object. Repeat the command that started the run with "
+                "--resume: it cuts the run back to its newest checkpoint and continues."
             )
     return records
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings; a run without the file is read all the same, under the name of its folder."""
+    """The settings; a run without the file is still read, under the name of its folder."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""How the end of training depends on a threshold: runs of one algorithm that differ in it, beside all others."""
+"""How the end of training depends on a threshold: runs of one algorithm that differ in it, and all others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Thresholds = Mapping[tuple[int, str], float]  # by the number of the rule, and 
 
 
 class Ending(NamedTuple):
-    """Where the seeds of an algorithm end, and how they got there."""
+    """The final values of an algorithm's seeds, and the curve that leads there."""
 
     name: str
     reward: Estimate
@@ -28,17 +28,17 @@ class Ending(NamedTuple):
 
 
 class Family(NamedTuple):
-    """One algorithm with several values of one threshold, the smallest first, and what stands beside it."""
+    """One algorithm with several values of one threshold, smallest first, and the others in its setting."""
 
     name: str
     threshold: str  # its letter, else its name
     values: tuple[float, ...]
     endings: tuple[Ending, ...]  # of each value
-    others: tuple[Ending, ...]  # algorithms in the same setting that are of no family
+    others: tuple[Ending, ...]  # algorithms in the same setting without a family
 
 
 def families(study: TrainingAnalysis) -> list[Family]:
-    """Every algorithm that was trained with several values of one threshold, in each setting."""
+    """Every algorithm trained with several values of one threshold, in each setting."""
     found = []
     for setting, part in study.settings.items():
         sweeps = list(_sweeps(list(part.algorithms)))
@@ -59,7 +59,7 @@ def _ending(study: TrainingAnalysis, name: str) -> Ending:
 
 
 def _sweeps(names: Sequence[str]) -> Iterator[tuple[str, str, dict[float, str]]]:
-    """Name, threshold, and the algorithms by its value, from names such as `dppo-binary-tv:max_tv=0.1`."""
+    """Name, threshold, and algorithms by its value, from names such as `dppo-binary-tv:max_tv=0.1`."""
     by_head: dict[str, dict[str, Algorithm]] = {}
     for name in names:
         if (algorithm := _known(name)) is not None:
@@ -75,7 +75,7 @@ def _sweeps(names: Sequence[str]) -> Iterator[tuple[str, str, dict[float, str]]]
 
 @cache
 def _known(name: str) -> Algorithm | None:
-    """A file of the user's may be gone: its runs are drawn as any others."""
+    """An algorithm by name; None if the user's file is gone, and then its runs are drawn like any others."""
     try:
         return find(name)
     except MismatchError:
@@ -92,7 +92,7 @@ def _thresholds(algorithm: Algorithm) -> _Thresholds:
 
 
 def _letter(algorithm: Algorithm, moved: Sequence[tuple[int, str]]) -> str:
-    """`C`, `δ_high`, `δ` where both sides moved; a threshold without a letter is called by its name."""
+    """`C`, `δ_high`, or `δ` if both sides moved; a threshold without a letter goes by its name."""
     place, name = moved[0]
     letter = trust_regions.symbols(list(algorithm.rules)[place].module).get(name, name)
     return letter.partition("_")[0] if len(moved) > 1 else letter

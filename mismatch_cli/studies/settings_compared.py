@@ -1,4 +1,4 @@
-"""In which settings two manifests differ, those first that most often explain a difference of log-probabilities."""
+"""The settings in which two manifests differ, most frequent causes of different log-probabilities first."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import Any
 from mismatch_cli.errors import UsageError
 from mismatch_cli.verdict.causes import CAUSES, leaves, place
 
-NAMES = "ABCDEF"  # of the traces, as many as there are colours that can be told apart
+NAMES = "ABCDEF"  # of the traces, one per distinguishable colour
 _SECTIONS = (
     "rollout", "trainer", "recomputed", "equal_weights", "threads", "top_logprobs", "libraries", "prompts", "training",
     "imported", "config",
 )  # fmt: skip
-# Where from, how much and with which random numbers: it changes which responses there are, not how one is scored.
+# Source, amount and random seed: these change which responses exist, not how one is scored.
 _HARMLESS = re.compile(
     r".*\.(seed|digest|source|location|count|skipped|limit|shuffle_seed|noise_responses|folder|path|paths|file|files)"
     r"|rollout\.(url|served_model|timeout|patience)"
@@ -25,17 +25,17 @@ _HARMLESS = re.compile(
 
 
 def check_number(traces: int) -> None:
-    """A `UsageError` for more traces than can be told apart."""
+    """Raise a `UsageError` for more traces than colours can distinguish."""
     if traces > len(NAMES):
-        raise UsageError(f"{traces} traces are too many at once: name at most {len(NAMES)}.")
+        raise UsageError(f"{traces} traces are too many: name at most {len(NAMES)}.")
 
 
 @dataclass(frozen=True)
 class SettingDifference:
-    """One setting in which two traces differ; None where a manifest does not have it.
+    """One setting in which two traces differ; None if a manifest lacks it.
 
-    `likely` is its place among the known causes from 1, None where it is no known cause; `harmless` ones change which
-    responses there are, and not how one is scored.
+    `likely` is its rank among the known causes, from 1, or None if it is not a known cause; `harmless` ones change
+    which responses exist, not how one is scored.
     """
 
     setting: str
@@ -54,10 +54,9 @@ class SettingDifference:
 def settings_diff(
     first: Mapping[str, Any], other: Mapping[str, Any], *, at_equal_weights: bool = False
 ) -> list[SettingDifference]:
-    """Leaf by leaf what differs: known causes in their order, then what is not known, then what is harmless.
+    """The differing settings, leaf by leaf: known causes by rank, then unknown ones, then harmless ones.
 
-    A setting that only one manifest has stands behind those that both have. A gap `at_equal_weights` knows no
-    staleness.
+    A setting that only one manifest has comes after those that both have. A gap `at_equal_weights` has no staleness.
     """
     sections = [name for name in _SECTIONS if not at_equal_weights or name != "equal_weights"]
     settings, other_settings = _settings(first, other, sections), _settings(other, first, sections)
@@ -71,15 +70,15 @@ def settings_diff(
     return sorted(rows, key=lambda row: (row.harmless, row.in_one_only, row.likely or len(CAUSES) + 1))
 
 
-def _settings(manifest: Mapping[str, Any], beside: Mapping[str, Any], sections: Sequence[str]) -> dict[str, Any]:
-    """Every setting once: what was resolved stands before what was asked for.
+def _settings(manifest: Mapping[str, Any], other: Mapping[str, Any], sections: Sequence[str]) -> dict[str, Any]:
+    """Every setting once: resolved values take precedence over requested ones.
 
-    A section that the manifest beside this one lacks is one setting.
+    A section that the other manifest lacks counts as one setting.
     """
     found: dict[str, Any] = {}
     for section in sections:
         if section in manifest:
-            known = section in beside or not isinstance(manifest[section], Mapping)
+            known = section in other or not isinstance(manifest[section], Mapping)
             for name, value in leaves(section, manifest[section] if known else "recorded"):
                 found.setdefault(name, value)
     return found
@@ -93,7 +92,7 @@ def _row(name: str, first: Any, other: Any) -> SettingDifference:
 
 
 def _repeats_trainer(row: SettingDifference, rows: list[SettingDifference]) -> bool:
-    """Whether the trainer at the rollout's weights differs just as the trainer does, or is not there at all."""
+    """Whether the trainer at the rollout's weights differs exactly as the trainer does, or is absent."""
     section, _, name = row.setting.partition(".")
-    of_trainer = [(other.first, other.other) for other in rows if other.setting == f"trainer.{name}"]
-    return section == "recomputed" and (not name or (row.first, row.other) in of_trainer)
+    trainer_pairs = [(other.first, other.other) for other in rows if other.setting == f"trainer.{name}"]
+    return section == "recomputed" and (not name or (row.first, row.other) in trainer_pairs)

@@ -1,4 +1,4 @@
-"""What every study is, and what each says of its traces: who is compared, what was imported, and what is missing."""
+"""The base of every study, and what each says about its traces: what is compared, imported, and missing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.exploration import Exploration
     from mismatch_cli.trace.reader import Trace
 
-FINISH_UNKNOWN = "nothing says why responses ended"
+FINISH_UNKNOWN = "unknown why responses ended"
 
 
 class Study(ABC):
-    """What was computed of traces or runs, typed: its JSON holds every number, and its plots draw `plot_data`.
+    """A typed result computed from traces or runs: its JSON holds every number, its plots draw `plot_data`.
 
-    It knows no picture and no terminal: `report/pages/STUDY.py` says how it looks, and the files in `report/plots/`
-    with the same `STUDY` are its figures.
+    It knows neither pictures nor a terminal: `report/pages/STUDY.py` lays it out, and the files in `report/plots/` with
+    the same `STUDY` are its figures.
     """
 
     STUDY: ClassVar[str]  # the kind, as its page and its plots name it
@@ -42,7 +42,7 @@ class Study(ABC):
         return self.to_json()
 
     def exploration(self, responses: int) -> Exploration | None:  # noqa: ARG002
-        """The tokens of so many responses at most, to look at one by one; None where the study is not about tokens."""
+        """The tokens of at most so many responses, to inspect one by one; None if the study is not about tokens."""
         return None
 
     @property
@@ -52,24 +52,24 @@ class Study(ABC):
 
 
 def typed(traces: Sequence[Trace]) -> tuple[Path, ...]:
-    """What one types for these traces: a name for each, and nothing for the bundled one that is read without."""
+    """These traces as you type them: a name for each, and nothing for the bundled default."""
     return () if [trace.folder for trace in traces] == [bundled_trace()] else tuple(map(name_of, traces))
 
 
 def name_of(trace: Trace) -> Path:
-    """What one types for a trace: its run's folder, seen from here; of a bundled one its name."""
+    """A trace as you type it: its run's folder relative to here; a bundled one by name."""
     folder = trace.run_folder
     return Path(folder.name) if is_bundled(folder) else from_here(folder)
 
 
 def from_here(folder: Path) -> Path:
-    """What one types for a folder: relative to the working folder where it lies below it."""
-    here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+    """A folder as you type it: relative to the working folder if it is below that."""
+    working = Path.cwd()
+    return folder.relative_to(working) if folder.is_relative_to(working) else folder
 
 
 def imported_fact(about: Mapping[str, Any]) -> str:
-    """A line for the head of a report; empty for a trace that was recorded here."""
+    """A line for the head of a report; empty for a trace recorded here."""
     imported = about.get("imported")
     if not imported:
         return ""
@@ -79,7 +79,7 @@ def imported_fact(about: Mapping[str, Any]) -> str:
 
 
 def pi_of(imported: Mapping[str, Any]) -> str:
-    """What the dump's π is, and which weights it counts as."""
+    """What the dump's π is, and which weights it is taken to be from."""
     scored, newer = imported["rows_with_trainer"], imported["rows_with_newer_trainer"]
     if not scored:
         return "none in this dump"
@@ -90,7 +90,7 @@ def pi_of(imported: Mapping[str, Any]) -> str:
 
 
 def notes_of(imported: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """A sentence per reason for which something was left out or looks odd."""
+    """A sentence per reason for leaving rows out or for a peculiarity."""
     if not imported:
         return ()
     first = imported["left_out_first"]
@@ -102,7 +102,7 @@ def notes_of(imported: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def without_unknown(result: dict[str, Any], imported: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The summary of a pair without what the dump does not know: how many responses were truncated."""
+    """The summary of a pair, without the share of truncated responses if the dump does not record it."""
     if imported and imported.get("rows_with_unknown_finish"):
         empty = dict.fromkeys(result["metrics"]["truncated_share"])
         result["metrics"]["truncated_share"] = empty | {"note": FINISH_UNKNOWN}
@@ -110,10 +110,10 @@ def without_unknown(result: dict[str, Any], imported: Mapping[str, Any] | None) 
 
 
 def check_poolable(traces: Sequence[Trace]) -> None:
-    """Numbers of different models or settings must not be averaged, nothing may count twice, and there is something."""
+    """Refuse traces that are empty, that differ in models or settings, or whose responses would count twice."""
     first = traces[0]
     if not any(trace.num_responses for trace in traces):
-        raise MismatchError(f"{first.folder} holds no response: there is nothing to measure. Record it again.")
+        raise MismatchError(f"{first.folder} has no responses, so there is nothing to measure. Record it again.")
     seeds = set()
     for trace in traces:
         differing = [name for name, value in _identity(trace).items() if value != _identity(first)[name]]
@@ -125,13 +125,13 @@ def check_poolable(traces: Sequence[Trace]) -> None:
         seed = trace.manifest.get("config", {}).get("seed", trace.folder)
         if seed in seeds:
             raise MismatchError(
-                f"{trace.folder} repeats the seed of another trace: its responses would count twice. Leave it out."
+                f"{trace.folder} repeats the seed of another trace, so its responses would count twice. Leave it out."
             )
         seeds.add(seed)
 
 
 def _identity(trace: Trace) -> dict[str, Any]:
-    """What has to be equal for traces to be samples of one thing."""
+    """What traces must share to be samples of the same setup."""
     manifest = trace.manifest
     return {
         "rollout engine": {k: v for k, v in manifest.get("rollout", {}).items() if k != "seed"},
@@ -144,7 +144,7 @@ def _identity(trace: Trace) -> dict[str, Any]:
 
 
 def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
-    """What a report says about how its traces were made, and what they lack."""
+    """What a report says about the origin of its traces, and what they lack."""
     manifest = traces[0].manifest
     names = (
         "imported",
@@ -158,16 +158,16 @@ def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
         "threads",
         "top_logprobs",
     )
-    told = {name: manifest[name] for name in names if name in manifest} | {
+    facts = {name: manifest[name] for name in names if name in manifest} | {
         "unscored_responses": unscored_responses,
         "grading_timeouts": sum(trace.count("grading_timeouts") for trace in traces),
         "partial": shortfalls(traces),
     }
-    return dict(shown(told))
+    return dict(shown(facts))
 
 
 def shortfalls(traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """What each partial trace lacks that its manifest promises, and how it becomes whole."""
+    """What each partial trace lacks that its manifest promises, and how to complete it."""
     return [_shortfall(trace) for trace in traces if trace.completeness.partial]
 
 
@@ -179,12 +179,12 @@ def _shortfall(trace: Trace) -> dict[str, Any]:
 
 
 def program(side: Mapping[str, Any]) -> str:
-    """What samples or scores: an engine, transformers, or how a recorded run calls its trainer; empty if not told."""
+    """What samples or scores: an engine, transformers, or a recorded run's name for its trainer; empty if unknown."""
     return side.get("engine") or side.get("name") or ("transformers" if side.get("transformers") else "")
 
 
 def who_is_compared(manifest: Mapping[str, Any]) -> str:
-    """The line below every figure, so that a copied picture says what it shows."""
+    """The line below every figure, so that a copied picture explains itself."""
     sides = [side for side in (manifest.get("trainer"), manifest.get("rollout")) if side]
     models = dict.fromkeys(shown(str(side["model"])) for side in sides if side.get("model"))
     programs = (f"{program(side)} {side.get('dtype') or ''}".strip() for side in sides)

@@ -1,4 +1,4 @@
-"""Which algorithms traces can support, on which columns, and why the others are left out."""
+"""Which algorithms traces support, with which columns, and why the others are left out."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _NO_RECOMPUTED = (
 )
 
 _NO_BATCHES = (
-    "it looks at a whole batch, and not every imported row says of which optimiser step it is. Say it where the trace "
-    "is made: a column minibatch (mismatch-cli import --schema), or Recorder.add(minibatch=…)"
+    "it needs whole batches, but some imported rows do not name their optimiser step. Record it with the trace: as a "
+    "column minibatch (mismatch-cli import --schema), or with Recorder.add(minibatch=…)"
 )
 
 
@@ -39,14 +39,14 @@ class Support:
 
     @classmethod
     def of(cls, traces: Sequence[Trace], algorithms: Sequence[Algorithm]) -> Support:
-        """Raises a `MismatchError` where nothing can be judged."""
+        """Sort algorithms by what traces support; raises a `MismatchError` if none can be judged."""
         columns = set[str].union(*(trace.columns() for trace in traces))
         if "logp_trainer" not in columns:
             raise MismatchError(
-                f"{traces[0].folder} has no log-probabilities of a trainer, so there is nothing to hold against the "
-                f"rollout. {traces[0].how_to_score}"
+                f"{traces[0].folder} has no log-probabilities of a trainer to compare the rollout with. "
+                f"{traces[0].how_to_score}"
             )
-        has = _what_is_there(traces, columns)
+        has = _available(traces, columns)
         run = quoted(traces[0].run_folder)
         skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run))}
         judged = tuple(a for a in algorithms if a.name not in skipped)
@@ -59,14 +59,14 @@ class Support:
 
     @classmethod
     def of_paper(cls, traces: Sequence[Trace]) -> Support | None:
-        """The two algorithms of the paper, or the one of them that can be judged; None where neither can."""
+        """The paper's two algorithms, or the one that can be judged; None if neither can."""
         try:
             return cls.of(traces, [TABLE[name] for name in PAPER])
         except MismatchError:
             return None
 
 
-def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
+def _available(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
     recomputed = "measured" if "logp_recomputed" in columns else "absent"
     if weights_are_equal(traces):
         recomputed = "equal weights"
@@ -84,13 +84,13 @@ def _what_is_there(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]
 
 
 def _knows_batches(manifest: Mapping[str, Any]) -> bool:
-    """Whether rows say of which optimiser step they are: what was recorded here does, and imports that brought it."""
+    """Whether rows name their optimiser step: always if recorded here, in imports only if the dump has it."""
     imported = manifest.get("imported")
     return imported is None or imported.get("rows_without_minibatch") == 0
 
 
 def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
-    """Why a trace cannot support an algorithm; empty where it can."""
+    """Why a trace does not support an algorithm; empty if it does."""
     recomputed, k = has["recomputed"], algorithm.needs_top_k
     distances = not any(getattr(mask.module, "MEASURES_NO_DISTANCE", False) for mask in algorithm.masks)
     if recomputed == "equal weights" and algorithm.anchor == "recomputed" and distances:
@@ -98,16 +98,16 @@ def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
     if recomputed == "absent" and algorithm.needs_recomputed:
         return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
     if k > has["top_k"]:
-        there = f"the top {has['top_k']}" if has["top_k"] else "none"
-        ask = f", or ask for {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
-        lacks = f"needs the top {k} log-probs, and the trace has {there}. "
-        return f"{lacks}Record with: mismatch-cli probe MODEL --top-logprobs {k}{ask}"
+        recorded = f"the top {has['top_k']}" if has["top_k"] else "none"
+        smaller = f", or name {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
+        lacks = f"needs the top {k} log-probs, but the trace has {recorded}. "
+        return f"{lacks}Record with: mismatch-cli probe MODEL --top-logprobs {k}{smaller}"
     if algorithm.needs_average and not has["average"]:
         return "the trace has no logp_average, which `train --average-decay` records"
     if algorithm.needs_entropy and not has["entropy"]:
         return f"the trace has no entropy of the trainer. Fill it in with: mismatch-cli rescore {run}"
     if algorithm.batch_masks and not has["advantages"]:
-        return "it judges whole batches, with their advantages, and the trace has none"
+        return "it judges whole batches with their advantages, but the trace has no advantages"
     if algorithm.batch_masks and not has["batches"]:
         return _NO_BATCHES
     if k and algorithm.needs_recomputed and not has["topk_recomputed"]:

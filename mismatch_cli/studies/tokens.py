@@ -1,6 +1,6 @@
-"""Traces token by token, as a table per row group: what was recorded, what follows from it, and what algorithms block.
+"""Traces token by token, as a table per row group: what was recorded, metrics of it, and what algorithms block.
 
-Both `report --export` and the library read these tables, in the memory that a row group takes.
+Both `report --export` and the library read these tables, in the memory of one row group.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _Columns = dict[str, pa.Array]
 
 
 def number_of_tokens(traces: Sequence[Trace]) -> int:
-    """How many rows the tables have together, as the footers of the shards say."""
+    """The total number of rows of the tables, from the shards' footers."""
     return sum(trace.footers[path].tokens for trace in traces for path in trace.shards)
 
 
 def token_tables(traces: Sequence[Trace]) -> Iterator[pa.Table]:
-    """A row per token: keys, text, every token column that any trace has, the gap, and what the paper's two block.
+    """A row per token: keys, text, every token column of any trace, the gap, and what the paper's two algorithms block.
 
-    The gap is that of trainer and rollout, which masks judge: `d` = log π − log μ (nats), `ratio` = π/μ, `tv_binary` =
-    |π − μ|, `kl_binary`, `k3` = r − 1 − d, and `tv_topk`, `kl_topk` where the trace has the trainer's top-K. Where
-    mismatch and staleness can be told apart each has columns of its own, such as `d_mismatch`. Null is what was not
-    measured, and the gap of a token that does not count.
+    The gap is between trainer and rollout, as masks see it: `d` = log π − log μ (nats), `ratio` = π/μ, `tv_binary` =
+    |π − μ|, `kl_binary`, `k3` = r − 1 − d, and `tv_topk`, `kl_topk` if the trace has the trainer's top K. If mismatch
+    and staleness can be separated, each has its own columns, such as `d_mismatch`. Null means not measured, or the gap
+    of a token that does not count.
     """
     support = Support.of_paper(traces)
     measured = set[str]().union(*(trace.columns() for trace in traces))
@@ -55,9 +55,9 @@ def token_tables(traces: Sequence[Trace]) -> Iterator[pa.Table]:
 
 
 def blocked_tables(traces: Sequence[Trace], support: Support) -> Iterator[pa.Table]:
-    """Rows of `token_tables` with a column for each algorithm that was judged: whether it blocks, null if not judged.
+    """Rows of `token_tables` with a column per judged algorithm: whether it blocks the token, null if not judged.
 
-    Without advantages there are two columns for each, `NAME_if_positive` and `NAME_if_negative`.
+    Without advantages each has two columns, `NAME_if_positive` and `NAME_if_negative`.
     """
     columns = columns_for(support.needs)
     for trace in traces:
@@ -65,7 +65,7 @@ def blocked_tables(traces: Sequence[Trace], support: Support) -> Iterator[pa.Tab
 
 
 def _gaps_in(traces: Sequence[Trace], measured: set[str]) -> list[tuple[dict[str, str], Pair]]:
-    """The pairs with the columns that each gets, by what they hold."""
+    """The pairs, each with the names of its columns by content."""
     if "logp_trainer" not in measured:
         return []
     names = ["d", "ratio", "tv_binary", "kl_binary", "k3"]
@@ -88,7 +88,7 @@ def _keys(group: RowGroup, trace: Trace, words: dict[int, str]) -> _Columns:
             words[token_id] = visible(trace.vocabulary.decode([token_id]))
     texts = pa.array(
         [words[token_id] for token_id in ids.tolist()], pa.string()
-    ).dictionary_encode()  # � is of many ids
+    ).dictionary_encode()  # many ids decode to �
     return {
         **{name: _array(np.repeat(values_S, lengths_S)) for name, values_S in rows_S.items()},
         "position": pa.array(np.arange(batch.num_tokens) - np.repeat(batch.offset_S1[:-1], lengths_S)),
@@ -99,7 +99,7 @@ def _keys(group: RowGroup, trace: Trace, words: dict[int, str]) -> _Columns:
 
 
 def _turn(batch: TokenBatch) -> pa.Array:
-    """From 1 in each response; 0 outside of the loss."""
+    """The turn, from 1 in each response; 0 outside the loss."""
     offset_S1, mask_T = batch.offset_S1, batch.loss_mask_T
     begun = np.concatenate([[0], np.cumsum(turns_begin(mask_T, offset_S1))])
     before_T = np.repeat(begun[offset_S1[:-1]], np.diff(offset_S1))
@@ -121,7 +121,7 @@ def _gap(batch: TokenBatch, pair: Pair, names: Mapping[str, str]) -> _Columns:
 
 
 def _values(gaps: TokenGaps, names: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Of the tokens that count; out of the current policy's support d is −∞, and so are KL and k3 +∞."""
+    """Values of the tokens that count; outside the current policy's support d is −∞, and KL and k3 are +∞."""
     values = {"d": gaps.d_N, "ratio": gaps.ratio_N, "tv_binary": gaps.abs_dp_N}
     values |= {"kl_binary": gaps.binary_kl_N, "k3": gaps.k3_N}
     if (outside_N := gaps.out_of_support_N) is not None:

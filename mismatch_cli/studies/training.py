@@ -1,4 +1,4 @@
-"""What training runs say: means over seeds, who ends above whom, curves over steps, and where the time goes."""
+"""Results of training runs: means over seeds, which algorithm ends above which, curves over steps, and timings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mismatch_cli.studies.run_settings import SEPARATOR, settings_of_runs, short
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.study import Study
 
-_TELLING = ("step", "reward", "grad_norm")  # two runs that agree in these have made the same updates
-_NAMED = 3  # models of runs, or sets of problems: of more their number is said
+_TELLING = ("step", "reward", "grad_norm")  # runs that agree in these made the same updates
+_NAMED = 3  # at most so many models or data sets are named; of more only the number is given
 ONE_SEED = "one seed: no interval"
 Spread = tuple[float | None, float | None, float | None]  # mean over seeds, lowest, highest
 
 
 def spread(values: Iterable[float | None]) -> Spread:
-    """The mean over seeds with the lowest and highest; one seed has no range."""
+    """The mean over seeds, with the lowest and highest; a single seed has no range."""
     found = [value for value in values if value is not None]
     if not found:
         return None, None, None
@@ -30,7 +30,7 @@ def spread(values: Iterable[float | None]) -> Spread:
 
 
 def over_seeds(values: Iterable[float | None]) -> Estimate:
-    """The mean over seeds with its 95 % interval, ± t · s.e. (Student's t), which one seed does not have."""
+    """The mean over seeds with its 95 % interval, ± t · s.e. (Student's t); a single seed has none."""
     value_N = np.array([value for value in values if value is not None], dtype=np.float64)
     if len(value_N) < 2:
         return Estimate(float(value_N[0]) if len(value_N) else None, note=ONE_SEED)
@@ -38,23 +38,23 @@ def over_seeds(values: Iterable[float | None]) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
-def _part(lower: Estimate, upper: Estimate) -> bool:
-    """Whether one interval lies wholly below the other."""
+def _separate(lower: Estimate, upper: Estimate) -> bool:
+    """Whether one interval is entirely below the other."""
     return lower.high is not None and upper.low is not None and lower.high < upper.low
 
 
 @dataclass(frozen=True)
 class TrainingAnalysis(Study):
-    """One or several runs; the seeds of an algorithm become one curve, in each setting that the runs have."""
+    """One or more runs; the seeds of an algorithm form one curve, in each setting of the runs."""
 
     STUDY, FORMAT = "training", "mismatch-cli training"
 
     runs: Sequence[TrainingRun]
-    subject: str = ""  # who was trained on what, in one line
+    subject: str = ""  # what was trained on what, in one line
 
     @classmethod
     def of(cls, runs: Sequence[TrainingRun]) -> TrainingAnalysis:
-        """The runs, with a subject line from their configurations."""
+        """An analysis with a subject line from the runs' configurations."""
         algorithms = cls(runs).algorithms
         seeds = max(map(len, algorithms.values()), default=0)
         parts = list(algorithms) if len(algorithms) == 1 else []
@@ -66,7 +66,7 @@ class TrainingAnalysis(Study):
 
     @cached_property
     def algorithms(self) -> dict[str, list[TrainingRun]]:
-        """The runs of each algorithm, in the order in which they were named; of several settings each has its own."""
+        """The runs of each algorithm in the order given, separately for each setting."""
         found: dict[str, list[TrainingRun]] = {}
         for run, setting in zip(self.runs, self._setting_of, strict=True):
             found.setdefault(SEPARATOR.join(filter(None, (run.algorithm, setting))), []).append(run)
@@ -74,7 +74,7 @@ class TrainingAnalysis(Study):
 
     @cached_property
     def settings(self) -> dict[str, TrainingAnalysis]:
-        """The runs of each setting by its name, which is empty where all runs have the same."""
+        """The runs of each setting by its name, which is empty if all runs share it."""
         found: dict[str, list[TrainingRun]] = {}
         for run, setting in zip(self.runs, self._setting_of, strict=True):
             found.setdefault(setting, []).append(run)
@@ -86,13 +86,13 @@ class TrainingAnalysis(Study):
 
     @cached_property
     def eval_sets(self) -> list[str]:
-        """The sets that runs were evaluated on, where they name them."""
+        """The evaluation sets that runs name."""
         named = (record["eval"] for run in self.runs for record in run.records if "eval" in record)
         return list(dict.fromkeys(name for found in named if isinstance(found, Mapping) for name in found))
 
     @property
     def eval_name(self) -> str:
-        """The one set that all runs were evaluated on; empty where it is not known, or one of several."""
+        """The single set that all runs were evaluated on; empty if it is unknown or one of several."""
         configured = {short_name(str(run.config.get("eval_dataset") or "")) for run in self.runs}
         names = self.eval_sets or sorted(configured)
         return names[0] if len(names) == 1 else ""
@@ -104,7 +104,7 @@ class TrainingAnalysis(Study):
 
     @property
     def indistinguishable(self) -> list[list[str]]:
-        """Algorithms whose runs are the same to the last bit: what one blocks, all block, or nobody anything."""
+        """Algorithms whose runs are bit-identical: they block the same tokens, or none."""
         alike: dict[object, list[str]] = {}
         for name, runs in self.algorithms.items():
             updates = frozenset((run.seed, *(run.series(key).tobytes() for key in _TELLING)) for run in runs)
@@ -114,20 +114,20 @@ class TrainingAnalysis(Study):
 
     @cached_property
     def final_rewards(self) -> dict[str, Estimate]:
-        """The final reward of each algorithm that recorded one, with its interval over seeds."""
+        """Each algorithm's final reward with its interval over seeds, if recorded."""
         found = {name: over_seeds(run.last("reward") for run in runs) for name, runs in self.algorithms.items()}
         return {name: reward for name, reward in found.items() if reward.value is not None}
 
     def above(self, name: str) -> list[str]:
-        """The algorithms whose interval of the final reward lies wholly below that of this one, the best first."""
-        own = self.final_rewards[name]
+        """The algorithms whose final-reward interval is entirely below this one's, best first."""
+        reward = self.final_rewards[name]
         return sorted(
-            (other for other in self.rivals(name) if _part(self.final_rewards[other], own)),
+            (other for other in self.rivals(name) if _separate(self.final_rewards[other], reward)),
             key=lambda other: -(self.final_rewards[other].value or 0.0),
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What summary.json holds: the settings and ends of each run; its steps are in metrics.jsonl."""
+        """What summary.json holds: each run's settings and final values; its steps are in metrics.jsonl."""
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
@@ -163,7 +163,7 @@ class TrainingAnalysis(Study):
         }
 
     def curves(self, *keys: str, gaps: bool = True) -> dict[str, Curve]:
-        """The curve of each algorithm for which the number was recorded."""
+        """The curve of each algorithm that recorded the number."""
         curves = {name: curve_of(runs, *keys, gaps=gaps) for name, runs in self.algorithms.items()}
         return {name: curve for name, curve in curves.items() if curve.has_values}
 
@@ -171,40 +171,40 @@ class TrainingAnalysis(Study):
         return any(len(run.measured(*keys)) for run in self.runs)
 
     def occurs(self, *keys: str) -> bool:
-        """Whether it was ever other than 0."""
+        """Whether it was ever nonzero."""
         return any(run.measured(*keys).any() for run in self.runs)
 
 
 def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], str] = str) -> str:
-    """A setting of the runs, or the different ones that they have."""
+    """A setting of the runs, or its different values."""
     return ", ".join(
         dict.fromkeys(shown(str(run.config[key])) for run in runs if run.config.get(key) not in (None, ""))
     )
 
 
 def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
-    """Model and problems, without the folders in which they lie; of many how many."""
+    """Models and problems without their folders; if there are many, their number."""
     models = dict.fromkeys(short_name(str(run.config["model"])) for run in runs if run.config.get("model"))
     found = {"models": models, "sets of problems": dict.fromkeys(filter(None, map(problems_of, runs)))}
     return [", ".join(names) if len(names) <= _NAMED else f"{len(names)} {kind}" for kind, names in found.items()]
 
 
 def problems_of(run: TrainingRun) -> str:
-    """The data set, the environment that poses its problems, or that which poses its own; empty where not known."""
+    """The data set, the environment that uses it, or an environment with its own problems; empty if unknown."""
     environment = str(run.config.get("environment") or "").rsplit("/", 1)[-1]
     dataset = "" if environment and run.config.get("episodes") else short_name(str(run.config.get("dataset") or ""))
     return " · ".join(filter(None, (dataset, environment)))
 
 
 def steps_of(runs: Sequence[TrainingRun]) -> str:
-    """How many steps they have: `110 steps`, `20 to 110 steps`."""
+    """The runs' numbers of steps: `110 steps`, `20 to 110 steps`."""
     steps = [run.last_step for run in runs]
     low, high = min(steps), max(steps)
     return f"{low:,} to {high:,} steps" if low != high else f"{low:,} step{'s' * (low != 1)}"
 
 
 class Correlation(NamedTuple):
-    """Of bad updates with another series of the same run."""
+    """The correlation of bad updates with another series of the same run."""
 
     run: str
     other: str
@@ -213,7 +213,7 @@ class Correlation(NamedTuple):
 
 
 def correlations(run: TrainingRun) -> Iterator[Correlation]:
-    """Of bad updates with the reward of the step, and with how that differs from the step before."""
+    """The correlation of bad updates with a step's reward, and with its change from the previous step."""
     from mismatch_cli.metrics.correlation import series_correlation
 
     bad_N, reward_N = run.series("bad_over_negative"), run.series("reward")
@@ -226,11 +226,11 @@ def correlations(run: TrainingRun) -> Iterator[Correlation]:
 
 PHASES = ("sample", "grade", "recompute", "update", "sync", "evaluate")
 OTHER = "other"
-_LEAST = 0.005  # of a step: what takes less has no phase of its own, recomputing that was skipped among it
+_LEAST = 0.005  # of a step: anything shorter, such as a skipped recomputation, is not a separate phase
 
 
 def seconds_by_phase(run: TrainingRun) -> dict[str, float]:
-    """Mean seconds of each phase that takes any part of a step, in the order in which they follow each other."""
+    """Mean seconds of each phase with a share of a step, in chronological order."""
     steps = [record["seconds"] for record in run.records if isinstance(record.get("seconds"), Mapping)]
     recorded = sorted({key for seconds in steps for key in seconds}, key=_place)
     totals = {key: float(np.nansum(run.series("seconds", key))) for key in recorded}
@@ -242,13 +242,13 @@ def seconds_by_phase(run: TrainingRun) -> dict[str, float]:
 
 
 def mean_by_phase(runs: Sequence[TrainingRun]) -> dict[str, float]:
-    """The mean over the runs that recorded times."""
+    """Mean seconds by phase over the runs that recorded times."""
     found = [seconds for run in runs if (seconds := seconds_by_phase(run))]
     return {phase: sum(row.get(phase, 0.0) for row in found) / len(found) for phase in phases_of(found)}
 
 
 def phases_of(rows: Iterable[Mapping[str, float]]) -> list[str]:
-    """Every phase that takes time in one of the runs, in the order in which they follow each other."""
+    """Every phase that takes time in any run, in chronological order."""
     return sorted({phase for row in rows for phase in row}, key=_place)
 
 
@@ -265,7 +265,7 @@ _FEW_DEGREES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)  # 97.5
 
 @dataclass(frozen=True)
 class Curve:
-    """`_N` one point a step; NaN in the value is a gap, in the band a step that only one seed has."""
+    """`_N` is one point per step; NaN in the value is a gap, NaN in the band a step with only one seed."""
 
     step_N: np.ndarray
     value_N: np.ndarray
@@ -278,7 +278,7 @@ class Curve:
 
     @property
     def is_long(self) -> bool:
-        """Whether the curve is smoothed; gaps in it do not make it short."""
+        """Whether the curve is smoothed; gaps count towards its length."""
         return len(self.step_N) > SMOOTHED_FROM and self.has_values
 
     def only(self, keep_N: np.ndarray) -> Curve:
@@ -287,9 +287,9 @@ class Curve:
 
 
 def curve_of(runs: Sequence[TrainingRun], *keys: str, gaps: bool = True) -> Curve:
-    """The mean over the runs that have a value at a step; the band goes from the lowest to the highest of several.
+    """The mean over the runs with a value at a step; the band spans the lowest to the highest of several.
 
-    Without `gaps`, steps at which no run has a value are left out, for what is measured only now and then.
+    Without `gaps`, steps without any value are left out, for numbers that are measured only now and then.
     """
     found = [(run.step_N, run.series(*keys)) for run in runs]
     step_N = np.unique(np.concatenate([step for step, _ in found])) if found else np.zeros(0)
@@ -311,14 +311,14 @@ def _mean_and_range(value_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def t_quantile(degrees: int) -> float:
-    """97.5 % point of Student's t, exact where the expansion for many degrees is not."""
+    """The 97.5 % point of Student's t, exact for few degrees of freedom, where the expansion is not."""
     return _FEW_DEGREES[degrees - 1] if degrees <= len(_FEW_DEGREES) else student_t(degrees)
 
 
 def smoothed(curve: Curve) -> Curve:
-    """The same under a Gaussian whose σ is 1 % of its points, at least two; gaps stay gaps, and give nothing.
+    """The curve under a Gaussian whose σ is 1 % of its points, at least two; gaps stay gaps and contribute nothing.
 
-    It ends σ before the ends of the curve: nearer to them the Gaussian is one-sided, and says more of noise than of it.
+    It stops σ before the ends of the curve: closer to them the Gaussian is one-sided and mostly shows noise.
     """
     points = len(curve.step_N)
     sigma = max(_SIGMA * points, LEAST_SIGMA)
@@ -331,7 +331,7 @@ def _gaussian(value_N: np.ndarray, sigma: float) -> np.ndarray:
     finite_N = np.isfinite(value_N)
     if not finite_N.any():
         return value_N
-    reach = min(int(_REACH * sigma) + 1, (len(value_N) - 1) // 2)  # np.convolve answers with the longer of the two
+    reach = min(int(_REACH * sigma) + 1, (len(value_N) - 1) // 2)  # np.convolve returns the length of the longer input
     weight = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
     total_N = np.convolve(np.where(finite_N, value_N, 0), weight, "same")
     count_N = np.convolve(finite_N.astype(float), weight, "same")
@@ -339,7 +339,7 @@ def _gaussian(value_N: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """Every k-th point, the last one too: a smoothed curve loses nothing by it, and the picture stays small."""
+    """Every k-th point including the last: a smoothed curve loses nothing, and the picture stays small."""
     every = -(-len(curve.step_N) // most)
     keep_N = np.zeros(len(curve.step_N), dtype=bool)
     keep_N[::-1][::every] = True
@@ -347,7 +347,7 @@ def thinned(curve: Curve, most: int) -> Curve:
 
 
 def envelope(curve: Curve, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """A line that looks like the raw one: the lowest and the highest value in each column of the picture."""
+    """A line that looks like the raw one: the lowest and highest value in each column of the picture."""
     finite_N = np.isfinite(curve.value_N)
     step_N, value_N = curve.step_N[finite_N], curve.value_N[finite_N]
     if len(step_N) <= 2 * columns:

@@ -1,4 +1,4 @@
-"""The gap in other frameworks' words: what to put beside their dashboards."""
+"""The gap in other frameworks' own metrics, to compare with their dashboards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL = "all"
 
 
 def frameworks(asked: str) -> list[str]:
-    """The frameworks that a name stands for; a `UsageError` names the nearest where it is not known."""
+    """The frameworks that a name stands for; a `UsageError` with the nearest names if it is unknown."""
     if asked == ALL:
         return dialects.names()
     dialects.lines(asked)
@@ -26,7 +26,7 @@ def frameworks(asked: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Translation(Study):
-    """What the dashboard of a framework, or of each, would show for these traces."""
+    """What the dashboard of one framework, or of each, would show for these traces."""
 
     STUDY, FORMAT = "translation", "mismatch-cli dialects"
 
@@ -42,7 +42,7 @@ class Translation(Study):
         workers: Workers = ALONE,
         on_responses: Callable[[int], None] = lambda _: None,
     ) -> Translation:
-        """Read the traces, pooled, once for all frameworks that were asked for."""
+        """Read the pooled traces once for all requested frameworks."""
         check_poolable(traces)
         return cls(traces, asked, dialects.readings(traces, frameworks(asked), workers, on_responses))
 

@@ -1,4 +1,4 @@
-"""One step of a run that is watched: its numbers in the words of metrics.jsonl, and the limits checked on it."""
+"""One step of a watched run: its numbers under the names of metrics.jsonl, and the limits checked on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mismatch_cli.studies.gate import Check, Findable, Found, Measurement, check
 from mismatch_cli.studies.limits import Limit, LimitSet
 from mismatch_cli.trace.reader import Trace
 
-_PAIRS = {"mismatch": "mismatch", "total": "current"}  # as limits call them, and as a line of metrics.jsonl does
+_PAIRS = {"mismatch": "mismatch", "total": "current"}  # names in limits → keys in metrics.jsonl
 _RESPONSES = {
     "reward": "reward_mean", "length": "length_mean", "truncated": "truncated_share", "entropy": "entropy_mean",
 }  # fmt: skip
@@ -24,7 +24,7 @@ _RESPONSES = {
 
 @dataclass(frozen=True)
 class Judge:
-    """What is asked of each step: limits, those relative to a baseline beside it, and what an algorithm would block."""
+    """What to check at each step: limits, with a baseline for relative ones, and what an algorithm would block."""
 
     sets: Sequence[LimitSet] = ()
     baseline: Measurement | None = None
@@ -32,20 +32,20 @@ class Judge:
 
     @classmethod
     def of(cls, sets: Sequence[LimitSet], baseline: Sequence[Trace], algorithm: Algorithm | None) -> Judge:
-        """With the baseline measured."""
+        """A judge with its baseline measured."""
         return cls(sets, Measurement(baseline, frameworks_of(sets)) if baseline else None, algorithm)
 
     def of_traces(self, step: int, traces: Sequence[Trace]) -> tuple[dict[str, Any], list[Check]]:
-        """The line and the checks of a step from the traces that hold it."""
+        """The line and the checks of a step, from its traces."""
         try:
             measured = Measurement(traces, frameworks_of(self.sets))
-        except MismatchError:  # nobody has scored it; what is damaged is refused below too
+        except MismatchError:  # not scored; damaged traces are refused below as well
             return _unscored(step, traces), self._checks(_Unscored())
         record = record_of(step, measured.summary) | self._blocked(traces)
         return record, self._checks(measured)
 
     def of_record(self, record: Mapping[str, Any], trace: Trace | None) -> list[Check]:
-        """The checks of a step of `train`: from its trace where one was kept, else from its line."""
+        """The checks of a step of `train`: from its trace if one was kept, else from its line."""
         if not self.sets:
             return []
         measured = RecordedStep(record) if trace is None else Measurement([trace], frameworks_of(self.sets))
@@ -55,7 +55,7 @@ class Judge:
         return check_limits(self.sets, measured, self.baseline)
 
     def _blocked(self, traces: Sequence[Trace]) -> dict[str, float | None]:
-        """Nothing where the algorithm needs what these traces lack."""
+        """What the algorithm blocks; empty if these traces lack what it needs."""
         if self.algorithm is None:
             return {}
         try:
@@ -65,31 +65,31 @@ class Judge:
 
 
 class RecordedStep:
-    """A line of metrics.jsonl, as limits ask it."""
+    """A line of metrics.jsonl, for limits to look up."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self._record = record
 
     def find(self, limit: Limit) -> Found:
-        """The value of a metric that the line holds; it has no interval and no noise."""
-        there = [pair for pair, name in _PAIRS.items() if self._record.get(name)]
-        pair = limit.pair or next(iter(there), "")
+        """The value of a metric in the line, which has neither interval nor noise."""
+        recorded = [pair for pair, name in _PAIRS.items() if self._record.get(name)]
+        pair = limit.pair or next(iter(recorded), "")
         name = next((ours for ours, key in OF_STEP.items() if key == limit.metric), "")
         value = self._record.get(_PAIRS.get(pair, ""), {}).get(name)
         if value is None:
-            return Found(pair=pair, why="metrics.jsonl does not hold it; train --trace-every N keeps steps that do")
+            return Found(pair=pair, why="metrics.jsonl does not have it; train --trace-every N keeps traces that do")
         return Found(value, pair=pair)
 
 
 class _Unscored:
-    """Responses without log π of a trainer."""
+    """Responses without a trainer's log π."""
 
     def find(self, limit: Limit) -> Found:
-        return Found(pair=limit.pair or "mismatch", why="the responses have no log-probabilities of a trainer")
+        return Found(pair=limit.pair or "mismatch", why="the responses have no trainer log-probabilities")
 
 
 def record_of(step: int, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The line of a step from its summary, as `train` writes one; at equal weights there is one gap."""
+    """A step's line from its summary, as `train` writes it; at equal weights there is one gap."""
     values = {name: _values(pair["metrics"]) for name, pair in summary["pairs"].items()}
     first = next(iter(summary["pairs"].values()))
     about = _values(first["metrics"])

@@ -1,1 +1,1 @@
-"""Is this normal? Where a summary stands: against the trainer's own noise first, then against what others published."""
+"""Is this normal? Compares a summary with the trainer's own noise first, then with what others published."""

@@ -1,6 +1,6 @@
-"""From a summary to where it stands: the trainer's own noise, published limits, and what others measured.
+"""A summary compared with the trainer's own noise, published limits, and what others measured.
 
-The limits disagree with each other by an order of magnitude, so they are never merged into one: each keeps its source.
+The limits disagree by an order of magnitude, so they are never merged into one: each keeps its source.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE, FEW_PROM
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.verdict.reference import Bar, Measured, family, precision, reference
 
-LEADING = "abs_d_mean"  # what is held against the floor
-_NORMAL_P95 = 1.959964  # of |x| for a normal distribution of spread 1
+LEADING = "abs_d_mean"  # compared with the floor
+_NORMAL_P95 = 1.959964  # of |x| for a standard normal distribution
 _TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
 _FEWEST_TOKENS = 200  # ten of them beyond p95
 _NEAREST = 5
-_ROUNDED = 1 + 1e-6  # float32 log-probabilities that differ by 0.1 differ by 0.1 × this at most
-WHERE_FEW_DECIDE = 3.5  # times, either way: fewer than five groups of prompts decide, and t(4) / √5 is log 3.5
+_ROUNDED = 1 + 1e-6  # float32 log-probabilities 0.1 apart are at most 0.1 × this apart after rounding
+WHERE_FEW_DECIDE = 3.5  # factor either way: fewer than five groups of prompts decide, and t(4) / √5 is log 3.5
 
 
 def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The `verdict` of a summary, as plain values (docs/json/verdict.md); what lacks its metric is left out."""
+    """The `verdict` of a summary, as plain values (docs/json/verdict.md); rows without their metric are left out."""
     pairs, about = summary["pairs"], summary["about"]
     main = next(iter(pairs.values()))
     kind = {"family": family(about), "precision": precision(about)}
-    bars = [row for bar in reference().bars if (row := _held_against(bar, pairs, kind["family"]))]
+    bars = [row for bar in reference().bars if (row := _compared(bar, pairs, kind["family"]))]
     verdict = {
         "pair": main["pair"],
         **kind,
@@ -41,7 +41,7 @@ def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status(bars: Sequence[Mapping[str, Any]]) -> str:
-    """Where a number stands among all limits: `above` all, `mixed`: some, else the least sure; empty without any."""
+    """A number among all limits: `above` all, `mixed` (above some), else the least certain; empty without limits."""
     found = {row["standing"] for row in bars}
     if ABOVE in found:
         return ABOVE if found == {ABOVE} else MIXED
@@ -55,7 +55,7 @@ class _Number:
     value: float
     low: float | None
     high: float | None
-    few_decide: bool = False  # an interval would not hold, and a point would say more than is known
+    few_decide: bool = False  # too few for an interval, and a point alone would claim too much
     agreement: float = 0.0
 
     @classmethod
@@ -73,7 +73,7 @@ class _Number:
 
     @property
     def range(self) -> tuple[float, float]:
-        """What the value may be; where few prompts decide it, some times its distance from agreement."""
+        """Where the value may be; if few prompts decide it, its distance from agreement may be a few times off."""
         if self.few_decide:
             distance = self.value - self.agreement
             low, high = sorted((distance / WHERE_FEW_DECIDE, distance * WHERE_FEW_DECIDE))
@@ -81,9 +81,9 @@ class _Number:
         return self.value if self.low is None else self.low, self.value if self.high is None else self.high
 
 
-def _held_against(bar: Bar, pairs: Mapping[str, Any], of_family: str) -> dict[str, Any] | None:
-    """One bar beside the number here; None where it speaks of other models, or there is no such number."""
-    if bar.family and bar.family != of_family:
+def _compared(bar: Bar, pairs: Mapping[str, Any], model_family: str) -> dict[str, Any] | None:
+    """A limit and the number it applies to; None if it is for other models, or if the number is missing."""
+    if bar.family and bar.family != model_family:
         return None
     pair = pairs[bar.pair] if bar.pair in pairs else next(iter(pairs.values()))
     found = _Number.of(pair["metrics"], bar.metric, bar.absolute)
@@ -98,12 +98,12 @@ def _held_against(bar: Bar, pairs: Mapping[str, Any], of_family: str) -> dict[st
         "value": found.value,
         "low": found.low,
         "high": found.high,
-        "standing": standing(*found.range, healthy, broken),
+        "standing": position(*found.range, healthy, broken),
     }
 
 
-def standing(low: float, high: float, healthy: float, broken: float) -> str:
-    """Where an interval lies; one that reaches over a bound is undecided."""
+def position(low: float, high: float, healthy: float, broken: float) -> str:
+    """An interval's `standing` between two bounds; `undecided` if it spans one."""
     if high <= healthy * _ROUNDED:
         return HEALTHY
     if low > broken * _ROUNDED:
@@ -112,7 +112,7 @@ def standing(low: float, high: float, healthy: float, broken: float) -> str:
 
 
 def _above_floor(metrics: Mapping[str, Any], floor: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The gap in multiples of the trainer's own noise; its interval is from both, each at its worst."""
+    """The gap in multiples of the trainer's own noise, with a worst-case interval from those of both."""
     gap = _Number.of(metrics, LEADING)
     noise = _Number.of(floor["metrics"], LEADING) if floor else None
     if gap is None or noise is None:
@@ -128,9 +128,9 @@ def _above_floor(metrics: Mapping[str, Any], floor: Mapping[str, Any] | None) ->
 
 
 def _tail(pair: Mapping[str, Any]) -> dict[str, Any] | None:
-    """k3 against what a normal spread with the same p95 of |d| would give; None where it comes from the bulk.
+    """k3 compared with what a normal distribution with the same p95 of |d| gives; None if the bulk explains it.
 
-    Not the median: half of a model's tokens are certain, and have no gap whatever the precision.
+    The median would not do: half of a model's tokens are certain and have no gap at any precision.
     """
     kl, p95 = _Number.of(pair["metrics"], "k3"), _Number.of(pair["metrics"], "abs_d_p95")
     if kl is None or p95 is None or kl.value <= 0 or pair["counts"]["tokens"] < _FEWEST_TOKENS:
@@ -143,7 +143,7 @@ def _tail(pair: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _nearest(metrics: Mapping[str, Any], kind: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Measured rows of the same family with the number here: those of the same precision first, then the nearest."""
+    """The measured rows of this family for metrics of this summary: same precision first, then the nearest."""
     found = []
     for row in reference().measured:
         number = _Number.of(metrics, row.metric)
@@ -154,7 +154,7 @@ def _nearest(metrics: Mapping[str, Any], kind: Mapping[str, str]) -> list[dict[s
 
 
 def _distance(row: Measured, value: float) -> float:
-    """How far a value is from a range, as the logarithm of a factor, counted from where the policies agree."""
+    """The log of the factor between a value and a range, both measured from the value at agreement."""
     ideal = METRICS[row.metric].agreement or 0.0
     distances = sorted(abs(end - ideal) for end in (row.low, row.high))
     distance = abs(value - ideal)
@@ -170,53 +170,53 @@ _LARGEST_FACTOR = 1000
 _WORDS = {
     ABOVE: "Exceeded",
     BETWEEN: "Between healthy and broken",
-    UNDECIDED: "Undecided, because the interval reaches over the limit",
+    UNDECIDED: "Undecided (the interval spans the limit)",
 }
 
 
 def sentences(verdict: Mapping[str, Any]) -> Iterator[str]:
-    """What the numbers of a verdict say, sentence by sentence."""
-    yield _of_floor(verdict["floor"])
-    yield from _of_bars(verdict["bars"], verdict["pair"])
+    """A verdict in words, sentence by sentence."""
+    yield _floor_sentence(verdict["floor"])
+    yield from _limit_sentences(verdict["bars"], verdict["pair"])
     if (tail := verdict["tail"]) is not None:
-        yield _of_tail(tail["times"])
+        yield _tail_sentence(tail["times"])
 
 
-def _of_floor(floor: Mapping[str, Any] | None) -> str:
+def _floor_sentence(floor: Mapping[str, Any] | None) -> str:
     if floor is None:
-        return "The trainer's own noise was not measured, so how much of the gap is just that cannot be said."
+        return "The trainer's own noise was not measured, so its share of the gap is unknown."
     times, low, high = floor["times"], floor["low"], floor["high"]
     if times == BELOW_RESOLUTION:
-        return "The trainer's own noise is below 1e-7 nats, too little to divide by."
+        return "The trainer's own noise is below 1e-7 nats, too small for a ratio."
     if low is None:
-        return f"The mean |Δlog p| is {_times(times)} the trainer's own noise (without an interval)."
+        return f"The mean |Δlog p| is {_times(times)} the trainer's own noise (no interval)."
     if low <= 1 <= high:
-        return f"The gap cannot be told from the trainer's own noise: {times:.1f} × it, from {low:.1f} to {high:.1f}."
-    return f"The mean |Δlog p| is {_times(times)} the trainer's own noise (from {_short(low)} to {_short(high)})."
+        return f"The gap is indistinguishable from the trainer's own noise: {times:.1f} × ({low:.1f} to {high:.1f})."
+    return f"The mean |Δlog p| is {_times(times)} the trainer's own noise ({_short(low)} to {_short(high)})."
 
 
-def _of_bars(bars: Sequence[Mapping[str, Any]], pair: str) -> Iterator[str]:
+def _limit_sentences(bars: Sequence[Mapping[str, Any]], pair: str) -> Iterator[str]:
     if not bars:
         return
-    by: dict[str, list[str]] = {}
+    sources: dict[str, list[str]] = {}
     for row in bars:
-        by.setdefault(row["standing"], []).append(row["who"])
-    yield f"{len(by.get(HEALTHY, []))} of {len(bars)} published limits hold."
+        sources.setdefault(row["standing"], []).append(row["who"])
+    yield f"{len(sources.get(HEALTHY, []))} of {len(bars)} published limits hold."
     for name, word in _WORDS.items():
-        if name in by:
-            yield f"{word}: {'; '.join(by[name])}."
+        if name in sources:
+            yield f"{word}: {'; '.join(sources[name])}."
     if pair == "total":
-        yield "The trainer's weights were not those that sampled: staleness is in every one of these numbers."
+        yield "The trainer's weights differ from those that sampled, so every number here includes staleness."
     elif stale := [row["who"] for row in bars if row["pair"] == "total"]:
-        yield f"Against the trainer as it is now, with staleness: {'; '.join(stale)}."
+        yield f"Compared with the current trainer, staleness included: {'; '.join(stale)}."
     if any(row["low"] is None for row in bars):
-        yield "A number without an interval stands by its value alone."
+        yield "Numbers without an interval are compared by their value alone."
 
 
-def _of_tail(times: float | None) -> str:
+def _tail_sentence(times: float | None) -> str:
     if times is None:
-        return "Rare tokens make all of the KL: 95 % of the tokens agree exactly."
-    return f"Rare tokens make the KL: k3 is {_times(times)} what the other 95 % of the tokens would give."
+        return "Rare tokens cause all of the KL: 95 % of the tokens agree exactly."
+    return f"Rare tokens dominate the KL: k3 is {_times(times)} what the other 95 % of the tokens would give."
 
 
 def _times(factor: float) -> str:

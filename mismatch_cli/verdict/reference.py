@@ -1,4 +1,4 @@
-"""The table of what others call healthy and what others measured, from `reference.toml`."""
+"""What others call healthy and what others measured, read from `reference.toml`."""
 
 import re
 import tomllib
@@ -13,30 +13,30 @@ Family = Literal["dense", "moe", ""]
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A published limit: up to `healthy` is healthy, above `broken` is not."""
+    """A published limit: values up to `healthy` are healthy, values above `broken` are not."""
 
     who: str
     source: str
-    name: str  # of the metric, in their words
+    name: str  # of the metric, as the source has it
     metric: str  # ours, a key of metrics/gap_table.py
     absolute: bool = False
     pair: str
     healthy: float = float("nan")
     broken: float = float("nan")
-    says: str  # what they conclude above it
+    says: str  # what the source concludes above it
     note: str = ""
     family: Family = ""
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """`healthy` and `broken`; where only one of them was published, it is both."""
+        """`healthy` and `broken`; if only one was published, it is both."""
         healthy = self.broken if self.healthy != self.healthy else self.healthy
         return healthy, healthy if self.broken != self.broken else self.broken
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What somebody measured, as a range; a single value is a range of its own."""
+    """What somebody measured, as a range; a single value is both ends."""
 
     model: str
     setup: str
@@ -46,14 +46,14 @@ class Measured:
     high: float
     family: Family = ""
     precision: str = ""
-    name: str = ""  # in their words, where theirs averages otherwise
+    name: str = ""  # of the framework's own metric, where it averages differently
     state: str = ""
     derived: str = ""
 
 
 @dataclass(frozen=True)
 class Usual:
-    """The mean |Δlog p| that a precision makes without any mistake, nats; `precision` is empty where it is unknown."""
+    """The mean |Δlog p|, in nats, that a precision causes without any bug; `precision` is empty if it is unknown."""
 
     precision: str
     who: str
@@ -67,11 +67,11 @@ class Usual:
 
     @property
     def far_above(self) -> float:
-        """From here on, nats, no precision of the trace makes the gap alone."""
+        """Nats above which the trace's precisions alone do not explain the gap."""
         return _FAR * self.high
 
 
-_FAR = 2.0  # times the upper end: what is usual was seen on few models
+_FAR = 2.0  # times the upper end: the usual range comes from few models
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _measured(row: dict[str, Any]) -> Measured:
 _EXPERTS = re.compile(
     "moe|mixtral|gptoss|deepseekv[2-9]|qwen3next|llama4|dbrx|minimax|longcat|grok|arctic|kimi|step3", re.IGNORECASE
 )
-_EITHER = re.compile("nemotronh|jamba", re.IGNORECASE)  # architectures that exist with experts and without
+_EITHER = re.compile("nemotronh|jamba", re.IGNORECASE)  # architectures with and without experts
 _PRECISIONS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 _COARSEST_FIRST = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32")
 _SIDES = ("rollout", "trainer", "recomputed")
@@ -108,7 +108,7 @@ _DTYPES = ("dtype", "kv_cache_dtype", "quantization")
 
 
 def family(about: Mapping[str, Any]) -> Family:
-    """`moe` or `dense` from the number of experts or the architecture's name; empty where nothing is known."""
+    """`moe` or `dense` from the number of experts or the architecture's name; empty if unknown."""
     sides = list(_sides(about))
     experts = [side["num_experts"] for side in sides if isinstance(side.get("num_experts"), int)]
     if experts:
@@ -120,7 +120,7 @@ def family(about: Mapping[str, Any]) -> Family:
 
 
 def precision(about: Mapping[str, Any]) -> str:
-    """The coarsest precision in play on either side: of weights, KV cache or quantisation; empty if unknown."""
+    """The coarsest precision of weights, KV cache or quantisation on either side; empty if unknown."""
     named = [str(side[key]).lower() for side in _sides(about) for key in _DTYPES if side.get(key)]
     short = [_PRECISIONS.get(name, name) for name in named]
     return next((known for known in _COARSEST_FIRST if any(known in name for name in short)), "")
@@ -131,6 +131,6 @@ def _sides(about: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def usual_gap(about: Mapping[str, Any]) -> Usual:
-    """What is usual for the coarsest precision in play; where the manifest names none, for the coarsest in use."""
+    """The usual gap of the coarsest precision on either side; of an unknown precision if the manifest names none."""
     rows = {row.precision: row for row in reference().usual}
     return rows.get(precision(about)) or rows[""]

@@ -1,6 +1,6 @@
-"""Settings of one trace that are known to make gaps, likeliest first, each with what to type to test it.
+"""Settings of one trace that are known to cause gaps, likeliest first, each with the commands that test it.
 
-A suspect is no finding: how much of the gap it makes is known once the same prompts were measured without it.
+A suspect is not a finding: only a measurement of the same prompts without it shows how much of the gap it causes.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from mismatch_cli.places import BUNDLED_MODEL, bundled, shown
 from mismatch_cli.verdict.causes import CAUSES, leaves, place
 from mismatch_cli.verdict.reference import family
 
-MODEL = "MODEL"  # stands in a command for what the manifest does not name
-_LOW = re.compile(r"(fp|int|float|nvfp|mxfp|turboquant)_?\d", re.IGNORECASE)  # of a cache: a format of its own
+MODEL = "MODEL"  # placeholder in a command for a model that the manifest does not name
+_LOW = re.compile(r"(fp|int|float|nvfp|mxfp|turboquant)_?\d", re.IGNORECASE)  # formats that only a cache has
 _16_BITS = ("bfloat16", "float16", "half")
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A setting that is known to make gaps: why, where that was seen and how large, what to set instead, the test."""
+    """A setting known to cause gaps: why, where that was reported and how large, what to set instead, the test."""
 
     setting: str  # as `compare` names it
     value: Any
     why: str
     source: str
-    seen: str  # how large, where others had it; empty where nobody says
-    change: str  # what to set instead, a clause
-    test: tuple[str, ...]  # command lines, in their order
+    seen: str  # how large the gap was elsewhere; empty if nobody says
+    change: str  # what to set instead, as a clause
+    test: tuple[str, ...]  # command lines, in order
 
     def to_json(self) -> dict[str, Any]:
-        """As `suspects` of a JSON document holds it."""
+        """An entry of `suspects` in a JSON document."""
         return asdict(self) | {"test": list(self.test)}
 
 
 def suspects(
     manifest: Mapping[str, Any], trace: str = "", pair: str = "mismatch", cleared: Collection[str] = ()
 ) -> tuple[Suspect, ...]:
-    """The settings of a trace that are known to make gaps, in the order of `causes.CAUSES`.
+    """The settings of a trace that are known to cause gaps, in the order of `causes.CAUSES`.
 
-    `manifest` is a trace's, or a part of one; `trace` what one types to name it, empty where there is none. `pair` is
-    the gap that is asked about: in `total` the weights differ. `cleared` names settings that a test has cleared.
+    `manifest` is a trace's, or part of one; `trace` is its path as typed, empty if there is none. `pair` is the gap in
+    question: in `total` the weights differ. `cleared` names settings that a test has cleared.
     """
     settings = _Settings(manifest, trace, pair)
     found = [(rule, rule.setting) for rule in _RULES if rule.setting not in cleared and rule.shows(settings)]
     found.sort(key=lambda row: _rank(row[1]))
-    named = {setting: rule for rule, setting in reversed(found)}  # one rule a setting, the first that shows
+    named = {setting: rule for rule, setting in reversed(found)}  # one rule per setting: the first that applies
     return tuple(rule.suspect(settings) for rule, setting in found if named[setting] is rule)
 
 
-def untold(manifest: Mapping[str, Any], pair: str = "mismatch") -> tuple[Suspect, ...]:
-    """Settings that a manifest does not name and that have made gaps elsewhere, in the same order; without a test."""
+def unrecorded(manifest: Mapping[str, Any], pair: str = "mismatch") -> tuple[Suspect, ...]:
+    """Settings that a manifest does not name and that have caused gaps elsewhere, in the same order, without tests."""
     settings = _Settings(manifest, "", pair)
     known = {_rank(suspect.setting) for suspect in suspects(manifest, pair=pair)}
     rules = {_rank(rule.setting): rule for rule in reversed(_RULES) if settings.lacks(rule.setting)}
@@ -66,7 +66,7 @@ def _rank(setting: str) -> int:
 
 
 class _Settings:
-    """What a manifest says by canonical names, of the trainer at the weights that sampled where there is one."""
+    """A manifest's settings by canonical name; of the trainer at the weights that sampled, if it has one."""
 
     def __init__(self, manifest: Mapping[str, Any], trace: str, pair: str) -> None:
         self.trace, self.pair, self.manifest = trace, pair, manifest
@@ -81,9 +81,9 @@ class _Settings:
         return self._values.get(name)
 
     def lacks(self, name: str) -> bool:
-        """Whether nothing is said of it; what only a trace tells, which weights there are, is asked of nobody."""
+        """Whether the manifest omits a setting; never for which weights there are, which only a trace shows."""
         if name == "rollout.logprobs_mode" and self["config.sampling.temperature"] == 1 and not self.truncates:
-            return False  # raw and processed are one
+            return False  # raw and processed are the same
         return name not in ("equal_weights", "rollout.model") and self[name] is None
 
     @property
@@ -102,13 +102,13 @@ class _Settings:
 
     @property
     def model(self) -> tuple[str, ...]:
-        """What one types for the model that sampled: nothing for the bundled one."""
+        """The model that sampled, as you type it: nothing for the bundled one."""
         name = str(self["rollout.model"] or self["trainer.model"] or MODEL)
         return () if name in (BUNDLED_MODEL, str(bundled("model"))) else (str(shown(name)),)
 
     @property
     def can_be_repeated(self) -> bool:
-        """Whether `probe --like` can sample as this trace was sampled."""
+        """Whether `probe --like` can repeat the sampling of this trace."""
         return bool(self.trace) and self.manifest.get("command", "probe") == "probe" and "flags" in self.manifest
 
     @property
@@ -120,8 +120,8 @@ class _Settings:
 class _Rule:
     """When a setting is a suspect, what to set instead, and the flags that do so.
 
-    `probe` are flags to sample again with, `as_it_is` those that say what there is; `rescore` are flags to score the
-    same tokens again with, `diagnose` looks at the trace as it stands.
+    `probe` holds flags to sample again with, `as_it_is` flags that repeat the present settings, `rescore` flags to
+    score the same tokens again with; without any of them the test is `diagnose` on the trace as it is.
     """
 
     setting: str
@@ -159,17 +159,17 @@ def _scored_again(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...
 
 
 def _probed(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
-    """The same flags in runs of our own, where no trace is there to score again."""
+    """The same flags in new runs, as there is no trace to score again."""
     return () if "--trainer-model" in flags else _sampled_again(settings, flags, ())
 
 
 def _sampled_again(settings: _Settings, flags: tuple[str, ...], as_it_is: tuple[str, ...]) -> tuple[str, ...]:
-    """Both runs where the first cannot be repeated; a server's settings are its own, and are changed there."""
+    """Both runs if the first cannot be repeated; a server's settings are changed on the server."""
     folder = _folder(flags)
     flags = () if settings.is_served else flags
     if settings.can_be_repeated:
-        again = suggest("probe", "--like", Path(settings.trace), *flags, "--output", folder)
-        return again, suggest("compare", Path(settings.trace), folder)
+        probe = suggest("probe", "--like", Path(settings.trace), *flags, "--output", folder)
+        return probe, suggest("compare", Path(settings.trace), folder)
     return (
         suggest("probe", *settings.model, *as_it_is, "--output", "as-it-is"),
         suggest("probe", *settings.model, *flags, "--output", folder),
@@ -178,9 +178,9 @@ def _sampled_again(settings: _Settings, flags: tuple[str, ...], as_it_is: tuple[
 
 
 def _folder(flags: tuple[str, ...]) -> str:
-    """A run folder's name from flags: `kv-auto`, `float32`, `max-num-seqs-1`."""
+    """A name for a run folder, from flags: `kv-auto`, `float32`, `max-num-seqs-1`."""
     words = (word for flag in flags for word in re.split(r"[^a-z0-9]+", Path(flag).name.lower()))
-    return "-".join(dict.fromkeys(word for word in words if word and word not in _UNTOLD)) or "other"
+    return "-".join(dict.fromkeys(word for word in words if word and word not in _FILLERS)) or "other"
 
 
 def _flag(name: str) -> Callable[[Any], tuple[str, ...]]:
@@ -204,7 +204,7 @@ def _dtypes(s: _Settings) -> tuple[Any, Any]:
     return s["rollout.dtype"], s["trainer.dtype"]
 
 
-_UNTOLD = ("engine", "arg", "cache", "dtype", "rollout", "trainer", "enable", "disable")  # in the names of folders
+_FILLERS = ("engine", "arg", "cache", "dtype", "rollout", "trainer", "enable", "disable")  # left out of folder names
 _FLOAT32 = ("--rollout-dtype", "float32", "--trainer-dtype", "float32")
 _SIXTEEN = ("--rollout-dtype", "bfloat16", "--trainer-dtype", "bfloat16")
 # fmt: off
@@ -225,9 +225,9 @@ _RULES = (
     _Rule("equal_weights", lambda s: s.pair == "total", "log π at the weights that sampled",
           rescore=lambda s: ("--trainer-model", *(s.model or (str(shown(str(bundled("model")))),)), "--keep-trainer"),
           value=lambda _: False),
-    _Rule("rollout.quantization", lambda s: bool(s.asked_of_engine.get("quantization")), "weights as they are trained",
+    _Rule("rollout.quantization", lambda s: bool(s.asked_of_engine.get("quantization")), "unquantised weights",
           _argument("quantization", "null"), lambda value: _argument("quantization", str(value))),
-    _Rule("rollout.quantization", lambda s: bool(s["rollout.quantization"]), "a checkpoint that is not quantised",
+    _Rule("rollout.quantization", lambda s: bool(s["rollout.quantization"]), "an unquantised checkpoint",
           (), rescore=None),
     _Rule("rollout.kv_cache_dtype", _low_cache, "auto: a cache in the dtype of the weights",
           ("--kv-cache-dtype", "auto"), _flag("--kv-cache-dtype")),
@@ -236,13 +236,13 @@ _RULES = (
           "the rollout's routes in the trainer (routing replay)", ("--replay-routes",)),
     _Rule("rollout.num_experts", lambda s: family(s.manifest) == "moe" and s["trainer.routes"] != "replayed"
           and set(_dtypes(s)) & set(_16_BITS) != set(),
-          "the rollout's routes in the trainer (routing replay); float32 shows what flips make", _FLOAT32,
+          "the rollout's routes in the trainer (routing replay); float32 shows what flips cause", _FLOAT32,
           lambda _: _SIXTEEN, value=lambda s: s["rollout.num_experts"] or s["trainer.num_experts"] or "moe"),
     _Rule("trainer.dtype", lambda s: None not in _dtypes(s) and len(set(_dtypes(s))) > 1, "one dtype on both sides",
           rescore=lambda s: ("--trainer-dtype", str(s["rollout.dtype"]))),
     _Rule("rollout.dtype", lambda s: s["rollout.dtype"] in _16_BITS, "float32 on both sides, or float16",
           _FLOAT32, lambda value: ("--rollout-dtype", str(value), "--trainer-dtype", str(value))),
-    _Rule("trainer.head_dtype", lambda s: s["trainer.head_dtype"] in _16_BITS, "an LM head in float32 on both sides",
+    _Rule("trainer.head_dtype", lambda s: s["trainer.head_dtype"] in _16_BITS, "a float32 LM head on both sides",
           rescore=lambda _: ("--float32-head",)),
     _Rule("trainer.attn_implementation", lambda s: bool(s["trainer.attention_leaves_out"]), "eager attention",
           rescore=lambda _: ("--attn", "eager")),
@@ -253,20 +253,20 @@ _RULES = (
           "no cascade attention", _argument("disable_cascade_attn", "true")),
     _Rule("rollout.attention_backend", lambda s: bool(s["rollout.attention_backend"]) and _on_gpu(s)
           and s["rollout.attention_backend"] != "TRITON_ATTN",
-          "another attention backend", _argument("attention_backend", "TRITON_ATTN"),
+          "a different attention backend", _argument("attention_backend", "TRITON_ATTN"),
           lambda value: _argument("attention_backend", str(value))),
     _Rule("rollout.prefix_caching", lambda s: bool(s["rollout.prefix_caching"])
           and ("training" in s.manifest or s.manifest.get("command") == "train"),
-          "a prefix cache that is dropped after every update"),
+          "a prefix cache reset after every update"),
     _Rule("rollout.speculative_config", lambda s: bool(s.asked_of_engine.get("speculative_config")),
           "no speculative decoding", _argument("speculative_config", "null"),
           value=lambda s: str(s.asked_of_engine.get("speculative_config"))),
-    _Rule("rollout.chunked_prefill", lambda s: bool(s["rollout.chunked_prefill"]), "prefill in one piece",
+    _Rule("rollout.chunked_prefill", lambda s: bool(s["rollout.chunked_prefill"]), "prefill in one pass",
           _argument("enable_chunked_prefill", "false"), lambda _: _argument("enable_chunked_prefill", "true")),
-    _Rule("rollout.enforce_eager", lambda s: s["rollout.enforce_eager"] is False, "neither graphs nor compilation",
+    _Rule("rollout.enforce_eager", lambda s: s["rollout.enforce_eager"] is False, "no graphs, no compilation",
           ("--eager",), lambda _: ("--compiled",)),
     _Rule("trainer.adapter_merged", lambda s: bool(s["trainer.adapter_merged"]) and s["trainer.dtype"] in _16_BITS,
-          "the adapter beside the weights", rescore=lambda _: ("--no-merge-adapter",)),
+          "an unmerged adapter", rescore=lambda _: ("--no-merge-adapter",)),
     _Rule("rollout.tensor_parallel_size", lambda s: (s["rollout.tensor_parallel_size"] or 1) > 1, "one GPU",
           ("--tensor-parallel", "1"), _flag("--tensor-parallel")),
     _Rule("rollout.max_num_seqs", lambda s: (s["rollout.max_num_seqs"] or 1) > 1 and _on_gpu(s),
@@ -274,7 +274,7 @@ _RULES = (
           _argument("max_num_seqs", "1"), lambda value: _argument("max_num_seqs", str(value))),
     _Rule("rollout.model", lambda s: s.pair != "total" and bool(s["rollout.model"] and s["trainer.model"])
           and Path(str(s["rollout.model"])).name != Path(str(s["trainer.model"])).name,
-          "the weights that sampled in the trainer, too",
+          "the weights that sampled, in the trainer as well",
           rescore=lambda s: ("--trainer-model", *(s.model or (MODEL,)))),
 )
 # fmt: on

@@ -132,7 +132,7 @@ LIGHT = {
     "compare": (
         (f"{FLOAT32} gone", NO_TRACE[1]),
         ("gone", "One trace has nothing to be compared with"),
-        ("1 2 3 4 5 6 7", "7 traces are too many at once"),
+        ("1 2 3 4 5 6 7", "7 traces are too many: name at most 6"),
         ("--pair mismatches", "Unknown pair 'mismatches'. Did you mean mismatch"),
         (TAKEN, "taken already exists"),
     ),
@@ -204,12 +204,12 @@ WITH_NUMPY = {
     "clipstats": (*ALGORITHMS, ("--compare pg-is dpo", "Unknown algorithm 'dpo'")),
     "verdict": (
         ("mismatch abs_d_maen=1", "Did you mean abs_d_mean"),
-        ("trl logp_diffrence/mean=1", "All there are: mismatch-cli verdict --list trl"),
-        ("verl k3=1", "It is a name of ours: leave out verl"),
+        ("trl logp_diffrence/mean=1", "List all: mismatch-cli verdict --list trl"),
+        ("verl k3=1", "It is a mismatch-cli metric: leave out verl"),
         ("kl=0.1", "Name the framework first"),
         ("reward_mean=1", "describes responses, not a gap"),
-        ("k3=-1", "it is 0 or above"),
-        ("pearson=1.5", "from -1 to 1"),
+        ("k3=-1", "it is always at least 0"),
+        ("pearson=1.5", "between -1 and 1"),
     ),
 }
 # And these ask Arrow: what is in a file, or which metrics a framework has.

@@ -186,7 +186,7 @@ def test_without_advantages_both_signs_are_asked(tmp_path, monkeypatch, capfd):
         (["--workers", "0"], 2, "--workers"),
         (["-o", "/proc/nope"], 1, "/proc/nope cannot be written"),
         (["-a", "dppo-binary-tv:max_tv=1.5"], 2, "choose a number from 0 to 1"),
-        (["-a", "top-k-tv:k=30"], 1, "needs the top 30 log-probs, and the trace has the top 20"),
+        (["-a", "top-k-tv:k=30"], 1, "needs the top 30 log-probs, but the trace has the top 20"),
     ],
 )
 def test_mistakes(here, capfd, arguments, code, message):

@@ -58,7 +58,7 @@ def test_exit_codes_and_the_last_line(gate, tmp_path):
     assert code == 0 and out.splitlines()[-1] == "✔ PASSED  1 of 1 limits holds."
     code, out, err = gate(FP8, "--limits", kept, "--limits", broken, "--quiet")
     assert code == 3 and err == ""
-    assert "✘ FAILED  1 limit of 2 does not hold: k3 (mismatch) ≤ 1e−09." in " ".join(out.splitlines())
+    assert "✘ FAILED  1 of 2 limits does not hold: k3 (mismatch) ≤ 1e−09." in " ".join(out.splitlines())
     assert "0.000756307 is above 1e-09" in gate(FP8, "--limits", broken, "--full")[1]
 
 
@@ -85,7 +85,7 @@ def test_json_says_everything(gate, limits):
     assert k3["holds"] and k3["value"] < k3["allowed"] == 0.01
     assert tv["allowed"] < tv["low"] < tv["value"] < tv["high"]
     assert not tv["holds"] and tv["source"] == HOSTILE and "is above 0.001" in tv["reason"]
-    assert not pearson["holds"] and "does not tell total" in pearson["reason"]
+    assert not pearson["holds"] and "has no total pair" in pearson["reason"]
     documented = set(re.findall(r"`(\w+)`", (DOCS / "json" / "gate.md").read_text(encoding="utf-8")))
     assert result.keys() | k3.keys() <= documented
 
@@ -116,7 +116,7 @@ def test_markdown_is_one_table_whatever_stands_in_it(gate, limits, tmp_path):
     assert len(rows) == 5 and {len(row) for row in cells} == {6}
     assert [row[0].strip() for row in cells[2:]] == ["❌ EXCEEDED", "❌ UNKNOWN", "✅ holds"]
     assert r"a \| b \<c\> \& " in rows[2] and r"\`e\`" in rows[2] and r"\[x\](y) \*z\*" in rows[2]
-    assert "\x1b" not in text and text.startswith("### ❌ mismatch-cli gate: failed\n\n2 limits of 3 do not hold: tv")
+    assert "\x1b" not in text and text.startswith("### ❌ mismatch-cli gate: failed\n\n2 of 3 limits do not hold: tv")
 
 
 def test_annotations_are_lines_of_which_ten_are_shown(gate, tmp_path):

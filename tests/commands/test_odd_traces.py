@@ -52,7 +52,7 @@ def without_signal(table: pa.Table) -> pa.Table:
 
 def test_an_empty_trace_is_said_to_be_one(said):
     for command in ("report", "clipstats", "diagnose"):
-        assert "odd holds no response: there is nothing to measure." in said(command, lambda table: table.slice(0, 0))
+        assert "odd has no responses, so there is nothing to measure." in said(command, lambda table: table.slice(0, 0))
 
 
 def test_one_response_has_no_spread_and_decides_nothing(said):

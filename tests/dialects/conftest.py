@@ -15,7 +15,7 @@ from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
 
 
 def rows(rollout: Sequence[Sequence[float]], first_prompt: int = 0, **columns: Any) -> dict[str, Any]:
-    """Columns of one shard; the other token columns as lists per response, None for one that was not measured."""
+    """Columns of one shard; the other token columns are lists per response, None if not measured."""
     count = len(rollout)
     made = {name: [0] * count for name in ("step", "epoch", "minibatch", "version_rollout", "version_trainer")}
     made |= {
@@ -35,7 +35,7 @@ def rows(rollout: Sequence[Sequence[float]], first_prompt: int = 0, **columns: A
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Trace]:
-    """A trace with a shard per argument."""
+    """A trace with one shard per argument."""
 
     def make(*shards: dict[str, Any], name: str = "trace", manifest: dict[str, Any] | None = None) -> Trace:
         folder = tmp_path / name

@@ -1,4 +1,4 @@
-"""A trace as a framework's batch has it: a row per response, padded to the longest, with a mask of what is trained."""
+"""A trace as a framework's batch: a row per response, padded to the longest, with a mask of trained tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAIRS = {
 
 @dataclass
 class Padded:
-    """Log π against log μ, both 0 where nothing is trained; [response, place] but for the rewards."""
+    """Log π and log μ, both 0 where nothing is trained; [response, position] except for the rewards."""
 
     p: Tensor
     q: Tensor
@@ -43,11 +43,11 @@ class Padded:
         return self.p.exp() - self.q.exp()
 
     def rows(self, keep: Tensor) -> Padded:
-        """Some of the responses."""
+        """A subset of the responses."""
         return Padded(*(None if column is None else column[keep] for column in vars(self).values()))
 
     def in_support(self) -> Padded:
-        """Without the tokens that π excludes."""
+        """The batch without tokens that π excludes."""
         inside = torch.isfinite(self.p)
         return replace(
             self, mask=self.mask & inside, p=torch.where(inside, self.p, 0), q=torch.where(inside, self.q, 0)
@@ -55,7 +55,7 @@ class Padded:
 
 
 def padded(trace: Trace, dtype: torch.dtype = torch.float64) -> dict[str, Padded]:
-    """The pairs of policies that a trace has, as batches."""
+    """The pairs of policies in a trace, as batches."""
     found = {}
     for pair, (current, reference) in PAIRS.items():
         rows = [row for batch in trace.batches() for row in _rows(batch, current, reference)]
@@ -70,12 +70,12 @@ def _rows(batch: TokenBatch, current: str, reference: str) -> Iterator[tuple[np.
         return
     counts_T = batch.loss_mask_T & ~np.isnan(p_T) & np.isfinite(q_T)
     for s in range(batch.num_responses):
-        own = slice(*batch.offset_S1[s : s + 2])
-        if batch.loss_mask_T[own].any() and not counts_T[own].any():
+        tokens = slice(*batch.offset_S1[s : s + 2])
+        if batch.loss_mask_T[tokens].any() and not counts_T[tokens].any():
             continue  # not scored
-        taken = [np.where(counts_T[own], column[own], 0) for column in (p_T, q_T)]
-        others = [None if c is None else np.nan_to_num(c[own]) for c in (batch.advantage_T, batch.entropy_trainer_T)]
-        yield *taken, counts_T[own], *others, None if batch.reward_S is None else batch.reward_S[s]
+        taken = [np.where(counts_T[tokens], column[tokens], 0) for column in (p_T, q_T)]
+        others = [None if c is None else np.nan_to_num(c[tokens]) for c in (batch.advantage_T, batch.entropy_trainer_T)]
+        yield *taken, counts_T[tokens], *others, None if batch.reward_S is None else batch.reward_S[s]
 
 
 def _stacked(column: list[np.ndarray | None], dtype: torch.dtype) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""`report --as`: the table, the JSON, and what is refused."""
+"""`report --as`: the table, the JSON, and refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_metric_is_in_the_table(report):
     assert all(line.name in out and line.formula in out for line in dialects.lines("verl"))
 
 
-def test_json_holds_what_measure_says(report):
+def test_the_json_equals_the_measurement(report):
     code, out, _ = report("--as", "all", "--json")
     assert code == 0
     found = json.loads(out)
@@ -53,7 +53,7 @@ def test_json_holds_what_measure_says(report):
     assert row["value"] == pytest.approx(0.000967916, rel=1e-5)
 
 
-def test_what_was_not_measured_is_a_dash_with_its_reason(report, write):
+def test_a_missing_measurement_is_a_dash_with_its_reason(report, write):
     trace = write(rows([[-1.0, -2.0]], logp_trainer=[[-1.1, -2.5]], version_trainer=[3]))
     code, out, _ = report(str(trace.folder), "--as", "openrlhf")
     assert code == 0
@@ -61,7 +61,7 @@ def test_what_was_not_measured_is_a_dash_with_its_reason(report, write):
     assert "not measured: needs logp_recomputed and logp_rollout" in " ".join(out.split())
 
 
-def test_tokens_out_of_support_are_said(report, write):
+def test_tokens_out_of_support_are_reported(report, write):
     trace = write(rows([[-1.0, -2.0]], logp_trainer=[[-1.1, -float("inf")]]))
     _, out, _ = report(str(trace.folder), "--as", "trl")
     assert "1 token has log π = −∞" in out

@@ -1,4 +1,4 @@
-"""Every line against its owner's formula, on realistic tokens and on hostile ones."""
+"""Every line compared with its owner's formula, on realistic and on hostile tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Columns = dict[str, list[Any]]
 
 
 def three_policies(seed: int = 0, lengths: tuple[int, ...] = (5, 12, 1, 8, 30, 9)) -> Columns:
-    """μ, π′ and π of responses with turns of a tool between, advantages of both signs and none, entropies, rewards."""
+    """μ, π′ and π of responses with tool turns in between, with positive, negative and zero advantages, entropies and
+    rewards."""
     random = np.random.default_rng(seed)
     found: Columns = {name: [] for name in ("logp_rollout", "logp_recomputed", "logp_trainer", "loss_mask")}
     found |= {"advantage": [], "entropy_trainer": [], "reward": []}
@@ -40,7 +41,7 @@ def three_policies(seed: int = 0, lengths: tuple[int, ...] = (5, 12, 1, 8, 30, 9
 
 
 def _far(columns: Columns) -> None:
-    """Gaps beyond what verl, SkyRL and miles hold (±20), open-instruct holds (±10) and exp of a float32 holds (88)."""
+    """Gaps beyond the clamps of verl, SkyRL and miles (±20), of open-instruct (±10), and of float32 exp (88)."""
     for row, place, rollout, recomputed, trainer in (
         (0, 0, -0.5, -24.0, -0.5),
         (0, 2, -26.0, -0.5, -31.0),
@@ -54,7 +55,7 @@ def _far(columns: Columns) -> None:
 
 
 def _outside(columns: Columns) -> None:
-    """Tokens that the trainer excludes, at the weights that sampled, now, or both; one that the rollout excludes."""
+    """Tokens that the trainer excludes at the weights that sampled, now, or both; one that the rollout excludes."""
     columns["logp_recomputed"][0][1] = columns["logp_trainer"][0][1] = -math.inf
     columns["logp_trainer"][1][0] = columns["logp_trainer"][4][7] = -math.inf
     columns["logp_recomputed"][3][2] = -math.inf
@@ -62,37 +63,37 @@ def _outside(columns: Columns) -> None:
 
 
 def _large(columns: Columns) -> None:
-    """Whole responses that drift, past every threshold."""
+    """Complete responses that drift past every threshold."""
     for row, step in ((0, 1.5), (1, -2.0), (4, 0.9)):
         columns["logp_rollout"][row] = columns["logp_recomputed"][row] - step
 
 
 def _masked(columns: Columns) -> None:
     columns["loss_mask"][1][:] = False
-    for name, of in columns.items():
+    for name, values in columns.items():
         if name != "reward":
-            of[3] = of[3][:0]
+            values[3] = values[3][:0]
 
 
 def _no_signal(columns: Columns) -> None:
-    columns["advantage"] = [np.zeros_like(of) for of in columns["advantage"]]
+    columns["advantage"] = [np.zeros_like(values) for values in columns["advantage"]]
 
 
 def _some_without_signal(columns: Columns) -> None:
-    """A = 0 at single tokens, where the trainer has less than it had."""
+    """A = 0 at single tokens whose probability under the trainer fell."""
     columns["advantage"][1][::2] = 0
     columns["logp_rollout"][1][:] = -0.05
     columns["logp_trainer"][1][:] = -3.0
 
 
 def _one_token(columns: Columns) -> None:
-    for name, of in columns.items():
-        columns[name] = [row[:1] if name != "reward" else row for row in of[:1]]
+    for name, values in columns.items():
+        columns[name] = [row[:1] if name != "reward" else row for row in values[:1]]
 
 
 def _one_response(columns: Columns) -> None:
-    for name, of in columns.items():
-        columns[name] = of[4:5]
+    for name, values in columns.items():
+        columns[name] = values[4:5]
 
 
 def _without(*names: str) -> Callable[[Columns], None]:
@@ -123,33 +124,33 @@ def trace_of(columns: Columns, write: Callable[..., Trace]) -> Trace:
 
 
 def theirs_of(line: Line, framework: str, gap: Padded) -> float:
-    """What the owner shows: where that is infinite or no number, of the tokens that π does not exclude."""
+    """The owner's value; if it is infinite or NaN, the value over tokens that π does not exclude."""
     formula = THEIRS[framework][line.name]
     shown = float(formula(gap))
     return shown if math.isfinite(shown) else float(formula(gap.in_support()))
 
 
 def has(gap: Padded | None, line: Line) -> bool:
-    """Whether there is what a line is made of."""
+    """Whether the inputs of a line exist."""
     columns = {"advantage_T": "advantage", "entropy_trainer_T": "entropy", "reward_S": "reward"}
     return gap is not None and all(getattr(gap, columns[name]) is not None for name in line.needs)
 
 
 def check(reading: Reading, framework: str, gaps: tuple[dict[str, Padded], ...], tolerance: float) -> None:
-    """The value is one of the owner's, in the floats of each batch; there is none only where the owner has none."""
+    """Check that the value is one of the owner's, in each batch's float type; it is missing only if the owner's is."""
     line = reading.line
     if line.lacks or not has(gaps[0].get(line.compares), line):
         assert reading.value is None and reading.why.startswith("not measured: needs"), line.name
         return
     try:
-        theirs = [theirs_of(line, framework, of[line.compares]) for of in gaps]
-    except (RuntimeError, IndexError):  # torch: the largest of nothing
+        theirs = [theirs_of(line, framework, values[line.compares]) for values in gaps]
+    except (RuntimeError, IndexError):  # torch: max of an empty tensor
         theirs = [math.nan]
     if reading.value is None:
         assert not any(map(math.isfinite, theirs[:1])), (line.name, theirs)
         assert not reading.why.startswith("not measured"), line.name
     else:
-        assert any(reading.value == pytest.approx(one, rel=tolerance, abs=1e-6) for one in theirs), (
+        assert any(reading.value == pytest.approx(expected, rel=tolerance, abs=1e-6) for expected in theirs), (
             line.name, reading.value, theirs,
         )  # fmt: skip
 
@@ -157,7 +158,7 @@ def check(reading: Reading, framework: str, gaps: tuple[dict[str, Padded], ...],
 @pytest.mark.parametrize("case", HOSTILE)
 @pytest.mark.parametrize("framework", dialects.names())
 def test_hostile_tokens(framework, case, write):
-    """In float32, as owners compute; or in float64, where our sums hold more than a float32 does."""
+    """In float32, as owners compute, or in float64, as our sums hold more than a float32."""
     columns = three_policies()
     HOSTILE[case](columns)
     trace = trace_of(columns, write)
@@ -182,7 +183,7 @@ def on_bundled():
 
 @pytest.mark.parametrize("framework", dialects.names())
 def test_every_line_is_what_the_framework_computes(framework, on_bundled):
-    """On real tokens, to what float32 columns allow."""
+    """On real tokens, to the precision of float32 columns."""
     readings, gaps = on_bundled
     measured = [reading for reading in readings[framework] if not reading.line.lacks]
     assert {reading.line.name for reading in measured} == THEIRS[framework].keys()

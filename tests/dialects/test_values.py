@@ -1,4 +1,4 @@
-"""Every framework's numbers: the published golden values, a second implementation, and what is masked or missing."""
+"""Every framework's numbers: published golden values, a second implementation, and masked or missing tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.dialects.conftest import rows
 MU = [[-0.1, -2, -0.5, -6], [-0.01, -1, -3]]
 PI = [[-0.12, -1.7, -0.5, -4.5], [-0.02, -1.3, -3.2]]
 ADVANTAGE = [[1.0] * 4, [-1.0] * 3]
-GOLDEN = {  # worked by hand from the formulas in each framework's source
+GOLDEN = {  # computed by hand from the formulas in each framework's source
     "verl": {
         "training/rollout_probs_diff_mean": 0.026874,
         "training/rollout_probs_diff_max": 0.095348,
@@ -90,7 +90,7 @@ def measure(traces, frameworks):
 
 
 def check_equal(found, expected):
-    """But for rounding, and where there is no value."""
+    """Values equal up to rounding, or missing in both."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         near = value if value is None else pytest.approx(value, rel=1e-12, abs=1e-15)
@@ -100,13 +100,13 @@ def check_equal(found, expected):
 def test_tis_abs_by_tokens(write):
     """slime with --calculate-per-token-loss: the same column, averaged over tokens."""
     (batch,) = write(rows(MU, logp_trainer=PI)).batches()
-    of = Moments()
+    moments = Moments()
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
-        of.update(ABS_RATIO_LESS_1(gaps))
-    assert of.mean == pytest.approx(0.614536, abs=1e-6)
+        moments.update(ABS_RATIO_LESS_1(gaps))
+    assert moments.mean == pytest.approx(0.614536, abs=1e-6)
 
 
-def test_every_line_says_where_it_is_from():
+def test_every_line_names_its_source():
     for framework in dialects.names():
         assert dialects.when(framework).endswith(".")
         names = [line.name for line in dialects.lines(framework)]
@@ -118,18 +118,18 @@ def test_every_line_says_where_it_is_from():
 
 
 def test_masked_tokens_do_not_count(write):
-    """A tool's token between two of the model's: with a mask the numbers are those without it."""
+    """A tool token between two of the model's: masked, it changes no number."""
     gap = {"logp_trainer": [[-1.2, -9.0, -0.7], [-0.3, -0.3, -0.1]], "loss_mask": [[1, 0, 1], [1, 1, 1]]}
     masked = write(rows([[-1.0, 0.0, -0.5], [-0.2, -0.4, -0.1]], **gap), name="masked")
     plain = write(rows([[-1.0, -0.5], [-0.2, -0.4, -0.1]], logp_trainer=[[-1.2, -0.7], [-0.3, -0.3, -0.1]]))
-    every = dialects.names()
-    expected = measure([plain], every)
-    for framework, found in measure([masked], every).items():
+    frameworks = dialects.names()
+    expected = measure([plain], frameworks)
+    for framework, found in measure([masked], frameworks).items():
         check_equal(found, expected[framework])
 
 
-def test_a_response_that_is_masked_as_a_whole(write):
-    """verl has a perplexity of 1 for it, slime a 0, TRL a ratio of 1, NeMo-RL nothing; no token metric changes."""
+def test_a_fully_masked_response(write):
+    """verl gives it a perplexity of 1, slime 0, TRL a ratio of 1, NeMo-RL nothing; no token metric changes."""
     mask = [[1, 1], [0, 0]]
     trace = write(rows([[-1.0, -0.5], [-2.0, -2.0]], logp_trainer=[[-1.2, -0.7], [-3.0, -3.0]], loss_mask=mask))
     found = measure([trace], dialects.names())
@@ -142,7 +142,7 @@ def test_a_response_that_is_masked_as_a_whole(write):
     assert found["nemo-rl"]["train/min_seq_mult_prob_error"] == pytest.approx(math.exp(0.2), rel=1e-6)
 
 
-def test_a_response_that_was_not_scored_is_in_no_mean(write):
+def test_an_unscored_response_is_in_no_mean(write):
     trace = write(rows([[-1.0, -0.5], [-2.0]], logp_trainer=[[-1.2, -0.7], None]))
     found = measure([trace], ["verl", "trl", "slime"])
     assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.2, rel=1e-6)
@@ -155,14 +155,15 @@ def test_an_empty_response(write):
     found = measure([trace], dialects.names())
     assert found["verl"]["rollout_corr/kl"] == pytest.approx(0.2, rel=1e-6)
     assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.1, rel=1e-6)
-    assert all(value is None or math.isfinite(value) for of in found.values() for value in of.values())
+    assert all(value is None or math.isfinite(value) for values in found.values() for value in values.values())
 
 
 def test_a_token_out_of_support_has_a_ratio_but_no_log(write):
     trace = write(rows([[-1.0, -0.5], [-2.0]], logp_trainer=[[-1.2, -math.inf], [-2.5]]))
     readings = dialects.readings([trace], dialects.names())
     assert readings.out_of_support == 1
-    found = {name: {one.line.name: one.value for one in of} for name, of in readings.by_framework.items()}
+    shown = readings.by_framework.items()
+    found = {name: {reading.line.name: reading.value for reading in lines} for name, lines in shown}
     assert found["verl"]["rollout_corr/kl"] == pytest.approx((0.2 + 0.5) / 2, rel=1e-6)
     q = np.exp(-0.5)
     gaps = [abs(math.exp(-1.2) - math.exp(-1)), q, abs(math.exp(-2.5) - math.exp(-2))]
@@ -175,8 +176,8 @@ def test_a_token_out_of_support_has_a_ratio_but_no_log(write):
     assert found["verl"]["rollout_corr/chi2_seq"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_owners_hold_at_20_nats(write):
-    """verl, SkyRL and miles hold log r, open-instruct at 10; NeMo-RL counts what float32 cannot hold as 0."""
+def test_owners_clamp_at_20_nats(write):
+    """verl, SkyRL and miles clamp log r, open-instruct at 10; NeMo-RL counts a float32 overflow as 0."""
     trace = write(rows([[-30.0], [-95.0]], logp_trainer=[[-0.0], [-0.0]]))
     found = measure([trace], ["verl", "skyrl", "miles", "open-instruct", "nemo-rl"])
     assert found["verl"]["rollout_corr/chi2_token"] == pytest.approx(math.exp(40), rel=1e-6)
@@ -194,15 +195,15 @@ def test_what_owners_hold_at_20_nats(write):
     assert low["open-instruct"]["val/rho_weight"] == pytest.approx(math.exp(-10), rel=1e-6)
 
 
-def test_what_one_update_moved_too_far_is_held_by_verl_alone(write):
+def test_only_verl_clamps_a_large_update(write):
     columns = {"logp_trainer": [[-40.0]], "logp_recomputed": [[-0.5]], "version_trainer": [1]}
     found = measure([write(rows([[-0.5]], **columns))], ["verl", "openrlhf"])
     assert found["verl"]["actor/ppo_kl"] == 20
     assert found["openrlhf"]["ppo_kl"] == pytest.approx(39.5)
 
 
-def test_nemo_rl_masks_whole_responses(write):
-    """Above a mean exp |d| of 2: the second, whose reward is 1, and the third, where π excludes a token."""
+def test_nemo_rl_masks_complete_responses(write):
+    """Above a mean exp |d| of 2: the second, with reward 1, and the third, in which π excludes a token."""
     trainer = [[-1.1, -0.5], [-3.0, -2.5], [-math.inf, -1.0], [-1.0, -1.5]]
     trace = write(rows([[-1.0, -0.5], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0]], logp_trainer=trainer,
                        reward=[1.0, 1.0, 0.0, 0.0]))  # fmt: skip
@@ -213,36 +214,36 @@ def test_nemo_rl_masks_whole_responses(write):
     assert found["train/masked_correct_pct"] == 0.5
 
 
-def test_what_no_trace_holds_is_said(write):
+def test_inputs_that_no_trace_has_are_named(write):
     readings = dialects.readings([write(rows(MU, logp_trainer=PI))], dialects.names()).by_framework
-    missing = {name: [one for one in of if one.line.lacks] for name, of in readings.items()}
-    assert {name for name, of in missing.items() if of} == {
+    missing = {name: [reading for reading in lines if reading.line.lacks] for name, lines in readings.items()}
+    assert {name for name, lines in missing.items() if lines} == {
         "miles", "open-instruct", "roll", "skyrl", "slime", "tinker",
     }  # fmt: skip
-    for one in (one for of in missing.values() for one in of):
-        assert (one.value, one.why) == (None, f"not measured: needs {one.line.lacks}")
+    for reading in (reading for lines in missing.values() for reading in lines):
+        assert (reading.value, reading.why) == (None, f"not measured: needs {reading.line.lacks}")
 
 
 def test_one_token_has_no_spread(write):
-    """verl and SkyRL show NaN, open-instruct a 0."""
+    """verl and SkyRL show NaN, open-instruct 0."""
     found = dialects.readings([write(rows([[-1.0]], logp_trainer=[[-1.2]]))], ["skyrl", "open-instruct"]).by_framework
-    before = {one.line.name: one for one in found["skyrl"]}["policy/rollout_train_logprobs_abs_diff_std"]
+    before = {reading.line.name: reading for reading in found["skyrl"]}["policy/rollout_train_logprobs_abs_diff_std"]
     assert before.value is None and before.why.startswith("not defined for these tokens")
-    by_name = {one.line.name: one.value for one in found["open-instruct"]}
+    by_name = {reading.line.name: reading.value for reading in found["open-instruct"]}
     assert by_name["debug/vllm_vs_local_logprob_diff_std"] == 0
 
 
 def test_without_the_trainer_at_the_weights_that_sampled(write):
-    """Only what compares the present trainer with the rollout is there; the others say what they need."""
+    """Only lines that compare the current trainer with the rollout have values; the others say what they need."""
     trace = write(rows(MU, logp_trainer=PI, version_trainer=[1, 1]))
     found = dialects.readings([trace], ["verl", "prime-rl", "skyrl"]).by_framework
-    assert all(one.value is None for one in found["verl"])
+    assert all(reading.value is None for reading in found["verl"])
     assert found["verl"][0].why == "not measured: needs logp_recomputed and logp_rollout"
-    prime = {one.line.name: one for one in found["prime-rl"]}
+    prime = {reading.line.name: reading for reading in found["prime-rl"]}
     assert prime["mismatch_kl/all/mean"].value == pytest.approx(0.298764, abs=1e-6)
     assert prime["is_masked/mean"].why == "not measured: needs logp_trainer and logp_rollout and advantage"
     assert prime["kl_ent_ratio/mean"].why == "not measured: needs logp_trainer and logp_rollout and entropy_trainer"
-    measured = [one.line.name for one in found["skyrl"] if one.value is not None]
+    measured = [reading.line.name for reading in found["skyrl"] if reading.value is not None]
     assert measured == [f"policy/minibatch_rollout_logprobs_abs_diff_{part}" for part in ("mean", "std", "max")]
 
 
@@ -256,13 +257,13 @@ def test_prime_rl_does_not_see_groups_without_signal(write):
 def test_shards_and_traces_are_one_measurement(write):
     columns = {"logp_trainer": PI, "advantage": ADVANTAGE, "entropy_trainer": [[0.5, 1, 2, 3], [0.1, 0.2, 0.3]]}
     whole = write(rows(MU, **columns), name="whole")
-    parts = [rows(MU[i : i + 1], i, **{name: of[i : i + 1] for name, of in columns.items()}) for i in (0, 1)]
+    parts = [rows(MU[i : i + 1], i, **{name: values[i : i + 1] for name, values in columns.items()}) for i in (0, 1)]
     shards = write(*parts, name="shards")
     traces = [write(part, name=f"part-{i}") for i, part in enumerate(parts)]
-    every = dialects.names()
-    expected = measure([whole], every)
-    for found in (measure([shards], every), measure(traces, every)):
-        for framework in every:
+    frameworks = dialects.names()
+    expected = measure([whole], frameworks)
+    for found in (measure([shards], frameworks), measure(traces, frameworks)):
+        for framework in frameworks:
             check_equal(found[framework], expected[framework])
 
 
@@ -274,8 +275,8 @@ def test_a_float32_trace_is_measured_too():
 
 
 def test_moments_of_far_values_keep_their_spread():
-    of, values = Moments(), 1e6 + np.random.default_rng(0).normal(size=3000)
+    moments, values = Moments(), 1e6 + np.random.default_rng(0).normal(size=3000)
     for part in np.array_split(values, 7):
-        of.update(part)
-    assert math.sqrt(of.squares / of.count) == pytest.approx(values.std(), rel=1e-9)
-    assert (of.least, of.largest) == (values.min(), values.max())
+        moments.update(part)
+    assert math.sqrt(moments.squares / moments.count) == pytest.approx(values.std(), rel=1e-9)
+    assert (moments.least, moments.largest) == (values.min(), values.max())

@@ -1,4 +1,4 @@
-"""The frameworks' metrics a second time: torch on padded rows with a mask, as their own code reads."""
+"""A second implementation of the frameworks' metrics: torch on padded rows with a mask, as in their own code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Formula = Callable[[Padded], Tensor | float]
 
 
 def _mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Over tokens."""
+    """The mean over tokens."""
     return torch.where(mask, x, 0).sum() / mask.sum().clamp(min=1)
 
 
@@ -28,7 +28,7 @@ def _k3(d: Tensor) -> Tensor:
 
 
 def _clipped(g: Padded, ratio: Tensor) -> Tensor:
-    """Where PPO takes the clipped loss, ε = 0.2."""
+    """Whether PPO uses the clipped loss, ε = 0.2."""
     return -g.advantage * ratio.clamp(0.8, 1.2) > -g.advantage * ratio
 
 
@@ -52,10 +52,10 @@ def _row_errors(g: Padded) -> Tensor:
     return _row_means(g.d.abs().exp(), g.mask)[g.mask.any(-1)]
 
 
-def _after_mask(g: Padded, of: Callable[[Tensor], Tensor]) -> Tensor | float:
+def _after_mask(g: Padded, reduce: Callable[[Tensor], Tensor]) -> Tensor | float:
     errors = _row_errors(g)
     kept = errors[errors <= 2]
-    return of(kept) if kept.numel() else 0.0
+    return reduce(kept) if kept.numel() else 0.0
 
 
 def _masked_correct(g: Padded) -> Tensor | float:
@@ -96,7 +96,7 @@ _NEMO_RL: dict[str, Formula] = {
     "train/probs_ratio_clamped_max": lambda g: g.r[g.mask].clamp(0.8, 1.2).max(),
 }
 
-# prime-rl: loss.py; what has no advantage at all never reaches the trainer
+# prime-rl: loss.py; responses without any advantage never reach the trainer
 
 
 def _trained(g: Padded) -> Padded:
@@ -111,8 +111,8 @@ def _mismatch_kl(g: Padded) -> Tensor:
 def _is_masked(g: Padded, sign: int = 0) -> Tensor:
     g = _trained(g)
     high, low = g.dp > 0.2, g.dp < -0.2
-    of = {0: torch.where(g.advantage > 0, high, low), 1: (g.advantage > 0) & high, -1: (g.advantage < 0) & low}
-    return _row_means(of[sign].to(g.p.dtype), g.mask).mean()
+    masks = {0: torch.where(g.advantage > 0, high, low), 1: (g.advantage > 0) & high, -1: (g.advantage < 0) & low}
+    return _row_means(masks[sign].to(g.p.dtype), g.mask).mean()
 
 
 _PRIME_RL: dict[str, Formula] = {
@@ -125,23 +125,23 @@ _PRIME_RL: dict[str, Formula] = {
     "is_masked_low/mean": lambda g: _is_masked(g, -1),
 }
 
-# slime: loss.py and mis.py, one response after the other, each value at every token of its response
+# slime: loss.py and mis.py, response by response, each value at every token of its response
 
 
 def _of_rows(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Formula:
-    """The sum of sample means of a value, over the samples; of a response without tokens it is 0."""
+    """The sum over samples of a value's sample mean; 0 for a response without tokens."""
 
     def formula(g: Padded) -> Tensor:
         rows = zip(g.p, g.q, g.mask, strict=True)
-        of = [(torch.where(m, value(p, q, m), 0).sum() / m.sum().clamp(min=1)).double() for p, q, m in rows]
-        return torch.stack(of).mean()
+        means = [(torch.where(m, value(p, q, m), 0).sum() / m.sum().clamp(min=1)).double() for p, q, m in rows]
+        return torch.stack(means).mean()
 
     return formula
 
 
-def _at(mask: Tensor, x: Tensor, of: Callable[[Tensor], Tensor]) -> Tensor:
-    """A number of the trained tokens of a row, at every place."""
-    return of(x[mask]).expand_as(x) if mask.any() else torch.zeros_like(x)
+def _at(mask: Tensor, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """A number of a row's trained tokens, at every position."""
+    return reduce(x[mask]).expand_as(x) if mask.any() else torch.zeros_like(x)
 
 
 _MIS_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -178,7 +178,7 @@ _SLIME: dict[str, Formula] = {
     **_MIS,
 }
 
-# miles: loss_hub/losses.py, math_utils.py and corrections.py; whatever is not finite becomes 0
+# miles: loss_hub/losses.py, math_utils.py and corrections.py; non-finite values become 0
 
 
 def _finite(x: Tensor) -> Tensor:
@@ -215,12 +215,12 @@ _MILES: dict[str, Formula] = {
 
 
 def _valid_mean(values: Tensor, g: Padded) -> Tensor:
-    """Over the samples that have a valid token."""
+    """The mean over samples with a valid token."""
     return values[g.mask.any(-1)].double().mean()
 
 
 def _segments(x: Tensor, g: Padded) -> Tensor:
-    """At each token the mean of x over the run of trained tokens in which it stands."""
+    """At each token, the mean of x over its run of trained tokens."""
     result = torch.zeros_like(x)
     for row, mask in enumerate(g.mask.tolist()):
         start = 0
@@ -234,13 +234,13 @@ def _segments(x: Tensor, g: Padded) -> Tensor:
     return result
 
 
-def _levels(kind: str, x: Callable[[Padded], Tensor], of: Callable[[Tensor], Tensor]) -> dict[str, Formula]:
+def _levels(kind: str, x: Callable[[Padded], Tensor], reduce: Callable[[Tensor], Tensor]) -> dict[str, Formula]:
     """The four of a kind: `of` a mean or sum of x at each level."""
     found: dict[str, Formula] = {
-        "token": lambda g: _valid_mean(_row_means(of(x(g)), g.mask), g),
-        "geometric": lambda g: _valid_mean(of(_row_means(x(g), g.mask)), g),
-        "sequence": lambda g: _valid_mean(of(torch.where(g.mask, x(g), 0).sum(-1)), g),
-        "segment": lambda g: _valid_mean(_row_means(of(_segments(x(g), g)), g.mask), g),
+        "token": lambda g: _valid_mean(_row_means(reduce(x(g)), g.mask), g),
+        "geometric": lambda g: _valid_mean(reduce(_row_means(x(g), g.mask)), g),
+        "sequence": lambda g: _valid_mean(reduce(torch.where(g.mask, x(g), 0).sum(-1)), g),
+        "segment": lambda g: _valid_mean(_row_means(reduce(_segments(x(g), g)), g.mask), g),
     }
     return {f"actor/train_infer_{kind}_{level}_mean": formula for level, formula in found.items()}
 
@@ -248,7 +248,7 @@ def _levels(kind: str, x: Callable[[Padded], Tensor], of: Callable[[Tensor], Ten
 _ROLL: dict[str, Formula] = {
     **_levels("ratio", lambda g: g.d, torch.exp),
     **_levels("diff", lambda g: g.dp, lambda x: x),
-    "actor/is_weight_clipfrac": lambda g: (g.r > 1.2).double().sum() / g.mask.sum(),  # padding too, where r is 1
+    "actor/is_weight_clipfrac": lambda g: (g.r > 1.2).double().sum() / g.mask.sum(),  # includes padding, where r is 1
     "actor/train_infer_final_mask_mean": lambda g: _mean(((g.r >= 0.8) & (g.r <= 1.2)).double(), g.mask),
     "actor/ratio_mean": lambda g: _valid_mean(_row_means(g.r, g.mask), g),
     "actor/ratio_max": lambda g: (g.r * g.mask).max(),
@@ -337,7 +337,7 @@ THEIRS: dict[str, dict[str, Formula]] = {
         f"{_AREAL}approx_kl/avg": lambda g: g.d[g.mask].mean(),
         f"{_AREAL}importance_weight/avg": lambda g: g.r[g.mask].mean(),
     },
-    "oat": {  # over prompts too, where the mask is 0
+    "oat": {  # includes prompts, where the mask is 0
         "kl_sample_train_v1": lambda g: _mean(-g.d, g.mask),
         "kl_sample_train_v2": lambda g: _mean(g.d.square(), g.mask) / 2,
         "sampler_learner_prob_diff_max": lambda g: (-g.dp * g.mask).max().clamp(min=0),

@@ -1,4 +1,4 @@
-"""verl's metrics a second time, from rollout_corr_helper.py, debug/metrics.py and core_algos.py."""
+"""A second implementation of verl's metrics, after rollout_corr_helper.py, debug/metrics.py and core_algos.py."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _CORR, _IS, _RS = "rollout_corr/", "rollout_corr/rollout_is_", "rollout_corr/rol
 
 
 def _mean(x: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:
-    """verl_F.masked_mean: a row without tokens has 0."""
+    """verl_F.masked_mean: 0 for a row without tokens."""
     kept = torch.where(mask, x, 0)
     return kept.sum() / mask.sum() if axis is None else kept.sum(axis) / (mask.sum(axis) + 1e-8)
 
 
 def perplexities(prefix: str) -> dict[str, Formula]:
-    """As ms-swift has them too; slime's are without extremes, and 0 for a row without tokens."""
+    """Shared with ms-swift; slime's have no extremes, and 0 for a row without tokens."""
 
     def log_ppl_diff(g: Padded) -> Tensor:
         return _mean(g.q, g.mask, -1) - _mean(g.p, g.mask, -1)
@@ -81,7 +81,7 @@ def _importance() -> Iterator[tuple[str, Formula]]:
 
 
 def _rejection(option: str, low: float | None, high: float) -> Iterator[tuple[str, Formula]]:
-    """compute_rollout_rejection_mask and compute_rs_metrics of one option of sequences."""
+    """compute_rollout_rejection_mask and compute_rs_metrics for one option on sequences."""
 
     def statistic(g: Padded) -> Tensor:
         d = g.d.clamp(-20, 20)
@@ -125,7 +125,7 @@ def _pearson(g: Padded) -> Tensor:
 
 
 def _seq_rejected(g: Padded) -> Tensor:
-    """Of all rows: one without tokens has none that is rejected."""
+    """The share of all rows; a row without tokens has no rejected ones."""
     return _GEO["seq_masked_fraction"](g) * g.mask.any(-1).double().mean()
 
 
@@ -145,7 +145,7 @@ VERL: dict[str, Formula] = {
     f"{_CORR}chi2_token": lambda g: _mean(g.d.clamp(-20, 20).exp().square(), g.mask) - 1,
     f"{_CORR}chi2_seq": lambda g: (2 * torch.where(g.mask, g.d, 0).sum(-1).clamp(-20, 20)).exp().mean() - 1,
     **{f"{_IS}{name}": formula for name, formula in _importance()},
-    **{f"{_RS}{option}_{name}": formula for option, of in _REJECTION.items() for name, formula in of.items()},
+    **{f"{_RS}{option}_{name}": formula for option, rows in _REJECTION.items() for name, formula in rows.items()},
     f"{_RS}masked_fraction": _GEO["masked_fraction"],
     f"{_RS}seq_masked_fraction": _seq_rejected,
     "actor/ppo_kl": lambda g: _mean(-g.d.clamp(-20, 20), g.mask),

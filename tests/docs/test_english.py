@@ -24,7 +24,7 @@ WORST = {
     r"\b(?:held|holds?|holding)(?: [\w’']+){0,4}? (?:against|beside)\b": "compared with",
     r"\bmakes? no sense\b": "is invalid, is out of range",
     r"\bto the proof\b": "verify",
-    r"(?<![\w-])(?:stands?|stood|standing)\b(?!-| (?:for|alone|out|in for)\b)": "is in …, is on …; is",
+    r"(?<![\w\"'`-])(?:stands?|stood|standing)\b(?!-| (?:for|alone|out|in for)\b)": "is in …, is on …; is",
     r"\b(?:that|what) (?:is|are|was|were) there\b(?! (?:for|to)\b)": "existing, what exists",
     r"\b(?:by turns|in turns)\b": "alternately",
     r"(?<!\")(?<!value or )\bsurely\b(?!\")": "clearly; with 95 % confidence",

@@ -12,7 +12,7 @@ from mismatch_cli.batch import TokenBatch
 
 
 def _batch(logp_rollout: Sequence[Sequence[float]], **columns: object) -> TokenBatch:
-    """A batch from one list per response; other columns flat or per response, `prompt_id` counting up by default."""
+    """A batch from one list per response; other columns are flat or per response, `prompt_id` counts up by default."""
     lengths = [len(row) for row in logp_rollout]
     responses, tokens = len(lengths), sum(lengths)
     values: dict[str, object] = {field.name: None for field in fields(TokenBatch)}

@@ -1,4 +1,4 @@
-"""What every accumulator shares: one way to merge."""
+"""The one way to merge that every accumulator shares."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class _Sums(Accumulator):
         self.count, self.by_name, self.parts = value, {value: value, 0: 1}, [np.full(2, value)]
 
 
-def test_everything_is_added_but_settings_and_the_largest() -> None:
-    one = _Sums(1)
-    array = one.parts[0]
-    one.merge(_Sums(5))
-    assert (one.bins, one.most, one.count) == (3, 5.0, 6) and type(one.most) is float
-    assert one.largest.tolist() == [5, 0] and one.by_name == {1: 1, 5: 5, 0: 2}
-    assert one.parts[0] is array and array.tolist() == [6, 6]
+def test_everything_except_settings_and_largest_is_added() -> None:
+    first = _Sums(1)
+    array = first.parts[0]
+    first.merge(_Sums(5))
+    assert (first.bins, first.most, first.count) == (3, 5.0, 6) and type(first.most) is float
+    assert first.largest.tolist() == [5, 0] and first.by_name == {1: 1, 5: 5, 0: 2}
+    assert first.parts[0] is array and array.tolist() == [6, 6]
 
 
-def test_what_cannot_be_added_is_refused() -> None:
-    one, other = _Sums(1), _Sums(2)
-    one.count = other.count = object()  # type: ignore[assignment]
+def test_values_that_cannot_be_added_are_refused() -> None:
+    first, other = _Sums(1), _Sums(2)
+    first.count = other.count = object()  # type: ignore[assignment]
     with pytest.raises(TypeError):
-        one.merge(other)
+        first.merge(other)

@@ -1,4 +1,4 @@
-"""A correlation over the steps of a run: its value, and an interval that knows of autocorrelation."""
+"""A correlation over the steps of a run: its value, and an interval that accounts for autocorrelation."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def test_a_line_has_correlation_one(y, expected):
 
 @pytest.mark.parametrize("true", [0.0, 0.5])
 @pytest.mark.parametrize(("steps", "phi"), [(10, 0.0), (20, 0.9), (30, 0.8), (50, 0.9), (100, 0.8), (300, 0.95)])
-def test_95_percent_intervals_hold_the_truth(steps, phi, true):
-    """Two curves that drift on their own look alike by accident: the interval must know."""
-    rng, held, printed = np.random.default_rng(7), 0, 0
+def test_95_percent_intervals_cover_the_truth(steps, phi, true):
+    """Two independently drifting curves look alike by accident, and the interval must allow for it."""
+    rng, covered, printed = np.random.default_rng(7), 0, 0
     for _ in range(600):
-        x, own = (autoregressive(rng, steps, phi) for _ in range(2))
-        estimate = series_correlation(x, true * x + np.sqrt(1 - true**2) * own)
+        x, noise = (autoregressive(rng, steps, phi) for _ in range(2))
+        estimate = series_correlation(x, true * x + np.sqrt(1 - true**2) * noise)
         if estimate.low is not None and estimate.high is not None:
             printed += 1
-            held += estimate.low <= true <= estimate.high
+            covered += estimate.low <= true <= estimate.high
     assert printed > 500
-    assert held / printed > 0.93
+    assert covered / printed > 0.93
 
 
 def test_by_hand():
@@ -48,7 +48,7 @@ def test_by_hand():
 
 
 def by_hand(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """tanh(artanh r ± 1.96/√(n_eff − 3)), with Bartlett's n_eff over lags up to a quarter, Kendall's bias taken out."""
+    """tanh(artanh r ± 1.96/√(n_eff − 3)), with Bartlett's n_eff up to lag n/4 and without Kendall's bias."""
     n, effective = len(x), 1.0
 
     def rho(s: np.ndarray, k: int) -> float:
@@ -70,8 +70,8 @@ def test_the_interval_by_hand(steps, phi):
     assert (estimate.low, estimate.high) == pytest.approx(by_hand(x, y), rel=1e-9)
 
 
-def test_series_that_alternate_are_not_more_steps_than_there_are():
-    """One falls where it rose before, the other drifts: ρx·ρy < 0 at odd lags would count more than n steps."""
+def test_alternating_series_do_not_count_as_more_steps():
+    """One series alternates, the other drifts: ρx·ρy < 0 at odd lags would count more than n steps."""
     rng = np.random.default_rng(9)
     x, y = autoregressive(rng, 80, -0.9), autoregressive(rng, 80, 0.9)
     estimate = series_correlation(x, y)
@@ -79,7 +79,7 @@ def test_series_that_alternate_are_not_more_steps_than_there_are():
     assert half == pytest.approx(1.959964 / np.sqrt(80 - 3))
 
 
-def test_no_interval_where_steps_resemble_each_other_too_much_or_lie_on_a_line():
+def test_no_interval_if_steps_are_too_similar_or_exactly_linear():
     up_and_down = np.tile([1.0, -1.0], 20)  # two different steps, twenty times over
     same = up_and_down, up_and_down * np.linspace(1, 1.2, 40)
     line = np.random.default_rng(10).normal(size=20)
@@ -90,7 +90,7 @@ def test_no_interval_where_steps_resemble_each_other_too_much_or_lie_on_a_line()
 
 
 @pytest.mark.parametrize("rho", [-0.8, 0.0, 0.5])
-def test_a_known_correlation_lies_in_the_interval(rho):
+def test_a_known_correlation_is_within_the_interval(rho):
     rng = np.random.default_rng(1)
     x, noise = rng.normal(size=2000), rng.normal(size=2000)
     estimate = series_correlation(x, rho * x + np.sqrt(1 - rho**2) * noise)
@@ -101,10 +101,10 @@ def test_a_known_correlation_lies_in_the_interval(rho):
 def test_symmetric_and_free_of_scale():
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(2, 50))
-    one, swapped, scaled = (series_correlation(*pair) for pair in ((x, y), (y, x), (1e6 * x - 5, 1e-6 * y + 7)))
+    plain, swapped, scaled = (series_correlation(*pair) for pair in ((x, y), (y, x), (1e6 * x - 5, 1e-6 * y + 7)))
     for other in (swapped, scaled):
         assert (other.value, other.low, other.high) == tuple(
-            pytest.approx(v, abs=1e-9) for v in (one.value, one.low, one.high)
+            pytest.approx(v, abs=1e-9) for v in (plain.value, plain.low, plain.high)
         )
 
 
@@ -118,7 +118,7 @@ def test_a_constant_series_has_no_correlation():
 @pytest.mark.parametrize("constant", [0.1, 0.7])
 @pytest.mark.parametrize("steps", [23, 100])
 def test_a_constant_whose_mean_rounds_has_no_correlation_either(constant, steps):
-    """0.1 added up 23 times and divided by 23 is not 0.1: what is left is rounding, no series."""
+    """0.1 added up 23 times and divided by 23 is not 0.1: only rounding is left, not a series."""
     estimate = series_correlation(np.full(steps, constant), np.arange(float(steps)))
     assert estimate.value is None
 
@@ -129,7 +129,7 @@ def test_too_few_steps_for_a_value(steps):
     assert estimate.value is None and "3 steps" in estimate.note
 
 
-def test_few_steps_have_a_value_and_no_interval():
+def test_few_steps_have_a_value_without_an_interval():
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(2, FEWEST_STEPS))
     few = series_correlation(x[:-1], y[:-1])
@@ -138,7 +138,7 @@ def test_few_steps_have_a_value_and_no_interval():
     assert enough.low < enough.value < enough.high and enough.note is None
 
 
-def test_what_resembles_its_neighbours_says_less():
+def test_autocorrelated_steps_count_less():
     """Drifting series correlate by accident."""
     rng = np.random.default_rng(4)
     independent = np.mean([width(*rng.normal(size=(2, 200))) for _ in range(15)])
@@ -146,7 +146,7 @@ def test_what_resembles_its_neighbours_says_less():
     assert dependent > 1.3 * independent
 
 
-def test_more_steps_say_more():
+def test_more_steps_narrow_the_interval():
     rng = np.random.default_rng(5)
     x, y = rng.normal(size=(2, 1600))
     assert width(x, y) < 0.6 * width(x[:400], y[:400]) < 0.6 * width(x[:100], y[:100])

@@ -1,4 +1,4 @@
-"""Differences of two traces: what their intervals cover, what pairing gains, and what is no difference at all."""
+"""Differences of two traces: the coverage of their intervals, the gain from pairing, and equality."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def measured(*batches: TokenBatch) -> Measured:
 
 
 def gaps(rng: np.random.Generator, prompt_scale_P: np.ndarray) -> np.ndarray:
-    """Independent gaps, whose size is the prompt's: [responses, tokens]."""
+    """Independent gaps whose size depends on the prompt: [responses, tokens]."""
     return np.abs(rng.normal(size=(PROMPTS * SAMPLES, LENGTH))) * np.repeat(prompt_scale_P, SAMPLES)[:, None]
 
 
@@ -38,14 +38,14 @@ def batch_of(make_batch: Callable[..., TokenBatch], d_ST: np.ndarray, first_prom
 
 
 def trials(make_batch: Callable[..., TokenBatch], count: int, paired: bool) -> list[dict[str, Difference]]:
-    """Two traces whose gaps differ by a factor of 1.3, on the same prompts or on others."""
+    """Two traces whose gaps differ by a factor of 1.3, on the same or on different prompts."""
     rng, found = np.random.default_rng(0), []
     for trial in range(count):
         scale_P = rng.gamma(4, 0.02 / 4, PROMPTS)
         other_P = scale_P if paired else rng.gamma(4, 0.02 / 4, PROMPTS)
-        ours = batch_of(make_batch, gaps(rng, scale_P), 1000 * trial)
-        theirs = batch_of(make_batch, TRUE_FACTOR * gaps(rng, other_P), 1000 * trial + (0 if paired else 500))
-        found.append(differences(measured(ours), measured(theirs)))
+        first_trace = batch_of(make_batch, gaps(rng, scale_P), 1000 * trial)
+        second_trace = batch_of(make_batch, TRUE_FACTOR * gaps(rng, other_P), 1000 * trial + (0 if paired else 500))
+        found.append(differences(measured(first_trace), measured(second_trace)))
     return found
 
 
@@ -57,12 +57,12 @@ def truth() -> dict[str, float]:
 
 
 def covered(found: list[dict[str, Difference]], key: str, truth: float) -> tuple[float, float]:
-    """The shares of intervals of the difference and of the factor that hold the truth."""
+    """The shares of intervals of the difference and of the factor that cover the truth."""
     difference = (TRUE_FACTOR - 1) * truth
     inside = [
-        (each[key].difference.low <= difference <= each[key].difference.high,
-         each[key].factor.low <= TRUE_FACTOR <= each[key].factor.high)
-        for each in found
+        (trial[key].difference.low <= difference <= trial[key].difference.high,
+         trial[key].factor.low <= TRUE_FACTOR <= trial[key].factor.high)
+        for trial in found
     ]  # fmt: skip
     return tuple(np.mean(inside, axis=0))
 
@@ -75,35 +75,36 @@ def test_intervals_cover_the_truth(make_batch, truth, paired):
         for share in covered(found, key, truth[key]):
             assert share >= 0.86, (key, share)
     if paired:
-        assert np.mean([each[MEAN].more_than_noise for each in found]) > 0.99
+        assert np.mean([trial[MEAN].more_than_noise for trial in found]) > 0.99
 
 
-def test_the_same_prompts_make_the_interval_narrow(make_batch):
-    """The same difference, on the same prompts and with other ones in the second trace: what pairing is for."""
+def test_the_same_prompts_narrow_the_interval(make_batch):
+    """The same difference, with the same or with different prompts in the second trace: the point of pairing."""
     same, other = (trials(make_batch, 10, paired) for paired in (True, False))
     for key, least in ((MEAN, 2.0), (MEDIAN, 1.3)):
         width = [
-            np.mean([each[key].difference.high - each[key].difference.low for each in found]) for found in (same, other)
+            np.mean([trial[key].difference.high - trial[key].difference.low for trial in found])
+            for found in (same, other)
         ]
         assert width[1] > least * width[0], key
 
 
 def test_a_trace_does_not_differ_from_itself(random_batch, take_responses):
-    """In any order: what is left is rounding, and rounding is no difference."""
+    """In any order: only rounding is left, and rounding is not a difference."""
     batch = random_batch(3, responses=60, top_k=3)
     shuffled = take_responses(batch, np.random.default_rng(0).permutation(batch.num_responses))
     for other in (batch, shuffled):
         found = differences(measured(batch), measured(other))
         assert list(found) == list(METRICS)
-        for key, each in found.items():
-            assert each.difference.value == 0, key
-            assert each.difference.note in (NO_DIFFERENCE, EXTREME), key
-            assert each.more_than_noise is None
-            assert each.factor.value in (1, None), key
+        for key, row in found.items():
+            assert row.difference.value == 0, key
+            assert row.difference.note in (NO_DIFFERENCE, EXTREME), key
+            assert row.more_than_noise is None
+            assert row.factor.value in (1, None), key
 
 
-def test_noise_alone_is_called_more_than_noise_now_and_then(make_batch):
-    """Traces that differ by chance only: about one mean in twenty."""
+def test_noise_exceeds_the_interval_in_one_of_twenty_means(make_batch):
+    """Traces that differ only by chance."""
     rng, marked = np.random.default_rng(2), 0
     for trial in range(60):
         scale_P = rng.gamma(4, 0.02 / 4, PROMPTS)
@@ -112,20 +113,20 @@ def test_noise_alone_is_called_more_than_noise_now_and_then(make_batch):
     assert 0 < marked <= 9
 
 
-def test_a_group_of_prompts_that_one_trace_lacks_leaves_the_other_as_it_is(make_batch):
+def test_a_group_of_prompts_in_only_one_trace_leaves_the_other_unchanged(make_batch):
     """Half of the prompts of B are in A: the same groups are left out of both."""
     rng = np.random.default_rng(3)
     scale_P = np.full(PROMPTS, 0.02)
-    ours = measured(batch_of(make_batch, gaps(rng, scale_P), 0))
-    theirs = measured(batch_of(make_batch, gaps(rng, scale_P), PROMPTS // 2))
-    empty = [np.isnan(side.jackknife[MEDIAN].without_G) for side in (ours, theirs)]
+    first_trace = measured(batch_of(make_batch, gaps(rng, scale_P), 0))
+    second_trace = measured(batch_of(make_batch, gaps(rng, scale_P), PROMPTS // 2))
+    empty = [np.isnan(side.jackknife[MEDIAN].without_G) for side in (first_trace, second_trace)]
     assert (empty[0] != empty[1]).any()
-    difference = differences(ours, theirs)[MEDIAN].difference
+    difference = differences(first_trace, second_trace)[MEDIAN].difference
     assert difference.low < 0 < difference.high
     assert difference.high - difference.low < 0.01
 
 
-def test_what_one_trace_lacks_has_no_difference(random_batch):
+def test_a_metric_missing_in_one_trace_has_no_difference(random_batch):
     found = differences(measured(random_batch(1, top_k=3)), measured(random_batch(1)))
     assert found["tv_topk_mean"].difference.value is None
     assert found["tv_topk_mean"].difference.note == NOT_MEASURED
@@ -133,7 +134,7 @@ def test_what_one_trace_lacks_has_no_difference(random_batch):
     assert found["abs_d_mean"].difference.value == 0
 
 
-def test_extremes_have_values_and_no_interval(random_batch):
+def test_extremes_have_values_without_intervals(random_batch):
     found = differences(measured(random_batch(1, gap=0.1)), measured(random_batch(1, gap=0.3)))
     largest = found["abs_d_max"]
     assert largest.difference.value > 0 and largest.difference.low is None and largest.more_than_noise is None
@@ -141,46 +142,48 @@ def test_extremes_have_values_and_no_interval(random_batch):
 
 
 def test_the_same_noise_in_both_makes_the_interval_vanish(make_batch):
-    """B is A with every gap a thousandth larger: the interval of the difference is far narrower than those of both."""
+    """B is A with every gap 0.1 % larger: the interval of the difference is far narrower than those of both."""
     rng = np.random.default_rng(4)
     d_ST = gaps(rng, rng.gamma(4, 0.02 / 4, PROMPTS))
-    ours, theirs = (measured(batch_of(make_batch, factor * d_ST, 0)) for factor in (1, 1.001))
-    own, found = ours.estimates[MEAN], differences(ours, theirs)[MEAN].difference
+    first_trace, second_trace = (measured(batch_of(make_batch, factor * d_ST, 0)) for factor in (1, 1.001))
+    own, found = first_trace.estimates[MEAN], differences(first_trace, second_trace)[MEAN].difference
     assert 0 < found.low < 0.001 * own.value < found.high
     assert found.high - found.low < 0.01 * (own.high - own.low)
 
 
 def test_each_value_keeps_its_own_reach():
-    """Without correlation the ends are at the root of the summed squares of the reaches that face each other."""
-    ours, theirs = Estimate(1.0, 0.9, 1.3), Estimate(2.0, 1.6, 2.4)
-    found = _change(ours, theirs, 0.0, 1.0)
+    """Without correlation each end is at the root of the summed squares of the opposing reaches."""
+    first_trace, second_trace = Estimate(1.0, 0.9, 1.3), Estimate(2.0, 1.6, 2.4)
+    found = _change(first_trace, second_trace, 0.0, 1.0)
     assert (found.low, found.high) == (
         pytest.approx(1 - 0.5, abs=1e-4),
         pytest.approx(1 + np.hypot(0.4, 0.1), abs=1e-4),
     )
-    shared = _change(ours, theirs, 1.0, 1.0)
+    shared = _change(first_trace, second_trace, 1.0, 1.0)
     assert (shared.low, shared.high) == (pytest.approx(1 - 0.3), pytest.approx(1 + 0.1))
-    still = _change(Estimate(1.0, note=NO_SPREAD), theirs, 0.0, 1.0)
+    still = _change(Estimate(1.0, note=NO_SPREAD), second_trace, 0.0, 1.0)
     assert (still.low, still.high) == (pytest.approx(0.6), pytest.approx(1.4))
-    assert _change(Estimate(1.0, note=FEW_DECIDE), theirs, 0.0, 1.0).note == FEW_DECIDE
+    assert _change(Estimate(1.0, note=FEW_DECIDE), second_trace, 0.0, 1.0).note == FEW_DECIDE
 
 
-def test_what_a_few_responses_decide_has_no_interval(random_batch):
-    one, other = (measured(random_batch(seed, responses=200, gap=0.01)) for seed in (1, 2))
+def test_metrics_that_few_responses_decide_have_no_interval(random_batch):
+    first, other = (measured(random_batch(seed, responses=200, gap=0.01)) for seed in (1, 2))
     for key in ("chi2_sequence", "ess_sequence"):
-        found = differences(one, other)[key]
+        found = differences(first, other)[key]
         assert found.difference.note == LARGEST_WEIGHTS and found.factor.low is None
 
 
-def test_a_distance_that_may_be_none_has_no_factor_with_an_interval(make_batch):
+def test_a_distance_that_may_be_zero_has_a_factor_without_an_interval(make_batch):
     rng, mu_ST = np.random.default_rng(5), np.full((PROMPTS * SAMPLES, LENGTH), -8.0)
-    ours, theirs = (measured(batch_of(make_batch, 0.01 * rng.normal(size=mu_ST.shape), 0)) for _ in range(2))
-    assert differences(ours, theirs)["ratio_mean"].factor.note == AT_AGREEMENT
+    first_trace, second_trace = (
+        measured(batch_of(make_batch, 0.01 * rng.normal(size=mu_ST.shape), 0)) for _ in range(2)
+    )
+    assert differences(first_trace, second_trace)["ratio_mean"].factor.note == AT_AGREEMENT
 
 
 def test_few_prompts_have_no_interval(random_batch):
-    one, other = random_batch(1, responses=8, gap=0.1), random_batch(1, responses=8, gap=0.3)
-    assert all(each.more_than_noise is None for each in differences(measured(one), measured(other)).values())
+    first, other = random_batch(1, responses=8, gap=0.1), random_batch(1, responses=8, gap=0.3)
+    assert all(row.more_than_noise is None for row in differences(measured(first), measured(other)).values())
 
 
 def test_the_factor_compares_distances_from_agreement(make_batch):

@@ -1,4 +1,4 @@
-"""Values that are none, Student's t, and the factor above the floor."""
+"""Missing values, Student's t, and the factor above the floor."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_student_t_against_the_tables(degrees: int, quantile: float) -> None:
     assert student_t(degrees) == pytest.approx(quantile, rel=3e-3)
 
 
-def test_without_groups_leaves_out_one_in_turn() -> None:
+def test_without_groups_leaves_out_one_at_a_time() -> None:
     part, whole = np.array([[1.0, 2.0], [3.0, 6.0]]), np.array([[2.0, 2.0], [2.0, 0.0]])
     value, without = without_groups(np.true_divide, part, whole)
     assert value.tolist() == [1.0, 4.0] and without.tolist() == [[1.5, INF], [0.5, 1.0]]
 
 
-def test_the_weights_that_sampled_are_told_by_pairs() -> None:
+def test_the_paired_test_finds_the_weights_that_sampled() -> None:
     rng = np.random.default_rng(0)
     rollout = [np.log(rng.uniform(0.2, 0.8, 20)) for _ in range(40)]
     near = [x + rng.normal(0, 0.001, 20) for x in rollout]

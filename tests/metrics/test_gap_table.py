@@ -1,4 +1,4 @@
-"""One row for every number."""
+"""The table has one row per number."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def test_every_metric_is_described() -> None:
             assert all((metric.key, metric.label, metric.formula, metric.unit, metric.source)), key
 
 
-def test_every_metric_of_a_gap_is_in_a_group_that_the_page_shows() -> None:
+def test_every_gap_metric_is_in_a_group_on_the_page() -> None:
     shown = [metric.key for group in (*GAP_GROUPS, SEQUENCE, RESPONSES) for metric in in_group(group)]
     assert sorted(shown) == sorted(METRICS)
 
 
-def test_a_function_of_sums_has_a_value_on_totals_of_any_shape() -> None:
+def test_functions_of_sums_work_on_totals_of_any_shape() -> None:
     found = evaluate(np.ones((2, 3, len(COLUMNS))))
     assert set(found) == {key for key, metric in METRICS.items() if metric.value}
     assert all(values.shape == (2, 3) for values in found.values())

@@ -1,4 +1,4 @@
-"""The plain metrics of peers.md §6, worked from the published formulas on seven tokens."""
+"""The plain metrics, computed from the published formulas on seven tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PI = [[-0.12, -1.7, -0.5, -4.5], [-0.02, -1.3, -3.2]]
 GOLDEN = {
     "tv_binary_mean": 0.026874,
     "tv_binary_max": 0.095348,
-    "tv_signed_max": 0.047348,  # oat prob_diff min, with its sign turned: q − p
+    "tv_signed_max": 0.047348,  # oat prob_diff min with the opposite sign: q − p
     "tv_signed_min": -0.095348,
     "pearson": 0.994439,
     "k1": -0.181429,
@@ -49,7 +49,7 @@ def test_published_value(metrics: dict[str, float], key: str) -> None:
     assert metrics[key] == pytest.approx(GOLDEN[key], abs=1.5e-6)
 
 
-def test_spread_is_verls_without_its_ddof(metrics: dict[str, float]) -> None:
+def test_the_spread_is_verls_without_ddof(metrics: dict[str, float]) -> None:
     assert metrics["tv_binary_sd"] * math.sqrt(7 / 6) == pytest.approx(0.033792, abs=1e-6)  # verl: ddof 1
 
 

@@ -16,7 +16,7 @@ SIGNED = SignedLogBins(BINS)
 
 
 @given(st.floats(-300, 300, width=32))
-def test_a_value_lies_between_the_edges_of_its_bin(x: float) -> None:
+def test_a_value_is_between_the_edges_of_its_bin(x: float) -> None:
     value = np.array([x], dtype=np.float32)
     low, high = BINS.edges
     index = int(BINS.index(value)[0])
@@ -59,7 +59,7 @@ def test_quantiles_are_within_a_fraction_of_a_bin(scale: float) -> None:
     )
 
 
-def test_quantiles_of_nothing_and_of_zeros() -> None:
+def test_quantiles_of_empty_counts_and_of_zeros() -> None:
     assert np.isnan(quantiles(np.zeros(BINS.count, dtype=int), BINS.edges, [0.5])).all()
     zeros = np.bincount(SIGNED.index(np.zeros(10, dtype=np.float32)), minlength=SIGNED.count)
     assert quantiles(zeros, SIGNED.edges, [0.01, 0.99]).tolist() == [0, 0]
@@ -92,7 +92,7 @@ KINDS = ("normal", "heavy", "exponential", "two scales", "atoms", "one value", "
 
 @given(st.sampled_from(KINDS), st.integers(1, 3000), st.integers(0, 2**32 - 1))
 def test_quantiles_are_numpy_s_within_0_3_percent(kind: str, count: int, seed: int) -> None:
-    """Of |d|, of TV below 1, and of ratios up to e^±8; of any shape, with ties, and of a single value."""
+    """For |d|, TV below 1, and ratios up to e^±8; of any shape, with ties, and for a single value."""
     x = np.clip(_some_values(np.random.default_rng(seed), kind, count), -7.9, 7.9)
     shares = [0.01, 0.05, 0.5, 0.95, 0.99]
     signed = np.bincount(D_BINS.index(x), minlength=D_BINS.count)

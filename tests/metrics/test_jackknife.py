@@ -1,4 +1,4 @@
-"""The one interval over prompts: against formulas by hand, where there is none, and how often it holds the truth."""
+"""The one interval over prompts: checked by hand, when it is missing, and its coverage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _without(x_G: np.ndarray) -> np.ndarray:
     return (x_G.sum() - x_G) / (len(x_G) - 1)
 
 
-def test_of_a_mean_without_skewness_it_is_student_s():
+def test_without_skewness_the_interval_of_a_mean_is_student_s():
     half = np.random.default_rng(0).normal(size=16)
     x = np.concatenate([half, -half]) + 5
     found = interval(x.mean(), _without(x), prompts=32)
@@ -37,7 +37,7 @@ def test_of_a_mean_without_skewness_it_is_student_s():
     assert (found.high - 5) / (x.std(ddof=1) / np.sqrt(32)) == pytest.approx(1.96 * (1 + 1.21 / degrees), rel=0.01)
 
 
-def test_where_a_few_are_large_it_reaches_further_up():
+def test_a_few_large_values_extend_it_upwards():
     x = np.random.default_rng(1).lognormal(0, 1, 64)
     plain, logarithmic = (interval(x.mean(), _without(x), 64, scale) for scale in (SIGNED, POSITIVE))
     for found in (plain, logarithmic):
@@ -54,13 +54,13 @@ def test_the_interval_moves_with_its_value(scale):
 
 @pytest.mark.parametrize("power", [-400, 600, 1000])
 def test_values_of_any_size_have_the_same_interval(power):
-    """A broken recording has ratios of e^200 and more; multiples of 2^200 are exact, so the bits are the same."""
+    """A broken recording has ratios of e^200 and more; scaling by 2^200 is exact, so the bits are the same."""
     x = np.random.default_rng(4).gamma(2, size=40)
     plain, far = (interval(factor * x.mean(), factor * _without(x), 40) for factor in (1.0, 2.0**power))
     assert (plain.low * 2.0**power, plain.high * 2.0**power) == (far.low, far.high)
 
 
-def test_an_effective_sample_size_has_the_interval_of_its_chi_squared():
+def test_the_interval_of_an_effective_sample_size_follows_from_chi_squared():
     chi2_G = np.random.default_rng(3).lognormal(-5, 0.3, 40)
     chi2 = interval(chi2_G.mean(), _without(chi2_G), 40, POSITIVE)
     size = interval(1 / (1 + chi2_G.mean()), 1 / (1 + _without(chi2_G)), 40, SCALES["ess_token"])
@@ -75,19 +75,19 @@ def test_too_few_prompts_or_groups_of_them():
     assert interval(1.0, x[:10], prompts=10).low is not None
 
 
-def test_what_one_group_decides_has_no_interval():
-    """Blocked tokens in one group of prompts, or in two; a mean that is nothing without one of them."""
+def test_a_value_that_one_group_decides_has_no_interval():
+    """Blocked tokens in one group of prompts, or in two; a mean that vanishes without one of them."""
     whole, part = np.full(40, 100.0), np.zeros(40)
     part[3] = 7
     assert grouped_share(part, whole, 40).note == FEW_DECIDE
-    assert grouped_ratio(part, part, 40).note == FEW_PROMPTS  # nobody else has any
+    assert grouped_ratio(part, part, 40).note == FEW_PROMPTS  # no other group has any
     mean_of_two = np.full(40, 1.0)
     mean_of_two[:2] = 0.5, 1.5
     assert interval(1.0, mean_of_two, 40).note == FEW_DECIDE
     assert interval(1.0, np.where(np.arange(40) == 3, INF, 1.0), 40).note == FEW_DECIDE
 
 
-def test_no_spread_is_no_certainty():
+def test_no_spread_is_not_certainty():
     assert grouped_share(np.zeros(40), np.full(40, 10.0), 40).note == NO_SPREAD
     assert interval(2.0, np.full(20, 2.0), 20).note == NO_SPREAD
 
@@ -107,7 +107,7 @@ def test_a_lost_share_may_be_negative():
 
 
 def _simulated(rng: np.random.Generator, prompts: int, samples: int) -> np.ndarray:
-    """Sums of responses of 40 tokens, whose scale is mostly the prompt's and whose tokens have a t-distribution."""
+    """Sums over responses of 40 t-distributed tokens, with a scale that mostly depends on the prompt."""
     scale_P = 0.06 * np.exp(0.5 * rng.normal(size=prompts))
     d_ST = np.repeat(scale_P, samples)[:, None] * rng.standard_t(5, size=(prompts * samples, 40))
     sums_SM = np.zeros((len(d_ST), len(COLUMNS)))
@@ -122,11 +122,11 @@ def _simulated(rng: np.random.Generator, prompts: int, samples: int) -> np.ndarr
 
 
 @pytest.mark.parametrize(("prompts", "samples"), [(40, 4), (64, 8)])
-def test_95_percent_intervals_hold_the_truth_where_prompts_cluster(prompts, samples):
-    """400 traces with a strong effect of the prompt and heavy tails."""
+def test_95_percent_intervals_cover_the_truth_for_clustered_prompts(prompts, samples):
+    """400 traces with a strong prompt effect and heavy tails."""
     rng, keys = np.random.default_rng(5), ("abs_d_mean", "d_mean", "d_sd", "k2", "k3", "ratio_outside_0.8_1.25")
     truth = evaluate(_simulated(rng, 40_000, 1).sum(axis=0))
-    printed, held, short, long_ = (dict.fromkeys(keys, 0) for _ in range(4))
+    printed, covering, short, long_ = (dict.fromkeys(keys, 0) for _ in range(4))
     for trial in range(400):
         sums = GroupSums(len(COLUMNS))
         sums.update(np.repeat(prompt_groups(np.arange(prompts) + 1000 * trial), samples),
@@ -136,8 +136,8 @@ def test_95_percent_intervals_hold_the_truth_where_prompts_cluster(prompts, samp
                 printed[key] += 1
                 short[key] += found.high < truth[key]
                 long_[key] += found.low > truth[key]
-                held[key] += found.low <= truth[key] <= found.high
+                covering[key] += found.low <= truth[key] <= found.high
     for key in keys:
         assert printed[key] >= 380, (key, printed[key])
-        assert 0.925 <= held[key] / printed[key] <= 0.98, (key, held[key])
+        assert 0.925 <= covering[key] / printed[key] <= 0.98, (key, covering[key])
         assert max(short[key], long_[key]) <= 26, (key, short[key], long_[key])

@@ -1,4 +1,4 @@
-"""The worst tokens and the scatter sample: the same rows whatever the order, and rows that lead back to the trace."""
+"""The worst tokens and the scatter sample: the same rows in any order, and rows that lead back to the trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def fill(accumulator, *batches, pair: str = "mismatch"):
     return accumulator
 
 
-def test_worst_tokens_are_those_of_a_sort(random_batch) -> None:
+def test_worst_tokens_equal_a_full_sort(random_batch) -> None:
     batch = random_batch(1, responses=80, top_k=2)
     worst = fill(WorstTokens(count=10), batch).result()
     d = batch.logp_recomputed_T - batch.logp_rollout_T
@@ -64,7 +64,7 @@ def test_order_and_sharding_do_not_matter(random_batch, take_responses, make) ->
     assert merged.result() == whole
 
 
-def test_ties_are_decided_by_the_keys(make_batch) -> None:
+def test_ties_are_broken_by_the_keys(make_batch) -> None:
     batch = make_batch([[-1.0, -1.0]] * 6, logp_recomputed=[[-1.5, -1.5]] * 6, prompt_id=[5, 4, 3, 2, 1, 0])
     rows = fill(WorstTokens(3), batch).result()["abs_d"]
     assert [(row["prompt_id"], row["position"]) for row in rows] == [(0, 0), (0, 1), (1, 0)]

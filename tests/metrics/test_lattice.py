@@ -25,7 +25,7 @@ def lines(make_batch, logq: torch.Tensor, logp: torch.Tensor) -> dict[float, flo
 
 
 def two_engines(top_logit: float, round_to, noise: float = 0.02) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits of a peaked model computed twice with a little noise, and rounded as the engine would."""
+    """Logits of a peaked model, computed twice with a little noise and rounded as by the engine."""
     generator = torch.Generator().manual_seed(0)
     tokens = RESPONSES * LENGTH
     logits = top_logit - torch.empty(tokens, 64).exponential_(generator=generator) * 2.5
@@ -47,7 +47,7 @@ def test_rounded_logits(make_batch, top_logit: float, spacing: float) -> None:
     assert all(line >= spacing for line in found)
 
 
-def test_logits_that_are_not_rounded(make_batch) -> None:
+def test_unrounded_logits(make_batch) -> None:
     for noise in (0.02, 0.1):
         assert lines(make_batch, *two_engines(28.0, lambda logits: logits, noise)) == {}
 
@@ -73,7 +73,7 @@ def test_smooth_noise_has_no_lattice(make_batch, kind: str, scale: float) -> Non
     assert lines(make_batch, torch.tensor(np.log(mu)), torch.tensor(-np.log1p(np.exp(-odds)))) == {}
 
 
-def test_too_little_data_shows_nothing(make_batch) -> None:
+def test_too_little_data_has_no_lattice(make_batch) -> None:
     batch = make_batch([[-1.0] * 20], logp_recomputed=[[-0.9] * 20])
     lattice = Lattice()
     for gaps in token_gaps(batch, PAIRS["mismatch"]):

@@ -1,4 +1,4 @@
-"""Which pairs a trace holds: one answer for `report`, `compare` and `diagnose`, also where weights differ by row."""
+"""The pairs of a trace: the same for `report`, `compare` and `diagnose`, also if weights differ by row."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mismatch_cli.trace.writer import shard_path, write_shard
 
 
 def a_trace(folder, newer, recomputed=False):
-    """The bundled one, whose trainer is one update newer where `newer(row)` says so."""
+    """The bundled trace, with a trainer one update newer if `newer(row)` is true."""
     source = Trace.open(bundled_trace().parent / "float32")
     table = pa.concat_tables(source.tables())
-    at = table.schema.get_field_index("version_trainer")
+    place = table.schema.get_field_index("version_trainer")
     versions = pa.array([int(newer(row)) for row in range(table.num_rows)], pa.int32())
-    table = table.set_column(at, "version_trainer", versions)
+    table = table.set_column(place, "version_trainer", versions)
     if recomputed:
         table = table.append_column("logp_recomputed", table.column("logp_trainer"))
     write_shard(shard_path(folder, 0), table)
@@ -39,7 +39,7 @@ def a_trace(folder, newer, recomputed=False):
     ],
     ids=["equal", "newer", "some newer", "recomputed"],
 )
-def test_every_command_takes_the_same_pair(tmp_path, newer, recomputed, pairs):
+def test_every_command_uses_the_same_pair(tmp_path, newer, recomputed, pairs):
     trace = a_trace(tmp_path / "trace", newer, recomputed)
     assert pairs_in([trace]) == pairs
     assert weights_are_equal([trace]) == (pairs == ["mismatch"])
@@ -58,11 +58,11 @@ def test_only_responses_at_equal_weights_count_as_mismatch(tmp_path):
     assert analysis.pairs["total"].exact.counts.tokens == sum(lengths)
 
 
-def test_a_shard_without_equal_weights_is_no_unscored_one(tmp_path):
+def test_a_shard_without_equal_weights_is_not_unscored(tmp_path):
     trace = a_trace(tmp_path / "trace", lambda row: False)
     newer = pa.concat_tables(a_trace(tmp_path / "newer", lambda row: True).tables())
-    at = newer.schema.get_field_index("step")
-    newer = newer.set_column(at, "step", pa.array([1] * newer.num_rows, pa.int32()))
+    place = newer.schema.get_field_index("step")
+    newer = newer.set_column(place, "step", pa.array([1] * newer.num_rows, pa.int32()))
     write_shard(shard_path(trace.folder, 1), newer)
     analysis = analyse([Trace.open(trace.folder)], worst=1)
     assert analysis.unscored_responses == 0

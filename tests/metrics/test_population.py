@@ -13,11 +13,11 @@ from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
 
 
 def test_prompts_are_counted_once_and_exactly() -> None:
-    one, other = DistinctPrompts(), DistinctPrompts()
-    one.update(np.array([1, 2, 3]))
+    first, other = DistinctPrompts(), DistinctPrompts()
+    first.update(np.array([1, 2, 3]))
     other.update(np.array([3, 2, 9]))
-    one.merge(other)
-    assert one.result() == 4
+    first.merge(other)
+    assert first.result() == 4
 
 
 def test_more_prompts_than_fit_are_estimated() -> None:
@@ -47,10 +47,10 @@ def test_a_prompt_in_two_steps_is_two_groups(make_batch) -> None:
     assert _groups(make_batch, [1, 1, 0, 0], [1, 1, 1, 1]).jackknife().estimate(1).value == 0
 
 
-def test_a_group_may_lie_in_two_shards(make_batch) -> None:
-    one, other = _groups(make_batch, [1, 0], [1, 2]), _groups(make_batch, [1, 1], [1, 2])
-    one.merge(other)
-    assert one.jackknife().estimate(2).value == 0.5
+def test_a_group_may_span_two_shards(make_batch) -> None:
+    first, other = _groups(make_batch, [1, 0], [1, 2]), _groups(make_batch, [1, 1], [1, 2])
+    first.merge(other)
+    assert first.jackknife().estimate(2).value == 0.5
 
 
 def test_groups_beyond_the_bound_are_a_sample(make_batch) -> None:
@@ -85,7 +85,7 @@ def write_trace(folder, shards):
     return Trace.open(folder)
 
 
-def test_a_problem_may_lie_in_several_shards(tmp_path):
+def test_a_problem_may_span_several_shards(tmp_path):
     trace = write_trace(tmp_path / "t", [[(3, 1.0), (7, 0.0), (3, 0.0)], [(3, 0.0), (3, 0.0), (7, 0.5)]])
     assert accuracy_by_prompt(trace) == {3: 0.25, 7: 0.25}
 

@@ -1,4 +1,4 @@
-"""Profiles by position and by length, and the rank correlation, against plain loops."""
+"""Profiles by position and by length, and the rank correlation, checked against plain loops."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_positions_against_a_loop(random_batch) -> None:
 
 
 def test_turns_by_hand(make_batch) -> None:
-    """Three responses of 3, 1 and 2 turns; in the second one the mask has all but what was not measured."""
+    """Three responses of 3, 1 and 2 turns; the second one's mask has every measured token."""
     masks = ["0110110001", "111", "10011"]
     gaps = [[9, 0.1, 0.3, 9, -0.5, 0.7, 9, 9, 9, 2.0], [0.2, np.nan, 0.4], [1.0, 9, 9, 0.0, -0.2]]
     mu = [[-12.0] * len(mask) for mask in masks]
@@ -62,8 +62,8 @@ def test_turns_by_hand(make_batch) -> None:
 
 
 def test_turns_against_a_loop(random_batch) -> None:
-    """Masks at random: turns of any length, more of them than there are bins, responses without a trained or a
-    measured token; what the positions say of the tokens that count stays the same."""
+    """Random masks: turns of any length, more of them than bins, responses without a trained or a measured token; the
+    positions of the counted tokens stay the same."""
     for seed, longest in ((7, 20), (8, 300)):
         batch, rng = random_batch(seed, responses=60, longest=longest), np.random.default_rng(seed)
         mask_T = rng.random(batch.num_tokens) < 0.6
@@ -153,7 +153,7 @@ def test_spearman_is_exact_on_a_short_trace(random_batch, gap: float) -> None:
     assert found == pytest.approx(np.corrcoef(_ranks(q), _ranks(p))[0, 1], abs=1e-12)
 
 
-def test_spearman_of_a_long_trace_is_that_of_a_sample(random_batch) -> None:
+def test_spearman_of_a_long_trace_uses_a_sample(random_batch) -> None:
     found, q, p = _spearman(random_batch, seed=3, responses=1500, longest=100, gap=0.5)
     assert len(q) > 2 * SAMPLE_TOKENS
     assert found == pytest.approx(np.corrcoef(_ranks(q), _ranks(p))[0, 1], abs=0.01)

@@ -1,4 +1,4 @@
-"""Sums by step in bounded memory: exact while there are few, stretches of 2, 4, 8 … steps when there are many."""
+"""Sums by step in bounded memory: exact for few steps, in stretches of 2, 4, 8 … steps for many."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sums_of(rows: tuple[np.ndarray, np.ndarray, np.ndarray], most: int, parts: i
 
 
 def check(found: StepSums, rows: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-    """Every stretch holds exactly the rows of its steps, in their prompt groups, and no row is in none."""
+    """Every stretch holds exactly the rows of its steps, in their prompt groups, and every row is in a stretch."""
     step_S, group_S, sums_SM = rows
     seen = np.zeros(len(step_S), dtype=bool)
     for first, last, sums_GM in found:
@@ -40,7 +40,7 @@ def check(found: StepSums, rows: tuple[np.ndarray, np.ndarray, np.ndarray]) -> N
 
 @pytest.mark.parametrize(("highest", "most", "stretch"), [(50, 50, 1), (51, 50, 2), (400, 50, 8), (10_000, 7, 2048)])
 def test_stretches(highest, most, stretch):
-    """All as long as each other, but the last, which ends with the latest step."""
+    """Stretches are equally long, except the last, which ends with the latest step."""
     rows = random_rows(0, 30_000, highest)
     assert rows[0].max() == highest - 1
     found = sums_of(rows, most, parts=5)
@@ -73,7 +73,7 @@ def test_order_and_sharding_do_not_change_the_stretches():
     assert max(last for _, last in whole) == rows[0].max()
 
 
-def test_merging_leaves_the_other_as_it_was():
+def test_merging_leaves_the_other_unchanged():
     rows = random_rows(4, 50, 5)
     first, second = StepSums(20), sums_of(rows, 20)
     first.merge(second)
@@ -82,14 +82,14 @@ def test_merging_leaves_the_other_as_it_was():
 
 
 def test_steps_far_apart_stay_few():
-    """Steps 0 and 2^30 alone are two stretches of one step: nothing has to be coarsened."""
+    """Only steps 0 and 2^30: two stretches of one step each, without coarsening."""
     found = StepSums(20)
     found.update(np.array([0, 2**30]), np.array([0, 1]), np.ones((2, WIDTH)))
     assert [(first, last) for first, last, _ in found] == [(0, 0), (2**30, 2**30)]
 
 
 def test_a_summary_of_many_steps():
-    """1,000 steps: at most 64 stretches for each algorithm, every step for the bad updates, and nothing lost."""
+    """1,000 steps: at most 64 stretches per algorithm, every step for the bad updates, and nothing is lost."""
     steps = np.arange(1000, dtype=np.int32)
     batch = simple([[-1.0, -2.0]] * 1000, [[-1.5, -1.0]] * 1000, [1.0, -1.0] * 500, step_S=steps)
     summary = summarise(batch, needs=PLAIN, algorithms=plain_algorithms())

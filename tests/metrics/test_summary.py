@@ -1,4 +1,4 @@
-"""A summary as a whole: sharding, order, the edges of what a batch can be, and the shape of its result."""
+"""A complete summary: sharding, order, extreme batches, and the shape of its result."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def flat(result: object, path: str = "") -> dict[str, object]:
     return {k: v for key, value in pairs for k, v in flat(value, f"{path}/{key}").items()}
 
 
-def assert_close(one: dict, other: dict, rel: float = 1e-9) -> None:
-    one, other = flat(one), flat(other)
-    assert one.keys() == other.keys()
-    for key, value in one.items():
+def assert_close(first: dict, other: dict, rel: float = 1e-9) -> None:
+    first, other = flat(first), flat(other)
+    assert first.keys() == other.keys()
+    for key, value in first.items():
         if isinstance(value, float) and isinstance(other[key], float):
             assert other[key] == pytest.approx(value, rel=rel, abs=1e-12), key
         else:
@@ -58,7 +58,7 @@ def test_shards_merged_in_order_give_the_bits_of_one_pass(random_batch) -> None:
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.randoms())
-def test_any_sharding_and_any_order_gives_the_same_but_for_rounding(random_batch, take_responses, cuts, rng) -> None:
+def test_any_sharding_and_order_gives_the_same_up_to_rounding(random_batch, take_responses, cuts, rng) -> None:
     batch = random_batch(7, responses=30)
     order = list(range(batch.num_responses))
     rng.shuffle(order)
@@ -73,17 +73,17 @@ def test_exact_state_is_the_same_bits_in_any_order(random_batch, take_responses)
     batch = random_batch(3, top_k=3)
     backwards = summarise(take_responses(batch, range(batch.num_responses - 1, -1, -1)))
     forwards = summarise(batch)
-    for mine, theirs in (
+    for first, other in (
         (backwards.exact.cells.d, forwards.exact.cells.d),
         (backwards.exact.cells.topk, forwards.exact.cells.topk),
     ):
-        np.testing.assert_array_equal(mine.total, theirs.total)
-        np.testing.assert_array_equal(mine.by_group, theirs.by_group)
-        np.testing.assert_array_equal(mine.largest, theirs.largest)
+        np.testing.assert_array_equal(first.total, other.total)
+        np.testing.assert_array_equal(first.by_group, other.by_group)
+        np.testing.assert_array_equal(first.largest, other.largest)
     np.testing.assert_array_equal(backwards.exact.spearman.sample.rows(), forwards.exact.spearman.sample.rows())
 
 
-def test_a_long_batch_is_cut_into_slices_without_a_trace(random_batch, monkeypatch) -> None:
+def test_cutting_a_long_batch_into_slices_changes_nothing(random_batch, monkeypatch) -> None:
     batch = random_batch(1, top_k=2)
     whole = summarise(batch).result()
     monkeypatch.setattr("mismatch_cli.metrics.gaps.token_gaps.__defaults__", (7, ()))
@@ -115,7 +115,7 @@ def test_an_empty_batch_changes_nothing(random_batch, take_responses) -> None:
     json.dumps(nothing, allow_nan=False)
 
 
-def test_a_response_without_tokens_is_counted_and_nothing_else(make_batch) -> None:
+def test_a_response_without_tokens_is_only_counted(make_batch) -> None:
     with_empty = summarise(make_batch([[-1.0], [], [-2.0]], logp_recomputed=[[-1.5], [], [-2.0]])).result()
     without = summarise(make_batch([[-1.0], [-2.0]], logp_recomputed=[[-1.5], [-2.0]])).result()
     assert with_empty["counts"]["responses"] == 3
@@ -134,7 +134,7 @@ def test_one_token(make_batch) -> None:
     json.dumps(result, allow_nan=False)
 
 
-def test_what_the_loss_mask_leaves_out_has_no_influence(random_batch, take_responses) -> None:
+def test_masked_tokens_have_no_influence(random_batch, take_responses) -> None:
     batch = random_batch(2, responses=20, top_k=2)
     padded = type(batch)(**{**vars(batch), "loss_mask_T": np.random.default_rng(0).random(batch.num_tokens) < 0.7})
     result = summarise(padded)
@@ -170,7 +170,7 @@ def test_positions_count_masked_tokens_too(make_batch) -> None:
 
 
 def test_out_of_support(make_batch) -> None:
-    """μ = (.5, .25), π = (0, .5): Δp = −.5 and +.25, ratios 0 and 2, and log metrics from the second token alone."""
+    """μ = (.5, .25), π = (0, .5): Δp = −.5 and +.25, ratios 0 and 2, and log metrics from the second token only."""
     mu, pi = [[np.log(0.5), np.log(0.25)]], [[-INF, np.log(0.5)]]
     result = summarise(make_batch(mu, logp_recomputed=pi)).result()
     value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
@@ -201,7 +201,7 @@ def test_all_out_of_support(make_batch) -> None:
     json.dumps(result, allow_nan=False)
 
 
-def test_what_was_not_measured_is_left_out(make_batch) -> None:
+def test_unmeasured_tokens_are_left_out(make_batch) -> None:
     mu, pi = [[-1.0, -2.0], [-0.5]], [[-1.0, -2.0], [-0.5]]
     repeat = [[NAN, NAN], [-0.75]]
     result = summarise(make_batch(mu, logp_trainer=pi, logp_trainer_repeat=repeat), pair="floor").result()
@@ -211,8 +211,8 @@ def test_what_was_not_measured_is_left_out(make_batch) -> None:
     assert absent["counts"]["tokens"] == 0
 
 
-def test_prompts_that_were_not_measured_lend_no_interval(make_batch) -> None:
-    """The floor was measured on 2 of 20 prompts: that is 2 prompts, whatever else the trace holds."""
+def test_unmeasured_prompts_do_not_count_towards_an_interval(make_batch) -> None:
+    """The floor was measured on 2 of 20 prompts, so it has 2 prompts."""
     mu = [[-1.0, -2.0]] * 20
     repeat = [[-1.1, -2.1]] * 2 + [[NAN, NAN]] * 18
     result = summarise(make_batch(mu, logp_trainer=mu, logp_trainer_repeat=repeat), pair="floor").result()
@@ -221,22 +221,22 @@ def test_prompts_that_were_not_measured_lend_no_interval(make_batch) -> None:
 
 
 def test_the_state_does_not_grow(random_batch, monkeypatch) -> None:
-    monkeypatch.setattr(correlation, "SAMPLE_TOKENS", 100)  # a sample that is full from the first batch on
+    monkeypatch.setattr(correlation, "SAMPLE_TOKENS", 100)  # full from the first batch on
     sizes = [_bytes_in(summarise(*(random_batch(seed) for seed in range(count)))) for count in (1, 6)]
     assert sizes[1] - sizes[0] < 10_000
     assert 15_000_000 < sizes[1] < 23_000_000
 
 
-def _bytes_in(held: object) -> int:
+def _bytes_in(value: object) -> int:
     """The memory of all arrays of an accumulator."""
-    if isinstance(held, np.ndarray):
-        return held.nbytes
-    parts = vars(held).values() if isinstance(held, Accumulator) else held if isinstance(held, list) else []
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    parts = vars(value).values() if isinstance(value, Accumulator) else value if isinstance(value, list) else []
     return sum(map(_bytes_in, parts))
 
 
-def test_what_is_sent_to_another_process_is_small_and_whole(random_batch) -> None:
-    """Counts without their zeros: every array comes back, to the bit, and can be added to."""
+def test_a_pickled_summary_is_small_and_complete(random_batch) -> None:
+    """Counts travel without their zeros: every array comes back to the bit, and can be added to."""
     summary = summarise(*(random_batch(seed) for seed in range(3)))
     sent = pickle.dumps(summary)
     assert len(sent) < _bytes_in(summary) / 5
@@ -261,7 +261,7 @@ def test_topk_measured_for_some_responses_only(make_batch) -> None:
     assert result["metrics"]["tv_binary_mean"]["value"] == pytest.approx(0.1, abs=1e-6)
 
 
-def test_an_infinite_topk_kl_is_left_out_and_its_tv_is_not(make_batch) -> None:
+def test_an_infinite_topk_kl_is_left_out_but_its_tv_is_kept(make_batch) -> None:
     mu, pi = [[np.log(0.5), np.log(0.5)]], [[np.log(0.5), np.log(0.5)]]
     rollout = np.log(np.array([[0.5, 0.3], [0.5, 0.3]]))
     recomputed = np.log(np.array([[0.5, 0.0], [0.5, 0.3]]))
@@ -272,7 +272,7 @@ def test_an_infinite_topk_kl_is_left_out_and_its_tv_is_not(make_batch) -> None:
     assert value["kl_topk_mean"] == pytest.approx(0, abs=1e-6)
 
 
-def test_enormous_gaps_do_not_overflow_the_rest(make_batch) -> None:
+def test_enormous_gaps_do_not_spread(make_batch) -> None:
     """A broken recording: a gap of 95 nats on one token, Σd of thousands in a response."""
     mu, pi = [[-96.0], [-40.0] * 100, [-1.0]], [[-1.0], [-1.0] * 100, [-1.0]]
     result = summarise(make_batch(mu, logp_recomputed=pi)).result()
@@ -282,16 +282,16 @@ def test_enormous_gaps_do_not_overflow_the_rest(make_batch) -> None:
     json.dumps(result, allow_nan=False)
 
 
-def test_one_value_of_the_rollout_has_no_correlation(make_batch):
-    """Neither one token nor many equal ones: their variance is what the sums were rounded by."""
+def test_a_constant_rollout_has_no_correlation(make_batch):
+    """Neither a single token nor many equal ones: their variance is rounding of the sums."""
     for count in (1, 7):
         metrics = summarise(make_batch([[-0.7] * count], logp_recomputed=[[-0.3] * count])).result()["metrics"]
         assert metrics["pearson"]["value"] is None
 
 
-def test_what_the_top_k_hold_by_hand(make_batch) -> None:
+def test_top_k_masses_by_hand(make_batch) -> None:
     mu = np.array([[0.5, 0.3, 0.1], [0.6, 0.3, 0.05], [0.4, 0.4, 0.0], [0.2, 0.2, 0.2]])
-    pi = np.array([[0.4, 0.3, 0.1], [0.7, 0.2, 0.05], [0.5, 0.5, 0.1], [np.nan] * 3])  # the third is rounded beyond 1
+    pi = np.array([[0.4, 0.3, 0.1], [0.7, 0.2, 0.05], [0.5, 0.5, 0.1], [np.nan] * 3])  # the third is rounded above 1
     with np.errstate(divide="ignore"):
         columns = {"topk_logp_rollout": np.log(mu), "topk_logp_recomputed": np.log(pi)}
     batch = make_batch(

@@ -1,4 +1,4 @@
-"""Sums by prompt group: intervals of quantiles where prompts cluster, and sequence weights that no float can hold."""
+"""Sums by prompt group: intervals of quantiles for clustered prompts, and sequence weights too large for a float."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.sums import SequenceWeights
 
 
-def test_jackknife_covers_the_median_where_prompts_cluster(make_batch) -> None:
+def test_the_jackknife_covers_the_median_for_clustered_prompts(make_batch) -> None:
     """|d| = 0.02 · |normal| · gamma(4)/4: the median is 0.01133."""
     rng, covered, trials = np.random.default_rng(1), 0, 60
     truth = np.median(np.abs(rng.normal(size=10**6)) * 0.02 * rng.gamma(4, 1 / 4, 10**6))
@@ -35,19 +35,19 @@ def _weights(prompt_id_S: np.ndarray, log_weight_S: np.ndarray) -> SequenceWeigh
     return weights
 
 
-def test_sequence_weights_of_any_size_have_values_and_no_interval() -> None:
+def test_sequence_weights_of_any_size_have_values_without_intervals() -> None:
     rng = np.random.default_rng(0)
     log_w, ids = 0.2 * rng.normal(size=40), np.arange(40)
     for shift in (0.0, 300.0, -2000.0, 5000.0):
         ess = _weights(ids, log_w + shift).result(40)["ess_sequence"]
         w = np.exp(log_w)
         assert ess.value == pytest.approx(w.sum() ** 2 / (40 * (w**2).sum()), rel=1e-9)
-        assert ess.low is None and ess.high is None and ess.note == LARGEST_WEIGHTS  # none was found that holds
+        assert ess.low is None and ess.high is None and ess.note == LARGEST_WEIGHTS  # no valid one is known
     chi2 = _weights(ids, log_w).result(40)["chi2_sequence"]
     assert chi2.value == pytest.approx(np.mean(np.exp(2 * log_w)) - 1, rel=1e-12)
 
 
-def test_weights_that_few_responses_decide_have_no_interval() -> None:
+def test_weights_dominated_by_few_responses_have_no_interval() -> None:
     log_w = np.random.default_rng(0).normal(size=400)
     for found in _weights(np.arange(400), log_w).result(400).values():
         assert found.value is not None and found.low is None and found.note == LARGEST_WEIGHTS
@@ -64,6 +64,6 @@ def test_sequence_weights_merge_across_shifts() -> None:
         np.testing.assert_allclose(merged.sums_G3, whole.sums_G3, rtol=1e-12)
 
 
-def test_an_equal_trainer_has_full_sample_size_and_no_chi2() -> None:
+def test_an_equal_trainer_has_full_sample_size_and_zero_chi2() -> None:
     result = _weights(np.arange(20), np.zeros(20)).result(20)
     assert result["ess_sequence"].value == 1 and result["chi2_sequence"].value == 0

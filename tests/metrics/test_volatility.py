@@ -1,4 +1,4 @@
-"""The table by bin of μ, against numpy on the same tokens."""
+"""The table by bin of μ, compared with numpy on the same tokens."""
 
 from __future__ import annotations
 

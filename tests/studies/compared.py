@@ -1,4 +1,4 @@
-"""Traces that differ from a bundled one in a way that is known."""
+"""Traces that differ from a bundled one in known ways."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FLOAT32 = bundled("traces") / "float32"
 
 
 def rows_of(folder: Path) -> list[Row]:
-    """The responses of a trace as dicts, in the order of its files."""
+    """The responses of a trace as dicts, in file order."""
     return [row for table in Trace.open(folder).tables() for row in table.to_pylist()]
 
 
 def write_rows(
     folder: Path, rows: Sequence[Row], like: Path, *, shards: int = 1, manifest: Callable[[Row], Any] = lambda _: None
 ) -> Path:
-    """A trace of these rows with the schema, the vocabulary and, but for a change, the manifest of another."""
+    """A trace of these rows with the schema, vocabulary and, except for a change, the manifest of another."""
     folder.mkdir(parents=True)
     schema = next(Trace.open(like).tables()).schema
     schema = pa.schema([field for field in schema if any(field.name in row for row in rows)])
@@ -46,9 +46,9 @@ def write_rows(
     return folder
 
 
-def shifted(row: Row, by: float) -> Row:
-    """The same response, its π lower by a constant in log π."""
-    return row | {"logp_trainer": [logp - by for logp in row["logp_trainer"]]}
+def shifted(row: Row, nats: float) -> Row:
+    """The same response with log π lowered by a constant."""
+    return row | {"logp_trainer": [logp - nats for logp in row["logp_trainer"]]}
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def float32_rows() -> list[Row]:
 
 @pytest.fixture(scope="session")
 def perturbed(tmp_path_factory: pytest.TempPathFactory, float32_rows: list[Row]) -> Path:
-    """float32 with log π lower by 0.02 everywhere and noise of 0.01: half of it in another order and other shards."""
+    """float32 with log π lowered by 0.02 everywhere and noise of 0.01, in a different order and in three shards."""
     rng = np.random.default_rng(0)
     rows = []
     for row in float32_rows:
@@ -80,7 +80,7 @@ def traces(perturbed: Path) -> list[Trace]:
 
 @pytest.fixture(scope="session")
 def analysis(traces: list[Trace]) -> ComparisonAnalysis:
-    """float32 against its perturbed copy, in another order, and against the fp8 trace."""
+    """float32 compared with its perturbed copy, in a different order, and with the fp8 trace."""
     return analyse_comparison(traces, arguments=["--pair", "mismatch"])
 
 

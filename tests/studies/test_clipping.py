@@ -1,4 +1,4 @@
-"""A trace on disk, judged shard by shard: the numbers of the accumulators, whatever the number of workers."""
+"""A trace on disk, judged shard by shard: it gives the accumulators' numbers for any number of workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def found(trace) -> dict[str, Any]:
 
 
 def merged_result(*batches: TokenBatch, **question: Any) -> dict[str, Any]:
-    """The summaries of the batches, merged in order; an optimiser step lies in several of them."""
+    """The summaries of the batches, merged in order; an optimiser step spans several of them."""
     parts = [summarise(batch, whole=batches, **question) for batch in batches]
     summary = ClippingSummary(parts[0].question)
     for part in parts:
@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_the_accumulators(found):
             assert key == "blocked_tokens" or row[key] == value, key
 
 
-def test_the_documented_keys_are_there_and_the_json_is_json(found, trace):
+def test_the_documented_keys_exist_and_the_json_is_valid(found, trace):
     text = json.dumps(found, allow_nan=False)
     assert json.loads(text) == found
     documented = [
@@ -94,17 +94,17 @@ def test_progress_counts_every_response(trace):
 
 
 def test_two_traces_are_one_measurement(tmp_path, trace):
-    """Counts add up, and every example says which trace it is from."""
+    """Counts add up, and every example names its trace."""
     other = write_trace(tmp_path / "trace", world(7, 24), seed=1)
-    both = analyse_clipping([trace, other], ALL).to_json()
+    pooled = analyse_clipping([trace, other], ALL).to_json()
     alone = result_of(*(world(seed, 24) for seed in (*SEEDS, 7)))
-    assert both["counts"] == alone["counts"]
-    for row, same, algorithm in zip(both["algorithms"], alone["algorithms"], ALL, strict=True):
+    assert pooled["counts"] == alone["counts"]
+    for row, same, algorithm in zip(pooled["algorithms"], alone["algorithms"], ALL, strict=True):
         equal = row["blocked"]["all"]["value"] == pytest.approx(same["blocked"]["all"]["value"])
-        assert equal or algorithm.batch_masks  # which are of one trace each, also where their steps have one number
-    traces = {row["trace"] for row in both["overlap"]["examples"]}
+        assert equal or algorithm.batch_masks  # a batch belongs to one trace, even if steps share a number
+    traces = {row["trace"] for row in pooled["overlap"]["examples"]}
     assert traces == {0, 1}
-    assert {row["trace"] for row in both["overlap"]["examples"] if row["prompt_id"] >= 700} == {1}
+    assert {row["trace"] for row in pooled["overlap"]["examples"] if row["prompt_id"] >= 700} == {1}
 
 
 def test_a_shard_without_recomputed_is_counted_and_left_out(tmp_path):
@@ -137,7 +137,7 @@ def test_a_shard_without_full_divergences_is_judged_like_the_others(tmp_path):
 
 
 def test_pooled_traces_are_judged_on_the_smallest_top_k_of_them(tmp_path):
-    """The first five of twenty ranks, beside a trace that holds five: as if both had recorded five."""
+    """The first five of twenty ranks, pooled with a trace of five: as if both had recorded five."""
     recorded = [world(seed, 24, top_k=k) for seed, k in ((0, 20), (1, 5))]
     traces = [write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)]
     asked = (find("dppo-topk-tv:k=5"), find("dppo-topk-kl:k=5"))
@@ -150,8 +150,8 @@ def test_pooled_traces_are_judged_on_the_smallest_top_k_of_them(tmp_path):
         assert found[part] == same[part], part
 
 
-def test_nothing_that_all_algorithms_need_together(tmp_path):
-    """Recomputed in one shard, top-K in the other: no token has both, and the message says what to do."""
+def test_no_token_has_what_all_algorithms_need(tmp_path):
+    """Recomputed in one shard, top K in the other: no token has both, and the message says what to do."""
     topk = ("topk_ids_TK", "topk_logp_rollout_TK", "topk_logp_trainer_TK", "topk_logp_recomputed_TK")
     trace = write_trace(
         tmp_path / "trace", without(world(0, 12), *topk), without(world(1, 12), "logp_recomputed_T", topk[-1])
@@ -181,7 +181,7 @@ def test_without_advantages_both_signs_are_asked(tmp_path):
 
 
 def test_equal_weights(tmp_path):
-    """What compares with the recomputed policy alone is skipped; the engine's band is judged against the trainer."""
+    """Masks on the recomputed policy only are skipped; the engine's band is judged against the trainer."""
     trace = write_trace(
         tmp_path / "trace", world(0, 40), without=("logp_recomputed", "topk_logp_recomputed"), equal_weights=True
     )
@@ -210,7 +210,7 @@ def test_the_same_seed_twice_would_count_twice(tmp_path, trace):
         analyse_clipping([trace, other], ALL)
 
 
-def test_what_the_plots_get(trace):
+def test_plot_data(trace):
     pair = (find("grpo-clip-higher"), find("dppo-binary-tv"))
     analysis = analyse_clipping([trace], ALL)
     result, data = analysis.result, analysis.plot_data
@@ -231,7 +231,7 @@ def test_plots_without_the_recomputed_policy(tmp_path):
     assert np.isnan(analysis.plot_data.sample["logp_recomputed"]).all()
 
 
-def test_without_advantages_the_plots_get_each_token_for_either_sign(tmp_path):
+def test_without_advantages_the_plots_get_each_token_once_per_sign(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 12), without=("advantage",))
     data = analyse_clipping([trace], (find("dppo-binary-tv-recompute"),)).plot_data
     logp_anchor_N, logp_N = data.coordinates(data.compared[0])
@@ -242,8 +242,8 @@ def test_without_advantages_the_plots_get_each_token_for_either_sign(tmp_path):
 
 def test_a_trace_of_one_token_and_one_of_none(tmp_path):
     batch = world(0, 6)
-    one = replace(batch, loss_mask_T=np.arange(batch.num_tokens) == 3, advantage_T=np.ones(batch.num_tokens))
-    found = analyse_clipping([write_trace(tmp_path / "one" / "trace", one)], ALL, theory=True).to_json()
+    single = replace(batch, loss_mask_T=np.arange(batch.num_tokens) == 3, advantage_T=np.ones(batch.num_tokens))
+    found = analyse_clipping([write_trace(tmp_path / "one" / "trace", single)], ALL, theory=True).to_json()
     assert found["counts"]["tokens"] == 1
     json.dumps(found, allow_nan=False)
     masked = replace(batch, loss_mask_T=np.zeros(batch.num_tokens, dtype=bool))
@@ -253,11 +253,11 @@ def test_a_trace_of_one_token_and_one_of_none(tmp_path):
 
 
 def test_one_row_for_each_mask_and_the_compared_ones_keep_theirs(trace):
-    """ppo-tis has the mask of ppo and another weight; a key in which they differ keeps them apart."""
+    """ppo-tis has the mask of ppo but a different weight; a key in which they differ keeps them apart."""
     judged = [find(name) for name in ("ppo", "ppo-tis", "minirl", "minirl-tis", "pg-tis", "pg-is")]
     data = analyse_clipping([trace], judged, judged[2:4]).plot_data
-    assert [one.label for one in data.masks(data.rows)] == [
+    assert [mask.label for mask in data.masks(data.rows)] == [
         "ppo (+1 alike)", "minirl", "minirl-tis", "pg-tis (+1 alike)",
     ]  # fmt: skip
-    assert [one.others for one in data.masks(data.rows)] == [("ppo-tis",), (), (), ("pg-is",)]
-    assert [one.label for one in data.masks(data.rows, "lost")][-2:] == ["pg-tis", "pg-is"]
+    assert [mask.others for mask in data.masks(data.rows)] == [("ppo-tis",), (), (), ("pg-is",)]
+    assert [mask.label for mask in data.masks(data.rows, "lost")][-2:] == ["pg-tis", "pg-is"]

@@ -1,4 +1,4 @@
-"""Traces on disk, compared: known differences, the same tokens, what is left out, and the JSON."""
+"""Comparing traces on disk: known differences, equal tokens, what is left out, and the JSON."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def holds(estimate: Row, value: float) -> bool:
     return estimate["low"] <= value <= estimate["high"]
 
 
-def test_a_known_difference_lies_in_its_interval(result):
-    """π is lower by 0.02 with noise of 0.01: the mean by 0.02, the spread larger by 0.01."""
+def test_a_known_difference_is_within_its_interval(result):
+    """log π is lower by 0.02 with noise of 0.01: the mean drops by 0.02, the spread grows by 0.01."""
     metrics = result["comparisons"][0]["metrics"]
     assert holds(metrics["d_mean"]["difference"], -0.02)
     assert metrics["d_mean"]["more_than_noise"] and metrics["d_mean"]["factor"]["value"] is None
@@ -46,7 +46,7 @@ def test_on_the_same_tokens_the_policies_are_compared_directly(result):
     assert found["clip_flips"]["value"] == 0
 
 
-def test_tokens_meet_their_partners_in_any_order(result, float32_rows, perturbed):
+def test_tokens_match_their_partners_in_any_order(result, float32_rows, perturbed):
     """The largest difference of a token, from the rows themselves."""
     key = ("prompt_id", "sample_index")
     other = {tuple(row[k] for k in key): row for table in Trace.open(perturbed).tables() for row in table.to_pylist()}
@@ -59,8 +59,8 @@ def test_tokens_meet_their_partners_in_any_order(result, float32_rows, perturbed
     assert current["abs_d_mean"]["value"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-5)
 
 
-def test_the_numbers_are_those_of_the_report(result, traces):
-    """But for rounding and the draws behind intervals."""
+def test_the_numbers_equal_the_reports(result, traces):
+    """Except for rounding and the draws behind intervals."""
     for side, trace in zip(result["traces"], traces, strict=True):
         expected = analyse([trace], 0).to_json()["pairs"]["mismatch"]
         assert side["summary"]["counts"] == expected["counts"]
@@ -70,7 +70,7 @@ def test_the_numbers_are_those_of_the_report(result, traces):
 
 
 @pytest.mark.parametrize("folder", [FLOAT32, bundled_trace()], ids=["float32", "fp8-kv"])
-def test_a_trace_against_itself_differs_nowhere(folder, tmp_path):
+def test_a_trace_compared_with_itself_has_no_differences(folder, tmp_path):
     (comparison,) = compared(folder, folder)["comparisons"]
     assert comparison["pairing"] == "tokens" and comparison["settings"] == []
     assert (comparison["tested"], comparison["more_than_noise"]) == (0, 0)
@@ -80,8 +80,8 @@ def test_a_trace_against_itself_differs_nowhere(folder, tmp_path):
     assert comparison["on_tokens"]["clip_flips"]["value"] == 0
 
 
-def test_clip_decisions_that_differ_are_counted(tmp_path, float32_rows):
-    """A trainer with π = μ/2 on every fourth response: its ratio leaves [0.8, 1.28] on all of their tokens."""
+def test_different_clip_decisions_are_counted(tmp_path, float32_rows):
+    """A trainer with π = μ/2 on every fourth response: the ratio leaves [0.8, 1.28] on all of its tokens."""
     rows = [row if i % 4 else shifted(row, np.log(2)) for i, row in enumerate(float32_rows)]
     (comparison,) = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))["comparisons"]
     tokens = [len(row["response_ids"]) for row in float32_rows]
@@ -90,7 +90,7 @@ def test_clip_decisions_that_differ_are_counted(tmp_path, float32_rows):
     assert flips["low"] < flips["value"] < flips["high"]
 
 
-def test_what_only_one_trace_holds_is_left_out_and_counted(tmp_path, float32_rows):
+def test_responses_in_only_one_trace_are_left_out_and_counted(tmp_path, float32_rows):
     rows = [*float32_rows[:60], *(row | {"response_ids": row["response_ids"][::-1]} for row in float32_rows[60:])]
     found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
     palindromes = sum(row["response_ids"] == row["response_ids"][::-1] for row in float32_rows[60:])
@@ -100,15 +100,15 @@ def test_what_only_one_trace_holds_is_left_out_and_counted(tmp_path, float32_row
     assert all(found["difference"]["value"] in (0, None) for found in found["comparisons"][0]["metrics"].values())
 
 
-def test_prompts_that_only_one_trace_holds_are_left_out(tmp_path, float32_rows):
-    """Other responses to 16 of the 24 prompts: 64 of the first trace's responses are compared."""
+def test_prompts_in_only_one_trace_are_left_out(tmp_path, float32_rows):
+    """Different responses to 16 of the 24 prompts: 64 of the first trace's responses are compared."""
     rows = [row | {"response_ids": row["response_ids"][::-1]} for row in float32_rows if row["prompt_id"] < 16]
     found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
     assert found["comparisons"][0]["pairing"] == "prompts" and found["comparisons"][0]["shared_prompts"] == 16
     assert [side["compared_responses"] for side in found["traces"]] == [64, 64]
 
 
-def test_other_prompts_are_not_paired_and_nothing_is_left_out(tmp_path, float32_rows):
+def test_different_prompts_are_not_paired_and_nothing_is_left_out(tmp_path, float32_rows):
     halves = [
         write_rows(tmp_path / name, [row for row in float32_rows if (row["prompt_id"] < 12) == (name == "a")], FLOAT32)
         for name in "ab"
@@ -132,18 +132,18 @@ def test_masks_and_columns_that_differ(tmp_path, float32_rows):
     assert comparison["metrics"]["abs_d_mean"]["difference"]["value"] is not None
 
 
-def test_what_a_dump_does_not_say_is_not_compared(tmp_path, float32_rows):
+def test_what_a_dump_does_not_record_is_not_compared(tmp_path, float32_rows):
     def imported(manifest: Row) -> None:
         manifest["imported"] = {"title": "a dump", "file_count": 1, "rows_with_unknown_finish": 9}
         manifest["imported"] |= {"left_out": {}, "left_out_first": {}, "noted": {}}
 
     found = compared(FLOAT32, write_rows(tmp_path / "a", float32_rows, FLOAT32, manifest=imported))
     difference = found["comparisons"][0]["metrics"]["truncated_share"]["difference"]
-    assert difference["value"] is None and difference["note"] == "nothing says why responses ended"
+    assert difference["value"] is None and difference["note"] == "unknown why responses ended"
     assert found["traces"][1]["summary"]["metrics"]["truncated_share"]["value"] is None
 
 
-def test_responses_that_nobody_scored_are_left_out_of_both(tmp_path, float32_rows):
+def test_unscored_responses_are_left_out_of_both(tmp_path, float32_rows):
     rows = [row if i % 4 else row | {"logp_trainer": None} for i, row in enumerate(float32_rows)]
     found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
     assert [side["compared_responses"] for side in found["traces"]] == [72, 72]
@@ -151,7 +151,7 @@ def test_responses_that_nobody_scored_are_left_out_of_both(tmp_path, float32_row
     assert found["comparisons"][0]["metrics"]["abs_d_mean"]["difference"]["value"] == 0
 
 
-def test_the_gap_is_the_first_that_all_have_or_the_one_asked_for(tmp_path, float32_rows):
+def test_the_pair_is_the_first_that_all_traces_have_or_the_requested_one(tmp_path, float32_rows):
     later = [{k: v for k, v in row.items() if k != "logp_recomputed"} | {"version_trainer": 1} for row in float32_rows]
     stale = write_rows(tmp_path / "a", later, FLOAT32)
     assert compared(FLOAT32, bundled_trace())["pair"] == "mismatch"
@@ -168,26 +168,26 @@ def test_a_trace_without_scores_is_named(tmp_path, float32_rows):
     with pytest.raises(MismatchError, match="a was not scored by a trainer"):
         compared(FLOAT32, folder)
     empty = [row | {"logp_trainer": None} for row in float32_rows]
-    with pytest.raises(MismatchError, match="b holds no scored token"):
+    with pytest.raises(MismatchError, match="b has no scored tokens"):
         compared(FLOAT32, write_rows(tmp_path / "b", empty, FLOAT32))
 
 
 def test_three_traces_are_compared_with_the_first(result):
     assert [side["name"] for side in result["traces"]] == ["A", "B", "C"]
-    assert [(each["trace"], each["against"], each["pairing"]) for each in result["comparisons"]] == [
+    assert [(row["trace"], row["against"], row["pairing"]) for row in result["comparisons"]] == [
         ("B", "A", "tokens"), ("C", "A", "prompts"),
     ]  # fmt: skip
-    assert [each["settings"][0]["setting"] for each in result["comparisons"]] == [
+    assert [row["settings"][0]["setting"] for row in result["comparisons"]] == [
         "libraries.torch", "rollout.kv_cache_dtype",
     ]  # fmt: skip
-    for each in result["comparisons"]:
-        assert each["expected_by_chance"] == pytest.approx(0.05 * each["tested"])
-        answers = [found["more_than_noise"] for found in each["metrics"].values()]
-        assert each["more_than_noise"] == answers.count(True)
-        assert each["tested"] == len(answers) - answers.count(None)
+    for row in result["comparisons"]:
+        assert row["expected_by_chance"] == pytest.approx(0.05 * row["tested"])
+        answers = [found["more_than_noise"] for found in row["metrics"].values()]
+        assert row["more_than_noise"] == answers.count(True)
+        assert row["tested"] == len(answers) - answers.count(None)
 
 
-def test_runs_are_called_by_what_tells_them_apart():
+def test_runs_are_named_by_what_distinguishes_them():
     assert run_names([Path("/x/before"), Path("/x/after")]) == ["before", "after"]
     assert run_names([Path("/x/1/probe"), Path("/x/2/probe")]) == ["1/probe", "2/probe"]
     assert run_names([Path("/x/probe"), Path("/x/probe")]) == ["probe (A)", "probe (B)"]
@@ -217,7 +217,7 @@ def test_every_key_is_documented(result):
     assert (result["format"], result["version"]) == ("mismatch-cli comparison", 1)
 
 
-def test_the_gap_differs_where_its_mean_does_and_metrics_where_chance_does_not_bring_so_many():
+def test_the_gap_differs_if_its_mean_does_and_metrics_differ_if_chance_does_not_explain_their_number():
     quiet: dict[str, bool | None] = dict.fromkeys(map(str, range(20)), False)
     some = {key: int(key) < 3 or answer for key, answer in quiet.items()}  # three of twenty: in 1 of 13 comparisons
     many = {key: int(key) < 4 or answer for key, answer in quiet.items()}  # four: in 1 of 63

@@ -41,11 +41,11 @@ def existing(found: Exploration | None) -> Exploration:
 
 
 def judged_by(found: Exploration, name: str, sign: str = "") -> Judged:
-    return next(each for each in found.judged if (each.algorithm, each.sign) == (name, sign))
+    return next(judged for judged in found.judged if (judged.algorithm, judged.sign) == (name, sign))
 
 
 def share(judged: Judged, position: int | None = None) -> float:
-    """Blocked of those that are judged, as the script of the page counts them."""
+    """The blocked share of the judged tokens, as the page's script counts it."""
     level_T = judged.level_T[judged.level_T != NOT_JUDGED]
     return float(np.mean(level_T > (judged.published if position is None else position)))
 
@@ -67,7 +67,7 @@ def test_every_algorithm_blocks_the_tokens_that_its_masks_block(explored: Explor
 
 
 def test_every_column_that_an_algorithm_may_need_is_read(tmp_path: Path) -> None:
-    """One that is not read would take all algorithms from the page."""
+    """A column that is not read would remove all algorithms from the page."""
     batch = world(0, 24)
     averaged = replace(batch, logp_average_T=batch.logp_recomputed_T)
     names = ("grpo-clip-higher", "ppo-ewma", "top-entropy", "ppo", "dppo-topk-tv-recompute")
@@ -85,7 +85,7 @@ def test_the_share_is_what_clipstats_prints(trace: Trace, explored: Exploration)
 
 @pytest.mark.parametrize("place", [0, 5, -9, -1])
 def test_a_slider_moved_is_clipstats_with_these_thresholds(trace: Trace, explored: Exploration, place: int) -> None:
-    """Typed as they stand on the page, beside the algorithms that decide which tokens are judged."""
+    """Thresholds typed as the page shows them, together with the algorithms that decide which tokens are judged."""
     movable = [judged for judged in explored.judged if len(judged.thresholds) > 1]
     fixed = [a for a in ALL if not a.masks or any(mask.scope for mask in a.masks)]
     assert len(movable) == len(ALL) - len(fixed)
@@ -94,9 +94,9 @@ def test_a_slider_moved_is_clipstats_with_these_thresholds(trace: Trace, explore
     needy = tuple(algorithm for algorithm in ALL if algorithm.name.endswith("-recompute"))
     rows = {row["name"]: row for row in analyse_clipping([trace], (*moved, *needy)).to_json()["algorithms"]}
     for judged in movable:
-        at = range(len(judged.thresholds))[place]
+        position = range(len(judged.thresholds))[place]
         expected = rows[asked[judged.algorithm]]["blocked"]["all"]["value"]
-        assert share(judged, at) == pytest.approx(expected, abs=1e-12), asked[judged.algorithm]
+        assert share(judged, position) == pytest.approx(expected, abs=1e-12), asked[judged.algorithm]
 
 
 def typed(judged: Judged, place: int) -> str:
@@ -105,7 +105,7 @@ def typed(judged: Judged, place: int) -> str:
 
 def test_positions_go_from_strict_to_loose_through_the_published_one(explored: Exploration) -> None:
     for judged, algorithm in zip(explored.judged, ALL, strict=True):
-        shares = [share(judged, at) for at in range(len(judged.thresholds))]
+        shares = [share(judged, position) for position in range(len(judged.thresholds))]
         assert shares == sorted(shares, reverse=True), judged.algorithm
         assert sliders(algorithm)[judged.published][0] is algorithm
         for low, high in zip(judged.thresholds, judged.thresholds[1:], strict=False):
@@ -114,7 +114,7 @@ def test_positions_go_from_strict_to_loose_through_the_published_one(explored: E
 
 
 def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, trace: Trace) -> None:
-    """A user's own: blocks what lies near its threshold."""
+    """A user's own mask, which blocks ratios near its threshold."""
     file = tmp_path / "near.py"
     file.write_text(
         "from mismatch_cli.trust_regions import Decision\n"
@@ -123,15 +123,16 @@ def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, tr
         "    return Decision(away_T > 0.1, away_T)\n",
         encoding="utf-8",
     )
-    own = find(str(file))
-    (judged,) = existing(analyse_clipping([trace], (own,)).exploration(48)).judged
+    algorithm = find(str(file))
+    (judged,) = existing(analyse_clipping([trace], (algorithm,)).exploration(48)).judged
     assert (len(judged.thresholds), judged.published) == (1, 0)
     assert judged.unmoved == "not ordered by its threshold"
     assert 0 < share(judged) < 1
-    assert share(judged) == analyse_clipping([trace], (own,)).to_json()["algorithms"][0]["blocked"]["all"]["value"]
+    (row,) = analyse_clipping([trace], (algorithm,)).to_json()["algorithms"]
+    assert share(judged) == row["blocked"]["all"]["value"]
 
 
-def test_without_advantages_each_algorithm_is_asked_for_either_sign(tmp_path: Path) -> None:
+def test_without_advantages_each_algorithm_is_judged_for_both_signs(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
     analysis = analyse_clipping([trace], ALL)
     found, rows = existing(analysis.exploration(40)), analysis.to_json()["algorithms"]
@@ -141,8 +142,8 @@ def test_without_advantages_each_algorithm_is_asked_for_either_sign(tmp_path: Pa
             assert share(judged_by(found, row["name"], sign)) == pytest.approx(row["blocked"][key]["value"], abs=1e-12)
 
 
-def test_a_gap_is_explored_at_equal_weights_and_judged_where_the_trainer_is(tmp_path: Path, trace: Trace) -> None:
-    """`report` speaks of the mismatch; a mask, of the trainer as it is now."""
+def test_a_gap_is_explored_at_equal_weights_and_judged_at_the_current_trainer(tmp_path: Path, trace: Trace) -> None:
+    """`report` is about the mismatch, a mask about the current trainer."""
     found = existing(analyse([trace], worst=3).exploration(48))
     assert (found.pair.name, found.judged_alike) == ("mismatch", False)
     pair = (find("grpo-clip-higher"), find("dppo-binary-tv"))
@@ -153,7 +154,7 @@ def test_a_gap_is_explored_at_equal_weights_and_judged_where_the_trainer_is(tmp_
     assert existing(analyse([equal], worst=3).exploration(48)).judged_alike
 
 
-def test_tokens_stand_with_their_numbers(trace: Trace, explored: Exploration) -> None:
+def test_tokens_keep_their_numbers(trace: Trace, explored: Exploration) -> None:
     batches = list(trace.batches())
     ids_T = np.concatenate([batch.response_ids_T for batch in batches])
     words = [TEXTS[token] if token < len(TEXTS) else f"⟨{token}⟩" for token in ids_T.tolist()]
@@ -172,14 +173,14 @@ def test_tokens_stand_with_their_numbers(trace: Trace, explored: Exploration) ->
     np.testing.assert_array_equal(ranks.logp_UK, topk[ranks.token_U, :5])
 
 
-def test_only_so_many_responses_of_the_first_shards(trace: Trace) -> None:
+def test_only_the_requested_responses_of_the_first_shards(trace: Trace) -> None:
     found = existing(analyse_clipping([trace], ALL[:3]).exploration(30))
     assert (len(found.responses), found.left_out) == (30, 18)
     assert [response.prompt_id for response in found.responses][-6:] == [100, 100, 100, 101, 101, 101]
     assert explore([trace], PAIRS["total"], ALL[:3], PLAIN, responses=0) is None
 
 
-def test_several_traces_with_top_k_of_their_own(tmp_path: Path) -> None:
+def test_several_traces_with_different_top_k(tmp_path: Path) -> None:
     """Twenty ranks in one, five in the other, and a third without any: each token has what its trace has."""
     recorded = [world(0, 12), world(1, 12, top_k=5), without_topk(world(2, 12))]
     traces = [write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)]
@@ -217,8 +218,8 @@ def test_a_shard_that_lacks_a_column_is_shown_and_not_judged(tmp_path: Path) -> 
         assert share(judged) == pytest.approx(row["blocked"]["all"]["value"], abs=1e-12)
 
 
-def test_what_no_policy_can_have_given(tmp_path: Path) -> None:
-    """Out of support, not measured, masked, of no advantage, and a response without a token."""
+def test_tokens_without_usable_values(tmp_path: Path) -> None:
+    """Out of support, not measured, masked, without advantage, and a response without tokens."""
     no = float("nan")
     batch = simple(
         [[-1.0, -1.0, -1.0, -1.0], [], [-0.5, -0.5]],
@@ -238,7 +239,7 @@ def test_a_response_longer_than_a_page_is_cut_and_judged_as_a_whole(tmp_path: Pa
     rng = np.random.default_rng(0)
     logq_T = -rng.exponential(1.0, 130_000).astype(np.float32)
     logp_T = np.minimum(logq_T + rng.normal(0.0, 0.1, len(logq_T)).astype(np.float32), 0)
-    logp_T[:MOST_TOKENS] = logq_T[:MOST_TOKENS]  # where the page ends nothing has moved yet
+    logp_T[:MOST_TOKENS] = logq_T[:MOST_TOKENS]  # nothing has moved yet at the end of the page
     batch = simple([logq_T.tolist()], [logp_T.tolist()], [-1.0])
     batch = replace(batch, response_ids_T=batch.response_ids_T % 8, logp_recomputed_T=batch.logp_rollout_T)
     algorithms: Sequence[Algorithm] = (find("gspo"), find("dppo-binary-tv"))

@@ -1,4 +1,4 @@
-"""Every kind of limit at, below and above its bound, on the bundled traces; and what is absent fails."""
+"""Every kind of limit at, below and above its bound, on the bundled traces; a missing value fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mismatch_cli import dialects
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION
 from mismatch_cli.places import bundled
 from mismatch_cli.studies.gate import Check, Measurement, check_limits, limit_text, measured_text
-from mismatch_cli.studies.limits import SURELY, Limit, LimitSet
+from mismatch_cli.studies.limits import WHOLE_INTERVAL, Limit, LimitSet
 from mismatch_cli.trace.reader import Trace
 
 CLOSE = 1e-9
@@ -30,8 +30,8 @@ def control() -> Measurement:
     return Measurement([Trace.open(bundled("traces") / "float32")], ["slime"])
 
 
-def check(measured: Measurement, metric: str, bound: str, threshold: float, baseline=None, **more) -> Check:
-    (found,) = check_limits([LimitSet("test", (Limit(metric, bound, threshold, **more),))], measured, baseline)
+def check(measured: Measurement, metric: str, bound: str, threshold: float, baseline=None, **words) -> Check:
+    (found,) = check_limits([LimitSet("test", (Limit(metric, bound, threshold, **words),))], measured, baseline)
     return found
 
 
@@ -46,10 +46,10 @@ def value(measured: Measurement, metric: str, pair: str = "mismatch") -> float:
 @pytest.mark.parametrize("pair", ["", "mismatch", "staleness", "total"])
 @pytest.mark.parametrize("metric", ["k3", "pearson", "d_mean", "abs_d_max", "reward_mean"])
 def test_absolute_limits(training, metric, pair):
-    at = value(training, metric, pair or "mismatch")
-    step = abs(at) * CLOSE
-    for bound, good, bad in (("max", at + step, at - step), ("min", at - step, at + step)):
-        assert check(training, metric, bound, at, pair=pair).holds
+    exact = value(training, metric, pair or "mismatch")
+    step = abs(exact) * CLOSE
+    for bound, good, bad in (("max", exact + step, exact - step), ("min", exact - step, exact + step)):
+        assert check(training, metric, bound, exact, pair=pair).holds
         assert check(training, metric, bound, good, pair=pair).holds
         exceeded = check(training, metric, bound, bad, pair=pair)
         assert not exceeded.holds and exceeded.known
@@ -59,7 +59,7 @@ def test_absolute_limits(training, metric, pair):
 @pytest.mark.parametrize(
     ("metric", "agreement"), [("k3", 0), ("tv_binary_mean", 0), ("pearson", 1), ("mult_prob_error", 1)]
 )
-def test_factors_over_the_floor_are_of_the_distance_from_agreement(training, metric, agreement):
+def test_factors_of_the_floor_apply_to_the_distance_from_agreement(training, metric, agreement):
     floor = estimate(training, metric)["floor"]
     factor = abs(value(training, metric) - agreement) / max(abs(floor - agreement), FLOOR_RESOLUTION)
     assert check(training, metric, "max_times_floor", factor * (1 + CLOSE)).holds
@@ -74,7 +74,7 @@ def test_a_floor_below_resolution_counts_as_the_resolution(control):
 
 
 @pytest.mark.parametrize(("metric", "agreement"), [("k3", 0), ("mult_prob_error", 1), ("length_mean", 0)])
-def test_factors_over_a_baseline(training, control, metric, agreement):
+def test_factors_of_a_baseline(training, control, metric, agreement):
     factor = (value(training, metric) - agreement) / (value(control, metric) - agreement)
     for threshold, holds in ((factor * (1 + CLOSE), True), (factor * (1 - CLOSE), False)):
         assert check(training, metric, "max_times_baseline", threshold, control).holds == holds
@@ -90,48 +90,48 @@ def test_steps_above_and_below_a_baseline(training, control):
     assert check(control, "pearson", "max_below_baseline", 0, training).holds
 
 
-def test_a_frameworks_own_metric_is_that_frameworks_number(training, control):
+def test_a_frameworks_own_metric_is_the_frameworks_number(training, control):
     table = pq.read_table(Trace.open(bundled("traces") / "float32").shards[0]).to_pydict()
     means = [
         np.abs(np.subtract(pi, mu, dtype=np.float64)).mean()
         for pi, mu in zip(table["logp_trainer"], table["logp_rollout"], strict=True)
     ]
     name = "slime:train/train_rollout_logprob_abs_diff"
-    at = check(control, name, "max", 1).found.value
-    assert at == pytest.approx(np.mean(means), rel=1e-5)
-    assert check(control, name, "max", at).holds
-    assert not check(control, name, "max", at * (1 - CLOSE)).holds
+    number = check(control, name, "max", 1).found.value
+    assert number == pytest.approx(np.mean(means), rel=1e-5)
+    assert check(control, name, "max", number).holds
+    assert not check(control, name, "max", number * (1 - CLOSE)).holds
     assert not check(training, name, "max_times_baseline", 10, control).holds
 
 
-def test_surely_asks_for_the_whole_interval(training):
+def test_surely_requires_the_whole_interval(training):
     tv, ranks = estimate(training, "tv_binary_mean"), estimate(training, "spearman")
     between = (tv["low"] + tv["value"]) / 2
     assert not check(training, "tv_binary_mean", "max", between).holds
-    assert check(training, "tv_binary_mean", "max", between, decide=SURELY).holds
-    assert not check(training, "tv_binary_mean", "max", tv["low"] * 0.99, decide=SURELY).holds
+    assert check(training, "tv_binary_mean", "max", between, decide=WHOLE_INTERVAL).holds
+    assert not check(training, "tv_binary_mean", "max", tv["low"] * 0.99, decide=WHOLE_INTERVAL).holds
     between = (ranks["high"] + ranks["value"]) / 2
     assert not check(training, "spearman", "min", between).holds
-    assert check(training, "spearman", "min", between, decide=SURELY).holds
-    assert not check(training, "spearman", "min", ranks["high"] * 1.0001, decide=SURELY).holds
+    assert check(training, "spearman", "min", between, decide=WHOLE_INTERVAL).holds
+    assert not check(training, "spearman", "min", ranks["high"] * 1.0001, decide=WHOLE_INTERVAL).holds
     factor = (1 - ranks["high"]) / max(1 - ranks["floor"], FLOOR_RESOLUTION)
-    assert check(training, "spearman", "max_times_floor", factor * 1.01, decide=SURELY).holds
-    assert not check(training, "spearman", "max_times_floor", factor * 0.99, decide=SURELY).holds
+    assert check(training, "spearman", "max_times_floor", factor * 1.01, decide=WHOLE_INTERVAL).holds
+    assert not check(training, "spearman", "max_times_floor", factor * 0.99, decide=WHOLE_INTERVAL).holds
     extreme = value(training, "abs_d_max")  # without an interval the value decides
-    assert not check(training, "abs_d_max", "max", extreme * 0.99, decide=SURELY).holds
+    assert not check(training, "abs_d_max", "max", extreme * 0.99, decide=WHOLE_INTERVAL).holds
 
 
-def test_an_interval_around_agreement_is_at_no_distance_from_it(training):
+def test_an_interval_around_agreement_has_distance_zero_from_it(training):
     ratio = estimate(training, "ratio_mean")
     assert ratio["low"] < 1 < ratio["high"]
     limit = ("ratio_mean", "max_times_floor", 0.0)
     assert not check(training, *limit).holds
-    assert check(training, *limit, decide=SURELY).holds
+    assert check(training, *limit, decide=WHOLE_INTERVAL).holds
 
 
 @pytest.fixture
 def poor(tmp_path) -> Measurement:
-    """The control without floor, advantages and top-K."""
+    """The control without floor, advantages and top K."""
     source = Trace.open(bundled("traces") / "float32")
     table = pq.read_table(source.shards[0])
     lost = [name for name in table.column_names if name.startswith("topk")] + ["logp_trainer_repeat", "advantage"]
@@ -143,34 +143,36 @@ def poor(tmp_path) -> Measurement:
 @pytest.mark.parametrize(
     ("metric", "bound", "pair", "reason"),
     [
-        ("tv_topk_mean", "max", "", "not measured, and what is not measured does not pass"),
+        ("tv_topk_mean", "max", "", "not measured; a limit without a measurement fails"),
         ("k3", "max_times_floor", "", "has no noise"),
-        ("k3", "max", "total", "does not tell total (it has: mismatch)"),
+        ("k3", "max", "total", "has no total pair (it has: mismatch)"),
         ("verl:actor/pg_clipfrac", "max", "", "not measured: needs"),
         ("tv_topk_mean", "max_times_baseline", "", "not measured"),
     ],
 )
-def test_what_is_not_measured_fails(poor, control, metric, bound, pair, reason):
+def test_a_missing_measurement_fails(poor, control, metric, bound, pair, reason):
     found = check(poor, metric, bound, 1e9, control, pair=pair)
     assert not found.holds and not found.known
     assert reason in found.reason
 
 
-def test_what_the_baseline_lacks_fails(poor, control):
+def test_a_metric_missing_in_the_baseline_fails(poor, control):
     found = check(control, "tv_topk_mean", "max_above_baseline", 1e9, poor)
     assert not found.holds and found.reason.startswith("in the baseline: not measured")
 
 
-def test_a_baseline_is_asked_for_the_pair_that_was_measured(training, control):
+def test_the_baseline_uses_the_measured_pair(training, control):
     only_total = copy(training)
     only_total.summary = training.summary | {"pairs": {"total": training.summary["pairs"]["total"]}}
     found = check(control, "k3", "max_above_baseline", 1e9, only_total)
-    assert not found.holds and "in the baseline: the trace does not tell mismatch (it has: total)" in found.reason
-    total = check(only_total, "k3", "max_above_baseline", 0, training)  # its first pair; the first there is mismatch
+    assert not found.holds and "in the baseline: the trace has no mismatch pair (it has: total)" in found.reason
+    total = check(
+        only_total, "k3", "max_above_baseline", 0, training
+    )  # its first pair; the baseline's first is mismatch
     assert total.holds and total.reference == value(training, "k3", "total")
 
 
-def test_numbers_read_as_people_need_them(training, control):
+def test_numbers_are_readable(training, control):
     found = check(training, "spearman", "max_times_floor", 10.0)
     assert limit_text(found).startswith("distance from 1 ≤ 10 × that of the noise; noise 0.999")
     assert measured_text(found) == "0.9992 [0.9990, 0.9993]"
@@ -178,4 +180,4 @@ def test_numbers_read_as_people_need_them(training, control):
     assert limit_text(check(training, "k3", "max_above_baseline", 0.5, control)).startswith(
         "≤ baseline + 0.5; baseline"
     )
-    assert limit_text(check(training, "k1", "min", -0.1, decide=SURELY)) == "≥ −0.1 (surely)"
+    assert limit_text(check(training, "k1", "min", -0.1, decide=WHOLE_INTERVAL)) == "≥ −0.1 (95 % sure)"

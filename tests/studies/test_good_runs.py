@@ -1,4 +1,4 @@
-"""Limits from good runs: as good a run keeps them, a worse one does not, and what they are is said.
+"""Limits from good runs: an equally good run keeps them, a worse one does not, and the file explains them.
 
 The figures of docs/gate.md, in a minute: python -m tests.studies.test_good_runs 142
 """
@@ -22,7 +22,7 @@ from mismatch_cli.places import bundled
 from mismatch_cli.studies.good_runs import GATED, MARGIN, limits_from
 from mismatch_cli.trace.reader import Trace
 
-RESAMPLES = 20  # of a trace; every one of them is held against the limits of every other
+RESAMPLES = 20  # of a trace; each is checked against the limits of every other
 
 
 def whole(name: str) -> TokenBatch:
@@ -39,7 +39,7 @@ def whole(name: str) -> TokenBatch:
 
 
 def resampled(batch: TokenBatch, rng: np.random.Generator) -> TokenBatch:
-    """As many prompts, drawn with replacement, each under a number of its own: what another run might have been."""
+    """As many prompts, drawn with replacement and renumbered: what another run might have been."""
     prompts = np.unique(batch.prompt_id_S)
     rows = [np.flatnonzero(batch.prompt_id_S == prompt) for prompt in rng.choice(prompts, len(prompts))]
     row_S, offset_S1 = np.concatenate(rows), batch.offset_S1
@@ -54,7 +54,7 @@ def resampled(batch: TokenBatch, rng: np.random.Generator) -> TokenBatch:
 
 
 def measured(batch: TokenBatch) -> dict:
-    """What `report --json` holds of the gap, as far as limits are drawn from it."""
+    """The part of `report --json` that limits are derived from."""
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(batch)
     return {"pairs": {"mismatch": {"metrics": {key: found.to_dict() for key, found in summary.estimates().items()}}}}
@@ -62,7 +62,7 @@ def measured(batch: TokenBatch) -> dict:
 
 def kept(found, summary: dict) -> bool:
     metrics = summary["pairs"]["mismatch"]["metrics"]
-    values = [(one.limit, metrics[one.limit.metric]["value"]) for one in found.drawn]
+    values = [(drawn.limit, metrics[drawn.limit.metric]["value"]) for drawn in found.drawn]
     return all(x <= limit.threshold if limit.bound == "max" else x >= limit.threshold for limit, x in values)
 
 
@@ -80,13 +80,13 @@ def resamples() -> dict[str, list[dict]]:
 
 
 def share_kept(runs: list[dict]) -> float:
-    """Of all pairs of runs: the second keeps the limits of the first."""
+    """The share of all pairs of runs in which the second keeps the limits of the first."""
     limits = [limits_from([run]) for run in runs]
     return float(np.mean([kept(limits[i], run) for i in range(len(runs)) for j, run in enumerate(runs) if i != j]))
 
 
 def worse(batch: TokenBatch, factor: float) -> dict:
-    """What is measured where log π is so many times as far from log μ."""
+    """The measurement with log π `factor` times as far from log μ."""
     columns = {}
     for column in ("logp_trainer_T", "logp_recomputed_T"):
         if (logp_T := getattr(batch, column)) is not None:
@@ -96,24 +96,23 @@ def worse(batch: TokenBatch, factor: float) -> dict:
 
 
 def test_runs_of_the_same_settings_keep_them(resamples):
-    """Also those of the smallest trace with the heaviest tail, where the margin has to be widest."""
+    """Including the smallest trace with the heaviest tail, which needs the widest margin."""
     for name, runs in resamples.items():
         assert share_kept(runs) >= 0.95, name
         assert all(kept(limits_from([run]), run) for run in runs)
 
 
 def test_a_run_with_a_larger_gap_does_not(resamples):
-    """Half as large again is enough; with 24 prompts and a heavy tail it has to be four times as large."""
+    """1.5 times the gap is enough; with 24 prompts and a heavy tail it takes four times."""
     for name, factor in (("bfloat16", 1.5), ("float32", 1.5), ("fp8-kv", 4.0)):
         planted = worse(whole(name), factor)
         assert not any(kept(limits_from([run]), planted) for run in resamples[name]), name
 
 
-def test_a_limit_lies_three_times_as_far_as_the_end_of_the_interval(resamples):
+def test_a_limit_is_three_times_as_far_as_the_end_of_the_interval(resamples):
     metrics = resamples["bfloat16"][0]["pairs"]["mismatch"]["metrics"]
-    drawn = {
-        (one.limit.metric, one.limit.bound): one.limit.threshold for one in limits_from(resamples["bfloat16"][:1]).drawn
-    }
+    limits = [row.limit for row in limits_from(resamples["bfloat16"][:1]).drawn]
+    drawn = {(limit.metric, limit.bound): limit.threshold for limit in limits}
     k3, ess, k1 = metrics["k3"], metrics["ess_token"], metrics["k1"]
     assert drawn["k3", "max"] == pytest.approx(k3["value"] * (k3["high"] / k3["value"]) ** MARGIN, rel=0.01)
     assert drawn["k1", "min"] == pytest.approx(k1["value"] + MARGIN * (k1["low"] - k1["value"]), rel=0.01)
@@ -129,26 +128,26 @@ def test_of_several_runs_the_widest_counts_and_all_keep_it(resamples):
     alone = [limits_from([run]) for run in runs]
     for drawn in together.drawn:
         same = [
-            one.limit.threshold
+            row.limit.threshold
             for found in alone
-            for one in found.drawn
-            if (one.limit.metric, one.limit.bound) == (drawn.limit.metric, drawn.limit.bound)
+            for row in found.drawn
+            if (row.limit.metric, row.limit.bound) == (drawn.limit.metric, drawn.limit.bound)
         ]
         assert drawn.limit.threshold == (max if drawn.limit.bound == "max" else min)(same)
         assert drawn.found is runs[drawn.run]["pairs"]["mismatch"]["metrics"][drawn.limit.metric]
     assert together.left_out["k3"] == "a few prompts decide it: no interval"
 
 
-def test_runs_without_intervals_or_without_a_gap_in_common_are_refused(resamples):
+def test_runs_without_intervals_or_without_a_common_pair_are_refused(resamples):
     run = resamples["bfloat16"][0]
-    with pytest.raises(MismatchError, match=r"tell no gap in common \(mismatch; total\)"):
+    with pytest.raises(MismatchError, match=r"have no pair in common \(mismatch; total\)"):
         limits_from([run, {"pairs": {"total": run["pairs"]["mismatch"]}}])
     few = {"metrics": {key: {"value": 1.0, "low": None, "high": None, "note": "fewer"} for key in GATED}}
-    with pytest.raises(MismatchError, match=r"No limit follows from this: fewer\. Name a run"):
+    with pytest.raises(MismatchError, match=r"No limit can be derived: fewer\. Name a run"):
         limits_from([{"pairs": {"mismatch": few}}])
 
 
-def test_the_file_says_the_rule_and_quotes_what_it_is_told():
+def test_the_file_quotes_hostile_text():
     from mismatch_cli.report.limits_file import _quoted
 
     hostile = 'a"b\\c\n[limits.k3]\x1b\x7f\u202e😀'

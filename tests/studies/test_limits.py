@@ -1,11 +1,11 @@
-"""Limits as files: what they mean, what is refused with file and key, and the published numbers, to the digit."""
+"""Limits as files: what they mean, what is refused with file and key, and the published numbers to the digit."""
 
 from __future__ import annotations
 
 import pytest
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.studies.limits import SURELY, VALUE, Limit, load_limits, presets
+from mismatch_cli.studies.limits import VALUE, WHOLE_INTERVAL, Limit, load_limits, presets
 
 PUBLISHED = {
     "miles": {("k3", "max"): 1e-3},
@@ -30,7 +30,7 @@ PUBLISHED = {
 }
 
 
-def test_the_presets_are_the_published_numbers_each_with_its_source():
+def test_the_presets_are_the_published_numbers_with_their_sources():
     assert set(presets()) == PUBLISHED.keys()
     for name, expected in PUBLISHED.items():
         found = load_limits(name)
@@ -40,7 +40,7 @@ def test_the_presets_are_the_published_numbers_each_with_its_source():
         assert found.about
 
 
-def test_a_file_says_what_it_says(tmp_path):
+def test_every_field_of_a_file_is_read(tmp_path):
     path = tmp_path / "limits.toml"
     path.write_text(
         'about = "ours"\ndecide = "surely"\n'
@@ -53,45 +53,45 @@ def test_a_file_says_what_it_says(tmp_path):
     assert found.limits == (
         Limit("k3", "min", 0.0, "total", VALUE, "us", "so"),
         Limit("k3", "max", 0.01, "total", VALUE, "us", "so"),
-        Limit("pearson", "max_times_floor", 5.0, "", SURELY),
-        Limit("pearson", "max_below_baseline", 0.1, "staleness", SURELY),
-        Limit("verl:rollout_corr/kl", "max_times_baseline", 2.0, "", SURELY),
+        Limit("pearson", "max_times_floor", 5.0, "", WHOLE_INTERVAL),
+        Limit("pearson", "max_below_baseline", 0.1, "staleness", WHOLE_INTERVAL),
+        Limit("verl:rollout_corr/kl", "max_times_baseline", 2.0, "", WHOLE_INTERVAL),
     )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no limit"),
-        ("[limits]", "holds no limit"),
+        ("", "has no limits"),
+        ("[limits]", "has no limits"),
         ("[limit.k3]\nmax = 1", "Unknown key 'limit'. Did you mean limits?"),
-        ("[limits]\nk3 = 1", "limits.k3 is no table"),
+        ("[limits]\nk3 = 1", "limits.k3 is not a table"),
         ("[limits.k4]\nmax = 1", "Unknown metric 'k4'. Did you mean k"),
         ("[limits.tv_binary]\nmax = 1", "Did you mean tv_binary_sd"),
         ("[limits.k3]\nmaximum = 1", "limits.k3: Unknown key 'maximum'"),
         ("[limits.k3]\nwhy = 'x'", "limits.k3 sets no bound"),
-        ("[limits.k3]\nmax = '1'", "limits.k3.max is '1', and has to be a number"),
-        ("[limits.k3]\nmax = true", "limits.k3.max is True, and has to be a number"),
+        ("[limits.k3]\nmax = '1'", "limits.k3.max is '1', but must be a number"),
+        ("[limits.k3]\nmax = true", "limits.k3.max is True, but must be a number"),
         ("[limits.k3]\nmax = nan", "limits.k3.max is nan"),
         ("[limits.k3]\nmax = inf", "limits.k3.max is inf"),
-        ("[limits.k3]\nmax_times_floor = -1", "limits.k3.max_times_floor is -1, and cannot be negative"),
+        ("[limits.k3]\nmax_times_floor = -1", "limits.k3.max_times_floor is -1, but cannot be negative"),
         ("[limits.k3]\nmax = 1\npair = 'floor'", "limits.k3.pair is 'floor'. Use one of: mismatch, total, staleness"),
         ("[limits.k3]\nmax = 1\ndecide = 'maybe'", "limits.k3.decide is 'maybe'. Use one of: value, surely"),
-        ("[limits.k3]\nmax = 1\nsource = 3", "limits.k3.source is 3, and has to be text"),
+        ("[limits.k3]\nmax = 1\nsource = 3", "limits.k3.source is 3, but must be text"),
         ("[limits.k1]\nmax_times_floor = 2", "limits.k1.max_times_floor: k1 is signed"),
         ("[limits.k1]\nmax_times_baseline = 2", "limits.k1.max_times_baseline: k1 is signed"),
-        ("[limits.reward_mean]\nmax_times_floor = 2", "reward_mean measures no gap"),
+        ("[limits.reward_mean]\nmax_times_floor = 2", "reward_mean does not measure a gap"),
         ('[limits."vrl:x"]\nmax = 1', "Unknown framework 'vrl'. Did you mean verl"),
         (
             '[limits."verl:rollout_corr/kll"]\nmax = 1',
             "Unknown metric of verl 'rollout_corr/kll'. Did you mean rollout_",
         ),
         ('[limits."verl:rollout_corr/kl"]\nmax_times_floor = 1', "a framework's metric has no noise"),
-        ('[limits."verl:rollout_corr/kl"]\nmax = 1\npair = "total"', "says itself what it compares"),
+        ('[limits."verl:rollout_corr/kl"]\nmax = 1\npair = "total"', "a framework's metric has a fixed pair"),
         ("decide = 1\n[limits.k3]\nmax = 1", "decide is 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_file_and_key(text, message, tmp_path):
+def test_invalid_content_is_refused_with_file_and_key(text, message, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -99,9 +99,9 @@ def test_what_makes_no_sense_is_refused_with_file_and_key(text, message, tmp_pat
     assert message in str(caught.value) and str(path) in str(caught.value)
 
 
-def test_files_that_are_none(tmp_path):
+def test_unreadable_files_are_refused(tmp_path):
     (tmp_path / "broken.toml").write_text("[limits.k3\nmax = 1")
-    with pytest.raises(MismatchError, match="is not a TOML file that can be read"):
+    with pytest.raises(MismatchError, match="is not a readable TOML file"):
         load_limits(str(tmp_path / "broken.toml"))
     with pytest.raises(MismatchError, match="There is no file"):
         load_limits(str(tmp_path / "gone.toml"))

@@ -1,4 +1,4 @@
-"""Responses are found by what they say: in any order, under any numbers, and as often as they occur."""
+"""Responses are matched by content: in any order, under any numbering, and as often as they occur."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def responses_of(path) -> Responses:
 
 
 def made(contents: list[int], rows: list[int] | None = None, prompts: list[int] | None = None) -> Responses:
-    """Responses by the numbers of their texts, of their row keys, and of their prompts."""
+    """Responses from numbers for their texts, row keys and prompts."""
     keys = np.arange(len(contents)) if rows is None else np.array(rows)
     asked = np.array(contents) // 10 if prompts is None else np.array(prompts)
     return Responses(asked, np.array(contents, dtype=np.uint64), keys.astype(np.uint64), np.ones(len(contents), bool))
@@ -55,14 +55,14 @@ def test_any_order_any_sharding_and_any_numbering(tmp_path, float32, float32_row
     assert [texts[order[partner]] for partner in pairing.partner_S] == texts
 
 
-def test_equal_texts_meet_under_equal_row_keys_first():
+def test_equal_texts_with_equal_row_keys_match_first():
     first, other = made([10, 10, 10], rows=[1, 2, 3]), made([10, 10], rows=[3, 1])
     assert pair_up(first, other).partner_S.tolist() == [1, -1, 0]
     unknown = made([10, 10], rows=[8, 9])
     assert pair_up(first, unknown).partner_S.tolist() == [0, 1, -1]
 
 
-def test_the_same_text_under_another_prompt_is_another_response(tmp_path, float32, float32_rows):
+def test_the_same_text_for_a_different_prompt_is_a_different_response(tmp_path, float32, float32_rows):
     other = [row | {"prompt_ids": [*row["prompt_ids"], 1]} for row in float32_rows]
     pairing = pair_up(float32, responses_of(write_rows(tmp_path / "a", other, FLOAT32)))
     assert pairing.by == "none" and pairing.shared_responses == 0 and len(pairing.shared_prompts) == 0
@@ -74,11 +74,11 @@ def test_the_same_text_under_another_prompt_is_another_response(tmp_path, float3
         ([11, 12, 21, 22], "tokens"),
         ([11, 12, 21, 29], "tokens"),  # 3 of 4
         ([11, 12, 28, 29], "prompts"),  # half is not most
-        ([11, 12, 21, 31, 32, 33, 34], "prompts"),  # most of the first, and not of the other; 2 of 3 prompts
+        ([11, 12, 21, 31, 32, 33, 34], "prompts"),  # most of the first, but not of the other; 2 of 3 prompts
         ([41, 42, 31, 11], "none"),
     ],
 )
-def test_what_is_most_of_both_decides(other, by):
+def test_the_majority_of_both_decides(other, by):
     assert pair_up(made([11, 12, 21, 22]), made(other)).by == by
 
 
@@ -88,7 +88,7 @@ def test_independent_samples_of_the_same_prompts(float32):
     assert 0 < pairing.shared_responses < len(float32) / 2
 
 
-def test_what_is_not_scored_is_not_paired(tmp_path, float32, float32_rows):
+def test_unscored_responses_are_not_paired(tmp_path, float32, float32_rows):
     rows = [row if i % 4 else row | {"logp_trainer": None} for i, row in enumerate(float32_rows)]
     other = responses_of(write_rows(tmp_path / "a", rows, FLOAT32))
     assert int(other.measured_S.sum()) == 72
@@ -98,10 +98,10 @@ def test_what_is_not_scored_is_not_paired(tmp_path, float32, float32_rows):
     assert [int(flags.sum()) for flags in kept] == [72, 72]
 
 
-def test_of_three_traces_what_all_paired_ones_hold():
+def test_three_traces_are_compared_on_what_all_paired_ones_have():
     first, second, third = made([11, 12, 13, 14, 15]), made([15, 14, 13, 12]), made([12, 11, 13, 14])
     other = made([91, 92], prompts=[9, 9])
-    pairings = [pair_up(first, each) for each in (second, third, other)]
+    pairings = [pair_up(first, trace) for trace in (second, third, other)]
     kept = compared_rows([first, second, third, other], pairings)
     assert [pairing.by for pairing in pairings] == ["tokens", "tokens", "none"]
     assert [flags.tolist() for flags in kept] == [
@@ -109,7 +109,7 @@ def test_of_three_traces_what_all_paired_ones_hold():
     ]  # fmt: skip
 
 
-def test_three_that_share_nothing_are_named():
+def test_three_traces_with_nothing_in_common_are_refused():
     first = made([11, 21, 31])
     pairings = [pair_up(first, made(contents)) for contents in ([11, 21], [21, 31], [11, 31])]
     others = [made([11, 21]), made([21, 31]), made([11, 31])]

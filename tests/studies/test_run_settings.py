@@ -1,4 +1,4 @@
-"""What tells runs apart besides algorithm and seed, and what it is called."""
+"""Which settings distinguish runs besides algorithm and seed, and their names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     ),
     "what was so before it could be set": ([{"eval_top_p": 1.0, "environment": ""}, {}], ["", ""]),
     "an environment": ([{"environment": "/x/simon.py:Simon"}, {}], ["simon.py:Simon", "no environment"]),
-    "unknown is no difference": ([{"learning_rate": 1e-5}, {}], ["", ""]),
+    "unknown is not a difference": ([{"learning_rate": 1e-5}, {}], ["", ""]),
     "as few as tell apart": (
         [{"model": MOE, "max_tokens": 16384}, {"model": DENSE, "max_tokens": 8000}],
         ["Qwen3-30B-A3B-Base", "Qwen3-8B-Base"],
@@ -56,12 +56,12 @@ def test_a_setting_is_named_by_what_differs(case: str) -> None:
     assert settings_of_runs([make_run(**{"steps": 1, **config}) for config in configs]) == names
 
 
-def test_what_held_before_a_setting_is_its_default() -> None:
+def test_the_value_before_a_setting_existed_is_its_default() -> None:
     defaults = {known.name: default_of(known) for known in fields(TrainConfig)}
     assert {name: defaults[name] for name in BEFORE} == BEFORE
 
 
-def test_seeds_are_means_within_a_setting_alone() -> None:
+def test_seeds_are_averaged_only_within_a_setting() -> None:
     runs = [make_run("pg-is", seed, steps=3, model=model) for model in (MOE, DENSE) for seed in range(2)]
     study = TrainingAnalysis.of(runs)
     assert {name: len(part) for name, part in study.algorithms.items()} == {
@@ -87,7 +87,7 @@ def test_only_runs_of_one_task_are_rivals() -> None:
 
 @pytest.mark.parametrize("key", ["reward", "environment", "episodes"])
 def test_rewards_of_other_games_or_judges_are_not_compared(key: str) -> None:
-    """An older run does not have the key, which is the same as an empty one."""
+    """An older run lacks the key, which is equivalent to an empty one."""
     older, plain, other = ({}, {key: 0 if key == "episodes" else ""}, {key: 64 if key == "episodes" else "mine.py:f"})
     tasks = [task_of(make_run(steps=1, **config)) for config in (older, plain, other)]
     assert tasks[0] == tasks[1] != tasks[2]

@@ -1,4 +1,4 @@
-"""Run folders as they are written, as they are left by a kill, and as they should not be."""
+"""Run folders: complete, left by a kill, and damaged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_run_without_a_step_is_left_out_of_several(tmp_path: Path) -> None:
     assert [run.name for run in runs] == ["a"]
 
 
-def test_a_letter_cut_in_two_is_a_half_written_line(tmp_path: Path) -> None:
+def test_a_character_cut_in_two_is_a_half_written_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", {"step": 1})
     with open(folder / "metrics.jsonl", "ab") as file:
         file.write('{"note": "é'.encode()[:-1])
@@ -55,9 +55,9 @@ def test_a_letter_cut_in_two_is_a_half_written_line(tmp_path: Path) -> None:
 
 def test_refuses_in_one_sentence(tmp_path: Path) -> None:
     damaged = write(tmp_path / "damaged", {"step": 1}, "{", {"step": 3})
-    with pytest.raises(MismatchError, match="line 2 is no JSON object"):
+    with pytest.raises(MismatchError, match="line 2 is not a JSON object"):
         read_runs([damaged])
-    with pytest.raises(MismatchError, match="holds no step yet"):
+    with pytest.raises(MismatchError, match="has no steps yet"):
         read_runs([write(tmp_path / "empty"), write(tmp_path / "half", end='{"st')])
     with pytest.raises(MismatchError, match=r"metrics\.jsonl cannot be read"):
         read_runs([tmp_path / "absent"])
@@ -65,7 +65,7 @@ def test_refuses_in_one_sentence(tmp_path: Path) -> None:
         read_runs([write(tmp_path / "config", {"step": 1}, config="algorithm = ")])
 
 
-def test_what_is_no_number_is_nan() -> None:
+def test_anything_but_a_number_is_nan() -> None:
     values = [1, 0.5, True, None, "0.5", float("nan"), float("inf"), 10**400, {"k": 1}, [1]]
     run = TrainingRun("x", "x", 0, [{"a": {"b": value}} for value in values] + [{}, {"a": None}, {"a": 3}])
     expected = [1, 0.5, 1] + [np.nan] * 10

@@ -1,4 +1,4 @@
-"""Which runs are one algorithm with several thresholds, and where each ends."""
+"""Which runs are one algorithm with several thresholds, and their final values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.report.training_runs import make_run
 
 
 def found(*names: str) -> dict[str, tuple[str, tuple[float, ...]]]:
-    """Name, threshold and values of each family."""
+    """The name, threshold and values of each family."""
     study = TrainingAnalysis.of([make_run(name, steps=2) for name in names])
     return {family.name: (family.threshold, family.values) for family in families(study)}
 
@@ -31,16 +31,16 @@ def test_a_threshold_goes_by_any_of_its_names_and_has_a_default() -> None:
         ("dppo-binary-tv",),
         ("dppo-binary-tv", "dppo-binary-kl"),
         ("dppo-binary-tv:max_tv=0.1,cap=5", "dppo-binary-tv"),  # two thresholds at once
-        ("dppo-binary-tv:cap=5", "dppo-binary-tv"),  # no cap stands nowhere on an axis
-        ("gone.py:max_drop=0.1", "gone.py:max_drop=0.2"),  # a mask file that is no longer there
-        ("dppo-binary-tv:max_tv=0.15", "dppo-binary-tv"),  # the same, typed and by default
+        ("dppo-binary-tv:cap=5", "dppo-binary-tv"),  # no cap has no place on an axis
+        ("gone.py:max_drop=0.1", "gone.py:max_drop=0.2"),  # a mask file that no longer exists
+        ("dppo-binary-tv:max_tv=0.15", "dppo-binary-tv"),  # the same value, typed and by default
     ],
 )
-def test_what_is_no_family(names: tuple[str, ...]) -> None:
+def test_these_are_not_a_family(names: tuple[str, ...]) -> None:
     assert found(*names) == {}
 
 
-def test_ends_are_those_of_the_seeds_and_stay_within_their_setting() -> None:
+def test_final_values_are_over_seeds_within_a_setting() -> None:
     runs = [
         make_run(name, seed, steps=20, model=model)
         for model in ("a", "b")

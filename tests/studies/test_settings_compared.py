@@ -1,4 +1,4 @@
-"""What differs between manifests: each setting once, the likely cause first, and noise last."""
+"""Differences between manifests: each setting once, likely causes first, harmless ones last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def manifest() -> dict[str, Any]:
 
 
 def changed(manifest: dict[str, Any], **values: Any) -> dict[str, Any]:
-    """The manifest with other values at `section__name`, at any depth."""
+    """The manifest with new values at `section__name`, at any depth."""
     other = copy.deepcopy(manifest)
     for path, value in values.items():
         *sections, name = path.split("__")
@@ -40,7 +40,7 @@ def test_nothing_differs_from_itself(manifest):
     assert settings_diff(manifest, copy.deepcopy(manifest)) == []
 
 
-def test_the_likely_cause_stands_first(manifest):
+def test_the_likely_cause_comes_first(manifest):
     other = changed(
         manifest, config__seed=7, rollout__seed=7, prompts__digest="other", rollout__max_num_seqs=8,
         libraries__numpy="3.0", libraries__torch="3.0", trainer__torch="3.0", rollout__prefix_caching=False,
@@ -60,8 +60,8 @@ def test_the_likely_cause_stands_first(manifest):
     assert rows[8].likely is None and not rows[8].why
 
 
-def test_what_was_asked_for_is_no_second_difference(manifest):
-    """Asked otherwise and resolved alike is no difference either."""
+def test_a_requested_setting_is_not_a_second_difference(manifest):
+    """Nor is a different request that resolves to the same value."""
     other = changed(manifest, config__trainer__attn_implementation="sdpa", config__rollout_dtype="auto")
     assert settings_diff(manifest, other) == []
 
@@ -81,7 +81,7 @@ def test_the_bundled_traces(manifest):
     assert "equal_weights" in names(settings_diff(fp8, manifest))
 
 
-def test_the_trainer_at_the_rollout_s_weights_is_mentioned_where_it_differs_otherwise(manifest):
+def test_the_trainer_at_the_rollout_s_weights_is_mentioned_if_it_differs_in_another_way(manifest):
     fp8 = json.loads((bundled_trace() / "manifest.json").read_text())
     same = changed(fp8, trainer__dtype="float16", recomputed__dtype="float16")
     assert names(settings_diff(fp8, same)) == ["trainer.dtype"]
@@ -89,8 +89,8 @@ def test_the_trainer_at_the_rollout_s_weights_is_mentioned_where_it_differs_othe
     assert names(settings_diff(fp8, only)) == ["recomputed.dtype"]
 
 
-def test_what_one_manifest_does_not_know_is_no_likely_cause(manifest):
-    """An imported trace whose framework wrote no engine settings, and one that wrote few."""
+def test_a_setting_missing_in_one_manifest_is_not_a_likely_cause(manifest):
+    """An imported trace whose framework wrote no engine settings, and one that wrote only a few."""
     bare = {key: value for key, value in manifest.items() if key not in ("rollout", "libraries")}
     rows = {row.setting: row for row in settings_diff(manifest, bare)}
     assert rows["rollout"].first == "recorded" and rows["rollout"].other is None and rows["rollout"].likely is None
@@ -99,10 +99,10 @@ def test_what_one_manifest_does_not_know_is_no_likely_cause(manifest):
     assert names(settings_diff(manifest, few)) == ["trainer.dtype", "rollout.logprobs_mode"]
 
 
-def test_the_machine_that_imported_is_no_cause():
-    """Its libraries are not those of the run, which a dump does not tell."""
-    here = {"imported": {"title": "prime-rl", "libraries": {"torch": "2.13.0", "transformers": "5.19.0"}}}
-    rows = settings_diff(here, changed(here, imported__libraries__torch="2.14.0"))
+def test_the_importing_machine_is_not_a_cause():
+    """Its libraries are not those of the run, which a dump does not record."""
+    imported = {"imported": {"title": "prime-rl", "libraries": {"torch": "2.13.0", "transformers": "5.19.0"}}}
+    rows = settings_diff(imported, changed(imported, imported__libraries__torch="2.14.0"))
     assert [(row.setting, row.likely, row.harmless) for row in rows] == [("imported.libraries.torch", None, True)]
 
 
@@ -111,8 +111,8 @@ def test_every_cause_compiles_and_names_its_source():
         assert re.compile(cause.pattern) and cause.why and cause.source
 
 
-def test_what_was_kept_and_how_it_was_graded_move_no_log_prob(manifest):
-    """Nor does it that an older manifest says nothing of them."""
+def test_kept_columns_and_grading_do_not_move_log_probs(manifest):
+    """Nor does their absence from an older manifest."""
     asked = {"config__keep_routes": 64, "config__routes": True, "config__answer_format": "line"}
     rows = settings_diff(manifest, changed(manifest, **asked))
     assert len(rows) == 3 and all(row.harmless for row in rows)

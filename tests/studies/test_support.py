@@ -1,4 +1,4 @@
-"""Which algorithms a trace can support, and what is said about the others."""
+"""Which algorithms a trace supports, and the reasons for leaving others out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_trace_with_everything(tmp_path):
 def test_equal_weights_make_the_recomputed_anchor_the_trainer_itself(tmp_path):
     support = support_of(tmp_path, without=RECOMPUTED, equal_weights=True)
     assert support.has["recomputed"] == "equal weights"
-    assert set(support.skipped) == ON_RECOMPUTED - {"clip-cov"}  # which drops tokens wherever they have moved
+    assert set(support.skipped) == ON_RECOMPUTED - {"clip-cov"}  # which drops tokens wherever they moved
     for name, reason in support.skipped.items():
         assert "not applicable" in reason and "--trainer-model" in reason, name
     assert {a.name for a in support.judged} == {a.name for a in ALL} - ON_RECOMPUTED | {"clip-cov"}
@@ -63,7 +63,7 @@ def test_without_top_k(tmp_path):
         assert "or ask for" not in reason
 
 
-def test_fewer_ranks_than_asked(tmp_path):
+def test_fewer_ranks_than_requested(tmp_path):
     support = support_of(tmp_path, world(0, 6, top_k=5))
     assert support.has["top_k"] == 5
     assert set(support.skipped) == TOP_K_NAMES
@@ -76,7 +76,7 @@ def test_fewer_ranks_than_asked(tmp_path):
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_pooled_traces_have_the_smallest_top_k_of_them(tmp_path, order):
+def test_pooled_traces_have_their_smallest_top_k(tmp_path, order):
     traces = [write_trace(tmp_path / str(k) / "trace", world(k, 6, top_k=k), seed=k) for k in (20, 5)][::order]
     support = Support.of(traces, ALL)
     assert support.has["top_k"] == 5 and set(support.skipped) == TOP_K_NAMES
@@ -85,7 +85,7 @@ def test_pooled_traces_have_the_smallest_top_k_of_them(tmp_path, order):
     assert [a.name for a in judged.judged] == ["dppo-topk-tv:k=5"] and judged.needs.top_k == 5
 
 
-def test_pooled_traces_of_which_one_has_no_top_k(tmp_path):
+def test_pooled_traces_with_one_without_top_k(tmp_path):
     traces = [write_trace(tmp_path / "0" / "trace", world(0, 6), seed=0)]
     traces.append(write_trace(tmp_path / "1" / "trace", world(1, 6), seed=1, without=TOP_K))
     support = Support.of(traces, ALL)
@@ -116,8 +116,8 @@ def test_top_k_without_the_recomputed_ranks(tmp_path):
     assert support.needs.topk_recomputed is False and support.needs.recomputed is True
 
 
-def test_only_what_is_judged_is_needed(tmp_path):
-    """An algorithm on the rollout alone must not lose tokens to columns that it never reads."""
+def test_only_judged_algorithms_need_columns(tmp_path):
+    """An algorithm on the rollout only must not lose tokens because of columns it never reads."""
     support = support_of(tmp_path, algorithms=(find("grpo-clip-higher"),))
     assert support.needs == Needs(advantages=True, recomputed=False, top_k=0, full=True, topk_recomputed=False)
 
@@ -127,27 +127,27 @@ def test_recomputed_in_some_shards_only(tmp_path):
     assert support.has["recomputed"] == "measured" and support.skipped == {}
 
 
-def test_half_of_the_full_divergence_is_none(tmp_path):
+def test_half_of_the_full_divergence_counts_as_none(tmp_path):
     assert support_of(tmp_path, without=("kl_full",)).has["full"] is False
 
 
 @pytest.mark.parametrize(
     ("lacking", "key"), [("advantage", "advantages"), ("reward", "rewards"), ("entropy_trainer", "entropy")]
 )
-def test_what_is_there(tmp_path, lacking, key):
+def test_available_columns(tmp_path, lacking, key):
     assert support_of(tmp_path, without=(lacking,)).has[key] is False
     assert support_of(tmp_path / "again").has[key] is True
 
 
-def test_nothing_that_can_be_judged(tmp_path):
+def test_nothing_to_judge(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 6), without=RECOMPUTED, equal_weights=True)
     with pytest.raises(MismatchError) as error:
         Support.of([trace], (find("ppo"), find("gspo")))
     assert "ppo: not applicable" in str(error.value) and "--trainer-model" in str(error.value)
 
 
-def test_an_import_that_does_not_say_which_rows_are_an_optimiser_step(tmp_path):
-    """Of one row is enough; what this version or an earlier one did not count is not known."""
+def test_an_import_that_does_not_name_optimiser_steps(tmp_path):
+    """One row without a step is enough; if nothing was counted, by this version or an earlier one, it is unknown."""
     for imported in ({"rows_without_minibatch": 1}, {}):
         support = support_of(tmp_path / str(len(imported)), imported=imported)
         assert set(support.skipped) == ON_BATCHES and support.has["batches"] is False
@@ -156,13 +156,13 @@ def test_an_import_that_does_not_say_which_rows_are_an_optimiser_step(tmp_path):
     assert known.skipped == {} and known.has["batches"] is True
 
 
-def test_whole_batches_have_advantages(tmp_path):
+def test_whole_batches_need_advantages(tmp_path):
     support = support_of(tmp_path, without=("advantage",))
     assert set(support.skipped) == ON_BATCHES
-    assert all("whole batches, with their advantages" in reason for reason in support.skipped.values())
+    assert all("whole batches with their advantages" in reason for reason in support.skipped.values())
 
 
-def test_what_entropy_and_averages_are_for(tmp_path):
+def test_algorithms_that_need_entropy_or_averages(tmp_path):
     asked = find("top-entropy"), find("ppo-ewma"), find("pg-is")
     support = support_of(tmp_path, algorithms=asked)
     assert [a.name for a in support.judged] == ["top-entropy", "pg-is"] and support.needs.entropy

@@ -1,4 +1,4 @@
-"""What kind of token a text is."""
+"""The class of a token's text."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def test_examples(kind):
 
 
 @pytest.mark.parametrize("text", ["🎉", "👩‍🔬", "\u200b", "\x00", "\ufffd", "\x1b[2J"])
-def test_what_is_neither_word_nor_number_has_a_kind(text):
+def test_text_that_is_neither_word_nor_number_has_a_class(text):
     assert token_class(text) in ("structure", "other")
 
 
 def test_a_text_of_the_paper_s_list_of_clipped_tokens():
-    """Some of the fifty most clipped tokens of the appendix, as the tokenizer writes them."""
+    """Some of the fifty most clipped tokens in the appendix, as the tokenizer writes them."""
     kinds = {
         " the": "other",
         " \\(": "structure",

@@ -1,4 +1,4 @@
-"""A row per token: what stands in it is what plain numpy makes of the recorded columns, and what clipstats counts."""
+"""A row per token: its values equal plain numpy on the recorded columns, and the counts of clipstats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECS = ("grpo-clip-higher", "dppo-binary-tv:delta=0.05", "dppo-topk-kl", "gspo"
 
 
 def columns(tables) -> dict[str, np.ndarray]:
-    """NaN for a missing number, None for a missing flag."""
+    """Columns with NaN for a missing number, None for a missing flag."""
     whole = pa.concat_tables(tables)
     return {name: np.array(whole[name].to_pylist()) for name in whole.column_names} | {"rows": whole.num_rows}
 
@@ -49,7 +49,7 @@ def test_a_row_per_token_and_its_gap(trace):
     assert (found["position"] == np.concatenate([np.arange(n) for b in batches for n in np.diff(b.offset_S1)])).all()
 
 
-def test_mismatch_and_staleness_add_up_where_both_were_measured(trace):
+def test_mismatch_and_staleness_add_up_if_both_were_measured(trace):
     found = columns(list(token_tables([trace])))
     measured = np.array([value is not None for value in found["d_staleness"]])
     assert measured.any() and not measured.all()  # the second shard has no recomputed log-probs
@@ -58,16 +58,16 @@ def test_mismatch_and_staleness_add_up_where_both_were_measured(trace):
     np.testing.assert_allclose(parts[finite], found["d"][measured].astype(float)[finite], atol=1e-5)
 
 
-def test_turns_are_those_of_the_report(trace):
+def test_turns_equal_the_reports(trace):
     found, study = columns(list(token_tables([trace]))), analyse([trace])
     counted = np.array([value is not None for value in found["d"]])
     turns = found["turn"][counted].astype(int)
     rows = study.result["pairs"]["total"]["turns"]
     assert len(rows) > 2
     for row in rows[:-1]:
-        of_turn = np.abs(found["d"][counted][turns == row["first"]].astype(float))
-        assert len(of_turn) == row["tokens"]
-        assert of_turn[np.isfinite(of_turn)].mean() == pytest.approx(row["abs_d_mean"]["value"], rel=1e-5)
+        abs_d_N = np.abs(found["d"][counted][turns == row["first"]].astype(float))
+        assert len(abs_d_N) == row["tokens"]
+        assert abs_d_N[np.isfinite(abs_d_N)].mean() == pytest.approx(row["abs_d_mean"]["value"], rel=1e-5)
 
 
 def test_blocked_tokens_are_those_that_clipstats_counts(trace):
@@ -88,14 +88,14 @@ def test_without_advantages_each_sign_has_a_column(tmp_path):
         assert np.mean(judged) == row["blocked"][sign]["value"]
 
 
-def test_a_trace_that_nobody_scored_has_its_tokens(tmp_path):
+def test_an_unscored_trace_has_its_tokens(tmp_path):
     absent = ("logp_trainer", "logp_recomputed", "topk_logp_trainer", "topk_logp_recomputed", "advantage")
     (table,) = token_tables([write_trace(tmp_path / "trace", world(0, 6), without=absent)])
     assert "logp_rollout" in table.column_names
     assert not [name for name in table.column_names if name.startswith(("d", "ratio", "blocked", "logp_trainer"))]
 
 
-def test_pooled_traces_are_told_apart_and_share_their_columns(tmp_path):
+def test_pooled_traces_are_distinguishable_and_share_columns(tmp_path):
     traces = [
         write_trace(tmp_path / "0" / "trace", world(0, 6)),
         write_trace(tmp_path / "1" / "trace", without(world(1, 6), "entropy_trainer_T"), seed=1),

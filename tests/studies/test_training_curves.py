@@ -1,4 +1,4 @@
-"""Means, bands and smoothing against their definitions."""
+"""Means, bands and smoothing checked against their definitions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_interval_over_seeds_is_student_s() -> None:
     assert over_seeds([0.5]) == Estimate(0.5, note=ONE_SEED) and over_seeds([None]) == Estimate(None, note=ONE_SEED)
 
 
-def test_an_algorithm_is_above_another_where_their_intervals_part() -> None:
+def test_an_algorithm_is_above_another_if_their_intervals_separate() -> None:
     ends = {"good": (0.90, 0.92, 0.91), "near": (0.90, 0.86, 0.91), "bad": (0.2, 0.22, 0.21), "alone": (0.1,)}
     runs = [
         TrainingRun(f"{name}-{seed}", name, seed, [{"step": 1, "reward": end}])
@@ -108,4 +108,4 @@ def test_long_curves_become_small_pictures_without_losing_extremes() -> None:
 def test_only_long_curves_are_smoothed() -> None:
     assert [plain(np.ones(count)).is_long for count in (1, 100, 101)] == [False, False, True]
     assert not plain(np.full(500, np.nan)).is_long
-    assert plain(np.where(np.arange(101) % 2, 1.0, np.nan)).is_long  # beside others of the same run
+    assert plain(np.where(np.arange(101) % 2, 1.0, np.nan)).is_long  # together with other curves of the same run

@@ -1,4 +1,4 @@
-"""Conversations of several turns, whose gap grows by turn, as every report of them tells it."""
+"""Conversations of several turns whose gap grows by turn, in every report of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mismatch_cli.trace.reader import Trace
 from mismatch_cli.workers import Workers, portions
 from tests.studies.compared import FLOAT32, Row, rows_of, write_rows
 
-PLANTED = 0.01  # nats for every turn so far
-LENGTH, TOOL = 6, 4  # tokens of a turn, and of what a tool says before the next one
+PLANTED = 0.01  # nats per turn so far
+LENGTH, TOOL = 6, 4  # tokens of a turn, and of a tool's answer before the next one
 
 
 def conversation(row: Row, turns: int) -> Row:
-    """So many turns of the beginning of a response, alternately above and below by 0.01 nats in the first, 0.02 …"""
+    """Turns cut from the beginning of a response; log π alternates by ±0.01 nats in the first turn, ±0.02 …"""
     kept = {name: value for name, value in row.items() if name == "prompt_ids" or not isinstance(value, list)}
     mask = ([True] * LENGTH + [False] * TOOL) * turns
     turn_T = np.arange(len(mask)) // (LENGTH + TOOL)
@@ -72,7 +72,7 @@ def test_workers_give_the_same_bits(growing: Trace, study: MismatchAnalysis, mon
         assert row["abs_d_mean"]["value"] == pytest.approx(whole["abs_d_mean"]["value"], rel=1e-12)
 
 
-def test_screen_page_and_figure_have_turns_where_there_are_several(study: MismatchAnalysis) -> None:
+def test_screen_page_and_figure_show_turns_if_there_are_several(study: MismatchAnalysis) -> None:
     view = page_of(study)
     (along,) = (section for section in view.sections if section.title == "Along the response")
     assert [row[0] for row in along.tables[-1].rows] == ["1", "2", "3", "4"] and "turn" in along.text

@@ -26,9 +26,9 @@ def write_trace(
     seed: int = 0,
     imported: dict[str, int] | None = None,
 ) -> Trace:
-    """A trace whose trainer is one optimiser step ahead, or not; `without` names columns that nobody measured.
+    """A trace whose trainer is one optimiser step ahead, or not; `without` names columns that were not measured.
 
-    `imported` is what an importer has counted besides.
+    `imported` adds an importer's counts.
     """
     for number, batch in enumerate(batches):
         columns = {name: values for name, values in _columns(batch).items() if name not in without}
@@ -37,8 +37,8 @@ def write_trace(
         write_shard(shard_path(folder, number), rows_to_table(columns))
     ids = pa.array(range(len(TEXTS)), pa.int32())
     pq.write_table(pa.table({"id": ids, "bytes": [text.encode() for text in TEXTS]}), folder / "vocab.parquet")
-    told: dict[str, Any] = {"title": "a dump", "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}
-    origin = {} if imported is None else {"imported": told | imported}
+    counts: dict[str, Any] = {"title": "a dump", "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}
+    origin = {} if imported is None else {"imported": counts | imported}
     write_manifest(folder, {"top_logprobs": 20, "config": {"seed": seed}} | origin)
     return Trace.open(folder)
 
@@ -60,5 +60,5 @@ def _columns(batch: TokenBatch) -> dict[str, Any]:
 
 
 def _values(column: np.ndarray) -> np.ndarray | None:
-    """A response without a single measurement is null."""
+    """The values of a response; null if none was measured."""
     return None if len(column) and column.dtype.kind == "f" and np.isnan(column).all() else column

@@ -1,4 +1,4 @@
-"""The table says where each row is from, and its page is up to date: python -m tests.verdict.test_reference"""
+"""The table names a source for each row, and its page is up to date: python -m tests.verdict.test_reference"""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from mismatch_cli.verdict.reference import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "published-limits.md"
 MARK = "<!-- generated -->\n"
-USUAL = "The mean |Δlog p| that a precision usually makes"
+USUAL = "The mean |Δlog p| that a precision usually causes"
 
 
 def tables() -> str:
-    bars = ["| whose | metric | ours | healthy up to | broken above | then | source |", "|---|---|---|---|---|---|---|"]
+    bars = [
+        "| whose | metric | ours | healthy up to | broken above | conclusion | source |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for bar in reference().bars:
         limits = ("" if not isfinite(bound) else f"{bound:g}" for bound in (bar.healthy, bar.broken))
         says = f"{bar.says}; {bar.note}" if bar.note else bar.says
@@ -35,7 +38,7 @@ def tables() -> str:
     return "\n".join(line for title, rows in sections.items() for line in (f"\n## {title}\n", *rows)).lstrip() + "\n"
 
 
-def test_every_row_has_an_origin_and_a_metric_of_ours():
+def test_every_row_has_a_source_and_one_of_our_metrics():
     for bar in reference().bars:
         assert bar.source
         assert bar.metric in METRICS

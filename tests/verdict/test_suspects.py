@@ -1,4 +1,4 @@
-"""Which settings of one trace are suspected, in which order, and what is typed to test them."""
+"""Which settings of one trace are suspects, in which order, and which commands test them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def found(rollout: dict | None = None, trainer: dict | None = None, **how: Any) 
     return [suspect.setting for suspect in suspects(about, "run", **how)]
 
 
-def test_the_fp8_cache_of_the_bundled_trace_stands_first():
+def test_the_fp8_cache_of_the_bundled_trace_comes_first():
     first, *others = suspects(manifest("fp8-kv"), "run")
     assert (first.setting, first.value) == ("rollout.kv_cache_dtype", "fp8")
     assert "NeMo-RL PR#1212" in first.source and first.seen
@@ -58,37 +58,39 @@ def test_a_control_in_float32_has_no_suspects():
         ({"model": "other"}, {}, "rollout.model"),
     ],
 )
-def test_what_is_known_to_make_gaps_is_suspected(rollout, trainer, setting):
+def test_a_setting_known_to_cause_gaps_is_a_suspect(rollout, trainer, setting):
     assert setting in found(rollout, trainer)
     assert setting not in found()
 
 
-def test_what_was_asked_of_the_engine_counts():
-    asked = {"config": {"engine_args": {"speculative_config": {"method": "mtp"}, "hf_overrides": {"rope_theta": 1e6}}}}
-    assert found(about=asked) == ["rollout.hf_overrides", "rollout.speculative_config"]
+def test_requested_engine_settings_count():
+    requested = {
+        "config": {"engine_args": {"speculative_config": {"method": "mtp"}, "hf_overrides": {"rope_theta": 1e6}}}
+    }
+    assert found(about=requested) == ["rollout.hf_overrides", "rollout.speculative_config"]
     sampled = {"config": {"sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 0, "min_p": 0.0}}}
     assert found(about=sampled) == ["config.sampling.temperature", "config.sampling.top_p"]
     assert found({"logprobs_mode": "raw_logprobs"}, about=sampled)[0] == "rollout.logprobs_mode"
     assert "config.sampling.temperature" not in found({"logprobs_mode": "processed_logprobs"}, about=sampled)
 
 
-def test_experts_are_suspected_where_rounding_can_flip_them():
+def test_experts_are_suspects_only_if_rounding_can_flip_them():
     assert found({"num_experts": 64}) == []
     assert "rollout.num_experts" in found({"num_experts": 64, "dtype": "bfloat16"}, {"dtype": "bfloat16"})
 
 
-def test_the_order_is_that_of_all_commands():
+def test_the_order_is_the_one_of_all_commands():
     rollout = {"quantization": "fp8", "kv_cache_dtype": "fp8", "chunked_prefill": True, "enforce_eager": False}
     order = [place(setting) for setting in found(rollout, {"head_dtype": "bfloat16"}, pair="total")]
     assert order == sorted(order) and order[0] == place("equal_weights")
     assert len(set(order)) == len(order)
 
 
-def test_a_setting_that_a_test_has_cleared_is_no_suspect():
+def test_a_setting_cleared_by_a_test_is_not_a_suspect():
     assert found({"chunked_prefill": True}, cleared={"rollout.chunked_prefill"}) == []
 
 
-def test_what_is_typed_is_quoted():
+def test_commands_are_quoted():
     about = {"rollout": ENGINE | {"kv_cache_dtype": "fp8", "model": "my model; ls"}, "trainer": TRAINER}
     (first, *_) = suspects(about, "a run")
     for line in first.test:

@@ -1,1 +1,1 @@
-"""What trust regions throw away: accumulators over tokens that every algorithm has judged."""
+"""What trust regions discard: accumulators over tokens that every algorithm has judged."""

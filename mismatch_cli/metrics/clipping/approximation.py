@@ -1,4 +1,4 @@
-"""How good binary and top-K divergences are: against the full ones where the trace holds them, else by a bracket."""
+"""The quality of binary and top-K divergences: compared with full ones if the trace has them, else as a bracket."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -24,7 +24,7 @@ _BRACKET = ("n", "low", "high", "decided")
 class ApproximationQuality(Accumulator):
     """Sums by prompt group for every partition that the trace allows, over all counted tokens.
 
-    A row is a divergence (tv or kl) and k: 0 binary, k ≥ 1 the first k ranks, the sampled token, the rest.
+    A row is a divergence (tv or kl) and k: 0 is binary, k ≥ 1 the first k ranks, the sampled token, and the rest.
     """
 
     SETTINGS = ("full", "partitions")
@@ -38,7 +38,7 @@ class ApproximationQuality(Accumulator):
         self.bracket = {k: {name: np.zeros(GROUPS) for name in _BRACKET} for k in self.partitions}
 
     def update(self, cases: list[Masked]) -> None:
-        """Add a slice; where there are no advantages it comes once for each sign, and only masks are counted twice."""
+        """Add a slice; without advantages it comes once per sign, and only masks are counted twice."""
         first, *_ = cases
         compared = first.policies.compare(TRAINER_ROLLOUT)
         for k, slack_N in zip(self.partitions, _slacks(first, self.partitions), strict=True):
@@ -48,11 +48,11 @@ class ApproximationQuality(Accumulator):
                 self._add_values((divergence, k), cases, value_N)
 
     def _add_values(self, row: tuple[str, int], cases: list[Masked], value_N: np.ndarray) -> None:
-        """Both masks look at the side of the sampled token; they differ where only one divergence is above δ."""
+        """Both masks use the side of the sampled token; they differ if only one divergence is above δ."""
         first, sums = cases[0], self.sums[row]
         full_N = first.gaps.column(f"{row[0]}_full_T") if self.full else None  # NaN where not measured
         counts_N = np.ones(len(value_N), dtype=bool)
-        if self.full:  # perhaps of a few responses only: all columns of a row are over the same tokens
+        if self.full:  # perhaps only for a few responses: all columns of a row use the same tokens
             counts_N &= False if full_N is None else ~np.isnan(full_N)
         finite_N = counts_N & np.isfinite(value_N)
         first.add_by_group(sums["n"], counts_N)
@@ -104,7 +104,7 @@ class ApproximationQuality(Accumulator):
 
 
 def _keeps(judged: Masked, divergence: str, divergence_N: np.ndarray) -> np.ndarray:
-    """What a mask on this divergence would keep, at the paper's δ for the binary ones."""
+    """What a mask on this divergence would keep, at the paper's δ for binary masks."""
     delta = THRESHOLDS[divergence]
     outward_N = signed(divergence_N, judged.policies.compare(TRAINER_ROLLOUT).log_ratio_T)
     kept_N: np.ndarray = one_sided(outward_N, judged.advantage_N, low=delta, high=delta).keep_T
@@ -112,7 +112,7 @@ def _keeps(judged: Masked, divergence: str, divergence_N: np.ndarray) -> np.ndar
 
 
 def _slacks(judged: Masked, ks: Sequence[int]) -> Iterator[np.ndarray]:
-    """How far the full TV can be above that of a partition: Σ min(μ, π) over its parts of several tokens."""
+    """How far the full TV can exceed that of a partition: Σ min(μ, π) over its parts with several tokens."""
     policies, topk = judged.policies, judged.policies.topk
     sides = () if topk is None else ((policies.rollout, topk.rollout), (policies.trainer, topk.trainer))
     columns = [(logp_N, np.exp(logp_NK)) for logp_N, logp_NK in sides]

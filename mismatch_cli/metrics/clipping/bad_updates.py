@@ -1,7 +1,7 @@
 """Bad updates: a negative sample's token that has already lost much probability is pushed down further.
 
-A < 0 and μ − π ≥ δ (arXiv 2602.04879, figure 5). The paper does not say over which tokens the share is taken, so both
-are given: tokens with A ≠ 0, and tokens with A < 0.
+A < 0 and μ − π ≥ δ (arXiv 2602.04879, figure 5). The paper does not state the denominator of the share, so both are
+given: tokens with A ≠ 0, and tokens with A < 0.
 """
 
 from typing import Any
@@ -23,10 +23,10 @@ _MOST_STEPS = 2**12
 
 
 class BadUpdates(Accumulator):
-    """Counts of μ − π ≥ δ over negative tokens for a sweep of δ, and for δ = 0.5 by step, beside the reward."""
+    """Counts of μ − π ≥ δ over negative tokens for a sweep of δ, and for δ = 0.5 by step, with the reward."""
 
     def __init__(self) -> None:
-        self.above = np.zeros((GROUPS, len(DELTAS) + 1), dtype=np.int64)  # column i: exactly i deltas are reached
+        self.above = np.zeros((GROUPS, len(DELTAS) + 1), dtype=np.int64)  # column i: exactly i deltas reached
         self.steps = StepSums(_MOST_STEPS)  # tokens with A ≠ 0, those with A < 0, bad ones, Σ reward, rewards
 
     def update(self, judged: Masked) -> None:
@@ -41,7 +41,7 @@ class BadUpdates(Accumulator):
         self.steps.update(step_S, judged.gaps.group_S, sums_SM)
 
     def result(self, prompts: int, *, advantages: bool) -> dict[str, Any]:
-        """`advantages`: whether A is measured; otherwise only the share over tokens asked as if A < 0 has a meaning."""
+        """`advantages`: whether A is measured; otherwise only the share over tokens judged as A < 0 is meaningful."""
 
         def shares(bad_G: np.ndarray, tokens_G: np.ndarray, negative_G: np.ndarray) -> dict[str, Any]:
             missing = Estimate(None, note="no advantages")
@@ -50,23 +50,23 @@ class BadUpdates(Accumulator):
             return {"over_tokens": over_tokens.to_dict(), "over_negative": over_negative.to_dict()}
 
         by_step: list[dict[str, Any]] = []
-        whole_2G = np.zeros((2, GROUPS))
+        total_2G = np.zeros((2, GROUPS))
         reward_before: float | None = None
         for first, last, sums_GM in self.steps:
             tokens_G, negative_G, bad_G, reward_G, graded_G = sums_GM.T
-            whole_2G += sums_GM[:, :2].T
-            asked = tokens_G if advantages else negative_G  # otherwise every token was asked once for each sign
-            counts = {"tokens": int(asked.sum()), "negative": int(negative_G.sum()), "bad": int(bad_G.sum())}
+            total_2G += sums_GM[:, :2].T
+            judged_G = tokens_G if advantages else negative_G  # otherwise every token was judged once per sign
+            counts = {"tokens": int(judged_G.sum()), "negative": int(negative_G.sum()), "bad": int(bad_G.sum())}
             reward = grouped_ratio(reward_G, graded_G, prompts, SIGNED)
             change = None if reward_before is None or reward.value is None else reward.value - reward_before
             by_step.append(
-                {"first": first, "last": last, **counts, **shares(bad_G, asked, negative_G)}
+                {"first": first, "last": last, **counts, **shares(bad_G, judged_G, negative_G)}
                 | {"reward": reward.to_dict(), "reward_change": change}
             )
             reward_before = reward.value
         reached_GD = self.above[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
         sweep = [
-            {"delta": delta, "bad": int(bad_G.sum()), **shares(bad_G, *whole_2G)}
+            {"delta": delta, "bad": int(bad_G.sum()), **shares(bad_G, *total_2G)}
             for delta, bad_G in zip(DELTAS, reached_GD.T, strict=True)
         ]
         at_delta = sweep[DELTAS.index(BAD_DELTA)]
@@ -81,7 +81,7 @@ class BadUpdates(Accumulator):
 
 
 def _correlations(by_step: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pearson correlations over steps, between the share of bad updates and the reward, and how it fluctuates."""
+    """Pearson correlations over steps between the share of bad updates and the reward and its changes."""
     keys = ("over_negative", "over_tokens", "reward")
     negative, tokens, reward = (np.array([row[key]["value"] for row in by_step], dtype=np.float64) for key in keys)
     rows = []

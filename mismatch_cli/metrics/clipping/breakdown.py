@@ -1,4 +1,4 @@
-"""Blocked tokens by bin of μ and by position, and a bounded sample of judged tokens: exact counts."""
+"""Exact counts of blocked tokens by bin of μ and by position, and a bounded sample of judged tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mismatch_cli.metrics.volatility import CELLS, MU_BINS, Cells
 
 
 class BlockedCells(Accumulator):
-    """Counts for each sign, prompt group and bin: of all judged tokens in row 0, of each algorithm in the next ones."""
+    """Counts by sign, prompt group and bin: row 0 has all judged tokens, the next rows those of each algorithm."""
 
     def __init__(self, algorithms: int) -> None:
         self.by_mu = np.zeros((1 + algorithms, 2, GROUPS, MU_BINS), dtype=np.int64)
@@ -24,8 +24,8 @@ class BlockedCells(Accumulator):
         mu_N, position_N = Cells.of(judged.gaps).cell_N, position_cells(judged.gaps)
         mu_N += judged.negative_N * np.int32(CELLS)
         position_N += judged.negative_N * np.int32(GROUPS * POSITION_BINS)
-        every = slice(None) if judged.judged_N.all() else judged.judged_N
-        for row, index_U in enumerate([every, *judged.blocked]):
+        all_judged = slice(None) if judged.judged_N.all() else judged.judged_N
+        for row, index_U in enumerate([all_judged, *judged.blocked]):
             count_into(self.by_mu[row], mu_N[index_U])
             count_into(self.by_position[row], position_N[index_U])
 
@@ -38,8 +38,8 @@ JUDGED_ROW = np.dtype([("key", np.float64), *_VALUES, ("blocked_by", np.uint64)]
 class JudgedSample(SmallestRows):
     """The judged tokens with the smallest hashes of response and position: the same ones in any order and sharding.
 
-    `blocked_by` has bit i set where algorithm i blocks the token. Out of the trainer's support log π is −inf; where
-    nothing was recomputed log π′ is NaN.
+    `blocked_by` has bit i set if algorithm i blocks the token. Outside the trainer's support log π is −inf; log π′ is
+    NaN if nothing was recomputed.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Everything that is counted about the algorithms on one set of tokens: accumulators updated together, and the JSON."""
+"""Everything counted about algorithms on one set of tokens: accumulators updated together, and the JSON."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -53,19 +53,19 @@ _SCALES: dict[str, Scale] = {
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of traces: which algorithms, on which columns, and whether the theory's bounds too."""
+    """What to compute: which algorithms, on which columns, and whether to include the theory's bounds."""
 
     algorithms: tuple[Algorithm, ...]
     needs: Needs
     theory: bool = False
-    found: Mapping[Rule, Found] = field(default_factory=dict)  # by the first pass of rules that look at whole batches
+    found: Mapping[Rule, Found] = field(default_factory=dict)  # by the first pass of rules on whole batches
 
 
 class ClippingSummary(Accumulator):
     """What every algorithm blocks, in memory that grows with algorithms and distinct tokens, not with tokens.
 
-    Counts are exact in any order. Float sums are formed slice by slice; summaries of shards merged in shard order give
-    the bits of every other run that does so, whatever the number of workers.
+    Counts are exact in any order. Float sums are formed slice by slice; summaries of shards, merged in shard order,
+    give the same bits for any number of workers.
     """
 
     SETTINGS = ("question", "columns")
@@ -75,8 +75,8 @@ class ClippingSummary(Accumulator):
         self.columns = sums_dtype(number)
         self.question = question
         self.counts = Counter(dict.fromkeys(_COUNTS, 0))
-        self.seen = 0  # responses, also those left out
-        self.lacking: Counter[str] = Counter()  # responses left out for want of a column
+        self.seen = 0  # responses, including those left out
+        self.lacking: Counter[str] = Counter()  # responses left out for lack of a column
         self.prompts = DistinctPrompts()
         self.sums = GroupSums(self.columns.itemsize // 8)
         self.steps = StepSums(_MOST_STRETCHES)
@@ -90,7 +90,7 @@ class ClippingSummary(Accumulator):
         self.theory = Theory() if question.theory else None
 
     def update(self, batch: TokenBatch, trace: int = 0) -> None:
-        """Add the responses of a batch; where it lacks a column that the question needs they are left out."""
+        """Add the responses of a batch; leave them out if it lacks a column that the question needs."""
         self.seen += batch.num_responses
         if missing := self.question.needs.missing_in(batch):
             self.lacking[missing] += batch.num_responses
@@ -128,7 +128,7 @@ class ClippingSummary(Accumulator):
         })  # fmt: skip
 
     def result(self, blocked_tokens: int) -> dict[str, Any]:
-        """The JSON of docs/json/clipstats.md, numbers with intervals, and the tokens blocked most often."""
+        """The JSON of docs/json/clipstats.md: every number with its interval, and the most frequently blocked tokens."""
         prompts, advantages = self.prompts.result(), self.question.needs.advantages
         rows = [self._algorithm(place, blocked_tokens) for place in range(len(self.question.algorithms))]
         names = [row["name"] for row in rows]
@@ -205,27 +205,27 @@ class ClippingSummary(Accumulator):
         return found
 
     def _equivalents(self, place: int, row: dict[str, Any]) -> list[dict[str, Any]]:
-        """Of a published one-sided mask on trainer/rollout: the threshold of each other family that blocks as much."""
-        own = self._own_family(place)
-        if not own or not self.cells.by_mu[1 + place].any():
-            return []  # where nothing is blocked, every high enough threshold blocks as little
+        """For a published one-sided mask on trainer/rollout: each other family's threshold that blocks as much."""
+        own_family = self._own_family(place)
+        if not own_family or not self.cells.by_mu[1 + place].any():
+            return []  # if nothing is blocked, every high enough threshold blocks as little
         return [
             {"algorithm": row["name"], "blocked": row["blocked"]["all"], "family": family, "threshold": threshold}
             for family, threshold in self._as_strict(place).items()
-            if family != own
+            if family != own_family
         ]
 
     def same_strictness(self, place: int) -> dict[str, Any] | None:
-        """The threshold of every family that blocks as many tokens as an algorithm; None where that is no question."""
-        algorithm, own = self.question.algorithms[place], self._own_family(place)
+        """Each family's threshold that blocks as many tokens as an algorithm; None if there is nothing to match."""
+        algorithm, own_family = self.question.algorithms[place], self._own_family(place)
         if not self.question.needs.advantages or not self.cells.by_mu[1 + place].any():
             return None
-        thresholds = {family: found for family, found in self._as_strict(place).items() if family != own}
+        thresholds = {family: found for family, found in self._as_strict(place).items() if family != own_family}
         settings = "; ".join(mask.settings for mask in algorithm.masks if mask.settings)
-        return {"algorithm": algorithm.name, "settings": settings, "family": own, "thresholds": thresholds}
+        return {"algorithm": algorithm.name, "settings": settings, "family": own_family, "thresholds": thresholds}
 
     def _own_family(self, place: int) -> str | None:
-        """The family of an algorithm that is one mask on trainer/rollout."""
+        """The family of an algorithm with a single mask on trainer/rollout."""
         masks = self.question.algorithms[place].masks
         regions = [mask.region for mask in masks if mask.ratio == TRAINER_ROLLOUT]
         if len(masks) != 1:
@@ -239,15 +239,15 @@ class ClippingSummary(Accumulator):
 
 
 def sums_dtype(algorithms: int) -> np.dtype:
-    """M float64 numbers: over all judged tokens, then `of` each algorithm, over those that it blocks."""
+    """M float64 numbers: over all judged tokens, then `of` each algorithm over the tokens that it blocks."""
     means: list[Any] = [("mu", float), ("entropy", float), ("entropy_n", float)]
-    own = [("blocked", float, 2), ("lost", float, 2), ("capped", float, 2), ("touched", float), *means]
+    per_algorithm = [("blocked", float, 2), ("lost", float, 2), ("capped", float, 2), ("touched", float), *means]
     shared = [("judged", float, 2), ("update", float, 2), ("advantage", float, 2), ("responses", float), *means]
-    return np.dtype([*shared, ("of", own, (algorithms,))])
+    return np.dtype([*shared, ("of", per_algorithm, (algorithms,))])
 
 
 def response_sums(judged: Masked) -> np.ndarray:
-    """[S, M] in float64, in the order of `sums_dtype`."""
+    """[S, M] in float64, laid out as `sums_dtype`."""
     sums_S = np.zeros(judged.num_responses, sums_dtype(len(judged.algorithms)))
     total = judged.gaps.responses.sum
     sums_S["responses"] = total(judged.judged_N) > 0
@@ -264,17 +264,17 @@ def response_sums(judged: Masked) -> np.ndarray:
     return sums_S.view(np.float64).reshape(judged.num_responses, -1)
 
 
-def _fill(own_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: np.ndarray) -> None:
-    """The sums of one algorithm; `capped` is what the bounds of its weight take from kept tokens: (r − weight)·|A|."""
+def _fill(taken_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: np.ndarray) -> None:
+    """Fill the sums of one algorithm; `capped` is what its weight's bounds take from kept tokens: (r − weight)·|A|."""
     weight_N = judged.update_N if algorithm.weighs_by_ratio else judged.abs_advantage_N
-    own_S["blocked"], own_S["lost"] = _sums_at(judged, blocked_U, weight_N[blocked_U])
-    own_S["touched"] = own_S["blocked"].any(axis=1)
+    taken_S["blocked"], taken_S["lost"] = _sums_at(judged, blocked_U, weight_N[blocked_U])
+    taken_S["touched"] = taken_S["blocked"].any(axis=1)
     blocked = judged.responses_at(blocked_U)
-    own_S["mu"] = blocked.sum(judged.gaps.q_N[blocked_U])
+    taken_S["mu"] = blocked.sum(judged.gaps.q_N[blocked_U])
     if judged.entropy_N is not None:
         entropy_U = judged.entropy_N[blocked_U]
         known_U = ~np.isnan(entropy_U)
-        own_S["entropy"], own_S["entropy_n"] = blocked.sum(np.where(known_U, entropy_U, 0)), blocked.sum(known_U)
+        taken_S["entropy"], taken_S["entropy_n"] = blocked.sum(np.where(known_U, entropy_U, 0)), blocked.sum(known_U)
     if not algorithm.weighs_by_ratio or not algorithm.weight[0].bounded:
         return
     low, high = map(np.float32, algorithm.weight[0].bounds)
@@ -283,11 +283,11 @@ def _fill(own_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: np
     index_U = np.flatnonzero(bounded_N)
     ratio_U = judged.ratio_N[index_U].astype(np.float64)
     lost_U = (ratio_U - np.clip(ratio_U, low, high)) * judged.abs_advantage_N[index_U]
-    own_S["capped"] = _sums_at(judged, index_U, lost_U)[1]
+    taken_S["capped"] = _sums_at(judged, index_U, lost_U)[1]
 
 
 def _sums_at(judged: Masked, index_U: np.ndarray, values_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many of some judged tokens each response has, and Σ of a value of theirs, by the sign of A: [S, 2] each."""
+    """Per response, the number of some judged tokens and the sum of a value over them, by sign of A: [S, 2] each."""
     responses, negative_U = judged.responses_at(index_U), judged.negative_N[index_U]
     negative_S = responses.sum(negative_U)
     count_S2 = np.stack([responses.length_S - negative_S, negative_S], axis=1)
@@ -295,19 +295,19 @@ def _sums_at(judged: Masked, index_U: np.ndarray, values_U: np.ndarray) -> tuple
 
 
 def _by_sign(responses: Segments, count_S2: np.ndarray, negative_U: np.ndarray, values_U: np.ndarray) -> np.ndarray:
-    """Σ of a value over the tokens of each response, by the sign of A: [S, 2]; a token without one has the value 0."""
+    """The sum of a value over each response's tokens, by the sign of A: [S, 2]; a token without a sign has value 0."""
     if not count_S2.all(axis=1).any():  # each response has one sign only
         return np.where(count_S2 > 0, responses.sum(values_U)[:, None], 0)
     return np.stack([responses.sum(np.where(negative_U == sign, values_U, 0)) for sign in (False, True)], axis=1)
 
 
 def _evaluate(sums: np.ndarray, place: int, algorithm: Algorithm) -> dict[str, np.ndarray]:
-    """Every share and mean of the algorithm at `place`, alike on totals and on what is left without each group."""
-    own, whole = sums["of"][..., place], sums["update" if algorithm.weighs_by_ratio else "advantage"]
-    n, blocked_n, everything = (pair.sum(axis=-1) for pair in (sums["judged"], own["blocked"], whole))
-    masked, capped = own["lost"].sum(axis=-1), own["capped"].sum(axis=-1)
+    """Every share and mean of the algorithm at `place`, on totals and without each group."""
+    taken, total = sums["of"][..., place], sums["update" if algorithm.weighs_by_ratio else "advantage"]
+    n, blocked_n, everything = (pair.sum(axis=-1) for pair in (sums["judged"], taken["blocked"], total))
+    masked, capped = taken["lost"].sum(axis=-1), taken["capped"].sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        blocked, lost = own["blocked"] / sums["judged"], (own["lost"] + own["capped"]) / whole
+        blocked, lost = taken["blocked"] / sums["judged"], (taken["lost"] + taken["capped"]) / total
         return {
             "blocked_all": blocked_n / n,
             **{f"blocked_{sign}": blocked[..., row] for row, sign in enumerate(SIGNS)},
@@ -315,36 +315,36 @@ def _evaluate(sums: np.ndarray, place: int, algorithm: Algorithm) -> dict[str, n
             **{f"lost_{sign}": lost[..., row] for row, sign in enumerate(SIGNS)},
             "lost_masked": masked / everything,
             "lost_capped": capped / everything,
-            "touched": own["touched"] / sums["responses"],
-            **{name: part / count for name, (part, count) in _means(sums, own).items()},
+            "touched": taken["touched"] / sums["responses"],
+            **{name: part / count for name, (part, count) in _means(sums, taken).items()},
         }
 
 
-def _means(sums: np.ndarray, own: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """What is averaged over blocked and over kept tokens, each sum with its number of tokens."""
-    n, blocked_n = sums["judged"].sum(axis=-1), own["blocked"].sum(axis=-1)
+def _means(sums: np.ndarray, taken: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Sums over blocked and over kept tokens, each with its number of tokens."""
+    n, blocked_n = sums["judged"].sum(axis=-1), taken["blocked"].sum(axis=-1)
     return {
-        "mu_blocked": (own["mu"], blocked_n),
-        "mu_kept": (sums["mu"] - own["mu"], n - blocked_n),
-        "entropy_blocked": (own["entropy"], own["entropy_n"]),
-        "entropy_kept": (sums["entropy"] - own["entropy"], sums["entropy_n"] - own["entropy_n"]),
+        "mu_blocked": (taken["mu"], blocked_n),
+        "mu_kept": (sums["mu"] - taken["mu"], n - blocked_n),
+        "entropy_blocked": (taken["entropy"], taken["entropy_n"]),
+        "entropy_kept": (sums["entropy"] - taken["entropy"], sums["entropy_n"] - taken["entropy_n"]),
     }
 
 
 def _bin_row(counts_22G: np.ndarray, prompts: int, advantages: bool) -> dict[str, Any]:
-    """Judged and blocked tokens of one bin, each by the sign of A and prompt group."""
+    """A row for the judged and blocked tokens of one bin, each by the sign of A and prompt group."""
     judged_2G, blocked_2G = counts_22G
     all_signs = _NO_ADVANTAGES
     if advantages:
         all_signs = grouped_share(blocked_2G.sum(axis=0), judged_2G.sum(axis=0), prompts)
     shares = [all_signs, *(grouped_share(*pair, prompts) for pair in zip(blocked_2G, judged_2G, strict=True))]
-    tokens = judged_2G.sum() if advantages else judged_2G[0].sum()  # otherwise every token was asked for each sign
+    tokens = judged_2G.sum() if advantages else judged_2G[0].sum()  # otherwise every token was judged once per sign
     blocked = {name: found.to_dict() for name, found in zip(("all", *SIGNS), shares, strict=True)}
     return {"tokens": int(tokens), "blocked": blocked}
 
 
 def _step_row(sums_G: np.ndarray, place: int, prompts: int, advantages: bool) -> dict[str, Any]:
-    """The same of one step, or stretch of steps, with its means."""
+    """The same row for one step, or stretch of steps, with its means."""
     own_G = sums_G["of"][:, place]
     return _bin_row(np.stack([sums_G["judged"].T, own_G["blocked"].T]), prompts, advantages) | {
         name: grouped_ratio(part_G, count_G, prompts, _SCALES[name]).to_dict()

@@ -1,8 +1,8 @@
 """Some responses, judged by every algorithm: computed once for a slice of a batch, read by every accumulator.
 
-Letters: `_N` the tokens of the slice that count, laid flat; `_S` its responses; `_U` some of the tokens, by their index
-in N. A token is *judged* when its advantage is not 0. Where a trace has no advantages every token is judged twice, once
-as if its advantage were +1 and once as if it were −1.
+Suffixes: `_N` are the counted tokens of the slice, laid flat; `_S` its responses; `_U` some of the tokens, by index in
+N. A token is *judged* if its advantage is not 0. If a trace has no advantages, every token is judged twice, as if its
+advantage were +1 and −1.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.trust_regions import Decision
 
-SIGNS = ("positive", "negative")  # of the advantage: the rows of everything that is split by it
+SIGNS = ("positive", "negative")  # of the advantage: the rows of everything split by it
 
 
 @dataclass(frozen=True)
 class Needs:
-    """The columns on which all algorithms are judged; a token that lacks one of them does not count for any."""
+    """The columns that judging all algorithms needs; a token that lacks one does not count for any of them."""
 
     advantages: bool
     recomputed: bool
     top_k: int
     topk_recomputed: bool = False
-    full: bool = False  # not needed to judge, but read where it is there
+    full: bool = False  # not needed to judge, but read if recorded
     entropy: bool = False
     average: bool = False
 
     @classmethod
     def of(cls, algorithms: Sequence[Algorithm]) -> Needs:
-        """What these need of tokens that have an advantage."""
+        """What these algorithms need of tokens with an advantage."""
         return cls(
             advantages=True,
             recomputed=any(a.needs_recomputed for a in algorithms),
@@ -66,7 +66,7 @@ class Needs:
         return tuple(name for needed, name in names if needed)
 
     def missing_in(self, batch: TokenBatch) -> str:
-        """The first of the columns that a batch does not have, as the trace calls it; empty where it has all."""
+        """The first column that a batch lacks, by its name in the trace; empty if it has all."""
         missing = (name for name in ("logp_trainer_T", *self.columns) if getattr(batch, name) is None)
         return next(missing, "").rpartition("_")[0]
 
@@ -78,9 +78,9 @@ def apply_masks(
     found: Mapping[Rule, Found] | None = None,
     trace: int = 0,
 ) -> Iterator[list[Masked]]:
-    """Slices of whole responses: one `Masked` each, or one for each sign where there are no advantages.
+    """Slices of complete responses: one `Masked` each, or one per sign without advantages.
 
-    `found` is what a first pass has found of whole batches, where an algorithm asks; each trace has batches of its own.
+    `found` is the result of a first pass over whole batches, if an algorithm needs it; a batch belongs to one trace.
     """
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
         policies = policies_of(gaps, needs)
@@ -94,14 +94,14 @@ def apply_masks(
 
 
 def gather(gathering: Gathering, batch: TokenBatch, needs: Needs, trace: int) -> None:
-    """Add the tokens of a batch, which has advantages and all that is needed, to the first pass of rules on batches."""
+    """Add a batch with advantages and all needed columns to the first pass of rules on batches."""
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
         policies = replace(policies_of(gaps, needs), batches=batches_of(gaps, trace))
         gathering.update(policies, _column(gaps, "advantage_T"))
 
 
 def batches_of(gaps: TokenGaps, trace: int) -> Batches:
-    """Which optimiser step of which trace each response belongs to."""
+    """The optimiser step and trace of each response."""
     key = RowKey(*(getattr(gaps.batch, name)[gaps.first : gaps.last] for name in RowKey._fields))
     return Batches.of_rows(key, gaps.places, trace)
 
@@ -118,12 +118,12 @@ def policies_of(gaps: TokenGaps, needs: Needs) -> Policies:
 
 def _column(gaps: TokenGaps, name: str) -> np.ndarray:
     column_N = gaps.column(name)
-    assert column_N is not None  # `Needs.missing_in` was asked
+    assert column_N is not None  # checked by `Needs.missing_in`
     return column_N
 
 
 class Masked:
-    """Responses of a batch with the advantage of each token, and what every algorithm decides about it."""
+    """Responses of a batch with each token's advantage, and what every algorithm decides about it."""
 
     def __init__(
         self, gaps: TokenGaps, policies: Policies, advantage_N: np.ndarray, algorithms: Sequence[Algorithm]
@@ -132,8 +132,8 @@ class Masked:
         self.positive_N, self.negative_N = advantage_N > 0, advantage_N < 0
         self.abs_advantage_N = np.abs(advantage_N)
         self._decided: dict[Mask, Decision] = {}
-        asked = dict.fromkeys(algorithm.masks for algorithm in algorithms)
-        blocked = {masks: self._blocked_by(masks) for masks in asked}
+        distinct = dict.fromkeys(algorithm.masks for algorithm in algorithms)
+        blocked = {masks: self._blocked_by(masks) for masks in distinct}
         self.blocked = [blocked[algorithm.masks] for algorithm in algorithms]  # _U of each algorithm
 
     def _blocked_by(self, masks: Sequence[Mask]) -> np.ndarray:
@@ -147,7 +147,7 @@ class Masked:
         return self._decided[mask]
 
     def statistic(self, region: str, top_k: int) -> np.ndarray:
-        """What a mask on trainer/rollout holds against its threshold; of a top-K mask, over the first `top_k` ranks."""
+        """What a mask on trainer/rollout compares with its threshold; for a top-K mask, over `top_k` ranks."""
         fixed = {"k": top_k, "replace_last": False} if region.startswith("top-k") else {}
         same = (m for m in self._decided if m.region == region and m.ratio == TRAINER_ROLLOUT)
         alike = (m for m in same if fixed.items() <= m.parameters.items())
@@ -163,7 +163,7 @@ class Masked:
 
     @cached_property
     def blocked_by_N(self) -> np.ndarray:
-        """Who blocks each token: one bit per algorithm, uint64."""
+        """Which algorithms block each token: one bit per algorithm, uint64."""
         bits_N = np.zeros(len(self.advantage_N), dtype=np.uint64)
         for bit, index_U in enumerate(self.blocked):
             bits_N[index_U] |= np.uint64(1 << bit)
@@ -181,7 +181,7 @@ class Masked:
 
     @cached_property
     def update_N(self) -> np.ndarray:
-        """r·|A|, the weight of each token's update without mask and cap; 0 where A is, infinite where r is."""
+        """r·|A|, the weight of each token's update without mask and cap; 0 if A is, infinite if r is."""
         if self.judged_N.all():
             return np.multiply(self.ratio_N, self.abs_advantage_N, dtype=np.float64)
         update_N = np.zeros(len(self.ratio_N))
@@ -198,14 +198,14 @@ class Masked:
 
     @cached_property
     def reward_S(self) -> np.ndarray:
-        """NaN where a response was not graded."""
+        """Rewards; NaN for a response that was not graded."""
         reward_S = self.gaps.batch.reward_S
         if reward_S is None:
             return np.full(self.num_responses, np.nan)
         return reward_S[self.gaps.first : self.gaps.last]
 
     def sign(self, index_U: np.ndarray) -> np.ndarray:
-        """The row of `SIGNS` of judged tokens."""
+        """The row of `SIGNS` for some judged tokens."""
         return self.negative_N[index_U].astype(np.int64)
 
     def responses_at(self, index_U: np.ndarray) -> Segments:

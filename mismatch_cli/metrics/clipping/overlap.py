@@ -1,4 +1,4 @@
-"""Which algorithms block the same tokens: counts for every pair, and examples of tokens on which they differ."""
+"""Which algorithms block the same tokens: counts for every pair, and example tokens on which they differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ROW = np.dtype(
     [
         ("pattern", np.uint64),
         ("hash", np.uint64),
-        ("trace", np.int32),  # 0 until somebody who reads several traces says which
+        ("trace", np.int32),  # 0 until a reader of several traces sets it
         ("token", TOKEN_ROW),
         ("positive", np.bool_),
     ]
@@ -29,9 +29,9 @@ _ROW = np.dtype(
 
 
 class Overlap(Accumulator):
-    """|blocked by i and j| for all pairs in each prompt group (exact), and 3 tokens of each pattern of who blocks them.
+    """|blocked by i and j| for all pairs in each prompt group (exact), and 3 example tokens of each blocking pattern.
 
-    A pattern is one bit per algorithm. Of more than 1,024 patterns those with the smallest hashes keep their examples.
+    A pattern has one bit per algorithm. Beyond 1,024 patterns, those with the smallest hashes keep their examples.
     """
 
     def __init__(self, algorithms: int) -> None:
@@ -79,30 +79,30 @@ class Overlap(Accumulator):
         self._add(other.examples)
 
     def result(self, names: list[str], prompts: int) -> dict[str, Any]:
-        both = self.both.sum(axis=0)
-        jaccard, without_G = _jaccard(both), _jaccard(without_each_group(self.both))
+        shared = self.both.sum(axis=0)
+        jaccard, without_G = _jaccard(shared), _jaccard(without_each_group(self.both))
         pairs = range(len(names))
         return {
             "names": names,
             "jaccard": [
                 [interval(jaccard[i, j], without_G[:, i, j], prompts, SHARE).to_dict() for j in pairs] for i in pairs
             ],
-            "both": both.tolist(),
-            "only_row": (both.diagonal()[:, None] - both).tolist(),
+            "both": shared.tolist(),
+            "only_row": (shared.diagonal()[:, None] - shared).tolist(),
             "examples": self._examples(names),
         }
 
     def alike(self, names: list[str]) -> list[list[str]]:
-        """The algorithms, those together that block the same tokens: |i ∩ j| = |i| = |j|, counted, not estimated."""
-        both = self.both.sum(axis=0)
-        count = both.diagonal()
+        """The algorithms, grouped if they block the same tokens: |i ∩ j| = |i| = |j|, counted, not estimated."""
+        shared = self.both.sum(axis=0)
+        count = shared.diagonal()
         groups: dict[int, list[str]] = {}
-        for name, same in zip(names, (both == count) & (both == count[:, None]), strict=True):
+        for name, same in zip(names, (shared == count) & (shared == count[:, None]), strict=True):
             groups.setdefault(int(same.argmax()), []).append(name)
         return list(groups.values())
 
     def _examples(self, names: list[str]) -> list[dict[str, Any]]:
-        """For every ordered pair up to three tokens that the first one blocks and the second does not."""
+        """For every ordered pair, up to three tokens that the first blocks and the second does not."""
         rows = self.examples[np.argsort(self.examples["hash"], kind="stable")]
         blocks = dict(zip(names, _bits(rows["pattern"], len(names)), strict=True))
         return [
@@ -119,7 +119,7 @@ def _key(row: np.ndarray) -> dict[str, Any]:
 
 
 def _distinct(pattern_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`np.unique` with the inverse, sixteen bits at a time and nothing sorted: patterns are few."""
+    """`np.unique` with the inverse, sixteen bits at a time without sorting, as there are few patterns."""
     kind_U, kinds = np.zeros(len(pattern_U), dtype=np.int64), 1
     for shift in (48, 32, 16, 0):
         part_U = (pattern_U >> np.uint64(shift)).astype(np.uint16)
@@ -137,7 +137,7 @@ def _distinct(pattern_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _numbered(values_U: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """The different values among 0 … end − 1 in ascending order, and the place of each among them."""
+    """The distinct values among 0 … end − 1 in ascending order, and each value's index among them."""
     seen = np.zeros(end, dtype=bool)
     seen[values_U] = True
     return np.flatnonzero(seen), (np.cumsum(seen) - 1).take(values_U)
@@ -157,9 +157,9 @@ def _first_of_each(pattern_U: np.ndarray, hash_U: np.ndarray) -> np.ndarray:
     return order[np.arange(len(order)) - start_U < _EXAMPLES]
 
 
-def _jaccard(both_xAA: np.ndarray) -> np.ndarray:
-    """|i ∩ j| / |i ∪ j|; NaN where neither blocks anything."""
-    alone_xA = np.diagonal(both_xAA, axis1=-2, axis2=-1)
-    union = alone_xA[..., :, None] + alone_xA[..., None, :] - both_xAA
+def _jaccard(shared_xAA: np.ndarray) -> np.ndarray:
+    """|i ∩ j| / |i ∪ j|; NaN if neither blocks anything."""
+    count_xA = np.diagonal(shared_xAA, axis1=-2, axis2=-1)
+    union = count_xA[..., :, None] + count_xA[..., None, :] - shared_xAA
     with np.errstate(invalid="ignore", divide="ignore"):
-        return both_xAA / union
+        return shared_xAA / union

@@ -1,8 +1,8 @@
-"""What any threshold would block: histograms of each family's statistic, from which every threshold can be read.
+"""What any threshold would block, from histograms of each family's statistic.
 
-A family is a one-sided mask on trainer/rollout: a token is blocked when its statistic, counted positive where the
-update moves π further away, is above the threshold. So one histogram answers for all thresholds at once, exactly at the
-edges of its bins (3 % apart).
+A family is a one-sided mask on trainer/rollout: it blocks a token if its statistic, positive if the update moves π
+further away, is above the threshold. So one histogram covers all thresholds at once, exactly at the edges of its bins
+(3 % apart).
 """
 
 from bisect import bisect_left
@@ -17,7 +17,7 @@ from mismatch_cli.metrics.estimate import FEW_AT_EDGE, SIGNED, Estimate, grouped
 from mismatch_cli.metrics.histograms import LogBins
 
 BINS = LogBins(-8, 7)
-_EVERY = 8  # a row of the table for every so many bins: four for each doubling of the threshold
+_EVERY = 8  # bins per row of the table: four rows for each doubling of the threshold
 FAMILIES = {
     "ratio_clip": "ratio-clip",
     "binary_tv": "binary-tv",
@@ -28,7 +28,7 @@ FAMILIES = {
 
 
 class Sweeps(Accumulator):
-    """Of each family, tokens and Σ r·|A| by bin of the outward statistic; and of r above 1, with Σ r·|A| and Σ|A|."""
+    """For each family, tokens and Σ r·|A| by bin of the outward statistic; for r above 1, also Σ|A|."""
 
     SETTINGS = ("top_k",)
 
@@ -53,7 +53,7 @@ class Sweeps(Accumulator):
         return {name: self._rows(name, prompts) for name in self.sums}
 
     def _rows(self, name: str, prompts: int) -> list[dict[str, Any]]:
-        """Every eighth bin, up to the first one from which nothing is left."""
+        """Every eighth bin, up to the first one with nothing left above it."""
         edges, (counts, updates, *advantages) = BINS.edges[0], _from_bin_up(self.sums[name])
         threshold, share, lowest, highest = "threshold", "blocked", 0.0, 1.0 if name.endswith("tv") else np.inf
         if name == "cap":  # the cap C takes Σ (r − C)·|A| from the tokens with r above it
@@ -72,10 +72,10 @@ class Sweeps(Accumulator):
         ]
 
     def threshold_for(self, name: str, blocked_G: np.ndarray, prompts: int) -> Estimate:
-        """The threshold of a family that blocks as many tokens as were blocked in each group of prompts.
+        """The threshold of a family that blocks as many tokens as given, by group of prompts.
 
-        Its interval holds every threshold at which the two shares may be the same: where the 95 % interval of their
-        difference holds 0 (Woodruff 1952, doi 10.1080/01621459.1952.10483443), to the next edge of a bin.
+        Its interval contains every threshold at which the two shares may be equal: where the 95 % interval of their
+        difference contains 0 (Woodruff 1952, doi 10.1080/01621459.1952.10483443), to the next bin edge.
         """
         counts_GB = self.sums[name][0]
         value = _threshold(counts_GB.sum(axis=0), blocked_G.sum())
@@ -101,12 +101,12 @@ def _above_0(limit: float | None, sign: int = 1) -> bool:
 def _outward(judged: Masked, name: str, top_k: int) -> tuple[np.ndarray, np.ndarray]:
     """The tokens above the lowest edge, and their statistic less one unit in the last place.
 
-    A mask blocks what is *above* its threshold, and a bin holds what is at or above its edge.
+    A mask blocks values *above* its threshold, but a bin holds values at or above its edge.
     """
     if name == "cap":
         outward_N, lowest = np.where(judged.judged_N, judged.ratio_N, 0), np.float32(1)
     else:
-        with np.errstate(invalid="ignore"):  # an infinite divergence times an advantage of 0: NaN, above nothing
+        with np.errstate(invalid="ignore"):  # an infinite divergence times A = 0 is NaN, which is above nothing
             outward_N = judged.statistic(FAMILIES[name], top_k) * np.sign(judged.advantage_N)
         lowest = np.float32(BINS.edges[0][1])
     index_U = np.flatnonzero(outward_N > lowest)
@@ -118,7 +118,7 @@ def _from_bin_up(values_xB: np.ndarray) -> np.ndarray:
 
 
 def _threshold(counts_B: np.ndarray, blocked: float) -> float:
-    """The value above which `blocked` tokens lie, linear inside a bin; NaN where no threshold in range does that."""
+    """The value with `blocked` tokens above it, linear within a bin; NaN if no threshold in range has that."""
     above_B = _from_bin_up(counts_B)
     if not 0 < blocked <= above_B[1]:
         return float("nan")

@@ -1,7 +1,7 @@
 """The paper's bounds on the improvement of a policy, from sampled responses and their rewards.
 
-J(π) − J(μ) = L′ − Δ holds for every set of responses as it stands (arXiv 2602.04879 eq. 5 and 6); the bounds (eq. 7 and
-8) need the largest divergence over *all* states, which no sample knows.
+J(π) − J(μ) = L′ − Δ holds exactly for every set of responses (arXiv 2602.04879 eq. 5 and 6); the bounds (eq. 7 and 8)
+need the largest divergence over *all* states, which no sample contains.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
 
 
 class Theory(Accumulator):
-    """Per-response sums in float64, over responses with a reward; the largest TV, length and |reward| as seen."""
+    """Per-response sums in float64, over responses with a reward; the largest TV, length and |reward| of the sample."""
 
     LARGEST = ("tv_max", "tv_full_max", "xi", "weight_log_max", "longest")
 
@@ -40,14 +40,14 @@ class Theory(Accumulator):
         counted_N = gaps.per_token(graded_S)
         self.tv_max = max(self.tv_max, float(np.abs(judged.difference_N[counted_N]).max(initial=-np.inf)))
         full_N = gaps.column("tv_full_T")
-        full_U = np.array([np.nan]) if full_N is None else full_N[counted_N]  # NaN: not measured, and not from here on
+        full_U = np.array([np.nan]) if full_N is None else full_N[counted_N]  # NaN: not measured, and it stays so
         self.tv_full_max = float(np.maximum(self.tv_full_max, full_U.max(initial=-np.inf)))
         self.xi = max(self.xi, float(np.abs(reward_S[graded_S]).max()))
         self.weight_log_max = max(self.weight_log_max, float(d_S[graded_S].max()))
         self.longest = max(self.longest, int(gaps.responses.length_S[graded_S].max()))
 
     def result(self, prompts: int) -> dict[str, Any] | None:
-        """None where no response has a reward."""
+        """The bounds and their terms; None if no response has a reward."""
         if not self.longest:
             return None
         estimates = self.sums.result(self._evaluate, prompts, {"tv_sum": POSITIVE}) | {

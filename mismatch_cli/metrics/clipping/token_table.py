@@ -1,4 +1,4 @@
-"""Which tokens are blocked, by id: how often, and what the policies said; memory grows with distinct ids only."""
+"""Which tokens are blocked, by id: how often, and at which probabilities; memory grows with distinct ids only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SIGN_BIT = 32
 
 
 class TokenTable(Accumulator):
-    """For every token id and sign: judged occurrences, and of each algorithm the blocked ones with Σμ, Σπ and Σr."""
+    """For every token id and sign: judged occurrences, and each algorithm's blocked ones with Σμ, Σπ and Σr."""
 
     def __init__(self, algorithms: int) -> None:
         self.judged = np.zeros((2, 0), dtype=np.int64)  # by sign and id
@@ -45,7 +45,7 @@ class TokenTable(Accumulator):
             table.merge(other_table)
 
     def result(self, algorithm: int, sign: int, count: int) -> list[dict[str, Any]]:
-        """The `count` ids that the algorithm blocks most often for one sign; equal counts in order of their id."""
+        """The `count` ids that the algorithm blocks most often for one sign; ties in order of id."""
         key, sums_4 = self.blocked[algorithm].totals()
         chosen = key >> _SIGN_BIT == sign
         ids, sums_4 = key[chosen] - (sign << _SIGN_BIT), sums_4[:, chosen]
@@ -62,7 +62,7 @@ class TokenTable(Accumulator):
 
 
 class _SparseSums(Accumulator):
-    """Four sums for each key that occurs, Σ1 first; new entries wait in a buffer until it is worth sorting them."""
+    """Four sums for each occurring key, Σ1 first; new entries wait in a buffer until sorting them pays off."""
 
     def __init__(self) -> None:
         self._key = np.zeros(0, dtype=np.int64)
@@ -71,7 +71,7 @@ class _SparseSums(Accumulator):
         self._size = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Sorted before it travels: a worker has the time, and less to send."""
+        """Sort before pickling: the worker has the time, and there is less to send."""
         self.totals()
         return super().__getstate__()
 

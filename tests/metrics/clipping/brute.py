@@ -1,4 +1,4 @@
-"""A second opinion in float64: every counted token a row of a table, every mask as its paper or framework writes it."""
+"""A second opinion in float64: a row per counted token, every mask as its paper or framework writes it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Rule = Callable[[pd.DataFrame], pd.Series]
 
 
 def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
-    """The tokens that count, one row each, with a column for every algorithm that says whether it blocks the token.
+    """The counted tokens, one row each, with a column per algorithm that says whether it blocks the token.
 
-    A token counts without full divergences too; they are NaN then. Where there are no advantages every token stands
-    here twice, as if A = 1 and as if A = −1.
+    A token counts even without full divergences, which are then NaN. Without advantages every token appears twice,
+    as if A = 1 and as if A = −1.
     """
     lengths = np.diff(batch.offset_S1)
     t = pd.DataFrame({"s": np.repeat(np.arange(len(lengths)), lengths)})
@@ -54,11 +54,11 @@ def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
     able = {n: rule for n, rule in BLOCKED.items() if needs.recomputed or n in ON_ROLLOUT}
     able = {n: rule for n, rule in able.items() if needs.top_k or not n.startswith("dppo-topk")}
     able = {n: rule for n, rule in able.items() if needs.advantages or n not in OF_BATCHES}
-    return t.assign(**{n: rule(t) & (t["A"] != 0) for n, rule in able.items()})  # without A there is nothing to block
+    return t.assign(**{n: rule(t) & (t["A"] != 0) for n, rule in able.items()})  # nothing is blocked without A
 
 
 def top_k(batch: TokenBatch, t: pd.DataFrame, k: int, anchor: str, current: str) -> tuple[list[float], list[float]]:
-    """TV and KL(anchor‖current) over the first k ids, the sampled token, and all others: one token at a time."""
+    """TV and KL(anchor‖current) over the first k ids, the sampled token, and all others, token by token."""
     ids = batch.topk_ids_TK
     q_TK, p_TK = (np.exp(getattr(batch, f"topk_logp_{n}_TK").astype(np.float64)) for n in (anchor, current))
     short = {"rollout": "q", "trainer": "p", "recomputed": "p1"}
@@ -75,7 +75,7 @@ def top_k(batch: TokenBatch, t: pd.DataFrame, k: int, anchor: str, current: str)
 
 
 def binary_kl(q: pd.Series, p: pd.Series) -> pd.Series:
-    """KL(q‖p) over {token, any other}; where p = 0 it is infinite."""
+    """KL(q‖p) over {token, any other}; infinite if p = 0."""
     with np.errstate(divide="ignore"):
         return q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
 
@@ -85,7 +85,7 @@ def clip(t: pd.DataFrame, ratio: str, low: float = 0.2, high: float = 0.28) -> p
 
 
 def moved_away(t: pd.DataFrame, anchor: str, far: pd.Series) -> pd.Series:
-    """Far from the anchor, and the update would move the sampled token further."""
+    """Whether a token is far from the anchor and the update would move it further."""
     return far & (((t["A"] > 0) & (t["p"] > t[anchor])) | ((t["A"] < 0) & (t["p"] < t[anchor])))
 
 
@@ -115,7 +115,7 @@ def _outward(t: pd.DataFrame, ratio: str = "r") -> pd.Series:
 
 
 def _cppo(t: pd.DataFrame) -> pd.Series:
-    """Algorithm 1 of arXiv 2606.10968, a token after the other; without advantages every token is there twice."""
+    """Algorithm 1 of arXiv 2606.10968, token by token; without advantages every token appears twice."""
     blocked = never(t)
     for _, part in t.groupby(["s", t.groupby("row").cumcount()]):
         blocked[part.index] = _cppo_of_response(part)
@@ -139,7 +139,7 @@ def _batches(t: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _m2po(t: pd.DataFrame) -> pd.Series:
-    """Of the outward tokens of a batch the one furthest out leaves, until the mean of the rest is below 0.04."""
+    """Drop the outermost of a batch's outward tokens until the mean of the rest is below 0.04."""
     blocked = never(t)
     for part in _batches(t):
         left = (2 * part["k2"])[_outward(part)].sort_values()
@@ -150,7 +150,7 @@ def _m2po(t: pd.DataFrame) -> pd.Series:
 
 
 def _clip_cov(t: pd.DataFrame) -> pd.Series:
-    """Of the candidates of a batch those with the smallest draws."""
+    """The candidates of a batch with the smallest draws."""
     blocked = _ppo(t)
     draws = mix(hash_keys(*(t[n].to_numpy() for n in _ROW_KEY)) + t["pos"].to_numpy().astype(np.uint64)) >> np.uint64(
         11
@@ -238,12 +238,12 @@ OTHER_WEIGHT = {
 
 
 def weight(t: pd.DataFrame, name: str) -> pd.Series:
-    """The weight of the update, for the algorithms whose weight is r."""
+    """The weight of the update, for algorithms whose weight is r."""
     return t["r"].clip(upper=CAPS.get(name, INF))
 
 
 def lost(t: pd.DataFrame, name: str) -> dict[str, float | None]:
-    """Update weight lost, for the tokens of `t`: of all, by masks, by caps."""
+    """The update weight that the tokens of `t` lose: in total, to masks, to caps."""
     size, out = t["A"].abs(), t[name]
     if name in OTHER_WEIGHT:
         share = size[out].sum() / size.sum()
@@ -257,7 +257,7 @@ def lost(t: pd.DataFrame, name: str) -> dict[str, float | None]:
 
 
 def outward(t: pd.DataFrame, family: str) -> pd.Series:
-    """The statistic of a family of thresholds, positive where the update moves the token further from μ."""
+    """The statistic of a family of thresholds, positive if the update moves the token further from μ."""
     magnitude = {
         "ratio_clip": lambda: (t["r"] - 1).abs(),
         "binary_tv": lambda: (t["p"] - t["q"]).abs(),
@@ -269,6 +269,6 @@ def outward(t: pd.DataFrame, family: str) -> pd.Series:
 
 
 def token_hashes(t: pd.DataFrame) -> np.ndarray:
-    """The number by which examples are chosen at random: of the response, then mixed with the position."""
-    of_response = hash_keys(*(t[name].to_numpy() for name in ("prompt_id", "sample_index", "step")))
-    return mix(of_response + t["pos"].to_numpy().astype(np.uint64))
+    """The hash by which examples are chosen at random: of the response, then mixed with the position."""
+    response_hash = hash_keys(*(t[name].to_numpy() for name in ("prompt_id", "sample_index", "step")))
+    return mix(response_hash + t["pos"].to_numpy().astype(np.uint64))

@@ -1,4 +1,4 @@
-"""One batch with everything in it, judged by all algorithms, beside the plain table of its tokens."""
+"""One batch with every column, judged by all algorithms, and the plain table of its tokens."""
 
 from __future__ import annotations
 

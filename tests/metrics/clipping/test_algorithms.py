@@ -1,4 +1,4 @@
-"""Every number of every algorithm against a plain count in float64."""
+"""Every number of every algorithm, compared with a plain count in float64."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def near(expected: float | None) -> Any:
 
 
 def share(flags: pd.Series) -> float:
-    """NaN (null in the JSON) over nothing."""
+    """The share of true flags; NaN (null in the JSON) if there are none."""
     return float(flags.mean()) if len(flags) else np.nan
 
 
@@ -56,8 +56,8 @@ def of_sign(t: pd.DataFrame, name: str) -> pd.DataFrame:
     return {"all": t, "positive": t[t["A"] > 0], "negative": t[t["A"] < 0]}[name]
 
 
-def test_the_table_is_complete_and_the_batches_are_telling(case):
-    """Every algorithm is in the second opinion, and every mask but the rarest blocks something here."""
+def test_the_table_is_complete_and_the_batches_are_informative(case):
+    """Every algorithm is in the second opinion, and every mask except the rarest blocks something here."""
     assert {algorithm.name for algorithm in ALL} == set(brute.BLOCKED)
     never = {name for name in case.rows if not case.judged[name].any()}
     without_mask = {name for name, rule in brute.BLOCKED.items() if rule is brute.never and name in case.t}
@@ -132,7 +132,7 @@ def test_by_mu(case):
 
 
 def test_by_position(case):
-    """Positions count every token of the response, also those that the loss mask leaves out."""
+    """Positions count every token of the response, including masked ones."""
     for name in case.rows:
         rows = case.rows[name]["by_position"]
         assert [(row["first"], row["last"]) for row in rows][:4] == [(0, 0), (1, 1), (2, 3), (4, 7)], name
@@ -143,7 +143,7 @@ def test_by_position(case):
 
 
 def check_bin(case: SimpleNamespace, name: str, row: dict[str, Any], inside: pd.DataFrame) -> None:
-    """A token counts once, also where it was asked for both signs of its advantage."""
+    """A token counts once, even if it was judged for both signs of its advantage."""
     assert row["tokens"] == inside["row"].nunique()
     assert list(row["blocked"]) == ["all", "positive", "negative"]
     for sign, estimate in row["blocked"].items():
@@ -167,7 +167,7 @@ def test_by_step(case):
 
 @pytest.mark.parametrize("sign", ["positive", "negative"])
 def test_blocked_tokens(case, sign):
-    """The most frequently blocked ids; ids that are blocked equally often in order of their id."""
+    """The most frequently blocked ids; ties in order of id."""
     for name in case.rows:
         tokens = of_sign(case.judged[["A", "id", "q", "p", "r", name]], sign)
         out = tokens[tokens[name]]
@@ -182,7 +182,7 @@ def test_blocked_tokens(case, sign):
             assert [row["mu"], row["pi"], row["ratio"]] == pytest.approx(means.loc[row["token_id"]].tolist(), rel=2e-5)
 
 
-def test_only_as_many_blocked_tokens_as_asked(case):
+def test_only_as_many_blocked_tokens_as_requested(case):
     few = result_of(case.batch, needs=case.needs, blocked_tokens=3)
     for row in few["algorithms"]:
         assert row["blocked_tokens"]["positive"] == case.rows[row["name"]]["blocked_tokens"]["positive"][:3]
@@ -201,7 +201,7 @@ ANCHORS = {
 }  # fmt: skip
 
 
-def test_each_row_says_what_the_algorithm_is(case):
+def test_each_row_describes_its_algorithm(case):
     assert [row["name"] for row in case.result["algorithms"]] == [n for n in NAMES if n in case.t]
     for name, anchor in ANCHORS.items():
         assert case.rows[name]["anchor"] == anchor, name

@@ -1,4 +1,4 @@
-"""Binary and top-K divergences against the full ones: bias, rank correlation, wrong decisions, and the bracket."""
+"""Binary and top-K divergences compared with full ones: bias, rank correlation, wrong decisions, and the bracket."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def column(t: pd.DataFrame, divergence: str, k: int) -> pd.Series:
 
 
 def comparison(t: pd.DataFrame, divergence: str, k: int) -> dict[str, float]:
-    """Bias, rank correlation and wrong decisions over the tokens of `t` whose full divergence is known."""
+    """Bias, rank correlation and wrong decisions over the tokens of `t` with a known full divergence."""
     t = t[t[f"{divergence}_full"].notna()]
     judged, threshold = t[t["A"] != 0], THRESHOLDS[divergence]
     value, full = column(t, divergence, k), t[f"{divergence}_full"]
     away = np.sign(judged["A"]) * (judged["p"] - judged["q"]) > 0
     wrong = away & ((value > threshold) != (full > threshold)).loc[judged.index]
-    both = np.isfinite(value) & np.isfinite(full)
+    finite = np.isfinite(value) & np.isfinite(full)
     return {
-        "bias": (value - full)[both].mean(),
+        "bias": (value - full)[finite].mean(),
         "rank_correlation": value.rank().corr(full.rank()),
         "wrong_mask": wrong.mean(),
     }
@@ -73,7 +73,7 @@ def test_a_coarser_partition_is_a_lower_bound(judged_world):
 
 
 def slack(judged_world, k: int) -> pd.Series:
-    """Σ min(μ, π) over the parts that hold several tokens: the others."""
+    """Σ min(μ, π) over the part with several tokens: the others."""
     t, batch = judged_world.t, judged_world.batch
     if not k:
         return np.minimum(1 - t["q"], 1 - t["p"])
@@ -86,7 +86,7 @@ def slack(judged_world, k: int) -> pd.Series:
     return pd.Series(np.minimum(*rests), index=t.index)
 
 
-def test_the_bracket_holds_the_full_tv(judged_world):
+def test_the_bracket_contains_the_full_tv(judged_world):
     t = judged_world.t
     widths = []
     for row in judged_world.result["approximation"]["bracket"]:
@@ -116,15 +116,15 @@ def test_without_the_full_divergence_only_means_and_the_bracket_remain(judged_wo
 
 @pytest.mark.parametrize("lacking", ["some tokens", "a batch"])
 def test_every_column_is_over_the_tokens_with_a_full_divergence(lacking):
-    """So that mean − bias is the mean of the full divergence; the bracket, which needs none, is over all tokens."""
+    """So mean − bias is the mean full divergence; the bracket does not need one and is over all tokens."""
     batches = [world(0, 30), world(1, 30)]
     complete = result_of(*batches)["approximation"]
     names = ("tv_full_T", "kl_full_T")
     if lacking == "a batch":
         batches[1] = replace(batches[1], **dict.fromkeys(names))
     else:
-        for batch, name, every in zip(batches, names, (2, 3), strict=True):
-            getattr(batch, name)[::every] = float("nan")
+        for batch, name, count in zip(batches, names, (2, 3), strict=True):
+            getattr(batch, name)[::count] = float("nan")
     t = pd.concat([brute.counted(batch, EVERYTHING) for batch in batches], ignore_index=True)
     found = result_of(*batches)["approximation"]
     assert found["truth"] == "full" and found["bracket"] == complete["bracket"]
@@ -138,7 +138,7 @@ def test_every_column_is_over_the_tokens_with_a_full_divergence(lacking):
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_an_infinite_divergence_has_no_mean(merged):
-    """π = 0 on the sampled token, with and without an advantage: TV has a mean over all tokens, KL has none."""
+    """π = 0 on the sampled token, with and without an advantage: TV has a mean over all tokens, KL does not."""
     batch, other = world(0, 30), world(1, 30)
     batch.logp_trainer_T[::9] = -float("inf")
     batch.kl_full_T[::9] = float("inf")
@@ -181,8 +181,8 @@ def test_smaller_recordings(top_k, ks):
     assert set(found["sweeps"]) >= {"top_k_tv", "top_k_kl"}
 
 
-def test_asking_both_signs_counts_each_token_once_except_for_masks(judged_world):
-    """Without advantages means are over tokens; a mask is asked for both signs, and only one of them moves away."""
+def test_judging_both_signs_counts_each_token_once_except_for_masks(judged_world):
+    """Without advantages means are over tokens; a mask judges both signs, and only one of them moves away."""
     t = judged_world.t
     batch = replace(judged_world.batch, advantage_T=None)
     found = result_of(batch, needs=replace(EVERYTHING, advantages=False))["approximation"]

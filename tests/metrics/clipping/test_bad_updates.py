@@ -1,4 +1,4 @@
-"""Bad updates: A < 0 and μ − π ≥ δ, over both denominators, by step, and beside the reward."""
+"""Bad updates: A < 0 and μ − π ≥ δ, over both denominators, by step, and with the reward."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_drop_of_exactly_delta_is_bad():
 
 
 def test_by_step_with_the_reward_of_all_responses(judged_world):
-    """The reward of a step is the mean over its responses, also over those without an advantage."""
+    """The reward of a step is the mean over its responses, including those without an advantage."""
     rewards, steps = judged_world.batch.reward_S, judged_world.batch.step_S
     assert np.isnan(rewards).any()
     rows = judged_world.result["bad_updates"]["by_step"]
@@ -60,7 +60,7 @@ def test_by_step_with_the_reward_of_all_responses(judged_world):
 
 
 def test_correlations_over_the_steps():
-    """Of both shares, with the reward, with its change to the next step, and with the size of that change."""
+    """Both shares are correlated with the reward, its change to the next step, and the size of that change."""
     found = result_of(world(4, 240, steps=16), **PLAINLY)["bad_updates"]
     shares = [
         np.array([row[denominator]["value"] for row in found["by_step"]], dtype=float)
@@ -99,7 +99,7 @@ def test_a_change_of_the_reward_needs_two_rewards_in_a_row(judged_world):
     assert [row["steps"] for row in found["correlations"]] == 2 * [5, 3, 3]
 
 
-def test_without_advantages_every_token_is_asked_as_if_it_were_negative(judged_world):
+def test_without_advantages_every_token_is_judged_as_negative(judged_world):
     batch = replace(judged_world.batch, advantage_T=None)
     found = result_of(batch, needs=replace(PLAIN, advantages=False), algorithms=plain_algorithms())["bad_updates"]
     counted = batch.loss_mask_T

@@ -1,4 +1,4 @@
-"""A summary as a whole: sharding, order, chunks, and intervals that are none where there can be none."""
+"""A complete summary: sharding, order, slices, and missing intervals."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_merging_the_same_shards_again_gives_the_same_bits(shards, in_order):
     assert json.dumps(merged(shards).result(50)) == json.dumps(in_order)
 
 
-def assert_same_counts(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """Everything that is no float is equal, floats within rounding; correlations of noise-free series too."""
-    one, other = flat(one), flat(other)
-    assert one.keys() == other.keys()
-    for name, value in one.items():
+def assert_same_counts(first: dict[str, Any], other: dict[str, Any]) -> None:
+    """Everything except floats is equal, floats within rounding; correlations of noise-free series as well."""
+    first, other = flat(first), flat(other)
+    assert first.keys() == other.keys()
+    for name, value in first.items():
         if isinstance(value, float):
             assert other[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
         else:
@@ -91,13 +91,13 @@ def test_the_size_of_slices_does_not_matter(monkeypatch, max_tokens):
 
 
 def test_the_sample_is_the_same_in_any_order(monkeypatch, shards):
-    """With room for fewer tokens than there are."""
+    """With room for only some of the tokens."""
     monkeypatch.setattr(breakdown, "SAMPLE_TOKENS", 300)
-    one, other = merged(shards).sample.rows(), merged(shards[::-1]).sample.rows()
-    assert len(one) == 300 and one.tobytes() == other.tobytes()
+    first, other = merged(shards).sample.rows(), merged(shards[::-1]).sample.rows()
+    assert len(first) == 300 and first.tobytes() == other.tobytes()
 
 
-def test_shares_and_their_intervals_lie_between_0_and_1(in_order):
+def test_shares_and_their_intervals_are_between_0_and_1(in_order):
     estimates = estimates_in(in_order)
     checked = 0
     for path, estimate in estimates.items():
@@ -124,12 +124,12 @@ def test_no_interval_below_ten_prompts():
     for path, estimate in estimates_in(found).items():
         assert "correlations" in path or estimate["low"] is None, (path, estimate)
     assert found["algorithms"][2]["blocked"]["all"]["value"] > 0
-    more = result_of(world(0, 60), theory=True)
-    assert more["algorithms"][2]["blocked"]["all"]["low"] is not None
+    enough = result_of(world(0, 60), theory=True)
+    assert enough["algorithms"][2]["blocked"]["all"]["low"] is not None
 
 
-def test_no_interval_where_all_prompts_say_the_same():
-    """Forty prompts whose responses are equal to the bit: there is nothing from which an interval could come."""
+def test_no_interval_if_all_prompts_are_equal():
+    """Forty prompts with bit-identical responses have no spread to form an interval from."""
     batch = simple(
         [[-0.3, -1.7, -0.9, -3.3]] * 80, [[-0.31, -0.7, -3.1, -2.9]] * 80, [0.7, -0.3] * 40,
         prompt_id_S=np.arange(80) // 2, reward_S=np.array([1.0, 0.0] * 40),

@@ -1,4 +1,4 @@
-"""Traces at the edge of what there can be: no crash, no NaN, and null with a note where there is no number."""
+"""Extreme traces: no crash, no NaN, and null with a note for missing numbers."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def test_an_empty_batch_and_empty_responses(take_responses):
 
 
 def overflowing() -> TokenBatch:
-    """One token in 20 with log π − log μ = 89.9: r = 1e39 is no float32."""
+    """One token in 20 with log π − log μ = 89.9: r = 1e39 does not fit a float32."""
     logq, logp = [[-1.0, -90.0]] * 10, [[-1.5, -0.1]] + [[-1.5, -91.0]] * 9
     return simple(logq, logp, [1.0] * 5 + [-1.0] * 5, prompt_id_S=np.arange(10), reward_S=np.ones(10))
 
 
 def test_an_infinite_ratio():
-    """It is blocked where it must be; weight lost has no number then, and says so."""
+    """It is blocked as it must be; the lost weight has no number then, and says so."""
     found = checked(overflowing(), **PLAINLY, theory=True)
     clipped = row_of(found, "grpo-clip-higher")
     assert clipped["blocked"]["positive"]["value"] == pytest.approx(1 / 10)
@@ -119,9 +119,9 @@ def test_an_infinite_ratio_without_advantages_and_with_everything():
 
 
 def test_an_infinite_ratio_in_another_shard():
-    one, other = summarise(overflowing(), **PLAINLY), summarise(world(0, 30), **PLAINLY)
-    one.merge(other)
-    found = one.result(5)
+    first, other = summarise(overflowing(), **PLAINLY), summarise(world(0, 30), **PLAINLY)
+    first.merge(other)
+    found = first.result(5)
     assert no_numbers_in(found) == {}
     assert row_of(found, "grpo-clip-higher")["lost"]["all"]["value"] is None
 
@@ -129,7 +129,7 @@ def test_an_infinite_ratio_in_another_shard():
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("what", ["infinite ratio", "infinite ratio, some A = 0", "out of support", "infinite full KL"])
 def test_no_warning_reaches_the_terminal(what):
-    """What the numbers already say with a null and a note is not said again on stderr by numpy."""
+    """A null with a note says enough: numpy does not repeat it on stderr."""
     batch = overflowing()
     if what == "infinite ratio, some A = 0":
         batch.advantage_T[:2] = 0
@@ -145,13 +145,13 @@ def test_no_warning_reaches_the_terminal(what):
 
 
 def excluding() -> TokenBatch:
-    """Twelve responses of two tokens, of which the trainer excludes the first."""
+    """Twelve responses of two tokens, the first of which the trainer excludes."""
     logq, logp = [[-0.5, -1.0]] * 12, [[-INF, -1.0]] * 12
     return simple(logq, logp, [1.0] * 6 + [-1.0] * 6, reward_S=np.ones(12))
 
 
 def test_examples_out_of_support_are_json():
-    """log π = −inf has no number in JSON: null, as in the worst tokens of a summary."""
+    """JSON has no number for log π = −inf: it is null, as in the worst tokens of a summary."""
     found = checked(excluding(), **PLAINLY, theory=True)
     assert None in {row["logp_current"] for row in found["overlap"]["examples"]}
 
@@ -192,8 +192,8 @@ def test_out_of_support_with_everything():
         assert row_of(found, name)["blocked"]["all"]["value"] == pytest.approx(judged[name].mean()), name
 
 
-def test_equal_weights_judges_what_compares_the_engine():
-    """The recomputed policy is the trainer: r′ = 1, and only the masks on ρ block anything."""
+def test_at_equal_weights_only_masks_on_the_engine_gap_block():
+    """The recomputed policy is the trainer: r′ = 1, so only masks on ρ block anything."""
     batch = world(0, 40)
     batch = replace(batch, logp_recomputed_T=batch.logp_trainer_T, topk_logp_recomputed_TK=batch.topk_logp_trainer_TK)
     found = checked(batch)
@@ -227,7 +227,7 @@ def test_a_step_without_a_judged_token_and_negative_free_steps():
 
 
 def test_smaller_recordings_and_own_k():
-    """Five ranks carry an algorithm that asks for five."""
+    """Five ranks support an algorithm that needs five."""
     algorithms = (find("dppo-topk-tv:k=5"), find("dppo-topk-kl:k=1,replace_last=true"), find("dppo-binary-kl"))
     batch = world(0, 40, top_k=5)
     found = checked(batch, needs=Needs(advantages=True, recomputed=False, top_k=5), algorithms=algorithms)

@@ -1,4 +1,4 @@
-"""Columns that were not measured, for some tokens or for whole batches: what is left out, and what is said of it."""
+"""Columns missing for some tokens or for complete batches: what is left out, and how it is reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_recomputed_for_some_responses_only():
     ["logp_trainer_T", "logp_recomputed_T", "advantage_T", "topk_logp_trainer_TK", "topk_logp_recomputed_TK"],
 )
 def test_a_batch_without_a_needed_column_is_left_out_and_counted(name):
-    """In other steps: what a rule on whole batches needs is there, and counts for it."""
+    """In different steps, so that a rule on whole batches has what it needs."""
     complete, lacking = world(0, 30), world(1, 12)
     lacking = replace(lacking, step_S=lacking.step_S + 100)
     found = checked(complete, replace(lacking, **{name: None}))
@@ -41,17 +41,18 @@ def test_a_batch_without_a_needed_column_is_left_out_and_counted(name):
 
 
 def test_responses_left_out_are_counted_by_column_across_shards():
-    one, other = (summarise(world(seed, 12), replace(world(9, n), advantage_T=None)) for seed, n in ((0, 3), (1, 4)))
+    parts = ((0, 3), (1, 4))
+    summary, other = (summarise(world(seed, 12), replace(world(9, n), advantage_T=None)) for seed, n in parts)
     other.update(replace(world(8, 5), logp_recomputed_T=None))
-    one.merge(other)
-    counts = one.result(5)["counts"]
+    summary.merge(other)
+    counts = summary.result(5)["counts"]
     assert counts["lacking"] == {"advantage": 7, "logp_recomputed": 5}
-    assert one.seen == 12 + 3 + 12 + 4 + 5
+    assert summary.seen == 12 + 3 + 12 + 4 + 5
 
 
 @pytest.mark.parametrize("name", ["tv_full_T", "kl_full_T"])
 def test_a_full_divergence_is_not_needed_to_judge(name):
-    """Where it was not measured, for some tokens or for a whole batch, every number but the approximation is equal."""
+    """If it is missing, for some tokens or for a complete batch, every number except the approximation is equal."""
     first, second = world(0, 30), world(1, 12)
     complete = checked(first, second)
     some_T = getattr(first, name).copy()
@@ -62,7 +63,7 @@ def test_a_full_divergence_is_not_needed_to_judge(name):
             assert (found[part] == complete[part]) is (part != "approximation"), part
 
 
-def test_a_top_k_list_that_was_not_measured_does_not_count():
+def test_a_missing_top_k_list_does_not_count():
     batch = world(0, 30)
     topk = batch.topk_logp_trainer_TK.copy()
     topk[: int(batch.offset_S1[10])] = float("nan")

@@ -19,17 +19,17 @@ def test_counts_and_jaccard_of_every_pair(judged_world):
     assert overlap["names"] == [algorithm.name for algorithm in ALL]
     for i, first in enumerate(overlap["names"]):
         for j, second in enumerate(overlap["names"]):
-            both = int((judged[first] & judged[second]).sum())
+            shared = int((judged[first] & judged[second]).sum())
             either = int((judged[first] | judged[second]).sum())
-            assert overlap["both"][i][j] == both, (first, second)
+            assert overlap["both"][i][j] == shared, (first, second)
             assert overlap["only_row"][i][j] == int((judged[first] & ~judged[second]).sum()), (first, second)
             jaccard = overlap["jaccard"][i][j]
-            assert jaccard["value"] == (pytest.approx(both / either) if either else None), (first, second)
+            assert jaccard["value"] == (pytest.approx(shared / either) if either else None), (first, second)
             assert jaccard["note"] or jaccard["low"] <= jaccard["value"] <= jaccard["high"]
 
 
-def test_algorithms_that_block_the_same_tokens_stand_together(judged_world):
-    """Each algorithm in one group, in the order of the table; a single token tells two apart."""
+def test_algorithms_that_block_the_same_tokens_are_grouped(judged_world):
+    """Each algorithm is in one group, in table order; a single token separates two."""
     judged, groups = judged_world.judged, judged_world.result["same_mask"]
     names = [algorithm.name for algorithm in ALL]
     assert sorted(name for group in groups for name in group) == sorted(names)
@@ -76,25 +76,25 @@ def judged_slices(batch: Any, needs: Any = EVERYTHING, algorithms: Any = ALL) ->
 
 
 @pytest.mark.parametrize("limit", [4, 1024])
-def test_examples_of_at_most_so_many_patterns(monkeypatch, limit):
-    """Whatever the order in which they come, the same patterns keep their examples; the counts stay exact."""
+def test_the_number_of_patterns_with_examples_is_limited(monkeypatch, limit):
+    """The same patterns keep their examples in any order; the counts stay exact."""
     monkeypatch.setattr("mismatch_cli.metrics.clipping.overlap._PATTERNS", limit)
     slices = [judged for seed in range(4) for judged in judged_slices(world(seed, 20))]
-    one, other = Overlap(len(ALL)), Overlap(len(ALL))
+    first_overlap, other = Overlap(len(ALL)), Overlap(len(ALL))
     for judged in slices:
-        one.update(judged)
+        first_overlap.update(judged)
     for judged in reversed(slices):
         part = Overlap(len(ALL))
         part.update(judged)
         other.merge(part)
-    assert 3 < len(np.unique(one.examples["pattern"])) <= limit
-    assert len(one.examples) <= 3 * limit
-    assert sorted(map(str, one.examples)) == sorted(map(str, other.examples))
-    assert (one.both == other.both).all()
+    assert 3 < len(np.unique(first_overlap.examples["pattern"])) <= limit
+    assert len(first_overlap.examples) <= 3 * limit
+    assert sorted(map(str, first_overlap.examples)) == sorted(map(str, other.examples))
+    assert (first_overlap.both == other.both).all()
 
 
 def test_more_than_1024_patterns_keep_the_examples_of_1024():
-    """Eleven made-up algorithms whose blocked sets are the bits of the token's number: 2,047 patterns."""
+    """Eleven invented algorithms that block by the bits of the token's number: 2,047 patterns."""
     bits = 11
     (judged,) = judged_slices(world(0, 300), PLAIN, plain_algorithms()[:1])
     number_N = np.arange(len(judged.advantage_N)) % 2**bits
@@ -109,7 +109,7 @@ def test_more_than_1024_patterns_keep_the_examples_of_1024():
 
 
 def test_64_algorithms_have_a_bit_each():
-    """Bit 63 is the sign bit of an int64: it must not be lost."""
+    """Bit 63, the sign bit of an int64, must not be lost."""
     (judged,) = judged_slices(world(0, 10), PLAIN, plain_algorithms()[:1])
     judged.blocked = [np.zeros(0, dtype=np.int64)] * 63 + [np.array([2, 5])]
     overlap = Overlap(64)

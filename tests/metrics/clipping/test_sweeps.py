@@ -14,7 +14,7 @@ from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, SHARE, SIGNED, interva
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, world
 
-LOWEST = BINS.edges[0][1]  # of the thresholds that are told apart
+LOWEST = BINS.edges[0][1]  # the lowest distinguishable threshold
 OWN_FAMILY = {
     "grpo-clip-higher": "ratio_clip", "dppo-binary-tv": "binary_tv", "dppo-binary-kl": "binary_kl",
     "dppo-topk-tv": "top_k_tv", "dppo-topk-kl": "top_k_kl", "prime-rl": "binary_tv",
@@ -30,7 +30,7 @@ def test_every_row_is_the_mask_at_that_threshold(judged_world, family):
     exact = 0
     for row in rows:
         out = outward > row["threshold"] * (1 - 1e-6)
-        if not (out & (outward < row["threshold"] * (1 + 1e-6))).any():  # nothing that rounds to the threshold
+        if not (out & (outward < row["threshold"] * (1 + 1e-6))).any():  # no statistic rounds to the threshold
             exact += 1
             assert row["blocked"]["value"] == pytest.approx(out.mean(), abs=1e-12), row["threshold"]
             assert row["lost"]["value"] == pytest.approx(update[out].sum() / update.sum(), rel=1e-5, abs=1e-9)
@@ -52,7 +52,7 @@ def test_every_cap(judged_world):
 
 
 def test_a_ratio_of_exactly_one_is_not_above_a_cap_of_one():
-    """Most tokens of a peaked model have log π = log μ to the bit; a cap of 1 takes nothing from them."""
+    """Most tokens of a peaked model have bit-identical log π and log μ; a cap of 1 leaves them unchanged."""
     same = [[-0.5, -0.1, 0.0]] * 11
     batch = simple([*same, [-0.5, -0.1, 0.0]], [*same, [-0.1, -0.1, 0.0]], [1.0, -1.0] * 6)
     row = result_of(batch, needs=PLAIN, algorithms=plain_algorithms())["sweeps"]["cap"][0]
@@ -62,7 +62,7 @@ def test_a_ratio_of_exactly_one_is_not_above_a_cap_of_one():
 
 @pytest.mark.parametrize("fallen", [-25.0, -float("inf")])
 def test_no_ratio_clip_of_one_blocks_a_negative_token(fallen):
-    """r < 1 − 1 is never true, however far a token falls, and the sweep must say what that mask does."""
+    """r < 1 − 1 is never true, however far a token falls, and the sweep must agree with that mask."""
     batch = simple([[-0.5, -0.1]] * 12, [[fallen, -0.1]] * 12, [-1.0] * 12)
     found = result_of(batch, needs=PLAIN, algorithms=(find("grpo-clip-higher:ratio_low=1,ratio_high=1"),))
     rows = {row["threshold"]: row["blocked"]["value"] for row in found["sweeps"]["ratio_clip"]}
@@ -72,7 +72,7 @@ def test_no_ratio_clip_of_one_blocks_a_negative_token(fallen):
 
 
 def test_the_paper_s_thresholds_agree_with_the_algorithms(judged_world):
-    """Between the rows around δ = 0.15 lies what dppo-binary-tv blocks."""
+    """The share that dppo-binary-tv blocks is between the rows around δ = 0.15."""
     blocked = next(r for r in judged_world.result["algorithms"] if r["name"] == "dppo-binary-tv")["blocked"]["all"]
     rows = judged_world.result["sweeps"]["binary_tv"]
     below, above = (
@@ -83,10 +83,10 @@ def test_the_paper_s_thresholds_agree_with_the_algorithms(judged_world):
 
 
 def test_equivalents_block_as_many_tokens(judged_world):
-    """At the threshold named, within one bin of 3 %, the other family blocks as many."""
+    """At the named threshold, within one bin of 3 %, the other family blocks as many."""
     judged, rows = judged_world.judged, judged_world.result["equivalents"]
     pairs = {(row["algorithm"], row["family"]) for row in rows}
-    assert pairs == {(name, family) for name, own in OWN_FAMILY.items() for family in FAMILIES if family != own}
+    assert pairs == {(name, other) for name, family in OWN_FAMILY.items() for other in FAMILIES if other != family}
     shares = {row["name"]: row["blocked"]["all"] for row in judged_world.result["algorithms"]}
     found = 0
     for row in rows:
@@ -105,15 +105,15 @@ def test_equivalents_block_as_many_tokens(judged_world):
     assert found > 15
 
 
-def test_an_interval_of_an_equal_threshold_is_where_the_shares_may_be_the_same(judged_world):
-    """By hand, group of prompts by group: at its ends the difference of the shares just parts from 0."""
+def test_the_interval_of_an_equal_threshold_covers_all_possibly_equal_shares(judged_world):
+    """By hand, by group of prompts: at its ends the difference of the shares just excludes 0."""
     judged, prompts = judged_world.judged, judged_world.judged["prompt_id"].nunique()
     group = prompt_groups(judged["prompt_id"].to_numpy())
 
     def difference(row, threshold):
-        more = (brute.outward(judged, row["family"]) > threshold).astype(float) - judged[row["algorithm"]]
-        left = np.array([more[group != g].mean() for g in np.unique(group)])
-        return interval(more.mean(), left, prompts, SIGNED)
+        excess = (brute.outward(judged, row["family"]) > threshold).astype(float) - judged[row["algorithm"]]
+        left = np.array([excess[group != g].mean() for g in np.unique(group)])
+        return interval(excess.mean(), left, prompts, SIGNED)
 
     found = 0
     for row in judged_world.result["equivalents"]:
@@ -135,8 +135,8 @@ def test_without_advantages_there_are_no_equivalents(judged_world):
     assert found["equivalents"] == [] and found["sweeps"]["binary_tv"][0]["blocked"]["value"] > 0
 
 
-def test_what_else_is_asked_changes_no_sweep(judged_world):
-    """The masks of the algorithms lend their statistics; an algorithm with other thresholds has the same ones."""
+def test_sweeps_do_not_depend_on_the_algorithms(judged_world):
+    """Sweeps reuse the statistics of the algorithms' masks, which do not depend on thresholds."""
     algorithms = tuple(find(spec) for spec in ("reinforce", "binary-tv:max_tv=0.4", "ratio-clip:ratio_low=0.9"))
     algorithms += (find("top-k-tv:k=5"), find("dppo-binary-kl:anchor=recomputed"))
     assert result_of(judged_world.batch, algorithms=algorithms)["sweeps"] == judged_world.result["sweeps"]
@@ -163,7 +163,7 @@ def test_shares_fall_with_the_threshold(seed):
 
 
 def test_intervals_delete_one_group_of_prompts_at_a_time(judged_world):
-    """The share without each group of prompts by hand, over the groups that hold a judged token."""
+    """The share without each group of prompts by hand, over the groups with a judged token."""
     judged = judged_world.judged
     group = prompt_groups(judged["prompt_id"].to_numpy())
     row = judged_world.result["sweeps"]["binary_tv"][8]

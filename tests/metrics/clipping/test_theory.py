@@ -29,17 +29,17 @@ def test_against_a_loop_over_responses(per_token):
     t = brute.counted(batch, EVERYTHING)
     reward = batch.reward_S
     t = t[~np.isnan(reward[t["s"]])]
-    own = {s: np.exp((rows["lp"] - rows["lq"]).to_numpy()) for s, rows in t.groupby("s")}
-    both = {s: surrogate_and_correction(r) for s, r in own.items()}
-    weight = np.array([np.prod(r) for r in own.values()])
-    surrogate = np.mean([reward[s] * x for s, (x, _) in both.items()])
-    spread = np.mean([np.abs(r - 1).sum() for r in own.values()])
-    longest, tv_max = max(map(len, own.values())), t["tv_full"].max()
+    ratios = {s: np.exp((rows["lp"] - rows["lq"]).to_numpy()) for s, rows in t.groupby("s")}
+    terms = {s: surrogate_and_correction(r) for s, r in ratios.items()}
+    weight = np.array([np.prod(r) for r in ratios.values()])
+    surrogate = np.mean([reward[s] * x for s, (x, _) in terms.items()])
+    spread = np.mean([np.abs(r - 1).sum() for r in ratios.values()])
+    longest, tv_max = max(map(len, ratios.values())), t["tv_full"].max()
     assert tv_max > 1.001 * (t["p"] - t["q"]).abs().max()
     expected = {
         "surrogate": surrogate,
-        "correction": np.mean([reward[s] * x for s, (_, x) in both.items()]),
-        "difference": np.mean([reward[s] * (np.prod(r) - 1) for s, r in own.items()]),
+        "correction": np.mean([reward[s] * x for s, (_, x) in terms.items()]),
+        "difference": np.mean([reward[s] * (np.prod(r) - 1) for s, r in ratios.items()]),
         "quadratic_bound": surrogate - 2 * longest * (longest - 1) * tv_max**2,
         "linear_bound": surrogate - 2 * spread,
         "tv_sum": spread / 2,
@@ -56,8 +56,8 @@ def test_against_a_loop_over_responses(per_token):
 
 
 @pytest.mark.parametrize("lacking", ["the column", "one token"])
-def test_without_every_full_tv_the_largest_is_that_of_the_sampled_tokens(lacking):
-    """Full TVs of some tokens beside binary ones of others would be a maximum of nothing."""
+def test_without_every_full_tv_the_largest_is_over_the_sampled_tokens(lacking):
+    """A maximum over full TVs of some tokens and binary TVs of others would mean nothing."""
     batch = world(1)
     t = brute.counted(batch, EVERYTHING)
     t = t[~np.isnan(batch.reward_S[t["s"]])]
@@ -75,7 +75,7 @@ def test_without_every_full_tv_the_largest_is_that_of_the_sampled_tokens(lacking
 @pytest.mark.parametrize("order", [1, -1])
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_shard_without_full_tvs_makes_the_largest_binary_for_all(order, merged):
-    """μ − π is 0.3 in one shard and 0.2 in the other, and only the first knows of a full TV of 0.9."""
+    """μ − π is 0.3 in one shard and 0.2 in the other, and only the first has a full TV of 0.9."""
     knowing, lacking = (
         simple([np.log([0.5, 0.4])] * 2, [np.log([0.5 - drop, 0.4])] * 2, [1, -1], reward_S=np.ones(2))
         for drop in (0.3, 0.2)
@@ -104,7 +104,7 @@ def test_xi_is_the_largest_size_of_a_reward():
 
 
 def test_the_identity_holds_for_every_sample_alone():
-    """L′ − Δ = R (Πr − 1) for one response at a time, also where Πr is far from 1."""
+    """L′ − Δ = R (Πr − 1) for one response at a time, also if Πr is far from 1."""
     rng = np.random.default_rng(0)
     for _ in range(20):
         logq, logp = -rng.exponential(1.0, 8), -rng.exponential(1.0, 8)
@@ -123,7 +123,7 @@ def toy(policy: dict[tuple[int, ...], np.ndarray]) -> np.ndarray:
 
 
 def test_on_all_sequences_weighted_by_mu_the_difference_is_exact():
-    """μ in sixths, so that every sequence can stand in the trace as often as μ says: J(π) − J(μ), not an estimate."""
+    """μ in sixths, so that the trace has every sequence in exact proportion to μ: J(π) − J(μ), not an estimate."""
     rng = np.random.default_rng(3)
     mu = {state: rng.permutation([1, 2, 3]) / 6 for state in STATES}
     pi = {state: rng.dirichlet(3 * p + 0.5) for state, p in mu.items()}
@@ -131,8 +131,8 @@ def test_on_all_sequences_weighted_by_mu_the_difference_is_exact():
     logq, logp = toy(mu), toy(pi)
     times = np.rint(np.exp(logq.sum(axis=1)) * 6**T).astype(int)
     assert times.sum() == 6**T
-    of = np.repeat(np.arange(len(SEQUENCES)), times)
-    batch = simple(logq[of].tolist(), logp[of].tolist(), [1.0] * len(of), reward_S=reward[of])
+    rows = np.repeat(np.arange(len(SEQUENCES)), times)
+    batch = simple(logq[rows].tolist(), logp[rows].tolist(), [1.0] * len(rows), reward_S=reward[rows])
     found = result_of(batch, **PLAINLY)["theory"]
     gain = (np.exp(logp.sum(axis=1)) - np.exp(logq.sum(axis=1))) @ reward
     assert found["difference"]["value"] == pytest.approx(gain, rel=1e-4, abs=1e-6)
@@ -143,7 +143,7 @@ def test_on_all_sequences_weighted_by_mu_the_difference_is_exact():
     assert found["tv_sum"]["value"] == pytest.approx(tv_sum, rel=1e-5)  # E_μ |r − 1| / 2 is the TV of the state
     assert found["linear_bound"]["value"] <= gain
     d_max = max(np.abs(mu[state] - pi[state]).sum() / 2 for state in STATES)
-    assert found["tv_max"] <= d_max + 1e-6  # what a sample sees is never more than the largest over all states
+    assert found["tv_max"] <= d_max + 1e-6  # a sample never exceeds the largest over all states
 
 
 def test_both_bounds_hold_with_the_true_divergence_over_all_states():
@@ -167,7 +167,7 @@ def test_both_bounds_hold_with_the_true_divergence_over_all_states():
         assert gain >= surrogate - 4 * xi * tv_sum - 1e-12
         assert 4 * xi * tv_sum == pytest.approx(2 * xi * (weight @ np.abs(r - 1).sum(axis=1)))
         tightest = min(tightest, (gain - surrogate + penalty) / penalty)
-    assert 0 < tightest < 0.8  # with the worst reward the correction takes a good part of the penalty
+    assert 0 < tightest < 0.8  # with the worst reward the correction uses much of the penalty
 
 
 def test_theory_without_rewards_is_null():
@@ -179,8 +179,8 @@ def test_theory_without_rewards_is_null():
     assert result_of(graded, **(PLAINLY | {"theory": False}))["theory"] is None
 
 
-def test_a_weight_that_no_float_holds():
-    """Σd = 800 nats: the largest weight has no number, the effective sample size has one, and nothing is NaN."""
+def test_a_weight_too_large_for_a_float():
+    """Σd = 800 nats: the largest weight has no number, but the effective sample size does, and nothing is NaN."""
     far = [[-40.0] * 20, *[[-1.0] * 20] * 11]
     near = [[-0.01] * 20, *[[-1.0] * 20] * 11]
     found = result_of(simple(far, near, [1.0] * 12, reward_S=np.ones(12)), **PLAINLY)["theory"]

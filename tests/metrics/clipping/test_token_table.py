@@ -1,4 +1,4 @@
-"""Counts by token id: sparse sums with a buffer that overflows, against dense counting."""
+"""Counts by token id: sparse sums with an overflowing buffer, compared with dense counting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POSITIVE, NEGATIVE = 0, 1
 
 
 def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) -> Masked:
-    """Random tokens of one response, with random decisions in place of those of algorithms."""
+    """Random tokens of one response, with random decisions instead of those of algorithms."""
     rng = np.random.default_rng(seed)
     logq, logp = -rng.exponential(1.0, (2, tokens))
     columns = {"response_ids_T": rng.integers(0, ids, tokens).astype(np.int32)}
@@ -50,7 +50,7 @@ def dense(slices: list[Masked], algorithm: int, sign: int, ids: int) -> dict[str
 @pytest.mark.parametrize("buffered", [10, 2500, 2**16])
 @pytest.mark.parametrize("merged", [False, True])
 def test_against_dense_counting(monkeypatch, buffered, merged):
-    """With a buffer that overflows in every slice, in some, and never: the same counts and means."""
+    """A buffer that overflows in every slice, in some, or never gives the same counts and means."""
     monkeypatch.setattr(token_table, "_BUFFERED", buffered)
     slices = [made_up(seed, ids=100 * (seed + 1)) for seed in range(6)]
     table = TokenTable(3)
@@ -75,7 +75,7 @@ def test_against_dense_counting(monkeypatch, buffered, merged):
 
 
 def test_the_real_buffer_overflows():
-    """More blocked tokens than wait at a time, as they come in a trace of any size."""
+    """More blocked tokens than the buffer holds, as in any larger trace."""
     table, slices = TokenTable(1), [made_up(seed, 40_000, 300, 1) for seed in range(6)]
     for judged in slices:
         table.update(judged)
@@ -88,7 +88,7 @@ def test_the_real_buffer_overflows():
         assert row["blocked"] == 2 * expected["blocked"][row["token_id"]]
 
 
-def test_equal_counts_in_order_of_id():
+def test_ties_are_in_order_of_id():
     ids = np.array([7, 3, 5, 1, 3, 7, 9, 9], dtype=np.int32)
     judged = decided(-np.ones(8), -np.ones(8), np.ones(8), np.random.default_rng(0), 1, response_ids_T=ids)
     judged.blocked = [np.arange(8)]

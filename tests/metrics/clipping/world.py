@@ -1,4 +1,4 @@
-"""Random batches from whole distributions over a small vocabulary, so that every column of a trace fits every other."""
+"""Random batches from full distributions over a small vocabulary, so that all columns of a trace are consistent."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from mismatch_cli.metrics.clipping.masked import Needs, gather
 VOCABULARY = 60
 EVERYTHING = Needs(advantages=True, recomputed=True, top_k=20, full=True, topk_recomputed=True)
 PLAIN = Needs(advantages=True, recomputed=False, top_k=0)
-ALL = tuple(a for a in TABLE.values() if not a.needs_entropy)  # which would drop the tokens that lack it
+ALL = tuple(a for a in TABLE.values() if not a.needs_entropy)  # entropy masks would drop the tokens without it
 
 
 def plain_algorithms() -> tuple[Algorithm, ...]:
-    """Those that ask for log π and log μ of the sampled tokens alone."""
+    """The algorithms that need only log π and log μ of the sampled tokens."""
     return tuple(a for a in ALL if not a.needs_recomputed and not a.needs_top_k and not a.batch_masks)
 
 
@@ -37,7 +37,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 def world(
     seed: int = 0, responses: int = 60, *, per_token: bool = False, steps: int = 6, top_k: int = 20, samples: int = 3
 ) -> TokenBatch:
-    """μ, π′ (a little noise) and π (much, and some tokens that fall far), sampled from μ; some are not measured."""
+    """μ, π′ (little noise) and π (much noise, and some tokens that fall far), sampled from μ; some are not measured."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 40, responses)
     tokens, response_T = int(lengths.sum()), np.repeat(np.arange(responses), lengths)
@@ -45,11 +45,11 @@ def world(
     logits[np.arange(tokens), rng.integers(0, VOCABULARY, tokens)] += rng.exponential(3.0, tokens)
     mu = log_softmax(logits)
     ids = (np.exp(mu).cumsum(axis=1) < rng.random((tokens, 1))).sum(axis=1).clip(max=VOCABULARY - 1)
-    again = logits + 0.02 * rng.normal(size=logits.shape)
-    now = again + 0.25 * rng.standard_t(3, logits.shape)
+    rescored = logits + 0.02 * rng.normal(size=logits.shape)
+    now = rescored + 0.25 * rng.standard_t(3, logits.shape)
     fallen = rng.random(tokens) < 0.08
     now[np.flatnonzero(fallen), ids[fallen]] -= rng.exponential(3.0, int(fallen.sum()))
-    recomputed, trainer = log_softmax(again), log_softmax(now)
+    recomputed, trainer = log_softmax(rescored), log_softmax(now)
     top = np.argsort(-mu, axis=1)[:, :top_k]
     levels = rng.choice([-1.3, -0.5, 0.0, 0.5, 0.7], responses)
     advantage = rng.choice([-1.0, 0.0, 0.6], tokens) * rng.exponential(1.0, tokens) if per_token else levels[response_T]
@@ -57,7 +57,7 @@ def world(
     entropy[response_T == 3] = np.nan
     reward = rng.integers(0, 2, responses).astype(float)
     reward[5:6] = np.nan
-    at = np.arange(tokens)
+    index = np.arange(tokens)
     columns: dict[str, Any] = {
         "offset_S1": np.concatenate([[0], lengths.cumsum()]),
         "prompt_id_S": np.arange(responses) // samples + 100 * seed,
@@ -77,7 +77,7 @@ def world(
         "topk_ids_TK": top.astype(np.int32),
     }
     for name, logp in (("rollout", mu), ("trainer", trainer), ("recomputed", recomputed)):
-        columns[f"logp_{name}_T"] = logp[at, ids]
+        columns[f"logp_{name}_T"] = logp[index, ids]
         columns[f"topk_logp_{name}_TK"] = np.take_along_axis(logp, top, 1)
     columns["logp_recomputed_T"][response_T == 7] = np.nan
     return _batch(columns)
@@ -90,7 +90,7 @@ def _batch(columns: dict[str, Any]) -> TokenBatch:
 
 
 def simple(logq: list[list[float]], logp: list[list[float]], advantage: list[float], **columns: Any) -> TokenBatch:
-    """A batch with one advantage per response and nothing but what a plain algorithm needs; one prompt each."""
+    """A batch with one advantage and one prompt per response, and only what a plain algorithm needs."""
     lengths = [len(row) for row in logq]
     responses = len(lengths)
     given = {
@@ -120,7 +120,7 @@ def summarise(
     theory: bool = False,
     whole: Sequence[TokenBatch] = (),
 ) -> ClippingSummary:
-    """Of parts of a `whole`; without advantages rules on whole batches are left out, who ask for them."""
+    """The result of parts of a `whole`; without advantages, rules on whole batches, which need them, are left out."""
     algorithms = tuple(a for a in algorithms if needs.advantages or not a.batch_masks)
     summary = ClippingSummary(Question(algorithms, needs, theory, found_in(whole or batches, needs, algorithms)))
     for batch in batches:
@@ -129,7 +129,7 @@ def summarise(
 
 
 def found_in(batches: Sequence[TokenBatch], needs: Needs, algorithms: Iterable[Algorithm]) -> dict[Rule, Found]:
-    """The first pass."""
+    """The result of the first pass."""
     asked = [algorithm for algorithm in algorithms if needs.advantages and algorithm.batch_masks]
     gathering = Gathering(masks_of(asked))
     for batch in batches:
@@ -143,7 +143,7 @@ def result_of(*batches: TokenBatch, blocked_tokens: int = 50, **question: Any) -
 
 
 def estimates_in(result: Any, path: str = "") -> dict[str, dict[str, Any]]:
-    """Every estimate of a result by its path."""
+    """Every estimate of a result, by its path."""
     if isinstance(result, dict) and {"value", "low", "high", "note"} <= set(result):
         return {path: result}
     items = result.items() if isinstance(result, dict) else enumerate(result) if isinstance(result, list) else ()
@@ -151,7 +151,7 @@ def estimates_in(result: Any, path: str = "") -> dict[str, dict[str, Any]]:
 
 
 def no_numbers_in(found: Any, path: str = "") -> dict[str, float]:
-    """NaN and infinities by their path."""
+    """NaN and infinities, by their paths."""
     if isinstance(found, float) and not np.isfinite(found):
         return {path: found}
     items = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
@@ -159,7 +159,7 @@ def no_numbers_in(found: Any, path: str = "") -> dict[str, float]:
 
 
 def checked(*batches: TokenBatch, **question: Any) -> dict[str, Any]:
-    """The result, which is valid JSON and in which everything that has no value says why."""
+    """The result, checked to be valid JSON in which every missing value has a reason."""
     found = result_of(*batches, **question)
     assert no_numbers_in(found) == {}
     json.dumps(found, allow_nan=False)
