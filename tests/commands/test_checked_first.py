@@ -221,8 +221,8 @@ WITH_ARROW = {
     "import": (
         ("--columns respons_ids=tokens", "Did you mean response_ids"),
         ("--columns tokens", "'tokens' is not ours=theirs"),
-        ("../files/few.jsonl", "has no layout that is known"),
-        ("../files/empty.jsonl", "has no layout that is known"),
+        ("../files/few.jsonl", "unrecognized format"),
+        ("../files/empty.jsonl", "unrecognized format"),
     ),
     "train": (("--engine server", "belong together"),),
 }

@@ -48,9 +48,9 @@ def test_dumps_that_hold_no_response(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"logp_rollout": [[-1.0]], "prompt_ids": [[1]], "other": [1]}), "plain.parquet")
     assert run(["import", "plain.parquet", "--format", "plain", "--quiet"]) == 1
-    assert "Nothing of plain.parquet could be imported: 1 responses without token ids" in capfd.readouterr().err
+    assert "No rows imported from plain.parquet: 1 responses without token ids" in capfd.readouterr().err
     _zip(tmp_path / "rollout_0.pt")
     assert run(["import", "rollout_0.pt", "--quiet"]) == 1
     errors = capfd.readouterr().err
-    assert "rollout_0.pt is no file that torch.save wrote" in errors and "Copy it again" in errors
+    assert "rollout_0.pt is broken, or torch.save did not write it" in errors and "Copy it again" in errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plain.parquet", "rollout_0.pt"]
