@@ -280,8 +280,8 @@ def _load_reward(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
     single, lists = ([known for known in arguments if known in named] for arguments in (ARGUMENTS, BATCH_ARGUMENTS))
     if unknown := [known for known in needed if known not in (*ARGUMENTS, *BATCH_ARGUMENTS)]:
         raise ValueError(
-            f"{file}: {name} has the parameter '{unknown[0]}'. It can have: {', '.join(ARGUMENTS)}; or, for lists of them, "
-            f"{', '.join(BATCH_ARGUMENTS)}."
+            f"{file}: {name} has the parameter '{unknown[0]}'. It can have: {', '.join(ARGUMENTS)}; or, for lists of "
+            f"them, {', '.join(BATCH_ARGUMENTS)}."
         )
     if single and lists:
         raise ValueError(

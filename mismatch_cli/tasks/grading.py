@@ -101,7 +101,7 @@ def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Pr
     found = [problem for problem in problems if reward or problem.answer is not None]
     if not found:
         raise MismatchError(
-            f"No problem in {location} has an answer. Name the field that holds it with --answer-field."
+            f"{location} has no problem with an answer. Name the field that holds it with --answer-field."
         )
     return found
 
@@ -135,7 +135,7 @@ class Grader:
         return isinstance(self._scorer, OwnReward) or problem.answer is not None
 
     def rewards(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[float]:
-        """The rewards of responses; 0 where grading takes too long, NaN where it is impossible or a function declines."""
+        """The rewards of responses; 0 after a timeout, NaN where grading is impossible or a function declines."""
         pairs = list(zip(problems, rollouts, strict=True))
         if isinstance(self._scorer, OwnReward):
             return self._scorer.grade_all(

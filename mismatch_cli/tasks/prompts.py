@@ -138,8 +138,8 @@ def _to_problem(
         prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
         if prompt[-1]["role"] == "assistant":
             raise MismatchError(
-                f"{where}, row {index}: the messages in field '{prompt_field}' end with one by the assistant, which the "
-                "model should write. Remove it, or name another field with --prompt-field."
+                f"{where}, row {index}: the messages in field '{prompt_field}' end with one by the assistant, which "
+                "the model should write. Remove it, or name another field with --prompt-field."
             )
     elif not isinstance(prompt, str):
         raise MismatchError(
@@ -152,8 +152,8 @@ def _to_problem(
     problem = Problem(index, prompt, None if unknown_answer else str(answer), others)
     if not is_whole(json.dumps([problem.prompt, problem.answer], ensure_ascii=False)):
         raise MismatchError(
-            f"{where}, row {index} holds half a character (a lone surrogate such as \\ud800), which no tokenizer accepts. "
-            "Fix the row, or remove it."
+            f"{where}, row {index} holds half a character (a lone surrogate such as \\ud800), which no tokenizer "
+            "accepts. Fix the row, or remove it."
         )
     return problem
 

@@ -24,7 +24,7 @@ def _zip(path: Path) -> None:
     [
         ("p.jsonl", DEEP, "probe --prompts p.jsonl", 1, "p.jsonl cannot be read: maximum recursion depth exceeded"),
         ("p.json", DEEP, "probe --prompts p.json", 1, "p.json cannot be read: maximum recursion depth exceeded"),
-        ("p.jsonl", b"\xff\xfe{", "probe --prompts p.jsonl", 1, "Mend it, or name another file."),
+        ("p.jsonl", b"\xff\xfe{", "probe --prompts p.jsonl", 1, "Fix it, or name another file."),
         ("x.toml", "steps = 2\n".encode("utf-16"), "train --preset x.toml", 1, "x.toml cannot be read"),
         ("x.toml", b"steps = nan\n", "train --preset x.toml", 2, "steps = nan has to be a whole number. See:"),
         ("run/config.toml", b"\xa8\n", "train --resume --output run", 2, "run/config.toml has other settings"),

@@ -159,9 +159,7 @@ def test_a_cut_parquet_is_one_sentence(tmp_path):
 
 def test_errors_name_the_reasons(tmp_path):
     record = plain_record(real_rows(1)[0]) | {"logp_rollout": [-1.0]}
-    message = (
-        r"whose logp_rollout does not have one value per token \(first: d.jsonl: 1 value for \d+ tokens\).*--schema"
-    )
+    message = r"logp_rollout does not have one value per token \(first: d.jsonl: 1 value for \d+ tokens\).*--schema"
     with pytest.raises(MismatchError, match=message):
         imported(write_lines(tmp_path / "d.jsonl", [record]), into=tmp_path / "trace")
     with pytest.raises(MismatchError, match=r"unrecognized format .columns: a, b"):

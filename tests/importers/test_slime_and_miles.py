@@ -125,7 +125,7 @@ def test_raw_rewards_of_the_whole_rollout_go_to_their_samples(tmp_path):
     order = np.random.default_rng(0).permutation(64)
     raw = [row["reward"] for row in rows]
     for rank, indices in enumerate((order[:32], order[32:], order[:32], order[32:])):  # two tensor-parallel ranks each
-        columns = slime_columns([rows[i] for i in mine]) | {"raw_reward": raw, "sample_indices": list(500 + mine)}
+        columns = slime_columns([rows[i] for i in indices]) | {"raw_reward": raw, "sample_indices": list(500 + indices)}
         content = {"rollout_id": 3, "rank": rank, "cp_size": 1, "rollout_data": columns}
         save(tmp_path / "dump" / "train_data" / f"3_{rank}.pt", content)
     table, about = imported(tmp_path / "dump", into=tmp_path / "trace")

@@ -135,7 +135,7 @@ def test_what_was_not_measured_is_no_number(tmp_path):
     (row,) = recorded(tmp_path / "run")
     np.testing.assert_array_equal(np.float32(row["logp_trainer"]), np.float32([np.nan, -0.5, np.nan, 0.0, -np.inf]))
     imported = Trace.open(tmp_path / "run").manifest["imported"]
-    assert "that is no number: not measured" in " ".join(imported["noted"])
+    assert "that is NaN: not measured" in " ".join(imported["noted"])
 
 
 @pytest.mark.parametrize("command", ["report", "clipstats", "compare", "diagnose", "gate"])
@@ -220,7 +220,7 @@ def test_a_folder_that_somebody_removes_is_made_again(tmp_path):
     recorder.add(**response(rng, 1))
     recorder.close()
     assert [row["step"] for row in recorded(tmp_path / "run")] == [1]
-    assert "1 of 2 shards are there" in " ".join(Trace.open(tmp_path / "run").completeness.reasons)
+    assert "1 of 2 shards exist" in " ".join(Trace.open(tmp_path / "run").completeness.reasons)
 
 
 def test_a_forked_child_neither_records_nor_keeps_the_folder(tmp_path):
@@ -431,7 +431,7 @@ def test_a_trace_that_grows_is_read_and_said_to_be_unfinished(tmp_path):
     recorder.close()
     assert not Trace.open(tmp_path / "run").completeness.partial
     next((tmp_path / "run").glob("shard-*")).unlink()
-    assert "1 of 2 shards are there" in " ".join(Trace.open(tmp_path / "run").completeness.reasons)
+    assert "1 of 2 shards exist" in " ".join(Trace.open(tmp_path / "run").completeness.reasons)
 
 
 def test_it_needs_numpy_and_pyarrow_alone():
