@@ -79,7 +79,7 @@ def test_scoring_that_was_limited_makes_a_trace_partial(trace):
     found = Trace.open(trace).completeness
     assert found.unscored == table.num_rows and "are unscored or only partly scored" in found.reasons[0]
     content = json.loads((trace / "manifest.json").read_text())
-    for name in ("trainer", "recomputed", "command"):  # nothing says that it should be scored, except that the others are
+    for name in ("trainer", "recomputed", "command"):  # only the scored ones show that it should be scored
         content.pop(name, None)
     write_manifest(trace, content)
     pq.write_table(table.drop_columns(["logp_trainer", "logp_recomputed"]), path)
