@@ -36,9 +36,7 @@ from mismatch_cli.trace.writer import write_shard
 _REASONS = 3  # in a warning
 _SAMPLES = 2**16  # most samples of one prompt that a rank numbers
 
-Told = (
-    Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-)  # facts about the run: a manifest's sections, or a function that returns them
+Told = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # a manifest's sections, or a function
 
 
 class RankFolder:

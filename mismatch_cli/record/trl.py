@@ -39,10 +39,7 @@ def columns(trainer: Any, batch: dict[str, Any]) -> dict[str, Any]:
     mask, (number, width), rank = copied(mask) > 0, ids.shape, trainer.accelerator.process_index
     last_S = np.where(mask.any(1), mask.sum(1), width - (ids != pad)[:, ::-1].argmax(1)) - 1
     ended = np.isin(ids[np.arange(number), last_S], [*trainer.eos_token_ids, pad])
-    all_SR, weights = (
-        np.transpose([*trainer._logs["rewards"].values()]),
-        trainer.reward_weights.tolist(),
-    )  # of all ranks
+    all_SR, weights = np.transpose([*trainer._logs["rewards"].values()]), trainer.reward_weights.tolist()  # all ranks
     reward_SR = all_SR[rank * number :][:number] * (weights if all_SR.shape[1] == len(weights) else np.nan)
     return {**dict.fromkeys(("step", "version_rollout", "version_trainer"), trainer.state.global_step),
             "prompt_ids": batch["prompt_ids"], "prompt_mask": batch["prompt_mask"], "response_ids": ids,

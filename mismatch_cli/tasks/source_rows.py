@@ -58,7 +58,7 @@ def _read_file(path: Path, unique_in: Sequence[str] | None) -> list[Numbered]:
                 return list(_read_parquet(path, unique_in))
             return list(enumerate(readers[path.suffix](path)))
     except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise MismatchError(f"Cannot read {path}: {first_line(error)}. Fix it, or name another file.") from error
+        raise MismatchError(f"{path} cannot be read: {first_line(error)}. Fix it, or name another file.") from error
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:

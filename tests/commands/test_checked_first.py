@@ -185,7 +185,7 @@ LIGHT = {
 ALGORITHMS = (
     ("-a pg-is -a dpo-binary-tv", "Unknown algorithm 'dpo-binary-tv'. Did you mean"),
     ("-a pg-is -a dppo-binary-tv:max_tvv=0.1", "Unknown parameter of dppo-binary-tv 'max_tvv'"),
-    ("-a pg-is -a dppo-binary-tv:max_tv=-1", "δ=-1 makes no sense"),
+    ("-a pg-is -a dppo-binary-tv:max_tv=-1", "δ=-1 is out of range"),
     ("-a gone.py", "gone.py does not exist"),
     ("-a ../files/broken.py", "cannot be imported"),
 )
@@ -194,7 +194,7 @@ WITH_NUMPY = {
     "train": (
         *ALGORITHMS,
         ("-a pg-is -a dppo-topk-tv:k=99999", "dppo-topk-tv:k=99999 needs the top 99,999 log-probs, and"),
-        ("--preset ../files/preset.toml", "δ=-1 makes no sense"),
+        ("--preset ../files/preset.toml", "δ=-1 is out of range"),
         ("--reward gone.py:score", "no such function"),
         ("--reward ../files/reward.py:scores", "has no function 'scores'"),
         ("--reward ../files/broken.py:score", "cannot be loaded (ModuleNotFoundError"),

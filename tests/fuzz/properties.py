@@ -25,8 +25,9 @@ from tests.fuzz.world import CANARY, STOPPED, Outcome, call, copy, template
 CODES = {0: "done", 1: "refused (1)", 2: "usage (2)", 3: "limit exceeded (3)", 130: "interrupted (130)"}
 _HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _VERBS = (
-    "Add Available Choose Copy Delete Example Formats Give Go Install Leave Look Make Mend Name Record Rename Repair "
-    "Replace Report Restore Resume Save Say See Set Start Try Upgrade Use Wait Write"
+    "Add Allow Available Call Change Check Choose Copy Delete Example Export Fix Formats Free Give Go Install Keep "
+    "Leave Look Make Mend Move Name Pass Raise Record Remove Rename Repair Replace Report Restore Resume Run Save Say "
+    "See Set Start Try Upgrade Use Wait Write"
 )
 _ADVICE = re.compile(rf"--\w|mismatch-cli \w|Did you mean|\b({'|'.join(_VERBS.split())})\b")
 

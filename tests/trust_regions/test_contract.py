@@ -232,7 +232,7 @@ def test_every_mask_blocks_something_and_keeps_something() -> None:
 @pytest.mark.parametrize("value", [-1, -1e-9, float("nan")])
 def test_negative_thresholds_are_refused(name: str, threshold: str, value: float) -> None:
     shown = letter(name, threshold)
-    with pytest.raises(UsageError, match=f"{shown}=.*choose|{shown}=.*makes no sense"):
+    with pytest.raises(UsageError, match=f"{shown}=.*choose|{shown}=.*is out of range"):
         ask(
             name,
             random_policies(0, responses=2),
@@ -251,7 +251,7 @@ def test_a_threshold_that_nothing_can_reach_is_refused(name: str, threshold: str
     advantage_T = signs(len(given.trainer))
     for value in (1 + 1e-9, 15, INF):
         with pytest.raises(
-            UsageError, match=f"{letter(name, threshold)}=.* makes no sense: choose a number from 0 to 1"
+            UsageError, match=f"{letter(name, threshold)}=.* is out of range: choose a number from 0 to 1"
         ):
             ask(name, given, advantage_T, **{threshold: value})
     ask(name, given, advantage_T, **{threshold: 1.0})
@@ -316,7 +316,7 @@ def test_other_thresholds_that_make_no_sense() -> None:
     ):
         with pytest.raises(UsageError):
             ask(name, given, signs(len(given.trainer)), **chosen)
-    with pytest.raises(UsageError, match=r"relax=all is not known\. Choose one of: both, high, low"):
+    with pytest.raises(UsageError, match=r"relax=all is unknown\. Choose one of: both, high, low"):
         ask("relaxed-ratio-clip", given, signs(len(given.trainer)), relax="all")
 
 
