@@ -53,7 +53,7 @@ def test_values_that_are_not_finite_are_not_measured(tmp_path):
     lines[0]["trainer_logprobs"][start + 1] = None
     table, about = imported(write_lines(tmp_path / "rank_0.jsonl", lines), into=tmp_path / "trace")
     assert np.isnan(table.column("logp_trainer").to_pylist()[0][1])
-    assert list(about["noted"].values()) == [1] and "no number" in next(iter(about["noted"]))
+    assert list(about["noted"].values()) == [1] and "NaN" in next(iter(about["noted"]))
 
 
 def test_tokens_of_other_losses_are_masked(tmp_path):

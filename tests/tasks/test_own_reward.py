@@ -64,7 +64,7 @@ def test_a_function_that_hangs_earns_nothing_and_is_not_asked_again(reward_of):
     ("name", "said"),
     [
         ("broken", "ZeroDivisionError"),
-        ("nothing", "answered nan"),
+        ("nothing", "returned nan"),
         ("absent", "has no function 'absent'"),
         ("asks_too_much", "the parameter 'weather'. It can have: response"),
     ],

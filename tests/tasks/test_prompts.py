@@ -132,8 +132,8 @@ def test_a_name_that_is_neither_file_nor_data_set():
     ("name", "content", "message"),
     [
         ("p.jsonl", "", "holds no prompts"),
-        ("p.jsonl", '{"problem": "a"}\n{oops\n', "line 2 is no JSON"),
-        ("p.jsonl", "3\n", "no JSON object"),
+        ("p.jsonl", '{"problem": "a"}\n{oops\n', "line 2 is not JSON"),
+        ("p.jsonl", "3\n", "not a JSON object"),
         ("p.json", "{}", "not a JSON list"),
         ("p.parquet", "nonsense", "cannot be read"),
         ("p.jsonl", '{"problem": 3}\n', "neither text nor"),
@@ -234,7 +234,7 @@ def tokenizer():
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", r"takes over 0\.4 s"),
         ("{{ 10 ** (10 ** 9) }}", r"takes over 0\.4 s"),  # in C, where no signal handler of Python's is called
         ("{{ 'a' * 10 ** 11 }}", "takes over 512 MiB of memory"),
-        ("{{ 'a' * 5 * 10 ** 6 }}", "makes 5,000,004 characters"),
+        ("{{ 'a' * 5 * 10 ** 6 }}", "renders 5,000,004 characters"),
         ("{{ ().__class__.__base__.__subclasses__() }}", "fails .*SecurityError"),
         ("{{ range(10 ** 9) | list }}", "fails .*OverflowError"),
         ("{{ raise_exception('roles\nmust alternate') }}", "fails .*roles"),
