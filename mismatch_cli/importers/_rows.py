@@ -202,7 +202,7 @@ class Completer:
         for row, key in enumerate(keys):
             new_S[row] = key not in self._seen
             self._seen.add(key)
-        return self._tally.sift({"duplicates (same step, prompt and sample index)": ~new_S}, where)
+        return self._tally.sift({"repeated responses (same step, prompt and sample index)": ~new_S}, where)
 
     def _count(self, table: pa.Table) -> None:
         self.rows += table.num_rows

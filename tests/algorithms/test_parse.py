@@ -159,7 +159,7 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
     gap = any(replace(rule.ratio, level="token") == ENGINE_GAP for rule in row.rules)
     limited = any(mask.ratio.current == "trainer" for mask in row.masks)
     if not limited or decoupled or (gap and anchor == "rollout"):
-        why = "parameter" if not limited else "is decoupled" if decoupled else "count twice"
+        why = "parameter" if not limited else "is decoupled" if decoupled else "count it twice"
         with pytest.raises(UsageError, match=f"{name}.*{why}|{why}.*{name}") as refusal:
             find(spec)
         assert "\n" not in str(refusal.value)

@@ -136,4 +136,4 @@ def test_what_is_odd_is_counted_in_kept_responses_only(tmp_path):
     for name, change in (("a", lambda record: record), ("b", zeroed)):
         nemo_rl(tmp_path / name / "train_data_step1.jsonl", real_rows(2), change)
     _, told = imported(tmp_path / "a", tmp_path / "b", into=tmp_path / "out")
-    assert "duplicates" in str(told) and "exactly 0" not in str(told)
+    assert "repeated responses" in str(told) and "exactly 0" not in str(told)

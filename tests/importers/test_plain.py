@@ -133,7 +133,7 @@ def test_wrong_lengths_nulls_and_repeated_rows(tmp_path):
         WRONG_LENGTH.format(name="logp_trainer"): 1,
         "responses without token ids": 1,
         WRONG_TOP_K: 1,
-        "duplicates (same step, prompt and sample index)": 1,
+        "repeated responses (same step, prompt and sample index)": 1,
     }
     assert np.isnan(table.column("logp_rollout").to_pylist()[1][0])
 

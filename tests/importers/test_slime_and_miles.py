@@ -27,7 +27,7 @@ from tests.importers.layouts import (
     write_parquet,
 )
 
-REPEATED = "duplicates (same step, prompt and sample index)"
+REPEATED = "repeated responses (same step, prompt and sample index)"
 
 
 def rollout_file(path: Path, rows: list, rollout_id: int = 0, **more) -> Path:

@@ -232,7 +232,7 @@ def test_the_hook_of_miles_passes_no_data(monkeypatch, tmp_path, caplog):
     record = adapter(monkeypatch, "slime")
     record.record(SimpleNamespace())
     record.record(SimpleNamespace())
-    assert caplog.text.count("Training goes on") == 1 and "--dump-details" in caplog.text
+    assert caplog.text.count("Training continues") == 1 and "--dump-details" in caplog.text
 
 
 def test_openrlhf(monkeypatch, tmp_path):

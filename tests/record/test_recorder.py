@@ -165,7 +165,7 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, caplog):
     Recorder(of_run, manifest={"rollout": {"engine": "vllm", "model": "a"}}).close()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for folder, rank, said in ((of_probe, 0, "holds another trace"), (of_probe, 1, "holds another trace"),
-                               (of_run, 0, "another rollout"), (of_run, 1, "another rollout")):  # fmt: skip
+                               (of_run, 0, "a different rollout"), (of_run, 1, "a different rollout")):  # fmt: skip
         caplog.clear()
         recorder = Recorder(folder, rank=rank, manifest={"rollout": {"engine": "vllm", "model": "b"}})
         recorder.add(**response(np.random.default_rng(0)))
@@ -202,7 +202,7 @@ def test_folders_with_other_content_are_left_alone(tmp_path, caplog):
     (tmp_path / "shards/manifest.json").unlink()
     for folder, rank, said in (
         ("inner", 0, "in its trace/"),
-        ("shards", 0, "of something else"),
+        ("shards", 0, "holds foreign shards"),
         ("new", -1, "rank is -1"),
     ):
         caplog.clear()
@@ -312,7 +312,7 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path, caplog):
             recorder.add(**response(np.random.default_rng(0)))
         recorder.flush()
         recorder.close()
-    assert len(caplog.records) == 1 and "Training goes on" in caplog.text and recorder.counts["lost"] >= 3
+    assert len(caplog.records) == 1 and "Training continues" in caplog.text and recorder.counts["lost"] >= 3
 
 
 def test_all_ranks_choose_the_same_prompts(tmp_path):
@@ -416,7 +416,7 @@ def test_a_restarted_run_counts_nothing_twice(tmp_path):
         recorder.close()
     assert [row["step"] for row in recorded(tmp_path / "run")] == [0, 1, 2, 3, 4, 5]
     note = json.loads((tmp_path / "run" / "recorder-00000.json").read_text())
-    assert [facts["rows"] for facts in note["shards"].values()] == [1] * 6 and "there before" in " ".join(
+    assert [facts["rows"] for facts in note["shards"].values()] == [1] * 6 and "repeated responses" in " ".join(
         note["left_out"]
     )
 
