@@ -61,21 +61,21 @@ def facts(name: str) -> dict[str, str | None]:
     return {fact: getattr(module, fact.upper()) for fact in FACTS}
 
 
-def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any]:
+def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, Any]:
     """Write the trace into an empty `folder` and return the manifest's `imported` section.
 
     Raises `MismatchError`, with the reason, where nothing can be imported. After an exception there is no manifest,
     and so no trace.
     """
-    files = find(what.paths)
-    if what.spans is not None:
-        files = [replace(file, span=what.spans[file.path]) for file in files if file.path in what.spans]
-    with bounded(what.paths[0], _bytes(files)):
+    files = find(request.paths)
+    if request.spans is not None:
+        files = [replace(file, span=request.spans[file.path]) for file in files if file.path in request.spans]
+    with bounded(request.paths[0], _bytes(files)):
         tally = Tally()
-        name, sources = _recognised(what, files, tally)
+        name, sources = _recognised(request, files, tally)
         module = registry.load(PACKAGE, name, "format")
-        newer = what.newer_trainer if what.newer_trainer is not None else module.PI == "trainer"
-        completer = Completer(tally, newer_trainer=newer, vocabulary=what.vocabulary)
+        newer = request.newer_trainer if request.newer_trainer is not None else module.PI == "trainer"
+        completer = Completer(tally, newer_trainer=newer, vocabulary=request.vocabulary)
         progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
         size = _bytes(sources)
         with progress.counting("Importing", max(1, size // _MEGABYTE), unit="MB") as advance:
@@ -84,9 +84,10 @@ def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any
         if not completer.rows:
             reasons = "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "it holds no response"
             page = "schema" if name == "plain" else "formats"
-            raise MismatchError(f"No rows imported from {what.paths[0]}: {reasons}. See mismatch-cli import --{page}")
+            dump = request.paths[0]
+            raise MismatchError(f"No rows imported from {dump}: {reasons}. See mismatch-cli import --{page}")
         imported = _description(name, module, sources, tally, completer)
-        config = {"config": {"sampling": what.sampling}} if what.sampling else {}
+        config = {"config": {"sampling": request.sampling}} if request.sampling else {}
         whole = recorded(rows) | _cut_short(module, sources, tally)
         write_manifest(folder, {"command": "import", "imported": imported, **whole, **config})
         return imported
@@ -156,13 +157,13 @@ def _shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(gathered, promote_options="default")
 
 
-def _recognised(what: Import, files: list[Source], tally: Tally) -> tuple[str, list[Source]]:
+def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str, list[Source]]:
     """The format, and the files that have it; other files of a folder are counted."""
     names = registry.names(PACKAGE)
-    if what.format is not None and what.format not in names:
-        raise UsageError(registry.unknown("format", what.format, names))
-    asked = "plain" if what.columns else what.format
-    files = [replace(source, columns=what.columns) for source in files]
+    if request.format is not None and request.format not in names:
+        raise UsageError(registry.unknown("format", request.format, names))
+    asked = "plain" if request.columns else request.format
+    files = [replace(source, columns=request.columns) for source in files]
     groups: dict[tuple[str, str], list[Source]] = {}
     for source in files:
         groups.setdefault(source.group, []).append(source)
@@ -172,17 +173,17 @@ def _recognised(what: Import, files: list[Source], tally: Tally) -> tuple[str, l
         known = _format_of(group, [asked] if asked else names)
         (unknown if known is None else by_format.setdefault(known, [])).extend(group)
     first = next(chain(by_format.get("plain", ()), unknown), None)
-    if what.columns and first and (rows := first_rows(first)):
-        check(what.columns, rows, str(first.path))
+    if request.columns and first and (rows := first_rows(first)):
+        check(request.columns, rows, str(first.path))
     if not by_format:
-        _refuse(unknown, what)
+        _refuse(unknown, request)
     if len(by_format) > 1:
         raise UsageError(f"The files are dumps of {' and '.join(sorted(by_format))}. {_choose(sorted(by_format))}")
     name, sources = next(iter(by_format.items()), (str(asked), unknown))
     if by_format:
         tally.leave_out("files of another layout", len(unknown), unknown[0].name if unknown else "")
     module = registry.load(PACKAGE, name, "format")
-    if hasattr(module, "choose") and any(path.is_dir() for path in what.paths):
+    if hasattr(module, "choose") and any(path.is_dir() for path in request.paths):
         sources = module.choose(sources, tally)
     chosen = set(sources)
     return name, [source for source in files if source in chosen]
@@ -204,12 +205,12 @@ def _choose(names: Sequence[str]) -> str:
     return f"Choose one with {' or '.join(f'--format {name}' for name in names)}."
 
 
-def _refuse(unknown: Sequence[Source], what: Import) -> None:
+def _refuse(unknown: Sequence[Source], request: Import) -> None:
     """Raise a `MismatchError` for an unknown layout that says what the files are, or how to map their columns."""
     for source in {source.group: source for source in reversed(unknown)}.values():
         if why := text_only(first_rows(source)):
             raise MismatchError(f"{source.path} {why}")
-    if what.format is not None and not what.columns:
+    if request.format is not None and not request.columns:
         return  # the user chose the format: the importer counts what is missing
     source, rows = unknown[0], first_rows(unknown[0])
     names = {name for row in rows for name in row} or peek(source).keys
@@ -222,8 +223,8 @@ def _refuse(unknown: Sequence[Source], what: Import) -> None:
             f"{begin} Formats: mismatch-cli import --formats; "
             "to write a dump from any program: mismatch-cli import --schema"
         )
-    columns = guessed(rows, what.columns)
-    line = suggest("import", *what.paths, "--columns", ",".join(f"{ours}={its}" for ours, its in columns.items()))
+    columns = guessed(rows, request.columns)
+    line = suggest("import", *request.paths, "--columns", ",".join(f"{ours}={its}" for ours, its in columns.items()))
     advice = "Going by its column names, try" if OPEN not in columns.values() else (
         "Replace each ? with a column name (what they hold: mismatch-cli import --schema) and run"
     )  # fmt: skip

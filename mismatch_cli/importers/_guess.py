@@ -166,8 +166,8 @@ def _can_be_typed(name: str) -> bool:
 
 
 def _ends_with(ids: object, response: object) -> bool:
-    both = isinstance(ids, list) and isinstance(response, list)
-    return both and 0 < len(response) < len(ids) and ids[-len(response) :] == response  # type: ignore[arg-type, index]
+    lists = isinstance(ids, list) and isinstance(response, list)
+    return lists and 0 < len(response) < len(ids) and ids[-len(response) :] == response  # type: ignore[arg-type, index]
 
 
 def text_only(rows: Sequence[Row]) -> str | None:

@@ -71,9 +71,9 @@ def laid_out(path: Path, title: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         check_memory(error)
-        what = f"{type(error).__name__}: {first_line(error)}"
+        fault = f"{type(error).__name__}: {first_line(error)}"
         raise MismatchError(
-            f"{path} does not have the layout of {title} ({what}). Formats: mismatch-cli import --formats"
+            f"{path} does not have the layout of {title} ({fault}). Formats: mismatch-cli import --formats"
         ) from error
 
 

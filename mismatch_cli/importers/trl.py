@@ -72,7 +72,7 @@ def _with_log_pi(table: pa.Table) -> pa.Table:
     columns = {name: table.column(name) for name in table.column_names}
     if (old := columns.pop("logp_recomputed", None)) is None:
         return table
-    now = columns.get("logp_trainer", pa.nulls(len(old), old.type))
-    columns["logp_trainer"] = pc.coalesce(now, old)
-    columns["logp_recomputed"] = pc.if_else(pc.is_valid(now), old, pa.scalar(None, old.type))
+    current = columns.get("logp_trainer", pa.nulls(len(old), old.type))
+    columns["logp_trainer"] = pc.coalesce(current, old)
+    columns["logp_recomputed"] = pc.if_else(pc.is_valid(current), old, pa.scalar(None, old.type))
     return pa.table(columns)

@@ -100,10 +100,10 @@ class RankFolder:
             self._warn(f"{first_line(error)}: the end of the recording is not noted", 0)
         _let_go(self._lock)
 
-    def _begin(self, told: Told, tokenizer: Any) -> None:
+    def _begin(self, facts: Told, tokenizer: Any) -> None:
         """Prepare the manifest of a new trace, or continue a recording of the same run; other traces stay untouched."""
         try:
-            known = sections(told() if callable(told) else told)
+            known = sections(facts() if callable(facts) else facts)
         except Exception as error:  # the run's own objects may lack what an adapter reads
             self._warn(f"{first_line(error)}: the manifest does not describe the run", 0)
             known = {}

@@ -18,7 +18,7 @@ class Recording(TrainingCallback):
     @never_raises
     def on_step_end(self, trainer: Any, callback_input: Any, _: Any) -> None:
         if self.recorder is None:
-            manifest, tokenizer = lambda: told(trainer.cfg), getattr(trainer, "tokenizer", None)
+            manifest, tokenizer = lambda: run_facts(trainer.cfg), getattr(trainer, "tokenizer", None)
             self.recorder = Recorder(self._folder, self._every, manifest=manifest, tokenizer=tokenizer)
         self.recorder.add_padded(step=callback_input.global_step, **columns(callback_input.batch))
 
@@ -27,7 +27,7 @@ class Recording(TrainingCallback):
             self.recorder.close()
 
 
-def told(cfg: Any) -> dict[str, Any]:
+def run_facts(cfg: Any) -> dict[str, Any]:
     """The run's facts from SkyRL's configuration."""
     model, sampling = cfg.trainer.policy.model.path, {"temperature": cfg.generator.sampling_params.temperature}
     return {"rollout": {"model": model}, "trainer": {"name": "SkyRL", "model": model}, "sampling": sampling}

@@ -22,7 +22,7 @@ def record(args: Any, rollout_id: int | None = None, rollout_data: dict[str, Any
         raise ValueError("this hook got no data: use --dump-details instead, and import the dump")
     if rank not in _RECORDERS:
         folder = os.environ.get("MISMATCH_RECORD", "recorded")
-        _RECORDERS[rank] = Recorder(folder, rank=rank, manifest=lambda: told(args))
+        _RECORDERS[rank] = Recorder(folder, rank=rank, manifest=lambda: run_facts(args))
     for number, tokens in enumerate(data["tokens"]):
         length = data["response_lengths"][number]
         row = {ours: data[name][number] for ours, name in _FIELDS.items() if data.get(name) is not None}
@@ -31,7 +31,7 @@ def record(args: Any, rollout_id: int | None = None, rollout_data: dict[str, Any
         _RECORDERS[rank].add(step=rollout_id, finish_reason=ended, **ids, **row)
 
 
-def told(args: Any) -> dict[str, Any]:
+def run_facts(args: Any) -> dict[str, Any]:
     """The run's facts from slime's flags."""
     model, sampling = args.hf_checkpoint, {"temperature": args.rollout_temperature, "top_p": args.rollout_top_p}
     dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"

@@ -11,7 +11,7 @@ from mismatch_cli.record.recorder import Recorder, after
 def record(trainer: Any, folder: str, every: int = 1) -> Recorder:
     """Record what the trainer samples from now on: vLLM's log μ, and log π from TRL's own pass at the same weights."""
     sample, rank = trainer._generate_and_score_completions, trainer.accelerator.process_index
-    recorder = Recorder(folder, every, rank, lambda: told(trainer), tokenizer=getattr(trainer, "_tokenizer", None))
+    recorder = Recorder(folder, every, rank, lambda: run_facts(trainer), tokenizer=getattr(trainer, "_tokenizer", None))
 
     def keep(batch: dict[str, Any]) -> None:
         if trainer.model.training:
@@ -21,7 +21,7 @@ def record(trainer: Any, folder: str, every: int = 1) -> Recorder:
     return recorder
 
 
-def told(trainer: Any) -> dict[str, Any]:
+def run_facts(trainer: Any) -> dict[str, Any]:
     """The run's facts from the trainer's settings."""
     args, model, engine = trainer.args, trainer.model.name_or_path, getattr(trainer, "vllm_generation", None)
     rollout = {"engine": "vllm" if engine else "transformers", "model": model}

@@ -18,7 +18,7 @@ class Recorded:
     @cached_property
     def _recorder(self: Any) -> Recorder:
         folder, sides = f"{self.config.trainer.default_local_dir}/recorded", self.config.actor_rollout_ref
-        return Recorder(folder, manifest=lambda: told(sides), tokenizer=getattr(self, "tokenizer", None))
+        return Recorder(folder, manifest=lambda: run_facts(sides), tokenizer=getattr(self, "tokenizer", None))
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         return after(super()._compute_advantage, lambda _: self._keep(batch))(batch, metrics)  # type: ignore[misc]
@@ -38,7 +38,7 @@ class Recorded:
         self._recorder.close()  # Ray may end this process without notice
 
 
-def told(config: Any) -> dict[str, Any]:
+def run_facts(config: Any) -> dict[str, Any]:
     """The run's facts from verl's configuration."""
     rollout, trainer = config.rollout, {"name": "verl", "model": config.model.path}
     engine = {"engine": rollout.name, "model": config.model.path, "dtype": rollout.dtype}

@@ -124,10 +124,10 @@ class Child:
                             unsent = unsent[os.write(child.stdin.fileno(), unsent) :]
                             if not unsent:
                                 ready.unregister(child.stdin)
-                        elif not (heard := os.read(child.stdout.fileno(), _READ_BYTES)):
+                        elif not (received := os.read(child.stdout.fileno(), _READ_BYTES)):
                             return ""
                         else:
-                            self._heard += heard
+                            self._heard += received
             except OSError:
                 return ""
             return answer

@@ -65,28 +65,29 @@ def _answer(
 def _reset(environment: Any, seed: int) -> Any:
     takes = inspect.signature(environment.reset).parameters.values()
     seeded = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in takes)
-    told = environment.reset(seed=seed) if seeded else environment.reset()
-    return _observation(told[0] if isinstance(told, tuple) and told else told, "reset")
+    result = environment.reset(seed=seed) if seeded else environment.reset()
+    return _observation(result[0] if isinstance(result, tuple) and result else result, "reset")
 
 
 def _step(environment: Any, action: str) -> dict[str, Any]:
-    told = environment.step(action)
-    if not isinstance(told, tuple) or len(told) not in (3, 5):
+    result = environment.step(action)
+    if not isinstance(result, tuple) or len(result) not in (3, 5):
         raise TypeError(
             "step must return (observation, reward, done), or Gymnasium's (observation, reward, terminated, truncated, "
-            f"info); it returned {type(told).__name__}{f' of {len(told)}' if isinstance(told, tuple) else ''}"
+            f"info); it returned {type(result).__name__}{f' of {len(result)}' if isinstance(result, tuple) else ''}"
         )
-    done = bool(told[2]) or (len(told) == 5 and bool(told[3]))
-    return {"observation": None if done else _observation(told[0], "step"), "reward": number(told[1]), "done": done}
+    done = bool(result[2]) or (len(result) == 5 and bool(result[3]))
+    return {"observation": None if done else _observation(result[0], "step"), "reward": number(result[1]), "done": done}
 
 
-def _observation(said: Any, where: str) -> Any:
+def _observation(observation: Any, where: str) -> Any:
     """The observation, which must be a text or chat messages."""
-    if isinstance(said, str):
-        return said
-    if isinstance(said, list) and said and all(map(is_message, said)):
-        return [{"role": message["role"], "content": message["content"]} for message in said]
-    raise TypeError(f"the observation of {where} is {type(said).__name__}, neither text nor a list of chat messages")
+    if isinstance(observation, str):
+        return observation
+    if isinstance(observation, list) and observation and all(map(is_message, observation)):
+        return [{"role": message["role"], "content": message["content"]} for message in observation]
+    kind = type(observation).__name__
+    raise TypeError(f"the observation of {where} is {kind}, neither text nor a list of chat messages")
 
 
 def _close(environment: Any) -> None:

@@ -52,9 +52,9 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
             os.waitpid(child, 0)
 
 
-def _failed(what: str, prompt_id: int) -> MismatchError:
+def _failed(fault: str, prompt_id: int) -> MismatchError:
     return MismatchError(
-        f"The model's chat template {what} on prompt {prompt_id}. Use --prompt-template raw, or fix the template "
+        f"The model's chat template {fault} on prompt {prompt_id}. Use --prompt-template raw, or fix the template "
         "(chat_template.jinja next to the tokenizer)."
     )
 

@@ -42,8 +42,8 @@ def stand_guard(memory: int | None) -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    terminated: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: terminated.append(1))
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _prctl(_SET_SUBREAPER, 1)
     worker = os.fork()
@@ -51,7 +51,7 @@ def stand_guard(memory: int | None) -> None:
         try:
             for inherited in (0, 1, 2):
                 os.close(inherited)
-            while not told and os.getppid() == parent and not _has_ended(worker):
+            while not terminated and os.getppid() == parent and not _has_ended(worker):
                 if select.select([woken], [], [], _LOOKS_UP_AFTER)[0]:
                     os.read(woken, 512)
             _end_all(worker)
@@ -115,9 +115,9 @@ def _end_all(worker: int) -> None:
         time.sleep(0.01)
 
 
-def _kill(how: Callable[[int, int], None], target: int) -> None:
+def _kill(kill: Callable[[int, int], None], target: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        how(target, signal.SIGKILL)
+        kill(target, signal.SIGKILL)
 
 
 def _children() -> list[int]:
@@ -197,8 +197,8 @@ def _own_reward() -> tuple[Callable[[str], str], str]:
     def reward(line: str) -> str:
         arguments = json.loads(line)
         try:
-            said = _called(function, arguments if kind == TRL else {name: arguments[name] for name in wanted})
-            return json.dumps({"rewards": _numbers(said, kind == TRL)} if kind else {"reward": number(said)})
+            result = _called(function, arguments if kind == TRL else {name: arguments[name] for name in wanted})
+            return json.dumps({"rewards": _numbers(result, kind == TRL)} if kind else {"reward": number(result)})
         except BaseException as error:  # SystemExit and KeyboardInterrupt are reported like any other error
             if os.getpid() != worker:
                 raise
@@ -221,22 +221,22 @@ def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    said = function(**{name: value for name, value in arguments.items() if takes_all or name in parameters})
-    return asyncio.run(said) if inspect.iscoroutine(said) else said
+    result = function(**{name: value for name, value in arguments.items() if takes_all or name in parameters})
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
-def _numbers(said: Any, or_none: bool) -> list[float | None]:
+def _numbers(result: Any, or_none: bool) -> list[float | None]:
     """The numbers of a list, tuple, array or tensor, but not of other iterables, whose order is arbitrary."""
-    if isinstance(said, dict | set | frozenset | str | bytes) or not hasattr(said, "__len__"):
-        raise TypeError(f"it returned a {type(said).__name__}, not a list of numbers")
-    return [None if or_none and value is None else number(value) for value in said]
+    if isinstance(result, dict | set | frozenset | str | bytes) or not hasattr(result, "__len__"):
+        raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
+    return [None if or_none and value is None else number(value) for value in result]
 
 
-def number(said: Any) -> float:
+def number(value: Any) -> float:
     """A number of any library as a float; text that looks like a number is refused, since it hides a mistake."""
-    if isinstance(said, str | bytes):
-        raise TypeError(f"it returned the text {said[:_SHOWN]!r}, not a number")
-    return float(said)
+    if isinstance(value, str | bytes):
+        raise TypeError(f"it returned the text {value[:_SHOWN]!r}, not a number")
+    return float(value)
 
 
 def most_memory() -> int | None:
@@ -247,10 +247,10 @@ def most_memory() -> int | None:
 
 def in_words(error: BaseException) -> str:
     try:
-        said = str(error)[:_SHOWN]
+        message = str(error)[:_SHOWN]
     except BaseException:  # the user's own exception may raise another
-        said = ""
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def load(file: str, name: str, given_as: str) -> tuple[Callable[..., Any], list[str], list[str]]:

@@ -127,23 +127,23 @@ class Environments:
         return [found[i] for i in range(len(playing))]
 
     def _begin(self, child: Child, playing: Playing) -> Observation:
-        said = self._ask(child, playing, playing.start)
-        if said is None:
+        reply = self._ask(child, playing, playing.start)
+        if reply is None:
             raise self._failed(f"its reset takes over {self._seconds:g} s", "Allow more with --environment-seconds")
-        return self._observation(said, "on its seed")
+        return self._observation(reply, "on its seed")
 
     def _step(self, child: Child, playing: Playing, action: str) -> Outcome | None:
-        said = self._ask(child, playing, playing.question(action, len(playing.actions)))
+        reply = self._ask(child, playing, playing.question(action, len(playing.actions)))
         playing.actions.append(action)
-        if said is None:
+        if reply is None:
             return None
         where = f"on the action {action[:_SHOWN]!r}"
-        if "error" in said:
-            raise self._failed(said["error"], f"Run it by itself {where}")
-        reward = float(said.get("reward", nan))
+        if "error" in reply:
+            raise self._failed(reply["error"], f"Run it by itself {where}")
+        reward = float(reply.get("reward", nan))
         if not isfinite(reward):
             raise self._failed(f"its reward is {reward}", f"Run it by itself {where}")
-        return Outcome("" if said["done"] else self._observation(said, where), reward, said["done"])
+        return Outcome("" if reply["done"] else self._observation(reply, where), reward, reply["done"])
 
     def _ask(self, child: Child, playing: Playing, question: str) -> dict[str, Any] | None:
         """The reply, or None if it takes too long; retried once if the process died or does not know the episode."""
@@ -162,10 +162,10 @@ class Environments:
             return None
         return dict(json.loads(reply)) if reply else _LOST
 
-    def _observation(self, said: dict[str, Any], where: str) -> Observation:
-        if "error" in said:
-            raise self._failed(said["error"], f"Run it by itself {where}")
-        observation: Observation = said["observation"]
+    def _observation(self, reply: dict[str, Any], where: str) -> Observation:
+        if "error" in reply:
+            raise self._failed(reply["error"], f"Run it by itself {where}")
+        observation: Observation = reply["observation"]
         if not is_whole(json.dumps(observation, ensure_ascii=False)):
             raise self._failed("its observation holds half a character (a lone surrogate)", f"Run it by itself {where}")
         return observation

@@ -246,9 +246,9 @@ def token_ids(tokenizer: Any, text: str, prompt_id: int, *, special: bool) -> li
     try:
         return list(tokenizer.encode(text, verbose=False, **options))
     except Exception as error:  # a foreign library, and text of any kind
-        what = f"{type(error).__name__}: {first_line(error)}"
+        fault = f"{type(error).__name__}: {first_line(error)}"
         raise MismatchError(
-            f"The tokenizer cannot encode prompt {prompt_id} ({what}). Fix the prompt, or remove it."
+            f"The tokenizer cannot encode prompt {prompt_id} ({fault}). Fix the prompt, or remove it."
         ) from error
 
 

@@ -66,16 +66,16 @@ class OwnReward:
         if not self._kind:
             return [self._said(row) for row in rows]
         asked = self._as_trl_asks(rows) if self._kind == TRL else _in_lists(rows)
-        told = self._told(asked, len(rows))
-        if told is None:
+        reply = self._told(asked, len(rows))
+        if reply is None:
             return [0.0] * len(rows)
-        rewards = told.get("rewards")
+        rewards = reply.get("rewards")
         if not isinstance(rewards, list):
-            raise self._failed(told.get("error", "it did not return a list"), rows[0].response)
+            raise self._failed(reply.get("error", "it did not return a list"), rows[0].response)
         if len(rewards) != len(rows):
             raise self._failed(f"it returned {len(rewards)} numbers for {len(rows)} responses", rows[0].response)
         return [
-            nan if reward is None else self._finite(reward, told, row.response)
+            nan if reward is None else self._finite(reward, reply, row.response)
             for reward, row in zip(rewards, rows, strict=True)
         ]
 
@@ -100,8 +100,8 @@ class OwnReward:
         }  # fmt: skip
 
     def _said(self, row: Answered) -> float:
-        told = self._told(dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True)), 1)
-        return 0.0 if told is None else self._finite(told.get("reward", nan), told, row.response)
+        reply = self._told(dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True)), 1)
+        return 0.0 if reply is None else self._finite(reply.get("reward", nan), reply, row.response)
 
     def _told(self, question: Mapping[str, Any], responses: int) -> dict[str, Any] | None:
         """The reply; None if it took too long, which counts the responses."""
@@ -113,10 +113,10 @@ class OwnReward:
         told: dict[str, Any] = json.loads(reply) if reply else {"error": "its process died"}
         return told
 
-    def _finite(self, said: Any, told: Mapping[str, Any], response: str) -> float:
-        reward = float(said)
+    def _finite(self, value: Any, reply: Mapping[str, Any], response: str) -> float:
+        reward = float(value)
         if not isfinite(reward):
-            raise self._failed(told.get("error", f"it returned {reward}"), response)
+            raise self._failed(reply.get("error", f"it returned {reward}"), response)
         return reward
 
     def _failed(self, why: str, response: str) -> MismatchError:
@@ -130,6 +130,6 @@ def _in_lists(rows: Sequence[Answered]) -> dict[str, Any]:
     return dict(zip(BATCH_ARGUMENTS, map(list, by_argument), strict=True))
 
 
-def _messages(role: str, said: Any) -> list[dict[str, str]]:
+def _messages(role: str, content: Any) -> list[dict[str, str]]:
     """A conversation; a text becomes its first message."""
-    return said if isinstance(said, list) else [{"role": role, "content": said}]
+    return content if isinstance(content, list) else [{"role": role, "content": content}]

@@ -49,8 +49,8 @@ class Turns:
         return [_after_the_turn(text) for text in rendered(self._tokenizer, chats)]
 
 
-def _as_messages(said: Observation) -> list[dict[str, str]]:
-    return [{"role": "user", "content": said}] if isinstance(said, str) else said
+def _as_messages(observation: Observation) -> list[dict[str, str]]:
+    return [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
 
 
 def _after_the_turn(text: str) -> str:

@@ -20,15 +20,15 @@ SECTIONS = ("rollout", "trainer", "recomputed", "config")
 _COUNTS = ("rows", "tokens", "rows_with_trainer", "rows_with_newer_trainer", "rows_with_unknown_finish")
 
 
-def sections(told: Mapping[str, Any]) -> dict[str, Any]:
+def sections(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts that a run states, in a manifest's form: `sampling` goes into `config`, and missing facts are None.
 
     Raises `MismatchError` for an unknown section, or a value of a type that readers do not expect.
     """
-    sides = {name: dict(section) for name, section in told.items() if name != "sampling"}
+    sides = {name: dict(section) for name, section in facts.items() if name != "sampling"}
     if strange := sorted(sides.keys() - {*SECTIONS}):
         raise MismatchError(f"manifest has no section {strange[0]}: it has {', '.join(SECTIONS[:3])} and sampling")
-    if sampling := {name: value for name, value in dict(told.get("sampling", {})).items() if value is not None}:
+    if sampling := {name: value for name, value in dict(facts.get("sampling", {})).items() if value is not None}:
         sides["config"] = sides.get("config", {}) | {"sampling": sampling}
     for name, needed in NEEDED.items():
         if name in sides:

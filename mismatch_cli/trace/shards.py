@@ -89,8 +89,8 @@ def footer_of(path: Path) -> Footer:
 
 
 def _range(column: pq.ColumnChunkMetaData) -> tuple[int, int] | None:
-    told = column.statistics
-    return (told.min, told.max) if told is not None and told.has_min_max and not told.null_count else None
+    stats = column.statistics
+    return (stats.min, stats.max) if stats is not None and stats.has_min_max and not stats.null_count else None
 
 
 def read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path) -> pa.Table:
@@ -103,8 +103,8 @@ def read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path
     except (MemoryError, StoreError):
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        said = f"{path} is damaged in row group {group} ({first_line(error)}). {_again(path)}"
-        raise DamagedShard(said, path) from error
+        message = f"{path} is damaged in row group {group} ({first_line(error)}). {_again(path)}"
+        raise DamagedShard(message, path) from error
 
 
 def _again(shard: Path) -> str:

@@ -193,9 +193,9 @@ class StorePath:
     def _kind(self) -> str:
         return str(self._ask(lambda fs: fs.get_file_info(self.inside)).type.name) if self.status is None else "File"
 
-    def _ask(self, what: Callable[[FileSystem], Any]) -> Any:
+    def _ask(self, request: Callable[[FileSystem], Any]) -> Any:
         with asking(self):
-            return what(self.file_system)
+            return request(self.file_system)
 
 
 @contextmanager

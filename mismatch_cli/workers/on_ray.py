@@ -39,9 +39,9 @@ class _OnRay(Executor):
         super().__init__(traces, workers)
         self.portions = [portion.absolute() for portion in self.portions]
         self._window = _WAITING * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        how: dict[str, Any] = {"num_cpus": 1, "max_retries": _ATTEMPTS, "retry_exceptions": [OSError]}
-        self._read: Any = ray.remote(**how, num_returns=2, scheduling_strategy="SPREAD")(_read_there)
-        self._combine: Any = ray.remote(**how)(_combined)
+        options: dict[str, Any] = {"num_cpus": 1, "max_retries": _ATTEMPTS, "retry_exceptions": [OSError]}
+        self._read: Any = ray.remote(**options, num_returns=2, scheduling_strategy="SPREAD")(_read_there)
+        self._combine: Any = ray.remote(**options)(_combined)
 
     def reduced(
         self,
@@ -54,14 +54,14 @@ class _OnRay(Executor):
 
         tree: Reduction[Any] = Reduction(lambda: _References(self._combine))
         waiting: dict[Any, Portion] = {}
-        how = (version("mismatch-cli"), self.cache, self.skip_broken)
+        settings = (version("mismatch-cli"), self.cache, self.skip_broken)
         with _in_words():
             for portion in asked:
                 if len(waiting) >= self._window:
                     self._take(waiting, on_responses)
                 question = pass_over(portion)
                 texts = {str(path): trust_regions.text_of(path) for path in getattr(question, "files", ())}
-                facts, part = self._read.remote(question, portion, *how, texts)
+                facts, part = self._read.remote(question, portion, *settings, texts)
                 waiting[facts] = portion
                 tree.add(part)
             while waiting:

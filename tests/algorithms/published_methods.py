@@ -19,8 +19,8 @@ from torch import Tensor
 from tests.algorithms.published import Sample, binary_kl, policy_gradient, ppo, surrogate
 
 
-def by_sign(flags: Tensor, one: float, other: float) -> Tensor:
-    return torch.where(flags, torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64))
+def by_sign(flags: Tensor, positive: float, negative: float) -> Tensor:
+    return torch.where(flags, torch.tensor(positive, dtype=torch.float64), torch.tensor(negative, dtype=torch.float64))
 
 
 def glm5_dis(s: Sample) -> Tensor:

@@ -123,8 +123,8 @@ def test_vespo_where_tokens_offset_each_other() -> None:
     """As its docstring says: 0 except for rounding; only tokens that offset each other differ from the ±20 clamp."""
     for nats in (25.0, -25.0):
         assert coefficients("vespo", nats, "rollout") == pytest.approx([0, 0], abs=1e-14)
-    both = torch.tensor([LOW, HIGH], dtype=F64)
-    offset = policies(both, both.flip(0))  # d = 25 and −25
+    logps = torch.tensor([LOW, HIGH], dtype=F64)
+    offset = policies(logps, logps.flip(0))  # d = 25 and −25
     assert coefficient_T(ROWS["vespo"], offset, torch.ones(2, dtype=F64)).tolist() == [1, 1]
 
 

@@ -57,9 +57,9 @@ def sample(given: Policies, advantage_T: Tensor) -> Sample:
     parts = [partition(given, *pair) for pair in columns]
     logp = given.trainer.clone().requires_grad_()
     lengths, prompts = given.responses.length_S.tolist(), PROMPTS[: len(given.responses.length_S)].tolist()
-    luck, own = given.compare(TRAINER_ROLLOUT).draw_T, (parts[0], parts[1], parts[2])
+    luck, partitions = given.compare(TRAINER_ROLLOUT).draw_T, (parts[0], parts[1], parts[2])
     return Sample(
-        logp, given.recomputed, given.rollout, advantage_T, lengths, own, given.compare(TRAINER_ROLLOUT).entropy_T,
+        logp, given.recomputed, given.rollout, advantage_T, lengths, partitions, given.compare(TRAINER_ROLLOUT).entropy_T,
         prompts, luck, given.average,
     )  # fmt: skip
 

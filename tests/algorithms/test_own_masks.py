@@ -233,12 +233,12 @@ def test_a_mask_s_changes_reach_nothing_else(tmp_path: Path, world: Callable[[Po
             f"    if len(advantage_T) > 2:\n        {touch}\n    return answer\n"
         )
         (folder := tmp_path / str(number)).mkdir()
-        own = find(write(folder, source))
+        mask = find(write(folder, source))
         alone, shared = world(random_policies(0)), world(random_policies(0))
         advantage_T, given_T = (like(alone, signs(len(alone.trainer))) for _ in range(2))
         expected = [coefficient_T(row, alone, advantage_T) for row in rows]
         for _ in range(2):
-            assert same(keep_T(own, shared, given_T), advantage_T > 0), touch
+            assert same(keep_T(mask, shared, given_T), advantage_T > 0), touch
             found = [coefficient_T(row, shared, given_T) for row in rows]
             assert all(same(*pair) for pair in zip(found, expected, strict=True)), touch
         assert same(given_T, advantage_T), touch

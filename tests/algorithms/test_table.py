@@ -142,9 +142,9 @@ def test_what_a_row_needs_is_enough(name: str) -> None:
     assert torch.equal(coefficient_T(algorithm, lean, advantage_T), coefficient_T(algorithm, given, advantage_T))
     rules = [rule for rule in algorithm.rules if rule.module.__name__ not in NO_POLICIES]
     if any("recomputed" in (rule.ratio.current, rule.ratio.anchor) for rule in rules):  # and it is actually used
-        other = replace(given, recomputed=given.recomputed.roll(1))
+        changed = replace(given, recomputed=given.recomputed.roll(1))
         assert not torch.equal(
-            coefficient_T(algorithm, other, advantage_T), coefficient_T(algorithm, lean, advantage_T)
+            coefficient_T(algorithm, changed, advantage_T), coefficient_T(algorithm, lean, advantage_T)
         )
 
 
@@ -190,11 +190,11 @@ def test_a_token_counts_if_every_mask_keeps_it() -> None:
     given = random_policies(1)
     advantage_T = signs(len(given.trainer))
     advantage_T[::5] = 0
-    both = TABLE["ppo-icepop"]
-    each = [mask.decide(given, advantage_T).keep_T for mask in both.masks]
-    assert torch.equal(keep_T(both, given, advantage_T), each[0] & each[1])
-    assert (each[0] != each[1]).any()
-    assert (coefficient_T(both, given, advantage_T)[~(each[0] & each[1]) | (advantage_T == 0)] == 0).all()
+    row = TABLE["ppo-icepop"]
+    decisions = [mask.decide(given, advantage_T).keep_T for mask in row.masks]
+    assert torch.equal(keep_T(row, given, advantage_T), decisions[0] & decisions[1])
+    assert (decisions[0] != decisions[1]).any()
+    assert (coefficient_T(row, given, advantage_T)[~(decisions[0] & decisions[1]) | (advantage_T == 0)] == 0).all()
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -181,8 +181,13 @@ def bombs(draw: st.DrawFn) -> tuple[int, int, str, tuple[str, ...]]:
     """Rows, ids per row, the packing, and the columns."""
     rows = draw(st.sampled_from((1, 10, 1000, 10**5, 10**6)))
     length = draw(st.sampled_from([n for n in (1, 100, 10**4, 10**6, 10**7) if n * rows <= 2 * 10**7]))
-    more = ("logp_trainer", "loss_mask", "topk_ids", "entropy_trainer")
-    return rows, length, draw(st.sampled_from(("zstd", "snappy", "none"))), tuple(draw(st.sets(st.sampled_from(more))))
+    optional = ("logp_trainer", "loss_mask", "topk_ids", "entropy_trainer")
+    return (
+        rows,
+        length,
+        draw(st.sampled_from(("zstd", "snappy", "none"))),
+        tuple(draw(st.sets(st.sampled_from(optional)))),
+    )
 
 
 _ALLOWED = 2**27
@@ -190,13 +195,13 @@ _ALLOWED = 2**27
 
 def try_bomb(case: tuple[int, int, str, tuple[str, ...]]) -> str:
     """With an eight times smaller bound than the real one: imported or refused, and never with more memory."""
-    rows, length, codec, more = case
+    rows, length, codec, optional = case
     offsets = pa.array(np.arange(rows + 1) * length, pa.int32())
     kinds = dict.fromkeys(("prompt_ids", "response_ids", "topk_ids"), np.int32) | {"loss_mask": np.bool_}
     with copy() as folder, mock.patch.object(memory, "_ALLOWED", _ALLOWED):
         columns = {
             name: pa.ListArray.from_arrays(offsets, pa.array(np.zeros(rows * length, kinds.get(name, np.float32))))
-            for name in ("prompt_ids", "response_ids", "logp_rollout", *more)
+            for name in ("prompt_ids", "response_ids", "logp_rollout", *optional)
         }
         pq.write_table(pa.table(columns), folder / "bomb.parquet", compression=codec)
         del columns

@@ -152,7 +152,7 @@ def _write_training(folder: Path) -> None:
 @contextlib.contextmanager
 def copy() -> Iterator[Path]:
     """A copy to break, as the working directory, three levels below anything it could harm."""
-    here = os.getcwd()
+    before = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
         folder = Path(temporary) / "a" / "b" / "c"
         shutil.copytree(template(), folder)
@@ -160,7 +160,7 @@ def copy() -> Iterator[Path]:
         try:
             yield folder
         finally:
-            os.chdir(here)
+            os.chdir(before)
 
 
 def call(folder: Path, *arguments: str) -> Outcome:

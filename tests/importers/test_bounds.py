@@ -145,8 +145,8 @@ def test_json_of_any_depth_is_read_or_left_out(tmp_path, capfd, depth):
         assert run(["import", str(path), "-o", str(tmp_path / "out"), "--force"]) in (0, 1)
         assert "Unexpected" not in capfd.readouterr().err
     path.write_text(f'{{"prompt": {nested}, "completion": "a", "tokens": {nested}}}\n')
-    for more in ([], ["--columns", "response_ids=tokens"]):
-        assert run(["import", str(path), "-o", str(tmp_path / "none"), *more]) in (1, 2)
+    for flags in ([], ["--columns", "response_ids=tokens"]):
+        assert run(["import", str(path), "-o", str(tmp_path / "none"), *flags]) in (1, 2)
         assert "Unexpected" not in capfd.readouterr().err
 
 

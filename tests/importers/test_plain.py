@@ -182,8 +182,8 @@ def test_of_two_formats_in_one_folder_the_user_chooses_one(tmp_path):
 
 def test_a_file_that_two_importers_accept_is_refused(tmp_path, monkeypatch):
     """One JSONL with the keys of two formats: by itself, among others in a folder, and with the user's own importer."""
-    both = export_record(real_rows(1)[0], 0, 0) | plain_record(real_rows(1)[0])
-    path = write_lines(tmp_path / "dump" / "both.jsonl", [both])
+    record = export_record(real_rows(1)[0], 0, 0) | plain_record(real_rows(1)[0])
+    path = write_lines(tmp_path / "dump" / "both.jsonl", [record])
     write_lines(tmp_path / "dump" / "other.jsonl", [plain_record(real_rows(1)[0])])
     for what in (path, tmp_path / "dump"):
         with pytest.raises(UsageError, match=r"both.jsonl has the layout of plain and of prime-rl. Choose one with"):
@@ -270,9 +270,9 @@ def test_only_rows_with_a_different_k_are_left_out(tmp_path):
             yield plain_record(row) | {"topk_ids": [1] * size, "topk_logp_rollout": [-1.0] * size}
 
     for i, widths in enumerate([(2, 3, 2), (2, 2, 3, 3)]):
-        one = write_lines(tmp_path / f"{i}" / "a.jsonl", records(*widths))
-        other = write_lines(tmp_path / f"{i}" / "b.jsonl", records(3))
-        table, about = imported(one, other, into=tmp_path / f"trace-{i}")
+        smaller = write_lines(tmp_path / f"{i}" / "a.jsonl", records(*widths))
+        larger = write_lines(tmp_path / f"{i}" / "b.jsonl", records(3))
+        table, about = imported(smaller, larger, into=tmp_path / f"trace-{i}")
         assert table.num_rows == 2 and about["left_out"] == {WRONG_TOP_K: len(widths) - 1}
         lists = zip(table.column("topk_ids").to_pylist(), table.column("response_ids").to_pylist(), strict=True)
         assert all(len(ids) == 2 * len(tokens) for ids, tokens in lists)

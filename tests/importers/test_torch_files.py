@@ -94,10 +94,10 @@ def check(folder, rows, tmp_path, *, policy: str | None) -> None:
 def test_the_lines_for_skyrl(tmp_path, monkeypatch):
     """Sequences padded on the left, values aligned to the right."""
     rows = real_rows(4)
-    both = [row | {"ids": row["prompt_ids"] + row["response_ids"]} for row in rows]
+    joined = [row | {"ids": row["prompt_ids"] + row["response_ids"]} for row in rows]
     batch = {
-        "sequences": padded(both, "ids", left=True),
-        "attention_mask": masks(both, "ids", left=True),
+        "sequences": padded(joined, "ids", left=True),
+        "attention_mask": masks(joined, "ids", left=True),
         "response_mask": masks(rows, "response_ids", left=True),
         "loss_mask": masks(rows, "response_ids", left=True),
         "rollout_logprobs": padded(rows, "logp_rollout", left=True),

@@ -127,12 +127,12 @@ def test_hostile_batches(tmp_path):
     batches[1]["tool_mask"][0].pop()
     batches[1]["completion_mask"][1][0] = None
     batches[1]["completion_ids"][2][0] = 2**31 - 1
-    more = [batch(rows[:2]), batch(rows[:2]), batch(rows[:2]), batch(rows[:2])]
-    more[0]["advantages"].append(1.0)
-    more[1]["completion_ids"] = None
-    more[2]["completion_ids"] = [["a"]] * 2
-    more[3]["completion_mask"][0][0] = 2
-    path = write_lines(tmp_path / "d.jsonl", [*batches, *more])
+    broken = [batch(rows[:2]), batch(rows[:2]), batch(rows[:2]), batch(rows[:2])]
+    broken[0]["advantages"].append(1.0)
+    broken[1]["completion_ids"] = None
+    broken[2]["completion_ids"] = [["a"]] * 2
+    broken[3]["completion_mask"][0][0] = 2
+    path = write_lines(tmp_path / "d.jsonl", [*batches, *broken])
     table, about = imported(path, into=tmp_path / "trace", vocabulary=10**6)
     assert same_bits(table, "response_ids", [rows[1]["response_ids"]])
     first = table.column("logp_rollout").to_pylist()[0]
@@ -195,8 +195,8 @@ def test_every_response_has_the_columns_that_it_shows(tmp_path, way):
         record["sampling_per_token_logps"] = row["logp_rollout"]
     table, about = imported(write(tmp_path / f"b.{way}", records), into=tmp_path / "b")
     assert not about["left_out"]
-    now = [row["logp_recomputed" if i < 70 else "logp_trainer"] for i, row in enumerate(rows)]
-    assert same_bits(table, "logp_trainer", now)
+    current = [row["logp_recomputed" if i < 70 else "logp_trainer"] for i, row in enumerate(rows)]
+    assert same_bits(table, "logp_trainer", current)
     assert same_bits(table, "logp_recomputed", [None] * 70 + [row["logp_recomputed"] for row in rows[70:]])
     assert table.column("version_trainer").to_pylist() == [0] * 70 + [1] * 10
     path = write(tmp_path / f"c.{way}", [record | {"per_token_logps": None} for record in records])

@@ -87,13 +87,13 @@ def test_everything_that_trl_samples_is_recorded(trained):
     rows = [row for shard in sorted(trained.folder.glob("shard-*")) for row in pq.read_table(shard).to_pylist()]
     assert len(rows) == 8 * STEPS
     for step, (logged, batch) in enumerate(zip(trained.logged, trained.batches, strict=True)):
-        here = [row for row in rows if row["step"] == step]
-        assert np.mean([row["reward"] for row in here]) == pytest.approx(logged["reward"])
-        lengths = [len(row["response_ids"]) for row in here]
+        of_step = [row for row in rows if row["step"] == step]
+        assert np.mean([row["reward"] for row in of_step]) == pytest.approx(logged["reward"])
+        lengths = [len(row["response_ids"]) for row in of_step]
         assert np.mean(lengths) == pytest.approx(logged["completions/mean_length"])
-        clipped = np.mean([row["finish_reason"] == "length" for row in here])
+        clipped = np.mean([row["finish_reason"] == "length" for row in of_step])
         assert clipped == pytest.approx(logged["completions/clipped_ratio"])
-        assert [row["advantage"][0] for row in here] == pytest.approx(batch["advantages"].tolist())
+        assert [row["advantage"][0] for row in of_step] == pytest.approx(batch["advantages"].tolist())
 
 
 def test_its_dialect_reports_what_trl_logs(trained, tmp_path, capsys):
@@ -116,9 +116,9 @@ def test_its_dialect_reports_what_trl_logs(trained, tmp_path, capsys):
 @pytest.mark.parametrize("command", ["report", "clipstats", "diagnose", "gate", "compare", "rescore"])
 def test_every_command_reads_it(trained, command, tmp_path, capsys):
     named = [str(trained.folder)] * (1 + (command == "compare"))
-    more = {"rescore": ["--trainer-model", str(MODEL), "--weights", "0"], "gate": ["--limits", "slime"]}
+    flags = {"rescore": ["--trainer-model", str(MODEL), "--weights", "0"], "gate": ["--limits", "slime"]}
     folder = [] if command == "gate" else ["--output", str(tmp_path / "out")]
-    assert run([command, *named, *more.get(command, []), *folder, "--full"]) == 0
+    assert run([command, *named, *flags.get(command, []), *folder, "--full"]) == 0
     assert "bfloat16" in (said := capsys.readouterr().out) and "float32" in said
 
 

@@ -95,9 +95,9 @@ def recorded(queue: Any, folder: Path, **correction: Any) -> Any:
 def test_every_mode_has_a_recorded_twin():
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-    own = {name for name in TRAINER_REGISTRY if not name.endswith("_recorded")}
-    assert {"sync", "colocate_async", "separate_async"} <= own
-    assert {name for name in TRAINER_REGISTRY if name not in own} == {f"{name}_recorded" for name in own}
+    modes = {name for name in TRAINER_REGISTRY if not name.endswith("_recorded")}
+    assert {"sync", "colocate_async", "separate_async"} <= modes
+    assert {name for name in TRAINER_REGISTRY if name not in modes} == {f"{name}_recorded" for name in modes}
 
 
 def test_verls_own_metrics_are_those_of_the_trace(queue, tmp_path):

@@ -237,10 +237,10 @@ def test_a_forked_child_neither_records_nor_keeps_the_folder(tmp_path):
     ) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == "1\n"
         parent.wait()
-        again = Recorder(tmp_path / "run")  # while the child is alive
-        again.add(**response(np.random.default_rng(0)))
-        again.close()
-        assert again.counts == counts(given=1, written=1)
+        restarted = Recorder(tmp_path / "run")  # while the child is alive
+        restarted.add(**response(np.random.default_rng(0)))
+        restarted.close()
+        assert restarted.counts == counts(given=1, written=1)
 
 
 @pytest.mark.parametrize("note", ["{}", "[]", '{"shards": {"a": 1}}', "no JSON", '{"shards": {}, "rank": "0"}'])

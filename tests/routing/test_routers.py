@@ -34,14 +34,14 @@ def test_choices_are_the_model_s_and_others_can_be_prescribed(model):
     routers = Routers.proven(model)
     assert routers is not None and routers.layers == [0, 1]
     assert routers.describe() == {"num_experts": EXPERTS, "experts_per_token": TOP_K, "router_layers": [0, 1]}
-    heard: list[list[torch.Tensor]] = []  # the inputs of each layer's experts
+    inputs: list[list[torch.Tensor]] = []  # the inputs of each layer's experts
     modules = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
     for module in modules:
-        module.register_forward_hook(lambda m, _, out: heard.append(list(out)))  # after the routers' own
+        module.register_forward_hook(lambda m, _, out: inputs.append(list(out)))  # after the routers' own
     with torch.inference_mode():
         plain = model(input_ids=IDS_BL).logits
         chosen_NMK, margin_NM = routers.choices()
-        for place, (logits_NE, _, told_NK) in enumerate(heard):
+        for place, (logits_NE, _, told_NK) in enumerate(inputs):
             assert torch.equal(chosen_NMK[:, place], told_NK)
             ranked_NE = logits_NE.sort(descending=True).values
             torch.testing.assert_close(margin_NM[:, place], ranked_NE[:, TOP_K - 1] - ranked_NE[:, TOP_K])
@@ -53,10 +53,10 @@ def test_choices_are_the_model_s_and_others_can_be_prescribed(model):
         other_NMK[::3, 1] = (chosen_NMK[::3, 1] + 1) % EXPERTS
         other_NMK[1] = LIVE
         routers.prescribe(other_NMK)
-        heard.clear()
+        inputs.clear()
         moved = model(input_ids=IDS_BL).logits
         assert torch.equal(routers.choices()[0][:, 0], chosen_NMK[:, 0]), "they still report their own choice"
-    _, (logits_NE, weight_NK, told_NK) = heard
+    _, (logits_NE, weight_NK, told_NK) = inputs
     rows = torch.arange(len(told_NK)) % 3 == 0
     assert torch.equal(told_NK[rows].long(), other_NMK[rows, 1])
     torch.testing.assert_close(
@@ -74,9 +74,9 @@ def test_the_gradient_flows_through_the_weights_of_prescribed_experts(save_model
     from mismatch_cli.models import checkpoint_layers
 
     found = []
-    for again in (False, True):
+    for checkpointed in (False, True):
         model = load_causal_lm(save_model("Qwen3Moe", **FAMILIES["Qwen3Moe"]), dtype="float32")
-        if again:
+        if checkpointed:
             checkpoint_layers(model)
         routers = Routers.of(model)
         assert routers is not None
@@ -88,9 +88,9 @@ def test_the_gradient_flows_through_the_weights_of_prescribed_experts(save_model
         idle = set(range(EXPERTS)) - set(other_NMK[:, 0].flatten().tolist())
         used = experts.down_proj.grad.abs().sum((1, 2)) > 0
         assert used.tolist() == [i not in idle for i in range(EXPERTS)]
-    for plain, again in zip(*found, strict=True):
+    for plain, checkpointed in zip(*found, strict=True):
         assert plain.abs().sum() > 0
-        torch.testing.assert_close(plain, again)
+        torch.testing.assert_close(plain, checkpointed)
 
 
 def test_models_without_replay_are_refused(save_model):

@@ -47,8 +47,8 @@ ROWS = [Answered("4", "4", "p", "stop"), Answered("x", "5", "q", "length")]
 def test_a_function_gets_lists_and_its_process_lives_on(reward_of):
     assert reward_of("everything").grade_all(ROWS) == [1.75, 0.0]
     reward = reward_of("process_and_calls")
-    (first, calls), (again, more) = reward.grade_all(ROWS), reward.grade_all(ROWS)
-    assert first == again and (calls, more) == (1, 2)
+    (first, calls), (second, second_calls) = reward.grade_all(ROWS), reward.grade_all(ROWS)
+    assert first == second and (calls, second_calls) == (1, 2)
     assert reward_of("lengths").grade_all([]) == []
     assert reward_of("lengths").grade("four", None, "stop", "p") == 4
 

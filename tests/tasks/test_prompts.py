@@ -72,7 +72,7 @@ def test_the_model_s_template_renders_chat_messages(tmp_path, ending):
 
 
 def test_a_conversation_needs_a_chat_template():
-    alone, more = Problem(0, [USER], None), Problem(1, [SYSTEM, USER], None)
+    alone, conversation = Problem(0, [USER], None), Problem(1, [SYSTEM, USER], None)
     for template in ("raw", "r1-distill"):
         texts = encode_prompts(problems(USER["content"]), WordTokenizer(), template=template, max_model_len=99)
         found = encode_prompts([alone], WordTokenizer(), template=template, max_model_len=99)
@@ -80,11 +80,11 @@ def test_a_conversation_needs_a_chat_template():
         with pytest.raises(
             MismatchError, match=rf"Prompt 1 is a conversation .system, user., .*template is {template}"
         ):
-            encode_prompts([alone, more], WordTokenizer(), template=template, max_model_len=99)
+            encode_prompts([alone, conversation], WordTokenizer(), template=template, max_model_len=99)
     bare = WordTokenizer()
     bare.chat_template = None
     with pytest.raises(MismatchError, match="which needs a chat template, but the prompt template is raw"):
-        encode_prompts([more], bare, max_model_len=99)
+        encode_prompts([conversation], bare, max_model_len=99)
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,8 @@ def test_a_trace_on_a_store_is_read_like_any_other(url, trace, capsys, tmp_path,
 def test_the_library_opens_it(url, trace):
     import mismatch_cli
 
-    there, here = mismatch_cli.open(url), mismatch_cli.open(trace)
-    assert there.metrics.equals(here.metrics) and there.tokens.equals(here.tokens)
+    remote, local = mismatch_cli.open(url), mismatch_cli.open(trace)
+    assert remote.metrics.equals(local.metrics) and remote.tokens.equals(local.tokens)
 
 
 def test_workers_read_it_and_the_cache_knows_it(url, trace, capsys, tmp_path, store, monkeypatch):

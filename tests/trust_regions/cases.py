@@ -172,8 +172,8 @@ def columns(given: Policies) -> list[Array]:
     """The columns of policies, their top-K included."""
     topk = given.topk
     assert topk is not None and given.recomputed is not None
-    own = [given.rollout, given.trainer, given.recomputed, given.offset_S1, given.entropy_T]
-    return [*own, topk.ids_TK, topk.rollout, topk.trainer]
+    found = [given.rollout, given.trainer, given.recomputed, given.offset_S1, given.entropy_T]
+    return [*found, topk.ids_TK, topk.rollout, topk.trainer]
 
 
 def same(x: Array, y: Array) -> bool:

@@ -142,11 +142,11 @@ def test_decision_and_purity(name: str, dtype: torch.dtype) -> None:
     advantage_T = signs(len(given.trainer), dtype=dtype)
     before, advantage_before_T = snapshot(given), advantage_T.clone()
     decision = ask(name, given, advantage_T)
-    again = ask(name, given, advantage_T)
+    repeated = ask(name, given, advantage_T)
     fresh = ask(name, cast(random_policies(0, responses=12), dtype), advantage_T)
     assert decision.keep_T.dtype == torch.bool and decision.keep_T.shape == advantage_T.shape
     assert decision.statistic_T.is_floating_point() and decision.statistic_T.shape == advantage_T.shape
-    for other in (again, fresh):
+    for other in (repeated, fresh):
         assert torch.equal(decision.keep_T, other.keep_T)
         assert torch.equal(decision.statistic_T, other.statistic_T)
     assert all(torch.equal(x, y) for x, y in zip(before, snapshot(given), strict=True))

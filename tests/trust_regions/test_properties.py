@@ -166,8 +166,8 @@ def test_looser_thresholds_keep_more(name: str, seed: int) -> None:
             continue
         values = LOOSER.get(f"{threshold} of {name}") or LOOSER.get(threshold)
         assert values, f"add looser values for {threshold}"
-        others = {"share": 1.0} if threshold.startswith("cov_") else {}
-        tight, loose = (ask(name, drawn, advantage_T, **others, **{threshold: value}).keep_T for value in values)
+        fixed = {"share": 1.0} if threshold.startswith("cov_") else {}
+        tight, loose = (ask(name, drawn, advantage_T, **fixed, **{threshold: value}).keep_T for value in values)
         assert (loose | ~tight).all()
         assert tight.sum() < loose.sum(), f"{threshold} of {name} does nothing"
 
@@ -183,9 +183,9 @@ BY_SIGN = {
 def test_thresholds_by_sign_act_on_their_own_side() -> None:
     drawn = random_policies(5)
     advantage_T = signs(len(drawn.trainer))
-    for of, name in ((of, name) for of, names in BY_SIGN.items() for name in names):
+    for region, name in ((region, name) for region, names in BY_SIGN.items() for name in names):
         default = ask(name, drawn, advantage_T).keep_T
-        for threshold, side_T in ((f"{of}_low", advantage_T < 0), (f"{of}_high", advantage_T > 0)):
+        for threshold, side_T in ((f"{region}_low", advantage_T < 0), (f"{region}_high", advantage_T > 0)):
             changed_T = ask(name, drawn, advantage_T, **{threshold: 1e-6}).keep_T != default
             assert changed_T.any() and not changed_T[~side_T].any()
 
@@ -195,12 +195,12 @@ def test_by_default_the_thresholds_of_dppo_are_one() -> None:
     drawn = random_policies(5)
     advantage_T = signs(len(drawn.trainer))
     away_T = advantage_T * (drawn.trainer - drawn.rollout) > 0
-    for of in ("tv", "kl"):
-        for name in BY_SIGN[of]:
+    for kind in ("tv", "kl"):
+        for name in BY_SIGN[kind]:
             limits = trust_regions.thresholds(trust_regions.find(name))
-            assert limits[f"{of}_low"] == limits[f"{of}_high"]
+            assert limits[f"{kind}_low"] == limits[f"{kind}_high"]
             found = ask(name, drawn, advantage_T)
-            assert torch.equal(found.keep_T, ~(away_T & (found.statistic_T.abs() > limits[f"{of}_low"])))
+            assert torch.equal(found.keep_T, ~(away_T & (found.statistic_T.abs() > limits[f"{kind}_low"])))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -269,6 +269,6 @@ def test_top_k_decisions_against_brute_force(replace_last: bool, dtype: torch.dt
         blocked_T = away_T & (statistic[name] > limit)
         assert blocked_T.any() and not blocked_T.all()
         near_T = (statistic[name] / limit - 1).abs() < (1e-4 if dtype == torch.float32 else 1e-9)
-        both = {f"{name}_low": limit, f"{name}_high": limit}
-        found = ask(f"top-k-{name}", cast(drawn, dtype), advantage_T, **both, replace_last=replace_last)
+        sides = {f"{name}_low": limit, f"{name}_high": limit}
+        found = ask(f"top-k-{name}", cast(drawn, dtype), advantage_T, **sides, replace_last=replace_last)
         assert torch.equal(found.keep_T | near_T, ~blocked_T | near_T) and near_T.sum() < 3

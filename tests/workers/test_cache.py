@@ -93,23 +93,23 @@ def test_a_growing_trace_is_read_once(name, whole, tmp_path, read):
 def test_changed_shards_are_read_again(whole, tmp_path, read, monkeypatch):
     trace, kept = Trace.open(whole), Workers(cache=tmp_path / "cache")
 
-    def again() -> list[str]:
+    def reread() -> list[str]:
         read.clear()
         found = json.dumps(analyse([Trace.open(whole)], 5, kept).to_json())
         shards = list(read)
         assert found == json.dumps(analyse([Trace.open(whole)], 5).to_json())
         return sorted(name[6:11] for name in shards)
 
-    assert again() == ["00000", "00001", "00002", "00003", "00004"]
-    assert again() == []
+    assert reread() == ["00000", "00001", "00002", "00003", "00004"]
+    assert reread() == []
     other = write_trace(tmp_path / "other", world(9, 12)).shards[0]
     shutil.copy(other, trace.shards[3])
-    assert again() == ["00002", "00003"]
+    assert reread() == ["00002", "00003"]
     for path in (tmp_path / "cache").iterdir():
         path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert len(again()) == 5
+    assert len(reread()) == 5
     monkeypatch.setattr("mismatch_cli.workers.cache._program", lambda: "another version")
-    assert len(again()) == 5
+    assert len(reread()) == 5
 
 
 def test_the_results_of_a_lost_driver_are_reused(whole, tmp_path, read, monkeypatch):
@@ -152,16 +152,16 @@ def test_skipping_a_broken_shard_equals_removing_it(name, whole, tmp_path):
 
 
 def test_the_content_of_a_mask_file_identifies_it(whole, tmp_path, monkeypatch):
-    kept, own = Workers(cache=tmp_path / "cache"), tmp_path / "mask.py"
+    kept, mask = Workers(cache=tmp_path / "cache"), tmp_path / "mask.py"
     blocked = []
     for limit in ("1.0", "1e10"):
-        own.write_text(
+        mask.write_text(
             "from mismatch_cli.trust_regions import Decision\n"
             "def trust_region(compared, advantage_T, *, limit: float = 2.0):\n"
             f"    return Decision(compared.ratio_T <= {limit}, compared.ratio_less_1_T)\n"
         )
         monkeypatch.setattr("mismatch_cli.trust_regions.find", _find_again())
-        found = analyse_clipping([Trace.open(whole)], [find(str(own))], workers=kept).to_json()
+        found = analyse_clipping([Trace.open(whole)], [find(str(mask))], workers=kept).to_json()
         blocked.append(found["algorithms"][0]["blocked"]["all"]["value"])
     assert blocked[0] > 0 and blocked[1] == 0
 

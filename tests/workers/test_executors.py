@@ -95,8 +95,8 @@ STUDIES: dict[str, Callable[[Sequence[Trace], int], Study]] = {
 @pytest.mark.usefixtures("in_shards")
 @pytest.mark.parametrize(("name", "numbers"), [("report", (2, 3)), ("clipstats", (2,)), ("diagnose", (3,))])
 def test_any_number_of_workers_gives_the_same_bytes(two_traces, name, numbers):
-    one, *others = (json.dumps(STUDIES[name](two_traces, n).to_json()) for n in (1, *numbers))
-    assert set(others) == {one}
+    alone, *others = (json.dumps(STUDIES[name](two_traces, n).to_json()) for n in (1, *numbers))
+    assert set(others) == {alone}
 
 
 @pytest.mark.usefixtures("in_shards")
@@ -104,9 +104,9 @@ def test_tokens_are_compared_across_portions_in_any_order(tmp_path, float32_rows
     """The partners of a portion are in separate shards; half of the responses are not in both traces."""
     rows = write_rows(tmp_path / "first", float32_rows[:72], FLOAT32, shards=4)
     traces = [Trace.open(rows), Trace.open(perturbed)]
-    one, *others = (json.dumps(analyse_comparison(traces, workers=Workers(n)).to_json()) for n in (1, 2, 3))
-    assert others == [one, one]
-    assert json.loads(one)["comparisons"][0]["on_tokens"]["tokens"] > 1000
+    alone, *others = (json.dumps(analyse_comparison(traces, workers=Workers(n)).to_json()) for n in (1, 2, 3))
+    assert others == [alone, alone]
+    assert json.loads(alone)["comparisons"][0]["on_tokens"]["tokens"] > 1000
 
 
 def test_portions_change_no_count_and_no_printed_digit(two_traces, monkeypatch):

@@ -103,8 +103,8 @@ def test_a_damaged_shard_is_the_same_sentence(trace, tmp_path, float32_rows):
 @pytest.mark.usefixtures("nodes")
 def test_a_driver_elsewhere_connects_by_address(trace, monkeypatch):
     typed = [sys.executable, "-m", "mismatch_cli", "report", str(trace), "--json", "--quiet", "--workers"]
-    alone, there = (subprocess.check_output([*typed, who]) for who in ("1", f"ray://127.0.0.1:{PORT}"))
-    assert json.loads(there) == json.loads(alone)
+    alone, remote = (subprocess.check_output([*typed, who]) for who in ("1", f"ray://127.0.0.1:{PORT}"))
+    assert json.loads(remote) == json.loads(alone)
 
 
 def test_memory_that_runs_out_says_what_to_change():
