@@ -57,9 +57,9 @@ def sample(given: Policies, advantage_T: Tensor) -> Sample:
     parts = [partition(given, *pair) for pair in columns]
     logp = given.trainer.clone().requires_grad_()
     lengths, prompts = given.responses.length_S.tolist(), PROMPTS[: len(given.responses.length_S)].tolist()
-    luck, partitions = given.compare(TRAINER_ROLLOUT).draw_T, (parts[0], parts[1], parts[2])
+    luck, grouped = given.compare(TRAINER_ROLLOUT).draw_T, (parts[0], parts[1], parts[2])
     return Sample(
-        logp, given.recomputed, given.rollout, advantage_T, lengths, partitions, given.compare(TRAINER_ROLLOUT).entropy_T,
+        logp, given.recomputed, given.rollout, advantage_T, lengths, grouped, given.compare(TRAINER_ROLLOUT).entropy_T,
         prompts, luck, given.average,
     )  # fmt: skip
 
