@@ -31,8 +31,8 @@ def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
         "Qwen/Qwen3": "owner/name",
     }
     assert shown(Path("runs/a b")) == Path("runs/a b") and shown(Path("/data/run")) == Path("…/run")
-    sentence = "Go on with: mismatch-cli probe --resume --output /data/runs/a"
-    assert shown(sentence) == "Go on with: mismatch-cli probe --resume --output …/a"
+    sentence = "Resume with: mismatch-cli probe --resume --output /data/runs/a"
+    assert shown(sentence) == "Resume with: mismatch-cli probe --resume --output …/a"
     for kept in ("|π − μ|/token", "tokens/s/core", "1/2", "see docs/import.md", "a / b / c", "50 % of 3/4"):
         assert shown(kept) == kept
     assert shown_apart("/a/x/ckpt", "/b/y/ckpt") == ("…/x/ckpt", "…/y/ckpt") and shown_apart(1, 2) == (1, 2)

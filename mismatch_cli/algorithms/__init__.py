@@ -1,1 +1,1 @@
-"""The algorithms: what one is, the table of published ones, and how a user names one."""
+"""Algorithms: their definition, the table of published ones, and parsing of their names."""

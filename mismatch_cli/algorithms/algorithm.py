@@ -1,8 +1,8 @@
-"""What an algorithm is, masks × weight, and the one place where an update's coefficient is formed.
+"""Defines an algorithm, masks × weight, and computes the coefficient of an update, only here.
 
     coefficient = keep · weight · A + term; the gradient of every algorithm's loss is −Σ scale · coefficient · ∇log π
 
-The scale is the aggregation's (`rl/learner.py`) and nobody else's: a coefficient never divides by a length.
+The scale belongs to the aggregation (`rl/learner.py`) alone: a coefficient never divides by a length.
 
 r = trainer/rollout, r′ = trainer/recomputed, ρ = recomputed/rollout (the engine gap); A is the token's advantage.
 """
@@ -25,9 +25,9 @@ from mismatch_cli.response_layout import Responses
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A row of the table: a token counts when every mask keeps it, with the product of the factors as its weight.
+    """A row of the table: a token counts if every mask keeps it, with the product of the factors as its weight.
 
-    `term` is added whatever masks and advantage say: a pull of the trainer to the other policy, which acts at A = 0.
+    `term` is added whatever the masks and the advantage: it pulls the trainer to the other policy, even at A = 0.
     """
 
     name: str
@@ -38,22 +38,22 @@ class Algorithm:
 
     @property
     def rules(self) -> Iterator[Rule]:
-        """Everything that it is put together from."""
+        """All its masks, factors and the term."""
         yield from (*self.masks, *self.weight, *([self.term] if self.term else []))
 
     @cached_property
     def batch_rules(self) -> tuple[Rule, ...]:
-        """Those that look at whole batches, or at all samples of a prompt, before they decide."""
+        """The rules that look at whole batches, or at all samples of a prompt, before they decide."""
         return tuple(rule for rule in self.rules if rule.scope is not None)
 
     @cached_property
     def batch_masks(self) -> tuple[Mask, ...]:
-        """The masks among them: what has to be known to say which tokens are blocked."""
+        """The masks among the batch rules, which decide what tokens are blocked."""
         return tuple(mask for mask in self.masks if mask.scope is not None)
 
     @property
     def looks_at_groups(self) -> bool:
-        """Whether it has to see all samples of a prompt at once."""
+        """Whether it must see all samples of a prompt at once."""
         return any(rule.scope == "group" for rule in self.batch_rules)
 
     @property
@@ -71,14 +71,14 @@ class Algorithm:
     @property
     def needs_top_k(self) -> int:
         """The number of top-K columns that a mask reads; 0 for none."""
-        asked = [mask.parameters["k"] for mask in self.masks if getattr(mask.module, "READS_TOP_K", False)]
-        return max((int(k) for k in asked), default=0)
+        ranks = [mask.parameters["k"] for mask in self.masks if getattr(mask.module, "READS_TOP_K", False)]
+        return max((int(k) for k in ranks), default=0)
 
     @property
     def anchor(self) -> str:
         """The policy whose distance from the trainer is limited: rollout, recomputed, average, both, or none.
 
-        By masks, by weights that fall off, and by a term; a cap lets a token go as far as it likes.
+        Masks, weights that fall off and terms limit it; a cap does not limit how far a token moves.
         """
         ratios = [mask.ratio for mask in self.masks]
         ratios += [factor.ratio for factor in self.weight if factor.function != "capped-ratio"]
@@ -88,24 +88,24 @@ class Algorithm:
 
     @property
     def limiting(self) -> Algorithm:
-        """The same without the masks on the engine gap, which say nothing about the trainer."""
+        """The algorithm without masks on the engine gap, which do not limit the trainer."""
         return replace(self, masks=tuple(mask for mask in self.masks if mask.ratio.current == "trainer"))
 
     @property
     def weighs_by_ratio(self) -> bool:
-        """Whether the weight is r, perhaps held between bounds: then what a cap takes away can be told from a mask."""
+        """Whether the weight is r, perhaps with bounds: only then can a cap be told from a mask."""
         return len(self.weight) == 1 and replace(self.weight[0], chosen=()) == Factor(TRAINER_ROLLOUT)
 
     @property
     def formulas(self) -> tuple[str, str]:
-        """When a token is blocked, and the weight of one that is not; what is added whatever A."""
+        """When a token is blocked, and the weight of the others with the term that is always added."""
         blocked = "; or ".join(mask.formula for mask in self.masks) or "never"
         weight = " · ".join(map(str, self.weight)) or "1"
         return blocked, f"{weight}, and {self.term} is added to weight · A" if self.term else weight
 
 
 def keep_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Array:
-    """Which tokens the masks of an algorithm keep: bool, True where there is no advantage."""
+    """Which tokens an algorithm's masks keep: bool, True without an advantage."""
     if not algorithm.masks:
         xp = namespace(advantage_T)
         return xp.ones_like(advantage_T, dtype=xp.bool)
@@ -124,10 +124,10 @@ def weight_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Ar
 def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Array:
     """keep · weight · A + term: the gradient of the algorithm's objective is Σ scale · coefficient · ∇log π_trainer.
 
-    A weight that is a geometric mean over the response (GSPO) stands at each of its tokens. The 1/|y| that ∇ of a mean
-    brings along is the scale of `sequence-mean`, for which GSPO is published; in the other aggregations the sum over
-    |y| tokens takes it back, as in TRL. Blocked tokens are exactly 0, but for a term, also where the weight is
-    infinite. Without gradient; the dtype of the log-probs.
+    A weight that is a geometric mean over the response (GSPO) applies to each of its tokens. The 1/|y| from ∇ of a mean
+    is the scale of `sequence-mean`, for which GSPO is published; in other aggregations the sum over |y| tokens cancels
+    it, as in TRL. Blocked tokens are exactly 0 (plus a term), even if the weight is infinite. Without gradient; in the
+    dtype of the log-probs.
     """
     with without_gradient(advantage_T):
         coefficient = weight_T(algorithm, policies, advantage_T) * advantage_T
@@ -135,22 +135,22 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) 
         coefficient = filled(coefficient, ~kept_T, 0.0)
         if algorithm.term is not None:
             term_T = algorithm.term.weight_T(policies, advantage_T)
-            unbounded_T = namespace(term_T).isinf(term_T)  # where a token of the response is excluded: no gradient is
+            unbounded_T = namespace(term_T).isinf(term_T)  # an excluded token in the response: no gradient
             coefficient = coefficient + filled(term_T, unbounded_T, 0.0)
         return namespace(coefficient).astype(coefficient, policies.trainer.dtype)
 
 
 @cache
 def judges_single_tokens(algorithm: Algorithm) -> bool:
-    """Whether a token's coefficient follows from its own log-probs: not from its response, nor from other tokens.
+    """Whether a token's coefficient depends only on its own log-probs, not on its response or other tokens.
 
-    Asked of the algorithm itself: rules of the package may not look at responses, and with a mask of the user's,
-    the same tokens as one response and as many must get the same coefficients.
+    This is tested on the algorithm itself: its rules must not look at responses, and a user's mask must give tokens the
+    same coefficients as one response and as many.
     """
     if algorithm.needs_top_k or algorithm.needs_entropy or algorithm.batch_rules:
         return False
     generator = np.random.default_rng(0)
-    size_2T = 10 ** (-5 * generator.random((2, 512)))  # nats, from 1e-5 to 1: inside and outside of bands
+    size_2T = 10 ** (-5 * generator.random((2, 512)))  # nats, from 1e-5 to 1: inside and outside bands
     rollout_T, advantage_T = -6 * generator.random(512) ** 3, generator.random(512) - 0.5
     recomputed_T, trainer_T = rollout_T + np.cumsum(size_2T * generator.standard_normal((2, 512)), axis=0)
     coefficients = []
@@ -158,19 +158,19 @@ def judges_single_tokens(algorithm: Algorithm) -> bool:
         policies = Policies(
             rollout_T, np.minimum(trainer_T, 0), np.minimum(recomputed_T, 0), offset_S1, average=recomputed_T
         )
-        policies.__dict__["responses"] = looked = _Looked(offset_S1)
+        policies.__dict__["responses"] = responses = _WatchedResponses(offset_S1)
         coefficients.append(coefficient_T(algorithm, policies, advantage_T))
-        if looked.at:
+        if responses.used:
             return False
     return np.array_equal(*coefficients)
 
 
-class _Looked(Responses):
-    """Responses that know whether anybody has looked at them."""
+class _WatchedResponses(Responses):
+    """Responses that record whether they are used."""
 
-    at = False
+    used = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("length_S", "response_T", "position_T"):  # nothing is known of a response without one of them
-            object.__setattr__(self, "at", True)
+        if name in ("length_S", "response_T", "position_T"):  # nothing can be learned of a response without these
+            object.__setattr__(self, "used", True)
         return super().__getattribute__(name)

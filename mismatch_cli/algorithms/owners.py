@@ -1,4 +1,4 @@
-"""Settings as one framework, or one experiment, has them: rows like those of the table, judged where they are named."""
+"""Variants of single frameworks or experiments: rows like those of the table, used only where they are named."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ _PRODUCT, _OF_PRODUCT = Ratio(level="product"), Ratio("recomputed", "rollout", "
 
 
 def _dual_clip(ratio: Ratio) -> tuple[Mask, ...]:
-    """verl's default loss: PPO, and no update of A < 0 beyond 3."""
+    """verl's default loss: PPO, without updates at A < 0 beyond a ratio of 3."""
     return mask("ratio-clip", ratio, ratio_low=0.2, ratio_high=0.2), mask("dual-clip", ratio, max_ratio=3.0)
 
 
@@ -30,13 +30,13 @@ def _verl(
 def _verl_bypass(
     preset: str, *, by: tuple[Factor, ...] = _R, rejects: tuple[Mask, ...] = (), clips: bool = False
 ) -> Algorithm:
-    """A preset in bypass mode: everything is measured from μ, PPO with its clip or REINFORCE with a weight."""
+    """A preset in bypass mode: everything is measured from μ, with PPO's clip or REINFORCE's weight."""
     source = f"verl bypass_{preset.replace('-', '_')}: nothing is recomputed"
     return Algorithm(f"verl-bypass-{preset}", (*(_dual_clip(TRAINER_ROLLOUT) if clips else ()), *rejects), by, source)
 
 
 def _geometric(ratio: Ratio) -> tuple[Mask, ...]:
-    """`seq_mean_k1` in 0.999_1.001, which bounds the inverse ratio."""
+    """`seq_mean_k1` of 0.999_1.001, which bounds the inverse ratio."""
     return (mask("sequence-mean", ratio, band_low=1 / 1.001, band_high=1 / 0.999),)
 
 
@@ -77,7 +77,7 @@ _CISPO = (
         "cispo-trl",
         (mask("sequence-product", ENGINE_GAP, band_low=0.0, band_high=3.0),),
         (capped(TRAINER_RECOMPUTED, cap=0.2), capped(_OF_PRODUCT)),
-        "TRL, whose cap is epsilon_high itself, and 0.2 where nobody sets it; its sequence_mask of 3",
+        "TRL, whose cap is epsilon_high itself, 0.2 by default; its sequence_mask of 3",
     ),
     Algorithm("cispo-roll", (), (capped(TRAINER_RECOMPUTED, 0.9, 1.1),), "ROLL: 1 ± 0.1"),
     Algorithm(
@@ -111,18 +111,18 @@ _OTHERS = (
     Algorithm(
         "ppo-veto",
         (mask("ratio-clip", TRAINER_RECOMPUTED, ratio_low=0.2, ratio_high=0.2), mask("veto", ENGINE_GAP)),
-        _R_RECOMPUTED, "SkyRL's suggestion, 1e-4 and 100; slime and miles have the lower bound alone",
+        _R_RECOMPUTED, "SkyRL's suggestion, 1e-4 and 100; slime and miles have only the lower bound",
     ),
     Algorithm(
         "m2po-areal",
         (mask("ratio-clip", TRAINER_RECOMPUTED, ratio_low=0.2, ratio_high=0.2),
          mask("second-moment", ENGINE_GAP, counted="all")),
-        _R_RECOMPUTED, "AReaL m2_threshold, over the batch: all tokens, of the engine gap",
+        _R_RECOMPUTED, "AReaL m2_threshold, over the batch: all tokens, on the engine gap",
     ),
     Algorithm(
         "ppo-opsm-rollout",
         (mask("ratio-clip", TRAINER_RECOMPUTED, ratio_low=0.2, ratio_high=0.2), mask("opsm", max_kl=0.5)),
-        _R_RECOMPUTED, "TRL off_policy_mask_threshold, 0.5 of its page, measured from μ as DeepSeek-V3.2 does",
+        _R_RECOMPUTED, "TRL off_policy_mask_threshold, 0.5 as on its page, measured from μ as in DeepSeek-V3.2",
     ),
     Algorithm(
         "ppo-ewma", (mask("ratio-clip", TRAINER_AVERAGE, ratio_low=0.2, ratio_high=0.2),),
@@ -130,13 +130,13 @@ _OTHERS = (
     ),
     Algorithm(
         "dppo-verl", (mask("binary-tv", tv_low=0.2, tv_high=0.2),), (capped(TRAINER_ROLLOUT, cap=3),),
-        "verl dppo_tv in bypass, and Stable-RL, as their YAML has it: δ = 0.2, C = 3",
+        "verl dppo_tv in bypass, and Stable-RL, with the values of their YAML: δ = 0.2, C = 3",
     ),
 )  # fmt: skip
 
 
 def _scaled(row: str, name: str, *masks: Mask) -> Algorithm:
-    """As the paper's larger runs have it: C = 5 for all."""
+    """A setting of the paper's larger runs: C = 5 for all."""
     weight, source = (capped(TRAINER_ROLLOUT, cap=5),), f"{DPPO} App. E: its scaling runs, C = 5"
     return replace(TABLE[row], name=name, masks=masks, weight=weight, source=source)
 

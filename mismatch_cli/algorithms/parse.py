@@ -1,4 +1,4 @@
-"""From `name:parameter=value,…` to an algorithm: of the table, a mask by its own name, or a user's mask file."""
+"""Parses `name:parameter=value,…` into an algorithm: a row of the table, a mask by name, or a user's mask file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,9 +25,9 @@ def find(spec: str, *, training: bool = False) -> Algorithm:
     """An algorithm from `name` or `name:parameter=value,…`: of the table, of trust_regions/, or a user's mask file.
 
     Parameters are the thresholds of the masks by name or letter (`delta`, `δ`; `epsilon` sets both sides), those of the
-    weight (`cap`, `C`, `floor`; `tau`), and `anchor` (rollout or recomputed), from which masks and weight then both
-    measure the trainer. A user's file is tried on numpy arrays, and for `training` on torch tensors too. A `UsageError`
-    says what is wrong and what there is.
+    weight (`cap`, `C`, `floor`; `tau`), and `anchor` (rollout or recomputed), from which both masks and weight then
+    measure the trainer. A user's file is tried on numpy arrays, and for `training` also on torch tensors. A
+    `UsageError` says what is wrong and what the choices are.
     """
     name, colon, given = spec.partition(":")
     algorithm = _by_name(name)
@@ -44,19 +44,19 @@ def _by_name(name: str) -> Algorithm:
         return rows[canonical]
     regions = registry.names(trust_regions.PACKAGE)
     if name in regions or name.endswith(".py"):
-        source = "a mask by its own name" if name in regions else "a mask of your own"
+        source = "a mask by its own name" if name in regions else "your own mask"
         mask = Mask(name)
-        mask.module  # noqa: B018 - a file that cannot be used is refused here, in one sentence
+        mask.module  # noqa: B018 - refuses an unusable file here, in one sentence
         return Algorithm(_short(name), (mask,), (Factor(TRAINER_ROLLOUT),), source)
-    foreign = registry.installed(weights.PACKAGE)  # ours stand in rows, in the place that each is made for
+    foreign = registry.installed(weights.PACKAGE)  # our own weights are used in rows of the table
     if name in foreign:
         return Algorithm(name, (), (Factor(TRAINER_ROLLOUT, name),), "a weight by its own name")
-    told = registry.unknown("algorithm", name, [*rows, *ALIASES, *regions, *foreign], [*TABLE, *ALIASES])
-    raise UsageError(f"{told} Masks, and rows of single owners: mismatch-cli algorithms")
+    unknown = registry.unknown("algorithm", name, [*rows, *ALIASES, *regions, *foreign], [*TABLE, *ALIASES])
+    raise UsageError(f"{unknown} Masks and framework variants: mismatch-cli algorithms")
 
 
 def _short(spec: str) -> str:
-    """What tables show: a user's file without its folder."""
+    """The name in tables: a user's file without its folder."""
     name, colon, given = spec.partition(":")
     return (Path(name).stem if name.endswith(".py") else name) + colon + given
 
@@ -64,7 +64,7 @@ def _short(spec: str) -> str:
 def _parse(spec: str, given: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in given.split(",")]
     if any(not name or not value for name, _, value in pairs):
-        raise UsageError(f"'{spec}' is no algorithm with parameters. Write NAME:PARAMETER=VALUE,PARAMETER=VALUE.")
+        raise UsageError(f"'{spec}' is not an algorithm with parameters. Write NAME:PARAMETER=VALUE,PARAMETER=VALUE.")
     parameters = {name.strip(): value.strip() for name, _, value in pairs}
     if len(parameters) < len(pairs):
         raise UsageError(f"'{spec}' gives a parameter twice. Give each one once.")
@@ -82,24 +82,24 @@ def _with_parameters(algorithm: Algorithm, typed: Mapping[str, str]) -> Algorith
 
 
 class _Given(NamedTuple):
-    """What was typed for a parameter, and under which of its names."""
+    """The text that was given for a parameter, and the name that was used for it."""
 
     name: str
     text: str
 
 
 def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _Given]:
-    """Parameters by the names that masks and weights have for them: `delta` and `δ` are `max_tv` of binary-tv."""
+    """Parameters by their names in masks and weights: `delta` and `δ` are `max_tv` of binary-tv."""
     accepted = _accepted(algorithm)
-    by_typing = {trust_regions.spelled(name): meant for name, meant in accepted.items()}
+    targets = {trust_regions.spelled(name): meant for name, meant in accepted.items()}
     found: dict[str, _Given] = {}
     for name, text in typed.items():
         if not accepted:
-            raise UsageError(f"{algorithm.name} takes no parameters. Write its name alone.")
-        meant = by_typing.get(trust_regions.spelled(name))
-        if not meant:
-            raise UsageError(registry.unknown(f"parameter of {algorithm.name}", name, by_typing, _listed(accepted)))
-        for parameter in meant:
+            raise UsageError(f"{algorithm.name} takes no parameters. Write only its name.")
+        parameters = targets.get(trust_regions.spelled(name))
+        if not parameters:
+            raise UsageError(registry.unknown(f"parameter of {algorithm.name}", name, targets, _listed(accepted)))
+        for parameter in parameters:
             if parameter in found:
                 raise UsageError(f"{found[parameter].name} and {name} both set {parameter}. Give each one once.")
             found[parameter] = _Given(name, text)
@@ -107,7 +107,7 @@ def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _Give
 
 
 def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
-    """The parameters that each name sets: its own, that of its letter, or both sides of what ε bounds."""
+    """The parameters that each name sets: its own, the one with its letter, or both sides of ε."""
     letters = {name: symbol for rule in algorithm.rules for name, symbol in trust_regions.symbols(rule.module).items()}
     accepted: dict[str, list[str]] = {}
     for module in {rule.module for rule in algorithm.rules if hasattr(rule.module, "BOTH_SIDES")}:
@@ -121,7 +121,7 @@ def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
 
 
 def _listed(accepted: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names to choose from, each with its other ones: `delta (δ, max_drop)`, `cap (C)`, `delta (δ, both sides)`."""
+    """The names to choose from, each with its aliases: `delta (δ, max_drop)`, `cap (C)`, `delta (δ, both sides)`."""
     letters = {key: names for key, names in accepted.items() if names != [key]}
     named = {names[0] for names in letters.values() if len(names) == 1}
     listed = [name for name in accepted if name not in letters and name not in named]
@@ -143,9 +143,9 @@ def _tuned(mask: Mask, given: Mapping[str, _Given]) -> Mask:
 
 
 def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
-    """Masks and weight measure the trainer from `anchor`: one without the other would be an algorithm of nobody."""
+    """Measure the trainer from `anchor` in both masks and weight: one without the other is not a known algorithm."""
     if anchor not in ("rollout", "recomputed"):
-        raise UsageError(f"anchor={anchor} is not known. Choose one of: rollout, recomputed.")
+        raise UsageError(f"anchor={anchor} is unknown. Choose one of: rollout, recomputed.")
     ratios = [rule.ratio for rule in algorithm.rules]
     anchors = {ratio.anchor for ratio in ratios if ratio.current == "trainer"}
     if anchors == {anchor}:
@@ -153,13 +153,13 @@ def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
     if len(anchors) > 1:
         others = " and ".join(sorted(anchors - {"rollout"}))
         raise UsageError(
-            f"{algorithm.name} is decoupled: it measures the trainer from the {others} policy and from the rollout, so "
-            "there is no one anchor to move. Leave anchor= out, or name a row whose parts share one."
+            f"{algorithm.name} is decoupled: it measures the trainer from both the {others} policy and the rollout, so "
+            "it has no single anchor. Leave out anchor=, or choose an algorithm with one anchor."
         )
     if ENGINE_GAP in (replace(ratio, level="token") for ratio in ratios):
         raise UsageError(
-            f"{algorithm.name} corrects the engine gap by ρ, and a ratio to the rollout holds that gap already: with "
-            f"anchor={anchor} it would count twice. Leave anchor= out, or take ppo:anchor={anchor}, which has no ρ."
+            f"{algorithm.name} corrects the engine gap by ρ, and a ratio to the rollout already contains that gap: "
+            f"anchor={anchor} would count it twice. Leave out anchor=, or use ppo:anchor={anchor}, which has no ρ."
         )
     return replace(
         algorithm,
@@ -186,42 +186,42 @@ def _like(default: Threshold, given: _Given) -> Threshold:
         value = int(text) if isinstance(default, int) else float(text)
     except ValueError:
         whole = "whole " * isinstance(default, int)
-        raise UsageError(f"{name}={text} is no {whole}number. Example: {name}={default}") from None
+        raise UsageError(f"{name}={text} is not a {whole}number. Example: {name}={default}") from None
     if not isfinite(value):
-        raise UsageError(f"{name}={text} is no finite number. Example: {name}={default}")
+        raise UsageError(f"{name}={text} is not a finite number. Example: {name}={default}")
     return value
 
 
 def _weighed(factors: Sequence[Factor], given: Mapping[str, _Given]) -> tuple[Factor, ...]:
-    """Factors with the parameters that were typed, each for the last factor that has it."""
+    """Factors with the given parameters; each one applies to the last factor that has it."""
     left, tuned = dict(given), list[Factor]()
     for factor in reversed(factors):
-        own = {name: default for name, default in factor.parameters.items() if name in left}
-        typed = {name: _like(0.0 if default == inf else default, left.pop(name)) for name, default in own.items()}
+        defaults = {name: default for name, default in factor.parameters.items() if name in left}
+        typed = {name: _like(0.0 if default == inf else default, left.pop(name)) for name, default in defaults.items()}
         tuned.insert(0, factor.with_parameters(**typed))
     return tuple(tuned)
 
 
 def _try_out(algorithm: Algorithm, training: bool) -> None:
-    """Thresholds that make no sense, and masks that do not work, are refused before any work."""
-    worlds: list[Callable[[np.ndarray], Array]] = [np.asarray]
+    """Refuse thresholds that are out of range, and masks that do not work, before any work."""
+    libraries: list[Callable[[np.ndarray], Array]] = [np.asarray]
     if training and any(trust_regions.is_foreign(mask.region) for mask in algorithm.masks):
         from torch import from_numpy
 
-        worlds.append(from_numpy)
+        libraries.append(from_numpy)
     for factor in (rule for rule in algorithm.rules if isinstance(rule, Factor)):
         factor.weight_T(*_two_tokens(0, np.asarray))
-    for mask, as_array in product(algorithm.masks, worlds):
+    for mask, as_array in product(algorithm.masks, libraries):
         try:
             mask.decide(*_two_tokens(algorithm.needs_top_k, as_array))
         except MismatchError as error:
             raise UsageError(str(error)) from error
         with trust_regions.own_file(mask.region):
-            mask.formula  # noqa: B018 - a name in braces that is no threshold is found here
+            mask.formula  # noqa: B018 - finds names in braces that are not thresholds
 
 
 def _two_tokens(top_k: int, as_array: Callable[[np.ndarray], Array]) -> tuple[Policies, Array]:
-    """A response, and the advantage of its tokens."""
+    """A response of two tokens, and their advantages."""
     k = min(max(top_k, 1), MOST_RANKS)
     logp_T, advantage_T = (as_array(np.array(pair, dtype=np.float32)) for pair in ((-0.1, -2.0), (1.0, -1.0)))
     logp_2K, ids_2K = as_array(np.full((2, k), -k, dtype=np.float32)), as_array(np.zeros((2, k), dtype=np.int32))

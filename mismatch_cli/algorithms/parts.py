@@ -1,7 +1,7 @@
-"""What an algorithm is put together from: masks, and factors of its weight; each a function in a file, with parameters.
+"""The parts of an algorithm: masks and factors of its weight, each a function in its own file, with parameters.
 
-Some rules look at more than the tokens at hand: at all samples of a prompt, or at the whole batch. Such a rule first
-collects what it needs of each token, settles a few numbers from all that was collected, and then decides by them.
+Some rules look at all samples of a prompt, or at the whole batch. Such a rule first collects what it needs from each
+token, settles a few numbers from all of it, and then decides with these.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from mismatch_cli.trust_regions import Decision, Threshold
 
 
 class Rule(ABC):
-    """A function of two policies and the advantage, and how it learns what it must know of a whole batch."""
+    """A function of two policies and the advantage, which may need to see a whole batch first."""
 
     ratio: Ratio
 
     @property
     @abstractmethod
     def module(self) -> ModuleType:
-        """The file that holds it."""
+        """The module that defines it."""
 
     @property
     @abstractmethod
     def parameters(self) -> Mapping[str, Any]:
-        """Every parameter by name, as it will be used."""
+        """Every parameter by name, with the value in use."""
 
     @property
     def scope(self) -> Scope | None:
-        """What has to be seen whole before it decides: a batch, or all answers to a prompt in a step."""
+        """What it must see completely before it decides: a batch, or all answers to a prompt in a step."""
         return getattr(self.module, "SCOPE", None)
 
     @silent
     def collect(self, policies: Policies, advantage_T: Array) -> np.ndarray:
-        """What it wants to know of each token, [T, M]."""
+        """The values that it needs from each token, [T, M]."""
         rows_TM = self.module.collect(policies.compare(self.ratio), advantage_T, **self.parameters)
         return as_numpy(rows_TM)
 
     @silent
     def settle(self, rows_UM: np.ndarray) -> np.ndarray:
-        """What follows from the tokens of one batch, in whatever order they come, [F]."""
+        """The numbers that follow from the tokens of one batch, in any order, [F]."""
         return np.array(self.module.settle(rows_UM.astype(np.float64), **self.parameters), dtype=np.float64)
 
     def _settled(self, policies: Policies, advantage_T: Array) -> tuple[Array, ...]:
-        """Of each token what was settled for its batch, [T, F]; nothing where the rule looks at no batch.
+        """The numbers settled for each token's batch, [T, F]; empty if the rule does not look at batches.
 
-        Where nobody says which batches there are, these tokens are all of one.
+        If the batches are unknown, these tokens are one batch.
         """
         if self.scope is None:
             return ()
@@ -85,12 +85,12 @@ class Mask(Rule):
 
     @cached_property
     def parameters(self) -> dict[str, Threshold]:
-        """Every threshold by name, as it will be used."""
+        """Every threshold by name, with the value in use."""
         return trust_regions.thresholds(self.module) | dict(self.chosen)
 
     @property
     def formula(self) -> str:
-        """When a token is blocked, with the values of its letters behind it: `… > δ (δ = 0.15)`."""
+        """When a token is blocked, followed by the values of the letters: `… > δ (δ = 0.15)`."""
         values = {name: f"{value:g}" if isinstance(value, float) else value for name, value in self.parameters.items()}
         shown = values | trust_regions.symbols(self.module)
         words = getattr(self.module, "FORMULA", f"as {self.region} decides").format(**self.ratio.symbols, **shown)
@@ -98,7 +98,7 @@ class Mask(Rule):
 
     @property
     def settings(self) -> str:
-        """The thresholds that have a letter, both sides of one together: `ε = 0.2 / 0.28`."""
+        """The thresholds with a letter, both sides together: `ε = 0.2 / 0.28`."""
         sides: dict[str, list[str]] = {}
         for name, symbol in trust_regions.symbols(self.module).items():
             sides.setdefault(symbol.partition("_")[0], []).append(f"{self.parameters[name]:g}")
@@ -106,7 +106,7 @@ class Mask(Rule):
 
     @silent
     def decide(self, policies: Policies, advantage_T: Array) -> Decision:
-        """What the trust region says of each token; a token without advantage has no update to block, and is kept."""
+        """The trust region's decision for each token; a token without an advantage has no update, and is kept."""
         if self._is_foreign:
             decision = self._ask_own_file(policies, advantage_T)
         else:
@@ -115,26 +115,26 @@ class Mask(Rule):
         return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
 
     def collect(self, policies: Policies, advantage_T: Array) -> np.ndarray:
-        """What it wants to know of each token, [T, M]."""
+        """The values that it needs from each token, [T, M]."""
         if not self._is_foreign:
             return super().collect(policies, advantage_T)
         with trust_regions.own_file(self.region, error_class=MismatchError):
             rows_TM = super().collect(self._copies(policies), copied(advantage_T))
         if rows_TM.ndim != 2 or len(rows_TM) != len(advantage_T):
             raise MismatchError(
-                f"{self.region}: collect must return one row for each token, [T, M]. Its answer has the shape "
-                f"{rows_TM.shape} for {len(advantage_T):,} tokens. Repair it."
+                f"{self.region}: collect must return one row per token, [T, M]. It returned the shape "
+                f"{rows_TM.shape} for {len(advantage_T):,} tokens. Fix it."
             )
         return rows_TM
 
     def settle(self, rows_UM: np.ndarray) -> np.ndarray:
-        """What follows from the tokens of one batch, in whatever order they come, [F]."""
+        """The numbers that follow from the tokens of one batch, in any order, [F]."""
         if not self._is_foreign:
             return super().settle(rows_UM)
         with trust_regions.own_file(self.region, error_class=MismatchError):
             values_F = super().settle(rows_UM)
         if values_F.ndim != 1:
-            raise MismatchError(f"{self.region}: settle must return a list of numbers, as many each time. Repair it.")
+            raise MismatchError(f"{self.region}: settle must return a list of numbers, always equally many. Fix it.")
         return values_F
 
     @property
@@ -142,7 +142,7 @@ class Mask(Rule):
         return trust_regions.is_foreign(self.region)
 
     def _copies(self, policies: Policies) -> Policies:
-        """What foreign code changes in place must not reach the other algorithms, nor the trace in memory."""
+        """Copies for foreign code, whose in-place changes must not reach other algorithms or the trace in memory."""
         return policies.copied(topk=getattr(self.module, "READS_TOP_K", False))
 
     def _ask_own_file(self, policies: Policies, advantage_T: Array) -> Decision:
@@ -152,15 +152,15 @@ class Mask(Rule):
             why = trust_regions.unusable(answer, advantage_T)
         if why:
             raise MismatchError(
-                f"{self.region} must return Decision(keep_T, statistic_T), where keep_T is one bool for each token, "
-                f"and statistic_T one number. {why} Repair it."
+                f"{self.region} must return Decision(keep_T, statistic_T): one bool and one number for each token. "
+                f"{why} Fix it."
             )
         return answer
 
 
 @dataclass(frozen=True)
 class Factor(Rule):
-    """A function of two policies in the weight of an update, and its parameters that differ from its own defaults."""
+    """A function of two policies in the weight of an update, and the parameters that differ from its defaults."""
 
     ratio: Ratio
     function: str = "capped-ratio"  # a name in weights/
@@ -172,12 +172,12 @@ class Factor(Rule):
 
     @cached_property
     def parameters(self) -> dict[str, float]:
-        """Every parameter by name, as it will be used."""
+        """Every parameter by name, with the value in use."""
         return weights.parameters(self.module) | dict(self.chosen)
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """What holds a ratio from below and from above; 0 and ∞ where nothing does."""
+        """The lower and upper bound of a ratio; 0 and ∞ without bounds."""
         return self.parameters.get("floor", 0.0), self.parameters.get("cap", inf)
 
     @property
@@ -185,14 +185,14 @@ class Factor(Rule):
         return self.bounds != (0.0, inf)
 
     def with_parameters(self, **chosen: Any) -> Factor:
-        """The same with other parameters, of the types of their defaults; those at their defaults are not named."""
-        own, defaults = self.parameters | chosen, weights.parameters(self.module)
-        other = {name: type(defaults[name])(value) for name, value in own.items() if value != defaults[name]}
-        return replace(self, chosen=tuple(other.items()))
+        """The factor with other parameters, cast to the types of their defaults; defaults are not stored."""
+        values, defaults = self.parameters | chosen, weights.parameters(self.module)
+        changed = {name: type(defaults[name])(value) for name, value in values.items() if value != defaults[name]}
+        return replace(self, chosen=tuple(changed.items()))
 
     @silent
     def weight_T(self, policies: Policies, advantage_T: Array) -> Array:
-        """What it says of each token."""
+        """The factor of each token."""
         compared, settled = policies.compare(self.ratio), self._settled(policies, advantage_T)
         found: Array = self.module.weight(compared, self.ratio.level, advantage_T, *settled, **self.parameters)
         return found
@@ -204,15 +204,15 @@ class Factor(Rule):
 
 
 def capped(ratio: Ratio, floor: float = 0.0, cap: float = inf) -> Factor:
-    """The ratio between two bounds."""
+    """The ratio, bounded on both sides."""
     return Factor(ratio).with_parameters(floor=floor, cap=cap)
 
 
 def mask(region: str, ratio: Ratio = TRAINER_ROLLOUT, **chosen: Threshold) -> Mask:
-    """A trust region with thresholds of its own."""
+    """A trust region with these thresholds."""
     return Mask(region, ratio, tuple(chosen.items()))
 
 
 def factor(function: str, ratio: Ratio = TRAINER_ROLLOUT, **chosen: Any) -> Factor:
-    """A function of weights/ with parameters of its own."""
+    """A function of weights/ with these parameters."""
     return Factor(ratio, function).with_parameters(**chosen)

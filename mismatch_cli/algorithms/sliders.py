@@ -1,4 +1,4 @@
-"""An algorithm with other thresholds, from strict to loose: the positions of a slider."""
+"""The positions of a slider: an algorithm with different thresholds, from strict to loose."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import Policies, TopKLogProbs
 
-_DOUBLINGS, _EACH = 4, 8  # of the thresholds to either side of what they are, and positions in each
-_FIXED = ("alpha", "least_weight")  # which tokens a mask looks at, and how closely; not how far they may move
+_DOUBLINGS, _EACH = 4, 8  # doublings of a threshold in either direction, and positions in each
+_FIXED = ("alpha", "least_weight")  # these select and weight tokens, and do not limit how far they move
 _ABOUT_1 = ("band_low", "band_high", "max_ratio")  # ratios: equal policies are at 1
 _NONE_T = np.zeros(0, dtype=np.float32)
 
-Position = tuple[Algorithm, Mapping[str, float]]  # thresholds by their letters where they have one
+Position = tuple[Algorithm, Mapping[str, float]]  # thresholds by letter, if they have one
 
 
 def sliders(algorithm: Algorithm) -> list[Position]:
-    """The algorithm with the thresholds of its trust region times 1/16 … 16, each with them; itself among them.
+    """The algorithm with its thresholds times 1/16 … 16, itself included, and the thresholds of each.
 
-    Bounds on a ratio are raised to that power. Thresholds have three digits, so that they can be typed. Only the first
-    mask that limits the trainer moves; factors that it refuses are left out.
+    Bounds on a ratio are raised to that power. Thresholds have three digits, so that they are easy to type. Only the
+    first mask that limits the trainer moves; values that it refuses are left out.
     """
     moved = next((mask for mask in algorithm.masks if mask.ratio.current == "trainer"), None)
-    own = {} if moved is None else _movable(moved)
-    if moved is None or not own:
-        return [(algorithm, own)]
+    movable = {} if moved is None else _movable(moved)
+    if moved is None or not movable:
+        return [(algorithm, movable)]
     letters = trust_regions.symbols(moved.module)
     place = algorithm.masks.index(moved)
     positions: list[Position] = []
     for step in range(-_DOUBLINGS * _EACH, _DOUBLINGS * _EACH + 1):
         if step == 0:
-            positions.append((algorithm, {letters.get(name, name): value for name, value in own.items()}))
+            positions.append((algorithm, {letters.get(name, name): value for name, value in movable.items()}))
             continue
-        thresholds = {name: _scaled(name, value, 2 ** (step / _EACH)) for name, value in own.items()}
+        thresholds = {name: _scaled(name, value, 2 ** (step / _EACH)) for name, value in movable.items()}
         mask = replace(moved, chosen=tuple({**dict(moved.chosen), **thresholds}.items()))
         if _is_accepted(mask):
             masks = (*algorithm.masks[:place], mask, *algorithm.masks[place + 1 :])
@@ -49,7 +49,7 @@ def sliders(algorithm: Algorithm) -> list[Position]:
 
 
 def _movable(mask: Mask) -> dict[str, float]:
-    """The thresholds that say how far a token may move, above 0; none of a mask that looks at whole batches."""
+    """The thresholds above 0 that limit how far a token moves; none for masks that look at whole batches."""
     if mask.scope is not None:
         return {}
     numbers = {name: value for name, value in mask.parameters.items() if isinstance(value, float)}
@@ -63,7 +63,7 @@ def _scaled(name: str, value: float, factor: float) -> float:
 
 
 def _is_accepted(mask: Mask) -> bool:
-    """Whether the mask takes these thresholds: asked without a token."""
+    """Whether the mask accepts these thresholds, tested without tokens."""
     try:
         mask.decide(_no_token(int(mask.parameters.get("k", 0))), _NONE_T)
     except MismatchError:

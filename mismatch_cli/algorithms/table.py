@@ -1,4 +1,4 @@
-"""The named algorithms, each as its masks × its weight, with its own defaults and where they come from."""
+"""The named algorithms, each as masks × weight, with its defaults and their source."""
 
 from mismatch_cli import DPPO
 from mismatch_cli.algorithms.algorithm import Algorithm
@@ -12,7 +12,7 @@ _MINIRL = mask("ratio-clip", TRAINER_RECOMPUTED, ratio_low=0.2, ratio_high=0.28)
 _PPO = mask("ratio-clip", TRAINER_RECOMPUTED, ratio_low=0.2, ratio_high=0.2)
 
 _ROWS = (
-    # What the DPPO paper compares: the weight is r for all of them, and only mask and cap differ (App. C.1 eq. 23).
+    # The DPPO paper's comparison: the weight is always r, and only mask and cap differ (App. C.1 eq. 23).
     Algorithm("pg-is", (), _R, f"{DPPO} App. C.1"),
     Algorithm("pg-tis", (), (capped(TRAINER_ROLLOUT, cap=3),), f"{DPPO} App. C.1: its CISPO, C = 3"),
     Algorithm("grpo-clip-higher", (_CLIP_HIGHER,), _R, f"{DPPO} App. C.1; bounds of DAPO, arXiv 2503.14476"),
@@ -22,7 +22,7 @@ _ROWS = (
     Algorithm(
         "dppo-binary-tv-recompute",
         (mask("binary-tv", TRAINER_RECOMPUTED, tv_low=0.15, tv_high=0.15),), _R,
-        f"{DPPO} figure 4, decoupled as its DPPO-KL: the weight stays r",
+        f"{DPPO} figure 4, decoupled like its DPPO-KL: the weight stays r",
     ),
     Algorithm("dppo-binary-kl", (mask("binary-kl", kl_low=0.05, kl_high=0.05),), _R, f"{DPPO} eq. 14, δ = 0.05"),
     Algorithm(
@@ -37,7 +37,7 @@ _ROWS = (
     Algorithm(
         "dppo-topk-tv-recompute",
         (mask("top-k-tv", TRAINER_RECOMPUTED, tv_low=0.2, tv_high=0.2, k=20),), (capped(TRAINER_ROLLOUT, cap=5),),
-        "as dppo-topk-tv, decoupled",
+        "like dppo-topk-tv, decoupled",
     ),
     Algorithm(
         "dppo-topk-kl",
@@ -47,7 +47,7 @@ _ROWS = (
     Algorithm(
         "dppo-topk-kl-recompute",
         (mask("top-k-kl", TRAINER_RECOMPUTED, kl_low=0.05, kl_high=0.05, k=20),), (capped(TRAINER_ROLLOUT, cap=5),),
-        "as dppo-topk-kl, decoupled",
+        "like dppo-topk-kl, decoupled",
     ),
     Algorithm("mask-0.5", (mask("minimal-negative", max_drop=0.5),), _R, f"{DPPO} figure 5: Mask-0.5-Rollout"),
     Algorithm(
@@ -58,14 +58,14 @@ _ROWS = (
     Algorithm("relax-high", (mask("relaxed-ratio-clip", alpha=0.1, relax="high"),), _R, f"{DPPO} figure 7"),
     Algorithm("relax-low", (mask("relaxed-ratio-clip", alpha=0.1, relax="low"),), _R, f"{DPPO} figure 7"),
     Algorithm("relax-both", (mask("relaxed-ratio-clip", alpha=0.1, relax="both"),), _R, f"{DPPO} figures 6 and 7"),
-    # What people run elsewhere, with each framework's own defaults.
-    Algorithm("reinforce", (), (), "no importance weight at all"),
-    Algorithm("ppo", (_PPO,), _R_RECOMPUTED, "PPO, arXiv 1707.06347 eq. 7, as verl anchors it: no μ"),
+    # Algorithms in use elsewhere, with each framework's defaults.
+    Algorithm("reinforce", (), (), "no importance weight"),
+    Algorithm("ppo", (_PPO,), _R_RECOMPUTED, "PPO, arXiv 1707.06347 eq. 7, anchored as in verl: no μ"),
     Algorithm("ppo-tis", (_PPO,), (*_R_RECOMPUTED, capped(ENGINE_GAP, cap=2)), "verl rollout_is=token, cap 2; slime"),
     Algorithm(
         "ppo-icepop",
         (_PPO, mask("icepop", ENGINE_GAP, band_low=0.5, band_high=5.0)), (*_R_RECOMPUTED, capped(ENGINE_GAP)),
-        "NeMo-RL, OpenRLHF: band 0.5 to 5, ρ stays as a weight inside",
+        "NeMo-RL, OpenRLHF: band 0.5 to 5; inside it ρ remains as a weight",
     ),
     Algorithm(
         "ppo-mis",
@@ -109,7 +109,7 @@ _ROWS = (
     Algorithm(
         "glm5-dis",
         (mask("icepop", band_low=0.8, band_high=1.2),), _R,
-        "GLM-5, arXiv 2602.15763; SkyRL rollout_is, ε = 0.2: r inside of the band, whatever the advantage",
+        "GLM-5, arXiv 2602.15763; SkyRL rollout_is, ε = 0.2: r inside the band, whatever the advantage",
     ),
     Algorithm("ppo-rollout", (mask("ratio-clip", ratio_low=0.2, ratio_high=0.2),), _R, "slime --use-rollout-logprobs"),
     Algorithm(
@@ -117,7 +117,7 @@ _ROWS = (
         (mask("sequence-ratio", ratio_low=3e-4, ratio_high=4e-4),), (capped(Ratio(level="mean")),),
         "GSPO measured from μ: OpenRLHF with is_correction_enable, slime --use-rollout-logprobs",
     ),
-    # A weight that does a mask's work: it falls off smoothly, or changes its sign.
+    # A weight that does the work of a mask: it falls off smoothly, or changes sign.
     Algorithm("sapo", (), (factor("sapo", TRAINER_RECOMPUTED),), "SAPO, arXiv 2511.20347; τ of verl: 1 and 1.05"),
     Algorithm(
         "vespo",
@@ -126,24 +126,24 @@ _ROWS = (
     Algorithm("drpo", (), (factor("drpo"),), "DRPO, arXiv 2606.09821; ε of its §4, with which the sign never changes"),
     Algorithm("gbpo", (), (factor("gbpo", TRAINER_RECOMPUTED),), "GBPO, arXiv 2604.18578; ε and λ of its README"),
     Algorithm(
-        "topr", (), (factor("topr", Ratio(level="product")),), "TOPR, arXiv 2503.14286 eq. 8: the ratio of the response"
+        "topr", (), (factor("topr", Ratio(level="product")),), "TOPR, arXiv 2503.14286 eq. 8: the response's ratio"
     ),
-    Algorithm("minpro", (), (factor("prefix-minimum"),), "MinPRO, arXiv 2601.22718, by a survey; ε of DAPO"),
-    Algorithm("nfpo", (), (factor("n-step-ratio"),), "NFPO, arXiv 2605.20865, by its abstract; no mask, N = 2"),
+    Algorithm("minpro", (), (factor("prefix-minimum"),), "MinPRO, arXiv 2601.22718, from a survey; DAPO's ε"),
+    Algorithm("nfpo", (), (factor("n-step-ratio"),), "NFPO, arXiv 2605.20865, from its abstract; no mask, N = 2"),
     Algorithm(
         "gmpo",
         (mask("log-ratio-clip", TRAINER_RECOMPUTED),), (factor("gmpo", TRAINER_RECOMPUTED),),
         "GMPO, arXiv 2507.20673, ε = 0.4 of its code and of TRL; verl geo_mean has 0.2",
     ),
-    # A budget for the response, or for the batch.
+    # A budget per response, or per batch.
     Algorithm("cppo", (mask("cumulative-tv"),), _R, "CPPO, arXiv 2606.10968 eq. 8 to 10 and 22; δ = 0.2 for its 30B"),
     Algorithm(
         "trm-max", (mask("kl-estimate", max_kl=0.05, estimator="k2", over="max"),), _R,
-        "TRM, arXiv 2512.23075, by k2 of the sampled token; with logits it is the exact KL",
+        "TRM, arXiv 2512.23075, with k2 of the sampled token; with logits it is the exact KL",
     ),
     Algorithm(
         "trm-avg", (mask("kl-estimate", max_kl=0.001, estimator="k3", over="mean"),), _R,
-        "TRM, arXiv 2512.23075, by k3 of the sampled token; verl seq_mean_k3 has 0.01: verl-k3-rs",
+        "TRM, arXiv 2512.23075, with k3 of the sampled token; verl seq_mean_k3 has 0.01: verl-k3-rs",
     ),
     Algorithm("kpop", (mask("binary-kl-band", max_kl=0.1),), _R, "KPop of Ling 2.6; φ of prime-rl PR 3283"),
     Algorithm("m2po", (mask("second-moment"),), _R, "M2PO, arXiv 2510.01161, τ = 0.04; its own code has other bounds"),
@@ -165,11 +165,11 @@ _ROWS = (
         "top-entropy", (_MINIRL, mask("entropy-quantile", TRAINER_RECOMPUTED)), _R_RECOMPUTED,
         "arXiv 2506.01939 on DAPO: the fifth of the batch with the highest entropy",
     ),
-    # No ratio in the weight: a pull back to μ in its stead.
-    Algorithm("dro", (), (), "tinker dro, β = 0.05 of its page; verl's, without a default, is measured from π′",
+    # No ratio in the weight: a pull back to μ instead.
+    Algorithm("dro", (), (), "tinker dro, β = 0.05 as on its page; verl's, without a default, is measured from π′",
               term=factor("pull", beta=0.05)),
     Algorithm(
-        "kimi-k1.5", (), (), "Kimi k1.5, arXiv 2501.12599 eq. 3; τ of ROLL, which takes the token's ratio",
+        "kimi-k1.5", (), (), "Kimi k1.5, arXiv 2501.12599 eq. 3; τ of ROLL, which uses the token's ratio",
         term=factor("pull", Ratio(level="product"), beta=0.1),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Dumps of other programs → a trace. A file per format; `_driver.py` writes the trace, other helpers read and check."""
+"""Turns dumps of other programs into traces: a file per format; `_driver.py` writes, other helpers read and check."""
 
 import glob
 from pathlib import Path
@@ -7,13 +7,13 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.stores import is_store
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}  # by the suffix
-PICKLES = (".pkl", ".pickle", ".dp")  # of which only what verl saves is read
+PICKLES = (".pkl", ".pickle", ".dp")  # only those that verl saves are read
 
 
 def files_at(path: Path) -> tuple[list[Path], Path]:
-    """What a path names, and the folder that it stands in: a file, all files of a folder, or those that begin like it.
+    """The files that a path names (a file, a whole folder, or all files with that prefix) and their folder.
 
-    A `MismatchError` where it names nothing.
+    Raises `MismatchError` where it names nothing.
     """
     if path.is_file():
         return [path], path.parent
@@ -22,5 +22,5 @@ def files_at(path: Path) -> tuple[list[Path], Path]:
     if files := [p for p in path.parent.glob(f"{glob.escape(path.name)}*") if p.is_file()]:
         return files, path.parent
     if is_store(path):
-        raise MismatchError(f"{path} is not on this machine, and import reads files. Copy it to this machine first.")
+        raise MismatchError(f"{path} is remote, and import reads local files. Copy it to this machine first.")
     raise MismatchError(f"{path} does not exist. Name a dump: a file, several, or the folder of a run.")

@@ -1,4 +1,4 @@
-"""The import itself: find the files, know their format, stream their blocks into shards, and say what was left out."""
+"""The import itself: find the files, detect their format, stream them into shards, and report what was skipped."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ _FILES_IN_MANIFEST = 1000
 
 
 class Progress(Protocol):
-    """What an import tells whoever watches it."""
+    """Where an import reports its progress."""
 
     def say(self, message: str) -> None: ...
 
@@ -44,55 +44,57 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Import:
-    """What to import: files or folders, and what the user knows better than the dump."""
+    """What to import: files or folders, and what the user knows about them that the dump does not say."""
 
     paths: Sequence[Path]
     format: str | None = None
-    newer_trainer: bool | None = None  # whether π has newer weights than μ; None: as the format usually has it
+    newer_trainer: bool | None = None  # whether π has newer weights than μ; None: the format's default
     sampling: dict[str, float] = field(default_factory=dict)
-    vocabulary: int | None = None  # how many token ids there are, where it is known
-    columns: Mapping[str, str] = field(default_factory=dict)  # what the files call columns of the plain schema
-    spans: Mapping[Path, tuple[int, int]] | None = None  # the bytes to read of some files, which are read alone
+    vocabulary: int | None = None  # number of token ids, where known
+    columns: Mapping[str, str] = field(default_factory=dict)  # columns of the plain schema: their names in the files
+    spans: Mapping[Path, tuple[int, int]] | None = None  # if given, only these files and byte ranges are read
 
 
 def facts(name: str) -> dict[str, str | None]:
-    """What a format states of itself: files, how to enable it, what its π is, its shift, padding and averaging."""
+    """How a format describes itself: files, how to enable it, its π, shift, padding and averaging."""
     module = registry.load(PACKAGE, name, "format")
     return {fact: getattr(module, fact.upper()) for fact in FACTS}
 
 
-def import_dump(what: Import, folder: Path, progress: Progress) -> dict[str, Any]:
-    """Write the trace into an empty `folder`; answers what the manifest says of the import.
+def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Write the trace into an empty `folder` and return the manifest's `imported` section.
 
-    A `MismatchError` where nothing can be imported says why. An exception leaves no manifest, so no trace.
+    Raises `MismatchError`, with the reason, where nothing can be imported. After an exception there is no manifest,
+    and so no trace.
     """
-    files = find(what.paths)
-    if what.spans is not None:
-        files = [replace(file, span=what.spans[file.path]) for file in files if file.path in what.spans]
-    with bounded(what.paths[0], _bytes(files)):
+    files = find(request.paths)
+    if request.spans is not None:
+        files = [replace(file, span=request.spans[file.path]) for file in files if file.path in request.spans]
+    with bounded(request.paths[0], _bytes(files)):
         tally = Tally()
-        name, sources = _recognised(what, files, tally)
+        name, sources = _recognised(request, files, tally)
         module = registry.load(PACKAGE, name, "format")
-        newer = what.newer_trainer if what.newer_trainer is not None else module.PI == "trainer"
-        completer = Completer(tally, newer_trainer=newer, vocabulary=what.vocabulary)
+        newer = request.newer_trainer if request.newer_trainer is not None else module.PI == "trainer"
+        completer = Completer(tally, newer_trainer=newer, vocabulary=request.vocabulary)
         progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
         size = _bytes(sources)
         with progress.counting("Importing", max(1, size // _MEGABYTE), unit="MB") as advance:
             shards = _shards(_completed(module, sources, tally, _in_megabytes(advance, size), completer))
             rows = _write(shards, folder, in_threads=size >= _LARGE)
         if not completer.rows:
-            reasons = "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "there is no response in it"
-            formats = "Formats: mismatch-cli import --formats"
-            raise MismatchError(f"Nothing of {what.paths[0]} could be imported: {reasons}. {formats}")
+            reasons = "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "it holds no response"
+            page = "schema" if name == "plain" else "formats"
+            dump = request.paths[0]
+            raise MismatchError(f"No rows imported from {dump}: {reasons}. See mismatch-cli import --{page}")
         imported = _description(name, module, sources, tally, completer)
-        config = {"config": {"sampling": what.sampling}} if what.sampling else {}
+        config = {"config": {"sampling": request.sampling}} if request.sampling else {}
         whole = recorded(rows) | _cut_short(module, sources, tally)
         write_manifest(folder, {"command": "import", "imported": imported, **whole, **config})
         return imported
 
 
 def _cut_short(module: ModuleType, sources: list[Source], tally: Tally) -> dict[str, str]:
-    """What a dump that was still being written says of the trace that is made of it."""
+    """The manifest's note on a dump that was still being written."""
     lines = tally.left_out.get(CUT_OFF, 0)
     found = [f"{lines:,} {CUT_OFF}"] * bool(lines)
     if hasattr(module, "unfinished") and (why := module.unfinished(sources)):
@@ -105,10 +107,10 @@ def _bytes(sources: Sequence[Source]) -> int:
 
 
 def _write(shards: Iterator[pa.Table], folder: Path, *, in_threads: bool) -> dict[str, int | None]:
-    """Write shard after shard; answers their rows.
+    """Write the shards one by one and return their row counts.
 
-    `in_threads` two at a time are written while the next one is read: compressing them needs no interpreter. Where
-    memory runs out, though, the C++ of another thread ends the process, and that of this one raises an error.
+    With `in_threads`, two shards are written while the next one is read: compression does not hold the GIL. But where
+    memory runs out, C++ in another thread ends the process, and in this one it raises an error.
     """
     rows: dict[str, int | None] = {}
     writing: deque[Future[None]] = deque()
@@ -141,7 +143,7 @@ def _completed(
 
 
 def _shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Gathered until they are worth a file, but never more than fits."""
+    """Join tables until they are worth a file, but never more than fits."""
     gathered: list[pa.Table] = []
     tokens = size = 0
     for table in tables:
@@ -155,13 +157,13 @@ def _shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(gathered, promote_options="default")
 
 
-def _recognised(what: Import, files: list[Source], tally: Tally) -> tuple[str, list[Source]]:
-    """The format, and the files that have it; files of other layouts in a folder are counted."""
+def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str, list[Source]]:
+    """The format, and the files that have it; other files of a folder are counted."""
     names = registry.names(PACKAGE)
-    if what.format is not None and what.format not in names:
-        raise UsageError(registry.unknown("format", what.format, names))
-    asked = "plain" if what.columns else what.format
-    files = [replace(source, columns=what.columns) for source in files]
+    if request.format is not None and request.format not in names:
+        raise UsageError(registry.unknown("format", request.format, names))
+    asked = "plain" if request.columns else request.format
+    files = [replace(source, columns=request.columns) for source in files]
     groups: dict[tuple[str, str], list[Source]] = {}
     for source in files:
         groups.setdefault(source.group, []).append(source)
@@ -171,24 +173,24 @@ def _recognised(what: Import, files: list[Source], tally: Tally) -> tuple[str, l
         known = _format_of(group, [asked] if asked else names)
         (unknown if known is None else by_format.setdefault(known, [])).extend(group)
     first = next(chain(by_format.get("plain", ()), unknown), None)
-    if what.columns and first and (rows := first_rows(first)):
-        check(what.columns, rows, str(first.path))
+    if request.columns and first and (rows := first_rows(first)):
+        check(request.columns, rows, str(first.path))
     if not by_format:
-        _refuse(unknown, what)
+        _refuse(unknown, request)
     if len(by_format) > 1:
-        raise UsageError(f"There are dumps of {' and '.join(sorted(by_format))} here. {_choose(sorted(by_format))}")
+        raise UsageError(f"The files are dumps of {' and '.join(sorted(by_format))}. {_choose(sorted(by_format))}")
     name, sources = next(iter(by_format.items()), (str(asked), unknown))
     if by_format:
         tally.leave_out("files of another layout", len(unknown), unknown[0].name if unknown else "")
     module = registry.load(PACKAGE, name, "format")
-    if hasattr(module, "choose") and any(path.is_dir() for path in what.paths):
+    if hasattr(module, "choose") and any(path.is_dir() for path in request.paths):
         sources = module.choose(sources, tally)
     chosen = set(sources)
     return name, [source for source in files if source in chosen]
 
 
 def _format_of(group: list[Source], names: Sequence[str]) -> str | None:
-    """As the first file of a group says that holds anything at all; a `UsageError` where two formats take it."""
+    """The format of the first nonempty file of a group; a `UsageError` where two formats accept it."""
     for source in group:
         seen = peek(source)
         if seen.keys:
@@ -203,30 +205,30 @@ def _choose(names: Sequence[str]) -> str:
     return f"Choose one with {' or '.join(f'--format {name}' for name in names)}."
 
 
-def _refuse(unknown: Sequence[Source], what: Import) -> None:
-    """A `MismatchError` for files of no known layout: what they are, or the line that names their columns."""
+def _refuse(unknown: Sequence[Source], request: Import) -> None:
+    """Raise a `MismatchError` for an unknown layout that says what the files are, or how to map their columns."""
     for source in {source.group: source for source in reversed(unknown)}.values():
         if why := text_only(first_rows(source)):
             raise MismatchError(f"{source.path} {why}")
-    if what.format is not None and not what.columns:
-        return  # it was asked for: what is missing is counted
+    if request.format is not None and not request.columns:
+        return  # the user chose the format: the importer counts what is missing
     source, rows = unknown[0], first_rows(unknown[0])
     names = {name for row in rows for name in row} or peek(source).keys
     keys = sorted(visible(name) for name in names if "." not in name)
     shown = ", ".join(keys[:_KEYS_IN_ERROR]) + (", …" if len(keys) > _KEYS_IN_ERROR else "")
-    holds = f"it has {shown}" if keys else "no line of it is a JSON object"
-    begin = f"{source.path} has no layout that is known ({holds})."
+    holds = f"columns: {shown}" if keys else "no line is a JSON object"
+    begin = f"{source.path}: unrecognized format ({holds})."
     if not rows:
         raise MismatchError(
             f"{begin} Formats: mismatch-cli import --formats; "
-            "how to write one from any program: mismatch-cli import --schema"
+            "to write a dump from any program: mismatch-cli import --schema"
         )
-    columns = guessed(rows, what.columns)
-    line = suggest("import", *what.paths, "--columns", ",".join(f"{ours}={its}" for ours, its in columns.items()))
-    told = "By its names, this reads it" if OPEN not in columns.values() else (
-        "Put its names for ? (what each column of ours holds: mismatch-cli import --schema)"
+    columns = guessed(rows, request.columns)
+    line = suggest("import", *request.paths, "--columns", ",".join(f"{ours}={its}" for ours, its in columns.items()))
+    advice = "Going by its column names, try" if OPEN not in columns.values() else (
+        "Replace each ? with a column name (what they hold: mismatch-cli import --schema) and run"
     )  # fmt: skip
-    raise MismatchError(f"{begin} {told}: {line}")
+    raise MismatchError(f"{begin} {advice}: {line}")
 
 
 def _description(
@@ -242,12 +244,12 @@ def _description(
         "left_out": dict(tally.left_out),
         "left_out_first": dict(tally.first),
         "noted": dict(tally.noted),
-        "libraries": library_versions(),  # of this machine: those of the run are not known
+        "libraries": library_versions(),  # of this machine: those of the run are unknown
     }
 
 
 def _in_megabytes(advance: Callable[[int], None], total: int) -> Callable[[int], None]:
-    """Bytes in, whole megabytes out, so that the bar ends where it should."""
+    """Convert bytes to whole megabytes, so that the progress bar ends at its total."""
     done = shown = 0
 
     def advance_bytes(count: int) -> None:

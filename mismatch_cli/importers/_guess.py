@@ -1,4 +1,4 @@
-"""What a file of no known layout calls the columns of the plain schema, as far as names, types and lengths tell."""
+"""Guesses which columns of an unknown file are which of the plain schema, by names, types and lengths."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from mismatch_cli.importers import _lists
 from mismatch_cli.importers._naming import OPEN, REQUIRED, RETOKENISED, Row, fits, known, responses
 from mismatch_cli.text import visible
 
-# Words of names, as `_words` spells them.
+# Words in column names, as `_words` spells them.
 PROMPT = ("prompt", "query", "context", "question", "input")
 RESPONSE = ("response", "completion", "output", "generated", "generation", "answer", "action")
 _ROLLOUT = {
@@ -28,7 +28,7 @@ _SPELLINGS = {
 _LOG_PROBABILITY = re.compile(r"\blog (p|prob|probability|probabilitie|likelihood)\b")
 _FILLERS = {"per", "list", "array", "tensor", "the", "of"}
 
-# Logs that hold text alone: what they are, keys that tell, and what to record in their place.
+# Logs that hold only text: their title, the keys that identify them, and what to record instead.
 _RECORDER = "mismatch_cli.record.Recorder in the training loop"
 _TEXT_LOGS = (
     ("TRL's table of completions", {"step", "prompt", "completion", "advantage"},
@@ -38,10 +38,10 @@ _TEXT_LOGS = (
     ("AReaL's rollout dump", {"task_id", "prompt", "completion", "head_version"}, _RECORDER),
     ("ms-swift's log of completions", {"prompt", "completion", "advantages"}, _RECORDER),
 )  # fmt: skip
-_CHATS = 3  # the depth of a batch of conversations, and one more
+_CHATS = 3  # one more than the depth of a batch of conversations
 _OTHER_TEXTS = ("a log of prompts and responses", _RECORDER)
 
-# What a column is called that is not called like ours: the first line that any goes by tells, if only one does.
+# Other names of our columns, best first: the first entry that any column matches decides, if only one matches.
 _NAMES: dict[str, tuple[str, ...]] = {
     "response_mask": ("|".join(f"{word} mask" for word in RESPONSE),),
     "prompt_mask": ("|".join(f"{word} mask" for word in PROMPT),),
@@ -61,9 +61,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 
 def guessed(rows: Sequence[Row], given: Mapping[str, str]) -> dict[str, str]:
-    """What columns are called that are not called like ours; what is `given` stays.
+    """The columns whose names differ from ours, with their names in the file; `given` ones stay.
 
-    `OPEN` for one that several columns may be, and for one that is not found and without which nothing can be imported.
+    `OPEN` marks a column with several candidates, and a required one without any.
     """
     guess = _Guess(rows, {ours: its for ours, its in given.items() if its != OPEN})
     guess.take("response_ids", guess.called("response_ids", [*_with_ids(*RESPONSE), "id"]))
@@ -80,19 +80,19 @@ def guessed(rows: Sequence[Row], given: Mapping[str, str]) -> dict[str, str]:
 
 
 class _Guess:
-    """The columns that are known so far, and those that could be one more."""
+    """The columns found so far, and the names that are left."""
 
     def __init__(self, rows: Sequence[Row], found: dict[str, str]) -> None:
         self.rows, self.found = list(rows), found
-        there = dict.fromkeys(name for row in rows for name in row)
-        self.names = {name: _words(name) for name in there if _can_be_typed(name)}
+        present = dict.fromkeys(name for row in rows for name in row)
+        self.names = {name: _words(name) for name in present if _can_be_typed(name)}
 
     def take(self, ours: str, candidates: Sequence[str]) -> None:
         if candidates and ours not in self.found:
             self.found[ours] = candidates[0] if len(candidates) == 1 else OPEN
 
     def called(self, ours: str, lines: Iterable[str] = ()) -> list[str]:
-        """The column that is called like ours, or those that go by the first line of names that any goes by."""
+        """The column with our name, or those that match the first entry of names that any column matches."""
         if ours in self.names and self._could_be(ours, ours):
             return [ours]
         for line in lines:
@@ -113,7 +113,7 @@ class _Guess:
         return bool(rows) and all(fits(ours, row[its], row.get(ids)) for row in rows)
 
     def take_log_probabilities(self) -> None:
-        """μ goes by a word of engines, or by none; the others are the trainer's, now or at the weights that sampled."""
+        """A name that hints at an engine, or at nothing, is μ; the others are the trainer's, current or recomputed."""
         roles: dict[str, list[str]] = {role: [] for role in ("rollout", "old", "recomputed", "trainer", "plain")}
         for its in self.names:
             if (role := whose(its)) and self._could_be("logp_rollout", its):
@@ -125,9 +125,9 @@ class _Guess:
         elif plain and not old:
             rollout = plain
         elif old and recomputed:
-            rollout, old = old, []  # as where there is a proximal policy beside the one that sampled
+            rollout, old = old, []  # with a proximal policy, "old" is the one that sampled
         elif plain:
-            rollout = trainer = plain + old  # now and before the update, or the engine's and the trainer's
+            rollout = trainer = plain + old  # current and old, or the engine's and the trainer's
             old = []
         self.take("logp_rollout", rollout)
         anchors = old + recomputed
@@ -137,7 +137,7 @@ class _Guess:
 
 
 def whose(name: str) -> str | None:
-    """Whose log-probabilities a column of this name holds, "plain" if it does not say; None where they are no such."""
+    """Whose log-probabilities a column of this name holds ("plain": it does not say); None for any other column."""
     words = _words(name)
     rest = words - {"logp"}
     if "logp" not in words or rest - {*RESPONSE, *_ROLLOUT, *_OLD, *_RECOMPUTED, *_TRAINER}:
@@ -148,12 +148,12 @@ def whose(name: str) -> str | None:
 
 
 def _with_ids(own: str, *others: str) -> list[str]:
-    """First the names that speak of tokens, and of these that with our own word."""
+    """Names that mention tokens come first, and among these the one with our own word."""
     return [f"{own} id", "|".join(f"{word} id" for word in others), own, "|".join(others)]
 
 
 def _words(name: str) -> frozenset[str]:
-    """The words of a name in one spelling: `perTokenLogProbs` is {logp}, `output_tokens` {output, id}."""
+    """The words of a name in a common spelling: `perTokenLogProbs` is {logp}, `output_tokens` {output, id}."""
     parts = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
     singular = [part[:-1] if part.endswith("s") and not part.endswith(("ss", "us")) else part for part in parts]
     spelled = _LOG_PROBABILITY.sub("logp", " ".join(singular)).split()
@@ -166,12 +166,12 @@ def _can_be_typed(name: str) -> bool:
 
 
 def _ends_with(ids: object, response: object) -> bool:
-    both = isinstance(ids, list) and isinstance(response, list)
-    return both and 0 < len(response) < len(ids) and ids[-len(response) :] == response  # type: ignore[arg-type, index]
+    lists = isinstance(ids, list) and isinstance(response, list)
+    return lists and 0 < len(response) < len(ids) and ids[-len(response) :] == response  # type: ignore[arg-type, index]
 
 
 def text_only(rows: Sequence[Row]) -> str | None:
-    """Why a log of texts is no dump, and what to record instead; None for anything that holds token ids."""
+    """Why a log of texts cannot be imported, and what to record instead; None for anything with token ids."""
     words = {name: _words(name) for row in rows for name in row}
     if any(_speaks_of_tokens(words[name], value) for row in rows for name, value in row.items()):
         return None
@@ -182,7 +182,7 @@ def text_only(rows: Sequence[Row]) -> str | None:
         ((title, instead) for title, keys, instead in _TEXT_LOGS if keys <= rows[0].keys()), _OTHER_TEXTS
     )
     return (
-        f"is {title}: text, without token ids and log-probabilities. {RETOKENISED}, so nothing in it can be compared. "
+        f"is {title}: text without token ids or log-probabilities. {RETOKENISED}, so nothing in it can be compared. "
         f"Record the run instead: {instead}; see mismatch-cli guide record."
     )
 
@@ -194,7 +194,7 @@ def _speaks_of_tokens(words: frozenset[str], value: object) -> bool:
 
 
 def _is_text(value: object) -> bool:
-    """A text, chat messages, or lists of these."""
+    """Whether a value is a text, chat messages, or a list of these."""
     if isinstance(value, list):
         return 0 < _lists.depth_of(value) < _CHATS and bool(value) and all(map(_is_text, value))
     return isinstance(value, str) or (isinstance(value, Mapping) and "content" in value)

@@ -1,4 +1,4 @@
-"""List columns of Arrow as flat numpy values and offsets, and back: nothing here runs once per token in Python."""
+"""Converts Arrow list columns to flat numpy values and offsets, and back, without a Python loop over tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 
 def lengths_of(lists: pa.Array) -> np.ndarray:
-    """How many values each row holds; a null row holds none."""
+    """Number of values in each row; 0 for a null row."""
     return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
@@ -18,7 +18,7 @@ def is_null(array: pa.Array) -> np.ndarray:
 
 
 def holds_null(lists: pa.Array) -> np.ndarray:
-    """Rows that are null, or have a null among their values."""
+    """Rows that are null or contain a null."""
     found_S = np.array(is_null(lists))
     values = lists.flatten()
     if values.null_count:
@@ -31,12 +31,12 @@ def offsets_of(lengths_S: np.ndarray) -> np.ndarray:
 
 
 def flat(lists: pa.Array) -> np.ndarray:
-    """The values of all rows; a null inside a row is NaN among floats, and an error among others."""
+    """The values of all rows; a null inside a row is NaN for floats and an error for other types."""
     return np.asarray(lists.flatten().to_numpy(zero_copy_only=False))
 
 
 def from_flat(values_T: np.ndarray, lengths_S: np.ndarray, null_S: np.ndarray | None = None) -> pa.Array:
-    """Rows of these lengths; where `null_S` says so, the row is null and has no values."""
+    """Rows of these lengths; rows in `null_S` are null and have no values."""
     offsets = pa.array(
         offsets_of(lengths_S).astype(np.int32),
         mask=None if null_S is None or not null_S.any() else np.append(null_S, False),
@@ -45,7 +45,7 @@ def from_flat(values_T: np.ndarray, lengths_S: np.ndarray, null_S: np.ndarray | 
 
 
 def from_rows(rows: Sequence[np.ndarray | None], kind: pa.DataType) -> pa.Array:
-    """A list column of one array, or nothing, per row."""
+    """A list column from one array, or None, per row."""
     lengths_S = np.array([0 if row is None else len(row) for row in rows], dtype=np.int64)
     known = [row for row in rows if row is not None]
     values_T = np.concatenate(known) if known else np.empty(0, kind.to_pandas_dtype())
@@ -58,7 +58,7 @@ def rows_of(lengths_S: np.ndarray) -> np.ndarray:
 
 
 def ends_of(mask_T: np.ndarray, total_S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first and the last position of the mask in each row; -1 where there is none."""
+    """The first and the last true position in each row; -1 where there is none."""
     offset_S1 = offsets_of(total_S)
     inside = np.flatnonzero(mask_T)
     low, high = np.searchsorted(inside, offset_S1[:-1]), np.searchsorted(inside, offset_S1[1:])
@@ -70,14 +70,14 @@ def ends_of(mask_T: np.ndarray, total_S: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def ranges(begin_S: np.ndarray, end_S: np.ndarray) -> np.ndarray:
-    """The positions begin … end − 1 of all rows, one after the other."""
+    """The positions begin … end − 1 of all rows, concatenated."""
     lengths_S = end_S - begin_S
     offset_S1 = offsets_of(lengths_S)
     return np.arange(offset_S1[-1]) + np.repeat(begin_S - offset_S1[:-1], lengths_S)
 
 
 def first_of_each(lists: pa.Array, lengths_S: np.ndarray) -> pa.Array:
-    """So many of the first values of each row."""
+    """The first `lengths_S` values of each row."""
     start_S = offsets_of(lengths_of(lists))[:-1]
     kept = lists.flatten().take(pa.array(ranges(start_S, start_S + lengths_S)))
     return from_flat(kept, lengths_S, is_null(lists))

@@ -1,4 +1,4 @@
-"""What a file calls the columns of the plain schema: as `import --columns ours=theirs,…` says, checked against it."""
+"""Reads `import --columns ours=theirs,…`, which maps columns of the plain schema to a file's, and checks it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,30 +13,30 @@ from mismatch_cli.text import visible
 from mismatch_cli.trace.schema import TOKEN_COLUMNS, column_order
 
 Row = Mapping[str, Any]
-OPEN = "?"  # stands for a name that nobody knows yet
+OPEN = "?"  # placeholder for a name that the user has to fill in
 REQUIRED = ("prompt_ids", "response_ids", "logp_rollout")
-RETOKENISED = "Text that is tokenised again is not what was sampled"
+RETOKENISED = "Retokenized text is not what was sampled"
 _EXAMPLE = "--columns response_ids=output_tokens,logp_rollout=logprobs"
 
 
 def named(text: str) -> dict[str, str]:
-    """`ours=theirs,…` as it was typed; a `UsageError` for a column that we have not, or one that is there twice."""
+    """Parse `ours=theirs,…`; a `UsageError` for an unknown column, or one that is named twice."""
     columns: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         ours, equals, theirs = (piece.strip() for piece in part.partition("="))
         if not (equals and ours and theirs):
             raise UsageError(f"--columns: '{part}' is not ours=theirs. Write it like {_EXAMPLE}.")
         if ours not in known():
-            swapped = f" Ours stands first: {theirs}={ours}." if theirs in known() else ""
+            swapped = f" Our name comes first: {theirs}={ours}." if theirs in known() else ""
             raise UsageError(f"--columns: {unknown('column', ours, known())}{swapped}")
         if ours in columns:
             raise UsageError(f"--columns names {ours} twice, {columns[ours]} and {theirs}. Name it once.")
         if theirs != OPEN and theirs in columns.values():
             other = next(name for name, its in columns.items() if its == theirs)
-            raise UsageError(f"--columns says that {theirs} is {other} and {ours}. A column is one of them.")
+            raise UsageError(f"--columns maps {theirs} to both {other} and {ours}. Keep one of them.")
         columns[ours] = theirs
     if not columns:
-        raise UsageError(f"--columns names no column. Write it like {_EXAMPLE}.")
+        raise UsageError(f"--columns is empty. Write it like {_EXAMPLE}.")
     return columns
 
 
@@ -46,28 +46,28 @@ def known() -> list[str]:
 
 
 def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
-    """A sentence for a name that is open or that the file has not, and for values that are not what they are named."""
-    there = sorted({visible(name) for row in rows for name in row})
+    """Raise for a name that is still open or missing from the file, and for values of the wrong kind."""
+    present = sorted({visible(name) for row in rows for name in row})
     for ours, its in columns.items():
         if its == OPEN:
             raise UsageError(
-                f"--columns leaves open what {where} calls {ours}: put one of its columns for ?"
-                f"{'' if ours in REQUIRED else f', or leave {ours} out'}. Available: {', '.join(there)}."
+                f"--columns does not say which column of {where} is {ours}: replace ? with a column"
+                f"{'' if ours in REQUIRED else f', or leave {ours} out'}. Available: {', '.join(present)}."
             )
-        if visible(its) not in there:
-            raise UsageError(f"--columns: {unknown(f'column of {where}', its, there)}")
+        if visible(its) not in present:
+            raise UsageError(f"--columns: {unknown(f'column of {where}', its, present)}")
     for row in responses(rows, columns.get("response_ids", "response_ids")):
         for ours, its in columns.items():
             if not fits(ours, row.get(its)):
                 retokenised = f" {RETOKENISED}: see mismatch-cli guide record." if isinstance(row[its], str) else ""
                 raise MismatchError(
-                    f"--columns: {its} of {where} is {_said(row[its])}, and {ours} is "
+                    f"--columns: {its} of {where} is {_said(row[its])}, but {ours} must be "
                     f"{_kind(ours)[0]}.{retokenised if ours in REQUIRED else ''}"
                 )
 
 
 def responses(rows: Sequence[Row], ids: str) -> list[Row]:
-    """A row per response: where the token ids, which are called `ids`, are a matrix, each of its rows."""
+    """One row per response: a row whose token ids (the column `ids`) are a matrix is split into its rows."""
     found: list[Row] = []
     for row in rows:
         if _lists.depth_of(row.get(ids)) < 2:
@@ -81,7 +81,7 @@ def responses(rows: Sequence[Row], ids: str) -> list[Row]:
 
 
 def fits(ours: str, value: Any, tokens: Any = None) -> bool:
-    """Whether a value can be one of this column; where the response's `tokens` are given, also as long as they are."""
+    """Whether a value fits this column, and, where the response's `tokens` are given, has one entry per token."""
     if value is None:
         return True
     if ours in ("prompt_id", "group_id") and isinstance(value, str):
@@ -94,7 +94,7 @@ def fits(ours: str, value: Any, tokens: Any = None) -> bool:
 
 
 def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:
-    """What a column holds, in words, and whether a value of JSON or Parquet is that."""
+    """What a column holds, in words, and a test for a value from JSON or Parquet."""
     kind = kind_of("prompt_id" if ours == "group_id" else ours)
     if not pa.types.is_list(kind):
         if pa.types.is_integer(kind):
@@ -123,7 +123,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _said(value: Any) -> str:
-    """The kind of a value, in words."""
+    """A value's kind, in words."""
     if isinstance(value, list):
         depth, found = _lists.depth_of(value), next((v for v in value if v is not None), None)
         return "a list of lists" if depth > 1 else f"a list with {_said(found)}" if found is not None else "a list"

@@ -1,4 +1,4 @@
-"""Batches as trainers hold them: matrices with a response per row, made as long as the longest, and masks of tokens."""
+"""Batches as trainers hold them: matrices with one padded response per row, and masks that mark the tokens."""
 
 import numpy as np
 import pyarrow as pa
@@ -13,24 +13,24 @@ from mismatch_cli.trace.schema import PROMPT_COLUMN, TOKEN_COLUMNS, TOPK_COLUMNS
 MASKS = {"prompt_mask": PROMPT_COLUMN, "response_mask": "response_ids"}  # true where there is a token
 LISTS = {PROMPT_COLUMN, *TOKEN_COLUMNS, *TOPK_COLUMNS, *MASKS}  # a list per response, so a matrix per batch
 NO_BATCH = "batches without token ids"
-OTHER_SIZE = "batches whose {name} has another number of rows than their token ids"
-HIDDEN = "responses whose mask of tokens is 0 throughout: nothing says how long they are"
-WRONG_PROMPT = "responses whose prompt_mask has another length than their prompt"
-PADDED = "prompts begin with a token twice or more, and no prompt_mask says what is padding: it counts as prompt"
+OTHER_SIZE = "batches whose {name} and token ids differ in their number of rows"
+HIDDEN = "responses whose response_mask is all 0, so that their length is unknown"
+WRONG_PROMPT = "responses whose prompt_mask does not have one value per prompt token"
+PADDED = "prompts begin with a repeated token; without prompt_mask, padding counts as prompt"
 
 
 def kind_of(name: str) -> pa.DataType:
-    """The type of a column of this schema: that of the trace, and masks of padding."""
+    """The type of a column: that of the trace, or booleans for the masks of padding."""
     return pa.list_(pa.bool_()) if name in MASKS else arrow_type(name)
 
 
 def is_batch(ids: pa.DataType) -> bool:
-    """Whether token ids come as a matrix per line or row, not as the list of one response."""
+    """Whether each row holds a matrix of token ids instead of the list of one response."""
     return foreign.is_list(ids) and foreign.is_list(ids.value_type)
 
 
 def apart(table: pa.Table, tally: Tally, where: str) -> pa.Table:
-    """A row per response from a row per batch; what a batch has one of, each of its responses gets."""
+    """Split rows that hold a batch into one row per response; single values are repeated for each response."""
     columns = {name: foreign.single(table.column(name)) for name in table.column_names}
     size_S = _lists.lengths_of(columns["response_ids"])
     rows = {name: column for name, column in columns.items() if foreign.is_list(column.type)}
@@ -46,7 +46,7 @@ def apart(table: pa.Table, tally: Tally, where: str) -> pa.Table:
 
 
 def _rows_of(column: pa.Array, batch_R: np.ndarray) -> pa.Array:
-    """The values of each batch, one for each of its responses; nulls where a batch has none."""
+    """The values of each batch, one per response; null where a batch has none."""
     null_S, size_S = _lists.is_null(column), _lists.lengths_of(column)
     known_R = ~null_S[batch_R]
     first_R = np.searchsorted(batch_R, batch_R)  # of its batch
@@ -55,10 +55,10 @@ def _rows_of(column: pa.Array, batch_R: np.ndarray) -> pa.Array:
 
 
 def without_padding(table: pa.Table, tally: Tally, where: str) -> pa.Table:
-    """Responses and prompts as long as their masks say, in columns of a trace's types.
+    """Cut responses and prompts by their masks; the columns have a trace's types.
 
-    A response ends with the last 1 of `response_mask`; a 0 before that is a token that the loss does not see. A prompt
-    is the tokens where `prompt_mask` is 1.
+    A response ends with the last 1 of `response_mask`; an earlier 0 is a token outside the loss. A prompt keeps the
+    tokens where `prompt_mask` is 1.
     """
     columns = {name: foreign.single(table.column(name)) for name in table.column_names}
     if not MASKS.keys() & columns.keys():
@@ -75,7 +75,7 @@ def without_padding(table: pa.Table, tally: Tally, where: str) -> pa.Table:
 
 
 def _misfits(columns: dict[str, pa.Array]) -> dict[str, np.ndarray]:
-    """Rows without ids, and those whose masks are not as long as what they mask, or hide all of it."""
+    """Rows without ids, and rows whose masks have the wrong length or mask everything."""
     bad_S = {NO_IDS: _lists.is_null(columns["response_ids"]) | _lists.is_null(columns[PROMPT_COLUMN])}
     masks = MASKS if "response_mask" in columns else {"prompt_mask": PROMPT_COLUMN}
     for name, ids in {**masks, "loss_mask": "response_ids"}.items():
@@ -92,7 +92,7 @@ def _misfits(columns: dict[str, pa.Array]) -> dict[str, np.ndarray]:
 
 
 def _masked(lists: pa.Array, mask: pa.Array) -> pa.Array:
-    """The values where a mask of the same lengths is true; a row without a mask as it stands."""
+    """The values where the mask is true; rows without a mask stay complete."""
     lengths_S = _lists.lengths_of(lists)
     keep_T = _lists.flat(all_true_where_null(mask, lengths_S))
     kept_S = np.bincount(_lists.rows_of(lengths_S)[keep_T], minlength=len(lists))
@@ -100,7 +100,7 @@ def _masked(lists: pa.Array, mask: pa.Array) -> pa.Array:
 
 
 def _cut(columns: dict[str, pa.Array], mask: pa.Array) -> dict[str, pa.Array]:
-    """What has a value, or K of them, for each padded token, without those behind the last one; and the loss mask."""
+    """Columns with a value, or K values, per padded token, cut after the last token; and the loss mask."""
     width_S = _lists.lengths_of(columns["response_ids"])
     loss_T = tokens_T = _lists.flat(all_true_where_null(mask, width_S))
     if "loss_mask" in columns:

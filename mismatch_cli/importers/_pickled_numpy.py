@@ -1,7 +1,7 @@
-"""Arrays and scalars of numpy out of pickles that nobody vouches for.
+"""Reads numpy arrays and scalars from untrusted pickles.
 
-numpy's own `__setstate__` trusts its input: a dtype that was told to hold no objects, and then raw bytes for an array
-of objects, are pointers to anywhere. Here stand-ins take the state: numbers come as bytes, objects as a list.
+numpy's own `__setstate__` trusts its input: with a dtype that claims to hold no objects, raw bytes become an array of
+objects, pointers to anywhere. Stand-ins take the state here: numbers come as bytes, objects as a list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ORDERS = ("<", ">", "=", "|")
 
 
 class Dtype:
-    """The letters of a type of numbers, of text, or of objects; of its state only the order of the bytes counts."""
+    """The letters of a type of numbers, text or objects; only the byte order of its state counts."""
 
     def __init__(self, letters: str = "", *_: Any) -> None:
         if not isinstance(letters, str) or not _TYPE.fullmatch(letters):
@@ -27,7 +27,7 @@ class Dtype:
     def __setstate__(self, state: Any) -> None:
         self.order = state[1]
         if self.order not in _ORDERS:
-            raise ValueError("an order of bytes that is none")
+            raise ValueError("invalid byte order")
 
     @property
     def of_objects(self) -> bool:
@@ -42,7 +42,7 @@ class Dtype:
 
 
 class Array:
-    """An array as its pickle tells it; `values` once it is told."""
+    """An array as its pickle describes it; `values` is set with its state."""
 
     values: np.ndarray | list[Any]
 
@@ -82,9 +82,9 @@ NAMES: dict[str, Callable[..., Any]] = {
 
 
 def with_arrays(content: Any, known: dict[int, Any] | None = None) -> Any:
-    """The same containers with arrays in the place of stand-ins; lists that begin with a number stay as they are.
+    """The same containers with arrays instead of stand-ins; lists that begin with a number stay as they are.
 
-    What stands in several places does so again: `known` has what became of each container, by its identity.
+    A container that occurs several times is converted once: `known` maps its identity to the result.
     """
     known = {} if known is None else known
     if not isinstance(content, Array | dict | list | tuple):
@@ -92,7 +92,7 @@ def with_arrays(content: Any, known: dict[int, Any] | None = None) -> Any:
     if isinstance(content, list | tuple) and (not content or isinstance(content[0], int | float)):
         return content
     if id(content) not in known:
-        known[id(content)] = None  # while it is under way: in a circle it holds nothing
+        known[id(content)] = None  # while it is converted: a cycle ends in None
         known[id(content)] = _converted(content, known)
     return known[id(content)]
 

@@ -1,7 +1,7 @@
-"""Reading a saved `DataProto` of verl as data: a pickle of which nothing is called but what rebuilds arrays.
+"""Reads verl's saved `DataProto` as data: a pickle from which only functions that rebuild arrays are called.
 
 `DataProto.save_to_disk` pickles a pair of dicts: tensors, as `torch.save` or numpy packed them, and arrays of objects.
-Here each name in the pickle must be one of a few, which stand for containers of data; any other is refused.
+Each name in the pickle must be one of a few that stand for data containers; any other is refused.
 """
 
 import io
@@ -14,44 +14,44 @@ import numpy as np
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers import _pickled_numpy, _torch_file
 
-_BEGINNING = 256  # bytes, which name the class
+_BEGINNING = 256  # bytes, which include the name of the class
 _NESTED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a pickle begins as that of a DataProto does."""
+    """Whether a pickle begins like that of a DataProto."""
     with path.open("rb") as file:
         beginning = file.read(_BEGINNING)
     return b"verl" in beginning and b"DataProto" in beginning
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Tensors [S, …] (or a list of S) and arrays of S objects by their names, and `meta_info`.
+    """Tensors [S, …] (or a list of S) and arrays of S objects by name, and `meta_info`.
 
-    A `MismatchError` for a file that is cut off, and for one that holds more than data.
+    Raises `MismatchError` for a file that is truncated or holds more than data.
     """
     try:
         with path.open("rb") as file:
             saved = _Reader(file, path).load()
         if not isinstance(saved, _Saved):
-            raise ValueError("it is no DataProto")
+            raise ValueError("it is not a DataProto")
         packed, arrays, meta = _pickled_numpy.with_arrays(saved.state)
         tensors = _of_torch(packed, path) if isinstance(packed, bytes) else _of_numpy(packed)
         return {**dict(arrays), **tensors, "meta_info": meta}
     except MismatchError:
         raise
-    except Exception as error:  # what a broken pickle raises is up to its bytes
+    except Exception as error:  # a broken pickle can raise anything
         if isinstance(error, MemoryError):
             raise
         _torch_file.check_memory(error)
         raise MismatchError(
-            f"{path} is not a DataProto that verl saved, or broken ({first_line(error)}). "
-            "Copy it again, or name other files only."
+            f"{path} is broken, or not a DataProto that verl saved ({first_line(error)}). "
+            "Copy it again, or leave it out."
         ) from error
 
 
 class _Saved:
-    """In the place of verl's class: its state and nothing else."""
+    """Takes the place of verl's class: its state and nothing else."""
 
     state: Any = ()
 
@@ -60,7 +60,7 @@ class _Saved:
 
 
 class _Reader(pickle.Unpickler):
-    """Knows the few names that such a file needs; data comes of each of them, and no code runs."""
+    """Knows the few names that such a file needs; each of them yields data, and no code runs."""
 
     def __init__(self, file: Any, path: Path) -> None:
         super().__init__(file)
@@ -77,7 +77,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _of_torch(data: bytes, path: Path) -> dict[str, Any]:
-    """What `torch.save` wrote of a consolidated TensorDict: one storage, and where each tensor lies in it."""
+    """Read a consolidated TensorDict from `torch.save`: one storage, and the range of each tensor in it."""
     import torch
 
     name = "tensordict._reductions._rebuild_tensordict_files_consolidated"
@@ -85,7 +85,7 @@ def _of_torch(data: bytes, path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals([(_consolidated, name)]):
             found = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
-        raise _torch_file.NeedsItsFramework(path, "holds more than tensors, which could run any code") from error
+        raise _torch_file.NeedsItsFramework(path, "holds more than tensors and could run any code") from error
     return dict(found)
 
 
@@ -101,7 +101,7 @@ def _consolidated(metadata: dict[str, Any], storage: Any) -> dict[str, Any]:
 
 
 def _of_numpy(packed: Any) -> dict[str, Any]:
-    """The same with VERL_DATAPROTO_SERIALIZATION_METHOD=numpy: each tensor by itself, as bytes."""
+    """Read what VERL_DATAPROTO_SERIALIZATION_METHOD=numpy writes: each tensor by itself, as bytes."""
     _, _, items = packed
     return {
         name: _tensor(_bytes(item[2]), f"torch.{item[0]}", item[1])
@@ -118,11 +118,11 @@ def _bytes(data: Any) -> Any:
 
 
 def _tensor(data: Any, dtype: str, shape: Any) -> Any:
-    """A tensor of some bytes, which may have padding behind them."""
+    """A tensor from bytes that may end with padding."""
     import torch
 
     kind = getattr(torch, dtype.removeprefix("torch."))
     if not isinstance(kind, torch.dtype):
-        raise ValueError(f"{dtype} is no type of numbers")
+        raise ValueError(f"{dtype} is not a numeric type")
     count = int(np.prod([int(size) for size in shape], dtype=np.int64))
     return data[: count * kind.itemsize].clone().view(kind).view(*map(int, shape))

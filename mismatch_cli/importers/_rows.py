@@ -1,4 +1,4 @@
-"""Rows of a trace from what a format yields: checked, counted and completed, or cut out of whole sequences."""
+"""Turns the tables of a format into rows of a trace: checks, counts and completes them, or cuts whole sequences."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,41 +25,43 @@ from mismatch_cli.trace.schema import (
 NO_ROLLOUT = "responses without log-probabilities of the rollout engine"
 NO_IDS = "responses without token ids"
 EMPTY = "responses without a token"
-STRANGE_IDS = "responses whose {name} holds a number that is no token id"
-NO_REWARD = "responses have a reward that is no finite number: it is left empty"
-NOTE = "note: "  # begins the name of a column of counts: what is noted of each row that is kept
-WRONG_LENGTH = "responses whose {name} has another length than their tokens"
+STRANGE_IDS = "responses whose {name} holds numbers that are not token ids"
+NO_REWARD = "responses have a reward that is not finite: it is left empty"
+NOTE = "note: "  # prefix of columns that count what is noted of each kept row
+WRONG_LENGTH = "responses whose {name} does not have one value per token"
+WRONG_ADVANTAGE = "responses whose advantage is neither one number nor one per token"
+WRONG_TOP_K = "responses whose top-K columns do not have K values per token"
 HOLES = "responses whose {name} holds a null"
-NO_MASK = "responses without a trained token (nothing says where they begin)"
-BEYOND = "sequences whose loss mask reaches beyond their length (padding on the left?)"
-TOO_LONG = "sequences that are shorter than the length they state"
-UNEQUAL = "sequences whose {name} has another length than their token ids"
+NO_MASK = "sequences without a trained token, so that the beginning of the response is unknown"
+BEYOND = "sequences whose loss mask extends beyond their length (left padding?)"
+TOO_LONG = "sequences shorter than their stated length"
+UNEQUAL = "sequences whose {name} does not have one value per token id"
 SHIFTED = "responses begin with a log-probability one position too early (all shifted by one?)"
-UNKNOWN = "unknown"  # finish_reason, where a dump does not say; readers ask for "length" only
+UNKNOWN = "unknown"  # finish_reason where the dump has none; readers only test for "length"
 
 _SIDES = ("rollout", "trainer", "recomputed")
 
 
 class Completer:
-    """Turns the tables of a format into tables of a trace, in the order in which they come."""
+    """Turns the tables of a format into tables of a trace, in order."""
 
     def __init__(self, tally: Tally, *, newer_trainer: bool, vocabulary: int | None = None) -> None:
         self._tally, self._newer_trainer, self._vocabulary = tally, newer_trainer, vocabulary
         self._seen: set[int] = set()
-        self._k = 0  # of the top-K columns, once there are any
-        self._numbers = 0  # of rows so far, those included that were there before
+        self._k = 0  # of the top-K columns, once a row has some
+        self._numbers = 0  # rows so far, duplicates included
         self.rows = self.tokens = 0
         self.steps: set[int] = set()
         self.scored = self.newer = 0  # rows with log π, and those of them whose trainer has newer weights
-        self.unfinished = 0  # rows of which nobody knows why they ended
-        self.without_minibatch = 0  # rows that do not say of which optimiser step they are
+        self.unfinished = 0  # rows without a finish reason
+        self.without_minibatch = 0  # rows that do not name their optimizer step
 
     def remember(self, table: pa.Table) -> None:
-        """Rows that the trace holds already: a row with the key of one of them is left out."""
+        """Register rows that the trace already holds: rows with their keys are left out."""
         self._seen.update(_keys(table).tolist())
 
     def facts(self) -> dict[str, int]:
-        """How many rows and tokens were complete so far, and of how many rows something is not known or newer."""
+        """Counts of complete rows and tokens, and of rows that lack something or have a newer trainer."""
         return {
             "rows": self.rows,
             "tokens": self.tokens,
@@ -70,7 +72,7 @@ class Completer:
         }
 
     def complete(self, table: pa.Table, where: str) -> pa.Table:
-        """The rows that can be used, with every column that a trace requires."""
+        """The usable rows, with every column that a trace requires."""
         table = _known_columns(table)
         table = _only(table, self._usable(table, where))
         if not table.num_rows:
@@ -90,7 +92,7 @@ class Completer:
         return table
 
     def _usable(self, table: pa.Table, where: str) -> np.ndarray:
-        """Which rows have ids and log μ, and as many values in every column as they have tokens."""
+        """Which rows have ids, log μ, and one value per token in every token column."""
         columns = {name: foreign.single(table.column(name)) for name in table.column_names}
         nothing_S = np.ones(table.num_rows, dtype=bool)
         no_ids_S = np.zeros(table.num_rows, dtype=bool)
@@ -99,20 +101,29 @@ class Completer:
         ids, mu = columns.get("response_ids"), columns.get("logp_rollout")
         lengths_S = np.zeros(table.num_rows, np.int64) if ids is None else _lists.lengths_of(ids)
         bad_S = {NO_IDS: no_ids_S, EMPTY: lengths_S == 0, NO_ROLLOUT: nothing_S if mu is None else _lists.is_null(mu)}
+        counts: dict[str, np.ndarray] = {}
         for name in TOKEN_COLUMNS:
             if name in columns:
-                other_S = (_lists.lengths_of(columns[name]) != lengths_S) & ~_lists.is_null(columns[name])
-                bad_S[WRONG_LENGTH.format(name=name)] = other_S
-        for name, column in columns.items():  # among floats a null is NaN, "not measured"
+                reason = WRONG_ADVANTAGE if name == "advantage" else WRONG_LENGTH.format(name=name)
+                counts[reason] = given_S = _lists.lengths_of(columns[name])
+                bad_S[reason] = (given_S != lengths_S) & ~_lists.is_null(columns[name])
+        for name, column in columns.items():  # in float columns a null is NaN, "not measured"
             if pa.types.is_list(column.type) and not pa.types.is_floating(column.type.value_type):
                 bad_S[HOLES.format(name=name)] = _lists.holds_null(column) & ~_lists.is_null(column)
                 bad_S[STRANGE_IDS.format(name=name)] = self._strange_ids(name, column)
         good_S = ~np.logical_or.reduce([*bad_S.values()])
-        bad_S |= {WRONG_LENGTH.format(name="top-K columns"): self._ragged_top_k(columns, lengths_S, good_S)}
-        return self._tally.sift(bad_S, where)
+        bad_S |= {WRONG_TOP_K: self._ragged_top_k(columns, lengths_S, good_S)}
+
+        def detail(reason: str, row: int) -> str:
+            if reason not in counts:
+                return ""
+            given = counts[reason][row]
+            return f": {given:,} {'value' if given == 1 else 'values'} for {lengths_S[row]:,} tokens"
+
+        return self._tally.sift(bad_S, where, detail)
 
     def _ragged_top_k(self, columns: dict[str, pa.Array], lengths_S: np.ndarray, good_S: np.ndarray) -> np.ndarray:
-        """Rows whose top-K columns are not K values per token; K is that of most good rows of the first block."""
+        """Rows whose top-K columns lack K values per token; K is the most common one in the first block's good rows."""
         lists = [columns[name] for name in TOPK_COLUMNS if name in columns]
         self._k = self._k or _usual_width([column.filter(pa.array(good_S)) for column in lists], lengths_S[good_S])
         bad_S = np.zeros(len(lengths_S), dtype=bool)
@@ -121,7 +132,7 @@ class Completer:
         return bad_S
 
     def _strange_ids(self, name: str, column: pa.Array) -> np.ndarray:
-        """Rows with an id that no token has."""
+        """Rows with an invalid token id."""
         found_S, known_S = np.zeros(len(column), dtype=bool), ~_lists.holds_null(column)
         if name in ID_COLUMNS:
             known = column.filter(pa.array(known_S))
@@ -137,7 +148,7 @@ class Completer:
             columns[NOTE + NO_REWARD] = strange.cast(pa.int64())
 
     def _fill_tokens(self, columns: dict[str, pa.Array]) -> None:
-        """Nulls among values become NaN, "not measured"; without a mask every token is trained."""
+        """Replace nulls among values by NaN, "not measured"; without a mask every token is trained."""
         lengths_S = _lists.lengths_of(columns["response_ids"])
         mask = columns.get("loss_mask")
         if mask is None or mask.null_count:
@@ -148,7 +159,7 @@ class Completer:
                 columns[name] = _lists.from_flat(_lists.flat(column), _lists.lengths_of(column), _lists.is_null(column))
 
     def _note_odd_values(self, table: pa.Table) -> None:
-        """What is kept but looks odd, in the responses that are kept."""
+        """Note odd values in the responses that are kept."""
         lengths_S = _lists.lengths_of(foreign.single(table.column("response_ids")))
         trained_T = _lists.flat(foreign.single(table.column("loss_mask")))
         for side in _SIDES:
@@ -157,16 +168,16 @@ class Completer:
 
     def _note_odd(self, side: str, column: pa.Array, lengths_S: np.ndarray, trained_T: np.ndarray) -> None:
         null_S, logp_T = _lists.is_null(column), _lists.flat(column)
-        if (logp_T < 0).all():  # false for NaN too
+        if (logp_T < 0).all():  # False for NaN too
             return
         counted = logp_T[trained_T[np.repeat(~null_S, lengths_S)] if null_S.any() else trained_T]
         tokens = f"trained tokens have a {side} log-probability"
-        self._tally.note(f"{tokens} of exactly 0 (placeholders? see `diagnose`)", int((counted == 0).sum()))
+        self._tally.note(f"{tokens} of exactly 0 (placeholders? Run `diagnose`)", int((counted == 0).sum()))
         self._tally.note(f"{tokens} above 0: not measured", int((counted > 0).sum()))
-        self._tally.note(f"{tokens} that is no number: not measured", int(np.isnan(counted).sum()))
+        self._tally.note(f"{tokens} that is NaN: not measured", int(np.isnan(counted).sum()))
 
     def _fill_keys(self, columns: dict[str, pa.Array], rows: int) -> None:
-        """What a row does not say of itself, whatever its neighbours say."""
+        """Fill in the keys that a row lacks."""
         minibatch = columns.get("minibatch")
         self.without_minibatch += rows if minibatch is None else minibatch.null_count
         defaults = {"step": 0, "epoch": 0, "minibatch": 0, "version_rollout": 0, "finish_reason": UNKNOWN}
@@ -185,15 +196,13 @@ class Completer:
         self._numbers += rows
 
     def _first_of_its_key(self, table: pa.Table, where: str) -> np.ndarray:
-        """A response that a dump holds twice (two ranks, a resumed run) would count twice."""
+        """Drop duplicates: a dump may hold a response twice (two ranks, a resumed run)."""
         keys = _keys(table).tolist()
         new_S = np.zeros(len(keys), dtype=bool)
         for row, key in enumerate(keys):
             new_S[row] = key not in self._seen
             self._seen.add(key)
-        return self._tally.sift(
-            {"responses that were there before (same step, prompt and sample index)": ~new_S}, where
-        )
+        return self._tally.sift({"repeated responses (same step, prompt and sample index)": ~new_S}, where)
 
     def _count(self, table: pa.Table) -> None:
         self.rows += table.num_rows
@@ -212,7 +221,7 @@ def _keys(table: pa.Table) -> np.ndarray:
 
 
 def _known_columns(table: pa.Table) -> pa.Table:
-    """The columns of a trace that are there, in its types, and the notes; one of nothing but nulls is not there."""
+    """The trace's columns among the given ones, in its types, and the notes; all-null columns are dropped."""
     names = [n for n in column_order() if n in table.column_names and table.column(n).type != pa.null()]
     given = {name: foreign.single(table.column(name)) for name in names}
     if "advantage" in given and "response_ids" in given:
@@ -222,7 +231,7 @@ def _known_columns(table: pa.Table) -> pa.Table:
 
 
 def _advantages(column: pa.Array, tokens: pa.Array) -> pa.Array:
-    """A value per token; a number, or a list of one, is the advantage of the whole response."""
+    """One advantage per token; a number, or a list of one, applies to the whole response."""
     wanted_S = _lists.lengths_of(tokens)
     if not foreign.is_list(column.type):
         null_S = _lists.is_null(column)
@@ -244,7 +253,7 @@ def _only(table: pa.Table, keep_S: np.ndarray) -> pa.Table:
 
 
 def _usual_width(lists: Sequence[pa.Array], lengths_S: np.ndarray) -> int:
-    """The K that most rows have per token, the smallest of several; 0 where no row has any."""
+    """The most common K per token (the smallest, if tied); 0 without top-K values."""
     widths = [np.empty(0, np.int64)]
     for column in lists:
         entries_S = _lists.lengths_of(column)
@@ -255,7 +264,7 @@ def _usual_width(lists: Sequence[pa.Array], lengths_S: np.ndarray) -> int:
 
 
 def all_true_where_null(mask: pa.Array | None, lengths_S: np.ndarray) -> pa.Array:
-    """A mask of these lengths, true throughout in rows that have none."""
+    """A mask of these lengths, all true in rows without one."""
     values_T = np.ones(int(lengths_S.sum()), dtype=bool)
     if mask is not None:
         values_T[np.repeat(~_lists.is_null(mask), lengths_S)] = _lists.flat(mask)
@@ -263,12 +272,12 @@ def all_true_where_null(mask: pa.Array | None, lengths_S: np.ndarray) -> pa.Arra
 
 
 def _filled(column: pa.Array | None, values: pa.Array | pa.Scalar, rows: int) -> pa.Array:
-    """A column with these values, or this one, in the rows that have none."""
+    """The column with its nulls replaced by `values`, one value or one per row."""
     return pc.coalesce(pa.nulls(rows, values.type) if column is None else column, values)
 
 
 def _numbered(column: pa.Array | None, first: int, rows: int) -> pa.Array:
-    """Rows without a number get that of their place, counted from `first`; another one where a neighbour has it."""
+    """Number the rows without a number by position, from `first`; a number already taken is replaced by a free one."""
     number_S = np.arange(first, first + rows, dtype=np.int32)
     if column is None:
         return pa.array(number_S)
@@ -279,12 +288,12 @@ def _numbered(column: pa.Array | None, first: int, rows: int) -> pa.Array:
 
 
 def text_key(text: str) -> int:
-    """63 bits of a text, the same in every file and on every rank: what a prompt is called that has a name."""
+    """The id of a prompt with a text name: 63 bits of it, the same in every file and on every rank."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def prompt_hash(prompts: pa.Array) -> np.ndarray:
-    """63 bits of the token ids of each prompt: equal prompts are one prompt, in every step and every file."""
+    """63 bits of each prompt's token ids: equal prompts get the same id in every step and file."""
     lengths_S = _lists.lengths_of(prompts)
     offset_S1 = _lists.offsets_of(lengths_S)
     position_T = np.arange(offset_S1[-1]) - np.repeat(offset_S1[:-1], lengths_S)
@@ -301,10 +310,10 @@ def split(
     where: str,
     length_S: np.ndarray | None = None,
 ) -> tuple[dict[str, pa.Array], np.ndarray]:
-    """Cut sequences into prompt and response: the columns of the response, and which rows are still there.
+    """Split sequences into prompt and response; returns the response's columns, and which rows are kept.
 
-    `ids`, `mask` (booleans) and `columns` hold a value per position of the sequence; positions from `length_S` on are
-    padding. The response begins with the first position of the mask, and keeps the holes that the mask has later.
+    `ids`, `mask` (booleans) and `columns` hold one value per position of the sequence; positions from `length_S` on
+    are padding. The response begins at the first true position of the mask; later gaps in the mask stay.
     """
     total_S = _lists.lengths_of(ids)
     stop_S = total_S if length_S is None else length_S
@@ -329,7 +338,7 @@ def split(
 
 
 class _Cutter:
-    """Which positions of sequences laid flat are prompt, and which response."""
+    """Knows which positions of the flattened sequences are prompt, and which are response."""
 
     def __init__(self, total_S: np.ndarray, first_S: np.ndarray, stop_S: np.ndarray, keep_S: np.ndarray) -> None:
         start_S = _lists.offsets_of(total_S)[:-1]
@@ -347,7 +356,7 @@ class _Cutter:
         if null_S.all():
             return pa.nulls(int(self._keep_S.sum()), column.type)
         values_T = _lists.flat(column)
-        if null_S.any():  # rows without this column: their places are there, but hold nothing
+        if null_S.any():  # rows without this column keep their positions, filled with NaN
             filled = np.full(int(self._total_S.sum()), np.nan, values_T.dtype)
             filled[np.repeat(~null_S, self._total_S)] = values_T
             values_T = filled
@@ -357,7 +366,7 @@ class _Cutter:
         return pc.if_else(pa.array(~null_S[self._keep_S]), found, pa.nulls(len(found), found.type))
 
     def shifted(self, logp: pa.Array) -> np.ndarray:
-        """Kept rows whose last prompt position has a log-probability while the last of the response has none."""
+        """Kept rows with a log-probability at the last prompt position, but none at the last response position."""
         found_S = np.zeros(len(logp), dtype=bool)
         sure_S = self._keep_S & (self._first_S > 0)
         if not _lists.is_null(logp).any():

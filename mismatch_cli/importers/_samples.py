@@ -1,7 +1,7 @@
-"""Samples as slime and its fork miles save them: dicts of lists or tensors, the response at the end of `tokens`.
+"""Reads samples of slime and its fork miles: dicts of lists or tensors, with the response at the end of `tokens`.
 
-Keys are those of `Sample.to_dict()` (rollout data: singular) or of the trainer's columns (train data: plural), per
-sample.
+Each sample has the keys of `Sample.to_dict()` (rollout data: singular) or of the trainer's columns (train data:
+plural).
 """
 
 import re
@@ -22,12 +22,12 @@ from mismatch_cli.trace import foreign
 
 TOKENS_PER_BLOCK = 2**19
 NO_LENGTH = "samples without a response length"
-WRONG_TOTAL = "samples whose tokens are not as many as their lengths state"
-NO_NUMBER = "responses have a reward that is no number: it is left empty"
-OTHER_TYPES = "samples with values of other types than the layout has"
-NORMALISED = "responses have the reward as the trainer got it, normalised or not: no raw one is known to be theirs"
+WRONG_TOTAL = "samples whose number of tokens differs from their stated length"
+NO_NUMBER = "responses have a reward that is not a number: it is left empty"
+OTHER_TYPES = "samples with values of the wrong type"
+NORMALISED = "responses have the reward that the trainer got, perhaps normalized: their raw reward is unknown"
 
-# the column of a trace: the keys that hold it
+# column of the trace: its keys in a sample
 _LISTS = {
     "loss_mask": ("loss_mask", "loss_masks"),
     "logp_rollout": ("rollout_log_probs",),
@@ -45,7 +45,7 @@ Sample = dict[str, Any]
 
 
 def samples_of(content: Any, source: Source) -> list[Sample]:
-    """The dicts of a file; a `MismatchError` where it holds none."""
+    """The samples of a file; a `MismatchError` where it holds none."""
     samples = content.get("samples") if isinstance(content, dict) else None
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
         raise MismatchError(f"{source.path} holds no samples. Formats: mismatch-cli import --formats")
@@ -53,13 +53,13 @@ def samples_of(content: Any, source: Source) -> list[Sample]:
 
 
 def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> Iterator[pa.Table]:
-    """Blocks of samples, in their order; those without ids or with impossible lengths are left out."""
+    """Blocks of samples in order, without those that lack ids or have impossible lengths."""
     block: list[Sample] = []
     tokens = 0
     for sample in samples:
         try:
             reason = _unusable(sample := _as_arrays(sample))
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # of numpy and torch, to anything
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # from numpy and torch
             check_memory(error)
             reason = OTHER_TYPES
         if reason is not None:
@@ -130,7 +130,7 @@ def _table(samples: list[Sample], step: int) -> pa.Table:
 
 
 def _mask(columns: dict[str, pa.Array], samples: list[Sample]) -> None:
-    """As booleans; none at all means every token, and a sample that was taken out of training has none left."""
+    """Make the loss mask boolean: no mask trains every token, and a removed sample trains none."""
     if "loss_mask" not in columns and not any(sample.get("remove_sample") for sample in samples):
         return
     lengths_S = _lists.lengths_of(columns["response_ids"])
@@ -149,7 +149,7 @@ def _finish_reason(sample: Sample) -> str | None:
 
 
 def _rewards(samples: list[Sample]) -> dict[str, pa.Array]:
-    """The raw reward where there is one: `rewards` of train data is what the group's normalisation made of it."""
+    """The raw rewards, where known: `rewards` in train data may be normalized within the group."""
     found: list[float | None] = []
     no_number, normalised = [], []
     for sample in samples:

@@ -1,4 +1,4 @@
-"""From what the user named to Arrow tables: files found, looked into to know their format, and read block by block."""
+"""From the user's paths to Arrow tables: finds files, peeks at them to detect the format, and reads them in blocks."""
 
 import json
 import re
@@ -23,28 +23,28 @@ from mismatch_cli.memory import allowance, decoded_bytes, too_large
 from mismatch_cli.text import is_whole
 from mismatch_cli.trace import foreign
 
-_LONGEST_LINE = 3 * 2**24  # bytes; as Python objects they can take 35 times as much
-_FIRST_LINES, _FIRST_BYTES, _FIRST_VALUES = 64, 2**24, 2**20  # that tell what a file holds
+_LONGEST_LINE = 3 * 2**24  # bytes; as Python objects a line can take 35 times as much
+_FIRST_LINES, _FIRST_BYTES, _FIRST_VALUES = 64, 2**24, 2**20  # enough to tell what a file holds
 _READ_BYTES = 2**20
-_TOKENS_PER_BLOCK = 2**19  # of Parquet, whatever its row groups are
-_BYTES_PER_BLOCK = 2**27  # where other columns are longer
+_TOKENS_PER_BLOCK = 2**19  # of Parquet, whatever its row groups
+_BYTES_PER_BLOCK = 2**27  # of Parquet with longer columns
 BLOCK_BYTES = 2**24  # of JSONL
 _BATCH_BYTES = 2**18  # as Python objects: few enough to stay in the cache until they are arrays
 _SHOWN = 160  # characters of an error, which may repeat a whole row
-CUT_OFF = "last lines that are cut off"
-NO_JSON = "lines that are no JSON object"
-OTHER_TYPES = "lines with values of other types than the layout has"
+CUT_OFF = "truncated last lines"
+NO_JSON = "lines that are not JSON objects"
+OTHER_TYPES = "lines with values of the wrong type"
 _UNFIT = (pa.ArrowException, OverflowError, UnicodeError)
 SchemaFor = Callable[[dict[str, Any]], pa.Schema]
-_Row = tuple[int, list[Any]]  # the number of the line, and its values in the order of the schema
+_Row = tuple[int, list[Any]]  # line number, and the values in the schema's order
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file of a dump; `name` is its path below what the user named, `columns` what it calls columns (ours: its).
+    """One file of a dump; `name` is its path below the user's path, `columns` its names for ours (ours: its).
 
-    `also` are more names of columns (its: ours), of which the first counts under which a row has a value. Of JSONL a
-    `span` of bytes may be read alone: whole lines of a file that grows.
+    `also` holds further names (its: ours): the first one under which a row has a value counts. `span` limits reading
+    to a range of bytes: whole lines of a growing JSONL file.
     """
 
     path: Path
@@ -60,7 +60,7 @@ class Source:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Files that differ in numbers only have the same layout."""
+        """The files of one layout: names that differ only in numbers."""
         return str(self.path.parent), re.sub(r"\d+", "#", self.path.name)
 
     @property
@@ -68,14 +68,14 @@ class Source:
         return self.path.stat().st_size
 
     def renamed(self, names: Iterable[str]) -> dict[str, str]:
-        """Names of the file, each under ours; a name of ours that another column goes by is not read."""
+        """Our name: the file's name, for each column; one of our names that maps to another column is not read."""
         ours = {its: name for name, its in self.columns.items()}
         return {ours.get(name, name): name for name in names if name in ours or name not in self.columns}
 
 
 @dataclass(frozen=True)
 class Peek:
-    """What can be seen of a file at first sight: its keys or columns, in our names."""
+    """A first look at a file: its keys or columns, under our names."""
 
     source: Source
     keys: frozenset[str] = frozenset()
@@ -85,14 +85,14 @@ class Peek:
 
 
 def find(paths: Sequence[Path]) -> list[Source]:
-    """The files to read, in the order of their numbers; a `MismatchError` says what is not there or cannot be read."""
+    """The files to read, in numeric order; a `MismatchError` for one that is missing or unreadable."""
     found = [source for path in paths for source in _below(path)]
     if not found:
         raise MismatchError(
-            f"{paths[0]} holds no file to import ({', '.join(KINDS)}). Formats: mismatch-cli import --formats"
+            f"{paths[0]} holds no files to import ({', '.join(KINDS)}). Formats: mismatch-cli import --formats"
         )
     if odd := next((source.path for source in found if not is_whole(source.name)), None):
-        raise MismatchError(f"{odd} has a name that is not UTF-8. Rename it.")
+        raise MismatchError(f"The name of {odd} is not UTF-8. Rename it.")
     return found
 
 
@@ -109,13 +109,13 @@ def _below(path: Path) -> list[Source]:
 
 
 def _numbers_by_value(source: Source) -> list[tuple[int, int, str]]:
-    """`step_10` after `step_9`."""
+    """A sort key that puts `step_10` after `step_9`."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", source.name)]
 
 
 def _refuse_pickle(path: Path) -> None:
     if path.suffix.lower() in PICKLES and not _is_proto(path):
-        raise NeedsItsFramework(path, "is a pickle, which could run any code when it is opened")
+        raise NeedsItsFramework(path, "is a pickle, which could run any code when opened")
 
 
 def _is_proto(path: Path) -> bool:
@@ -123,7 +123,7 @@ def _is_proto(path: Path) -> bool:
 
 
 def peek(source: Source) -> Peek:
-    """Look into one file; a `MismatchError` for one that is broken or would have to be unpickled."""
+    """Look into one file; a `MismatchError` if it is broken or would have to be unpickled."""
     if source.kind == "parquet":
         return Peek(source, frozenset(source.renamed(open_parquet(source).schema_arrow.names)))
     if source.kind == "proto":
@@ -134,7 +134,7 @@ def peek(source: Source) -> Peek:
 
 
 def first_rows(source: Source) -> list[dict[str, Any]]:
-    """The first few lines or rows of a file, as Python values in its own names."""
+    """The first few lines or rows of a file, as Python values under its own names."""
     if source.kind == "jsonl":
         return list(records_of(source.path))
     if source.kind != "parquet":
@@ -150,10 +150,10 @@ def first_rows(source: Source) -> list[dict[str, Any]]:
 
 def open_parquet(source: Source) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(source.path, buffer_size=_READ_BYTES)  # a map of a large file would count as memory
+        return pq.ParquetFile(source.path, buffer_size=_READ_BYTES)  # mmap of a large file would count as memory
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise MismatchError(
-            f"{source.path} is broken or cut off ({first_line(error)}). Copy it again, or name the other files only."
+            f"{source.path} is broken or truncated ({first_line(error)}). Copy it again, or leave it out."
         ) from error
 
 
@@ -173,15 +173,15 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines_of(path: Path, span: tuple[int, int] | None = None) -> Iterator[bytes]:
-    """The lines of a file, or those of a span, as bytes; a `MismatchError` for one that does not end where lines do."""
+    """The lines of a file, or of a span of it, as bytes; a `MismatchError` for a line that is far too long."""
     with path.open("rb", buffering=_READ_BYTES) as file:
         position, end = span or (0, None)
         file.seek(position)
         for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
             if len(line) == _LONGEST_LINE:
                 raise MismatchError(
-                    f"{path}: line {number} is longer than {_LONGEST_LINE / 2**20:g} MiB, which is no response. "
-                    "Write one response a line, or name other files only."
+                    f"{path}: line {number} is longer than {_LONGEST_LINE / 2**20:g} MiB, too long for a response. "
+                    "Write one response per line, or leave the file out."
                 )
             position += len(line)
             if end is not None and position > end:
@@ -192,7 +192,7 @@ def lines_of(path: Path, span: tuple[int, int] | None = None) -> Iterator[bytes]
 def parquet_tables(
     source: Source, columns: Sequence[str], tokens: str, advance: Callable[[int], None]
 ) -> Iterator[pa.Table]:
-    """Some 500,000 tokens at a time, of the columns that the file has; `tokens` names the list that sets the pace."""
+    """The file's columns among `columns`, some 500,000 values of the list column `tokens` at a time."""
     file = open_parquet(source)
     its = source.renamed(file.schema_arrow.names)
     ours = [name for name in columns if name in its]
@@ -210,19 +210,19 @@ def parquet_tables(
 
 @contextmanager
 def readable(source: Source) -> Iterator[None]:
-    """Inside, what Arrow says of a damaged file is a `MismatchError` about it."""
+    """Turn Arrow's errors about a damaged file into a `MismatchError` that names it."""
     try:
         yield
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise MismatchError(
-            f"{source.path} is damaged ({first_line(error)}). Copy it again, or name the other files only."
+            f"{source.path} is damaged ({first_line(error)}). Copy it again, or leave it out."
         ) from error
 
 
 def _values_in(metadata: object, tokens: str | None = None) -> int:
-    """How many values the list column holds, or all of them do, from the footer."""
+    """Number of values in the list column, or in all columns, from the footer."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]  # type: ignore[attr-defined]
     return sum(
         group.column(i).num_values
@@ -235,9 +235,9 @@ def _values_in(metadata: object, tokens: str | None = None) -> int:
 def jsonl_tables(
     source: Source, kinds: pa.Schema | SchemaFor, tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[pa.Table]:
-    """The lines of a file, some megabytes at a time; one that cannot be read is left out and counted.
+    """The lines of a file, some megabytes at a time; unreadable ones are left out and counted.
 
-    `kinds` are the types of their values, or a function that says from a record in which its like are to be read.
+    `kinds` holds the types of the values, or is a function that derives them from a record.
     """
     schema_for: SchemaFor = (lambda _: kinds) if isinstance(kinds, pa.Schema) else kinds
     schema: pa.Schema | None = None
@@ -267,13 +267,13 @@ def jsonl_tables(
 
 
 def _joined(tables: list[pa.Table]) -> Iterator[pa.Table]:
-    """Tables of equal types as one, in their order; nearly always all of them."""
+    """Concatenate neighboring tables of equal types, which nearly always are all of them."""
     for _, equal in groupby(tables, key=lambda table: table.schema):
         yield pa.concat_tables(list(equal)).combine_chunks()
 
 
 def _record(line: bytes, where: str, tally: Tally) -> dict[str, Any] | None:
-    """The object of a line; None, and a count, for anything else but an empty line."""
+    """The object of a line; None for anything else, which is counted unless it is an empty line."""
     try:
         record = _parsed(line)
     except (ValueError, RecursionError):
@@ -289,18 +289,18 @@ def _record(line: bytes, where: str, tally: Tally) -> dict[str, Any] | None:
 def _parsed(line: bytes) -> Any:
     try:
         return orjson.loads(line)
-    except orjson.JSONDecodeError:  # NaN and −Infinity are no JSON, but Python writes them
+    except orjson.JSONDecodeError:  # NaN and −Infinity are not JSON, but Python writes them
         return json.loads(line)
 
 
 def _tables(rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: str, tally: Tally) -> Iterator[pa.Table]:
-    """All rows at once; where one does not fit, each by itself, in the types that it shows."""
+    """Convert all rows at once; if one does not fit, each by itself, with its own types."""
     if not rows:
         return
     try:
         yield _table(rows, schema)
         return
-    except MemoryError:  # Arrow's own is one of its exceptions too
+    except MemoryError:  # Arrow's own is an ArrowException too
         raise
     except _UNFIT:
         pass

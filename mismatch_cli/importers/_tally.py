@@ -1,6 +1,7 @@
-"""What is left out of a trace and what is noted in it, counted by reason."""
+"""Counts, by reason, what an import leaves out and what it notes."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,11 +11,11 @@ from mismatch_cli.text import visible
 
 @dataclass
 class Tally:
-    """Reasons read after a count: "12 responses without log-probabilities of the rollout engine"."""
+    """Reasons follow a count: "12 responses without log-probabilities of the rollout engine"."""
 
     left_out: Counter[str] = field(default_factory=Counter)
     noted: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)  # where a reason was met first
+    first: dict[str, str] = field(default_factory=dict)  # where each reason first occurred
 
     def leave_out(self, reason: str, count: int = 1, where: str = "") -> None:
         if count:
@@ -27,11 +28,18 @@ class Tally:
         if count:
             self.noted[what] += int(count)
 
-    def sift(self, bad_S: dict[str, np.ndarray], where: str = "") -> np.ndarray:
-        """Which rows stay; every other one counts once, under the first reason that holds for it."""
+    def sift(
+        self, bad_S: dict[str, np.ndarray], where: str = "", detail: Callable[[str, int], str] | None = None
+    ) -> np.ndarray:
+        """Which rows stay; each of the others counts once, under its first reason.
+
+        `detail` describes what is wrong with a row, for the first one under each reason.
+        """
         keep_S = np.ones(len(next(iter(bad_S.values()))), dtype=bool)
         for reason, failed_S in bad_S.items():
-            self.leave_out(reason, int((keep_S & failed_S).sum()), where)
+            dropped_S = keep_S & failed_S
+            found = detail(reason, int(dropped_S.argmax())) if detail is not None and dropped_S.any() else ""
+            self.leave_out(reason, int(dropped_S.sum()), where and f"{where}{found}")
             keep_S &= ~failed_S
         return keep_S
 

@@ -1,4 +1,4 @@
-"""Reading `.pt` files as data: weights-only loading, which runs no code; what needs more is refused."""
+"""Reads `.pt` files as data: weights-only loading runs no code, and files that need more are refused."""
 
 import pickle
 import re
@@ -14,10 +14,10 @@ from mismatch_cli.importers import _pickled_numpy
 
 
 def load(path: Path) -> Any:
-    """The content of a file that `torch.save` wrote; tensors stay on disk until they are read.
+    """The content of a file from `torch.save`; tensors stay on disk until they are read.
 
-    A `MismatchError` for a file that is cut off, and for one that holds more than tensors, numpy arrays, numbers, text,
-    lists and dicts.
+    Raises `MismatchError` for a file that is truncated, or holds more than tensors, numpy arrays, numbers, text, lists
+    and dicts.
     """
     import torch
 
@@ -28,7 +28,7 @@ def load(path: Path) -> Any:
         with path.open("rb") as file:
             if file.read(2) == b"PK":
                 raise MismatchError(
-                    f"{path} is cut off: the end of the file is missing. Copy it again, or name other files only."
+                    f"{path} is truncated: the end of the file is missing. Copy it again, or leave it out."
                 )
     try:
         with torch.serialization.safe_globals([(kind, name) for name, kind in _pickled_numpy.NAMES.items()]):
@@ -36,52 +36,49 @@ def load(path: Path) -> Any:
                 torch.load(path, weights_only=True, map_location="cpu", mmap=whole or None)
             )
     except pickle.UnpicklingError as error:
-        reason = "needs more than weights-only loading, which could run any code"
+        reason = "cannot be loaded weights-only, and anything else could run any code"
         raise NeedsItsFramework(path, reason) from error
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
         check_memory(error)
         raise MismatchError(
-            f"{path} is no file that torch.save wrote, or broken ({first_line(error)}). "
-            "Copy it again, or name other files only."
+            f"{path} is broken, or torch.save did not write it ({first_line(error)}). Copy it again, or leave it out."
         ) from error
 
 
 def _refuse_packed(path: Path) -> None:
-    """`torch.save` packs nothing: a record that is could become any number of bytes."""
+    """Refuse compressed records: `torch.save` writes none, and one could expand to any size."""
     try:
         with zipfile.ZipFile(path) as archive:
             packed = any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
-        raise MismatchError(
-            f"{path} is broken ({first_line(error)}). Copy it again, or name other files only."
-        ) from error
+        raise MismatchError(f"{path} is broken ({first_line(error)}). Copy it again, or leave it out.") from error
     if packed:
         raise MismatchError(
-            f"{path} holds packed records, which torch.save does not write. Write it anew, or name other files only."
+            f"{path} holds compressed records, which torch.save never writes. Save it again, or leave it out."
         )
 
 
 def check_memory(error: Exception) -> None:
-    """What torch says where there is no more memory, as Python says it."""
+    """Turn torch's out-of-memory error into Python's `MemoryError`."""
     if isinstance(error, RuntimeError) and "allocate memory" in str(error):
         raise MemoryError from error
 
 
 @contextmanager
 def laid_out(path: Path, title: str) -> Iterator[None]:
-    """Inside, whatever Python says to values where others belong is a `MismatchError` about the file."""
+    """Turn Python's errors about unexpected values into a `MismatchError` that names the file."""
     try:
         yield
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
         check_memory(error)
-        what = f"{type(error).__name__}: {first_line(error)}"
+        fault = f"{type(error).__name__}: {first_line(error)}"
         raise MismatchError(
-            f"{path} is laid out otherwise than {title} is ({what}). Formats: mismatch-cli import --formats"
+            f"{path} does not have the layout of {title} ({fault}). Formats: mismatch-cli import --formats"
         ) from error
 
 
 def keys_of(content: Any) -> frozenset[str]:
-    """The keys of a dict, and those of its first sample or its columns: `samples.tokens`, `rollout_data.tokens`."""
+    """The keys of a dict, and those of its first sample or columns: `samples.tokens`, `rollout_data.tokens`."""
     if not isinstance(content, dict):
         return frozenset()
     keys = {str(key) for key in content}
@@ -94,7 +91,7 @@ def keys_of(content: Any) -> frozenset[str]:
 
 
 class NeedsItsFramework(MismatchError):
-    """A file that is not opened here; `lines` are what to run where it can be."""
+    """A file that is not opened here; `lines` convert it where its framework is installed."""
 
     def __init__(self, path: Path, reason: str) -> None:
         known = ((about["framework"], about["lines"]) for about in pickles() if re.fullmatch(about["name"], path.name))
@@ -104,12 +101,12 @@ class NeedsItsFramework(MismatchError):
         advice = (
             f"Run the lines above where {framework} is installed, then: mismatch-cli import {written}"
             if self.lines
-            else "Write it from its own framework in the plain schema instead: mismatch-cli import --schema"
+            else "Export it from its framework in the plain schema instead: mismatch-cli import --schema"
         )
         super().__init__(f"{path} {reason}. {advice}")
 
 
 def pickles() -> list[dict[str, str]]:
-    """Which frameworks write what files as pickles, and the lines that turn one into a dump."""
+    """Which frameworks write which files as pickles, and the lines that turn one into a dump."""
     files: list[dict[str, str]] = tomllib.loads((Path(__file__).parent / "pickles.toml").read_text("utf-8"))["file"]
     return files

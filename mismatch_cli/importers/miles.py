@@ -1,10 +1,10 @@
-"""miles' dumps: train data per rank, rollout data, the dashboard's Parquet columns, and what each policy loss saw.
+"""miles' dumps: train data per rank, rollout data, the dashboard's Parquet columns, and the inputs of each policy loss.
 
 Written by `miles/utils/train_dump_utils.py`, `miles/ray/rollout/debug_data.py` and
-`miles/backends/training_utils/debug_dump.py` of `--dump-details DIR`; read at 31f1ca961 (2026-08). A folder holds the
-same samples several times: train data is taken where there is some, else rollout data, else the Parquet columns.
-Tensor-parallel ranks write the same samples; each counts once. The loss's own dump has no token ids: its current log
-π joins the sample of the same rank with the same log μ, bit for bit.
+`miles/backends/training_utils/debug_dump.py` with `--dump-details DIR`; read at 31f1ca961 (2026-08). A folder holds
+the same samples several times: train data comes first, then rollout data, then the Parquet columns. Tensor-parallel
+ranks write the same samples; each counts once. The loss's own dump has no token ids: its current log π joins the
+sample of the same rank with the same log μ, bit for bit.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ TITLE = "miles --dump-details"
 FILES = "train_data/N_R.pt, rollout_data/N.pt, dashboard_columns/rollout_N.parquet, policy_loss_debug/rank_R_call_C.pt"
 ENABLE = "--dump-details DIR"
 PI = "recomputed"
-HOLDS = "log_probs, recomputed before the update; with policy_loss_debug the current ones too; elsewhere none"
+HOLDS = "log_probs, recomputed before the update; with policy_loss_debug also the current ones; rollout data has none"
 SHIFT = "none: R values for the last R of tokens"
 PADDING = "none"
 AVERAGING = "mean of the means over each response; masked tokens have log-probability 0"
 
-SPLIT = "files of a rank that holds a part of each response only (context parallelism): import rollout_data instead"
-NO_SAMPLE = "samples of policy_loss_debug without a sample of the same rank that has the same log μ"
+SPLIT = "files of a rank that holds only a part of each response (context parallelism): import rollout_data instead"
+NO_SAMPLE = "samples of policy_loss_debug whose log μ matches no sample of the same rank"
 _PARQUET = ("sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs")
 Found = dict[bytes, list[dict[str, Any]]]  # rarely more than one: equal answers of few tokens
 
@@ -50,7 +50,7 @@ def recognises(peek: Peek) -> bool:
 
 
 def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
-    """Of a folder: the files that say most about each sample, and what the loss saw."""
+    """Of a folder, choose the files that say most about each sample, and those of the loss."""
     trained = [source for source in sources if "eval_" not in source.path.name]
     tally.leave_out(EVALUATION, len(sources) - len(trained))
     losses = [source for source in trained if _is_loss(source)]
@@ -80,7 +80,7 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 
 
 def _with_policy_first(sources: list[Source]) -> list[Source]:
-    """Per rollout the ranks that have log π: an earlier stage of a pipeline writes the same samples without."""
+    """Put the ranks with log π first in each rollout: earlier pipeline stages write the same samples without it."""
     ranked = [source for source in sources if re.fullmatch(r"\d+_\d+\.pt", source.path.name)]
     if len(ranked) < len(sources):
         return sources
@@ -111,7 +111,7 @@ def _torch_tables(source: Source, tally: Tally, seen: _Losses | None) -> Iterato
 
 @lru_cache(maxsize=1)  # every rank of a rollout asks
 def _rollout_of(path: Path) -> dict[int, dict[str, Any]]:
-    """The samples of a rollout as it was saved beside the train data, in its order; none where it cannot be read."""
+    """The samples of the rollout file next to the train data, in order; none where it cannot be read."""
     try:
         samples = _torch_file.load(path)["samples"]
         return {foreign.whole_number(sample["index"]): sample for sample in samples}
@@ -120,10 +120,10 @@ def _rollout_of(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def _of_columns(columns: dict[str, Any], rollout: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """A dict per sample from columns; what is not one value per sample (schedules) stays behind.
+    """A dict per sample from columns, without those that do not hold one value per sample (schedules).
 
-    `raw_reward` is of the whole rollout, in its order, which the rollout's own file tells (miles takes `partition` out
-    before it saves). Without the column that file's own rewards are the raw ones.
+    `raw_reward` covers the whole rollout in its order, which only the rollout's file tells (miles removes `partition`
+    before it saves). Without that column, the rewards in that file are the raw ones.
     """
     count = len(columns["tokens"])
     raw = columns.get("raw_reward")
@@ -167,7 +167,7 @@ def _arrays(table: pa.Table, name: str) -> list[np.ndarray | None]:
 
 
 class _Losses:
-    """What each call of the policy loss saw, by rank and by the bits of log μ."""
+    """The inputs of each call of the policy loss, by rank and by the bits of log μ."""
 
     def __init__(self, sources: list[Source], tally: Tally) -> None:
         self._tally = tally
@@ -181,7 +181,7 @@ class _Losses:
                         by_mu.setdefault(_bits(sample["rollout_log_probs"]), []).append(sample)
 
     def join(self, sample: dict[str, Any], rank: int) -> dict[str, Any]:
-        """The sample with the current log π, and what it was compared with as recomputed, unless that was μ itself."""
+        """The sample with the current log π, and the loss's old log π as recomputed unless it is μ itself."""
         mu = sample.get("rollout_log_probs")
         equal = [] if mu is None else self._found.get(rank, {}).get(_bits(mu), [])
         loss = equal.pop(0) if equal else {}

@@ -1,10 +1,10 @@
-"""NeMo-RL's training data: `train_data_stepN.jsonl`, one sample a line, padded on the right to the longest of the step.
+"""NeMo-RL's training data: `train_data_stepN.jsonl`, one sample per line, right-padded to the longest of the step.
 
 Written by `log_batched_dict_as_jsonl` in `nemo_rl/utils/logger.py`, called at the end of each step in
 `algorithms/grpo.py`, `grpo_sync.py` and `ppo.py`; read at 7ea279abf (2026-08). Each line is a slice of length 1, so
-every value is wrapped in a list of one; unwrapped values are accepted too. With dynamic sampling `rewards` belongs to
-other samples than the line's, and `filtered_rewards` to these. Where the forward pass for prev_logprobs is skipped
-(force_on_policy_ratio) it is all 0.
+every value is wrapped in a list of one; unwrapped values are accepted too. With dynamic sampling `filtered_rewards`
+belongs to the line's sample, and `rewards` to others. Where the forward pass for prev_logprobs is skipped
+(force_on_policy_ratio), it is all 0.
 """
 
 import re
@@ -31,7 +31,7 @@ PADDING = "on the right, cut at input_lengths; the response begins at the first 
 AVERAGING = "mean over tokens, of the whole batch; a sample with sample_loss_mask 0 is kept and masked"
 
 UNWRAPPABLE = "lines that hold more than one sample"
-SKIPPED = "responses whose prev_logprobs are all 0 (the pass was skipped): their trainer column is left empty"
+SKIPPED = "responses have prev_logprobs of all 0 (the pass was skipped): log π is left empty"
 _FLOATS = {"logp_rollout": "generation_logprobs", "logp_trainer": "prev_logprobs"}
 _MOST = 2**31 - 1
 _WHOLE = ("input_lengths", "idx")
@@ -113,14 +113,14 @@ def _finished(found: dict[str, pa.Array], rows: dict[str, pa.Array], step: int) 
     reward = rows["filtered_rewards"] if rows["filtered_rewards"].null_count < len(lengths_S) else rows["rewards"]
     found["reward"] = pa.array(_numbers(reward).astype(np.float32), mask=_lists.is_null(reward))
     index_S = _numbers(rows["idx"])
-    if ((index_S >= 0) & (index_S <= _MOST)).all():  # false for NaN, which is null
+    if ((index_S >= 0) & (index_S <= _MOST)).all():  # False for NaN, which is null
         found["sample_index"] = pa.array(index_S.astype(np.int32))
     found["step"] = pa.array(np.full(len(lengths_S), step, np.int32))
     return pa.table(found)
 
 
 def _without_placeholders(column: pa.Array, lengths_S: np.ndarray) -> dict[str, pa.Array]:
-    """Null where a whole response has log π = 0: nobody computed it."""
+    """Null where log π = 0 in the whole response: it was not computed."""
     null_S = _lists.is_null(column)
     computed_S = np.zeros(len(lengths_S), dtype=bool)
     known_S = np.where(null_S, 0, lengths_S)

@@ -1,8 +1,8 @@
-"""open-instruct's rollouts: JSONL, one response a line, with log μ and the advantage; the trainer has to score it.
+"""open-instruct's rollouts: JSONL, one response per line, with log μ and advantage but without log π.
 
 Written by `save_rollouts_to_disk` in `open_instruct/rl_utils.py`; read at e6c3044aa (2026-08). There is no mask
-column: in a response that called tools, tokens whose log-probability is exactly 0 are taken for the tools' output and
-masked. `prompt_idx` begins at 0 in every step, so prompts are told apart by their token ids.
+column: in a response that called tools, tokens with a log-probability of exactly 0 count as tool output and are
+masked. `prompt_idx` begins at 0 in every step, so token ids identify the prompts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +23,10 @@ ENABLE = "--save_traces --rollouts_save_path SAVE_PATH"
 PI = None
 HOLDS = "no π: only μ, as the engine computed it"
 SHIFT = "none: logprobs[i] describes response_tokens[i]"
-PADDING = "none: prompt_tokens and response_tokens are apart"
+PADDING = "none: prompt_tokens and response_tokens are separate"
 AVERAGING = "one advantage per response; the loss is a mean over tokens unless --loss_denominator says otherwise"
 
-TOOLS = "tokens are taken for tool output and masked (log-probability 0 in a response that called tools)"
+TOOLS = "tokens count as tool output and are masked (log-probability 0 in a response that called tools)"
 _SCHEMA = pa.schema(
     {
         "step": pa.int32(),
@@ -68,7 +68,7 @@ def _block(table: pa.Table) -> pa.Table:
 
 
 def _mask(logp: pa.Array, called_S: np.ndarray) -> dict[str, pa.Array]:
-    """As long as the log-probabilities: a response with fewer of them than tokens is left out anyway."""
+    """A mask as long as the log-probabilities: a response with fewer of them than tokens is left out anyway."""
     lengths_S = _lists.lengths_of(logp)
     tool_T = np.repeat(called_S, lengths_S) & (_lists.flat(logp) == 0)
     tool_S = np.bincount(_lists.rows_of(lengths_S)[tool_T], minlength=len(logp)).astype(np.int64)

@@ -1,7 +1,7 @@
-"""The plain schema: a response per line or row, under the names that a trace has. Any program can write it.
+"""The plain schema: one response per line or row, with a trace's column names. Any program can write it.
 
-A trace's own shards are plain Parquet. Numbers may be of any width; `loss_mask` may be true/false or 1/0, `advantage`
-one number per response (or a list of it) or one per token, `prompt_id` (or `group_id`) a number or a text.
+A trace's own shards are plain Parquet. Numbers may have any width; `loss_mask` is true/false or 1/0, `advantage` one
+number per response (or a list of one) or one per token, `prompt_id` (or `group_id`) a number or a text.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,51 +25,51 @@ TITLE = "plain JSONL or Parquet"
 FILES = "*.jsonl, *.parquet"
 ENABLE = "five lines of Python: mismatch-cli import --schema"
 PI = "recomputed"
-HOLDS = "logp_trainer, of the weights that version_trainer states"
+HOLDS = "logp_trainer, at the weights that version_trainer states"
 SHIFT = "none: index i describes response_ids[i]"
-PADDING = "none, or what prompt_mask and response_mask cut"
-AVERAGING = "none assumed: tokens that the loss does not see have loss_mask false"
+PADDING = "none, or cut by prompt_mask and response_mask"
+AVERAGING = "none assumed: tokens outside the loss have loss_mask false"
 
-OTHER_VALUES = "rows with values that the columns of a trace cannot hold"
-_FOREIGN = "columns that no trace has ({})"
+OTHER_VALUES = "rows with values that do not fit a trace's columns"
+_FOREIGN = "unknown columns ({})"
 _NAMED = 10
 
-# What each column means, for `import --schema`; the types are those of the trace.
+# The meaning of each column, for `import --schema`; the types are those of the trace.
 MEANING = {
     "prompt_ids": "token ids of the prompt (required)",
     "response_ids": "token ids of the response, tool output included (required)",
     "logp_rollout": "log μ of each response token, nats, by the engine that sampled (required)",
-    "logp_trainer": "log π by the trainer, same tokens, at the temperature that sampled",
-    "logp_recomputed": "log π at the weights that sampled, where logp_trainer has newer ones",
+    "logp_trainer": "log π of the same tokens by the trainer, at the sampling temperature",
+    "logp_recomputed": "log π at the sampling weights, if logp_trainer uses newer ones",
     "logp_average": "log π at an average of the trainer's weights",
-    "loss_mask": "false (or 0) where the trainer learns nothing: tool output; default: all true",
-    "advantage": "one number, or a list of one: that of the whole response; else one per token",
+    "loss_mask": "false (or 0) for tokens outside the loss, such as tool output; default: all true",
+    "advantage": "one number (or a list of one) for the whole response, or one per token",
     "reward": "one number",
-    "prompt_id": "which prompt: a number or a text; also read from group_id; default: a hash of prompt_ids",
-    "sample_index": "which response to it; default: the number of the row",
+    "prompt_id": "a number or a text; also read from group_id; default: a hash of prompt_ids",
+    "sample_index": "number of the response to this prompt; default: the row number",
     "step": "training step; default 0",
     "epoch": "pass over the batch; default 0",
     "minibatch": "update within the step; default 0",
     "finish_reason": "stop or length; default unknown",
-    "version_rollout": "updates behind the weights that sampled; default 0",
-    "version_trainer": "updates behind the weights of logp_trainer; default: the same, one more with logp_recomputed",
+    "version_rollout": "updates made to the sampling weights; default 0",
+    "version_trainer": "updates made to the weights of logp_trainer; default: the same, or 1 more with logp_recomputed",
     "entropy_trainer": "entropy of π, nats",
     "rank_rollout": "1 = the engine's most probable token",
     "rank_trainer": "1 = the trainer's most probable token",
-    "logp_trainer_repeat": "log π once more, in other micro-batches: the noise",
+    "logp_trainer_repeat": "log π again, in different micro-batches: the noise floor",
     "topk_ids": "the engine's K most probable ids, K per token, flat",
-    "topk_logp_rollout": "log μ at these",
-    "topk_logp_trainer": "log π at these",
-    "topk_logp_recomputed": "log π at these, at the weights that sampled",
+    "topk_logp_rollout": "log μ of these ids",
+    "topk_logp_trainer": "log π of these ids",
+    "topk_logp_recomputed": "log π of these ids, at the sampling weights",
     "tv_full": "TV over the vocabulary",
     "kl_full": "KL(μ‖π) over the vocabulary, nats",
-    "route_flips": "layers in which the trainer's routers chose other experts; 255: not known",
+    "route_flips": "layers where the trainer's routers chose different experts; 255: unknown",
     "route_first": "the first of these among the layers with a router; 255: none",
-    "route_layers": "layers × 4: tokens, flips, experts in common, the same first expert",
-    "route_margins": "2 × bins of router margins: where both sides agree, and where not",
+    "route_layers": "layers × 4: tokens, flips, experts in common, same first expert",
+    "route_margins": "2 × bins of router margins: where both sides agree, and where they differ",
     "routes": "(prompt + response − 1) × layers × experts per token: the engine's experts, flat",
-    "prompt_mask": "of padded prompts: where there are tokens",
-    "response_mask": "of padded lists: where there are tokens; a 0 before the last 1 is one without loss",
+    "prompt_mask": "of padded prompts: 1 for tokens, 0 for padding",
+    "response_mask": "of padded lists: 1 for tokens; a 0 before the last 1 is a token outside the loss",
 }
 
 WRITER = """import json
@@ -101,13 +101,13 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 
 
 def responses(table: pa.Table, source: Source, tally: Tally) -> Iterator[tuple[pa.Table, str]]:
-    """The rows of a table in the names of this schema, without padding, and the name of their file."""
+    """The rows of a table under this schema's names, without padding, and the name of their file."""
     for rows in _in_types(_rows(table, source, tally), source, tally):
         yield without_padding(rows, tally, source.name), source.name
 
 
 def _rows(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
-    """A response per row, where a row holds a batch."""
+    """Split rows that hold a batch into one row per response."""
     if "response_ids" not in table.column_names or not is_batch(table.schema.field("response_ids").type):
         return table
     with readable(source):
@@ -115,7 +115,7 @@ def _rows(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
 
 
 def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Table]:
-    """The table in the trace's types; where a value does not fit, row by row without those that hold one."""
+    """The table in the trace's types; if a value does not fit, row by row without the rows that hold one."""
     try:
         yield _in_the_trace_s_types(table, source)
         return
@@ -123,7 +123,7 @@ def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Tabl
         pass
     for row in range(table.num_rows):
         try:
-            found = _in_the_trace_s_types(table.take([row]), source)  # a slice would carry the others' values along
+            found = _in_the_trace_s_types(table.take([row]), source)  # a slice would keep the other rows' values
         except foreign.WRONG_VALUE as error:
             tally.leave_out(OTHER_VALUES, 1, f"{source.name}: {first_line(error)}")
             continue
@@ -131,7 +131,7 @@ def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Tabl
 
 
 def _schema(record: dict[str, Any], also: Mapping[str, str]) -> pa.Schema:
-    """The types in which JSON is read: those of the trace, but where a record shows another spelling of the same."""
+    """The types in which to read JSON: the trace's, unless a record shows another form of the same value."""
     in_batches = _lists.depth_of(record.get("response_ids")) > 1
     kinds: dict[str, pa.DataType] = {}
     for name, ours in {**{name: name for name in known()}, **also}.items():
@@ -162,7 +162,7 @@ def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
 
 
 def _merged(columns: dict[str, pa.Array], also: Mapping[str, str]) -> dict[str, pa.Array]:
-    """Each column under our name, with the first value that a row has under any of its names."""
+    """Each column under our name, with each row's first value under any of its names."""
     for ours in {*also.values()}:
         names = [*(name for name, its in also.items() if its == ours), ours]
         if found := [columns.pop(name) for name in names if name in columns]:
@@ -184,19 +184,19 @@ def _cast(name: str, column: pa.Array, source: Source) -> pa.Array:
     except (foreign.WRONG_TYPE, pa.ArrowNotImplementedError) as error:
         called = f"{name} ({source.columns[name]} of the file)" if name in source.columns else name
         raise MismatchError(
-            f"{source.path}: column {called} is {column.type}, and cannot be read as {kind} ({first_line(error)}). "
+            f"{source.path}: column {called} is {column.type} and cannot be read as {kind} ({first_line(error)}). "
             "What each column holds: mismatch-cli import --schema"
         ) from error
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Names of prompts, which are hashed; fractions are neither names nor numbers of prompts."""
+    """Whether the column holds prompt names, to be hashed."""
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(value) or pa.types.is_large_string(value))
 
 
 def _hashed(names: pa.Array) -> pa.Array:
-    """63 bits of each text, the same in every file."""
+    """63 bits of each text; the same text gets the same bits in every file."""
     coded = pc.dictionary_encode(names.cast(pa.string()))
     numbers = np.array([text_key(str(name)) for name in coded.dictionary.to_pylist()] or [0], dtype=np.int64)
     return pa.array(numbers[coded.indices.fill_null(0).to_numpy(zero_copy_only=False)], mask=_lists.is_null(names))

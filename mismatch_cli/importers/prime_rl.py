@@ -1,8 +1,8 @@
-"""prime-rl's token exports: JSONL, one packed sequence a line, every column as long as the sequence.
+"""prime-rl's token exports: JSONL, one packed sequence per line, every column as long as the sequence.
 
 Written by `src/prime_rl/trainer/rl/token_export.py` while the trainer learns from the batch; read at 559b44772
-(2026-08). Values that were not finite are null there. Tokens whose RL and reference-KL weights are both 0 (cross-
-entropy on tokens of another model) are masked: prime-rl samples nothing at them.
+(2026-08). Values that are not finite are null there. Tokens whose RL and reference-KL weights are both 0
+(cross-entropy on another model's tokens) are masked: prime-rl did not sample them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +22,10 @@ TITLE = "prime-rl token_exports"
 FILES = "token_exports/step_N/rank_R.jsonl"
 ENABLE = "trainer.enable_token_export = true"
 PI = "trainer"
-HOLDS = "trainer_logprobs of the weights that are being updated, logits divided by the temperature; not recomputed"
+HOLDS = "trainer_logprobs at the weights being updated, logits divided by the temperature; not recomputed"
 SHIFT = "index i describes token i (prime-rl shifts right); index 0 is a filler, −log(vocabulary)"
-PADDING = "none: prime-rl cuts it; the response begins at the first position of loss_mask"
-AVERAGING = (
-    "mean over tokens; groups without signal are dropped by the trainer before it exports (filter_zero_advantages)"
-)
+PADDING = "none: prime-rl removes it; the response begins at the first 1 of loss_mask"
+AVERAGING = "mean over tokens; the trainer drops groups without signal before it exports (filter_zero_advantages)"
 
 _FLOATS = {
     "advantage": "advantages",
@@ -63,7 +61,7 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 def _block(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     newest = pc.max(table.column("schema_version")).as_py() or _VERSION
     if newest > _VERSION:
-        raise MismatchError(f"{where} has schema_version {newest}, and this mismatch-cli reads {_VERSION}. Upgrade it.")
+        raise MismatchError(f"{where} has schema_version {newest}; this mismatch-cli reads {_VERSION}. Upgrade it.")
     columns = {name: foreign.single(table.column(name)) for name in _SCHEMA.names}
     mask, unseen_S = _with_rl_weight(columns)
     floats = {name: columns[source] for name, source in _FLOATS.items()}
@@ -73,7 +71,7 @@ def _block(table: pa.Table, tally: Tally, where: str) -> pa.Table:
 
 
 def _with_rl_weight(columns: dict[str, pa.Array]) -> tuple[pa.Array, np.ndarray]:
-    """The loss mask without tokens that no RL loss and no reference KL sees, and how many these are in each row."""
+    """The loss mask without tokens outside RL loss and reference KL, and their number in each row."""
     mask, (rl, kl) = columns["loss_mask"], (columns[name] for name in _WEIGHTS)
     lengths_S = _lists.lengths_of(mask)
     aligned = all(np.array_equal(_lists.lengths_of(weights), lengths_S) for weights in (rl, kl))
@@ -86,9 +84,9 @@ def _with_rl_weight(columns: dict[str, pa.Array]) -> tuple[pa.Array, np.ndarray]
 
 
 def unfinished(sources: Sequence[Source]) -> str:
-    """Why the dump is a part of itself: prime-rl marks a step as STABLE once every rank has written it."""
+    """Why the dump is incomplete: prime-rl marks a step as STABLE once every rank has written it."""
     steps = {source.path.parent for source in sources if source.path.parent.name.startswith("step_")}
     open_steps = sorted(folder.name for folder in steps if not (folder / STABLE).exists())
     if len(open_steps) == len(steps):
-        return ""  # a copy without marks, as far as anybody can tell
-    return f"steps without the mark STABLE: {len(open_steps):,}, the first {open_steps[0]}" if open_steps else ""
+        return ""  # no step has a mark: probably a copy without them
+    return f"steps without a STABLE file: {len(open_steps):,}, the first {open_steps[0]}" if open_steps else ""

@@ -1,9 +1,8 @@
-"""slime's debug dumps: one `.pt` per rollout, with μ alone (rollout data) or with π and advantages too (train data).
+"""slime's debug dumps: one `.pt` per rollout, with only μ (rollout data) or also π and advantages (train data).
 
 Written by `slime/observability/rollout_data_utils.py` and `train_data_utils.py`; read at 624b824a8 (2026-08). Older
-versions wrote the columns of each rank (`rollout_data`), which miles still does: its importer reads them. `log_probs`
-are recomputed before the update, or, where that pass was saved, taken from the training pass of the only or first
-update.
+versions wrote the columns of each rank (`rollout_data`), as miles still does: its importer reads them. `log_probs`
+are recomputed before the update or, where that pass is skipped, come from the training pass of the first update.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +24,8 @@ HOLDS = "log_probs, recomputed before the update (train data); no π in rollout 
 SHIFT = "none: R values for the last R of tokens"
 PADDING = "none"
 AVERAGING = "mean of the means over each response; masked tokens have log-probability 0"
-EVALUATION = "files of evaluations (eval_N.pt)"
-SAME_SAMPLES = "files with the same samples, but less about each (rollout data beside train data)"
+EVALUATION = "evaluation files (eval_N.pt)"
+SAME_SAMPLES = "files with the same samples but less about each (rollout data next to train data)"
 
 
 def recognises(peek: Peek) -> bool:
@@ -36,7 +35,7 @@ def recognises(peek: Peek) -> bool:
 
 
 def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
-    """Of a folder: no evaluations, and no rollout data where there is train data."""
+    """Of a folder, leave out evaluations, and rollout data where train data exists."""
     trained = [source for source in sources if not source.path.name.startswith("eval_")]
     tally.leave_out(EVALUATION, len(sources) - len(trained))
     better = [source for source in trained if source.path.parent.name == "train_data"]
@@ -57,7 +56,7 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 
 
 def with_raw_rewards(samples: list[dict[str, Any]], raw: Any) -> list[dict[str, Any]]:
-    """`raw_reward` is one list for the whole rollout, in its order: `rollout_position` says which entry is whose."""
+    """Add the raw rewards: one list for the whole rollout, indexed by each sample's `rollout_position`."""
     if raw is None:
         return samples
     positions = [sample.get("rollout_position") for sample in samples]

@@ -1,8 +1,8 @@
-"""What TRL's GRPOTrainer hands to its loss, as JSONL or Parquet: a response or a whole batch per line or row.
+"""What TRL's GRPOTrainer passes to its loss, as JSONL or Parquet: a response or a whole batch per line or row.
 
 The names are those of `_generate_and_score_completions` in `trl/trainer/grpo_trainer.py`; read at 1.16.0. Prompts are
-padded on the left and completions on the right, each with a mask; `tool_mask` is 0 at tool output. Log μ is there where
-vLLM samples, and log π of a pass before the update with it.
+padded on the left and completions on the right, each with a mask; `tool_mask` is 0 at tool output. Where vLLM samples,
+there is log μ, and log π from a pass before the update.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +21,14 @@ TITLE = "TRL's GRPO batches"
 FILES = "*.jsonl, *.parquet"
 ENABLE = "mismatch_cli.record.trl writes a trace; TRL itself saves no token ids (mismatch-cli guide record)"
 PI = "recomputed"
-HOLDS = "old_per_token_logps, recomputed before the update; with per_token_logps the current ones too"
+HOLDS = "old_per_token_logps, recomputed before the update; with per_token_logps also the current ones"
 SHIFT = "none: index i describes completion_ids[i]"
-PADDING = "prompts are cut by prompt_mask, completions behind the last 1 of completion_mask"
+PADDING = "prompts are cut by prompt_mask, completions after the last 1 of completion_mask"
 AVERAGING = (
     "mean over tokens of the batch (loss_type dapo, the default); with grpo the mean of the means over responses"
 )
 
-# what TRL or its users call the columns of a trace; of several names the first counts under which a row has a value
+# TRL's and its users' names of a trace's columns; the first one under which a row has a value counts
 _NAMES = {
     "completion_mask": "response_mask",
     "tool_mask": "loss_mask",
@@ -45,7 +45,7 @@ _ROLLOUT = {"logp_rollout", *(name for name, ours in _NAMES.items() if ours == "
 
 
 def recognises(peek: Peek) -> bool:
-    """Token ids under TRL's names, unless log μ goes by a name that TRL has not."""
+    """Token ids under TRL's names, unless log μ has a name that TRL does not use."""
     if peek.source.kind not in ("jsonl", "parquet") or not peek.has("prompt_ids", "completion_ids"):
         return False
     others = peek.keys - {*_NAMES, "completion_ids"}
@@ -63,16 +63,16 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
     if rows and not sampled:
         raise MismatchError(
             f"{sources[0].path} holds no sampling_per_token_logps: TRL has log-probabilities of the rollout engine "
-            "only where vLLM samples. Train with use_vllm=True, and see mismatch-cli guide record."
+            "only where vLLM samples. Train with use_vllm=True; see mismatch-cli guide record."
         )
 
 
 def _with_log_pi(table: pa.Table) -> pa.Table:
-    """Where a response has no log-probabilities of the present weights, the old ones are log π."""
+    """Use the old log-probabilities as log π where a response has none at the current weights."""
     columns = {name: table.column(name) for name in table.column_names}
     if (old := columns.pop("logp_recomputed", None)) is None:
         return table
-    now = columns.get("logp_trainer", pa.nulls(len(old), old.type))
-    columns["logp_trainer"] = pc.coalesce(now, old)
-    columns["logp_recomputed"] = pc.if_else(pc.is_valid(now), old, pa.scalar(None, old.type))
+    current = columns.get("logp_trainer", pa.nulls(len(old), old.type))
+    columns["logp_trainer"] = pc.coalesce(current, old)
+    columns["logp_recomputed"] = pc.if_else(pc.is_valid(current), old, pa.scalar(None, old.type))
     return pa.table(columns)

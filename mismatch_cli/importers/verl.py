@@ -2,7 +2,7 @@
 
 The names are those of `verl/trainer/ppo/ray_trainer.py`; read at 0.9.1. Prompts are padded on the left and responses
 on the right; `attention_mask` covers both, and `response_mask` is 0 at tool output too. In bypass mode `old_log_probs`
-are a copy of `rollout_log_probs`, and no π.
+is a copy of `rollout_log_probs`, not π.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ ENABLE = "batch.save_to_disk(PATH) in a trainer, or record it: VERL_USE_EXTERNAL
 PI = "recomputed"
 HOLDS = "old_log_probs, recomputed before the update"
 SHIFT = "none: index i describes responses[i]"
-PADDING = "prompts and responses are cut by attention_mask, or responses behind the last 1 of response_mask"
+PADDING = "prompts and responses are cut by attention_mask, or responses after the last 1 of response_mask"
 AVERAGING = "mean over tokens of the batch (loss_agg_mode token-mean, the default)"
-BYPASSED = "responses have old_log_probs equal to rollout_log_probs (bypass mode): they are not log π"
+BYPASSED = "responses have old_log_probs equal to rollout_log_probs (bypass mode), which is not log π"
 
-_NUMBERS = {  # the column of a trace: what verl calls it, the first that is there
+_NUMBERS = {  # column of the trace: verl's names, the first one present counts
     "logp_rollout": ("rollout_log_probs",),
     "logp_trainer": ("old_log_probs",),
     "advantage": ("advantages",),
@@ -50,7 +50,7 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 
 
 def _tables(source: Source, tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, int | None]]:
-    """Tables in verl's names and types, and the step that a batch tells."""
+    """Tables with verl's names and types, and the batch's step, if known."""
     if source.kind == "parquet":
         tables = parquet_tables(source, _NAMES, "responses", advance)
         yield from ((pa.table({name: _typed(name, t.column(name)) for name in t.column_names}), None) for t in tables)
@@ -81,7 +81,7 @@ def _typed(name: str, column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _arrow(values: Any) -> pa.Array:
-    """A matrix as lists of one length, a list of tensors as lists of their own, objects as their texts."""
+    """A matrix as lists of equal length, a list of tensors as lists of their lengths, objects as text."""
     if hasattr(values, "detach"):
         values = (values.float() if values.is_floating_point() else values).numpy()
     if isinstance(values, np.ndarray) and values.dtype != object:
@@ -117,13 +117,13 @@ def _in_our_names(columns: dict[str, pa.Array], step: int | None, tally: Tally) 
 
 
 def _sums(scores: pa.Array) -> pa.Array:
-    """The reward of each response: all of it stands at its last token."""
+    """Each response's reward: the sum over its tokens, of which only the last has one."""
     sums = np.bincount(_lists.rows_of(_lists.lengths_of(scores)), _lists.flat(scores), minlength=len(scores))
     return pc.if_else(scores.is_null(), None, pa.array(sums, pa.float32()))
 
 
 def _without_copies(found: dict[str, pa.Array], tally: Tally) -> dict[str, pa.Array]:
-    """In bypass mode log π is a copy of log μ, which would measure as no gap at all."""
+    """Drop log π where it is a copy of log μ (bypass mode): it would show no gap at all."""
     if "logp_trainer" in found and found["logp_trainer"].equals(found.get("logp_rollout")):
         tally.note(BYPASSED, len(found.pop("logp_trainer")))
     return found

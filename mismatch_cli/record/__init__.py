@@ -1,4 +1,4 @@
-"""Record responses from inside a training run: numpy and pyarrow are all that it needs."""
+"""Record responses from inside a training run; needs only numpy and pyarrow."""
 
 from mismatch_cli.record.recorder import Recorder
 

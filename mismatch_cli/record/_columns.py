@@ -1,4 +1,4 @@
-"""Responses as a run has them, turned into columns in a trace's types."""
+"""Turns a run's responses into columns with a trace's types."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import arrow_type, column_order
 from mismatch_cli.trace.writer import rows_to_table
 
-REFUSED = "responses whose {} is not what a trace holds"
-STRANGE = "responses with a column that no trace has ({})"
-_LONGEST = 40  # characters of a name in a reason, which is counted and kept
+REFUSED = "responses whose {} has an invalid value"
+STRANGE = "responses with an unknown column ({})"
+_LONGEST = 40  # characters of a name in a reason, which is stored
 
 
 class _Refusal(Exception):
-    """Why a response is left out, and what exactly was wrong with it."""
+    """Why a response is left out, and the details."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason)
@@ -30,15 +30,15 @@ class _Refusal(Exception):
 
 
 def as_table(given: Iterable[Row | Padded], number: Callable[[Row], Row], tally: Tally) -> pa.Table:
-    """The responses as columns, each with its number; one with a value that does not fit is left out and counted."""
+    """The responses as columns, each with its number; those with invalid values are left out and counted."""
     kept = []
     for row in rows_in(given):
         try:
             kept.append(number(_in_types(row())))
         except _Refusal as refusal:
             tally.leave_out(refusal.reason, 1, refusal.detail)
-        except Exception as error:  # whatever a run hands over: its own arrays may raise anything
-            tally.leave_out("responses that could not be cut out of their batch", 1, first_line(error))
+        except Exception as error:  # the run's own arrays may raise anything
+            tally.leave_out("responses that could not be extracted from their batch", 1, first_line(error))
     names = [name for name in column_order() if any(name in row for row in kept)]
     return rows_to_table({name: [row.get(name) for row in kept] for name in names})
 
@@ -63,7 +63,7 @@ def _value(name: str, value: Any) -> Any:
         return text_key(value)
     if name == "finish_reason":
         return str(value)
-    if name == "reward":  # what is no finite number is emptied with a note, as in an import
+    if name == "reward":  # a value that is not finite is emptied with a note, as in an import
         return float(np.asarray(value).item())
     number = foreign.whole_number(value)
-    return pa.scalar(number, kind).as_py()  # beyond the type: refused here, where it is this row's fault
+    return pa.scalar(number, kind).as_py()  # a value beyond the type is refused here, for this row only

@@ -1,4 +1,4 @@
-"""The files of one rank in a trace folder: whole shards, and a note beside them of what was written and refused."""
+"""The files of one rank in a trace folder: complete shards, and a note of what was written and refused."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import write_shard
 
 _REASONS = 3  # in a warning
-_SAMPLES = 2**16  # that a rank numbers of one prompt at most
+_SAMPLES = 2**16  # most samples of one prompt that a rank numbers
 
-Told = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # of the run: sections of a manifest, or what makes them
+Told = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # a manifest's sections, or a function
 
 
 class RankFolder:
-    """What a rank has written, before it was restarted too, and where its next shard goes.
+    """What a rank has written, restarts included, and where its next shard goes.
 
-    A `MismatchError` where the folder is held by a process of the same rank, or holds another run.
+    Raises `MismatchError` if another process of the same rank holds the folder, or it contains another run.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class RankFolder:
         warn: Callable[[str, int], None],
     ) -> None:
         self._folder, self._rank, self._warn = folder, rank, warn
-        self.written = self.refused = 0  # responses, of this process
-        self.last_step = -1  # of the processes before it
-        self._manifest: dict[str, Any] = {}  # of a new trace, of which rank 0 takes care
+        self.written = self.refused = 0  # responses, by this process
+        self.last_step = -1  # of earlier processes
+        self._manifest: dict[str, Any] = {}  # of a new trace, written by rank 0
         if rank < 0:
             raise ValueError(f"rank is {rank}: ranks count from 0")
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,22 +68,22 @@ class RankFolder:
                 remove_unfinished(folder, beginning)
             self._tally = Tally()
             self._completer = Completer(self._tally, newer_trainer=False, vocabulary=vocabulary)
-            self._samples: Counter[tuple[Any, Any]] = Counter()  # so far, of each prompt of a step
-            self._shards = self._before()
+            self._samples: Counter[tuple[Any, Any]] = Counter()  # so far, per prompt and step
+            self._shards = self._earlier_shards()
             self._note()
         except BaseException:
             _let_go(self._lock)
             raise
 
     def write(self, given: list[Row | Padded]) -> None:
-        """A shard of these responses; where it cannot be written they are lost, and the next ones are tried again."""
+        """Write a shard of these responses; if that fails, they are lost, but later ones are tried again."""
         before = Counter(self._tally.left_out)
         try:
             table, facts = self._complete(given)
             if table.num_rows:
                 self._write_shard(table, facts)
             refused = self._tally.left_out - before
-        except Exception as error:  # the disk is full, the folder is gone: the run goes on
+        except Exception as error:  # the disk is full, the folder is gone: the run continues
             refused = self._tally.left_out - before
             lost = sum(map(responses_in, given)) - refused.total()
             self._tally.leave_out("responses that could not be written", lost)
@@ -93,31 +93,31 @@ class RankFolder:
             self._warn(f"{'; '.join(self._tally.left_out_lines()[:_REASONS])}: not recorded", 0)
 
     def close(self) -> None:
-        """Say that this is all, and let the folder go."""
+        """Note that the recording is complete, and release the folder."""
         try:
             self._note(closed=True)
         except MismatchError as error:
             self._warn(f"{first_line(error)}: the end of the recording is not noted", 0)
         _let_go(self._lock)
 
-    def _begin(self, told: Told, tokenizer: Any) -> None:
-        """The manifest of a new trace; a recording of the same run goes on, and anybody else's trace is left alone."""
+    def _begin(self, facts: Told, tokenizer: Any) -> None:
+        """Prepare the manifest of a new trace, or continue a recording of the same run; other traces stay untouched."""
         try:
-            known = sections(told() if callable(told) else told)
-        except Exception as error:  # a run's own objects may lack what an adapter reads of them
-            self._warn(f"{first_line(error)}: the manifest says nothing of the run", 0)
+            known = sections(facts() if callable(facts) else facts)
+        except Exception as error:  # the run's own objects may lack what an adapter reads
+            self._warn(f"{first_line(error)}: the manifest does not describe the run", 0)
             known = {}
         if (self._folder / "trace" / FILE_NAME).exists():
-            raise MismatchError(f"{self._folder} holds a run in its trace/: give the recorder a folder of its own")
+            raise MismatchError(f"{self._folder} holds a run in its trace/: give the recorder a separate folder")
         if (self._folder / FILE_NAME).exists():
             manifest = read_manifest(self._folder)
             if manifest.get("command") != RECORD:
-                raise MismatchError(f"{self._folder} holds another trace: give the recorder a folder of its own")
+                raise MismatchError(f"{self._folder} holds another trace: give the recorder a separate folder")
             if differing := _differing(manifest, known, self._rank):
-                raise MismatchError(f"{self._folder} holds another run, with another {differing[0]}: name a new folder")
+                raise MismatchError(f"{self._folder} holds a run with a different {differing[0]}: name a new folder")
         elif self._rank == 0:
             if shards_in(self._folder) and not any(self._folder.glob(NOTE.replace("{:05d}", "*"))):
-                raise MismatchError(f"{self._folder} holds shards of something else: give the recorder a new folder")
+                raise MismatchError(f"{self._folder} holds foreign shards: give the recorder a new folder")
             self._write_vocabulary(tokenizer)
             self._manifest = {"command": RECORD, "libraries": library_versions(), **known}
 
@@ -126,31 +126,31 @@ class RankFolder:
             return
         try:
             write_vocabulary(self._folder, tokenizer)
-        except Exception as error:  # it is the run's own: whatever it lacks, ids are recorded
-            self._warn(f"{first_line(error)}: tokens are shown by their ids", 0)
+        except Exception as error:  # the run's own tokenizer may lack anything: ids are recorded regardless
+            self._warn(f"{first_line(error)}: tokens are shown as ids", 0)
 
-    def _before(self) -> dict[str, dict[str, int]]:
-        """The shards that this rank wrote before it was restarted; the rows in them are not recorded again."""
+    def _earlier_shards(self) -> dict[str, dict[str, int]]:
+        """The shards that this rank wrote before a restart; their rows are not recorded again."""
         path = self._folder / NOTE.format(self._rank)
         note = read_note(path) if path.exists() else {"shards": {}}
         self._tally.left_out.update(note.get("left_out", {}))
         self._tally.noted.update(note.get("noted", {}))
         self._tally.first.update(note.get("left_out_first", {}))
-        there = sorted(self._folder.glob(f"shard-{self._rank:05d}-*.parquet"))
-        for shard in there:
-            with pq.ParquetFile(shard) as file:  # `read_table` would import pandas where it is
+        shards = sorted(self._folder.glob(f"shard-{self._rank:05d}-*.parquet"))
+        for shard in shards:
+            with pq.ParquetFile(shard) as file:  # `read_table` would import pandas if installed
                 rows = file.read(list(ROW_KEY))
             self._completer.remember(rows)
             self.last_step = max(self.last_step, *rows["step"].to_pylist())
-        if unknown := {shard.name for shard in there} - note["shards"].keys():
-            raise MismatchError(f"{self._folder / min(unknown)} is not of this recording")
-        newest = max(note["shards"], default="")  # noted and then not written: a kill came between
+        if unknown := {shard.name for shard in shards} - note["shards"].keys():
+            raise MismatchError(f"{self._folder / min(unknown)} does not belong to this recording")
+        newest = max(note["shards"], default="")  # may be noted but not written, after a kill
         return {
             name: facts for name, facts in note["shards"].items() if name != newest or (self._folder / name).exists()
         }
 
     def _write_shard(self, table: pa.Table, facts: dict[str, int]) -> None:
-        """Note it first: a shard that is noted and missing is one that a kill prevented, one unknown is a stranger."""
+        """Write a shard and note it first: a noted shard may be missing after a kill, an unknown one is foreign."""
         number = 1 + max((int(name[len("shard-00000-") : -len(".parquet")]) for name in self._shards), default=-1)
         name = f"shard-{self._rank:05d}-{number:06d}.parquet"
         self._shards[name] = facts
@@ -163,13 +163,13 @@ class RankFolder:
         self.written += table.num_rows
 
     def _complete(self, given: list[Row | Padded]) -> tuple[pa.Table, dict[str, int]]:
-        """The responses as a trace has them, and what readers want to know without opening the shard."""
+        """The responses in a trace's form, and counts for readers that do not open the shard."""
         before = self._completer.facts()
         table = self._completer.complete(as_table(given, self._numbered, self._tally), f"rank {self._rank}")
         return table, {name: count - before[name] for name, count in self._completer.facts().items()}
 
     def _numbered(self, row: Row) -> Row:
-        """A response with its number among those to its prompt; where nobody gave one, ranks must not give the same."""
+        """A response with its sample index; without one, it is numbered so that ranks never collide."""
         if "sample_index" in row:
             return row
         prompt = row.get("prompt_id")
@@ -178,7 +178,7 @@ class RankFolder:
         return row | {"sample_index": self._rank * _SAMPLES + self._samples[key] - 1}
 
     def _note(self, *, closed: bool = False) -> None:
-        """Beside the shards: what this rank wrote and refused, so that a reader knows what belongs to the trace."""
+        """Write the note about what this rank wrote and refused, which tells readers what belongs to the trace."""
         found = {
             "rank": self._rank,
             "closed": closed,
@@ -187,25 +187,25 @@ class RankFolder:
             "left_out_first": self._tally.first,
             "noted": dict(self._tally.noted),
         }
-        if self._manifest and not (self._folder / FILE_NAME).exists():  # new, or somebody removed the folder
+        if self._manifest and not (self._folder / FILE_NAME).exists():  # a new trace, or the folder was removed
             write_manifest(self._folder, self._manifest)
         write_atomically(self._folder / NOTE.format(self._rank), json.dumps(found, indent=2) + "\n")
 
 
 def _held(lock: Path) -> int:
-    """The lock of a rank: two recorders of one rank would give their shards the same names."""
+    """Take a rank's lock: two recorders of one rank would use the same shard names."""
     file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(file)
-        raise MismatchError(f"{lock.parent} is being recorded by another recorder of this rank") from error
+        raise MismatchError(f"another recorder of this rank is writing to {lock.parent}") from error
     _HELD.add(file)
     return file
 
 
 def _let_go(lock: int) -> None:
-    """For everybody: a child that was forked meanwhile has the same lock, and may live on."""
+    """Release the lock in every process: a forked child shares it, and may outlive this process."""
     _HELD.discard(lock)
     fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)
@@ -222,7 +222,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], rank: int) -> list[str]:
-    """Sections that speak of another run; of a rank whose manifest nobody keeps only the models count."""
+    """Sections that describe another run; for ranks other than 0 only the models count."""
     if rank == 0:
         return [name for name in SECTIONS if manifest.get(name) != known.get(name)]
     models = {name: section.get("model") for name, section in known.items() if section.get("model")}

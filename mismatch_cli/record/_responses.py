@@ -1,4 +1,4 @@
-"""What a run hands over: responses by themselves, or padded matrices of them; and which of them are recorded."""
+"""A run's responses, single or as padded matrices, and the choice of those that are recorded."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from mismatch_cli.hashing import hash_keys
 from mismatch_cli.importers._rows import prompt_hash, text_key
 
 Row = dict[str, Any]
-_SEED = 2  # of the hash that chooses prompts
-_REMEMBERED = 2**12  # prompts: the responses to one come close together
+_SEED = 2  # of the hash that selects prompts
+_REMEMBERED = 2**12  # prompts: responses to the same prompt arrive close together
 
 
 @dataclass
 class Padded:
-    """Matrices of S responses with the masks of their tokens; cut apart in the thread that writes."""
+    """Matrices of S responses with masks of their tokens; the writer's thread splits them."""
 
     columns: dict[str, Any]
     prompt_SP: Any
@@ -32,13 +32,13 @@ class Padded:
         )
         for name, value in {"prompt_mask": self.prompt_SP, **self.columns}.items():
             if _has_rows(value) and len(value) != len(self):
-                raise ValueError(f"{name} has {len(value)} rows, and response_mask {len(self)}")
+                raise ValueError(f"{name} has {len(value)} rows, but response_mask has {len(self)}")
 
     def __len__(self) -> int:
         return len(self.response_ST)
 
     def row(self, number: int) -> Row:
-        """A response without padding; a number or a text for all of them is each one's."""
+        """A response without padding; single numbers or texts apply to every response."""
         return {name: _cut(value, number, self._masks_of(name)[number]) for name, value in self.columns.items()}
 
     def only(self, keep_S: np.ndarray) -> Padded:
@@ -47,7 +47,7 @@ class Padded:
         return Padded(columns, self.prompt_SP[keep_S], self.response_ST[keep_S])
 
     def column(self, name: str) -> list[Any]:
-        """One column, a value or an array without padding for each response."""
+        """One column: a value, or an array without padding, per response."""
         value = self.columns.get(name)
         return [_cut(value, number, mask_T) for number, mask_T in enumerate(self._masks_of(name))]
 
@@ -57,17 +57,17 @@ class Padded:
 
 
 def responses_in(given: Row | Padded) -> int:
-    """How many responses these are; a row that is not chosen is empty."""
+    """Number of responses; a row that is not chosen is empty."""
     return len(given) if isinstance(given, Padded) else bool(given)
 
 
 def tokens_in(given: Row | Padded) -> int:
-    """How many tokens they have."""
+    """Number of tokens in these responses."""
     return int(given.response_ST.sum()) if isinstance(given, Padded) else int(np.size(given.get("response_ids", ())))
 
 
 def rows_in(given: Iterable[Row | Padded]) -> Iterator[Callable[[], Row]]:
-    """Each response, to be made where its faults are counted."""
+    """A function for each response, which is called where its faults are counted."""
     for item in given:
         if isinstance(item, Padded):
             yield from (partial(item.row, number) for number in range(len(item)))
@@ -76,7 +76,7 @@ def rows_in(given: Iterable[Row | Padded]) -> Iterator[Callable[[], Row]]:
 
 
 def chosen(given: Row | Padded, every: int) -> Row | Padded:
-    """Those whose prompt is one of those that are recorded in their step: a hash, the same on every rank."""
+    """The responses whose prompt is recorded in this step, by a hash that is the same on every rank."""
     if not isinstance(given, Padded):
         return (
             given
@@ -96,7 +96,7 @@ def _is_chosen(step: int, key: int, every: int) -> bool:
 
 
 def _prompt_key(prompt_ids: Any, name: Any) -> int:
-    """The prompt's own id, or the hash of its tokens that an import gives it, too."""
+    """The prompt's own id, or the hash of its tokens, as in an import."""
     if name is None:
         return _hash(np.asarray(prompt_ids, dtype=np.int32).tobytes())
     return text_key(name) if isinstance(name, str) else int(name)
@@ -108,7 +108,7 @@ def _hash(prompt: bytes) -> int:
 
 
 def copied(value: Any) -> Any:
-    """A copy on the host; what has `detach` is a tensor, of whatever library, and numpy knows no bfloat16."""
+    """A copy on the host; anything with `detach` is a tensor, and becomes float because numpy lacks bfloat16."""
     if hasattr(value, "detach"):
         value = value.detach()
         return np.array((value.float() if value.is_floating_point() else value).cpu().numpy())
@@ -120,14 +120,14 @@ def copied(value: Any) -> Any:
 
 
 def _cut(value: Any, number: int, mask_T: np.ndarray) -> Any:
-    """A response's part of a column. A matrix is as wide as its mask, or has one value for each response."""
+    """A response's part of a column: a matrix is as wide as its mask, or has one value per response."""
     if not _has_rows(value):
         return value
     found = value[number]
     if _has_rows(found) and len(found) == len(mask_T):
         return np.asarray(found)[mask_T]
     if isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[1] != 1:
-        raise ValueError(f"a matrix of width {value.shape[1]} beside a mask of width {len(mask_T)}")
+        raise ValueError(f"a matrix of width {value.shape[1]} with a mask of width {len(mask_T)}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The thread that writes: responses are gathered into shards, and a bounded queue takes these to the disk."""
+"""The writer's thread: gathers responses into shards, which a bounded queue passes to the disk."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.record._rank import RankFolder
 from mismatch_cli.record._responses import Padded, Row, responses_in, tokens_in
 
-_SHARD_TOKENS, _SHARD_SECONDS = 2**18, 60.0  # whichever comes first ends a shard: a trace is read while it grows
+_SHARD_TOKENS, _SHARD_SECONDS = 2**18, 60.0  # whichever comes first ends a shard: traces are read while they grow
 _QUEUED = 4  # shards that may wait before the run waits for the disk
-_GLANCE = 1.0  # seconds between two looks at responses that wait
-_PATIENCE = 30.0  # seconds that the run waits at most
+_GLANCE = 1.0  # seconds between checks for waiting responses
+_PATIENCE = 30.0  # most seconds that the run waits
 
 Item = (
     list[Row | Padded] | threading.Event | None
-)  # of one shard, a wish to be told once all before it is written, the end
+)  # a shard's responses, an event to set once everything before it is written, or the end
 
 
 class Writer:
-    """Takes responses from the run and never keeps it waiting for long; what begins with `_` runs in the thread."""
+    """Takes responses from the run without delaying it for long; methods that begin with `_` run in the thread."""
 
     def __init__(self, files: RankFolder, warn: Callable[[str, int], None]) -> None:
         self._files, self._warn = files, warn
         self._queue: Queue[Item] = Queue(_QUEUED)
-        self._gathering = (
-            threading.Lock()
-        )  # over the responses of the next shard, their tokens, and the age of the first
+        self._gathering = threading.Lock()  # guards the next shard's responses, their tokens, and the age of the first
         self._given: list[Row | Padded] = []
         self._tokens, self._since = 0, 0.0
         self._thread = threading.Thread(target=self._run, name="mismatch-cli recorder", daemon=True)
         self._thread.start()
 
     def put(self, given: Row | Padded) -> None:
-        """Hand over responses; where the disk is slower than the run, wait for it, though not for ever."""
+        """Hand over responses; if the disk is slower than the run, wait for it, but not forever."""
         tokens = tokens_in(given)
         with self._gathering:
             if not self._given:
@@ -47,7 +45,7 @@ class Writer:
                 self._hand_over()
 
     def flush(self) -> None:
-        """Return once everything that was put is in shards; a `MismatchError` where that takes too long."""
+        """Return once everything so far is in shards; a `MismatchError` if that takes too long."""
         done = threading.Event()
         with self._gathering:
             self._hand_over()
@@ -55,25 +53,25 @@ class Writer:
         until = time.monotonic() + _PATIENCE
         while self._thread.is_alive() and not done.wait(0.1):
             if time.monotonic() > until:
-                raise MismatchError(f"the disk has not taken everything in {_PATIENCE:g} seconds")
+                raise MismatchError(f"the disk did not accept everything within {_PATIENCE:g} seconds")
 
     def close(self) -> None:
-        """Write what is left, say that it is all, and let the folder go."""
+        """Write the rest, note that the recording is complete, and release the folder."""
         with self._gathering:
             self._hand_over()
             self._queue.put(None, timeout=_PATIENCE)
         self._thread.join(_PATIENCE)
         if self._thread.is_alive():
-            raise MismatchError(f"the disk has not taken everything in {_PATIENCE:g} seconds")
+            raise MismatchError(f"the disk did not accept everything within {_PATIENCE:g} seconds")
 
     def _hand_over(self) -> None:
-        """Pass on the responses of the next shard; whoever calls this holds their lock."""
+        """Pass on the responses of the next shard; the caller holds their lock."""
         given = self._gathered()
         try:
             self._queue.put(given, timeout=_PATIENCE)
         except Full:
             self._warn(
-                f"the disk has taken nothing in {_PATIENCE:g} seconds: responses are lost",
+                f"the disk accepted nothing for {_PATIENCE:g} seconds: responses are lost",
                 sum(map(responses_in, given)),
             )
 
@@ -96,9 +94,9 @@ class Writer:
                 self._files.write(item)
 
     def _old_ones(self) -> list[Row | Padded]:
-        """Responses that have waited so long that a reader should see them."""
+        """The waiting responses, if readers should see them by now."""
         if time.monotonic() - self._since < _SHARD_SECONDS or not self._gathering.acquire(blocking=False):
-            return []  # whoever holds the lock may wait for this thread
+            return []  # the lock's holder may be waiting for this thread
         try:
             return self._gathered()
         finally:

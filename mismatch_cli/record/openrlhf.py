@@ -11,7 +11,7 @@ from mismatch_cli.record.recorder import Recorder, after, never_raises
 
 
 def record() -> None:
-    """Record in whichever process makes experiences; steps are counted, on from those of before a restart."""
+    """Record in the process that makes experiences; steps are counted, also across restarts."""
     from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
     @never_raises
@@ -31,7 +31,7 @@ def record() -> None:
 
 
 def columns(experience: Any) -> dict[str, Any]:
-    """An Experience for `add_padded`: what it holds of actions begins with the second token, masks leave tools out."""
+    """An Experience for `add_padded`: its action columns begin with the second token, and masks leave out tools."""
     ids, real, actions = (copied(getattr(experience, name)) for name in ("sequences", "attention_mask", "action_mask"))
     first_S, place_T = (actions > 0).argmax(1)[:, None], np.arange(ids.shape[1])
     masks = {"prompt_mask": real * (place_T <= first_S), "response_mask": (real * (place_T > first_S))[:, 1:]}

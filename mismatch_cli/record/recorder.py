@@ -1,4 +1,4 @@
-"""A recorder for any trainer: responses in, a trace out, and the run that is recorded never notices."""
+"""A recorder for any trainer: responses in, a trace out, without disturbing the run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 class Recorder:
-    """Writes responses as they are handed over into a trace folder, in whole shards, from a thread of its own.
+    """Writes responses to a trace folder, in complete shards, from its own thread.
 
-    Each rank of a run has a recorder with its `rank` in the same `folder`; that of rank 0 writes the manifest. With
-    `every` above 1 only one in so many prompts of a step is recorded, the same on all ranks, with all of its responses.
+    Each rank of a run has a recorder with its `rank` in the same `folder`; rank 0 writes the manifest. With `every`
+    above 1, one in `every` prompts of a step is recorded, the same on all ranks, with all of its responses.
 
-    `manifest` says what cannot be seen in the tokens: sections `rollout` (engine, version, model, dtype,
-    kv_cache_dtype), `trainer` (name, version, model, dtype) and `sampling` (temperature, top_p, top_k), or what makes
-    it. `tokenizer`, one of Hugging Face, gives the tokens their text. `vocabulary` is how many token ids there are:
-    what is beyond is refused.
+    `manifest` holds what the tokens do not show: sections `rollout` (engine, version, model, dtype, kv_cache_dtype),
+    `trainer` (name, version, model, dtype) and `sampling` (temperature, top_p, top_k), or a function that returns it.
+    `tokenizer`, from Hugging Face, provides the text of tokens. `vocabulary` is the number of token ids: larger ids are
+    refused.
 
-    Nothing here raises into the run: the first fault is logged as a warning, each is counted in `counts`.
+    Nothing here raises into the run: the first fault is logged as a warning, and `counts` counts all of them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Recorder:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What became of the responses so far: after `close` the others add up to those that were given."""
+        """The fate of the responses so far: after `close` the other counts add up to `given`."""
         return {
             "given": self._given,
             "not sampled": self._not_sampled,  # for `every`
@@ -69,15 +69,15 @@ class Recorder:
 
     @property
     def next_step(self) -> int:
-        """The step after the last one that was there before: where a run goes on that has no number for its steps."""
+        """The step after the last one in the folder at the start, for runs that do not number their steps."""
         return 1 + self._files.last_step if self._files else 0
 
     def add(self, **columns: Any) -> None:
         """Record one response: `step`, `prompt_ids`, `response_ids`, `logp_rollout`, and any other column of a trace.
 
-        Lists, numpy arrays or tensors, copied before this returns; `advantage` is one number or one per token,
-        `prompt_id` a number or a text (default: a hash of the prompt), `sample_index` counts where it is absent. What
-        is None was not measured.
+        Takes lists, numpy arrays or tensors, and copies them before it returns. `advantage` is one number or one per
+        token, `prompt_id` a number or a text (default: a hash of the prompt), `sample_index` is counted by default.
+        None means not measured.
         """
         self._given += 1
         with self._guarded("a response is not recorded", lost=1):
@@ -92,11 +92,10 @@ class Recorder:
         response_mask: Any = None,
         **columns: Any,
     ) -> None:
-        """Record a batch of padded matrices: [S, P] of prompts and [S, T] of responses, each with a mask of its tokens.
+        """Record a batch of padded matrices: prompts [S, P] and responses [S, T], each with a mask of its tokens.
 
-        Padding may stand on either side. Other matrices over [S, T] are cut by the response mask; what has one value
-        for each response, or one for the whole batch, is handed on as such. `loss_mask`, where given, says which of the
-        response's tokens are trained.
+        Padding may be on either side. Other [S, T] matrices are cut by the response mask; columns may also have one
+        value per response, or one for the whole batch. `loss_mask`, if given, marks the response's trained tokens.
         """
         given = _number_of(response_ids)
         self._given += given
@@ -108,13 +107,13 @@ class Recorder:
             self._put(Padded(held, copied(prompt_mask), copied(response_mask)))
 
     def flush(self) -> None:
-        """Return once everything that was added is on disk, or after half a minute."""
-        with self._guarded("it may take longer until everything is on disk"):
+        """Return once everything added so far is on disk, or after half a minute."""
+        with self._guarded("not everything is on disk yet"):
             if self._writer is not None:
                 self._writer.flush()
 
     def close(self) -> None:
-        """The same, and end: what is added later is lost, and counted, as is what the disk has not taken by then."""
+        """Flush and end; later responses, and those that are not on disk by then, are lost and counted."""
         writer, self._writer = self._writer, None
         if writer is None or os.getpid() != self._process:
             return
@@ -127,9 +126,7 @@ class Recorder:
 
     def _put(self, given: Row | Padded) -> None:
         if os.getpid() != self._process:
-            raise RuntimeError(
-                "this process was forked from the one that records: give it a recorder with a rank of its own"
-            )
+            raise RuntimeError("this process was forked from the recording one: give it its own recorder and rank")
         if self._writer is None:
             raise RuntimeError("the recorder is closed" if self._files else "the recorder could not begin")
         if "step" not in (given.columns if isinstance(given, Padded) else given):
@@ -143,7 +140,7 @@ class Recorder:
 
     @contextmanager
     def _guarded(self, consequence: str = "a batch is not recorded", lost: int = 0) -> Iterator[None]:
-        """What goes wrong inside is a warning that names the consequence: no fault here ends the run."""
+        """Turn exceptions into a warning that names the consequence: no fault here ends the run."""
         try:
             yield
         except Exception as error:
@@ -154,11 +151,11 @@ class Recorder:
             self._lost += lost
             first, self._warned = not self._warned, True
         if first:
-            _LOG.warning("%s. Training goes on; later faults are only counted (Recorder.counts).", fault)
+            _LOG.warning("%s. Training continues; later faults are only counted (Recorder.counts).", fault)
 
 
 def never_raises(hook: Hook) -> Hook:
-    """What an adapter does inside somebody's run: a fault is a warning, the first one, and answers None."""
+    """An adapter's hook inside a run, made safe: the first fault is logged, and faults return None."""
     warned: list[str] = []
 
     @wraps(hook)
@@ -168,19 +165,19 @@ def never_raises(hook: Hook) -> Hook:
         except Exception as error:
             if not warned:
                 warned.append(_told(error))
-                _LOG.warning("%s: what this run samples is not recorded. Training goes on.", warned[0])
+                _LOG.warning("%s: this run's samples are not recorded. Training continues.", warned[0])
 
     return cast("Hook", guarded)
 
 
 def after(function: Hook, keep: Callable[[Any], Any]) -> Hook:
-    """The same function, whose answers are shown to `keep`, which never raises into who called it."""
-    shown = never_raises(keep)
+    """The function, with its results also passed to `keep`, whose faults never reach the caller."""
+    guarded_keep = never_raises(keep)
 
     @wraps(function)
     def recorded(*given: Any, **named: Any) -> Any:
         answer = function(*given, **named)
-        shown(answer)
+        guarded_keep(answer)
         return answer
 
     return cast("Hook", recorded)
@@ -193,5 +190,5 @@ def _told(error: Exception) -> str:
 def _number_of(responses: Any) -> int:
     try:
         return len(responses)
-    except TypeError:  # no matrix at all: it counts as one that is lost
+    except TypeError:  # not a matrix: counts as one lost response
         return 1

@@ -7,22 +7,22 @@ from mismatch_cli.record.recorder import Recorder, never_raises
 
 _FIELDS = {"logp_rollout": "rollout_log_probs", "logp_trainer": "log_probs", "advantage": "advantages",
            "loss_mask": "loss_masks", "reward": "local_raw_reward", "sample_index": "sample_indices"}  # fmt: skip
-_RECORDERS: dict[int, Recorder] = {}  # of this process, which is one rank
+_RECORDERS: dict[int, Recorder] = {}  # by rank; this process is one
 
 
 @never_raises
 def record(args: Any, rollout_id: int | None = None, rollout_data: dict[str, Any] | None = None) -> None:
-    """Called on every rank before it trains; of a data-parallel group the rank that holds the log-probs records."""
+    """Called on every rank before it trains; in a data-parallel group, the rank with the log-probs records."""
     from megatron.core import mpu
 
     if not mpu.is_pipeline_last_stage() or mpu.get_tensor_model_parallel_rank():
         return
     rank, data = mpu.get_data_parallel_rank(with_context_parallel=True), rollout_data or {}
     if "tokens" not in data:
-        raise ValueError("this hook is called without the data: use --dump-details, and import that")
+        raise ValueError("this hook got no data: use --dump-details instead, and import the dump")
     if rank not in _RECORDERS:
         folder = os.environ.get("MISMATCH_RECORD", "recorded")
-        _RECORDERS[rank] = Recorder(folder, rank=rank, manifest=lambda: told(args))
+        _RECORDERS[rank] = Recorder(folder, rank=rank, manifest=lambda: run_facts(args))
     for number, tokens in enumerate(data["tokens"]):
         length = data["response_lengths"][number]
         row = {ours: data[name][number] for ours, name in _FIELDS.items() if data.get(name) is not None}
@@ -31,8 +31,8 @@ def record(args: Any, rollout_id: int | None = None, rollout_data: dict[str, Any
         _RECORDERS[rank].add(step=rollout_id, finish_reason=ended, **ids, **row)
 
 
-def told(args: Any) -> dict[str, Any]:
-    """What slime's own flags say."""
+def run_facts(args: Any) -> dict[str, Any]:
+    """The run's facts from slime's flags."""
     model, sampling = args.hf_checkpoint, {"temperature": args.rollout_temperature, "top_p": args.rollout_top_p}
     dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
     trainer = {"name": "Megatron", "model": model, "dtype": dtype}

@@ -13,12 +13,12 @@ _FIELDS = {"prompt_ids": "prompts", "response_ids": "responses", "loss_mask": "l
 
 
 class Recorded:
-    """Any trainer of V1: records a batch when its advantages are known, into `recorded` beside the checkpoints."""
+    """Any V1 trainer: records a batch once its advantages are known, into `recorded` next to the checkpoints."""
 
     @cached_property
     def _recorder(self: Any) -> Recorder:
         folder, sides = f"{self.config.trainer.default_local_dir}/recorded", self.config.actor_rollout_ref
-        return Recorder(folder, manifest=lambda: told(sides), tokenizer=getattr(self, "tokenizer", None))
+        return Recorder(folder, manifest=lambda: run_facts(sides), tokenizer=getattr(self, "tokenizer", None))
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         return after(super()._compute_advantage, lambda _: self._keep(batch))(batch, metrics)  # type: ignore[misc]
@@ -35,11 +35,11 @@ class Recorded:
 
     def on_train_end(self: Any) -> None:
         super().on_train_end()  # type: ignore[misc]
-        self._recorder.close()  # Ray may end this process without a word
+        self._recorder.close()  # Ray may end this process without notice
 
 
-def told(config: Any) -> dict[str, Any]:
-    """What verl's configuration says."""
+def run_facts(config: Any) -> dict[str, Any]:
+    """The run's facts from verl's configuration."""
     rollout, trainer = config.rollout, {"name": "verl", "model": config.model.path}
     engine = {"engine": rollout.name, "model": config.model.path, "dtype": rollout.dtype}
     return {"rollout": engine, "trainer": trainer, "sampling": {"temperature": rollout.temperature}}

@@ -1,1 +1,1 @@
-"""Which experts a mixture of experts sends each token to: taken down, compared, prescribed."""
+"""Records, compares and prescribes the experts that a mixture of experts sends each token to."""

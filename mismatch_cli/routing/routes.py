@@ -1,8 +1,8 @@
-"""Routes as a trace holds them, and where the trainer's routers choose other experts than the engine's did.
+"""Routes in a trace's form, and where the trainer's routers choose different experts from the engine's.
 
-`_F` are the tokens that the model reads: prompt and response, but for the last. The routers at the token before decide
-the log-probability of a response token, so response token t belongs to row `prompt length − 1 + t`.
-`_M` are the layers that have a router, `_K` the experts that a token is sent to.
+`_F` are the tokens that the model reads: prompt and response without the last token. The routers at the previous token
+affect the log-probability of a response token, so response token t belongs to row `prompt length − 1 + t`.
+`_M` are the layers with a router, `_K` the experts of a token.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 
 from mismatch_cli.errors import MismatchError
 
-UNKNOWN = 2**16 - 1  # in place of an expert that the engine did not name
+UNKNOWN = 2**16 - 1  # instead of an expert that the engine did not name
 NOT_MEASURED = NO_FLIP = 255  # in the token columns
 _MOST = 254  # flips that a column can hold
-# Of router margins, in logits: half octaves from 2⁻¹⁶ to 2⁶, with one bin below and one above.
+# Bins of router margins, in logits: half octaves from 2⁻¹⁶ to 2⁶, with one bin below and one above.
 MARGIN_EDGES = 2.0 ** np.arange(-16, 6.5, 0.5)
 MARGIN_BINS = len(MARGIN_EDGES) + 1
 LAYER_COUNTS = ("tokens", "flips", "shared", "first")
@@ -25,21 +25,21 @@ LAYER_COUNTS = ("tokens", "flips", "shared", "first")
 
 @dataclass(frozen=True)
 class RouteComparison:
-    """Where the trainer would send the tokens of one response elsewhere, as the columns of a trace."""
+    """Where the trainer would route the tokens of one response differently, as columns of a trace."""
 
-    flips_T: np.ndarray  # uint8, layers with other experts; 255 = not measured
-    first_T: np.ndarray  # uint8, the place of the first of them among the layers with a router; 255 = none
+    flips_T: np.ndarray  # uint8, number of layers with different experts; 255 = not measured
+    first_T: np.ndarray  # uint8, index of the first of these among the layers with a router; 255 = none
     layers_MC: np.ndarray  # int32, `LAYER_COUNTS` of each layer
-    margins_2B: np.ndarray  # int32, the trainer's margins where it agrees, and where it does not
+    margins_2B: np.ndarray  # int32, the trainer's margins where it agrees, and where it differs
 
 
 def compare_routes(
     engine_TMK: np.ndarray, trainer_TMK: np.ndarray, margin_TM: np.ndarray, counted_T: np.ndarray
 ) -> RouteComparison:
-    """Both sides' experts at the tokens that predict a response, likeliest first, and the trainer's margins.
+    """Compare both sides' experts, most likely first, at the tokens that predict a response.
 
-    The counts by layer and by margin are of the tokens that `counted_T` has: `tokens` with known routes, `flips` (other
-    experts, in whatever order), `shared` (Σ of the experts that both chose), `first` (the same likeliest expert).
+    The counts by layer and by margin cover the tokens in `counted_T`: `tokens` with known routes, `flips` (different
+    experts, in any order), `shared` (Σ of the experts that both chose), `first` (the same most likely expert).
     """
     known_TM = (engine_TMK != UNKNOWN).all(-1)
     shared_TM = (engine_TMK[..., :, None] == trainer_TMK[..., None, :]).any(-1).sum(-1)
@@ -60,7 +60,7 @@ def compare_routes(
 
 
 def route_columns(found: Sequence[RouteComparison | None]) -> dict[str, list[np.ndarray | None]]:
-    """The columns of a trace, one item for each response; null where the engine's routes are not known."""
+    """The columns of a trace, one item per response; null where the engine's routes are unknown."""
     fields = {
         "route_flips": "flips_T",
         "route_first": "first_T",
@@ -74,10 +74,10 @@ def route_columns(found: Sequence[RouteComparison | None]) -> dict[str, list[np.
 
 
 def check_routes(routes_FMK: np.ndarray, fed: int, prompt_id: int) -> None:
-    """A `MismatchError` for what no router can have said: another number of tokens, or an expert named twice."""
+    """Raise a `MismatchError` for impossible routes: the wrong number of tokens, or an expert named twice."""
     if len(routes_FMK) != fed:
         raise MismatchError(
-            f"The engine returned routes of {len(routes_FMK)} tokens for a response to prompt {prompt_id}, and the "
+            f"The engine returned routes of {len(routes_FMK)} tokens for a response to prompt {prompt_id}, but the "
             f"model read {fed}. Leave out --routes, or report it to the engine's authors."
         )
     sorted_FMK = np.sort(routes_FMK, -1)

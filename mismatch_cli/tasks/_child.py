@@ -1,4 +1,4 @@
-"""A child process that answers a line with a line, and cannot hang whoever asks."""
+"""A child process that answers each line with a line and cannot hang its caller."""
 
 import hashlib
 import json
@@ -14,27 +14,26 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.tasks._worker import READY
 
 _SECONDS_TO_START = 60.0  # importing sympy on a slow disk
-_LONGEST_KEPT = 2**16  # characters of a question that took too long; of a longer one its hash is remembered
-_SECONDS_TO_END = 10.0  # of its keeper, which takes at most half of it
+_LONGEST_KEPT = 2**16  # characters of a question that timed out; of a longer one only the hash is remembered
+_SECONDS_TO_END = 10.0  # for its keeper, which needs at most half of it
 _LONGEST_ANSWER = 2**20  # bytes
 _READ_BYTES = 2**16
 
 
 def users_code(where: str, flag: str, kind: str, example: str) -> tuple[str, str]:
-    """The file of FILE.py:NAME, and the whole with that file's full path; a `UsageError` where it is not there."""
+    """The file of FILE.py:NAME, and FILE.py:NAME with its full path; a `UsageError` where the file does not exist."""
     file, colon, name = where.rpartition(":")
     if not colon or not name.isidentifier() or not Path(file).is_file():
-        raise UsageError(f"{flag} {where}: there is no such {kind}. Give it as path/to/file.py:{example}.")
+        raise UsageError(f"{flag} {where}: no such {kind}. Write it as path/to/file.py:{example}.")
     return file, f"{Path(file).resolve()}:{name}"
 
 
 class Child:
-    """Runs `python -m module arguments…`, which prints "ready" and then one line for each line.
+    """Runs `python -m module arguments…`, which prints "ready" and then one line for each line it reads.
 
-    A question that takes longer than it may is given up: the child is killed, the next question starts another, and
-    the same question is not tried again. `cannot_start` is what a person is told when there is no "ready"; what the
-    child said behind that word is in `said_at_start` from its first start on. With the child ends every process that it
-    started.
+    A question that takes too long is given up: the child is killed, the next question starts a new one, and the same
+    question is not tried again. `cannot_start` is the error message if "ready" never comes; what the child printed
+    after that word is in `said_at_start` once it has started. When the child ends, so does every process it started.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Child:
 
     @property
     def given_up(self) -> list[str]:
-        """The questions that took too long: a run that is resumed with them goes on as the unbroken one did."""
+        """The questions that took too long: with them, a resumed run equals an uninterrupted one."""
         return sorted(self._given_up)
 
     def give_up(self, questions: Iterable[str]) -> None:
@@ -58,11 +57,11 @@ class Child:
         self._given_up |= set(map(_remembered, questions))
 
     def ask(self, question: str, seconds: float) -> str | None:
-        """The answer; None where it was given up, empty where the child died of it (out of memory, a crash)."""
+        """The answer; None if the question was given up, empty if the child died of it (out of memory, a crash)."""
         if _remembered(question) in self._given_up:
             return None
-        if self._process is not None and self._hear(self._process, -1, 0.0) == "":  # an answer too late is dropped
-            self.stop()  # it died between two questions (out of memory): this one is not to blame
+        if self._process is not None and self._hear(self._process, -1, 0.0) == "":  # a late answer is dropped
+            self.stop()  # it died between two questions (out of memory): not this one's fault
         child = self._process or self.start()
         self._asked += 1
         answer = self._hear(child, self._asked, seconds, f"{self._asked} {question}\n".encode())
@@ -73,11 +72,11 @@ class Child:
         return answer
 
     def stop(self) -> None:
-        """End the child and everything that came of it; what it still had to say is lost."""
+        """End the child and every process it started; unread output is lost."""
         process, self._process = self._process, None
         if process is None:
             return
-        process.terminate()  # its keeper does the rest
+        process.terminate()  # its keeper ends the rest
         try:
             process.wait(_SECONDS_TO_END)
         except subprocess.TimeoutExpired:
@@ -88,7 +87,7 @@ class Child:
             pipe.close()
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the process, as the first question does; a `MismatchError` where it is not ready."""
+        """Start the process, as the first question does; a `MismatchError` if it does not get ready."""
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             bufsize=0, start_new_session=True,
@@ -103,10 +102,10 @@ class Child:
         return self._process
 
     def _hear(self, child: subprocess.Popen[bytes], number: int, seconds: float, unsent: bytes = b"") -> str | None:
-        """Send a question and wait for the answer with its number: None after so many seconds, empty at the end.
+        """Send a question and wait for the answer with its number: None after a timeout, empty if the pipe ends.
 
-        Neither side waits for the other with a full pipe, and the end is not awaited: what the child started may hold
-        the pipe open for ever.
+        Neither side blocks on a full pipe, and nobody waits for the pipe's end: processes that the child started may
+        hold it open forever.
         """
         assert child.stdin is not None and child.stdout is not None
         until = time.monotonic() + seconds
@@ -125,16 +124,16 @@ class Child:
                             unsent = unsent[os.write(child.stdin.fileno(), unsent) :]
                             if not unsent:
                                 ready.unregister(child.stdin)
-                        elif not (heard := os.read(child.stdout.fileno(), _READ_BYTES)):
+                        elif not (received := os.read(child.stdout.fileno(), _READ_BYTES)):
                             return ""
                         else:
-                            self._heard += heard
+                            self._heard += received
             except OSError:
                 return ""
             return answer
 
     def _answer(self, number: int) -> str | None:
-        """The answer to this question, if it has come; empty where the child talks without end."""
+        """The answer to this question, if it has arrived; empty if the child writes an endless line."""
         while (end := self._heard.find(b"\n")) >= 0:
             numbered, _, text = bytes(self._heard[:end]).partition(b" ")
             del self._heard[: end + 1]

@@ -1,11 +1,11 @@
-"""The process in which a user's environment runs: many episodes side by side, a JSON object per line in and out.
+"""The process that runs a user's environment: many concurrent episodes, one JSON object per line in and out.
 
-`python -m mismatch_cli.tasks._environment_worker FILE.py:NAME`. NAME makes one environment, which has `reset` and
-`step` as Gymnasium and GEM have them. What is asked:
+`python -m mismatch_cli.tasks._environment_worker FILE.py:NAME`. NAME makes one environment, with `reset` and `step` as
+in Gymnasium and GEM. Requests:
 
     {"episode": …, "seed": …, "problem": …, "answer": …}    make an environment, and reset it
-    {"episode": …, "action": …}                             its next step; {"lost": true} where it is not known here
-    {"forget": number}                                      close all of them
+    {"episode": …, "action": …}                             take its next step; {"lost": true} if it is unknown here
+    {"forget": number}                                      close all environments
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 from mismatch_cli.tasks._worker import answer_lines, in_words, load, most_memory, number
 from mismatch_cli.tasks.prompts import is_message
 
-ARGUMENTS = ("problem", "answer")  # what NAME may ask for; it gets those it names
+ARGUMENTS = ("problem", "answer")  # arguments that NAME may take
 
 
 def _loaded() -> tuple[Callable[..., Any], list[str]]:
     file, name = sys.argv[1].rsplit(":", 1)
     make, named, needed = load(file, name, "the environment as FILE.py:NAME, a class or a function that makes one")
     if unknown := [known for known in needed if known not in ARGUMENTS]:
-        raise ValueError(f"{file}: {name} asks for '{unknown[0]}'. It can ask for {', '.join(ARGUMENTS)}.")
+        raise ValueError(f"{file}: {name} has the parameter '{unknown[0]}'. It can have: {', '.join(ARGUMENTS)}.")
     return make, [known for known in ARGUMENTS if known in named]
 
 
@@ -40,7 +40,7 @@ def _play() -> tuple[Callable[[str], str], str]:
         asked = json.loads(line)
         try:
             return json.dumps(_answer(asked, episodes, make, wanted))
-        except BaseException as error:  # leaving and interrupting are answers like any other
+        except BaseException as error:  # SystemExit and KeyboardInterrupt are reported like any other error
             if os.getpid() != worker:
                 raise
             return json.dumps({"error": in_words(error)})
@@ -65,28 +65,29 @@ def _answer(
 def _reset(environment: Any, seed: int) -> Any:
     takes = inspect.signature(environment.reset).parameters.values()
     seeded = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in takes)
-    told = environment.reset(seed=seed) if seeded else environment.reset()
-    return _observation(told[0] if isinstance(told, tuple) and told else told, "reset")
+    result = environment.reset(seed=seed) if seeded else environment.reset()
+    return _observation(result[0] if isinstance(result, tuple) and result else result, "reset")
 
 
 def _step(environment: Any, action: str) -> dict[str, Any]:
-    told = environment.step(action)
-    if not isinstance(told, tuple) or len(told) not in (3, 5):
+    result = environment.step(action)
+    if not isinstance(result, tuple) or len(result) not in (3, 5):
         raise TypeError(
-            "step must answer (observation, reward, done), or Gymnasium's (observation, reward, terminated, truncated, "
-            f"info); it answered {type(told).__name__}{f' of {len(told)}' if isinstance(told, tuple) else ''}"
+            "step must return (observation, reward, done), or Gymnasium's (observation, reward, terminated, truncated, "
+            f"info); it returned {type(result).__name__}{f' of {len(result)}' if isinstance(result, tuple) else ''}"
         )
-    done = bool(told[2]) or (len(told) == 5 and bool(told[3]))
-    return {"observation": None if done else _observation(told[0], "step"), "reward": number(told[1]), "done": done}
+    done = bool(result[2]) or (len(result) == 5 and bool(result[3]))
+    return {"observation": None if done else _observation(result[0], "step"), "reward": number(result[1]), "done": done}
 
 
-def _observation(said: Any, where: str) -> Any:
-    """A text, or chat messages."""
-    if isinstance(said, str):
-        return said
-    if isinstance(said, list) and said and all(map(is_message, said)):
-        return [{"role": message["role"], "content": message["content"]} for message in said]
-    raise TypeError(f"the observation of {where} is {type(said).__name__}, not a text and not a list of chat messages")
+def _observation(observation: Any, where: str) -> Any:
+    """The observation, which must be a text or chat messages."""
+    if isinstance(observation, str):
+        return observation
+    if isinstance(observation, list) and observation and all(map(is_message, observation)):
+        return [{"role": message["role"], "content": message["content"]} for message in observation]
+    kind = type(observation).__name__
+    raise TypeError(f"the observation of {where} is {kind}, neither text nor a list of chat messages")
 
 
 def _close(environment: Any) -> None:
@@ -94,7 +95,7 @@ def _close(environment: Any) -> None:
         close()
 
 
-if __name__ == "__mp_main__":  # a process of a pool that the environment made: it looks names up by their module
+if __name__ == "__mp_main__":  # a process of a pool that the environment started: it looks up names by their module
     _loaded()
 if __name__ == "__main__":
     answer_lines(_play, limit=most_memory())

@@ -1,4 +1,4 @@
-"""Chat templates are programs that come with a model: ten seconds for a prompt, half a GiB, and a text of its size."""
+"""Renders chat templates, which are programs, with limits: 10 s per prompt, half a GiB, and a text of similar size."""
 
 import json
 import os
@@ -13,16 +13,16 @@ from mismatch_cli.tasks._worker import die_with_parent
 
 _SECONDS = 10.0  # for one prompt; an ordinary one takes a millisecond
 _MEMORY = 2**29
-_MOST_TEXT, _TIMES = 2**22, 16  # characters, and how many more a long prompt may have
+_MOST_TEXT, _TIMES = 2**22, 16  # characters of text, plus this many times the prompt's length
 _SHOWN = 200
 _WELL, _ILL = b"=", b"!"
 Messages = list[dict[str, str]]
 
 
 def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[str]:
-    """Each conversation as the tokenizer's chat template puts it, by prompt; a `MismatchError` where a template fails.
+    """Each conversation as the tokenizer's chat template renders it; a `MismatchError` where the template fails.
 
-    They are rendered in a fork of this process, which a timer of the system ends: a loop in C hears of nothing else.
+    A fork of this process renders them, and a system timer can end it: nothing else interrupts a loop in C.
     """
     answers, child_end = Pipe(duplex=False)
     child: int | None = os.fork()
@@ -40,7 +40,7 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
             except EOFError:
                 (_, status), child = os.waitpid(child, 0), None
                 late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
-                raise _failed(f"takes over {_SECONDS:g} s" if late else "ends its process", prompt_id) from None
+                raise _failed(f"takes over {_SECONDS:g} s" if late else "crashes its process", prompt_id) from None
             text = answer[1:].decode(errors="surrogatepass")
             if answer[:1] == _ILL:
                 raise _failed(text, prompt_id)
@@ -52,10 +52,10 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
             os.waitpid(child, 0)
 
 
-def _failed(what: str, prompt_id: int) -> MismatchError:
+def _failed(fault: str, prompt_id: int) -> MismatchError:
     return MismatchError(
-        f"The chat template of the model {what} on prompt {prompt_id}. Use --prompt-template raw, or mend the template "
-        "(chat_template.jinja beside the tokenizer)."
+        f"The model's chat template {fault} on prompt {prompt_id}. Use --prompt-template raw, or fix the template "
+        "(chat_template.jinja next to the tokenizer)."
     )
 
 
@@ -79,10 +79,10 @@ def _put(tokenizer: Any, messages: Messages) -> bytes:
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         most = _MOST_TEXT + _TIMES * len(json.dumps(messages))
         if len(text) > most:
-            return _ILL + f"makes {len(text):,} characters".encode()
+            return _ILL + f"renders {len(text):,} characters".encode()
         return _WELL + text.encode(errors="surrogatepass")
     except MemoryError:
         return _ILL + f"takes over {_MEMORY // 2**20} MiB of memory".encode()
-    except Exception as error:  # the template's own raise_exception, the sandbox, whatever a filter says
+    except Exception as error:  # the template's own raise_exception, the sandbox, any filter
         why = f"{type(error).__name__}: {first_line(error)}"[:_SHOWN]
         return _ILL + f"fails ({why})".encode(errors="backslashreplace")

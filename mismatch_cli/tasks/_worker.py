@@ -1,11 +1,11 @@
 """The other end of `Child`: a process that answers lines until its parent is gone.
 
 `python -m mismatch_cli.tasks._worker` compares answers with math-verify: one JSON pair per line in, true or false out.
-With FILE.py:FUNCTION it runs a user's reward, a JSON object per line in, its reward (or rewards) or error per line out.
+With FILE.py:FUNCTION it runs a user's reward: one JSON object per line in, its reward (or rewards) or error out.
 
-Between us and the code that it runs stands a keeper, a process that ends with all that came of that code, however we
-ended ourselves. What foreign code starts may leave its process group, outlive the process that started it, and hold any
-pipe that it inherited. On Linux the keeper is made the parent of every such orphan, so that it finds and ends them all;
+A keeper process separates us from the code that it runs and ends everything that this code started, however we end
+ourselves. Processes that foreign code starts may leave their process group, outlive their parent, and hold any pipe
+that they inherited. On Linux the keeper becomes the parent of every such orphan, so it finds and ends them all;
 elsewhere it ends the process group.
 """
 
@@ -28,22 +28,22 @@ from typing import Any
 from mismatch_cli import memory
 
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # prctl(2)
-_LOOKS_UP_AFTER = 0.5  # seconds after which it is noticed that whoever asked has died
-_SECONDS_TO_END = 5.0  # a process that the system itself cannot end is left behind
+_LOOKS_UP_AFTER = 0.5  # seconds between checks whether the parent has died
+_SECONDS_TO_END = 5.0  # then a process that the system cannot kill is left behind
 _FIRST_TO_GO = b"1000"  # when the machine runs out of memory; see oom_score_adj in proc(5)
 
 
 def stand_guard(memory: int | None) -> None:
-    """Fork. The process that returns is to do the work, with at most `memory` bytes; the other one keeps watch.
+    """Fork: the process that returns does the work, with at most `memory` bytes, and the other one is its keeper.
 
-    The keeper ends everything when the worker has ended, when it is told to (SIGTERM), or when its parent is gone.
+    The keeper ends everything when the worker has ended, on SIGTERM, or when its parent is gone.
     """
     parent = os.getppid()
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
-    told: list[int] = []
-    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    terminated: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: terminated.append(1))
     signal.signal(signal.SIGCHLD, lambda *_: None)
     _prctl(_SET_SUBREAPER, 1)
     worker = os.fork()
@@ -51,7 +51,7 @@ def stand_guard(memory: int | None) -> None:
         try:
             for inherited in (0, 1, 2):
                 os.close(inherited)
-            while not told and os.getppid() == parent and not _has_ended(worker):
+            while not terminated and os.getppid() == parent and not _has_ended(worker):
                 if select.select([woken], [], [], _LOOKS_UP_AFTER)[0]:
                     os.read(woken, 512)
             _end_all(worker)
@@ -68,7 +68,7 @@ def stand_guard(memory: int | None) -> None:
 
 
 def die_with_parent() -> None:
-    """This process, just forked, is not to outlive the one that forked it; elsewhere than on Linux it may."""
+    """End this newly forked process with its parent (on Linux only)."""
     _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
@@ -78,7 +78,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _bound_memory(memory: int | None) -> None:
-    """More than `memory` is a MemoryError; where the whole machine has no more, this process goes before the run."""
+    """Raise MemoryError beyond `memory`; if the machine runs out, this process is killed before the run."""
     import resource
 
     with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ def _bound_memory(memory: int | None) -> None:
 
 
 def _has_ended(worker: int) -> bool:
-    """Whether the worker is among the children that have ended; those are taken note of, orphans too."""
+    """Reap all children that have ended, orphans included; whether the worker is among them."""
     try:
         while pid := os.waitpid(-1, os.WNOHANG)[0]:
             if pid == worker:
@@ -101,7 +101,7 @@ def _has_ended(worker: int) -> bool:
 
 
 def _end_all(worker: int) -> None:
-    """The worker's group, and then child after child: what one of them leaves becomes a child of this process."""
+    """Kill the worker's group, then child after child: orphans of each become children of this process."""
     _kill(os.killpg, worker)
     until = time.monotonic() + _SECONDS_TO_END
     while time.monotonic() < until:
@@ -115,9 +115,9 @@ def _end_all(worker: int) -> None:
         time.sleep(0.01)
 
 
-def _kill(how: Callable[[int, int], None], target: int) -> None:
+def _kill(kill: Callable[[int, int], None], target: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        how(target, signal.SIGKILL)
+        kill(target, signal.SIGKILL)
 
 
 def _children() -> list[int]:
@@ -128,25 +128,25 @@ def _children() -> list[int]:
 
 
 READY = "ready"
-ARGUMENTS = ("response", "answer", "problem", "finish_reason")  # what a reward may name; it gets those it names
-BATCH_ARGUMENTS = ("responses", "answers", "problems", "finish_reasons")  # of one that judges a batch: lists
-BATCH = "batch"  # what is said behind "ready" for one of those
-TRL_ARGUMENTS = ("completions", "prompts", "completion_ids")  # of a function as TRL calls it: lists, beside columns
-TRL = "trl"  # what is said for one of those
+ARGUMENTS = ("response", "answer", "problem", "finish_reason")  # parameters that a reward may have
+BATCH_ARGUMENTS = ("responses", "answers", "problems", "finish_reasons")  # of a reward for a batch: lists
+BATCH = "batch"  # follows "ready" for such a reward
+TRL_ARGUMENTS = ("completions", "prompts", "completion_ids")  # of a TRL reward function: lists, besides columns
+TRL = "trl"  # follows "ready" for such a reward
 
-_MATH_VERIFY_MEMORY = 2**32  # bytes; a response can ask for any number
-_MODULE = "_own_reward"  # not the name of the file, which may be that of a library
-_SHOWN = 300  # characters of what it says
-_SHARE = 0.9  # of the memory that is free when it starts
+_MATH_VERIFY_MEMORY = 2**32  # bytes; a response can require any amount
+_MODULE = "_own_reward"  # not the file's name, which a library may have too
+_SHOWN = 300  # characters of an error
+_SHARE = 0.9  # of the memory that is free at the start
 
 
 def answer_lines(prepare: Callable[[], tuple[Callable[[str], str], str]], *, limit: int | None) -> None:
-    """Say "ready" when `prepare` is done (or the error, if it raises one), then answer each line with its callable.
+    """Print "ready" when `prepare` is done (or the error that it raises), then answer each line with its callable.
 
-    Behind "ready" stands the word that `prepare` answers beside it.
+    After "ready" comes the word that `prepare` returns with the callable.
 
     A line is a number and a question, its answer the same number and one line; `limit` is in bytes. What the
-    callable prints, reads or forks touches neither: both ends are out of its reach, and a process that it forked does
+    callable prints, reads or forks does not interfere: it cannot reach either pipe, and a process that it forks does
     not answer.
     """
     stand_guard(limit)
@@ -161,7 +161,7 @@ def answer_lines(prepare: Callable[[], tuple[Callable[[str], str], str]], *, lim
         if os.getpid() != worker:
             raise
         _say(answers, b"0", json.dumps(str(error) or type(error).__name__))
-        os._exit(1)  # whatever was started by then may not want to end
+        os._exit(1)  # threads that it started may never end
     if os.getpid() == worker:
         _say(answers, b"0", f"{READY} {word}".strip())
     for line in questions:
@@ -180,7 +180,7 @@ def _say(answers: int, number: bytes, reply: str) -> None:
 
 
 def _math_verify() -> tuple[Callable[[str], str], str]:
-    logging.disable()  # math-verify warns that its own timeouts are off; ours is the parent's clock
+    logging.disable()  # math-verify warns that its own timeouts are off; the parent keeps time
     from math_verify import parse, verify
 
     def compare(line: str) -> str:
@@ -197,9 +197,9 @@ def _own_reward() -> tuple[Callable[[str], str], str]:
     def reward(line: str) -> str:
         arguments = json.loads(line)
         try:
-            said = _called(function, arguments if kind == TRL else {name: arguments[name] for name in wanted})
-            return json.dumps({"rewards": _numbers(said, kind == TRL)} if kind else {"reward": number(said)})
-        except BaseException as error:  # leaving and interrupting are answers like any other
+            result = _called(function, arguments if kind == TRL else {name: arguments[name] for name in wanted})
+            return json.dumps({"rewards": _numbers(result, kind == TRL)} if kind else {"reward": number(result)})
+        except BaseException as error:  # SystemExit and KeyboardInterrupt are reported like any other error
             if os.getpid() != worker:
                 raise
             return json.dumps({"error": in_words(error)})
@@ -208,57 +208,57 @@ def _own_reward() -> tuple[Callable[[str], str], str]:
 
 
 def _kind(wanted: list[str]) -> str:
-    """What a function's parameters say of it: as TRL calls it, of a batch, or (empty) of one response."""
+    """A function's kind by its parameters: as TRL calls it, for a batch, or (empty) for one response."""
     if set(wanted) & set(TRL_ARGUMENTS):
         return TRL
     return BATCH if wanted and set(wanted) <= set(BATCH_ARGUMENTS) else ""
 
 
 def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """What it answers to those of these that it names, or to all; TRL awaits a coroutine too.
+    """Call the function with the arguments that it names, or all of them; a coroutine is awaited, as in TRL.
 
-    A column that the data set lacks is missed as Python misses an argument.
+    A column that the data set lacks is a missing argument, which raises a TypeError.
     """
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    said = function(**{name: value for name, value in arguments.items() if takes_all or name in parameters})
-    return asyncio.run(said) if inspect.iscoroutine(said) else said
+    result = function(**{name: value for name, value in arguments.items() if takes_all or name in parameters})
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
-def _numbers(said: Any, or_none: bool) -> list[float | None]:
-    """Those of a list, a tuple, an array or a tensor; whatever else can be walked through has an order of its own."""
-    if isinstance(said, dict | set | frozenset | str | bytes) or not hasattr(said, "__len__"):
-        raise TypeError(f"it answered a {type(said).__name__}, not a list of numbers")
-    return [None if or_none and one is None else number(one) for one in said]
+def _numbers(result: Any, or_none: bool) -> list[float | None]:
+    """The numbers of a list, tuple, array or tensor, but not of other iterables, whose order is arbitrary."""
+    if isinstance(result, dict | set | frozenset | str | bytes) or not hasattr(result, "__len__"):
+        raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
+    return [None if or_none and value is None else number(value) for value in result]
 
 
-def number(said: Any) -> float:
-    """A number of any library; a text that looks like one is a mistake that nobody would notice."""
-    if isinstance(said, str | bytes):
-        raise TypeError(f"it answered the text {said[:_SHOWN]!r}, not a number")
-    return float(said)
+def number(value: Any) -> float:
+    """A number of any library as a float; text that looks like a number is refused, since it hides a mistake."""
+    if isinstance(value, str | bytes):
+        raise TypeError(f"it returned the text {value[:_SHOWN]!r}, not a number")
+    return float(value)
 
 
 def most_memory() -> int | None:
-    """What a user's code may have, in bytes: most of what is free now."""
+    """The memory for a user's code, in bytes: most of what is free now."""
     free = memory.free()
     return None if free is None else int(_SHARE * free)
 
 
 def in_words(error: BaseException) -> str:
     try:
-        said = str(error)[:_SHOWN]
-    except BaseException:  # an exception of the user's own may raise another
-        said = ""
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+        message = str(error)[:_SHOWN]
+    except BaseException:  # the user's own exception may raise another
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def load(file: str, name: str, given_as: str) -> tuple[Callable[..., Any], list[str], list[str]]:
-    """A function (or class) of the user's, the names of its parameters, and those without a default."""
+    """A user's function (or class), the names of its parameters, and those without a default."""
     spec = importlib.util.spec_from_file_location(_MODULE, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module  # where dataclasses look up the names of their annotations
+    sys.modules[_MODULE] = module  # dataclasses look up their annotations here
     sys.path.insert(0, str(Path(file).parent))
     try:
         spec.loader.exec_module(module)
@@ -273,24 +273,25 @@ def load(file: str, name: str, given_as: str) -> tuple[Callable[..., Any], list[
 
 
 def _load_reward(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
-    """The function, and which of the arguments it names: those of one response, or lists of them."""
+    """The function, and the arguments that it takes: those of one response, or lists of them."""
     function, named, needed = load(file, name, "the reward as FILE.py:FUNCTION")
     if set(named) & set(TRL_ARGUMENTS):
         return function, named
-    one, lists = ([known for known in arguments if known in named] for arguments in (ARGUMENTS, BATCH_ARGUMENTS))
+    single, lists = ([known for known in arguments if known in named] for arguments in (ARGUMENTS, BATCH_ARGUMENTS))
     if unknown := [known for known in needed if known not in (*ARGUMENTS, *BATCH_ARGUMENTS)]:
         raise ValueError(
-            f"{file}: {name} asks for '{unknown[0]}'. It can ask for {', '.join(ARGUMENTS)}, or for lists of them: "
-            f"{', '.join(BATCH_ARGUMENTS)}."
+            f"{file}: {name} has the parameter '{unknown[0]}'. It can have: {', '.join(ARGUMENTS)}; or, for lists of "
+            f"them, {', '.join(BATCH_ARGUMENTS)}."
         )
-    if one and lists:
+    if single and lists:
         raise ValueError(
-            f"{file}: {name} asks for '{one[0]}' and for '{lists[0]}'. A reward judges one response or a list of them."
+            f"{file}: {name} has the parameters '{single[0]}' and '{lists[0]}'. A reward grades either one response or "
+            "a list of them."
         )
-    return function, lists or one
+    return function, lists or single
 
 
-if __name__ == "__mp_main__":  # a process of a pool that the function made: it looks the function up by its module
+if __name__ == "__mp_main__":  # a process of a pool that the function started: it looks up the function by its module
     _load_reward(*sys.argv[1].rsplit(":", 1))
 if __name__ == "__main__":
     if len(sys.argv) > 1:

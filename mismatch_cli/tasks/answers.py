@@ -1,35 +1,35 @@
-"""Where a response states its answer: in its last box, or on a line that begins with `Answer:`."""
+"""Finds the answer that a response states: in its last box, or on a line that begins with `Answer:`."""
 
 import re
 
 FORMATS = ("auto", "boxed", "line")
 FORMAT_HELP = (
-    "Where a response states its answer: in its last box, or on a last line Answer: …; auto: as its prompt asks."
+    "Where responses state their answer: boxed (the last box), line (a last line Answer: …); auto: as the prompt asks."
 )
-SECONDS_HELP = "Longest time for your reward: over a response, over a batch, and to load; 0 for 30 s, 600 s and 60 s."
+SECONDS_HELP = "Time limit for your reward function, per response, per batch and to load; 0: 30 s, 600 s and 60 s."
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
 _END_OF_THOUGHT = "</think>"
-# The words of DAPO-Math-17k and of simple-evals; a prompt that wants a box on that line wants a box.
+# The wording of DAPO-Math-17k and simple-evals; a prompt that asks for a box on that line asks for a box.
 _ASKS_FOR_LINE = re.compile(r"of the form:?\s*[\"'“]?Answer:(?!\s*\\boxed)", re.IGNORECASE)
 _LINE = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
-_TAIL, _TAIL_OF_BOX = 300, 100  # characters that verl's scorer of DAPO (math_dapo) looks at
+_TAIL, _TAIL_OF_BOX = 300, 100  # characters that verl's DAPO scorer (math_dapo) looks at
 
 
 def asks_for_line(prompt: str | list[dict[str, str]]) -> bool:
-    """Whether a problem wants its answer on a line of its own, `Answer: …`."""
+    """Whether a problem asks for its answer on a separate line, `Answer: …`."""
     text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
     return _ASKS_FOR_LINE.search(text) is not None
 
 
 def asks_for_box(prompt: str | list[dict[str, str]]) -> bool:
-    """Whether what a user said last names a box."""
+    """Whether the user's last message mentions a box."""
     return "\\boxed" in (prompt if isinstance(prompt, str) else prompt[-1]["content"])
 
 
 def stated_answer(response: str, *, in_thought: bool = False, on_line: bool = False) -> str | None:
-    """What a response says is its answer; None where it says nothing of the kind.
+    """The answer that a response states, or None.
 
-    `in_thought`: the prompt has opened a thought, and only what follows its one closing tag is the answer.
+    `in_thought`: the prompt has opened a thought, and only text after its single closing tag counts.
     """
     if in_thought:
         response = _after_the_thought(response)
@@ -37,9 +37,9 @@ def stated_answer(response: str, *, in_thought: bool = False, on_line: bool = Fa
 
 
 def _on_last_line(response: str) -> str | None:
-    """What follows the last `Answer:`, as verl's scorer of DAPO reads it; without one, a box at the very end.
+    """The text after the last `Answer:`, as verl's DAPO scorer reads it; without one, a box at the very end.
 
-    Of several equations on the line, the right side of the last one.
+    If the line holds equations, the right side of the last one counts.
     """
     tail = response[-_TAIL:]
     found: list[str] = _LINE.findall(tail)
@@ -50,15 +50,15 @@ def _on_last_line(response: str) -> str | None:
 
 
 def _after_the_thought(response: str) -> str:
-    """Empty where the thought does not end, or where a second one ends: which of the two was the answer?"""
+    """The text after the thought; empty if the thought does not end or ends twice, which is ambiguous."""
     _, closed, rest = response.partition(_END_OF_THOUGHT)
     return rest if closed and _END_OF_THOUGHT not in rest else ""
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last complete `\\boxed{…}` or `\\fbox{…}`, braces balanced; None where there is none.
+    """The content of the last complete `\\boxed{…}` or `\\fbox{…}` with balanced braces, or None.
 
-    Of nested boxes the inner one, whose content both share. One pass: responses can be long and hostile.
+    Of nested boxes the inner one counts. A single pass: responses can be long and hostile.
     """
     found, best_start, open_braces = None, -1, []
     boxes = {match.end() for match in _BOX.finditer(text)}
@@ -73,10 +73,10 @@ def last_boxed(text: str) -> str | None:
 
 
 def no_answers(responses: int, truncated: int, max_tokens: int) -> str:
-    """What to say of a step whose responses state no answer: every reward is 0, and nothing is learnt."""
-    cut = f" {truncated} of them were cut at {max_tokens} tokens: see --max-tokens." if truncated else ""
+    """The warning for a step whose responses state no answer: every reward is 0, and nothing is learned."""
+    cut = f" {truncated} of them were cut at {max_tokens} tokens: raise --max-tokens." if truncated else ""
     return (
         f"None of the {responses} responses of a step states an answer, so every reward is 0.{cut} An answer is the "
-        "last \\boxed{…} of a response, or its last line Answer: … where the prompt asks for one. --prompt-template "
-        "boxed or answer-line asks for either; --answer-format line reads such a line whatever the prompt."
+        "last \\boxed{…} of a response, or its last line Answer: … if the prompt asks for one. --prompt-template "
+        "boxed or answer-line asks for one of them; --answer-format line always reads such a line."
     )

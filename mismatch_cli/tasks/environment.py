@@ -1,4 +1,4 @@
-"""What an environment says and what its turns earn: a user's class, in processes that cannot hang the run."""
+"""Plays a user's environment in processes that cannot hang the run: its observations, and the rewards of turns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 200  # characters of an action
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an action."""
+    """The result of an action."""
 
     observation: Observation  # empty at the end
     reward: float
@@ -31,24 +31,24 @@ class Outcome:
 
 @dataclass
 class Playing:
-    """An episode in progress: what has to be said again where its process was lost."""
+    """An episode in progress: what is needed to replay it after its process is lost."""
 
-    name: tuple[int, ...]  # of no other episode of the run; the last number says which process plays it
+    name: tuple[int, ...]  # unique in the run; the last number selects the process that plays it
     start: str
     actions: list[str] = field(default_factory=list)
 
     def question(self, action: str, turn: int) -> str:
-        """Of every turn another one, so that none is taken for another that was given up."""
+        """A question that is different in each turn, so that no turn is mistaken for one that was given up."""
         return json.dumps({"episode": self.name, "turn": turn, "action": action})
 
     @property
     def said(self) -> list[str]:
-        """Everything that was asked about it so far."""
+        """All questions about this episode so far."""
         return [self.start, *(self.question(action, turn) for turn, action in enumerate(self.actions))]
 
 
 def check_environment(where: str) -> None:
-    """Load an environment once and let go of it, so that what is wrong with it is told first; nothing for none."""
+    """Load an environment once, so that its errors show before the run starts; does nothing without one."""
     if where:
         environment = Environments(where)
         try:
@@ -58,10 +58,10 @@ def check_environment(where: str) -> None:
 
 
 class Environments:
-    """Makes environments with `NAME` of `FILE.py`, and plays them: a few processes, each with a share of the episodes.
+    """Makes environments with `NAME` of `FILE.py` and plays them in a few processes, each with a share of the episodes.
 
-    A step that takes too long ends its episode, and is counted in `timeouts`. Its process is ended with it: the other
-    episodes there are played again up to where they were, by the same seeds and actions. `stated` is for graders.
+    A step that takes too long ends its episode and counts in `timeouts`. It ends its process too: the other episodes
+    there are replayed with the same seeds and actions. `stated` exists only for the interface of graders.
     """
 
     def __init__(self, where: str, seconds: float = 30.0, processes: int = 1) -> None:
@@ -77,7 +77,7 @@ class Environments:
         ]  # fmt: skip
 
     def start(self) -> None:
-        """Start a process now: the user's own code says whether it can be loaded."""
+        """Start a process now, which shows whether the user's code loads."""
         self._children[0].start()
 
     def stop(self) -> None:
@@ -85,40 +85,40 @@ class Environments:
             child.stop()
 
     def rewards(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[float]:  # noqa: ARG002
-        """What episodes earned on their way, asked as graders are."""
+        """The rewards that episodes earned as they were played, behind the interface of graders."""
         return [rollout.reward for rollout in rollouts if isinstance(rollout, Episode)]
 
     def begin(self, playing: Sequence[Playing]) -> list[Observation]:
-        """The first observation of each episode; a `MismatchError` where there is none."""
+        """The first observation of each episode; a `MismatchError` if there is none."""
         return self._of_all(playing, self._begin)
 
     def step(self, playing: Sequence[Playing], actions: Sequence[str]) -> list[Outcome | None]:
-        """What comes of an action in each episode; None where that takes too long."""
+        """The result of an action in each episode; None where that takes too long."""
         wanted = dict(zip((p.name for p in playing), actions, strict=True))
         outcomes = self._of_all(playing, lambda child, p: self._step(child, p, wanted[p.name]))
         self.timeouts += sum(outcome is None for outcome in outcomes)
         return outcomes
 
     def forget(self) -> None:
-        """Close the environments of all episodes; a process that hangs at that is ended."""
+        """Close the environments of all episodes; a process that hangs is ended."""
         self._forgotten += 1
         for child in self._children:
             child.ask(json.dumps({"forget": self._forgotten}), self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """As of graders; no episode is played twice, so nothing has to be remembered of those that were given up."""
+        """As for graders; no episode is played twice, so those given up need not be remembered."""
         return {"given_up": [], "timeouts": self.timeouts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.timeouts = state["timeouts"]
 
     def _of_all(self, playing: Sequence[Playing], ask: Callable[[Child, Playing], _Answer]) -> list[_Answer]:
-        """Ask every process about its share, one episode after the other, and all processes at once."""
+        """Ask all processes in parallel about their shares, each about one episode after another."""
         count = len(self._children)
 
         def share(number: int) -> list[tuple[int, _Answer]]:
-            own = [(i, p) for i, p in enumerate(playing) if p.name[-1] % count == number]
-            return [(i, ask(self._children[number], p)) for i, p in own]
+            episodes = [(i, p) for i, p in enumerate(playing) if p.name[-1] % count == number]
+            return [(i, ask(self._children[number], p)) for i, p in episodes]
 
         if count == 1:
             return [answer for _, answer in share(0)]
@@ -127,33 +127,33 @@ class Environments:
         return [found[i] for i in range(len(playing))]
 
     def _begin(self, child: Child, playing: Playing) -> Observation:
-        said = self._ask(child, playing, playing.start)
-        if said is None:
-            raise self._failed(f"its reset takes over {self._seconds:g} s", "--environment-seconds allows more")
-        return self._observation(said, "on its seed")
+        reply = self._ask(child, playing, playing.start)
+        if reply is None:
+            raise self._failed(f"its reset takes over {self._seconds:g} s", "Allow more with --environment-seconds")
+        return self._observation(reply, "on its seed")
 
     def _step(self, child: Child, playing: Playing, action: str) -> Outcome | None:
-        said = self._ask(child, playing, playing.question(action, len(playing.actions)))
+        reply = self._ask(child, playing, playing.question(action, len(playing.actions)))
         playing.actions.append(action)
-        if said is None:
+        if reply is None:
             return None
         where = f"on the action {action[:_SHOWN]!r}"
-        if "error" in said:
-            raise self._failed(said["error"], f"Try it alone {where}")
-        reward = float(said.get("reward", nan))
+        if "error" in reply:
+            raise self._failed(reply["error"], f"Run it by itself {where}")
+        reward = float(reply.get("reward", nan))
         if not isfinite(reward):
-            raise self._failed(f"its reward is {reward}", f"Try it alone {where}")
-        return Outcome("" if said["done"] else self._observation(said, where), reward, said["done"])
+            raise self._failed(f"its reward is {reward}", f"Run it by itself {where}")
+        return Outcome("" if reply["done"] else self._observation(reply, where), reward, reply["done"])
 
     def _ask(self, child: Child, playing: Playing, question: str) -> dict[str, Any] | None:
-        """None where it takes too long. One more try where the process died, or never heard of the episode."""
+        """The reply, or None if it takes too long; retried once if the process died or does not know the episode."""
         said = self._said(child, question)
         if said == _LOST:
             for earlier in playing.said if question != playing.start else ():
                 child.ask(earlier, self._seconds)
             said = self._said(child, question)
         if said == _LOST:
-            raise self._failed("its process died", "Try it alone, and look at the memory that it takes")
+            raise self._failed("its process died", "Run it by itself and watch its memory")
         return said
 
     def _said(self, child: Child, question: str) -> dict[str, Any] | None:
@@ -162,12 +162,12 @@ class Environments:
             return None
         return dict(json.loads(reply)) if reply else _LOST
 
-    def _observation(self, said: dict[str, Any], where: str) -> Observation:
-        if "error" in said:
-            raise self._failed(said["error"], f"Try it alone {where}")
-        observation: Observation = said["observation"]
+    def _observation(self, reply: dict[str, Any], where: str) -> Observation:
+        if "error" in reply:
+            raise self._failed(reply["error"], f"Run it by itself {where}")
+        observation: Observation = reply["observation"]
         if not is_whole(json.dumps(observation, ensure_ascii=False)):
-            raise self._failed("it says half a character (a lone surrogate)", f"Try it alone {where}")
+            raise self._failed("its observation holds half a character (a lone surrogate)", f"Run it by itself {where}")
         return observation
 
     def _failed(self, why: str, advice: str) -> MismatchError:
@@ -175,7 +175,7 @@ class Environments:
 
 
 def starting(name: tuple[int, ...], seed: int, problem: Problem) -> Playing:
-    """An episode to begin; `name` is that of no other."""
+    """An episode to begin; `name` must be unique."""
     asked = {"episode": name, "seed": seed, "problem": problem.prompt, "answer": problem.answer}
     return Playing(name, json.dumps(asked))
 

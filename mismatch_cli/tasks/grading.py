@@ -1,4 +1,4 @@
-"""What a response earns and teaches: math-verify or a user's function, in a worker that cannot hang the run."""
+"""Rewards and advantages of responses: math-verify or a user's function, in a worker that cannot hang the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def group_mean_advantages(reward_S: np.ndarray, prompt_id_S: np.ndarray) -> np.n
     """Reward minus the mean of its group (the samples of one prompt), without division by the standard deviation.
 
     A_i = R_i − mean_{j in group} R_j, float32, shape _S. A group of one, or with equal rewards, gets zeros: it teaches
-    nothing. A reward of NaN is none: the mean is over the others, and the advantage is NaN too.
+    nothing. A NaN reward means none: it is left out of the mean, and its advantage is NaN too.
     Source: Dr. GRPO; arXiv 2602.04879, section 4.1 and App. C.1.
     """
     import numpy as np
@@ -40,10 +40,10 @@ _PLAIN_INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 
 class MathVerify:
-    """Compares answers in a child process, which is killed and started anew when a comparison takes too long.
+    """Compares answers in a child process, which is restarted when a comparison takes too long.
 
     A context manager: the child ends with it. Equal pairs are compared once. `timeouts` counts responses that scored
-    0 because their comparison was given up, `stated` those that state an answer.
+    0 because their comparison timed out, `stated` those that state an answer.
     """
 
     def __init__(self, seconds: float = 5.0) -> None:
@@ -58,13 +58,13 @@ class MathVerify:
     def grade(
         self, response: str, answer: str, finish_reason: str, *, in_thought: bool = False, on_line: bool = False
     ) -> float:
-        """1 if what a response states (see `stated_answer`) equals the answer, else 0; a truncated one scores 0."""
+        """1 if the answer that a response states (see `stated_answer`) is right, else 0; truncated ones score 0."""
         stated = stated_answer(response, in_thought=in_thought, on_line=on_line) if finish_reason != "length" else None
         if stated is None:
             return 0.0
         self.stated += 1
         if _PLAIN_INTEGER.fullmatch(stated) and _PLAIN_INTEGER.fullmatch(answer):
-            return float(int(stated) == int(answer))  # what the library says too, a thousand times sooner
+            return float(int(stated) == int(answer))  # math-verify agrees, but takes a thousand times longer
         pair = (stated, answer)
         if pair in self._known:
             return self._known[pair]
@@ -81,11 +81,11 @@ class MathVerify:
         self.child.stop()
 
     def _compare(self, stated: str, answer: str) -> float | None:
-        """None where it was given up: it took too long, or two children died of it (the first may be the machine's)."""
-        # Both as LaTeX boxes: the one form whose extent math-verify does not have to guess.
+        """None if it took too long, or two children died of it (one death may be the machine's fault)."""
+        # Both as LaTeX boxes: the only form whose extent math-verify does not have to guess.
         question = json.dumps([_as_box(stated), _as_box(answer)])
         ask = partial(self.child.ask, question, self._seconds)
-        reply = ask() or ask()  # what took too long is not tried again
+        reply = ask() or ask()  # after a timeout it is not tried again
         if not reply:
             self.child.give_up([question])
         return float(reply == "true") if reply else None
@@ -97,19 +97,21 @@ def _as_box(answer: str) -> str:
 
 
 def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Problem]:
-    """Those that can be graded: with an answer, or all by a `reward` of the user's; a `MismatchError` if none can."""
+    """The problems that can be graded: with an answer, or all with a user's `reward`; a `MismatchError` if none can."""
     found = [problem for problem in problems if reward or problem.answer is not None]
     if not found:
-        raise MismatchError(f"{location} has no problem with an answer. Name its field with --answer-field.")
+        raise MismatchError(
+            f"{location} has no problem with an answer. Name the field that holds it with --answer-field."
+        )
     return found
 
 
 class Grader:
-    """Grades responses as text; a context manager, because a child process does the work.
+    """Grades responses as text, in a child process; a context manager.
 
-    `reward` is FILE.py:FUNCTION, which may take `seconds`, or empty for math-verify. With the template "r1-distill"
-    only what follows the thought is the answer. `answer_format` says where it stands, "auto" that each prompt says it.
-    `chat`: the tokenizer has a chat template, which makes conversations of problems.
+    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, or empty for math-verify. With the template "r1-distill"
+    only text after the thought counts. `answer_format` is where responses state their answer; "auto" lets each prompt
+    decide. `chat`: the tokenizer has a chat template, which turns problems into conversations.
     """
 
     def __init__(
@@ -124,20 +126,19 @@ class Grader:
     ) -> None:
         self._decode, self._in_thought = decode, template == "r1-distill"
         self._format, self._words_ask_for_line = answer_format, template == LINE_TEMPLATE
-        self._by: MathVerify | OwnReward = (
+        self._scorer: MathVerify | OwnReward = (
             OwnReward(reward, seconds, conversational=chat and template in CONVERSATIONS) if reward else MathVerify()
         )
 
     def can_grade(self, problem: Problem) -> bool:
-        """Without an answer only a function of the user's has something to say."""
-        return isinstance(self._by, OwnReward) or problem.answer is not None
+        """Without an answer, only a user's function can grade."""
+        return isinstance(self._scorer, OwnReward) or problem.answer is not None
 
     def rewards(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[float]:
-        """What responses to problems earn; 0 where grading takes too long, NaN where nobody can grade, or a function
-        did not."""
+        """The rewards of responses; 0 after a timeout, NaN where grading is impossible or a function declines."""
         pairs = list(zip(problems, rollouts, strict=True))
-        if isinstance(self._by, OwnReward):
-            return self._by.grade_all(
+        if isinstance(self._scorer, OwnReward):
+            return self._scorer.grade_all(
                 [
                     Answered(self._text(r), p.answer, p.prompt, r.finish_reason, p.columns, tuple(r.response_ids))
                     for p, r in pairs
@@ -148,41 +149,41 @@ class Grader:
     def _verified(self, problem: Problem, rollout: Rollout) -> float:
         if problem.answer is None:
             return nan
-        assert isinstance(self._by, MathVerify)
+        assert isinstance(self._scorer, MathVerify)
         on_line = self._wants_line(problem) if self._format == "auto" else self._format == "line"
-        return self._by.grade(
+        return self._scorer.grade(
             self._text(rollout), problem.answer, rollout.finish_reason, in_thought=self._in_thought, on_line=on_line
         )
 
     def _wants_line(self, problem: Problem) -> bool:
-        """What the prompt asks for: the template's words are put around problems alone that ask for nothing."""
+        """Whether the prompt asks for a line: the template adds its words only to problems that ask for no format."""
         return asks_for_line(problem.prompt) or (self._words_ask_for_line and not asks_for_box(problem.prompt))
 
     def _text(self, rollout: Rollout) -> str:
-        stopped = rollout.finish_reason == "stop"  # the token that ends it is no text
+        stopped = rollout.finish_reason == "stop"  # the end token is not text
         return self._decode(rollout.response_ids[:-1] if stopped else rollout.response_ids)
 
     @property
     def stated(self) -> int:
-        """Responses so far that state an answer, by the rules of math-verify alone."""
-        return self._by.stated if isinstance(self._by, MathVerify) else 0
+        """Number of responses that state an answer; 0 with a user's reward."""
+        return self._scorer.stated if isinstance(self._scorer, MathVerify) else 0
 
     @property
     def timeouts(self) -> int:
-        """Responses that earned 0 because grading them took too long."""
-        return self._by.timeouts
+        """Number of responses that earned 0 because grading them took too long."""
+        return self._scorer.timeouts
 
     def start(self) -> None:
-        """Start the child now: the user's own code says whether it can be loaded."""
-        self._by.child.start()
+        """Start the child now, which shows whether the user's code loads."""
+        self._scorer.child.start()
 
     def state_dict(self) -> dict[str, Any]:
-        """What took too long: a resumed run does not try it again, and scores what the unbroken one did."""
-        return {"given_up": self._by.child.given_up, "timeouts": self._by.timeouts}
+        """What took too long: a resumed run does not try it again, and so scores like an uninterrupted one."""
+        return {"given_up": self._scorer.child.given_up, "timeouts": self._scorer.timeouts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._by.child.give_up(state["given_up"])
-        self._by.timeouts = state["timeouts"]
+        self._scorer.child.give_up(state["given_up"])
+        self._scorer.timeouts = state["timeouts"]
 
     def __enter__(self) -> Grader:
         return self
@@ -191,4 +192,4 @@ class Grader:
         self.stop()
 
     def stop(self) -> None:
-        self._by.child.stop()
+        self._scorer.child.stop()

@@ -1,4 +1,4 @@
-"""Problems from a local file or a data set on the hub, and the token ids that an engine starts from."""
+"""Loads problems from a local file or a data set on the hub, and encodes them as the engine's prompts."""
 
 import json
 import random
@@ -19,21 +19,21 @@ _ANSWER_FIELDS = ("answer", "ground_truth", "reward_model.ground_truth", "target
 A_FIELD: dict[str, Any] = {
     "metavar": "FIELD",
     "show_default": "the first with a usual name",
-}  # of a flag that names one
+}  # for flags that name a field
 LINE_TEMPLATE = "answer-line"
-CONVERSATIONS = ("chat", "boxed", LINE_TEMPLATE)  # those that make a conversation of a problem
+CONVERSATIONS = ("chat", "boxed", LINE_TEMPLATE)  # templates that turn a problem into a conversation
 TEMPLATES = ("chat", "raw", "r1-distill", "boxed", LINE_TEMPLATE)
 TEMPLATE_HELP = (
-    "What is put around a problem: the model's chat template, nothing, or that of R1-Distill models; or the chat "
-    "template and words that ask for a box or a line Answer: …, where the problem does not."
+    "Prompt format: chat (the model's template), raw, r1-distill, or chat with added words that ask for a box "
+    "(boxed) or a line Answer: … (answer-line) unless the problem does."
 )
-# The prompt for DeepSeek-R1-Distill models in the code of the sanity test (sail-sg/Precision-RL, by oat): the response
+# The prompt for DeepSeek-R1-Distill models in the sanity test's code (sail-sg/Precision-RL, by oat): the response
 # begins inside the thought.
 _R1_DISTILL = (
     "<｜begin▁of▁sentence｜><｜User｜>{problem} Please reason step by step, "
     "and put your final answer within \\boxed{{}}.\n<｜Assistant｜><think>\n"
 )
-# What these ask: the usual words for Qwen's models, and those of DAPO-Math-17k (BytedTsinghua-SIA on the hub).
+# The usual words for Qwen models, and those of DAPO-Math-17k (BytedTsinghua-SIA on the hub).
 _WORDS = {
     "boxed": "{problem}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
     LINE_TEMPLATE: (
@@ -47,17 +47,17 @@ _ROLES = 4
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem: its row number in the source, the prompt (text or chat messages), and the answer if there is one."""
+    """One problem: its row number in the source, the prompt (text or chat messages), and the answer, if any."""
 
     prompt_id: int
     prompt: str | list[dict[str, str]]
     answer: str | None
-    columns: Mapping[str, Any] | None = None  # the rest of its row, where a reward may ask for it
+    columns: Mapping[str, Any] | None = None  # the rest of its row, for rewards that use it
 
 
 @dataclass(frozen=True)
 class PromptSource:
-    """Where problems come from and which of them are taken."""
+    """Where problems come from, and which of them to use."""
 
     location: str  # a local file, or a data set on the hub
     prompt_field: str | None = None  # None = the first of the usual names
@@ -67,11 +67,11 @@ class PromptSource:
     limit: int | None = None
     shuffle_seed: int | None = None
     columns: bool = False  # keep the other fields of each row
-    unique: bool = False  # leave out what is there before, with the same prompt and answer
+    unique: bool = False  # leave out repetitions of a prompt and answer
 
 
 def load_problems(source: PromptSource) -> list[Problem]:
-    """The problems of a source, shuffled by seed if asked, then cut to the limit; the row number stays the prompt_id.
+    """The problems of a source, shuffled if there is a seed, then cut to the limit; prompt_id stays the row number.
 
     Raises a `MismatchError` for a missing, empty or unreadable source and a `UsageError` for an unknown field.
     """
@@ -84,7 +84,7 @@ def load_problems(source: PromptSource) -> list[Problem]:
     answer_field = _choose_field(rows, source.answer_field, _ANSWER_FIELDS, "--answer-field", source.location)
     if prompt_field is None:
         raise UsageError(
-            f"{source.location} has the fields {', '.join(rows[0])}. Say which holds the prompt with --prompt-field."
+            f"{source.location} has the fields {', '.join(rows[0])}. Choose the one with the prompt: --prompt-field."
         )
     numbered = zip(numbers, rows, strict=True)
     problems = [
@@ -98,7 +98,7 @@ def load_problems(source: PromptSource) -> list[Problem]:
 
 
 def _first_of_each(problems: Iterable[Problem]) -> list[Problem]:
-    """Without those that are there before, with the same prompt and answer."""
+    """The problems without repetitions of a prompt and answer."""
     found: dict[str, Problem] = {}
     for problem in problems:
         found.setdefault(json.dumps([problem.prompt, problem.answer]), problem)
@@ -106,13 +106,13 @@ def _first_of_each(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def answered_differently(problems: Sequence[Problem]) -> int:
-    """Of problems of which none is repeated, those whose prompt stands there with another answer too."""
+    """Number of distinct problems whose prompt also occurs with a different answer."""
     times = Counter(json.dumps(problem.prompt) for problem in problems)
     return sum(number for number in times.values() if number > 1)
 
 
 def _choose_field(rows: list[Row], asked: str | None, usual: tuple[str, ...], flag: str, location: str) -> str | None:
-    """The field asked for, or the first of the usual names, that at least one row fills."""
+    """The chosen field, or the first of the usual names, that is set in at least one row."""
     filled = (name for name in ([asked] if asked else usual) if any(_get(row, name) is not None for row in rows))
     found = next(filled, None)
     if asked and found is None:
@@ -138,49 +138,49 @@ def _to_problem(
         prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
         if prompt[-1]["role"] == "assistant":
             raise MismatchError(
-                f"{where}, row {index}: the messages of field '{prompt_field}' end with the assistant's, which is what "
-                "the model is to write. Leave that one out, or name another field with --prompt-field."
+                f"{where}, row {index}: the messages in field '{prompt_field}' end with one by the assistant, which "
+                "the model should write. Remove it, or name another field with --prompt-field."
             )
     elif not isinstance(prompt, str):
         raise MismatchError(
             f"{where}, row {index}: field '{prompt_field}' is neither text nor a list of chat messages. "
-            "Name another one with --prompt-field."
+            "Name another field with --prompt-field."
         )
     answer = _get(row, answer_field) if answer_field else None
-    unknown_answer = answer is None or answer == "" or answer != answer  # NaN: what a table has for a missing value
+    unknown_answer = answer is None or answer == "" or answer != answer  # NaN: a missing value in a table
     others = {name: value for name, value in row.items() if name != prompt_field} if columns else None
     problem = Problem(index, prompt, None if unknown_answer else str(answer), others)
     if not is_whole(json.dumps([problem.prompt, problem.answer], ensure_ascii=False)):
         raise MismatchError(
-            f"{where}, row {index} holds half a character (a lone surrogate such as \\ud800): no tokenizer takes it. "
-            "Mend the row, or leave it out."
+            f"{where}, row {index} holds half a character (a lone surrogate such as \\ud800), which no tokenizer "
+            "accepts. Fix the row, or remove it."
         )
     return problem
 
 
 def is_message(message: Any) -> bool:
-    """A chat message of text: parts of other kinds would be posed as what Python prints of them."""
+    """Whether this is a chat message of text: other parts would be rendered as Python prints them."""
     return isinstance(message, Mapping) and all(isinstance(message.get(name), str) for name in ("role", "content"))
 
 
 @dataclass(frozen=True)
 class EncodedPrompts:
-    """Token ids per problem, and the problems that had to be left out with the reason."""
+    """Token ids per problem, and the skipped problems with the reason."""
 
     problems: list[Problem]
     prompt_ids: list[list[int]]
     skipped: list[dict[str, Any]]
-    template: str  # as applied: "raw" also where the tokenizer has no chat template
+    template: str  # as applied: also "raw" if the tokenizer has no chat template
 
 
 def check_template(template: str) -> None:
-    """A `UsageError` for a template that does not exist."""
+    """Raise a `UsageError` for a template that does not exist."""
     if template not in TEMPLATES:
         raise UsageError(f"--prompt-template: {unknown('template', template, TEMPLATES)}")
 
 
 def check_prompts(problems: list[Problem], template: str) -> None:
-    """A `MismatchError` for a conversation where a template takes one text."""
+    """Raise a `MismatchError` for a conversation if the template needs a single text."""
     check_template(template)
     if template in ("raw", "r1-distill"):
         for problem in problems:
@@ -190,9 +190,9 @@ def check_prompts(problems: list[Problem], template: str) -> None:
 def encode_prompts(
     problems: list[Problem], tokenizer: Any, *, template: str = "chat", max_model_len: int, max_prompt: int = 0
 ) -> EncodedPrompts:
-    """Put the problems as one of `TEMPLATES`; leave out prompts without room for a token, or longer than `max_prompt`.
+    """Encode problems with one of `TEMPLATES`; skip prompts that leave no room for a token or exceed `max_prompt`.
 
-    "chat" is the tokenizer's own template; a tokenizer that has none gets the prompts raw.
+    "chat" is the tokenizer's own template; without one, prompts are raw.
     """
     check_template(template)
     words = _WORDS.get(template)
@@ -210,12 +210,12 @@ def encode_prompts(
             kept.append(problem)
             ids.append(prompt_ids)
     if not kept:
-        raise MismatchError(f"No prompt is left: all {len(skipped)} were skipped ({skipped[0]['reason']}).")
+        raise MismatchError(f"No prompts left: all {len(skipped)} were skipped ({skipped[0]['reason']}).")
     return EncodedPrompts(kept, ids, skipped, template if words else around)
 
 
 def _asked(problem: Problem, words: str) -> Problem:
-    """The problem in these words, around what a user said last; as it is, where it says itself how to answer."""
+    """The problem with these words around the user's last message; unchanged if it already says how to answer."""
     prompt = problem.prompt
     *before, last = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if asks_for_box(prompt) or asks_for_line(prompt):
@@ -230,25 +230,25 @@ def _unusable(prompt_ids: list[int], max_model_len: int, max_prompt: int) -> str
     if len(prompt_ids) >= max_model_len:
         return f"the prompt has {len(prompt_ids)} tokens, the context {max_model_len}"
     if 0 < max_prompt < len(prompt_ids):
-        return f"the prompt has {len(prompt_ids)} tokens, and at most {max_prompt} are allowed"
+        return f"the prompt has {len(prompt_ids)} tokens, more than the limit of {max_prompt}"
     return None
 
 
 def _encoded(problems: list[Problem], tokenizer: Any, template: str) -> Iterator[list[int]]:
-    """The token ids of each problem; what the template has put there already is not put there again."""
+    """The token ids of each problem, without adding special tokens that the template already added."""
     for problem, text in zip(problems, _texts(problems, tokenizer, template), strict=True):
         yield token_ids(tokenizer, text, problem.prompt_id, special=template == "raw")
 
 
 def token_ids(tokenizer: Any, text: str, prompt_id: int, *, special: bool) -> list[int]:
-    """The token ids of a text, with those that the tokenizer puts around a text of its own if `special`."""
+    """The token ids of a text; if `special`, with the special tokens that the tokenizer adds."""
     options = {} if special else {"add_special_tokens": False}
     try:
         return list(tokenizer.encode(text, verbose=False, **options))
     except Exception as error:  # a foreign library, and text of any kind
-        what = f"{type(error).__name__}: {first_line(error)}"
+        fault = f"{type(error).__name__}: {first_line(error)}"
         raise MismatchError(
-            f"The tokenizer cannot encode prompt {prompt_id} ({what}). Mend it, or leave it out."
+            f"The tokenizer cannot encode prompt {prompt_id} ({fault}). Fix the prompt, or remove it."
         ) from error
 
 
@@ -262,7 +262,7 @@ def _texts(problems: list[Problem], tokenizer: Any, template: str) -> Iterable[s
 
 
 def plain_text(problem: Problem, template: str) -> str:
-    """What is put where no chat template is: a text, or the one message of a user."""
+    """The text of a prompt without a chat template: a text, or the single message of a user."""
     if isinstance(problem.prompt, str):
         return problem.prompt
     roles = [message["role"] for message in problem.prompt]
@@ -270,7 +270,7 @@ def plain_text(problem: Problem, template: str) -> str:
         return problem.prompt[0]["content"]
     shown = ", ".join(roles[:_ROLES])
     raise MismatchError(
-        f"Prompt {problem.prompt_id} is a conversation ({shown}) that only a chat template can put, "
-        f"and prompts are put {template}. Use --prompt-template chat with a model that has a template, or name a field "
-        "of text with --prompt-field."
+        f"Prompt {problem.prompt_id} is a conversation ({shown}), which needs a chat template, but the prompt template "
+        f"is {template}. Use --prompt-template chat with a model that has a template, or name a text field with "
+        "--prompt-field."
     )

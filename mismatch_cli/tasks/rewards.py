@@ -1,4 +1,4 @@
-"""Rewards of the user's own: a function that judges one response or a batch, in a process that cannot hang the run."""
+"""Runs a user's reward function, for one response or a batch, in a process that cannot hang the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FOR_ONE, _FOR_A_BATCH, _TO_LOAD = 30, 600, 60  # seconds
 
 
 def check_reward(where: str, seconds: int = 0) -> None:
-    """Load a reward function once and let go of it, so that what is wrong with it is told first; nothing for none."""
+    """Load a reward function once, so that its errors show before the run starts; does nothing without one."""
     if where:
         reward = OwnReward(where, seconds)
         try:
@@ -25,7 +25,7 @@ def check_reward(where: str, seconds: int = 0) -> None:
 
 
 class Answered(NamedTuple):
-    """A response with what a function may ask of it."""
+    """A response with everything that a reward function may take."""
 
     response: str
     answer: str | None
@@ -36,12 +36,12 @@ class Answered(NamedTuple):
 
 
 class OwnReward:
-    """Calls `FUNCTION` of `FILE.py`; what it takes too long over earns 0 and is counted in `timeouts`.
+    """Calls `FUNCTION` of `FILE.py`; responses that take too long earn 0 and count in `timeouts`.
 
-    A function whose parameters are `responses`, `answers`, `problems`, `finish_reasons` is given lists and answers with
-    one; its process lives on, so that a model which it has loaded stays loaded. So is one as TRL calls it, whose
-    parameters are `completions`, `prompts`, `completion_ids` and columns of the data set; `conversational`: prompts and
-    completions are lists of messages.
+    A function with the parameters `responses`, `answers`, `problems`, `finish_reasons` takes lists and returns one;
+    its process persists, so that a model stays loaded. The same holds for functions in TRL's form, with the parameters
+    `completions`, `prompts`, `completion_ids` and columns of the data set; `conversational`: prompts and completions
+    are lists of messages.
     """
 
     def __init__(self, where: str, seconds: float = 0, *, conversational: bool = False) -> None:
@@ -52,46 +52,46 @@ class OwnReward:
         self.child = Child(
             "mismatch_cli.tasks._worker", code,
             seconds_to_start=to_load,
-            cannot_start=f"{file} did not load within {to_load:g} s. Give it more with --reward-seconds.",
+            cannot_start=f"{file} did not load within {to_load:g} s. Allow more with --reward-seconds.",
         )  # fmt: skip
 
     def grade(self, response: str, answer: str | None, finish_reason: str, problem: Any) -> float:
-        """What the function says; a `MismatchError` where it fails or its answer is not a finite number."""
+        """The function's reward; a `MismatchError` if it fails or does not return a finite number."""
         return self.grade_all([Answered(response, answer, problem, finish_reason)])[0]
 
     def grade_all(self, rows: Sequence[Answered]) -> list[float]:
-        """The rewards of responses; NaN for one that a function as TRL has them did not judge."""
+        """The rewards of responses; NaN where a function in TRL's form returns None."""
         if not rows:
             return []
         if not self._kind:
             return [self._said(row) for row in rows]
         asked = self._as_trl_asks(rows) if self._kind == TRL else _in_lists(rows)
-        told = self._told(asked, len(rows))
-        if told is None:
+        reply = self._told(asked, len(rows))
+        if reply is None:
             return [0.0] * len(rows)
-        rewards = told.get("rewards")
+        rewards = reply.get("rewards")
         if not isinstance(rewards, list):
-            raise self._failed(told.get("error", "it answered no list"), rows[0].response)
+            raise self._failed(reply.get("error", "it did not return a list"), rows[0].response)
         if len(rewards) != len(rows):
-            raise self._failed(f"it answered {len(rewards)} numbers for {len(rows)} responses", rows[0].response)
+            raise self._failed(f"it returned {len(rewards)} numbers for {len(rows)} responses", rows[0].response)
         return [
-            nan if reward is None else self._finite(reward, told, row.response)
+            nan if reward is None else self._finite(reward, reply, row.response)
             for reward, row in zip(rewards, rows, strict=True)
         ]
 
     @property
     def _kind(self) -> str:
-        """What the function's parameters say, which its process tells once; empty for one that judges one response."""
+        """The function's kind, which its process reports once; empty for one that grades single responses."""
         if self.child.said_at_start is None:
             self.child.start()
         return str(self.child.said_at_start)
 
     def _as_trl_asks(self, rows: Sequence[Answered]) -> dict[str, Any]:
-        """What GRPOTrainer hands to a reward function; a column that some rows lack is None there."""
+        """What GRPOTrainer passes to a reward function; None where a row lacks a column."""
         names = dict.fromkeys(name for row in rows for name in row.columns or ())
         columns = {name: [(row.columns or {}).get(name) for row in rows] for name in names}
-        own = {"answer": [row.answer for row in rows]}  # under the name that most functions have for it
-        return own | columns | {
+        answers = {"answer": [row.answer for row in rows]}  # the name that most functions use
+        return answers | columns | {
             "prompts": [_messages("user", row.problem) if self._conversational else row.problem for row in rows],
             "completions": [
                 _messages("assistant", row.response) if self._conversational else row.response for row in rows
@@ -100,11 +100,11 @@ class OwnReward:
         }  # fmt: skip
 
     def _said(self, row: Answered) -> float:
-        told = self._told(dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True)), 1)
-        return 0.0 if told is None else self._finite(told.get("reward", nan), told, row.response)
+        reply = self._told(dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True)), 1)
+        return 0.0 if reply is None else self._finite(reply.get("reward", nan), reply, row.response)
 
     def _told(self, question: Mapping[str, Any], responses: int) -> dict[str, Any] | None:
-        """The answer; None, and the responses counted, where it took too long."""
+        """The reply; None if it took too long, which counts the responses."""
         limit = self._seconds or (_FOR_A_BATCH if self._kind else _FOR_ONE)
         reply = self.child.ask(json.dumps(question, default=str), limit)  # dates and the like as text
         if reply is None:
@@ -113,14 +113,16 @@ class OwnReward:
         told: dict[str, Any] = json.loads(reply) if reply else {"error": "its process died"}
         return told
 
-    def _finite(self, said: Any, told: Mapping[str, Any], response: str) -> float:
-        reward = float(said)
+    def _finite(self, value: Any, reply: Mapping[str, Any], response: str) -> float:
+        reward = float(value)
         if not isfinite(reward):
-            raise self._failed(told.get("error", f"it answered {reward}"), response)
+            raise self._failed(reply.get("error", f"it returned {reward}"), response)
         return reward
 
     def _failed(self, why: str, response: str) -> MismatchError:
-        return MismatchError(f"--reward {self._where} failed: {why}. Try it alone on response {response[:200]!r}.")
+        return MismatchError(
+            f"--reward {self._where} failed: {why}. Call it yourself on the response {response[:200]!r}."
+        )
 
 
 def _in_lists(rows: Sequence[Answered]) -> dict[str, Any]:
@@ -128,6 +130,6 @@ def _in_lists(rows: Sequence[Answered]) -> dict[str, Any]:
     return dict(zip(BATCH_ARGUMENTS, map(list, by_argument), strict=True))
 
 
-def _messages(role: str, said: Any) -> list[dict[str, str]]:
-    """A conversation, which a text begins."""
-    return said if isinstance(said, list) else [{"role": role, "content": said}]
+def _messages(role: str, content: Any) -> list[dict[str, str]]:
+    """A conversation; a text becomes its first message."""
+    return content if isinstance(content, list) else [{"role": role, "content": content}]

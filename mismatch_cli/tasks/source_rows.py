@@ -1,4 +1,4 @@
-"""Rows of a local file or of a data set on the hub, with their numbers; repeated ones left out where that is asked."""
+"""Reads numbered rows from a local file or a data set on the hub, on request without repetitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 
 
 def is_local(location: str) -> bool:
-    """Whether this is a file, there or not, rather than a data set of the hub or a folder laid out like one."""
+    """Whether this names a file, existing or not, rather than a data set on the hub or a folder laid out like one."""
     path = Path(location).expanduser()
     return path.is_file() or path.suffix in _LOCAL_FORMATS
 
@@ -31,16 +31,16 @@ def is_local(location: str) -> bool:
 def read_rows(
     location: str, config: str | None, split: str, unique_in: Sequence[str] | None = None
 ) -> tuple[list[int], list[Row]]:
-    """The rows, and the number of each.
+    """The row numbers and the rows.
 
-    With `unique_in`, names of fields, rows that are like an earlier one in all of these may be left out: Arrow's
-    columns tell before a row becomes a Python object, which a set that repeats each problem a hundred times needs.
+    With `unique_in`, a list of fields, rows that equal an earlier one in all of them may be left out: Arrow's columns
+    tell before a row becomes a Python object, which data sets that repeat each problem a hundred times need.
     """
     path = Path(location).expanduser()
     if path.is_file():
         found = _read_file(path, unique_in)
     elif path.suffix in _LOCAL_FORMATS:
-        raise MismatchError(f"There is no file {path}. Give the path of a .jsonl, .json, .parquet or .csv file.")
+        raise MismatchError(f"{path} does not exist. Give the path of a .jsonl, .json, .parquet or .csv file.")
     else:
         found = list(_read_data_set(location, config, split, unique_in))
     return [number for number, _ in found], [row for _, row in found]
@@ -48,7 +48,9 @@ def read_rows(
 
 def _read_file(path: Path, unique_in: Sequence[str] | None) -> list[Numbered]:
     if path.suffix not in _LOCAL_FORMATS:
-        raise UsageError(f"{path} has the ending '{path.suffix}'. Prompts are read from {', '.join(_LOCAL_FORMATS)}.")
+        raise UsageError(
+            f"{path} has the extension '{path.suffix}'. Prompts are read from {', '.join(_LOCAL_FORMATS)}."
+        )
     readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv}
     try:
         with bounded(path, path.stat().st_size):
@@ -56,7 +58,7 @@ def _read_file(path: Path, unique_in: Sequence[str] | None) -> list[Numbered]:
                 return list(_read_parquet(path, unique_in))
             return list(enumerate(readers[path.suffix](path)))
     except (OSError, ValueError, RecursionError, csv.Error) as error:
-        raise MismatchError(f"{path} cannot be read: {first_line(error)}. Mend it, or name another file.") from error
+        raise MismatchError(f"{path} cannot be read: {first_line(error)}. Fix it, or name another file.") from error
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
@@ -67,16 +69,16 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             try:
                 row = json.loads(line)
             except ValueError as error:
-                raise ValueError(f"line {number} is no JSON ({error}).") from error
+                raise ValueError(f"line {number} is not JSON ({error}).") from error
             if not isinstance(row, dict):
-                raise ValueError(f"line {number} is no JSON object. Write one {{...}} per line.")
+                raise ValueError(f"line {number} is not a JSON object. Write one {{...}} per line.")
             yield row
 
 
 def _read_json(path: Path) -> Iterator[Row]:
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
-        raise ValueError("the file is no JSON list of objects.")
+        raise ValueError("the file is not a JSON list of objects.")
     yield from content
 
 
@@ -103,7 +105,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         for row in reader:
-            if None in row:  # an unquoted comma would push the answer into a column without a name
+            if None in row:  # an unquoted comma would move the answer into a nameless column
                 raise ValueError(f"line {reader.line_num} has more values than the first line has names")
             yield row
 
@@ -115,12 +117,12 @@ def _read_data_set(
     from datasets import disable_progress_bars, load_dataset
 
     if not sys.stderr.isatty():
-        disable_progress_bars()  # in a log it is a line that is never finished
+        disable_progress_bars()  # in a log a bar is an endless line
     try:
         dataset = load_dataset(location, config, split=split)
-    except Exception as error:  # the hub client has no common base class for "not there"
+    except Exception as error:  # the hub client has no common base class for "not found"
         raise MismatchError(
-            f"'{location}' is no local file, and loading it as a data set failed: {first_line(error)}. "
+            f"'{location}' is not a local file, and loading it as a data set failed: {first_line(error)}. "
             "Give the path of a .jsonl, .json, .parquet or .csv file, or the name of a data set and its split."
         ) from error
     if unique_in is None:
@@ -130,7 +132,7 @@ def _read_data_set(
 
 
 def first_of_each(tables: Iterable[pa.Table], fields: Sequence[str]) -> Iterator[Numbered]:
-    """The rows that no earlier one equals in all of these fields that there are; a dotted name lies inside one."""
+    """The rows that differ from all earlier ones in the existing fields of these; a dotted name is inside a field."""
     import numpy as np
     import pyarrow as pa
 
@@ -147,7 +149,7 @@ def first_of_each(tables: Iterable[pa.Table], fields: Sequence[str]) -> Iterator
 
 
 def _keys(table: pa.Table, names: set[str]) -> pa.Array:
-    """A text for each row, the same where the columns with these names are."""
+    """A text for each row; rows with equal values in these columns have equal texts."""
     import pyarrow as pa
 
     columns = [table[name].combine_chunks() for name in sorted(names & set(table.column_names))]
@@ -156,7 +158,7 @@ def _keys(table: pa.Table, names: set[str]) -> pa.Array:
 
 
 def _as_text(column: Any) -> pa.Array:
-    """A text for each value, whatever it holds: the values of one type are the same where their texts are."""
+    """A text for each value: values of one type are equal exactly where their texts are."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -173,7 +175,7 @@ def _as_text(column: Any) -> pa.Array:
 
 
 def _together(texts: Sequence[pa.Array]) -> pa.Array:
-    """One text for each row; no two rows share it that differ in one of the parts."""
+    """One text for each row; rows that differ in any part have different texts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -181,7 +183,7 @@ def _together(texts: Sequence[pa.Array]) -> pa.Array:
 
 
 def _counted(text: pa.Array) -> pa.Array:
-    """Each text behind its length, nothing known as a text of its own."""
+    """Each text with its length in front; null has a distinct text."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,7 +1,7 @@
-"""What stands between two turns of the model: an observation as the chat template puts it, as token ids.
+"""The token ids between two turns of the model: an observation as the chat template renders it.
 
-What the model said is never tokenised again. The template says what follows a turn of the assistant, and these ids are
-appended to the ids that were sampled.
+The model's own text is never retokenized. The template determines what follows an assistant turn, and these ids are
+appended to the sampled ids.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from mismatch_cli.tasks._templates import rendered
 from mismatch_cli.tasks.environment import Observation
 from mismatch_cli.tasks.prompts import Problem, plain_text, token_ids
 
-_TURN = "THE-TURN-OF-THE-MODEL"  # what no template says by itself
+_TURN = "THE-TURN-OF-THE-MODEL"  # a text that no template contains
 _BEFORE = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _TURN}]
 
 
 class Turns:
-    """Puts observations after turns as `template` says: "chat", or "raw" for the text alone."""
+    """Renders observations after turns with `template`: "chat", or "raw" for the bare text."""
 
     def __init__(self, tokenizer: Any, template: str) -> None:
         chat = template == "chat" and getattr(tokenizer, "chat_template", None) is not None
         self._tokenizer, self._chat = tokenizer, chat
-        self._known: dict[str, list[int]] = {}  # the same is often said many times
+        self._known: dict[str, list[int]] = {}  # observations often repeat
 
     def after(self, turns: Sequence[Rollout], observations: Sequence[Observation]) -> list[list[int]]:
         """The token ids that follow each turn."""
@@ -38,7 +38,7 @@ class Turns:
         return [self._without_end(turn, self._known[key]) for turn, key in zip(turns, keys, strict=True)]
 
     def _without_end(self, turn: Rollout, ids: list[int]) -> list[int]:
-        """A template ends a turn with the token by which the model ends it itself: once is enough."""
+        """Drop the template's end-of-turn token if the model has already sampled it."""
         ended = self._chat and turn.finish_reason == "stop" and ids[:1] == turn.response_ids[-1:]
         return ids[1:] if ended else ids
 
@@ -49,15 +49,15 @@ class Turns:
         return [_after_the_turn(text) for text in rendered(self._tokenizer, chats)]
 
 
-def _as_messages(said: Observation) -> list[dict[str, str]]:
-    return [{"role": "user", "content": said}] if isinstance(said, str) else said
+def _as_messages(observation: Observation) -> list[dict[str, str]]:
+    return [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
 
 
 def _after_the_turn(text: str) -> str:
     _, found, rest = text.partition(_TURN)
     if not found:
         raise MismatchError(
-            "The chat template of the model leaves out what the assistant said before, so nothing can follow a turn. "
-            "Use --prompt-template raw, or mend the template (chat_template.jinja beside the tokenizer)."
+            "The model's chat template drops earlier assistant messages, so nothing can follow a turn. "
+            "Use --prompt-template raw, or fix the template (chat_template.jinja next to the tokenizer)."
         )
     return rest

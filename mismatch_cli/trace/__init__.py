@@ -1,1 +1,1 @@
-"""The one file format: a folder of Parquet shards with a manifest, from which every number and plot is read."""
+"""The trace format, the source of every number and plot: a folder of Parquet shards with a manifest."""

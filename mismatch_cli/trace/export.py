@@ -1,4 +1,4 @@
-"""Traces for whoever has tools of their own, a row per token or a line per response; streamed, so any length fits."""
+"""Exports traces for other tools, one row per token or one line per response; streamed, so any length fits."""
 
 import json
 from collections.abc import Iterable
@@ -17,20 +17,20 @@ _ROWS_AT_A_TIME = 64
 
 
 def file_name(kind: str) -> str:
-    """The name under which a trace is exported as csv, parquet or jsonl."""
+    """The name of the file that a trace is exported to as csv, parquet or jsonl."""
     return "responses.jsonl" if kind == "jsonl" else f"tokens.{kind}"
 
 
 def export_responses(traces: list[Trace], folder: Path) -> Path:
     """Write `responses.jsonl`: every row in the plain schema, which `import` reads back to the same bits.
 
-    A column that was not measured for a response is left out of its line; NaN and −Infinity are written as such.
+    Columns that were not measured for a response are left out of its line; NaN and −Infinity are kept.
     """
     path = folder / file_name("jsonl")
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for trace in traces:
             for table in trace.tables():
-                for start in range(0, table.num_rows, _ROWS_AT_A_TIME):  # Python numbers take ten times the room
+                for start in range(0, table.num_rows, _ROWS_AT_A_TIME):  # Python numbers take ten times the memory
                     for row in table.slice(start, _ROWS_AT_A_TIME).to_pylist():
                         known = {name: value for name, value in row.items() if value is not None}
                         file.write(json.dumps(known, separators=(",", ":")) + "\n")
@@ -38,7 +38,7 @@ def export_responses(traces: list[Trace], folder: Path) -> Path:
 
 
 def export_tokens(tables: Iterable[pa.Table], folder: Path, kind: str) -> Path:
-    """Write tables of one schema as `tokens.csv` or `tokens.parquet`, one after the other; missing is empty."""
+    """Append tables of one schema to `tokens.csv` or `tokens.parquet`; missing values are empty."""
     path = folder / file_name(kind)
     with replacing(path) as temporary, ExitStack() as stack:
         writer = None

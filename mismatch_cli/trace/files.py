@@ -1,7 +1,7 @@
-"""Files and folders that are either there whole or not at all, and that never go through a link to somewhere else.
+"""Writes files and folders atomically, and never through a link.
 
-Whatever is written gets a name that nobody has used before, is created there exclusively, and is renamed into place:
-what lies at the final name, a link or one of several names of a file, is replaced and not written through.
+Everything is created exclusively under a new, unused name and then renamed into place: a symbolic or hard link at the
+final name is replaced, not written through.
 """
 
 import errno
@@ -17,17 +17,17 @@ from typing import BinaryIO
 
 from mismatch_cli.errors import MismatchError, first_line
 
-UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # the names of what is being written, or was when it was killed
-LOG_HEAD = b"mismatch-cli: log\n"  # the first line of a log of ours
+UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # names of unfinished files, also after a kill
+LOG_HEAD = b"mismatch-cli: log\n"  # the first line of our logs
 _NO_ROOM = 2**16  # bytes
-_LONGEST = 64  # characters of a name that its temporary name repeats
+_LONGEST = 64  # characters of a name that are repeated in its temporary name
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a new, empty file beside `path` and rename it over `path` once the block has written it.
+    """Yield a new, empty file next to `path`, and rename it to `path` once the block has written it.
 
-    An exception leaves `path` as it was and removes the temporary file; a kill leaves the temporary file, which nothing
+    An exception leaves `path` unchanged and removes the temporary file; a kill leaves the temporary file, which nothing
     reads and `remove_unfinished` finds by its name. A full disk is a `MismatchError`.
     """
     temporary = _beside(path)
@@ -47,7 +47,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def unfinished_folder(folder: Path) -> Iterator[Path]:
-    """Yield a new, empty folder beside `folder`, which is gone at the end unless the block has renamed it."""
+    """Yield a new, empty folder next to `folder`, which is removed at the end unless the block renames it."""
     temporary = _beside(folder)
     try:
         temporary.mkdir(parents=True)
@@ -58,9 +58,9 @@ def unfinished_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """The same as `replacing` for a folder: what the block writes into a new one becomes `folder`.
+    """Like `replacing`, for a folder: the new folder that the block fills becomes `folder`.
 
-    The block is to do nothing but write: whatever fails in it is said to be a failure to write.
+    The block should only write: any exception in it is reported as a failure to write.
     """
     try:
         with unfinished_folder(folder) as temporary:
@@ -76,12 +76,12 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
                 shutil.rmtree(before, ignore_errors=True)
             else:
                 os.replace(temporary, folder)
-    except Exception as error:  # torch and safetensors have errors of their own for a disk that is full
+    except Exception as error:  # torch and safetensors have their own errors for a full disk
         raise could_not_write(folder, error) from error
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file of ours, by atomic rename."""
+    """Write one of our own text files, by atomic rename."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -89,8 +89,8 @@ def write_atomically(path: Path, text: str) -> None:
 def write_named(path: Path, text: str, *, replace: bool) -> None:
     """Write a file that the user has named, where their shell would write it: through a link, into a pipe or a device.
 
-    A regular file is replaced as a whole. Without `replace` only an empty one is: CI systems make one to be filled.
-    Raises a `MismatchError` where another file is there, or where nothing can be written.
+    A regular file is replaced atomically. Without `replace`, only an empty one is: CI systems create one to fill.
+    Raises a `MismatchError` if there is another file, or nothing can be written.
     """
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{target.name[:_LONGEST]}.{secrets.token_hex(4)}.tmp")
@@ -106,9 +106,9 @@ def write_named(path: Path, text: str, *, replace: bool) -> None:
         if replace or (target.exists() and not target.stat().st_size):
             os.replace(temporary, target)
         else:
-            os.link(temporary, target)  # fails where another process has written it meanwhile
+            os.link(temporary, target)  # fails if another process has written it meanwhile
     except FileExistsError as error:
-        raise MismatchError(f"{path} is already there. Replace it with --force, or name another file.") from error
+        raise MismatchError(f"{path} already exists. Replace it with --force, or name another file.") from error
     except OSError as error:
         raise could_not_write(path, error) from error
     finally:
@@ -116,7 +116,7 @@ def write_named(path: Path, text: str, *, replace: bool) -> None:
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open a file of ours at its end; a link is an `OSError`, and a file that has other names too is copied first."""
+    """Open one of our own files to append; a link is an `OSError`, and a file with hard links is copied first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     file = open(os.open(path, flags, 0o666), "ab")  # noqa: SIM115 - the caller closes it
@@ -133,9 +133,9 @@ def open_to_append(path: Path) -> BinaryIO:
 
 
 def remove_unfinished(folder: Path, beginning: str = "") -> None:
-    """Remove what a killed process was writing directly in this folder; whoever calls it holds the folder.
+    """Remove what a killed process was writing directly in this folder; the caller must hold the folder.
 
-    Or only what has a name with this `beginning`, where others write beside it.
+    With `beginning`, only names that start with it, where other processes write to the same folder.
     """
     if folder.is_symlink() or not folder.is_dir():
         return
@@ -145,13 +145,13 @@ def remove_unfinished(folder: Path, beginning: str = "") -> None:
 
 
 def could_not_write(path: Path, error: Exception) -> MismatchError:
-    """What a person is told where a file could not be written, most often for want of room."""
+    """The error for a file that could not be written, most often for lack of space."""
     reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
     if not isinstance(error, OSError) and shutil.disk_usage(path.parent).free < _NO_ROOM:
         reason = os.strerror(errno.ENOSPC)
     return MismatchError(
-        f"Could not write {path} ({reason}). What was there before is kept: make room or choose another --output. "
-        "A run that was being recorded or trained can go on with --resume."
+        f"Could not write {path} ({reason}). Existing files are unchanged: free some space or choose another --output. "
+        "Resume a run that was being recorded or trained with --resume."
     )
 
 

@@ -1,7 +1,7 @@
-"""What others hand over, read as it is or not at all: one rule for every importer, engine and hand-written trace.
+"""Reads foreign values exactly or refuses them: one rule for importers, engines and hand-written traces.
 
-Conversions of libraries are generous: 3.7 becomes the token 3, "-0.5" a log-probability, 2 a true mask. Here a value
-that would change is an error.
+Libraries convert generously: 3.7 becomes token 3, "-0.5" a log-probability, 2 a true mask. Here a value that would
+change is an error.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ WRONG_VALUE, WRONG_TYPE = pa.ArrowInvalid, pa.ArrowTypeError  # what `exact` rai
 
 
 def exact(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column in another type, none of its values changed but for the rounding of floats; lists of any depth.
+    """A column (lists of any depth) in another type, with values unchanged except for the rounding of floats.
 
-    `WRONG_VALUE` for a fraction where whole numbers belong, a number beyond the type, or a mask that is neither 0 nor
-    1; `WRONG_TYPE` for text, booleans or anything else where numbers belong. Nulls stay nulls.
+    Raises `WRONG_VALUE` for a fraction instead of a whole number, a number beyond the type, or a mask that is neither 0
+    nor 1; `WRONG_TYPE` for text, booleans or anything else instead of numbers. Nulls stay nulls.
     """
     if column.type.equals(kind):
         return column
@@ -38,19 +38,19 @@ def exact(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def single(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """One array of a column, without copying where it is one already, as `combine_chunks` would."""
+    """A column as one array, without a copy (unlike `combine_chunks`) if it has a single chunk."""
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
 
 
 def unpacked_flags(values: pa.BooleanArray) -> np.ndarray:
-    """One bit each in Arrow, one byte each in numpy."""
+    """Arrow's flags, one bit each, as numpy's, one byte each."""
     return np.from_dlpack(values.cast(pa.uint8())).view(bool)
 
 
 def packed_flags(flags: np.ndarray) -> pa.BooleanArray:
-    """The way back, without `pa.array`, which imports pandas."""
+    """The inverse, without `pa.array`, which imports pandas."""
     bits = pa.py_buffer(np.packbits(flags, bitorder="little").tobytes())
     return pa.Array.from_buffers(pa.bool_(), len(flags), [None, bits])
 
@@ -65,7 +65,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """The same from a list of Python values; text and structures are taken as they are."""
+    """Like `exact`, from a list of Python values; text and structs are not checked."""
     if values.count(None) == len(values):  # most columns of the schema, in most files
         return pa.nulls(len(values), kind)
     if not _is_number(_leaf(kind)):
@@ -76,7 +76,7 @@ def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def flat_array(values: Any, kind: pa.DataType) -> np.ndarray:
-    """The same from a list, an array or a tensor of any shape, flat and in numpy; a null among floats is NaN."""
+    """Like `exact`, from a list, array or tensor of any shape, as a flat numpy array; a null among floats is NaN."""
     if hasattr(values, "detach"):  # a tensor: numpy knows no bfloat16 and no gradients
         values = values.detach()
         values = (values.double() if values.is_floating_point() else values).numpy()
@@ -93,7 +93,7 @@ def flat_array(values: Any, kind: pa.DataType) -> np.ndarray:
 
 
 def whole_number(value: Any, kind: type[np.signedinteger] = np.int64) -> int:
-    """An integer from a number, or from the scalar of an array; a `WRONG_VALUE` for what is none or beyond `kind`."""
+    """An integer from a number or an array scalar; a `WRONG_VALUE` for anything else, or a value beyond `kind`."""
     number = value.item() if hasattr(value, "item") else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number // 1:
         raise WRONG_VALUE(f"{str(number)[:40]!r} where a whole number belongs")
@@ -103,7 +103,7 @@ def whole_number(value: Any, kind: type[np.signedinteger] = np.int64) -> int:
 
 
 def finite_number(value: Any) -> float:
-    """A number from the same, true and false as 1 and 0; a `WRONG_VALUE` for text, infinity, and what is no number."""
+    """A finite float from the same, true and false as 1 and 0; a `WRONG_VALUE` for anything else."""
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, bool | int | float) or not np.isfinite(number):
         raise WRONG_VALUE(f"{str(number)[:40]!r} where a number belongs")
@@ -111,17 +111,17 @@ def finite_number(value: Any) -> float:
 
 
 def strange_ids(ids_T: np.ndarray, vocabulary: int | None = None) -> np.ndarray:
-    """Which ids no token has: negative ones, and those from `vocabulary` on where it is known. Bool, one for each."""
+    """Flags of invalid ids: negative ones, and those from `vocabulary` on, where it is known."""
     return np.asarray((ids_T < 0) | (ids_T > (MOST_ID if vocabulary is None else vocabulary - 1)))
 
 
 def are_token_ids(ids: Any, vocabulary: int) -> bool:
-    """Whether this is a list of ids of a vocabulary, as JSON brings them: whole numbers and nothing else."""
+    """Whether this is a list of ids of a vocabulary, as parsed from JSON: only whole numbers."""
     return isinstance(ids, list) and all(type(i) is int and 0 <= i < vocabulary for i in ids)
 
 
 def _refuse_hidden_flags(rows: Any, found: pa.Array) -> None:
-    """Arrow takes true and false among floats for 1 and 0, where a float came first; `rows` are lists, or numbers."""
+    """Refuse true and false among floats, which Arrow reads as 1 and 0 after a float; `rows` are lists or numbers."""
     while is_list(found.type):
         found = found.flatten()
     if not pa.types.is_floating(found.type) or not pc.any(pc.or_(pc.equal(found, 0), pc.equal(found, 1))).as_py():

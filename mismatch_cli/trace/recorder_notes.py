@@ -1,4 +1,4 @@
-"""Traces that a `Recorder` writes inside a run: what it is told of the run, and what each of its ranks notes."""
+"""Traces that a `Recorder` writes inside a run: the facts that the run states, and the notes of each rank."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.trace.manifest import NEEDED, check_contents, read_manifest, recorded
 from mismatch_cli.trace.stores import StoreError
 
-RECORD = "record"  # the command of such a manifest
-NOTE = "recorder-{:05d}.json"  # what a rank has written so far
+RECORD = "record"  # the command in such a manifest
+NOTE = "recorder-{:05d}.json"  # a rank's note of what it has written so far
 _SHARD = re.compile(r"shard-(\d{5})-\d{6}\.parquet")
 SECTIONS = ("rollout", "trainer", "recomputed", "config")
 _COUNTS = ("rows", "tokens", "rows_with_trainer", "rows_with_newer_trainer", "rows_with_unknown_finish")
 
 
-def sections(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run tells of itself, as a manifest holds it: `sampling` in its place, and None for what is not told.
+def sections(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts that a run states, in a manifest's form: `sampling` goes into `config`, and missing facts are None.
 
-    A `MismatchError` names a section that no manifest has, or a value of another type than readers expect.
+    Raises `MismatchError` for an unknown section, or a value of a type that readers do not expect.
     """
-    sides = {name: dict(section) for name, section in told.items() if name != "sampling"}
+    sides = {name: dict(section) for name, section in facts.items() if name != "sampling"}
     if strange := sorted(sides.keys() - {*SECTIONS}):
         raise MismatchError(f"manifest has no section {strange[0]}: it has {', '.join(SECTIONS[:3])} and sampling")
-    if sampling := {name: value for name, value in dict(told.get("sampling", {})).items() if value is not None}:
+    if sampling := {name: value for name, value in dict(facts.get("sampling", {})).items() if value is not None}:
         sides["config"] = sides.get("config", {}) | {"sampling": sampling}
     for name, needed in NEEDED.items():
         if name in sides:
@@ -39,18 +39,18 @@ def sections(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name(value: Any) -> str:
-    """Of what JSON does not know: a torch.dtype is called `bfloat16`."""
+    """The name of a value that JSON cannot hold: a torch.dtype is `bfloat16`."""
     return str(value).removeprefix("torch.")
 
 
 def rank_of(shard: Path) -> str:
-    """Which rank has written a shard of a recorded trace; nothing for that of any other."""
+    """The rank that has written a shard of a recorded trace; empty for any other shard."""
     found = _SHARD.fullmatch(shard.name)
     return found.group(1) if found else ""
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """The manifest of any trace; of a recorded one with what its ranks have noted since it was begun."""
+    """The manifest of any trace; for a recorded one, with the notes of its ranks."""
     manifest = read_manifest(folder)
     return {**manifest, **_of_ranks(_notes(folder))} if manifest.get("command") == RECORD else manifest
 
@@ -60,14 +60,14 @@ def _notes(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """What a rank has noted; a `MismatchError` for a file that no recorder wrote."""
+    """A rank's note; a `MismatchError` for a file that no recorder wrote."""
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
         facts = note["shards"].values()
         counts = [note["rank"], *(shard[name] for shard in facts for name in _COUNTS)]
         counts += [*note["left_out"].values(), *note["noted"].values()]
         if not all(type(count) is int for count in counts) or type(note["closed"]) is not bool:
-            raise ValueError("it holds other types")
+            raise ValueError("it holds values of the wrong type")
         return dict(note)
     except StoreError:
         raise
@@ -76,7 +76,7 @@ def read_note(path: Path) -> dict[str, Any]:
 
 
 def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the notes say, as a manifest says it; while a rank records, its shards are no promise."""
+    """The notes in a manifest's form; while a rank records, its shards are not promised."""
     shards = {name: facts for note in notes for name, facts in note["shards"].items()}
     growing = ", ".join(str(note["rank"]) for note in notes if not note["closed"])
     found = {
@@ -90,13 +90,13 @@ def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "left_out_first": {reason: str(first) for note in notes for reason, first in _first(note).items()},
     }
     if growing:
-        why = f"it is still being recorded, or was ended without a word (rank {growing})"
+        why = f"it is still being recorded, or the recorder was not closed (rank {growing})"
         return {"imported": found, "cut_short": why}
     return {"imported": found, **recorded({name: facts["rows"] for name, facts in shards.items()})}
 
 
 def _known_by_all(facts: Iterable[Mapping[str, int]], name: str) -> dict[str, int]:
-    """The sum of a count that shards of earlier versions do not have; nothing where one lacks it."""
+    """The sum of a count that shards of earlier versions lack; nothing if one lacks it."""
     counts = [shard.get(name) for shard in facts]
     return {} if None in counts else {name: sum(count for count in counts if count is not None)}
 

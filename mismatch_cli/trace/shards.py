@@ -1,6 +1,6 @@
-"""One shard: opened and checked, what its footer says, and a row group of it.
+"""Opens and checks a shard, reads its footer and its row groups.
 
-A shard that is damaged, or is none, is told from a store that does not answer: what is damaged can be left out.
+A damaged or foreign shard, which can be left out, is distinguished from a store that does not answer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
 from mismatch_cli.trace.stores import StoreError, decoding, is_store, source_of
 
 _RANGED = ("step", "version_rollout", "version_trainer")
-_MOST_OF_A_GROUP = 2**28  # bytes of a row group beside 20 × the file; what is written here has less than half
+_MOST_OF_A_GROUP = 2**28  # bytes of a row group besides 20 × the file; our own have less than half
 
 
 class DamagedShard(MismatchError):
-    """A shard that cannot be read, or holds what no trace has."""
+    """A shard that cannot be read, or holds invalid columns."""
 
     def __init__(self, message: str, path: Path) -> None:
         super().__init__(message, path)
@@ -34,13 +34,15 @@ class DamagedShard(MismatchError):
 
 
 class Footer(NamedTuple):
-    """What a shard says of itself without its columns being read."""
+    """What is known of a shard without reading its columns."""
 
     columns: frozenset[str]
     counts: Mapping[bytes, bytes]  # its metadata
     rows: tuple[int, ...]  # of each row group
     tokens: int
-    ranges: tuple[Mapping[str, tuple[int, int]], ...]  # of each row group: least and largest of some columns, if told
+    ranges: tuple[
+        Mapping[str, tuple[int, int]], ...
+    ]  # of each row group: minimum and maximum of some columns, if known
 
 
 def open_shard(path: Path) -> pq.ParquetFile:
@@ -50,18 +52,18 @@ def open_shard(path: Path) -> pq.ParquetFile:
             shard = pq.ParquetFile(source_of(path), memory_map=True, pre_buffer=is_store(path))
     except StoreError:
         raise
-    except FileNotFoundError as error:  # nothing is wrong with it: it is not left out as broken
+    except FileNotFoundError as error:  # it is not damaged, so it is not left out as broken
         raise MismatchError(
-            f"{path} is gone, or not seen where it is read. Put it back, or on a file system that all readers see."
+            f"{path} is gone, or not visible here. Restore it, or put it on a file system that all readers see."
         ) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DamagedShard(f"{path} is damaged ({first_line(error)}). {_again(path)}", path) from error
     schema = shard.schema_arrow
     missing = [name for name in REQUIRED if name not in schema.names]
     if missing:
-        raise DamagedShard(f"{path} is no shard of a trace: it lacks {', '.join(missing)}. {_again(path)}", path)
+        raise DamagedShard(f"{path} is not a shard of a trace: it lacks {', '.join(missing)}. {_again(path)}", path)
     if len(set(schema.names)) < len(schema.names):
-        raise DamagedShard(f"{path} is no shard of a trace: it holds a column twice. {_again(path)}", path)
+        raise DamagedShard(f"{path} is not a shard of a trace: it holds a column twice. {_again(path)}", path)
     for name in set(schema.names) & set(column_order()):
         if not schema.field(name).type.equals(arrow_type(name)):
             found, expected = schema.field(name).type, arrow_type(name)
@@ -87,8 +89,8 @@ def footer_of(path: Path) -> Footer:
 
 
 def _range(column: pq.ColumnChunkMetaData) -> tuple[int, int] | None:
-    told = column.statistics
-    return (told.min, told.max) if told is not None and told.has_min_max and not told.null_count else None
+    stats = column.statistics
+    return (stats.min, stats.max) if stats is not None and stats.has_min_max and not stats.null_count else None
 
 
 def read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path) -> pa.Table:
@@ -101,12 +103,12 @@ def read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path
     except (MemoryError, StoreError):
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        said = f"{path} is damaged in row group {group} ({first_line(error)}). {_again(path)}"
-        raise DamagedShard(said, path) from error
+        message = f"{path} is damaged in row group {group} ({first_line(error)}). {_again(path)}"
+        raise DamagedShard(message, path) from error
 
 
 def _again(shard: Path) -> str:
-    """What to do about a shard that cannot be read."""
+    """What to do about an unreadable shard."""
     try:
         manifest = read_manifest(shard.parent)
     except MismatchError:

@@ -1,8 +1,8 @@
-"""Traces on object stores: a place with as much of `pathlib.Path` as readers use, on the file systems of pyarrow.
+"""Traces on object stores: paths with the parts of `pathlib.Path` that readers use, on pyarrow's file systems.
 
 `s3://`, `gs://` and `abfs://` are pyarrow's own; any other scheme is fsspec's, such as `hf://`, and needs its package.
-A store that is slow, or answers that it is busy, is asked again within the limits below. A folder is listed once: its
-files bring their sizes and times along, to other processes too.
+Requests to a slow or busy store are retried within the limits below. A folder is listed once: its files carry their
+sizes and times along, to other processes too.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 ATTEMPTS = 8  # of a request to S3
-_CONNECT, _ANSWER = 10.0, 60.0  # seconds for one of them
-_AGAIN = timedelta(minutes=5)  # Google's store is asked again for so long
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)  # Path makes one slash of two
+_CONNECT, _ANSWER = 10.0, 60.0  # seconds per attempt
+_AGAIN = timedelta(minutes=5)  # requests to Google's store are retried for so long
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)  # Path turns two slashes into one
 _BUCKETS, _AZURE = ("s3", "gs", "gcs"), ("abfs", "abfss")
 _CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID, AWS_PROFILE or the machine's role; AWS_ENDPOINT_URL for a store of your own",
+    "s3": "AWS_ACCESS_KEY_ID, AWS_PROFILE or the machine's role; AWS_ENDPOINT_URL for your own store",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or the machine's account",
     "abfs": "AZURE_STORAGE_ACCOUNT and its key, or the machine's identity",
 }
 
 
 class StoreError(MismatchError, OSError):
-    """A store that does not answer, or refuses: no fault of what lies there."""
+    """A store that does not answer, or refuses: the files are not to blame."""
 
 
 class Status(NamedTuple):
-    """What `os.stat` says of a file, as far as readers ask."""
+    """The parts of `os.stat` that readers use."""
 
     st_size: int
     st_mtime_ns: int  # 0: the store does not say
 
 
 def located(path: Path) -> Path:
-    """The place that a path names: itself, or a `StorePath` for what was typed as a URL and does not lie here."""
+    """The path itself, or a `StorePath` for a URL that is not a local file."""
     if isinstance(path, StorePath):
         return path
     url = _URL.fullmatch(str(path))
@@ -59,17 +59,17 @@ def located(path: Path) -> Path:
 
 @cache
 def _named(scheme: str, key: str) -> StorePath:
-    """The same place each time: what was listed once is not listed again."""
+    """The same object each time, so that a folder is not listed twice."""
     return StorePath(scheme, key)
 
 
 def forget() -> None:
-    """List again what is asked for from now on: a trace may have grown."""
+    """List folders again from now on: a trace may have grown."""
     _named.cache_clear()
 
 
 def is_store(path: object) -> bool:
-    """Whether this is a place on a store."""
+    """Whether this is on a store."""
     return isinstance(path, StorePath) or _URL.fullmatch(str(path)) is not None
 
 
@@ -80,11 +80,11 @@ def source_of(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class StorePath:
-    """A file or folder on a store, `SCHEME://KEY`; it behaves like a `Path` that is absolute."""
+    """A file or folder on a store, `SCHEME://KEY`; behaves like an absolute `Path`."""
 
     scheme: str
     key: str
-    status: Status | None = field(default=None, compare=False)  # as it was listed
+    status: Status | None = field(default=None, compare=False)  # as listed
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.key}"
@@ -96,7 +96,7 @@ class StorePath:
         return _named(self.scheme, f"{self.key}/{name}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"scheme": self.scheme, "key": self.key, "status": self.status}  # without what was listed
+        return {"scheme": self.scheme, "key": self.key, "status": self.status}  # without the listing
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -119,7 +119,7 @@ class StorePath:
 
     @property
     def inside(self) -> str:
-        """What the file system calls it."""
+        """Its path within the file system."""
         if self.scheme in _BUCKETS:
             return self.key
         if self.scheme in _AZURE:
@@ -154,14 +154,14 @@ class StorePath:
         return self._kind == "Directory"
 
     def stat(self) -> Status:
-        """Size and time of the last change, as listed; else asked for."""
+        """Size and modification time, as listed or from the store."""
         found = self.status or _status(self._ask(lambda fs: fs.get_file_info(self.inside)))
         if found is None:
             raise FileNotFoundError(str(self))
         return found
 
     def opened(self) -> Any:
-        """The file, to be read from any place in it."""
+        """The file, open for random access."""
         return self._ask(lambda fs: fs.open_input_file(self.inside))
 
     def read_bytes(self) -> bytes:
@@ -175,7 +175,7 @@ class StorePath:
         return self.read_bytes().decode(encoding)
 
     def glob(self, pattern: str) -> Iterator[StorePath]:
-        """What lies in this folder, or in those in it, under names that match."""
+        """The files in this folder, or in folders in it, with matching names."""
         first, _, rest = pattern.partition("/")
         for path in self._listing:
             if fnmatchcase(path.name, first):
@@ -193,29 +193,27 @@ class StorePath:
     def _kind(self) -> str:
         return str(self._ask(lambda fs: fs.get_file_info(self.inside)).type.name) if self.status is None else "File"
 
-    def _ask(self, what: Callable[[FileSystem], Any]) -> Any:
+    def _ask(self, request: Callable[[FileSystem], Any]) -> Any:
         with asking(self):
-            return what(self.file_system)
+            return request(self.file_system)
 
 
 @contextmanager
 def asking(path: object) -> Iterator[None]:
-    """Inside, what a store does not answer within the limits is a `StoreError`; files of this machine fail as ever."""
+    """Turn a store's failure to answer into a `StoreError`; errors about local files stay as they are."""
     try:
         yield
     except OSError as error:
         if isinstance(error, MismatchError) or not isinstance(path, StorePath):
             raise
         needs = _CREDENTIALS.get(path.scheme, "")
-        hint = f" What it may need: {needs}." if needs else ""
-        raise StoreError(
-            f"{path} could not be read ({first_line(error)}).{hint} Try again with the same line."
-        ) from error
+        hint = f" It may need {needs}." if needs else ""
+        raise StoreError(f"Could not read {path} ({first_line(error)}).{hint} Run the same command again.") from error
 
 
 @contextmanager
 def decoding(path: object) -> Iterator[None]:
-    """Inside a file is decoded: an `OSError` is the file's own fault, and a `StoreError` if its bytes do not come."""
+    """For decoding a file: an `OSError` blames the file, but a store that does not deliver is a `StoreError`."""
     try:
         yield
     except OSError:
@@ -226,13 +224,13 @@ def decoding(path: object) -> Iterator[None]:
 
 @cache
 def file_system(scheme: str, bucket: str) -> FileSystem:
-    """The file system of a scheme, as it is for one bucket; a `MismatchError` where its package is not installed."""
+    """The file system of a scheme for one bucket; a `MismatchError` if its package is not installed."""
     import pyarrow.fs as fs
 
     if scheme == "s3":
-        again = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
+        retries = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
         return fs.S3FileSystem(
-            retry_strategy=again, connect_timeout=_CONNECT, request_timeout=_ANSWER, **_of_bucket(bucket)
+            retry_strategy=retries, connect_timeout=_CONNECT, request_timeout=_ANSWER, **_of_bucket(bucket)
         )
     if scheme in _BUCKETS:
         return fs.GcsFileSystem(retry_time_limit=_AGAIN)
@@ -244,14 +242,14 @@ def file_system(scheme: str, bucket: str) -> FileSystem:
         found, _ = fsspec.core.url_to_fs(f"{scheme}://{bucket}")
     except (ImportError, ValueError) as error:
         raise MismatchError(
-            f"{scheme}:// is read with fsspec and the package of that scheme, such as huggingface_hub for hf:// "
+            f"{scheme}:// needs fsspec and the package of that scheme, such as huggingface_hub for hf:// "
             f"({first_line(error)}). Install them with: pip install fsspec"
         ) from error
     return fs.PyFileSystem(fs.FSSpecHandler(found))
 
 
 def _of_bucket(bucket: str) -> dict[str, str]:
-    """Where a bucket of S3 lies: at an endpoint of one's own, in the region that is set, else where Amazon says."""
+    """The location of an S3 bucket: your own endpoint, the configured region, or the one that Amazon reports."""
     import pyarrow.fs as fs
 
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):

@@ -1,4 +1,4 @@
-"""`vocab.parquet`: token id → bytes, so that a trace can show text without the tokenizer that made it."""
+"""`vocab.parquet`: token id → bytes, so that a trace can show text without its tokenizer."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Vocabulary:
-    """Token ids as text; an id that is not in the table shows as ⟨id⟩."""
+    """Decodes token ids; an id that is not in the table shows as ⟨id⟩."""
 
     def __init__(self, bytes_by_id: dict[int, bytes]) -> None:
         self._bytes_by_id = bytes_by_id
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of a token sequence; bytes that form no character (a cut in the middle of one) show as �."""
+        """The text of a token sequence; bytes that do not form a character (half of one) show as �."""
         pieces = (self._bytes_by_id.get(int(i), f"⟨{i}⟩".encode()) for i in ids)
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     @classmethod
     def read(cls, folder: Path) -> Vocabulary:
-        """The table beside a trace; empty where there is none (every id then shows as its number)."""
+        """The table next to a trace; empty if there is none (every id then shows as a number)."""
         path = folder / VOCABULARY
         if not path.is_file():
             return cls({})
         try:
             size = path.stat().st_size
-            # `read_table` would import pandas where it is
+            # `read_table` would import pandas if installed
             with bounded(path, size), decoding(path), pq.ParquetFile(source_of(path)) as file:
                 if decoded_bytes(file.metadata) > allowance(size):
                     raise too_large(path, size)
@@ -54,12 +54,12 @@ class Vocabulary:
             raise
         except (pa.ArrowException, OSError) as error:
             raise MismatchError(
-                f"{path} is damaged ({first_line(error)}). Delete it: reports then show the ids of tokens."
+                f"{path} is damaged ({first_line(error)}). Delete it, and reports will show token ids."
             ) from error
 
 
 def write_vocabulary(folder: Path, tokenizer: Any) -> None:
-    """Write every id that the tokenizer knows, as the bytes it stands for in running text."""
+    """Write the bytes in running text of every id that the tokenizer knows."""
     pieces = token_bytes(tokenizer)
     table = pa.table([list(pieces.keys()), list(pieces.values())], schema=_SCHEMA)
     with replacing(folder / VOCABULARY) as temporary:

@@ -1,4 +1,4 @@
-"""Shards: each written whole under a temporary name and renamed in."""
+"""Writes shards, each under a temporary name that is then renamed."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -13,7 +13,7 @@ from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.schema import ROUTE_COLUMNS, TOKEN_COLUMNS, TOPK_COLUMNS, arrow_type, column_order
 
 MAX_TOKENS_PER_ROW_GROUP = 2**20
-_MAX_TOPK_ENTRIES_PER_ROW_GROUP = 2**22  # three columns of these are 48 MB: what a reader holds at a time
+_MAX_TOPK_ENTRIES_PER_ROW_GROUP = 2**22  # three such columns are 48 MB, which a reader holds at a time
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -21,13 +21,13 @@ def shard_path(folder: Path, index: int) -> Path:
 
 
 def rows_to_table(columns: dict[str, Sequence[Any]]) -> pa.Table:
-    """Columns as Python sequences or numpy arrays, one item per response, in the types and the order of the schema."""
+    """A table with the schema's types and order from Python sequences or numpy arrays, one item per response."""
     arrays = {name: _column(name, columns[name]) for name in column_order() if name in columns}
     return pa.table(arrays)
 
 
 def with_counts(table: pa.Table, **counts: int) -> pa.Table:
-    """Attach counts that belong to a whole shard; they live in the file's metadata and survive its scoring."""
+    """Attach counts that belong to a whole shard; they are file metadata and survive scoring."""
     metadata = (table.schema.metadata or {}) | {name.encode(): str(count).encode() for name, count in counts.items()}
     return table.replace_schema_metadata(metadata)
 
@@ -39,12 +39,12 @@ def _column(name: str, values: Sequence[Any]) -> pa.Array:
 
 
 def write_shard(path: Path, table: pa.Table) -> None:
-    """Write one shard in row groups of at most 2^20 tokens, and fewer where each carries many top-K entries."""
+    """Write one shard in row groups of at most 2^20 tokens, fewer where tokens carry many top-K entries."""
     write_shard_parts(path, iter([table]))
 
 
 def write_shard_parts(path: Path, tables: Iterator[pa.Table]) -> None:
-    """The same from tables of one schema that follow each other, at least one, holding one at a time."""
+    """Like `write_shard`, from one or more consecutive tables of one schema, holding one at a time."""
     first = next(tables)
     options = _encoding(first)
     with replacing(path) as temporary, pq.ParquetWriter(temporary, first.schema, **options) as writer:
@@ -54,10 +54,10 @@ def write_shard_parts(path: Path, tables: Iterator[pa.Table]) -> None:
 
 
 def _encoding(table: pa.Table) -> dict[str, Any]:
-    """Where a dictionary pays: not for tokens, whose ids zstd packs as well in half the time.
+    """Use a dictionary where it pays: not for tokens, whose ids zstd packs as well in half the time.
 
-    Nor does compression pay for the log-probabilities of single tokens: it saves a tenth of them, and costs a third of
-    the writing. Of the top K it saves a fifth of most of the file.
+    Nor does compression pay for the log-probabilities of single tokens: it saves a tenth and takes a third of the
+    writing time. For the top K, which are most of the file, it saves a fifth.
     """
     leaves = {f.name: f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in table.schema}
     floats = {name for name in TOKEN_COLUMNS if pa.types.is_floating(arrow_type(name).value_type)}

@@ -1,23 +1,23 @@
-"""Trust regions: one pure function a file, the same for analysis and for training.
+"""Trust regions: one pure function per file, the same for analysis and training.
 
-A file holds
+A file defines
 
     FORMULA: str          when a token is blocked, with {r}, {p}, {q} and the thresholds in braces
-    SYMBOLS: dict         thresholds that have a letter in the literature: {"max_tv": "δ"}; typed δ or delta, printed δ
-    NOT_ONE_SIDED: str    "" where the mask never blocks a move of p towards q; else why it may
+    SYMBOLS: dict         thresholds with a letter in the literature: {"max_tv": "δ"}; typed δ or delta, printed δ
+    NOT_ONE_SIDED: str    "" if the mask never blocks a move of p towards q; else why it may
     def trust_region(compared: Compared, advantage_T: Array, *, threshold: float = …) -> Decision
 
-and, where it calls `compared.topk(k)`, READS_TOP_K = True beside an integer threshold `k`; where it reads
-`compared.entropy_T`, READS_ENTROPY = True; where both sides of a threshold go by one more name, BOTH_SIDES = "max_tv".
-It is usable by the file's name; a user's own file needs `trust_region` alone.
+and, if it calls `compared.topk(k)`, READS_TOP_K = True and an integer threshold `k`; if it reads `compared.entropy_T`,
+READS_ENTROPY = True; if one more name sets both sides of a threshold, BOTH_SIDES = "max_tv". Its name is the file's
+name; a user's own file needs only `trust_region`.
 
-A mask that would block tokens where the policies agree says MEASURES_NO_DISTANCE = True. One that looks at more than
-one response says SCOPE = "batch", all rows of an optimiser step, or "group", all answers to a prompt in a step, and has
-two functions more, which take the same thresholds:
+A mask that blocks tokens even where the policies agree sets MEASURES_NO_DISTANCE = True. One that looks at more than
+one response sets SCOPE = "batch", all rows of an optimizer step, or "group", all answers to a prompt in a step, and
+defines two more functions, with the same thresholds:
 
-    def collect(compared, advantage_T, *, …) -> Array         what it wants to know of each token, [T, M]
-    def settle(rows_UM, *, …) -> Sequence[float]              what follows from all rows, numpy float64, in any order
-    def trust_region(compared, advantage_T, settled_TF, *, …) then has these numbers at each token
+    def collect(compared, advantage_T, *, …) -> Array         the values that it needs from each token, [T, M]
+    def settle(rows_UM, *, …) -> Sequence[float]              numbers from all rows, numpy float64, in any order
+    def trust_region(compared, advantage_T, settled_TF, *, …) gets these numbers at each token
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ Threshold = float | int | str | bool
 
 @dataclass(frozen=True)
 class Decision:
-    """What a mask answers for each token: whether it stays, and the signed value that was held against the threshold.
+    """A mask's decision for each token: whether to keep it, and the signed value that is compared with the threshold.
 
-    The statistic is positive where p is above q, if it has a side (an entropy has none). A sequence's value stands at
-    each of its tokens.
+    The statistic is positive where p is above q, unless it has no sign, like an entropy. A sequence's value is repeated
+    at each of its tokens.
     """
 
     keep_T: Array  # bool
@@ -57,24 +57,24 @@ class Decision:
 
 @cache
 def find(name: str) -> ModuleType:
-    """The trust region of a public name, or of a path to a Python file; a `UsageError` says what is wrong with it."""
+    """The trust region with a public name or in a user's Python file; a `UsageError` says what is wrong with it."""
     if name.endswith(".py"):
         return _load_file(Path(name))
     return registry.load(PACKAGE, name, "trust region")
 
 
 def is_foreign(name: str) -> bool:
-    """Whether it is code that is not ours: a user's file, or a mask of another package."""
+    """Whether this is foreign code: a user's file, or a mask of another package."""
     return name.endswith(".py") or name in registry.installed(PACKAGE)
 
 
 def bring(texts: Mapping[str, str]) -> None:
-    """Take users' files by their paths from another machine, where they were read."""
+    """Register users' files, by path, that were read on another machine."""
     _brought.update(texts)
 
 
 def text_of(path: Path) -> str:
-    """What stands in a user's file, here or where it was read."""
+    """The text of a user's file, from here or the machine where it was read."""
     brought = _brought.get(str(path))
     return path.read_text(encoding="utf-8") if brought is None else brought
 
@@ -88,12 +88,12 @@ def thresholds(region: ModuleType) -> dict[str, Threshold]:
 
 
 def symbols(region: ModuleType) -> dict[str, str]:
-    """The letters of those thresholds of a trust region that have one."""
+    """The letters of a trust region's thresholds, if they have one."""
     return getattr(region, "SYMBOLS", {})
 
 
 def spelled(name: str) -> str:
-    """A name as it is typed where there are no Greek letters: `ε_low` is `epsilon_low`."""
+    """A name without Greek letters: `ε_low` is `epsilon_low`."""
     return name.translate(_SPELLED)
 
 
@@ -102,17 +102,17 @@ _SPELLED = str.maketrans(_GREEK | {"ρ": "rho", "τ": "tau", "φ": "phi"})
 
 
 def unusable(answer: object, advantage_T: Array) -> str:
-    """What is wrong with the answer of a mask, as a sentence; empty where nothing is."""
+    """What is wrong with a mask's result, as a sentence; empty if nothing is."""
     if not isinstance(answer, Decision):
         return f"It returned {type(answer).__name__}."
     for name, column_T in (("keep_T", answer.keep_T), ("statistic_T", answer.statistic_T)):
         shape = tuple(getattr(column_T, "shape", ()))
         if not isinstance(column_T, type(advantage_T)):
-            return f"Its {name} is {type(column_T).__name__}, the columns are {type(advantage_T).__name__}."
+            return f"Its {name} is {type(column_T).__name__}, but the columns are {type(advantage_T).__name__}."
         if shape != tuple(advantage_T.shape):
             return f"Its {name} has the shape {shape} for {len(advantage_T):,} tokens."
         if column_T.device != advantage_T.device:
-            return f"Its {name} is on {column_T.device}, the tokens are on {advantage_T.device}."
+            return f"Its {name} is on {column_T.device}, but the tokens are on {advantage_T.device}."
     xp = namespace(advantage_T)
     if answer.keep_T.dtype != xp.bool:
         return f"Its keep_T holds {answer.keep_T.dtype}."
@@ -123,9 +123,9 @@ def unusable(answer: object, advantage_T: Array) -> str:
 
 @contextmanager
 def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchError] = UsageError) -> Iterator[None]:
-    """Around foreign code: whatever it raises, and that it leaves, is one sentence that names the file or the mask.
+    """Turn whatever foreign code raises, SystemExit included, into one sentence that names the file or mask.
 
-    What it prints goes to stderr: stdout belongs to the command.
+    Its output goes to stderr: stdout belongs to the command.
     """
     try:
         with redirect_stdout(sys.stderr):
@@ -133,21 +133,19 @@ def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchEr
     except (MismatchError, KeyboardInterrupt):
         raise
     except SystemExit as error:
-        raise error_class(
-            f"{name} wants to end the program (SystemExit), which a mask must not do. Repair it."
-        ) from error
+        raise error_class(f"{name} tries to end the program (SystemExit), which a mask must not do. Fix it.") from error
     except BaseException as error:
         if sentence := not_installed(error, str(name)):
             raise error_class(sentence) from error
         if _OTHER_ARRAYS.search(first_line(error)):
             raise error_class(_MIXED.format(name=name, error=first_line(error))) from error
-        raise error_class(f"{name} {does} ({type(error).__name__}: {first_line(error)}). Repair it.") from error
+        raise error_class(f"{name} {does} ({type(error).__name__}: {first_line(error)}). Fix it.") from error
 
 
 _OTHER_ARRAYS = re.compile(r"must be Tensor|numpy\.ndarray|'Tensor' object")
 _MIXED = (
-    "{name} fails ({error}): the columns are numpy arrays where traces are read, and torch tensors in `train`. Use "
-    "operators, and the functions of namespace(advantage_T) from mismatch_cli.arrays, which serve both."
+    "{name} fails ({error}): the columns are numpy arrays when a trace is read, and torch tensors in `train`. Use "
+    "operators, and the functions of namespace(advantage_T) from mismatch_cli.arrays, which work with both."
 )
 
 
@@ -165,7 +163,7 @@ def _load_file(path: Path) -> ModuleType:
             exec(compile(text, path, "exec"), vars(module))
     if not callable(getattr(module, "trust_region", None)):
         raise UsageError(
-            f"{path} defines no trust_region(compared, advantage_T, *, threshold=…) -> Decision. See "
+            f"{path} does not define trust_region(compared, advantage_T, *, threshold=…) -> Decision. See "
             "mismatch-cli guide clipstats."
         )
     with own_file(path):
@@ -186,20 +184,20 @@ def _check_signature(path: Path, module: Any) -> None:
     if hasattr(module, "SCOPE"):
         _check_scope(path, module)
     defaults = {p.name: p.default for p in keyword_only}
-    if others := [name for name, default in defaults.items() if not isinstance(default, float | int | str)]:
-        raise UsageError(f"{path}: the default of {others[0]} is no number and no text. Give it one.")
+    if wrong := [name for name, default in defaults.items() if not isinstance(default, float | int | str)]:
+        raise UsageError(f"{path}: the default of {wrong[0]} must be a number or a text. Give it one.")
     if getattr(module, "READS_TOP_K", False) and type(defaults.get("k")) is not int:
-        raise UsageError(f"{path} says READS_TOP_K = True. Name the number of ranks by a whole-number threshold k.")
+        raise UsageError(f"{path} sets READS_TOP_K = True. Add a whole-number threshold k, the number of ranks.")
     if strange := sorted(set(symbols(module)) - set(defaults)):
-        raise UsageError(f"{path}: SYMBOLS names {strange[0]}, which is no threshold of trust_region. Repair it.")
+        raise UsageError(f"{path}: SYMBOLS names {strange[0]}, which is not a threshold of trust_region. Fix it.")
     if taken := {"r", "p", "q"} & {p.name for p in keyword_only}:
-        raise UsageError(f"{path}: {taken.pop()} is a letter of the formulas. Give that threshold another name.")
+        raise UsageError(f"{path}: formulas already use the letter {taken.pop()}. Rename that threshold.")
 
 
 def _check_scope(path: Path, module: Any) -> None:
     if module.SCOPE not in ("batch", "group"):
-        raise UsageError(f"{path} says SCOPE = {module.SCOPE!r}. Choose one of: batch, group.")
+        raise UsageError(f"{path} sets SCOPE = {module.SCOPE!r}. Choose one of: batch, group.")
     if missing := [name for name in ("collect", "settle") if not callable(getattr(module, name, None))]:
         raise UsageError(
-            f"{path} looks at a whole {module.SCOPE} and has no {missing[0]}(). See mismatch-cli guide extending."
+            f"{path} looks at a whole {module.SCOPE} but defines no {missing[0]}(). See mismatch-cli guide extending."
         )

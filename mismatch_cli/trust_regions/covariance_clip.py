@@ -1,7 +1,7 @@
-"""Clip-Cov: a few tokens, drawn at random among those whose log p goes along with A, do not learn (arXiv 2505.22617).
+"""Clip-Cov: drops a few random tokens among those whose log p covaries with A (arXiv 2505.22617).
 
-The owner's code, verl's and SkyRL's form means and draw in each micro-batch, at least one token of each; this does so
-over the batch, however it is cut, and draws by the hash of the row's key. A token that PPO clips is not a candidate.
+The authors' code, verl and SkyRL compute means and draw in each micro-batch, at least one token from each; this does so
+in the batch, however it is split, and draws by the hash of the row's key. Tokens that PPO clips are not candidates.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ FORMULA = (
     "with (A − mean A)(log {p} − mean log {p}) between {cov_low} and {cov_high}"
 )
 SYMBOLS = {"ratio_low": "ε_low", "ratio_high": "ε_high"}
-NOT_ONE_SIDED = "It drops tokens against a collapse of the entropy, wherever they have moved."
+NOT_ONE_SIDED = "It drops tokens to prevent a collapse of the entropy, wherever they have moved."
 SCOPE = "batch"
 MEASURES_NO_DISTANCE = True
 
@@ -33,7 +33,7 @@ def collect(
     ratio_low: float = 0.2,
     ratio_high: float = 0.2,
 ) -> Array:
-    """A, log p, a number drawn, and whether PPO keeps the token, float64."""
+    """A, log p, the draw, and whether PPO keeps the token, float64."""
     shares(share=share)
     xp = namespace(advantage_T)
     clipped = ratio_clip.trust_region(compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high)
@@ -50,9 +50,9 @@ def settle(
     ratio_low: float = 0.2,
     ratio_high: float = 0.2,
 ) -> Sequence[float]:
-    """Mean A, mean log p, and the draw up to which candidates are dropped: max(1, ⌊share · tokens⌋) of them at most.
+    """Mean A, mean log p, and the draw up to which candidates are dropped, at most max(1, ⌊share · tokens⌋) of them.
 
-    A token that the trainer excludes counts for nothing: it would make the mean infinite.
+    Tokens that the trainer excludes do not count: they would make the mean infinite.
     """
     rows_UM = rows_UM[rows_UM[:, 1] > -np.inf]
     if not len(rows_UM):
@@ -76,7 +76,7 @@ def trust_region(
     ratio_low: float = 0.2,
     ratio_high: float = 0.2,
 ) -> Decision:
-    """Block what PPO clips, and the candidates that were drawn. The statistic is the covariance, nats."""
+    """Block what PPO clips, and the drawn candidates. The statistic is the covariance, nats."""
     clipped = ratio_clip.trust_region(compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high)
     covariance_T = (advantage_T - settled_TF[:, 0]) * (compared.logp_current_T - settled_TF[:, 1])
     covariance_T = filled(covariance_T, compared.logp_current_T == -np.inf, 0.0)

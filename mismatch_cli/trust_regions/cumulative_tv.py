@@ -1,7 +1,7 @@
-"""CPPO: binary TV with weights that fall along the response, and a budget for their sum (arXiv 2606.10968 eq. 8 to 10).
+"""CPPO: limits binary TV with weights that decrease along the response, and their sum (arXiv 2606.10968 eq. 8 to 10).
 
-The sums run over all earlier tokens, blocked ones too, as in its algorithm 1 and in the authors' code (UniRL), which
-holds log r within ±20 for the weight of the update; here r has no bound.
+The sums cover all earlier tokens, including blocked ones, as in its algorithm 1 and in the authors' code (UniRL), which
+clamps log r to ±20 for the weight of the update; here r has no bound.
 """
 
 from mismatch_cli.arrays import Array, between, namespace
@@ -22,9 +22,9 @@ _QUANTILE = 0.9
 def trust_region(
     compared: Compared, advantage_T: Array, *, max_tv: float = 0.15, budget: float = 0.02, least_weight: float = 0.8
 ) -> Decision:
-    """Block an update that moves p further away where w·|p − q| exceeds what is left, a probability.
+    """Block updates that move p further away where w·|p − q|, a probability, exceeds the remaining budget.
 
-    The statistic is w·|p − q| − what is left, at most δ, negative where a token is kept whatever its advantage.
+    The statistic is w·|p − q| minus that budget of at most δ; where it is negative, the token is always kept.
     """
     shares(δ=max_tv, least_weight=least_weight)
     not_negative(budget=budget)

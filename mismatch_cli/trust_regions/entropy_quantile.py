@@ -1,7 +1,7 @@
-"""Top-entropy tokens: only the share of the batch with the highest entropy learns (arXiv 2506.01939; TRL, ms-swift).
+"""Top-entropy tokens: only the batch's tokens with the highest entropy learn (arXiv 2506.01939; TRL, ms-swift).
 
-The paper's words rank the tokens of the batch; its code, and ms-swift, those of a micro-batch, TRL those of all ranks'
-micro-batches. The owner's code divides by the tokens that are kept, TRL and ms-swift, and this, by all of them.
+The paper ranks the tokens of the batch; its code and ms-swift rank those of a micro-batch, TRL those of all ranks'
+micro-batches. The authors' code divides by the kept tokens; TRL, ms-swift and this divide by all.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import shares
 
 FORMULA = "the trainer's entropy is not among the highest {share} of the batch"
-NOT_ONE_SIDED = "It does not look at policies: a token of low entropy is dropped wherever it has moved."
+NOT_ONE_SIDED = "It ignores the policies: a token of low entropy is dropped wherever it has moved."
 SCOPE = "batch"
 MEASURES_NO_DISTANCE = True
 READS_ENTROPY = True
@@ -27,7 +27,7 @@ def collect(compared: Compared, advantage_T: Array, *, share: float = 0.2) -> Ar
 
 
 def settle(rows_UM: np.ndarray, *, share: float = 0.2) -> Sequence[float]:
-    """The entropy from which on tokens are kept: the quantile 1 − share, linear between two tokens, as TRL forms it."""
+    """The smallest entropy to keep: the quantile 1 − share, interpolated linearly as in TRL."""
     return [np.quantile(rows_UM[:, 0], 1 - share) if len(rows_UM) else -np.inf]
 
 

@@ -1,4 +1,4 @@
-"""IcePop: tokens whose ratio leaves a band are dropped, whatever their advantage (Ling team; NeMo-RL, slime, verl).
+"""IcePop: drops tokens whose ratio leaves a band, whatever their advantage (Ling team; NeMo-RL, slime, verl).
 
 In verl it is `rollout_is=token` with two thresholds; `rollout_rs=token_k1` bounds −log ρ: its band [low, high] is
 [1/high, 1/low] here.
@@ -11,7 +11,7 @@ from mismatch_cli.trust_regions._rules import band_around_1
 
 FORMULA = "{r} outside [{band_low}, {band_high}]"
 NOT_ONE_SIDED = (
-    "The band is made for the gap between engine and trainer, which no single update closes: it has two sides."
+    "The band is meant for the gap between engine and trainer, which no single update closes: it has two sides."
 )
 
 

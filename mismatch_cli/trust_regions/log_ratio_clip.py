@@ -1,4 +1,4 @@
-"""Ratio clipping in log space, as GMPO has it: one-sided, of each token (arXiv 2507.20673)."""
+"""Ratio clipping in log space, as in GMPO: one-sided, per token (arXiv 2507.20673)."""
 
 from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared

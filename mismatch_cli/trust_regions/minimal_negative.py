@@ -1,4 +1,7 @@
-"""The minimal mask: only bad updates, negative samples whose token already lost much probability (DPPO, figure 5)."""
+"""The minimal mask: blocks only bad updates, negative samples of tokens that already lost much probability.
+
+Source: DPPO, arXiv 2602.04879, figure 5.
+"""
 
 from mismatch_cli.arrays import Array
 from mismatch_cli.errors import UsageError
@@ -14,7 +17,7 @@ NOT_ONE_SIDED = ""
 def trust_region(compared: Compared, advantage_T: Array, *, max_drop: float = 0.5) -> Decision:
     """Block A < 0 with q − p ≥ max_drop, a probability. The statistic is p − q."""
     if not max_drop > 0:
-        raise UsageError(f"δ={max_drop:g} makes no sense: choose a number above 0.")
+        raise UsageError(f"δ={max_drop:g} is out of range: choose a number above 0.")
     shares(δ=max_drop)
     blocked_T = (advantage_T < 0) & (compared.difference_T <= -max_drop)
     return Decision(~blocked_T, compared.difference_T)

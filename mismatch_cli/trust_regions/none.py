@@ -1,4 +1,4 @@
-"""No mask: every token is kept."""
+"""No mask: keeps every token."""
 
 from mismatch_cli.arrays import Array, namespace
 from mismatch_cli.policies import Compared

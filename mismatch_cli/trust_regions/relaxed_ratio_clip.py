@@ -1,4 +1,4 @@
-"""Ratio clipping that leaves improbable tokens alone: the α relaxation (DPPO, arXiv 2602.04879, figures 6 and 7)."""
+"""Ratio clipping that exempts improbable tokens: the α relaxation (DPPO, arXiv 2602.04879, figures 6 and 7)."""
 
 from math import log
 
@@ -31,7 +31,7 @@ def trust_region(
     """
     shares(α=alpha)
     if relax not in _SIDES:
-        raise UsageError(f"relax={relax} is not known. Choose one of: {', '.join(_SIDES)}.")
+        raise UsageError(f"relax={relax} is unknown. Choose one of: {', '.join(_SIDES)}.")
     clipped = ratio_clip.trust_region(compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high)
     if alpha == 0:
         return clipped

@@ -1,7 +1,7 @@
-"""M2PO: the tokens of largest (log p − log q)² leave, until the mean over what is left is small (arXiv 2510.01161).
+"""M2PO: drops the tokens with the largest (log p − log q)² until the mean of the rest is small (arXiv 2510.01161).
 
-The mean is over the batch. The paper counts, and drops, only tokens that PPO's clip may touch: those that the update
-moves further away. AReaL counts all tokens, of the engine gap, in each micro-batch; how it cuts is not in a trace.
+The mean is over the batch. The paper counts and drops only tokens that PPO's clip can affect: those that the update
+moves further away. AReaL counts all tokens, on the engine gap, in each micro-batch, which a trace does not record.
 """
 
 from collections.abc import Sequence
@@ -16,21 +16,21 @@ from mismatch_cli.trust_regions._rules import not_negative, outward
 
 FORMULA = "(log {p} − log {q})² above what leaves a mean of {max_moment} in the batch, over {counted} tokens"
 SYMBOLS = {"max_moment": "τ"}
-NOT_ONE_SIDED = "Over all tokens it does not look at the advantage; over outward ones it is one-sided."
+NOT_ONE_SIDED = "With all tokens it ignores the advantage; with outward ones it is one-sided."
 SCOPE = "batch"
 
 
 def collect(compared: Compared, advantage_T: Array, *, max_moment: float = 0.04, counted: str = "outward") -> Array:
-    """(log p − log q)² of each token that counts, NaN of the others."""
+    """(log p − log q)² of each counted token, NaN for the others."""
     xp = namespace(advantage_T)
     squared_T = compared.log_ratio_T**2
     return xp.where(_counts(compared, advantage_T, counted), squared_T, xp.full_like(squared_T, float("nan")))[:, None]
 
 
 def settle(rows_UM: np.ndarray, *, max_moment: float = 0.04, counted: str = "outward") -> Sequence[float]:
-    """The largest value that stays when the largest leave until the mean of the rest is below τ.
+    """The largest value that remains when the largest are dropped until the mean of the rest is below τ.
 
-    Where the mean is never below, the smallest alone stays.
+    If the mean never falls below τ, only the smallest remains.
     """
     sorted_U = np.sort(rows_UM[:, 0][~np.isnan(rows_UM[:, 0])])
     if not len(sorted_U):
@@ -43,7 +43,7 @@ def settle(rows_UM: np.ndarray, *, max_moment: float = 0.04, counted: str = "out
 def trust_region(
     compared: Compared, advantage_T: Array, settled_TF: Array, *, max_moment: float = 0.04, counted: str = "outward"
 ) -> Decision:
-    """Block the tokens that count whose (log p − log q)² is above what stays. The statistic is that square, nats²."""
+    """Block counted tokens whose (log p − log q)² is above the settled value. The statistic is this square, nats²."""
     not_negative(τ=max_moment)
     squared_T = compared.log_ratio_T**2
     beyond_T = _counts(compared, advantage_T, counted) & (squared_T > settled_TF[:, 0])
@@ -55,5 +55,5 @@ def _counts(compared: Compared, advantage_T: Array, counted: str) -> Array:
     if counted == "all":
         return d_T == d_T
     if counted != "outward":
-        raise UsageError(f"counted={counted} is not known. Choose one of: outward, all.")
+        raise UsageError(f"counted={counted} is unknown. Choose one of: outward, all.")
     return outward(d_T, advantage_T)

@@ -1,7 +1,7 @@
-"""Masked importance sampling (MIS) on a response's geometric mean ratio (NeMo-RL `seq-mask-tis`; verl, mirrored).
+"""Masked importance sampling (MIS) by a response's geometric mean ratio (NeMo-RL `seq-mask-tis`; verl, mirrored).
 
-OpenRLHF and SkyRL have it as NeMo-RL. verl's `rollout_rs=seq_mean_k1` bounds the mean of −log ρ: its band [low, high]
-is [1/high, 1/low] here.
+OpenRLHF and SkyRL do the same as NeMo-RL. verl's `rollout_rs=seq_mean_k1` bounds the mean of −log ρ: its band
+[low, high] is [1/high, 1/low] here.
 """
 
 from mismatch_cli.arrays import Array
@@ -10,7 +10,7 @@ from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import band_around_1
 
 FORMULA = "(Π{r})^(1/|y|) over the response outside [{band_low}, {band_high}]"
-NOT_ONE_SIDED = "It drops whole responses that left a band, whatever the advantage of the token and its own side."
+NOT_ONE_SIDED = "It drops whole responses that leave a band, whatever a token's advantage and direction."
 
 
 def trust_region(

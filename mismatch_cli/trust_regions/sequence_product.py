@@ -1,4 +1,4 @@
-"""Masked importance sampling (MIS) on the product of a response's ratios (TRL `sequence_mask`, SkyRL; verl, mirrored).
+"""Masked importance sampling (MIS) by the product of a response's ratios (TRL `sequence_mask`, SkyRL; verl, mirrored).
 
 verl's `rollout_rs=seq_sum_k1` bounds the sum of −log ρ: its band [low, high] is [1/high, 1/low] here. Its
 `rollout_is=sequence` with two thresholds bounds Πρ, as here.
@@ -10,7 +10,7 @@ from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import band_around_1
 
 FORMULA = "Π{r} over the response outside [{band_low}, {band_high}]"
-NOT_ONE_SIDED = "It drops whole responses that left a band, whatever the advantage of the token and its own side."
+NOT_ONE_SIDED = "It drops whole responses that leave a band, whatever a token's advantage and direction."
 
 
 def trust_region(compared: Compared, advantage_T: Array, *, band_low: float = 0.0, band_high: float = 3.0) -> Decision:

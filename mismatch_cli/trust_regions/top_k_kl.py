@@ -23,8 +23,8 @@ def trust_region(
 ) -> Decision:
     """Block A > 0 with p > q and KL > kl_high, and A < 0 with p < q and KL > kl_low.
 
-    The statistic is KL (nats), signed as p − q. With `replace_last` a sampled token outside the top-K takes the place
-    of the K-th, as in the published code.
+    The statistic is KL (nats), signed as p − q. With `replace_last`, a sampled token outside the top-K replaces the
+    K-th, as in the published code.
     """
     not_negative(**sides("δ", kl_low, kl_high))
     ranks(k=k)

@@ -23,8 +23,8 @@ def trust_region(
 ) -> Decision:
     """Block A > 0 with p > q and TV > tv_high, and A < 0 with p < q and TV > tv_low.
 
-    The statistic is TV with the sign of p − q. With `replace_last` a sampled token outside the top-K takes the place of
-    the K-th, as in the published code.
+    The statistic is TV with the sign of p − q. With `replace_last`, a sampled token outside the top-K replaces the
+    K-th, as in the published code.
     """
     shares(**sides("δ", tv_low, tv_high))
     ranks(k=k)

@@ -1,6 +1,6 @@
-"""Veto: a response with one token whose ratio is catastrophic is dropped (SkyRL's outlier mask; slime and miles).
+"""Veto: drops a response with a single catastrophic ratio (SkyRL's outlier mask; slime and miles).
 
-SkyRL suggests both bounds; `rs_veto_threshold` of slime and miles is the lower one alone.
+SkyRL suggests both bounds; `rs_veto_threshold` of slime and miles is only the lower one.
 """
 
 from math import inf, log
@@ -11,7 +11,7 @@ from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import band_around_1
 
 FORMULA = "any {r} of the response outside [{band_low}, {band_high}]"
-NOT_ONE_SIDED = "It drops whole responses, for the sake of one token, whatever the advantage."
+NOT_ONE_SIDED = "It drops whole responses because of one token, whatever the advantage."
 
 
 def trust_region(
@@ -19,7 +19,7 @@ def trust_region(
 ) -> Decision:
     """Block every token of a response that has one with p/q < band_low or p/q > band_high.
 
-    The statistic is log p − log q of its lowest token where that is below, else of its highest, nats.
+    The statistic is log p − log q, nats, of its lowest token if that is below the band, else of its highest.
     """
     band_around_1(band_low=band_low, band_high=band_high)
     responses, d_T = compared.responses, compared.log_ratio_T

@@ -1,15 +1,15 @@
-"""Weights: what an update that is kept counts; one pure function a file, the same for analysis and for training.
+"""Weights of kept updates: one pure function per file, the same for analysis and training.
 
-A file holds
+A file defines
 
     FORMULA: str          the weight, with {r}, {p}, {q} and parameters in braces; or `formula(parameters)`
-    SYMBOLS: dict         parameters that have a letter in the literature: {"cap": "C"}
+    SYMBOLS: dict         parameters with a letter in the literature: {"cap": "C"}
     def weight(compared: Compared, level: Level, advantage_T: Array, *, parameter: float = …) -> Array
 
-It may fall to zero smoothly and change its sign; a token without advantage never asks for it. `level` is that of the
-ratio in the table: a response's value stands at each of its tokens. Entropy and whole batches as in `trust_regions`.
+A weight may fall to zero smoothly and change its sign; tokens without an advantage do not use it. `level` is that of
+the ratio in the table: a response's value is repeated at each token. For entropy and whole batches see `trust_regions`.
 
-The same function can be an algorithm's additive term, which is neither masked nor multiplied with A.
+The same function can be an algorithm's additive term, which is neither masked nor multiplied by A.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGE = "mismatch_cli.weights"
 
 @cache
 def find(name: str) -> ModuleType:
-    """The weight of a public name."""
+    """The weight with a public name."""
     return registry.load(PACKAGE, name, "weight")
 
 

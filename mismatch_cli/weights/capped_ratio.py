@@ -1,4 +1,4 @@
-"""Importance sampling: the ratio, held between bounds without gradient through them (TIS, CISPO)."""
+"""Importance sampling: the ratio, clamped without a gradient through the bounds (TIS, CISPO)."""
 
 from collections.abc import Mapping
 from math import inf
@@ -19,6 +19,6 @@ def formula(parameters: Mapping[str, float]) -> str:
 def weight(compared: Compared, level: Level, advantage_T: Array, *, floor: float = 0.0, cap: float = inf) -> Array:
     """max(min(r, cap), floor)."""
     if not 0 <= floor <= cap or cap == 0:
-        raise UsageError(f"floor={floor:g}, cap={cap:g} makes no sense: choose 0 ≤ floor ≤ cap, and cap above 0.")
+        raise UsageError(f"floor={floor:g}, cap={cap:g} is out of range: choose 0 ≤ floor ≤ cap, and cap > 0.")
     ratio_T = compared.level_ratio_T(level)
     return between(ratio_T, floor, cap) if floor > 0 or cap < inf else ratio_T

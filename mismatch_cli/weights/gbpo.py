@@ -1,7 +1,7 @@
-"""GBPO: a pull of the ratio to a target above or below 1, by the advantage over the group's median (arXiv 2604.18578).
+"""GBPO: pulls the ratio to a target that follows from the advantage minus the group's median (arXiv 2604.18578).
 
-As the authors' verl: the loss is |A| |r − ρ*| with ρ* = 1 − ε_low + (ε_low + ε_high) σ(z / λ) and z = A less the median
-A of the group, while A itself only weighs. Where the advantages are divided by a standard deviation, so is z.
+As in the authors' verl, the loss is |A| |r − ρ*| with ρ* = 1 − ε_low + (ε_low + ε_high) σ(z / λ), where z is A minus
+the group's median A, and A itself only weighs. If advantages are divided by a standard deviation, so is z.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ def collect(
     ratio_high: float = 0.3,
     temperature: float = 1e-4,
 ) -> Array:
-    """A of each response, at its first token; NaN at the others."""
+    """A at each response's first token; NaN at the others."""
     xp = namespace(advantage_T)
     first_T = compared.responses.position_T == 0
     return xp.where(first_T, advantage_T, xp.full_like(advantage_T, float("nan")))[:, None]
@@ -52,9 +52,9 @@ def weight(
     ratio_high: float = 0.3,
     temperature: float = 1e-4,
 ) -> Array:
-    """r with the sign that brings it nearer to its target, times the sign of A, which the coefficient has once more."""
+    """r with the sign that moves it to its target, times the sign of A, which cancels the one in the coefficient."""
     if not (0 <= ratio_low <= 1 and ratio_high >= 0 and temperature > 0):
-        raise UsageError("Choose ε_low from 0 to 1, ε_high of at least 0, and a λ above 0.")
+        raise UsageError("A threshold is out of range: choose ε_low from 0 to 1, ε_high ≥ 0 and λ > 0.")
     xp = namespace(advantage_T)
     half_T = xp.tanh((advantage_T - settled_TF[:, 0]) / (2 * temperature)) / 2  # σ(x) − ½
     target_less_1_T = (ratio_high - ratio_low) / 2 + (ratio_low + ratio_high) * half_T

@@ -1,8 +1,8 @@
-"""GMPO: the geometric mean over the response of ratios that are clipped in log space (arXiv 2507.20673).
+"""GMPO: the response's geometric mean of ratios clipped in log space (arXiv 2507.20673).
 
-The clip has one side, that of the advantage, as in the authors' code, verl (`geo_mean`) and TRL: A > 0 holds log r at
-most at ε, A < 0 at least at −ε. A clipped token learns nothing (`log-ratio-clip`), but counts in the mean. The 1/|y| of
-its gradient is the scale of `sequence-mean`.
+The clip is one-sided, by the sign of the advantage, as in the authors' code, verl (`geo_mean`) and TRL: for A > 0 log r
+is at most ε, for A < 0 at least −ε. A clipped token learns nothing (`log-ratio-clip`) but counts in the mean. The 1/|y|
+of its gradient is the scale of `sequence-mean`.
 """
 
 from mismatch_cli.arrays import Array, between, namespace, select
@@ -15,7 +15,7 @@ SYMBOLS = {"log_low": "ε_low", "log_high": "ε_high"}
 def weight(
     compared: Compared, level: Level, advantage_T: Array, *, log_low: float = 0.4, log_high: float = 0.4
 ) -> Array:
-    """exp(mean of the clipped log r) over the response; a token without advantage adds 0."""
+    """exp(mean of the clipped log r) over the response; tokens without an advantage add 0."""
     xp, d_T, infinite = namespace(advantage_T), compared.log_ratio_T, float("inf")
     clipped_T = select(advantage_T > 0, between(d_T, -infinite, log_high), between(d_T, -log_low, infinite))
     clipped_T = xp.where(advantage_T == 0, xp.zeros_like(d_T), clipped_T)

@@ -1,6 +1,6 @@
-"""NFPO: the token's ratio times those of the next N − 1 tokens, a forward trace (arXiv 2605.20865, by its abstract).
+"""NFPO: the token's ratio times those of the next N − 1 tokens (arXiv 2605.20865, from its abstract).
 
-N = 1 is r, N = |y| the ratio of all that follows. The paper's N and mask could not be read: take another with `steps`.
+N = 1 is r, N = |y| the ratio of the rest of the response. The paper's N and mask were not available; `steps` sets N.
 """
 
 from mismatch_cli.arrays import Array, namespace
@@ -13,9 +13,9 @@ _MOST = 64  # each is a pass over the tokens
 
 
 def weight(compared: Compared, level: Level, advantage_T: Array, *, steps: int = 2) -> Array:
-    """exp(Σ d) over the token and those behind it, N in all, or what there is of the response."""
+    """exp(Σ d) over the token and those after it, N in all, or to the end of the response."""
     if not 1 <= steps <= _MOST:
-        raise UsageError(f"steps={steps} makes no sense: choose a number of tokens from 1 to {_MOST}.")
+        raise UsageError(f"steps={steps} is out of range: choose a number of tokens from 1 to {_MOST}.")
     d_T = compared.log_ratio_T
     sum_T = d_T
     for ahead in range(1, steps):

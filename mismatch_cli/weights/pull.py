@@ -1,6 +1,6 @@
-"""A pull of the trainer to the other policy, as a term: the gradient of −(β/2) (log r)², which acts where A = 0 too.
+"""Pulls the trainer to the other policy, as a term: the gradient of −(β/2) (log r)², which also acts at A = 0.
 
-DRO and Kimi k1.5 (over the response); with β = 2 · kl_tau the term of prime-rl's losses and of Kimi K2.5.
+Used by DRO and, over the response, Kimi k1.5; with β = 2 · kl_tau it is the term of prime-rl's losses and Kimi K2.5.
 """
 
 from mismatch_cli.arrays import Array
@@ -14,5 +14,5 @@ SYMBOLS = {"beta": "β"}
 def weight(compared: Compared, level: Level, advantage_T: Array, *, beta: float = 0.05) -> Array:
     """−β d, or −β Σd over the response, nats."""
     if not beta >= 0:
-        raise UsageError(f"β={beta:g} makes no sense: choose a number of at least 0.")
+        raise UsageError(f"β={beta:g} is out of range: choose a number of at least 0.")
     return -beta * compared.level_log_ratio_T(level)

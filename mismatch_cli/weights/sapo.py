@@ -1,7 +1,7 @@
-"""SAPO: a soft gate in place of a clip, narrower where the advantage is negative (arXiv 2511.20347 eq. 5, 6 and 10).
+"""SAPO: a soft gate instead of a clip, narrower for negative advantages (arXiv 2511.20347 eq. 5, 6 and 10).
 
 The objective is f(r) · A with f(r) = 4/τ · σ(τ (r − 1)), whose gradient has the weight 4 σ (1 − σ) r: 1 where the
-policies agree, falling on both sides. verl and TRL hold log r within ±20 first, where the weight is 0 or 2e-9 already.
+policies agree, falling on both sides. verl and TRL first clamp log r to ±20, where the weight is already 0 or 2e-9.
 """
 
 from mismatch_cli.arrays import Array, namespace, select
@@ -18,7 +18,7 @@ def weight(
     """4 σ(τ(r − 1)) (1 − σ(τ(r − 1))) r, as exp(d − |x|) · 4 / (1 + exp(−|x|))² with x = τ(r − 1)."""
     for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
         if not tau > 0:
-            raise UsageError(f"{name}={tau:g} makes no sense: choose a temperature above 0.")
+            raise UsageError(f"{name}={tau:g} is out of range: choose a temperature above 0.")
     xp, less_1_T = namespace(advantage_T), compared.level_ratio_less_1_T(level)
     size_T = xp.abs(less_1_T)
     size_T = select(advantage_T > 0, size_T * tau_pos, size_T * tau_neg)

@@ -1,7 +1,7 @@
-"""A pass over traces: what is read of each portion, and how that becomes one result, whoever reads.
+"""A pass over traces: reads portions, here or in workers, and merges them into one result.
 
-Portions follow from the files alone, each is read into an accumulator of its own, and accumulators are merged in a tree
-whose shape follows from their number: this process, several, or a cluster give the same bits.
+Portions depend only on the files, each is read into its own accumulator, and accumulators are merged in a tree whose
+shape depends only on their number: one process, several, or a cluster give the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"ray://[^/:]+:\d+")
 
 @dataclass(frozen=True)
 class Workers:
-    """How traces are read, which changes no number: by whom, what is remembered, and what happens to broken shards."""
+    """How traces are read: by which workers, with which cache, and with or without broken shards."""
 
     who: int | str = 1  # processes, `ray`, or `ray://HOST:PORT`
     cache: Path | None = None
@@ -27,15 +27,15 @@ class Workers:
 
     def __post_init__(self) -> None:
         if isinstance(self.who, str) and not (self.who == RAY or _ADDRESS.fullmatch(self.who)):
-            raise UsageError(f"--workers {self.who} makes no sense. Use a number, ray, or ray://HOST:PORT.")
+            raise UsageError(f"--workers {self.who} is invalid. Use a number, ray, or ray://HOST:PORT.")
         if self.cache is not None and (is_store(self.cache) or (self.cache.exists() and not self.cache.is_dir())):
-            raise UsageError(f"--cache {self.cache} is no folder. Name one that whoever reads can see.")
+            raise UsageError(f"--cache {self.cache} is not a folder. Name one that all workers can access.")
         if isinstance(self.who, int) and self.who < 1:
             raise UsageError(f"--workers {self.who} is too small. Use at least 1.")
 
     @classmethod
     def parsed(cls, who: str, cache: Path | None, *, skip_broken: bool) -> Workers:
-        """From what was typed."""
+        """From the command line's values."""
         return cls(int(who) if who.lstrip("-").isdigit() else who, cache, skip_broken)
 
 

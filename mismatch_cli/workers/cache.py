@@ -1,7 +1,7 @@
-"""What was found in portions before, by the question and by the shards: what was read once is not read again.
+"""Caches the results of portions by question and shards, so that nothing is read twice.
 
-A file holds what a pass has found in the first shards of a portion. Shards are known by path, size and time of change;
-the question by its settings, and by the program that asks it.
+A file holds the result of a pass over the first shards of a portion. Shards are identified by path, size and
+modification time, the question by its settings and by the program's own code.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _DIGEST = 32  # bytes
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of parts, which is safe to delete. Its files are pickles: name no folder that others may write to."""
+    """A folder of parts, safe to delete. Its files are pickles: never use a folder that others can write to."""
 
     folder: Path
 
     def entry(self, asked: Pass[Any], portion: Portion) -> Entry | None:
-        """Where the answer to a question about a portion stands; made before the portion is read.
+        """The file for the answer to a question about a portion; call this before reading the portion.
 
-        None where a store does not say when a shard was changed: nothing would tell a new one from the old.
+        None if a store does not report modification times: a changed shard would go unnoticed.
         """
         question = (_program(), type(asked).__qualname__, asked, portion.trace, portion.shards[:1], portion.step)
         found = ((path, path.stat()) for path in portion.shards)
@@ -51,12 +51,12 @@ class Entry(NamedTuple):
     """A file of the cache, and the shards of the portion as they are now."""
 
     path: Path
-    shards: list[tuple[str, int, int]]  # path, bytes, time of the last change
+    shards: list[tuple[str, int, int]]  # path, bytes, modification time
 
     def known(self) -> tuple[Leaf[Any], int] | None:
-        """What was found in the first shards of the portion, and in how many.
+        """The result for the first shards of the portion, and their number.
 
-        None where nothing is known, where one of them has changed or is gone, and where the file is damaged.
+        None if there is none, one of the shards has changed or is gone, or the file is damaged.
         """
         try:
             content = self.path.read_bytes()
@@ -69,7 +69,7 @@ class Entry(NamedTuple):
         return (leaf, len(shards)) if shards == self.shards[: len(shards)] else None
 
     def keep(self, leaf: Leaf[Any]) -> None:
-        """Keep what was found in all of its shards."""
+        """Store the result for all of its shards."""
         pickled = pickle.dumps((self.shards, leaf), pickle.HIGHEST_PROTOCOL)
         with replacing(self.path) as temporary:
             temporary.write_bytes(sha256(pickled).digest() + pickled)
@@ -77,7 +77,7 @@ class Entry(NamedTuple):
 
 @remembered
 def _program() -> str:
-    """The package as it stands, and entry points beside it: no other code's numbers are taken for its own."""
+    """A hash of the package's code and of entry points: results of different code do not count."""
     root, digest = Path(__file__).parent.parent, sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
@@ -87,7 +87,7 @@ def _program() -> str:
 
 
 def spelled(value: Any) -> bytes:
-    """A question in bytes that are the same in every process; a mask of the user's goes by what is in its file."""
+    """A question as bytes that are equal in every process; a user's mask is identified by its file's content."""
     if isinstance(value, np.ndarray):
         return b"array" + str((value.dtype, value.shape)).encode() + np.ascontiguousarray(value).tobytes()
     if isinstance(value, Path):
@@ -103,4 +103,4 @@ def spelled(value: Any) -> bytes:
     if is_dataclass(value):
         named = {known.name: getattr(value, known.name) for known in fields(value)}
         return type(value).__qualname__.encode() + spelled(named)
-    raise MismatchError(f"A question with {type(value).__name__} has no name in the cache. Leave out --cache.")
+    raise MismatchError(f"The cache cannot store a question with {type(value).__name__}. Leave out --cache.")

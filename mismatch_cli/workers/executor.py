@@ -1,4 +1,4 @@
-"""Who reads: this process, several, or a Ray cluster; what comes of it is the same to the bit."""
+"""Executors: this process, several processes, or a Ray cluster, all with the same result to the bit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mismatch_cli.workers.reduction import Parts, Reduction
 
 
 class Executor(ABC):
-    """Reads portions and merges what is found, and says of each how many responses there were."""
+    """Reads portions, merges their results, and reports the number of responses in each."""
 
     def __init__(self, traces: Sequence[Trace], workers: Workers) -> None:
         for trace in traces:
-            trace.leave_out({})  # whoever looked into it before may have found shards that are broken
+            trace.leave_out({})  # earlier readers may have found broken shards
         self.traces = traces
         self.portions = portions(traces)
         self.cache = None if workers.cache is None else Cache(workers.cache.absolute())
@@ -33,20 +33,20 @@ class Executor(ABC):
         on_responses: Progress = ...,
         on_parts: Callable[[Iterator[Part]], None] | None = None,
     ) -> Part:
-        """What is found in these portions, in order, merged.
+        """The merged results of these portions, in order.
 
-        What `pass_over` gives for a portion may know what has been found in those before, which `on_parts` is told
-        where it can be, but must find the same.
+        The pass from `pass_over` may use the results of earlier portions, which `on_parts` receives where possible,
+        but must find the same.
         """
 
     def took(self, portion: Portion, leaf: Leaf[Any]) -> None:
-        """A portion is read: broken shards are noted in their trace."""
+        """Note the broken shards of a portion that was read in their trace."""
         if leaf.broken:
             self.traces[portion.trace].leave_out(leaf.broken)
 
 
 class InThisProcess(Executor):
-    """One portion after the other, and the next row group is read meanwhile."""
+    """Reads one portion after the other, and prefetches the next row group."""
 
     def reduced(
         self,
@@ -62,6 +62,6 @@ class InThisProcess(Executor):
             )
             self.took(portion, leaf)
             tree.add(leaf.part)
-            if on_parts and not self.cache:  # what is kept does not depend on what lies before it
+            if on_parts and not self.cache:  # a cached part must not depend on earlier portions
                 on_parts(tree.nodes())
         return tree.result()

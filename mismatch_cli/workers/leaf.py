@@ -1,4 +1,4 @@
-"""A portion read, by whatever process: what is found in it, or was found before, and which of its shards are broken."""
+"""Reads a portion in any process: its result, new or from the cache, and its broken shards."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Progress = Callable[[int], None]
 
 @dataclass
 class Leaf(Generic[Part]):
-    """What is found in a portion."""
+    """The result of a portion."""
 
     part: Part
     responses: int = 0
-    broken: dict[str, str] = field(default_factory=dict)  # names of shards that were left out, and why
+    broken: dict[str, str] = field(default_factory=dict)  # names of left-out shards, and why
 
 
 def read_portion(
     asked: Pass[Any], portion: Portion, cache: Cache | None, *, skip_broken: bool, tell: Progress = lambda _: None
 ) -> Leaf[Any]:
-    """Read a portion, or what has come to it since it was read for the same question.
+    """Read a portion, or only what was added to it since the cached result for this question.
 
-    A broken shard is left out as a whole if `skip_broken`; else it is the `MismatchError` of its reader.
+    With `skip_broken`, a broken shard is left out completely; otherwise it raises its reader's `MismatchError`.
     """
     entry = cache.entry(asked, portion) if cache else None
     known = entry.known() if entry else None
@@ -49,7 +49,7 @@ def read_portion(
 def _read(
     asked: Pass[Any], portion: Portion, before: Leaf[Any] | None, shards: Sequence[Path], skip: bool, tell: Progress
 ) -> Leaf[Any]:
-    """Go on from what was found before, or begin."""
+    """Continue from an earlier result, or begin."""
     broken: dict[str, str] = {}
     while True:
         leaf = before or Leaf(asked.begin(portion))
@@ -60,7 +60,7 @@ def _read(
             asked.read(leaf.part, portion, _counted(groups, leaf, tell))
             leaf.broken |= broken
             return leaf
-        except DamagedShard as error:  # some of its rows may be in the part: all is read again without it
+        except DamagedShard as error:  # the part may contain some of its rows: read everything again without it
             if not skip:
                 raise
             tell(-leaf.responses)
@@ -69,7 +69,7 @@ def _read(
 
 
 def _counted(groups: Iterator[RowGroup], leaf: Leaf[Any], tell: Progress) -> Iterator[RowGroup]:
-    """The same row groups; of each it is told how many responses were read once the next one is asked for."""
+    """The same row groups; reports the responses of each once the next one is requested."""
     for group in groups:
         yield group
         leaf.responses += group.batch.num_responses

@@ -1,6 +1,6 @@
-"""A Ray cluster: a task for each portion and for each group of the tree; whatever dies is done again elsewhere.
+"""Reads on a Ray cluster: one task per portion and per group of the tree; tasks that die are retried elsewhere.
 
-The driver holds references, and of what is found the root alone.
+The driver holds only references, and the final result.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from mismatch_cli.workers.leaf import Leaf, Progress, read_portion
 from mismatch_cli.workers.portions import Part, Pass, Portion
 from mismatch_cli.workers.reduction import Reduction
 
-_WAITING = 4  # portions per CPU of the cluster that are read, or wait for one
+_WAITING = 4  # portions in flight per CPU of the cluster
 _ATTEMPTS = 3
 _NO_MEMORY = (
-    "The memory of a node ran out, and again when it was tried again. Start it for fewer CPUs: ray start --num-cpus N"
+    "A node ran out of memory, also when the task was retried. Start it with fewer CPUs: ray start --num-cpus N"
 )
 
 
@@ -39,29 +39,29 @@ class _OnRay(Executor):
         super().__init__(traces, workers)
         self.portions = [portion.absolute() for portion in self.portions]
         self._window = _WAITING * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        how: dict[str, Any] = {"num_cpus": 1, "max_retries": _ATTEMPTS, "retry_exceptions": [OSError]}
-        self._read: Any = ray.remote(**how, num_returns=2, scheduling_strategy="SPREAD")(_read_there)
-        self._combine: Any = ray.remote(**how)(_combined)
+        options: dict[str, Any] = {"num_cpus": 1, "max_retries": _ATTEMPTS, "retry_exceptions": [OSError]}
+        self._read: Any = ray.remote(**options, num_returns=2, scheduling_strategy="SPREAD")(_read_there)
+        self._combine: Any = ray.remote(**options)(_combined)
 
     def reduced(
         self,
         asked: Sequence[Portion],
         pass_over: Callable[[Portion], Pass[Part]],
         on_responses: Progress = lambda _: None,
-        on_parts: Callable[[Iterator[Part]], None] | None = None,  # noqa: ARG002 - parts do not pass here
+        on_parts: Callable[[Iterator[Part]], None] | None = None,  # noqa: ARG002 - the driver sees no parts
     ) -> Part:
         import ray
 
         tree: Reduction[Any] = Reduction(lambda: _References(self._combine))
         waiting: dict[Any, Portion] = {}
-        how = (version("mismatch-cli"), self.cache, self.skip_broken)
+        settings = (version("mismatch-cli"), self.cache, self.skip_broken)
         with _in_words():
             for portion in asked:
                 if len(waiting) >= self._window:
                     self._take(waiting, on_responses)
                 question = pass_over(portion)
                 texts = {str(path): trust_regions.text_of(path) for path in getattr(question, "files", ())}
-                facts, part = self._read.remote(question, portion, *how, texts)
+                facts, part = self._read.remote(question, portion, *settings, texts)
                 waiting[facts] = portion
                 tree.add(part)
             while waiting:
@@ -80,7 +80,7 @@ class _OnRay(Executor):
 
 
 class _References:
-    """A group of the tree: references, which a task of the cluster merges."""
+    """A group of the tree as references, merged by a task of the cluster."""
 
     def __init__(self, combine: Any) -> None:
         self._nodes: list[Any] = []
@@ -96,10 +96,10 @@ class _References:
 def _read_there(
     asked: Pass[Any], portion: Portion, expected: str, cache: Cache | None, skip_broken: bool, texts: dict[str, str]
 ) -> tuple[Leaf[Any], bytes]:
-    """On a node: the facts about a portion, which travel to the driver, and what is found; `texts` are users' files."""
+    """On a node: read a portion; the facts go to the driver, the part stays; `texts` are users' files."""
     if (installed := version("mismatch-cli")) != expected:
         raise MismatchError(
-            f"A node of the cluster has mismatch-cli {installed}, here is {expected}. Install the same on every node."
+            f"A node of the cluster has mismatch-cli {installed}, this machine {expected}. Install one version on all."
         )
     trust_regions.bring(texts)
     leaf = read_portion(asked, portion, cache, skip_broken=skip_broken)
@@ -116,7 +116,7 @@ def _combined(first: bytes, *others: bytes) -> bytes:
 
 @contextmanager
 def cluster(workers: Workers, traces: Sequence[Trace]) -> Iterator[Executor]:
-    """Whoever reads on a cluster, until the end of the block."""
+    """An executor on a cluster, until the end of the block."""
     require("ray", f"--workers {workers.who}")
     with connected(str(workers.who)):
         yield _OnRay(workers, traces)
@@ -124,14 +124,14 @@ def cluster(workers: Workers, traces: Sequence[Trace]) -> Iterator[Executor]:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """A cluster that is there, as `ray://HOST:PORT`, RAY_ADDRESS or on this machine; else one of this machine."""
+    """An existing cluster, at `ray://HOST:PORT`, RAY_ADDRESS or on this machine; else a new one on this machine."""
     import ray
 
     ours = not ray.is_initialized()
     if ours:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
-            with warnings.catch_warnings(action="ignore"):  # the error below says it
+            with warnings.catch_warnings(action="ignore"):  # the error below explains
                 ray.init(None if address == RAY else address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
             raise MismatchError(
@@ -147,7 +147,7 @@ def connected(address: str) -> Iterator[Any]:
 
 @contextmanager
 def _in_words() -> Iterator[None]:
-    """What a task says, as it would be said here."""
+    """Raise a task's error as if it had happened here."""
     from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
     try:
@@ -163,6 +163,6 @@ def _in_words() -> Iterator[None]:
         raise MismatchError(_NO_MEMORY) from error
     except RayError as error:
         raise MismatchError(
-            f"The cluster failed {_ATTEMPTS + 1} times at one task ({first_line(error)}). Look at its nodes with: "
+            f"The cluster failed {_ATTEMPTS + 1} times on one task ({first_line(error)}). Check its nodes with: "
             "ray status"
         ) from error

@@ -1,4 +1,4 @@
-"""What is read at a time: a few shards of a trace that lie behind each other; and what a pass looks for in it."""
+"""Portions, a few consecutive shards that are read together, and the interface of a pass over them."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from typing import Protocol, Self, TypeVar
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.recorder_notes import rank_of
 
-PORTION_BYTES = 2**25  # of files; sending and merging what is counted of it take less than a tenth of the counting
+PORTION_BYTES = 2**25  # of files; sending and merging a result take less than a tenth of the time to compute it
 
 
 @dataclass(frozen=True)
 class Portion:
     """Shards of one trace that are read together."""
 
-    trace: int  # its number among the traces of the pass
+    trace: int  # index among the traces of the pass
     folder: Path
     shards: tuple[Path, ...]
-    step: int | None = None  # the rows of one step alone
+    step: int | None = None  # only the rows of this step
 
     def absolute(self) -> Portion:
-        """The same for processes that work elsewhere."""
+        """The portion with absolute paths, for processes in other folders."""
         return Portion(self.trace, self.folder.absolute(), tuple(path.absolute() for path in self.shards), self.step)
 
 
 def portions(traces: Sequence[Trace]) -> list[Portion]:
     """All shards in order; each portion ends with the shard that makes it large enough.
 
-    Each rank of a run that is recorded begins a new one: what others add to a growing trace moves no boundary.
+    Each rank of a recorded run begins a new portion, so that other ranks' new shards do not move its boundaries.
     """
     return [
         Portion(number, trace.folder, shards, trace.step)
         for number, trace in enumerate(traces)
-        for _, own in groupby(trace.shards, key=rank_of)
-        for shards in _large_enough(own)
+        for _, of_rank in groupby(trace.shards, key=rank_of)
+        for shards in _large_enough(of_rank)
     ]
 
 
@@ -55,24 +55,24 @@ def _large_enough(paths: Iterator[Path]) -> Iterator[tuple[Path, ...]]:
 
 
 class Mergeable(Protocol):
-    """What a pass finds: an accumulator for one."""
+    """The result of a pass, such as an accumulator."""
 
     def merge(self, other: Self) -> None:
-        """Add what another one has seen, which lies behind it in the trace."""
+        """Add the result of the next part of the trace."""
 
 
 Part = TypeVar("Part", bound=Mergeable)
 
 
 class Pass(Protocol[Part]):
-    """What is asked of each portion, in whatever process: it can be pickled, and so can what it finds."""
+    """A question to each portion, in any process: the pass and its results can be pickled."""
 
     @property
     def columns(self) -> Sequence[str] | None:
-        """Those that are read beside the row keys, lengths and log μ; None: all."""
+        """The columns to read besides row keys, lengths and log μ; None: all."""
 
     def begin(self, portion: Portion) -> Part:
-        """What is found in no row at all."""
+        """An empty result."""
 
     def read(self, found: Part, portion: Portion, groups: Iterator[RowGroup]) -> None:
-        """Add what is found in the row groups of a portion, or in those that came to it since."""
+        """Add the row groups of a portion, or those that were added to it."""

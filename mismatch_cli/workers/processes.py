@@ -1,4 +1,4 @@
-"""Several processes on this machine, which end with the block, and are replaced where one dies."""
+"""Reads in several processes on this machine, which end with the block and are replaced if one dies."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from mismatch_cli.workers.leaf import Leaf, Progress, read_portion
 from mismatch_cli.workers.portions import Part, Pass, Portion
 from mismatch_cli.workers.reduction import Parts, Reduction
 
-_WAITING = 2  # portions per worker that are read, or wait for their turn to be merged
-_ATTEMPTS = 3  # at a portion whose worker dies
+_WAITING = 2  # portions per worker that are being read or wait to be merged
+_ATTEMPTS = 3  # for a portion whose worker dies
 
 
 class _Processes(Executor):
@@ -68,8 +68,7 @@ class _Processes(Executor):
                 attempts -= 1
                 if not attempts:
                     raise MismatchError(
-                        f"A worker process died {_ATTEMPTS} times, perhaps because the memory ran out. "
-                        "Use fewer --workers."
+                        f"A worker process died {_ATTEMPTS} times, perhaps for lack of memory. Use fewer --workers."
                     ) from error
                 self.pool.shutdown(wait=False)
                 self.pool = self._new_pool()
@@ -82,22 +81,22 @@ class _Processes(Executor):
 
     def _submit(self, pass_over: Callable[[Portion], Pass[Any]], portion: Portion) -> Future[bytes]:
         try:
-            with _deaf_to_interrupts():  # inherited: a worker that is still importing does not show a traceback
+            with _deaf_to_interrupts():  # inherited: a worker that is still importing shows no traceback
                 return self.pool.submit(_read_alone, pass_over(portion), portion, self.cache, self.skip_broken)
-        except BrokenProcessPool as error:  # since the last answer: told when its turn comes
+        except BrokenProcessPool as error:  # it died after its last answer: raised in its turn
             broken: Future[bytes] = Future()
             broken.set_exception(error)
             return broken
 
 
 def _read_alone(asked: Pass[Any], portion: Portion, cache: Cache | None, skip_broken: bool) -> bytes:
-    """In a worker: what is found, pickled until its turn has come, when it is large again."""
+    """In a worker: read a portion; the result stays pickled, and small, until its turn."""
     return pickle.dumps(read_portion(asked, portion, cache, skip_broken=skip_broken), pickle.HIGHEST_PROTOCOL)
 
 
 @contextmanager
 def processes(workers: Workers, traces: Sequence[Trace]) -> Iterator[Executor]:
-    """Workers that are ended with whatever goes wrong: nobody waits for what they are at."""
+    """Worker processes, which are terminated at once if anything goes wrong."""
     others = set(active_children())
     reader = _Processes(workers, traces)
     try:
@@ -113,7 +112,7 @@ def processes(workers: Workers, traces: Sequence[Trace]) -> Iterator[Executor]:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """No Ctrl-C for the processes that are started meanwhile; elsewhere than in the main thread nothing changes."""
+    """Shield processes that are started meanwhile from Ctrl-C; does nothing outside the main thread."""
     if current_thread() is not main_thread():
         yield
         return
@@ -125,4 +124,4 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _start_worker() -> None:
-    signal(SIGINT, SIG_DFL)  # Ctrl-C ends a worker without a traceback; the parent says what happened
+    signal(SIGINT, SIG_DFL)  # Ctrl-C ends a worker without a traceback; the parent reports it

@@ -1,4 +1,4 @@
-"""A pass over traces by whoever was asked to read them."""
+"""Runs a pass over traces with the chosen workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mismatch_cli.workers.portions import Part, Pass
 
 
 def executor(workers: Workers, traces: Sequence[Trace]) -> AbstractContextManager[Executor]:
-    """As was asked for; this process, where one portion or one worker is all there is."""
+    """The chosen executor; this process if there is only one portion or one worker."""
     if isinstance(workers.who, str):
         from mismatch_cli.workers.on_ray import cluster
 
@@ -29,6 +29,6 @@ def executor(workers: Workers, traces: Sequence[Trace]) -> AbstractContextManage
 def read_through(
     traces: Sequence[Trace], asked: Pass[Part], workers: Workers, on_responses: Progress = lambda _: None
 ) -> Part:
-    """What one pass finds in some traces."""
+    """The result of one pass over some traces."""
     with executor(workers, traces) as reader:
         return reader.reduced(reader.portions, lambda _: asked, on_responses)

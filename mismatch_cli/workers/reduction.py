@@ -1,7 +1,7 @@
-"""How parts become one: a tree whose shape follows from their number, so that float sums have the same bits anywhere.
+"""Merges parts in a tree whose shape depends only on their number, so that float sums have the same bits anywhere.
 
-Sixteen parts that lie behind each other are merged from left to right, sixteen of what comes of it again, and so on;
-the last group of a level may be smaller.
+Sixteen consecutive parts are merged from left to right, then sixteen of the results, and so on; the last group of a
+level may be smaller.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ Node = TypeVar("Node")
 
 
 class Group(Protocol[Node]):
-    """Up to `FAN_IN` nodes that lie behind each other, on their way to be one."""
+    """Up to `FAN_IN` consecutive nodes that become one."""
 
     def take(self, node: Node) -> None:
-        """The next of them."""
+        """Add the next node."""
 
     def merged(self) -> Node:
-        """The node of the level above."""
+        """The merged node, for the level above."""
 
 
 class Reduction(Generic[Node]):
-    """The tree while its leaves come in, in order: of each level the group that is not full yet."""
+    """The tree while its leaves arrive, in order: the incomplete group of each level."""
 
     def __init__(self, group: Callable[[], Group[Node]]) -> None:
         self._group = group
         self._levels: list[tuple[Group[Node] | None, int]] = []
 
     def add(self, node: Node, level: int = 0) -> None:
-        """The next leaf, or the next node of a higher level."""
+        """Add the next leaf, or the next node of a higher level."""
         if level == len(self._levels):
             self._levels.append((None, 0))
         group, size = self._levels[level]
@@ -45,11 +45,11 @@ class Reduction(Generic[Node]):
             self.add(group.merged(), level + 1)
 
     def nodes(self) -> Iterator[Node]:
-        """What has come together so far, the smallest first."""
+        """The merged nodes so far, smallest first."""
         return (group.merged() for group, _ in self._levels if group is not None)
 
     def result(self) -> Node:
-        """The root: what is left of a level is the last node of the one above. There has to be a leaf."""
+        """The root: the rest of a level becomes the last node of the one above. Needs at least one leaf."""
         below: Node | None = None
         for group, _ in self._levels:
             if group is not None:
@@ -61,7 +61,7 @@ class Reduction(Generic[Node]):
 
 
 class Parts(Generic[Part]):
-    """A group in this process: merged as they come, so that one part of each level is held."""
+    """A group in this process, merged as parts arrive, so that only one part per level is held."""
 
     def __init__(self) -> None:
         self._merged: Part | None = None

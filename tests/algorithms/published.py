@@ -1,12 +1,12 @@
-"""What the DPPO paper compares, and what frameworks have for PPO, as published: nothing of the package is used.
+"""The DPPO paper's methods, and the frameworks' PPO, as published, without using this package.
 
-Objectives, to be maximised, in plain autograd. Each is given as its terms, one at each token, and `aggregated` makes
-one number of them as frameworks do. `published_methods.py` has the other rows of the table, `published_owners.py` those
-of owners.
+Objectives, to be maximized, in plain autograd. Each returns its terms, one per token, and `aggregated` reduces them to
+one number as frameworks do. `published_methods.py` has the other rows of the table, `published_owners.py` the
+framework variants.
 
 Sources: PPO arXiv 1707.06347 eq. 7, dual clip 1912.09729, GSPO 2507.18071 eq. 5 and its token variant, DPPO 2602.04879
-eq. 12 to 16 and App. C.1, MiniRL 2512.01374 eq. 7, CISPO 2506.13585, OPSM of DeepSeek-V3.2 2512.02556; the rest as the
-frameworks code it.
+eq. 12 to 16 and App. C.1, MiniRL 2512.01374 eq. 7, CISPO 2506.13585, OPSM of DeepSeek-V3.2 2512.02556; the rest as in
+the frameworks' code.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Sample:
     """Sampled tokens; `logp` requires grad, and the distributions are over top-K, sampled token and others."""
 
     logp: Tensor  # π
-    logp_old: Tensor  # the trainer at the weights that sampled
+    logp_old: Tensor  # the trainer at the sampling weights
     logq: Tensor  # μ
     advantage: Tensor
     lengths: list[int]
     parts: tuple[Tensor, Tensor, Tensor]  # probabilities of μ, π and the old trainer, each summing to 1
     entropy: Tensor  # of π
     prompts: list[int]  # of each response
-    luck: Tensor  # a number drawn for each token, from 0 to 1
+    luck: Tensor  # a random number per token, from 0 to 1
     logp_average: Tensor | None = None  # an average of the trainer's weights
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class Sample:
         self.p, self.p_old, self.q = self.logp.exp(), self.logp_old.exp(), self.logq.exp()
 
     def per_response(self, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        """A reduction over each response, standing at each of its tokens."""
+        """A reduction over each response, repeated at each of its tokens."""
         return torch.cat([reduce(part).expand(len(part)) for part in x.split(self.lengths)])
 
 
@@ -79,19 +79,19 @@ def gspo_responses(s: Sample, anchor: Tensor) -> Tensor:
 
 
 def gspo(s: Sample, anchor: Tensor) -> Tensor:
-    """As TRL: the response's term, with the gradient through its mean, stands at each of its tokens."""
+    """As in TRL: the response's term, with the gradient through its mean, is repeated at each of its tokens."""
     terms = zip(gspo_responses(s, anchor), s.lengths, strict=True)
     return torch.cat([term.expand(length) for term, length in terms])
 
 
 def gspo_token(s: Sample, anchor: Tensor) -> Tensor:
-    """As verl, and GSPO with an advantage for each token: s_t = sg(s) · π/sg(π)."""
+    """As in verl, and GSPO with an advantage for each token: s_t = sg(s) · π/sg(π)."""
     mean = s.per_response(s.logp - anchor, lambda part: part.mean())
     return clipped(mean.exp().detach() * (s.logp - s.logp.detach()).exp(), s.advantage, 3e-4, 4e-4)
 
 
 def outside_clip(s: Sample, ratio: Tensor, at_least: tuple[float, float] = (0.0, 0.0)) -> Tensor:
-    """Where (A > 0 and r > 1.28) or (A < 0 and r < 0.8), for μ at or above a bound on either side."""
+    """Where (A > 0 and r > 1.28) or (A < 0 and r < 0.8), for μ at or above a bound for each sign."""
     up = (s.advantage > 0) & (ratio > 1.28) & (s.q >= at_least[0])
     return up | ((s.advantage < 0) & (ratio < 0.8) & (s.q >= at_least[1]))
 
@@ -192,7 +192,7 @@ OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
 
 
 def aggregated(terms: Tensor, lengths: list[int], aggregation: str, longest: int) -> Tensor:
-    """One number from the terms of all tokens, as verl's `agg_loss` and TRL's `loss_type` name and form them."""
+    """Reduce the terms of all tokens to one number, like verl's `agg_loss` and TRL's `loss_type`."""
     parts = terms.split(lengths)
     if aggregation == "sequence-sum":  # seq-mean-token-sum-norm, dr_grpo
         return sum(part.sum() for part in parts) / (len(lengths) * longest)

@@ -1,9 +1,9 @@
-"""The methods of the field as their owners publish them, in plain autograd: objectives like those of `published.py`.
+"""The field's methods as their authors publish them, in plain autograd: objectives like those of `published.py`.
 
-A rule on a batch takes the whole sample for one; how owners cut theirs into micro-batches is not in a trace.
+A rule on a batch takes the whole sample as one batch; the authors' micro-batches are not in a trace.
 
 Sources: SAPO 2511.20347 eq. 5, 6; VESPO 2602.10693 and FloyedShen/VESPO; DRPO 2606.09821 eq. 8 and CPPO 2606.10968
-eq. 8 to 11 and 22, both as Tencent-Hunyuan/UniRL; GBPO 2604.18578 and bounded-ratio-rl; TOPR 2503.14286 eq. 8; MinPRO
+eq. 8 to 11 and 22, both by Tencent-Hunyuan/UniRL; GBPO 2604.18578 and bounded-ratio-rl; TOPR 2503.14286 eq. 8; MinPRO
 2601.22718 by a survey; NFPO 2605.20865 by its abstract; GMPO 2507.20673 and callsys/GMPO; TRM 2512.23075; KPop by
 prime-rl PR 3283; M2PO 2510.01161; VACO by open-instruct; Clip-Cov and KL-Cov 2505.22617 and verl; top-entropy tokens
 2506.01939 and TRL; GLM-5 2602.15763 §4.1.2; DRO by verl and tinker; Kimi k1.5 2501.12599 eq. 3.
@@ -19,8 +19,8 @@ from torch import Tensor
 from tests.algorithms.published import Sample, binary_kl, policy_gradient, ppo, surrogate
 
 
-def by_sign(flags: Tensor, one: float, other: float) -> Tensor:
-    return torch.where(flags, torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64))
+def by_sign(flags: Tensor, positive: float, negative: float) -> Tensor:
+    return torch.where(flags, torch.tensor(positive, dtype=torch.float64), torch.tensor(negative, dtype=torch.float64))
 
 
 def glm5_dis(s: Sample) -> Tensor:
@@ -48,7 +48,7 @@ def drpo(s: Sample, epsilon: float = 12.5) -> Tensor:
 
 
 def gbpo(s: Sample, temperature: float = 1e-4) -> Tensor:
-    """`compute_policy_loss_gbpo`: −|r′ − ρ*| |A|, ρ* between 0.7 and 1.3 by A less the median of the prompt's."""
+    """`compute_policy_loss_gbpo`: −|r′ − ρ*| |A|, ρ* between 0.7 and 1.3 by A minus the prompt's median."""
     advantage_S = torch.stack([part[0] for part in s.advantage.split(s.lengths)])
     prompt_S = torch.tensor(s.prompts)
     median_S = torch.stack([advantage_S[prompt_S == prompt].quantile(0.5) for prompt in s.prompts])
@@ -58,7 +58,7 @@ def gbpo(s: Sample, temperature: float = 1e-4) -> Tensor:
 
 
 def topr(s: Sample) -> Tensor:
-    """Eq. 8: positive responses whole, negative ones by the ratio of the trajectory, held in [0, 1]."""
+    """Eq. 8: positive responses with weight 1, negative ones with the trajectory's ratio, clamped to [0, 1]."""
     ratio = s.per_response(s.r, lambda part: part.prod()).clamp(0, 1)
     return policy_gradient(s, torch.where(s.advantage > 0, 1.0, ratio))
 
@@ -73,7 +73,7 @@ def minpro(s: Sample) -> Tensor:
 
 
 def nfpo(s: Sample, steps: int = 2) -> Tensor:
-    """Π of the ratios of the token and the next N − 1, for N = 1 the surrogate; those behind it have no gradient."""
+    """Π of the ratios of the token and the next N − 1, for N = 1 the surrogate; later ones have no gradient."""
     ahead = [torch.stack([p[t + 1 : t + steps].prod() for t in range(len(p))]) for p in s.r.detach().split(s.lengths)]
     return surrogate(s, torch.cat(ahead))
 
@@ -88,7 +88,7 @@ def gmpo(s: Sample) -> Tensor:
 
 
 def cppo(s: Sample, limit: float = 0.15) -> Tensor:
-    """`_cppo_mask`: token by token, with the sums over all tokens before it, kept or not."""
+    """`_cppo_mask`: token by token, with the sums over all earlier tokens, kept or not."""
     keep: list[bool] = []
     moved = (s.p - s.q).detach()
     for part, advantage in zip(moved.split(s.lengths), s.advantage.split(s.lengths), strict=True):
@@ -107,7 +107,7 @@ def k3(log_ratio: Tensor) -> Tensor:
 
 
 def trm_max(s: Sample) -> Tensor:
-    """The response stays where the largest ½ d² is at most 0.05."""
+    """The response is kept if the largest ½ d² is at most 0.05."""
     return surrogate(s, s.per_response(s.d.detach() ** 2 / 2, torch.max) <= 0.05)
 
 
@@ -120,7 +120,7 @@ def within_both_kl(p: Tensor, q: Tensor, limit: float) -> Tensor:
 
 
 def until_small(square: Tensor, counted: Tensor, limit: float) -> Tensor:
-    """The largest of the counted squares leave, one by one, until the mean of the rest is below the limit."""
+    """Drop the largest of the counted squares, one by one, until the mean of the rest is below the limit."""
     left = sorted(square[counted].tolist())
     while len(left) > 1 and sum(left) / len(left) >= limit:
         left.pop()
@@ -128,7 +128,7 @@ def until_small(square: Tensor, counted: Tensor, limit: float) -> Tensor:
 
 
 def m2po(s: Sample, limit: float = 0.04) -> Tensor:
-    """The paper: M r A, and only tokens that PPO's clip would touch count, or leave."""
+    """The paper: M r A, where only tokens that PPO's clip would affect count or are dropped."""
     square, outward = s.d.detach() ** 2, (s.advantage * s.d > 0).detach()
     return surrogate(s, until_small(square, outward, limit))
 
@@ -146,7 +146,7 @@ def covariance(s: Sample) -> Tensor:
 
 
 def clip_cov(s: Sample, share: float = 2e-4) -> Tensor:
-    """`compute_policy_loss_clip_cov`: PPO, and no loss at n drawn of the tokens with 1 < cov < 5 that it left."""
+    """`compute_policy_loss_clip_cov`: PPO, without loss at n random unclipped tokens with 1 < cov < 5."""
     clips = (s.advantage > 0) & (s.r_old > 1.2) | (s.advantage < 0) & (s.r_old < 0.8)
     candidates = ((covariance(s) > 1) & (covariance(s) < 5) & ~clips).nonzero().squeeze(1)
     number = max(int(share * len(clips)), 1)
@@ -166,12 +166,12 @@ def top_entropy(s: Sample, share: float = 0.2) -> Tensor:
 
 
 def dro(s: Sample) -> Tensor:
-    """A log π − (β/2) d², token by token; β = 0.05 as tinker's page has it."""
+    """A log π − (β/2) d², token by token; β = 0.05 as on tinker's page."""
     return s.advantage * s.logp - 0.05 / 2 * s.d**2
 
 
 def kimi(s: Sample) -> Tensor:
-    """Eq. 3: A log π(y) − (τ/2) (log π(y)/μ(y))² of the response, shared out to its tokens; τ = 0.1 of ROLL."""
+    """Eq. 3: A log π(y) − (τ/2) (log π(y)/μ(y))² of the response, distributed to its tokens; τ = 0.1 of ROLL."""
     square = s.per_response(s.d, lambda part: part.sum() ** 2 / len(part))
     return s.advantage * s.logp - 0.1 / 2 * square
 

@@ -1,9 +1,9 @@
-"""The settings of owners, each as its framework codes the loss: objectives like those of `published.py`.
+"""The variants of single frameworks, as their code computes the loss: objectives like those of `published.py`.
 
 Sources: verl `rollout_corr_helper.py`, `config/algorithm.py` (its presets) and `core_algos.py`; SkyRL `ppo_utils.py`
 and `off_policy_correction_utils.py`; TRL `grpo_trainer.py`; ROLL, open-instruct, tinker's page on CISPO, prime-rl PR
 3526 and 3586, openai/ppo-ewma, GLM-5 2602.15763 eq. 1, AReaL `functional.py` and `actor.py`; DPPO 2602.04879 App. E.
-Where an owner holds a log ratio within ±20 nats first, the policies of the tests do not come there.
+Where a framework first clamps log ratios to ±20 nats, the tests' policies stay inside.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def seq_mean_k3(s: Sample, log_ratio: Tensor) -> Tensor:
 
 
 def decoupled(weight: Callable[[Sample], Tensor | float]) -> Callable[[Sample], Tensor]:
-    """verl's default loss on r′, which has a dual clip, by what the engine gap weighs and rejects."""
+    """verl's default loss on r′, which has a dual clip, times a weight or mask of the engine gap."""
     return lambda s: weight(s) * dual_clip(s.r_old, s.advantage)
 
 
@@ -83,7 +83,7 @@ VERL: dict[str, Callable[[Sample], Tensor]] = {
 
 
 def trl_cispo(s: Sample) -> Tensor:
-    """min(sg(r′), ε_high) A log π, ε_high being 0.2, by Πρ, which `sequence_mask` makes 0 above 3."""
+    """min(sg(r′), ε_high) A log π with ε_high = 0.2, times Πρ, which `sequence_mask` sets to 0 above 3."""
     sequence = product(s, s.rho)
     return policy_gradient(s, s.r_old.clamp(max=0.2) * torch.where(sequence > 3, 0.0, sequence))
 
@@ -100,12 +100,12 @@ CISPO: dict[str, Callable[[Sample], Tensor]] = {
 
 
 def veto(s: Sample) -> Tensor:
-    """SkyRL: a response stays where no ρ is below 1e-4 or above 100."""
+    """SkyRL: a response is kept if no ρ is below 1e-4 or above 100."""
     return (s.per_response(s.rho, torch.min) >= 1e-4) & (s.per_response(s.rho, torch.max) <= 100)
 
 
 def off_policy_mask(s: Sample) -> Tensor:
-    """TRL `get_off_policy_mask`: A ≥ 0, or mean(log q − log p) at most 0.5, q being what the engine sampled by."""
+    """TRL `get_off_policy_mask`: A ≥ 0, or mean(log q − log p) at most 0.5, with q from the engine."""
     return (s.advantage >= 0) | (s.per_response(-s.d, torch.mean) <= 0.5).detach()
 
 
@@ -145,7 +145,7 @@ OTHERS: dict[str, Callable[[Sample], Tensor]] = {
 
 
 def truncated_dppo(s: Sample, divergence: Tensor, limit: float, cap: float) -> Tensor:
-    """sg(min(r, C)) A log π inside of the limit: verl's loss and the paper's larger runs."""
+    """sg(min(r, C)) A log π inside the limit: verl's loss and the paper's larger runs."""
     return policy_gradient(s, dppo_keep(s, divergence, limit, s.q) * s.r.clamp(max=cap))
 
 

@@ -1,8 +1,8 @@
-"""What each row does with a token 25 nats away: beyond the ±20 within which many owners hold a log ratio.
+"""What each row does with a token 25 nats away, beyond the ±20 to which many frameworks clamp log ratios.
 
-Nothing is held here. Where the owner's gradient goes through the ratio that it holds (verl's PPO and SAPO, SkyRL's, all
-of UniRL's: DRPO, CPPO), its coefficient is 0 there; where the ratio is a factor without gradient, it is e^20. What is
-the same either way: all that a clip, a cap or a band decides, and whatever is below 1e-8 of a token at home.
+Nothing is clamped here. Where a framework's gradient passes through its clamped ratio (verl's PPO and SAPO, SkyRL, all
+of UniRL: DRPO, CPPO), its coefficient is 0 there; where the ratio is a factor without a gradient, it is e^20. The same
+either way: everything that a clip, cap or band decides, and values below 1e-8 of a token at ratio 1.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from tests.trust_regions.cases import F64, INF, policies
 
 ROWS = TABLE | OWNERS
 R = exp(25)
-LOW, HIGH = -30.0, -5.0  # p = 0.0067, so that a limit on a difference of probabilities sees nothing
-TV = (exp(HIGH) - exp(LOW)) / 12.5  # by DRPO's ε
+LOW, HIGH = -30.0, -5.0  # p = 0.0067, so that a limit on a difference of probabilities never applies
+TV = (exp(HIGH) - exp(LOW)) / 12.5  # with DRPO's ε
 
-# Coefficients at d = 25 with A = 1 and −1, and at d = −25 with A = 1 and −1: the trainer has left the other two.
+# Coefficients at d = 25 with A = 1 and −1, and at d = −25 with A = 1 and −1: the trainer differs from the other two.
 TRAINER_LEFT: dict[tuple[float, float, float, float], list[str]] = {
-    # A ratio without a bound: its owner's r where that has no clamp (prime-rl), e^20 or 0 where it has.
+    # An unbounded ratio: the framework's is r without a clamp (prime-rl), else e^20 or 0.
     (R, -R, 1 / R, -1 / R): [
         "pg-is", "dppo-binary-tv", "dppo-binary-tv-recompute", "mask-0.5", "mask-0.5-recompute", "mask-0.8",
         "relax-both", "ipo", "prime-rl-ipo", "nfpo", "cppo",
-        "m2po",  # alone in its batch: the smallest always stays
+        "m2po",  # the only token in its batch: the smallest is always kept
     ],
     (R, -R, 1 / R, 0): ["dppo-binary-kl", "dppo-binary-kl-recompute", "relax-high"],
     (0, -R, 1 / R, -1 / R): ["relax-low"],
-    # PPO's clip leaves negative tokens that rose; verl holds them at 0 beyond 20 nats, its dual clip beyond 3.
+    # PPO's clip keeps negative tokens that rose; verl's are 0 beyond 20 nats, with its dual clip beyond 3.
     (0, -R, 1 / R, 0): [
         "grpo-clip-higher", "minirl", "ppo", "ppo-tis", "ppo-icepop", "ppo-mis", "ppo-mis-geometric", "gspo",
         "ppo-opsm", "ppo-seq-tis", "ppo-rollout", "gspo-rollout", "gmpo", "vaco", "clip-cov", "top-entropy",
@@ -43,7 +43,7 @@ TRAINER_LEFT: dict[tuple[float, float, float, float], list[str]] = {
         "verl-geo-rs-seq-tis", "verl-geo-rs-token-tis", "verl-k3-rs", "verl-k3-rs-seq-tis", "verl-k3-rs-token-tis",
         "verl-bypass-ppo-clip",
     ],
-    # A band, or a response that is rejected.
+    # A band, or a rejected response.
     (0, 0, 0, 0): [
         "glm5-dis", "trm-max", "trm-avg", "kpop", "prime-rl-icepop", "verl-bypass-ppo-clip-geo-rs",
         "verl-bypass-ppo-clip-k3-rs", "verl-bypass-pg-token-icepop", "verl-bypass-pg-geo-rs",
@@ -65,13 +65,13 @@ TRAINER_LEFT: dict[tuple[float, float, float, float], list[str]] = {
     (1.2, -1.2, 0.8, -0.8): ["cispo-verl"],
     (1.272, -1.272, 1 / R, -1 / R): ["cispo-open-instruct"],
     (1.28, -1.28, 0.8, -0.8): ["minpro"],
-    # Weights that fall off; what of SAPO is left is below 1e-10.
+    # Weights that fall off; SAPO's rest is below 1e-10.
     (0, 0, 0.786448 / R, -0.768110 / R): ["sapo"],
-    (R * (1 - TV), -R * (1 + TV), (1 + TV) / R, -(1 - TV) / R): ["drpo"],  # its owner: 0
-    (-R, -R, 1 / R, 1 / R): ["gbpo"],  # alone in its group: back to 1, by r; its owner: 0
+    (R * (1 - TV), -R * (1 + TV), (1 + TV) / R, -(1 - TV) / R): ["drpo"],  # in its framework: 0
+    (-R, -R, 1 / R, 1 / R): ["gbpo"],  # alone in its group: back to 1, by r; in its framework: 0
     (1, -1, 1, -1): ["reinforce"],
     (1, -1, 1, -1 / R): ["topr"],
-    # Terms: A − β d. With a ratio beside it, the term is all that is left on the way down.
+    # Terms: A − β d. Next to a ratio, only the term is left on the way down.
     (1 - 0.05 * 25, -1 - 0.05 * 25, 1 + 0.05 * 25, -1 + 0.05 * 25): ["dro"],
     (1 - 0.1 * 25, -1 - 0.1 * 25, 1 + 0.1 * 25, -1 + 0.1 * 25): ["kimi-k1.5"],
     (R, -R, 2e-3 * 25, 2e-3 * 25): ["prime-rl"],
@@ -79,10 +79,10 @@ TRAINER_LEFT: dict[tuple[float, float, float, float], list[str]] = {
     (R, -R, 0.1, 0.1): ["kl-cov"],
 }  # fmt: skip
 
-# The same where the trainer is as it was when it sampled, and the engine is what is far away: for rows that correct it.
+# The same with the trainer unchanged and the engine far away, for rows that correct the engine gap.
 ENGINE_LEFT: dict[tuple[float, float, float, float], list[str]] = {
     (2, -2, 1 / R, -1 / R): ["ppo-tis", "ppo-seq-tis", "verl-token-is", "verl-seq-is", "cispo-open-instruct"],
-    (0, -2, 1 / R, 0): ["vaco"],  # which lets a token go where A moves it back
+    (0, -2, 1 / R, 0): ["vaco"],  # which keeps a token where A moves it back
     (0, 0, 1 / R, -1 / R): ["ppo-mis"],
     (0, 0, 0.2 / R, -0.2 / R): ["cispo-trl"],
     (0, 0, 0, 0): [
@@ -90,13 +90,13 @@ ENGINE_LEFT: dict[tuple[float, float, float, float], list[str]] = {
         "verl-geo-rs", "verl-geo-rs-seq-tis", "verl-geo-rs-token-tis", "verl-k3-rs", "verl-k3-rs-seq-tis",
         "verl-k3-rs-token-tis",
     ],
-    (R, -R, 1 / R, -1 / R): ["ppo-kpop"],  # AReaL bounds ρ by nothing but φ, and both probabilities are small
-    (1, -1, 1, -1): ["m2po-areal"],  # alone in its batch
+    (R, -R, 1 / R, -1 / R): ["ppo-kpop"],  # AReaL bounds ρ only by φ, and both probabilities are small
+    (1, -1, 1, -1): ["m2po-areal"],  # the only token in its batch
 }  # fmt: skip
 
 
 def coefficients(name: str, nats: float, recomputed_is: str) -> list[float]:
-    """Of one token that is a response and a batch, with A = 1 and −1."""
+    """The coefficients of a token that is a whole response and batch, with A = 1 and −1."""
     trainer, rollout = (torch.tensor([x], dtype=F64) for x in ((HIGH, LOW) if nats > 0 else (LOW, HIGH)))
     given = policies(rollout, trainer, trainer if recomputed_is == "trainer" else rollout)
     return [coefficient_T(ROWS[name], given, torch.tensor([a], dtype=F64)).item() for a in (1.0, -1.0)]
@@ -119,17 +119,17 @@ def test_every_row_is_listed() -> None:
     assert sorted(name for names in ENGINE_LEFT.values() for name in names) == sorted(gap)
 
 
-def test_vespo_and_what_makes_a_response_good_again() -> None:
-    """As its docstring says: 0 but for rounding; only tokens of which one makes another good see no ±20 here."""
+def test_vespo_where_tokens_offset_each_other() -> None:
+    """As its docstring says: 0 except for rounding; only tokens that offset each other differ from the ±20 clamp."""
     for nats in (25.0, -25.0):
         assert coefficients("vespo", nats, "rollout") == pytest.approx([0, 0], abs=1e-14)
-    both = torch.tensor([LOW, HIGH], dtype=F64)
-    again = policies(both, both.flip(0))  # d = 25 and −25
-    assert coefficient_T(ROWS["vespo"], again, torch.ones(2, dtype=F64)).tolist() == [1, 1]
+    logps = torch.tensor([LOW, HIGH], dtype=F64)
+    offset = policies(logps, logps.flip(0))  # d = 25 and −25
+    assert coefficient_T(ROWS["vespo"], offset, torch.ones(2, dtype=F64)).tolist() == [1, 1]
 
 
 def test_everything_is_a_number_up_to_the_end_of_float32() -> None:
-    """No NaN at any distance, nor where the trainer excludes the token."""
+    """No NaN at any distance, or where the trainer excludes the token."""
     for name, row in ROWS.items():
         for nats in (80.0, 100.0, INF):
             for up in (True, False):

@@ -29,21 +29,21 @@ PROMPTS = np.arange(RESPONSES) // 5
 PER_TOKEN: dict[str, Callable[[Sample], Tensor] | None] = {  # with an advantage for each token of a response
     "gspo": lambda s: gspo_token(s, s.logp_old),
     "gspo-rollout": lambda s: gspo_token(s, s.logq),
-    "gmpo": None,  # a mean of the response, by its advantage alone
-    "gbpo": None,  # of the prompt's answers one has the median advantage
+    "gmpo": None,  # a mean over the response, with one advantage
+    "gbpo": None,  # one of the prompt's answers has the median advantage
 }
-VARIANTS: dict[str, Callable[[Sample], Tensor]] = {  # by which a rule does more than by its owner's settings
+VARIANTS: dict[str, Callable[[Sample], Tensor]] = {  # settings with which a rule does more than by default
     "clip-cov:share=0.1": lambda s: clip_cov(s, 0.1),
     "kl-cov:share=0.1,beta=1": lambda s: kl_cov(s, 0.1, 1.0),
     "nfpo:steps=5": lambda s: nfpo(s, 5),
-    "drpo:epsilon=0.1": lambda s: drpo(s, 0.1),  # the weight changes its sign
+    "drpo:epsilon=0.1": lambda s: drpo(s, 0.1),  # the weight changes sign
     "gbpo:temperature=1": lambda s: gbpo(s, 1.0),
     "top-entropy:share=0.7": lambda s: top_entropy(s, 0.7),
 }
 
 
 def partition(given: Policies, logp_TK: Tensor, logp_T: Tensor) -> Tensor:
-    """Probabilities of top-K, sampled token if it is not among them, and all others."""
+    """Probabilities of the top-K, of the sampled token if it is not among them, and of all others."""
     assert given.topk is not None
     alone_T = (given.topk.ids_TK != given.topk.response_ids_T[:, None]).all(-1)
     named = torch.cat([logp_TK.exp(), torch.where(alone_T, logp_T.exp(), 0.0)[:, None]], -1)
@@ -57,9 +57,9 @@ def sample(given: Policies, advantage_T: Tensor) -> Sample:
     parts = [partition(given, *pair) for pair in columns]
     logp = given.trainer.clone().requires_grad_()
     lengths, prompts = given.responses.length_S.tolist(), PROMPTS[: len(given.responses.length_S)].tolist()
-    luck, own = given.compare(TRAINER_ROLLOUT).draw_T, (parts[0], parts[1], parts[2])
+    luck, grouped = given.compare(TRAINER_ROLLOUT).draw_T, (parts[0], parts[1], parts[2])
     return Sample(
-        logp, given.recomputed, given.rollout, advantage_T, lengths, own, given.compare(TRAINER_ROLLOUT).entropy_T,
+        logp, given.recomputed, given.rollout, advantage_T, lengths, grouped, given.compare(TRAINER_ROLLOUT).entropy_T,
         prompts, luck, given.average,
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def drawn(seed: int, kind: str, algorithm: Algorithm, responses: int = RESPONSES
 
 
 def advantages(given: Policies, kind: str, seed: int) -> Tensor:
-    """One for each response or one for each token; some are zero."""
+    """One advantage per response or per token; some are zero."""
     count = len(given.responses.length_S) if kind == "per response" else len(given.trainer)
     drawn = signs(count, seed + 100)
     drawn[::9] = 0
@@ -100,7 +100,7 @@ OF_KINDS = [
 
 @pytest.mark.parametrize(("spec", "kind"), OF_KINDS)
 def test_scale_times_coefficient_is_the_published_gradient(spec: str, kind: str) -> None:
-    """Under every aggregation: whatever divides by a response's length, it is divided by once."""
+    """Under every aggregation: division by a response's length happens exactly once."""
     algorithm, objective = find(spec), (PUBLISHED | VARIANTS)[spec]
     if kind == "per token":
         objective = PER_TOKEN.get(spec) or objective
@@ -128,7 +128,7 @@ OF_A_MEAN = [
 
 @pytest.mark.parametrize("spec", OF_A_MEAN)
 def test_a_weight_that_is_a_mean_over_the_response_is_divided_by_its_length_once(spec: str) -> None:
-    """∇ of a mean carries 1/|y|. As published, the mean over responses; as in frameworks, each token its response's."""
+    """∇ of a mean contains 1/|y|: as published, over responses, or as in frameworks, repeated at each token."""
     algorithm, given = find(spec), random_policies(0, responses=RESPONSES)
     advantage_T = advantages(given, "per response", 0)
     kept_T = keep_T(algorithm, given, advantage_T).double()
@@ -155,7 +155,7 @@ def test_there_are_weights_that_are_means() -> None:
 
 
 def test_published_forms_of_gspo_are_one_under_the_mean_over_responses() -> None:
-    """The paper's eq. 5, TRL's broadcast and verl's token form, which verl always aggregates in this way."""
+    """The paper's eq. 5, TRL's broadcast and verl's token form, which verl always aggregates this way."""
     given = random_policies(0)
     advantage_T = advantages(given, "per response", 0)
     gradients: list[Tensor] = []
@@ -170,7 +170,7 @@ def test_published_forms_of_gspo_are_one_under_the_mean_over_responses() -> None
 
 @pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.masks])
 def test_the_random_tokens_reach_both_sides_of_every_mask(name: str) -> None:
-    """Or the equality above would hold for a row without its masks."""
+    """Otherwise the equality above would hold for a row without its masks."""
     for seed, kind in ((0, "per response"), (1, "per token")):
         given, advantage_T = drawn(seed, kind, ROWS[name])
         for mask in ROWS[name].masks:
@@ -220,14 +220,14 @@ def test_weights_between_bounds_by_hand() -> None:
     )
 
 
-CHOOSES = {"clip-cov", "top-entropy"}  # tokens by other things than where p is
-DIRECTS = {"gbpo"}  # by the median advantage
-CAPS_BELOW_1 = {"cispo-trl": 0.2}  # where nobody sets epsilon_high
+CHOOSES = {"clip-cov", "top-entropy"}  # choose tokens not by p
+DIRECTS = {"gbpo"}  # sets the direction by the median advantage
+CAPS_BELOW_1 = {"cispo-trl": 0.2}  # the default of epsilon_high
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_on_policy_every_algorithm_is_reinforce(name: str) -> None:
-    """So a limit on the norm of the gradient means the same for all of them, but for those named above."""
+    """So a limit on the gradient norm means the same for all of them, except those named above."""
     drawn = equal_policies(random_policies(3, responses=20))
     for dtype in (torch.float32, torch.float64):
         given = cast(drawn, dtype)
@@ -240,8 +240,8 @@ def test_on_policy_every_algorithm_is_reinforce(name: str) -> None:
         torch.testing.assert_close(coefficient_T(ROWS[name], given, advantage_T), expected_T)
 
 
-def test_what_a_term_adds_does_not_ask_for_an_advantage() -> None:
-    """Without one it is all there is; with one it is added to what masks and weight leave, blocked tokens included."""
+def test_a_term_does_not_need_an_advantage() -> None:
+    """Without one it is everything; with one it is added after masks and weight, also for blocked tokens."""
     rows = {name: row for name, row in ROWS.items() if row.term}
     assert set(rows) == {"prime-rl", "dro", "kimi-k1.5", "kl-cov"}
     given = random_policies(2)
@@ -255,7 +255,7 @@ def test_what_a_term_adds_does_not_ask_for_an_advantage() -> None:
         torch.testing.assert_close(coefficient_T(rows[name], given, advantage_T), whole_T, rtol=1e-14, atol=0)
     blocked_T = ~keep_T(rows["prime-rl"], given, advantage_T)
     assert blocked_T.any() and (coefficient_T(rows["prime-rl"], given, advantage_T)[blocked_T] != 0).all()
-    # The covariance of a token without advantage is with the batch's mean, which others make.
+    # The covariance of a token without an advantage uses the batch's mean, which other tokens determine.
     advantage_T[::2] = 0
     found_T = coefficient_T(find("kl-cov:share=0.3"), given, advantage_T)[::2]
     signs_T = (given.recomputed - given.trainer).sign()[::2]

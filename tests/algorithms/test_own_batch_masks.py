@@ -1,4 +1,4 @@
-"""A user's own mask that looks at a whole batch, or at a prompt's answers; and what is wrong with one."""
+"""A user's own mask that looks at a whole batch, or at a prompt's answers; and faults in one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mismatch_cli.errors import MismatchError, UsageError
 from tests.algorithms.test_own_masks import HEAD, write
 from tests.trust_regions.cases import columns, gathered, in_numpy, like, random_policies, same, signs, with_keys
 
-# Tokens that fell below the mean ratio of the batch, times a factor.
+# Blocks tokens below the mean ratio of the batch, times a factor.
 COLLECT = "def collect(compared, advantage_T, *, share: float = 0.5):\n    return compared.ratio_T[:, None]\n"
 SETTLE = "def settle(rows_UM, *, share: float = 0.5):\n    return [share * rows_UM[:, 0].mean()]\n"
 DECIDE = (
@@ -25,7 +25,7 @@ BATCH, GROUP = (f'{HEAD}SCOPE = "{scope}"\n{COLLECT}{SETTLE}{DECIDE}' for scope 
 
 
 def test_an_own_mask_of_the_batch(tmp_path: Path) -> None:
-    """Without keys all tokens are one batch; on numpy and torch alike."""
+    """Without keys all tokens are one batch, with numpy and torch."""
     path, given = write(tmp_path, BATCH), random_policies(0)
     advantage_T, ratio_T = signs(len(given.trainer)), (given.trainer - given.rollout).exp()
     for spec, share in ((path, 0.5), (f"{path}:share=0.1", 0.1)):
@@ -38,7 +38,7 @@ def test_an_own_mask_of_the_batch(tmp_path: Path) -> None:
 
 
 def test_an_own_mask_of_the_group(tmp_path: Path) -> None:
-    """Each prompt's answers have a mean of their own."""
+    """Each prompt's answers have their own mean."""
     given, algorithm = random_policies(0), find(write(tmp_path, GROUP))
     prompt_S = np.arange(60) // 4
     given = with_keys(given, np.zeros(60, dtype=np.int64), prompt_S)
@@ -51,12 +51,12 @@ def test_an_own_mask_of_the_group(tmp_path: Path) -> None:
 
 
 BROKEN = {
-    "another scope": (BATCH.replace('"batch"', '"step"'), r"says SCOPE = 'step'\. Choose one of: batch, group\."),
-    "no text": (BATCH.replace('"batch"', "3"), r"says SCOPE = 3\. Choose one of: batch, group\."),
-    "no collect": (BATCH.replace(COLLECT, ""), r"looks at a whole batch and has no collect\(\)"),
-    "no settle": (GROUP.replace(SETTLE, ""), r"looks at a whole group and has no settle\(\)"),
-    "a settle that is none": (BATCH.replace(SETTLE, "settle = 3\n"), r"has no settle\(\)"),
-    "no place for what is settled": (
+    "another scope": (BATCH.replace('"batch"', '"step"'), r"sets SCOPE = 'step'\. Choose one of: batch, group\."),
+    "not a text": (BATCH.replace('"batch"', "3"), r"sets SCOPE = 3\. Choose one of: batch, group\."),
+    "no collect": (BATCH.replace(COLLECT, ""), r"looks at a whole batch but defines no collect\(\)"),
+    "no settle": (GROUP.replace(SETTLE, ""), r"looks at a whole group but defines no settle\(\)"),
+    "a settle that is not a function": (BATCH.replace(SETTLE, "settle = 3\n"), r"defines no settle\(\)"),
+    "no parameter for the settled numbers": (
         BATCH.replace("settled_TF, ", ""),
         r"trust_region must take \(compared, advantage_T, settled_TF\) and keyword-only thresholds",
     ),
@@ -74,11 +74,11 @@ BROKEN = {
     "settle fails": (BATCH.replace("rows_UM[:, 0].mean()", "rows_UM[:, 3].mean()"), r"fails \(IndexError"),
     "a row for a response": (
         BATCH.replace("compared.ratio_T[:, None]", "compared.ratio_T[:1][:, None]"),
-        r"collect must return one row for each token, .*shape \(1, 1\) for 2 tokens",
+        r"collect must return one row per token, .*shape \(1, 1\) for 2 tokens",
     ),
     "rows without columns": (
         BATCH.replace("compared.ratio_T[:, None]", "compared.ratio_T"),
-        r"collect must return one row for each token",
+        r"collect must return one row per token",
     ),
     "a table is settled": (
         BATCH.replace("[share * rows_UM[:, 0].mean()]", "[[share]]"),
@@ -86,7 +86,7 @@ BROKEN = {
     ),
     "settle leaves": (
         BATCH.replace("return [share", "raise SystemExit\n    return [share"),
-        "wants to end the program",
+        "tries to end the program",
     ),
 }
 
@@ -100,17 +100,17 @@ def test_what_is_wrong_with_a_file(tmp_path: Path, source: str, message: str) ->
 
 @pytest.mark.parametrize("where", ["compared.ratio_T[:, None]", "[share * rows_UM[:, 0].mean()]"])
 def test_what_is_wrong_on_real_data_names_the_file(tmp_path: Path, where: str) -> None:
-    """In a first pass over a batch, too."""
+    """Also in a first pass over a batch."""
     argument = "advantage_T" if "compared" in where else "rows_UM"
     source = BATCH.replace(f"return {where}", f"return {where} if len({argument}) < 3 else {{}}['mean']")
     algorithm, given = find(write(tmp_path, source)), random_policies(0)
     keyed, advantage_T = with_keys(given, *np.zeros((2, 60), dtype=np.int64)), signs(len(given.trainer))
     for ask in (lambda: keep_T(algorithm, given, advantage_T), lambda: gathered(keyed, algorithm.masks, advantage_T)):
-        with pytest.raises(MismatchError, match=r"my_mask\.py fails \(KeyError: 'mean'\)\. Repair it\."):
+        with pytest.raises(MismatchError, match=r"my_mask\.py fails \(KeyError: 'mean'\)\. Fix it\."):
             ask()
 
 
-def test_what_it_changes_where_it_collects_reaches_nobody_else(tmp_path: Path) -> None:
+def test_changes_in_collect_reach_nothing_else(tmp_path: Path) -> None:
     touch = "compared.ratio_T[:] = 1; compared.logp_current_T[:] = -1; advantage_T[:] = 0"
     rule = find(write(tmp_path, BATCH.replace("    return compared", f"    {touch}\n    return compared"))).masks[0]
     for world in (in_numpy, lambda given: given):

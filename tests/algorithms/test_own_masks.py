@@ -1,4 +1,4 @@
-"""A user's own mask file: it works like those of the package, and what is wrong with one is said before any work."""
+"""A user's own mask file: it works like the package's masks, and its faults are reported before any work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_own_mask_works(tmp_path: Path) -> None:
     assert find(path).name == "my_mask" and find(f"{path}:lowest=0.2").name == "my_mask:lowest=0.2"
 
 
-def test_an_own_mask_takes_every_parameter_of_a_mask(tmp_path: Path) -> None:
+def test_an_own_mask_accepts_every_parameter_of_a_mask(tmp_path: Path) -> None:
     path = write(tmp_path, MINE)
     algorithm = find(f"{path}:lowest=0.1,cap=4,anchor=recomputed")
     assert algorithm.weight == (capped(TRAINER_RECOMPUTED, cap=4),)
@@ -57,7 +57,7 @@ def test_an_own_mask_takes_every_parameter_of_a_mask(tmp_path: Path) -> None:
         find(f"{path}:low=0.1")
 
 
-def test_the_function_alone_is_enough(tmp_path: Path) -> None:
+def test_the_function_by_itself_is_enough(tmp_path: Path) -> None:
     path = write(tmp_path, MINE.replace("FORMULA", "_UNUSED"))
     blocked, weight = find(path).formulas
     assert "my_mask" in blocked and weight == "r"
@@ -73,7 +73,7 @@ def test_two_files_of_the_same_name(tmp_path: Path) -> None:
 
 
 SIGNATURE = r"must take \(compared, advantage_T\) and keyword-only thresholds with defaults"
-ANSWER = r"Decision.*keep_T is one bool for each token"
+ANSWER = r"Decision.*one bool and one number for each token"
 
 
 def answering(expression: str) -> str:
@@ -81,8 +81,8 @@ def answering(expression: str) -> str:
 
 
 BROKEN = {
-    "no function": ("FORMULA = 'never'\n", r"defines no trust_region\(compared, advantage_T"),
-    "not a function": ("trust_region = 3\n", "defines no trust_region"),
+    "no function": ("FORMULA = 'never'\n", r"does not define trust_region\(compared, advantage_T"),
+    "not a function": ("trust_region = 3\n", "does not define trust_region"),
     "import error": ("import no_such_module\n", r"cannot be imported \(ModuleNotFoundError: No module named"),
     "syntax error": ("def trust_region(:\n", r"cannot be imported \(SyntaxError"),
     "one parameter": ("def trust_region(compared): ...\n", SIGNATURE),
@@ -102,15 +102,21 @@ BROKEN = {
     "no statistic": (answering("Decision(advantage_T > 0, None)"), "my_mask.py"),
     "a formula with a stranger": (MINE.replace("{p} <", "{vocabulary} <"), "my_mask.py"),
     "a threshold named r": (MINE.replace("highest", "r"), "my_mask.py"),
-    "a formula that is no text": (MINE.replace("FORMULA =", "FORMULA = 3\n_ ="), "my_mask.py"),
+    "a formula that is not a text": (MINE.replace("FORMULA =", "FORMULA = 3\n_ ="), "my_mask.py"),
     "a function without a signature": ("trust_region = dict\n", r"my_mask\.py fails \(ValueError"),
-    "a default of None": (MINE.replace("0.05", "None"), r"my_mask\.py: the default of lowest is no number and no text"),
-    "a default that can change": (MINE.replace("0.05", "[0.05]"), r"my_mask\.py: the default of lowest is no number"),
+    "a default of None": (
+        MINE.replace("0.05", "None"),
+        r"the default of lowest must be a number or a text",
+    ),
+    "a default that can change": (
+        MINE.replace("0.05", "[0.05]"),
+        r"the default of lowest must be a number",
+    ),
     "a letter of nothing": (
         MINE + "\nSYMBOLS = {'limit': 'δ'}\n",
-        r"my_mask\.py: SYMBOLS names limit, which is no thresh",
+        r"my_mask\.py: SYMBOLS names limit, which is not a thresh",
     ),
-    "top-K without ranks": ("READS_TOP_K = True\n" + MINE, r"my_mask\.py says READS_TOP_K = True\. Name the number"),
+    "top-K without ranks": ("READS_TOP_K = True\n" + MINE, r"my_mask\.py sets READS_TOP_K = True\. Add a whole-number"),
     "top-K of a text": ("READS_TOP_K = True\n" + MINE.replace("*, ", "*, k='all', "), r"whole-number threshold k"),
 }
 
@@ -131,7 +137,7 @@ def test_a_letter_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("default", "given"), [('"both"', "high"), ("3", 7), ("2.5", 4.0), ("True", False)])
 def test_a_threshold_may_be_called_k(tmp_path: Path, default: str, given: object) -> None:
-    """Only a mask that says so means a number of top-K columns by it."""
+    """It is the number of top-K columns only in a mask that sets READS_TOP_K."""
     path = write(tmp_path, MINE.replace("*, lowest", f"*, k={default}, lowest"))
     algorithm = find(f"{path}:k={given}")
     assert algorithm.masks[0].parameters["k"] == given and algorithm.needs_top_k == 0
@@ -159,7 +165,7 @@ def test_an_own_mask_that_reads_top_k(tmp_path: Path) -> None:
     assert not torch.equal(keep_T(find(path), drawn, advantage_T), keep_T(find(f"{path}:k=7"), drawn, advantage_T))
 
 
-AT_WORK = {  # each is as it must be on the two tokens on which a mask is tried out
+AT_WORK = {  # each is correct on the two tokens on which a mask is tried
     "raises": ("1 / 0", r"ZeroDivisionError: division by zero"),
     "a key": ("{}['lowest']", "KeyError"),
     "nothing": ("None", "my_mask.py"),
@@ -202,7 +208,7 @@ TOUCHING = {
     "log-probs": "compared.logp_current_T[:] += 5; compared.logp_anchor_T[:] = -1",
     "the ratio": "compared.ratio_T[:] = 1; compared.ratio_less_1_T[:] = 0; compared.log_ratio_T[:] = 0",
     "the difference": "compared.difference_T[:] = 0; compared.binary_kl_T[:] = 0; compared.rest_T[0][:] = 0",
-    "what it is given itself": "compared.ratio_T = compared.ratio_less_1_T = compared.ratio_T * 0",
+    "its own arguments": "compared.ratio_T = compared.ratio_less_1_T = compared.ratio_T * 0",
     "where responses begin": "compared.responses.offset_S1[:] = 0; compared.responses.length_S[:] = 1",
     "sums": "compared.level_log_ratio_T('mean'); compared._sum_S[:] = 0; compared._mean_S[:] = 0",
     "top-K": "[x.__setitem__(0, -3) for x in compared.topk(4)]; compared._topk_current_TK[:] = -2",
@@ -216,8 +222,8 @@ OF_TORCH = {
 
 
 @pytest.mark.parametrize("world", [in_numpy, lambda given: given], ids=["numpy", "torch"])
-def test_what_a_mask_changes_reaches_nobody_else(tmp_path: Path, world: Callable[[Policies], Policies]) -> None:
-    """The same numbers from all other algorithms and the same policies, asked before it, after it and beside it."""
+def test_a_mask_s_changes_reach_nothing_else(tmp_path: Path, world: Callable[[Policies], Policies]) -> None:
+    """All other algorithms and the policies give the same numbers before it, after it and next to it."""
     rows = [TABLE[name] for name in ("grpo-clip-higher", "ppo-mis", "gspo", "dppo-topk-kl", "ppo-icepop")]
     for number, touch in enumerate([*TOUCHING.values(), *(OF_TORCH.values() if world is not in_numpy else ())]):
         source = (
@@ -227,39 +233,39 @@ def test_what_a_mask_changes_reaches_nobody_else(tmp_path: Path, world: Callable
             f"    if len(advantage_T) > 2:\n        {touch}\n    return answer\n"
         )
         (folder := tmp_path / str(number)).mkdir()
-        own = find(write(folder, source))
+        mask = find(write(folder, source))
         alone, shared = world(random_policies(0)), world(random_policies(0))
         advantage_T, given_T = (like(alone, signs(len(alone.trainer))) for _ in range(2))
         expected = [coefficient_T(row, alone, advantage_T) for row in rows]
         for _ in range(2):
-            assert same(keep_T(own, shared, given_T), advantage_T > 0), touch
+            assert same(keep_T(mask, shared, given_T), advantage_T > 0), touch
             found = [coefficient_T(row, shared, given_T) for row in rows]
             assert all(same(*pair) for pair in zip(found, expected, strict=True)), touch
         assert same(given_T, advantage_T), touch
         assert all(same(*pair) for pair in zip(columns(shared), columns(alone), strict=True)), touch
 
 
-def test_torch_called_on_numpy_is_told_in_a_sentence(tmp_path: Path) -> None:
-    """And numpy's methods called on tensors: each with the way that serves both."""
+def test_torch_called_on_numpy_gets_one_sentence(tmp_path: Path) -> None:
+    """And numpy's methods called on tensors: each with code that works for both."""
     own_file = "import torch\nfrom mismatch_cli.trust_regions import Decision\n"
     own_file += "def trust_region(compared, advantage_T):\n    return Decision({} <= 1, compared.ratio_T)\n"
     for number, expression in enumerate(
         ("compared.log_ratio_T.abs()", "torch.abs(compared.log_ratio_T)", "compared.log_ratio_T.clamp(0, 1)")
     ):
         (folder := tmp_path / str(number)).mkdir()
-        with pytest.raises(UsageError, match=r"columns are numpy arrays where traces are read.*Use operators"):
+        with pytest.raises(UsageError, match=r"columns are numpy arrays when a trace is read.*Use operators"):
             find(write(folder, own_file.format(expression)))
     (folder := tmp_path / "numpy").mkdir()
     path = write(folder, own_file.format("compared.log_ratio_T.astype(float)"))
     assert find(path).name == "my_mask"
-    with pytest.raises(UsageError, match=r"columns are numpy arrays where traces are read.*torch tensors in `train`"):
+    with pytest.raises(UsageError, match=r"columns are numpy arrays when a trace is read.*torch tensors in `train`"):
         find(path, training=True)
-    with pytest.raises(UsageError, match=r"keep_T is Tensor, the columns are ndarray"):
+    with pytest.raises(UsageError, match=r"keep_T is Tensor, but the columns are ndarray"):
         find(write(tmp_path, own_file.replace("{} <= 1", "torch.from_numpy(advantage_T) > 0")))
 
 
-def test_top_k_that_is_not_asked_for_is_not_there(tmp_path: Path) -> None:
-    """What a mask gets does not depend on what other algorithms of the same run read."""
+def test_a_mask_sees_top_k_only_if_it_asks_for_it(tmp_path: Path) -> None:
+    """A mask's columns do not depend on what other algorithms of the run read."""
     source = (
         TOP_K.replace("READS_TOP_K = True", "")
         .replace("    tv_T", "    if len(advantage_T) > 2: tv_T")
@@ -286,7 +292,7 @@ LEAVING = {
 
 @pytest.mark.parametrize("statement", LEAVING.values(), ids=LEAVING)
 @pytest.mark.parametrize("where", ["imported", "tried out", "at work"])
-def test_a_mask_that_leaves_is_an_error_that_names_it(tmp_path: Path, where: str, statement: str) -> None:
+def test_a_mask_that_exits_is_an_error_that_names_it(tmp_path: Path, where: str, statement: str) -> None:
     at = {"imported": "", "tried out": "    ", "at work": "    if len(advantage_T) > 2: "}[where]
     function = "def trust_region(compared, advantage_T):\n"
     lines = [function, f"{at}{statement}\n"] if at else [f"{statement}\n", function]
@@ -295,19 +301,19 @@ def test_a_mask_that_leaves_is_an_error_that_names_it(tmp_path: Path, where: str
     path = write(tmp_path, f"import sys\n{HEAD}{''.join(lines)}    return Decision(advantage_T > 0, advantage_T)\n")
     drawn = random_policies(0, responses=3)
     expected = MismatchError if where == "at work" else UsageError
-    with pytest.raises(MismatchError, match=r"my_mask\.py .*Repair it\.$") as caught:
+    with pytest.raises(MismatchError, match=r"my_mask\.py .*Fix it\.$") as caught:
         keep_T(find(path), drawn, signs(len(drawn.trainer)))
     assert type(caught.value) is expected and "\n" not in str(caught.value)
 
 
-def test_what_a_mask_prints_is_no_output_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mask_s_prints_are_not_output_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, "print('imported')\n" + MINE.replace("    p_T =", "    print('asked')\n    p_T ="))
     find(path)
     out, err = capsys.readouterr()
     assert out == "" and err.split() == ["imported", "asked"]
 
 
-def test_what_the_mask_itself_says_on_real_data_is_passed_on(tmp_path: Path) -> None:
+def test_a_mask_s_own_error_on_real_data_is_passed_on(tmp_path: Path) -> None:
     source = MINE.replace("    p_T =", "    if len(advantage_T) > 2: raise MismatchError('Too many.')\n    p_T =")
     algorithm = find(write(tmp_path, "from mismatch_cli.errors import MismatchError\n" + source))
     drawn = random_policies(0)
@@ -316,7 +322,7 @@ def test_what_the_mask_itself_says_on_real_data_is_passed_on(tmp_path: Path) -> 
 
 
 def test_a_mistake_of_the_package_is_not_blamed_on_a_file() -> None:
-    """Asking a mask for columns that are not there is a bug of the caller, and keeps its traceback."""
+    """Asking a mask for missing columns is a bug of the caller, and keeps its traceback."""
     drawn = random_policies(0)
     lean = Policies(drawn.rollout, drawn.trainer, None, drawn.offset_S1)
     with pytest.raises(ValueError, match="columns"):

@@ -1,4 +1,4 @@
-"""How a user names an algorithm: rows, aliases, masks by their own name, parameters, and what is said of a mistake."""
+"""How a user names an algorithm: rows, aliases, masks by name, parameters, and the errors for mistakes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_aliases(alias: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in REGIONS if name not in ROWS])
 def test_a_mask_by_its_own_name(name: str) -> None:
-    """Against the rollout, with its own thresholds and the weight r."""
+    """It is relative to the rollout, with its own thresholds and the weight r."""
     algorithm, given = find(name), random_policies(0)
     advantage_T = signs(len(given.trainer))
     assert algorithm.name == name and algorithm.weight == (capped(TRAINER_ROLLOUT),)
@@ -65,7 +65,7 @@ def test_parameters_reach_the_masks() -> None:
         assert torch.equal(found_T, ask(region, given, advantage_T, **chosen).keep_T)
         if chosen:
             assert not torch.equal(found_T, ask(region, given, advantage_T).keep_T)
-    assert TABLE["dppo-binary-tv"].masks[0].parameters == {"tv_low": 0.15, "tv_high": 0.15}  # the table stays as it is
+    assert TABLE["dppo-binary-tv"].masks[0].parameters == {"tv_low": 0.15, "tv_high": 0.15}  # the table is unchanged
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_parameters_reach_the_masks() -> None:
     ],
 )
 def test_a_threshold_by_its_letter(by_letter: str, by_name: str) -> None:
-    """ε without a side is both; the letter, spelled or not, is the name that it stands for."""
+    """ε without a side sets both; a letter, spelled out or not, sets the threshold that it stands for."""
     found, expected = find(by_letter), find(by_name)
     assert found.name == by_letter
     assert [mask.parameters for mask in found.masks] == [mask.parameters for mask in expected.masks]
@@ -137,7 +137,7 @@ def test_parameters_of_a_term() -> None:
 
 
 def test_a_threshold_of_mask_and_weight_is_one() -> None:
-    """GMPO holds in the mean the ratios that it clips."""
+    """GMPO clips the ratios in the mean like the mask does."""
     tuned = find("gmpo:log_high=0.2")
     assert dict(tuned.masks[0].parameters) == dict(tuned.weight[0].parameters) == {"log_low": 0.4, "log_high": 0.2}
 
@@ -153,13 +153,13 @@ ANCHORED = [(name, anchor) for name in dict.fromkeys([*ROWS, *REGIONS]) for anch
 
 @pytest.mark.parametrize(("name", "anchor"), ANCHORED, ids=map("-".join, ANCHORED))
 def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) -> None:
-    """Moved, a row is its published objective with the one policy in the place of the other; and nothing else moves."""
+    """A moved row is its published objective with one policy replaced by the other; nothing else changes."""
     row, spec = find(name), f"{name}:anchor={anchor}"
     decoupled = len(measured_from(row)) == 2
     gap = any(replace(rule.ratio, level="token") == ENGINE_GAP for rule in row.rules)
     limited = any(mask.ratio.current == "trainer" for mask in row.masks)
     if not limited or decoupled or (gap and anchor == "rollout"):
-        why = "parameter" if not limited else "is decoupled" if decoupled else "count twice"
+        why = "parameter" if not limited else "is decoupled" if decoupled else "count it twice"
         with pytest.raises(UsageError, match=f"{name}.*{why}|{why}.*{name}") as refusal:
             find(spec)
         assert "\n" not in str(refusal.value)
@@ -171,7 +171,7 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
     given = random_policies(3)
     assert given.recomputed is not None and given.topk is not None and given.topk.recomputed is not None
     advantage_T = signs(len(given.responses.length_S))[given.responses.response_T]
-    if measured_from(row) != {anchor}:  # the policies change places, and the row itself stays
+    if measured_from(row) != {anchor}:  # the policies swap places, and the row stays the same
         topk = replace(given.topk, rollout=given.topk.recomputed, recomputed=given.topk.rollout)
         turned = replace(given, rollout=given.recomputed, recomputed=given.rollout, topk=topk)
         assert torch.equal(coefficient_T(moved, given, advantage_T), coefficient_T(row, turned, advantage_T))
@@ -183,7 +183,7 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
             torch.testing.assert_close(found_T / unit, gradient_T / unit, rtol=1e-10, atol=1e-10)
 
 
-def test_anchors_that_have_a_name_of_their_own() -> None:
+def test_anchored_forms_with_their_own_names() -> None:
     """PPO on the rollout with Clip-Higher's bounds is a row; the decoupled forms keep their own."""
     given = random_policies(3)
     advantage_T = signs(len(given.trainer))
@@ -205,12 +205,12 @@ MISTAKES = [
     ),
     ("", r"Unknown algorithm ''\. Available: "),
     ("zzz", r"Unknown algorithm 'zzz'\. Available: .*cispo"),
-    ("tis", r"Unknown algorithm 'tis'\. Did you mean .*-tis"),  # of a policy gradient, of PPO, or of MiniRL?
-    ("ppo:", "'ppo:' is no algorithm with parameters.*NAME:PARAMETER=VALUE"),
-    ("ppo:ratio_low", "'ppo:ratio_low' is no algorithm with parameters"),
-    ("ppo:ratio_low=", "is no algorithm with parameters"),
-    ("ppo:=0.2", "is no algorithm with parameters"),
-    ("ppo:ratio_low=0.1,", "is no algorithm with parameters"),
+    ("tis", r"Unknown algorithm 'tis'\. Did you mean .*-tis"),  # pg-tis, ppo-tis or minirl-tis?
+    ("ppo:", "'ppo:' is not an algorithm with parameters.*NAME:PARAMETER=VALUE"),
+    ("ppo:ratio_low", "'ppo:ratio_low' is not an algorithm with parameters"),
+    ("ppo:ratio_low=", "is not an algorithm with parameters"),
+    ("ppo:=0.2", "is not an algorithm with parameters"),
+    ("ppo:ratio_low=0.1,", "is not an algorithm with parameters"),
     (
         "ppo:delta=0.1",
         r"Unknown parameter of ppo 'delta'\. .*Available: anchor, cap \(C\), epsilon \(ε, both sides\), "
@@ -226,64 +226,64 @@ MISTAKES = [
     ("dppo-binary-tv:delta=0.1,max_tv=0.2", r"delta and max_tv both set tv_low\. Give each one once"),
     ("dppo-binary-tv:delta=0.1,tv_high=0.2", r"delta and tv_high both set tv_high\. Give each one once"),
     ("ppo:epsilon=0.1,ε_low=0.2", r"epsilon and ε_low both set ratio_low\. Give each one once"),
-    ("dppo-binary-tv:delta=wide", r"delta=wide is no number\. Example: delta=0\.15"),
-    ("dppo-binary-tv:delta=15", "δ=15 makes no sense: choose a number from 0 to 1"),
-    ("dppo-binary-tv:tv_high=15", "δ_high=15 makes no sense: choose a number from 0 to 1"),
+    ("dppo-binary-tv:delta=wide", r"delta=wide is not a number\. Example: delta=0\.15"),
+    ("dppo-binary-tv:delta=15", "δ=15 is out of range: choose a number from 0 to 1"),
+    ("dppo-binary-tv:tv_high=15", "δ_high=15 is out of range: choose a number from 0 to 1"),
     ("ppo:ratio_lo=0.1", "Did you mean ratio_low"),
     ("pg-is:anchor=rollout", r"Unknown parameter of pg-is 'anchor'\. Available: cap \(C\), floor"),
-    ("ppo:ratio_low=wide", r"ratio_low=wide is no number\."),
-    ("ppo:ratio_low=inf", r"ratio_low=inf is no finite number\."),
-    ("ppo:ratio_low=nan", r"ratio_low=nan is no finite number\."),
-    ("ppo:ratio_low=-0.1", "ε_low=-0.1 makes no sense: choose"),
-    ("icepop:band_low=2", "band_low=2, band_high=5 makes no sense"),
-    ("mask-0.5:max_drop=0", "δ=0 makes no sense: choose"),
-    ("mask-0.5:max_drop=50", "δ=50 makes no sense: choose a number from 0 to 1"),
-    ("dppo-binary-tv:max_tv=15", "δ=15 makes no sense: choose a number from 0 to 1"),
-    ("dppo-topk-tv:max_tv=1.5", "δ=1.5 makes no sense: choose a number from 0 to 1"),
-    ("ppo:ratio_low=1.2", "ε_low=1.2 makes no sense: choose a number from 0 to 1"),
-    ("relax-both:alpha=10", "α=10 makes no sense: choose a number from 0 to 1"),
-    ("dppo-topk-tv:k=2.5", r"k=2\.5 is no whole number\."),
-    ("dppo-topk-tv:k=0", "k=0 makes no sense: choose"),
-    ("dppo-topk-tv:k=-3", "k=-3 makes no sense: choose"),
+    ("ppo:ratio_low=wide", r"ratio_low=wide is not a number\."),
+    ("ppo:ratio_low=inf", r"ratio_low=inf is not a finite number\."),
+    ("ppo:ratio_low=nan", r"ratio_low=nan is not a finite number\."),
+    ("ppo:ratio_low=-0.1", "ε_low=-0.1 is out of range: choose"),
+    ("icepop:band_low=2", "band_low=2, band_high=5 is out of range"),
+    ("mask-0.5:max_drop=0", "δ=0 is out of range: choose"),
+    ("mask-0.5:max_drop=50", "δ=50 is out of range: choose a number from 0 to 1"),
+    ("dppo-binary-tv:max_tv=15", "δ=15 is out of range: choose a number from 0 to 1"),
+    ("dppo-topk-tv:max_tv=1.5", "δ=1.5 is out of range: choose a number from 0 to 1"),
+    ("ppo:ratio_low=1.2", "ε_low=1.2 is out of range: choose a number from 0 to 1"),
+    ("relax-both:alpha=10", "α=10 is out of range: choose a number from 0 to 1"),
+    ("dppo-topk-tv:k=2.5", r"k=2\.5 is not a whole number\."),
+    ("dppo-topk-tv:k=0", "k=0 is out of range: choose"),
+    ("dppo-topk-tv:k=-3", "k=-3 is out of range: choose"),
     ("dppo-topk-tv:k=1000000000000000", "k=1000000000000000"),
     ("dppo-topk-tv:replace_last=1", r"replace_last=1 is neither true nor false\."),
-    ("relax-both:relax=up", r"relax=up is not known\. Choose one of: both, high, low\."),
-    ("ppo:anchor=trainer", r"anchor=trainer is not known\. Choose one of: rollout, recomputed\."),
-    ("pg-tis:cap=0", "cap=0 makes no sense: choose 0 ≤ floor ≤ cap"),
-    ("pg-tis:cap=-1", "cap=-1 makes no sense"),
-    ("pg-tis:floor=4", "floor=4, cap=3 makes no sense"),
-    ("pg-tis:cap=many", r"cap=many is no number\."),
-    ("ppo-dual-clip:max_ratio=0.5", "c=0.5 makes no sense"),
-    ("top-entropy:share=15", "share=15 makes no sense: choose a number from 0 to 1"),
-    ("clip-cov:share=-1", "share=-1 makes no sense: choose a number from 0 to 1"),
-    ("kl-cov:share=2", "share=2 makes no sense"),
+    ("relax-both:relax=up", r"relax=up is unknown\. Choose one of: both, high, low\."),
+    ("ppo:anchor=trainer", r"anchor=trainer is unknown\. Choose one of: rollout, recomputed\."),
+    ("pg-tis:cap=0", "cap=0 is out of range: choose 0 ≤ floor ≤ cap"),
+    ("pg-tis:cap=-1", "cap=-1 is out of range"),
+    ("pg-tis:floor=4", "floor=4, cap=3 is out of range"),
+    ("pg-tis:cap=many", r"cap=many is not a number\."),
+    ("ppo-dual-clip:max_ratio=0.5", "c=0.5 is out of range"),
+    ("top-entropy:share=15", "share=15 is out of range: choose a number from 0 to 1"),
+    ("clip-cov:share=-1", "share=-1 is out of range: choose a number from 0 to 1"),
+    ("kl-cov:share=2", "share=2 is out of range"),
     ("kl-cov:beta=-1", "β=-1"),
-    ("dro:beta=-1", "β=-1 makes no sense"),
-    ("nfpo:steps=0", "steps=0 makes no sense"),
-    ("nfpo:steps=1.5", r"steps=1\.5 is no whole number\."),
-    ("sapo:tau=0", "tau_pos=0 makes no sense"),
-    ("vespo:k_pos=0", "k_pos=0 makes no sense"),
-    ("drpo:epsilon=0", "epsilon=0 makes no sense"),
-    ("minpro:ratio_low=2", "ε=2 / 0.28 makes no sense"),
-    ("gbpo:temperature=0", "λ above 0"),
-    ("topr:cap=2", r"topr takes no parameters\. Write its name alone"),
-    ("gmpo:log_low=-1", "ε_low=-1 makes no sense"),
-    ("m2po:counted=none", r"counted=none is not known\. Choose one of: outward, all\."),
-    ("trm-max:over=min", r"over=min is not known\. Choose one of: token, mean, max, sum\."),
-    ("trm-max:estimator=k1", r"estimator=k1 is not known\. Choose one of: k2, k3\."),
+    ("dro:beta=-1", "β=-1 is out of range"),
+    ("nfpo:steps=0", "steps=0 is out of range"),
+    ("nfpo:steps=1.5", r"steps=1\.5 is not a whole number\."),
+    ("sapo:tau=0", "tau_pos=0 is out of range"),
+    ("vespo:k_pos=0", "k_pos=0 is out of range"),
+    ("drpo:epsilon=0", "epsilon=0 is out of range"),
+    ("minpro:ratio_low=2", "ε=2 / 0.28 is out of range"),
+    ("gbpo:temperature=0", "λ > 0"),
+    ("topr:cap=2", r"topr takes no parameters\. Write only its name"),
+    ("gmpo:log_low=-1", "ε_low=-1 is out of range"),
+    ("m2po:counted=none", r"counted=none is unknown\. Choose one of: outward, all\."),
+    ("trm-max:over=min", r"over=min is unknown\. Choose one of: token, mean, max, sum\."),
+    ("trm-max:estimator=k1", r"estimator=k1 is unknown\. Choose one of: k2, k3\."),
     ("verl-token", r"Unknown algorithm 'verl-token'\. Did you mean verl-token-is or verl-token-icepop\?"),
     ("nowhere.py", r"nowhere\.py does not exist\. Name a Python file that defines trust_region"),
 ]
 
 
 @pytest.mark.parametrize(("spec", "message"), MISTAKES, ids=[spec or "empty" for spec, _ in MISTAKES])
-def test_mistakes_are_said_in_one_sentence(spec: str, message: str) -> None:
+def test_mistakes_get_one_sentence(spec: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         find(spec)
     assert "\n" not in str(caught.value)
 
 
-def test_a_row_without_parameters_says_that_there_are_none() -> None:
+def test_a_row_without_parameters_refuses_them() -> None:
     with pytest.raises(UsageError) as caught:
         find("reinforce:cap=2")
     assert "reinforce" in str(caught.value) and "Available: ." not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The rows of the table: names, what they need, what they say of themselves, and tokens at the edge of float32."""
+"""The rows of the table: names, needs, formulas, and tokens at the limits of float32."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.trust_regions.cases import F64, INF, REGIONS, policies, random_polici
 
 ROWS = TABLE | OWNERS
 OVER_BATCHES = {"gbpo", "m2po", "m2po-areal", "clip-cov", "kl-cov", "top-entropy"}
-NO_POLICIES = {"mismatch_cli.trust_regions.entropy_quantile"}  # it looks at the entropy alone
+NO_POLICIES = {"mismatch_cli.trust_regions.entropy_quantile"}  # it looks only at the entropy
 
 VARIANTS = [
     "dppo-binary-tv:max_tv=0.2",
@@ -141,15 +141,15 @@ def test_what_a_row_needs_is_enough(name: str) -> None:
     advantage_T = signs(len(given.trainer))
     assert torch.equal(coefficient_T(algorithm, lean, advantage_T), coefficient_T(algorithm, given, advantage_T))
     rules = [rule for rule in algorithm.rules if rule.module.__name__ not in NO_POLICIES]
-    if any("recomputed" in (rule.ratio.current, rule.ratio.anchor) for rule in rules):  # and it is really used
-        other = replace(given, recomputed=given.recomputed.roll(1))
+    if any("recomputed" in (rule.ratio.current, rule.ratio.anchor) for rule in rules):  # and it is actually used
+        changed = replace(given, recomputed=given.recomputed.roll(1))
         assert not torch.equal(
-            coefficient_T(algorithm, other, advantage_T), coefficient_T(algorithm, lean, advantage_T)
+            coefficient_T(algorithm, changed, advantage_T), coefficient_T(algorithm, lean, advantage_T)
         )
 
 
 def test_parameters_have_the_types_of_their_defaults() -> None:
-    """Or a cap that a row has as 3 would be a whole number for whoever types another one."""
+    """Otherwise a row's cap of 3 would accept only whole numbers from users."""
     for name, row in ROWS.items():
         for rule in row.rules:
             region = rule.module.__name__.rpartition(".")[2].replace("_", "-")
@@ -186,20 +186,20 @@ def test_rows_whose_weight_is_r() -> None:
     assert not weighs & {"reinforce", "ppo", "ppo-tis", "ppo-mis", "gspo", "sapo", "drpo", "dro", "nfpo", "cispo-verl"}
 
 
-def test_a_token_counts_where_every_mask_keeps_it() -> None:
+def test_a_token_counts_if_every_mask_keeps_it() -> None:
     given = random_policies(1)
     advantage_T = signs(len(given.trainer))
     advantage_T[::5] = 0
-    both = TABLE["ppo-icepop"]
-    each = [mask.decide(given, advantage_T).keep_T for mask in both.masks]
-    assert torch.equal(keep_T(both, given, advantage_T), each[0] & each[1])
-    assert (each[0] != each[1]).any()
-    assert (coefficient_T(both, given, advantage_T)[~(each[0] & each[1]) | (advantage_T == 0)] == 0).all()
+    row = TABLE["ppo-icepop"]
+    decisions = [mask.decide(given, advantage_T).keep_T for mask in row.masks]
+    assert torch.equal(keep_T(row, given, advantage_T), decisions[0] & decisions[1])
+    assert (decisions[0] != decisions[1]).any()
+    assert (coefficient_T(row, given, advantage_T)[~(decisions[0] & decisions[1]) | (advantage_T == 0)] == 0).all()
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_blocked_tokens_are_zero_also_where_the_weight_is_infinite(name: str) -> None:
-    """Ratios of e^200 in float32: inf · A, and inf · 0 where there is no advantage; what a term adds is finite."""
+    """Ratios of e^200 in float32: inf · A, and inf · 0 without an advantage; a term adds a finite value."""
     row = replace(ROWS[name], term=None)
     rollout, trainer = torch.tensor([-200.0, -200, -1, -0.1]), torch.tensor([-0.1, -0.1, -1.1, -INF])
     advantage_T = torch.tensor([1.0, 0, 1, -1])
@@ -225,7 +225,7 @@ def test_an_infinite_weight_is_really_reached() -> None:
 def test_a_token_outside_the_trainers_support_both_times(name: str) -> None:
     """At equal weights the recomputed policy is the trainer, and a truncated support excludes the token in both.
 
-    The log ratio of a whole response is infinite then: a pull by it is none.
+    The log ratio of a whole response is infinite then, so a pull by it is 0.
     """
     rollout, trainer = torch.tensor([-0.5, -3, -1], dtype=F64), torch.tensor([-0.4, -INF, -1.2], dtype=F64)
     given = policies(rollout, trainer)

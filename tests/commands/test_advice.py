@@ -78,7 +78,7 @@ def test_a_damaged_shard_is_replaced_in_the_way_that_its_trace_allows(typed, rec
     before = shard.read_bytes()
     shard.write_bytes(before[:-10])
     code, error = typed("report", "run")
-    assert code == 1 and "Delete it. Go on with: mismatch-cli probe --resume --output run" in error
+    assert code == 1 and "Delete it. Resume with: mismatch-cli probe --resume --output run" in error
     shard.unlink()
     assert typed(*advised(error), "-q")[0] == 0 and shard.read_bytes() == before
     write_manifest(shard.parent, read_manifest(shard.parent) | {"command": "import", "imported": _imported()})

@@ -133,7 +133,7 @@ def test_a_mask_that_ends_the_program_is_an_error(here, capfd, workers):
     (here / "leaves.py").write_text(leaving)
     code, out, err = clipstats(capfd, "run", *PAIR, "-a", "leaves.py", "--workers", workers, "--json", "--quiet")
     assert code == 1 and not out and not (here / "run" / "clipstats" / "summary.json").exists()
-    assert "leaves.py wants to end the program" in err and "bug" not in err
+    assert "leaves.py tries to end the program" in err and "bug" not in err
 
 
 def test_workers_give_the_same_bits(here, capfd):
@@ -177,8 +177,8 @@ def test_without_advantages_both_signs_are_asked(tmp_path, monkeypatch, capfd):
     ("arguments", "code", "message"),
     [
         (["-a", "grpo-clip-hihger"], 2, "Did you mean grpo-clip-higher"),
-        (["-a", "dppo-binary-tv:max_tv=-0.1"], 2, "δ=-0.1 makes no sense"),
-        (["-a", "icepop:band_low=3,band_high=2"], 2, "band_low=3, band_high=2 makes no sense"),
+        (["-a", "dppo-binary-tv:max_tv=-0.1"], 2, "δ=-0.1 is out of range"),
+        (["-a", "icepop:band_low=3,band_high=2"], 2, "band_low=3, band_high=2 is out of range"),
         (["-a", "dppo-binary-tv:max_vt=0.1"], 2, "Did you mean max_tv"),
         (["-a", "nowhere.py"], 2, "nowhere.py does not exist"),
         (["--compare", "ppo", "nothing"], 2, "Unknown algorithm 'nothing'"),

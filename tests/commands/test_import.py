@@ -78,16 +78,16 @@ def test_what_was_left_out_is_said_everywhere(capfd):
     path = dump()
     path.write_text(path.read_text() + '{"prompt_ids": [1], "response_ids": [2], "logp_rollout": [0.0, -1.0]}\n{"cut')
     code, out, _ = command(capfd, "import", str(path))
-    assert code == 0 and "1 last lines that are cut off (first: dump.jsonl, line 14)" in " ".join(out.split())
+    assert code == 0 and "1 truncated last lines (first: dump.jsonl, line 14)" in " ".join(out.split())
     code, out, _ = command(capfd, "import", str(path), "--json", "--force", "--quiet")
     imported = json.loads(out)
     assert imported["left_out"] == {
-        "responses whose logp_rollout has another length than their tokens": 1,
-        "last lines that are cut off": 1,
+        "responses whose logp_rollout does not have one value per token": 1,
+        "truncated last lines": 1,
     }
     assert (imported["format"], imported["rows"], imported["output"]) == ("plain", 12, "import-dump")
     _, out, _ = command(capfd, "report", "import-dump", "--quiet")
-    assert "Left out: 1 last lines" in " ".join(out.split())
+    assert "Left out: 1 truncated last lines" in " ".join(out.split())
 
 
 def test_a_dump_without_a_policy_says_what_comes_next(capfd):
@@ -113,8 +113,8 @@ def test_weights_and_sampling_of_the_user(capfd):
         (["--weights", "older", "dump.jsonl"], 2, "equal, newer"),
         (["--temperature", "0", "dump.jsonl"], 2, "Temperature 0"),
         (["nothing.jsonl"], 1, "nothing.jsonl does not exist"),
-        (["empty"], 1, "holds no file to import"),
-        (["--format", "prime-rl", "dump.jsonl"], 1, "Nothing of dump.jsonl could be imported"),
+        (["empty"], 1, "holds no files to import"),
+        (["--format", "prime-rl", "dump.jsonl"], 1, "No rows imported from dump.jsonl"),
         (["dump.jsonl", "-o", "foreign"], 1, "is no run folder"),
     ],
 )

@@ -15,7 +15,7 @@ from mismatch_cli.trace.manifest import read_manifest
 
 FP8, FLOAT32 = (bundled("traces") / name for name in ("fp8-kv", "float32"))
 SAYS = "PARTIAL: lost is not whole"
-WHY = "5 of 6 shards are there (missing: shard-00002.parquet)"
+WHY = "5 of 6 shards exist (missing: shard-00002.parquet)"
 
 
 @pytest.fixture
@@ -95,10 +95,10 @@ def test_a_run_that_lost_a_shard_or_rows_is_mended_by_resume(tmp_path, capfd, mo
     pq.write_table(pq.read_table(shards[0]).slice(0, 1), shards[0])
     shards[1].unlink()
     code, out = command(capfd, "report", "run")
-    assert code == 0 and "2 of 3 shards are there" in out and "shard-00000.parquet holds fewer responses" in out
-    assert "Go on with: mismatch-cli probe --resume --output run" in out
+    assert code == 0 and "2 of 3 shards exist" in out and "shard-00000.parquet holds fewer responses" in out
+    assert "Resume with: mismatch-cli probe --resume --output run" in out
     code, out = command(capfd, "rescore", "run", "--trainer-model", str(bundled("model")), "-o", "again")
-    assert code == 0 and "2 of 3 shards are there" in out  # what is made of a part is a part
+    assert code == 0 and "2 of 3 shards exist" in out  # what is made of a part is a part
     assert command(capfd, "probe", "--resume", "-o", "run")[0] == 0
     assert [path.read_bytes() for path in shards] == before
     assert "PARTIAL" not in command(capfd, "report", "run")[1]

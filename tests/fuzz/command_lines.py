@@ -1,4 +1,4 @@
-"""Command lines: a command with random flags, and values that may or may not be of their kind."""
+"""Command lines: a command with random flags, and values that may or may not be valid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fuzz.strategies import texts
 
 @cache
 def options(command: str) -> tuple[tuple[str, int, str], ...]:
-    """The flags of a command, how many values each takes, and of which type."""
+    """The flags of a command, with the number and type of their values."""
     app = typer.main.get_command(build_app())
     found = app.get_command(None, command)  # type: ignore[attr-defined]
     return tuple(
@@ -26,7 +26,7 @@ def options(command: str) -> tuple[tuple[str, int, str], ...]:
 
 
 def _type_of(parameter: Any) -> str:
-    return str(parameter.bare_type()) if hasattr(parameter, "bare_type") else ""  # of newer versions of Typer
+    return str(parameter.bare_type()) if hasattr(parameter, "bare_type") else ""  # newer versions of Typer
 
 
 COMMANDS = ("probe", "train", "curate", "rescore", "report", "import", "clipstats", "compare", "diagnose", "gate")
@@ -70,7 +70,7 @@ WORDS = (
     ),
     *("1", "2", "3", "1e-6", "token-mean", "problem", "answer", "q_proj", "all-linear", "cuda", "cpu"),
 )
-_WITHOUT = {"--debug", "--workers"}  # one prints tracebacks, the other starts as many processes as it is told
+_WITHOUT = {"--debug", "--workers"}  # one prints tracebacks, the other starts any number of processes
 
 
 _FITTING = {
@@ -86,7 +86,7 @@ def _can_be_typed(text: str) -> bool:
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    """A command with random flags, each with a value that may or may not be one of its kind."""
+    """A command with random flags, each with a value that may or may not be valid."""
     command = draw(st.sampled_from(COMMANDS))
     anything = st.one_of(st.sampled_from(PATHS), st.sampled_from(WORDS), texts).filter(_can_be_typed)
     line = [command, *draw(st.lists(st.sampled_from(PATHS), max_size=2))]

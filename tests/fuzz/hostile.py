@@ -1,4 +1,4 @@
-"""Code and answers of others: rewards, chat templates, servers, and dumps that hold more than their size explains."""
+"""Hostile code and data: rewards, chat templates, servers' answers, and dumps that expand beyond their size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PROMPT = [5, 6, 7]
 def _refused(error: MismatchError) -> str:
     said = str(error)
     assert "\n" not in said and len(said) < 2000, said[:300]
-    assert "engine failed while" not in said, said  # a foreign error that nobody foresaw
+    assert "engine failed while" not in said, said  # an unforeseen foreign error
     return "refused (1)"
 
 
@@ -70,7 +70,7 @@ def rewards(draw: st.DrawFn) -> str:
 
 
 def try_reward(code: str) -> str:
-    """Whatever it does, it answers, fails with a sentence, or is given up; what it started has ended with it."""
+    """Whatever it does, it returns, fails with a sentence, or is given up, and all its processes end."""
     with copy() as folder, mock.patch("mismatch_cli.tasks._child._SECONDS_TO_START", 3.0):
         (folder / "mine.py").write_text(code)
         before, began = _children(), time.monotonic()
@@ -108,7 +108,7 @@ def _tokenizer() -> Any:
 
 
 def try_template(pieces: list[str]) -> str:
-    _tokenizer()  # loading it is not what is timed
+    _tokenizer()  # so that loading is not timed
     before, began = _children(), time.monotonic()
     with (
         mock.patch.object(_tokenizer(), "chat_template", "".join(pieces)),
@@ -137,7 +137,7 @@ _ASKED = {"prompt": _PROMPT, "temperature": 1.0, "top_k": -1, "seed": 3, "max_to
 
 @st.composite
 def answers(draw: st.DrawFn) -> bytes:
-    """An honest completion with something changed at one of its levels, or in its bytes."""
+    """A valid completion with a change at one of its levels, or in its bytes."""
     answer = completion(_ASKED)
     choice = answer["choices"][0]
     level = draw(st.sampled_from(("answer", "choice", "logprobs", "entries", "bytes")))
@@ -157,7 +157,7 @@ def answers(draw: st.DrawFn) -> bytes:
 
 def try_answer(content: bytes) -> str:
     fake, engine = _server()
-    turns = iter([content])  # the answers to the look afterwards are honest
+    turns = iter([content])  # later answers are valid
     fake.tamper = lambda _: next(turns, None)
     try:
         (rollout,) = sample_checked(engine, [Request(_PROMPT, seed=3)], [0], lambda _: None)
@@ -178,25 +178,30 @@ def try_answer(content: bytes) -> str:
 
 @st.composite
 def bombs(draw: st.DrawFn) -> tuple[int, int, str, tuple[str, ...]]:
-    """Rows, ids a row, how they are packed, and which columns there are."""
+    """Rows, ids per row, the packing, and the columns."""
     rows = draw(st.sampled_from((1, 10, 1000, 10**5, 10**6)))
     length = draw(st.sampled_from([n for n in (1, 100, 10**4, 10**6, 10**7) if n * rows <= 2 * 10**7]))
-    more = ("logp_trainer", "loss_mask", "topk_ids", "entropy_trainer")
-    return rows, length, draw(st.sampled_from(("zstd", "snappy", "none"))), tuple(draw(st.sets(st.sampled_from(more))))
+    optional = ("logp_trainer", "loss_mask", "topk_ids", "entropy_trainer")
+    return (
+        rows,
+        length,
+        draw(st.sampled_from(("zstd", "snappy", "none"))),
+        tuple(draw(st.sets(st.sampled_from(optional)))),
+    )
 
 
 _ALLOWED = 2**27
 
 
 def try_bomb(case: tuple[int, int, str, tuple[str, ...]]) -> str:
-    """With a bound eight times smaller than the real one: taken over or refused, and never more memory than that."""
-    rows, length, codec, more = case
+    """With an eight times smaller bound than the real one: imported or refused, and never with more memory."""
+    rows, length, codec, optional = case
     offsets = pa.array(np.arange(rows + 1) * length, pa.int32())
     kinds = dict.fromkeys(("prompt_ids", "response_ids", "topk_ids"), np.int32) | {"loss_mask": np.bool_}
     with copy() as folder, mock.patch.object(memory, "_ALLOWED", _ALLOWED):
         columns = {
             name: pa.ListArray.from_arrays(offsets, pa.array(np.zeros(rows * length, kinds.get(name, np.float32))))
-            for name in ("prompt_ids", "response_ids", "logp_rollout", *more)
+            for name in ("prompt_ids", "response_ids", "logp_rollout", *optional)
         }
         pq.write_table(pa.table(columns), folder / "bomb.parquet", compression=codec)
         del columns
@@ -209,8 +214,8 @@ def try_bomb(case: tuple[int, int, str, tuple[str, ...]]) -> str:
 
 @contextlib.contextmanager
 def _peak() -> Iterator[Any]:
-    """What the process came to hold beyond what it had, in bytes."""
-    Path("/proc/self/clear_refs").write_text("5")  # the high water mark begins anew
+    """The peak growth of the process's memory, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     had = _status("VmRSS:")
     yield lambda: _status("VmHWM:") - had
 

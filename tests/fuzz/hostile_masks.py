@@ -1,4 +1,4 @@
-"""Masks that change what they are given, leave, raise, print and answer anything: no other number moves by them."""
+"""Masks that change their inputs, exit, raise, print and return anything: no other number changes."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ ANSWERS = (
 
 @st.composite
 def masks(draw: st.DrawFn) -> tuple[str, bool]:
-    """The source of a mask that misbehaves when it is imported, tried out or at work; and whether it is asked first."""
+    """The source of a mask that misbehaves on import, in the trial or at work, and whether it runs first."""
     changes = st.builds(str.__add__, st.sampled_from(COLUMNS), st.sampled_from(CHANGES))
     lines = draw(st.lists(changes, max_size=3)) + draw(st.lists(st.sampled_from(ELSEWHERE), max_size=2))
     lines.insert(draw(st.integers(0, len(lines))), draw(st.sampled_from(LEAVES)))
-    patience = draw(st.sampled_from((0, 2)))  # a mask is tried out on two tokens
+    patience = draw(st.sampled_from((0, 2)))  # a mask is tried on two tokens
     lines = [f"    answer = {draw(st.sampled_from(ANSWERS))}", f"    if len(advantage_T) > {patience}:"] + [
         f"        {line}" for line in lines
     ]
@@ -72,14 +72,14 @@ def _asked(algorithms: tuple[str, ...]) -> list[str]:
 
 
 def _rows(outcome: Outcome) -> dict[str, Any]:
-    """What stdout says of the two algorithms: it is JSON and nothing else."""
+    """The two algorithms' rows in stdout, which must be JSON."""
     return {row["name"]: row for row in outcome.json["algorithms"] if row["name"] in PAIR}
 
 
 def run_beside(case: tuple[str, bool]) -> tuple[Outcome, str]:
-    """`clipstats` with the mask and two others; the outcome, and what is wrong with it."""
+    """Run `clipstats` with the mask and two other algorithms; returns the outcome, and its fault, if any."""
     source, first = case
-    name = f"hostile_{next(_NUMBERS)}.py"  # a file is read once in a process
+    name = f"hostile_{next(_NUMBERS)}.py"  # a process reads each file once
     with copy() as folder:
         (folder / name).write_text(source)
         algorithms = (name, *PAIR) if first else (*PAIR, name)

@@ -1,4 +1,4 @@
-"""What holds for any input: no traceback, no hang, nothing executed, nothing lost, nothing that moves the terminal."""
+"""Properties for any input: no traceback, no hang, no code executed, nothing lost, no terminal escapes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from tests.fuzz.world import CANARY, STOPPED, Outcome, call, copy, template
 CODES = {0: "done", 1: "refused (1)", 2: "usage (2)", 3: "limit exceeded (3)", 130: "interrupted (130)"}
 _HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _VERBS = (
-    "Add Available Choose Copy Delete Example Formats Give Go Install Leave Look Make Mend Name Record Rename Repair "
-    "Replace Report Restore Resume Save Say See Set Start Try Upgrade Use Wait Write"
+    "Add Allow Available Call Change Check Choose Copy Delete Example Export Fix Formats Free Give Go Install Keep "
+    "Leave Look Make Mend Move Name Pass Raise Record Remove Rename Repair Replace Report Restore Resume Run Save Say "
+    "See Set Start Try Upgrade Use Wait Write"
 )
 _ADVICE = re.compile(rf"--\w|mismatch-cli \w|Did you mean|\b({'|'.join(_VERBS.split())})\b")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of input: how a case is drawn, and how it is tried; the answer is the outcome in words."""
+    """A kind of input: how to draw a case, and how to try it, which returns the outcome in words."""
 
     cases: st.SearchStrategy[Any]
     check: Callable[[Any], str]
@@ -53,7 +54,7 @@ def judge(outcome: Outcome, folder: Path) -> str:
     _check_nothing_lost(outcome)
     for path in folder.rglob("report.html"):
         page = path.read_text(encoding="utf-8")
-        assert of.PAYLOAD not in page and "<img src=x" not in page, "markup of the data in the page"
+        assert of.PAYLOAD not in page and "<img src=x" not in page, "the data's markup is in the page"
     return "reached a model (1)" if STOPPED in outcome.err else CODES[outcome.code]
 
 
@@ -62,12 +63,12 @@ def _check_message(outcome: Outcome) -> None:
     assert lines, "no message"
     if lines[0].startswith(("Usage:", "Error: ")):
         return
-    assert lines[-1].startswith("mismatch-cli: "), f"the last line is no message: {lines[-1]!r}"
+    assert lines[-1].startswith("mismatch-cli: "), f"the last line is not a message: {lines[-1]!r}"
     assert _ADVICE.search(lines[-1]), f"{outcome.where}: nothing to type next: {lines[-1]!r}"
 
 
 def _check_nothing_lost(outcome: Outcome) -> None:
-    """Files that were there are as they were; with --force those may go that lie where the output is to lie."""
+    """Existing files are unchanged; with --force, those at the output's location may be replaced."""
     replaced = _outputs(outcome.arguments) if "--force" in outcome.arguments else []
     for name, content in outcome.before.items():
         if not any(name == path or name.startswith(f"{path}/") for path in replaced):
@@ -174,7 +175,7 @@ class _Payload:
 
 @st.composite
 def dumps(draw: st.DrawFn) -> tuple[str, bytes, str | None]:
-    """A file of a dump, what is in it now, and the format that the user names, if any."""
+    """A file of a dump, its new content, and the format that the user names, if any."""
     files = sorted(path for path in (template() / "dumps").rglob("*") if path.is_file())
     path = draw(st.sampled_from(files))
     content = path.read_bytes()
@@ -229,7 +230,7 @@ def try_dump(case: tuple[str, bytes, str | None]) -> str:
 
 
 def _check_counts(imported: dict[str, Any], path: Path) -> None:
-    """Rows that were given are in the trace, or left out for a reason."""
+    """All given rows are in the trace, or left out for a reason."""
     if path.suffix == ".jsonl":
         given = sum(bool(line.strip()) for line in path.read_bytes().split(b"\n"))
     elif path.suffix == ".parquet":

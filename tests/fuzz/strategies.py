@@ -1,4 +1,4 @@
-"""What goes wrong in files: values, records, lines, bytes and tables."""
+"""Faults in files: values, records, lines, bytes and tables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ values = st.recursive(
 
 @st.composite
 def changed_record(draw: st.DrawFn, record: dict[str, Any]) -> dict[str, Any]:
-    """A record with a few fields dropped, replaced, cut, doubled, or with one odd value inside."""
+    """A record with a few fields dropped, replaced, cut, doubled, or with one odd value."""
     found = dict(record)
     for _ in range(draw(st.integers(1, 3))):
         name = draw(st.sampled_from(sorted(found) or ["x"]))
@@ -82,7 +82,7 @@ def _changed_list(draw: st.DrawFn, value: list[Any], how: str) -> list[Any]:
 
 @st.composite
 def changed_bytes(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes cut off, flipped, pushed in or repeated."""
+    """Bytes truncated, flipped, inserted or repeated."""
     how = draw(st.sampled_from(("cut", "flip", "insert", "remove", "repeat", "empty", "bom", "utf-16", "crlf", "head")))
     at = draw(st.integers(0, max(0, len(content) - 1)))
     some = draw(st.binary(min_size=1, max_size=8))
@@ -108,7 +108,7 @@ LINES = (
 
 @st.composite
 def changed_jsonl(draw: st.DrawFn, content: bytes) -> bytes:
-    """Lines of JSON with broken records, other lines between them, or broken bytes."""
+    """JSON lines with broken records, foreign lines between them, or broken bytes."""
     lines = content.splitlines()
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(lines) - 1)) if lines else 0
@@ -144,7 +144,7 @@ _TYPES = (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.list_(pa.float64
 
 @st.composite
 def changed_table(draw: st.DrawFn, table: pa.Table) -> pa.Table:
-    """A table with columns gone, of other types or names, with odd values, ragged or null rows, or with no row."""
+    """A table with missing, retyped or renamed columns, odd values, ragged or null rows, or without rows."""
     for _ in range(draw(st.integers(1, 2))):
         how = draw(
             st.sampled_from(("value", "value", "value", "ragged", "null", "drop", "type", "name", "empty", "twice"))
@@ -172,7 +172,7 @@ def changed_table(draw: st.DrawFn, table: pa.Table) -> pa.Table:
 
 
 def _changed_column(draw: st.DrawFn, table: pa.Table, at: int, how: str) -> pa.Table:
-    """One row of a column made odd, in the type that the column has."""
+    """A column with one odd row, in the column's type."""
     field, column = table.schema.field(at), table.column(at).to_pylist()
     row = draw(st.integers(0, len(column) - 1))
     if how == "null":
@@ -203,7 +203,7 @@ def _of_type(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 @st.composite
 def changed_content(draw: st.DrawFn, content: Any) -> Any:
-    """What a `.pt` file holds, with tensors of other shapes and types, and anything where anything stood."""
+    """The content of a `.pt` file with changed tensor shapes and types, and arbitrary replacements."""
     if isinstance(content, dict) and content:
         name = draw(st.sampled_from(sorted(content)))
         if isinstance(content[name], dict | list | torch.Tensor) and draw(st.integers(0, 3)):

@@ -1,4 +1,4 @@
-"""A small draw of every kind of broken input, the same in each run; `benchmarks/fuzz.py` draws ten thousand."""
+"""A small sample of every kind of broken input, the same in each run; `benchmarks/fuzz.py` draws ten thousand."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class _MakesAFile:
 
 
 def test_the_canary_sings():
-    """The payload of the fuzzer works: whoever unpickles it makes the file that no case may find."""
+    """The fuzzer's payload works: unpickling it creates the file that must never exist after a case."""
     with copy() as folder:
         pickle.loads(pickle.dumps(_MakesAFile())).close()
         assert (folder / CANARY).is_file()
 
 
-def test_what_a_case_may_not_lose_is_noticed():
+def test_losses_are_noticed():
     with copy() as folder:
         (folder / "new").write_text("x")
         outcome = call(folder, "report", "run", "--output", "new")

@@ -1,4 +1,4 @@
-"""A folder with one of everything that the commands read, small; and a command line that is run in a copy of it."""
+"""A small folder with one of everything that the commands read, and running a command line in a copy of it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from mismatch_cli.models import load_tokenizer
 from mismatch_cli.places import bundled
 from tests.importers import layouts
 
-CANARY = "canary"  # what a payload makes when somebody executes it
-SECONDS = 60  # for one case; on a busy machine the slowest takes two
-STOPPED = "Stopped before a model is loaded, here and now. Try another day."
+CANARY = "canary"  # created by a payload if it is executed
+SECONDS = 60  # per case; on a busy machine the slowest takes two
+STOPPED = "Stopped before a model is loaded. Try another day."
 LIMITS = '[limits.abs_d_mean]\nmax = 0.5\n[limits."verl:training/rollout_probs_diff_mean"]\nmax = 0.3\n'
 MASK = """from mismatch_cli.trust_regions import Decision
 
@@ -48,7 +48,7 @@ class HangError(BaseException):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command line answered, and what stood there before and after."""
+    """The result of a command line, and the files before and after."""
 
     arguments: Sequence[str]
     code: int | None
@@ -65,7 +65,7 @@ class Outcome:
 
 @cache
 def template() -> Path:
-    """The folder that cases are copied from, made once in a process."""
+    """The folder that cases are copied from, made once per process."""
     folder = Path(_made.name) / "world"
     rows = _rows()
     _write_trace(folder / "run" / "trace", rows)
@@ -140,7 +140,7 @@ def _write_dumps(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _write_training(folder: Path) -> None:
-    """A run of `train` as it lies there after three steps."""
+    """A run of `train` as it is after three steps."""
     from mismatch_cli.rl.train_config import TrainConfig
 
     steps = [{"step": 0, "eval_accuracy": 0.5}]
@@ -151,8 +151,8 @@ def _write_training(folder: Path) -> None:
 
 @contextlib.contextmanager
 def copy() -> Iterator[Path]:
-    """A copy to break, as the working directory, three levels below what it could harm."""
-    here = os.getcwd()
+    """A copy to break, as the working directory, three levels below anything it could harm."""
+    before = os.getcwd()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as temporary:
         folder = Path(temporary) / "a" / "b" / "c"
         shutil.copytree(template(), folder)
@@ -160,11 +160,11 @@ def copy() -> Iterator[Path]:
         try:
             yield folder
         finally:
-            os.chdir(here)
+            os.chdir(before)
 
 
 def call(folder: Path, *arguments: str) -> Outcome:
-    """Run one command line in this process, as a shell would, without models and figures."""
+    """Run a command line in this process, as a shell would, without models and figures."""
     out, err = io.StringIO(), io.StringIO()
     before = contents(folder)
     places: list[str] = []
@@ -184,7 +184,7 @@ def call(folder: Path, *arguments: str) -> Outcome:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file by its name, also those above the folder; what is no file counts as empty."""
+    """Every file by name, also those above the folder; anything else counts as empty."""
     root = folder.parents[2]
     return {
         os.path.relpath(path, folder): path.read_bytes() if path.is_file() else b""

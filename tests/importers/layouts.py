@@ -1,4 +1,4 @@
-"""Dumps as each framework documents them, written from the bundled trace; and reading back what was imported."""
+"""Writes dumps as each framework documents them, from the bundled trace, and reads back what an import wrote."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def real_rows(count: int, step: int = 0) -> list[Row]:
 
 
 class Silent:
-    """Progress that nobody sees."""
+    """Progress that shows nothing."""
 
     def say(self, message: str) -> None: ...
 
@@ -66,7 +66,7 @@ def prime_rl(folder: Path, rows: list[Row], rank: int = 0) -> Path:
 
 
 def nemo_record(row: Row, index: int, width: int, *, pad: int = 0) -> Row:
-    """One line as `log_batched_dict_as_jsonl` writes it: every value in a list of one, padded on the right."""
+    """One line as `log_batched_dict_as_jsonl` writes it: every value in a list of one, right-padded."""
     prompt, response = row["prompt_ids"], row["response_ids"]
     size = len(prompt) + len(response)
     padding, before = [pad] * (width - size), [0.0] * len(prompt)
@@ -91,7 +91,7 @@ def nemo_rl(path: Path, rows: list[Row], change: Callable[[Row], Row] = lambda r
 
 
 def slime_sample(row: Row, index: int) -> Row:
-    """One of `Sample.to_dict()`."""
+    """A dict as from `Sample.to_dict()`."""
     return {
         "group_index": index // 4,
         "index": index,
@@ -130,7 +130,7 @@ def slime_columns(rows: list[Row]) -> Row:
 
 
 def slime_train(path: Path, rows: list[Row], rollout_id: int = 0) -> Path:
-    """Format 2: a dict per sample, in the order of the rollout, which `rollout_position` states."""
+    """Format 2: a dict per sample, in the order of the rollout (`rollout_position`)."""
     columns = {name: values for name, values in slime_columns(rows).items() if "micro" not in name}
     names = {"sample_indices": "sample_index"}
     samples = [{names.get(name, name): values[i] for name, values in columns.items()} for i in range(len(rows))]

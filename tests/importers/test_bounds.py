@@ -1,4 +1,4 @@
-"""Files that hold more than their size explains: refused with a sentence, within 1 GiB + 20 × the file."""
+"""Files that expand to more than 1 GiB + 20 × their size are refused with one sentence."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BOMBS = {
 
 @pytest.fixture
 def small(monkeypatch) -> None:
-    """The same bound sixteen times smaller, so that its test is."""
+    """Make the bound sixteen times smaller, and so the test."""
     monkeypatch.setattr(memory, "_ALLOWED", 2**26)
     monkeypatch.setattr(_sources, "_LONGEST_LINE", 2**20)
 
@@ -75,12 +75,12 @@ def test_a_dump_that_holds_more_than_its_size_explains_is_refused(tmp_path, capf
     assert run(["import", str(tmp_path / name), "-o", str(tmp_path / "out")]) == 1
     said = capfd.readouterr().err.strip().splitlines()[-1]
     assert any(
-        words in said for words in ("holds more than its size explains", "packed records", "line 1 is longer than")
+        words in said for words in ("holds more than its size explains", "compressed records", "line 1 is longer than")
     ), said
     assert not (tmp_path / "out").exists()
 
 
-def test_memory_that_nobody_foresaw_is_refused_by_the_system(tmp_path):
+def test_the_system_refuses_unforeseen_memory(tmp_path):
     message = r"dump\.x holds more than its size explains.*1 GiB \+ 20 × its size"
     with pytest.raises(MismatchError, match=message), memory.bounded("dump.x", 10):
         np.empty(2**28)  # 2 GiB, never touched
@@ -105,7 +105,7 @@ def test_an_ordinary_file_stays_far_below_its_bound():
     assert memory.decoded_bytes(metadata) < memory._TIMES * len(sink.getvalue())
 
 
-def test_a_trace_and_its_vocabulary_are_held_to_the_same(tmp_path, small):
+def test_a_trace_and_its_vocabulary_have_the_same_bound(tmp_path, small):
     fixed_trace = Path(shutil.copytree(bundled("traces") / "fp8-kv", tmp_path / "trace"))
     shard = fixed_trace / "shard-00000.parquet"
     table = pq.read_table(shard)
@@ -123,7 +123,7 @@ def test_a_trace_and_its_vocabulary_are_held_to_the_same(tmp_path, small):
         _ = Trace(fixed_trace).vocabulary
 
 
-def test_prompt_files_are_too(tmp_path, small):
+def test_prompt_files_have_the_same_bound(tmp_path, small):
     text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2000, np.int32)), pa.array(["x" * 10**6]))
     pq.write_table(pa.table({"problem": text}), tmp_path / "p.parquet", compression="zstd")
     with pytest.raises(MismatchError, match=r"p\.parquet holds more than its size explains"):
@@ -131,7 +131,7 @@ def test_prompt_files_are_too(tmp_path, small):
 
 
 @pytest.mark.parametrize("depth", [1000, 10**5])
-def test_json_of_any_depth_is_a_line_that_is_left_out_or_read(tmp_path, capfd, depth):
+def test_json_of_any_depth_is_read_or_left_out(tmp_path, capfd, depth):
     nested = "[" * depth + "]" * depth
     for layout, key in (("plain", "advantage"), ("nemo", "token_loss_mask")):
         names = (
@@ -145,8 +145,8 @@ def test_json_of_any_depth_is_a_line_that_is_left_out_or_read(tmp_path, capfd, d
         assert run(["import", str(path), "-o", str(tmp_path / "out"), "--force"]) in (0, 1)
         assert "Unexpected" not in capfd.readouterr().err
     path.write_text(f'{{"prompt": {nested}, "completion": "a", "tokens": {nested}}}\n')
-    for more in ([], ["--columns", "response_ids=tokens"]):
-        assert run(["import", str(path), "-o", str(tmp_path / "none"), *more]) in (1, 2)
+    for flags in ([], ["--columns", "response_ids=tokens"]):
+        assert run(["import", str(path), "-o", str(tmp_path / "none"), *flags]) in (1, 2)
         assert "Unexpected" not in capfd.readouterr().err
 
 
@@ -157,7 +157,7 @@ def test_half_a_character_in_a_dump_is_left_out_or_named(tmp_path, capfd):
     ]
     layouts.write_lines(path, rows)
     assert run(["import", str(path), "-o", str(tmp_path / "out"), "--json"]) == 0
-    assert '"lines with values of other types than the layout has": 1' in capfd.readouterr().out
+    assert '"lines with values of the wrong type": 1' in capfd.readouterr().out
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a\udcff.jsonl").write_text("{}")
     assert run(["import", str(tmp_path / "folder"), "-o", str(tmp_path / "out2")]) == 1

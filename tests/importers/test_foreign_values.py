@@ -1,4 +1,4 @@
-"""Values that are none: in every format a response that holds one is left out and counted, and no other is touched."""
+"""Invalid values: every format leaves out and counts the responses that hold one, and changes no other."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def prime(row: Row, index: int) -> Row:
 
 
 def nemo(row: Row, index: int) -> Row:
-    """Unwrapped, which is read too."""
+    """Unwrapped values, which are read too."""
     record = nemo_record(row, index, len(row["prompt_ids"]) + len(row["response_ids"]))
     return {key: value[0] if isinstance(value, list) else value for key, value in record.items()}
 
@@ -68,14 +68,14 @@ FORMATS: dict[str, tuple[Callable[..., Path], Callable[[Row, int], Row], str, st
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_no_value_is_left_out_and_counted(tmp_path, name):
+def test_invalid_values_are_left_out_and_counted(tmp_path, name):
     write, record, *keys = FORMATS[name]
     rows = real_rows(3)
     expected = [row["response_ids"] for row in (rows[0], rows[2])]
     for key, values in zip(keys, (NO_ID, NO_LOGP, NO_FLAG), strict=True):
         for number, value in enumerate(values if key else ()):
             records = [record(row, i) for i, row in enumerate(rows)]
-            records[1][key][-2] = value  # prompt and response are one list in most formats: this is of the response
+            records[1][key][-2] = value  # most formats join prompt and response: this is in the response
             folder = tmp_path / f"{key}-{number}"
             table, about = imported(write(folder / "d_step1", records), into=folder / "trace", format=name)
             assert table.column("response_ids").to_pylist() == expected, (key, value)
@@ -90,7 +90,7 @@ def test_whole_numbers_are_ids_however_they_are_written(tmp_path):
     assert table.num_rows == 2 and not about["left_out"]
 
 
-def test_numbers_of_rows_are_not_cut_either(tmp_path):
+def test_numbers_of_rows_are_not_truncated(tmp_path):
     for key, value in (("step", 1.5), ("prompt_id", 2.5), ("sample_index", "3"), ("version_rollout", True)):
         records = [plain(row, i) | {"prompt_id": 1, "sample_index": i} for i, row in enumerate(real_rows(2))]
         records[1][key] = value
@@ -127,7 +127,7 @@ def test_a_parquet_loses_the_rows_that_hold_one(tmp_path, name, column, kind, ba
 
 
 @pytest.mark.parametrize(("name", "convert"), [("response_ids", bool), ("response_ids", str), ("logp_rollout", str)])
-def test_a_parquet_of_another_type_is_one_sentence(tmp_path, name, convert):
+def test_a_parquet_of_the_wrong_type_is_one_sentence(tmp_path, name, convert):
     records = [plain(row, i) for i, row in enumerate(real_rows(2))]
     columns = {key: pa.array([record[key] for record in records]) for key in records[0]}
     columns[name] = pa.array([[convert(value) for value in record[name]] for record in records])
@@ -135,7 +135,7 @@ def test_a_parquet_of_another_type_is_one_sentence(tmp_path, name, convert):
         imported(write_parquet(tmp_path / "d.parquet", pa.table(columns)), into=tmp_path / "trace")
 
 
-def test_tensors_are_held_to_the_same(tmp_path):
+def test_tensors_follow_the_same_rules(tmp_path):
     rows = real_rows(4)
     samples = [slime_sample(row, i) for i, row in enumerate(rows)]
     samples[0]["tokens"] = torch.tensor(samples[0]["tokens"], dtype=torch.float32)
@@ -147,7 +147,7 @@ def test_tensors_are_held_to_the_same(tmp_path):
     assert sum(about["left_out"].values()) == 3
 
 
-def test_miles_columns_are_held_to_the_same(tmp_path):
+def test_miles_columns_follow_the_same_rules(tmp_path):
     samples = [slime_sample(row, i) for i, row in enumerate(real_rows(3))]
     tokens = [[float(i) for i in sample["tokens"]] for sample in samples]
     tokens[0][-1] = 3.7
@@ -168,7 +168,7 @@ def rewarded(record: Callable[[Row, int], Row], *rewards: Any) -> list[Row]:
     return [record(row, i) | {"reward": rewards[i]} for i, row in enumerate(rows)]
 
 
-def test_rewards_that_are_no_numbers_are_left_empty_and_counted(tmp_path):
+def test_rewards_that_are_not_numbers_are_left_empty_and_counted(tmp_path):
     strange = (NAN, float("inf"), -float("inf"))
     records = rewarded(plain, *strange, 1.0)
     table, about = imported(jsonl(tmp_path / "d", records), into=tmp_path / "trace")
@@ -183,7 +183,7 @@ def test_rewards_that_are_no_numbers_are_left_empty_and_counted(tmp_path):
     assert about["noted"] == {NO_NUMBER: 4}
 
 
-def test_ids_beyond_a_vocabulary_that_is_known(tmp_path):
+def test_ids_beyond_a_known_vocabulary(tmp_path):
     records = [plain(row, i) for i, row in enumerate(real_rows(3))]
     records[1]["prompt_ids"][0] = 5000
     records[2]["response_ids"][0] = 4999
@@ -199,7 +199,7 @@ def test_a_dump_that_was_still_being_written_makes_a_partial_trace(tmp_path):
     path = jsonl(tmp_path / "d", [plain(row, i) for i, row in enumerate(real_rows(3))])
     path.write_bytes(path.read_bytes()[:-20])
     imported(path, into=tmp_path / "trace")
-    assert "1 last lines that are cut off" in Trace.open(tmp_path / "trace").completeness.reasons[0]
+    assert "1 truncated last lines" in Trace.open(tmp_path / "trace").completeness.reasons[0]
     for step, marked in ((0, True), (1, False)):
         folder = tmp_path / "token_exports" / f"step_{step}"
         write_lines(folder / "rank_0.jsonl", [prime(row | {"step": step}, i) for i, row in enumerate(real_rows(2))])
@@ -207,17 +207,17 @@ def test_a_dump_that_was_still_being_written_makes_a_partial_trace(tmp_path):
             (folder / "STABLE").touch()
     imported(tmp_path / "token_exports", into=tmp_path / "prime")
     (reason,) = Trace.open(tmp_path / "prime").completeness.reasons
-    assert "steps without the mark STABLE: 1, the first step_1" in reason
+    assert "steps without a STABLE file: 1, the first step_1" in reason
 
 
-def test_what_a_server_answers_are_whole_ids_of_the_vocabulary():
+def test_a_server_returns_whole_ids_of_the_vocabulary():
     assert foreign.are_token_ids([0, 9], 10)
     for ids in ([3.0], [True], ["3"], [-1], [10], [None], "12", None, {"a": 1}):
         assert not foreign.are_token_ids(ids, 10), ids
 
 
 def test_a_fuzz_of_json_values_never_changes_one():
-    """Whatever Arrow makes of a list, either its values are those of the list, or there is an error."""
+    """Whatever Arrow makes of a list has the same values as the list, or raises an error."""
     pool: list[Any] = [0, 1, 2, -1, 3.7, 1.0, 0.0, True, False, "1", None, NAN, 2**31, 2**70, 1e300]
     rng = np.random.default_rng(0)
     for kind in (pa.int32(), pa.float32(), pa.bool_()):

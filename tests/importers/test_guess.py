@@ -1,4 +1,4 @@
-"""A layout that nobody knows is answered with a line that names its columns, as far as they tell; texts are refused."""
+"""For an unknown layout, the error suggests a command that maps its columns; logs of text are refused."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ P, R, MU, PI = (
 
 
 def rows(**columns):
-    """Lines with these columns; three values that stand for prompts, responses, log μ and log π."""
+    """Lines with these columns, from three values for each of prompts, responses, log μ and log π."""
     return [{name: value[i] if isinstance(value, list) else value for name, value in columns.items()} for i in range(3)]
 
 
-KNOWN = {  # names that people write, and whose they are
+KNOWN = {  # names that people use, and whose they are
     "TRL, by hand": (
         {"query_ids": P, "completion_token_ids": R, "sampling_logps": MU, "old_per_token_logps": PI, "adv": 0.5},
         "prompt_ids=query_ids,response_ids=completion_token_ids,logp_rollout=sampling_logps,"
@@ -53,7 +53,7 @@ KNOWN = {  # names that people write, and whose they are
         {"prompt": P, "completion": R, "output_token_logprobs": MU, "entropy": PI},
         "prompt_ids=prompt,response_ids=completion,logp_rollout=output_token_logprobs,entropy_trainer=entropy",
     ),
-    "two that both may be": (
+    "two candidates": (
         {"prompt_ids": P, "response_ids": R, "logprobs": MU, "old_logprobs": PI},
         "logp_rollout=?,logp_trainer=?",
     ),
@@ -66,11 +66,11 @@ KNOWN = {  # names that people write, and whose they are
         {"prompts": "text", "responses": R, "rollout_logprobs": [value[1:] for value in MU], "rewards": "good"},
         "prompt_ids=?,response_ids=responses,logp_rollout=?",
     ),
-    "whole sequences are no prompts": (
+    "whole sequences are not prompts": (
         {"input_ids": [p + r for p, r in zip(P, R, strict=True)], "output_ids": R, "logps": MU},
         "prompt_ids=?,response_ids=output_ids,logp_rollout=logps",
     ),
-    "names that no line can hold": (
+    "names that cannot be typed": (
         {"prompt, ids": P, "response=ids": R, "logp\nrollout": MU},
         "prompt_ids=?,response_ids=?,logp_rollout=?",
     ),
@@ -78,19 +78,19 @@ KNOWN = {  # names that people write, and whose they are
 
 
 @pytest.mark.parametrize("layout", KNOWN)
-def test_names_types_and_lengths_tell(layout):
+def test_names_types_and_lengths_identify_columns(layout):
     columns, expected = KNOWN[layout]
     found = guessed(rows(**columns), {})
     assert ",".join(f"{ours}={its}" for ours, its in found.items()) == expected
 
 
-def test_a_batch_is_known_by_its_matrices():
+def test_matrices_identify_a_batch():
     batch = {"prompts": P, "responses": R, "rollout_log_probs": MU, "scores": [1.0, 0.0, 1.0], "step": 4}
     names = {"prompt_ids": "prompts", "response_ids": "responses", "logp_rollout": "rollout_log_probs"}
     assert guessed([batch], {}) == names | {"reward": "scores"}
 
 
-def test_what_was_given_stays(capsys, tmp_path, monkeypatch):
+def test_given_columns_stay(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     columns = {"prompt_ids": P, "response_ids": R, "vllm_logps": MU, "sglang_logps": PI}
     write_lines(tmp_path / "d.jsonl", rows(**columns))
@@ -106,7 +106,7 @@ def test_the_line_can_be_pasted(tmp_path, monkeypatch, capsys, way):
     path = tmp_path / f"my dump.{way}"
     write_lines(path, found) if way == "jsonl" else write_parquet(path, pa.Table.from_pylist(found))
     assert run(["import", path.name, "-q"]) == 1
-    line = re.search(r"this reads it: mismatch-cli (.*)", capsys.readouterr().err)[1]
+    line = re.search(r"column names, try: mismatch-cli (.*)", capsys.readouterr().err)[1]
     assert run([*shlex.split(line), "-q"]) == 0
     assert "3 responses" in capsys.readouterr().out
 
@@ -144,17 +144,17 @@ def test_texts_are_refused_with_what_to_record(tmp_path, log, way):
     record, instead = TEXTS[log]
     path = tmp_path / f"log.{way}"
     write_lines(path, [record]) if way == "jsonl" else write_parquet(path, pa.Table.from_pylist([record]))
-    message = f"{log.partition(',')[0]}: text, without token ids.*again is not what was sampled.*{instead}.*cli guide"
+    message = f"{log.partition(',')[0]}: text without token ids.*Retokenized text is not what.*{instead}.*cli guide"
     for format in (None, "plain"):
         with pytest.raises(MismatchError, match=message):
             imported(path, into=tmp_path / "trace", format=format)
 
 
-def test_texts_beside_token_ids_are_no_log_of_texts(tmp_path):
+def test_texts_beside_token_ids_are_not_a_log_of_texts(tmp_path):
     chat = [{"role": "user", "content": "1 + 1?"}]
     found = [{"prompt": chat, "completion": "2", "prompt_ids": p, "response_ids": r, "logp_rollout": mu, "step": 1}
              for p, r, mu in zip(P, R, MU, strict=True)]  # fmt: skip
     assert text_only(found) is None and text_only([]) is None
     table, about = imported(write_lines(tmp_path / "d.jsonl", found), into=tmp_path / "trace")
     assert same_bits(table, "prompt_ids", P)
-    assert about["left_out"] == {"columns that no trace has (completion, prompt)": 2}
+    assert about["left_out"] == {"unknown columns (completion, prompt)": 2}

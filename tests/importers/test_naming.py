@@ -1,4 +1,4 @@
-"""`--columns ours=theirs,…`: what makes no sense is one sentence, and what does is read as under our own names."""
+"""`--columns ours=theirs,…`: an invalid mapping gets one sentence, and a valid one reads like our own names."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def records(count: int = 4):
 
 @pytest.mark.parametrize("way", ["jsonl", "parquet"])
 def test_named_columns_are_read_as_ours(tmp_path, way):
-    """One of them is called like another of ours, which is then not read under that name."""
+    """One of them has the name of another column of ours, which is then not read under that name."""
     rows = real_rows(4)
     path = tmp_path / f"d.{way}"
     given = [record | {"reward": i, "logp_recomputed": "a note"} for i, record in enumerate(records())]
     write_lines(path, given) if way == "jsonl" else write_parquet(path, pa.Table.from_pylist(given))
     columns = THEIRS | {"logp_recomputed": "reward"}  # wrong on purpose
-    with pytest.raises(MismatchError, match=r"reward of .* is a number, and logp_recomputed is a list of numbers"):
+    with pytest.raises(MismatchError, match=r"reward of .* is a number, but logp_recomputed must be a list of numbers"):
         imported(path, into=tmp_path / "trace", columns=columns)
     table, about = imported(path, into=tmp_path / "trace", columns=THEIRS | {"finish_reason": "logp_recomputed"})
     for ours in THEIRS:
@@ -56,16 +56,16 @@ def test_batches_and_padding_under_other_names(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names no column"),
+        ("", "--columns is empty"),
         ("response_ids", "'response_ids' is not ours=theirs"),
         ("response_ids=", "is not ours=theirs"),
         ("respons_ids=out", "Did you mean response_ids"),
-        ("out=response_ids", "Ours stands first: response_ids=out"),
+        ("out=response_ids", "Our name comes first: response_ids=out"),
         ("response_ids=out,response_ids=ctx", "names response_ids twice, out and ctx"),
-        ("response_ids=out,prompt_ids=out", "says that out is response_ids and prompt_ids"),
+        ("response_ids=out,prompt_ids=out", "maps out to both response_ids and prompt_ids"),
     ],
 )
-def test_what_makes_no_sense_is_told_without_a_file(text, message):
+def test_invalid_mappings_are_refused_without_a_file(text, message):
     with pytest.raises(UsageError, match=message):
         named(text)
 
@@ -81,22 +81,22 @@ def test_spaces_and_equal_signs_in_names():
         (
             {"reward": "?"},
             UsageError,
-            "leaves open what .* calls reward: put .* for [?], or leave reward out",
+            "does not say which column of .* is reward: replace [?] .*, or leave reward out",
         ),
         (
             {"response_ids": "?"},
             UsageError,
-            "what .* calls response_ids.*Available: ctx, fractions, lp engine",
+            "which column of .* is response_ids.*Available: ctx, fractions, lp engine",
         ),
-        ({"response_ids": "text"}, MismatchError, "text of .* is text, and response_ids .*not what was sampled"),
-        ({"response_ids": "nested"}, MismatchError, "nested of .* is a list of lists, and"),
-        ({"response_ids": "fractions"}, MismatchError, "is a list with a number, and response_ids is a list of whole"),
-        ({"loss_mask": "lp engine"}, MismatchError, "and loss_mask is a list of 0 and 1"),
-        ({"step": "nan"}, MismatchError, "nan of .* is a number, and step is a whole number"),
-        ({"reward": "odd"}, MismatchError, "odd of .* is an object, and reward is a number"),
+        ({"response_ids": "text"}, MismatchError, "text of .* is text, but response_ids .*not what was sampled"),
+        ({"response_ids": "nested"}, MismatchError, "nested of .* is a list of lists, but"),
+        ({"response_ids": "fractions"}, MismatchError, "list with a number, but response_ids must be a list of whole"),
+        ({"loss_mask": "lp engine"}, MismatchError, "but loss_mask must be a list of 0 and 1"),
+        ({"step": "nan"}, MismatchError, "nan of .* is a number, but step must be a whole number"),
+        ({"reward": "odd"}, MismatchError, "odd of .* is an object, but reward must be a number"),
     ],
 )
-def test_what_the_file_does_not_hold(tmp_path, change, error, message):
+def test_columns_that_the_file_does_not_hold(tmp_path, change, error, message):
     odd = {"score": 1, "text": "yes", "nested": [[[1]]], "fractions": [0.5], "nan": float("nan"), "odd": {"a": 1}}
     path = write_lines(tmp_path / "d.jsonl", [record | odd for record in records()])
     with pytest.raises(error, match=message):
@@ -115,15 +115,15 @@ def test_later_lines_may_be_worse_and_are_counted(tmp_path):
     assert table.num_rows == 3 + 60
     assert about["left_out"] == {
         WRONG_LENGTH.format(name="logp_rollout"): 1,
-        "responses whose response_ids holds a number that is no token id": 1,
+        "responses whose response_ids holds numbers that are not token ids": 1,
         "responses without token ids": 1,
-        "lines with values of other types than the layout has": 70,
+        "lines with values of the wrong type": 70,
     }
 
 
 def test_an_empty_file_and_other_files_beside_it(tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(MismatchError, match="no line of it is a JSON object"):
+    with pytest.raises(MismatchError, match="no line is a JSON object"):
         imported(tmp_path / "empty.jsonl", into=tmp_path / "trace", columns=THEIRS)
     write_lines(tmp_path / "run" / "dump.jsonl", records())
     write_lines(tmp_path / "run" / "notes.jsonl", [{"a": 1}])

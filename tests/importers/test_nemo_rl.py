@@ -1,4 +1,4 @@
-"""NeMo-RL's training data: wrapped values, padding on the right, and what else may be wrong with it."""
+"""NeMo-RL's training data: wrapped values, padding on the right, and faults."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_padding_on_the_left_and_wrong_lengths_are_left_out(tmp_path):
     assert about["left_out"] == {BEYOND: 1, TOO_LONG: 1, UNEQUAL.format(name="logp_trainer"): 1, UNWRAPPABLE: 1}
 
 
-def test_a_skipped_pass_is_no_policy(tmp_path):
+def test_a_skipped_pass_is_not_a_policy(tmp_path):
     def change(record: dict) -> dict:
         return record | {"prev_logprobs": [[0.0] * len(record["prev_logprobs"][0])]}
 
@@ -119,12 +119,12 @@ def test_impossible_lengths_and_numbers(tmp_path):
     path = nemo_rl(tmp_path / "train_data_step1.jsonl", rows, lambda record: record | next(broken))
     table, about = imported(path, into=tmp_path / "trace")
     assert about["left_out"] == {OTHER_TYPES: 2}
-    assert table.column("sample_index").to_pylist() == [0]  # the number of the row: the dump's is none of a sample
+    assert table.column("sample_index").to_pylist() == [0]  # the row number: the dump's number is invalid
 
 
 def test_a_row_that_does_not_fit_is_not_repeated_in_full(tmp_path):
     path = nemo_rl(tmp_path / "train_data_step1.jsonl", real_rows(2))
-    with pytest.raises(MismatchError, match="values of other types") as caught:
+    with pytest.raises(MismatchError, match="values of the wrong type") as caught:
         imported(path, into=tmp_path / "out", format="prime-rl")
     assert len(str(caught.value)) < 600
 
@@ -136,4 +136,4 @@ def test_what_is_odd_is_counted_in_kept_responses_only(tmp_path):
     for name, change in (("a", lambda record: record), ("b", zeroed)):
         nemo_rl(tmp_path / name / "train_data_step1.jsonl", real_rows(2), change)
     _, told = imported(tmp_path / "a", tmp_path / "b", into=tmp_path / "out")
-    assert "were there before" in str(told) and "exactly 0" not in str(told)
+    assert "repeated responses" in str(told) and "exactly 0" not in str(told)

@@ -1,4 +1,4 @@
-"""open-instruct's rollouts: no policy, and tool output that only its placeholder tells."""
+"""open-instruct's rollouts: no policy, and tool output that only its placeholder reveals."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_every_column_arrives_to_the_bit(tmp_path):
     assert table.column("finish_reason").to_pylist() == [row["finish_reason"] for row in rows]
     assert table.column("sample_index").to_pylist() == list(range(8))
     ids = table.column("prompt_id").to_pylist()
-    assert ids[0] == ids[6]  # the same prompt in another step, though prompt_idx starts anew
+    assert ids[0] == ids[6]  # the same prompt in another step, though prompt_idx starts at 0 again
     assert "logp_trainer" not in table.column_names
     assert about["left_out"] == {"files of another layout": 1} and about["format"] == "open-instruct"
 
 
-def test_tool_output_is_masked_where_tools_were_called_only(tmp_path):
+def test_tool_output_is_masked_only_where_tools_were_called(tmp_path):
     records = [open_instruct_record(row, i) for i, row in enumerate(real_rows(3))]
     for record in records:
         record["logprobs"] = [0.0, 0.0, *record["logprobs"][2:]]
@@ -36,7 +36,7 @@ def test_tool_output_is_masked_where_tools_were_called_only(tmp_path):
     masks = table.column("loss_mask").to_pylist()
     assert masks[1][:3] == [False, False, True] and all(masks[0]) and all(masks[2])
     assert about["noted"][TOOLS] == 2
-    assert 4 in about["noted"].values()  # the zeros of the two others are kept and counted
+    assert 4 in about["noted"].values()  # the other two responses keep their zeros, which are counted
 
 
 def test_missing_and_short_log_probs(tmp_path):

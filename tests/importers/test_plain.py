@@ -1,4 +1,4 @@
-"""The plain schema: a trace survives the way out and back to the bit, and other spellings of the same are read."""
+"""The plain schema: a trace survives a round trip to the bit, and other forms of the same values are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.importers import _driver, _sources, plain
 from mismatch_cli.importers._padded import MASKS
-from mismatch_cli.importers._rows import WRONG_LENGTH
+from mismatch_cli.importers._rows import WRONG_ADVANTAGE, WRONG_LENGTH, WRONG_TOP_K
 from mismatch_cli.importers.plain import MEANING, WRITER
 from mismatch_cli.places import bundled
 from mismatch_cli.trace.export import export_responses
@@ -82,7 +82,7 @@ def test_shards_and_blocks_do_not_change_a_bit(tmp_path, monkeypatch):
     assert len(Trace.open(tmp_path / "back").shards) > 5 and about["rows"] == found.num_rows
 
 
-def test_other_spellings_of_the_same(tmp_path):
+def test_other_forms_of_the_same_values(tmp_path):
     rows = real_rows(4)
     records = [plain_record(row) | {"reward": i % 2 == 0, "group_id": f"g{i // 2}"} for i, row in enumerate(rows)]
     for record, row in zip(records, rows, strict=True):
@@ -98,7 +98,7 @@ def test_other_spellings_of_the_same(tmp_path):
     assert [None if a is None else set(a) for a in table.column("advantage").to_pylist()] == [{0.5}] * 3 + [None]
     ids = table.column("prompt_id").to_pylist()
     assert ids[0] == ids[1] != ids[2] == ids[3] and min(ids) >= 0
-    assert about["left_out"] == {"columns that no trace has (note)": 1}
+    assert about["left_out"] == {"unknown columns (note)": 1}
     assert table.column("version_trainer").to_pylist() == [0] * 4
     assert table.column("finish_reason").to_pylist() == ["unknown"] * 4
 
@@ -132,8 +132,8 @@ def test_wrong_lengths_nulls_and_repeated_rows(tmp_path):
     assert about["left_out"] == {
         WRONG_LENGTH.format(name="logp_trainer"): 1,
         "responses without token ids": 1,
-        WRONG_LENGTH.format(name="top-K columns"): 1,
-        "responses that were there before (same step, prompt and sample index)": 1,
+        WRONG_TOP_K: 1,
+        "repeated responses (same step, prompt and sample index)": 1,
     }
     assert np.isnan(table.column("logp_rollout").to_pylist()[1][0])
 
@@ -153,24 +153,25 @@ def test_an_impossible_type_is_one_sentence(tmp_path):
 def test_a_cut_parquet_is_one_sentence(tmp_path):
     path = write_parquet(tmp_path / "d.parquet", pa.Table.from_pylist([plain_record(row) for row in real_rows(2)]))
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(MismatchError, match="broken or cut off"):
+    with pytest.raises(MismatchError, match="broken or truncated"):
         imported(path, into=tmp_path / "trace")
 
 
-def test_what_nobody_can_import_names_the_reasons(tmp_path):
+def test_errors_name_the_reasons(tmp_path):
     record = plain_record(real_rows(1)[0]) | {"logp_rollout": [-1.0]}
-    with pytest.raises(MismatchError, match="1 responses whose logp_rollout has another length"):
+    message = r"logp_rollout does not have one value per token \(first: d.jsonl: 1 value for \d+ tokens\).*--schema"
+    with pytest.raises(MismatchError, match=message):
         imported(write_lines(tmp_path / "d.jsonl", [record]), into=tmp_path / "trace")
-    with pytest.raises(MismatchError, match=r"no layout that is known .it has a, b"):
+    with pytest.raises(MismatchError, match=r"unrecognized format .columns: a, b"):
         imported(write_lines(tmp_path / "e.jsonl", [{"a": 1, "b": 2}]), into=tmp_path / "trace")
     (tmp_path / "f.jsonl").write_bytes(b"\x00\x01garbage\n" + b"[" * 100_000)
-    with pytest.raises(MismatchError, match="no line of it is a JSON object"):
+    with pytest.raises(MismatchError, match="no line is a JSON object"):
         imported(tmp_path / "f.jsonl", into=tmp_path / "trace")
     with pytest.raises(UsageError, match=r"Unknown format 'prime'.*prime-rl"):
         imported(tmp_path / "d.jsonl", into=tmp_path / "trace", format="prime")
 
 
-def test_two_formats_in_one_folder_have_to_be_told_apart(tmp_path):
+def test_of_two_formats_in_one_folder_the_user_chooses_one(tmp_path):
     prime_rl(tmp_path, real_rows(2))
     write_lines(tmp_path / "dump.jsonl", [plain_record(row) for row in real_rows(3)])
     with pytest.raises(UsageError, match=r"plain and prime-rl.*--format"):
@@ -179,10 +180,10 @@ def test_two_formats_in_one_folder_have_to_be_told_apart(tmp_path):
     assert table.num_rows == 3 and about["left_out"] == {"files of another layout": 1}
 
 
-def test_a_file_that_two_importers_take_is_nobody_s_by_chance(tmp_path, monkeypatch):
-    """One JSONL with the keys of two formats, alone, among others in a folder, and with an importer of the user's."""
-    both = export_record(real_rows(1)[0], 0, 0) | plain_record(real_rows(1)[0])
-    path = write_lines(tmp_path / "dump" / "both.jsonl", [both])
+def test_a_file_that_two_importers_accept_is_refused(tmp_path, monkeypatch):
+    """One JSONL with the keys of two formats: by itself, among others in a folder, and with the user's own importer."""
+    record = export_record(real_rows(1)[0], 0, 0) | plain_record(real_rows(1)[0])
+    path = write_lines(tmp_path / "dump" / "both.jsonl", [record])
     write_lines(tmp_path / "dump" / "other.jsonl", [plain_record(real_rows(1)[0])])
     for what in (path, tmp_path / "dump"):
         with pytest.raises(UsageError, match=r"both.jsonl has the layout of plain and of prime-rl. Choose one with"):
@@ -215,23 +216,23 @@ def test_the_schema_names_every_column_and_its_lines_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["jsonl", "parquet"])
-def test_a_list_of_one_advantage_is_that_of_the_response(tmp_path, way):
+def test_a_list_of_one_advantage_applies_to_the_response(tmp_path, way):
     records = [plain_record(row) for row in real_rows(5)]
     for name in ("response_ids", "logp_rollout", "logp_trainer"):
-        records[1][name] = records[1][name][:1]  # where it is one per token, too
+        records[1][name] = records[1][name][:1]  # also where the others are one per token
     lengths = [len(record["response_ids"]) for record in records]
     advantages = [[0.3], [0.5], None, [0.25] * lengths[3], [0.1, 0.2]]
     records = [record | {"advantage": given} for record, given in zip(records, advantages, strict=True)]
     path = tmp_path / f"d.{way}"
     write_lines(path, records) if way == "jsonl" else write_parquet(path, pa.Table.from_pylist(records))
     table, about = imported(path, into=tmp_path / "trace")
-    assert about["left_out"] == {WRONG_LENGTH.format(name="advantage"): 1}
+    assert about["left_out"] == {WRONG_ADVANTAGE: 1}
     expected = [[0.3] * lengths[0], [0.5], None, [0.25] * lengths[3]]
     assert same_bits(table, "advantage", expected)
 
 
 def imported_beside(tmp_path, records):
-    """The rows as they are imported together; each is the same as it is alone, but for its number."""
+    """The rows as imported together; each is the same as when imported by itself, except for its number."""
     table, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "together")
     for i, record in enumerate(records):
         alone, _ = imported(write_lines(tmp_path / f"{i}.jsonl", [record]), into=tmp_path / f"alone-{i}")
@@ -241,17 +242,17 @@ def imported_beside(tmp_path, records):
     return table
 
 
-def test_a_row_without_a_key_leaves_its_neighbours_theirs(tmp_path):
+def test_a_row_without_a_key_does_not_change_its_neighbors(tmp_path):
     records = [plain_record(row) | {"prompt_id": 7, "sample_index": i} for i, row in enumerate(real_rows(4))]
     del records[1]["prompt_id"]
     records = [records[0], records[1], records[2] | {"sample_index": 3}, records[3] | {"sample_index": None}]
     table = imported_beside(tmp_path, records)
     first, hashed, *rest = table.column("prompt_id").to_pylist()
     assert [first, *rest] == [7, 7, 7] and hashed != 7
-    assert table.column("sample_index").to_pylist() == [0, 1, 3, 2]  # its place, 3, is taken
+    assert table.column("sample_index").to_pylist() == [0, 1, 3, 2]  # its position, 3, is taken
 
 
-def test_the_version_of_a_row_depends_on_no_neighbour(tmp_path):
+def test_the_version_of_a_row_does_not_depend_on_its_neighbors(tmp_path):
     rows = real_rows(5)
     more = [{}, {"logp_recomputed": rows[1]["logp_recomputed"]}, {"version_rollout": 5}, {"version_trainer": 9},
             {"version_rollout": 5, "logp_recomputed": rows[4]["logp_recomputed"]}]  # fmt: skip
@@ -260,8 +261,8 @@ def test_the_version_of_a_row_depends_on_no_neighbour(tmp_path):
     assert table.column("version_trainer").to_pylist() == [0, 1, 5, 9, 6]
 
 
-def test_a_row_with_another_k_goes_alone(tmp_path):
-    """Be it the larger one, as frequent, or the only one of its file."""
+def test_only_rows_with_a_different_k_are_left_out(tmp_path):
+    """Whether K is larger, equally frequent, or the only one of its file."""
 
     def records(*widths):
         for row, k in zip(real_rows(len(widths)), widths, strict=True):
@@ -269,9 +270,9 @@ def test_a_row_with_another_k_goes_alone(tmp_path):
             yield plain_record(row) | {"topk_ids": [1] * size, "topk_logp_rollout": [-1.0] * size}
 
     for i, widths in enumerate([(2, 3, 2), (2, 2, 3, 3)]):
-        one = write_lines(tmp_path / f"{i}" / "a.jsonl", records(*widths))
-        other = write_lines(tmp_path / f"{i}" / "b.jsonl", records(3))
-        table, about = imported(one, other, into=tmp_path / f"trace-{i}")
-        assert table.num_rows == 2 and about["left_out"] == {WRONG_LENGTH.format(name="top-K columns"): len(widths) - 1}
+        smaller = write_lines(tmp_path / f"{i}" / "a.jsonl", records(*widths))
+        larger = write_lines(tmp_path / f"{i}" / "b.jsonl", records(3))
+        table, about = imported(smaller, larger, into=tmp_path / f"trace-{i}")
+        assert table.num_rows == 2 and about["left_out"] == {WRONG_TOP_K: len(widths) - 1}
         lists = zip(table.column("topk_ids").to_pylist(), table.column("response_ids").to_pylist(), strict=True)
         assert all(len(ids) == 2 * len(tokens) for ids, tokens in lists)

@@ -1,4 +1,4 @@
-"""prime-rl's token exports: every column to the bit, and what is left out of broken ones."""
+"""prime-rl's token exports: every column to the bit, and what is left out of broken files."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def test_every_column_arrives_to_the_bit(tmp_path):
 
 
 @pytest.mark.parametrize(("newer", "pair"), [(None, "total"), (True, "total"), (False, "mismatch")])
-def test_its_policy_has_newer_weights_unless_the_user_knows_better(tmp_path, newer, pair):
+def test_its_policy_has_newer_weights_unless_the_user_says_otherwise(tmp_path, newer, pair):
     prime_rl(tmp_path, real_rows(12))
     imported(tmp_path / "token_exports", into=tmp_path / "trace", newer_trainer=newer)
     assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == [pair]
 
 
-def test_what_was_not_finite_is_not_measured(tmp_path):
+def test_values_that_are_not_finite_are_not_measured(tmp_path):
     lines = records(2)
     start = lines[0]["loss_mask"].index(True)
     lines[0]["trainer_logprobs"][start + 1] = None
     table, about = imported(write_lines(tmp_path / "rank_0.jsonl", lines), into=tmp_path / "trace")
     assert np.isnan(table.column("logp_trainer").to_pylist()[0][1])
-    assert list(about["noted"].values()) == [1] and "no number" in next(iter(about["noted"]))
+    assert list(about["noted"].values()) == [1] and "NaN" in next(iter(about["noted"]))
 
 
 def test_tokens_of_other_losses_are_masked(tmp_path):
@@ -100,7 +100,7 @@ def test_zero_filled_log_probs_are_kept_and_counted(tmp_path):
 
 
 @pytest.mark.parametrize("block", [None, 3000])
-def test_what_is_whole_of_a_cut_file_is_imported(tmp_path, monkeypatch, block):
+def test_the_complete_lines_of_a_truncated_file_are_imported(tmp_path, monkeypatch, block):
     if block:
         monkeypatch.setattr(_sources, "BLOCK_BYTES", block)
         monkeypatch.setattr(_sources, "_BATCH_BYTES", block // 2)
@@ -114,7 +114,7 @@ def test_what_is_whole_of_a_cut_file_is_imported(tmp_path, monkeypatch, block):
     assert same_bits(table, "logp_trainer", [row["logp_trainer"] for row in real_rows(6)])
 
 
-def test_values_of_other_types_are_left_out_with_their_line(tmp_path):
+def test_values_of_the_wrong_type_are_left_out_with_their_line(tmp_path):
     lines = records(3)
     lines[1]["token_ids"] = "none"
     table, about = imported(write_lines(tmp_path / "rank_0.jsonl", lines), into=tmp_path / "trace")

@@ -1,4 +1,4 @@
-"""slime's and miles' files: samples, columns per rank, Parquet, and the loss's own dump; what repeats counts once."""
+"""slime's and miles' files: samples, columns per rank, Parquet, and the loss's own dump; duplicates count once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.importers.layouts import (
     write_parquet,
 )
 
-REPEATED = "responses that were there before (same step, prompt and sample index)"
+REPEATED = "repeated responses (same step, prompt and sample index)"
 
 
 def rollout_file(path: Path, rows: list, rollout_id: int = 0, **more) -> Path:
@@ -110,13 +110,13 @@ def test_ranks_of_one_rollout_count_once_and_the_stage_with_a_policy_wins(tmp_pa
     table, about = imported(tmp_path / "details", into=tmp_path / "trace")
     assert same_bits(table, "logp_trainer", [row["logp_recomputed"] for row in rows])
     assert (about["format"], about["left_out"]) == ("miles", {SAME_SAMPLES: 1, REPEATED: 6})
-    assert about["noted"] == {NORMALISED: 3}  # each response once; those of rollout 3 are told by its own file
+    assert about["noted"] == {NORMALISED: 3}  # each response once; the file of rollout 3 has its raw rewards
     assert table.column("reward").to_pylist() == [row["reward"] for row in rows[:3]] + [0.5] * 3
     assert table.column("step").to_pylist() == [3] * 3 + [4] * 3
 
 
 def test_raw_rewards_of_the_whole_rollout_go_to_their_samples(tmp_path):
-    """miles saves them in the order of the rollout beside the columns of a rank, which are in another order."""
+    """miles saves them in the order of the rollout, next to the columns of a rank in a different order."""
     rows = [row | {"reward": float(i)} for i, row in enumerate(real_rows(32) * 2)]
     samples = [slime_sample(row, 500 + i) for i, row in enumerate(rows)]
     for sample in samples:
@@ -124,14 +124,14 @@ def test_raw_rewards_of_the_whole_rollout_go_to_their_samples(tmp_path):
     save(tmp_path / "dump" / "rollout_data" / "3.pt", {"rollout_id": 3, "samples": samples, "metadata": {}})
     order = np.random.default_rng(0).permutation(64)
     raw = [row["reward"] for row in rows]
-    for rank, mine in enumerate((order[:32], order[32:], order[:32], order[32:])):  # two tensor-parallel ranks each
-        columns = slime_columns([rows[i] for i in mine]) | {"raw_reward": raw, "sample_indices": list(500 + mine)}
+    for rank, indices in enumerate((order[:32], order[32:], order[:32], order[32:])):  # two tensor-parallel ranks each
+        columns = slime_columns([rows[i] for i in indices]) | {"raw_reward": raw, "sample_indices": list(500 + indices)}
         content = {"rollout_id": 3, "rank": rank, "cp_size": 1, "rollout_data": columns}
         save(tmp_path / "dump" / "train_data" / f"3_{rank}.pt", content)
     table, about = imported(tmp_path / "dump", into=tmp_path / "trace")
     assert table.column("reward").to_pylist() == [raw[i] for i in order]
     assert NORMALISED not in about["noted"] and about["rows"] == 64
-    (tmp_path / "dump" / "rollout_data" / "3.pt").unlink()  # then nothing says which raw reward is whose
+    (tmp_path / "dump" / "rollout_data" / "3.pt").unlink()  # now the raw rewards cannot be assigned
     table, about = imported(tmp_path / "dump", into=tmp_path / "again")
     assert about["noted"][NORMALISED] == 64 and set(table.column("reward").to_pylist()) == {0.5}
 
@@ -145,8 +145,8 @@ def test_a_rank_that_holds_parts_of_responses_is_left_out(tmp_path):
 
 @pytest.mark.parametrize("old", ["logp_recomputed", "logp_rollout"])
 def test_the_loss_gives_the_current_policy(tmp_path, old):
-    """With --use-rollout-logprobs its "old" policy is μ, which is no recomputed one."""
-    rows = [*real_rows(5), real_rows(1)[0]]  # one response twice: its log μ says nothing about which is which
+    """With --use-rollout-logprobs its "old" policy is μ, which is not recomputed."""
+    rows = [*real_rows(5), real_rows(1)[0]]  # one response twice: its log μ does not tell them apart
     columns = slime_columns(rows)
     if old == "logp_rollout":
         del columns["log_probs"]
@@ -176,7 +176,7 @@ def test_the_loss_gives_the_current_policy(tmp_path, old):
         assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == ["total"]
 
 
-def test_a_sample_that_no_loss_saw_has_no_current_policy(tmp_path):
+def test_a_sample_outside_the_loss_has_no_current_policy(tmp_path):
     rows = real_rows(3)
     rank_file(tmp_path / "train_data" / "0_0.pt", rows)
     sample = {"train_log_probs": torch.tensor(rows[1]["logp_trainer"])}
@@ -243,7 +243,7 @@ def test_half_precision_and_gradients_are_read(tmp_path):
     assert about["left_out"] == {OTHER_TYPES: 1}
 
 
-def test_tensors_that_were_saved_from_a_gpu(tmp_path, monkeypatch):
+def test_tensors_saved_from_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
     slime_train(tmp_path / "0.pt", real_rows(2))
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Nothing is unpickled: a `.pt` is data or refused, and what only its framework can open comes with lines that work."""
+"""Nothing is unpickled: a `.pt` is data or refused, and refused files come with lines that convert them."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_pickles_are_never_opened(tmp_path, name):
     assert not (tmp_path / "harm").exists()
 
 
-def test_cut_and_foreign_files_are_one_sentence(tmp_path):
+def test_truncated_and_foreign_files_are_one_sentence(tmp_path):
     path = save(tmp_path / "0.pt", {"rollout_id": 0, "samples": [slime_sample(real_rows(1)[0], 0)]})
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(MismatchError, match="is cut off"):
+    with pytest.raises(MismatchError, match="is truncated"):
         imported(path, into=tmp_path / "trace")
     path.write_bytes(b"no pickle at all")
     with pytest.raises(MismatchError):
@@ -94,10 +94,10 @@ def check(folder, rows, tmp_path, *, policy: str | None) -> None:
 def test_the_lines_for_skyrl(tmp_path, monkeypatch):
     """Sequences padded on the left, values aligned to the right."""
     rows = real_rows(4)
-    both = [row | {"ids": row["prompt_ids"] + row["response_ids"]} for row in rows]
+    joined = [row | {"ids": row["prompt_ids"] + row["response_ids"]} for row in rows]
     batch = {
-        "sequences": padded(both, "ids", left=True),
-        "attention_mask": masks(both, "ids", left=True),
+        "sequences": padded(joined, "ids", left=True),
+        "attention_mask": masks(joined, "ids", left=True),
         "response_mask": masks(rows, "response_ids", left=True),
         "loss_mask": masks(rows, "response_ids", left=True),
         "rollout_logprobs": padded(rows, "logp_rollout", left=True),

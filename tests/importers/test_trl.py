@@ -18,7 +18,7 @@ PAD = 0
 
 
 def batch(rows: list[Row]) -> Row:
-    """What the trainer's method returns for these responses, as lists; tool output at their second token."""
+    """What the trainer's method returns for these responses, as lists; the second token is tool output."""
     before, after = (max(len(row[name]) for row in rows) + 2 for name in ("prompt_ids", "response_ids"))
 
     def right(values, fill):
@@ -41,7 +41,7 @@ def batch(rows: list[Row]) -> Row:
 
 
 def single(row: Row) -> Row:
-    """The same of one response, without padding."""
+    """The same for one response, without padding."""
     found = {name: value[0] for name, value in batch([row]).items() if isinstance(value, list)}
     sizes = {True: len(row["prompt_ids"]), False: len(row["response_ids"])}
     return {
@@ -71,7 +71,7 @@ def test_batches_and_single_responses_are_the_same_responses(tmp_path, way):
     table, about = imported(write(tmp_path / f"b.{way}", batches), into=tmp_path / "batches")
     assert_are(table, rows)
     assert about["format"] == "trl" and table.column("step").to_pylist() == [3] * 5 + [4] * 3
-    assert about["left_out"] == {"columns that no trace has (num_items_in_batch)": 1} and not about["noted"]
+    assert about["left_out"] == {"unknown columns (num_items_in_batch)": 1} and not about["noted"]
     singles = [single(row) | {"step": 3 + (i > 4)} for i, row in enumerate(rows)]
     assert imported(write(tmp_path / f"s.{way}", singles), into=tmp_path / "singles")[0].equals(table)
     padded = [{name: value[i] if isinstance(value, list) else value for name, value in batches[0].items()}
@@ -91,11 +91,11 @@ def test_batches_of_a_real_run_are_what_its_recorder_wrote(tmp_path, way):
         assert table.column(name).to_pylist() == expected.column(name).to_pylist(), name
     for name in ("step", "prompt_id"):
         assert table.column(name).equals(expected.column(name)), name
-    assert about["left_out"] == {"columns that no trace has (importance_sampling_ratio, num_items_in_batch)": 2}
+    assert about["left_out"] == {"unknown columns (importance_sampling_ratio, num_items_in_batch)": 2}
 
 
 def test_what_else_people_write(tmp_path):
-    """Rewards, names of prompts, advantages per token or in a list of one, the present log π, other types."""
+    """Rewards, names of prompts, advantages per token or in a list of one, the current log π, other types."""
     rows = real_rows(4)
     found = batch(rows) | {"rewards": [1, 0, 1, 0], "prompt_id": ["a", "a", "b", "b"], "global_step": 7}
     found["per_token_logps"] = [[-1.0] * len(ids) for ids in found["completion_ids"]]
@@ -109,7 +109,7 @@ def test_what_else_people_write(tmp_path):
     assert table.column("reward").to_pylist() == [1, 0, 1, 0] and table.column("version_trainer").to_pylist() == [1] * 4
     a, b, c, d = table.column("prompt_id").to_pylist()
     assert a == b != c == d and table.column("step").to_pylist() == [7] * 4
-    assert about["left_out"] == {"columns that no trace has (num_items_in_batch, prompt)": 2}
+    assert about["left_out"] == {"unknown columns (num_items_in_batch, prompt)": 2}
     wide = {name: pa.array([value], pa.large_list(pa.list_(pa.int64(), len(value[0]))))
             for name, value in batch(rows).items() if "mask" in name or "ids" in name}  # fmt: skip
     wide["sampling_per_token_logps"] = pa.array([found["sampling_per_token_logps"]], pa.list_(pa.list_(pa.float64())))
@@ -127,12 +127,12 @@ def test_hostile_batches(tmp_path):
     batches[1]["tool_mask"][0].pop()
     batches[1]["completion_mask"][1][0] = None
     batches[1]["completion_ids"][2][0] = 2**31 - 1
-    more = [batch(rows[:2]), batch(rows[:2]), batch(rows[:2]), batch(rows[:2])]
-    more[0]["advantages"].append(1.0)
-    more[1]["completion_ids"] = None
-    more[2]["completion_ids"] = [["a"]] * 2
-    more[3]["completion_mask"][0][0] = 2
-    path = write_lines(tmp_path / "d.jsonl", [*batches, *more])
+    broken = [batch(rows[:2]), batch(rows[:2]), batch(rows[:2]), batch(rows[:2])]
+    broken[0]["advantages"].append(1.0)
+    broken[1]["completion_ids"] = None
+    broken[2]["completion_ids"] = [["a"]] * 2
+    broken[3]["completion_mask"][0][0] = 2
+    path = write_lines(tmp_path / "d.jsonl", [*batches, *broken])
     table, about = imported(path, into=tmp_path / "trace", vocabulary=10**6)
     assert same_bits(table, "response_ids", [rows[1]["response_ids"]])
     first = table.column("logp_rollout").to_pylist()[0]
@@ -142,14 +142,14 @@ def test_hostile_batches(tmp_path):
         WRONG_PROMPT: 1,
         WRONG_LENGTH.format(name="loss_mask"): 1,
         "responses whose response_mask holds a null": 1,
-        "responses whose response_ids holds a number that is no token id": 1,
+        "responses whose response_ids holds numbers that are not token ids": 1,
         OTHER_SIZE.format(name="advantages"): 1,
-        "lines with values of other types than the layout has": 3,
-        "columns that no trace has (num_items_in_batch)": 1,
+        "lines with values of the wrong type": 3,
+        "unknown columns (num_items_in_batch)": 1,
     }
 
 
-def test_prompts_without_a_mask_are_taken_as_they_stand_and_it_is_said(tmp_path):
+def test_prompts_without_a_mask_stay_complete_with_a_note(tmp_path):
     rows = real_rows(2)
     found = batch(rows)
     del found["prompt_mask"]
@@ -158,16 +158,16 @@ def test_prompts_without_a_mask_are_taken_as_they_stand_and_it_is_said(tmp_path)
     assert about["noted"] == {PADDED: 2}
 
 
-def test_what_cannot_be_measured_is_one_sentence(tmp_path):
+def test_unmeasurable_dumps_are_refused_with_one_sentence(tmp_path):
     found = batch(real_rows(2))
     del found["sampling_per_token_logps"]
     with pytest.raises(MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*cli guide record"):
         imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
-    found["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]  # by hand: no name of TRL's
-    with pytest.raises(MismatchError, match=r"reads it: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*"):
+    found["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]  # added by hand: not a name of TRL's
+    with pytest.raises(MismatchError, match=r"names, try: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*"):
         imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
     table = pa.table({"prompt_ids": [["a"]], "completion_ids": [[1]], "logprobs": [[-1.0]]})
-    with pytest.raises(MismatchError, match=r"column prompt_ids is list<.*string>, and cannot be read as list"):
+    with pytest.raises(MismatchError, match=r"column prompt_ids is list<.*string> and cannot be read as list"):
         imported(write_parquet(tmp_path / "d.parquet", table), into=tmp_path / "trace")
     record = single(real_rows(1)[0]) | {"sampling_per_token_logps": None}
     lines = [single(real_rows(1)[0]), record]
@@ -179,7 +179,7 @@ def test_what_cannot_be_measured_is_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("way", ["jsonl", "parquet"])
 def test_every_response_has_the_columns_that_it_shows(tmp_path, way):
-    """Names that begin after many lines, or are there with nothing in them; log μ that the first lines lack."""
+    """Names that first occur after many lines, or hold nothing; log μ that the first lines lack."""
     rows = real_rows(8) * 10
     records = [single(row) | {"step": i, "per_token_logps": None, "logprobs": None} for i, row in enumerate(rows)]
     for record in records[:70]:
@@ -195,8 +195,8 @@ def test_every_response_has_the_columns_that_it_shows(tmp_path, way):
         record["sampling_per_token_logps"] = row["logp_rollout"]
     table, about = imported(write(tmp_path / f"b.{way}", records), into=tmp_path / "b")
     assert not about["left_out"]
-    now = [row["logp_recomputed" if i < 70 else "logp_trainer"] for i, row in enumerate(rows)]
-    assert same_bits(table, "logp_trainer", now)
+    current = [row["logp_recomputed" if i < 70 else "logp_trainer"] for i, row in enumerate(rows)]
+    assert same_bits(table, "logp_trainer", current)
     assert same_bits(table, "logp_recomputed", [None] * 70 + [row["logp_recomputed"] for row in rows[70:]])
     assert table.column("version_trainer").to_pylist() == [0] * 70 + [1] * 10
     path = write(tmp_path / f"c.{way}", [record | {"per_token_logps": None} for record in records])

@@ -51,7 +51,7 @@ def test_a_saved_dataproto(path, tmp_path):
     assert "old_log_probs" in trace.manifest["imported"]["holds"]
 
 
-def test_pickles_go_by_what_they_hold(tmp_path):
+def test_the_content_of_a_pickle_decides(tmp_path):
     for name in ("batch.pkl", "run/step_7.pickle"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -93,7 +93,7 @@ class Bomb:
 
 
 def hostile(name: str, whole: bytes) -> bytes:
-    """A file that begins as verl's does and ends as something else."""
+    """A file that begins like verl's and ends like something else."""
     head = b"\x80\x04\x8c\x0dverl.protocol\x8c\x09DataProto\x93)\x81"
     state = {"callable": pickle.dumps(Bomb())[2:-1], "nothing": b"N", "numbers": pickle.dumps((1, 2, 3))[2:-1]}
     return {"half": whole[: len(whole) // 2], "flipped": whole[:40] + bytes(b ^ 255 for b in whole[40:80]) + whole[80:],
@@ -101,7 +101,7 @@ def hostile(name: str, whole: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["half", "flipped", "empty", "callable", "nothing", "numbers"])
-def test_what_is_no_dataproto_is_told_and_runs_nothing(name, tmp_path, monkeypatch, capsys):
+def test_what_is_not_a_dataproto_is_refused_and_runs_nothing(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "batch.dp").write_bytes(hostile(name, SAVED[0].read_bytes()))
     assert run(["import", "batch.dp"]) == 1
@@ -119,7 +119,7 @@ def plain(value: Any) -> bytes:
 
 
 def pointers(data: bytes, letter: bytes) -> bytes:
-    """An array of one object, of a type that says that it holds none, so that numpy takes bytes for an address."""
+    """An array of one object whose type claims to hold none, so that numpy would take bytes for an address."""
     kind = name_of("numpy dtype") + b"(" + plain("O8") + plain(False) + plain(True) + b"tR"
     kind += b"(" + b"".join(map(plain, (3, "|", None, None, None, -1, -1, 0))) + b"tb"
     empty = name_of("numpy.core.multiarray _reconstruct") + b"("
@@ -128,7 +128,7 @@ def pointers(data: bytes, letter: bytes) -> bytes:
 
 
 def test_no_array_is_made_of_pointers(tmp_path):
-    """Neither here nor in `.pt` files; in a process of its own, which would die."""
+    """Neither here nor in `.pt` files; runs in a separate process, which would crash."""
     arrays = b"}" + plain("uid") + pointers(b"C\x08" + b"A" * 8, b"C\x01b") + b"s"
     state = b"((" + plain(None) + plain(None) + b"}t" + arrays + plain({}) + b"tb"
     (tmp_path / "batch.dp").write_bytes(b"\x80\x02" + name_of("verl.protocol DataProto") + b"(tR" + state + b".")
@@ -147,7 +147,7 @@ def test_no_array_is_made_of_pointers(tmp_path):
 
 
 def test_objects_of_other_classes_are_refused_with_the_lines_to_run(tmp_path, capsys):
-    """As verl has them for images: what would have to be imported is named."""
+    """As verl saves images: the error names what would have to be imported."""
     content = pickle.dumps((b"", {"multi_modal_data": np.array([Bomb()], dtype=object)}, {}))
     (tmp_path / "batch.dp").write_bytes(
         b"\x80\x04\x8c\x0dverl.protocol\x8c\x09DataProto\x93)\x81" + content[2:-1] + b"b."
@@ -157,16 +157,16 @@ def test_objects_of_other_classes_are_refused_with_the_lines_to_run(tmp_path, ca
     assert "could run code" in said.err and "from verl import DataProto" in said.out + said.err
 
 
-def test_values_that_make_no_sense(tmp_path, capsys):
+def test_invalid_values(tmp_path, capsys):
     content = _proto_file.load(SAVED[0])
     names = ("prompts", "responses", "response_mask", "attention_mask", "rollout_log_probs", "old_log_probs")
     good = {name: content[name] for name in names}
     for change, said in (
-        ({"responses": good["responses"][:, :3]}, "another length"),
-        ({"responses": good["responses"].float() + 0.5}, "laid out otherwise"),
-        ({"attention_mask": good["attention_mask"] * 2}, "laid out otherwise"),
-        ({"response_mask": good["response_mask"] * 0, "attention_mask": good["attention_mask"] * 0}, "0 throughout"),
-        ({"responses": -good["responses"] - 1}, "no token id"),
+        ({"responses": good["responses"][:, :3]}, "does not have one value per"),
+        ({"responses": good["responses"].float() + 0.5}, "does not have the layout of"),
+        ({"attention_mask": good["attention_mask"] * 2}, "does not have the layout of"),
+        ({"response_mask": good["response_mask"] * 0, "attention_mask": good["attention_mask"] * 0}, "mask is all 0"),
+        ({"responses": -good["responses"] - 1}, "not token ids"),
         ({"old_log_probs": good["old_log_probs"][..., None]}, "3 dimensions where a matrix belongs"),
         ({"meta_info": {"global_steps": 10**30}}, "is beyond int32"),
     ):
@@ -177,4 +177,4 @@ def test_values_that_make_no_sense(tmp_path, capsys):
     nan[0, 0] = torch.nan
     torch.save(good | {"old_log_probs": nan}, tmp_path / "b.pt")
     noted = imported(tmp_path / "b.pt", tmp_path).manifest["imported"]["noted"]
-    assert any("no number: not measured" in reason for reason in noted)
+    assert any("NaN: not measured" in reason for reason in noted)

@@ -200,7 +200,7 @@ def test_a_large_run_is_warned_about_before_it_is_read(run, monkeypatch):
 def test_a_run_that_lacks_a_shard_is_warned_about(tmp_path):
     shutil.copytree(FP8, tmp_path / "lost")
     (tmp_path / "lost/shard-00002.parquet").unlink()
-    with pytest.warns(UserWarning, match="lost is partial: 5 of 6 shards are there"):
+    with pytest.warns(UserWarning, match="lost is partial: 5 of 6 shards exist"):
         lost = mismatch_cli.open(tmp_path / "lost")
     assert not lost.gate("verl").passed and lost.gate("verl", allow_partial=True).passed
 

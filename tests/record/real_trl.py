@@ -1,4 +1,4 @@
-"""TRL's own trainer with its colocated vLLM, recorded as it trains: `make test-trl`, beside the tests of CI.
+"""TRL's own trainer with its colocated vLLM, recorded as it trains: `make test-trl`, outside CI.
 
 `python -m tests.record.real_trl` renews the batches that tests/record/test_trl.py replays.
 """
@@ -29,7 +29,7 @@ STEPS = 4
 @dataclass
 class Trained:
     folder: Path  # what was recorded
-    logged: list[dict[str, float]]  # by TRL, a step each
+    logged: list[dict[str, float]]  # by TRL, one per step
     batches: list[dict[str, Any]]
 
 
@@ -63,7 +63,7 @@ def train(folder: Path) -> Trained:
 
 
 def sync_as_a_cpu_needs(generation: Any) -> None:
-    """TRL's own sync dies on a CPU, where vLLM has packed the weights: see benchmarks/rivals/trl_grpo.py."""
+    """TRL's own sync crashes on a CPU, where vLLM packs the weights: see benchmarks/rivals/trl_grpo.py."""
     weights = iter(generation.model.state_dict().items())
     generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
     generation.llm.reset_prefix_cache()
@@ -74,7 +74,7 @@ def even_beginning(completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 
 def even_second(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
-    """Nothing for some, as a reward that does not apply."""
+    """None for some, like a reward that does not apply."""
     return [float(ids[1] % 2 == 0) if ids[0] % 3 else None for ids in completion_ids]
 
 
@@ -83,20 +83,20 @@ def trained(tmp_path_factory):
     return train(tmp_path_factory.mktemp("trl"))
 
 
-def test_everything_that_trl_sampled_is_recorded(trained):
+def test_everything_that_trl_samples_is_recorded(trained):
     rows = [row for shard in sorted(trained.folder.glob("shard-*")) for row in pq.read_table(shard).to_pylist()]
     assert len(rows) == 8 * STEPS
     for step, (logged, batch) in enumerate(zip(trained.logged, trained.batches, strict=True)):
-        here = [row for row in rows if row["step"] == step]
-        assert np.mean([row["reward"] for row in here]) == pytest.approx(logged["reward"])
-        lengths = [len(row["response_ids"]) for row in here]
+        of_step = [row for row in rows if row["step"] == step]
+        assert np.mean([row["reward"] for row in of_step]) == pytest.approx(logged["reward"])
+        lengths = [len(row["response_ids"]) for row in of_step]
         assert np.mean(lengths) == pytest.approx(logged["completions/mean_length"])
-        clipped = np.mean([row["finish_reason"] == "length" for row in here])
+        clipped = np.mean([row["finish_reason"] == "length" for row in of_step])
         assert clipped == pytest.approx(logged["completions/clipped_ratio"])
-        assert [row["advantage"][0] for row in here] == pytest.approx(batch["advantages"].tolist())
+        assert [row["advantage"][0] for row in of_step] == pytest.approx(batch["advantages"].tolist())
 
 
-def test_what_trl_logs_is_what_is_reported_in_its_words(trained, tmp_path, capsys):
+def test_its_dialect_reports_what_trl_logs(trained, tmp_path, capsys):
     for step, logged in enumerate(trained.logged):
         folder = tmp_path / str(step)
         folder.mkdir()
@@ -116,9 +116,9 @@ def test_what_trl_logs_is_what_is_reported_in_its_words(trained, tmp_path, capsy
 @pytest.mark.parametrize("command", ["report", "clipstats", "diagnose", "gate", "compare", "rescore"])
 def test_every_command_reads_it(trained, command, tmp_path, capsys):
     named = [str(trained.folder)] * (1 + (command == "compare"))
-    more = {"rescore": ["--trainer-model", str(MODEL), "--weights", "0"], "gate": ["--limits", "slime"]}
+    flags = {"rescore": ["--trainer-model", str(MODEL), "--weights", "0"], "gate": ["--limits", "slime"]}
     folder = [] if command == "gate" else ["--output", str(tmp_path / "out")]
-    assert run([command, *named, *more.get(command, []), *folder, "--full"]) == 0
+    assert run([command, *named, *flags.get(command, []), *folder, "--full"]) == 0
     assert "bfloat16" in (said := capsys.readouterr().out) and "float32" in said
 
 

@@ -1,7 +1,7 @@
-"""verl's own classes, recorded: `make test-verl`, which installs them, beside the tests of CI.
+"""verl's own classes, recorded: `make test-verl`, which installs them, outside CI.
 
-The trainer is verl's, with its TransferQueue on Ray; what a GPU would have computed stands in the queue.
-`python -m tests.record.real_verl` renews the batch that tests/record/test_frameworks.py replays, and what
+The trainer is verl's, with its TransferQueue on Ray; the queue already holds what a GPU would compute.
+`python -m tests.record.real_verl` renews the batch that tests/record/test_frameworks.py replays, and the files that
 tests/importers/test_verl.py reads.
 """
 
@@ -19,7 +19,7 @@ from mismatch_cli.cli import run
 from mismatch_cli.trace.reader import Trace
 from tests.record.test_frameworks import VERL, verl_metrics
 
-os.environ["VERL_USE_EXTERNAL_MODULES"] = "mismatch_cli.record.verl"  # as a user sets it, before verl is imported
+os.environ["VERL_USE_EXTERNAL_MODULES"] = "mismatch_cli.record.verl"  # as users set it, before verl is imported
 SAMPLES, TURN = 12, (2, 5)
 
 
@@ -28,14 +28,14 @@ def queue():
     import ray
     import transfer_queue
 
-    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)  # it asks for more than there are here
+    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)  # it requests more than this machine has
     transfer_queue.init()
     yield transfer_queue
     ray.shutdown()
 
 
 def samples() -> list[dict[str, Any]]:
-    """What verl's agent loop puts into its queue, one response each, with a turn of a tool in every third."""
+    """The items that verl's agent loop puts into its queue, one response each, every third with a tool turn."""
     rng, found = np.random.default_rng(0), []
     for number in range(SAMPLES):
         length = int(rng.integers(8, 20))
@@ -57,7 +57,7 @@ def samples() -> list[dict[str, Any]]:
 
 
 def trainer(folder: Path, **correction: Any) -> Any:
-    """verl's synchronous trainer, recorded, without the workers that it would start on GPUs."""
+    """verl's synchronous trainer, recorded, without its workers on GPUs."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1 import get_trainer_cls
 
@@ -76,7 +76,7 @@ def trainer(folder: Path, **correction: Any) -> Any:
 
 
 def recorded(queue: Any, folder: Path, **correction: Any) -> Any:
-    """The advantages of a batch computed by verl, as its step does it; answers the batch as verl has it then."""
+    """Let verl compute a batch's advantages, as in its step, and return its batch."""
     from transfer_queue import KVBatchMeta
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -95,9 +95,9 @@ def recorded(queue: Any, folder: Path, **correction: Any) -> Any:
 def test_every_mode_has_a_recorded_twin():
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-    own = {name for name in TRAINER_REGISTRY if not name.endswith("_recorded")}
-    assert {"sync", "colocate_async", "separate_async"} <= own
-    assert {name for name in TRAINER_REGISTRY if name not in own} == {f"{name}_recorded" for name in own}
+    modes = {name for name in TRAINER_REGISTRY if not name.endswith("_recorded")}
+    assert {"sync", "colocate_async", "separate_async"} <= modes
+    assert {name for name in TRAINER_REGISTRY if name not in modes} == {f"{name}_recorded" for name in modes}
 
 
 def test_verls_own_metrics_are_those_of_the_trace(queue, tmp_path):
@@ -125,7 +125,7 @@ def test_bypassed_log_probs_are_not_the_trainers(queue, tmp_path, capsys):
 
 
 def saved(folder: Path) -> list[Path]:
-    """The same samples padded into a DataProto, saved both ways that verl knows."""
+    """The same samples padded into a DataProto, saved in both of verl's ways."""
     from torch.nn.utils.rnn import pad_sequence
     from verl.protocol import DataProto
 

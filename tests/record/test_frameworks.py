@@ -1,8 +1,8 @@
-"""What records verl, SkyRL, slime and OpenRLHF: their batches, with stand-ins for what is imported of them.
+"""The adapters for verl, SkyRL, slime and OpenRLHF on real batches, with stand-ins for the imported modules.
 
-verl's batch is one of tests/record/real_verl.py. Those of SkyRL (a9564572e) and OpenRLHF (3c3be623) are what their own
-functions made of the same lists: `convert_prompts_responses_to_batch_tensors`, and `_process_response_into_experience`
-with `split_rollout_samples`. slime's is written by its `_convert_samples_to_train_data` (624b824a8), as read there.
+verl's batch is from tests/record/real_verl.py. SkyRL's (a9564572e) and OpenRLHF's (3c3be623) were made by their own
+functions from the same lists: `convert_prompts_responses_to_batch_tensors`, and `_process_response_into_experience`
+with `split_rollout_samples`. slime's follows its `_convert_samples_to_train_data` (624b824a8).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ VERL = Path(__file__).parent / "verl_batch.npz"
 
 
 def verl_metrics(folder: Path) -> dict[str, float]:
-    """What the trace is in verl's words."""
+    """The trace's metrics in verl's dialect."""
     metrics = Translation.of([Trace.open(folder)], "verl").to_json()["frameworks"]["verl"]["metrics"]
     return {line["name"]: line["value"] for line in metrics if line["value"] is not None}
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> ModuleType:
-    """A module of a framework that is not installed here."""
+    """Install a stand-in module for a framework that is not installed here."""
     for end in range(name.count(".") + 1):
         part = ".".join(name.split(".")[: end + 1])
         monkeypatch.setitem(sys.modules, part, sys.modules.get(part) or ModuleType(part))
@@ -61,7 +61,7 @@ def test_an_adapter_is_read_at_a_glance(name):
 
 
 class FakeTrainer:
-    """verl's trainer as far as its subclass goes: it holds a configuration, and computes advantages."""
+    """The part of verl's trainer that its subclass uses: a configuration, and computing advantages."""
 
     config: Any = None
     tokenizer, global_steps = None, 7
@@ -75,7 +75,7 @@ class FakeTrainer:
 
 
 def verl_trainer(monkeypatch: pytest.MonkeyPatch, folder: Path, **algorithm: Any) -> tuple[Any, Any]:
-    """The recorded twin of a stand-in trainer, and a batch of verl's, whose sixth response is padding."""
+    """The recorded twin of a stand-in trainer, and a batch from verl, whose sixth response is padding."""
     columns: dict[str, list[torch.Tensor]] = defaultdict(list)
     with np.load(VERL) as arrays:
         for name in arrays.files:
@@ -129,12 +129,12 @@ def test_verl_in_bypass_mode_has_no_log_probs_of_the_trainer(monkeypatch, tmp_pa
     assert all("logp_trainer" not in row for row in rows_of(tmp_path / "recorded"))
 
 
-def test_a_verl_that_lacks_something_trains_on(monkeypatch, tmp_path, caplog):
+def test_training_continues_if_verl_lacks_something(monkeypatch, tmp_path, caplog):
     made, batch = verl_trainer(monkeypatch, tmp_path)
     del made.config.actor_rollout_ref.rollout.dtype
     batch.tags = batch.tags[:3]
     assert made._compute_advantage(batch, {}) is batch
-    assert "dtype" in caplog.text and "zip()" in caplog.text  # the manifest does without, and the batch is lost
+    assert "dtype" in caplog.text and "zip()" in caplog.text  # the manifest lacks it, and the batch is lost
 
 
 TWO_TURNS = {"prompt_ids": [5, 6], "response_ids": [11, 12, 90, 91, 13], "loss_mask": [True, True, False, False, True]}
@@ -142,7 +142,7 @@ ONE_TURN = {"prompt_ids": [7, 8, 9], "response_ids": [14, 15], "loss_mask": [Tru
 
 
 class Batch(dict[str, Any]):
-    """SkyRL's TensorBatch as far as it is read: a dict with metadata."""
+    """The part of SkyRL's TensorBatch that is read: a dict with metadata."""
 
     metadata: dict[str, Any]
 
@@ -160,7 +160,7 @@ def test_skyrl(monkeypatch, tmp_path):
         "values": None,
     }  # fmt: skip
     batch = Batch({name: None if value is None else torch.cat([value, value[:1]]) for name, value in batch.items()})
-    batch.metadata = {"pad_size": 1}  # a copy of the first response, which fills up the batch
+    batch.metadata = {"pad_size": 1}  # a copy of the first response pads the batch
     sampling = SimpleNamespace(temperature=0.7)
     cfg = SimpleNamespace(
         trainer=SimpleNamespace(policy=SimpleNamespace(model=SimpleNamespace(path="some-model"))),
@@ -185,7 +185,7 @@ def test_skyrl(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("last_stage", "tensor_rank"), [(True, 0), (False, 0), (True, 1)])
 def test_slime(monkeypatch, tmp_path, last_stage, tensor_rank):
-    """Each data-parallel rank has its own responses; of the ranks that hold the same ones, one records."""
+    """Each data-parallel rank has its own responses; of ranks with the same ones, one records."""
     monkeypatch.setenv("MISMATCH_RECORD", str(tmp_path / "run"))
     args = SimpleNamespace(
         hf_checkpoint="some-model", rollout_temperature=1.0, rollout_top_p=1.0, bf16=True, fp16=False
@@ -221,7 +221,7 @@ def test_slime(monkeypatch, tmp_path, last_stage, tensor_rank):
     assert Trace.open(tmp_path / "run").manifest["trainer"]["dtype"] == "bfloat16"
 
 
-def test_the_hook_of_miles_brings_no_data(monkeypatch, tmp_path, caplog):
+def test_the_hook_of_miles_passes_no_data(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("MISMATCH_RECORD", str(tmp_path / "run"))
     mpu = SimpleNamespace(
         is_pipeline_last_stage=lambda: True,
@@ -232,7 +232,7 @@ def test_the_hook_of_miles_brings_no_data(monkeypatch, tmp_path, caplog):
     record = adapter(monkeypatch, "slime")
     record.record(SimpleNamespace())
     record.record(SimpleNamespace())
-    assert caplog.text.count("Training goes on") == 1 and "--dump-details" in caplog.text
+    assert caplog.text.count("Training continues") == 1 and "--dump-details" in caplog.text
 
 
 def test_openrlhf(monkeypatch, tmp_path):
@@ -247,7 +247,7 @@ def test_openrlhf(monkeypatch, tmp_path):
     )  # fmt: skip
 
     class Maker:
-        """OpenRLHF's RemoteExperienceMaker as far as it is wrapped."""
+        """The part of OpenRLHF's RemoteExperienceMaker that is wrapped."""
 
         tokenizer = None
 
@@ -258,7 +258,7 @@ def test_openrlhf(monkeypatch, tmp_path):
     stand_in(monkeypatch, name, RemoteExperienceMaker=Maker)
     monkeypatch.setenv("MISMATCH_RECORD", str(tmp_path / "run"))
     adapter(monkeypatch, "openrlhf").record()
-    for _ in range(2):  # a run, and the same again after a restart
+    for _ in range(2):  # a run, and its restart
         maker = Maker()
         for _ in range(2):
             assert maker.compute_advantages_and_returns([experience])[0] is experience

@@ -1,4 +1,4 @@
-"""A recorder inside a run: what it is given is a trace, and nothing that goes wrong reaches the run."""
+"""A recorder inside a run: its input becomes a trace, and no fault reaches the run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_batch_may_be_lists_of_anything_and_is_copied(tmp_path):
         advantage=torch.tensor([[0.5], [-0.5]], dtype=torch.bfloat16), finish_reason=["stop", None], reward=[None, 1],
         topk_ids=np.arange(12).reshape(2, 3, 2), topk_logp_rollout=np.full((2, 3, 2), -1.0), loss_mask=None,
     )  # fmt: skip
-    ids[0][:], logp[0][0] = 0, -9.0  # the run goes on with its own
+    ids[0][:], logp[0][0] = 0, -9.0  # the run changes its own arrays
     recorder.add_padded(step=5, prompt_ids=np.zeros((0, 2)), response_ids=[], prompt_mask=[], response_mask=[])
     recorder.close()
     first, second = recorded(tmp_path / "run")
@@ -98,7 +98,7 @@ def test_a_batch_may_be_lists_of_anything_and_is_copied(tmp_path):
     assert (first["reward"], second["reward"], second["topk_ids"]) == (None, 1, [6, 7])
 
 
-def test_what_cannot_be_recorded_is_counted_and_the_run_goes_on(tmp_path, caplog):
+def test_unrecordable_responses_are_counted_and_the_run_continues(tmp_path, caplog):
     rng = np.random.default_rng(0)
     recorder = Recorder(tmp_path / "run", vocabulary=500)
     good = response(rng)
@@ -120,14 +120,14 @@ def test_what_cannot_be_recorded_is_counted_and_the_run_goes_on(tmp_path, caplog
         recorder.close()
         recorder.add(**good)
     first, second = recorded(tmp_path / "run")
-    assert first["reward"] == 1.0 and second["reward"] is None  # no number: left empty, as in an import
+    assert first["reward"] == 1.0 and second["reward"] is None  # not a number: left empty, as in an import
     assert recorder.counts == counts(given=len(refused) + 8, written=2, refused=len(refused) + 1, lost=5)
     assert len(caplog.records) == 1 and "step is missing" in caplog.text
     note = json.loads((tmp_path / "run" / "recorder-00000.json").read_text())
     assert sum(note["left_out"].values()) == len(refused) + 1 and note["closed"]
 
 
-def test_what_was_not_measured_is_no_number(tmp_path):
+def test_values_that_were_not_measured_are_nan(tmp_path):
     logp_T = [np.nan, -0.5, None, 0.0, -np.inf]
     recorder = Recorder(tmp_path / "run")
     recorder.add(**response(np.random.default_rng(0)) | {"logp_trainer": logp_T, "advantage": np.nan})
@@ -135,16 +135,16 @@ def test_what_was_not_measured_is_no_number(tmp_path):
     (row,) = recorded(tmp_path / "run")
     np.testing.assert_array_equal(np.float32(row["logp_trainer"]), np.float32([np.nan, -0.5, np.nan, 0.0, -np.inf]))
     imported = Trace.open(tmp_path / "run").manifest["imported"]
-    assert "that is no number: not measured" in " ".join(imported["noted"])
+    assert "that is NaN: not measured" in " ".join(imported["noted"])
 
 
 @pytest.mark.parametrize("command", ["report", "clipstats", "compare", "diagnose", "gate"])
-def test_every_command_reads_it_whatever_the_run_told(tmp_path, command, capsys):
+def test_every_command_reads_it_whatever_the_run_states(tmp_path, command, capsys):
     told = (
         {},
         {"rollout": {"engine": "sglang"}, "trainer": {"name": "megatron", "dtype": torch.bfloat16}},
         {"rollout": {"model": "m", "dtype": None}, "trainer": {}, "sampling": {"temperature": 0.7}},
-        {"rollout": {"dtype": 16}},  # no name of a type: the trace is recorded without what it was told
+        {"rollout": {"dtype": 16}},  # not the name of a type: the trace is recorded without it
     )
     rng = np.random.default_rng(0)
     for number, manifest in enumerate(told):
@@ -165,7 +165,7 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, caplog):
     Recorder(of_run, manifest={"rollout": {"engine": "vllm", "model": "a"}}).close()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for folder, rank, said in ((of_probe, 0, "holds another trace"), (of_probe, 1, "holds another trace"),
-                               (of_run, 0, "another rollout"), (of_run, 1, "another rollout")):  # fmt: skip
+                               (of_run, 0, "a different rollout"), (of_run, 1, "a different rollout")):  # fmt: skip
         caplog.clear()
         recorder = Recorder(folder, rank=rank, manifest={"rollout": {"engine": "vllm", "model": "b"}})
         recorder.add(**response(np.random.default_rng(0)))
@@ -188,21 +188,21 @@ def test_a_batch_whose_columns_do_not_belong_together_is_not_recorded(tmp_path, 
         {"reward": [1.0] * 3}, {"finish_reason": ["stop"] * 5},
     ):  # fmt: skip
         recorder.add_padded(**batch(**change))
-    assert recorder.counts["lost"] == 4 * 5 and "rows, and response_mask" in caplog.text
-    short = np.tile([0, 1, 1], (4, 1))  # two tokens each, so that a matrix of width 2 looks as if it was cut
+    assert recorder.counts["lost"] == 4 * 5 and "rows, but response_mask" in caplog.text
+    short = np.tile([0, 1, 1], (4, 1))  # two tokens each, so that a matrix of width 2 looks already cut
     recorder.add_padded(**batch(response_mask=short, logp_rollout=np.full((4, 2), -1.0)))
     recorder.add_padded(**batch(response_mask=short, step=1))
     recorder.close()
     assert recorder.counts == counts(given=28, written=4, refused=4, lost=20)
 
 
-def test_places_that_hold_something_else_are_left_alone(tmp_path, caplog):
+def test_folders_with_other_content_are_left_alone(tmp_path, caplog):
     shutil.copytree(bundled_trace(), tmp_path / "inner/trace")
     shutil.copytree(bundled_trace(), tmp_path / "shards")
     (tmp_path / "shards/manifest.json").unlink()
     for folder, rank, said in (
         ("inner", 0, "in its trace/"),
-        ("shards", 0, "of something else"),
+        ("shards", 0, "holds foreign shards"),
         ("new", -1, "rank is -1"),
     ):
         caplog.clear()
@@ -212,7 +212,7 @@ def test_places_that_hold_something_else_are_left_alone(tmp_path, caplog):
         assert said in caplog.text and recorder.counts == counts(given=1, lost=1)
 
 
-def test_a_folder_that_somebody_removes_is_made_again(tmp_path):
+def test_a_removed_folder_is_created_again(tmp_path):
     recorder, rng = Recorder(tmp_path / "run"), np.random.default_rng(0)
     recorder.add(**response(rng))
     recorder.flush()
@@ -220,7 +220,7 @@ def test_a_folder_that_somebody_removes_is_made_again(tmp_path):
     recorder.add(**response(rng, 1))
     recorder.close()
     assert [row["step"] for row in recorded(tmp_path / "run")] == [1]
-    assert "1 of 2 shards are there" in " ".join(Trace.open(tmp_path / "run").completeness.reasons)
+    assert "1 of 2 shards exist" in " ".join(Trace.open(tmp_path / "run").completeness.reasons)
 
 
 def test_a_forked_child_neither_records_nor_keeps_the_folder(tmp_path):
@@ -237,14 +237,14 @@ def test_a_forked_child_neither_records_nor_keeps_the_folder(tmp_path):
     ) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == "1\n"
         parent.wait()
-        again = Recorder(tmp_path / "run")  # while the child lives on
-        again.add(**response(np.random.default_rng(0)))
-        again.close()
-        assert again.counts == counts(given=1, written=1)
+        restarted = Recorder(tmp_path / "run")  # while the child is alive
+        restarted.add(**response(np.random.default_rng(0)))
+        restarted.close()
+        assert restarted.counts == counts(given=1, written=1)
 
 
 @pytest.mark.parametrize("note", ["{}", "[]", '{"shards": {"a": 1}}', "no JSON", '{"shards": {}, "rank": "0"}'])
-def test_a_note_that_is_damaged_is_told(tmp_path, note, capsys, caplog):
+def test_a_damaged_note_is_reported(tmp_path, note, capsys, caplog):
     recorder = Recorder(tmp_path / "run")
     recorder.add(**response(np.random.default_rng(0)))
     recorder.close()
@@ -255,18 +255,18 @@ def test_a_note_that_is_damaged_is_told(tmp_path, note, capsys, caplog):
     assert "is damaged" in caplog.text
 
 
-def test_reasons_do_not_grow_with_what_was_refused(tmp_path):
+def test_reasons_do_not_grow_with_refused_values(tmp_path):
     recorder = Recorder(tmp_path / "run")
     for number in range(50):
         recorder.add(**response(np.random.default_rng(0)) | {"reward": f"text {number}"})
     recorder.close()
     note = json.loads((tmp_path / "run/recorder-00000.json").read_text())
-    assert note["left_out"] == {"responses whose reward is not what a trace holds": 50}
+    assert note["left_out"] == {"responses whose reward has an invalid value": 50}
     assert "text 0" in str(note["left_out_first"])
 
 
-def test_a_disk_that_is_full_costs_responses_and_not_the_run(tmp_path):
-    """Files may not grow beyond 64 KiB: a real refusal by the system, until the limit is lifted again."""
+def test_a_full_disk_costs_responses_but_not_the_run(tmp_path):
+    """The system really refuses files beyond 64 KiB, until the limit is lifted."""
     script = (
         "import json, resource, signal, sys, numpy as np; from mismatch_cli.record import Recorder\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -287,19 +287,19 @@ def test_a_disk_that_is_full_costs_responses_and_not_the_run(tmp_path):
     assert not [*(tmp_path / "run").glob("*.part")]
 
 
-def test_a_disk_that_hangs_costs_responses_and_not_the_run(tmp_path, monkeypatch, caplog):
-    """A mock: no disk here takes longer than the run would wait."""
+def test_a_hanging_disk_costs_responses_but_not_the_run(tmp_path, monkeypatch, caplog):
+    """A mock: no disk here is slower than the run's patience."""
     slow = threading.Event()
     monkeypatch.setattr("mismatch_cli.record._rank.write_shard", lambda *_: slow.wait(20))
     monkeypatch.setattr("mismatch_cli.record._thread._PATIENCE", 0.2)
     monkeypatch.setattr("mismatch_cli.record._thread._SHARD_TOKENS", 1)
     recorder = Recorder(tmp_path / "run")
     began = time.monotonic()
-    for step in range(8):  # one is being written, four wait, and nobody takes the rest
+    for step in range(8):  # one is being written, four wait, and the rest find no place
         recorder.add(**response(np.random.default_rng(0), step))
     recorder.flush()
     assert time.monotonic() - began < 10 and recorder.counts["lost"] == 3
-    assert "the disk has taken nothing in 0.2 seconds" in caplog.text
+    assert "the disk accepted nothing for 0.2 seconds" in caplog.text
     slow.set()
     recorder.close()
 
@@ -312,7 +312,7 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path, caplog):
             recorder.add(**response(np.random.default_rng(0)))
         recorder.flush()
         recorder.close()
-    assert len(caplog.records) == 1 and "Training goes on" in caplog.text and recorder.counts["lost"] >= 3
+    assert len(caplog.records) == 1 and "Training continues" in caplog.text and recorder.counts["lost"] >= 3
 
 
 def test_all_ranks_choose_the_same_prompts(tmp_path):
@@ -325,7 +325,7 @@ def test_all_ranks_choose_the_same_prompts(tmp_path):
             recorder.add(**row)
         recorder.close()
         chosen.append({(row["step"], row["prompt_id"]) for row in recorded(tmp_path / str(rank))})
-        assert len(recorded(tmp_path / str(rank))) == 2 * len(chosen[-1])  # whole groups
+        assert len(recorded(tmp_path / str(rank))) == 2 * len(chosen[-1])  # complete groups
     padded = Recorder(tmp_path / "padded", every=4)
     for step in range(20):
         at_step = [row for row in rows if row["step"] == step]
@@ -343,7 +343,7 @@ def test_two_recorders_of_one_rank_do_not_mix(tmp_path, caplog):
     for recorder in (first, second):
         recorder.add(**response(np.random.default_rng(0)))
         recorder.close()
-    assert "being recorded by another recorder" in caplog.text
+    assert "another recorder of this rank is writing to" in caplog.text
     assert len(recorded(tmp_path / "run")) == 1 and second.counts == counts(given=1, lost=1)
 
 
@@ -371,7 +371,7 @@ recorder.close()
 
 
 def test_kills_at_any_moment_lose_nothing_that_was_flushed_and_nothing_counts_twice(tmp_path):
-    """Two ranks are killed and begin again from the start until each has come through."""
+    """Two ranks are killed and restarted from the beginning until each has finished."""
     folder, delays = tmp_path / "run", np.random.default_rng(7).uniform(0.35, 0.8, (4, _RANKS))
     flushed = [-1] * _RANKS
     for seconds in (*delays, (None,) * _RANKS):
@@ -394,7 +394,7 @@ def test_kills_at_any_moment_lose_nothing_that_was_flushed_and_nothing_counts_tw
     assert not [*folder.glob("*.part")]
 
 
-def test_samples_of_a_prompt_are_numbered_where_nobody_does(tmp_path):
+def test_samples_without_an_index_are_numbered(tmp_path):
     for rank in range(2):
         recorder = Recorder(tmp_path / "run", rank=rank)
         for step, prompt in ((0, 5), (0, 5), (1, 5), (0, 6), (0, 5)):
@@ -406,7 +406,7 @@ def test_samples_of_a_prompt_are_numbered_where_nobody_does(tmp_path):
     assert keys[:5] == [(0, 5, 0), (0, 5, 1), (1, 5, 0), (0, 6, 0), (0, 5, 2)]
 
 
-def test_a_run_that_is_restarted_counts_nothing_twice(tmp_path):
+def test_a_restarted_run_counts_nothing_twice(tmp_path):
     rng = np.random.default_rng(0)
     for steps in (range(4), range(2, 6)):  # from the checkpoint of step 2
         recorder = Recorder(tmp_path / "run")
@@ -416,12 +416,12 @@ def test_a_run_that_is_restarted_counts_nothing_twice(tmp_path):
         recorder.close()
     assert [row["step"] for row in recorded(tmp_path / "run")] == [0, 1, 2, 3, 4, 5]
     note = json.loads((tmp_path / "run" / "recorder-00000.json").read_text())
-    assert [facts["rows"] for facts in note["shards"].values()] == [1] * 6 and "there before" in " ".join(
+    assert [facts["rows"] for facts in note["shards"].values()] == [1] * 6 and "repeated responses" in " ".join(
         note["left_out"]
     )
 
 
-def test_a_trace_that_grows_is_read_and_said_to_be_unfinished(tmp_path):
+def test_a_growing_trace_is_read_and_reported_as_unfinished(tmp_path):
     recorder = Recorder(tmp_path / "run")
     recorder.add(**response(np.random.default_rng(0)))
     recorder.flush()
@@ -431,10 +431,10 @@ def test_a_trace_that_grows_is_read_and_said_to_be_unfinished(tmp_path):
     recorder.close()
     assert not Trace.open(tmp_path / "run").completeness.partial
     next((tmp_path / "run").glob("shard-*")).unlink()
-    assert "1 of 2 shards are there" in " ".join(Trace.open(tmp_path / "run").completeness.reasons)
+    assert "1 of 2 shards exist" in " ".join(Trace.open(tmp_path / "run").completeness.reasons)
 
 
-def test_it_needs_numpy_and_pyarrow_alone():
+def test_it_needs_only_numpy_and_pyarrow():
     script = (
         "import sys, mismatch_cli.record\n"
         "print(sorted(m for m in ('torch', 'typer', 'rich', 'pandas', 'orjson', 'matplotlib') if m in sys.modules))"

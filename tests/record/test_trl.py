@@ -1,4 +1,4 @@
-"""TRL's batches, as its trainer made them in a run of tests/record/real_trl.py, through what records them."""
+"""TRL's batches, from a run of tests/record/real_trl.py, passed through the adapter."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from mismatch_cli.trace.reader import Trace
 DOCS = Path(__file__).parents[2] / "docs"
 MODEL = Path(__file__).parents[2] / "sample_data/model"
 BATCHES = Path(__file__).parent / "trl_batches.npz"
-LOGGED = tuple(line.name for line in dialect.LINES)  # the metrics that TRL logged beside the batches
+LOGGED = tuple(line.name for line in dialect.LINES)  # the metrics that TRL logged with the batches
 
 
 def batches() -> list[dict[str, torch.Tensor]]:
-    """By step, as `GRPOTrainer._generate_and_score_completions` answered."""
+    """By step, as returned by `GRPOTrainer._generate_and_score_completions`."""
     found: list[dict[str, torch.Tensor]] = []
     with np.load(BATCHES) as arrays:
         for name in arrays.files:
@@ -36,7 +36,7 @@ def batches() -> list[dict[str, torch.Tensor]]:
 
 
 def trainer(answers: list[dict[str, Any]], **changes: Any) -> Any:
-    """A stand-in for TRL's trainer, which is not installed here: what `record` reads of it, and a run's batches."""
+    """A stand-in for TRL's trainer, which is not installed here: the parts that `record` reads, and a run's batches."""
     waiting, rewards = deque(answers), np.arange(16.0)
     logs = {"rewards": {"a": deque(rewards), "b": deque([np.nan, *rewards[1:]])}}
     made = SimpleNamespace(
@@ -59,14 +59,14 @@ def trainer(answers: list[dict[str, Any]], **changes: Any) -> Any:
 
 
 def run_the_lines_of_the_page(heading: str, **given: Any) -> None:
-    """What docs/record.md says to write, but for what a reader has already: `given`."""
+    """Run the lines from docs/record.md, with what a reader already has in `given`."""
     text = (DOCS / "record.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
     lines = text.partition("```python\n")[2].partition("```")[0].splitlines()
     exec("\n".join(line for line in lines if "(...)" not in line), given)
 
 
 def recorded(folder: Path, answers: list[dict[str, Any]], **changes: Any) -> tuple[Trace, dict[str, int]]:
-    """The trace of one step after the other."""
+    """The trace of the steps in order."""
     stand_in = trainer(answers, **changes)
     recorder = record(stand_in, str(folder))
     stand_in.train()
@@ -80,7 +80,7 @@ def test_the_lines_of_the_guide(tmp_path, monkeypatch):
     assert Trace.open(tmp_path / "recorded").num_responses == 32
 
 
-def test_what_trl_logged_is_what_its_dialect_says_of_the_trace(tmp_path):
+def test_its_dialect_reports_what_trl_logged(tmp_path):
     with np.load(BATCHES) as arrays:
         logged = arrays["logged"]
     for step, (batch, values) in enumerate(zip(batches(), logged, strict=True)):
@@ -119,8 +119,8 @@ def test_each_rank_takes_its_own_rewards(tmp_path):
     assert [row["reward"] for row in rows] == [1.5 * place for place in range(8, 16)]
 
 
-def test_what_is_not_trained_does_not_count(tmp_path):
-    """Hidden responses (mask_truncated_completions) and what tools said."""
+def test_untrained_tokens_do_not_count(tmp_path):
+    """Hidden responses (mask_truncated_completions) and tool output."""
     batch = batches()[0]
     batch["completion_mask"][2] = 0
     batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
@@ -131,8 +131,8 @@ def test_what_is_not_trained_does_not_count(tmp_path):
     assert [place for place, trained in enumerate(rows[3]["loss_mask"]) if not trained] == [4, 5, 6, 7, 8]
 
 
-def test_a_reward_that_is_not_known_is_none(tmp_path):
-    """What no function could score, and functions of one name, whose values TRL mixes."""
+def test_an_unknown_reward_is_none(tmp_path):
+    """Responses without a score, and functions with the same name, whose values TRL mixes."""
     unscored = {"rewards": {"a": deque([np.nan] * 8), "b": deque([np.nan] * 8)}}
     for name, logs in (("unscored", unscored), ("same", {"rewards": {"a": deque(range(16))}})):
         trace, _ = recorded(tmp_path / name, batches()[:1], _logs=logs)
@@ -147,8 +147,8 @@ def test_an_evaluation_is_not_recorded(tmp_path):
     assert recorder.counts["given"] == 0
 
 
-def test_another_trl_does_not_end_the_run(tmp_path, caplog):
-    """Names that this file reads are TRL's own affairs: one that is gone costs the recording."""
+def test_a_different_trl_does_not_end_the_run(tmp_path, caplog):
+    """The adapter reads private names of TRL: one that is gone only costs the recording."""
     stand_in, batch = trainer(batches()), batches()[0]
     del stand_in._logs
     recorder = record(stand_in, str(tmp_path / "run"))

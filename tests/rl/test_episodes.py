@@ -223,7 +223,7 @@ def test_a_problem_that_is_another_each_time_is_refused(echo):
 
 
 def test_an_observation_without_room_is_refused(echo):
-    with pytest.raises(MismatchError, match="No prompt is left: all 2 were skipped"):
+    with pytest.raises(MismatchError, match="No prompts left: all 2 were skipped"):
         played(f"{echo}:Echo", context=8)
 
 
@@ -236,7 +236,7 @@ def test_an_observation_without_room_is_refused(echo):
         ({"eval_episodes": 4}, "give both"),
         ({"episodes": 4, "eval_episodes": 4, "eval_dataset": "x.jsonl"}, "Leave one out"),
         ({"episodes": 3}, "more than the 3 problems"),
-        ({"environment": "nowhere.py:f"}, "there is no such class"),
+        ({"environment": "nowhere.py:f"}, "no such class"),
     ],
 )
 def test_settings_that_do_not_go_together(echo, changes, said):

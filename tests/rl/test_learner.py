@@ -148,7 +148,7 @@ def test_an_own_mask_touches_nothing_and_cannot_leave(make_learner, tmp_path, ra
         path.write_text(source if touch else source.replace("column_T.fill_(-7)", "0"))
         learner = make_learner(str(path))
         if leaves:
-            with pytest.raises(MismatchError, match=r"leaves\.py wants to end the program"):
+            with pytest.raises(MismatchError, match=r"leaves\.py tries to end the program"):
                 learner.update(make_samples(learner))
             assert learner.version == 0
         else:

@@ -121,4 +121,4 @@ def test_every_preset_runs(data, models, tmp_path, monkeypatch):
         assert numbers(tmp_path / preset)[-1]["eval"].keys() == evaluation_sets(config).keys()
         assert seen[0]["truncated"] == 1 and sum("states an answer" in words for words in said) == 1  # said once
         told = [words for words in said if "states an answer" in words]
-        assert "4 of them were cut at 4 tokens: see --max-tokens" in told[0]
+        assert "4 of them were cut at 4 tokens: raise --max-tokens" in told[0]

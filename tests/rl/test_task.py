@@ -88,7 +88,7 @@ def test_without_a_set_of_their_own_evaluations_ask_the_training_problems(tokeni
         ({"prompt_template": "r1"}, "Unknown template 'r1'"),
         ({"aggregation": "sum"}, "Unknown aggregation 'sum'"),
         ({"reward": "{mine}:absent"}, "mine.py has no function 'absent'"),
-        ({"reward": "gone.py:reward"}, "there is no such function"),
+        ({"reward": "gone.py:reward"}, "no such function"),
     ],
 )
 def test_wrong_data_is_told_before_an_engine_is_loaded(changes, said, tmp_path, monkeypatch):

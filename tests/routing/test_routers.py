@@ -1,4 +1,4 @@
-"""Routers of every family that is known: their choices read, and others prescribed."""
+"""Routers of every known family: their choices are read, and others prescribed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDS_BL = 1 + torch.arange(18).reshape(2, 9) * 31 % 500
 
 
 def weighed_by_hand(module, logits_NE: torch.Tensor, chosen_NK: torch.Tensor) -> torch.Tensor:
-    """In float64, as each family's paper or code defines it."""
+    """The weights in float64, as each family's paper or code defines them."""
     logits_NE = logits_NE.double()
     name = type(module).__name__
     if name.startswith("GptOss"):
@@ -30,33 +30,33 @@ def model(request, save_model):
     return load_causal_lm(save_model(request.param, **FAMILIES[request.param]), dtype="float32")
 
 
-def test_choices_are_those_of_the_model_and_others_can_be_prescribed(model):
+def test_choices_are_the_model_s_and_others_can_be_prescribed(model):
     routers = Routers.proven(model)
     assert routers is not None and routers.layers == [0, 1]
     assert routers.describe() == {"num_experts": EXPERTS, "experts_per_token": TOP_K, "router_layers": [0, 1]}
-    heard: list[list[torch.Tensor]] = []  # what the experts of each layer were given
+    inputs: list[list[torch.Tensor]] = []  # the inputs of each layer's experts
     modules = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
     for module in modules:
-        module.register_forward_hook(lambda m, _, out: heard.append(list(out)))  # after the routers' own
+        module.register_forward_hook(lambda m, _, out: inputs.append(list(out)))  # after the routers' own
     with torch.inference_mode():
         plain = model(input_ids=IDS_BL).logits
         chosen_NMK, margin_NM = routers.choices()
-        for place, (logits_NE, _, told_NK) in enumerate(heard):
+        for place, (logits_NE, _, told_NK) in enumerate(inputs):
             assert torch.equal(chosen_NMK[:, place], told_NK)
             ranked_NE = logits_NE.sort(descending=True).values
             torch.testing.assert_close(margin_NM[:, place], ranked_NE[:, TOP_K - 1] - ranked_NE[:, TOP_K])
         routers.prescribe(chosen_NMK)
-        assert torch.equal(model(input_ids=IDS_BL).logits, plain), "their own routes change nothing, to the bit"
+        assert torch.equal(model(input_ids=IDS_BL).logits, plain), "prescribing its own routes changes no bit"
         routers.prescribe(chosen_NMK.flip(-1))
-        assert torch.equal(model(input_ids=IDS_BL).logits, plain), "nor does their order"
+        assert torch.equal(model(input_ids=IDS_BL).logits, plain), "their order changes no bit"
         other_NMK = chosen_NMK.clone()
         other_NMK[::3, 1] = (chosen_NMK[::3, 1] + 1) % EXPERTS
         other_NMK[1] = LIVE
         routers.prescribe(other_NMK)
-        heard.clear()
+        inputs.clear()
         moved = model(input_ids=IDS_BL).logits
-        assert torch.equal(routers.choices()[0][:, 0], chosen_NMK[:, 0]), "they still say what they would have chosen"
-    _, (logits_NE, weight_NK, told_NK) = heard
+        assert torch.equal(routers.choices()[0][:, 0], chosen_NMK[:, 0]), "they still report their own choice"
+    _, (logits_NE, weight_NK, told_NK) = inputs
     rows = torch.arange(len(told_NK)) % 3 == 0
     assert torch.equal(told_NK[rows].long(), other_NMK[rows, 1])
     torch.testing.assert_close(
@@ -70,13 +70,13 @@ def test_choices_are_those_of_the_model_and_others_can_be_prescribed(model):
 
 
 def test_the_gradient_flows_through_the_weights_of_prescribed_experts(save_model):
-    """Also where layers are computed again: the same experts, and the same gradient."""
+    """Also with recomputed layers: the same experts, and the same gradient."""
     from mismatch_cli.models import checkpoint_layers
 
     found = []
-    for again in (False, True):
+    for checkpointed in (False, True):
         model = load_causal_lm(save_model("Qwen3Moe", **FAMILIES["Qwen3Moe"]), dtype="float32")
-        if again:
+        if checkpointed:
             checkpoint_layers(model)
         routers = Routers.of(model)
         assert routers is not None
@@ -88,22 +88,22 @@ def test_the_gradient_flows_through_the_weights_of_prescribed_experts(save_model
         idle = set(range(EXPERTS)) - set(other_NMK[:, 0].flatten().tolist())
         used = experts.down_proj.grad.abs().sum((1, 2)) > 0
         assert used.tolist() == [i not in idle for i in range(EXPERTS)]
-    for plain, again in zip(*found, strict=True):
+    for plain, checkpointed in zip(*found, strict=True):
         assert plain.abs().sum() > 0
-        torch.testing.assert_close(plain, again)
+        torch.testing.assert_close(plain, checkpointed)
 
 
-def test_what_cannot_be_replayed_is_told(save_model):
+def test_models_without_replay_are_refused(save_model):
     dense = load_causal_lm(save_model("Qwen3"), dtype="float32")
     assert Routers.of(dense) is None
     with pytest.raises(UsageError, match=r"has no routers that are known.*Leave out --replay-routes"):
         Trainer(dense, SamplingSettings(), replay_routes=True)
     others = {"n_routed_experts": EXPERTS, "num_experts_per_tok": TOP_K, "moe_intermediate_size": 32}
     model = load_causal_lm(save_model("Glm4Moe", first_k_dense_replace=0, **others), dtype="float32")
-    routers = Routers.proven(model)  # a sigmoid with a bias that only chooses
-    assert routers is not None, "its choices can be measured all the same"
+    routers = Routers.proven(model)  # a sigmoid with a bias only for the choice
+    assert routers is not None, "its choices can still be measured"
     routers.prescribe(torch.zeros(18, 2, TOP_K, dtype=torch.long))
-    with pytest.raises(MismatchError, match=r"How the routers of Glm4MoeForCausalLM weigh experts is not known"):
+    with pytest.raises(MismatchError, match=r"Glm4MoeForCausalLM weighs experts in an unknown way"):
         model(input_ids=IDS_BL)
-    with pytest.raises(MismatchError, match=r"sent each token to 3 experts, and Glm4MoeForCausalLM sends it to 2"):
+    with pytest.raises(MismatchError, match=r"sent each token to 3 experts, but Glm4MoeForCausalLM sends it to 2"):
         routers.prescribe(torch.zeros(18, 2, 3, dtype=torch.long))

@@ -1,4 +1,4 @@
-"""Two sides' experts compared: flips, counts by layer and margin, and routes that no router can have named."""
+"""Compares two sides' experts: flips, counts by layer and margin, and impossible routes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_flips_are_read_back_where_they_were_made(rng):
     own_TMK = np.argsort(rng.random((TOKENS, LAYERS, EXPERTS)), axis=-1)[..., : K + 1].astype(np.uint16)
     trainer_TMK, spare_TM = own_TMK[..., :K], own_TMK[..., K]
     flipped_TM = rng.random((TOKENS, LAYERS)) < 0.2
-    engine_TMK = rng.permuted(trainer_TMK, axis=-1)  # another order is no flip
+    engine_TMK = rng.permuted(trainer_TMK, axis=-1)  # a different order is not a flip
     engine_TMK[flipped_TM, 1] = spare_TM[flipped_TM]
     unknown_TM = np.zeros_like(flipped_TM)
     unknown_TM[7] = unknown_TM[9, 2] = True
@@ -42,18 +42,18 @@ def test_flips_are_read_back_where_they_were_made(rng):
         assert found.margins_2B[at].tolist() == expected.tolist() and len(expected) == MARGIN_BINS
 
 
-def test_another_number_of_experts_is_a_flip_everywhere():
+def test_a_different_number_of_experts_is_a_flip_everywhere():
     engine_TMK = np.tile(np.arange(4, dtype=np.uint16), (3, 2, 1))
     found = compare_routes(engine_TMK, engine_TMK[..., :2], np.ones((3, 2)), np.ones(3, dtype=bool))
     assert found.flips_T.tolist() == [2, 2, 2] and found.layers_MC[:, 2].tolist() == [6, 6]
 
 
-def test_routes_that_no_router_can_have_named_are_refused():
+def test_impossible_routes_are_refused():
     routes_FMK = np.tile(np.arange(3, dtype=np.uint16), (6, 2, 1))
     check_routes(routes_FMK, 6, 4)
-    with pytest.raises(MismatchError, match=r"routes of 6 tokens for a response to prompt 4, and the model read 7"):
+    with pytest.raises(MismatchError, match=r"routes of 6 tokens for a response to prompt 4, but the model read 7"):
         check_routes(routes_FMK, 7, 4)
-    routes_FMK[2, 1] = UNKNOWN  # not known is not twice the same
+    routes_FMK[2, 1] = UNKNOWN  # unknown experts are not equal
     check_routes(routes_FMK, 6, 4)
     routes_FMK[5, 0] = [7, 1, 7]
     with pytest.raises(MismatchError, match=r"sent token 5 of prompt 4 twice to expert 7 in layer 0"):

@@ -1,4 +1,4 @@
-"""What the tests of rewards share: the functions of a module's `FUNCTIONS`, each judging in a process of its own."""
+"""Shared by the tests of rewards: runs the functions of a module's `FUNCTIONS`, each in a separate process."""
 
 from __future__ import annotations
 

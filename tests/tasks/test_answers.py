@@ -1,4 +1,4 @@
-"""Where a response states its answer: boxes, and the last line that DAPO's prompts ask for."""
+"""Where a response states its answer: in boxes, or on the last line that DAPO's prompts ask for."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def grader():
         yield grader
 
 
-# What verl's scorer of DAPO (math_dapo) says of these, run on them: its rules are a tail of 300 characters, the last
-# `Answer:`, whatever its case, and its own normalisation in place of math-verify.
+# The results of verl's DAPO scorer (math_dapo) on these: it reads the last 300 characters, the last `Answer:` in any
+# case, and uses its own normalization instead of math-verify.
 LINES = [
     ("It is 34.\nAnswer: 34", "34", 1), ("answer :  34", "34", 1), ("ANSWER:\n34", "34", 1), ("Answer: $34$", "34", 1),
     ("Answer: 1,234", "1234", 1), ("Answer: x = 34", "34", 1), ("Answer: n=5 and m=34", "34", 1),
@@ -58,10 +58,10 @@ LINES = [
 ]  # fmt: skip
 
 
-def test_the_last_line_is_read_as_its_owner_reads_it(grader):
+def test_the_last_line_is_read_like_verl_reads_it(grader):
     for response, answer, reward in LINES:
         assert grader.grade(response, answer, "stop", on_line=True) == reward, response
-    assert grader.grade("Answer: 34", "34", "length", on_line=True) == 0  # cut: here as everywhere
+    assert grader.grade("Answer: 34", "34", "length", on_line=True) == 0  # truncated responses score 0 here too
     assert grader.grade("<think>Answer: 34</think>Answer: 35", "35", "stop", in_thought=True, on_line=True) == 1
 
 
@@ -74,25 +74,25 @@ def test_boxes_are_read_as_before(grader):
 @pytest.mark.parametrize(
     ("settings", "earned"),
     [
-        ({}, [1, 0, 0, 1]),  # auto: each problem's prompt says it
+        ({}, [1, 0, 0, 1]),  # auto: each problem's prompt decides
         ({"answer_format": "line"}, [1, 0, 1, 0]),
         ({"answer_format": "boxed"}, [0, 1, 0, 1]),
         ({"template": "answer-line"}, [1, 0, 1, 0]),
     ],
 )
-def test_who_decides_where_the_answer_is_read(settings: dict[str, Any], earned):
+def test_the_format_decides_where_the_answer_is_read(settings: dict[str, Any], earned):
     texts = ["Answer: 34", "\\boxed{34}\nAnswer: 35", "Answer: 34", "\\boxed{34}\nAnswer: 35"]
     problems = [Problem(i, DAPO if i < 2 else "What is 30 + 4?", "34") for i in range(4)]
     rollouts: Any = [Rollout([1], [i], None, None, None, None, "length_of_none") for i in range(4)]  # type: ignore[arg-type]
     with Grader(lambda ids: texts[ids[0]], **settings) as grader:
         assert grader.rewards(problems, rollouts) == earned
         assert grader.stated == sum(1 for i in range(4) if settings.get("answer_format") != "boxed" or i % 2) - (
-            not settings  # the third problem asks for a box, and there is none
+            not settings  # the third problem asks for a box, but there is none
         )
 
 
 def test_a_problem_that_asks_for_a_box_itself_is_graded_by_its_box():
-    """The words of a template are not put around it: nobody has asked for a line."""
+    """The template adds no words to it, so it does not ask for a line."""
     text = "So \\boxed{34}." + " That follows from the sum of both." * 5
     rollout = Rollout([1], [0], None, None, None, None, "")  # type: ignore[arg-type]
     asks = "What is 30 + 4? Put your final answer within \\boxed{}."
@@ -102,13 +102,13 @@ def test_a_problem_that_asks_for_a_box_itself_is_graded_by_its_box():
 
 
 @pytest.mark.parametrize(("template", "words"), [("boxed", "within \\boxed{}."), ("answer-line", '"Answer:".')])
-def test_words_that_ask_for_an_answer_stand_around_a_problem_that_asks_for_none(template, words):
+def test_words_go_only_around_problems_that_ask_for_no_format(template, words):
     tokenizer = load_tokenizer(str(bundled("model")))
     plain, chat = Problem(0, "What is 30 + 4?", "34"), [{"role": "user", "content": "What is {5}?"}]
     asks = [Problem(2, DAPO, "34"), Problem(3, "2? Put it into \\boxed{}.", "2")]
     problems = [plain, Problem(1, chat, "5"), *asks]
     encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=4096)
-    assert encoded.problems == problems and encoded.template == template  # as they were: what a reward is told
+    assert encoded.problems == problems and encoded.template == template  # unchanged: a reward receives these
     texts = [tokenizer.decode(ids) for ids in encoded.prompt_ids]
     assert words in texts[0] and "What is 30 + 4?" in texts[0] and words in texts[1] and "What is {5}?" in texts[1]
     own = encode_prompts(asks, tokenizer, template="chat", max_model_len=4096)
@@ -124,9 +124,9 @@ def test_a_prompt_that_is_too_long_is_left_out():
     problems = [Problem(i, "and " * n, "1") for i, n in enumerate((5, 50, 500))]
     lengths = [len(ids) for ids in encode_prompts(problems, tokenizer, max_model_len=4096).prompt_ids]
     encoded = encode_prompts(problems, tokenizer, max_model_len=lengths[2], max_prompt=lengths[1])
-    assert encoded.problems == problems[:2]  # as long as it may be
+    assert encoded.problems == problems[:2]  # exactly as long as allowed
     encoded = encode_prompts(problems, tokenizer, max_model_len=lengths[2], max_prompt=lengths[1] - 1)
     assert [one["reason"] for one in encoded.skipped] == [
-        f"the prompt has {lengths[1]} tokens, and at most {lengths[1] - 1} are allowed",
+        f"the prompt has {lengths[1]} tokens, more than the limit of {lengths[1] - 1}",
         f"the prompt has {lengths[2]} tokens, the context {lengths[2]}",
     ]

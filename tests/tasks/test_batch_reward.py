@@ -1,4 +1,4 @@
-"""A reward that is given a batch: lists in, a list out, by a process that keeps what it has loaded."""
+"""A reward for a batch: lists in, a list out, in a process that keeps what it has loaded."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ ROWS = [Answered("4", "4", "p", "stop"), Answered("x", "5", "q", "length")]
 def test_a_function_gets_lists_and_its_process_lives_on(reward_of):
     assert reward_of("everything").grade_all(ROWS) == [1.75, 0.0]
     reward = reward_of("process_and_calls")
-    (first, calls), (again, more) = reward.grade_all(ROWS), reward.grade_all(ROWS)
-    assert first == again and (calls, more) == (1, 2)
+    (first, calls), (second, second_calls) = reward.grade_all(ROWS), reward.grade_all(ROWS)
+    assert first == second and (calls, second_calls) == (1, 2)
     assert reward_of("lengths").grade_all([]) == []
     assert reward_of("lengths").grade("four", None, "stop", "p") == 4
 
@@ -56,24 +56,24 @@ def test_a_function_gets_lists_and_its_process_lives_on(reward_of):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("too_few", "answered 1 numbers for 2 responses"),
+        ("too_few", "returned 1 numbers for 2 responses"),
         ("one_number", "a float, not a list of numbers"),
         ("a_set", "a set, not a list of numbers"),
-        ("nan", "answered nan. Try it alone on response 'x'"),
+        ("nan", "returned nan. Call it yourself on the response 'x'"),
         ("text", "the text '1', not a number"),
         ("broken", "ZeroDivisionError"),
         ("dies", "its process died"),
-        ("mixed", "asks for 'answer' and for 'responses'. A reward judges one response or a list of them"),
-        ("unknown", "asks for 'weather'. It can ask for response, .*, or for lists of them: responses"),
+        ("mixed", "parameters 'answer' and 'responses'. A reward grades either one response or a list of them"),
+        ("unknown", "the parameter 'weather'. It can have: response, .*; or, for lists of them, responses"),
     ],
 )
-def test_what_is_no_list_of_numbers_ends_the_run_with_its_reason(reward_of, name, said):
+def test_anything_but_a_list_of_numbers_ends_the_run_with_its_reason(reward_of, name, said):
     with pytest.raises(MismatchError, match=said):
         reward_of(name).grade_all(ROWS)
 
 
 def test_a_batch_that_takes_too_long_earns_nothing_and_is_counted(reward_of):
-    """Its text is not kept: a checkpoint would hold every response of the step."""
+    """Its text is not kept, or a checkpoint would hold every response of the step."""
     reward, rows = (
         reward_of("sleeps", seconds=1),
         [Answered("long", None, "p", "stop"), Answered("x" * 70_000, None, "p", "stop")],
@@ -108,7 +108,7 @@ def fluency(responses, problems):
 
 
 def test_a_model_of_torch_judges_in_the_process(tmp_path):
-    """A real one, loaded once within the memory that a reward may have; its numbers are those of this process."""
+    """A real model, loaded once within the memory limit of rewards; its numbers equal those of this process."""
     name = str(bundled("model"))
     (tmp_path / "judge.py").write_text(MODEL_AS_REWARD.format(model=name), encoding="utf-8")
     where = f"{tmp_path}/judge.py:fluency"
@@ -130,6 +130,6 @@ def test_a_reward_may_take_longer_to_load(tmp_path):
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(1.5)\ndef f(responses): return responses\n")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("mismatch_cli.tasks.rewards._TO_LOAD", 0.2)
-        with pytest.raises(MismatchError, match=r"did not load within 0\.2 s\. Give it more with --reward-seconds"):
+        with pytest.raises(MismatchError, match=r"did not load within 0\.2 s\. Allow more with --reward-seconds"):
             check_reward(f"{tmp_path}/slow.py:f")
         check_reward(f"{tmp_path}/slow.py:f", 30)

@@ -1,4 +1,4 @@
-"""A user's environment, in its real child processes: what it may say, what it may not, and what it cannot break."""
+"""A user's environment in its real child processes: what it may return, what it may not, what it cannot break."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def test_episodes_run_side_by_side_with_seed_problem_and_answer(environments):
 
 
 def test_processes_share_the_samples_of_a_problem(environments, monkeypatch):
-    """As a training names its episodes: step, problem, sample, place."""
+    """With the names that training gives its episodes: step, problem, sample, process."""
     games, asked = environments("Counting", processes=2), list[int]()
     monkeypatch.setattr(games, "_begin", lambda child, _: asked.append(games._children.index(child)))
     games.begin([starting((1, 7, i, i), 3, Problem(7, "count", None)) for i in range(8)])
     assert sorted(asked) == [0] * 4 + [1] * 4
 
 
-def test_messages_and_three_answers_will_do(environments):
+def test_messages_and_three_return_values_suffice(environments):
     games, episode = environments("Short"), playing(0)
     assert games.begin([episode]) == [[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]]
     assert games.step([episode], ["act"]) == [Outcome([{"role": "tool", "content": "act"}], 1.0, False)]
@@ -125,7 +125,7 @@ def test_messages_and_three_answers_will_do(environments):
 
 
 def test_a_step_that_hangs_ends_its_episode_and_no_other(environments):
-    """The process goes with it: the others are played again up to where they were, without a difference."""
+    """Its process ends too: the others are replayed without a difference."""
     games, episodes = environments("Counting", seconds=2.0), [playing(i) for i in range(3)]
     games.begin(episodes)
     games.step(episodes, ["a", "ab", "abc"])
@@ -147,15 +147,15 @@ def test_a_process_that_dies_is_tried_once_more(environments):
     [
         ("broken", "ZeroDivisionError"),
         ("leaves", "SystemExit"),
-        ("two", r"step must answer \(observation, reward, done\).* it answered tuple of 2"),
+        ("two", r"step must return \(observation, reward, done\).* it returned tuple of 2"),
         ("nan", "its reward is nan"),
-        ("text", "answered the text '1', not a number"),
-        ("none", "observation of step is NoneType, not a text"),
-        ("parts", "observation of step is list, not a text"),
+        ("text", "returned the text '1', not a number"),
+        ("none", "observation of step is NoneType, neither text"),
+        ("parts", "observation of step is list, neither text"),
         ("half", "half a character"),
     ],
 )
-def test_what_makes_no_sense_stops_the_run_with_its_reason(environments, answer, said):
+def test_invalid_results_stop_the_run_with_their_reason(environments, answer, said):
     games, episode = environments("made"), playing(0, answer=answer)
     games.begin([episode])
     with pytest.raises(MismatchError, match=rf"games\.py:made failed: .*{said}.* on the action 'act'"):
@@ -163,7 +163,7 @@ def test_what_makes_no_sense_stops_the_run_with_its_reason(environments, answer,
 
 
 def test_a_reset_that_hangs_stops_the_run(environments):
-    with pytest.raises(MismatchError, match=r"its reset takes over 1 s\. --environment-seconds allows more"):
+    with pytest.raises(MismatchError, match=r"its reset takes over 1 s\. Allow more with --environment-seconds"):
         environments("NoSeedTwice", seconds=1.0).begin([playing(0)])
 
 
@@ -171,17 +171,17 @@ def test_a_reset_that_hangs_stops_the_run(environments):
     ("name", "said"),
     [
         ("absent", "has no function 'absent'. Give the environment"),
-        ("needs", "needs asks for 'weather'. It can ask for problem, answer"),
+        ("needs", "needs has the parameter 'weather'. It can have: problem, answer"),
     ],
 )
-def test_what_cannot_be_made_is_told_first(environments, tmp_path, name, said):
+def test_environments_that_cannot_be_made_are_reported_first(environments, tmp_path, name, said):
     with pytest.raises(MismatchError, match=said):
         environments(name).start()
     with pytest.raises(MismatchError, match=said):
         check_environment(f"{tmp_path}/games.py:{name}")
 
 
-def test_what_names_no_environment_is_refused():
+def test_names_of_missing_environments_are_refused():
     check_environment("")
     for where in ("mine.py", "nowhere.py:f", ":f"):
         with pytest.raises(UsageError, match=r"path/to/file\.py:name"):

@@ -1,4 +1,4 @@
-"""Grading by the real math-verify in its real worker."""
+"""Grades with the real math-verify in its real worker."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_answers(grader, response, answer, reward):
 
 
 @pytest.mark.parametrize("pair", [("4", "4"), ("4", "5"), ("-3", "3"), ("007", "7"), ("10", "100"), ("0", "-0")])
-def test_the_short_cut_for_integers_says_what_the_library_says(grader, pair):
+def test_the_shortcut_for_integers_agrees_with_the_library(grader, pair):
     boxed, answer = pair
     assert grader.grade(f"\\boxed{{{boxed}}}", answer, "stop") == grader._compare(boxed, answer)
 
@@ -99,7 +99,7 @@ def test_a_comparison_that_hangs_is_given_up_and_counted():
 def test_what_was_given_up_is_not_tried_again():
     with MathVerify() as grader:
         grader.child.give_up(['["\\\\boxed{1.0}", "\\\\boxed{1}"]'])
-        assert grader.grade("\\boxed{1.0}", "1", "stop") == 0  # equal, but a resumed run scores what the first one did
+        assert grader.grade("\\boxed{1.0}", "1", "stop") == 0  # equal, but a resumed run scores like the first one
         assert grader.timeouts == 1
 
 
@@ -112,7 +112,7 @@ def test_a_worker_that_died_between_two_questions_is_replaced():
 
 
 @pytest.mark.parametrize(("deaths", "reward", "timeouts"), [(1, 1, 0), (2, 0, 1)])
-def test_a_comparison_of_which_the_worker_dies_is_tried_once_more_then_counted(monkeypatch, deaths, reward, timeouts):
+def test_a_comparison_that_kills_the_worker_is_retried_once_then_counted(monkeypatch, deaths, reward, timeouts):
     with MathVerify() as grader:
         replies = iter([""] * deaths + ["true"])
         monkeypatch.setattr(grader.child, "ask", lambda *_: next(replies))

@@ -1,4 +1,4 @@
-"""Rewards that leave, hang, fork, print, grow or start others: the run goes on, and nobody is left behind."""
+"""Rewards that exit, hang, fork, print, grow or start processes: the run continues, and no process is left."""
 
 from __future__ import annotations
 
@@ -189,8 +189,8 @@ def _is_alive(pid: int) -> bool:
         ("handles_signals", 0), ("leaves_a_thread", 0),
     ],
 )  # fmt: skip
-def test_every_response_gets_its_own_reward_and_nobody_is_left(folder, name, left):
-    if name == "closes":  # a second time there is nothing to close
+def test_every_response_gets_its_own_reward_and_no_process_is_left(folder, name, left):
+    if name == "closes":  # the second time there is nothing left to close
         (folder / "mine.py").write_text(REWARDS.replace("os.close(0), os.close(1)", "os.closerange(0, 3)"))
     reward = OwnReward(f"{folder}/mine.py:{name}", seconds=10)
     try:
@@ -218,12 +218,12 @@ def test_every_response_gets_its_own_reward_and_nobody_is_left(folder, name, lef
         ("ends_its_keeper", "its process died"),
         ("grows", "MemoryError"),
         ("nothing", "TypeError"),
-        ("infinite", "answered inf"),
-        ("text", r"answered the text '1\.0', not a number"),
+        ("infinite", "returned inf"),
+        ("text", r"returned the text '1\.0', not a number"),
         ("long_words", "ValueError: xxx"),
     ],
 )
-def test_what_is_no_reward_ends_the_run_with_its_reason(folder, name, said):
+def test_an_invalid_reward_ends_the_run_with_its_reason(folder, name, said):
     reward = OwnReward(f"{folder}/mine.py:{name}", seconds=10)
     try:
         with pytest.raises(MismatchError, match=said) as caught:
@@ -234,14 +234,14 @@ def test_what_is_no_reward_ends_the_run_with_its_reason(folder, name, said):
 
 
 @pytest.mark.parametrize("name", ["sleeps", "stops"])
-def test_one_that_hangs_is_given_up_with_all_that_it_started(folder, name):
+def test_a_reward_that_hangs_is_ended_with_all_its_processes(folder, name):
     reward = OwnReward(f"{folder}/mine.py:{name}", seconds=0.3)
     assert reward.grade("response", None, "stop", "p") == 0
     assert reward.timeouts == 1
     assert_all_have_ended(folder)
 
 
-def test_one_that_dies_between_two_questions_is_started_again(folder):
+def test_a_reward_that_dies_between_two_questions_is_restarted(folder):
     reward = OwnReward(f"{folder}/mine.py:leaves_an_alarm", seconds=10)
     for n in (1, 2, 3):
         assert reward.grade("x" * n, None, "stop", "p") == n
@@ -256,7 +256,7 @@ def test_a_number_of_any_library_counts(folder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_however_the_run_ends_nobody_is_left(folder, number):
+def test_however_the_run_ends_no_process_is_left(folder, number):
     code = f"from mismatch_cli.tasks.rewards import OwnReward; OwnReward({str(folder)!r} + '/mine.py:sleeps')"
     run = subprocess.Popen(
         [sys.executable, "-c", f"{code}.grade('x', None, 'stop', 'p')"], stderr=subprocess.DEVNULL,
@@ -270,7 +270,7 @@ def test_however_the_run_ends_nobody_is_left(folder, number):
     assert_all_have_ended(folder, 2)
 
 
-def test_memory_is_bounded_and_the_worker_goes_before_the_run():
+def test_memory_is_bounded_and_the_worker_is_killed_before_the_run():
     code = """
 from pathlib import Path
 from mismatch_cli.tasks._worker import stand_guard

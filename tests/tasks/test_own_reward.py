@@ -64,9 +64,9 @@ def test_a_function_that_hangs_earns_nothing_and_is_not_asked_again(reward_of):
     ("name", "said"),
     [
         ("broken", "ZeroDivisionError"),
-        ("nothing", "answered nan"),
+        ("nothing", "returned nan"),
         ("absent", "has no function 'absent'"),
-        ("asks_too_much", "asks for 'weather'. It can ask for response"),
+        ("asks_too_much", "the parameter 'weather'. It can have: response"),
     ],
 )
 def test_a_function_that_fails_stops_the_run_with_its_reason(reward_of, name, said):
@@ -81,6 +81,6 @@ def test_a_file_that_cannot_be_loaded_says_why(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["mine.py", "nowhere.py:f", ":f", "mine.py:not a name"])
-def test_what_names_no_function_is_refused(where):
+def test_names_of_missing_functions_are_refused(where):
     with pytest.raises(UsageError, match=r"path/to/file\.py:function"):
         OwnReward(where)

@@ -1,4 +1,4 @@
-"""Problems from every kind of source, and the prompts that cannot be used."""
+"""Problems from every kind of source, and unusable prompts."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ SYSTEM, USER, ASSISTANT = (
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_chat_messages_are_put_by_the_model_s_template(tmp_path, ending):
-    """As TRL and verl have them in `prompt`, from files, and as the tokenizer itself would put them."""
+def test_the_model_s_template_renders_chat_messages(tmp_path, ending):
+    """In `prompt` as in TRL's and verl's files; the result equals the tokenizer's own."""
     rows = [{"prompt": [USER | {"name": None}]}, {"prompt": [SYSTEM, USER, ASSISTANT, USER]}]
     found = load_problems(PromptSource(write(tmp_path / f"p.{ending}", rows)))
     assert [p.prompt for p in found] == [[USER], [SYSTEM, USER, ASSISTANT, USER]]
@@ -72,17 +72,19 @@ def test_chat_messages_are_put_by_the_model_s_template(tmp_path, ending):
 
 
 def test_a_conversation_needs_a_chat_template():
-    alone, more = Problem(0, [USER], None), Problem(1, [SYSTEM, USER], None)
+    alone, conversation = Problem(0, [USER], None), Problem(1, [SYSTEM, USER], None)
     for template in ("raw", "r1-distill"):
         texts = encode_prompts(problems(USER["content"]), WordTokenizer(), template=template, max_model_len=99)
         found = encode_prompts([alone], WordTokenizer(), template=template, max_model_len=99)
-        assert found.prompt_ids == texts.prompt_ids  # one message of a user is a text
-        with pytest.raises(MismatchError, match=rf"Prompt 1 is a conversation .system, user. that .*put {template}"):
-            encode_prompts([alone, more], WordTokenizer(), template=template, max_model_len=99)
+        assert found.prompt_ids == texts.prompt_ids  # a single user message is a text
+        with pytest.raises(
+            MismatchError, match=rf"Prompt 1 is a conversation .system, user., .*template is {template}"
+        ):
+            encode_prompts([alone, conversation], WordTokenizer(), template=template, max_model_len=99)
     bare = WordTokenizer()
     bare.chat_template = None
-    with pytest.raises(MismatchError, match="only a chat template can put, and prompts are put raw"):
-        encode_prompts([more], bare, max_model_len=99)
+    with pytest.raises(MismatchError, match="which needs a chat template, but the prompt template is raw"):
+        encode_prompts([conversation], bare, max_model_len=99)
 
 
 @pytest.mark.parametrize(
@@ -93,10 +95,10 @@ def test_a_conversation_needs_a_chat_template():
         ([{"role": "user", "content": [{"type": "image"}]}], "is neither"),
         ([USER, None], "is neither"),
         ({"role": "user", "content": "hi"}, "is neither"),
-        ([USER, ASSISTANT], "end with the assistant's"),
+        ([USER, ASSISTANT], "end with one by the assistant"),
     ],
 )
-def test_what_is_no_conversation(tmp_path, prompt, said):
+def test_invalid_conversations(tmp_path, prompt, said):
     with pytest.raises(MismatchError, match=said):
         load_problems(PromptSource(write(tmp_path / "p.jsonl", [{"prompt": prompt}])))
 
@@ -118,11 +120,11 @@ def test_a_data_set_is_loaded_by_name_split_and_limit(tmp_path, monkeypatch, cap
     assert problems == [Problem(0, "What is 3 + 1?", "4")]
     with pytest.raises(MismatchError, match="Unknown split"):
         load_problems(PromptSource(str(repository), split="nope"))
-    assert capfd.readouterr().err == ""  # no bar of the library's own in a log
+    assert capfd.readouterr().err == ""  # the library shows no bar in a log
 
 
 def test_a_name_that_is_neither_file_nor_data_set():
-    with pytest.raises(MismatchError, match="no local file"):
+    with pytest.raises(MismatchError, match="not a local file"):
         load_problems(PromptSource("no-such/data-set"))
 
 
@@ -130,24 +132,24 @@ def test_a_name_that_is_neither_file_nor_data_set():
     ("name", "content", "message"),
     [
         ("p.jsonl", "", "holds no prompts"),
-        ("p.jsonl", '{"problem": "a"}\n{oops\n', "line 2 is no JSON"),
-        ("p.jsonl", "3\n", "no JSON object"),
-        ("p.json", "{}", "no JSON list"),
+        ("p.jsonl", '{"problem": "a"}\n{oops\n', "line 2 is not JSON"),
+        ("p.jsonl", "3\n", "not a JSON object"),
+        ("p.json", "{}", "not a JSON list"),
         ("p.parquet", "nonsense", "cannot be read"),
         ("p.jsonl", '{"problem": 3}\n', "neither text nor"),
     ],
 )
-def test_bad_files_are_told_in_one_sentence(tmp_path, name, content, message):
+def test_bad_files_get_one_sentence(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(MismatchError, match=message):
         load_problems(PromptSource(str(tmp_path / name)))
 
 
 def test_a_missing_file_and_an_unknown_ending(tmp_path):
-    with pytest.raises(MismatchError, match="There is no file"):
+    with pytest.raises(MismatchError, match="does not exist"):
         load_problems(PromptSource(str(tmp_path / "gone.jsonl")))
     (tmp_path / "p.xyz").write_text("a")
-    with pytest.raises(UsageError, match=r"ending '\.xyz'"):
+    with pytest.raises(UsageError, match=r"extension '\.xyz'"):
         load_problems(PromptSource(str(tmp_path / "p.xyz")))
 
 
@@ -195,7 +197,7 @@ def test_no_prompt_left_is_an_error():
         encode_prompts(problems("a b c d"), WordTokenizer(), template="raw", max_model_len=4)
 
 
-def test_the_prompt_of_the_distilled_models_is_put_literally():
+def test_the_prompt_of_the_distilled_models_is_literal():
     class Literal(WordTokenizer):
         def encode(self, text, add_special_tokens=True, verbose=True):
             assert not add_special_tokens
@@ -208,13 +210,13 @@ def test_the_prompt_of_the_distilled_models_is_put_literally():
     )
 
 
-def test_an_unknown_template_names_those_there_are():
+def test_an_unknown_template_names_the_known_ones():
     with pytest.raises(UsageError, match="r1-distill"):
         encode_prompts(problems("a"), WordTokenizer(), template="r1", max_model_len=10)
 
 
 def test_a_row_with_more_values_than_names_is_refused(tmp_path):
-    """An unquoted comma would make another answer."""
+    """An unquoted comma would change the answer."""
     path = tmp_path / "p.csv"
     path.write_text("problem,answer\nOne, or two?,2\n", encoding="utf-8")
     with pytest.raises(MismatchError, match="line 2 has more values than the first line has names"):
@@ -232,7 +234,7 @@ def tokenizer():
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", r"takes over 0\.4 s"),
         ("{{ 10 ** (10 ** 9) }}", r"takes over 0\.4 s"),  # in C, where no signal handler of Python's is called
         ("{{ 'a' * 10 ** 11 }}", "takes over 512 MiB of memory"),
-        ("{{ 'a' * 5 * 10 ** 6 }}", "makes 5,000,004 characters"),
+        ("{{ 'a' * 5 * 10 ** 6 }}", "renders 5,000,004 characters"),
         ("{{ ().__class__.__base__.__subclasses__() }}", "fails .*SecurityError"),
         ("{{ range(10 ** 9) | list }}", "fails .*OverflowError"),
         ("{{ raise_exception('roles\nmust alternate') }}", "fails .*roles"),
@@ -241,18 +243,18 @@ def tokenizer():
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails .*RecursionError"),
     ],
 )
-def test_a_chat_template_that_fails_or_goes_on_is_told_with_its_prompt(tokenizer, monkeypatch, template, said):
-    if said.startswith("takes over 0"):  # the others end by themselves, on a busy machine not at once
+def test_a_chat_template_that_fails_or_never_ends_is_reported_with_its_prompt(tokenizer, monkeypatch, template, said):
+    if said.startswith("takes over 0"):  # the others end by themselves, on a busy machine not immediately
         monkeypatch.setattr(_templates, "_SECONDS", 0.4)
     monkeypatch.setattr(
         tokenizer, "chat_template", "{% if messages[0].content == '1' %}" + template + "{% endif %}fine"
     )
     began, before = time.monotonic(), children()
-    message = f"chat template of the model {said}.* on prompt [01].*--prompt-template raw"
+    message = f"model's chat template {said}.* on prompt [01].*--prompt-template raw"
     with pytest.raises(MismatchError, match=message) as told:
         encode_prompts(problems("0", "1", "2"), tokenizer, template="chat", max_model_len=100)
     assert "\n" not in str(told.value) and time.monotonic() - began < 10
-    assert children() <= before  # nobody is left
+    assert children() <= before  # no process is left
 
 
 def children() -> set[str]:

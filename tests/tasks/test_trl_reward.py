@@ -13,7 +13,7 @@ from mismatch_cli.tasks.grading import group_mean_advantages
 from mismatch_cli.tasks.prompts import PromptSource, load_problems
 from mismatch_cli.tasks.rewards import Answered
 
-# Shapes that TRL's guide has, with other bodies: ids alone, text, messages, a column, several tasks, a coroutine.
+# The forms in TRL's guide, with our own bodies: only ids, text, messages, a column, several tasks, a coroutine.
 FUNCTIONS = """
 import asyncio
 
@@ -70,19 +70,19 @@ def test_a_chat_template_makes_conversations(reward_of):
     assert reward_of("of_messages", conversational=True).grade_all(rows) == [1, 0, 1]
 
 
-def test_none_is_no_reward_and_a_missing_column_is_named(reward_of):
+def test_none_is_not_a_reward_and_a_missing_column_is_named(reward_of):
     first, second = reward_of("one_task").grade_all(ROWS)
     assert first == 1 and math.isnan(second)
     with pytest.raises(MismatchError, match="missing 1 required positional argument: 'ground_truth'"):
         reward_of("against").grade_all([row._replace(columns={}) for row in ROWS])
 
 
-def test_a_response_without_reward_teaches_nothing_and_is_in_no_mean():
+def test_a_response_without_reward_teaches_nothing_and_enters_no_mean():
     found_S = group_mean_advantages(np.array([1, np.nan, 0, np.nan, np.nan]), np.array([0, 0, 0, 1, 1]))
     assert np.array_equal(found_S, [0.5, np.nan, -0.5, np.nan, np.nan], equal_nan=True)
 
 
-def test_the_columns_of_a_row_are_kept_where_they_may_be_asked_for(tmp_path):
+def test_the_columns_of_a_row_are_kept_where_a_reward_may_use_them(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"prompt": "2 + 2", "answer": 4, "task": "math"}), encoding="utf-8")
     (with_columns,) = load_problems(PromptSource(str(path), columns=True))

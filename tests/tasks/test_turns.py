@@ -1,4 +1,4 @@
-"""What is put between turns: what the model said stays as it was sampled, and all reads as the template puts it."""
+"""The ids between turns: the model's own ids stay as sampled, and the whole reads as the template renders it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spoken(ids: list[int], finish_reason: str = "stop") -> Rollout:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_the_whole_reads_as_the_template_puts_the_conversation(tokenizer, name):
+def test_the_whole_reads_as_the_template_renders_the_conversation(tokenizer, name):
     if TEMPLATES[name] is not None:
         tokenizer.chat_template = TEMPLATES[name] + GENERATION
     chat = [{"role": "user", "content": "Guess."}]
@@ -57,7 +57,7 @@ def test_the_whole_reads_as_the_template_puts_the_conversation(tokenizer, name):
 
 
 def test_a_template_that_drops_earlier_thoughts_changes_nothing(tokenizer):
-    """It would put another history, of which the model has sampled nothing."""
+    """It would render a different history, which the model did not sample."""
     said, found = spoken(tokenizer.encode("7</think>12<|im_end|>")), []
     for template in (CHAT, CHAT.replace("m['content']", "m['content'].split('</think>')[-1]")):
         tokenizer.chat_template = template + GENERATION
@@ -65,17 +65,17 @@ def test_a_template_that_drops_earlier_thoughts_changes_nothing(tokenizer):
     assert found[0] == found[1]
 
 
-def test_a_turn_that_was_cut_is_ended_by_the_template(tokenizer):
+def test_the_template_ends_a_truncated_turn(tokenizer):
     end, text = tokenizer.encode("<|im_end|>"), tokenizer.encode("12")
     cut, whole = spoken(text, "length"), spoken(text + end)
     for answer in ("More.", ""):
         after_cut, after_whole = Turns(tokenizer, "chat").after([cut, whole], [answer] * 2)
         assert after_cut == end + after_whole
-    other = spoken([*text, 0])  # another end than the template's
+    other = spoken([*text, 0])  # a different end token from the template's
     assert Turns(tokenizer, "chat").after([other], ["More."])[0][:1] == end
 
 
-def test_raw_observations_are_put_as_they_are(tokenizer):
+def test_raw_observations_stay_as_they_are(tokenizer):
     for settings in ("raw", "chat"):  # a tokenizer without a template gets them raw
         tokenizer.chat_template = None
         said = spoken(tokenizer.encode("\n"), "stop")
@@ -84,7 +84,7 @@ def test_raw_observations_are_put_as_they_are(tokenizer):
         Turns(tokenizer, "raw").after([said], [[{"role": "tool", "content": "x"}]])
 
 
-def test_the_same_said_twice_and_something_else_later(tokenizer):
+def test_repeated_and_new_observations(tokenizer):
     turns, said = Turns(tokenizer, "chat"), spoken([5], "length")
     first = turns.after([said] * 3, ["a", "b", "a"])
     assert first[0] == first[2] != first[1] and turns.after([said], ["b"]) == [first[1]]
@@ -93,5 +93,5 @@ def test_the_same_said_twice_and_something_else_later(tokenizer):
 
 def test_a_template_that_forgets_the_assistant_is_refused(tokenizer):
     tokenizer.chat_template = "{{ messages[-1]['content'] }}"
-    with pytest.raises(MismatchError, match="leaves out what the assistant said"):
+    with pytest.raises(MismatchError, match="drops earlier assistant messages"):
         Turns(tokenizer, "chat").after([spoken([5])], ["a"])

@@ -1,4 +1,4 @@
-"""Problems that stand there again are left out, before Arrow's rows become Python objects."""
+"""Repeated problems are left out before Arrow's rows become Python objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mismatch_cli.tasks.source_rows import first_of_each
 
 
 def dapo_row(number: int, answer: int | None = None, content: str = "") -> dict[str, Any]:
-    """As DAPO-Math-17k has them: repeated a hundred times, each time with the same index or another."""
+    """A row as in DAPO-Math-17k, which repeats each a hundred times, with the same index or a different one."""
     return {
         "data_source": "math_dapo",
         "prompt": [{"content": content or f"What is {number} + 1?", "role": "user"}],
@@ -43,7 +43,7 @@ def saved(folder: Path, kind: str, rows: list[dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "folder"])
-def test_each_problem_is_there_once_under_the_number_of_its_first_row(tmp_path, kind):
+def test_each_problem_occurs_once_under_the_number_of_its_first_row(tmp_path, kind):
     where = saved(tmp_path, kind, ROWS)
     everything = load_problems(PromptSource(where))
     assert [p.prompt_id for p in everything] == list(range(8))
@@ -54,7 +54,7 @@ def test_each_problem_is_there_once_under_the_number_of_its_first_row(tmp_path, 
     assert len(load_problems(PromptSource(where, unique=True, limit=3))) == 3
 
 
-def test_a_field_that_is_not_asked_for_does_not_tell_rows_apart(tmp_path):
+def test_other_fields_do_not_tell_rows_apart(tmp_path):
     rows = [dapo_row(0) | {"solution": str(i), "extra_info": {"index": str(i)}} for i in range(3)]
     assert len(load_problems(PromptSource(saved(tmp_path, "parquet", rows), unique=True))) == 1
     asked = PromptSource(saved(tmp_path, "jsonl", rows), answer_field="solution", unique=True)
@@ -62,7 +62,7 @@ def test_a_field_that_is_not_asked_for_does_not_tell_rows_apart(tmp_path):
 
 
 def test_texts_are_not_mistaken_for_each_other():
-    """Values whose texts would be the same if they were only put behind each other; absent ones; numbers; nesting."""
+    """Values whose plain concatenations would be equal; absent values; numbers; nesting."""
     rows = [
         {"problem": "a", "answer": "bc"}, {"problem": "ab", "answer": "c"}, {"problem": "abc", "answer": None},
         {"problem": "abc", "answer": ""}, {"problem": None, "answer": "abc"}, {"problem": "1:a", "answer": "b"},
@@ -80,7 +80,7 @@ def test_texts_are_not_mistaken_for_each_other():
 
 
 def test_many_repeated_rows():
-    """Of 200,000 rows with 2,000 problems, each portion of 65,536 makes objects of those that are new alone."""
+    """Of 200,000 rows with 2,000 problems, each batch of 65,536 makes objects only of the new ones."""
     contents = [f"What is {i} + 1? " + "x" * 200 for i in range(2000)]
     rows = pa.Table.from_pylist([dapo_row(i, content=contents[i]) for i in range(2000)])
     table = pa.concat_tables([rows] * 100).combine_chunks()

@@ -1,4 +1,4 @@
-"""A small trace written by hand, with every kind of column."""
+"""Small hand-written traces with every kind of column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manifest is held to what is on disk: what is lost makes a trace partial, what is foreign is refused."""
+"""The manifest compared with the disk: lost shards make a trace partial, foreign ones are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mismatch_cli.trace.reader import Trace
 
 @pytest.fixture
 def trace(tmp_path) -> Path:
-    """Six shards that say how many rows each holds."""
+    """Six shards, whose rows the manifest lists."""
     folder = tmp_path / "run" / "trace"
     shutil.copytree(bundled("traces") / "fp8-kv", folder)
     rows = {path.name: pq.read_metadata(path).num_rows for path in folder.glob("shard-*")}
@@ -33,7 +33,7 @@ def cut(path: Path, rows: int) -> None:
     pq.write_table(pq.read_table(path).slice(0, rows), path)
 
 
-def test_a_whole_trace_is_whole(trace):
+def test_a_complete_trace_is_complete(trace):
     found = Trace.open(trace).completeness
     assert not found.partial and found.reasons == ()
     assert found.responses == found.recorded_responses == Trace.open(trace).num_responses
@@ -42,14 +42,14 @@ def test_a_whole_trace_is_whole(trace):
 @pytest.mark.parametrize("lost", [[0], [2], [5], [1, 2, 3, 4, 5]])
 @pytest.mark.parametrize("counted", [True, False])
 def test_lost_shards_are_named(trace, lost, counted):
-    if not counted:  # a trace of an earlier version, which says how many shards there were
+    if not counted:  # a trace of an earlier version, which only counts the shards
         change(trace, shard_rows={f"shard-{i:05d}.parquet": None for i in range(6)})
     names = [f"shard-{index:05d}.parquet" for index in lost]
     for name in names:
         (trace / name).unlink()
     found = Trace.open(trace).completeness
     assert found.partial and found.missing == tuple(names)
-    assert f"{6 - len(lost)} of 6 shards are there (missing: {names[0]}" in found.reasons[0]
+    assert f"{6 - len(lost)} of 6 shards exist (missing: {names[0]}" in found.reasons[0]
     assert (found.recorded_responses is not None) == counted
 
 
@@ -58,17 +58,17 @@ def test_a_shard_that_lost_rows_is_named(trace):
     assert Trace.open(trace).completeness.reasons == ("shard-00003.parquet holds fewer responses than were recorded",)
 
 
-def test_what_belongs_to_another_trace_is_refused(trace):
+def test_shards_of_another_trace_are_refused(trace):
     shutil.copy(trace / "shard-00001.parquet", trace / "shard-00006.parquet")
     with pytest.raises(MismatchError, match=r"shard-00006.parquet is not one of the 6 shards that the manifest"):
         Trace.open(trace)
-    (trace / "shard-00004.parquet").unlink()  # as many as promised, but not the same
+    (trace / "shard-00004.parquet").unlink()  # the promised number, but not the same shards
     with pytest.raises(MismatchError, match=r"shard-00006.parquet is not one of the 6 shards"):
         Trace.open(trace)
     (trace / "shard-00006.parquet").unlink()
     rows = read_manifest(trace)["shard_rows"]
     change(trace, shard_rows=rows | {"shard-00000.parquet": 3})
-    with pytest.raises(MismatchError, match=r"shard-00000.parquet holds \d+ responses, and 3 were recorded"):
+    with pytest.raises(MismatchError, match=r"shard-00000.parquet holds \d+ responses, but 3 were recorded"):
         Trace.open(trace)
 
 
@@ -77,9 +77,9 @@ def test_scoring_that_was_limited_makes_a_trace_partial(trace):
     table = pq.read_table(path)
     pq.write_table(table.drop_columns(["logp_recomputed"]), path)
     found = Trace.open(trace).completeness
-    assert found.unscored == table.num_rows and "are not scored, or by half" in found.reasons[0]
+    assert found.unscored == table.num_rows and "are unscored or only partly scored" in found.reasons[0]
     content = json.loads((trace / "manifest.json").read_text())
-    for name in ("trainer", "recomputed", "command"):  # nobody says that it was to be scored, but the others are
+    for name in ("trainer", "recomputed", "command"):  # only the scored ones show that it should be scored
         content.pop(name, None)
     write_manifest(trace, content)
     pq.write_table(table.drop_columns(["logp_trainer", "logp_recomputed"]), path)
@@ -92,20 +92,20 @@ def test_a_recording_that_was_cut_short_says_so_itself(trace):
 
 
 @pytest.mark.parametrize("rows", [{"shard-00000.parquet": -1}, {"shard-00000.parquet": 1.5}, [], "x", {"a": True}])
-def test_counts_that_are_none_are_damage(trace, rows):
+def test_invalid_counts_are_damage(trace, rows):
     change(trace, shard_rows=rows)
     with pytest.raises(MismatchError, match=r"manifest.json is damaged \(shard_rows"):
         Trace.open(trace)
 
 
 @pytest.mark.parametrize("shards", [-1, 10**18])
-def test_a_number_of_shards_that_nobody_writes_is_damage(trace, shards):
+def test_an_impossible_number_of_shards_is_damage(trace, shards):
     change(trace, shards=shards)
     with pytest.raises(MismatchError, match=r"manifest.json is damaged \(shards is"):
         Trace.open(trace)
 
 
-def test_a_trace_that_says_nothing_of_shards_is_read(trace):
+def test_a_trace_that_does_not_count_its_shards_is_read(trace):
     content = read_manifest(trace)
     write_manifest(trace, {name: value for name, value in content.items() if not name.startswith("shard")})
     (trace / "shard-00001.parquet").unlink()
@@ -116,11 +116,11 @@ def test_a_trace_that_says_nothing_of_shards_is_read(trace):
 def test_the_remedy_is_a_command_that_fits(trace):
     for path in trace.glob("shard-*"):
         path.unlink()
-    with pytest.raises(MismatchError, match=r"no finished shard yet. Go on with: mismatch-cli probe --resume"):
+    with pytest.raises(MismatchError, match=r"no finished shard yet. Resume with: mismatch-cli probe --resume"):
         Trace.open(trace)
     folder = Path("a b/held-out")
     assert remedy(folder, {"command": "curate"}).endswith("mismatch-cli curate --resume --output 'a b'")
-    assert "the command that began it and --resume" in remedy(folder, {"command": "train"})
+    assert "its own command and --resume" in remedy(folder, {"command": "train"})
     assert remedy(folder, {"command": "import", "imported": {}}) == "Import the dump again."
     unscored = remedy(Path("run/trace"), {"command": "import", "imported": {}}, unscored=True)
     assert unscored.endswith("mismatch-cli rescore run --trainer-model MODEL")

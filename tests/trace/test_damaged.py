@@ -1,4 +1,4 @@
-"""Files that are damaged in ways that Parquet and JSON readers do not notice: one sentence, whatever is in them."""
+"""Damage that Parquet and JSON readers do not notice gets one sentence, whatever the files hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.trace.conftest import row_columns
         ({"prompts": {"skipped": None}}, "prompts.skipped is None"),
     ],
 )
-def test_a_manifest_with_other_types_than_readers_count_on(write_trace, content, said):
+def test_a_manifest_with_unexpected_types(write_trace, content, said):
     folder = write_trace(row_columns(), manifest=content)
     with pytest.raises(MismatchError, match=rf"manifest.json is damaged \({said}\). Record"):
         Trace.open(folder)
@@ -35,7 +35,7 @@ def test_a_manifest_with_other_types_than_readers_count_on(write_trace, content,
 
 @pytest.mark.parametrize("missing", ["trainer.head_dtype", "rollout.kv_cache_dtype", "prompts.template"])
 def test_a_manifest_without_what_reports_show(write_trace, missing):
-    """A section may be absent; one that is there is whole."""
+    """A section may be absent, but not incomplete."""
     content = json.loads((bundled_trace() / "manifest.json").read_text())
     section, name = missing.split(".")
     del content[section][name]
@@ -61,7 +61,7 @@ def test_a_manifest_that_is_nested_too_deeply(write_trace):
         pa.table({"id": ["x"], "bytes": [b"x"]}),
     ],
 )
-def test_a_vocabulary_that_is_none(tmp_path, content):
+def test_a_file_that_is_not_a_vocabulary(tmp_path, content):
     path = tmp_path / "vocab.parquet"
     path.write_bytes(content) if isinstance(content, bytes) else pq.write_table(content, path)
     with pytest.raises(MismatchError, match=r"vocab.parquet is damaged \(.*Delete it"):
@@ -105,7 +105,7 @@ def _fail_to_fill(folder):
         raise RuntimeError("unexpected pos 64")
 
 
-def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
+def test_a_folder_is_replaced_atomically(tmp_path):
     folder = tmp_path / "model"
     with replacing_folder(folder) as temporary:
         (temporary / "weights").write_text("old")
@@ -118,11 +118,11 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
 
 
 @pytest.mark.parametrize("column", ["prompt_ids", "response_ids", "topk_ids"])
-def test_ids_that_no_token_has_are_damage(write_trace, column):
-    """A trace that was written by hand: its types are right, its ids are none."""
+def test_invalid_token_ids_are_damage(write_trace, column):
+    """A hand-written trace: its types are right, but its ids are invalid."""
     given = row_columns()[column]
     ids = [np.array(row) for row in given]
     ids[1].flat[0] = -3
     folder = write_trace(row_columns(**{column: ids}))
-    with pytest.raises(MismatchError, match=f"column {column} holds -3, which is no token id"):
+    with pytest.raises(MismatchError, match=f"column {column} holds -3, which is not a token id"):
         list(Trace.open(folder).batches())

@@ -1,4 +1,4 @@
-"""Traces on a local S3 server (moto), which is slow or busy at times, and on a file system of fsspec."""
+"""Traces on a local S3 server (moto), sometimes slow or busy, and on an fsspec file system."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce
 
 
 class Store:
-    """moto's S3 behind a door that counts requests and answers some of them with 503."""
+    """moto's S3 behind a gate that counts requests and answers some of them with 503."""
 
     def __init__(self) -> None:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import make_server
 
-        self.busy, self.busy_with = 0, ""  # how often a request for such a file is refused before it is answered
+        self.busy, self.busy_with = 0, ""  # how often requests for such a file are refused first
         self.on_put: Callable[[str], None] = lambda _: None
         self.requests: Counter[tuple[str, str]] = Counter()
         self._app = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("127.0.0.1", 0, self._at_the_door, threaded=True)
+        self._server = make_server("127.0.0.1", 0, self._at_the_gate, threaded=True)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def _at_the_door(self, environ: dict[str, Any], start_response: Any) -> Any:
+    def _at_the_gate(self, environ: dict[str, Any], start_response: Any) -> Any:
         asked = (environ["REQUEST_METHOD"], environ["PATH_INFO"] + "?" + environ.get("QUERY_STRING", ""))
         key = (*asked, environ.get("HTTP_RANGE", ""))
         self.requests[key] += 1
@@ -75,7 +75,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(store: Store, trace: Path) -> str:
-    """The same trace on the store, put there file by file."""
+    """The same trace, uploaded to the store file by file."""
     fs = stores.file_system("s3", "bucket")
     for path in trace.iterdir():
         with fs.open_output_stream(f"bucket/runs/a/trace/{path.name}") as file:
@@ -113,8 +113,8 @@ def test_a_trace_on_a_store_is_read_like_any_other(url, trace, capsys, tmp_path,
 def test_the_library_opens_it(url, trace):
     import mismatch_cli
 
-    there, here = mismatch_cli.open(url), mismatch_cli.open(trace)
-    assert there.metrics.equals(here.metrics) and there.tokens.equals(here.tokens)
+    remote, local = mismatch_cli.open(url), mismatch_cli.open(trace)
+    assert remote.metrics.equals(local.metrics) and remote.tokens.equals(local.tokens)
 
 
 def test_workers_read_it_and_the_cache_knows_it(url, trace, capsys, tmp_path, store, monkeypatch):
@@ -127,7 +127,7 @@ def test_workers_read_it_and_the_cache_knows_it(url, trace, capsys, tmp_path, st
     store.requests.clear()
     assert numbers(capsys, "report", url, "--cache", str(tmp_path / "cache")) == expected
     pages = [key for key in store.requests if "shard-" in key[1] and key[2]]
-    assert len(pages) <= 6  # a footer each
+    assert len(pages) <= 6  # one footer each
 
 
 def test_it_is_listed_once(url, store, capsys):
@@ -136,13 +136,13 @@ def test_it_is_listed_once(url, store, capsys):
     assert sum(store.requests[key] for key in lists if "max-keys=1&" not in key[1]) == 1, lists
 
 
-def test_a_store_that_is_busy_is_asked_again(url, trace, store, capsys):
+def test_requests_to_a_busy_store_are_retried(url, trace, store, capsys):
     store.busy, store.busy_with = 1, "shard-00002"
     assert numbers(capsys, "report", url) == numbers(capsys, "report", str(trace))
     assert max(store.requests.values()) >= 2
 
 
-def test_what_a_store_says_in_the_end_is_one_sentence(url, store, capsys, monkeypatch):
+def test_a_store_s_final_error_is_one_sentence(url, store, capsys, monkeypatch):
     assert run(["report", "s3://bucket/runs/nothing"]) == 1
     assert "s3://bucket/runs/nothing does not exist" in capsys.readouterr().err
     monkeypatch.setattr(stores, "ATTEMPTS", 2)
@@ -150,7 +150,7 @@ def test_what_a_store_says_in_the_end_is_one_sentence(url, store, capsys, monkey
     store.busy = 10**6
     assert run(["report", url, "--skip-broken"]) == 1
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "could not be read" in said and "AWS_" in said
+    assert said.count("\n") == 1 and "Could not read" in said and "AWS_" in said
     stores.file_system.cache_clear()
 
 
@@ -168,7 +168,7 @@ def test_a_damaged_shard_on_a_store_is_named_and_skipped(store, trace, capsys):
     assert list(found["about"]["partial"][0]["broken_shards"]) == ["shard-00003.parquet"]
 
 
-def test_what_file_systems_call_a_place():
+def test_paths_within_file_systems():
     from pyarrow.fs import FileSystem
 
     url = "abfs://box@account.dfs.core.windows.net/runs/a"
@@ -212,12 +212,12 @@ def test_a_run_is_uploaded_with_its_manifest_last(store, trace, capsys, tmp_path
     [
         (["upload", "nothing", "s3://bucket/x"], "nothing does not exist"),
         (["upload", "empty", "s3://bucket/x"], "holds no trace"),
-        (["upload", "empty", "folder"], "is no place on a store"),
+        (["upload", "empty", "folder"], "place on a store"),
         (["report", "--output", "s3://bucket/x"], "mismatch-cli upload"),
         (["import", "s3://bucket/x"], "Copy it to this machine"),
     ],
 )
-def test_what_does_not_go_to_or_come_from_a_store(typed, said, tmp_path, monkeypatch, capsys):
+def test_commands_that_do_not_work_with_a_store(typed, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     assert run(typed) in (1, 2)

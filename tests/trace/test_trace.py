@@ -1,4 +1,4 @@
-"""What is written is what is read: flat, with nulls as NaN, and damage told in one sentence."""
+"""A trace reads back as it was written: flat, with nulls as NaN, and one sentence for damage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def only_batch(folder: Path):
     return batch
 
 
-def test_a_batch_is_laid_flat(write_trace):
+def test_a_batch_is_flattened(write_trace):
     batch = only_batch(write_trace(row_columns()))
     assert batch.offset_S1.tolist() == [0, 3, 4, 6]
     assert batch.response_ids_T.tolist() == [10, 11, 12, 10, 10, 11]
@@ -46,7 +46,7 @@ def test_null_rows_become_nan(write_trace):
     assert np.isnan(batch.reward_S[2])
 
 
-def test_an_impossible_log_prob_is_no_measurement(write_trace):
+def test_an_impossible_log_prob_is_not_a_measurement(write_trace):
     logp = [np.array([0.5, -1, np.nan], np.float32), np.array([0], np.float32), np.array([-np.inf, -2], np.float32)]
     batch = only_batch(write_trace(row_columns(logp_rollout=logp)))
     assert np.isnan(batch.logp_rollout_T).tolist() == [True, False, True, False, False, False]
@@ -134,7 +134,7 @@ def test_a_failed_write_leaves_the_shard_as_it_was(write_trace, monkeypatch):
         (lambda f: (f / "shard-00000.parquet").unlink(), "no finished shard"),
     ],
 )
-def test_what_is_no_trace_is_refused(write_trace, damage, message):
+def test_what_is_not_a_trace_is_refused(write_trace, damage, message):
     folder = write_trace(row_columns())
     damage(folder)
     with pytest.raises(MismatchError, match=message):
@@ -161,7 +161,7 @@ def test_a_truncated_shard_is_refused(write_trace, keep):
 
 def test_wrong_lengths_are_refused(write_trace):
     wrong = [np.zeros(n + 1, dtype=np.float32) for n in LENGTHS]
-    with pytest.raises(MismatchError, match="logp_trainer has another number of values"):
+    with pytest.raises(MismatchError, match="logp_trainer does not have one value per token"):
         only_batch(write_trace(row_columns(logp_trainer=wrong)))
 
 
@@ -173,7 +173,7 @@ def test_a_foreign_parquet_file_is_refused(write_trace):
         only_batch(folder)
 
 
-def test_a_column_of_another_type_is_refused(write_trace):
+def test_a_column_of_the_wrong_type_is_refused(write_trace):
     folder = write_trace(row_columns())
     table = pq.read_table(shard_path(folder, 0))
     changed = table.set_column(table.schema.get_field_index("prompt_id"), "prompt_id", [["a", "b", "c"]])
@@ -191,8 +191,8 @@ def test_row_groups_know_their_shard(write_trace):
         assert group.table.num_rows == group.batch.num_responses and "rank_trainer" not in group.table.column_names
 
 
-def test_what_was_read_ahead_fails_in_its_turn(write_trace, monkeypatch):
-    """The first row group is served whole, though the second, which is damaged, is read meanwhile."""
+def test_prefetched_row_groups_fail_in_their_turn(write_trace, monkeypatch):
+    """The first row group is served, although the second, which is damaged, is read meanwhile."""
     monkeypatch.setattr(writer, "MAX_TOKENS_PER_ROW_GROUP", 3)
     folder = write_trace(row_columns())
     (path,) = Trace.open(folder).shards
@@ -205,7 +205,7 @@ def test_what_was_read_ahead_fails_in_its_turn(write_trace, monkeypatch):
 
 
 def test_reading_imports_no_pandas(write_trace):
-    """Half a second for every process."""
+    """It would take half a second in every process."""
     script = (
         "import sys; from pathlib import Path; from mismatch_cli.trace.reader import Trace; "
         f"print(len(list(Trace(Path({str(write_trace(row_columns()))!r})).batches())), 'pandas' in sys.modules)"

@@ -1,4 +1,4 @@
-"""Policies made by hand or drawn at random, shared by the tests of masks and of algorithms."""
+"""Hand-made and random policies, shared by the tests of masks and algorithms."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ K = 20
 def policies(
     rollout: Tensor, trainer: Tensor, recomputed: Tensor | None = None, lengths: list[int] | None = None
 ) -> Policies:
-    """Policies of given log-probabilities, one response unless lengths are given, with a top-K that fits them.
+    """Policies with given log-probabilities and a matching top-K, as one response unless lengths are given.
 
-    The entropy is that of {sampled token, any other}; the average of the weights is what sampled.
+    The entropy is that of {sampled token, any other}; the average of the weights is the policy that sampled.
     """
     offset_S1 = torch.tensor([0, *(lengths or [len(rollout)])]).cumsum(0)
     recomputed = trainer if recomputed is None else recomputed
@@ -41,7 +41,7 @@ def policies(
 
 
 def topk_around(rollout: Tensor, trainer: Tensor, recomputed: Tensor) -> TopKLogProbs:
-    """A top-K where the sampled token is first if μ > 0.3, else absent; nine tenths of the rest is shared evenly."""
+    """A top-K where the sampled token is first if μ > 0.3, else absent; nine tenths of the rest are spread evenly."""
     ids_TK = torch.arange(1, K + 1).repeat(len(rollout), 1)
     first_T = rollout > -1.2
     ids_TK[first_T, 0] = 0
@@ -57,7 +57,7 @@ def topk_around(rollout: Tensor, trainer: Tensor, recomputed: Tensor) -> TopKLog
 
 
 def random_policies(seed: int, responses: int = 60, longest: int = 40, vocabulary: int = 26) -> Policies:
-    """Softmaxes in float64, from almost deterministic to flat, whose gap differs by orders of magnitude by response."""
+    """Softmaxes in float64, from almost deterministic to flat, with gaps that differ by orders of magnitude."""
     generator = torch.Generator().manual_seed(seed)
     length_S = torch.randint(1, longest + 1, (responses,), generator=generator)
     tokens = int(length_S.sum())
@@ -80,7 +80,7 @@ def random_policies(seed: int, responses: int = 60, longest: int = 40, vocabular
     topk = TopKLogProbs(ids_T, top_TK, *(x_TV.gather(1, top_TK) for x_TV in logp_TV))
     entropy_T = torch.special.entr(logp_TV[1].exp()).sum(-1)
     offset_S1 = torch.cat([torch.zeros(1).long(), length_S.cumsum(0)])
-    average = torch.logaddexp(recomputed, trainer) - log(2)  # between the two, as an average of weights may be
+    average = torch.logaddexp(recomputed, trainer) - log(2)  # between the two, as for averaged weights
     return Policies(rollout, trainer, recomputed, offset_S1, topk, entropy_T, average=average)
 
 
@@ -96,7 +96,7 @@ def cast(given: Policies, dtype: torch.dtype) -> Policies:
 
 
 def mapped(topk: TopKLogProbs | None, function: Callable[[Array], Array]) -> TopKLogProbs | None:
-    """A function of each column."""
+    """Apply a function to each column."""
     if topk is None:
         return None
     columns = (topk.response_ids_T, topk.ids_TK, topk.rollout, topk.trainer, topk.recomputed)
@@ -116,7 +116,7 @@ def in_numpy(given: Policies) -> Policies:
 
 
 def equal_policies(drawn: Policies) -> Policies:
-    """On-policy: the trainer, then and now, is the rollout."""
+    """On-policy: the trainer, before and now, equals the rollout."""
     assert drawn.topk is not None
     topk = TopKLogProbs(drawn.topk.response_ids_T, drawn.topk.ids_TK, *[drawn.topk.rollout] * 3)
     columns = (drawn.rollout, drawn.rollout, drawn.rollout, drawn.offset_S1, topk, drawn.entropy_T, drawn.batches)
@@ -124,7 +124,7 @@ def equal_policies(drawn: Policies) -> Policies:
 
 
 def taken(given: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
-    """Some responses in some order, and where their tokens stood; batches and what was found in them go along."""
+    """Some responses in some order, and the positions of their tokens; batches and their results are included."""
     offset, batches = given.offset_S1.tolist(), given.batches
     spans = [torch.arange(offset[s], offset[s + 1]) for s in responses]
     place_T = torch.cat([torch.zeros(0, dtype=torch.int64), *spans])
@@ -139,7 +139,7 @@ def taken(given: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
 
 
 def with_keys(given: Policies, minibatch_S: np.ndarray, prompt_S: np.ndarray) -> Policies:
-    """The same, as rows of one step: each in a minibatch, each an answer to a prompt."""
+    """The same, as rows of one step, with a minibatch and a prompt for each."""
     sample_S, zeros_S = np.arange(len(prompt_S)), np.zeros(len(prompt_S), dtype=np.int64)
     responses = given.responses
     places = as_numpy(responses.response_T), as_numpy(responses.position_T)
@@ -148,7 +148,7 @@ def with_keys(given: Policies, minibatch_S: np.ndarray, prompt_S: np.ndarray) ->
 
 
 def settled(rule: Rule, parts: list[tuple[Policies, Array]]) -> Found:
-    """What a rule finds in batches, or groups, of which each part holds a piece."""
+    """What a rule settles for batches or groups that are spread over parts."""
     gathering = Gathering([rule])
     for part in parts:
         gathering.update(*part)
@@ -156,7 +156,7 @@ def settled(rule: Rule, parts: list[tuple[Policies, Array]]) -> Found:
 
 
 def like(given: Policies, column_T: Tensor) -> Array:
-    """A column in the world of the policies."""
+    """A column in the policies' array library."""
     return column_T.numpy() if isinstance(given.rollout, np.ndarray) else column_T
 
 
@@ -169,11 +169,11 @@ def gathered(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Poli
 
 
 def columns(given: Policies) -> list[Array]:
-    """What policies are made of, their top-K included."""
+    """The columns of policies, their top-K included."""
     topk = given.topk
     assert topk is not None and given.recomputed is not None
-    own = [given.rollout, given.trainer, given.recomputed, given.offset_S1, given.entropy_T]
-    return [*own, topk.ids_TK, topk.rollout, topk.trainer]
+    found = [given.rollout, given.trainer, given.recomputed, given.offset_S1, given.entropy_T]
+    return [*found, topk.ids_TK, topk.rollout, topk.trainer]
 
 
 def same(x: Array, y: Array) -> bool:
@@ -186,7 +186,7 @@ def signs(tokens: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
 
 
 def ask(name: str, given: Policies, advantage_T: Array, **chosen: Threshold) -> Decision:
-    """What a trust region itself says of the trainer against the rollout, all tokens being one batch."""
+    """A trust region's decision on the trainer relative to the rollout, with all tokens as one batch."""
     mask, columns = Mask(name, chosen=tuple(chosen.items())), (given.compare(Mask(name).ratio), advantage_T)
     if mask.scope is None:
         return mask.module.trust_region(*columns, **chosen)

@@ -1,4 +1,4 @@
-"""What every file in trust_regions/ promises, whatever files there are."""
+"""What every file in trust_regions/ promises."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from tests.trust_regions.cases import (
 
 SYMBOLS = {"r", "p", "q"}
 SHARES = ("max_tv", "tv_low", "tv_high", "max_drop", "ratio_low", "alpha", "share", "least_weight")
-NO_SHARES = {("sequence-tv", "max_tv")}  # a mean of |r − 1|, which has no upper end
+NO_SHARES = {("sequence-tv", "max_tv")}  # a mean of |r − 1|, which is unbounded
 ANY_SIGN = {("covariance-clip", "cov_low"), ("covariance-clip", "cov_high")}  # a covariance may be below 0
 SEQUENCE = ("opsm", "sequence-mean", "sequence-product", "sequence-ratio")
-UNSIGNED = {  # what a statistic is that does not have the sign of p − q
+UNSIGNED = {  # statistics without the sign of p − q
     "kl-estimate": "at least 0",
     "sequence-tv": "at least 0",
     "second-moment": "at least 0",
@@ -54,7 +54,7 @@ NUMERIC = [
 
 
 def letter(name: str, threshold: str) -> str:
-    """What a threshold is called in messages: its letter, where it has one."""
+    """A threshold's name in messages: its letter, if it has one."""
     return trust_regions.symbols(trust_regions.find(name)).get(threshold, threshold)
 
 
@@ -89,7 +89,7 @@ def test_which_masks_look_at_batches() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(REGIONS) - set(OVER_BATCHES)))
 def test_a_mask_without_a_scope_sees_no_other_response(name: str) -> None:
-    """The decisions on a response are those on it alone."""
+    """The decisions on a response do not depend on other responses."""
     given = random_policies(6, responses=12)
     advantage_T = signs(len(given.trainer))
     together = ask(name, given, advantage_T)
@@ -102,7 +102,7 @@ def test_a_mask_without_a_scope_sees_no_other_response(name: str) -> None:
 
 @pytest.mark.parametrize("name", REGIONS)
 def test_the_order_of_responses_does_not_matter(name: str) -> None:
-    """Nor does it for what is drawn, which follows from the keys of rows."""
+    """Nor does it for random draws, which depend on the keys of rows."""
     given = random_policies(7, responses=40)
     given = with_keys(given, np.zeros(40, dtype=np.int64), np.arange(40) // 4)
     advantage_T = signs(len(given.trainer))
@@ -142,11 +142,11 @@ def test_decision_and_purity(name: str, dtype: torch.dtype) -> None:
     advantage_T = signs(len(given.trainer), dtype=dtype)
     before, advantage_before_T = snapshot(given), advantage_T.clone()
     decision = ask(name, given, advantage_T)
-    again = ask(name, given, advantage_T)
+    repeated = ask(name, given, advantage_T)
     fresh = ask(name, cast(random_policies(0, responses=12), dtype), advantage_T)
     assert decision.keep_T.dtype == torch.bool and decision.keep_T.shape == advantage_T.shape
     assert decision.statistic_T.is_floating_point() and decision.statistic_T.shape == advantage_T.shape
-    for other in (again, fresh):
+    for other in (repeated, fresh):
         assert torch.equal(decision.keep_T, other.keep_T)
         assert torch.equal(decision.statistic_T, other.statistic_T)
     assert all(torch.equal(x, y) for x, y in zip(before, snapshot(given), strict=True))
@@ -154,7 +154,7 @@ def test_decision_and_purity(name: str, dtype: torch.dtype) -> None:
 
 
 def test_masks_leave_no_trace_in_what_they_share() -> None:
-    """All masks on the same policies, forwards and backwards, answer as each of them alone."""
+    """All masks on the same policies, in either order, decide as each by itself."""
     shared, advantage_T = random_policies(1, responses=12), signs(len(random_policies(1, responses=12).trainer))
     alone = {name: ask(name, random_policies(1, responses=12), advantage_T) for name in REGIONS}
     for name in [*REGIONS, *reversed(REGIONS)]:
@@ -198,7 +198,7 @@ def test_the_statistic_has_the_sign_of_the_move(name: str) -> None:
 
 
 def test_statistics_without_a_side() -> None:
-    """Of other masks a statistic says how far, or what else was compared, as their docstrings say."""
+    """Other masks' statistics are distances or other values, as their docstrings say."""
     given = random_policies(2)
     d_T = given.trainer - given.rollout
     for name, says in UNSIGNED.items():
@@ -221,7 +221,7 @@ def test_without_advantage_there_is_nothing_to_block(name: str) -> None:
 
 
 def test_every_mask_blocks_something_and_keeps_something() -> None:
-    """Or the tests above would pass for a mask that always keeps."""
+    """Otherwise the tests above would pass for a mask that always keeps."""
     given = random_policies(3)
     for name in set(REGIONS) - {"none"}:
         keep_T = ask(name, given, signs(len(given.trainer))).keep_T
@@ -232,7 +232,7 @@ def test_every_mask_blocks_something_and_keeps_something() -> None:
 @pytest.mark.parametrize("value", [-1, -1e-9, float("nan")])
 def test_negative_thresholds_are_refused(name: str, threshold: str, value: float) -> None:
     shown = letter(name, threshold)
-    with pytest.raises(UsageError, match=f"{shown}=.*choose|{shown}=.*makes no sense"):
+    with pytest.raises(UsageError, match=f"{shown}=.*choose|{shown}=.*is out of range"):
         ask(
             name,
             random_policies(0, responses=2),
@@ -245,25 +245,25 @@ OF_SHARES = [pair for pair in NUMERIC if pair[1] in SHARES and pair not in NO_SH
 
 
 @pytest.mark.parametrize(("name", "threshold"), OF_SHARES)
-def test_a_threshold_that_nothing_can_reach_is_refused(name: str, threshold: str) -> None:
-    """A probability moves by at most 1, and a ratio falls by at most 1; 15 for 15 % would block nothing, silently."""
+def test_an_unreachable_threshold_is_refused(name: str, threshold: str) -> None:
+    """A probability changes by at most 1, and a ratio drops by at most 1; 15 for 15 % would silently block nothing."""
     given = random_policies(0, responses=2)
     advantage_T = signs(len(given.trainer))
     for value in (1 + 1e-9, 15, INF):
         with pytest.raises(
-            UsageError, match=f"{letter(name, threshold)}=.* makes no sense: choose a number from 0 to 1"
+            UsageError, match=f"{letter(name, threshold)}=.* is out of range: choose a number from 0 to 1"
         ):
             ask(name, given, advantage_T, **{threshold: value})
     ask(name, given, advantage_T, **{threshold: 1.0})
 
 
 @pytest.mark.parametrize(("name", "threshold"), [*((n, t) for n, t in NUMERIC if t in ENDLESS), *NO_SHARES])
-def test_what_has_no_upper_end_may_be_large(name: str, threshold: str) -> None:
-    """And keeps everything with A > 0, where the mask judges by it alone."""
+def test_unbounded_thresholds_may_be_large(name: str, threshold: str) -> None:
+    """And then keep everything with A > 0, if the mask uses only that threshold."""
     given = random_policies(0, responses=2)
     advantage_T = signs(len(given.trainer))
-    nobody = {"cov_high": 1.0} if name == "covariance-clip" else {}  # it draws besides
-    assert ask(name, given, advantage_T, **nobody, **{threshold: 1e6}).keep_T[advantage_T > 0].all()
+    no_draw = {"cov_high": 1.0} if name == "covariance-clip" else {}  # it also draws tokens
+    assert ask(name, given, advantage_T, **no_draw, **{threshold: 1e6}).keep_T[advantage_T > 0].all()
 
 
 def test_which_thresholds_are_shares() -> None:
@@ -278,7 +278,7 @@ def test_which_thresholds_are_shares() -> None:
 
 @pytest.mark.parametrize("name", REGIONS)
 def test_a_mask_that_reads_top_k_says_so(name: str) -> None:
-    """The mark decides whether a trace must hold top-K columns, and `k` how many; likewise the entropy."""
+    """READS_TOP_K decides whether a trace must hold top-K columns, and `k` how many; likewise for the entropy."""
     given, region = random_policies(0, responses=2), trust_regions.find(name)
     lean = Policies(given.rollout, given.trainer, None, given.offset_S1)
     if getattr(region, "READS_ENTROPY", False):
@@ -304,7 +304,7 @@ def test_a_band_without_the_ratio_1_is_refused(name: str, low: float, high: floa
         ask(name, random_policies(0, responses=2), signs(1), band_low=low, band_high=high)
 
 
-def test_other_thresholds_that_make_no_sense() -> None:
+def test_other_invalid_thresholds() -> None:
     given = random_policies(0, responses=2)
     for name, chosen in (
         ("minimal-negative", {"max_drop": 0.0}),
@@ -316,7 +316,7 @@ def test_other_thresholds_that_make_no_sense() -> None:
     ):
         with pytest.raises(UsageError):
             ask(name, given, signs(len(given.trainer)), **chosen)
-    with pytest.raises(UsageError, match=r"relax=all is not known\. Choose one of: both, high, low"):
+    with pytest.raises(UsageError, match=r"relax=all is unknown\. Choose one of: both, high, low"):
         ask("relaxed-ratio-clip", given, signs(len(given.trainer)), relax="all")
 
 
@@ -324,7 +324,7 @@ EXTREME = [(-200, -0.1), (-200, -1e-3), (-0.1, -INF), (-5, -INF), (-200, -200), 
 
 
 def check_extremes(name: str, tokens: list[tuple[float, float]], sign: float, lengths: list[int]) -> None:
-    """Decisions in float32 are those in float64, and no statistic is NaN."""
+    """Decisions in float32 equal those in float64, and no statistic is NaN."""
     rollout, trainer = torch.tensor(tokens, dtype=F64).T
     advantage_T = torch.full_like(rollout, sign)
     exact = ask(name, policies(rollout, trainer, lengths=lengths), advantage_T)
@@ -350,7 +350,7 @@ def test_an_excluded_token_whose_rollout_probability_underflows(name: str) -> No
     ("name", "blocked"),
     [("ratio-clip", True), ("binary-tv", True), ("binary-kl", True), ("top-k-tv", True), ("none", False)],
 )
-def test_what_is_far_away_is_blocked(name: str, blocked: bool) -> None:
+def test_far_tokens_are_blocked(name: str, blocked: bool) -> None:
     far_up = policies(torch.tensor([-200.0]), torch.tensor([-0.1]))
     far_down = policies(torch.tensor([-0.1]), torch.tensor([-INF]))
     assert ask(name, far_up, torch.ones(1)).keep_T.item() is not blocked

@@ -1,4 +1,4 @@
-"""Decisions in float32 over the whole square of probabilities, near 0 and near 1, against float64."""
+"""Decisions in float32 compared with float64, over the whole square of probabilities, near 0 and near 1."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_decisions_over_the_whole_square(
     assert (keep == ~blocked)[~near].all()
 
 
-def test_near_certain_tokens_are_where_the_published_form_decides_wrongly() -> None:
+def test_the_published_form_decides_wrongly_near_certainty() -> None:
     """q·(log q − log p) + (1 − q)·log((1 − q + 1e-8)/(1 − p + 1e-8)), with 1 − p from a float32 probability."""
     q_rest, p_rest = np.meshgrid(np.logspace(-3, -1, 400), np.logspace(-7, -5, 400))
     q, p = 1 - q_rest.ravel(), 1 - p_rest.ravel()

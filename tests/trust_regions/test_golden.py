@@ -1,4 +1,4 @@
-"""Masks against the published conditions: the worked tables of the papers, and sequence values worked by hand."""
+"""Masks compared with the published conditions: the papers' worked tables, and sequence values by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from mismatch_cli.trust_regions import Threshold
 from tests.trust_regions.cases import F64, ask, kept, policies
 
-# μ, π, then what is kept (A > 0, A < 0) by: GRPO 0.2/0.28, TV 0.15, KL 0.05, minimal 0.5. Then r, TV, binary KL.
+# μ, π, then the kept signs (A > 0, A < 0) for GRPO 0.2/0.28, TV 0.15, KL 0.05, minimal 0.5. Then r, TV, binary KL.
 Kept = tuple[int, int]
 VECTORS: list[tuple[float, float, Kept, Kept, Kept, Kept, float, float, float]] = [
     (1e-4, 1e-2, (0, 1), (1, 1), (1, 1), (1, 1), 100, 0.0099, 0.00949),
@@ -86,10 +86,10 @@ GOLDEN_DROPS = [
     ("binary-kl-band", {"max_kl": 8.5e-3}, [0, 1, 0, 0, 0, 1, 0]),  # 0.0081 one way, 0.0088 the other
     ("sequence-tv", {}, [0, 1, 0, 1, 0, 0, 0]),  # mean |r − 1| = 0.963 and 0.150; A · d > 0
     ("sequence-tv", {"max_tv": 0.1}, [0, 1, 0, 1, 1, 1, 1]),
-    ("second-moment", {}, [0, 1, 0, 1, 0, 1, 0]),  # of d² = .0001, .04, .09, .09 and 2.25 two are left: mean 0.020
+    ("second-moment", {}, [0, 1, 0, 1, 0, 1, 0]),  # of d² = .0001, .04, .09, .09 and 2.25 two remain: mean 0.020
     ("second-moment", {"max_moment": 0.06}, [0, 0, 0, 1, 0, 0, 0]),  # four: mean 0.055
     ("second-moment", {"max_moment": 0.04, "counted": "all"}, [0, 0, 0, 1, 0, 0, 0]),  # six, with 0 and .0004: 0.0368
-    ("second-moment", {"max_moment": 0.0}, [0, 1, 0, 1, 0, 1, 1]),  # never below: the smallest stays
+    ("second-moment", {"max_moment": 0.0}, [0, 1, 0, 1, 0, 1, 1]),  # never below: the smallest remains
     (
         "entropy-quantile",
         {"share": 0.5},
@@ -98,9 +98,9 @@ GOLDEN_DROPS = [
     ("entropy-quantile", {"share": 1.0}, [0] * 7),
     ("covariance-clip", {"share": 1.0}, [1, 1, 0, 1, 0, 1, 1]),  # 1.29 −.07 .96 −2.47 | −1.83 −.37 1.81, and PPO's
     ("covariance-clip", {"share": 1.0, "cov_high": 1.5}, [1, 1, 0, 1, 0, 1, 0]),
-    ("covariance-clip", {"cov_high": 1.0}, [0, 1, 0, 1, 0, 1, 0]),  # no candidate: PPO's clip
+    ("covariance-clip", {"cov_high": 1.0}, [0, 1, 0, 1, 0, 1, 0]),  # no candidates: PPO's clip
     ("cumulative-tv", {}, [0] * 7),
-    ("cumulative-tv", {"max_tv": 0.03}, [0, 1, 0, 0, 0, 1, 0]),  # w·D = 0.044 and 0.086; 0.007 of 0.010 left behind it
+    ("cumulative-tv", {"max_tv": 0.03}, [0, 1, 0, 0, 0, 1, 0]),  # w·D = 0.044 and 0.086; 0.007 of 0.010 left after it
     ("cumulative-tv", {"max_tv": 0.03, "budget": 0.01}, [0, 1, 0, 0, 0, 1, 1]),  # and of −0.028 left
     ("icepop", {"band_low": 0.5, "band_high": 2.0}, [0, 0, 0, 1, 0, 0, 0]),
     ("icepop", {}, [0] * 7),  # up to 5, and r is 4.48
@@ -147,7 +147,7 @@ def test_golden_tokens(name: str, chosen: dict[str, float], dropped: list[int]) 
 
 
 def test_the_other_sign_of_the_golden_tokens() -> None:
-    """A = −1 and +1: one-sided masks see only moves back, and those that look at negatives see the first response."""
+    """A = −1 and +1: one-sided masks see only moves back, and masks of negatives see the first response."""
     flipped = -GOLDEN_ADVANTAGE
     assert kept("ratio-clip", golden(), flipped) == [True] * 7
     assert kept("sequence-ratio", golden(), flipped) == [True] * 7
@@ -168,13 +168,13 @@ def test_sequence_statistics_by_hand() -> None:
     assert statistic("sequence-mean") == pytest.approx(statistic("sequence-ratio"))
     assert statistic("sequence-product") == pytest.approx(both(4.929856, -0.399504), abs=1e-6)
     assert statistic("kl-estimate") == pytest.approx(both(0.507937, 0.019866), abs=1e-6)
-    assert statistic("veto") == pytest.approx(both(1.5, -0.01))  # the highest, where no token is too low
+    assert statistic("veto") == pytest.approx(both(1.5, -0.01))  # the highest, since no token is too low
     assert statistic("sequence-tv") == pytest.approx(both(0.962837, 0.150134), abs=1e-6)
     assert statistic("cumulative-tv")[4:] == pytest.approx([-0.14015, -0.06419, -0.12312], abs=1e-5)
 
 
 def test_the_budget_of_a_response_is_the_90th_percentile_of_its_moves() -> None:
-    """Eleven tokens, of which the second largest |p − q| is 0.03: between the budget of 0.02 and twice that."""
+    """Eleven tokens whose second largest |p − q| is 0.03, between the budget of 0.02 and twice that."""
     moves = [0.5, 0.03, *[0.0] * 8, 0.01]
     rollout = torch.full((11,), 0.3, dtype=F64)
     given = policies(rollout.log(), (rollout + torch.tensor(moves, dtype=F64)).log())
@@ -185,7 +185,7 @@ def test_the_budget_of_a_response_is_the_90th_percentile_of_its_moves() -> None:
 
 
 def test_a_draw_drops_the_candidates_with_the_smallest_numbers() -> None:
-    """At least one of them, and of share · 7 tokens as many as whole numbers say."""
+    """At least one of them, and ⌊share · 7⌋ in general."""
     draw_T = golden().compare(TRAINER_ROLLOUT).draw_T
     first = [0, 6][int(draw_T[6] < draw_T[0])]
     for share in (0.0, 2e-4, 0.28):
@@ -195,7 +195,7 @@ def test_a_draw_drops_the_candidates_with_the_smallest_numbers() -> None:
 
 
 @pytest.mark.parametrize("region", ["second-moment", "entropy-quantile", "covariance-clip"])
-def test_of_what_a_batch_settles_the_order_of_its_tokens_is_no_part(region: str) -> None:
+def test_what_a_batch_settles_does_not_depend_on_token_order(region: str) -> None:
     mask = Mask(region)
     rows_UM = mask.collect(golden(), GOLDEN_ADVANTAGE)
     assert mask.settle(rows_UM[::-1]).tolist() == pytest.approx(mask.settle(rows_UM).tolist(), rel=1e-14)
@@ -216,10 +216,10 @@ def test_a_probability_on_the_threshold(sign: float) -> None:
 
 @pytest.mark.parametrize(("ratio", "sign"), [(2, 1.0), (2, -1.0), (0.5, 1.0), (0.5, -1.0)])
 def test_a_ratio_on_the_threshold_is_kept(ratio: float, sign: float) -> None:
-    """PPO's clip, the dual clip and every band hold their own bounds: r = 2 or 1/2 exactly."""
+    """PPO's clip, the dual clip and every band include their bounds: r = 2 or 1/2 exactly."""
     one, half = torch.zeros(1, dtype=F64), torch.full((1,), 0.5, dtype=F64).log()
     given = policies(half, one) if ratio == 2 else policies(one, half)
-    assert given.compare(TRAINER_ROLLOUT).ratio_less_1_T.item() == ratio - 1  # or the test means nothing
+    assert given.compare(TRAINER_ROLLOUT).ratio_less_1_T.item() == ratio - 1  # otherwise the test is void
     advantage = torch.tensor([sign], dtype=F64)
     for name in ("ratio-clip", "relaxed-ratio-clip", "sequence-ratio"):
         assert kept(name, given, advantage, ratio_low=0.5, ratio_high=1.0) == [True]
@@ -233,7 +233,7 @@ def test_a_ratio_on_the_threshold_is_kept(ratio: float, sign: float) -> None:
 
 
 def test_relaxation_is_strictly_below_alpha() -> None:
-    """Clipping stays for μ ≥ α: four tokens with r = 2, and with r = 1/2, around α = 0.125."""
+    """Clipping remains for μ ≥ α: four tokens with r = 2, and with r = 1/2, around α = 0.125."""
     rollout = torch.tensor([0.1, 0.125, 0.126, 0.4], dtype=F64).log()
     for sign, relaxed in ((1.0, ("high", "both")), (-1.0, ("low", "both"))):
         given = policies(rollout, rollout + sign * math.log(2))

@@ -1,4 +1,4 @@
-"""Masks against the rules of the frameworks they are named for, each written down as its owner's code has it."""
+"""Masks compared with the rules of the frameworks they are named for, each written as in its framework's code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, Ratio
 from tests.trust_regions.cases import random_policies, signs
 
-LOW, HIGH = 0.9, 1.3  # no mirror of itself: 1/1.3 = 0.77, 1/0.9 = 1.11
+LOW, HIGH = 0.9, 1.3  # not its own mirror image: 1/1.3 = 0.77, 1/0.9 = 1.11
 
 
 def over_responses(given: Policies, x_T: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -22,7 +22,7 @@ def over_responses(given: Policies, x_T: Tensor, reduce: Callable[[Tensor], Tens
 
 
 def rejected_by_verl(given: Policies, reduce: Callable[[Tensor], Tensor] | None) -> Tensor:
-    """`compute_rollout_rejection_mask`: k1 = −log ρ has to lie between the logs of both thresholds."""
+    """`compute_rollout_rejection_mask`: k1 = −log ρ must be between the logs of both thresholds."""
     k1_T = given.rollout - given.recomputed
     k1_T = k1_T if reduce is None else over_responses(given, k1_T, reduce)
     return (k1_T >= log(LOW)) & (k1_T <= log(HIGH))
@@ -42,7 +42,7 @@ def left_by_slime(given: Policies, advantage_T: Tensor) -> Tensor:
 
 
 def within_dual_clip(given: Policies, advantage_T: Tensor) -> Tensor:
-    """verl: −A·c stands in for the loss where it is smaller, and has no gradient."""
+    """verl: −A·c replaces the loss where it is smaller, and has no gradient."""
     loss_T = -advantage_T * (given.trainer - given.recomputed).exp()
     return ~((advantage_T < 0) & (-advantage_T * 3 < loss_T))
 
@@ -91,7 +91,7 @@ def test_a_mask_keeps_what_its_owner_keeps(owner: str) -> None:
 
 
 @pytest.mark.parametrize("owner", [owner for owner in OWNERS if owner.endswith("_k1")])
-def test_a_band_of_verl_taken_over_as_it_stands_is_another_mask(owner: str) -> None:
+def test_verl_s_band_without_mirroring_is_a_different_mask(owner: str) -> None:
     region, ratio, _, rule = OWNERS[owner]
     given = random_policies(0, responses=400, longest=12)
     advantage_T = signs(len(given.trainer))

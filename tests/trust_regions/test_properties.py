@@ -1,4 +1,4 @@
-"""What holds for any policies: which moves a mask may block, and how masks and thresholds relate to one another."""
+"""Properties for any policies: which moves a mask may block, and how masks and thresholds relate to each other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ tokens = st.lists(
     st.tuples(log_probs, log_probs, st.sampled_from([1.0, -1.0, 0.3, -7.0, 0.0])), min_size=1, max_size=30
 )
 
-# log q, log p and A of three tokens in one response: the first moves towards its own anchor, and is blocked.
+# log q, log p and A of three tokens in one response: the first moves towards its anchor, and is blocked.
 TOWARDS_ITS_ANCHOR = {
     "binary-kl-band": [(-0.1, -0.5, 1), (-1, -1, 1), (-1, -1, 1)],
     "covariance-clip": [(-0.1, -0.5, 1), (-6, -6, 0), (-6, -6, 0)],  # a covariance of 2.4
@@ -48,9 +48,9 @@ TOWARDS_ITS_ANCHOR = {
     "entropy-quantile": [(-1, -12, 1), (-1, -1, 1), (-1, -1, 1)],
     "veto": [(-1, -12, 1), (-1, -1, 1), (-1, -1, 1)],
 }
-NOT_BY_DEFAULT = {"second-moment": {"counted": "all"}}  # which looks at moves away alone
-OF_OTHER_THINGS = {"covariance-clip", "entropy-quantile"}  # than where p is: they block on-policy too
-LOOSER: dict[str, tuple[float, float]] = {  # two values of each threshold, the second of which keeps more
+NOT_BY_DEFAULT = {"second-moment": {"counted": "all"}}  # by default it looks only at moves away
+OF_OTHER_THINGS = {"covariance-clip", "entropy-quantile"}  # do not depend on p: they block on-policy too
+LOOSER: dict[str, tuple[float, float]] = {  # two values of each threshold; the second keeps more
     "max_kl": (0.01, 0.1),
     "kl_low": (0.01, 0.1),
     "kl_high": (0.01, 0.1),
@@ -74,11 +74,11 @@ LOOSER: dict[str, tuple[float, float]] = {  # two values of each threshold, the 
     "cov_low": (-1.0, 2.0),  # fewer candidates; all are dropped where the share is 1
     "cov_high": (5.0, 2.0),
 }
-NEITHER = {"least_weight"}  # a token later in a response weighs less against δ, and saves less for those behind it
+NEITHER = {"least_weight"}  # a later token in a response weighs less against δ, and saves less for those after it
 
 
 def scaled(name: str, factor: float) -> dict[str, float]:
-    """A trust region's real-valued thresholds times a factor, except bounds of the ratio itself, which must hold 1."""
+    """A trust region's real-valued thresholds times a factor, except bounds of the ratio, which must contain 1."""
     defaults = trust_regions.thresholds(trust_regions.find(name)).items()
     around_1 = ("band_low", "band_high", "max_ratio", "least_weight")
     return {key: value * factor for key, value in defaults if isinstance(value, float) and key not in around_1}
@@ -99,7 +99,7 @@ def test_a_one_sided_mask_never_blocks_a_move_towards_the_anchor(
 
 @pytest.mark.parametrize("name", [name for name in ONE_SIDED if name != "none"])
 def test_a_one_sided_mask_blocks_moves_away(name: str) -> None:
-    """Or the test above would hold for nothing; the minimal mask looks at negatives alone."""
+    """Otherwise the test above would be void; the minimal mask looks only at negatives."""
     rollout, trainer = torch.tensor([-2.0, -0.1], dtype=F64), torch.tensor([-0.1, -2.0], dtype=F64)
     expected = [name == "minimal-negative", False]
     assert kept(name, policies(rollout, trainer), torch.tensor([1.0, -1.0], dtype=F64)) == expected
@@ -108,7 +108,7 @@ def test_a_one_sided_mask_blocks_moves_away(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in ONE_SIDED if name.startswith("top-k")])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_equal_probability_is_no_move_away_whatever_the_other_tokens_do(name: str, sign: float) -> None:
-    """p = q on the sampled token, while the rest of the distribution moved beyond any threshold."""
+    """p = q at the sampled token, while the rest of the distribution moved beyond any threshold."""
     sampled = torch.tensor([0.2], dtype=F64).log()
     rollout, trainer = torch.tensor([[[0.7, 0.2]], [[0.05, 0.2]]], dtype=F64).log()
     topk = TopKLogProbs(torch.tensor([1]), torch.tensor([[0, 1]]), rollout, trainer)
@@ -117,14 +117,14 @@ def test_equal_probability_is_no_move_away_whatever_the_other_tokens_do(name: st
 
 
 @pytest.mark.parametrize("name", sorted(set(REGIONS) - set(ONE_SIDED)))
-def test_a_mask_that_admits_it_does_block_a_move_towards_the_anchor(name: str) -> None:
+def test_a_mask_that_says_so_blocks_a_move_towards_the_anchor(name: str) -> None:
     rollout, trainer, advantage_T = torch.tensor(TOWARDS_ITS_ANCHOR[name], dtype=F64).T.unbind(0)
     assert (advantage_T[0] > 0 and trainer[0] < rollout[0]) or (advantage_T[0] < 0 and trainer[0] > rollout[0])
     assert not kept(name, policies(rollout, trainer), advantage_T, **NOT_BY_DEFAULT.get(name, {}))[0]
 
 
-def test_what_a_mask_that_counts_all_tokens_blocks_it_keeps_by_default() -> None:
-    """Of M2PO's two forms that of the paper is one-sided."""
+def test_m2po_blocks_moves_back_only_if_it_counts_all_tokens() -> None:
+    """M2PO's form in the paper is one-sided, the other one is not."""
     drawn = random_policies(4)
     advantage_T = signs(len(drawn.trainer))
     inward_T = advantage_T * (drawn.trainer - drawn.rollout) <= 0
@@ -135,7 +135,7 @@ def test_what_a_mask_that_counts_all_tokens_blocks_it_keeps_by_default() -> None
 @given(seeds)
 @settings(max_examples=20, deadline=None)
 def test_on_policy_nothing_is_blocked(seed: int) -> None:
-    """However small the thresholds; and what is compared with them is 0, but for a budget that nobody has used."""
+    """However small the thresholds; and the statistics are 0, except for an unused budget."""
     for dtype in (torch.float32, F64):
         same = cast(equal_policies(random_policies(seed, responses=8)), dtype)
         for name in set(REGIONS) - OF_OTHER_THINGS:
@@ -144,7 +144,7 @@ def test_on_policy_nothing_is_blocked(seed: int) -> None:
             assert (decision.statistic_T < 0 if name == "cumulative-tv" else decision.statistic_T == 0).all(), name
 
 
-def test_what_looks_at_other_things_blocks_on_policy_too() -> None:
+def test_masks_that_do_not_measure_distance_block_on_policy_too() -> None:
     same = equal_policies(random_policies(0))
     advantage_T = signs(len(same.rollout))
     assert same.entropy_T is not None
@@ -165,9 +165,9 @@ def test_looser_thresholds_keep_more(name: str, seed: int) -> None:
         if isinstance(default, (bool, str)) or threshold in NEITHER:
             continue
         values = LOOSER.get(f"{threshold} of {name}") or LOOSER.get(threshold)
-        assert values, f"say what is looser: {threshold}"
-        others = {"share": 1.0} if threshold.startswith("cov_") else {}
-        tight, loose = (ask(name, drawn, advantage_T, **others, **{threshold: value}).keep_T for value in values)
+        assert values, f"add looser values for {threshold}"
+        fixed = {"share": 1.0} if threshold.startswith("cov_") else {}
+        tight, loose = (ask(name, drawn, advantage_T, **fixed, **{threshold: value}).keep_T for value in values)
         assert (loose | ~tight).all()
         assert tight.sum() < loose.sum(), f"{threshold} of {name} does nothing"
 
@@ -183,29 +183,29 @@ BY_SIGN = {
 def test_thresholds_by_sign_act_on_their_own_side() -> None:
     drawn = random_policies(5)
     advantage_T = signs(len(drawn.trainer))
-    for of, name in ((of, name) for of, names in BY_SIGN.items() for name in names):
+    for region, name in ((region, name) for region, names in BY_SIGN.items() for name in names):
         default = ask(name, drawn, advantage_T).keep_T
-        for threshold, side_T in ((f"{of}_low", advantage_T < 0), (f"{of}_high", advantage_T > 0)):
+        for threshold, side_T in ((f"{region}_low", advantage_T < 0), (f"{region}_high", advantage_T > 0)):
             changed_T = ask(name, drawn, advantage_T, **{threshold: 1e-6}).keep_T != default
             assert changed_T.any() and not changed_T[~side_T].any()
 
 
 def test_by_default_the_thresholds_of_dppo_are_one() -> None:
-    """One δ is the rule of the paper: |p − q|, or KL, beyond it and A on the side of the move."""
+    """One δ, as in the paper: |p − q|, or KL, beyond it, and A in the direction of the move."""
     drawn = random_policies(5)
     advantage_T = signs(len(drawn.trainer))
     away_T = advantage_T * (drawn.trainer - drawn.rollout) > 0
-    for of in ("tv", "kl"):
-        for name in BY_SIGN[of]:
+    for kind in ("tv", "kl"):
+        for name in BY_SIGN[kind]:
             limits = trust_regions.thresholds(trust_regions.find(name))
-            assert limits[f"{of}_low"] == limits[f"{of}_high"]
+            assert limits[f"{kind}_low"] == limits[f"{kind}_high"]
             found = ask(name, drawn, advantage_T)
-            assert torch.equal(found.keep_T, ~(away_T & (found.statistic_T.abs() > limits[f"{of}_low"])))
+            assert torch.equal(found.keep_T, ~(away_T & (found.statistic_T.abs() > limits[f"{kind}_low"])))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_relaxation(dtype: torch.dtype) -> None:
-    """α = 0 is plain clipping; high and low relax one sign each, and both is their union."""
+    """α = 0 is plain clipping; high and low relax one sign each, and both relaxes the two."""
     drawn = cast(random_policies(6), dtype)
     advantage_T = signs(len(drawn.trainer), dtype=dtype)
     bounds = {"ratio_low": 0.1, "ratio_high": 0.15}
@@ -220,7 +220,7 @@ def test_relaxation(dtype: torch.dtype) -> None:
     assert low_T.any() and (advantage_T[low_T] < 0).all()
     assert torch.equal(keep["both"], keep["high"] | keep["low"])
     assert (drawn.rollout[high_T | low_T] < math.log(0.2)).all()
-    assert ((drawn.rollout >= math.log(0.2)) | keep["both"]).all()  # no improbable token is left blocked
+    assert ((drawn.rollout >= math.log(0.2)) | keep["both"]).all()  # no improbable token stays blocked
 
 
 @given(seeds)
@@ -238,7 +238,7 @@ def test_top_1_with_replacement_is_binary(seed: int) -> None:
 
 
 def parts(drawn: Policies, logp_TK: Tensor, logp_T: Tensor, replace_last: bool) -> Tensor:
-    """Probabilities of top-K, sampled token if it is not among them, and others."""
+    """Probabilities of the top-K, of the sampled token if it is not among them, and of all others."""
     assert drawn.topk is not None
     alone_T = (drawn.topk.ids_TK != drawn.topk.response_ids_T[:, None]).all(-1)
     p_TK = logp_TK.exp()
@@ -269,6 +269,6 @@ def test_top_k_decisions_against_brute_force(replace_last: bool, dtype: torch.dt
         blocked_T = away_T & (statistic[name] > limit)
         assert blocked_T.any() and not blocked_T.all()
         near_T = (statistic[name] / limit - 1).abs() < (1e-4 if dtype == torch.float32 else 1e-9)
-        both = {f"{name}_low": limit, f"{name}_high": limit}
-        found = ask(f"top-k-{name}", cast(drawn, dtype), advantage_T, **both, replace_last=replace_last)
+        sides = {f"{name}_low": limit, f"{name}_high": limit}
+        found = ask(f"top-k-{name}", cast(drawn, dtype), advantage_T, **sides, replace_last=replace_last)
         assert torch.equal(found.keep_T | near_T, ~blocked_T | near_T) and near_T.sum() < 3

@@ -1,4 +1,4 @@
-"""What every file in weights/ promises, and its numbers by hand."""
+"""What every file in weights/ promises, and its values by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_signature_and_texts(name: str) -> None:
         n for n, p in inspect.signature(module.weight).parameters.items() if p.kind is not p.KEYWORD_ONLY
     ] == positional
     assert set(module.SYMBOLS) <= set(DEFAULTS[name])
-    if hasattr(module, "FORMULA"):  # capped-ratio makes its own
+    if hasattr(module, "FORMULA"):  # capped-ratio builds its own
         fields = {field for _, field, _, _ in string.Formatter().parse(module.FORMULA) if field}
         assert set(DEFAULTS[name]) <= fields <= {"r", "p", "q"} | set(DEFAULTS[name])
     assert not set("{}") & set(str(factor(name)))
@@ -59,7 +59,7 @@ def test_signature_and_texts(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_weight_changes_nothing_and_has_one_number_for_each_token(name: str, dtype: torch.dtype) -> None:
+def test_a_weight_changes_no_input_and_has_one_number_per_token(name: str, dtype: torch.dtype) -> None:
     given = cast(random_policies(0, responses=12), dtype)
     advantage_T = signs(len(given.trainer), dtype=dtype)
     alike, kept = (cast(random_policies(0, responses=12), dtype) for _ in range(2))
@@ -128,7 +128,7 @@ def test_weights_by_hand() -> None:
     assert found("pull", beta=2.0) == near([-1, 2, -0.4, 0.6, -1.6])
     assert found("pull", "product", beta=2.0) == near([0.6] * 3 + [-1] * 2)
     assert found("topr") == near([1, 1, 1, r[3], 1])
-    assert found("topr", "product") == near([1, 1, 1, 1, 1])  # Σd = 0.5 of the negative response: held at 1
+    assert found("topr", "product") == near([1, 1, 1, 1, 1])  # Σd = 0.5 of the negative response: capped at 1
     # f′(r) r = sech²(τ (r − 1)/2) r
     tau = [1.0] * 3 + [1.05] * 2
     assert found("sapo") == near([sech(t * (x - 1) / 2) ** 2 * x for t, x in zip(tau, r, strict=True)])
@@ -141,8 +141,8 @@ def test_weights_by_hand() -> None:
     moved = [b * (a - 1) for a, b in zip(r, q, strict=True)]  # p − q
     by_sign = zip(r, moved, (1, 1, 1, -1, -1), strict=True)
     assert found("drpo", epsilon=0.1) == near([x * (1 - s * m / 0.1) for x, m, s in by_sign])
-    assert found("drpo", epsilon=0.1)[0] < 0 < found("drpo")[0]  # p − q = 0.24: beyond ε, the pull turns round
-    # the smallest before it: none, e^0.5, e^−1 | none, e^−0.3
+    assert found("drpo", epsilon=0.1)[0] < 0 < found("drpo")[0]  # p − q = 0.24: beyond ε, the weight is reversed
+    # the smallest earlier ratio: none, e^0.5, e^−1 | none, e^−0.3
     assert found("prefix-minimum") == near([1.28, 0.8, 0.8, 0.8, 1.28])
     assert found("prefix-minimum", ratio_low=1.0, ratio_high=9.0) == near(
         [exp(d) for d in (0.5, -0.5, -0.8, -0.3, 0.5)]
@@ -150,7 +150,7 @@ def test_weights_by_hand() -> None:
     assert found("n-step-ratio") == near([exp(d) for d in (-0.5, -0.8, 0.2, 0.5, 0.8)])
     assert found("n-step-ratio", steps=1) == near(r)
     assert found("n-step-ratio", steps=64) == near([exp(d) for d in (-0.3, -0.8, 0.2, 0.5, 0.8)])
-    # A > 0 holds d at 0.4 from above, A < 0 at −0.2 from below
+    # d is at most 0.4 for A > 0, and at least −0.2 for A < 0
     assert found("gmpo", log_low=0.2) == near([exp((0.4 - 1 + 0.2) / 3)] * 3 + [exp((-0.2 + 0.8) / 2)] * 2)
 
 
@@ -174,7 +174,7 @@ def test_weights_of_a_group_and_of_a_batch_by_hand() -> None:
     assert found("covariance-pull", share=1.0, beta=1.0) == pytest.approx([-1, 1, -1, 1, -1])
 
 
-def test_a_token_that_the_trainer_excludes_does_not_hide_the_covariance_of_others() -> None:
+def test_an_excluded_token_does_not_hide_the_covariance_of_others() -> None:
     given, advantage_T = two_responses()
     trainer = torch.cat([given.trainer, torch.tensor([-inf], dtype=F64)])
     rollout, advantage_T = (torch.cat([x, torch.tensor([-1.0], dtype=F64)]) for x in (given.rollout, advantage_T))

@@ -1,3 +1,3 @@
-"""Traces that studies compare."""
+"""The traces that studies compare."""
 
 from tests.studies.compared import float32_rows, perturbed  # noqa: F401

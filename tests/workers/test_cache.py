@@ -1,4 +1,4 @@
-"""Partial results: what was read once is not read again, and nothing else is taken for it."""
+"""The cache: nothing is read twice, and no result is mistaken for another."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STUDIES: dict[str, Any] = {
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The shards of which a row group was laid flat."""
+    """The shards of which a row group was flattened."""
     shards: list[str] = []
     laid_flat = reader._laid_flat
 
@@ -51,12 +51,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Path:
-    """Five shards, in two portions that are full and one that is not."""
+    """Five shards, in two full portions and a partial one."""
     return write_trace(tmp_path / "whole", *(world(seed, 12) for seed in range(5))).folder
 
 
 def part_of(whole: Path, folder: Path, shards: int) -> Trace:
-    """The first shards of a trace, as it was while it grew."""
+    """The first shards of a trace, as while it grew."""
     folder.mkdir(exist_ok=True)
     content = json.loads((whole / FILE_NAME).read_text())
     (folder / FILE_NAME).write_text(json.dumps({k: v for k, v in content.items() if k not in ("shards", "shard_rows")}))
@@ -81,7 +81,7 @@ def test_a_growing_trace_is_read_once(name, whole, tmp_path, read):
         expected = json.dumps(study([trace], Workers()).to_json())
         read.clear()
         assert json.dumps(study([trace], kept).to_json()) == expected, shards
-        if name != "compare":  # what is compared of a trace changes with it
+        if name != "compare":  # a comparison changes with the trace
             new = {1: ["00000"], 2: ["00001"], 4: ["00002", "00003"], 5: ["00004"]}[shards]
             assert read == [f"shard-{number}.parquet" for number in new]
         read.clear()
@@ -90,29 +90,29 @@ def test_a_growing_trace_is_read_once(name, whole, tmp_path, read):
 
 
 @pytest.mark.usefixtures("two_in_a_portion")
-def test_what_has_changed_is_read_again(whole, tmp_path, read, monkeypatch):
+def test_changed_shards_are_read_again(whole, tmp_path, read, monkeypatch):
     trace, kept = Trace.open(whole), Workers(cache=tmp_path / "cache")
 
-    def again() -> list[str]:
+    def reread() -> list[str]:
         read.clear()
         found = json.dumps(analyse([Trace.open(whole)], 5, kept).to_json())
         shards = list(read)
         assert found == json.dumps(analyse([Trace.open(whole)], 5).to_json())
         return sorted(name[6:11] for name in shards)
 
-    assert again() == ["00000", "00001", "00002", "00003", "00004"]
-    assert again() == []
+    assert reread() == ["00000", "00001", "00002", "00003", "00004"]
+    assert reread() == []
     other = write_trace(tmp_path / "other", world(9, 12)).shards[0]
     shutil.copy(other, trace.shards[3])
-    assert again() == ["00002", "00003"]
+    assert reread() == ["00002", "00003"]
     for path in (tmp_path / "cache").iterdir():
         path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert len(again()) == 5
+    assert len(reread()) == 5
     monkeypatch.setattr("mismatch_cli.workers.cache._program", lambda: "another version")
-    assert len(again()) == 5
+    assert len(reread()) == 5
 
 
-def test_what_a_lost_driver_had_read_is_not_read_again(whole, tmp_path, read, monkeypatch):
+def test_the_results_of_a_lost_driver_are_reused(whole, tmp_path, read, monkeypatch):
     monkeypatch.setattr(portions, "PORTION_BYTES", 1)
     expected = json.dumps(analyse([Trace.open(whole)], 5).to_json())
 
@@ -129,8 +129,8 @@ def test_what_a_lost_driver_had_read_is_not_read_again(whole, tmp_path, read, mo
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_without_a_broken_shard_is_as_if_there_were_none(name, whole, tmp_path):
-    """Damage behind the footer, which only reading finds; the page of the tokens and the export leave it out too."""
+def test_skipping_a_broken_shard_equals_removing_it(name, whole, tmp_path):
+    """Damage that only reading finds, not the footer; the token page and the export leave the shard out too."""
     path = Trace.open(whole).shards[2]
     part_of(whole, tmp_path / "without", 5)
     (tmp_path / "without" / path.name).unlink()
@@ -151,23 +151,23 @@ def test_without_a_broken_shard_is_as_if_there_were_none(name, whole, tmp_path):
     )
 
 
-def test_a_mask_goes_by_what_is_in_its_file(whole, tmp_path, monkeypatch):
-    kept, own = Workers(cache=tmp_path / "cache"), tmp_path / "mask.py"
+def test_the_content_of_a_mask_file_identifies_it(whole, tmp_path, monkeypatch):
+    kept, mask = Workers(cache=tmp_path / "cache"), tmp_path / "mask.py"
     blocked = []
     for limit in ("1.0", "1e10"):
-        own.write_text(
+        mask.write_text(
             "from mismatch_cli.trust_regions import Decision\n"
             "def trust_region(compared, advantage_T, *, limit: float = 2.0):\n"
             f"    return Decision(compared.ratio_T <= {limit}, compared.ratio_less_1_T)\n"
         )
         monkeypatch.setattr("mismatch_cli.trust_regions.find", _find_again())
-        found = analyse_clipping([Trace.open(whole)], [find(str(own))], workers=kept).to_json()
+        found = analyse_clipping([Trace.open(whole)], [find(str(mask))], workers=kept).to_json()
         blocked.append(found["algorithms"][0]["blocked"]["all"]["value"])
     assert blocked[0] > 0 and blocked[1] == 0
 
 
 def _find_again() -> Any:
-    """Another process, which has loaded no file yet."""
+    """As in a new process, which has not loaded any file yet."""
     from functools import cache
 
     from mismatch_cli import trust_regions
@@ -175,17 +175,17 @@ def _find_again() -> Any:
     return cache(trust_regions.find.__wrapped__)
 
 
-def test_where_every_shard_is_broken_that_is_what_is_said(whole):
+def test_a_trace_with_only_broken_shards_is_refused(whole):
     for path in Trace.open(whole).shards:
         content = path.read_bytes()
         path.write_bytes(content[:100] + bytes(2000) + content[2100:])
     for study in STUDIES.values():
-        with pytest.raises(MismatchError, match="has no shard that can be read"):
+        with pytest.raises(MismatchError, match="has no readable shard"):
             study([Trace.open(whole, skip_broken=True)], Workers(skip_broken=True))
 
 
 def test_a_skipped_shard_is_not_forgotten(whole, tmp_path):
-    """The cache of a run that skips a broken shard is none for a run that does not, nor for the shard once mended."""
+    """The cache of a run that skips a broken shard does not serve a run that does not, or the repaired shard."""
     trace, cache = Trace.open(whole), tmp_path / "cache"
     path = trace.shards[1]
     content = path.read_bytes()

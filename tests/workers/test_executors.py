@@ -1,4 +1,4 @@
-"""Traces read in portions, by this process or by others: the same bytes, the same errors, and an end on Ctrl-C."""
+"""Traces read in portions, by one process or several: the same bytes, the same errors, and an end on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from tests.metrics.clipping.world import world
 from tests.studies.compared import FLOAT32, Row, write_rows
 from tests.studies.written import write_trace
 
-EACH_SHARD = 1  # bytes of a portion: every shard is one
+EACH_SHARD = 1  # bytes of a portion: every shard is a portion
 
 
 @pytest.fixture
 def two_traces(tmp_path) -> list[Trace]:
-    """Three shards and two, and one between them that holds no responses."""
+    """Three shards and two, and one between them without responses."""
     first = write_trace(tmp_path / "first", *(world(seed, n) for seed, n in ((0, 24), (1, 12), (2, 24), (3, 12))))
     schema = pq.read_schema(first.shards[1])
     pq.ParquetWriter(first.shards[1], schema).close()
@@ -69,8 +69,8 @@ def test_a_portion_ends_with_the_shard_that_makes_it_large_enough(two_traces, mo
         assert size > sizes[0] or last in (first.shards[-1], second.shards[-1])
 
 
-def test_what_a_rank_adds_moves_no_boundary_of_another(two_traces, tmp_path):
-    """Shards as recorders of two ranks write them: those of the first grow in number."""
+def test_one_rank_s_shards_move_no_boundary_of_another(two_traces, tmp_path):
+    """Shards as from recorders of two ranks; the first rank adds more."""
     folder, (content, *_) = tmp_path / "ranks", (path.read_bytes() for path in two_traces[1].shards)
     folder.mkdir()
     shutil.copy(two_traces[1].folder / "manifest.json", folder)
@@ -95,22 +95,22 @@ STUDIES: dict[str, Callable[[Sequence[Trace], int], Study]] = {
 @pytest.mark.usefixtures("in_shards")
 @pytest.mark.parametrize(("name", "numbers"), [("report", (2, 3)), ("clipstats", (2,)), ("diagnose", (3,))])
 def test_any_number_of_workers_gives_the_same_bytes(two_traces, name, numbers):
-    one, *others = (json.dumps(STUDIES[name](two_traces, n).to_json()) for n in (1, *numbers))
-    assert set(others) == {one}
+    alone, *others = (json.dumps(STUDIES[name](two_traces, n).to_json()) for n in (1, *numbers))
+    assert set(others) == {alone}
 
 
 @pytest.mark.usefixtures("in_shards")
 def test_tokens_are_compared_across_portions_in_any_order(tmp_path, float32_rows, perturbed):
-    """The partners of a portion lie in shards of their own; half of the responses are not in both."""
+    """The partners of a portion are in separate shards; half of the responses are not in both traces."""
     rows = write_rows(tmp_path / "first", float32_rows[:72], FLOAT32, shards=4)
     traces = [Trace.open(rows), Trace.open(perturbed)]
-    one, *others = (json.dumps(analyse_comparison(traces, workers=Workers(n)).to_json()) for n in (1, 2, 3))
-    assert others == [one, one]
-    assert json.loads(one)["comparisons"][0]["on_tokens"]["tokens"] > 1000
+    alone, *others = (json.dumps(analyse_comparison(traces, workers=Workers(n)).to_json()) for n in (1, 2, 3))
+    assert others == [alone, alone]
+    assert json.loads(alone)["comparisons"][0]["on_tokens"]["tokens"] > 1000
 
 
-def test_portions_change_no_count_and_no_digit_that_is_printed(two_traces, monkeypatch):
-    """Against one accumulator that saw everything."""
+def test_portions_change_no_count_and_no_printed_digit(two_traces, monkeypatch):
+    """Compared with one accumulator that reads everything."""
     for name, study in STUDIES.items():
         whole = study(two_traces, 1).to_json()
         with monkeypatch.context() as patched:
@@ -155,7 +155,7 @@ def test_a_damaged_shard_is_the_same_sentence(two_traces, name):
 
 
 class Readers(Accumulator):
-    """How many responses each process has read."""
+    """Number of responses that each process has read."""
 
     def __init__(self) -> None:
         self.responses: Counter[int] = Counter()
@@ -163,12 +163,12 @@ class Readers(Accumulator):
 
 @dataclass(frozen=True)
 class Numbering:
-    """A pass that finds the number of its process, after some time."""
+    """A pass that returns its process's id, after some time."""
 
     columns = ()
     seconds: float = 0.0
-    slow: bool = False  # but for the first portion
-    dies_until: Path | None = None  # there are so many files in a folder, one from each death
+    slow: bool = False  # except for the first portion
+    dies_until: Path | None = None  # a folder holds enough files, one from each death
 
     def begin(self, _portion: Portion) -> Readers:
         return Readers()
@@ -191,7 +191,7 @@ def test_one_worker_or_one_portion_is_this_process(two_traces, monkeypatch):
 
 
 @pytest.mark.usefixtures("in_shards")
-def test_a_worker_that_is_killed_is_replaced_and_at_last_one_sentence(two_traces, tmp_path):
+def test_killed_workers_are_replaced_until_one_sentence_gives_up(two_traces, tmp_path):
     (tmp_path / "deaths").mkdir()
     assert read_through(two_traces, Numbering(dies_until=tmp_path / "deaths"), Workers(2)).responses.total() == 108
     assert len(list((tmp_path / "deaths").iterdir())) >= 2
@@ -208,8 +208,8 @@ class Dying(Numbering):
 
 
 @pytest.mark.usefixtures("in_shards")
-def test_what_goes_wrong_here_ends_the_workers(two_traces):
-    """Nobody waits for portions that take a minute."""
+def test_an_error_in_the_parent_ends_the_workers(two_traces):
+    """It does not wait for portions that take a minute."""
 
     def stop(_responses: int) -> None:
         raise InterruptedError
@@ -233,7 +233,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("command", ["report", "compare"])
 def test_ctrl_c_ends_all_of_it_at_once(tmp_path, float32_rows, command):
-    """As a terminal sends it, to the whole group, while workers are reading or still starting."""
+    """Sent to the whole group, as by a terminal, while workers are reading or still starting."""
     many: list[Row] = [row | {"step": step} for step in range(40) for row in float32_rows]
     trace = write_rows(tmp_path / "trace", many, FLOAT32, shards=40)
     (tmp_path / "run.py").write_text(INTERRUPTED)
@@ -258,7 +258,7 @@ def test_ctrl_c_ends_all_of_it_at_once(tmp_path, float32_rows, command):
 
 
 def _children(pid: int) -> list[int]:
-    """The processes that it started and that have not ended, but for the one that tracks resources."""
+    """Its running child processes, except the resource tracker."""
     try:
         found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:

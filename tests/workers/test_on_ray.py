@@ -1,4 +1,4 @@
-"""A local cluster of two nodes: the JSON of every reading command is that of one process, also when a node is lost."""
+"""A local cluster of two nodes: every reading command prints the same JSON as one process, even if a node is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mismatch_cli.workers import Workers, on_ray, portions
 from tests.studies.compared import FLOAT32, write_rows
 
 ROOM = 150 * 2**20  # bytes of each object store
-PORT = 23_000 + os.getpid() % 2_000  # where drivers elsewhere connect
+PORT = 23_000 + os.getpid() % 2_000  # for remote drivers
 MASK = """
 from mismatch_cli.trust_regions import Decision
 
@@ -32,7 +32,7 @@ def trust_region(compared, advantage_T, *, limit: float = 1.01):
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
-    """A head, which drives, and another node; one CPU each."""
+    """A head with the driver, and another node; one CPU each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         import ray
@@ -56,7 +56,7 @@ def in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory, float32_rows: list[dict[str, Any]]) -> Path:
-    """As many shards as make two levels of the tree."""
+    """Enough shards for two levels of the tree."""
     return write_rows(tmp_path_factory.mktemp("ray") / "trace", float32_rows[:72], FLOAT32, shards=18)
 
 
@@ -71,7 +71,7 @@ COMMANDS = {
 
 
 @pytest.mark.usefixtures("nodes")
-def test_every_reading_command_says_the_same(trace, perturbed, tmp_path, monkeypatch, capsys):
+def test_every_reading_command_prints_the_same(trace, perturbed, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("mask.py").write_text(MASK)
     for name, flags in COMMANDS.items():
@@ -103,8 +103,8 @@ def test_a_damaged_shard_is_the_same_sentence(trace, tmp_path, float32_rows):
 @pytest.mark.usefixtures("nodes")
 def test_a_driver_elsewhere_connects_by_address(trace, monkeypatch):
     typed = [sys.executable, "-m", "mismatch_cli", "report", str(trace), "--json", "--quiet", "--workers"]
-    alone, there = (subprocess.check_output([*typed, who]) for who in ("1", f"ray://127.0.0.1:{PORT}"))
-    assert json.loads(there) == json.loads(alone)
+    alone, remote = (subprocess.check_output([*typed, who]) for who in ("1", f"ray://127.0.0.1:{PORT}"))
+    assert json.loads(remote) == json.loads(alone)
 
 
 def test_memory_that_runs_out_says_what_to_change():

@@ -1,4 +1,4 @@
-"""The shape of the tree, by the brackets of what it merges."""
+"""The shape of the tree, shown by brackets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mismatch_cli.workers.reduction import FAN_IN, Parts, Reduction
 
 
 class Brackets:
-    """A part that says how it came to be."""
+    """A part that shows how it was merged."""
 
     def __init__(self, name: str) -> None:
         self.names = [name]
@@ -23,7 +23,7 @@ class Brackets:
 
 
 class References:
-    """A group as a cluster has it: nothing is merged before it is full, or asked for at the end."""
+    """A group as on a cluster: nothing is merged before it is full, or needed at the end."""
 
     def __init__(self) -> None:
         self.nodes: list[str] = []
@@ -36,13 +36,13 @@ class References:
 
 
 def folded(nodes: list[str]) -> str:
-    """Merged from left to right, into the first: what that was merged of before stands in the same brackets."""
+    """Merged from left to right, into the first, whose earlier parts stay in the same brackets."""
     first, *others = nodes
     return f"({' '.join([first.removeprefix('(').removesuffix(')'), *others])})" if others else first
 
 
 def by_levels(names: list[str]) -> str:
-    """The definition: groups of sixteen, and groups of these, until one is left."""
+    """The definition: groups of sixteen, then groups of these, until one remains."""
     while len(names) > 1:
         groups = [names[start : start + FAN_IN] for start in range(0, len(names), FAN_IN)]
         names = [folded(group) for group in groups]
@@ -50,7 +50,7 @@ def by_levels(names: list[str]) -> str:
 
 
 @pytest.mark.parametrize("form", ["parts", "references"])
-def test_the_tree_follows_from_the_number_of_parts(form):
+def test_the_tree_depends_only_on_the_number_of_parts(form):
     group: Any = Parts if form == "parts" else References
     for count in (1, 2, 15, 16, 17, 31, 32, 255, 256, 257, 272, 4095, 4096, 4097, 4369):
         names = [str(number) for number in range(count)]
