@@ -112,7 +112,7 @@ def test_an_existing_folder_is_not_overwritten(probe, tmp_path):
     for flags in ([], ["--force"]):
         code, errors = probe(MODEL, *flags)
         assert code == 1
-        assert "already exists" in errors or "is no run folder" in errors
+        assert "already exists" in errors or "is not a run folder" in errors
         assert (tmp_path / "run" / "precious.txt").read_text() == "x"
 
 

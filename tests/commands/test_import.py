@@ -115,7 +115,7 @@ def test_weights_and_sampling_of_the_user(capfd):
         (["nothing.jsonl"], 1, "nothing.jsonl does not exist"),
         (["empty"], 1, "holds no file to import"),
         (["--format", "prime-rl", "dump.jsonl"], 1, "Nothing of dump.jsonl could be imported"),
-        (["dump.jsonl", "-o", "foreign"], 1, "is no run folder"),
+        (["dump.jsonl", "-o", "foreign"], 1, "is not a run folder"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(capfd, flags, code, message):

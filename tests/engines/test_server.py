@@ -462,7 +462,7 @@ def test_probe_end_to_end(url, raw_url, tmp_path, capsys, monkeypatch):
     ("arguments", "message"),
     [
         ("train --engine server", "belong together"),
-        ("probe --engine-url http://localhost:1", "goes with --engine server"),
+        ("probe --engine-url http://localhost:1", "needs --engine server"),
         ("probe --engine server", "needs --engine-url"),
     ],
 )

@@ -128,7 +128,7 @@ def test_an_adapter_that_changed_is_not_resumed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--adapter", "a", "--trainer-adapter", "b"], "--adapter is for both sides"),
+        (["--adapter", "a", "--trainer-adapter", "b"], "--adapter applies to both sides"),
         (["--merge-adapter"], "needs an adapter to merge"),
         (["--adapter", "./nowhere"], "is no adapter"),
     ],

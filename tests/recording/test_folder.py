@@ -135,7 +135,7 @@ def test_force_takes_a_run_of_ours_but_no_file_that_was_put_into_it(reported, tm
         before = contents(folder)
         assert run(["import", DUMP, "-q", "-o", str(folder), "--force"]) == 1
         held = name if name.count("/") < 2 else name.rpartition("/")[0]
-        assert f"it holds {held}, which mismatch-cli did not write" in " ".join(capfd.readouterr().err.split())
+        assert f"it contains {held}, which mismatch-cli did not write" in " ".join(capfd.readouterr().err.split())
         assert contents(folder) == before
         (folder / name).unlink()
         if kept is not None:

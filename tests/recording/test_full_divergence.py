@@ -148,15 +148,15 @@ def test_a_run_stopped_before_scoring_goes_on_with_its_distributions(without, tm
     shutil.move(tmp_path / "other", tmp_path / "damaged" / "distributions" / "response-00001.float32")
     capsys.readouterr()
     assert run(["probe", "--resume", "--quiet", "--output", str(tmp_path / "damaged")]) == 1
-    assert "response-00001.float32 does not hold the whole distributions" in capsys.readouterr().err
+    assert "response-00001.float32 lacks the full distributions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--max-tokens", "10000000"], "in vllm, and half of the free memory is"),
-        (["--full-divergence-memory", "0.001"], "--max-tokens 3 would fit; --engine hf holds one token at a time"),
-        (["--engine", "hf", "--max-tokens", "1000000000"], "GiB of disk until it is scored"),
+        (["--full-divergence-memory", "0.001"], "--max-tokens 3 would fit; --engine hf keeps one token at a time"),
+        (["--engine", "hf", "--max-tokens", "1000000000"], "GiB of disk until scoring"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_loads(flags, message, tmp_path, capsys):

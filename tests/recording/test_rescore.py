@@ -152,7 +152,7 @@ def test_a_trace_with_only_the_rollout_gets_everything(same, tmp_path):
     talk = Talk()
     rescore(config(only_mu), tmp_path / "run", dict(NEW), talk)
     found = Trace.open(tmp_path / "run")
-    assert "temperature 1 and no truncation are assumed" in " ".join(talk.said)
+    assert "assuming temperature 1 and no truncation" in " ".join(talk.said)
     assert found.manifest["trainer"]["temperature"] == 1.0
     assert np.array_equal(flat(found, "logp_trainer_T"), flat(same, "logp_trainer_T"))
     assert pairs(found) == pairs(same)
@@ -190,7 +190,7 @@ def test_at_some_of_the_sampling_weights_the_mismatch_is_that_of_these(tmp_path)
     first = [ids for ids, at in zip(columns["response_ids"], columns["version_rollout"], strict=True) if at == 0]
     assert 0 < len(first) < found.num_responses
     assert analyse([found], 0).to_json()["pairs"]["mismatch"]["counts"]["tokens"] == sum(map(len, first))
-    assert "mix two trainers" in " ".join(talk.said)
+    assert "two trainers would mix" in " ".join(talk.said)
     assert "recomputed" not in found.manifest
 
 
@@ -227,7 +227,7 @@ def test_keep_trainer_without_versions_takes_the_word_for_it(tmp_path):
     [
         (FP8, {}, r"sampled at 6 versions of the weights \(0 to 40\).*--weights 0, or --weights newer"),
         (FLOAT32, {"keep_trainer": True}, "scored 96 responses at the weights that sampled"),
-        (FLOAT32, {"keep_trainer": True, "weights": "newer"}, "goes with --weights equal"),
+        (FLOAT32, {"keep_trainer": True, "weights": "newer"}, "needs --weights equal"),
         (FLOAT32, {"model": "/no/such/model"}, "There is no model folder"),
         (FLOAT32, {"temperature": 0.0}, "Temperature 0 cannot be measured"),
     ],
@@ -240,7 +240,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(trace, settings, m
 
 def test_nothing_to_keep_is_said(tmp_path):
     source = changed_copy(FLOAT32, tmp_path / "source", without(*OF_TRAINER))
-    with pytest.raises(UsageError, match="holds no logp_trainer"):
+    with pytest.raises(UsageError, match="has no logp_trainer"):
         rescored(tmp_path / "run", source, keep_trainer=True)
 
 
@@ -252,7 +252,7 @@ def test_responses_without_a_prompt_are_named(empty, tmp_path):
         return table.set_column(table.column_names.index("prompt_ids"), "prompt_ids", column)
 
     source = changed_copy(FLOAT32, tmp_path / "source", change)
-    with pytest.raises(MismatchError, match="holds no prompt for 1 of its 96 responses"):
+    with pytest.raises(MismatchError, match="lacks the prompt of 1 of its 96 responses"):
         rescored(tmp_path / "run", source)
 
 
@@ -267,7 +267,7 @@ def test_a_model_without_a_tokenizer_leaves_tokens_as_numbers(save_model, tmp_pa
     talk = Talk()
     model = save_model("Qwen3", vocab_size=2048)
     rescore(config(source, model=model, noise=0), tmp_path / "run", dict(NEW), talk)
-    assert "Tokens will show as numbers" in " ".join(talk.said)
+    assert "Tokens will be shown as numbers" in " ".join(talk.said)
     assert Trace.open(tmp_path / "run").vocabulary.decode([7]) == "⟨7⟩"
 
 
@@ -311,7 +311,7 @@ def test_what_an_import_said_of_its_pi_goes_with_it(tmp_path):
     )
     talk = Talk()
     rescore(config(source, noise=0), tmp_path / "run", dict(NEW), talk)
-    assert "holds 96 steps and does not say that their weights differ" in " ".join(talk.said)
+    assert "has 96 steps and one version of the weights" in " ".join(talk.said)
     found = Trace.open(tmp_path / "run")
     assert found.manifest["imported"] == imported
     assert found.manifest["rescored"]["before"]["imported"]["holds"] == "old_log_probs"

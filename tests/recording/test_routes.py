@@ -190,7 +190,7 @@ def test_whole_routes_stay_of_the_first_responses_alone(model, probed, tmp_path,
     capsys.readouterr()
     assert run(["rescore", str(tmp_path / "run"), "--replay-routes", "--output", str(tmp_path / "again")]) == 1
     told = " ".join(capsys.readouterr().err.split())
-    assert "holds no routes for 27 of its 32 responses" in told and "--keep-routes 32" in told
+    assert "lacks the routes of 27 of its 32 responses" in told and "--keep-routes 32" in told
 
 
 def test_a_dense_model_has_none(tmp_path, capsys):
