@@ -110,7 +110,7 @@ LIGHT = {
         ("--threads 100000", "more than any machine has"),
         ("--attn somebody/kernel", "is code on the hub"),
         ("--dataset gone.jsonl", "There is no file gone.jsonl"),
-        ("--dataset ../files/few.jsonl", "is more than the 1 problems there are"),
+        ("--dataset ../files/few.jsonl", "is more than the 1 problems available"),
         ("--dataset ../files/unanswered.jsonl", "has no problem with an answer"),
         ("--dataset ../files/few.jsonl --prompts-per-step 1 --prompt-field problm", "Did you mean problem?"),
         ("--eval-dataset gone.parquet", "There is no file gone.parquet"),
@@ -193,7 +193,7 @@ ALGORITHMS = (
 WITH_NUMPY = {
     "train": (
         *ALGORITHMS,
-        ("-a pg-is -a dppo-topk-tv:k=99999", "dppo-topk-tv:k=99999 needs the top 99,999 log-probs, and"),
+        ("-a pg-is -a dppo-topk-tv:k=99999", "dppo-topk-tv:k=99999 needs the top 99,999 log-probs, but"),
         ("--preset ../files/preset.toml", "δ=-1 makes no sense"),
         ("--reward gone.py:score", "there is no such function"),
         ("--reward ../files/reward.py:scores", "has no function 'scores'"),

@@ -153,7 +153,7 @@ def test_show_config_prints_a_preset_file(capfd):
     ("flags", "said"),
     [
         (["--samples-per-prompt", "1"], "a group of one response has no advantage"),
-        (["--num-problems", "1"], "more than the 1 problems there are"),
+        (["--num-problems", "1"], "more than the 1 problems available"),
         (["--model", "/nowhere"], "There is no model folder"),
         (["--dataset", "/nowhere.jsonl"], "There is no file"),
         (["--trainer-dtype", "foo"], "Unknown dtype 'foo'"),

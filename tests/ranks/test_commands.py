@@ -177,11 +177,11 @@ def assert_same_shards(one: Path, other: Path) -> None:
 
 WRONG: list[tuple[Sequence[str], str]] = [
     (("train", "--nproc", "2", "--engine", "hf", "--prompts-per-step", "1", "--minibatches", "1"),
-     "2 ranks cannot share 1 problems a step"),
+     "2 ranks cannot share 1 problems per step"),
     (("train", "--nproc", "2", "--engine", "hf", "--tensor-parallel", "3"), "2 ranks cannot form engines of 3"),
     (("diagnose", "--nproc", "2"), "--nproc shares what a model scores"),
     (("probe", "--sharded"), "Say over how many with --nproc"),
-    (("train", "--cpu-offload"), "--cpu-offload is for"),
+    (("train", "--cpu-offload"), "--cpu-offload needs a model"),
     (("train", "--engine", "server", "--engine-url", "http://localhost:1", "--seeds", "2", "--devices", "0,1"),
      "servers hold the weights of one"),
 ]  # fmt: skip
@@ -206,7 +206,9 @@ def test_a_folder_that_is_there_is_told_once_and_not_gone_on_with(tmp_path):
 def test_a_rank_that_is_left_alone_says_so(tmp_path):
     ranks = [Forked("tests.ranks.on_ranks", "deserted", str(tmp_path), env=place) for place in as_ranks(2)]
     said, _ = [rank.ended(within=60) for rank in ranks]
-    assert "MismatchError: Another rank has ended, and rank 0 cannot go on without it. What was made is kept." in said
+    assert (
+        "MismatchError: Another rank has ended, and rank 0 cannot continue without it. What was made is kept." in said
+    )
     assert ranks[1].returncode == 0
 
 

@@ -81,7 +81,7 @@ def test_other_problems_are_none_of_the_step_and_each_is_there_once():
 
 
 def test_without_other_problems_there_is_nothing_to_sample():
-    with pytest.raises(UsageError, match=r"a step has 4 of the 7 that there are\. Use --prompts-per-step 3 or less"):
+    with pytest.raises(UsageError, match=r"a step has 4 of only 7\. Use --prompts-per-step 3 or less"):
         task_of(num_problems=7, prompts_per_step=4, dynamic_sampling=2)
 
 

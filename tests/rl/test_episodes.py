@@ -217,8 +217,8 @@ def test_a_step_is_played_again_to_the_same_tokens_and_others_to_others(echo):
     assert first[0].response_ids != first[1].response_ids
 
 
-def test_a_problem_that_is_another_each_time_is_refused(echo):
-    with pytest.raises(MismatchError, match=r"begins twice with the same seed and problem.*Draw everything in reset"):
+def test_an_environment_that_ignores_its_seed_is_refused(echo):
+    with pytest.raises(MismatchError, match=r"reset with the same seed and problem.*Draw everything in reset"):
         played(f"{echo}:Careless")
 
 
@@ -230,10 +230,10 @@ def test_an_observation_without_room_is_refused(echo):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"reward": "my.py:f"}, "gives the rewards itself"),
+        ({"reward": "my.py:f"}, "assigns the rewards itself"),
         ({"prompt_template": "r1-distill"}, "asks for one answer"),
-        ({"environment": "", "episodes": 4}, "Name it: --environment"),
-        ({"eval_episodes": 4}, "give both"),
+        ({"environment": "", "episodes": 4}, "Add --environment FILE.py:NAME"),
+        ({"eval_episodes": 4}, "Give both"),
         ({"episodes": 4, "eval_episodes": 4, "eval_dataset": "x.jsonl"}, "Leave one out"),
         ({"episodes": 3}, "more than the 3 problems"),
         ({"environment": "nowhere.py:f"}, "there is no such class"),

@@ -167,7 +167,7 @@ def test_a_gradient_that_is_not_finite_leaves_its_batch_as_a_trace(tmp_path, mon
         return rollouts
 
     monkeypatch.setattr(HfEngine, "sample", absurd)
-    with pytest.raises(MismatchError, match=r"not finite.*What it was computed from is in"):
+    with pytest.raises(MismatchError, match=r"not finite.*The data behind it is in"):
         run(tmp_path / "run", algorithm="pg-is")
     with pytest.raises(MismatchError, match="not finite"):
         run(tmp_path / "run", algorithm="pg-is", resume=True)

@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(unbroken, tmp_
     (tensors,) = (newest / "state").iterdir()
     state = tensors.read_bytes()
     tensors.write_bytes(state[: len(state) // 2])
-    with pytest.raises(MismatchError, match=r"step-000004 is damaged. Delete it, and --resume goes on"):
+    with pytest.raises(MismatchError, match=r"step-000004 is damaged. Delete it, then --resume continues"):
         run(folder, resume=True, **EVALUATED)
     assert numbers(folder) == numbers(unbroken)
     shutil.rmtree(newest)
@@ -178,7 +178,7 @@ def test_what_fails_in_the_middle_ends_in_a_sentence_and_loses_nothing(unbroken,
     memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore about it.")
     failures = [
         (HfEngine, "sample", 5, RuntimeError("no device"), "engine failed while sampling (RuntimeError: no device)"),
-        (HfEngine, "load_weights", 3, KeyError("rank"), "engine failed while taking over weights (KeyError: 'rank')"),
+        (HfEngine, "load_weights", 3, KeyError("rank"), "engine failed while loading weights (KeyError: 'rank')"),
         (Learner, "update", 3, memory, "failed (OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB)"),
     ]
     steps = []

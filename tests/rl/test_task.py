@@ -62,10 +62,10 @@ def test_what_is_left_out_is_said(tokenizer, tmp_path):
     task = posed_task(tokenizer, dataset=training, eval_dataset=evaluation)
     assert ids(task.posed) == [0, 2, 3, 5] and ids(task.evaluation["evaluation"]) == [0]
     assert task.left_out[:2] == [
-        f"{training}: 1 of 6 problems have no answer and are left out.",
-        f"{evaluation}: 1 of 2 problems have no answer and are left out.",
+        f"{training}: skipping 1 of 6 problems that have no answer.",
+        f"{evaluation}: skipping 1 of 2 problems that have no answer.",
     ]
-    assert "training.jsonl: 1 of 5 problems are left out, the first (row 4) because the prompt has" in task.left_out[2]
+    assert "training.jsonl: skipping 1 of 5 problems, the first (row 4) because the prompt has" in task.left_out[2]
     assert len(task.left_out) == 3
 
 
@@ -84,7 +84,7 @@ def test_without_a_set_of_their_own_evaluations_ask_the_training_problems(tokeni
             {"eval_dataset": "{unanswered}", "prompt_field": "problem", "answer_field": "answer"},
             "no problem with|field",
         ),
-        ({"num_problems": 3}, "more than the 3 problems there are"),
+        ({"num_problems": 3}, "more than the 3 problems available"),
         ({"prompt_template": "r1"}, "Unknown template 'r1'"),
         ({"aggregation": "sum"}, "Unknown aggregation 'sum'"),
         ({"reward": "{mine}:absent"}, "mine.py has no function 'absent'"),

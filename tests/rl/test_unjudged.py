@@ -39,5 +39,5 @@ def test_what_is_not_judged_teaches_nothing_and_is_counted(tmp_path, capfd):
 
 def test_a_reward_that_judges_nothing_ends_the_run(tmp_path):
     (tmp_path / "mine.py").write_text(REWARDS, encoding="utf-8")
-    with pytest.raises(MismatchError, match="judged none of 16 responses"):
+    with pytest.raises(MismatchError, match="graded none of 16 responses"):
         run(tmp_path / "run", reward=f"{tmp_path}/mine.py:none", **SHORT)
