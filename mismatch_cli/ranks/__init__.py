@@ -79,8 +79,8 @@ class World:
             for (name, value), (_, other) in zip(what, values, strict=False):
                 if value != other:
                     raise MismatchError(
-                        f"Rank {rank} has {name} = {other}, and rank {self.rank} has {value}. Start every rank with the "
-                        "same command and the same files."
+                        f"Rank {rank} has {name} = {other}, and rank {self.rank} has {value}. Start every rank with "
+                        "the same command and the same files."
                     )
 
 

@@ -37,7 +37,7 @@ TAKEN = "--output ../files/taken"
 # Command lines, each with what it is answered. No library is imported for these.
 SAMPLED = (
     ("--engine vlm", "Did you mean vllm?"),
-    ("--engine hf --engine-arg seven=7", "knows no argument seven"),
+    ("--engine hf --engine-arg seven=7", "has no argument seven"),
     ("--engine-arg seven", "is not key=value"),
     ("--engine-url http://localhost", "needs --engine server"),
     ("--prompts gone.jsonl", "There is no file gone.jsonl"),

@@ -151,7 +151,7 @@ def test_an_engine_without_whole_distributions_says_which_have_them(monkeypatch)
     from mismatch_cli.engines import full_bytes
 
     monkeypatch.setattr(registry, "load", lambda *_: ModuleType("plain"))
-    with pytest.raises(UsageError, match=r"--engine plain does not hand out whole .* Use --engine vllm or --engine hf"):
+    with pytest.raises(UsageError, match=r"--engine plain does not return full .* Use --engine vllm or --engine hf"):
         full_bytes("plain", 2048, 100)
 
 

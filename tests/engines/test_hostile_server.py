@@ -101,16 +101,16 @@ def _changes_one(entry: Any) -> Callable[[dict[str, Any]], None]:
 
 # Of the tokens 5, 6, 7, 8.
 READINGS = [
-    (_lies_about(prompt_token_ids=[5, 6, 7, 9]), "read another prompt"),
+    (_lies_about(prompt_token_ids=[5, 6, 7, 9]), "did not read the prompt"),
     (_lies_about(prompt_token_ids=None), "does not return token ids"),
-    (_lies_about(prompt_logprobs=None), "does not hold a log-prob for each token"),
-    (_lies_about(prompt_logprobs=[None, {"6": {"logprob": -1.0}}]), "does not hold a log-prob for each token"),
-    (_changes_one(None), "of other tokens than its prompt's"),
-    (_changes_one({"9": {"logprob": -1.0}}), "of other tokens than its prompt's"),
-    (_changes_one({"8": -1.0}), "of other tokens than its prompt's"),
+    (_lies_about(prompt_logprobs=None), "does not have a log-prob for each token"),
+    (_lies_about(prompt_logprobs=[None, {"6": {"logprob": -1.0}}]), "does not have a log-prob for each token"),
+    (_changes_one(None), "not belong to the tokens of its prompt"),
+    (_changes_one({"9": {"logprob": -1.0}}), "not belong to the tokens of its prompt"),
+    (_changes_one({"8": -1.0}), "not belong to the tokens of its prompt"),
     (_changes_one({"8": {"logprob": None}}), "reported log μ = nan for token 1 of a response to prompt 3"),
     (_changes_one({"8": {"logprob": 0.5}}), "reported log μ = 0.5 for token 1 of a response to prompt 3"),
-    (lambda answer: answer.update(model="another"), "of the model 'another'"),
+    (lambda answer: answer.update(model="another"), "from the model 'another'"),
     (lambda answer: answer.update(choices=[]), "not one completion"),
 ]
 
@@ -232,13 +232,13 @@ def test_bombs_redirects_and_depth_are_refused(fake):
     cases: list[tuple[str, tuple[int, dict[str, str], bytes]]] = [
         ("answered in the encoding gzip", (200, {"Content-Encoding": "gzip"}, bomb)),
         ("answered in the encoding deflate, br", (200, {"Content-Encoding": "deflate, br"}, bomb)),
-        (r"refused a request \(status 302\)", (302, {"Location": f"{fake.url}/elsewhere"}, b"")),
-        ("something that is not JSON", (200, {}, b"[" * 10**5 + b"]" * 10**5)),
-        ("something that is not JSON", (200, {"Content-Type": "text/html"}, b"<html>")),
-        ("something that is not JSON", (200, {}, b'{"choices": NaN}')),
-        ("something that is not JSON", (200, {}, b'{"model": "\\ud800"}')),
+        (r"rejected a request \(status 302\)", (302, {"Location": f"{fake.url}/elsewhere"}, b"")),
+        ("did not answer in JSON", (200, {}, b"[" * 10**5 + b"]" * 10**5)),
+        ("did not answer in JSON", (200, {"Content-Type": "text/html"}, b"<html>")),
+        ("did not answer in JSON", (200, {}, b'{"choices": NaN}')),
+        ("did not answer in JSON", (200, {}, b'{"model": "\\ud800"}')),
         ("not answered", (500, {}, b"[" * 10**5)),
-        ("refused a request", (422, {}, b'{"detail": "' + b"x" * 2**20 + b'"}')),
+        ("rejected a request", (422, {}, b'{"detail": "' + b"x" * 2**20 + b'"}')),
         ("answered with more than", (200, {}, b" " * 2**22)),
     ]  # fmt: skip
     for message, reply in cases:
@@ -292,33 +292,33 @@ def _same_key_twice(answer: dict[str, Any]) -> bytes:
 
 
 TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
-    ("of the model 'other' where 'tiny' was asked", lambda a: a.update(model="other")),
-    ("of the model 'None'", lambda a: a.pop("model") and None),
-    ("of the model", lambda a: a.update(model=["tiny"])),
-    ("given before", lambda a: a.update(id="cmpl-1")),
-    ("another completion", _of_first(lambda c: c.update(index=1))),
+    ("from the model 'other' instead of 'tiny'", lambda a: a.update(model="other")),
+    ("from the model 'None'", lambda a: a.pop("model") and None),
+    ("from the model", lambda a: a.update(model=["tiny"])),
+    ("repeats the answer", lambda a: a.update(id="cmpl-1")),
+    ("not the completion", _of_first(lambda c: c.update(index=1))),
     ("not one completion", lambda a: a["choices"].append(a["choices"][0])),
     ("not one completion", lambda a: a["choices"].clear()),
     ("not one completion", lambda a: a.update(choices={"0": 1})),
-    ("another prompt", _of_first(lambda c: c.update(prompt_token_ids=[5, 6, 9999]))),
-    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, float(c["token_ids"][0])))),
-    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, str(c["token_ids"][0])))),
-    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, True))),
-    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, -1))),
-    ("none of the model's 2048", _of_first(lambda c: c.update(token_ids="1234"))),
-    ("more probable than they are", _of_first(_put_on_top)),
+    ("does not start from the prompt", _of_first(lambda c: c.update(prompt_token_ids=[5, 6, 9999]))),
+    ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, float(c["token_ids"][0])))),
+    ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, str(c["token_ids"][0])))),
+    ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, True))),
+    ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, -1))),
+    ("outside the model's 2048", _of_first(lambda c: c.update(token_ids="1234"))),
+    ("more probable than one of them", _of_first(_put_on_top)),
     ("add up to more than 1", _of_first(_at_top(0.5))),
     ("add up to more than 1", _of_first(_at_top(1e-4))),
     ("add up to more than 1", _of_first(_at_top(None))),
     ("add up to more than 1", _of_first(_all_at(-0.1))),
     ("cannot add up to 1", _of_first(_all_at(-30.0))),
     ("log μ = nan|add up to", _of_first(_all_at(None))),
-    ("not belong|for a token where|does not return", _of_first(_other_spelling("token_id:03"))),
+    ("not belong|for a token instead of|does not return", _of_first(_other_spelling("token_id:03"))),
     ("does not return", _of_first(_other_spelling("token_id:٣"))),
     ("does not return", _of_first(_other_spelling("token_id:-3"))),
     ("does not return", _of_first(_other_spelling("token_id:" + "3" * 5000))),
     ("not belong", _of_first(_other_spelling("token_id:2048"))),
-    ("two log-probs to one token", _same_key_twice),
+    ("one token two log-probs", _same_key_twice),
 ]  # fmt: skip
 
 
@@ -339,7 +339,7 @@ def test_an_alias_of_the_same_weights_may_answer_and_another_model_may_not(fake)
         ]}).encode(),
     )  # fmt: skip
     assert len(sample(engine_at(fake, served_model="alias"))) == 6
-    with pytest.raises(MismatchError, match="of the model 'tiny' where 'other' was asked"):
+    with pytest.raises(MismatchError, match="from the model 'tiny' instead of 'other'"):
         engine_at(fake, served_model="other")
 
 

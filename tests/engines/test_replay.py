@@ -219,11 +219,11 @@ def test_a_failure_in_the_middle_leaves_nothing_queued(engine, rollouts, monkeyp
 def test_what_an_engine_cannot_read_is_said_beforehand(engine):
     long = Forced(SHARED, random_ids(1, CONTEXT - 299))
     with pytest.raises(
-        MismatchError, match=r"Prompt 0 .* 321 tokens, the engine's context 320. Use --max-model-len 321"
+        MismatchError, match=r"Prompt 0 .* 321 tokens; the engine's context is 320. Use --max-model-len 321"
     ):
         replay(engine, [long])
     for read in (replay, prefill):
-        with pytest.raises(MismatchError, match="holds the token 2048, and the engine's model has 2048 tokens"):
+        with pytest.raises(MismatchError, match="has the token id 2048, and the engine's model has 2048 tokens"):
             read(engine, [Forced([5], [7, 2048])])
 
 
@@ -279,7 +279,7 @@ def test_an_engine_that_answers_something_else_is_refused():
     liar: Any = SimpleNamespace(
         max_model_len=9, replay=lambda *_, **__: [lie], prefill=lambda *_: [np.array([-1.0], dtype=np.float32)]
     )
-    with pytest.raises(MismatchError, match=r"other tokens than those recorded of a response to prompt 42"):
+    with pytest.raises(MismatchError, match=r"did not decode the recorded tokens of a response to prompt 42"):
         replay_checked(liar, [Forced([5], [6, 8])], [42], lambda n: None)
     with pytest.raises(MismatchError, match=r"1 log-probs for the 2 tokens of a response to prompt 42"):
         prefill_checked(liar, [Forced([5], [6, 8])], [42], lambda n: None)

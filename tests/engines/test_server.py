@@ -132,7 +132,9 @@ def test_recorded_tokens_are_read_at_once(both, model):
             logp_TV = logits_TV[len(response.prompt_ids) - 1 : -1].log_softmax(-1)
             expected_T = logp_TV.gather(1, torch.tensor(response.response_ids)[:, None])[:, 0]
             np.testing.assert_allclose(logp_T, expected_T, atol=1e-5, rtol=1e-6)
-        with pytest.raises(MismatchError, match=r"only where one more fits\. Start it with --max-model-len 513"):
+        with pytest.raises(
+            MismatchError, match=r"must fit one more into its context of 512\. Start it with --max-model-len 513"
+        ):
             prefill_checked(engine_at(url), [whole], [0], lambda count: None)
     with pytest.raises(MismatchError, match=r"before temperature and truncation.* Use --engine vllm"):
         prefill_checked(engine_at(both[0], TRUNCATED), responses, range(9), lambda count: None)
@@ -181,7 +183,7 @@ def test_a_server_that_comes_back_as_another_is_noticed(url, raw_url):
     engine = engine_at(url)
     (server,) = engine._engines
     server._address = replace(server._address, url=raw_url)
-    with pytest.raises(MismatchError, match=r"become another server.*processed_logprobs before.*raw_logprobs now"):
+    with pytest.raises(MismatchError, match=r"changed its settings.*processed_logprobs before.*raw_logprobs now"):
         sample(engine)
 
 
@@ -208,13 +210,13 @@ def test_killed_in_the_middle_and_brought_back_the_shard_is_the_same(servers, ur
 
 def test_what_the_server_cannot_do_is_told_in_one_sentence(url):
     cases: list[tuple[str, Callable[[], Any]]] = [
-        ("does not give 60 log-probs.*--max-logprobs 60", lambda: engine_at(url, top_logprobs=60)),
+        ("does not return 60 log-probs.*--max-logprobs 60", lambda: engine_at(url, top_logprobs=60)),
         ("--served-model can be: tiny", lambda: engine_at(url, served_model="other")),
         ("lists no models", lambda: engine_at(f"{url}/docs")),
         ("cannot set enforce_eager", lambda: engine_at(url, enforce_eager=True)),
-        ("no user name, password or query", lambda: engine_at("http://me:secret@localhost:1")),
-        ("no URL of a server", lambda: engine_at("localhost:8000")),
-        ("concurrency=0 makes no sense", lambda: engine_at(url, concurrency=0)),
+        ("not contain a user name, password or query", lambda: engine_at("http://me:secret@localhost:1")),
+        ("is not a server's URL", lambda: engine_at("localhost:8000")),
+        ("concurrency=0 is invalid", lambda: engine_at(url, concurrency=0)),
         ("needs --engine-url", lambda: engine_at("")),
         ("not answered.*Connection refused", lambda: engine_at(f"http://127.0.0.1:{free_port()}", patience=0.3)),
     ]  # fmt: skip
@@ -232,7 +234,7 @@ def test_what_the_server_cannot_do_is_told_in_one_sentence(url):
 def test_weights_under_another_name_are_taken_when_that_is_said(url, tmp_path):
     shutil.copy(f"{MODEL}/config.json", tmp_path)  # a copy of the model that is served
     settings = EngineSettings(str(tmp_path), PLAIN, K, extra={"url": url})
-    with pytest.raises(MismatchError, match=r"does not serve .* under that name, but: tiny.*--served-model NAME"):
+    with pytest.raises(MismatchError, match=r"does not serve .*, but: tiny.*--served-model NAME"):
         create_engine("server", settings)
     engine = create_engine("server", replace(settings, extra={"url": url, "served_model": "tiny"}))
     assert engine.describe()["model"] == MODEL
@@ -331,7 +333,7 @@ def test_a_busy_server_is_asked_again(fake, url, status):
 def test_a_request_that_is_wrong_is_not_asked_again(fake):
     engine = engine_at(fake.url)
     fake.completions = 0
-    with pytest.raises(MismatchError, match=r"refused a request \(status 400\)"):
+    with pytest.raises(MismatchError, match=r"rejected a request \(status 400\)"):
         sample(engine, [Request([10**6], seed=0)])
     assert fake.completions == 1
 
@@ -399,14 +401,14 @@ def _missing_value(choice: dict[str, Any]) -> None:
     ("tamper", "message"),
     [
         (_text_in_place_of_ids, "does not return token ids"),
-        (_one_id_swapped, "log-probs are of other tokens"),
+        (_one_id_swapped, "log-probs do not belong"),
         (_logits, "add up to more than 1.*--logprobs-mode processed_logprobs"),
         (_missing_value, "log μ = -inf for token 0|cannot add up to 1"),
-        (lambda c: c["logprobs"]["token_logprobs"].pop(), "does not hold"),
-        (lambda c: c["logprobs"]["top_logprobs"][1].popitem(), "log-probs for a token where 20|other tokens"),
+        (lambda c: c["logprobs"]["token_logprobs"].pop(), "does not have"),
+        (lambda c: c["logprobs"]["top_logprobs"][1].popitem(), "log-probs for a token instead of 20|not belong"),
         (lambda c: c["logprobs"]["top_logprobs"].__setitem__(0, None), "no top log-probs"),
-        (lambda c: c.update(prompt_token_ids=[1, *c["prompt_token_ids"]]), "another prompt"),
-        (lambda c: c["token_ids"].__setitem__(0, 10**6), "none of the model's 2048"),
+        (lambda c: c.update(prompt_token_ids=[1, *c["prompt_token_ids"]]), "does not start from the prompt"),
+        (lambda c: c["token_ids"].__setitem__(0, 10**6), "outside the model's 2048"),
         (lambda c: c.update(finish_reason="abort"), "ended a response with 'abort'.*--resume"),
         (lambda c: c.update(finish_reason="length", token_ids=c["token_ids"][:2]), "cut a response at 2 tokens"),
         (lambda c: c.update(logprobs=None), "no log-probs"),
@@ -425,7 +427,7 @@ def test_an_answer_that_is_wrong_somewhere_is_refused(fake, tamper, message):
 def test_garbage_is_told(fake):
     engine = engine_at(fake.url)
     fake.before = lambda path, headers: (200, {}, b"<html>" if path == "/v1/completions" else b"[]")
-    with pytest.raises(MismatchError, match="something that is not JSON"):
+    with pytest.raises(MismatchError, match="did not answer in JSON"):
         sample(engine)
     with pytest.raises(MismatchError, match="lists no models"):
         engine_at(fake.url)

@@ -206,8 +206,12 @@ def test_a_dense_model_has_none(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "code", "told"),
     [
-        (("--engine", "vllm", "--routes"), 1, "vLLM on a CPU does not say which experts it chose"),
-        (("--engine", "server", "--engine-url", "http://localhost:1", "--routes"), 2, "--engine server does not say"),
+        (("--engine", "vllm", "--routes"), 1, "vLLM on a CPU does not report which experts it chose"),
+        (
+            ("--engine", "server", "--engine-url", "http://localhost:1", "--routes"),
+            2,
+            "--engine server does not report",
+        ),
         (("--engine", "hf", "--replay-routes", "--no-routes"), 2, "--replay-routes needs the engine's routes"),
     ],
 )

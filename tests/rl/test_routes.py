@@ -69,7 +69,7 @@ def test_adapters_and_sequence_rules_replay_too(made, tmp_path):
 
 def test_engines_without_routes_are_refused_first(tmp_path, capsys):
     config = load_config("miniature", {"engine": "server", "engine_url": "http://localhost:1", "replay_routes": True})
-    with pytest.raises(UsageError, match=r"--engine server does not say which experts it chose"):
+    with pytest.raises(UsageError, match=r"--engine server does not report which experts it chose"):
         check_runs([config])
     flags = ["--steps", "1", "--prompts-per-step", "2", "--samples-per-prompt", "2", "--minibatches", "1"]
     dense = ["train", "--engine", "hf", "--replay-routes", *flags, "--output", str(tmp_path / "run"), "--quiet"]

@@ -66,7 +66,7 @@ def test_a_server_that_dies_between_steps_comes_back_with_the_right_weights(serv
     config = load_config("miniature", SMALL | SERVED | {"engine_url": urls[0]})
     train(config, tmp_path / "run", on_step, say=said.append)
     assert len(records) == 3 and max(gaps(records)) < SAME_WEIGHTS
-    assert any("is given those of this step again" in line for line in said)
+    assert any("lost this step's weights: sending them again" in line for line in said)
 
 
 def test_a_server_that_dies_while_it_samples_is_asked_again(servers, ports, urls, tmp_path, monkeypatch):
@@ -91,7 +91,7 @@ def test_a_server_that_dies_while_it_samples_is_asked_again(servers, ports, urls
 def test_a_server_that_takes_no_weights_is_told_in_a_sentence(servers, tmp_path):
     url = servers.start(free_port(), "processed_logprobs")
     servers.wait(url)
-    with pytest.raises(MismatchError, match=r"takes no weights \(status 404.*VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(MismatchError, match=r"cannot load weights \(status 404.*VLLM_SERVER_DEV_MODE=1"):
         run(tmp_path / "run", engine_url=url, **SERVED)
 
 
@@ -138,7 +138,7 @@ def test_a_server_that_loses_what_was_sent_ends_the_run_which_can_go_on(servers,
 
     changes = {"engine_url": url_of(wired), "weight_transfer": "nccl", "checkpoint_every": 1}
     config = load_config("miniature", SMALL | SERVED | changes)
-    with pytest.raises(MismatchError, match=rf"{wired[1]} has lost its weights.*--resume goes on"):
+    with pytest.raises(MismatchError, match=rf"{wired[1]} has lost its weights.*Continue with --resume"):
         train(config, tmp_path / "run", on_step)
     train(config, tmp_path / "run", records.append, resume=True)
     assert [record["step"] for record in records] == [1, 2, 3] and max(gaps(records)) < SAME_WEIGHTS
@@ -147,7 +147,7 @@ def test_a_server_that_loses_what_was_sent_ends_the_run_which_can_go_on(servers,
 def test_a_server_with_other_weights_is_found_by_its_checksums():
     before = {"model.norm": "a", "model.embed": "b"}
     check_same_weights("one", "two", before, {"model.norm": "a"})
-    with pytest.raises(MismatchError, match=r"two has not the weights of one \(model.embed\)"):
+    with pytest.raises(MismatchError, match=r"two does not have the weights of one \(model.embed\)"):
         check_same_weights("one", "two", before, {"model.norm": "a", "model.embed": "c"})
 
 
@@ -161,7 +161,7 @@ def test_a_servers_checksums_change_with_its_weights(urls, tmp_path, monkeypatch
 
 
 def test_nccl_without_a_gpu_is_said_in_a_sentence(urls, tmp_path):
-    with pytest.raises(UsageError, match="torch sees none"):
+    with pytest.raises(UsageError, match="torch sees no GPU"):
         run(tmp_path / "run", engine_url=urls[0], weight_transfer="nccl", **SERVED)
 
 
