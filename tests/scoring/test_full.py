@@ -102,5 +102,5 @@ def test_responses_keep_their_own_and_their_other_numbers(trainer, rng):
 
 def test_an_engine_that_knows_more_tokens_is_refused(trainer):
     wider = ScoreRequest([1], [2], logp_rollout_TV=np.full((1, 2049), -7.6, np.float32))
-    with pytest.raises(MismatchError, match="2049 tokens, and the trainer knows 2048"):
+    with pytest.raises(MismatchError, match="2049 tokens, but the trainer has only 2048"):
         trainer.score([wider], token_budget=64)
