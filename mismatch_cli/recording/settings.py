@@ -207,7 +207,7 @@ class ScorerSettings(Recorded):
     trainer_dtype: str = of_trainer("auto", "Dtype of the trainer; auto: the checkpoint's own.", **_DTYPE)
     attn: str | None = of_trainer(
         None,
-        "Attention implementation of the trainer: sdpa, eager, flash_attention_2, …",
+        "Attention implementation of the trainer, such as sdpa, eager or flash_attention_2.",
         metavar="NAME",
         completes=attention.USUAL,
     )
@@ -217,7 +217,7 @@ class ScorerSettings(Recorded):
     )
     device_map: str | None = of_trainer(
         None,
-        "Device of the trainer: auto, cuda:1, cpu, …",
+        "Device of the trainer, such as auto, cuda:1 or cpu.",
         changeable=True,
         metavar="DEVICE",
         completes=("auto", "cpu", "cuda"),

@@ -166,7 +166,7 @@ class TrainConfig:
     engine_memory: float = of_compute(0.4, "Share of GPU memory for vLLM; the trainer needs the rest.", **SHARE)
     tensor_parallel: int = of_compute(1, "Ranks that share one vLLM engine.", least=1)
     attn: str = of_compute(
-        "", "Attention implementation of the trainer: sdpa, eager, flash_attention_2, …", metavar="NAME",
+        "", "Attention implementation of the trainer, such as sdpa, eager or flash_attention_2.", metavar="NAME",
         show_default="one that the model supports", completes=attention.USUAL,
     )  # fmt: skip
     replay_routes: bool = of_compute(
