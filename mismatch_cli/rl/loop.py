@@ -30,12 +30,11 @@ def train(
     """Run the loop, or resume it; every step is a line of metrics.jsonl before `on_step` is called.
 
     `stop` is called after every step: True saves a checkpoint there and ends. `say` gets what the user should know
-    before the first step, `on_phase` the name of each phase that begins. Returns whether all steps are done.
+    before the first step, `on_phase` the name of each phase that begins. With `framework`, every line also has that
+    framework's metrics of the gap, by its names. Returns whether all steps are done.
 
-    With `framework`, every line also has that framework's metrics of the gap, by its names.
-
-    Every rank of a `world` runs the loop: alone with its share of the problems until it has their advantages, then
-    together. The first rank writes the files and calls the callbacks.
+    Every rank of a `world` runs it: alone until its problems have advantages, then with the others. Only the first
+    rank writes files and calls the callbacks.
     """
     with _running(config, run_folder, say, on_phase, world) as run:
         run.framework = framework

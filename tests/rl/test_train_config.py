@@ -27,7 +27,7 @@ def test_flags_win_over_the_preset():
     assert load_config("miniature", {"steps": 7}).steps == 7
 
 
-def test_every_setting_says_what_it_is():
+def test_every_setting_has_a_help_text():
     assert all(known.metadata["help"].endswith(".") for known in fields(TrainConfig))
 
 
