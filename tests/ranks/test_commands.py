@@ -79,7 +79,7 @@ def test_two_ranks_train_with_vllm_until_ctrl_c(tmp_path):
     training.launcher.send_signal(signal.SIGINT)
     code, said = training.ended()
     assert code == 130 and said.count("Interrupted.") == 1
-    assert "Stopped and saved." in said
+    assert "Stopped and saved. Continue with the same command" in said
     found = lines(tmp_path / "run")
     assert [line["step"] for line in found] == list(range(1, len(found) + 1))
     assert {line["sync"] for line in found[1:]} & {"proven", "newer"}

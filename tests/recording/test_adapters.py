@@ -130,7 +130,7 @@ def test_an_adapter_that_changed_is_not_resumed(tmp_path, capsys):
     [
         (["--adapter", "a", "--trainer-adapter", "b"], "--adapter applies to both sides"),
         (["--merge-adapter"], "needs an adapter to merge"),
-        (["--adapter", "./nowhere"], "it has no adapter_config.json"),
+        (["--adapter", "./nowhere"], "is not an adapter"),
     ],
 )
 def test_invalid_combinations_are_refused(tmp_path, capsys, flags, said):
