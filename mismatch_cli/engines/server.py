@@ -85,8 +85,8 @@ def create(settings: EngineSettings) -> Engine:
         weights = TransferredWeights([Address(url, **given) for url in urls], world, settings.say)
     elif folder is not None:
         weights = SharedWeights(folder, world)
-    own = urls[world.rank :: world.size] or [urls[world.rank % len(urls)]]
-    engines = [ServerEngine(settings, Address(url, **given), weights, speaks=world.rank < len(urls)) for url in own]
+    dealt = urls[world.rank :: world.size] or [urls[world.rank % len(urls)]]
+    engines = [ServerEngine(settings, Address(url, **given), weights, speaks=world.rank < len(urls)) for url in dealt]
     return Servers(engines, weights, world)
 
 

@@ -79,8 +79,8 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
     def engine_args(self) -> dict[str, Any]:
         """The engine's keyword arguments."""
         given = {argument: getattr(self, name) for name, argument in _ENGINE_ARGUMENTS.items()}
-        own = {name: value for name, value in given.items() if value is not None}
-        return own | parsed_arguments(self.engine_arg or ())
+        from_flags = {name: value for name, value in given.items() if value is not None}
+        return from_flags | parsed_arguments(self.engine_arg or ())
 
     def check_vocabulary(self, tokens: int) -> None:
         """A `UsageError` for more ranks than the vocabulary has tokens."""

@@ -70,10 +70,10 @@ def _shared(folder: Path, world: World) -> Iterator[Path]:
         world.barrier()
 
 
-def _write_tensors(tensors: Mapping[str, Tensor], into: Path, folder: Path, world: World) -> None:
+def _write_tensors(tensors: Mapping[str, Tensor], target: Path, folder: Path, world: World) -> None:
     from torch.distributed import checkpoint as dcp
 
-    writer = dcp.HuggingFaceStorageWriter(str(into), save_distributed=True)
+    writer = dcp.HuggingFaceStorageWriter(str(target), save_distributed=True)
     try:
         with _quiet():
             dcp.save(dict(tensors), storage_writer=writer, no_dist=world.size == 1)

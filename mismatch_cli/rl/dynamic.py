@@ -48,8 +48,8 @@ def with_other_problems(run: Run, step: Step) -> Step:
     while sum(group.teaches for group in found) < wanted and (problems := next(others, None)) is not None:
         found += _of_all_ranks(run, _sampled_step(run, problems, step.number))
     ordered = [g for g in found if g.teaches] + [g for g in found if not g.teaches]
-    own = run.world.share(wanted)
-    return _step_of(step, ordered[:wanted][own.start : own.stop], _sampled(found))
+    share = run.world.share(wanted)
+    return _step_of(step, ordered[:wanted][share.start : share.stop], _sampled(found))
 
 
 def _sampled_step(run: Run, problems: list[Posed], step: int) -> Step:

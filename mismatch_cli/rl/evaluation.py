@@ -42,7 +42,7 @@ def evaluate(run: Run, step: int) -> Record:
 def evaluate_before(run: Run) -> None:
     """Evaluate before the first step, as the line of step 0."""
     found = evaluate(run, 0)
-    each = ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in found["eval"].items())
-    run.say(f"Accuracy before the first step: {found['eval_accuracy']:.3f}" + f" ({each})" * (len(found["eval"]) > 1))
+    by_set = ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in found["eval"].items())
+    run.say(f"Accuracy before the first step: {found['eval_accuracy']:.3f}" + f" ({by_set})" * (len(found["eval"]) > 1))
     run.write({"step": 0} | found)
     run.save(0)  # a resumed run does not evaluate again, and knows what took too long to grade

@@ -148,15 +148,15 @@ class Learner:
         rules = self.algorithm.batch_rules
         if not rules:
             return
-        gathering, whole = Gathering(rules), Gathering(rules)
+        gathering, merged = Gathering(rules), Gathering(rules)
         for batch in batches:
             with torch.no_grad():
                 self.trainer.look_at(batch.requests, partial(self._know_first, batch))
             if batch.judged is not None:
                 gathering.update(batch.judged.seen(), batch.judged.advantage_T)
         for part in self._world.gather(gathering):
-            whole.merge(part)
-        found = whole.found()
+            merged.merge(part)
+        found = merged.found()
         for batch in batches:
             if batch.judged is not None:
                 batch.judged.found = found

@@ -213,8 +213,8 @@ class Run:
 
     def share(self, problems: Sequence[Posed]) -> list[Posed]:
         """The problems that this rank samples."""
-        own = self.world.share(len(problems))
-        return list(problems[own.start : own.stop])
+        share = self.world.share(len(problems))
+        return list(problems[share.start : share.stop])
 
     def sample(
         self, posed: list[Posed], step: int, samples: int, sampling: SamplingSettings | None = None
@@ -250,7 +250,7 @@ class Run:
         """
         config, problems = self.config, self.world.share(self.config.prompts_per_step)
         responses = config.prompts_per_step * config.samples_per_prompt
-        own = range(problems.start * config.samples_per_prompt, problems.stop * config.samples_per_prompt)
+        local = range(problems.start * config.samples_per_prompt, problems.stop * config.samples_per_prompt)
         batches = []
         for epoch in range(self.config.epochs):
             together = config.samples_per_prompt if self.learner.algorithm.looks_at_groups else 1
@@ -260,7 +260,7 @@ class Run:
                 np.ravel(part[:, None] * together + np.arange(together))
                 for part in np.array_split(order, config.minibatches)
             )
-            rows = ([row - own.start for row in part.tolist() if row in own] for part in parts)
+            rows = ([row - local.start for row in part.tolist() if row in local] for part in parts)
             batches += [Minibatch(epoch, number, part) for number, part in enumerate(rows)]
         return batches
 

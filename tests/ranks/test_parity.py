@@ -52,8 +52,8 @@ def test_measurements_before_and_after_the_step_are_the_same(gradients):
     one, two = gradients
     for case, expected in one.items():
         for kind in ("logp", "next"):
-            for mine, theirs in zip(expected.get(kind, []), two[case].get(kind, []), strict=True):
-                np.testing.assert_allclose(theirs, mine, atol=2e-5, err_msg=f"{case} {kind}")
+            for alone, shared in zip(expected.get(kind, []), two[case].get(kind, []), strict=True):
+                np.testing.assert_allclose(shared, alone, atol=2e-5, err_msg=f"{case} {kind}")
 
 
 def test_an_algorithm_changes_the_gradient(gradients):

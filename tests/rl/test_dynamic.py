@@ -50,10 +50,10 @@ def test_a_step_learns_from_groups_that_teach(alone):
 def test_two_ranks_choose_the_same(alone, tmp_path):
     """Each response has its own batch here, so both sample the same; only the order of sums differs."""
     run_on(2, "dynamic", tmp_path)
-    for mine, theirs in zip(numbers(alone / "run"), numbers(tmp_path / "run"), strict=True):
-        assert mine["sampled"] == pytest.approx(theirs["sampled"])
-        assert mine["reward"] == pytest.approx(theirs["reward"]) and mine["length"] == theirs["length"]
-        assert groups(alone / "run", mine["step"]) == groups(tmp_path / "run", mine["step"])
+    for expected, found in zip(numbers(alone / "run"), numbers(tmp_path / "run"), strict=True):
+        assert expected["sampled"] == pytest.approx(found["sampled"])
+        assert expected["reward"] == pytest.approx(found["reward"]) and expected["length"] == found["length"]
+        assert groups(alone / "run", expected["step"]) == groups(tmp_path / "run", expected["step"])
 
 
 def test_a_resumed_run_equals_an_unbroken_one(alone, tmp_path):

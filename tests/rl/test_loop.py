@@ -186,7 +186,7 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
     found = evaluate(made, 2)
     posed = made.task.evaluation["evaluation"]
     seeds = [[sample_seed(config.seed, place, sample, -2) for sample in range(3)] for place in range(6)]
-    requests = [Request(p.prompt_ids, seed) for p, of in zip(posed, seeds, strict=True) for seed in of]
+    requests = [Request(p.prompt_ids, seed) for p, its_seeds in zip(posed, seeds, strict=True) for seed in its_seeds]
     rollouts = made.engine.sample(requests, lambda _: None)
     with MathVerify() as grader:
         answers = [json.loads(rows[place])["answer"] for place in range(6) for _ in range(3)]
