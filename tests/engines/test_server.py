@@ -410,7 +410,7 @@ def _missing_value(choice: dict[str, Any]) -> None:
         (lambda c: c.update(prompt_token_ids=[1, *c["prompt_token_ids"]]), "does not start from the prompt"),
         (lambda c: c["token_ids"].__setitem__(0, 10**6), "outside the model's 2048"),
         (lambda c: c.update(finish_reason="abort"), "ended a response with 'abort'.*--resume"),
-        (lambda c: c.update(finish_reason="length", token_ids=c["token_ids"][:2]), "cut a response at 2 tokens"),
+        (lambda c: c.update(finish_reason="length", token_ids=c["token_ids"][:2]), "cut a response at 2 of "),
         (lambda c: c.update(logprobs=None), "no log-probs"),
         (lambda c: c.clear(), "does not return token ids"),
     ],
