@@ -37,7 +37,7 @@ def train_apart(
         Member(
             folder.absolute(),
             (*typed, "--algorithm", config.algorithm, "--seed", str(config.seed), *_name(context, folder)),
-            Path.cwd(), note=FILE_NAME, result="model/config.json", anew=(),
+            Path.cwd(), note=FILE_NAME, result="model/config.json", fresh=(),
         )
         for config, folder in zip(configs, folders, strict=True)
     ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Engines turn prompts into responses with log μ; one file each, loaded when chosen.
 
-Sampling is the same with each of them: seeds that depend on what is sampled, and log-probs that a sampler can have.
+Sampling has the same rules for each: seeds depend on what is sampled, and log-probs must be possible for a sampler.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from mismatch_cli.batch import Rollout
     from mismatch_cli.dissection.engine_pass import EnginePass
 
-TRANSFERS = ("folder", "nccl")  # how servers get the weights of a training
-Told = Callable[[int], None]  # learns how many have finished
-Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by their names in a model's folder
+TRANSFERS = ("folder", "nccl")  # how servers get new weights during training
+Told = Callable[[int], None]  # called with the number of newly finished responses
+Shapes = Mapping[str, tuple[int, ...]]  # tensor shapes by their names in a model folder
 Sink = Callable[["np.ndarray"], None]  # takes log μ of a response's next token, float32 [V]
 
 
@@ -38,30 +38,30 @@ class Request:
 
     prompt_ids: list[int]
     seed: int
-    sampling: SamplingSettings | None = None  # None for those that the engine was made with
-    max_tokens: int | None = None  # where it may be shorter than these settings allow
+    sampling: SamplingSettings | None = None  # None for the engine's own
+    max_tokens: int | None = None  # a lower limit than that of these settings
 
     def longest(self, sampling: SamplingSettings) -> int:
-        """How many tokens it may have; `sampling` is that of the engine."""
+        """The most tokens that it may have; `sampling` is the engine's."""
         most = (self.sampling or sampling).max_tokens
         return most if self.max_tokens is None else min(self.max_tokens, most)
 
 
 @dataclass(frozen=True)
 class Forced:
-    """A recorded response, of at least one token, that an engine is to read again under its own settings."""
+    """A recorded response of at least one token, for an engine to read again under its own settings."""
 
     prompt_ids: list[int]
     response_ids: list[int]
 
 
 def _silent(message: str) -> None:
-    """Nobody listens."""
+    """The default for `say`."""
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What the user asked of an engine; what the engine made of it is in `Engine.describe()`."""
+    """The engine settings that the user asked for; `Engine.describe()` returns them as resolved."""
 
     model: str
     sampling: SamplingSettings
@@ -70,37 +70,37 @@ class EngineSettings:
     seed: int = 0
     log_file: Path | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # --engine-arg key=value
-    full: bool = False  # whether `sample_full` will be asked
-    say: Callable[[str], None] = field(default=_silent, compare=False)  # one line of talk
+    full: bool = False  # whether `sample_full` will be called
+    say: Callable[[str], None] = field(default=_silent, compare=False)  # reports one line
     adapter: str | None = None  # a LoRA adapter to sample with, beside the weights
-    world: World = ALONE  # the ranks of a training, each of which has an engine or a part of one
+    world: World = ALONE  # the ranks of a training run, each with an engine or a part of one
     tensor_parallel: int = 1  # ranks that share an engine
-    sleeps: bool = False  # whether it gives its GPU memory back between two calls
-    routes: bool | None = None  # whether rollouts name the experts of each token; None: where it costs nothing
-    weights_folder: Path | None = None  # that servers see, for the weights of a training
+    sleeps: bool = False  # whether it frees its GPU memory between calls
+    routes: bool | None = None  # whether rollouts report the experts of each token; None: where that is free
+    weights_folder: Path | None = None  # visible to servers, for new weights
     weight_transfer: str = TRANSFERS[0]
-    replays: bool = False  # whether `replay` will be asked: vLLM on a GPU has to know before it starts
+    replays: bool = False  # whether `replay` will be called: vLLM on a GPU must know before it starts
 
 
 class Engine(Protocol):
-    """What the file of an engine offers through `create(settings)`."""
+    """What an engine's file returns from `create(settings)`."""
 
     @property
     def max_model_len(self) -> int:
-        """Prompt and response together, in tokens."""
+        """The context length: prompt plus response, in tokens."""
         ...
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
-        """Sample one response per request, in the order of the requests; reports how many have finished.
+        """Sample one response per request, in the order of the requests, and report how many have finished.
 
-        A request may have sampling settings of its own: log μ is that of what its tokens were drawn from.
+        A request may have its own sampling settings: log μ is always that of the distribution it was drawn from.
         """
         ...
 
     def load_weights(self, model: Any) -> None:
-        """Take over every weight of a Hugging Face model of the same architecture, and forget what the old ones cached.
+        """Load every weight of a Hugging Face model of the same architecture, and drop what the old ones left cached.
 
-        Always all weights: an engine that packs or ties them keeps old copies of what it is not given.
+        Always all weights: an engine that packs or ties them keeps old copies of any that it does not get.
         """
         ...
 
@@ -109,18 +109,18 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the weights and the caches, so that the trainer can have the memory."""
+        """Free the weights and caches, so that the trainer can use the memory."""
         ...
 
 
 class EngineModule(Protocol):
-    """What a file in this folder has: a function, and what others need to know before it is called."""
+    """What a file in this folder must have: a function, and facts that callers need before they call it."""
 
-    REMOTE: bool  # it asks a server by its URL, which may be restarted as another between two shards
-    TAKES_WEIGHTS: bool  # whether `load_weights` works, without which nothing can be trained with it
-    MEMORY_SHARE: str | None  # its argument for the share of a GPU that it may take, where it reserves one
-    # and, where its rollouts can name the experts that each token went to: RETURNS_ROUTES = True
-    # where it can read recorded responses again: REPLAYS = True, PREFILLS = True
+    REMOTE: bool  # it talks to a server by its URL, which may restart with other settings between two shards
+    TAKES_WEIGHTS: bool  # whether `load_weights` works; training needs it
+    MEMORY_SHARE: str | None  # its argument for the share of GPU memory, if it reserves one
+    # also RETURNS_ROUTES = True if its rollouts can report the experts of each token,
+    # and REPLAYS = True, PREFILLS = True if it can read recorded responses again
 
     def create(self, settings: EngineSettings) -> Engine:
         """Start the engine; a `MismatchError` says what is missing and how to get it."""
@@ -128,20 +128,20 @@ class EngineModule(Protocol):
 
 
 class CheckingModule(EngineModule, Protocol):
-    """One that can say what is wrong with settings before it loads anything."""
+    """An engine module that can check settings before it loads anything."""
 
     def check(self, settings: EngineSettings) -> None:
-        """A `UsageError` for what the engine does not take."""
+        """A `UsageError` for settings that the engine does not accept."""
         ...
 
 
 class FullEngine(Engine, Protocol):
-    """An engine whose module has `full_bytes(vocabulary, tokens)`, the memory that one response of so many takes."""
+    """An engine whose module has `full_bytes(vocabulary, tokens)`: the memory for one response of that length."""
 
     def sample_full(
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
-        """Like `sample`; the first responses, one for each sink, also give it log μ of all their tokens in order."""
+        """Like `sample`; the first responses, one per sink, also send it log μ of all their tokens in order."""
         ...
 
 
@@ -149,9 +149,9 @@ class PrefillingEngine(Engine, Protocol):
     """An engine whose module has `PREFILLS`."""
 
     def prefill(self, responses: Sequence[Forced], on_finished: Callable[[int], None]) -> list[np.ndarray]:
-        """Log μ of the tokens of each response, float32 [T], with the whole sequence read at once.
+        """Log μ of the tokens of each response, float32 [T], from one pass over the whole sequence.
 
-        After temperature and truncation, past any prefix cache. A `MismatchError` where the engine cannot apply them.
+        After temperature and truncation, without any prefix cache. A `MismatchError` if the engine cannot apply them.
         """
         ...
 
@@ -162,66 +162,66 @@ class ReplayingEngine(PrefillingEngine, Protocol):
     def replay(
         self, responses: Sequence[Forced], on_finished: Told, *, alone: bool = False, cached: bool = True
     ) -> list[Rollout]:
-        """Decode the same tokens again, in the batches that `sample` makes: what it would have reported for them.
+        """Decode the same tokens again, in the batches that `sample` makes: the result is what it would have reported.
 
-        `alone`: in a batch of one each. Not `cached`: without reading the prefix cache, where the engine has one.
+        `alone`: each in a batch of its own. Not `cached`: without reading the prefix cache, if the engine has one.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Unread:
-    """In place of a tensor that an engine does not give."""
+    """Stands for a tensor that an engine does not expose."""
 
     reason: str
 
 
 class OpenEngine(Engine, Protocol):
-    """An engine whose tensors and modules can be looked at one by one: its module has OPEN = True."""
+    """An engine whose tensors and modules can be inspected one by one: its module has OPEN = True."""
 
     def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor | Unread]]:
-        """Each tensor that it computes with, in the names of its model's folder, one at a time.
+        """Each tensor that it computes with, under the names of its model folder, one at a time.
 
-        What is fused is taken apart; what cannot be read is named with the reason. With an adapter, the weights below.
-        `plain`: the tensors of a folder that is not quantised, whose names a quantised engine is to use.
+        Fused tensors are split; one that cannot be read comes with the reason. With an adapter, the base weights.
+        `plain`: the tensors of an unquantised folder, whose names a quantised engine uses.
         """
         ...
 
     def pass_over(self, token_ids: list[int]) -> AbstractContextManager[EnginePass]:
-        """Read these tokens in one pass, and keep what its modules need to answer again inside the `with` block.
+        """Read these tokens in one pass, and keep what its modules need to run again inside the `with` block.
 
-        A `MismatchError` says why they cannot: another process, captured graphs, parts of modules.
+        A `MismatchError` says why they cannot: a separate process, captured graphs, sharded modules.
         """
         ...
 
 
 def full_bytes(engine: str, vocabulary: int, tokens: int) -> int:
-    """Memory, in bytes, that the engine needs for the whole distributions of a response of `tokens` tokens.
+    """Memory, in bytes, that the engine needs for the full distributions of a response of `tokens` tokens.
 
-    Raises a `UsageError` for an engine that does not hand them out.
+    Raises a `UsageError` for an engine that does not return them.
     """
     module = registry.load(__name__, engine, "engine")
     if not hasattr(module, "full_bytes"):
         raise UsageError(
-            f"--engine {engine} does not hand out whole distributions. Use --engine vllm or --engine hf with "
+            f"--engine {engine} does not return full distributions. Use --engine vllm or --engine hf with "
             "--full-divergence."
         )
     return int(module.full_bytes(vocabulary, tokens))
 
 
 def engine_names() -> list[str]:
-    """What can sample."""
+    """The names of the engines."""
     return registry.names(__name__)
 
 
 def engine_module(name: str) -> EngineModule:
-    """The file behind a public name; the library that it needs is imported when it creates an engine."""
+    """The module of a public name; it imports its library only when it creates an engine."""
     module: Any = registry.load(__name__, name, "engine")
     return module
 
 
 def check_settings(name: str, settings: EngineSettings) -> None:
-    """A `UsageError` for what can be told without the engine's library."""
+    """A `UsageError` for mistakes that show without the engine's library."""
     module = engine_module(name)
     if settings.routes:
         check_returns_routes(name)
@@ -230,10 +230,10 @@ def check_settings(name: str, settings: EngineSettings) -> None:
 
 
 def check_returns_routes(name: str) -> None:
-    """A `UsageError` for an engine whose rollouts never name the experts of their tokens."""
+    """A `UsageError` for an engine whose rollouts never report the experts of their tokens."""
     if not getattr(engine_module(name), "RETURNS_ROUTES", False):
         raise UsageError(
-            f"--engine {name} does not say which experts it chose. Use --engine hf, or vllm on a GPU, or leave out "
+            f"--engine {name} does not report which experts it chose. Use --engine hf, or vllm on a GPU, or leave out "
             "--routes and --replay-routes."
         )
 
@@ -257,17 +257,17 @@ def sample_seed(seed: int, prompt_id: int, sample_index: int, step: int = 0, tur
 
 @contextmanager
 def engine_failures(doing: str, kept: str) -> Iterator[None]:
-    """Whatever breaks inside an engine is a `MismatchError` that says what is kept and how to go on."""
+    """Turn any failure inside an engine into a `MismatchError` that says what is kept and how to resume."""
     try:
         yield
     except MismatchError:
         raise
-    except Exception as error:  # a foreign library can fail in any way: out of memory, a lost worker
-        if is_lost_rank(error):  # while weights were made whole, or asked together: the engine has not failed
+    except Exception as error:  # a library can fail in any way: out of memory, a lost worker
+        if is_lost_rank(error):  # in a collective call: not the engine's failure
             raise
         raise MismatchError(
             f"The rollout engine failed while {doing} ({type(error).__name__}: {first_line(error)}). "
-            f"{kept}: go on with --resume. --debug shows where it failed."
+            f"{kept}: continue with --resume. --debug shows where it failed."
         ) from error
 
 
@@ -278,11 +278,11 @@ def sample_checked(
     on_finished: Callable[[int], None],
     sinks: Sequence[Sink] = (),
 ) -> list[Rollout]:
-    """Sample, and refuse what no sampler can have drawn; a `MismatchError` says which response of which prompt.
+    """Sample, and refuse what no sampler can have drawn; a `MismatchError` names the response and its prompt.
 
-    `sinks` take the whole distributions of the first responses.
+    `sinks` take the full distributions of the first responses.
     """
-    with engine_failures("sampling", "What was sampled before is kept"):
+    with engine_failures("sampling", "Everything sampled before is kept"):
         if sinks:
             rollouts = cast(FullEngine, engine).sample_full(requests, sinks, on_finished)
         else:
@@ -301,19 +301,19 @@ def replay_checked(
     alone: bool = False,
     cached: bool = True,
 ) -> list[Rollout]:
-    """Decode recorded tokens again; a `MismatchError` names the prompt of a response that did not come back as it was.
+    """Decode recorded tokens again; a `MismatchError` names the prompt of a response that came back different.
 
-    A response without tokens comes back as it is; a token that truncation leaves out under these settings has −∞.
+    A response without tokens comes back unchanged; a token that truncation excludes under these settings has −∞.
     """
     read = _readable(engine, responses, prompt_id_S, on_finished)
-    with engine_failures("replaying recorded tokens", "What was computed before is kept"):
+    with engine_failures("replaying recorded tokens", "Everything computed before is kept"):
         found = iter(cast(ReplayingEngine, engine).replay(read, on_finished, alone=alone, cached=cached))
     rollouts = [next(found) if response.response_ids else _without_tokens(response) for response in responses]
     for prompt_id, response, rollout in zip(prompt_id_S, responses, rollouts, strict=True):
         if (rollout.prompt_ids, rollout.response_ids) != (response.prompt_ids, response.response_ids):
             raise MismatchError(
-                f"The engine decoded other tokens than those recorded of a response to prompt {prompt_id}. Switch off "
-                "what chooses tokens beside its sampler (speculative decoding, structured outputs, a plug-in)."
+                f"The engine did not decode the recorded tokens of a response to prompt {prompt_id}. Switch off "
+                "whatever chooses tokens besides its sampler (speculative decoding, structured outputs, a plug-in)."
             )
         check_replayed(prompt_id, rollout)
     return rollouts
@@ -322,18 +322,18 @@ def replay_checked(
 def prefill_checked(
     engine: Engine, responses: Sequence[Forced], prompt_id_S: Sequence[int], on_finished: Callable[[int], None]
 ) -> list[np.ndarray]:
-    """Log μ of recorded tokens, read at once; a `MismatchError` names the prompt where it cannot be one."""
+    """Log μ of recorded tokens, read in one pass; a `MismatchError` names the prompt of an impossible value."""
     import numpy as np
 
     read = _readable(engine, responses, prompt_id_S, on_finished)
-    with engine_failures("reading recorded tokens", "What was computed before is kept"):
+    with engine_failures("reading recorded tokens", "Everything computed before is kept"):
         found = iter(cast(PrefillingEngine, engine).prefill(read, on_finished))
     logps = [next(found) if response.response_ids else np.zeros(0, dtype=np.float32) for response in responses]
     for prompt_id, response, logp_T in zip(prompt_id_S, responses, logps, strict=True):
         if len(logp_T) != len(response.response_ids):
             raise MismatchError(
                 f"The engine returned {len(logp_T)} log-probs for the {len(response.response_ids)} tokens of a "
-                f"response to prompt {prompt_id}. Report it to the engine's authors."
+                f"response to prompt {prompt_id}. Report this to the engine's authors."
             )
         check_read(prompt_id, logp_T)
     return logps
@@ -342,7 +342,7 @@ def prefill_checked(
 def _readable(
     engine: Engine, responses: Sequence[Forced], prompt_id_S: Sequence[int], on_finished: Told
 ) -> list[Forced]:
-    """Those with tokens; the others have finished."""
+    """The responses with tokens; the others count as finished."""
     for prompt_id, response in zip(prompt_id_S, responses, strict=True):
         check_fits(prompt_id, len(response.prompt_ids) + len(response.response_ids), engine.max_model_len)
     readable = [response for response in responses if response.response_ids]

@@ -29,7 +29,7 @@ def pass_over(model: Any, token_ids: Sequence[int], sampling: SamplingSettings) 
 
 
 def _logits(model: Any, decoder: Any, hidden_TH: Tensor) -> Tensor:
-    """The model's own head, with whatever it does to logits, on these rows in place of what its decoder answers."""
+    """Run the model's own head, with whatever it does to logits, on these rows instead of its decoder's output."""
 
     def answer(_module: Any, _inputs: Any, output: Any) -> Any:
         output.last_hidden_state = hidden_TH[None]

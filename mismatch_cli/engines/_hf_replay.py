@@ -1,4 +1,4 @@
-"""Recorded tokens in a Hugging Face model: `generate` made to choose them, or a sequence read in one pass."""
+"""Recorded tokens in a Hugging Face model: force `generate` to choose them, or read the sequence in one pass."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from mismatch_cli.sampling import SamplingSettings
 
-_ROWS = 256  # of logits that are processed together: float32 copies of all would be several times the logits
+_ROWS = 256  # of logits to process together: float32 copies of all would be several times the logits
 
 
 class Forcing:
-    """The last logits processor: lets another one see what would be drawn from, and leaves the recorded token alone.
+    """The last logits processor: shows another one the scores, and then leaves only the recorded token possible.
 
     A row that has ended reads `filler`, as in sampling.
     """
@@ -40,9 +40,9 @@ class Forcing:
 
 
 def read_at_once(model: Any, response: Forced, sampling: SamplingSettings) -> np.ndarray:
-    """Log μ of the response tokens, float32 [T], from one pass over the sequence by itself.
+    """Log μ of the response tokens, float32 [T], from one pass over this sequence alone.
 
-    Its last token is not fed: nothing would be read of what follows it.
+    Its last token is not fed: what follows it is not needed.
     """
     import torch
 

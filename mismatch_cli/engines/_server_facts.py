@@ -1,4 +1,4 @@
-"""What a server is: the model that it serves, which log-probs it reports, and its settings as far as it tells them."""
+"""Facts about a server: its model, which log-probs it reports, and the settings that it discloses."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _NORMALISED = 1e-3
 
 @dataclass(frozen=True)
 class Served:
-    """One model of a server, and what two looks at the server must agree in to be looks at the same engine."""
+    """One model of a server, with the facts that must not change between two checks of the same engine."""
 
     name: str
-    model: str  # the folder or hub name that it was loaded from, as far as told
-    context: int  # prompt and response together, in tokens
+    model: str  # the folder or hub name that it was loaded from, if the server reports it
+    context: int  # prompt plus response, in tokens
     version: str | None
-    also_named: frozenset[str] = field(default=frozenset(), compare=False)  # what it may call itself in an answer
+    also_named: frozenset[str] = field(default=frozenset(), compare=False)  # names it may use in an answer
 
 
 async def find_served(
     server: Server, url: str, model: str, served_model: str | None, max_model_len: int | None
 ) -> Served:
-    """The model to ask for: by its served name, or because it was loaded from what the trainer loads.
+    """The model to ask for: by its served name, or because it was loaded from the trainer's folder or hub name.
 
-    `max_model_len` is the longest that is wanted; the server's own length is a bound where it is told.
+    `max_model_len` is the longest wanted; the server's own length is a bound if it reports one.
     """
     listed = await server.get("/v1/models")
     cards = listed.get("data") if isinstance(listed, dict) else None
@@ -54,17 +54,19 @@ async def find_served(
         if served_model:
             raise UsageError(f"{url} does not serve {served_model}. --served-model can be: {names}.")
         raise MismatchError(
-            f"{url} does not serve {model} under that name, but: {names}. If these are the same weights, say so with "
-            "--served-model NAME; else name the model that is served."
+            f"{url} does not serve {model}, but: {names}. If one has the same weights, name it with "
+            "--served-model NAME; otherwise use the served model."
         )
     card = next(card for card in cards if card["id"] == name)
     parent: dict[str, Any] = next((other for other in cards if other["id"] == card.get("parent")), {})  # of an adapter
     lengths = [n for n in (card.get("max_model_len") or parent.get("max_model_len"), max_model_len) if n]
     if not lengths or not all(type(n) is int and n > 0 for n in lengths):
-        raise MismatchError(f"{url} does not tell the length of its context. Give it with --max-model-len.")
+        raise MismatchError(f"{url} does not report its context length. Give it with --max-model-len.")
     told = await server.get("/version")
     version = told.get("version") if isinstance(told, dict) else None
-    same = frozenset(other for other, root in roots.items() if root == roots[name])  # it answers under its first name
+    same = frozenset(
+        other for other, root in roots.items() if root == roots[name]
+    )  # it answers under the first of its names
     return Served(name, roots[name], min(lengths), version if isinstance(version, str) else None, same)
 
 
@@ -73,17 +75,17 @@ def _same(root: str, model: str) -> bool:
 
 
 async def measure_mode(completions: Completions) -> str:
-    """Which log-probs the server reports, by what they do: the API does not tell.
+    """Which log-probs the server reports, measured by their behaviour: the API does not say.
 
-    Two tokens are left to the sampler, at temperatures ½ and 2. Processed log-probs are those of a distribution over
-    these two, and their difference shrinks by 4; raw ones neither know of the two nor of the temperature.
+    The sampler may choose between two tokens, at temperatures ½ and 2. Processed log-probs are a distribution over
+    these two, and their difference shrinks by a factor of 4; raw ones depend neither on the two nor on the temperature.
     """
     cold, hot = [await _top_two(completions, temperature) for temperature in (0.5, 2.0)]
     normalised = np.mean([np.abs(np.exp(logp).sum(1) - 1) < _NORMALISED for logp in (cold, hot)])
     shrinks = (cold[:, 0] - cold[:, 1]).sum() > 2 * (hot[:, 0] - hot[:, 1]).sum()
     if normalised > 0.5 and shrinks:
         return PROCESSED
-    # The most probable of V tokens has at least probability 1/V; logits in place of log-probs know no such bound.
+    # The most probable of V tokens has a probability of at least 1/V; logits instead of log-probs have no such bound.
     if normalised < 0.5 and not shrinks and (hot[:, 0] >= -log(completions.vocabulary)).all():
         return RAW
     raise MismatchError(
@@ -99,33 +101,33 @@ async def _top_two(completions: Completions, temperature: float) -> np.ndarray:
 
 
 async def check_top_logprobs(completions: Completions, top_logprobs: int) -> None:
-    """One token with as many log-probs as will be asked for: a server has a limit, 20 unless told otherwise."""
+    """Sample one token with as many log-probs as the run needs: a server has a limit, 20 by default."""
     try:
         await completions.sample(_PROBES[:1], SamplingSettings(max_tokens=1), top_logprobs)
     except Refused as refused:
         if "logprobs" not in refused.told:
             raise
         raise MismatchError(
-            f"The server does not give {top_logprobs} log-probs per token ({refused.told.rstrip('.')}). "
+            f"The server does not return {top_logprobs} log-probs per token ({refused.told.rstrip('.')}). "
             f"Start it with --max-logprobs {top_logprobs}, or use a lower --top-logprobs."
         ) from refused
 
 
 def check_mode(mode: str, sampling: SamplingSettings) -> None:
-    """Raw log-probs are μ's only where the sampler changes nothing."""
+    """Raw log-probs are those of μ only if the sampler changes nothing."""
     if mode == PROCESSED or (sampling.temperature == 1 and not sampling.truncates):
         return
     raise MismatchError(
-        "The server reports raw log-probs, taken before temperature and truncation: they are not those of the "
-        "distribution that it samples from. Start it with --logprobs-mode processed_logprobs, or sample with "
+        "The server reports raw log-probs, from before temperature and truncation, not those of the distribution "
+        "that it samples from. Start it with --logprobs-mode processed_logprobs, or sample with "
         "--temperature 1 and no --top-p, --top-k, --min-p."
     )
 
 
 async def read_settings(server: Server) -> dict[str, Any]:
-    """The settings that can move log μ, under the names of the in-process engine; null is what the server keeps back.
+    """The settings that can move log μ, under the names of the in-process engine; null where the server is silent.
 
-    A server in development mode (VLLM_SERVER_DEV_MODE=1) tells all, any vLLM tells of its KV cache in its metrics.
+    A server in development mode (VLLM_SERVER_DEV_MODE=1) reports all, any vLLM reports its KV cache in its metrics.
     """
     told = await server.get("/server_info?config_format=json")
     config = told.get("vllm_config") if isinstance(told, dict) else None

@@ -1,4 +1,4 @@
-"""Talking to a server that may be busy, restarting or gone: one session, one retry policy, one sentence per failure."""
+"""Requests to a server that may be busy, restarting or gone: one session, one retry policy, one message per failure."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from mismatch_cli.errors import MismatchError, UsageError, first_line
 API_KEY = "VLLM_API_KEY"  # the variable that vLLM's own server reads its key from
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _FIRST_DELAY, _LONGEST_DELAY, _LONGEST_RETRY_AFTER = 0.5, 15.0, 60.0
-_SAID_AFTER = 2.0  # seconds of failing that are nobody's business yet
+_SAID_AFTER = 2.0  # seconds of failures before the user hears of them
 _CONNECT_TIMEOUT = 10.0
 _LONGEST_TOLD = 300  # characters of a server's message
-_MOST_TOLD = 2**22  # bytes of what a server says about itself
+_MOST_TOLD = 2**22  # bytes of an answer about the server itself
 MOST_BYTES = 2**26  # of any answer
-_BODY_SECONDS = 60.0  # answers are sent whole: one that has begun has to end
+_BODY_SECONDS = 60.0  # answers are sent in one go: one that has begun must end
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server is, how many requests it gets at a time, and how long it may be slow or away (seconds)."""
+    """Where the server is, how many requests it gets at once, and how long it may be slow or away (seconds)."""
 
     url: str
     concurrency: int = 32
@@ -40,33 +40,33 @@ class Address:
         for name, least in (("concurrency", 1), ("timeout", 0.001), ("patience", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
-                raise UsageError(f"--engine-arg {name}={value} makes no sense. Use a number from {least} on.")
+                raise UsageError(f"--engine-arg {name}={value} is invalid. Use a number of at least {least}.")
 
 
 def base_url(url: str) -> str:
-    """The root of the server, without the `/v1` that clients often name; a `UsageError` for what is no plain URL."""
+    """The root of the server, without the usual `/v1`; a `UsageError` for anything but a plain URL."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         valid = False
     if not valid:
-        raise UsageError(f"--engine-url {url} is no URL of a server. Example: --engine-url http://localhost:8000")
+        raise UsageError(f"--engine-url {url} is not a server's URL. Example: --engine-url http://localhost:8000")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError(
-            "--engine-url is kept in the manifest, so it may hold no user name, password or query. "
-            f"Put a key into the environment variable {API_KEY}."
+            "--engine-url is saved in the manifest, so it must not contain a user name, password or query. "
+            f"Put an API key into the environment variable {API_KEY}."
         )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 class Server:
-    """A session with the server; at most `concurrency` requests are under way at a time.
+    """A session with the server; at most `concurrency` requests run at once.
 
-    The policy: a lost connection, a timeout, and the statuses that mean "not now" are tried again after a delay that
-    doubles from half a second to fifteen, with jitter, or that the server asked for. A request that has been failing
-    for `patience` seconds is given up, and so is one that has taken `within` seconds with all its attempts, by default
-    `timeout` + `patience`. Any other status is the request's fault and is not tried again.
+    The policy: a lost connection, a timeout, and statuses that mean "not now" are retried after a delay that doubles
+    from half a second to fifteen, with jitter, or that the server asks for. A request fails for good after failing for
+    `patience` seconds, or after `within` seconds with all its attempts, by default `timeout` + `patience`. Any other
+    status is the request's fault and is not retried.
     """
 
     def __init__(self, address: Address, say: Callable[[str], None], within: float | None = None) -> None:
@@ -81,8 +81,8 @@ class Server:
         key = os.environ.get(API_KEY, "").strip()
         self._session = aiohttp.ClientSession(
             headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
-            connector=aiohttp.TCPConnector(limit=0),  # `_slots` is the bound
-            auto_decompress=False,  # a few bytes could become any number
+            connector=aiohttp.TCPConnector(limit=0),  # `_slots` is the limit
+            auto_decompress=False,  # a few bytes could expand to any number
         )
         return self
 
@@ -90,7 +90,7 @@ class Server:
         await self._session.close()
 
     async def get(self, path: str) -> Any:
-        """JSON from the server; None where it does not tell this."""
+        """JSON from the server; None if it does not report this."""
         status, body = await self._request("GET", path)
         if status == 401:
             raise Refused(self._address.url, path, status, _message(body))
@@ -101,9 +101,9 @@ class Server:
         return body.decode(errors="replace") if status == 200 else ""
 
     async def post(self, path: str, payload: dict[str, Any], most: int) -> tuple[Any, bytes]:
-        """The answer to a request that has to succeed, as it is meant and as it was sent: at most so many bytes.
+        """The answer to a request that must succeed, parsed and as sent: at most `most` bytes.
 
-        A `Refused` says what the server holds against the request.
+        A `Refused` says why the server rejects the request.
         """
         status, body = await self._request("POST", path, orjson.dumps(payload), min(most, MOST_BYTES))
         if status != 200:
@@ -115,7 +115,7 @@ class Server:
             return orjson.loads(body)
         except ValueError as error:
             raise MismatchError(
-                f"{self._address.url}{path} answered with something that is not JSON. "
+                f"{self._address.url}{path} did not answer in JSON. "
                 "Check that --engine-url names an OpenAI-compatible server."
             ) from error
 
@@ -172,12 +172,12 @@ class Server:
             raise TimeoutError(f"nothing within {seconds:.3g} s") from error
 
     async def _body(self, path: str, response: aiohttp.ClientResponse, most: int) -> bytes:
-        """The answer, piece by piece: never more than `most` bytes, and not for ever."""
+        """Read the answer piece by piece: never more than `most` bytes, and not forever."""
         packed = response.headers.get("Content-Encoding", "identity")
         if packed.lower() != "identity":
             raise MismatchError(
-                f"{self._address.url}{path} answered in the encoding {_told(packed)}, which nobody asked for. "
-                "Check that --engine-url names a vLLM server and not a proxy that rewrites answers."
+                f"{self._address.url}{path} answered in the encoding {_told(packed)}, which was not requested. "
+                "Check that --engine-url names a vLLM server, not a proxy that rewrites answers."
             )
         found = bytearray()
         try:
@@ -186,8 +186,8 @@ class Server:
                     found += piece
                     if len(found) > most:
                         raise MismatchError(
-                            f"{self._address.url}{path} answered with more than {most / 2**20:.3g} MiB, where less was "
-                            "asked for. Check --engine-url; very long responses need a lower --top-logprobs."
+                            f"{self._address.url}{path} answered with more than {most / 2**20:.3g} MiB, more than was "
+                            "requested. Check --engine-url; very long responses need a lower --top-logprobs."
                         )
         except TimeoutError as error:
             raise _DrippingError(f"an answer that began had not ended {_BODY_SECONDS:g} s later") from error
@@ -208,29 +208,31 @@ class Server:
 
 
 class _DrippingError(TimeoutError):
-    """An answer that began and does not end."""
+    """An answer that has begun and does not end."""
 
 
 class Refused(MismatchError):
-    """The server understood the request and will not answer it; asking again would not help."""
+    """The server understood the request and rejects it; a retry would not help."""
 
     def __init__(self, url: str, path: str, status: int, told: str) -> None:
         self.status, self.told = status, told
         if status in (401, 403):
-            super().__init__(f"{url} wants a key (status {status}). Put it into the environment variable {API_KEY}.")
+            super().__init__(
+                f"{url} wants an API key (status {status}). Put it into the environment variable {API_KEY}."
+            )
         else:
-            super().__init__(f"{url}{path} refused a request (status {status}): {told.rstrip('.')}.")
+            super().__init__(f"{url}{path} rejected a request (status {status}): {told.rstrip('.')}.")
 
 
 def _gone(url: str, seconds: float, why: str) -> MismatchError:
     return MismatchError(
         f"{url} has not answered for {seconds:g} s ({why}). Start the server (again), check --engine-url, or wait "
-        "longer with --engine-arg patience=SECONDS or timeout=SECONDS; --resume goes on with a run."
+        "longer with --engine-arg patience=SECONDS or timeout=SECONDS; then continue with --resume."
     )
 
 
 def _message(body: bytes) -> str:
-    """What an error answer says: vLLM's and OpenAI's `error.message`, FastAPI's `detail`, else its first line."""
+    """The message of an error answer: vLLM's and OpenAI's `error.message`, FastAPI's `detail`, or its first line."""
     try:
         content = orjson.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Recorded responses read at once by a server: log-probs of a prompt that they are part of, checked as answers are."""
+"""Recorded responses read in one pass by a server: as part of a prompt whose log-probs it returns, checked."""
 
 from __future__ import annotations
 
@@ -14,35 +14,34 @@ from mismatch_cli.engines._server_rollout import WITHOUT_IDS, Completions, finit
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.sampling import SamplingSettings
 
-_BYTES_PER_TOKEN = 300  # of a log-prob with its rank and text
+_BYTES_PER_TOKEN = 300  # for a log-prob with its rank and text
 
 
 def check_as_it_comes(sampling: SamplingSettings) -> None:
-    """A server gives log-probs of a prompt before temperature and truncation, whatever its --logprobs-mode."""
+    """Refuse settings that a server ignores: its prompt log-probs are from before temperature and truncation."""
     if sampling.truncates or sampling.temperature != 1:
         raise MismatchError(
-            "A server gives log-probs of recorded tokens before temperature and truncation: they are not those of "
-            "what was sampled. Use --engine vllm or --engine hf, or compare what was sampled at temperature 1 without "
-            "truncation."
+            "A server's log-probs of recorded tokens are from before temperature and truncation, so they are not those "
+            "of the sampler. Use --engine vllm or --engine hf, or a trace sampled at temperature 1 without truncation."
         )
 
 
 async def prefilled(completions: Completions, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
-    """Log μ of each response's tokens, float32 [T]; the first failure ends them all."""
+    """Log μ of each response's tokens, float32 [T]; the first failure cancels the rest."""
     salt = secrets.token_hex(16)
     given: set[str] = set()
 
     async def logp_of(response: Forced) -> np.ndarray:
-        whole = response.prompt_ids + response.response_ids
-        if len(whole) >= completions.context:
+        sequence = response.prompt_ids + response.response_ids
+        if len(sequence) >= completions.context:
             raise MismatchError(
-                f"A prompt and its response have {len(whole)} tokens, and the server's context {completions.context}: "
-                f"a server reads them only where one more fits. Start it with --max-model-len {len(whole) + 1}."
+                f"A prompt and its response have {len(sequence)} tokens, and the server must fit one more into its "
+                f"context of {completions.context}. Start it with --max-model-len {len(sequence) + 1}."
             )
-        most = 2**20 + _BYTES_PER_TOKEN * len(whole)
-        answer, _ = await completions.server.post("/v1/completions", _payload(whole, completions.model, salt), most)
+        most = 2**20 + _BYTES_PER_TOKEN * len(sequence)
+        answer, _ = await completions.server.post("/v1/completions", _payload(sequence, completions.model, salt), most)
         completions.check_whose(answer, given)
-        logp_T = _logp(whole, answer)[-len(response.response_ids) :]
+        logp_T = _logp(sequence, answer)[-len(response.response_ids) :]
         on_finished(1)
         return logp_T
 
@@ -50,7 +49,7 @@ async def prefilled(completions: Completions, responses: Sequence[Forced], on_fi
 
 
 def _payload(token_ids: list[int], model: str, salt: str) -> dict[str, Any]:
-    """One token has to be drawn: nobody looks at it."""
+    """The API must draw one token; it is ignored."""
     return {
         "model": model,
         "prompt": token_ids,
@@ -64,21 +63,21 @@ def _payload(token_ids: list[int], model: str, salt: str) -> dict[str, Any]:
 
 
 def _logp(token_ids: list[int], answer: Any) -> np.ndarray:
-    """Of every token but the first."""
+    """Log μ of every token but the first."""
     choice = only_choice(answer)
     if choice.get("prompt_token_ids") is None:
         raise MismatchError(WITHOUT_IDS)
     if choice["prompt_token_ids"] != token_ids:
-        raise unusable("it read another prompt than it was given")
+        raise unusable("it did not read the prompt that was sent")
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list) or len(entries) != len(token_ids):
-        raise unusable("it does not hold a log-prob for each token of its prompt")
-    return np.array([_of(*pair) for pair in zip(token_ids[1:], entries[1:], strict=True)], dtype=np.float32)
+        raise unusable("it does not have a log-prob for each token of its prompt")
+    return np.array([_logp_of(*pair) for pair in zip(token_ids[1:], entries[1:], strict=True)], dtype=np.float32)
 
 
-def _of(token: int, entry: Any) -> float:
-    """The token itself is always there, and others where they are more probable."""
+def _logp_of(token: int, entry: Any) -> float:
+    """The log-prob of one token; an entry always has it, and may have more probable ones."""
     told = entry.get(str(token)) if isinstance(entry, dict) else None
     if not isinstance(told, dict):
-        raise unusable("its log-probs are of other tokens than its prompt's")
+        raise unusable("its log-probs do not belong to the tokens of its prompt")
     return finite(told.get("logprob"))

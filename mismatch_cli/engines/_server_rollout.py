@@ -1,4 +1,4 @@
-"""The completions API: requests for responses with everything that was sampled, and their answers made `Rollout`s."""
+"""The completions API: requests for responses with all their log-probs, and answers turned into `Rollout`s."""
 
 import asyncio
 import secrets
@@ -17,25 +17,25 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.trace.foreign import are_token_ids
 
 _MINUS_INFINITY = -9999.0  # JSON has no -inf: vLLM clips there
-_MOST_PROBABILITY = 1 + 1e-3  # of distinct tokens together, with room for float32
-_TOO_LITTLE = 1 - 1e-2  # of all tokens together
-_LARGEST = 1e-6  # a log-prob, which float32 may round to above 0
+_MOST_PROBABILITY = 1 + 1e-3  # total of distinct tokens, with room for float32
+_TOO_LITTLE = 1 - 1e-2  # total of all tokens
+_LARGEST = 1e-6  # largest log-prob: float32 may round it to above 0
 _ID_PREFIX = "token_id:"
 _DIGITS = 20
-_SHOWN = 60  # characters of what a server calls something
+_SHOWN = 60  # characters of a server's name for something
 WITHOUT_IDS = (
-    "The server does not return token ids, and ids made from its text would not be those that were sampled. "
-    "Use vLLM 0.10.2 or newer, whose /v1/completions knows return_token_ids and return_tokens_as_token_ids."
+    "The server does not return token ids, and ids made from its text may not be the sampled ones. "
+    "Use vLLM 0.10.2 or newer: its /v1/completions knows return_token_ids and return_tokens_as_token_ids."
 )
 
 
 @dataclass(frozen=True)
 class Completions:
-    """One model of a server, as something to sample from."""
+    """One model of a server, to sample from."""
 
     server: Server
     model: str
-    names: frozenset[str]  # of the same model, the one that was asked for among them
+    names: frozenset[str]  # all names of this model, including `model`
     vocabulary: int
     context: int
 
@@ -46,15 +46,15 @@ class Completions:
         top_logprobs: int,
         on_finished: Callable[[int], None] = lambda _: None,
     ) -> list[Rollout]:
-        """One response per request, in their order; the first failure ends them all."""
+        """One response per request, in their order; the first failure cancels the rest."""
         salt = secrets.token_hex(16)
         given: set[str] = set()
 
         async def rollout_of(request: Request) -> Rollout:
-            own = request.sampling or sampling
+            settings = request.sampling or sampling
             room = min(request.longest(sampling), self.context - len(request.prompt_ids))
-            asked = payload(request, self.model, own, top_logprobs, room, salt)
-            # An honest answer stays far below: a server that talks without end is noticed soon.
+            asked = payload(request, self.model, settings, top_logprobs, room, salt)
+            # An honest answer stays far below: a server that never stops is noticed soon.
             most = 2**20 + 16 * len(request.prompt_ids) + 100 * room * (top_logprobs + 10)
             answer, sent = await self.server.post("/v1/completions", asked, most)
             self.check_whose(answer, given)
@@ -66,31 +66,31 @@ class Completions:
         return list(await asyncio.gather(*map(rollout_of, requests)))
 
     def check_whose(self, answer: Any, given: set[str]) -> None:
-        """Of the model that was asked, and not the answer to another request: a proxy may know nothing of seeds."""
+        """Check that an answer is from this model and not repeated: a proxy may ignore seeds."""
         told = answer if isinstance(answer, dict) else {}
         model = told.get("model")
         if not isinstance(model, str) or model not in self.names:
-            raise unusable(f"it is of the model {str(model)[:_SHOWN]!r} where {self.model!r} was asked")
+            raise unusable(f"it comes from the model {str(model)[:_SHOWN]!r} instead of {self.model!r}")
         if isinstance(name := told.get("id"), str):
             if name in given:
-                raise unusable(f"it has been given before, as {name[:_SHOWN]!r}")
+                raise unusable(f"it repeats the answer {name[:_SHOWN]!r}")
             given.add(name)
 
 
 def _check_no_token_twice(answer: dict[str, Any], sent: bytes) -> None:
-    """A key that stands twice in an object is lost in reading it, so the names are counted as they were sent."""
+    """Parsing loses a key that occurs twice in an object, so the names are counted in the bytes."""
     logprobs = answer["choices"][0]["logprobs"]
     names = len(logprobs["tokens"]) + sum(len(entries) for entries in logprobs["top_logprobs"])
     if sent.count(b'"token_id:') - sent.count(b'\\"token_id:') > names:  # within a text the quote is escaped
-        raise unusable("it gives two log-probs to one token")
+        raise unusable("it gives one token two log-probs")
 
 
 def payload(
     request: Request, model: str, sampling: SamplingSettings, top_logprobs: int, max_tokens: int, salt: str
 ) -> dict[str, Any]:
-    """Every setting by name: what is left out, a server fills in from the model's generation_config.
+    """Every setting by name: a server fills in missing ones from the model's generation_config.
 
-    `salt` keeps the prefix cache apart from what others, and earlier shards, left there.
+    `salt` separates the prefix cache from what other clients, and earlier shards, left there.
     """
     return {
         "model": model,
@@ -113,28 +113,28 @@ def payload(
 
 
 def to_rollout(request: Request, answer: Any, top_logprobs: int, max_tokens: int, vocabulary: int) -> Rollout:
-    """Check an answer whole and take it over; whether log μ is one is checked where every engine's is.
+    """Check an answer and convert it; whether log μ is possible is checked later, as for every engine.
 
-    The API tells no ranks: the sampled token's is known where it is among the top K, else it is -1, not measured.
+    The API has no ranks: the sampled token's is known if it is among the top K, otherwise it is -1, not measured.
     """
     choice = only_choice(answer)
     ids = choice.get("token_ids")
     if ids is None or choice.get("prompt_token_ids") is None:
         raise MismatchError(WITHOUT_IDS)
     if choice["prompt_token_ids"] != request.prompt_ids:
-        raise unusable("it sampled from another prompt than it was given")
+        raise unusable("it does not start from the prompt that was sent")
     if not are_token_ids(ids, vocabulary):
-        raise unusable(f"it holds token ids that are none of the model's {vocabulary}")
+        raise unusable(f"it has token ids outside the model's {vocabulary}")
     _check_end(choice.get("finish_reason"), len(ids), max_tokens)
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, dict):
-        raise unusable("it holds no log-probs")
+        raise unusable("it has no log-probs")
     columns: list[Any] = [logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs")]
     if not all(isinstance(column, list) and len(column) == len(ids) for column in columns):
-        raise unusable(f"it does not hold {len(ids)} log-probs for {len(ids)} tokens")
+        raise unusable(f"it does not have {len(ids)} log-probs for {len(ids)} tokens")
     tokens, logp_T, top = columns
     if any(_id_of(token) != i for token, i in zip(tokens, ids, strict=True)):
-        raise unusable("its log-probs are of other tokens than it returns")
+        raise unusable("its log-probs do not belong to the tokens that it returns")
     rows = [_ranked(*position, top_logprobs, vocabulary) for position in zip(ids, logp_T, top, strict=True)]
     return Rollout(
         prompt_ids=request.prompt_ids,
@@ -152,23 +152,22 @@ def only_choice(answer: Any) -> dict[str, Any]:
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise unusable("it is not one completion")
     if choices[0].get("index", 0) != 0:
-        raise unusable("it is another completion than the one that was asked for")
+        raise unusable("it is not the completion that was requested")
     return choices[0]
 
 
 def _check_end(reason: Any, length: int, max_tokens: int) -> None:
     if reason not in ("stop", "length"):
         raise MismatchError(
-            f"The server ended a response with {str(reason)[:40]!r}: it was stopped, paused or failed in the middle. "
-            "Go on with --resume when it runs again."
+            f"The server ended a response with {str(reason)[:40]!r}: it was stopped or paused, or it failed. "
+            "Continue with --resume when it runs again."
         )
     if not 0 < length <= max_tokens:
-        raise unusable(f"it holds {length} tokens where 1 to {max_tokens} were asked for")
+        raise unusable(f"it has {length} tokens instead of 1 to {max_tokens}")
     if reason == "length" and length < max_tokens:
         raise MismatchError(
-            f"The server cut a response at {length} tokens where {max_tokens} were asked for: it has a limit of its "
-            f"own (max_new_tokens in a generation config). Start it with --generation-config vllm, or use "
-            f"--max-tokens {length}."
+            f"The server cut a response at {length} of {max_tokens} tokens: it has its own limit (max_new_tokens in a "
+            f"generation config). Start it with --generation-config vllm, or use --max-tokens {length}."
         )
 
 
@@ -177,17 +176,17 @@ def _ranked(
 ) -> tuple[int, list[int], list[float]]:
     """The sampled token's rank (-1: outside the top K) and the engine's ranks 1…K, most probable first.
 
-    The server lists the sampled token first, then ranks 1…K without it: K entries where it is among them, else K + 1.
+    The server lists the sampled token first, then ranks 1…K without it: K entries if it is among them, otherwise K + 1.
     """
     if not isinstance(entries, dict):
-        raise unusable("it holds no top log-probs")
+        raise unusable("it has no top log-probs")
     logp = {_id_of(token): finite(value) for token, value in entries.items()}
     if len(logp) < len(entries):
-        raise unusable("it gives two log-probs to one token")
+        raise unusable("it gives one token two log-probs")
     total = sum(exp(min(value, 1.0)) for value in logp.values())
     if not total <= _MOST_PROBABILITY or max(logp.values(), default=0.0) > _LARGEST:
         raise MismatchError(
-            f"The server's log-probs are none: the probabilities of {len(logp)} tokens add up to more than 1. "
+            f"The server's log-probs are invalid: the probabilities of {len(logp)} tokens add up to more than 1. "
             "Start it with --logprobs-mode processed_logprobs."
         )
     if sampled not in logp or logp[sampled] != finite(sampled_logp) or not all(0 <= i < vocabulary for i in logp):
@@ -195,12 +194,12 @@ def _ranked(
     if len(logp) == top_logprobs + 1:  # the sampled token came on top of K
         ranked = sorted((i for i in logp if i != sampled), key=lambda i: -logp[i])
         if ranked and logp[sampled] > logp[ranked[-1]]:
-            raise unusable("a token that is none of its most probable ones is more probable than they are")
+            raise unusable("a token outside its top log-probs is more probable than one of them")
         known = bool(ranked) and logp[sampled] == logp[ranked[-1]]  # a tie with rank K
     elif len(logp) == top_logprobs:
         ranked, known = sorted(logp, key=lambda i: -logp[i]), True
     else:
-        raise unusable(f"it holds {len(logp)} log-probs for a token where {top_logprobs} were asked for")
+        raise unusable(f"it has {len(logp)} log-probs for a token instead of {top_logprobs}")
     if ranked and total + (vocabulary - len(logp)) * exp(logp[ranked[-1]]) < _TOO_LITTLE:
         raise unusable("its probabilities of all tokens cannot add up to 1")
     rank = 1 + sum(value > logp[sampled] for value in logp.values()) if known else -1
@@ -215,7 +214,7 @@ def _id_of(token: Any) -> int:
 
 
 def finite(logp: Any) -> float:
-    """A log-prob as the server means it; NaN, which no later check lets pass, for what is no number."""
+    """A log-prob as the server means it; NaN, which every later check refuses, for anything but a number."""
     if isinstance(logp, bool) or not isinstance(logp, int | float):
         return float("nan")
     return float("-inf") if logp <= _MINUS_INFINITY else float(logp)
@@ -223,6 +222,6 @@ def finite(logp: Any) -> float:
 
 def unusable(what: str) -> MismatchError:
     return MismatchError(
-        f"An answer of the server cannot be used: {what}. Check that --engine-url names a vLLM server and not a "
+        f"An answer of the server cannot be used: {what}. Check that --engine-url names a vLLM server, not a "
         "proxy that rewrites answers."
     )

@@ -1,6 +1,6 @@
-"""New weights for servers on GPUs: broadcast to all of them over NCCL, by vLLM's own transfer.
+"""New weights for servers on GPUs: broadcast to all of them over NCCL, with vLLM's own transfer.
 
-The first rank is the sender; in NCCL's group the servers' GPUs stand behind it, in the order of the URLs.
+The first rank is the sender; the servers' GPUs follow it in NCCL's group, in the order of the URLs.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 _ANSWER = 2**16  # bytes
 
-_FOR_A_TRANSFER = 600.0  # seconds: the longest that a server may take for one
+_FOR_A_TRANSFER = 600.0  # seconds that a server may take for one
 
 
 def check_possible() -> None:
-    """A `UsageError` where no GPU could send anything."""
+    """A `UsageError` without a GPU to send from."""
     import torch
 
     if not torch.cuda.is_available():
         raise UsageError(
-            "--weight-transfer nccl sends weights from GPU to GPU, and torch sees none here. Leave it out."
+            "--weight-transfer nccl sends weights from GPU to GPU, and torch sees no GPU here. Leave it out."
         )
 
 
 class TransferredWeights:
-    """Weights that go from the ranks' memory straight into the servers'; nothing is kept of them."""
+    """Weights that go straight from the ranks' memory into the servers', without a copy in between."""
 
     def __init__(self, addresses: Sequence[Address], world: World, say: Callable[[str], None]) -> None:
         self._fleet, self._world = Fleet(addresses, say), world
@@ -51,7 +51,7 @@ class TransferredWeights:
         return f"{self._run}#{self._count}" if self._count else ""
 
     def publish(self, model: Any) -> None:
-        """Send the weights of a model to all servers, and connect with them first where one has left the group."""
+        """Send the weights of a model to all servers; reconnect first if one has left the group."""
         self._stream.take(model)
         connected = self._transfer is not None and self._world.told(self._fleet.all_have(self.version))
         try:
@@ -64,7 +64,7 @@ class TransferredWeights:
             raise MismatchError(
                 f"The servers did not get the weights ({first_line(error)}). {MODE} and with "
                 '--weight-transfer-config \'{"backend": "nccl"}\', on GPUs that no rank uses; or leave out '
-                "--weight-transfer, and the weights go through a folder."
+                "--weight-transfer to send weights through a folder."
             ) from error
         self._world.barrier()
 
@@ -80,11 +80,11 @@ class TransferredWeights:
         self._transfer = WeightTransferTrainerFactory.trainer_init(info, client=self._fleet, source=self._stream)
 
     async def give(self, server: Server, url: str) -> None:
-        """It has them since they were published; one that was restarted meanwhile cannot get them alone."""
+        """Check only: publishing has sent them, and a restarted server cannot get them by itself."""
         if await told_version(server) != self.version:
             raise MismatchError(
-                f"{url} has lost its weights, which a broadcast to all servers alone can give it. "
-                "--resume goes on with the run; through a folder (--weight-transfer folder) it would get them at once."
+                f"{url} has lost its weights, and only a broadcast to all servers can restore them. Continue with "
+                "--resume; with --weight-transfer folder a restarted server gets its weights back at once."
             )
         await check_taken(server, url, self.version)
 
@@ -97,9 +97,9 @@ class TransferredWeights:
 
 
 class Stream:
-    """A state as vLLM's transfer reads it: what will come, and then one whole weight after the other.
+    """A state as vLLM's transfer reads it: first the metadata, then one full weight after the other.
 
-    A vLLM `WeightSource`. Ranks read it in step, since each weight of a spread model is made whole by all of them.
+    A vLLM `WeightSource`. Ranks read it in step, since all of them gather each weight of a model that is spread.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Stream:
         self._names = names_in_vllm(model, self._state)
 
     def metadata(self) -> list[Any]:
-        """Name, dtype and shape of each; of one model they do not change."""
+        """Name, dtype and shape of each weight; they never change for a model."""
         from vllm.distributed.weight_transfer.base import ParamMeta
 
         if self._coming is None:
@@ -126,7 +126,7 @@ class Stream:
 
 
 class Fleet:
-    """All servers as the one client that vLLM's transfer talks to: each step is asked of all at once."""
+    """All servers as the one client that vLLM's transfer talks to: each request goes to all at once."""
 
     def __init__(self, addresses: Sequence[Address], say: Callable[[str], None]) -> None:
         self._addresses = [replace(address, patience=0, timeout=_FOR_A_TRANSFER) for address in addresses]
@@ -135,19 +135,19 @@ class Fleet:
         self.version = ""  # of the weights that are sent next
 
     def all_have(self, version: str) -> bool:
-        """Whether every server says that it has this version."""
+        """Whether every server reports this version."""
         try:
             return all(told == version for told in self._on_all(lambda server, _: told_version(server)))
         except MismatchError:
             return False
 
     def meeting_point(self) -> tuple[str, int, int]:
-        """Host and port where the servers find the first rank, and how many GPUs meet there, its own included."""
+        """Host and port where the servers find the first rank, and the number of GPUs in the group with its own."""
         told = self._on_all(lambda server, _: server.get("/get_world_size"))
         self._sizes = [size.get("world_size", 0) if isinstance(size, dict) else 0 for size in told]
         if 0 in self._sizes:
             silent = self._addresses[self._sizes.index(0)].url
-            raise MismatchError(f"{silent} does not say how many GPUs it has. {MODE}.")
+            raise MismatchError(f"{silent} does not report how many GPUs it has. {MODE}.")
         url = urlsplit(self._addresses[0].url)
         server = (url.hostname or "", url.port or (443 if url.scheme == "https" else 80))
         with socket.create_connection(server, timeout=10) as seen, socket.create_server(("", 0)) as free:

@@ -1,6 +1,6 @@
-"""New weights for servers: one safetensors file in a folder that they see, and the version that they say they have.
+"""New weights for servers: a safetensors file in a folder that they can read, and the version that they report.
 
-The transport that works everywhere. vLLM's routes for it exist in its development mode alone.
+This transport works everywhere. vLLM offers the routes for it in its development mode only.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from mismatch_cli.trace.files import replacing_folder
 if TYPE_CHECKING:
     from torch import Tensor
 
-_HEADLESS = ("gemma",)  # families whose head has no name in vLLM
+_HEADLESS = ("gemma",)  # families without a separate head in vLLM
 _ANSWER, _CHECKSUMS = 2**16, 2**24  # bytes: a word or two; a line for each weight
-_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of weights that are packed away
-_NAME = "mismatch-cli-weights-"  # how what is removed again is called: the user's folder may hold other things
+_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of weights that vLLM has packed
+_NAME = "mismatch-cli-weights-"  # prefix of what we remove again: the user's folder may have other files
 MODE = "Start it with VLLM_SERVER_DEV_MODE=1 in its environment"
 
 
@@ -32,23 +32,23 @@ class Weights(Protocol):
 
     @property
     def version(self) -> str:
-        """What a server that has these weights says; empty where none have been published."""
+        """The version that a server with these weights reports; empty before any are published."""
 
     def publish(self, model: Any) -> None:
-        """Take the weights of a model, whole or spread; every rank calls it."""
+        """Publish the weights of a model, spread over ranks or not; every rank calls it."""
 
     async def give(self, server: Server, url: str) -> None:
-        """Have a server take over what is published; a `MismatchError` where it cannot."""
+        """Have a server load the published weights; a `MismatchError` if it cannot."""
 
     def forget_older(self) -> None:
-        """Remove what no server needs any more, once all have the newest; every rank calls it."""
+        """Remove older weights, once all servers have the newest; every rank calls it."""
 
     def remove(self) -> None:
         """Leave nothing behind."""
 
 
 class SharedWeights:
-    """A folder with the newest weights, written by the first rank; every rank sees it when `publish` has returned."""
+    """A folder with the newest weights, written by the first rank; every rank sees it once `publish` returns."""
 
     def __init__(self, folder: Path, world: World) -> None:
         self._folder, self._world = folder.absolute(), world
@@ -84,7 +84,7 @@ class SharedWeights:
         except Refused as refused:
             told = f"status {refused.status}: {refused.told}"
             raise MismatchError(
-                f"{url} takes no weights ({told}). {MODE}, on a machine that sees the folder."
+                f"{url} cannot load weights ({told}). {MODE}, on a machine that can read the folder."
             ) from refused
         await check_taken(server, url, self.version)
 
@@ -95,11 +95,11 @@ class SharedWeights:
     def remove(self) -> None:
         self._remove_but(None)
         if self._world.first:
-            with suppress(OSError):  # it holds something else, or is gone
+            with suppress(OSError):  # it is not empty, or is gone
                 self._folder.rmdir()
 
     def _remove_but(self, kept: Path | None) -> None:
-        """Of the weights in the folder, also those that a killed run has left, finished or not."""
+        """Remove the other weights in the folder, including what a killed run has left, finished or not."""
         if self._world.first:
             for path in (*self._folder.glob(f"{_NAME}*"), *self._folder.glob(f".{_NAME}*.part")):
                 if path != kept:
@@ -107,34 +107,36 @@ class SharedWeights:
 
 
 def names_in_vllm(model: Any, state: Mapping[str, Tensor]) -> list[str]:
-    """Of the weights that a server is given.
+    """The names of the weights to send to a server.
 
-    A tied head is among them, though folders leave it out: without it vLLM on CPU keeps its old head.
+    They include a tied head, though folders leave it out: without it vLLM on CPU keeps its old head.
     """
     kind = str(getattr(model, "learning", model).config.model_type)
     return [name for name in state if not (kind.startswith(_HEADLESS) and name.endswith("lm_head.weight"))]
 
 
 async def check_taken(server: Server, url: str, version: str) -> None:
-    """A `MismatchError` unless a server has this version of the weights, and has dropped what older ones computed."""
+    """A `MismatchError` unless a server has this version of the weights and has dropped its older cache."""
     dropped, _ = await server.post("/reset_prefix_cache", {}, _ANSWER)
     if not (isinstance(dropped, dict) and dropped.get("success")):
-        raise MismatchError(f"{url} did not drop its prefix cache, which holds keys of the old weights. Is it shared?")
+        raise MismatchError(f"{url} did not drop its prefix cache, which has keys of the old weights. Is it shared?")
     if await told_version(server) != version:
-        raise MismatchError(f"{url} does not say which weights it has, or somebody else gives it weights too. {MODE}.")
+        raise MismatchError(
+            f"{url} does not report which weights it has, or another client sends it weights too. {MODE}."
+        )
 
 
 async def told_version(server: Server) -> str | None:
-    """The version that somebody gave its weights; None where the server tells none."""
+    """The version label of the server's weights; None if it does not report one."""
     told = await server.get("/weight_info")
     found = told.get("weight_version") if isinstance(told, dict) else None
     return found if isinstance(found, str) else None
 
 
 async def told_checksums(server: Server) -> dict[str, str]:
-    """SHA-256 of each weight that the server has, by its name there; empty where it tells none.
+    """SHA-256 of each weight of the server, by its name there; empty if it does not report them.
 
-    Weights that vLLM on CPU has packed away have the checksum of nothing, which says nothing.
+    Weights that vLLM on CPU has packed have the checksum of empty data, which is left out.
     """
     try:
         told, _ = await server.post("/weight_checker", {"action": "checksum"}, _CHECKSUMS)
@@ -146,10 +148,10 @@ async def told_checksums(server: Server) -> dict[str, str]:
 
 
 def check_same_weights(first: str, other: str, expected: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """A `MismatchError` where a checksum of a weight is not that of the same weight elsewhere, or before."""
+    """A `MismatchError` if the checksum of a weight differs from that of the same weight elsewhere, or before."""
     for name in expected.keys() & found.keys():
         if expected[name] != found[name]:
             raise MismatchError(
-                f"The weight sync failed: by their checksums {other} has not the weights of {first} ({name}). "
-                "Restart both servers with the same arguments; --resume goes on with the run."
+                f"The weight sync failed: by their checksums, {other} does not have the weights of {first} ({name}). "
+                "Restart both servers with the same arguments, then continue with --resume."
             )

@@ -1,4 +1,4 @@
-"""What vLLM is asked for, and its answers made `Rollout`s."""
+"""Requests to vLLM, and its answers turned into `Rollout`s."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def sampling_params(sampling: SamplingSettings, top_logprobs: int, request: Requ
 
 
 def to_rollout(prompt_ids: list[int], completion: Any, top_k: int, sink: Sink | None = None) -> Rollout:
-    """The sampled token comes first at every position, then the ranks 1…K; with a sink all ranks, which go there."""
+    """Convert an answer: each position has the sampled token, then ranks 1…K; a sink gets all ranks."""
     import numpy as np
 
     width = top_k + 1
-    flat = completion.logprobs if sink is None else _hand_out(completion.logprobs, width, sink)
+    flat = completion.logprobs if sink is None else _send_all(completion.logprobs, width, sink)
     shape = (len(completion.token_ids), width)
     if len(flat.token_ids) != shape[0] * shape[1]:
         raise MismatchError(
-            f"vLLM returned {len(flat.token_ids)} log-probs for {shape[0]} tokens, expected {width} each. "
-            f"Its vocabulary may be smaller than --top-logprobs {top_k}: lower it."
+            f"vLLM returned {len(flat.token_ids)} log-probs for {shape[0]} tokens instead of {width} each. "
+            f"Its vocabulary may be smaller than --top-logprobs {top_k}: use a lower one."
         )
     ids_TK = np.asarray(flat.token_ids, dtype=np.int32).reshape(shape)
     logp_TK = np.asarray(flat.logprobs, dtype=np.float32).reshape(shape)
@@ -52,8 +52,8 @@ def to_rollout(prompt_ids: list[int], completion: Any, top_k: int, sink: Sink | 
     )
 
 
-def _hand_out(flat: Any, width: int, sink: Sink) -> Any:
-    """Give the sink log μ in the order of the vocabulary, position by position; answers the first `width` entries."""
+def _send_all(flat: Any, width: int, sink: Sink) -> Any:
+    """Send the sink log μ in vocabulary order, position by position; returns the first `width` entries."""
     import numpy as np
 
     kept = type(flat)()

@@ -1,8 +1,8 @@
-"""Where vLLM puts each tensor of a model's folder: its own loader is watched, so that no family needs a table here.
+"""Where vLLM puts each tensor of a model folder: we watch its own loader, so that no family needs a table here.
 
-The loader is given tensors without values (device "meta") for a second model that has none either. Each copy into a
-parameter says which part of which tensor goes where. Read the other way round, that undoes fused projections, experts,
-renamings and padding. What a loader reorders on the way it gets again with its elements numbered.
+The loader gets tensors without values (device "meta") for a second model without values. Each copy into a parameter
+shows which part of which tensor goes where. In reverse, that undoes fused projections, experts, renamings and padding.
+A tensor that the loader reorders is loaded again with its elements numbered.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from mismatch_cli.engines import Shapes
 from mismatch_cli.engines._vllm_process import ModelClasses
 from mismatch_cli.errors import first_line
 
-_FIRST, _STEP = 1 << 40, 7919  # the number of an element 0, and how far apart two are: arithmetic leaves the raster
+_FIRST, _STEP = 1 << 40, 7919  # number of element 0, and the step to the next: arithmetic would leave this grid
 _aten = torch.ops.aten
 _WRITES = (_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor)
 
 
 @dataclass(frozen=True)
 class View:
-    """A part of a tensor, as torch lays it out; `elements`: the number of each, where they are in another order."""
+    """A part of a tensor, as torch lays it out; `elements`: their numbers, if their order differs."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...] = ()
@@ -48,14 +48,14 @@ class View:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a tensor of the folder, and where in a parameter of the engine it lies."""
+    """A part of a tensor of the folder, and its place in a parameter of the engine."""
 
     name: str
     source: View
     target: View
 
     def read(self, parameter: Tensor, into: Tensor) -> None:
-        """Put this part of an engine's whole parameter where it came from; both are contiguous."""
+        """Copy this part of the engine's full parameter back to where it came from; both are contiguous."""
         part = parameter.as_strided(self.target.size, self.target.stride, self.target.offset)
         if self.source.elements is None:
             into.as_strided(self.source.size, self.source.stride, self.source.offset).copy_(part)
@@ -65,7 +65,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the engine: its paths (several where weights are tied), its whole shape, and what lies in it."""
+    """A parameter of the engine: its paths (several if weights are tied), its full shape, and its pieces."""
 
     paths: tuple[str, ...]
     like: Tensor  # without values
@@ -73,39 +73,39 @@ class Parameter:
 
 
 def loading_plan(vllm_config: Any, shapes: Shapes) -> tuple[list[Parameter], dict[str, str]]:
-    """The parameters that a folder's tensors go to, in order; and why the place of a tensor is not known."""
+    """The parameters that a folder's tensors go to, in order; and why the place of a tensor is unknown."""
     empty = _without_values(vllm_config)
     single = [name for name, shape in shapes.items() if Size(shape).numel() == 1]  # loaders take its value
     with torch.device("meta"):
         sources = {name: torch.empty(shape, dtype=vllm_config.model_config.dtype) for name, shape in shapes.items()}
     sources |= {name: _numbered(shapes[name], start).double() for start, name in enumerate(single)}
-    seen = _Watch(empty, sources)
-    seen.load(empty)
-    pieces = seen.pieces
-    for name in seen.reordered:
-        again = _Watch(empty, {name: _numbered(shapes[name])})
-        again.load(empty)
-        pieces += again.pieces
+    watch = _Watch(empty, sources)
+    watch.load(empty)
+    pieces = watch.pieces
+    for name in watch.reordered:
+        numbered = _Watch(empty, {name: _numbered(shapes[name])})
+        numbered.load(empty)
+        pieces += numbered.pieces
     placed = {piece.name for _, piece in pieces}
-    nowhere = {name: _reason(name, seen) for name in shapes if name not in placed}
+    nowhere = {name: _reason(name, watch) for name in shapes if name not in placed}
     return _parameters(empty, pieces), nowhere
 
 
-def _reason(name: str, seen: _Watch) -> str:
-    if name in seen.failed:
-        return f"vLLM's loader refuses it: {seen.failed[name]}"
-    if name in seen.reordered:
-        return "vLLM does not keep it, but what it computes from it when it loads"
+def _reason(name: str, watch: _Watch) -> str:
+    if name in watch.failed:
+        return f"vLLM's loader refuses it: {watch.failed[name]}"
+    if name in watch.reordered:
+        return "vLLM keeps only what it computes from it when it loads"
     return "vLLM does not load it"
 
 
 def _parameters(model: nn.Module, pieces: list[tuple[int, Piece]]) -> list[Parameter]:
-    lie_in: dict[int, dict[tuple[str, View], Piece]] = defaultdict(dict)
+    pieces_of: dict[int, dict[tuple[str, View], Piece]] = defaultdict(dict)
     for storage, piece in pieces:
-        lie_in[storage][piece.name, replace(piece.source, elements=None)] = piece
+        pieces_of[storage][piece.name, replace(piece.source, elements=None)] = piece
     found: dict[int, Parameter] = {}
     for path, tensor in _tensors(model):
-        known = found.get(key := _storage(tensor)) or Parameter((), tensor, tuple(lie_in[key].values()))
+        known = found.get(key := _storage(tensor)) or Parameter((), tensor, tuple(pieces_of[key].values()))
         found[key] = replace(known, paths=(*known.paths, path))
     return [parameter for parameter in found.values() if parameter.pieces]
 
@@ -115,14 +115,14 @@ def _numbered(shape: tuple[int, ...], start: int = 0) -> Tensor:
 
 
 def _without_values(vllm_config: Any) -> nn.Module:
-    """The engine's model a second time: without values, without quantisation, unknown to the engine's caches."""
+    """A second copy of the engine's model: without values or quantisation, and unknown to the engine's caches."""
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     config = copy.copy(vllm_config)
     config.compilation_config = copy.copy(config.compilation_config)
     config.load_config = copy.copy(config.load_config)
-    config.load_config.device = "meta"  # of parameters that a loader makes
+    config.load_config.device = "meta"  # for parameters that a loader makes
     config.compilation_config.static_forward_context = {}
     config.compilation_config.static_all_moe_layers = []
     config.quant_config = None
@@ -146,7 +146,7 @@ def _classes_kept(model: str) -> Iterator[None]:
 
 @contextmanager
 def _ropes_kept() -> Iterator[None]:
-    """vLLM shares rotary embeddings between models: one without values must not stay in its table."""
+    """Restore vLLM's table of rotary embeddings, which models share: one without values must not stay there."""
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
 
     before = dict(_ROPE_DICT)
@@ -167,29 +167,29 @@ def _storage(tensor: Tensor) -> int:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees each copy of a tensor of the folder into a parameter; nothing is copied, for parameters have no values."""
+    """Records each copy of a folder's tensor into a parameter; nothing is copied, since parameters have no values."""
 
     def __init__(self, model: nn.Module, sources: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._targets = {_storage(tensor) for _, tensor in _tensors(model)}  # some backends give small ones values
+        self._targets = {_storage(tensor) for _, tensor in _tensors(model)}  # some backends give small tensors values
         self._left, self._handed, self._last = iter(sources.items()), 0, ""
         self._sources = sources
         self._plain = {_storage(tensor): name for name, tensor in sources.items() if tensor.is_meta}
         self._numbered = [name for name, tensor in sources.items() if not tensor.is_meta]
         self._derived: dict[int, set[str]] = {}
-        self._made: list[Tensor] = []  # kept, or others would get their storages
+        self._made: list[Tensor] = []  # kept alive, or others would reuse their storages
         self.pieces: list[tuple[int, Piece]] = []
         self.reordered: dict[str, None] = {}
         self.failed: dict[str, str] = {}
 
     def load(self, model: Any) -> None:
-        """Ask for all tensors; one that the loader refuses is left out, and the others follow."""
+        """Load all tensors; one that the loader refuses is skipped, and the others follow."""
         while self._handed < len(self._sources):
             try:
                 with self:
                     model.load_weights(self._hand_out())
                 return
-            except Exception as error:  # loaders refuse in as many ways as there are models
+            except Exception as error:  # each model's loader fails in its own way
                 self.failed[self._last] = f"{type(error).__name__}: {first_line(error)}"
 
     def _hand_out(self) -> Iterator[tuple[str, Tensor]]:
@@ -203,7 +203,7 @@ class _Watch(TorchDispatchMode):
             self._note(args[0], args[1])
             return args[0]
         if func is _aten._to_copy.default and not args[0].is_meta:
-            kwargs = {**kwargs, "device": None}  # a numbered tensor keeps its numbers, wherever it is sent
+            kwargs = {**kwargs, "device": None}  # a numbered tensor keeps its numbers on any device
         made = func(*args, **kwargs)
         names = set().union(*(self._of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)))
         for tensor in tree_leaves(made):
@@ -222,14 +222,14 @@ class _Watch(TorchDispatchMode):
             self._note_numbers(target, torch.as_tensor(source))
         elif _storage(source) in self._plain:
             name = self._plain[_storage(source)]
-            self._derived.setdefault(place, {name})  # it may be a parameter, or on its way to one
+            self._derived.setdefault(place, {name})  # the target may be a parameter, or copied to one later
             self._made.append(target)
             self.pieces.append((place, Piece(name, View.of(source.expand(target.shape)), View.of(target))))
         else:
             self.reordered |= dict.fromkeys(self._of(source))
 
     def _note_numbers(self, target: Tensor, source: Tensor) -> None:
-        """By its numbers it is told which elements these are; what else a loader writes, such as zeros, is its own."""
+        """Identify the elements by their numbers; anything else that a loader writes, such as zeros, is its own."""
         number = source.double() - _FIRST
         which = (number / _STEP).long()
         if not self._numbered or (which * _STEP != number).any() or which.min() < 0:

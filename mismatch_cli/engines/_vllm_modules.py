@@ -1,8 +1,8 @@
-"""One pass of a vLLM in this process, taken apart: hooks on its modules, which answer again in the same context.
+"""One pass of a vLLM in this process, taken apart: hooks on its modules, which can run again in the same context.
 
-Attention finds its metadata, its slots of the KV cache and its keys in vLLM's forward context: it is kept, as copies,
-for what the pass used is overwritten by the next. Modules that are called again write other keys into the cache: it is
-emptied at the end.
+Attention finds its metadata, its slots of the KV cache and its keys in vLLM's forward context. We keep a copy, because
+the next pass overwrites the buffers. Modules that run again write other keys into the cache, so it is emptied at the
+end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mismatch_cli.sampling import SamplingSettings
 def pass_over(
     llm: Any, read: Callable[[list[int]], Any], token_ids: Sequence[int], sampling: SamplingSettings
 ) -> Iterator[EnginePass]:
-    """`read` sends a prompt through the engine; a `MismatchError` where its modules cannot be listened to."""
+    """`read` sends a prompt through the engine; a `MismatchError` if its modules cannot be hooked."""
     import torch
     from vllm.forward_context import get_forward_context, override_forward_context
 
@@ -40,7 +40,7 @@ def pass_over(
                 f"vLLM did not read the {len(token_ids)} tokens of a response in one pass, so its modules cannot be "
                 f"compared. Use --engine-arg max_num_batched_tokens={len(token_ids)} or more."
             )
-        # By its own name and not by its turn, a mixture of experts is found again when it is called alone.
+        # Then a mixture of experts called alone is found by its name, not by its turn.
         context = dataclasses.replace(contexts[-1], all_moe_layers=None)
         hidden_NH = first(listener.output).clone()
         positions_N = torch.arange(len(token_ids), device=hidden_NH.device)
@@ -55,9 +55,9 @@ def _itself(model: Any) -> Any:
 
 
 def _reads(token_ids: list[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a pass reads these tokens, and is not one of those by which vLLM measures memory or warms up.
+    """Whether a pass reads these tokens, and is not one with which vLLM measures memory or warms up.
 
-    Those find the last prompt's tokens in its buffers; what they lack is metadata of attention.
+    Those also see the last prompt's tokens in its buffers, but have no attention metadata.
     """
     from vllm.forward_context import get_forward_context
 
@@ -68,20 +68,20 @@ def _reads(token_ids: list[int], args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def check_in_reach(llm: Any) -> None:
-    """A `MismatchError` for an engine whose modules do not run here, one by one and whole."""
+    """A `MismatchError` unless the engine's modules run in this process, one by one and unsharded."""
     config = llm.llm_engine.vllm_config
     parallel = config.parallel_config
     if parallel.world_size > 1:
         raise MismatchError(
-            f"vLLM is spread over {parallel.world_size} processes, each with a part of every module: they cannot be "
+            f"vLLM is spread over {parallel.world_size} processes, each with part of every module, so they cannot be "
             "compared with the trainer's. Use --engine-arg tensor_parallel_size=1, without other parallelism."
         )
     if type(llm.llm_engine.engine_core).__name__ != "InprocClient":
         raise MismatchError(
-            "vLLM runs in another process, where its modules are out of reach. Unset VLLM_ENABLE_V1_MULTIPROCESSING."
+            "vLLM runs in a separate process, where its modules are out of reach. Unset VLLM_ENABLE_V1_MULTIPROCESSING."
         )
     if not config.model_config.enforce_eager:
         raise MismatchError(
-            "vLLM runs compiled or from CUDA graphs, whose modules are not called one by one: what they would show is "
-            "the state of the last capture. Use --enforce-eager."
+            "vLLM runs compiled or from CUDA graphs, which do not call modules one by one: hooks would show the state "
+            "of the last capture. Use --enforce-eager."
         )

@@ -1,7 +1,7 @@
-"""What vLLM would do to this process, prevented or undone: its noise, transformers' changed classes, temporary files.
+"""Prevents or undoes what vLLM does to this process: its output, changed transformers classes, temporary files.
 
-vLLM's Transformers backend decorates the decoder class for torch.compile: from then on it can be made only inside vLLM,
-and runs through vLLM's compiler. For some model types vLLM also puts a configuration class of its own in the table.
+vLLM's Transformers backend decorates the decoder class for torch.compile: from then on instances can be made only
+inside vLLM, and run through vLLM's compiler. For some model types vLLM also registers its own configuration class.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mismatch_cli.trace.files import LOG_HEAD, could_not_write, open_to_append
 
 @contextmanager
 def engine_log(path: Path | None) -> Iterator[None]:
-    """Send everything that an engine prints, from C++ too, to its log file; Python loggers at WARNING and above.
+    """Redirect everything that an engine prints, C++ included, to its log file; Python loggers at WARNING and above.
 
     The file descriptors are redirected, not only `sys.stdout`: native code writes to them directly.
     """
@@ -65,14 +65,14 @@ def _open(path: Path | None) -> BinaryIO:
 
 
 class _LogFile(logging.FileHandler):
-    """A handler that opens its file as `engine_log` does, when the first line comes."""
+    """A handler that opens its file as `engine_log` does, at the first line."""
 
     def _open(self) -> Any:
         return io.TextIOWrapper(open_to_append(Path(self.baseFilename)), encoding="utf-8")
 
 
 def _log_to(path: Path | None) -> None:
-    """vLLM's warnings stay readable: "Failed to load weights" is the only sign of a sync that went wrong."""
+    """Keep vLLM's warnings in the log: "Failed to load weights" is the only sign of a failed sync."""
     logger = logging.getLogger("vllm")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
@@ -85,9 +85,9 @@ def _log_to(path: Path | None) -> None:
 
 @contextmanager
 def kept_apart() -> Iterator[None]:
-    """What is frozen stays so, and nothing joins it: vLLM would freeze all that it loads, and unfreeze all to free it.
+    """Keep `gc.freeze` as it is: vLLM would freeze everything it loads, and unfreeze everything to free it.
 
-    Its garbage is then found without a walk over the million objects that were imported: half a second of a close.
+    Collecting its garbage then skips the million imported objects, which saves half a second when it closes.
     """
     freeze, unfreeze = gc.freeze, gc.unfreeze
     gc.freeze = gc.unfreeze = lambda: None
@@ -99,7 +99,7 @@ def kept_apart() -> Iterator[None]:
 
 @contextmanager
 def group_kept(world: World) -> Iterator[None]:
-    """vLLM ends the process group when it closes, which is not its own where there are several ranks."""
+    """Keep the process group, which vLLM destroys when it closes: with several ranks it is not vLLM's."""
     import torch.distributed as dist
 
     end = dist.destroy_process_group
@@ -112,7 +112,7 @@ def group_kept(world: World) -> Iterator[None]:
 
 
 def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
-    """vLLM drives a tqdm bar: hand it one that draws nothing and passes the count on."""
+    """vLLM drives a tqdm bar: give it one that draws nothing and passes the count on."""
     from tqdm import tqdm
 
     class CountingBar(tqdm):
@@ -147,17 +147,17 @@ def one_sentence(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class ModelClasses:
-    """Model classes as they were before an engine, and the table of configuration classes."""
+    """Model classes as they were before an engine loaded, and the table of configuration classes."""
 
     classes: dict[type, tuple[tuple[type, ...], dict[str, Any]]]  # bases and attributes
     configs: dict[Any, Any]
 
     @classmethod
     def current(cls, model: str) -> ModelClasses:
-        """Those of the family of `model`, which transformers imports only when asked, among them."""
+        """The classes now, including those of the family of `model`, which transformers imports only on demand."""
         from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
-        with suppress(Exception):  # a model that transformers does not know: vLLM may, with classes of its own
+        with suppress(Exception):  # transformers may not know a model that vLLM knows
             config = AutoConfig.from_pretrained(model, trust_remote_code=False)
             for kind in (config, config.get_text_config()):
                 for auto in (AutoModel, AutoModelForCausalLM):
@@ -166,7 +166,7 @@ class ModelClasses:
         return cls(classes, dict(CONFIG_MAPPING._extra_content))
 
     def give_back(self, llm: Any = None) -> None:
-        """Restore every class; what the engine has made of one becomes an instance of the changed class, by itself."""
+        """Restore every class; the engine's instances move to a subclass with the changes."""
         from transformers import CONFIG_MAPPING
 
         CONFIG_MAPPING._extra_content.clear()
@@ -176,7 +176,7 @@ class ModelClasses:
             llm.apply_model(partial(_move, changed))
 
     def _restored(self, changed: type) -> type:
-        """Undo what was done to a class; answers a subclass that has it."""
+        """Undo the changes of a class; returns a subclass that has them."""
         bases, attributes = self.classes[changed]
         added = tuple(base for base in changed.__bases__ if base not in bases)
         changes = {name: value for name, value in vars(changed).items() if attributes.get(name) is not value}
@@ -204,18 +204,18 @@ _PREFIX, _LOCK = "mismatch-cli-engine-", "in-use"
 
 
 class TemporaryFolder:
-    """The place of temporary files of this process and its children, from now until `close`.
+    """The folder for temporary files of this process and its children, until `close`.
 
-    Its lock is held for as long as the process lives: that tells a folder in use from one whose owner was killed.
+    The process holds its lock for as long as it lives, which distinguishes a folder in use from one left by a kill.
     """
 
     _shared: ClassVar[TemporaryFolder | None] = None
 
     @classmethod
     def shared(cls) -> TemporaryFolder:
-        """One for all engines of the process, until the last of them closes.
+        """One folder for all engines of the process, until the last of them closes.
 
-        Folders within each other would soon be too deep for the names of sockets.
+        Nested folders would soon make paths too long for sockets.
         """
         cls._shared = cls._shared or cls()
         cls._shared._users += 1
@@ -226,17 +226,17 @@ class TemporaryFolder:
         self._tempdir, self._environment = tempfile.tempdir, os.environ.get("TMPDIR")
         system = Path(tempfile.gettempdir())
         remove_abandoned(system)
-        # Compiled code is kept between runs on purpose; its place would follow the temporary folder.
+        # Compiled code stays between runs on purpose; by default it would be in the temporary folder.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(system / f"torchinductor_{getpass.getuser()}"))
         new = Path(tempfile.mkdtemp(prefix="mismatch-cli-new-", dir=system))
         self._lock = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = system / f"{_PREFIX}{new.name.rpartition('-')[2]}"
-        new.rename(self.path)  # nobody sees it before it is locked
+        new.rename(self.path)  # visible only once it is locked
         tempfile.tempdir = os.environ["TMPDIR"] = str(self.path)
 
     def close(self) -> None:
-        """Remove the folder, if nobody else uses it; temporary files go where they went before."""
+        """Remove the folder if nobody else uses it, and restore the previous place of temporary files."""
         self._users -= 1
         if self._users > 0:
             return
@@ -252,7 +252,7 @@ class TemporaryFolder:
 
 
 def remove_abandoned(system: Path) -> None:
-    """Remove the folders of this user's engines whose process is gone; anybody else's stay."""
+    """Remove the folders of this user's engines whose process is gone; other users' folders stay."""
     for folder in system.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if folder.is_symlink() or folder.lstat().st_uid != os.geteuid():

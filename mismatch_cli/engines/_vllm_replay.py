@@ -1,8 +1,8 @@
-"""Recorded tokens in a vLLM of this process: decoded again as if it had drawn them, or read at once as a prompt.
+"""Recorded tokens in a vLLM of this process: decoded again as if it had drawn them, or read in one pass as a prompt.
 
-Model Runner V1, which a CPU has, is told what to choose: the ids that its sampler drew are replaced, and everything
-before and after that is vLLM's own: log μ is gathered at the recorded tokens from what was to be drawn from, and the
-caches, batches and kernels are those of sampling. Model Runner V2 replays by itself.
+In Model Runner V1, which a CPU uses, we replace the ids that its sampler drew, and everything before and after is
+vLLM's own: it gathers log μ of the recorded tokens from the distribution to draw from, with the caches, batches and
+kernels of sampling. Model Runner V2 can replay by itself.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-_RECORDED = "recorded_token_ids"  # among the arguments of a request that vLLM hands on without reading them
-Ask = Callable[[list[list[int]], list[Any]], list[Any]]  # prompts and vLLM's parameters of each → vLLM's answers
+_RECORDED = "recorded_token_ids"  # in a request's extra arguments, which vLLM passes on unread
+Ask = Callable[[list[list[int]], list[Any]], list[Any]]  # prompts and the parameters of each → vLLM's answers
 
 
 def start_replaying(kind: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Start vLLM, whose configuration alone knows whether its Model Runner V2 runs a model."""
+    """Start vLLM; only its configuration knows whether Model Runner V2 can run a model."""
     try:
         return kind(**arguments)
     except ValueError as error:
@@ -54,8 +54,8 @@ def replayed(
 def prefilled(llm: Any, responses: Sequence[Forced], settings: EngineSettings, ask: Ask) -> list[np.ndarray]:
     """Log μ of the response tokens, read as a prompt.
 
-    The last token is drawn after all others and not fed, since nothing would be read of what follows it: so a sequence
-    may fill the whole context.
+    The last token is drawn after all others and not fed, since what follows it is not needed: so a sequence may fill
+    the whole context.
     """
     _check(llm, responses)
     sampling = settings.sampling
@@ -71,7 +71,7 @@ def prefilled(llm: Any, responses: Sequence[Forced], settings: EngineSettings, a
 
 
 def stop_ids(llm: Any) -> set[int]:
-    """Tokens that end what vLLM samples."""
+    """The token ids at which vLLM stops sampling."""
     from vllm import SamplingParams
 
     processor, plain = llm.llm_engine.input_processor, SamplingParams()
@@ -95,9 +95,9 @@ def _replays_itself(llm: Any) -> bool:
 
 
 def _parameters(llm: Any, ids: list[int], sampling: SamplingSettings, top_logprobs: int, cached: bool) -> Any:
-    """For as many tokens as were recorded, stop tokens among them.
+    """vLLM's parameters to decode as many tokens as were recorded, past stop tokens.
 
-    Without a seed: nothing depends on what is drawn, and a prompt in chunks would rewind a generator of its own.
+    Without a seed: nothing depends on what is drawn, and a chunked prompt would rewind its own generator.
     """
     from vllm import SamplingParams
 
@@ -119,7 +119,7 @@ def _parameters(llm: Any, ids: list[int], sampling: SamplingSettings, top_logpro
 
 @contextmanager
 def _choosing(llm: Any) -> Iterator[None]:
-    """While it lasts, the sampler chooses what was recorded."""
+    """Have the sampler choose the recorded tokens inside the block."""
     if _replays_itself(llm):
         yield
         return
@@ -127,17 +127,17 @@ def _choosing(llm: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        llm.collective_rpc(partial(_own_again, "sample"))
+        llm.collective_rpc(partial(_restore, "sample"))
 
 
 @contextmanager
 def _processing(llm: Any, sampling: SamplingSettings) -> Iterator[None]:
-    """While it lasts, log-probs of a prompt are after the temperature and truncation, which vLLM leaves out."""
+    """Apply temperature and truncation to prompt log-probs inside the block, which vLLM does not do."""
     llm.collective_rpc(partial(_process, sampling))
     try:
         yield
     finally:
-        llm.collective_rpc(partial(_own_again, "compute_logprobs"))
+        llm.collective_rpc(partial(_restore, "compute_logprobs"))
 
 
 def _choose(worker: Any) -> None:
@@ -158,12 +158,12 @@ def _process(sampling: SamplingSettings, worker: Any) -> None:
     worker.model_runner.sampler.compute_logprobs = processed
 
 
-def _own_again(name: str, worker: Any) -> None:
+def _restore(name: str, worker: Any) -> None:
     vars(worker.model_runner.sampler).pop(name, None)
 
 
 def _recorded(runner: Any, drawn_B: Tensor) -> Tensor:
-    """The next recorded token of each row; a row whose prompt is not read to its end is not looked at by vLLM."""
+    """The next recorded token of each row; vLLM ignores rows whose prompt is not fully read."""
     states = [runner.requests[name] for name in runner.input_batch.req_ids]
     ids = [state.sampling_params.extra_args[_RECORDED][len(state.output_token_ids)] for state in states]
     return drawn_B.new_tensor(ids)
@@ -172,13 +172,13 @@ def _recorded(runner: Any, drawn_B: Tensor) -> Tensor:
 def _asked_twice(
     sampling: SamplingSettings, responses: Sequence[Forced], fed: list[list[int]], last: list[Any], ask: Ask
 ) -> list[np.ndarray]:
-    """Model Runner V2 does not replay where it gives log-probs of a prompt, and those know no temperature."""
+    """Ask twice: Model Runner V2 does not replay while it returns prompt log-probs, which ignore the temperature."""
     from vllm import SamplingParams
 
     if sampling.truncates or sampling.temperature != 1:
         raise MismatchError(
-            "vLLM's Model Runner V2 gives log-probs of a prompt before temperature and truncation. Read the tokens at "
-            "once with --engine hf, or compare what was sampled at temperature 1 without truncation."
+            "vLLM's Model Runner V2 returns prompt log-probs from before temperature and truncation. Use --engine hf, "
+            "or a trace sampled at temperature 1 without truncation."
         )
     parameters = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, flat_logprobs=True)
     prompts, ends = ask(fed, [parameters] * len(fed)), ask(fed, last)
@@ -186,11 +186,11 @@ def _asked_twice(
 
 
 def _joined(response: Forced, prompt: Any, end: Any) -> np.ndarray:
-    """Log μ of all response tokens but the last, of which a prompt was made, and of the last one."""
+    """Log μ of all response tokens but the last, from the prompt, and then of the last one."""
     import numpy as np
 
     tokens, flat, last = len(response.response_ids) - 1, prompt.prompt_logprobs, end.outputs[0].logprobs
     ids = [*flat.token_ids[len(flat.token_ids) - tokens :], *last.token_ids]
     if ids != response.response_ids:
-        raise MismatchError("vLLM returned log-probs of other tokens than the prompt's. Use --engine hf.")
+        raise MismatchError("vLLM returned log-probs that do not belong to the prompt's tokens. Use --engine hf.")
     return np.asarray([*flat.logprobs[len(flat.logprobs) - tokens :], *last.logprobs], dtype=np.float32)

@@ -1,7 +1,7 @@
-"""The tensors that a vLLM in this process computes with, under the names that a model's folder has.
+"""The tensors that a vLLM in this process computes with, under the names of a model folder.
 
-Kernels pack weights: a packed layer is read by what it makes of the identity, packed experts by packing numbers once
-more. Both are exact.
+Kernels pack weights: a packed layer is read by applying it to the identity, packed experts by packing numbers the same
+way. Both are exact.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from mismatch_cli.engines import Shapes, Unread
 from mismatch_cli.engines._vllm_loading import Parameter, Piece, loading_plan
 from mismatch_cli.errors import first_line
 
-_TILE = 1024  # rows of the identity that a layer is read with
-_DIGIT_BITS = 8  # whole numbers of so many bits are exact in every dtype of weights
+_TILE = 1024  # rows of the identity to read a layer with
+_DIGIT_BITS = 8  # integers of this many bits are exact in every dtype of weights
 _HEAD = "lm_head.weight"
-_HERE = (None, "uni", "external_launcher")  # executors whose model is in this process
+_IN_PROCESS = (None, "uni", "external_launcher")  # executors whose model is in this process
 _EXPERTS = ("w13_weight", "w2_weight")  # of all experts, as vLLM fuses them
-_WRAPPED = re.compile(r"\.base_layer(?=\.|$)")  # what vLLM puts around a layer that may have an adapter
+_WRAPPED = re.compile(r"\.base_layer(?=\.|$)")  # vLLM's wrapper around a layer that may have an adapter
 
 
 def live_tensors(llm: Any, shapes: Shapes) -> Iterator[tuple[str, Tensor | Unread]]:
-    """Every tensor of a folder that has these, as the engine computes with it, one at a time; or why it is not read.
+    """Every tensor of a folder with these shapes, as the engine computes with it, one at a time; or why it is unread.
 
-    A head that is tied to the embeddings is named too, though folders leave it out: kernels have a copy of their own.
+    A head that is tied to the embeddings is included, though folders leave it out: kernels have their own copy.
     """
     config = llm.llm_engine.vllm_config
-    if config.parallel_config.distributed_executor_backend not in _HERE:
+    if config.parallel_config.distributed_executor_backend not in _IN_PROCESS:
         return ((name, Unread("the engine's model is in another process")) for name in shapes)
     (model,) = llm.apply_model(_itself)
     modules = {_WRAPPED.sub("", path): module for path, module in model.named_modules(remove_duplicate=False)}
@@ -59,7 +59,7 @@ def _itself(model: nn.Module) -> nn.Module:
 
 
 class _Parts:
-    """Tensors of the folder of which parts have been read: one may lie in several parameters of the engine."""
+    """Partly read tensors of the folder: one may be spread over several parameters of the engine."""
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
@@ -67,7 +67,7 @@ class _Parts:
         self._done: set[str] = set()
 
     def add(self, piece: Piece, parameter: Tensor) -> Tensor | None:
-        """Take one part; answers the whole tensor with its last one."""
+        """Add one part; returns the full tensor once it is complete."""
         if piece.name in self._done:  # a second copy
             return None
         if piece.name not in self._begun:
@@ -81,13 +81,13 @@ class _Parts:
         return self._begun.pop(piece.name)[0]
 
     def lacking(self) -> dict[str, str]:
-        return dict.fromkeys(self._begun, "the engine in this process has only a part of it")
+        return dict.fromkeys(self._begun, "the engine in this process has only part of it")
 
 
 def _of_parameter(
     modules: Mapping[str, nn.Module], parameter: Parameter, parts: _Parts
 ) -> Iterator[tuple[str, Tensor | Unread]]:
-    """What lies in one parameter; then what a tied head computes with."""
+    """The tensors in one parameter; then those that a tied head computes with."""
     read = _read(modules, parameter.paths[0], parameter.like)
     for piece in parameter.pieces:
         if isinstance(read, Unread):
@@ -95,11 +95,11 @@ def _of_parameter(
         elif (tensor := parts.add(piece, read)) is not None:
             yield piece.name, tensor
     for path, name in _tied_heads(modules, parameter.paths):
-        own = _Parts({name: parameter.pieces[0].source.size})
+        head_parts = _Parts({name: parameter.pieces[0].source.size})
         read = _read(modules, path, parameter.like, head=True)
         if isinstance(read, Unread):
             yield name, read
-        elif (tensor := own.add(replace(parameter.pieces[0], name=name), read)) is not None:
+        elif (tensor := head_parts.add(replace(parameter.pieces[0], name=name), read)) is not None:
             yield name, tensor
 
 
@@ -108,8 +108,8 @@ def _tied_heads(modules: Mapping[str, nn.Module], paths: tuple[str, ...]) -> Ite
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     yield from ((path, path) for path in paths[1:] if isinstance(_owner(modules, path), ParallelLMHead))
-    alone = not any(isinstance(module, ParallelLMHead) for module in modules.values())
-    if alone and isinstance(_owner(modules, paths[0]), VocabParallelEmbedding):  # as in Gemma: it is the head as well
+    headless = not any(isinstance(module, ParallelLMHead) for module in modules.values())
+    if headless and isinstance(_owner(modules, paths[0]), VocabParallelEmbedding):  # as in Gemma: it is also the head
         yield paths[0], _HEAD
 
 
@@ -118,25 +118,25 @@ def _owner(modules: Mapping[str, nn.Module], path: str) -> nn.Module | None:
 
 
 def _read(modules: Mapping[str, nn.Module], path: str, like: Tensor, *, head: bool = False) -> Tensor | Unread:
-    """A whole parameter in the layout in which it was loaded."""
+    """A full parameter in the layout that it was loaded in."""
     layer, attribute = _owner(modules, path), path.rpartition(".")[2]
     if layer is None:
-        return Unread("the engine has changed the module that holds it")
+        return Unread("the engine has changed its module")
     try:
         if attribute in _EXPERTS and hasattr(getattr(layer, "quant_method", None), "unquantized_backend"):
             return _unpacked_experts(layer, attribute, like)
         if attribute == "weight" and (head or _is_packed(layer)):
             return _of_identity(layer, like)
-    except Exception as error:  # kernels fail in as many ways as there are packings
+    except Exception as error:  # each packing can fail in its own way
         return Unread(f"its packing cannot be undone ({type(error).__name__}: {first_line(error)})")
     live = getattr(layer, "_cpu_unpacked_conv_weight", getattr(layer, attribute, None))
     if live is None or live.numel() != like.numel():
-        return Unread(f"the engine keeps it in another form ({type(layer).__name__})")
+        return Unread(f"the engine keeps it in a different form ({type(layer).__name__})")
     return live.detach().reshape(like.shape).contiguous()
 
 
 def _is_packed(layer: nn.Module) -> bool:
-    """Whether what a layer multiplies with is not its `weight`: a kernel's own copy, or whole numbers and scales."""
+    """Whether a layer multiplies with something else than its `weight`: a kernel's copy, or integers and scales."""
     from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
@@ -148,7 +148,7 @@ def _is_packed(layer: nn.Module) -> bool:
 
 @torch.no_grad()
 def _of_identity(layer: nn.Module, like: Tensor) -> Tensor:
-    """A product with one term that is not zero is exact, so rows of the identity give the columns of the weight."""
+    """Read a weight column by column from rows of the identity: a dot product with one nonzero term is exact."""
     outputs, inputs = like.shape
     method: Any = layer.quant_method
     read = torch.empty(outputs, inputs, dtype=like.dtype)
@@ -162,7 +162,7 @@ def _of_identity(layer: nn.Module, like: Tensor) -> Tensor:
 
 
 def _unpacked_experts(layer: Any, attribute: str, like: Tensor) -> Tensor:
-    """Packing moves numbers: the same packing of numbers that say where they were tells where each has gone."""
+    """Undo a packing, which only moves numbers: packing their indices the same way shows where each has gone."""
     live: Tensor = getattr(layer, attribute).detach()
     experts, places = like.shape[0], like[0].numel()
     origin = torch.zeros(live[0].numel(), dtype=torch.long)
@@ -183,14 +183,14 @@ def _unpacked_experts(layer: Any, attribute: str, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _packed_again(layer: Any, attribute: str, coded: Tensor) -> Tensor:
-    """What vLLM makes of one expert's matrix when it loads, by its own two steps."""
+    """Pack one expert's matrix as vLLM does when it loads, with its own two steps."""
     from vllm.model_executor.layers.fused_moe.oracle.unquantized import convert_to_unquantized_kernel_format
 
     method, moe_config = layer.quant_method, copy.copy(layer.moe_config)
     first, second = _EXPERTS
     gated = 2 if moe_config.is_act_and_mul else 1
-    one, rows, columns = coded.shape
-    other = (one, columns, rows // gated) if attribute == first else (one, gated * columns, rows)
+    single, rows, columns = coded.shape
+    other = (single, columns, rows // gated) if attribute == first else (single, gated * columns, rows)
     matrices = {attribute: coded, second if attribute == first else first: coded.new_zeros(other)}
     made = nn.Module()
     for name, matrix in matrices.items():

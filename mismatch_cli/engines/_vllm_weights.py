@@ -1,4 +1,4 @@
-"""New weights for a vLLM in this process, where it takes them over by itself and where it would not, without a word."""
+"""New weights for a vLLM in this process, including those that it would silently ignore."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from mismatch_cli.models import saved_state
 if TYPE_CHECKING:
     from torch import Tensor
 
-_COPIED = "GptOssForCausalLM"  # what it has beside matrices of attention it copies, past vLLM's reloading
+_COPIED = "GptOssForCausalLM"  # it copies all but attention matrices itself, bypassing vLLM's reloading
 _EXPERTS, _SINKS = ".mlp.experts.", ".self_attn.sinks"
 
 
 def take_over(llm: Any, model: Any) -> None:
-    """Give the engine the weights of a Hugging Face model, or of one with an adapter added."""
-    # A tied head is named too, though folders leave it out: without it vLLM on CPU keeps using its packed copy of the
-    # old head, without a word. Gemma has no such name in vLLM.
+    """Load the weights of a Hugging Face model, or of one with its adapter merged, into the engine."""
+    # A tied head is included, though folders leave it out: without it vLLM on CPU silently keeps using its packed copy
+    # of the old head. Gemma has no such name in vLLM.
     weights, headless = saved_state(model), not all(llm.apply_model(_has_head))
     named = ((name, weights[name]) for name in weights if not (headless and name.endswith("lm_head.weight")))
     copied = llm.llm_engine.vllm_config.model_config.architecture == _COPIED
@@ -35,7 +35,7 @@ def _has_head(model: Any) -> bool:
 
 
 def _expert_by_expert(named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """gpt-oss's fused experts under the names of single ones: those vLLM loads as it does all other weights."""
+    """gpt-oss's fused experts under the names of single ones, which vLLM loads like all other weights."""
     for name, weight in named:
         layer, experts, which = name.rpartition(_EXPERTS)
         if not experts:
@@ -46,17 +46,17 @@ def _expert_by_expert(named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str
 
 
 def _take_sinks(weights: Mapping[str, Tensor], model: Any) -> None:
-    """Each rank has the sinks of its own heads; the kernel reads them where they lie."""
+    """Copy the sinks in place, where the kernel reads them; each rank has those of its own heads."""
     from vllm.distributed import get_tensor_model_parallel_rank
 
-    sinks = {name: own for name, own in model.named_parameters() if name.endswith(".sinks")}
-    for name, own in sinks.items():
+    sinks = {name: sink for name, sink in model.named_parameters() if name.endswith(".sinks")}
+    for name, sink in sinks.items():
         whole = weights[name.removesuffix(".attn.sinks") + _SINKS]
-        own.data.copy_(whole.narrow(0, get_tensor_model_parallel_rank() * len(own), len(own)))
+        sink.data.copy_(whole.narrow(0, get_tensor_model_parallel_rank() * len(sink), len(sink)))
 
 
 def _repack_experts(model: Any) -> None:
-    """vLLM on CPU packs fused experts when it loads, and forgets to when it reloads: garbage, without a word."""
+    """vLLM on CPU packs fused experts when it loads, but not when it reloads, which silently gives garbage."""
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None and hasattr(layer, "w13_weight"):

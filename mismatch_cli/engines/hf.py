@@ -1,4 +1,4 @@
-"""The Hugging Face engine: `generate` with the trainer's own code, in another dtype if asked; needs no vLLM."""
+"""The Hugging Face engine: `generate` with the trainer's own code, in any dtype; needs no vLLM."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None,
 
 
 def check(settings: EngineSettings) -> None:
-    """`_ARGUMENTS` are what `--engine-arg` may set."""
+    """A `UsageError` for an `--engine-arg` that is not one of `_ARGUMENTS`."""
     unknown = sorted(set(settings.extra) - set(_ARGUMENTS))
     if unknown:
         raise UsageError(
-            f"--engine hf knows no argument {', '.join(unknown)}. It takes: {', '.join(sorted(_ARGUMENTS))}."
+            f"--engine hf has no argument {', '.join(unknown)}. It takes: {', '.join(sorted(_ARGUMENTS))}."
         )
 
 
@@ -55,15 +55,15 @@ def create(settings: EngineSettings) -> HfEngine:
     return HfEngine(model, settings, batch_size=int(arguments["batch_size"]), max_model_len=arguments["max_model_len"])
 
 
-def full_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001 - each token is handed on before the next
-    """Memory for the whole distributions of a response: one float32 row."""
+def full_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001 - each token is passed on before the next
+    """Memory for the full distributions of a response: one float32 row."""
     return 4 * vocabulary
 
 
 class HfEngine:
     """A loaded causal LM that samples in batches of a fixed size, in the order of the requests.
 
-    Each batch has its own seed, made from the seeds of its requests: a shard's numbers depend on the shard alone.
+    Each batch has its own seed, made from the seeds of its requests: a shard's numbers depend only on the shard.
     """
 
     def __init__(self, model: Any, settings: EngineSettings, batch_size: int, max_model_len: int | None) -> None:
@@ -85,16 +85,16 @@ class HfEngine:
     def sample_full(
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
-        """The same batches with or without sinks: the whole distribution is there at every step."""
+        """Makes the same batches with or without sinks: every step has the full distribution anyway."""
         rollouts: list[Rollout] = []
         for start in range(0, len(requests), self._batch_size):
             batch = requests[start : start + self._batch_size]
-            into = dict(enumerate(sinks[start : start + len(batch)]))
+            sink_of = dict(enumerate(sinks[start : start + len(batch)]))
             most = max(map(self._wanted, batch))
             kinds = [(min(most, self._room(request)), self._sampling(request)) for request in batch]
 
-            def of_kind(rows: list[int], batch: Any = batch, into: dict[int, Sink] = into) -> list[Rollout]:
-                wanting = {i: into[row] for i, row in enumerate(rows) if row in into}
+            def of_kind(rows: list[int], batch: Any = batch, sink_of: dict[int, Sink] = sink_of) -> list[Rollout]:
+                wanting = {i: sink_of[row] for i, row in enumerate(rows) if row in sink_of}
                 return self._sample_batch([batch[row] for row in rows], wanting)
 
             rollouts += _by_kind(kinds, of_kind)
@@ -114,7 +114,7 @@ class HfEngine:
         alone: bool = False,
         cached: bool = True,  # noqa: ARG002
     ) -> list[Rollout]:
-        """In the batches of `sample`, for requests without limits of their own; there is no prefix cache to read."""
+        """In the batches of `sample` for requests without their own limits; there is no prefix cache to read."""
         check_known([response.response_ids for response in responses], self._vocabulary)
         rollouts: list[Rollout] = []
         size = 1 if alone else self._batch_size
@@ -175,8 +175,8 @@ class HfEngine:
     def _sample_batch(self, batch: Sequence[Request], sinks: dict[int, Sink]) -> list[Rollout]:
         import torch
 
-        own = replace(self._settings, sampling=self._sampling(batch[0]))
-        recorder = _Recorder(own, self._stop_ids, sinks, self._routers)
+        settings = replace(self._settings, sampling=self._sampling(batch[0]))
+        recorder = _Recorder(settings, self._stop_ids, sinks, self._routers)
         torch.manual_seed(batch[0].seed)
         config = self._generation_config(max_new_tokens=max(map(self._wanted, batch)))
         sampled = self._generate([r.prompt_ids for r in batch], recorder, recorder, config)
@@ -191,7 +191,7 @@ class HfEngine:
         return [recorder.rollout(row, r.prompt_ids, r.response_ids) for row, r in enumerate(batch)]
 
     def _generate(self, prompts: list[list[int]], recorder: _Recorder, processor: Any, config: Any) -> list[list[int]]:
-        """The tokens that follow each prompt, as `processor`, which has the recorder see them, lets them be drawn."""
+        """The tokens that follow each prompt; `processor` decides what can be drawn, and calls the recorder."""
         import torch
 
         longest = max(map(len, prompts))
@@ -205,15 +205,15 @@ class HfEngine:
         return new
 
     def _until_stop(self, ids: list[int]) -> list[int]:
-        """Up to and with the first stop token."""
+        """The ids up to and including the first stop token."""
         stop = next((i for i, token in enumerate(ids) if token in self._stop_ids), len(ids))
         return ids[: stop + 1]
 
     def _generation_config(self, max_new_tokens: int, forced: bool = False) -> Any:
         """Plain sampling; the model's own defaults (penalties, min-p, …) must not touch the distribution.
 
-        Where tokens are forced nothing is drawn, and no token ends a row. `generate` fills what is not set from
-        `model.generation_config`, so that one is replaced by the same.
+        With forced tokens nothing is drawn, and no token ends a row. `generate` fills unset values from
+        `model.generation_config`, so this replaces that too.
         """
         from transformers import GenerationConfig
 
@@ -224,7 +224,7 @@ class HfEngine:
             top_p=1.0,
             max_new_tokens=max_new_tokens,
             eos_token_id=None if forced else sorted(self._stop_ids) or None,
-            pad_token_id=min(self._stop_ids, default=0),  # fills rows that have ended; cut off before anyone reads it
+            pad_token_id=min(self._stop_ids, default=0),  # fills rows that have ended; cut off later
         )
         self._model.generation_config = config
         return config
@@ -237,16 +237,16 @@ class HfEngine:
         return request.sampling or self._settings.sampling
 
     def _room(self, request: Request) -> int:
-        """How many tokens its row may have before it reaches its sampling's limit or the end of the context."""
+        """The most tokens that its row may have, by its sampling's limit and the context."""
         return min(self._sampling(request).max_tokens, self.max_model_len - len(request.prompt_ids))
 
     def _wanted(self, request: Request) -> int:
-        """How many tokens of its row are this request's: it may end before the others of its batch."""
+        """The number of tokens in its row that are this request's: it may end before the others of its batch."""
         return min(request.longest(self._settings.sampling), self._room(request))
 
 
 class _Recorder:
-    """The last logits processor: applies the sampler's settings and keeps, step by step, what a token was drawn from.
+    """The last logits processor: applies the sampler's settings and records, step by step, log μ of the sampled tokens.
 
     `generate` would keep the scores of every step (batch × steps × vocabulary); this keeps one step at a time.
     """
@@ -257,8 +257,8 @@ class _Recorder:
         self._sampling, self._top_k = settings.sampling, settings.top_logprobs
         self._stop_ids = stop_ids
         self._routers = routers
-        self._routes: list[torch.Tensor] = []  # of the prompts, then of a token each: [B, tokens, M, K]
-        self._sinks = dict(sinks)  # row → who takes its distributions, until it ends
+        self._routes: list[torch.Tensor] = []  # of the prompts, then one token at a time: [B, tokens, M, K]
+        self._sinks = dict(sinks)  # row → the sink of its distributions, until it ends
         self._pending: torch.Tensor | None = None
         self._logp: list[torch.Tensor] = []
         self._rank: list[torch.Tensor] = []
@@ -275,11 +275,14 @@ class _Recorder:
         processed_BV = self._sampling.process(scores_BV)
         self._pending = processed_BV.log_softmax(dim=-1)
         if self._pending[:, 0].isnan().any():  # one NaN logit makes the whole row NaN
-            raise MismatchError("The engine's logits are NaN: its weights are broken, or its precision overflows.")
+            raise MismatchError(
+                "The engine's logits are NaN: its weights are broken, or its precision overflows. Try another "
+                "--rollout-dtype."
+            )
         return processed_BV
 
     def record(self, sampled_B: torch.Tensor) -> None:
-        """Keep what these tokens were drawn from; `generate` does not call the processor after its last step."""
+        """Record log μ of these tokens; `generate` does not call the processor after its last step."""
         logp_BV = self._pending
         assert logp_BV is not None
         logp_B1 = logp_BV.gather(1, sampled_B[:, None])
@@ -294,7 +297,7 @@ class _Recorder:
                 del self._sinks[row]
 
     def rollout(self, row: int, prompt_ids: list[int], ids: list[int]) -> Rollout:
-        """The response of one row, which has these tokens."""
+        """The response of one row, with these tokens."""
         import numpy as np
 
         length = len(ids)
@@ -310,7 +313,7 @@ class _Recorder:
         )
 
     def _routes_of(self, row: int, prompt: int, length: int) -> np.ndarray | None:
-        """Of the prompt, which ends its padded row, and of every response token that was fed: all but the last."""
+        """Routes of the prompt, at the end of its padded row, and of every response token that was fed."""
         import torch
 
         if not self._routes:
@@ -320,7 +323,7 @@ class _Recorder:
 
 
 def _by_kind(kinds: Sequence[tuple[int, Any]], rollouts_of: Callable[[list[int]], list[Rollout]]) -> list[Rollout]:
-    """The rows of a batch, kind by kind: a row with less room must not be carried past the context's end."""
+    """The rows of a batch, kind by kind: a row with less room must not run past the end of the context."""
     found: dict[int, Rollout] = {}
     for wanted in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0]):
         rows = [row for row, kind in enumerate(kinds) if kind == wanted]
@@ -329,7 +332,7 @@ def _by_kind(kinds: Sequence[tuple[int, Any]], rollouts_of: Callable[[list[int]]
 
 
 def _experts(model: Any, recorded: bool) -> dict[str, Any]:
-    """For the manifest: those of a mixture, and the layers whose choices are taken down."""
+    """For the manifest: the experts of a mixture, and the layers whose choices are recorded."""
     from mismatch_cli.routing.routers import Routers
 
     routers = Routers.of(model)
@@ -338,7 +341,7 @@ def _experts(model: Any, recorded: bool) -> dict[str, Any]:
 
 
 def _routers(model: Any, settings: EngineSettings) -> Routers | None:
-    """Those whose choices are to be taken down; a `MismatchError` where they were asked for and cannot be read."""
+    """The routers whose choices to record; a `MismatchError` if they were requested and cannot be read."""
     from mismatch_cli.routing.routers import Routers
 
     if settings.routes is False:

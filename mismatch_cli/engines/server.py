@@ -1,4 +1,4 @@
-"""An OpenAI-compatible vLLM server by its URL: requests in parallel, and a server that goes away and comes back."""
+"""A running OpenAI-compatible vLLM server: requests in parallel, to a server that may go away and come back."""
 
 from __future__ import annotations
 
@@ -42,37 +42,37 @@ Asked = TypeVar("Asked", Request, Forced)
 Answer = TypeVar("Answer")
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = True, True, None
-PREFILLS = True  # and no REPLAYS: a server draws its tokens itself
-_ATTEMPTS = 3  # at sampling a batch with servers that are restarted meanwhile
+PREFILLS = True  # but not REPLAYS: a server draws its tokens itself
+_ATTEMPTS = 3  # at sampling a batch while the server restarts
 _ADDRESS = ("concurrency", "timeout", "patience")
 _ARGUMENTS = ("url", "served_model", "max_model_len", *_ADDRESS)
-_PATIENCE_AT_START, _FOR_THE_LIST = 3.0, 5.0  # a URL that is wrong should say so at once
-_FIRST_ANSWER = 60.0  # seconds for what a server that may be busy says next, unless `timeout` says otherwise
+_PATIENCE_AT_START, _FOR_THE_LIST = 3.0, 5.0  # a wrong URL should fail at once
+_FIRST_ANSWER = 60.0  # seconds for the next answers of a server that may be busy, unless `timeout` is set
 
 
 def check(settings: EngineSettings) -> None:
-    """What a server decides where it is started, and what has to be said of it."""
+    """A `UsageError` for settings that are fixed when the server starts, or that a server needs and lacks."""
     unknown = sorted(set(settings.extra) - set(_ARGUMENTS))
     if unknown:
         raise UsageError(
-            f"--engine server cannot set {', '.join(unknown)}: that is decided where the server is started. "
+            f"--engine server cannot set {', '.join(unknown)}: set that when you start the server. "
             f"It takes: {', '.join(_ARGUMENTS)}."
         )
     if settings.dtype != "auto":
-        raise UsageError(f"--rollout-dtype {settings.dtype} is decided where the server is started. Leave it out.")
+        raise UsageError(f"--rollout-dtype {settings.dtype} is set when you start the server. Leave it out.")
     if not settings.extra.get("url"):
         raise UsageError("--engine server needs --engine-url, such as --engine-url http://localhost:8000")
     if settings.adapter is not None and not settings.extra.get("served_model"):
         raise UsageError(
             "A server loads its adapters itself (vllm serve --enable-lora --lora-modules NAME=PATH). "
-            "Say which of its names has this one: --served-model NAME."
+            "Give the adapter's name on the server: --served-model NAME."
         )
 
 
 def create(settings: EngineSettings) -> Engine:
-    """Look at the servers, and measure whether their log-probs are those of the distribution that they sample from.
+    """Check the servers, and measure whether their log-probs are those of the distribution that they sample from.
 
-    Several URLs, with commas between, are dealt to the ranks; a rank that has several shares its requests among them.
+    Several URLs, separated by commas, are dealt to the ranks; a rank with several spreads its requests over them.
     """
     check(settings)
     check_model_folder(settings.model)
@@ -85,18 +85,18 @@ def create(settings: EngineSettings) -> Engine:
         weights = TransferredWeights([Address(url, **given) for url in urls], world, settings.say)
     elif folder is not None:
         weights = SharedWeights(folder, world)
-    own = urls[world.rank :: world.size] or [urls[world.rank % len(urls)]]
-    engines = [ServerEngine(settings, Address(url, **given), weights, speaks=world.rank < len(urls)) for url in own]
+    dealt = urls[world.rank :: world.size] or [urls[world.rank % len(urls)]]
+    engines = [ServerEngine(settings, Address(url, **given), weights, speaks=world.rank < len(urls)) for url in dealt]
     return Servers(engines, weights, world)
 
 
 class ServerEngine:
-    """A server that is there, serves the model, and reports log μ; it is looked at again after every shard."""
+    """A server that runs, serves the model, and reports log μ; it is checked again after every shard."""
 
     def __init__(
         self, settings: EngineSettings, address: Address, weights: Weights | None = None, speaks: bool = True
     ) -> None:
-        """`speaks`: whether it is this rank that gives the server its weights, of those that share it."""
+        """`speaks`: whether this rank, among those that share the server, gives it its weights."""
         self._settings = settings
         self._address = address
         self._weights, self._speaks = weights, speaks
@@ -118,7 +118,7 @@ class ServerEngine:
         return asyncio.run(self._asked(lambda server: prefilled(server, responses, on_finished)))
 
     def take_over(self) -> None:
-        """Give the server the published weights, and ask for their checksums."""
+        """Have the server load the published weights, and ask for their checksums."""
         if self._speaks:
             asyncio.run(self._take_over())
 
@@ -155,18 +155,18 @@ class ServerEngine:
             return served, mode, await read_settings(server)
 
     async def _asked(self, ask: Callable[[Completions], Awaitable[list[Answer]]]) -> list[Answer]:
-        """What the server answers with the weights that it was given, being the server that it was."""
+        """The server's answers, given with the weights it was sent and the settings it had at the start."""
         async with Server(self._address, self._settings.say) as server:
             completions = self._completions(server, self._served)
             for _ in range(_ATTEMPTS):
                 await self._keep_weights(server)
                 answers = await ask(completions)
-                if await self._has_weights(server):  # else it died, and came back with those of its start
+                if await self._has_weights(server):  # otherwise it died, and restarted with its original ones
                     break
             else:
                 raise MismatchError(
-                    f"{self._address.url} lost its weights {_ATTEMPTS} times while it answered. Look into its log: "
-                    "something restarts it. Continue with --resume."
+                    f"{self._address.url} lost its weights {_ATTEMPTS} times while it answered: something restarts it. "
+                    "Read its log, then continue with --resume."
                 )
             await self._check_unchanged(server)
         return answers
@@ -175,20 +175,20 @@ class ServerEngine:
         return not (self._weights and self._weights.version) or await told_version(server) == self._weights.version
 
     async def _keep_weights(self, server: Server) -> None:
-        """A server that was restarted since it was told has the weights that it began with."""
+        """Send the weights again to a server that has restarted, and so has its original ones."""
         if self._weights is not None and not await self._has_weights(server):
-            self._settings.say(f"{self._address.url} has other weights: it is given those of this step again")
+            self._settings.say(f"{self._address.url} has lost this step's weights: sending them again")
             await self._weights.give(server, self.url)
             check_same_weights("before", self.url, self.checksums, await told_checksums(server))
 
     async def _check_unchanged(self, server: Server) -> None:
-        """It may have been restarted with other settings: then nobody knows which of them sampled what."""
+        """It may have restarted with other settings: then nobody knows which of them sampled what."""
         served = await self._find(server, self._served.name)
         now, before = (served, await measure_mode(self._completions(server, served))), (self._served, self._mode)
         if now != before:
             raise MismatchError(
-                f"{self._address.url} has become another server while it sampled: {_in_words(*before)} before, "
-                f"{_in_words(*now)} now. Start it as it was and go on with --resume, or begin anew with --force."
+                f"{self._address.url} changed its settings while it sampled: {_in_words(*before)} before, "
+                f"{_in_words(*now)} now. Start it as before and continue with --resume, or start over with --force."
             )
 
     async def _find(self, server: Server, name: str | None) -> Served:
@@ -208,7 +208,7 @@ class Servers:
         for other in others:
             if differing := [name for name in first if first[name] != other[name]]:
                 raise MismatchError(
-                    f"The servers are not alike: {differing[0]} is {first[differing[0]]} on the first and "
+                    f"The servers differ: {differing[0]} is {first[differing[0]]} on the first and "
                     f"{other[differing[0]]} on another. Start all of them with the same arguments."
                 )
 
@@ -225,7 +225,7 @@ class Servers:
     def _shared(
         self, asked: Sequence[Asked], ask: Callable[[ServerEngine, Sequence[Asked]], list[Answer]]
     ) -> list[Answer]:
-        """The answers in the order in which they were asked for, whichever server gave them."""
+        """The answers in the order of the requests, whichever server gave them."""
         count = len(self._engines)
         if count == 1:
             return ask(self._engines[0], asked)
@@ -251,7 +251,7 @@ class Servers:
         return self._engines[0].describe()
 
     def close(self) -> None:
-        """Nothing is held between two calls but the newest weights: the servers are not ours to stop."""
+        """Remove the newest weights, all that we keep between calls: the servers are not ours to stop."""
         if self._weights is not None:
             self._weights.remove()
 
@@ -261,12 +261,12 @@ def _in_words(served: Served, mode: str) -> str:
 
 
 def _vocabulary(model: str) -> int:
-    """How many token ids the model has, so that an id of another model's is noticed."""
+    """The number of the model's token ids, to notice ids of another model."""
     try:
         return int(load_config(model).get_text_config().vocab_size)
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise MismatchError(
             custom_code.refusal(model, error)
             or f"{model}: the model's configuration cannot be loaded ({first_line(error)}). "
-            "Give the folder or hub name of the model that is served."
+            "Give the folder or hub name of the served model."
         ) from error

@@ -1,4 +1,4 @@
-"""The vLLM engine, in this process: what most people roll out with."""
+"""The vLLM engine, in this process."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, "gpu_memory_utilization", True
 REPLAYS = PREFILLS = OPEN = True
 Asked = TypeVar("Asked", Request, Forced)
-_PARTS = ("weights", "kv_cache")  # of vLLM's memory, in the order in which they wake up
+_PARTS = ("weights", "kv_cache")  # of vLLM's memory, in wake-up order
 _CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
 _MAX_CPU_SEQUENCES = 256
-_BYTES_PER_LOGPROB = 132  # an id, a log-prob and a rank as Python objects in lists: 123 to 130 measured
+_BYTES_PER_LOGPROB = 132  # an id, a log-prob and a rank, as Python objects in lists: measured 123 to 130
 
 
 def create(settings: EngineSettings) -> VllmEngine:
@@ -71,20 +71,20 @@ def create(settings: EngineSettings) -> VllmEngine:
             raise MismatchError(
                 custom_code.refusal(settings.model, error)
                 or f"vLLM could not load {settings.model}: {one_sentence(error)} {_instead(error)}"
-                f"The whole log: {settings.log_file}"
+                f"Full log: {settings.log_file}"
             ) from error
     return VllmEngine(llm, settings, before, temporary, lora)
 
 
 def full_bytes(vocabulary: int, tokens: int) -> int:
-    """Memory for the whole distributions of a response: vLLM keeps them as Python objects until it has ended."""
+    """Memory for the full distributions of a response: vLLM keeps them as Python objects until it ends."""
     return _BYTES_PER_LOGPROB * (vocabulary + 1) * tokens
 
 
 def _set_environment() -> None:
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a killed run leaves no orphan worker behind
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a killed run leaves no orphan worker
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # `engine_log` sends its log to a file instead
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # pinned threads would stay pinned for the trainer
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # otherwise the trainer's threads would stay pinned
 
 
 def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
@@ -108,7 +108,7 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
             # A prompt split over two steps makes vLLM rewind the request's generator, which a CPU generator cannot do.
             "enable_chunked_prefill": False,
         }
-    if settings.world.size > 1:  # in the process group that is there
+    if settings.world.size > 1:  # in the existing process group
         backend = {"distributed_executor_backend": "external_launcher"}
         arguments |= backend | {"tensor_parallel_size": settings.tensor_parallel}
     if settings.sleeps:
@@ -116,31 +116,31 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
     if settings.routes:
         if current_platform.is_cpu():
             raise MismatchError(
-                "vLLM on a CPU does not say which experts it chose: that needs a GPU (its Model Runner V2). Use "
+                "vLLM on a CPU does not report which experts it chose: that needs a GPU (its Model Runner V2). Use "
                 "--engine hf, or leave out --routes and --replay-routes."
             )
         arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
     if settings.replays and not current_platform.is_cpu():
-        arguments["enable_trace_replay"] = True  # of its Model Runner V2; V1 needs nothing beforehand
+        arguments["enable_trace_replay"] = True  # for Model Runner V2; V1 needs no preparation
     arguments |= lora | settings.extra
     if not arguments.get("enable_chunked_prefill", True) and EngineArgs(**arguments).create_model_config().is_hybrid:
-        arguments.setdefault("enable_prefix_caching", False)  # of recurrent states, which needs prompts in chunks
+        arguments.setdefault("enable_prefix_caching", False)  # caching recurrent states needs chunked prompts
     if arguments.get("enforce_eager"):
-        # Asking for log-probs would otherwise compile one small function with inductor: seconds for nothing.
+        # Otherwise log-probs would compile one small function with inductor: seconds for nothing.
         torch._dynamo.config.disable = True
-    gc.freeze()  # what was imported: vLLM collects three times while it loads, and once when it closes
+    gc.freeze()  # everything imported: vLLM collects three times while it loads, and once when it closes
     with kept_apart():
         return start_replaying(LLM, arguments)
 
 
 class VllmEngine:
-    """A loaded vLLM; `sample` starts with an empty prefix cache: a shard's numbers depend on the shard alone."""
+    """A loaded vLLM; `sample` starts with an empty prefix cache: a shard's numbers depend only on the shard."""
 
     def __init__(
         self, llm: Any, settings: EngineSettings, before: TorchSettings, temporary: TemporaryFolder, lora: Any = None
     ) -> None:
         self.llm = llm
-        self._lora = lora  # vLLM's request for the adapter that every response is sampled with
+        self._lora = lora  # vLLM's request object of the adapter, for every response
         self._settings = settings
         self._before, self._temporary = before, temporary
         self._asleep: set[str] = set()
@@ -148,39 +148,39 @@ class VllmEngine:
 
     def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
         with self._awake():
-            together, own = self._of_all(requests)
-            outputs = self._generate(together, self._settings.top_logprobs, on_finished)[own]
+            together, part = self._of_all(requests)
+            outputs = self._generate(together, self._settings.top_logprobs, on_finished)[part]
         return [self._rollout(request, output) for request, output in zip(requests, outputs, strict=True)]
 
     def replay(
         self, responses: Sequence[Forced], on_finished: Told, *, alone: bool = False, cached: bool = True
     ) -> list[Rollout]:
-        """The prefix cache is emptied once, as `sample` does: alone, a response may read the prompt of one before."""
+        """Empties the prefix cache once, as `sample` does: alone, a response may read the cached prompt of another."""
         with self._awake():
-            together, own = self._of_all(responses)
+            together, part = self._of_all(responses)
             ask = partial(self._ask, on_finished=on_finished)
-            outputs = replayed(self.llm, together, self._settings, ask, alone=alone, cached=cached)[own]
+            outputs = replayed(self.llm, together, self._settings, ask, alone=alone, cached=cached)[part]
         ends = stop_ids(self.llm)
         rollouts = [self._rollout(response, output) for response, output in zip(responses, outputs, strict=True)]
         return [replace(r, finish_reason="stop") if r.response_ids[-1] in ends else r for r in rollouts]
 
     def prefill(self, responses: Sequence[Forced], on_finished: Callable[[int], None]) -> list[np.ndarray]:
         with self._awake():
-            together, own = self._of_all(responses)
-            return prefilled(self.llm, together, self._settings, partial(self._ask, on_finished=on_finished))[own]
+            together, part = self._of_all(responses)
+            return prefilled(self.llm, together, self._settings, partial(self._ask, on_finished=on_finished))[part]
 
     def _rollout(self, asked: Asked, output: Any, sink: Sink | None = None) -> Rollout:
         completion = output.outputs[0]
         return self._routed(to_rollout(asked.prompt_ids, completion, self._settings.top_logprobs, sink), completion)
 
     def _routed(self, rollout: Rollout, completion: Any) -> Rollout:
-        """With the experts that vLLM names for each token that it read, of the layers that have a router."""
+        """The rollout with vLLM's experts for each token that it read, in the layers with a router."""
         if not self._router_layers:
             return rollout
         return replace(rollout, routes_FMK=completion.routed_experts[:, self._router_layers].astype("uint16"))
 
     def _of_all(self, requests: Sequence[Asked]) -> tuple[Sequence[Asked], slice]:
-        """Ranks that share an engine ask it for the same: what all of them want, and which part is this one's."""
+        """All ranks that share an engine send it the same requests: those of all, and the slice that is this rank's."""
         world, size = self._settings.world, self._settings.tensor_parallel
         if size == 1:
             return requests, slice(None)
@@ -191,7 +191,7 @@ class VllmEngine:
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
-        """With an empty prefix cache; afterwards the GPU's memory is the trainer's, weights kept in main memory."""
+        """With an empty prefix cache; afterwards frees the GPU for the trainer, keeping the weights in main memory."""
         self._wake(*_PARTS)
         self.llm.reset_prefix_cache()
         yield
@@ -208,14 +208,14 @@ class VllmEngine:
     def sample_full(
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
-        """The first responses each in a batch of its own; the others in the batch that `sample` would have made."""
+        """The first responses each in a separate batch; the others in the batch that `sample` would have made."""
         self._wake(*_PARTS)
         self.llm.reset_prefix_cache()
         alone = []
         for request, sink in zip(requests, sinks, strict=False):
             (output,) = self._generate([request], -1, on_finished)
             alone.append(self._rollout(request, output, sink))
-            del output  # its whole distributions are gone when the next response begins
+            del output  # frees its full distributions before the next response begins
         return alone + self.sample(requests, after(len(alone), on_finished))[len(alone) :]
 
     def _generate(self, requests: Sequence[Request], logprobs: int, on_finished: Callable[[int], None]) -> list[Any]:
@@ -223,7 +223,7 @@ class VllmEngine:
         return self._ask([r.prompt_ids for r in requests], parameters, on_finished)
 
     def _ask(self, prompts: list[list[int]], parameters: list[Any], on_finished: Callable[[int], None]) -> list[Any]:
-        if not prompts:  # of ranks that share an engine none may have any left, while others' have
+        if not prompts:  # the ranks of this engine may have none left while those of another have
             return []
         try:
             outputs: list[Any] = self.llm.generate(
@@ -233,7 +233,7 @@ class VllmEngine:
                 lora_request=self._lora,
             )
         except BaseException as error:
-            engine = self.llm.llm_engine  # what is queued is dropped: the next `generate` would run it first, or hang
+            engine = self.llm.llm_engine  # drop queued requests: the next `generate` would run them first, or hang
             engine.abort_request(list(engine.output_processor.request_states), internal=True)
             if not (isinstance(error, Exception) and _is_unsupported(error)):
                 raise
@@ -248,17 +248,17 @@ class VllmEngine:
         self._wake(*_PARTS)
         alone = partial(Request, seed=0, max_tokens=1)
         read = lambda ids: self._generate([alone(ids)], 0, lambda _: None)  # noqa: E731
-        from mismatch_cli.engines._vllm_modules import pass_over  # with torch, which settings are checked without
+        from mismatch_cli.engines._vllm_modules import pass_over  # imports torch, which checking settings must not
 
         return pass_over(self.llm, read, token_ids, self._settings.sampling)
 
     def load_weights(self, model: Any) -> None:
-        self._wake("weights")  # the cache stays asleep until the next response: while both models are here
+        self._wake("weights")  # the cache sleeps until the next response: both models are in memory now
         with engine_log(self._settings.log_file):
             take_over(self.llm, model)
         if not self.llm.reset_prefix_cache():
             raise MismatchError(
-                "vLLM did not drop its prefix cache, which holds keys of the old weights. Switch it off with "
+                "vLLM did not drop its prefix cache, which has keys of the old weights. Switch it off with "
                 "--no-prefix-caching."
             )
 
@@ -286,16 +286,16 @@ class VllmEngine:
         del self.llm
         with engine_log(self._settings.log_file), kept_apart(), group_kept(self._settings.world):
             try:
-                core.shutdown()  # ends with that same clean-up; a second one would take half a second
-            except Exception:  # nothing that fails here can hurt what has been recorded
+                core.shutdown()  # includes this clean-up; a second one would take half a second
+            except Exception:  # a failure here cannot harm what has been recorded
                 cleanup_dist_env_and_memory()
-        gc.unfreeze()  # as it was
+        gc.unfreeze()  # undoes `_load`
         self._before.restore()
         self._temporary.close()
 
 
 def _is_unsupported(error: Exception) -> bool:
-    """Whether vLLM says that it lacks something for a model, which it does in a dozen ways."""
+    """Whether vLLM says, in one of a dozen ways, that it lacks something for a model."""
     told = str(error).lower()
     return isinstance(error, AssertionError | NotImplementedError) or any(
         lacks in told for lacks in ("not supported", "not implemented", "does not support", "unsupported")
@@ -339,25 +339,25 @@ def describe_config(config: Any) -> dict[str, Any]:
 
 
 def lora_arguments(adapter: Adapter | None) -> dict[str, Any]:
-    """For `LLM(…)`: room for one adapter, of the smallest rank that there are kernels for."""
+    """Arguments for `LLM(…)`: room for one adapter, of the smallest rank that has kernels."""
     if adapter is None:
         return {}
     from vllm.config.lora import MaxLoRARanks
 
     ranks = sorted(get_args(MaxLoRARanks))
-    rank = next((r for r in ranks if r >= adapter.rank), adapter.rank)  # one too large is vLLM's to refuse
+    rank = next((r for r in ranks if r >= adapter.rank), adapter.rank)  # vLLM refuses one that is too large
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 
 def load_adapter(llm: Any, adapter: Adapter | None) -> Any:
-    """What each response is to be asked for with: None without an adapter."""
+    """The LoRA request to send with each prompt; None without an adapter."""
     if adapter is None:
         return None
     from vllm.lora.request import LoRARequest
 
     request = LoRARequest(Path(adapter.name).name, 1, str(adapter.folder))
     if not llm.llm_engine.add_lora(request):
-        raise ValueError(f"it did not take the adapter {adapter.name}.")
+        raise ValueError(f"it did not load the adapter {adapter.name}.")
     return request
 
 
@@ -369,7 +369,7 @@ def router_layers(model: Any) -> list[int]:
 
 
 def after(count: int, on_finished: Callable[[int], None]) -> Callable[[int], None]:
-    """Leave out the first `count` that finish: they have been counted."""
+    """Skip the first `count` that finish: they have been counted already."""
 
     def told(finished: int) -> None:
         nonlocal count

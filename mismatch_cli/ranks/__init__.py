@@ -1,6 +1,6 @@
-"""The ranks of one run: processes that run the same program, each on its device, with a share of the work.
+"""The ranks of one run: processes that run the same program, each on its own device, with a share of the work.
 
-A run of one process has a world of one, in which all of this does nothing.
+A run of one process has a world of size one, in which all of this does nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """Who this rank is, and what ranks tell each other: every rank calls the same methods in the same order.
+    """Which rank this is, and how ranks exchange objects: every rank calls the same methods in the same order.
 
-    What is told is pickled and goes through the CPU (gloo); tensors of a model have their own ways.
+    Objects are pickled and go through the CPU (gloo); a model's tensors travel separately.
     """
 
     rank: int = 0
@@ -32,15 +32,15 @@ class World:
 
     @property
     def suffix(self) -> str:
-        """Of the names of files that every rank has."""
+        """What to append to the names of files that every rank writes."""
         return "" if self.first else f"-{self.rank}"
 
     def share(self, count: int) -> range:
-        """Which of `count` things are this rank's: neighbours, in the order of the ranks, as many as others' ± 1."""
+        """The range of `count` items that are this rank's: consecutive, in rank order, of equal size ± 1."""
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def gather(self, item: T) -> list[T]:
-        """What every rank has, in their order, on all of them."""
+        """The items of all ranks, in rank order, on every rank."""
         if self.size == 1:
             return [item]
         import torch.distributed as dist
@@ -50,7 +50,7 @@ class World:
         return found  # type: ignore[return-value]
 
     def gather_first(self, item: T) -> list[T]:
-        """What every rank has, on the first one; the others get an empty list."""
+        """The items of all ranks, on the first one; the others get an empty list."""
         if self.size == 1:
             return [item]
         import torch.distributed as dist
@@ -60,7 +60,7 @@ class World:
         return found or []  # type: ignore[return-value]
 
     def told(self, item: T) -> T:
-        """What the first rank has, on all of them."""
+        """The first rank's item, on every rank."""
         if self.size == 1:
             return item
         import torch.distributed as dist
@@ -70,17 +70,17 @@ class World:
         return holder[0]
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank gets here."""
         self.gather(None)
 
     def check_same(self, what: Sequence[tuple[str, object]]) -> None:
-        """A `MismatchError` that names the first of these things that is not the same on every rank."""
-        for rank, theirs in enumerate(self.gather(tuple(what))):
-            for (name, mine), (_, other) in zip(what, theirs, strict=False):
-                if mine != other:
+        """Raise a `MismatchError` that names the first of these values that differs between ranks."""
+        for rank, values in enumerate(self.gather(tuple(what))):
+            for (name, value), (_, other) in zip(what, values, strict=False):
+                if value != other:
                     raise MismatchError(
-                        f"Rank {rank} has {name} = {other}, and rank {self.rank} has {mine}. Start every rank with the "
-                        "same command and the same files."
+                        f"Rank {rank} has {name} = {other}, and rank {self.rank} has {value}. Start every rank with "
+                        "the same command and the same files."
                     )
 
 

@@ -1,4 +1,4 @@
-"""Joining the other ranks, as torchrun's environment variables name them."""
+"""Joining the other ranks, which torchrun's environment variables name."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from datetime import timedelta
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.ranks import ALONE, World
 
-PATIENCE = timedelta(minutes=30)  # for the slowest rank at a meeting point; a rank that died is noticed at once
-STOPPED = "MISMATCH_CLI_STOPPED"  # in the environment of ranks that are begun after Ctrl-C
-_LAUNCHER_ACTS = 5  # seconds in which a launcher has ended this rank: it knows who died, and of what
+PATIENCE = timedelta(minutes=30)  # for the slowest rank at a barrier; a dead rank is noticed at once
+STOPPED = "MISMATCH_CLI_STOPPED"  # in the environment of ranks that start after Ctrl-C
+_LAUNCHER_ACTS = 5  # seconds for the launcher to end this rank: it knows which rank died, and why
 _PR_SET_PDEATHSIG = 1
 
 
@@ -25,15 +25,15 @@ def launched() -> bool:
 
 
 def restarted() -> bool:
-    """Whether this process stands in for one that died: it goes on with what that one began."""
+    """Whether this process replaces one that died, and resumes its work."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
 @contextmanager
 def joined(kept: str) -> Iterator[World]:
-    """This rank among the others, until the end of the block; alone where nobody launched several.
+    """This rank among the others, until the end of the block; `ALONE` if nobody launched several.
 
-    Raises `MismatchError` where the others are not found, and with `kept` where one of them is lost in the block.
+    Raises a `MismatchError` if the others are not found, and one with `kept` if a rank is lost during the block.
     """
     if not launched():
         yield ALONE
@@ -53,7 +53,7 @@ def joined(kept: str) -> Iterator[World]:
     except (RuntimeError, ValueError, OSError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')}"
         raise MismatchError(
-            f"Rank {world.rank} did not find the other ranks at {where} ({first_line(error)}). Start all of them with "
+            f"Rank {world.rank} did not find the other ranks at {where} ({first_line(error)}). Start all ranks with "
             "torchrun, or on one machine with --nproc, which chooses a free port."
         ) from error
     try:
@@ -63,21 +63,21 @@ def joined(kept: str) -> Iterator[World]:
             raise
         raise lost_rank(world, kept) from error
     finally:
-        if dist.is_initialized():  # an engine that is closed may have ended it
+        if dist.is_initialized():  # closing an engine may have destroyed it
             dist.destroy_process_group()
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Whether the network between ranks failed, and not the computation."""
-    said, kinds = str(error), {kind.__name__ for kind in type(error).__mro__}  # by name: torch need not be here
+    """Whether the network between ranks failed, not the computation."""
+    said, kinds = str(error), {kind.__name__ for kind in type(error).__mro__}  # by name: torch may not be installed
     told = "DistError" in kinds or "gloo" in said or "Connection closed by peer" in said
     return isinstance(error, RuntimeError) and told
 
 
 def lost_rank(world: World, kept: str) -> MismatchError:
-    """What is left to say, if nobody has ended this rank meanwhile."""
+    """The error to raise if the launcher does not end this rank first."""
     time.sleep(_LAUNCHER_ACTS)
-    return MismatchError(f"Another rank has ended, and rank {world.rank} cannot go on without it. {kept}")
+    return MismatchError(f"Another rank has ended, and rank {world.rank} cannot continue without it. {kept}")
 
 
 def _take_device(number: int) -> None:
@@ -85,14 +85,14 @@ def _take_device(number: int) -> None:
 
     if number >= torch.cuda.device_count():
         raise MismatchError(
-            f"There is no GPU for rank {number} of this machine: torch sees {torch.cuda.device_count()}. "
-            "Launch as many ranks as there are GPUs."
+            f"There is no GPU for rank {number} on this machine: torch sees {torch.cuda.device_count()}. "
+            "Launch at most one rank per GPU."
         )
     torch.cuda.set_device(number)
 
 
 def _end_with_launcher() -> None:
-    """A launcher that is killed leaves nobody behind, though it cannot say so any more."""
+    """Die with the launcher: one that is killed cannot stop its ranks itself."""
     launcher = os.getppid()
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Launching a command as several ranks of one machine, by torch's elastic agent: what `--nproc` does."""
+"""Launching a command as several ranks on one machine with torch's elastic agent: what `--nproc` does."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks.joined import STOPPED
 
-_PATIENCE = 30  # seconds for ranks to end when one has died, before they are killed
-_FAULT = "mismatch-cli: "  # how a rank's last sentence begins
+_PATIENCE = 30  # seconds for the other ranks to end when one has died, before they are killed
+_FAULT = "mismatch-cli: "  # how a rank's error message begins
 
 
 def launch(nproc: int, arguments: Sequence[str], *, max_restarts: int, kept: str) -> int:
     """Run `mismatch-cli ARGUMENTS` as `nproc` ranks, the first of them on this terminal.
 
-    If one dies, the others are ended and all begin again, at most `max_restarts` times: they find by `restarted()` that
-    they are to go on. Ctrl-C reaches the ranks; a second one ends them. Answers the exit code: the first rank has said
-    what is wrong. Raises a `MismatchError` for what another one said, or died of; that one ends with `kept`.
+    If one dies, the others are ended and all start again, at most `max_restarts` times; `restarted()` tells them to
+    resume. Ctrl-C reaches the ranks; a second one ends them. Returns the exit code if the first rank has reported what
+    is wrong. Raises a `MismatchError` with another rank's error, or with the signal that killed a rank and `kept`.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -64,10 +64,12 @@ def launch(nproc: int, arguments: Sequence[str], *, max_restarts: int, kept: str
 
 @contextmanager
 def _surroundings(nproc: int) -> Iterator[None]:
-    """The environment of the ranks, and a launcher that keeps quiet; afterwards both are what they were."""
+    """Set the environment of the ranks and silence the launcher; afterwards restore both."""
     before, level = dict(os.environ), logging.root.manager.disable
-    logging.disable()  # it tells of every fault on 20 lines
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else a restarted rank finds the addresses of dead ones
+    logging.disable()  # it reports every fault in 20 lines
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = (
+        "1"  # otherwise a restarted rank finds the addresses of dead ones
+    )
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     try:
         yield
@@ -79,14 +81,14 @@ def _surroundings(nproc: int) -> Iterator[None]:
 
 @contextmanager
 def _passed_on() -> Iterator[list[int]]:
-    """Ctrl-C goes to the ranks, which are not of this terminal; what is yielded counts them."""
+    """Pass Ctrl-C on to the ranks, which are not attached to this terminal; yields the list of signals received."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     interrupted: list[int] = []
 
     def on_signal(number: int, _: object) -> None:
         interrupted.append(number)
-        os.environ[STOPPED] = "1"  # for ranks that are begun later, or again: one may die of it while Python starts
+        os.environ[STOPPED] = "1"  # for ranks that start later: Ctrl-C may kill one while Python starts
         if len(interrupted) > 1:
             raise SignalException("interrupted twice", signal.SIGINT)
         for rank in _children():
@@ -104,7 +106,7 @@ def _passed_on() -> Iterator[list[int]]:
 
 
 def _children() -> list[int]:
-    """The processes that this one has begun."""
+    """The processes that this one has started."""
     found = []
     for thread in Path("/proc/self/task").iterdir():
         found += (thread / "children").read_text().split()
@@ -112,8 +114,8 @@ def _children() -> list[int]:
 
 
 def _said(logs: Path, rank: int) -> str:
-    """The last sentence of a rank, whichever attempt it was."""
+    """The last message of a rank, from its latest attempt."""
     files = sorted(logs.glob(f"*/attempt_*/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
     lines = files[-1].read_text(errors="replace").splitlines() if files else []
     spoken = [line for line in lines if line.startswith(_FAULT)] or [line for line in lines if line.strip()]
-    return spoken[-1].removeprefix(_FAULT) if spoken else "it ended and said nothing. Try again with --debug."
+    return spoken[-1].removeprefix(_FAULT) if spoken else "it ended without a message. Try again with --debug."

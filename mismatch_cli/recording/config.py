@@ -1,4 +1,4 @@
-"""What is recorded, as one object: every field is a flag; kept in the manifest, and what `--resume` goes on with."""
+"""The configuration of a recording: every field is a flag, and the manifest keeps it for `--resume`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _RESPONSES_PER_SHARD = 256
 _TOKENS_PER_SHARD = 2**20
-_OF_TRACE: dict[str, Any] = {"show_default": "what the trace says"}
+_OF_TRACE: dict[str, Any] = {"show_default": "as the trace says"}
 
 
 class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
@@ -51,8 +51,8 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
         super().__post_init__()
         for url in (known for known in fields(self) if known.name in ("engine_url", "served_model")):
             if getattr(self, url.name) and not engine_module(self.engine).REMOTE:
-                raise UsageError(f"{flag_of(url)} goes with --engine server. Add that, or leave it out.")
-        self.to_json()  # what cannot be put together is told
+                raise UsageError(f"{flag_of(url)} needs --engine server. Add that, or leave {flag_of(url)} out.")
+        self.to_json()  # raises for settings that contradict each other
 
     @property
     def prompt_source(self) -> PromptSource:
@@ -77,20 +77,20 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
 
     @property
     def engine_args(self) -> dict[str, Any]:
-        """What the engine is given by name."""
+        """The engine's keyword arguments."""
         given = {argument: getattr(self, name) for name, argument in _ENGINE_ARGUMENTS.items()}
-        own = {name: value for name, value in given.items() if value is not None}
-        return own | parsed_arguments(self.engine_arg or ())
+        from_flags = {name: value for name, value in given.items() if value is not None}
+        return from_flags | parsed_arguments(self.engine_arg or ())
 
     def check_vocabulary(self, tokens: int) -> None:
-        """A `UsageError` where more ranks are asked for than there are."""
+        """A `UsageError` for more ranks than the vocabulary has tokens."""
         if self.top_logprobs > tokens:
             raise UsageError(
-                f"--top-logprobs {self.top_logprobs} is more than the {tokens} tokens there are. Use --top-logprobs 20."
+                f"--top-logprobs {self.top_logprobs} exceeds the vocabulary of {tokens} tokens. Use --top-logprobs 20."
             )
 
-    def engine_settings(self, **more: Any) -> EngineSettings:
-        """What the engine is asked for; `more` are the fields that no flag sets."""
+    def engine_settings(self, **unflagged: Any) -> EngineSettings:
+        """The settings of the engine; `unflagged` are the fields that no flag sets."""
         from mismatch_cli.engines import EngineSettings
 
         return EngineSettings(
@@ -102,7 +102,7 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
             extra=self.engine_args,
             adapter=self.engine_adapter,
             routes=self.wanted_routes,
-            **more,
+            **unflagged,
         )
 
     @property
@@ -112,22 +112,22 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
 
     @property
     def wanted_routes(self) -> bool | None:
-        """Whether the engine is to name the experts of each token; None: where it costs nothing."""
+        """Whether the engine reports the experts of each token; None: where that is free."""
         return False
 
     @property
     def name(self) -> str:
-        """What its run folder is called after: the model's."""
+        """The name for its run folder: the model's."""
         return Path(self.model).name
 
     @property
     def prompts_per_shard(self) -> int:
-        """Enough responses to fill an engine's batch, few enough to hold in memory and to lose."""
+        """Enough responses to fill an engine's batch, few enough to fit in memory and to afford losing."""
         responses = min(_RESPONSES_PER_SHARD, _TOKENS_PER_SHARD // self.max_tokens)
         return max(1, responses // self.samples_per_prompt)
 
     def to_json(self) -> dict[str, Any]:
-        """As the manifest has it."""
+        """As the manifest records it."""
         return {
             "model": self.model,
             "engine": self.engine,
@@ -168,7 +168,7 @@ class ProbeConfig(
     def __post_init__(self) -> None:
         if self.adapter and (self.rollout_adapter or self.trainer_adapter):
             raise UsageError(
-                "--adapter is for both sides: leave it out, or leave out --rollout-adapter and --trainer-adapter."
+                "--adapter applies to both sides. Leave it out, or leave out --rollout-adapter and --trainer-adapter."
             )
         if self.replay_routes and self.routes is False:
             raise UsageError("--replay-routes needs the engine's routes. Leave out --no-routes.")
@@ -199,13 +199,13 @@ class ProbeConfig(
 class CurateConfig(RolloutConfig, ThreadSettings, RolloutSettings, SamplerSettings, ChoiceSettings, PromptSettings):
     """Everything that decides which problems `curate` keeps."""
 
-    num_prompts: int | None = of_prompts(None, "How many problems to sample.", min=1, show_default="all")
+    num_prompts: int | None = of_prompts(None, "Number of problems to sample.", min=1, show_default="all")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = self.keep
         if not 0 <= low <= high <= 1:
-            raise UsageError(f"--keep {low:g} {high:g} is no range of accuracies. Example: --keep 0.2 0.8")
+            raise UsageError(f"--keep {low:g} {high:g} is not a range of accuracies. Example: --keep 0.2 0.8")
 
     def to_json(self) -> dict[str, Any]:
         return super().to_json() | self.named("held_out_samples", "keep")
@@ -213,12 +213,12 @@ class CurateConfig(RolloutConfig, ThreadSettings, RolloutSettings, SamplerSettin
 
 @dataclass(frozen=True, kw_only=True)
 class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
-    """Everything that decides what a rescored trace holds."""
+    """Everything that decides what is in a rescored trace."""
 
-    temperature: float | None = of_sampling(None, "Temperature that sampled.", **_OF_TRACE)
-    top_p: float | None = of_sampling(None, "Top-p that sampled; 1 if none.", **_OF_TRACE)
-    top_k: int | None = of_sampling(None, "Top-k that sampled; 0 if none.", **_OF_TRACE)
-    min_p: float | None = of_sampling(None, "Min-p that sampled; 0 if none.", **_OF_TRACE)
+    temperature: float | None = of_sampling(None, "Sampling temperature of the responses.", **_OF_TRACE)
+    top_p: float | None = of_sampling(None, "Top-p of the sampler; 1 if none.", **_OF_TRACE)
+    top_k: int | None = of_sampling(None, "Top-k of the sampler; 0 if none.", **_OF_TRACE)
+    min_p: float | None = of_sampling(None, "Min-p of the sampler; 0 if none.", **_OF_TRACE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -226,10 +226,10 @@ class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
-        """Also the model that scores, by the trace; the bundled one goes with the bundled model, and no other does."""
+        """Also finds the model that scores, from the trace; the bundled model scores the bundled traces only."""
         weights = flags["weights"]
         if weights not in (EQUAL, NEWER) and not weights.isdecimal():
-            raise UsageError(f"--weights {weights} is not known. Use {EQUAL}, {NEWER}, or a version such as 40.")
+            raise UsageError(f"--weights {weights} is invalid. Use {EQUAL}, {NEWER}, or a version such as 40.")
         return super().from_flags(flags if flags["trace"] is None else {**flags, **_scorer_of(flags)})
 
     @property
@@ -242,20 +242,20 @@ class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What was asked of the sampler; None: as the trace says."""
+        """The sampler settings that were typed; None: as the trace says."""
         return self.named("temperature", "top_p", "top_k", "min_p")
 
     @property
     def name(self) -> str:
-        """What its run folder is called after: the trace's."""
+        """The name for its run folder: the trace's."""
         path = Path(self.trace).resolve()
         return path.parent.name if path.name == "trace" else path.name
 
 
 def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Flags for the model, and its adapter, that the trace names for the weights asked for; none where one was named.
+    """Flags for the model and adapter that the trace names for these weights; none if --trainer-model is given.
 
-    Raises a `UsageError` where neither is.
+    Raises a `UsageError` if the trace names none either.
     """
     from mismatch_cli.trace.manifest import read_manifest, trace_folder
 
@@ -267,7 +267,9 @@ def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     scorer = _named_scorer(manifest, flags["weights"])
     if scorer is None or scorer["model"] is None:
-        raise UsageError("Name the model that is to score: --trainer-model, a folder or a hub name.")
+        raise UsageError(
+            "The trace does not name the model to score with. Add --trainer-model, a folder or a hub name."
+        )
     found = {"trainer_model": scorer["model"]}
     if scorer.get("adapter") and not flags.get("trainer_adapter"):
         found |= {"trainer_adapter": scorer["adapter"], "merge_adapter": bool(scorer.get("adapter_merged"))}
@@ -275,9 +277,9 @@ def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_scorer(manifest: Mapping[str, Any], weights: str) -> Mapping[str, Any] | None:
-    """The section of the manifest whose `model` holds these weights, with its adapter; None where none is sure to.
+    """The section of the manifest whose `model` has these weights, with its adapter; None where that is uncertain.
 
-    A training run names the model that it began with, whose weights have moved on, and a dump names none.
+    A training run names the model it started from, whose weights have moved on; a dump names none.
     """
     command = manifest.get("command")
     if command not in ("probe", "curate", "rescore"):
@@ -294,7 +296,7 @@ def _named_scorer(manifest: Mapping[str, Any], weights: str) -> Mapping[str, Any
 
 
 def _sampler(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The model that sampled, as it was asked for: a server may call it otherwise."""
+    """The model that sampled, by the name that was typed: a server may have a different name for it."""
     config = manifest.get("config", {})
     rollout = manifest.get("rollout", {})
     adapter = {"adapter": config.get("adapter"), "adapter_merged": False}
@@ -302,14 +304,14 @@ def _sampler(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
-    """Each key=value of `--engine-arg`: numbers, true/false, null and JSON as such; anything else is text."""
+    """The key=value pairs of `--engine-arg`: numbers, true/false, null and JSON as such; anything else is text."""
     arguments = {}
     for item in items:
         key, separator, value = item.partition("=")
         if not separator or not key:
             raise UsageError(f"--engine-arg {item!r} is not key=value. Example: --engine-arg max_num_seqs=64")
         if key.replace("-", "_") == "trust_remote_code":
-            raise UsageError(f"--engine-arg {item} is not for one side alone. Use {custom_code.FLAG}.")
+            raise UsageError(f"--engine-arg {item} would apply to one side only. Use {custom_code.FLAG}.")
         try:
             arguments[key.replace("-", "_")] = json.loads(value)
         except ValueError:

@@ -1,4 +1,4 @@
-"""The perfectible set of a model: problems that it solves sometimes, and how often on samples that did not choose."""
+"""The perfectible set of a model: problems that it solves sometimes, with their accuracy on held-out samples."""
 
 import json
 from dataclasses import replace
@@ -27,9 +27,9 @@ def curate(
 ) -> Curation:
     """Sample every problem, keep those in the band, sample these again, and write them as `perfectible.jsonl`.
 
-    Two traces are left: `trace` chose, `held-out` did not; a shard that is there is not sampled again. With `confirm`
-    the file leaves out what the held-out samples put outside the band. The caller holds the folder. A `MismatchError`
-    where nothing is kept.
+    Two traces result: `trace` decides what is kept, `held-out` does not; existing shards are not sampled again. With
+    `confirm` the file leaves out problems that the held-out samples put outside the band. The caller holds the folder.
+    Raises a `MismatchError` if nothing is kept.
     """
     prepare_imports()
     threads = set_threads(config.threads, config.model)
@@ -39,7 +39,7 @@ def curate(
     if _is_sampled(config, run_folder, manifest):
         context = manifest["rollout"]["max_model_len"]
         encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)
-        describe_prompts(config, encoded, manifest)  # still the same
+        describe_prompts(config, encoded, manifest)  # raises if they have changed
         write_manifest(run_folder / _CHOOSING, manifest)
     else:
         _sample(config, run_folder, problems, tokenizer, manifest, progress)
@@ -50,7 +50,7 @@ def curate(
 
 
 def _is_sampled(config: CurateConfig, run_folder: Path, manifest: dict[str, Any]) -> bool:
-    """Whether no engine is needed: both traces are whole, and the second is of what the first chooses."""
+    """Whether no engine is needed: both traces are complete, and the second has the problems that the first chooses."""
     folders = [run_folder / _CHOOSING, run_folder / _HELD_OUT]
     if "shards" not in manifest or not all((folder / FILE_NAME).is_file() for folder in folders):
         return False
@@ -67,8 +67,8 @@ def _sample(
     manifest: dict[str, Any],
     progress: Progress,
 ) -> None:
-    """What is missing of the two traces; held-out samples of other problems than are kept now are removed."""
-    with loaded_sampler(config, run_folder, problems, tokenizer, progress, anew="shards" not in manifest) as sampler:
+    """Sample what the two traces lack; if the kept problems have changed, the old held-out samples are removed."""
+    with loaded_sampler(config, run_folder, problems, tokenizer, progress, fresh="shards" not in manifest) as sampler:
         sampler.sample(config, run_folder / _CHOOSING, manifest)
         kept = _only(sampler.encoded, set(_chosen(config, run_folder).kept))
         folder = run_folder / _HELD_OUT
@@ -76,21 +76,21 @@ def _sample(
         if before.get("prompts", {}).get("digest") != digest_of(kept):
             remove_trace(folder)
         held_out = replace(config, samples_per_prompt=config.held_out_samples)
-        its_own = {name: value for name, value in manifest.items() if name not in ("prompts", "shards", "shard_rows")}
+        base = {name: value for name, value in manifest.items() if name not in ("prompts", "shards", "shard_rows")}
         replace(sampler, encoded=kept).sample(
-            held_out, folder, its_own, phase="Held out", first_sample=config.samples_per_prompt
+            held_out, folder, base, phase="Held out", first_sample=config.samples_per_prompt
         )
 
 
 def _chosen(config: CurateConfig, run_folder: Path) -> Curation:
-    """What the first trace chooses; a `MismatchError` where that is nothing."""
+    """What the first trace chooses; a `MismatchError` if that is nothing."""
     accuracy = accuracy_by_prompt(Trace.open(run_folder / _CHOOSING))
     curation = Curation(config.keep, config.samples_per_prompt, config.held_out_samples, accuracy, {})
     if not curation.kept:
         low, high = config.keep
         raise MismatchError(
-            f"None of {len(accuracy)} problems has an accuracy within {low:g} and {high:g}; the mean is "
-            f"{sum(accuracy.values()) / len(accuracy):.3f}. Widen --keep, or take other problems."
+            f"None of the {len(accuracy)} problems has an accuracy between {low:g} and {high:g}; the mean is "
+            f"{sum(accuracy.values()) / len(accuracy):.3f}. Widen --keep, or use other problems."
         )
     return curation
 

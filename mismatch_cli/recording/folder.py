@@ -1,6 +1,6 @@
-"""May a command write here? One rule for all: look, take the lock, look again, and hold it to the end.
+"""May a command write here? One rule for all: check, take the lock, check again, and hold it to the end.
 
-Whoever did not get the lock creates nothing and deletes nothing; the system releases the lock of a process that dies.
+A process without the lock creates and deletes nothing; the system releases the lock of a process that dies.
 """
 
 import errno
@@ -15,7 +15,7 @@ from mismatch_cli.recording.ours import LOCK, LOG, REPORT, foreign_in, format_of
 from mismatch_cli.trace.files import UNFINISHED, remove_unfinished
 
 _Key = tuple[int, int]  # of a file: device and inode
-_held: dict[_Key, int] = {}  # the locks of this process
+_held: dict[_Key, int] = {}  # the locks that this process holds
 _OF_A_RUN = ("manifest.json", "trace/manifest.json", "metrics.jsonl")
 _WRITTEN_IN = (
     *("", "trace", "held-out", "plots", "distributions", "checkpoints"),
@@ -24,29 +24,29 @@ _WRITTEN_IN = (
 
 
 def run_folder(folder: Path, *, resume: bool, force: bool, resumable: bool = True) -> AbstractContextManager[None]:
-    """Hold a folder to record into: one that is new, or one of ours that may be replaced or continued."""
+    """Hold a folder to record into: a new one, or one of ours that may be replaced or resumed."""
     return claimed(folder, lambda: check_run_folder(folder, replaced=resume or force, resumable=resumable))
 
 
 def check_run_folder(folder: Path, *, replaced: bool, resumable: bool = True) -> None:
-    """A `MismatchError` for a folder with anything in it that is not ours, or an old run that is to stay."""
+    """A `MismatchError` for a folder with foreign files, or with an old run that may not be replaced."""
     if foreign := foreign_in(folder):
         raise MismatchError(
-            f"{folder} is no run folder: it holds {foreign}, which mismatch-cli did not write. "
-            "Move that away, or choose another --output."
+            f"{folder} is not a run folder: it contains {foreign}, which mismatch-cli did not write. "
+            "Move it away, or choose another --output."
         )
     if not replaced and results_in(folder):
-        go_on = "Go on with --resume, replace" if resumable else "Replace"
-        raise MismatchError(f"{folder} already exists. {go_on} it with --force, or choose another --output.")
+        choices = "Continue it with --resume, replace" if resumable else "Replace"
+        raise MismatchError(f"{folder} already exists. {choices} it with --force, or choose another --output.")
 
 
 def report_folder(
     folder: Path, report_format: str, *, force: bool, own: bool = False, files: tuple[str, ...] = ()
 ) -> AbstractContextManager[None]:
-    """Hold a folder to report into: a new one, one whose report has this format and is renewed, or the run's `own`.
+    """Hold a folder to report into: a new one, one whose report has this format and is replaced, or the run's `own`.
 
-    `force` writes into any other folder, but a file in the way that is not ours is never replaced. `files` are written
-    beside the report.
+    `force` writes into any other folder, but never replaces a file that is not ours. `files` are written beside the
+    report.
     """
 
     def check() -> None:
@@ -57,7 +57,7 @@ def report_folder(
 
 
 def check_report_folder(folder: Path, renewed: Container[str] | None = None, *, force: bool) -> None:
-    """Refuse a folder with anything in it but a report of a format that is to be `renewed`: by default of any."""
+    """Refuse a folder with anything but a report in one of the formats to be `renewed`: by default, in any."""
     if force or all(map(_is_passing, folder.glob("*"))):
         return
     found = format_of(folder)
@@ -68,58 +68,56 @@ def check_report_folder(folder: Path, renewed: Container[str] | None = None, *, 
 def training_folder(
     folder: Path, settings_file: str, is_same: Callable[[str], bool], *, resume: bool
 ) -> AbstractContextManager[None]:
-    """Hold the folder of a training run. Nothing is ever written over; one that goes on has the same settings."""
+    """Hold the folder of a training run. Nothing is ever overwritten; a resumed run has the same settings."""
 
     def check() -> None:
         saved = folder / settings_file
         found = folder.iterdir() if folder.exists() else ()
-        there = any(not _is_passing(path) and path.name != LOG for path in found)
-        if there and not saved.is_file():
-            what = "holds no training run to resume" if resume else "already exists, and holds no training run"
+        occupied = any(not _is_passing(path) and path.name != LOG for path in found)
+        if occupied and not saved.is_file():
+            what = "contains no training run to resume" if resume else "already exists, but contains no training run"
             raise MismatchError(f"{folder} {what}. Choose another --output.")
         same = saved.is_file() and is_same(saved.read_text(encoding="utf-8", errors="replace"))
-        if not resume and there:
-            how = "Go on with --resume, or choose" if same else "Its settings are others. Choose"
+        if not resume and occupied:
+            how = "Continue it with --resume, or choose" if same else "Its settings differ. Choose"
             raise MismatchError(f"{folder} already exists. {how} another --output.")
         if resume and saved.is_file() and not same:
             raise UsageError(
-                f"{saved} has other settings. Resume with the flags of that run, or choose another --output."
+                f"{saved} has different settings. Resume with the flags of that run, or choose another --output."
             )
         for pattern in ("*", "checkpoints/*", "traces/*"):
             for path in folder.glob(pattern):
                 if path.is_symlink():
-                    raise MismatchError(
-                        f"{path} is a link, and what is written there would end up elsewhere. Remove it."
-                    )
+                    raise MismatchError(f"{path} is a link: files written there would end up elsewhere. Remove it.")
         _check_free(folder, *REPORT, LOG, LOCK, "metrics.parquet")
 
     return claimed(folder, check)
 
 
 def folder_of_runs(folder: Path, report_format: str) -> AbstractContextManager[None]:
-    """Hold the folder of several runs, for what is said of all of them; each has a folder of its own in it."""
+    """Hold the folder of several runs, for reports on all of them; each run has its own folder inside."""
 
     def check() -> None:
         report = () if format_of(folder) == report_format else REPORT
         for name in ("trace", "metrics.jsonl", *report):
             if os.path.lexists(folder / name):
-                raise MismatchError(f"{folder} is no folder of several runs: it holds {name}. Choose another --output.")
+                raise MismatchError(f"{folder} is not a folder of runs: it contains {name}. Choose another --output.")
         _check_free(folder, LOCK, *REPORT)
 
     return claimed(folder, check)
 
 
 def check_file(path: Path, force: bool) -> None:
-    """Refuse a single file that cannot be written, before anything is read; an empty one, as CI makes it, is free."""
+    """Refuse a file that cannot be written, before anything is read; an empty one, as CI makes it, may be replaced."""
     if not force and (path.is_dir() or (path.exists() and path.stat().st_size)):
-        raise MismatchError(f"{path} is already there. Replace it with --force, or name another file.")
+        raise MismatchError(f"{path} already exists. Replace it with --force, or name another file.")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise MismatchError(f"{path} cannot be written: {folder} takes no files. Name another file.")
+        raise MismatchError(f"{path} cannot be written: {folder} is not a writable folder. Name another file.")
 
 
 def _check_free(folder: Path, *names: str) -> None:
-    """Refuse to write where one of these files, or something in one of these folders, is there and is not ours."""
+    """Refuse to write where one of these files, or a file in one of these folders, exists and is not ours."""
     for name in names:
         path = folder / name
         inside = [] if path.is_symlink() else sorted(path.glob("*"))
@@ -132,10 +130,10 @@ def _check_free(folder: Path, *names: str) -> None:
 
 
 def check_apart(folder: Path, read: Path) -> None:
-    """Refuse to write a run where one is read from, inside it, or around it."""
-    ours, other = folder.resolve(), read.resolve()
-    if ours.is_relative_to(other) or other.is_relative_to(ours):
-        raise MismatchError(f"{folder} and {read}, which is only read, are not apart. Choose another --output.")
+    """Refuse to write a run into a folder that is read, into a folder inside it, or into one that contains it."""
+    output, source = folder.resolve(), read.resolve()
+    if output.is_relative_to(source) or source.is_relative_to(output):
+        raise MismatchError(f"--output {folder} overlaps the input {read}. Choose another --output.")
 
 
 def _is_passing(path: Path) -> bool:
@@ -144,19 +142,19 @@ def _is_passing(path: Path) -> bool:
 
 @contextmanager
 def claimed(folder: Path, check: Callable[[], None]) -> Iterator[None]:
-    """Hold `folder` alone for the block; `check` raises where it may not be written, before and after the lock.
+    """Hold `folder` exclusively for the block; `check`, called before and after locking, raises where we may not write.
 
-    Inside a run, whoever writes the run itself is kept away too. At the end the lock and folders that were made and
-    left empty are gone.
+    Inside a run, the writer of the run itself is kept out too. At the end the lock, and new folders that stayed empty,
+    are removed.
     """
     if os.path.lexists(folder) and not folder.is_dir():
         raise MismatchError(f"{folder} is a file. Choose another --output.")
     try:
-        check()  # nothing is created in a folder that is refused
+        check()  # a refused folder stays as it is
     except MismatchError:
         if (folder / LOCK).is_file():
             with _locked(folder, fcntl.LOCK_EX):
-                pass  # nobody writes it: what is in it is the reason
+                pass  # no writer: the folder's content is the reason
         raise
     with ExitStack() as stack:
         stack.callback(_remove_empty, _make(folder))
@@ -164,14 +162,14 @@ def claimed(folder: Path, check: Callable[[], None]) -> Iterator[None]:
         if any((outer / name).is_file() for name in _OF_A_RUN):
             stack.enter_context(_locked(outer, fcntl.LOCK_SH))
         stack.enter_context(_locked(folder, fcntl.LOCK_EX))
-        check()  # what another process did before it let go
+        check()  # another process may have written before it released the lock
         for name in (*_WRITTEN_IN, *(f"traces/{path.name}" for path in (folder / "traces").glob("step-*"))):
             remove_unfinished(folder / name)
         yield
 
 
 def _make(folder: Path) -> list[Path]:
-    """Make the folder; answers what was made, the innermost first."""
+    """Make the folder; returns what was made, innermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +186,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 @contextmanager
 def _locked(folder: Path, kind: int) -> Iterator[None]:
-    """Hold the lock of a folder, alone or shared; what this process holds alone it need not share."""
+    """Hold the lock of a folder, exclusively or shared; a lock that this process already holds is enough."""
     file, key = _lock(folder, kind)
     if file is None:
         yield
@@ -202,13 +200,13 @@ def _locked(folder: Path, kind: int) -> Iterator[None]:
 
 
 def _lock(folder: Path, kind: int) -> tuple[int | None, _Key]:
-    """Lock the file that has the lock's name now: whoever held it before may have removed it."""
+    """Lock the file that has the lock's name now: its previous holder may have removed the old one."""
     path = folder / LOCK
     while True:
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
-            _make(folder)  # whoever held it has removed it, empty as it was
+            _make(folder)  # the previous holder removed it, because it was empty
             continue
         except OSError as error:
             raise _unwritable(path if path.is_symlink() else folder, error) from error
@@ -233,7 +231,7 @@ def _lock(folder: Path, kind: int) -> tuple[int | None, _Key]:
 
 
 def _let_go(path: Path, file: int) -> None:
-    """Remove the lock, if nobody shares it and it is no more than that, and release it."""
+    """Remove the lock file if nobody shares it and it is only a lock, then release it."""
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         status = os.fstat(file)

@@ -1,8 +1,8 @@
-"""`--full-divergence`: whether there is room for whole distributions, and where they wait between sampling and scoring.
+"""`--full-divergence`: is there room for full distributions, and where are they kept between sampling and scoring?
 
-The engine is gone when the trainer comes, so log μ over the vocabulary of the first N responses lies on disk between
-them: a float32 file for each response, written token by token and read tile by tile. Once scored, TV and KL are in the
-trace and the files are removed.
+The engine is gone when the trainer loads, so log μ over the vocabulary of the first N responses waits on disk: one
+float32 file per response, written token by token and read tile by tile. Once they are scored, TV and KL are in the
+trace, and the files are removed.
 """
 
 import os
@@ -29,7 +29,7 @@ _FLOAT32 = 4
 
 @dataclass(frozen=True)
 class Distributions:
-    """log μ over the whole vocabulary of the first `count` responses of a run."""
+    """log μ over the full vocabulary of the first `count` responses of a run."""
 
     folder: Path
     count: int
@@ -39,9 +39,9 @@ class Distributions:
 
     @contextmanager
     def sinks(self, first: int, responses: int) -> Iterator[list[Sink]]:
-        """Who takes the distributions of a shard's responses, as far as they are wanted; `first` is its first's number.
+        """Sinks for the distributions of a shard's responses that are wanted; its first response is number `first`.
 
-        The files are renamed in at the end of the block, before the shard is: a shard that is there has its files.
+        The files are renamed into place at the end of the block, before the shard is: an existing shard has its files.
         """
         wanted = range(first, min(first + responses, self.count))
         with ExitStack() as files:
@@ -50,9 +50,9 @@ class Distributions:
             yield [_writer(file) for file in opened]
 
     def read(self, first: int, table: pa.Table) -> list[np.ndarray | None]:
-        """The distributions `[T, V]` of a shard's responses, None beyond the first N; nothing is in memory yet.
+        """The distributions `[T, V]` of a shard's responses, None beyond the first N; memory-mapped.
 
-        Raises a `MismatchError` where a file is missing, or of another response than the one in the shard.
+        Raises a `MismatchError` if a file is missing, or belongs to a different response from the shard's.
         """
         full_logp: list[np.ndarray | None] = [None] * len(table)
         for row in range(min(len(table), self.count - first)):
@@ -62,7 +62,7 @@ class Distributions:
         return full_logp
 
     def remove(self) -> None:
-        """Once all are scored; also what a killed run left."""
+        """Remove the files once all are scored, including those that a killed run left."""
         for path in self.folder.glob("response-*.float32"):
             path.unlink()
         with suppress(OSError):
@@ -84,16 +84,16 @@ def _read(path: Path, ids_T: np.ndarray, logp_T: np.ndarray) -> np.ndarray:
         belongs = False
     if not belongs:
         raise MismatchError(
-            f"{path} does not hold the whole distributions of its response, so there is no full divergence. "
-            "Record anew with --force."
+            f"{path} lacks the full distributions of its response, so the full divergence cannot be computed. "
+            "Record again with --force."
         )
     return mu_TV
 
 
 def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
-    """Refuse, before anything loads, what would not fit: by the longest response in memory, by all of them on disk.
+    """Refuse, before anything loads, what would not fit: one response of full length in memory, all of them on disk.
 
-    Raises a `MismatchError` with what to type, a `UsageError` for an engine without whole distributions.
+    Raises a `MismatchError` that says what to type, or a `UsageError` for an engine without full distributions.
     """
     tokens, count = config.sampling.max_tokens, config.full_divergence
     needed = full_bytes(config.engine, vocabulary, tokens)
@@ -103,21 +103,21 @@ def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
         fitting = int(tokens * limit / needed)
         shorter = f"--max-tokens {fitting} would fit; " if fitting else ""
         raise MismatchError(
-            f"--full-divergence: a response of {tokens} tokens over {vocabulary} would take {needed / _GIB:.1f} GiB of "
-            f"memory in {config.engine}, and {given} {limit / _GIB:.1f} GiB. {shorter}--engine hf holds one token at a "
+            f"--full-divergence: {tokens} tokens × a vocabulary of {vocabulary} would take {needed / _GIB:.1f} GiB of "
+            f"memory in {config.engine}, and {given} {limit / _GIB:.1f} GiB. {shorter}--engine hf keeps one token at a "
             f"time; --full-divergence-memory {needed / _GIB + 0.1:.1f} allows it."
         )
     on_disk, free = count * tokens * vocabulary * _FLOAT32, _free_disk(run_folder)
     if on_disk > free:
         raise MismatchError(
-            f"--full-divergence {count} would take up to {on_disk / _GIB:.1f} GiB of disk until it is scored, and "
-            f"{run_folder} has {free / _GIB:.1f} GiB. Ask for at most --full-divergence "
-            f"{int(count * free / on_disk)}, for a shorter --max-tokens, or for another --output."
+            f"--full-divergence {count} would take up to {on_disk / _GIB:.1f} GiB of disk until scoring, and "
+            f"{run_folder} has {free / _GIB:.1f} GiB free. Use at most --full-divergence "
+            f"{int(count * free / on_disk)}, a smaller --max-tokens, or another --output."
         )
 
 
 def vocabulary_of(model: str, tokenizer: Any) -> int:
-    """How many logits the model has: often a few more than its tokenizer has tokens."""
+    """The number of logits of the model: often slightly more than its tokenizer has tokens."""
     config = load_config(model).get_text_config()
     return int(getattr(config, "vocab_size", len(tokenizer)))
 
@@ -128,7 +128,7 @@ def _free_disk(folder: Path) -> int:
 
 
 def _free_memory() -> int:
-    """Bytes that can be taken now, within what a container allows; all there is where the system does not say."""
+    """Bytes of memory free now, within the container's limit; all memory where the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

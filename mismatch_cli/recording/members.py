@@ -1,4 +1,4 @@
-"""Runs that differ in some settings: each has a folder and a process, and as many go at once as there are devices."""
+"""Runs that differ in some settings: each has its own folder and process, and one runs per device at a time."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from mismatch_cli.workers.on_ray import connected
 
 RAY = "ray"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
-_PATIENCE = 20  # seconds in which a run that is interrupted may write down where it is
+_PATIENCE = 20  # seconds that an interrupted run has to save its state
 
 
 @dataclass(frozen=True)
 class Member:
-    """One of the runs: its folder, and the words after `mismatch-cli` that make it."""
+    """One of the runs: its folder, and its arguments to `mismatch-cli`."""
 
     folder: Path
     words: tuple[str, ...]
-    typed_in: Path  # the working folder, which relative names start from on other machines too
-    note: str = f"trace/{FILE_NAME}"  # the file by which a run that was begun is known
-    result: str = "summary.json"  # and one that has ended
-    anew: tuple[str, ...] = ("--force",)  # how one is begun
+    typed_in: Path  # the working folder that relative names start from, on other machines too
+    note: str = f"trace/{FILE_NAME}"  # exists once a run has begun
+    result: str = "summary.json"  # exists once it has ended
+    fresh: tuple[str, ...] = ("--force",)  # the flags that begin one
 
     @property
     def name(self) -> str:
@@ -48,21 +48,21 @@ class Member:
 
     @property
     def command(self) -> list[str]:
-        """What is typed: what was begun goes on."""
-        how = ("--resume",) if (self.folder / self.note).is_file() else self.anew
+        """The command line: begins the run, or resumes it."""
+        how = ("--resume",) if (self.folder / self.note).is_file() else self.fresh
         return [sys.executable, "-m", "mismatch_cli", *self.words, "--output", str(self.folder), "--quiet", *how]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `fault` is its last line, empty where all went well."""
+    """How a run ended: `fault` is its last line, empty if all went well."""
 
     member: Member
     fault: str = ""
 
 
 def visible_devices() -> list[str]:
-    """The GPUs that this process may use, by what CUDA_VISIBLE_DEVICES calls them; none without GPUs."""
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them; none without GPUs."""
     if (named := os.environ.get(_DEVICES)) is not None:
         return [device for device in named.split(",") if device.strip() not in ("", "-1")]
     try:
@@ -73,9 +73,9 @@ def visible_devices() -> list[str]:
 
 
 def run_members(members: Sequence[Member], devices: Sequence[str], tell: Callable[[Outcome], None]) -> list[Outcome]:
-    """Make each run on a device of its own, the next one where a device is free; without devices one after the other.
+    """Make each run on its own device, the next as soon as one is free; without devices, one after the other.
 
-    An exception here, Ctrl-C among them, interrupts those that are at work and lets them note where they are.
+    An exception here, including Ctrl-C, interrupts the runs in progress and lets them save their state.
     """
     free: SimpleQueue[str | None] = SimpleQueue()
     for device in devices or (None,):
@@ -86,7 +86,7 @@ def run_members(members: Sequence[Member], devices: Sequence[str], tell: Callabl
     def make(member: Member) -> Outcome:
         device = free.get()
         try:
-            outcome = Outcome(member, "it was not begun") if stopped.is_set() else _made(member, device, running)
+            outcome = Outcome(member, "it was not started") if stopped.is_set() else _made(member, device, running)
             tell(outcome)
             return outcome
         finally:
@@ -134,9 +134,9 @@ def _fault(code: int, said: str) -> str:
 
 
 def run_on_ray(members: Sequence[Member], address: str, tell: Callable[[Outcome], None]) -> list[Outcome]:
-    """The same as tasks of a Ray cluster, a GPU each where it has any; a node that dies is replaced by another one.
+    """The same as tasks of a Ray cluster, one GPU each if it has any; another node takes over from one that dies.
 
-    All nodes have to see the folder; a `MismatchError` where this machine does not see what was made.
+    All nodes must see the folder; a `MismatchError` if this machine does not see the result.
     """
     require(RAY, f"--devices {address}")
     with connected(address) as ray:
@@ -149,7 +149,9 @@ def run_on_ray(members: Sequence[Member], address: str, tell: Callable[[Outcome]
             member = waiting.pop(done)
             outcome = Outcome(member, ray.get(done))
             if not outcome.fault and not member.finished:
-                raise MismatchError(f"{member.folder} is not seen here. Name an --output that all nodes see.")
+                raise MismatchError(
+                    f"{member.folder} is not visible on this machine. Name an --output on a disk that all nodes share."
+                )
             outcomes[member.name] = outcome
             tell(outcome)
     return [outcomes[member.name] for member in members]

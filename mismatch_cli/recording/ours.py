@@ -1,6 +1,6 @@
-"""What in a folder is ours: a file with our mark under a name that we give. Nothing else is replaced or removed.
+"""Which files in a folder are ours: those with our mark and one of our names. Nothing else is replaced or removed.
 
-A name alone says nothing: people have a `plots/` and a `summary.json` of their own.
+A name is not enough: people have their own `plots/` and `summary.json`.
 """
 
 import csv
@@ -19,7 +19,7 @@ REPORT = ("summary.json", "report.html", "plots")
 _FORMAT = "mismatch-cli "  # how the format of every JSON file of ours begins
 _IN_PNG, _IN_SVG, _IN_PDF = b"Software\x00mismatch-cli", b"<!-- mismatch-cli -->", b"/Creator (mismatch-cli)"
 _IN_PAGE = b'<meta name="generator" content="mismatch-cli">'
-_HEAD = 4096  # bytes in which a mark stands
+_HEAD = 4096  # a mark is within these first bytes
 _EXPORTED = {"step", "prompt_id", "sample_index", "response_ids", "logp_rollout"}
 _TOKEN = {"step", "prompt_id", "sample_index", "position", "token_id", "token"}
 _OF_TRACE = ({"id", "bytes"}, _EXPORTED)
@@ -27,7 +27,7 @@ _PROBLEM = {"problem", "answer", "row", "accuracy", "held_out_accuracy"}
 
 
 def format_of(folder: Path) -> str | None:
-    """The format of the report in a folder, None where there is none of ours."""
+    """The format of our report in a folder, None without one."""
     try:
         found = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("format")
     except (OSError, ValueError, AttributeError, RecursionError):
@@ -36,11 +36,11 @@ def format_of(folder: Path) -> str | None:
 
 
 def is_ours(path: Path, root: Path) -> bool:
-    """Whether a file or folder in the run folder `root` was written by us; a link never is."""
+    """Whether we wrote a file or folder in the run folder `root`; never true of a link."""
     name = path.relative_to(root).as_posix()
     try:
         mode = os.lstat(path).st_mode
-    except FileNotFoundError:  # whoever holds the folder has removed it since it was listed
+    except FileNotFoundError:  # the holder of the folder has removed it since it was listed
         return True
     if S_ISDIR(mode):
         return any(fnmatchcase(name, pattern) for pattern in _FOLDERS)
@@ -50,18 +50,18 @@ def is_ours(path: Path, root: Path) -> bool:
 
 
 def foreign_in(root: Path) -> str | None:
-    """The first thing in a run folder, by its path there, that is not ours; of `log/` only logs count."""
+    """The path in the run folder of the first file or folder that is not ours; in `log/` only logs count."""
     return next((str(path.relative_to(root)) for path, ours in _walk(root) if not ours), None)
 
 
 def results_in(root: Path) -> str | None:
-    """The first file of ours that took work to make; a log or a trace without a shard is what a failed start leaves."""
+    """The first of our files that took work to make; a failed start leaves only a log or a trace without shards."""
     found = (path.relative_to(root).as_posix() for path, ours in _walk(root) if ours and not path.is_dir())
     return next((name for name in found if not any(fnmatchcase(name, start) for start in _OF_A_START)), None)
 
 
 def remove_results(root: Path) -> None:
-    """Remove what is ours but the lock and the log, where the engine of the new run writes already."""
+    """Remove our files, except the lock and the log: the engine of the new run already writes there."""
     folders = []
     for path, ours in list(_walk(root)):
         if path.is_dir() and not path.is_symlink():
@@ -74,14 +74,14 @@ def remove_results(root: Path) -> None:
 
 
 def remove_trace(folder: Path) -> None:
-    """Remove a trace of ours; reports on it and whatever else is there stay."""
+    """Remove our trace; reports on it and all other files stay."""
     found = [(path, test) for name, test in _TRACE.items() for path in folder.glob(name)]
     for path in [path for path, test in found if not path.is_symlink() and _holds(test, path)]:
         path.unlink()
 
 
 def remove_pictures(folder: Path, kept: Collection[Path] = ()) -> None:
-    """Remove pictures of an earlier report from its `plots/`, and the folder if nothing else is in it."""
+    """Remove the pictures of an earlier report from its `plots/`, and the folder if that leaves it empty."""
     for path in folder.glob("*"):
         if path not in kept and is_ours(path, folder.parent):
             path.unlink()
@@ -90,7 +90,7 @@ def remove_pictures(folder: Path, kept: Collection[Path] = ()) -> None:
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
-    """Every file and folder, folders before what is in them, and whether it is ours; it looks into ours alone."""
+    """Every file and folder, parents first, and whether it is ours; only our folders are searched."""
     todo = _listed(root)
     while todo:
         path = todo.pop()
@@ -135,7 +135,7 @@ def _is_json(path: Path) -> bool:
 
 
 def _is_of_trace(path: Path) -> bool:
-    """A shard or vocabulary by the manifest beside it, or, where a kill left none, by its columns."""
+    """Recognises a shard or vocabulary by the manifest beside it or, if a kill left none, by its columns."""
     return _holds(_is_json, path.parent / "manifest.json") or any(_columns(path) >= known for known in _OF_TRACE)
 
 
@@ -180,8 +180,8 @@ _EXPORTS: dict[str, Callable[[Path], bool]] = {
     "responses.jsonl": lambda path: _first_record(path) >= _EXPORTED,
 }
 _REPORT_FOLDERS = ("", "clipstats/", "diagnosis/")
-# Patterns of what commands write into a run folder, and how a file is known to be that. The second trace of `curate`
-# has reports of its own in its folder.
+# Patterns of what commands write into a run folder, and the test that recognises such a file. The second trace of
+# `curate` has its own reports in its folder.
 _FILES: dict[str, Callable[[Path], bool]] = {
     **{f"trace/{name}": test for name, test in _TRACE.items()},
     **{f"held-out/{name}": test for name, test in _TRACE.items()},

@@ -33,12 +33,12 @@ from mismatch_cli.trace.shards import open_shard
 def record(
     config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress, ranks: Ranks = ALL_HERE
 ) -> None:
-    """Record the trace of a probe into `run_folder/trace`; a manifest with a shard count is a run to go on with.
+    """Record the trace of a probe into `run_folder/trace`; a manifest with a shard count means a run to resume.
 
     The caller holds the folder.
 
-    What is done is read from the files, not from notes: a shard that is missing is sampled again, one without the
-    trainer's columns is scored.
+    The files show what is done, there are no notes: a missing shard is sampled, one without the trainer's columns is
+    scored.
     """
     prepare_imports()
     folder = run_folder / "trace"
@@ -46,7 +46,7 @@ def record(
     manifest = manifest | {"config": config.to_json(), "top_logprobs": config.top_logprobs, "threads": threads}
     manifest["libraries"] = library_versions()
     distributions = Distributions(run_folder / "distributions", config.full_divergence)
-    check_unchanged(config, manifest)  # also says before an hour of sampling that an adapter is not there
+    check_unchanged(config, manifest)  # reports a missing adapter before an hour of sampling
     if not ranks.world.told(is_sampled(folder, manifest)):
         manifest = _sample(config, run_folder, manifest, distributions, progress, ranks)
     _score(config, folder, manifest, distributions, progress, ranks)
@@ -68,9 +68,9 @@ def _sample(
         check_room(config, vocabulary_of(config.model, tokenizer), run_folder)
     if config.scorer != config.model:
         check_model_folder(config.scorer)  # before an hour of sampling, not after it
-    anew = "shards" not in manifest
+    fresh = "shards" not in manifest
     with loaded_sampler(
-        config, run_folder, problems, tokenizer, progress, anew=anew, full=full, ranks=ranks
+        config, run_folder, problems, tokenizer, progress, fresh=fresh, full=full, ranks=ranks
     ) as sampler:
         return sampler.sample(config, run_folder / "trace", manifest, distributions=distributions)
 
@@ -100,7 +100,7 @@ def _score(
             manifest["adapter_check"] = check.done(trainer)
         manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
         if ranks.world.first:
-            write_manifest(folder, manifest)  # before the first shard is scored: a killed run says with what
+            write_manifest(folder, manifest)  # before the first shard is scored: a killed run says what scored it
         score = partial(
             score_shard,
             trainer=trainer,
@@ -117,24 +117,24 @@ _RESPONSES = 32  # of the first shard
 
 
 def equal_weights(config: ProbeConfig) -> bool:
-    """Whether trainer and engine have the same weights: the same model, and adapters that change it alike, or none."""
+    """Whether trainer and engine have the same weights: the same model, and equivalent adapters or none."""
     return config.scorer == config.model and same_adapter(config.engine_adapter, config.scorer_adapter)
 
 
 def check_unchanged(config: ProbeConfig, manifest: dict[str, Any]) -> None:
-    """A `MismatchError` for an adapter that cannot be read, or is not what it was when the run began."""
+    """A `MismatchError` for an adapter that cannot be read, or has changed since the run began."""
     for side, name in (("rollout", config.engine_adapter), ("trainer", config.scorer_adapter)):
         if name is not None:
             now = read_adapter(name).digest
             if manifest.get(side, {}).get("adapter_digest", now) != now:
                 raise MismatchError(
                     f"The adapter {name} has changed since this run began, so it cannot be resumed. "
-                    "Start anew in another --output, or with --force."
+                    "Start again in another --output, or with --force."
                 )
 
 
 class AdapterCheck:
-    """Made before the trainer with the adapter loads, so that two models are never held at once."""
+    """Did the engine apply the adapter? Built before the trainer with the adapter loads: one model at a time."""
 
     def __init__(self, config: ProbeConfig, shard: Path, progress: Progress, ranks: Ranks) -> None:
         self._config, self._progress = config, progress
@@ -150,19 +150,19 @@ class AdapterCheck:
         self._without = self._logp(load_trainer(config.model, None, config, config.sampling, progress, ranks))
 
     def done(self, trainer: Trainer) -> dict[str, Any]:
-        """What was found, for the manifest; a `MismatchError` where the engine's log μ is that of the model alone."""
+        """The finding, for the manifest; a `MismatchError` if the engine's log μ fits the model without adapter."""
         config = self._config
         fit = paired_test(self._logp_rollout, self._logp(trainer), self._without)
         if fit.second_fits:
             raise MismatchError(
-                f"The engine did not apply the adapter {config.engine_adapter}: over {len(self._requests)} of its own "
+                f"The engine did not apply the adapter {config.engine_adapter}: on {len(self._requests)} of its own "
                 f"responses mean |π − μ| is {fit.first:.2g} with the adapter and {fit.second:.2g} without. Nothing was "
-                "scored; look into log/ in the run folder, or probe the model without an adapter on the engine."
+                "scored. Read log/ in the run folder, or probe without an adapter on the engine."
             )
         if not fit.first_fits:
             self._progress.say(
-                f"Whether the engine applied the adapter {config.engine_adapter} cannot be told: mean |π − μ| is "
-                f"{fit.first:.2g} with it and {fit.second:.2g} without, too near to each other."
+                f"Cannot tell whether the engine applied the adapter {config.engine_adapter}: mean |π − μ| is "
+                f"{fit.first:.2g} with it and {fit.second:.2g} without, too close to distinguish."
             )
         return {
             "responses": len(self._requests),

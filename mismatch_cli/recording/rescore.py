@@ -1,4 +1,4 @@
-"""Scoring a recorded trace anew: log π of its responses by another model, dtype or checkpoint, into a new trace."""
+"""Scores a recorded trace again: log π of its responses by another model, dtype or checkpoint, into a new trace."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -39,19 +39,20 @@ def rescore(
 ) -> None:
     """Write `run_folder/trace`: the responses of `config.trace`, which is only read, with log π by another trainer.
 
-    One row group is held at a time. A shard is written whole and renamed in, so that what is there is done: a killed
-    run leaves a readable trace, and a manifest with `rescored` is a run to go on with. The caller holds the folder.
+    Memory holds one row group at a time. A shard is renamed into place once complete, so an existing one is done: a
+    killed run leaves a readable trace, and a manifest with `rescored` means a run to resume. The caller holds the
+    folder.
     """
     prepare_imports()
     source = Trace.open(Path(config.trace))
     plan = plan_rescoring(source, config)
     if source.completeness.partial:
         lacks = "; ".join(source.completeness.reasons)
-        progress.say(f"{source.folder} is partial, and so is what is made of it: {lacks}.")
+        progress.say(f"{source.folder} is partial, so the new trace is too: {lacks}.")
     for note in plan.notes:
         progress.say(note)
     check_model_folder(config.scorer)
-    _tell_of_adapters(config, source.manifest, progress)
+    _warn_of_adapters(config, source.manifest, progress)
     sampling = _sampling(config, source.manifest, progress)
     work = _Rescoring(config, source, run_folder / "trace", plan, sampling, progress)
     threads = set_threads(config.threads, config.scorer)
@@ -81,20 +82,20 @@ def rescore(
     score_shards(score, source.shards, done, config.noise_responses, progress, ranks)
 
 
-def _tell_of_adapters(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> None:
-    """Weights that are called equal and lack an adapter that sampled would be measured as mismatch."""
+def _warn_of_adapters(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> None:
+    """Weights that are said to be equal but lack the adapter that sampled would show up as mismatch."""
     sampled = manifest.get("rollout", {}).get("adapter_digest")
     scored = None if config.scorer_adapter is None else read_adapter(config.scorer_adapter).digest
     if config.weights == EQUAL and sampled is not None and sampled != scored:
         progress.say(
-            f"The trace was sampled with the adapter {manifest['rollout']['adapter']}, which the trainer does not "
-            "have: unless its model holds it merged, name it with --trainer-adapter."
+            f"The trace was sampled with the adapter {manifest['rollout']['adapter']}, and the trainer does not "
+            "have it: name it with --trainer-adapter, unless it is merged into the trainer's model."
         )
 
 
 @dataclass(frozen=True)
 class _Rescoring:
-    """One trace on its way into another."""
+    """One trace being rescored into another."""
 
     config: RescoreConfig
     source: Trace
@@ -109,11 +110,11 @@ class _Rescoring:
         return {path.name: open_shard(path).metadata.num_rows for path in self.source.shards}
 
     def done(self) -> list[bool]:
-        """Which shards of the source are; one without responses is left out."""
+        """Which shards of the source are done; those without responses always are."""
         return [not count or is_whole(self.folder / name, count) for name, count in self.rows.items()]
 
     def description(self, trainer: Trainer) -> dict[str, Any]:
-        """The source's manifest with the new trainer in it; what it said before stands under `rescored`."""
+        """The source's manifest with the new trainer; its old entries are kept under `rescored`."""
         old, plan = self.source.manifest, self.plan
         scorer = trainer.describe() | _scored_with(self.sampling, old)
         before = old.get("recomputed", old.get("trainer"))
@@ -145,7 +146,7 @@ class _Rescoring:
         }
 
     def write_vocabulary(self, trainer: Trainer) -> None:
-        """The text of tokens: the source's, else that of the model's tokenizer, if it has one."""
+        """Write the text of tokens: from the source, or else from the model's tokenizer, if it has one."""
         known = self.source.folder / VOCABULARY
         if known.is_file():
             with replacing(self.folder / VOCABULARY) as temporary:
@@ -154,10 +155,10 @@ class _Rescoring:
         try:
             tokenizer = load_tokenizer(self.config.scorer)
         except MismatchError as error:
-            self.progress.say(f"Tokens will show as numbers: {error}")
+            self.progress.say(f"Tokens will be shown as numbers: {error}")
             return
-        if len(tokenizer) < trainer.head.vocabulary / 2:  # transformers makes one of special tokens where there is none
-            self.progress.say("Tokens will show as numbers: the model has no tokenizer of its own.")
+        if len(tokenizer) < trainer.head.vocabulary / 2:  # transformers invents one of special tokens only
+            self.progress.say("Tokens will be shown as numbers: the model has no tokenizer.")
             return
         write_vocabulary(self.folder, tokenizer)
 
@@ -186,38 +187,38 @@ def _check_unchanged(plan: RescorePlan, manifest: dict[str, Any], source: Trace)
     if manifest.get("rescored", {}).get("digest", plan.digest) != plan.digest:
         raise MismatchError(
             f"{source.folder} has changed since this run began, so it cannot be resumed. "
-            "Start anew in another --output, or with --force."
+            "Start again in another --output, or with --force."
         )
 
 
 def _sampling(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> SamplingSettings:
-    """What the trainer does to its logits: as the trace was sampled, where it says so, unless something was asked."""
+    """How the trainer transforms its logits: as typed, or else as the trace says that it was sampled."""
     known = manifest.get("config", {}).get("sampling") or {}
     asked = {name: value for name, value in config.sampling.items() if value is not None}
     if "temperature" not in known | asked:
         progress.say(
-            "The trace does not say how its responses were sampled: temperature 1 and no truncation are assumed. "
-            "Give --temperature, --top-p, --top-k or --min-p if it was otherwise."
+            "The trace does not say how its responses were sampled: assuming temperature 1 and no truncation. "
+            "If that is wrong, set --temperature, --top-p, --top-k or --min-p."
         )
     known = {name: known[name] for name in config.sampling if known.get(name) is not None}
     differing = [name for name in known if name in asked and asked[name] != known[name]]
     for name in differing:
         progress.say(
             f"Sampled with {name.replace('_', '-')} {known[name]:g}, scored with {asked[name]:g}: "
-            "the gap will hold this difference too."
+            "the gap will include this difference."
         )
     return SamplingSettings(**(known | asked))
 
 
 def _scored_with(sampling: SamplingSettings, old: dict[str, Any]) -> dict[str, Any]:
-    """The sampler's settings as the trainer took them, where the trace does not say the same of the engine."""
+    """The sampling settings of the trainer, if they differ from what the trace says of the engine."""
     used = {name: value for name, value in asdict(sampling).items() if name != "max_tokens"}
     known = old.get("config", {}).get("sampling") or {}
     return {} if used == {name: known.get(name) for name in used} else used
 
 
 def _carried(table: pa.Table, plan: RescorePlan) -> dict[str, Any]:
-    """What the source knows at the weights that sampled, by its reader, as columns of their own; null where nothing."""
+    """What the source's reader knows at the weights that sampled, as separate columns; null where nothing."""
     if not plan.carried:
         return {}
     batch = table_to_batch(table.combine_chunks())

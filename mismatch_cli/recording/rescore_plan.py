@@ -1,7 +1,7 @@
-"""Which weights a rescoring is at, and what that means for every column of the trace: decided before a model loads.
+"""Which weights a rescoring uses, and what that means for each column of the trace: decided before a model loads.
 
-The trace says with versions (optimiser steps) which weights sampled a response and which scored it. Where both are the
-same, `logp_trainer` is log π at the weights that sampled, and readers serve it as `logp_recomputed` too.
+Versions (optimiser steps) in the trace say which weights sampled a response and which scored it. Where they are equal,
+`logp_trainer` is log π at the weights that sampled, and readers serve it as `logp_recomputed` too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mismatch_cli.recording.config import EQUAL, NEWER, RescoreConfig
 from mismatch_cli.recording.score import Pass
 from mismatch_cli.trace.reader import Trace
 
-# What was measured with the old trainer: none of it may stand beside a new logp_trainer.
+# Measured with the old trainer: none of it may be mixed with a new logp_trainer.
 OF_TRAINER = (
     "version_trainer",
     "logp_trainer",
@@ -32,34 +32,34 @@ OF_TRAINER = (
     "topk_logp_trainer",
 )
 OF_RECOMPUTED = ("logp_recomputed", "topk_logp_recomputed")
-# Measured with the trainer at the weights that sampled, whichever column that is.
+# Measured with the trainer at the weights that sampled, whichever column has its log π.
 OF_ROUTERS = ("route_flips", "route_first", "route_layers", "route_margins")
 
 
 @dataclass(frozen=True)
 class RescorePlan:
-    """What is written: by which pass, at which version, in place of which columns."""
+    """What to write: by which pass, at which version, replacing which columns."""
 
     score: Pass
     version: int  # of the model that scores
     equal_weights: bool  # whether the finished trace compares equal weights only
-    replaced: tuple[str, ...]  # columns of the source that the new trace does not take over
-    carried: tuple[str, ...]  # columns that hold what the source knew at the weights that sampled
+    replaced: tuple[str, ...]  # columns of the source that the new trace drops
+    carried: tuple[str, ...]  # columns that keep what the source knew at the weights that sampled
     written: tuple[str, ...]  # columns that every part of the new trace has
-    digest: str  # what tells this source from a changed one
-    notes: tuple[str, ...]  # for the person who watches
+    digest: str  # changes when the source does
+    notes: tuple[str, ...]  # for the user
 
     def versions(self, table: pa.Table) -> dict[str, Any]:
-        """The columns of versions, with what the source leaves open filled in."""
+        """The version columns, with the gaps of the source filled in."""
         filled = {"version_rollout": versions_of(table, "version_rollout", 0)}
-        if self.score.column == "logp_recomputed":  # the trainer that is kept: at other weights, if not known which
+        if self.score.column == "logp_recomputed":  # the kept trainer: at other weights, unless known
             filled["version_trainer"] = versions_of(table, "version_trainer", self.version + 1)
         return filled
 
 
 @dataclass
 class _Source:
-    """What one pass over the small columns of a trace tells."""
+    """What one pass over the small columns of a trace shows."""
 
     columns: set[str]
     sampled_at: set[int] = field(default_factory=set)
@@ -102,16 +102,16 @@ def _lengths(table: pa.Table, name: str) -> np.ndarray:
 
 
 def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
-    """Decide, or say in one sentence why these weights cannot be what was asked for."""
+    """Decide, or raise with one sentence that says why these weights cannot be what was asked for."""
     source = _Source.of(trace)
     if source.without_prompt:
         raise MismatchError(
-            f"{trace.folder} holds no prompt for {source.without_prompt} of its {source.rows} responses, and log π of "
-            "a response needs the tokens before it. Record the prompts' token ids (prompt_ids) too."
+            f"{trace.folder} lacks the prompt of {source.without_prompt} of its {source.rows} responses, and log π of "
+            "a response depends on it. Record the prompts' token ids (prompt_ids) too."
         )
     if config.replay_routes and source.without_routes:
         raise MismatchError(
-            f"{trace.folder} holds no routes for {source.without_routes} of its {source.rows} responses, so "
+            f"{trace.folder} lacks the routes of {source.without_routes} of its {source.rows} responses, so "
             f"they cannot be replayed. Record them: mismatch-cli probe --engine hf --keep-routes {source.rows}"
         )
     version = _version(trace, source, config)
@@ -123,25 +123,25 @@ def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
 
 
 def _version(trace: Trace, source: _Source, config: RescoreConfig) -> int:
-    """The version of the model that scores, as the trace counts."""
+    """The version of the model that scores, as the trace counts versions."""
     if config.weights == NEWER:
         return max(source.sampled_at | source.scored_at) + 1
     if config.weights != EQUAL:
         return int(config.weights)
     if len(source.sampled_at) > 1:
-        some = sorted(source.sampled_at)
+        versions = sorted(source.sampled_at)
         raise UsageError(
-            f"{trace.folder} was sampled at {len(some)} versions of the weights ({some[0]} to {some[-1]}), and one "
-            f"model holds one of them. Say which: --weights {some[0]}, or --weights {NEWER}."
+            f"{trace.folder} was sampled at {len(versions)} versions of the weights ({versions[0]} to {versions[-1]}), "
+            f"and a model has only one. Say which: --weights {versions[0]}, or --weights {NEWER}."
         )
     return next(iter(source.sampled_at))
 
 
 def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreConfig) -> RescorePlan:
-    """The model becomes the trainer; what the trace knew at the weights that sampled goes on beside it.
+    """The model becomes the trainer; what the trace knew at the weights that sampled is kept as `logp_recomputed`.
 
-    Not if the model is at some of those weights: readers take logp_trainer wherever versions are equal, and a mismatch
-    must not be of two trainers.
+    Except if the model has some of those weights: readers take logp_trainer wherever versions are equal, and a mismatch
+    must not mix two trainers.
     """
     equal = source.sampled_at == {version}
     known = source.at_equal_weights > 0 or "logp_recomputed" in source.columns
@@ -151,13 +151,13 @@ def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreCo
     notes = _steps_note(source, config)
     if known and not carries and not equal:
         notes.append(
-            "Some responses were sampled at this model's weights and others were not. What the trace knew at the "
-            "weights that sampled is left out: it would mix two trainers. The report tells the mismatch of the former, "
-            "and the total."
+            "Only some responses were sampled at this model's weights. The trace's old log π at the weights that "
+            "sampled is dropped, or two trainers would mix: the report gives the mismatch of those responses, and the "
+            "total gap of all."
         )
     elif config.weights == NEWER and not known:
         notes.append(
-            "The trace holds no log π at the weights that sampled, so mismatch and staleness cannot be told apart: "
+            "The trace has no log π at the weights that sampled, so mismatch and staleness cannot be separated: "
             "rescore it with those weights first, then the result with these."
         )
     written = ["logp_trainer", *["topk_logp_trainer"] * topk, *carried]
@@ -171,33 +171,33 @@ def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreCo
 
 
 def _of_routers(source: _Source, measures: bool) -> tuple[str, ...]:
-    """What is written of routers, so that every part of the new trace has it."""
+    """The router columns to write, so that every part of the new trace has them."""
     return OF_ROUTERS if measures and "routes" in source.columns else ()
 
 
 def _steps_note(source: _Source, config: RescoreConfig) -> list[str]:
-    """Dumps rarely say which weights sampled: then all their steps have one version, and it is worth a word."""
+    """Dumps rarely say which weights sampled: all their steps then share one version, which deserves a note."""
     if config.weights != EQUAL or len(source.steps) < 2:
         return []
     return [
-        f"The trace holds {len(source.steps)} steps and does not say that their weights differ: the model is taken to "
-        "hold those that sampled all of them."
+        f"The trace has {len(source.steps)} steps and one version of the weights: this assumes that the model's "
+        "weights sampled all of them."
     ]
 
 
 def _plan_recomputed(trace: Trace, source: _Source, version: int, config: RescoreConfig) -> RescorePlan:
-    """M fills in log π at the weights that sampled, and the trace's own trainer stays what it is."""
+    """The model adds log π at the weights that sampled, and the trace's own trainer stays."""
     if source.sampled_at != {version}:
         raise UsageError(
-            "--keep-trainer fills in log π at the weights that sampled: it goes with --weights equal. "
-            "Leave it out, or leave --weights out."
+            "--keep-trainer adds log π at the weights that sampled, so it needs --weights equal. "
+            "Leave out --keep-trainer or --weights."
         )
     if "logp_trainer" not in source.columns:
-        raise UsageError(f"{trace.folder} holds no logp_trainer that could be kept. Leave --keep-trainer out.")
+        raise UsageError(f"{trace.folder} has no logp_trainer to keep. Leave out --keep-trainer.")
     if source.at_equal_weights:
         raise UsageError(
-            f"The trainer of {trace.folder} scored {source.at_equal_weights} responses at the weights that sampled: "
-            "there its log π is what --keep-trainer would fill in. Leave --keep-trainer out to replace it."
+            f"The trainer of {trace.folder} scored {source.at_equal_weights} responses at the weights that sampled, "
+            "so it already has what --keep-trainer would add. Leave out --keep-trainer to replace it."
         )
     written = (*OF_RECOMPUTED[: 1 + ("topk_ids" in source.columns)], *_of_routers(source, True))
     replaced = tuple(name for name in (*OF_RECOMPUTED, *OF_ROUTERS) if name in source.columns)
@@ -206,6 +206,6 @@ def _plan_recomputed(trace: Trace, source: _Source, version: int, config: Rescor
 
 
 def _digest(trace: Trace) -> str:
-    """The names and sizes of the shards: enough to see that a trace was recorded anew or grew."""
+    """A hash of the shards' names and sizes: enough to notice that a trace was recorded again or grew."""
     shards = [(path.name, path.stat().st_size) for path in trace.shards]
     return hashlib.sha256(repr(shards).encode()).hexdigest()[:16]

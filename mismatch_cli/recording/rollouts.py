@@ -1,4 +1,4 @@
-"""A trace of rollouts: load the engine, pose the problems, sample and grade shard by shard what is still missing."""
+"""A trace of rollouts: load the engine, encode the problems, then sample and grade the missing shards one by one."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -33,20 +33,20 @@ from mismatch_cli.trace.writer import rows_to_table, shard_path, with_counts, wr
 
 
 class Progress(Protocol):
-    """What a recording tells whoever watches it."""
+    """How a recording reports its progress."""
 
     def say(self, message: str) -> None:
-        """One line of talk."""
+        """Report one line."""
         ...
 
     def counting(self, phase: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int], None]]:
-        """A phase that counts responses; what its block gets is called with how many more are finished."""
+        """A phase that counts responses; its block calls what it gets with the number of newly finished ones."""
         ...
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """A loaded engine, what it is asked, and who grades its answers."""
+    """A loaded engine, its prompts, and the grader of its responses."""
 
     engine: Engine
     encoded: EncodedPrompts
@@ -65,11 +65,10 @@ class Sampler:
         first_sample: int = 0,
         distributions: Distributions | None = None,
     ) -> dict[str, Any]:
-        """Sample every shard that is missing into `folder`; answers the manifest, completed and written there.
+        """Sample every missing shard into `folder`; returns the manifest, completed and written there.
 
-        What is done is read from the files, not from notes. Raises a `MismatchError` where the manifest is of other
-        prompts. A response's seed follows from its prompt and number: `first_sample` makes others than were there
-        before.
+        The files show what is done, there are no notes. Raises a `MismatchError` if the manifest describes other
+        prompts. A response's seed follows from its prompt and number: `first_sample` skips those of earlier responses.
         """
         plans = plan_shards(self.encoded.problems, self.encoded.prompt_ids, config.prompts_per_shard)
         prompts = describe_prompts(config, self.encoded, manifest)
@@ -111,13 +110,13 @@ def loaded_sampler(
     tokenizer: Any,
     progress: Progress,
     *,
-    anew: bool,
+    fresh: bool,
     full: bool = False,
     ranks: Ranks = ALL_HERE,
 ) -> Iterator[Sampler]:
     """The rollout engine of a configuration, with its log in the run folder; `full` if it will `sample_full`.
 
-    Once it has loaded, an old run in the folder is removed if this one begins `anew`.
+    Once it has loaded, a `fresh` run removes an old one from the folder.
     """
     with ExitStack() as stack:
         grader = stack.enter_context(
@@ -131,12 +130,12 @@ def loaded_sampler(
             )
         )
         if config.reward:
-            grader.start()  # before the engine loads: a reward of the user's own says at once that it cannot be loaded
+            grader.start()  # before the engine loads: a reward function that cannot be loaded fails at once
         engine = stack.enter_context(closing(_load_engine(config, run_folder, len(tokenizer), progress, full, ranks)))
         context = engine.max_model_len
         encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)
         with ranks.first_before_others() as first:
-            if first and anew:
+            if first and fresh:
                 remove_results(run_folder)
         yield Sampler(engine, encoded, tokenizer, grader, progress, ranks)
 
@@ -155,48 +154,48 @@ def _load_engine(
 
 
 def _describe(engine: Engine, config: RolloutConfig, manifest: dict[str, Any]) -> dict[str, Any]:
-    """The engine as resolved; a `MismatchError` for a server that is not the one that the run began with."""
+    """The engine as resolved; a `MismatchError` for a different server from the one that the run began with."""
     described = engine.describe()
     if engine_module(config.engine).REMOTE:
         for name, before in manifest.get("rollout", {}).items():
             now = described.get(name)
-            if not {before, now} & {None, "auto"} and before != now:  # those are not told
+            if not {before, now} & {None, "auto"} and before != now:  # the server does not report these
                 raise MismatchError(
                     f"The server is not the one that this run began with: {name} was {before} and is {now}. "
-                    "Start it as it was, or begin anew with --force."
+                    "Start it with its old settings, or start the run again with --force."
                 )
     return described
 
 
 def is_whole(path: Path, rows: int | None) -> bool:
-    """Whether a shard is there, with as many responses as it was written with where that is known."""
+    """Whether a shard exists, with all the responses that it was written with, if their number is known."""
     return path.is_file() and (rows is None or open_shard(path).metadata.num_rows == rows)
 
 
 def is_sampled(folder: Path, manifest: dict[str, Any]) -> bool:
-    """Whether every shard that a manifest promises is there and whole; False for one that promises none."""
+    """Whether every shard that a manifest promises exists and is complete; False for one that promises none."""
     promised = promised_rows(manifest)
     return promised is not None and all(is_whole(folder / name, rows) for name, rows in promised.items())
 
 
 def shards_of(folder: Path, manifest: dict[str, Any]) -> list[Path]:
-    """The shards that a manifest promises, there or not."""
+    """The shards that a manifest promises, whether they exist or not."""
     return [shard_path(folder, index) for index in range(manifest["shards"])]
 
 
 def digest_of(encoded: EncodedPrompts) -> str:
-    """What tells these prompts from others."""
+    """A hash that distinguishes these prompts from others."""
     return hashlib.sha256(repr([encoded.problems, encoded.prompt_ids]).encode()).hexdigest()[:16]
 
 
 def describe_prompts(config: RolloutConfig, encoded: EncodedPrompts, manifest: dict[str, Any]) -> dict[str, Any]:
-    """What a manifest says of its prompts; a `MismatchError` where this one is of others."""
+    """What a manifest says about its prompts; a `MismatchError` if this one has others."""
     digest = digest_of(encoded)
     before = manifest.get("prompts", {}).get("digest", digest)
     if before != digest:
         raise MismatchError(
             f"{config.prompts} has changed since this run began, so it cannot be resumed. "
-            "Start anew in another --output, or with --force."
+            "Start again in another --output, or with --force."
         )
     return {
         "source": config.prompts,
@@ -209,7 +208,7 @@ def describe_prompts(config: RolloutConfig, encoded: EncodedPrompts, manifest: d
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Fixed prompts for one shard: the unit of work, and of what a kill can lose."""
+    """The prompts of one shard: the unit of work, and the most that a kill can lose."""
 
     index: int
     problems: list[Problem]
@@ -239,9 +238,9 @@ def sample_shard(
     distributions: Distributions | None = None,
     first_response: int = 0,
 ) -> None:
-    """Sample all responses of a shard, check and grade them, and write it.
+    """Sample all responses of a shard, check and grade them, and write the shard.
 
-    `distributions` take what the run's first responses were drawn from; the shard's first is number `first_response`.
+    `distributions` take log μ of the run's first responses; the shard's first response is number `first_response`.
     """
     numbers = range(first_sample, first_sample + samples_per_prompt)
     keys = [(i, sample) for i in range(len(plan.problems)) for sample in numbers]
@@ -279,7 +278,7 @@ def _columns(problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequ
 
 
 def _grades(problems: Sequence[Problem], rollouts: Sequence[Rollout], grader: Grader) -> dict[str, Any]:
-    """Rewards, and the advantages that follow; null for the problems that cannot be judged."""
+    """Rewards, and the advantages that follow; null for problems that cannot be graded."""
     if not any(grader.can_grade(problem) for problem in problems):
         return {}
     reward_S = np.array(grader.rewards(problems, rollouts), dtype=np.float32)

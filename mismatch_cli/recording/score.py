@@ -1,4 +1,4 @@
-"""The second half of a recording: the trainer's log π for every shard that was sampled."""
+"""The second half of a recording: the trainer's log π for every sampled shard."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +25,11 @@ from mismatch_cli.trace.writer import rows_to_table, write_shard
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over the shards: at the trainer's weights, or at the weights that sampled where those are others."""
+    """One pass over the shards: at the trainer's weights, or at the weights that sampled where those differ."""
 
     column: str  # "logp_trainer" or "logp_recomputed"
     version_trainer: int | None = None  # written with the trainer's own pass
-    measures_routes: bool = True  # at the weights that sampled: others choose other experts anyway
+    measures_routes: bool = True  # only at the weights that sampled: others choose other experts anyway
 
     def done(self, path: Path) -> bool:
         return self.column in open_shard(path).schema_arrow.names
@@ -50,7 +50,7 @@ def load_trainer(
     progress: Progress,
     ranks: Ranks,
 ) -> Trainer:
-    """A model with an adapter or none, as the settings want the trainer."""
+    """The trainer of these settings: a model, with an adapter or without."""
     with_adapter = "" if adapter is None else f" with the adapter {adapter}"
     progress.say(f"Loading {model}{with_adapter} into the trainer ({settings.trainer_dtype})")
     trainer = Trainer.load(
@@ -77,7 +77,7 @@ def score_shards(
 ) -> None:
     """Call `score`, such as `score_shard`, for the shards that are not done; the noise responses are scored twice.
 
-    Of several ranks each has its shards, or all have all where the model is spread. They leave together.
+    Each rank has its own shards, or all of them where the model is spread over ranks. All ranks return together.
     """
     rows = [open_shard(path).metadata.num_rows for path in paths]
     repeated = evenly_spaced(noise_responses, sum(rows))
@@ -104,10 +104,10 @@ def score_shard(
     keep_routes: int = 0,
     ranks: Ranks = ALL_HERE,
 ) -> None:
-    """Add one pass's columns to a shard and rename it in; `repeat` says which rows are scored twice (noise).
+    """Add one pass's columns to a shard and rename it into place; `repeat` says which rows to score twice (noise).
 
-    The full divergence, of the run's first responses, is that of the trainer's own pass; the shard's first response is
-    number `first_response`. After that pass, whole routes stay of the run's first `keep_routes` responses.
+    The trainer's own pass adds the full divergence of the run's first responses; the shard's first response is number
+    `first_response`. After that pass only the run's first `keep_routes` responses keep their full routes.
     """
     table = open_shard(path).read()
     full_logp = (
@@ -146,7 +146,7 @@ def score_rows(
 
 
 def requests_of(table: pa.Table, router_layers: int = 0) -> list[ScoreRequest]:
-    """What a trainer is asked about the rows of a table, with their routes where it has layers with a router."""
+    """Scoring requests for the rows of a table, with their routes if the trainer has layers with a router."""
     batch = table_to_batch(table.combine_chunks())
     bounds = pairwise(batch.offset_S1.tolist())
     topk_ids_TK = batch.topk_ids_TK
@@ -162,19 +162,21 @@ def requests_of(table: pa.Table, router_layers: int = 0) -> list[ScoreRequest]:
     counted = np.split(batch.loss_mask_T, batch.offset_S1[1:-1])
     routes = (table["routes"][row].values for row in range(len(table)))
     return [
-        request if flat is None else replace(request, routes_FMK=_routes(request, flat, router_layers), counted_T=own_T)
-        for request, flat, own_T in zip(requests, routes, counted, strict=True)
+        request
+        if flat is None
+        else replace(request, routes_FMK=_routes(request, flat, router_layers), counted_T=mask_T)
+        for request, flat, mask_T in zip(requests, routes, counted, strict=True)
     ]
 
 
 def _routes(request: ScoreRequest, flat: pa.Array, layers: int) -> np.ndarray | None:
-    """`_FMK`, as a response's row holds them flat; a `MismatchError` where they are not those of its tokens."""
+    """`_FMK`, from a response's flat row; a `MismatchError` if they do not belong to its tokens."""
     if not request.response_ids:
         return None
     if len(flat) % (request.num_fed * layers):
         raise MismatchError(
-            f"The trace holds {len(flat)} routes of a response that fed {request.num_fed} tokens to {layers} layers "
-            "with a router: they are of another model. Score with the model that sampled."
+            f"The trace has {len(flat)} routes for a response that fed {request.num_fed} tokens to {layers} layers "
+            "with a router: they belong to another model. Score with the model that sampled."
         )
     return flat.to_numpy().reshape(request.num_fed, layers, -1)
 
@@ -208,7 +210,7 @@ def _repeat_column(
 
 
 def with_columns(table: pa.Table, columns: dict[str, Any]) -> pa.Table:
-    """The table with these columns, in place of those of the same names."""
+    """The table with these columns; they replace those of the same name."""
     added = rows_to_table(columns)
     table = table.drop_columns([name for name in added.column_names if name in table.column_names])
     for name in added.column_names:
@@ -217,6 +219,6 @@ def with_columns(table: pa.Table, columns: dict[str, Any]) -> pa.Table:
 
 
 def evenly_spaced(count: int, total: int) -> Callable[[int], bool]:
-    """Whether index i is one of `count` indices spread evenly over `total`."""
+    """A predicate: is index i one of `count` indices spread evenly over `total`?"""
     count = min(count, total)
     return lambda i: (i + 1) * count // total > i * count // total

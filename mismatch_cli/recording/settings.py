@@ -1,4 +1,4 @@
-"""The flags of `probe`, `curate` and `rescore`: one dataclass for each subject, composed into configurations."""
+"""The flags of `probe`, `curate` and `rescore`: one dataclass per subject, composed into configurations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Recorded:
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
-        """The configuration that flags, as typed or as recorded, amount to; a `UsageError` for what makes no sense."""
+        """The configuration for these flags, as typed or as recorded; a `UsageError` for invalid ones."""
         return build(cls, flags)
 
     def named(self, *names: str) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSettings(Recorded):
-    """The model, and the problems that it gets."""
+    """The model and the problems it gets."""
 
     model: str = setting(
         lambda: str(bundled("model")),
@@ -56,14 +56,14 @@ class PromptSettings(Recorded):
         metavar="FILE|NAME",
         show_default="the bundled problems",
     )
-    prompt_field: str | None = of_prompts(None, "Field that holds the prompt.", **A_FIELD)
-    answer_field: str | None = of_prompts(None, "Field that holds the answer.", **A_FIELD)
+    prompt_field: str | None = of_prompts(None, "Field with the prompt.", **A_FIELD)
+    answer_field: str | None = of_prompts(None, "Field with the answer.", **A_FIELD)
     split: str = of_prompts("train", "Split of a data set on the hub.", metavar="NAME")
     subset: str | None = of_prompts(None, "Configuration of a data set on the hub.", metavar="NAME")
-    num_prompts: int | None = of_prompts(64, "How many prompts to take.", min=1)
-    shuffle: bool = of_prompts(False, "Shuffle the prompts by --seed before taking them.")
+    num_prompts: int | None = of_prompts(64, "Number of prompts to use.", min=1)
+    shuffle: bool = of_prompts(False, "Shuffle the prompts with --seed before choosing.")
     prompt_template: str = of_prompts("chat", TEMPLATE_HELP, choices=("template", TEMPLATES))
-    reward: str = of_prompts(str, "A reward of your own, in place of math-verify.", metavar="FILE.py:FUNCTION")
+    reward: str = of_prompts(str, "Your own reward function instead of math-verify.", metavar="FILE.py:FUNCTION")
     reward_seconds: int = of_prompts(0, SECONDS_HELP, min=0, changeable=True)
     answer_format: str = of_prompts("auto", FORMAT_HELP, choices=("answer format", FORMATS))
 
@@ -80,53 +80,53 @@ class ChoiceSettings(Recorded):
     """Which problems `curate` keeps."""
 
     keep: tuple[float, float] = of_choice(
-        (0.2, 0.8), "Keep problems whose accuracy lies in this range.", changeable=True, metavar="LOW HIGH"
+        (0.2, 0.8), "Keep problems with an accuracy in this range.", changeable=True, metavar="LOW HIGH"
     )
-    samples_per_prompt: int = of_choice(40, "Responses that decide whether a problem is kept.", least=1)
-    held_out_samples: int = of_choice(40, "Further responses that measure the kept problems again.", least=1)
+    samples_per_prompt: int = of_choice(40, "Responses per problem that decide whether it is kept.", least=1)
+    held_out_samples: int = of_choice(40, "More responses per kept problem, to measure its accuracy again.", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerSettings(Recorded):
     """What the sampler does."""
 
-    max_tokens: int = of_sampling(256, "Longest response, in tokens.")
+    max_tokens: int = of_sampling(256, "Maximum response length, in tokens.")
     temperature: float = of_sampling(1.0, "Sampling temperature, above 0.")
-    top_p: float = of_sampling(1.0, "Nucleus sampling; 1 turns it off.")
+    top_p: float = of_sampling(1.0, "Nucleus sampling (top-p); 1 turns it off.")
     top_k: int = of_sampling(0, "Top-k sampling; 0 turns it off.")
     min_p: float = of_sampling(0.0, "Min-p sampling; 0 turns it off.")
-    seed: int = of_sampling(0, "Seed of sampling and shuffling.", min=0, max=2**32 - 1)
+    seed: int = of_sampling(0, "Seed for sampling and shuffling.", min=0, max=2**32 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutSettings(Recorded):
-    """What samples."""
+    """The rollout engine."""
 
     engine: str = of_engine(
-        "vllm", "What samples: Hugging Face, a running vLLM server, or vLLM.", choices=("engine", engine_names)
+        "vllm", "Rollout engine: Hugging Face, a running vLLM server, or vLLM.", choices=("engine", engine_names)
     )
     engine_url: str | None = of_engine(
         None,
-        "The server, such as http://localhost:8000; its key is taken from VLLM_API_KEY.",
+        "The server, such as http://localhost:8000; its API key is read from VLLM_API_KEY.",
         changeable=True,
         metavar="URL",
     )
     served_model: str | None = of_engine(None, "The model's name on the server, if it differs.", metavar="NAME")
-    rollout_dtype: str = of_engine("auto", "Dtype of the engine; auto is the checkpoint's own.", **_DTYPE)
+    rollout_dtype: str = of_engine("auto", "Dtype of the engine; auto: the checkpoint's own.", **_DTYPE)
     kv_cache_dtype: str | None = of_engine(
         None,
-        "Dtype of the KV cache, such as fp8, a strong source of mismatch.",
+        "Dtype of the KV cache; fp8 causes a large mismatch.",
         metavar="DTYPE",
         completes=KV_CACHE_DTYPES,
     )
     tensor_parallel: int | None = of_engine(None, "GPUs to shard the engine over.", min=1)
-    eager: bool | None = of_engine(None, "Run without or with compilation and CUDA graphs.", "--eager/--compiled")
+    eager: bool | None = of_engine(None, "Run without, or with, compilation and CUDA graphs.", "--eager/--compiled")
     prefix_caching: bool | None = of_engine(
         None, "Whether prompts share their KV cache.", "--prefix-caching/--no-prefix-caching"
     )
     max_model_len: int | None = of_engine(None, "Context length of the engine.", min=2)
     engine_arg: list[str] | None = of_engine(  # noqa: RUF009
-        None, "Any other setting of the engine. Repeatable.", metavar="KEY=VALUE"
+        None, "Any other engine setting. Repeatable.", metavar="KEY=VALUE"
     )
 
 
@@ -137,28 +137,28 @@ class ProbeSettings(Recorded):
     top_logprobs: int = of_engine(20, "Ranks of μ to record per token, for the top-K divergences.", least=0)
     full_divergence: int = of_engine(
         0,
-        "Record the exact TV and KL over the whole vocabulary for the first N responses. For one response vllm needs "
-        "132 bytes × vocabulary × --max-tokens of memory, hf that of a single token.",
+        "Record exact full-vocabulary TV and KL for the first N responses. Memory per response: vllm "
+        "132 bytes × vocabulary × --max-tokens; hf that of one token.",
         min=0,
     )
     full_divergence_memory: float | None = of_engine(
-        None, "Most memory for that, in GiB.", min=0, changeable=True, show_default="half of what is free"
+        None, "Memory limit for that, in GiB.", min=0, changeable=True, show_default="half of what is free"
     )
     trainer_model: str | None = of_trainer(
-        None, "Score with these weights too, to tell mismatch from staleness.", path=True, metavar="MODEL"
+        None, "Also score with these weights, to separate mismatch from staleness.", path=True, metavar="MODEL"
     )
     adapter: str | None = setting(
         None, "LoRA adapter for both sides: folder or hub name.", path=True, metavar="ADAPTER"
     )
-    rollout_adapter: str | None = of_engine(None, "LoRA adapter for the engine alone.", path=True, metavar="ADAPTER")
+    rollout_adapter: str | None = of_engine(None, "LoRA adapter for the engine only.", path=True, metavar="ADAPTER")
     routes: bool | None = of_engine(
         None,
-        "Of a mixture of experts, record which experts the engine chose. vLLM does so on a GPU, with a prefix cache.",
+        "Mixture of experts: record which experts the engine chose. vLLM needs a GPU and a prefix cache for that.",
         "--routes/--no-routes",
-        show_default="where it costs nothing: --engine hf",
+        show_default="where it is free: --engine hf",
     )
     keep_routes: int = of_engine(
-        128, "Responses whose whole routes stay in the trace; `rescore --replay-routes` needs those of all.", least=0
+        128, "Responses whose full routes stay in the trace; `rescore --replay-routes` needs all.", least=0
     )
 
 
@@ -168,27 +168,27 @@ class ScoredSettings(Recorded):
 
     trace: str = setting(
         lambda: str(bundled("traces") / "float32"),
-        "Run folder or trace folder; it is only read.",
+        "Run or trace folder; it is only read.",
         argument=True,
         path=True,
         show_default="the bundled float32 trace",
     )
     trainer_model: str = of_trainer(
         lambda: str(bundled("model")),
-        "Model that scores: folder or hub name.",
+        "Model to score with: folder or hub name.",
         path=True,
         metavar="MODEL",
         show_default="the trace's own",
     )
     weights: str = of_weights(
         EQUAL,
-        "Weights of --trainer-model: equal, those that sampled; newer, a later checkpoint; or their version, as the "
-        "trace counts, such as 40.",
+        "Weights of --trainer-model: equal, those that sampled; newer, a later checkpoint; or their version in the "
+        "trace, such as 40.",
         metavar="equal|newer|VERSION",
         completes=(EQUAL, NEWER),
     )
     keep_trainer: bool = of_weights(
-        False, "Keep the trace's trainer, which has later weights, and fill in log π at the weights that sampled."
+        False, "Keep the trace's trainer, which has later weights, and add log π at the weights that sampled."
     )
 
 
@@ -197,34 +197,34 @@ class ScorerSettings(Recorded):
     """How the trainer scores."""
 
     trainer_adapter: str | None = of_trainer(
-        None, "LoRA adapter for the trainer alone: folder or hub name.", path=True, metavar="ADAPTER"
+        None, "LoRA adapter for the trainer only: folder or hub name.", path=True, metavar="ADAPTER"
     )
     merge_adapter: bool = of_trainer(
         False,
-        "Merge the trainer's adapter into its weights, which rounds in their dtype, or run it beside them.",
+        "Merge the trainer's adapter into its weights, which rounds to their dtype, or apply it separately.",
         "--merge-adapter/--no-merge-adapter",
     )
-    trainer_dtype: str = of_trainer("auto", "Dtype of the trainer; auto is the checkpoint's own.", **_DTYPE)
+    trainer_dtype: str = of_trainer("auto", "Dtype of the trainer; auto: the checkpoint's own.", **_DTYPE)
     attn: str | None = of_trainer(
         None,
-        "Attention of the trainer, such as sdpa, eager or flash_attention_2.",
+        "Attention implementation of the trainer, such as sdpa, eager or flash_attention_2.",
         metavar="NAME",
         completes=attention.USUAL,
     )
     float32_head: bool = of_trainer(False, "Compute the LM head in float32.")
     replay_routes: bool = of_trainer(
-        False, "Send each token to the experts that the engine chose (R3), where the trace knows them."
+        False, "Route each token to the experts that the engine chose (R3), where the trace has them."
     )
     device_map: str | None = of_trainer(
         None,
-        "Where the trainer runs, such as auto, cuda:1 or cpu.",
+        "Device of the trainer, such as auto, cuda:1 or cpu.",
         changeable=True,
         metavar="DEVICE",
         completes=("auto", "cpu", "cuda"),
     )
-    token_budget: int = of_trainer(8192, "Tokens to score at a time.", least=1, changeable=True)
+    token_budget: int = of_trainer(8192, "Tokens to score at once.", least=1, changeable=True)
     noise_responses: int = of_trainer(
-        128, "Responses to score a second time, which measures the noise; 0 for none.", least=0, changeable=True
+        128, "Responses to score twice, to measure the noise floor; 0 for none.", least=0, changeable=True
     )
 
     def __post_init__(self) -> None:
@@ -234,16 +234,16 @@ class ScorerSettings(Recorded):
 
     @property
     def scorer(self) -> str:
-        """The model that scores; where it is another than the one that sampled, it does so at both weights."""
+        """The model that scores; if it differs from the one that sampled, both score."""
         raise NotImplementedError
 
     @property
     def scorer_adapter(self) -> str | None:
-        """The LoRA adapter on it."""
+        """Its LoRA adapter."""
         raise NotImplementedError
 
     def trainer_json(self) -> dict[str, Any]:
-        """How the trainer scores, as the manifest has it."""
+        """How the trainer scores, as the manifest records it."""
         return {
             "model": self.scorer,
             "dtype": self.trainer_dtype,
@@ -256,7 +256,7 @@ class ScorerSettings(Recorded):
 
 @dataclass(frozen=True, kw_only=True)
 class ThreadSettings(Recorded):
-    """How much of the machine is used."""
+    """How much of the machine to use."""
 
     threads: int | None = setting(
         None, "CPU threads.", min=1, changeable=True, show_default="1 for a small model, else all"

@@ -1,4 +1,4 @@
-"""A run folder put on an object store: shards first, and what makes them a trace last."""
+"""Copies a run folder to an object store: shards first, the manifests that make them a trace last."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _CHUNK = 2**23  # bytes
 
 
 def check_upload(folder: Path, place: StorePath, *, force: bool) -> list[str]:
-    """The files that will be put there, in order; a `MismatchError` where there is no trace, or one at the place."""
+    """The files to upload, in order; a `MismatchError` if there is no trace, or already one at the place."""
     if not folder.is_dir():
         raise MismatchError(f"{folder} does not exist. Name a run folder that `mismatch-cli` wrote.")
     files = sorted(_files(folder), key=lambda name: (_says(name), Path(name).name == FILE_NAME, name))
     manifests = [name for name in files if Path(name).name == FILE_NAME]
     if not manifests:
-        raise MismatchError(f"{folder} holds no trace: there is nothing to upload.")
-    if there := [name for name in manifests if not force and (place / name).exists()]:
+        raise MismatchError(f"{folder} contains no trace, so there is nothing to upload.")
+    if existing := [name for name in manifests if not force and (place / name).exists()]:
         raise MismatchError(
-            f"{place / there[0]} is already there. Replace the run with --force, or name another place."
+            f"{place / existing[0]} already exists. Replace the run with --force, or name another place."
         )
     return files
 
 
 def upload(folder: Path, place: StorePath, files: list[str], advance: Callable[[int], None] = lambda _: None) -> None:
-    """Put these files of a folder at a place; what makes them a trace is read before the others, and put after them.
+    """Copy these files of a folder to a place; manifests are read before the other files, and written after them.
 
-    A kill leaves no manifest there, and so no trace that lacks a part. Shards of a trace that was there before go.
+    A kill leaves no manifest there, and so no incomplete trace. Shards of an earlier trace there are removed.
     """
     fs = place.file_system
     told = {name: (folder / name).read_bytes() for name in files if _says(name)}
@@ -59,13 +59,13 @@ def upload(folder: Path, place: StorePath, files: list[str], advance: Callable[[
         for name, content in told.items():
             _write(place / name, BytesIO(content))
             advance(1)
-        forget()  # what was not there, or was listed before
+        forget()  # the cached listings
     except OSError as error:
         if isinstance(error, MismatchError):
             raise
         raise StoreError(
-            f"{place} could not be written ({first_line(error)}). Nothing there counts as a trace until all of it is: "
-            "type the same line again."
+            f"{place} could not be written ({first_line(error)}). It is not a trace until all files have arrived: "
+            "run the same command again."
         ) from error
 
 
@@ -75,12 +75,12 @@ def _write(path: StorePath, content: IO[bytes]) -> None:
 
 
 def _says(name: str) -> bool:
-    """Whether a file says what belongs to a trace."""
+    """Whether a file lists what belongs to a trace."""
     return Path(name).name == FILE_NAME or Path(name).match("recorder-*.json")
 
 
 def _files(folder: Path) -> Iterator[str]:
-    """Every file by its path in the folder, but for locks and what is being written."""
+    """Every file by its path in the folder, except locks and files still being written."""
     for root, _, names in os.walk(folder):
         for name in names:
             if not name.startswith("."):

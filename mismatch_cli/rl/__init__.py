@@ -1,1 +1,1 @@
-"""Learning from rollouts with any algorithm of the table: what one optimiser step is made of."""
+"""The training loop: learning from rollouts with any algorithm of the table."""

@@ -1,4 +1,4 @@
-"""An average of the trainer's weights, from which PPO-EWMA measures how far the trainer may go (arXiv 2110.00641)."""
+"""A moving average of the trainer's weights, the proximal policy of PPO-EWMA (arXiv 2110.00641)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 class WeightAverage:
     """θ̄ = Σ β^(t−k) θ(k) / Σ β^(t−k) over the optimiser steps so far, in float32: a copy of the weights.
 
-    The beginning counts as one step, and the sum of the powers of β corrects the bias, as in the authors' code.
+    The initial weights count as one step, and the sum of the powers of β corrects the bias, as in the authors' code.
     """
 
     def __init__(self, weights: Sequence[Tensor], masters: Sequence[Tensor], decay: float) -> None:
@@ -21,7 +21,7 @@ class WeightAverage:
         self.total = 1.0  # Σ β^(t−k)
 
     def update(self) -> None:
-        """Take in the weights after an optimiser step."""
+        """Add the weights after an optimiser step."""
         self.total = self._decay * self.total + 1
         with torch.no_grad():
             for average, master in zip(self.tensors, self._masters, strict=True):
@@ -29,13 +29,13 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model computes with the average inside, and with its own weights again afterwards, to the bit."""
+        """Let the model compute with the average inside the block; then restore its own weights, to the bit."""
         with torch.no_grad():
-            own = [weight.detach().clone() for weight in self._weights]
+            saved = [weight.detach().clone() for weight in self._weights]
             try:
                 for weight, average in zip(self._weights, self.tensors, strict=True):
                     weight.copy_(average)
                 yield
             finally:
-                for weight, before in zip(self._weights, own, strict=True):
+                for weight, before in zip(self._weights, saved, strict=True):
                     weight.copy_(before)

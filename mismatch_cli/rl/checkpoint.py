@@ -1,7 +1,8 @@
-"""Checkpoints: a folder that is there whole or not at all, written by all ranks and read by any number of them.
+"""Checkpoints: folders that appear atomically, written by all ranks and readable by any number of them.
 
-Tensors lie in safetensors files, one of each rank's parts (torch's distributed checkpoints); what is no tensor lies in
-`state.json`, which is written last and lists them. Checkpoints of earlier versions, one `state.pt` each, are read too.
+Tensors are in safetensors files, one for each rank's parts (torch's distributed checkpoints); everything else is in
+`state.json`, which is written last and lists those files. Checkpoints of earlier versions, a `state.pt` each, can be
+read too.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def save_checkpoint(
     beside: Callable[[Path], None] = lambda _: None,
     world: World = ALONE,
 ) -> None:
-    """Write `checkpoints/step-N` under another name and rename it; the two newest are kept. Every rank calls it.
+    """Write `checkpoints/step-N` under a temporary name and rename it; the two newest are kept. Every rank calls it.
 
-    `facts` are what JSON can hold. `beside` may write more into the folder, on the first rank.
+    `facts` must be valid JSON. `beside` may write more files into the folder, on the first rank.
     """
     folder = run_folder / "checkpoints" / f"step-{step:06d}"
     with _shared(folder, world) as temporary:
@@ -59,7 +60,7 @@ def save_checkpoint(
 
 @contextmanager
 def _shared(folder: Path, world: World) -> Iterator[Path]:
-    """A folder under another name that the first rank makes, and renames when all have written into it."""
+    """A temporary folder that the first rank makes, and renames once all ranks have written into it."""
     if not world.first:
         yield Path(world.told(""))
         world.barrier()
@@ -69,20 +70,20 @@ def _shared(folder: Path, world: World) -> Iterator[Path]:
         world.barrier()
 
 
-def _write_tensors(tensors: Mapping[str, Tensor], into: Path, folder: Path, world: World) -> None:
+def _write_tensors(tensors: Mapping[str, Tensor], target: Path, folder: Path, world: World) -> None:
     from torch.distributed import checkpoint as dcp
 
-    writer = dcp.HuggingFaceStorageWriter(str(into), save_distributed=True)
+    writer = dcp.HuggingFaceStorageWriter(str(target), save_distributed=True)
     try:
         with _quiet():
             dcp.save(dict(tensors), storage_writer=writer, no_dist=world.size == 1)
-    except dcp.CheckpointException as error:  # no `Exception`; holds those of the ranks that failed
+    except dcp.CheckpointException as error:  # not an `Exception`; has those of the failed ranks
         raise could_not_write(folder, next(iter(error.failures.values()))[0]) from error  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that is whole: its facts, and `load`, which fills tensors of the same names in place."""
+    """A complete checkpoint: its facts, and `load`, which fills tensors of the same names in place."""
 
     folder: Path
     facts: dict[str, Any]
@@ -94,13 +95,13 @@ class Checkpoint:
 
 
 def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | None:
-    """The newest checkpoint; None where there is none, a `MismatchError` for one that is damaged."""
+    """The newest checkpoint; None without one, a `MismatchError` if it is damaged."""
     found = _checkpoints(run_folder)
     if not found:
         return None
-    how = "Delete it, and --resume goes on from the one before."
+    how = "Delete it, then --resume continues from the one before."
     if len(found) < 2:
-        how = "Start anew in another --output."
+        how = "Start again in another --output."
     damaged = MismatchError(f"{found[-1]} is damaged. {how}")
     if (found[-1] / _EARLIER).is_file():
         return _earlier(found[-1], damaged)
@@ -120,17 +121,17 @@ def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | No
         try:
             with _quiet():
                 dcp.load(dict(tensors), storage_reader=reader, no_dist=world.size == 1)
-        except (Exception, dcp.CheckpointException) as error:  # safetensors' and torch's have no common class
+        except (Exception, dcp.CheckpointException) as error:  # safetensors' and torch's share no base class
             raise damaged from error
 
     return Checkpoint(found[-1], facts, load)
 
 
 def _earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
-    """One that an earlier version wrote: lists of tensors, in the order of the model's parameters."""
+    """A checkpoint of an earlier version: lists of tensors, in the order of the model's parameters."""
     try:
         state: dict[str, Any] = torch.load(folder / _EARLIER, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's own errors have no common class
+    except Exception as error:  # torch's own errors share no base class
         raise damaged from error
     learner, sync = state["learner"], state["sync"]
     moments = learner["optimizer"]["state"]
@@ -156,7 +157,7 @@ def _earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch says to one process that it is one, at every checkpoint."""
+    """Silence torch, which warns a single process at every checkpoint that it is alone."""
     logger = logging.getLogger("torch.distributed.checkpoint")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -169,7 +170,7 @@ def _quiet() -> Iterator[None]:
 
 
 def cut_back(run_folder: Path, step: int) -> None:
-    """Forget everything after `step`: lines of metrics, and traces of steps; the table is made again."""
+    """Remove everything after `step`: lines of metrics and traces of steps; the table is rebuilt later."""
     (run_folder / METRICS_TABLE).unlink(missing_ok=True)
     path = run_folder / METRICS_FILE
     if path.is_file():
@@ -177,25 +178,25 @@ def cut_back(run_folder: Path, step: int) -> None:
         write_atomically(path, "".join(f"{line}\n" for line in lines))
     for folder in (run_folder / "traces").glob("step-*"):
         number = folder.name.removeprefix("step-")
-        if number.isdecimal() and int(number) > step:  # a copy that somebody made has another name
+        if number.isdecimal() and int(number) > step:  # a user's copy has a different name
             shutil.rmtree(folder)
 
 
 def last_step(run_folder: Path) -> int:
-    """The newest step on record; 0 where there is none."""
+    """The newest step on record; 0 if there is none."""
     path = run_folder / METRICS_FILE
     steps = [_step_of(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
     return int(max((step for step in steps if step < float("inf")), default=0))
 
 
 def _checkpoints(run_folder: Path) -> list[Path]:
-    """Those that are whole, in order; a copy under a name of the user's is not one that may be removed."""
+    """The complete checkpoints, in order; a copy that the user has renamed is not among them, and stays."""
     found = (run_folder / "checkpoints").glob(_NAMES)
     return sorted(path for path in found if (path / _STATE).is_file() or (path / _EARLIER).is_file())
 
 
 def _step_of(line: str) -> float:
-    """The step of a line; a line that was not finished belongs to no step that is kept."""
+    """The step of a line; infinity for an unfinished line, which is always cut."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""Dynamic sampling: a step learns from groups whose rewards differ, and other problems take the place of the rest.
+"""Dynamic sampling: a step learns from groups whose rewards differ; other problems replace the rest.
 
-Source: DAPO (arXiv 2503.14476), equation 11, and `filter_groups` of verl. Other problems follow from seed and step:
-nothing is left over from one step to the next, so a resumed run and any number of ranks choose the same.
+Source: DAPO (arXiv 2503.14476), equation 11, and `filter_groups` of verl. Seed and step decide the other problems:
+no state passes from one step to the next, so a resumed run and any number of ranks choose the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Group:
-    """The responses to one problem, with what they earned."""
+    """The responses to one problem, with their rewards."""
 
     posed: Posed
     rollouts: list[Rollout]
@@ -32,14 +32,15 @@ class Group:
 
     @property
     def teaches(self) -> bool:
-        """Whether its rewards differ: else every advantage is 0."""
+        """Whether its rewards differ: otherwise every advantage is 0."""
         return bool((self.advantage_S != 0).any())
 
 
 def with_other_problems(run: Run, step: Step) -> Step:
-    """The step with the first groups that teach something, of its own problems and then of others.
+    """The step with the first groups that teach something, from its own problems and then from others.
 
-    Where there are too few, groups without an advantage fill it: they teach nothing, and every step has the same size.
+    If there are too few, groups without an advantage fill the step: they teach nothing, but every step has the same
+    size.
     """
     wanted = run.config.prompts_per_step
     found = _of_all_ranks(run, step)
@@ -47,8 +48,8 @@ def with_other_problems(run: Run, step: Step) -> Step:
     while sum(group.teaches for group in found) < wanted and (problems := next(others, None)) is not None:
         found += _of_all_ranks(run, _sampled_step(run, problems, step.number))
     ordered = [g for g in found if g.teaches] + [g for g in found if not g.teaches]
-    own = run.world.share(wanted)
-    return _step_of(step, ordered[:wanted][own.start : own.stop], _sampled(found))
+    share = run.world.share(wanted)
+    return _step_of(step, ordered[:wanted][share.start : share.stop], _sampled(found))
 
 
 def _sampled_step(run: Run, problems: list[Posed], step: int) -> Step:
@@ -58,7 +59,7 @@ def _sampled_step(run: Run, problems: list[Posed], step: int) -> Step:
 
 
 def _of_all_ranks(run: Run, step: Step) -> list[Group]:
-    """The groups of a batch in the order of its problems: ranks are told each other's, or none could take them over."""
+    """The groups of all ranks, in the order of the problems: any rank may have to train on any group."""
     return [group for part in run.world.gather(list(_groups(step, run.config.samples_per_prompt))) for group in part]
 
 
@@ -81,7 +82,7 @@ def _step_of(step: Step, groups: list[Group], sampled: Record) -> Step:
 
 
 def _sampled(groups: list[Group]) -> Record:
-    """What was sampled for a step: the mean reward of what it learns from is not a measure of the policy."""
+    """What was sampled for a step: the mean reward of the kept groups alone does not measure the policy."""
     means = np.array([mean_reward(group.reward_S) for group in groups if not np.isnan(group.reward_S).all()])
     return {
         "groups": len(groups),

@@ -1,4 +1,4 @@
-"""Episodes of several turns: the model speaks, the environment answers, and what both said becomes one response."""
+"""Episodes of several turns: the model acts, the environment replies, and all of it becomes one response."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from mismatch_cli.tasks.turns import Turns
 
 @dataclass
 class _Running:
-    """An episode as far as it has come: turns of the model, and between them what was put there."""
+    """An episode so far: the model's turns, and what the environment put between them."""
 
     playing: Playing
     prompt_ids: list[int]
     parts: list[Rollout] = field(default_factory=list)
     turns: int = 0
     reward: float = 0.0
-    ended: str = ""  # "stop" where the environment ended it, "length" where a limit did
+    ended: str = ""  # "stop" if the environment ended it, "length" if a limit did
 
     @property
     def said(self) -> list[int]:
@@ -37,10 +37,10 @@ class _Running:
 
 
 class Episodes:
-    """Plays episodes side by side: one call of the engine samples a turn of all that still run.
+    """Plays episodes side by side: one call of the engine samples a turn of all that are still running.
 
-    An episode ends when the environment says so, at `max_turns`, or where the response (`max_tokens`, with what the
-    environment says) or the context has no room for one more token. A turn that has no room to end in is not an action.
+    An episode ends when the environment says so, at `max_turns`, or when the response (`max_tokens`, including the
+    environment's tokens) or the context has no room for another token. A turn that is cut off there is not an action.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Episodes:
     def play(
         self, problems: Sequence[Problem], step: int, samples: int, sampling: SamplingSettings | None = None
     ) -> list[Episode]:
-        """An episode for each, `samples` neighbours with the same problem; a step that is played again is the same."""
+        """An episode for each; `samples` neighbours share a problem. Playing a step again gives the same episodes."""
         episodes = self._begun(problems, step, samples)
         for turn in range(self._config.max_turns):
             running = [episode for episode in episodes if not episode.ended]
-            if not any(self._world.gather(bool(running))):  # ranks may share an engine, which all of them then ask
+            if not any(self._world.gather(bool(running))):  # ranks may share an engine, and all of them must call it
                 break
             self._speak(running, turn, sampling)
             self._answer([episode for episode in running if not episode.ended])
@@ -67,23 +67,23 @@ class Episodes:
     def _begun(self, problems: Sequence[Problem], step: int, samples: int) -> list[_Running]:
         config = self._config
         names = [(step, p.prompt_id, place % samples, place) for place, p in enumerate(problems)]
-        # One seed for all episodes of a problem: what they earn is compared.
+        # One seed for all episodes of a problem: their rewards are compared.
         seeds = [sample_seed(config.seed, problem.prompt_id, 0) for problem in problems]
-        playing = [starting(*of) for of in zip(names, seeds, problems, strict=True)]
+        playing = [starting(*start) for start in zip(names, seeds, problems, strict=True)]
         said = self._environments.begin(playing)
         first = [Problem(number, observation, None) for number, observation in enumerate(said[::samples])]
         for place, observation in enumerate(said):
             if (known := first[place // samples]).prompt != observation:
                 raise MismatchError(
-                    f"--environment {config.environment} begins twice with the same seed and problem, and says "
-                    f"{str(known.prompt)[:_SHOWN]!r} and {str(observation)[:_SHOWN]!r}: what is earned cannot be "
+                    f"--environment {config.environment} is not deterministic: reset with the same seed and problem "
+                    f"returned {str(known.prompt)[:_SHOWN]!r} and {str(observation)[:_SHOWN]!r}, so rewards cannot be "
                     "compared. Draw everything in reset from its seed."
                 )
         prompts = self._prompts(first, [p.prompt_id for p in problems[::samples]])
         return [_Running(p, prompts[place // samples]) for place, p in enumerate(playing)]
 
     def _prompts(self, problems: list[Problem], prompt_ids: list[int]) -> list[list[int]]:
-        """By their number among these problems: of several evaluation sets, two may have the same `prompt_id`."""
+        """Prompts by their index here: with several evaluation sets, two problems may have the same `prompt_id`."""
         if not problems:
             return []
         config = self._config
@@ -96,17 +96,17 @@ class Episodes:
             which = prompt_ids[skipped["prompt_id"]]
             raise MismatchError(
                 f"--environment {self._config.environment}: the first observation of problem {which} "
-                f"cannot be put to the model: {skipped['reason']}. Make it shorter."
+                f"cannot be a prompt: {skipped['reason']}. Make it shorter."
             )
         return encoded.prompt_ids
 
     def _room(self, episode: _Running) -> int:
-        """How many tokens its response may still have."""
+        """How many more tokens its response may have."""
         context = self._engine.max_model_len - len(episode.prompt_ids)
         return min(self._config.max_tokens, context) - len(episode.said)
 
     def _speak(self, running: Sequence[_Running], turn: int, sampling: SamplingSettings | None) -> None:
-        """Sample a turn of each; one that the room cut off has no end to act by."""
+        """Sample a turn of each; one that ran out of room ends its episode."""
         if not running and self._config.tensor_parallel == 1:
             return
         requests = [self._request(episode, turn, sampling) for episode in running]
@@ -125,12 +125,12 @@ class Episodes:
         return Request(episode.prompt_ids + episode.said, seed, sampling, longest)
 
     def _answer(self, running: Sequence[_Running]) -> None:
-        """Take a step in the environment of each, and put what it says behind the turn, if there is room for more."""
+        """Take a step in each environment, and append its reply to the turn, if there is room for more."""
         actions = [self._text(episode.parts[-1]) for episode in running]
         outcomes = self._environments.step([episode.playing for episode in running], actions)
         going = []
         for episode, outcome in zip(running, outcomes, strict=True):
-            last = outcome is None or episode.turns == self._config.max_turns  # a step took too long, or none is left
+            last = outcome is None or episode.turns == self._config.max_turns  # the step timed out, or was the last
             episode.reward += 0.0 if outcome is None else outcome.reward
             episode.ended = "stop" if outcome and outcome.done else "length" if last else ""
             if outcome and not episode.ended:
@@ -143,7 +143,7 @@ class Episodes:
                 episode.ended = "length"
 
     def _text(self, turn: Rollout) -> str:
-        """An action, without the token that ends it."""
+        """The text of an action, without its end token."""
         ids = turn.response_ids[:-1] if turn.finish_reason == "stop" else turn.response_ids
         text: str = self._tokenizer.decode(ids)
         return text
@@ -153,7 +153,7 @@ _SHOWN = 100  # characters of an observation
 
 
 def _joined(episode: _Running) -> Episode:
-    """One response: the turns as they were sampled, and between them what was not measured."""
+    """One response: the turns as sampled, and unmeasured tokens between them."""
     parts = episode.parts
     return Episode(
         prompt_ids=episode.prompt_ids,
@@ -175,10 +175,10 @@ def _all(columns: list[np.ndarray | None]) -> np.ndarray | None:
     return np.concatenate(known) if known else None
 
 
-def _routes(turns: list[Rollout]) -> np.ndarray | None:
-    """The experts of every token at its first reading: each turn read what was said before it, and most of it again."""
+def _routes(spoken: list[Rollout]) -> np.ndarray | None:
+    """The experts of every token when it was first read: each turn reads the earlier ones again."""
     first, read = [], 0
-    for turn in turns:
+    for turn in spoken:
         if turn.routes_FMK is None:
             return None
         first.append(turn.routes_FMK[read:])
@@ -186,11 +186,11 @@ def _routes(turns: list[Rollout]) -> np.ndarray | None:
     return np.concatenate(first)
 
 
-_NOBODY = ""  # the end of a turn that the model did not take
+_NOBODY = ""  # the finish reason of tokens that the model did not sample
 
 
 def _unmeasured(ids: list[int], beside: Rollout) -> Rollout:
-    """Tokens that nobody sampled, in the columns that a turn has."""
+    """Tokens that the model did not sample, with the columns of a turn."""
     width = None if beside.topk_ids_TK is None else beside.topk_ids_TK.shape[1]
     return Rollout(
         prompt_ids=[],

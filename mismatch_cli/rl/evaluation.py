@@ -1,4 +1,4 @@
-"""What the engine as it is now solves: the accuracy on each evaluation set, sampled in a way of its own."""
+"""The current accuracy on each evaluation set, with its own sampling settings."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 def evaluation_sampling(config: TrainConfig) -> SamplingSettings:
-    """As in training, but for what an evaluation has settings of its own for."""
+    """The sampling settings of training, except those that evaluations set themselves."""
     training = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
     return replace(training, temperature=config.eval_temperature or config.temperature, top_p=config.eval_top_p)
 
 
 def evaluate(run: Run, step: int) -> Record:
-    """avg@k of each set by its name, the mean over problems of the mean over `eval_samples` samples; and their mean.
+    """avg@k of each set by name (mean over problems of the mean over `eval_samples` samples), and the mean over sets.
 
     Each set counts once, however many problems it has.
     """
     config, sets = run.config, run.task.evaluation
-    posed = [p for p in run.share([p for one in sets.values() for p in one]) for _ in range(config.eval_samples)]
-    # No step of training has the seeds of a number below 1.
+    posed = [p for p in run.share([p for ps in sets.values() for p in ps]) for _ in range(config.eval_samples)]
+    # Numbers below 1 have seeds that no training step uses.
     rollouts = run.sample(posed, -step, config.eval_samples, evaluation_sampling(config))
     reward_S = np.concatenate(run.world.gather(run.grade(posed, rollouts)))
-    ends = np.cumsum([config.eval_samples * len(one) for one in sets.values()])[:-1]
+    ends = np.cumsum([config.eval_samples * len(problems) for problems in sets.values()])[:-1]
     found = {
         name: mean_reward(part_S.astype(np.float64))
         for name, part_S in zip(sets, np.split(reward_S, ends), strict=True)
@@ -40,9 +40,9 @@ def evaluate(run: Run, step: int) -> Record:
 
 
 def evaluate_before(run: Run) -> None:
-    """The same before the first step, as the line of step 0."""
+    """Evaluate before the first step, as the line of step 0."""
     found = evaluate(run, 0)
-    each = ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in found["eval"].items())
-    run.say(f"Accuracy before the first step: {found['eval_accuracy']:.3f}" + f" ({each})" * (len(found["eval"]) > 1))
+    by_set = ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in found["eval"].items())
+    run.say(f"Accuracy before the first step: {found['eval_accuracy']:.3f}" + f" ({by_set})" * (len(found["eval"]) > 1))
     run.write({"step": 0} | found)
-    run.save(0)  # a run that is resumed does not evaluate again, and knows what took too long to grade
+    run.save(0)  # a resumed run does not evaluate again, and knows what took too long to grade

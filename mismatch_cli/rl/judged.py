@@ -1,4 +1,4 @@
-"""The responses of a micro-batch as their algorithm sees them: what they were sampled with, and their coefficients."""
+"""The responses of a micro-batch as their algorithm sees them: their log-probs, and their coefficients."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from mismatch_cli.scoring.policy_gradient import Known
 
 @dataclass(frozen=True)
 class Sample:
-    """One response to learn from; `recomputed` None means that the trainer still has the weights that sampled it."""
+    """One response to learn from; without `recomputed`, the trainer still has the weights that sampled it."""
 
     rollout: Rollout
     advantage: float
     logp_recomputed_T: np.ndarray | None = None
     topk_logp_recomputed_TK: np.ndarray | None = None
-    row_key: tuple[int, ...] = (0, 0, 0, 0, 0)  # of a trace: which batch and group it belongs to
-    logp_average_T: np.ndarray | None = None  # at the average of the weights, where there is one
+    row_key: tuple[int, ...] = (0, 0, 0, 0, 0)  # as in a trace: its batch and group
+    logp_average_T: np.ndarray | None = None  # at the weight average, if there is one
 
 
 class Judged:
-    """A micro-batch: asked for coefficients as soon as log π is known. Of every response the tokens that the engine
-    sampled; what an environment said between them has no coefficient, and no part in a rule on responses.
+    """A micro-batch that gives coefficients as soon as log π is known, for the tokens that the engine sampled.
 
-    A rule that looks at whole responses, or at other tokens, needs a pass before: `known` is what that saw. One that
-    looks at whole batches needs `found` too, which follows from the passes over all of its micro-batches.
+    An environment's tokens between them have no coefficient, and rules on responses ignore them. A rule on whole
+    responses, or on other tokens, needs a pass before: `known` is what that measured. A rule on whole batches also
+    needs `found`, the result of the passes over all of their micro-batches.
     """
 
     def __init__(self, algorithm: Algorithm, samples: Sequence[Sample], scale_S: np.ndarray, device: torch.device):
@@ -57,22 +57,22 @@ class Judged:
 
     @property
     def topk_logp_TK(self) -> Tensor | None:
-        """log π of the engine's top K, where the algorithm asks and a pass has seen it."""
+        """log π of the engine's top K, if the algorithm needs it and a pass has measured it."""
         return self.known.logp_at_ids_NK if self.known is not None and self._algorithm.needs_top_k else None
 
     def seen(self) -> Policies:
-        """The policies as the pass before has seen them, with the batch and group of each response."""
+        """The policies as the pass before measured them, with the batch and group of each response."""
         assert self.known is not None
         topk = None if self.topk_logp_TK is None else self._topk(self.topk_logp_TK)
         policies = self._policies(self.known.logp_N, slice(None), self._offset_S1, topk)
         return replace(policies, entropy_T=self.known.entropy_N, batches=self._batches())
 
     def form(self) -> None:
-        """Form every coefficient from the pass before."""
+        """Compute every coefficient from the pass before."""
         self._ready_T = self._coefficients(self.seen(), slice(None))
 
     def coefficient(self, rows: slice, logp_T: Tensor) -> Tensor:
-        """The coefficients of some tokens, with their response's factor in the aggregation."""
+        """The coefficients of some tokens, times their response's factor in the aggregation."""
         if self._ready_T is not None:
             return self._ready_T[rows]
         offset_S1 = torch.tensor([0, len(logp_T)], device=self._device)
@@ -96,7 +96,7 @@ class Judged:
         return Batches.of_rows(RowKey(*keys.T), places).settled(self.found)
 
     def _query_ids(self) -> Tensor:
-        """The engine's top ids at each token, as many as the algorithm asks for."""
+        """The engine's top ids at each token, as many as the algorithm needs."""
         k, ids = self._algorithm.needs_top_k, [s.rollout.topk_ids_TK for s in self._samples]
         if k and any(ids_TK is None or ids_TK.shape[1] < k for ids_TK in ids):
             raise MismatchError(
@@ -119,14 +119,14 @@ class Judged:
         return None if any(x is None for x in parts) else self._flat(parts)  # type: ignore[arg-type]
 
     def _flat(self, parts: Sequence[np.ndarray]) -> Tensor:
-        """A column of all responses, of the sampled tokens."""
+        """A column of the sampled tokens of all responses."""
         return self._put([s.rollout.of_sampled(part) for s, part in zip(self._samples, parts, strict=True)])
 
     def _put(self, parts: Sequence[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(self._device)
 
     def _places(self) -> Tensor | None:
-        """Where the sampled tokens stand among all tokens; None where they are all."""
+        """The indices of the sampled tokens among all tokens; None if all were sampled."""
         rollouts = [s.rollout for s in self._samples]
         if all(rollout.sampled_T is None for rollout in rollouts):
             return None
@@ -134,17 +134,17 @@ class Judged:
         return self._put([start + _sampled_at(rollout) for start, rollout in zip(before, rollouts, strict=False)])
 
     def chosen(self, column_T: Tensor) -> Tensor:
-        """The rows of the sampled tokens."""
+        """The rows of a column that belong to sampled tokens."""
         return column_T if self._at_N is None else column_T[self._at_N]
 
     def by_response(self, column_N: Tensor) -> list[np.ndarray]:
-        """A column of the sampled tokens cut by response; NaN, not measured, at the other tokens."""
+        """A column of the sampled tokens, split by response; NaN (not measured) at the other tokens."""
         parts = (part.numpy() for part in column_N.detach().cpu().split(self._length_S.tolist()))
         return [_spread(s.rollout, part) for s, part in zip(self._samples, parts, strict=True)]
 
 
 def _sampled_at(rollout: Rollout) -> np.ndarray:
-    """The places of the tokens that the engine sampled."""
+    """The indices of the tokens that the engine sampled."""
     return rollout.of_sampled(np.arange(len(rollout.response_ids)))
 
 

@@ -1,7 +1,7 @@
-"""The trainer that learns: one optimiser step from a minibatch of responses, by any algorithm of the table.
+"""The learner: one optimiser step from a minibatch of responses, by any algorithm of the table.
 
-The weights that compute are in the trainer's dtype, the ones that AdamW changes in float32: a step is often too small
-for half precision to hold. What the engine is given are the weights that compute.
+The weights that compute are in the trainer's dtype, the ones that AdamW changes in float32: half precision often rounds
+a step away. The engine gets the weights that compute.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from mismatch_cli.sharding import is_spread, padded, sum_replicated, whole
 
 @dataclass(frozen=True)
 class Update:
-    """What was seen on the way: log π and entropy before the step, by sample; the gradient's norm before the clip."""
+    """What an update measured: log π and entropy before the step, by sample; the gradient norm before clipping."""
 
     logp: list[np.ndarray]  # _T float32, nats
     entropy: list[np.ndarray]  # _T float32, nats
     grad_norm: float
     stepped: bool  # False: float16 gradients overflowed, and the loss scale was halved instead
-    topk_logp: list[np.ndarray | None]  # _TK float32, nats, of the engine's top K, where the algorithm asks
-    routes: list[RouteComparison | None]  # the engine's experts beside the trainer's, where the engine names them
-    logp_average: list[np.ndarray] | None = None  # _T float32, nats, at the average of the weights, where there is one
+    topk_logp: list[np.ndarray | None]  # _TK float32, nats, of the engine's top K, if the algorithm needs it
+    routes: list[RouteComparison | None]  # the engine's experts vs the trainer's, if the engine reports them
+    logp_average: list[np.ndarray] | None = None  # _T float32, nats, at the weight average, if there is one
 
 
 class NotFiniteError(MismatchError):
-    """A loss or gradient that no loss scale can help; `update` is what was seen before it."""
+    """A loss or gradient that no loss scale can fix; `update` is what was measured before."""
 
     def __init__(self, message: str, update: Update) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class NotFiniteError(MismatchError):
 class Learner:
     """A Hugging Face model with an optimiser, an algorithm, and the policy-gradient head in tiles.
 
-    Where the model is spread over ranks, each rank brings its own responses of a minibatch, and all step together.
+    If the model is spread over ranks, each rank brings its own responses of a minibatch, and all step together.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Learner:
             fused=True if is_spread(self.model) else None,
         )
         self.loss_scale = LossScale(enabled=trainer.dtype == torch.float16)
-        self.version = 0  # optimiser steps behind the weights
+        self.version = 0  # optimiser steps that led to the weights
         self.average = (
             WeightAverage(self._weights, self._masters, config.average_decay) if config.average_decay else None
         )
 
     def update(self, samples: Sequence[Sample]) -> Update:
-        """One optimiser step; a `NotFiniteError`, and no step, where loss or gradient are not finite."""
+        """Take one optimiser step; a `NotFiniteError`, and no step, if loss or gradient are not finite."""
         for parameter in (*self._weights, *self._masters):
             parameter.grad = None
         scale_S = self._scale(np.array([s.rollout.num_sampled for s in samples], dtype=np.int64))
@@ -109,7 +109,7 @@ class Learner:
         if not np.isfinite(loss) or (not finite and not self.loss_scale.can_back_off):
             raise NotFiniteError(
                 f"Update {self.version + 1} has loss {loss:g} and gradient norm {grad_norm:g}: not finite. Try a "
-                "lower --learning-rate, or --trainer-dtype float32; ratios of this minibatch may be infinite.",
+                "lower --learning-rate or --trainer-dtype float32; ratios in this minibatch may be infinite.",
                 update,
             )
         self.loss_scale.update(finite)
@@ -118,14 +118,14 @@ class Learner:
         return update
 
     def _scale(self, length_S: np.ndarray) -> np.ndarray:
-        """What the tokens of each response are multiplied with, in view of the whole minibatch."""
+        """The factor for the tokens of each response, given the whole minibatch."""
         lengths = self._world.gather(length_S)
         scale_S = response_scale(self._config.aggregation, np.concatenate(lengths), self._config.max_tokens)
         first = sum(map(len, lengths[: self._world.rank]))
         return scale_S[first : first + len(length_S)]
 
     def _with_average(self, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """The same, and what the average of the weights says of them, where there is one."""
+        """The samples with their log π at the weight average, if there is one."""
         if self.average is None:
             return samples
         with self.average.in_place():
@@ -133,30 +133,30 @@ class Learner:
         return [replace(s, logp_average_T=score.logp_T) for s, score in zip(samples, scores, strict=True)]
 
     def _micro_batches(self, samples: Sequence[Sample], scale_S: np.ndarray) -> Iterator[_MicroBatch]:
-        """Responses without an advantage apart: they are looked at, and only a term learns from them."""
+        """Responses without an advantage go separately: they are measured, and only a term learns from them."""
         acts = self.algorithm.term is not None
         for learns in (True, False):
             chosen = [i for i, sample in enumerate(samples) if (acts or sample.advantage != 0) == learns]
-            among = [_request(samples[i]) for i in chosen]
-            batches = micro_batches(among, self._config.token_budget, self.trainer.packed)
+            requests = [_request(samples[i]) for i in chosen]
+            batches = micro_batches(requests, self._config.token_budget, self.trainer.packed)
             for batch in padded(batches, self._world):
                 places = [chosen[i] for i in batch]
                 yield _MicroBatch(learns, places, [samples[i] for i in places], scale_S[places])
 
     def _look_first(self, batches: Sequence[_MicroBatch]) -> None:
-        """The first pass of rules on whole batches, over the responses of every rank; none where there are no rules."""
+        """The first pass of rules on whole batches, over the responses of every rank; skipped without such rules."""
         rules = self.algorithm.batch_rules
         if not rules:
             return
-        gathering, whole = Gathering(rules), Gathering(rules)
+        gathering, merged = Gathering(rules), Gathering(rules)
         for batch in batches:
             with torch.no_grad():
                 self.trainer.look_at(batch.requests, partial(self._know_first, batch))
             if batch.judged is not None:
                 gathering.update(batch.judged.seen(), batch.judged.advantage_T)
         for part in self._world.gather(gathering):
-            whole.merge(part)
-        found = whole.found()
+            merged.merge(part)
+        found = merged.found()
         for batch in batches:
             if batch.judged is not None:
                 batch.judged.found = found
@@ -170,13 +170,13 @@ class Learner:
         return batch.judged
 
     def _know(self, judged: Judged, hidden_TH: Tensor, ids_T: Tensor, head: Head) -> None:
-        """What a log-prob pass sees of a micro-batch, once, where its algorithm looks beyond single tokens."""
+        """Run a log-prob pass over a micro-batch, once, if its algorithm looks beyond single tokens."""
         if judged.known is None and not judges_single_tokens(self.algorithm):
             hidden_NH, ids_N = judged.chosen(hidden_TH), judged.chosen(ids_T)
             judged.known = logp_pass(hidden_NH, head, ids_N, self._sampling, judged.query_ids_TK)
 
     def _accumulate(self, batch: _MicroBatch) -> tuple[float, list[_Seen]]:
-        """Add the gradient of one micro-batch; answers its loss, and what was seen of each response."""
+        """Add the gradient of one micro-batch; returns its loss, and what was measured of each response."""
 
         def look(hidden_TH: Tensor, ids_T: Tensor, head: Head) -> tuple[PolicyGradient, Judged]:
             judged = self._judged(batch, ids_T)
@@ -192,14 +192,14 @@ class Learner:
         routes = self.trainer.routing.compared(batch.requests, self.trainer.packed)
         if batch.learns:
             (found.loss * self.loss_scale.value).backward()
-        seen_first = found if judged.known is None else judged.known  # what the coefficients were formed from
+        seen_first = found if judged.known is None else judged.known  # the coefficients follow from these
         parts = [judged.by_response(side) for side in (seen_first.logp_N, seen_first.entropy_N)]
-        asked = judged.topk_logp_TK
-        topk = [None] * len(batch.samples) if asked is None else judged.by_response(asked)
+        topk_logp_TK = judged.topk_logp_TK
+        topk = [None] * len(batch.samples) if topk_logp_TK is None else judged.by_response(topk_logp_TK)
         return float(found.loss.detach()), list(zip(*parts, topk, routes, strict=True))
 
     def _keep_up(self, learns: bool) -> tuple[float, list[_Seen]]:
-        """A pass that adds 0, because other ranks have one more."""
+        """A pass that adds 0, because other ranks have another micro-batch."""
         with torch.set_grad_enabled(learns):
             found = self.trainer.look_at(
                 [NOTHING],
@@ -212,7 +212,7 @@ class Learner:
         return 0.0, []
 
     def _collect_gradients(self) -> None:
-        """Move the gradients of half-precision weights to the masters: their sum over micro-batches is float32."""
+        """Move the gradients of half-precision weights to the masters, to sum them over micro-batches in float32."""
         for weight, master in zip(self._weights, self._masters, strict=True):
             if weight is not master and weight.grad is not None:
                 part = weight.grad.float()
@@ -220,7 +220,7 @@ class Learner:
                 weight.grad = None
 
     def _gradient_norm(self) -> float:
-        """Gradients unscaled, and clipped to `max_grad_norm`; answers their norm before the clip."""
+        """Unscale the gradients and clip them to `max_grad_norm`; returns their norm before clipping."""
         for master in self._masters:
             master.grad = torch.zeros_like(master) if master.grad is None else master.grad
             sum_replicated(master.grad, self._world)
@@ -229,7 +229,7 @@ class Learner:
         return float(whole(torch.nn.utils.clip_grad_norm_(self._masters, self._config.max_grad_norm)))
 
     def _step(self) -> None:
-        """AdamW on the masters, which are then rounded into the weights."""
+        """Step AdamW on the masters, then round them into the weights."""
         self.optimizer.step()
         self.version += 1
         with torch.no_grad():
@@ -240,7 +240,7 @@ class Learner:
             self.average.update()
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that the next update depends on, by the weights' names; as they are, not copies."""
+        """The tensors that the next update depends on, by the weights' names; not copies."""
         found = dict(self._named("weight", [master.detach() for master in self._masters]))
         if self.version:
             states = [self.optimizer.state[master] for master in self._masters]
@@ -251,12 +251,12 @@ class Learner:
         return found
 
     def facts(self) -> dict[str, Any]:
-        """What else it depends on, besides the settings."""
+        """Whatever else the next update depends on, besides the settings."""
         average = {} if self.average is None else {"average": self.average.total}
         return {"version": self.version, "loss_scale": self.loss_scale.state_dict()} | average
 
     def restore(self, facts: dict[str, Any], load: Callable[[dict[str, Tensor]], None]) -> None:
-        """Go on from `facts()`; `load` fills tensors of these names."""
+        """Continue from `facts()`; `load` fills tensors of these names."""
         self.version = facts["version"]
         self.loss_scale.load_state_dict(facts["loss_scale"])
         if self.average is not None:
@@ -276,7 +276,7 @@ class Learner:
 
 @dataclass
 class _MicroBatch:
-    """Responses that pass together, by their place in the minibatch; none where other ranks have one more."""
+    """Responses of one forward pass, by their place in the minibatch; empty if only other ranks have responses left."""
 
     learns: bool
     places: list[int]
@@ -307,7 +307,7 @@ _SCALES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def response_scale(aggregation: str, length_S: np.ndarray, max_tokens: int) -> np.ndarray:
-    """What every token of each response is multiplied with, float64.
+    """The factor for every token of each response, float64.
 
     sequence-sum: 1/(N · T_max), the sum over a response by a constant, then the mean (Dr. GRPO, arXiv 2503.20783; the
     sanity test). sequence-mean: 1/(N · |y|), the only one that divides by a response's own length. token-mean: 1/Σ|y|.
@@ -317,7 +317,7 @@ def response_scale(aggregation: str, length_S: np.ndarray, max_tokens: int) -> n
 
 
 class LossScale:
-    """The factor on the loss; 1 and fixed where the dtype has float32's range.
+    """The factor on the loss; fixed at 1 if the dtype has float32's range.
 
     `growth_interval` finite steps double it (400 in the FP16 mismatch paper's runs), an overflow halves it.
     """
@@ -329,11 +329,11 @@ class LossScale:
 
     @property
     def can_back_off(self) -> bool:
-        """Whether a smaller factor could make an overflow go away: at 1 the gradients themselves are too large."""
+        """Whether a smaller factor could avoid an overflow: at 1 the gradients themselves are too large."""
         return self.enabled and self.value > 1
 
     def update(self, finite: bool) -> None:
-        """Learn from one step whether its gradients were finite."""
+        """Adapt the factor to one step, whose gradients were finite or not."""
         if not self.enabled:
             return
         if not finite:

@@ -27,20 +27,19 @@ def train(
     world: World = ALONE,
     framework: str = "",
 ) -> bool:
-    """Run the loop, or go on with it; every step is a line of metrics.jsonl before `on_step` hears of it.
+    """Run the loop, or resume it; every step is a line of metrics.jsonl before `on_step` is called.
 
-    `stop` is asked after every step: True saves a checkpoint there and ends. `say` is told what a person should know
-    before the first step, `on_phase` the name of each phase that begins. Answers whether all steps are done.
+    `stop` is called after every step: True saves a checkpoint there and ends. `say` gets what the user should know
+    before the first step, `on_phase` the name of each phase that begins. With `framework`, every line also has that
+    framework's metrics of the gap, by its names. Returns whether all steps are done.
 
-    `framework` is one whose metrics of the gap stand in every line too, by its names.
-
-    Every rank of a `world` runs it: with its share of the problems until it has their advantages, then with the others.
-    The first one writes the files, and is who is asked and told.
+    Every rank of a `world` runs it: alone until its problems have advantages, then with the others. Only the first
+    rank writes files and calls the callbacks.
     """
     with _running(config, run_folder, say, on_phase, world) as run:
         run.framework = framework
         done, seconds = run.restore() if resume else None, _Seconds(on_phase)
-        run.sync.load()  # also at the start: the engine may have read the model in another precision than the trainer
+        run.sync.load()  # at the start too: the engine may have read the model in a different precision
         if done is None and config.eval_every:
             with seconds("evaluate"):
                 evaluate_before(run)
@@ -68,7 +67,9 @@ def train(
                 on_step(record | {"seconds": seconds.spent})
             seconds, asked = _Seconds(on_phase), world.told(stop())
             if last or asked or step % config.checkpoint_every == 0:
-                with seconds("checkpoint"):  # after the line, so that no kill can lose it: on record with the next step
+                with seconds(
+                    "checkpoint"
+                ):  # after the line, so that no kill loses it; its time is in the next step's line
                     run.save(step)
             if asked and not last:
                 return False
@@ -77,7 +78,7 @@ def train(
 
 
 def _sampled(run: Run, step: int, seconds: Callable[[str], AbstractContextManager[None]]) -> Step:
-    """The responses of a step, graded; of dynamic sampling's further ones sampling and grading are one phase."""
+    """The responses of a step, graded; for the extra ones of dynamic sampling, grading counts as sampling."""
     config = run.config
     posed = [p for p in run.share(run.task.of_step(step)) for _ in range(config.samples_per_prompt)]
     with seconds("sample"):
@@ -98,20 +99,20 @@ def _running(
     on_phase: Callable[[str], None],
     world: World,
 ) -> Iterator[Run]:
-    """A run that is closed however it ends; what breaks in torch ends it with a sentence that says how to go on."""
+    """A run that is always closed; an error in torch ends it with a message that says how to resume."""
     run = None
     try:
         run = Run(config, run_folder, say, on_phase, world)
         yield run
-    except (RuntimeError, MemoryError) as error:  # torch says everything with these: no memory left, a lost device
+    except (RuntimeError, MemoryError) as error:  # torch raises these for everything: no memory, a lost device
         if world.size > 1 and is_lost_rank(error):
-            kept = "Every finished step is on record: go on from the newest checkpoint with --resume; --max-restarts N"
-            raise lost_rank(world, f"{kept} does so by itself.") from error
+            kept = "Every finished step is on record: continue from the newest checkpoint with --resume, or let"
+            raise lost_rank(world, f"{kept} --max-restarts N do it automatically.") from error
         kind = type(error).__name__
-        memory = " A run of its own with a lower --token-budget needs less memory." if "Memory" in kind else ""
+        memory = " A new run with a lower --token-budget needs less memory." if "Memory" in kind else ""
         raise MismatchError(
-            f"Training failed ({kind}: {first_line(error)}). Every finished step is on record: go on from the newest "
-            f"checkpoint with --resume.{memory} --debug shows where it failed."
+            f"Training failed ({kind}: {first_line(error)}). Every finished step is on record: continue from the "
+            f"newest checkpoint with --resume.{memory} --debug shows where it failed."
         ) from error
     finally:
         if run is not None:
@@ -119,7 +120,7 @@ def _running(
 
 
 class _Seconds:
-    """The wall time of every phase of a step; who wants to know is told when one begins."""
+    """The wall time of every phase of a step; `on_phase` is called when one begins."""
 
     def __init__(self, on_phase: Callable[[str], None]) -> None:
         self.spent: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What a training run is made of: engine, learner and problems, the phases of a step, and the files it writes."""
+"""The parts of a training run: engine, learner and problems, the phases of a step, and the files it writes."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ Record = dict[str, Any]
 
 
 class Run:
-    """A run that is going on: `loop.train` asks it for one phase after the other."""
+    """A run in progress: `loop.train` calls its phases one after the other."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class Run:
         world: World = ALONE,
     ) -> None:
         self.config, self.folder, self.say, self._on_phase, self.world = config, run_folder, say, on_phase, world
-        self.framework = ""  # whose names for the gap stand in the lines too
-        self._stated: int | None = 0  # answers that responses have stated so far; None once it was said that none do
+        self.framework = ""  # its names for the gap are in the lines too
+        self._stated: int | None = 0  # answers that responses have stated so far; None once we have warned that none do
         self._threads = set_threads(config.threads or None, config.model)
         algorithm = find(config.algorithm, training=True)
-        response_scale(config.aggregation, np.ones(1), config.max_tokens)  # an unknown name is told first
+        response_scale(config.aggregation, np.ones(1), config.max_tokens)  # an unknown name fails first
         self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
         self._tokenizer = load_tokenizer(config.model)
-        self.task = Task(config, self._tokenizer)  # first: what is wrong with the data is told before a model is loaded
+        self.task = Task(config, self._tokenizer)  # first: errors in the data are reported before a model loads
         self._check_ranks()
         self._on_phase("engine")
         self.engine: Engine = create_engine(config.engine, self._engine_settings(algorithm.needs_top_k))
@@ -81,13 +81,13 @@ class Run:
             self._on_phase("trainer")
             self._load(algorithm)
             if world.first:
-                write_atomically(run_folder / FILE_NAME, config.to_toml())  # what has loaded can be resumed
+                write_atomically(run_folder / FILE_NAME, config.to_toml())  # a run that has loaded can be resumed
         except BaseException:
             self.close()
             raise
 
     def _check_ranks(self) -> None:
-        """The same settings, problems and libraries on every rank."""
+        """Check that settings, problems and libraries are the same on every rank."""
         problems = hashlib.sha256(repr(self.task.problems).encode()).hexdigest()
         self.world.check_same([*asdict(self.config).items(), ("problems", problems), *library_versions().items()])
         check_ranks(self.config, self.world.size)
@@ -100,7 +100,7 @@ class Run:
         if config.kv_cache_dtype != "auto":
             extra["kv_cache_dtype"] = config.kv_cache_dtype
         share = engine_module(config.engine).MEMORY_SHARE
-        if share is not None and torch.cuda.is_available():  # the trainer lives on the same device
+        if share is not None and torch.cuda.is_available():  # the trainer is on the same device
             extra[share] = config.engine_memory
         log = self.folder / "log" / f"{config.engine}{self.world.suffix}.log"
         settings = (config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra)
@@ -110,12 +110,12 @@ class Run:
         )  # fmt: skip
 
     def _context_length(self) -> dict[str, Any]:
-        """What every engine calls the longest prompt and response together."""
+        """The maximum length of prompt plus response, under the name that every engine gives it."""
         longest = self.config.max_context_tokens
         return {"max_model_len": longest} if longest else {}
 
     def _server_settings(self, top_k: int) -> EngineSettings:
-        """Dtypes and the like are decided where the servers are started."""
+        """Dtypes and the like are decided when the servers start."""
         config = self.config
         named = {"url": config.engine_url, "served_model": config.served_model, **self._context_length()}
         folder = Path(config.weights_folder or self.folder / "weights")
@@ -125,7 +125,7 @@ class Run:
         )  # fmt: skip
 
     def _load(self, algorithm: Algorithm) -> None:
-        """Pose the problems in the engine's context, and load the trainer beside the engine."""
+        """Encode the problems for the engine's context, and load the trainer beside the engine."""
         config = self.config
         self.task.pose(self.engine.max_model_len)
         for sentence in self.task.left_out:
@@ -154,7 +154,7 @@ class Run:
             )
             weights = Merged(trainer.model)
         self.learner = Learner(trainer, algorithm, self._sampling, config, self.world)
-        remote = engine_module(config.engine).REMOTE  # whose dtype is its own affair
+        remote = engine_module(config.engine).REMOTE  # a server decides on its own dtype
         dtypes = config.trainer_dtype, config.rollout_dtype, config.kv_cache_dtype
         exact = dtypes == ("float32", "float32", "auto") and not remote
         self.sync = WeightSync(
@@ -162,37 +162,37 @@ class Run:
         )
 
     def restore(self) -> int | None:
-        """Go back to the newest checkpoint; answers how many steps are done, None where nothing is."""
+        """Go back to the newest checkpoint; returns the number of finished steps, None without a checkpoint."""
         found = latest_checkpoint(self.folder, self.world)
         if found is None:
             recorded, first = last_step(self.folder), min(self.config.checkpoint_every, self.config.steps)
-            # A step's line is there before its checkpoint, and a kill or a full disk can come between them.
+            # A step's line is written before its checkpoint, and a kill or a full disk can come between them.
             if recorded > first or (recorded == first and (self.folder / "model").exists()):
                 look = suggest("report", self.folder)
                 raise MismatchError(
-                    f"{self.folder} has {recorded} steps on record, but its checkpoints are gone, so nothing can go on "
-                    f"from there. Start anew in another --output. To look at it: {look}"
+                    f"{self.folder} has {recorded} steps on record, but its checkpoints are gone, so it cannot be "
+                    f"resumed. Start again in another --output. To look at it: {look}"
                 )
             self._cut_back(-1)
             return None
         self.learner.restore(found.facts["learner"], found.load)
         self.sync.restore(found.facts["sync"], found.load)
-        judge = found.facts["judge"]  # what one rank gave up, all know; what was counted, the first
+        judge = found.facts["judge"]  # every rank knows the given-up questions; only the first has the counts
         self.task.grader.load_state_dict(judge if self.world.first else judge | {"timeouts": 0})
         self._cut_back(found.step)
         return found.step
 
     def _cut_back(self, step: int) -> None:
-        self.world.barrier()  # every rank has read what is there
+        self.world.barrier()  # until every rank has read the files
         if self.world.first:
             cut_back(self.folder, step)
 
     def save(self, step: int) -> None:
-        """Everything that the next step depends on.
+        """Save everything that the next step depends on.
 
-        No random state is among it, on any device: the trainer draws nothing (no dropout), problems and minibatches are
-        shuffled by seed and step, and every response is sampled from hash(seed, prompt, sample, step). So nothing
-        depends on how many ranks there are.
+        No random state is needed: the trainer draws nothing (no dropout), problems and minibatches are shuffled by seed
+        and step, and every response is sampled from hash(seed, prompt, sample, step). So nothing depends on the number
+        of ranks.
         """
         facts = {"learner": self.learner.facts(), "sync": self.sync.facts(), "judge": self._judge()}
         tensors = self.learner.tensors() | self.sync.tensors()
@@ -201,20 +201,20 @@ class Run:
             renew_table(self.folder / METRICS_FILE, self.say)
 
     def _judge(self) -> Record:
-        """What took too long to grade, on any rank."""
+        """The responses that took too long to grade, on any rank."""
         found = self.world.gather(self.task.grader.state_dict())
         given_up = sorted({question for state in found for question in state["given_up"]})
         return {"given_up": given_up, "timeouts": self.counts()["grading_timeouts"]}
 
     def _save_adapter(self, folder: Path) -> None:
-        """As peft does, for whoever wants to use it: a resumed run goes on from the state."""
+        """Save the adapter as peft does, for the user: a resumed run reads the state instead."""
         if self.lora is not None:
             save_adapter(self.lora, folder / "adapter")
 
     def share(self, problems: Sequence[Posed]) -> list[Posed]:
-        """Those that this rank samples."""
-        own = self.world.share(len(problems))
-        return list(problems[own.start : own.stop])
+        """The problems that this rank samples."""
+        share = self.world.share(len(problems))
+        return list(problems[share.start : share.stop])
 
     def sample(
         self, posed: list[Posed], step: int, samples: int, sampling: SamplingSettings | None = None
@@ -230,27 +230,27 @@ class Run:
         return np.array(self.task.grader.rewards([p.problem for p in posed], rollouts), dtype=np.float32)
 
     def graded(self, step: int, posed: list[Posed], rollouts: list[Any]) -> Step:
-        """A step with the rewards and advantages of its responses, groups of neighbours."""
+        """A step with the rewards and advantages of its responses; consecutive responses form a group."""
         reward_S = self.grade(posed, rollouts)
         advantage_S = np.nan_to_num(group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed])))
         index = [i % self.config.samples_per_prompt for i in range(len(posed))]
         return Step(step, self.learner.version, posed, index, rollouts, reward_S, advantage_S)
 
     def recompute(self, step: Step) -> list[ResponseScores] | None:
-        """log π at the weights that sampled, where the algorithm or the user wants it."""
+        """log π at the weights that sampled, if the algorithm or the user asks for it."""
         if not (self.config.recompute or self.learner.algorithm.needs_recomputed):
             return None
         requests = list(map(ScoreRequest.of, step.rollouts))
         return self.learner.trainer.score(requests, token_budget=self.config.token_budget)
 
     def minibatches(self, step: int) -> list[Minibatch]:
-        """Those of every epoch, shuffled by seed, step and epoch; of each the rows that are this rank's.
+        """The minibatches of every epoch, shuffled by seed, step and epoch; each has this rank's rows only.
 
-        A rule that looks at all samples of a prompt needs them in one.
+        A rule that looks at all samples of a prompt needs them in the same minibatch.
         """
         config, problems = self.config, self.world.share(self.config.prompts_per_step)
         responses = config.prompts_per_step * config.samples_per_prompt
-        own = range(problems.start * config.samples_per_prompt, problems.stop * config.samples_per_prompt)
+        local = range(problems.start * config.samples_per_prompt, problems.stop * config.samples_per_prompt)
         batches = []
         for epoch in range(self.config.epochs):
             together = config.samples_per_prompt if self.learner.algorithm.looks_at_groups else 1
@@ -260,12 +260,12 @@ class Run:
                 np.ravel(part[:, None] * together + np.arange(together))
                 for part in np.array_split(order, config.minibatches)
             )
-            rows = ([row - own.start for row in part.tolist() if row in own] for part in parts)
+            rows = ([row - local.start for row in part.tolist() if row in local] for part in parts)
             batches += [Minibatch(epoch, number, part) for number, part in enumerate(rows)]
         return batches
 
     def samples(self, step: Step, batch: Minibatch) -> list[Sample]:
-        """A minibatch of a step for the learner; at the weights that sampled, what it sees itself is the recomputed."""
+        """A minibatch of a step for the learner; at the weights that sampled, its own log π is the recomputed one."""
         moved = self.learner.version > step.version
         rows = batch.rows
         recomputed = [step.recomputed[row] if step.recomputed is not None and moved else None for row in rows]
@@ -278,7 +278,7 @@ class Run:
         ]
 
     def update(self, step: Step, batch: Minibatch) -> None:
-        """One optimiser step; where it is not finite, everything up to it is left behind as a trace."""
+        """One optimiser step; if it is not finite, everything up to it is saved as a trace."""
         version = self.learner.version
         try:
             update = self.learner.update(self.samples(step, batch))
@@ -288,17 +288,17 @@ class Run:
             why = f"step {step.number} ended at {updates}, whose gradient was not finite"
             responses = self._all_responses(step)
             folder = self.write_trace("not-finite", responses.table, cut_short=why) if responses else None
-            self.world.barrier()  # a rank that ends takes the others with it
-            raise MismatchError(f"{error} What it was computed from is in {folder}.") from error
+            self.world.barrier()  # a rank that ends takes the others down with it
+            raise MismatchError(f"{error} The data behind it is in {folder}.") from error
         step.uses.append(Use(batch, version, update))
 
     def counts(self) -> Record:
-        """What went wrong so far and did not stop the run."""
+        """Counts of failures so far that did not stop the run."""
         timeouts = sum(self.world.gather(self.task.grader.timeouts))
         return {"back_offs": self.learner.loss_scale.back_offs, "grading_timeouts": timeouts}
 
     def record(self, step: Step) -> Record:
-        """The line of a step, without times, and its trace where one is due; on the first rank, {} elsewhere."""
+        """The line of a step, without times, and its trace if one is due; {} on all ranks but the first."""
         counts, responses, every = self.counts(), self._all_responses(step), self.config.trace_every
         stated = sum(self.world.gather(self.task.grader.stated))
         if responses is None:
@@ -310,7 +310,7 @@ class Run:
         return step_record(step, responses, self.learner.algorithm, routers, self.framework) | counts
 
     def _warn_of_no_answers(self, stated: int, responses: Responses) -> None:
-        """Once, where none of what was graded since the last step states an answer: every reward is 0."""
+        """Warn once if no response graded since the last step states an answer: every reward is 0."""
         if self._stated is None or self.config.reward or self.config.environment:
             return
         if stated > self._stated:
@@ -320,12 +320,12 @@ class Run:
         self._stated = None
 
     def _all_responses(self, step: Step) -> Responses | None:
-        """Those of all ranks, on the first one."""
+        """The responses of all ranks, on the first one."""
         found = self.world.gather_first(step_responses(step))
         return joined(found) if found else None
 
     def write(self, record: Record) -> None:
-        """Add a line to metrics.jsonl; of the first rank."""
+        """Append a line to metrics.jsonl, on the first rank."""
         if not self.world.first:
             return
         path = self.folder / METRICS_FILE
@@ -334,31 +334,31 @@ class Run:
                 lines.write(json.dumps(record).encode() + b"\n")
                 lines.flush()
                 os.fsync(lines.fileno())  # a checkpoint that outlives a power cut must not outlive the lines before it
-        except OSError as error:  # what it wrote of the line, nobody reads
+        except OSError as error:  # readers skip a partial line
             raise could_not_write(path, error) from error
 
     def save_model(self) -> None:
-        """What was learnt, as a model folder that `probe` can read; an adapter both by itself and merged."""
+        """Save the trained model as a folder that `probe` can read; an adapter both by itself and merged."""
         from transformers.utils import logging
 
         self._on_phase("model")
         logging.disable_progress_bar()
-        learnt = self.learner.model
-        if self.lora is not None or is_spread(learnt):
+        trained = self.learner.model
+        if self.lora is not None or is_spread(trained):
             if self.lora is not None and self.world.first:
                 with replacing_folder(self.folder / "adapter") as temporary:
                     save_adapter(self.lora, temporary)
-            state = on_first(whole_state(learnt if self.lora is None else Merged(learnt)), self.world)
+            state = on_first(whole_state(trained if self.lora is None else Merged(trained)), self.world)
             if not self.world.first:
                 return
-            learnt = load_causal_lm(self.config.model, self.config.trainer_dtype, device_map="cpu")
-            learnt.load_state_dict(state)
+            trained = load_causal_lm(self.config.model, self.config.trainer_dtype, device_map="cpu")
+            trained.load_state_dict(state)
         with replacing_folder(self.folder / "model") as temporary:
-            learnt.save_pretrained(temporary)
+            trained.save_pretrained(temporary)
             self._tokenizer.save_pretrained(temporary)
 
     def write_trace(self, name: str, table: Any, cut_short: str = "") -> Path:
-        """One step as a trace of one shard; `cut_short` says why it holds a part of the step only."""
+        """Write one step as a trace of one shard; `cut_short` says why it has only part of the step."""
         folder = self.folder / "traces" / name
         path = shard_path(folder, 0)
         why = {"cut_short": cut_short} if cut_short else {}
@@ -381,7 +381,7 @@ class Run:
         }
 
     def _adapter_facts(self) -> dict[str, Any]:
-        """Of the adapter that learns, under the names that a saved one has; the engine holds the sum."""
+        """The adapter in training, described like a saved one; the engine has the merged weights."""
         config = self.config
         if self.lora is None:
             return {}
@@ -395,5 +395,5 @@ class Run:
 
     def close(self) -> None:
         self.task.grader.stop()
-        with suppress(Exception):  # an engine that died: nothing here can hurt what is on record
+        with suppress(Exception):  # the engine may have died; what is on record is safe
             self.engine.close()

@@ -1,4 +1,4 @@
-"""One step of training as the trace knows it: a table of its responses, and the numbers that are drawn from it."""
+"""One step of training as the trace records it: a table of its responses, and the metrics computed from it."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from mismatch_cli.trackers import AS
 
 @dataclass
 class Step:
-    """What was sampled, what it earned, and what the trainer said of it before each update."""
+    """The sampled responses, their rewards, and the trainer's log π before each update."""
 
     number: int
-    version: int  # optimiser steps behind the weights that sampled
-    posed: list[Posed]  # one for each response
+    version: int  # optimiser steps that led to the weights that sampled
+    posed: list[Posed]  # one per response
     sample_index: list[int]
     rollouts: list[Rollout]
     reward_S: np.ndarray
     advantage_S: np.ndarray
     recomputed: list[ResponseScores] | None = None  # by the weights that sampled
     uses: list[Use] = field(default_factory=list)
-    sampled: dict[str, Any] | None = None  # of all groups that were sampled, where others took the place of some
+    sampled: dict[str, Any] | None = None  # of all sampled groups, if dynamic sampling replaced some
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class Use:
-    """A minibatch, and what its update saw."""
+    """A minibatch, and what its update measured."""
 
     minibatch: Minibatch
-    version: int  # optimiser steps behind the weights that judged it
+    version: int  # optimiser steps that led to the weights before this update
     update: Update
 
 
 def step_table(step: Step) -> pa.Table:
-    """One row for every response and use, in the columns of a trace."""
+    """One row per response and use, in the columns of a trace."""
     rows = [(use, place, row) for use in step.uses for place, row in enumerate(use.minibatch.rows)]
     equal = [use.version == step.version for use, _, _ in rows]
     columns: dict[str, Any] = {
@@ -98,7 +98,7 @@ def step_table(step: Step) -> pa.Table:
             None if use.update.logp_average is None else _measured(step, row, use.update.logp_average[place])
             for use, place, row in rows
         ]
-    if any(use.update.topk_logp[place] is not None for use, place, _ in rows):  # the algorithm asks of the top K
+    if any(use.update.topk_logp[place] is not None for use, place, _ in rows):  # the algorithm needs the top K
         columns |= {
             "topk_ids": [step.rollouts[row].topk_ids_TK for _, _, row in rows],
             "topk_logp_rollout": [step.rollouts[row].topk_logp_rollout_TK for _, _, row in rows],
@@ -115,12 +115,12 @@ def step_table(step: Step) -> pa.Table:
 
 
 def _sampled_T(rollout: Rollout) -> np.ndarray:
-    """Which tokens the engine sampled, bool: the loss mask."""
+    """The loss mask, bool: which tokens the engine sampled."""
     return np.ones(len(rollout.response_ids), dtype=bool) if rollout.sampled_T is None else rollout.sampled_T
 
 
 def _measured(step: Step, row: int, values_T: np.ndarray | None) -> np.ndarray | None:
-    """The trainer's values, but for the tokens of an environment: they count for nothing, and are measured nowhere."""
+    """The trainer's values; NaN for the tokens of an environment, which count nowhere."""
     sampled_T = step.rollouts[row].sampled_T
     if values_T is None or sampled_T is None:
         return values_T
@@ -129,9 +129,9 @@ def _measured(step: Step, row: int, values_T: np.ndarray | None) -> np.ndarray |
 
 @dataclass(frozen=True)
 class Responses:
-    """What the line and the trace of a step are made from, of some of its responses."""
+    """What the line and the trace of a step need of some of its responses."""
 
-    table: pa.Table  # a row for every use of a response
+    table: pa.Table  # a row per use of a response
     reward_S: np.ndarray
     length_S: np.ndarray  # tokens that the model wrote
     turns_S: np.ndarray
@@ -139,17 +139,17 @@ class Responses:
 
 
 def mean_reward(reward_S: np.ndarray) -> float:
-    """Over the responses that were judged; a `MismatchError` where none was."""
+    """The mean over the graded responses; a `MismatchError` if there are none."""
     judged_S = reward_S[~np.isnan(reward_S)]
     if not len(judged_S):
         raise MismatchError(
-            f"--reward judged none of {len(reward_S)} responses: it answered None for each. Judge some of them."
+            f"--reward graded none of {len(reward_S)} responses: it returned None for each. Return a number for some."
         )
     return float(judged_S.mean())
 
 
 def step_responses(step: Step) -> Responses:
-    """Of the responses that this rank has."""
+    """The line's and the trace's data for the responses of this rank."""
     length_S = np.array([r.num_sampled for r in step.rollouts])
     turns_S = np.array([r.num_turns for r in step.rollouts])
     truncated_S = np.array([r.finish_reason == "length" for r in step.rollouts])
@@ -157,7 +157,7 @@ def step_responses(step: Step) -> Responses:
 
 
 def joined(parts: Sequence[Responses]) -> Responses:
-    """Those of all ranks, in their order."""
+    """The responses of all ranks, in their order."""
     if len(parts) == 1:
         return parts[0]
     table = pa.concat_tables([part.table for part in parts if len(part.table)], promote_options="default")
@@ -172,9 +172,9 @@ def step_record(
     routers: Mapping[str, Any] = MappingProxyType({}),
     framework: str = "",
 ) -> dict[str, Any]:
-    """The line of metrics.jsonl, without times: measured by the accumulators that measure every trace.
+    """The line of metrics.jsonl, without times, from the accumulators that measure every trace.
 
-    `routers` are those of the trainer, as a manifest describes them. `framework`: what it would show too.
+    `routers` are those of the trainer, as a manifest describes them. `framework` adds what that framework would show.
     """
     batch = table_to_batch(responses.table)
     pairs, routing = {name: MismatchSummary(PAIRS[name]) for name in ("mismatch", "total")}, Routing()
@@ -207,7 +207,7 @@ def step_record(
 
 
 def _groups(reward_GS: np.ndarray) -> dict[str, float]:
-    """Groups that teach nothing: every response to a problem earned 1, or every one 0."""
+    """Shares of groups that teach nothing: all responses to a problem earned 1, or all earned 0."""
     right, wrong = ((reward_GS == earned).all(axis=1).mean() for earned in (1, 0))
     return {"groups_all_right": float(right), "groups_all_wrong": float(wrong)}
 
@@ -217,7 +217,7 @@ def _pick(summary: MismatchSummary, estimates: Mapping[str, Estimate]) -> dict[s
 
 
 def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
-    """What the run's own algorithm blocked, and bad updates."""
+    """What the run's own algorithm blocks, and bad updates."""
     needs = Needs.of([algorithm])
     gathering = Gathering(algorithm.batch_masks)
     if gathering.rules:

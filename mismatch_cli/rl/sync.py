@@ -1,4 +1,4 @@
-"""Weight sync that proves itself: what the engine says of its own tokens, against the weights it should have."""
+"""A weight sync that proves itself: the engine's log μ of its own tokens must fit the weights it was given."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,19 +15,19 @@ from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.sharding import like, local
 
 PROVEN, NEWER, UNDECIDABLE = "proven", "newer", "undecidable"
-_SAME = 1e-5  # mean |π − μ| between two float32 implementations of the same weights; measured: 3.4e-7
-_PAIRED = 16  # responses that are scored at the older weights
-_BROKEN = 5.0  # times the gap at the last answer: with the policy where it was, no rounding makes that
+_SAME = 1e-5  # largest mean |π − μ| of two float32 implementations with the same weights; measured: 3.4e-7
+_PAIRED = 16  # responses to score at the older weights
+_BROKEN = 5.0  # × the gap at the last proof: more than rounding can cause while the policy barely moves
 
 
 class WeightSync:
-    """Gives the engine the trainer's weights, and holds what it samples next against them.
+    """Gives the engine the trainer's weights, and compares what it samples next with them.
 
-    In float32 on both sides the proof costs nothing: the first minibatch is judged by the weights that sampled. In
-    lower precision the engine never agrees exactly, so it is asked which weights it agrees with better, the new ones or
-    older ones: those of the step before ("proven"), or of the last answer where the steps since then were too small to
-    tell ("newer": than these, which an engine that is one small step late would be too). That takes a copy of the
-    weights, and a forward pass over a few responses.
+    In float32 on both sides the proof is free: the trainer scores the first minibatch at the weights that sampled it
+    anyway. In lower precision the engine never agrees exactly, so we test which weights it fits better, the new ones or
+    older ones. These are from the step before ("proven"), or from the last proof if the steps since were too small to
+    tell ("newer": than those, which an engine that lags by one small step would be too). That takes a copy of the
+    weights and a forward pass over a few responses.
     """
 
     def __init__(
@@ -40,25 +40,25 @@ class WeightSync:
         weights: Any = None,
         world: World = ALONE,
     ) -> None:
-        """`weights`: what the engine is given, where that is not the trainer's model itself but an adapter merged."""
+        """`weights`: what the engine gets, if not the trainer's model itself but a merged adapter."""
         self._engine, self._trainer, self._weights = engine, trainer, weights or trainer.model
         self._exact, self._token_budget, self._world = exact, token_budget, world
         self._before: list[torch.Tensor] | None = None  # older weights, for the paired test
         self._now: list[torch.Tensor] | None = None
         self._logp_before: list[np.ndarray] | None = None
         self._age = 0  # steps between the older weights and now
-        self._gap = np.inf  # mean |π − μ| at the last answer
+        self._gap = np.inf  # mean |π − μ| at the last proof
 
     def load(self) -> None:
-        """Give the engine every weight as it is now."""
-        with engine_failures("taking over weights", "Every finished step is on record"):
+        """Give the engine all current weights."""
+        with engine_failures("loading weights", "Every finished step is on record"):
             self._engine.load_weights(self._weights)
 
     def look_back(self, samples: Sequence[Sample]) -> None:
-        """Before the first update of a step: what older weights say of its first minibatch."""
+        """Before the first update of a step: score its first minibatch at the older weights."""
         if self._exact:
             return
-        self._now, self._age = [part.to("cpu", copy=True) for part in self._learnt()], self._age + 1
+        self._now, self._age = [part.to("cpu", copy=True) for part in self._trainable()], self._age + 1
         if self._before is not None:
             requests = [ScoreRequest.of(s.rollout) for s in samples[:_PAIRED]]
             self._put(self._before)
@@ -67,24 +67,24 @@ class WeightSync:
             self._logp_before = [s.rollout.of_sampled(score.logp_T) for s, score in zip(samples, scores, strict=False)]
 
     def prove(self, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]) -> str:
-        """Whether the engine sampled the first minibatch with the weights that judged it; a `MismatchError` if not.
+        """Whether the engine sampled the first minibatch with the weights that scored it; a `MismatchError` if not.
 
-        Every rank looks at its own engine's responses; what is answered holds of all engines.
+        Every rank checks its own engine's responses; the answer holds for all engines.
         """
         logp_rollout = [s.rollout.of_sampled(s.rollout.logp_rollout_T) for s in samples]
         logp_trainer = [s.rollout.of_sampled(logp_T) for s, logp_T in zip(samples, logp_trainer, strict=True)]
         if self._exact:
             return prove_equal(logp_rollout, logp_trainer) if samples else UNDECIDABLE
-        own, found = mean_gap(logp_rollout, logp_trainer), UNDECIDABLE
-        if self._logp_before is not None and samples:  # at the first step there are no other weights yet
+        gap, found = mean_gap(logp_rollout, logp_trainer), UNDECIDABLE
+        if self._logp_before is not None and samples:  # the first step has no older weights yet
             found = prove_newer(logp_rollout[:_PAIRED], logp_trainer[:_PAIRED], self._logp_before)
-            if found == UNDECIDABLE and own > max(_BROKEN * self._gap, _SAME):
+            if found == UNDECIDABLE and gap > max(_BROKEN * self._gap, _SAME):
                 raise MismatchError(
-                    f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {own:.2g}, which no "
-                    "older weights explain. The engine has broken weights, or only a part of them."
+                    f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {gap:.2g}, which no "
+                    "older weights explain. The engine has broken or incomplete weights."
                 )
         tokens = sum(map(len, logp_rollout))
-        told = self._world.gather((found, own, tokens))
+        told = self._world.gather((found, gap, tokens))
         if self._logp_before is not None and any(found == UNDECIDABLE for found, _, tokens in told if tokens):
             return UNDECIDABLE
         found = UNDECIDABLE if self._logp_before is None else PROVEN if self._age == 1 else NEWER
@@ -92,48 +92,48 @@ class WeightSync:
         return found
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The older weights, by name: with `facts`, a resumed run answers what the unbroken one does."""
+        """The older weights, by name: with `facts`, a resumed run gets the same results as an unbroken one."""
         return {} if self._before is None else self._named(self._before)
 
     def facts(self) -> dict[str, Any]:
         return {"before": self._before is not None, "age": self._age, "gap": float(self._gap)}
 
     def restore(self, facts: dict[str, Any], load: Callable[[dict[str, torch.Tensor]], None]) -> None:
-        """Go on from `facts()`; `load` fills tensors of these names."""
+        """Continue from `facts()`; `load` fills tensors of these names."""
         self._age, self._gap, self._before = facts["age"], facts["gap"], None
         if facts["before"]:
-            self._before = [torch.empty_like(part, device="cpu") for part in self._learnt()]
+            self._before = [torch.empty_like(part, device="cpu") for part in self._trainable()]
             named = self._named(self._before)
             load(named)
             self._before = [local(weight).to("cpu") for weight in named.values()]
 
     @torch.no_grad()
     def _put(self, weights: Sequence[torch.Tensor]) -> None:
-        for part, value in zip(self._learnt(), weights, strict=True):
+        for part, value in zip(self._trainable(), weights, strict=True):
             part.copy_(value)
 
-    def _learnt(self) -> list[torch.Tensor]:
-        """This rank's part of every weight that learns."""
+    def _trainable(self) -> list[torch.Tensor]:
+        """This rank's part of every trainable weight."""
         return [local(weight.detach()) for weight in self._trainer.model.parameters() if weight.requires_grad]
 
     def _named(self, parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        learnt = ((name, weight) for name, weight in self._trainer.model.named_parameters() if weight.requires_grad)
-        return {f"before.{name}": like(weight, part) for (name, weight), part in zip(learnt, parts, strict=True)}
+        trainable = ((name, weight) for name, weight in self._trainer.model.named_parameters() if weight.requires_grad)
+        return {f"before.{name}": like(weight, part) for (name, weight), part in zip(trainable, parts, strict=True)}
 
 
 def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> str:
-    """In float32 on both sides log μ must be log π: a `MismatchError` where it is not."""
+    """In float32 on both sides log μ must equal log π: a `MismatchError` if it does not."""
     gap = mean_gap(logp_rollout, logp_trainer)
     if not gap <= _SAME:  # false for NaN too
         raise MismatchError(
-            f"The weight sync failed: the engine's probabilities are {gap:.2g} away from those of the trainer's "
-            f"weights, on average, and in float32 they should agree to {_SAME:g}. The engine has old or broken weights."
+            f"The weight sync failed: the engine's probabilities differ by {gap:.2g} on average from the trainer's, "
+            f"and in float32 they should agree to {_SAME:g}. The engine has old or broken weights."
         )
     return PROVEN
 
 
 def mean_gap(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> float:
-    """mean |π − μ| over tokens; 0 where there are none."""
+    """mean |π − μ| over tokens; 0 without tokens."""
     if not logp_rollout:
         return 0.0
     gap_T = np.abs(np.exp(np.concatenate(logp_trainer)) - np.exp(np.concatenate(logp_rollout)))
@@ -150,14 +150,14 @@ def _mean(told: Sequence[tuple[str, float, int]]) -> float:
 def prove_newer(
     logp_rollout: Sequence[np.ndarray], logp_new: Sequence[np.ndarray], logp_old: Sequence[np.ndarray]
 ) -> str:
-    """In lower precision: whether the engine agrees better with the new weights than with older ones.
+    """In lower precision: whether the engine fits the new weights better than older ones.
 
-    A paired test over responses on the mean |π − μ| of each, which must differ by a part of the smaller one too. Where
-    the steps between were too small to tell, "undecidable"; a `MismatchError` where the old weights fit better.
+    A paired test over the mean |π − μ| of each response; the two means must also differ by a share of the smaller one.
+    "undecidable" if the steps between were too small to tell; a `MismatchError` if the old weights fit better.
     """
     fit = paired_test(logp_rollout, logp_new, logp_old)
     if np.isnan(fit.first + fit.second):
-        raise MismatchError("The weight sync failed: the engine or the trainer answers NaN.")
+        raise MismatchError("The weight sync failed: the engine or the trainer returns NaN.")
     if not fit.second_fits:
         return PROVEN if fit.first_fits else UNDECIDABLE
     raise MismatchError(

@@ -1,6 +1,6 @@
-"""The problems of a training run: which ones a step samples, how they are posed, and who grades the answers.
+"""The problems of a training run: which ones a step samples, how they are encoded, and who grades the answers.
 
-And what can be wrong with the settings of runs, told before a model is loaded, a run begins or a file is written.
+Also the checks of a run's settings, made before a model loads, a run begins or a file is written.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from mismatch_cli.tasks.rewards import check_reward
 from mismatch_cli.tasks.source_rows import is_local
 from mismatch_cli.torch_settings import check_threads
 
-_EPISODES = "episodes"  # what the set of those is called that an environment poses itself
+_EPISODES = "episodes"  # the name of the evaluation set that an environment generates
 
 
 @dataclass(frozen=True)
 class Posed:
-    """A problem with the token ids that pose it; none where an environment does."""
+    """A problem with its prompt's token ids; none if an environment makes the prompt."""
 
     problem: Problem
     prompt_ids: list[int]
 
 
 def evaluation_sets(config: TrainConfig) -> dict[str, tuple[str, str]]:
-    """Where each evaluation set lies, and its split, by the name that its accuracy gets; none for the training's.
+    """The location and split of each evaluation set, by the name of its accuracy; empty for the training problems.
 
-    A set is called as its file or the last part of its name on the hub, a second one of that name with its number.
+    A set is named after its file, or the last part of its name on the hub; a second one of that name gets a number.
     """
     listed = config.eval_dataset
     is_one = Path(listed).expanduser().is_file()  # a file may have commas in its name
@@ -57,7 +57,7 @@ def evaluation_sets(config: TrainConfig) -> dict[str, tuple[str, str]]:
     if len(splits) != len(locations):
         raise UsageError(
             f"eval_split names {len(splits)} splits for {len(locations)} evaluation sets. "
-            "Give one for all, or one for each, with commas between."
+            "Give one for all, or one each, separated by commas."
         )
     found: dict[str, tuple[str, str]] = {}
     for location, split in zip(locations, splits, strict=True):
@@ -73,7 +73,7 @@ def _name_of(location: str) -> str:
 
 
 def _load(config: TrainConfig, location: str, split: str, limit: int) -> tuple[list[Problem], int]:
-    """The problems that can be judged, and how many there are in all."""
+    """The problems that can be graded, and the number of all."""
     source = PromptSource(
         location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None,
         columns=bool(config.reward), unique=config.unique_problems,
@@ -84,25 +84,25 @@ def _load(config: TrainConfig, location: str, split: str, limit: int) -> tuple[l
 
 
 def _by_seed(first: int, stop: int) -> list[Problem]:
-    """Problems of which nothing is known but the number that the environment's seed follows from."""
+    """Problems that consist of a number only, from which the environment's seed follows."""
     return [Problem(number, "", None) for number in range(first, stop)]
 
 
 def _check_number(config: TrainConfig, problems: int) -> None:
     if config.prompts_per_step > problems:
         raise UsageError(
-            f"prompts_per_step = {config.prompts_per_step} is more than the {problems} problems there are. "
-            f"Use --prompts-per-step {problems}, or give more problems."
+            f"prompts_per_step = {config.prompts_per_step} is more than the {problems} problems available. "
+            f"Use --prompts-per-step {problems}, or add problems."
         )
     if config.dynamic_sampling and 2 * config.prompts_per_step > problems:
         raise UsageError(
-            f"dynamic_sampling takes other problems in place of some, and a step has {config.prompts_per_step} of the "
-            f"{problems} that there are. Use --prompts-per-step {max(1, problems // 2)} or less, or give more problems."
+            f"dynamic_sampling replaces problems of a step by others, and a step has {config.prompts_per_step} of only "
+            f"{problems}. Use --prompts-per-step {max(1, problems // 2)} or less, or add problems."
         )
 
 
-def _judge(config: TrainConfig, tokenizer: Any) -> Grader | Environments:
-    """Who says what a response earns."""
+def _grader(config: TrainConfig, tokenizer: Any) -> Grader | Environments:
+    """What assigns the reward of a response."""
     if config.environment:
         return Environments(config.environment, config.environment_seconds, config.environment_processes)
     return Grader(
@@ -116,24 +116,26 @@ def _judge(config: TrainConfig, tokenizer: Any) -> Grader | Environments:
 
 
 class Task:
-    """Problems with answers; a step's share follows from seed and step alone, each problem at most once in an epoch.
+    """Problems with answers; seed and step alone decide a step's problems, each at most once per epoch.
 
-    The constructor says what is wrong with the data, `pose` has to know the engine's context.
+    The constructor checks the data; `pose` needs the engine's context length.
     """
 
     def __init__(self, config: TrainConfig, tokenizer: Any) -> None:
         self._config, self._tokenizer = config, tokenizer
-        self.left_out: list[str] = []  # sentences about problems that are not used
+        self.left_out: list[str] = []  # sentences about unused problems
         self.posed: list[Posed] = []
         self.evaluation: dict[str, list[Posed]] = {}  # by the name of the set
-        self.grader = _judge(config, tokenizer)
-        own, further = config.episodes, config.episodes + config.eval_episodes
-        self.problems = _by_seed(0, own) if own else self._loaded(config.dataset, config.split, config.num_problems)
+        self.grader = _grader(config, tokenizer)
+        trained, total = config.episodes, config.episodes + config.eval_episodes
+        self.problems = (
+            _by_seed(0, trained) if trained else self._loaded(config.dataset, config.split, config.num_problems)
+        )
         _check_number(config, len(self.problems))
         sets = evaluation_sets(config)
         self._evaluated = {name: (place, self._loaded(place, split, 0)) for name, (place, split) in sets.items()}
         if config.eval_episodes:
-            self._evaluated = {_EPISODES: ("", _by_seed(own, further))}
+            self._evaluated = {_EPISODES: ("", _by_seed(trained, total))}
         if config.reward or config.environment:
             self.grader.start()
 
@@ -141,25 +143,25 @@ class Task:
         problems, total = _load(self._config, location, split, limit)
         if len(problems) < total:
             without = total - len(problems)
-            self.left_out.append(f"{location}: {without} of {total} problems have no answer and are left out.")
+            self.left_out.append(f"{location}: skipping {without} of {total} problems that have no answer.")
         if self._config.unique_problems and (unclear := answered_differently(problems)):
             self.left_out.append(
-                f"{location}: {unclear} of {len(problems)} problems stand there with more than one answer. "
-                "They are kept, and at most one of the answers can be right."
+                f"{location}: {unclear} of {len(problems)} problems appear with more than one answer. "
+                "They are kept, though at most one of the answers can be right."
             )
         return problems
 
     def pose(self, max_model_len: int) -> None:
-        """Put the problems as token ids; one whose prompt fills the context is left out."""
+        """Encode the problems as token ids; one whose prompt fills the context is left out."""
         self.posed = self._encode(self.problems, self._config.dataset, max_model_len)
         _check_number(self._config, len(self.posed))
         posed = {name: self._encode(found, place, max_model_len) for name, (place, found) in self._evaluated.items()}
-        own = _EPISODES if self._config.episodes else _name_of(self._config.dataset)
-        self.evaluation = posed or {own: self.posed}
+        name = _EPISODES if self._config.episodes else _name_of(self._config.dataset)
+        self.evaluation = posed or {name: self.posed}
 
     def _encode(self, problems: list[Problem], location: str, max_model_len: int) -> list[Posed]:
         config = self._config
-        if config.environment:  # it poses them itself, when it is asked
+        if config.environment:  # it makes their prompts itself, when an episode begins
             return [Posed(problem, []) for problem in problems]
         encoded = encode_prompts(
             problems, self._tokenizer, template=config.prompt_template, max_model_len=max_model_len,
@@ -168,13 +170,13 @@ class Task:
         if encoded.skipped:
             number, first = len(encoded.skipped), encoded.skipped[0]
             self.left_out.append(
-                f"{location}: {number} of {len(problems)} problems are left out, the first (row {first['prompt_id']}) "
+                f"{location}: skipping {number} of {len(problems)} problems, the first (row {first['prompt_id']}) "
                 f"because {first['reason']}."
             )
         return [Posed(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)]
 
     def others_of_step(self, step: int) -> Iterator[list[Posed]]:
-        """Further problems for a step, as many at a time as it has; they follow from seed and step alone too."""
+        """More problems for a step, in batches of its size; also decided by seed and step alone."""
         number = self._config.prompts_per_step
         taken = {posed.problem.prompt_id for posed in self.of_step(step)}
         others = [posed for posed in self.posed if posed.problem.prompt_id not in taken]
@@ -183,7 +185,7 @@ class Task:
             yield others[batch * number : (batch + 1) * number]
 
     def of_step(self, step: int) -> list[Posed]:
-        """The problems of a step (they count from 1), without what is left over at the end of an epoch."""
+        """The problems of a step (steps count from 1); the remainder at the end of an epoch is dropped."""
         per_epoch = len(self.posed) // self._config.prompts_per_step
         epoch, place = divmod(step - 1, per_epoch)
         order = list(range(len(self.posed)))
@@ -193,20 +195,20 @@ class Task:
 
 
 def check_runs(configs: Sequence[TrainConfig]) -> None:
-    """Every run's names, thresholds and files; a `MismatchError` or `UsageError` for the first that does not do.
+    """Check every run's names, thresholds and files; a `MismatchError` or `UsageError` for the first bad one.
 
-    What only the hub knows (a model or a data set by its name there) is found when the first run loads it.
+    What only the hub knows (a model or data set by its name there) is checked when the first run loads it.
     """
     first = configs[0]  # runs of one command differ in algorithm and seed
     if not engine_module(first.engine).TAKES_WEIGHTS:
         raise UsageError(
-            f"Training sends new weights to the engine after every step, and {first.engine} takes none. "
+            f"Training sends new weights to the engine after every step, and {first.engine} cannot load any. "
             "Use --engine vllm, hf or server."
         )
     if bool(first.engine_url) != engine_module(first.engine).REMOTE:
         raise UsageError(
-            "--engine server and --engine-url belong together: the URLs of vLLM servers that were started with "
-            "VLLM_SERVER_DEV_MODE=1, which take new weights from a folder."
+            "--engine server and --engine-url belong together. Give the URLs of vLLM servers that were started with "
+            "VLLM_SERVER_DEV_MODE=1, which makes them accept new weights."
         )
     if first.replay_routes:
         check_returns_routes(first.engine)
@@ -222,7 +224,7 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     for location, split in evaluation_sets(first).values():
         if is_local(location):
             _load(first, location, split, 0)
-    for spec in dict.fromkeys(config.algorithm for config in configs):  # numpy, and for a user's mask torch
+    for spec in dict.fromkeys(config.algorithm for config in configs):  # imports numpy, and for a user's mask torch
         _check_algorithm(spec, first)
     check_reward(first.reward, first.reward_seconds)
     check_environment(first.environment)
@@ -232,30 +234,32 @@ _OF_TURNS = ("max_turns", "turn_tokens", "environment_seconds", "environment_pro
 
 
 def _check_turns(config: TrainConfig) -> None:
-    """What an environment needs, and what needs one."""
+    """Check what an environment needs, and what needs an environment."""
     unused = (known for known in fields(config) if known.name in _OF_TURNS and not config.environment)
     for known in unused:
         if getattr(config, known.name) != default_of(known):
-            raise UsageError(f"{flag_of(known)} is for an environment. Name it with --environment, or leave it out.")
+            raise UsageError(
+                f"{flag_of(known)} needs --environment FILE.py:NAME. Add that, or leave {flag_of(known)} out."
+            )
     if config.environment and config.reward:
-        raise UsageError("--environment gives the rewards itself. Leave out --reward, or the environment.")
+        raise UsageError("--environment assigns the rewards itself. Leave out --reward or --environment.")
     if config.environment and config.prompt_template not in ("chat", "raw"):
         raise UsageError(
-            f"--prompt-template {config.prompt_template} asks for one answer. Use chat or raw with an environment."
+            f"--prompt-template {config.prompt_template} asks for one answer. With --environment use chat or raw."
         )
     if (config.episodes or config.eval_episodes) and not config.environment:
-        raise UsageError("--episodes and --eval-episodes count what an environment poses. Name it: --environment.")
+        raise UsageError("--episodes and --eval-episodes need an environment. Add --environment FILE.py:NAME.")
     if config.eval_episodes and not config.episodes:
-        raise UsageError("--eval-episodes are further ones than --episodes: give both, or an --eval-dataset.")
+        raise UsageError("--eval-episodes needs --episodes. Give both, or an --eval-dataset.")
     if config.eval_episodes and config.eval_dataset:
-        raise UsageError("--eval-episodes and --eval-dataset both say what to evaluate on. Leave one out.")
+        raise UsageError("--eval-episodes and --eval-dataset both set what to evaluate on. Leave one out.")
 
 
 def check_ranks(config: TrainConfig, ranks: int) -> None:
     """A `UsageError` for a number of ranks that cannot share a step, an engine or a model."""
     if ranks > config.prompts_per_step:
         raise UsageError(
-            f"{ranks} ranks cannot share {config.prompts_per_step} problems a step, since the responses to a problem "
+            f"{ranks} ranks cannot share {config.prompts_per_step} problems per step: the responses to a problem "
             "stay together. Use fewer ranks, or a higher --prompts-per-step."
         )
     if ranks % config.tensor_parallel:
@@ -264,23 +268,23 @@ def check_ranks(config: TrainConfig, ranks: int) -> None:
             "the number of ranks."
         )
     if config.cpu_offload and ranks == 1:
-        raise UsageError("--cpu-offload is for a model that is spread over ranks. Add --nproc 2 or more.")
+        raise UsageError("--cpu-offload needs a model that is spread over ranks. Add --nproc 2 or more.")
 
 
 def _check_algorithm(spec: str, config: TrainConfig) -> None:
-    """The algorithm, and what it asks of the run: no more ranks than there are tokens, an average, whole groups."""
+    """Check the algorithm, and what it needs: a vocabulary of top-k size, a weight average, complete groups."""
     from mismatch_cli.algorithms.parse import find
 
     algorithm, tokens = find(spec, training=True), known_vocabulary(config.model)
     k = algorithm.needs_top_k
     if tokens is not None and k > tokens:
         raise UsageError(
-            f"{spec} needs the top {k:,} log-probs, and {config.model} has {tokens:,} tokens. Choose a lower k."
+            f"{spec} needs the top {k:,} log-probs, but {config.model} has only {tokens:,} tokens. Choose a lower k."
         )
     if algorithm.needs_average and not config.average_decay:
-        raise UsageError(f"{spec} measures from an average of the weights. Say which: --average-decay 0.9")
+        raise UsageError(f"{spec} needs a moving average of the weights. Set its decay, such as --average-decay 0.9")
     if algorithm.looks_at_groups and config.minibatches > config.prompts_per_step:
         raise UsageError(
-            f"{spec} looks at all samples of a problem at once, and {config.prompts_per_step} problems a step cannot "
+            f"{spec} needs all samples of a problem together, and {config.prompts_per_step} problems per step cannot "
             f"fill {config.minibatches} minibatches. Use fewer --minibatches, or a higher --prompts-per-step."
         )

@@ -1,7 +1,7 @@
 """The LM head in token × vocabulary tiles: log-probs, entropy and rank from hidden states, never sequence × vocabulary.
 
 Every value of a token comes from the logits of one matrix product in the head's own dtype, so a bfloat16 head shows the
-lattice of its rounded logits; everything after the logits is float32 in the tile and float64 in the per-token sums.
+grid of its rounded logits; everything after the logits is float32 in the tile and float64 in the per-token sums.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch.nn.functional import logsigmoid, pad
 from mismatch_cli.divergences import full_kl, full_tv
 from mismatch_cli.sampling import SamplingSettings
 
-# Tokens × vocabulary. On a CPU two float32 tiles of this size stay in the shared cache (benchmarks/scoring.py measures
-# it); a GPU wants fewer, larger products because every tile costs a dozen kernel launches.
+# Tokens × vocabulary. On a CPU two float32 tiles of this size fit the shared cache (benchmarks/scoring.py measures
+# it); a GPU prefers fewer, larger products because every tile costs a dozen kernel launches.
 _CPU_TILE = (1024, 2048)
 _GPU_TILE = (2048, 16384)
-_FULL_ROWS = 64  # tokens per product where the whole row is needed
-_PROCESSED_ROWS = 4  # of those, how many the sampler's sort sees at once: it needs a dozen copies of a row
-_FEW_ROWS = 16  # up to here BLAS takes kernels that round differently from tile to tile
+_FULL_ROWS = 64  # tokens per product where full rows are needed
+_PROCESSED_ROWS = 4  # rows per sort of the sampler, which needs a dozen copies of a row
+_FEW_ROWS = 16  # up to here BLAS picks kernels that round differently from tile to tile
 
 
 @dataclass(frozen=True)
 class Head:
     """An LM head: `logits = softcap · tanh(multiplier · (h Wᵀ + b) / divisor / softcap)`, each step in the dtype of W.
 
-    Granite divides, Cohere multiplies, Gemma caps; a step left at its default is not taken.
+    Granite divides, Cohere multiplies, Gemma caps; a step at its default is skipped.
     """
 
     weight_VH: Tensor
@@ -49,7 +49,7 @@ class Head:
         return self._with(lambda weights: weights.float())
 
     def rows(self, ids: Tensor | slice) -> Head:
-        """The head of these vocabulary entries alone."""
+        """The head for only these vocabulary entries."""
         return self._with(lambda weights: weights[ids])
 
     def _with(self, changed: Callable[[Tensor], Tensor]) -> Head:
@@ -72,7 +72,7 @@ class Head:
 
 
 class HeadScores(NamedTuple):
-    """What the head says about T tokens, in nats.
+    """The head's results for T tokens, in nats.
 
     `rank_T` is 1 + the number of tokens with a strictly greater logit: 1 = most probable, and tokens that share a logit
     share the better rank.
@@ -82,7 +82,7 @@ class HeadScores(NamedTuple):
     entropy_T: Tensor  # float32
     rank_T: Tensor  # int32
     logp_at_ids_TK: Tensor  # float32
-    tv_full_T: Tensor  # float32, from the rollout over the whole vocabulary; NaN where that is not known
+    tv_full_T: Tensor  # float32, full-vocabulary TV from the rollout; NaN where that is unknown
     kl_full_T: Tensor  # float32, KL(μ‖π)
 
 
@@ -98,12 +98,12 @@ def score_hidden(
 ) -> HeadScores:
     """Score tokens from the hidden states that predict them: log π, entropy, rank, and log π at K given ids per token.
 
-    For the tokens of which `rollout` holds the whole log μ also the full TV and KL: the tiles are formed a second time,
-    and so to the bit, once their log Σ exp is known.
+    Where `rollout` has the full log μ of a token, also the full TV and KL: once log Σ exp is known, the tiles are
+    computed a second time, to the bit.
 
     log π = z_y − log Σ_v exp z_v with z the sampler's logits (temperature, then its support; -inf outside). The sum
-    runs over all tokens but y, by an online log-sum-exp, and log π = −log(1 + exp(lse_rest − z_y)): precise also where
-    π(y) is nearly 1. Ids must lie in the head's vocabulary.
+    runs over all tokens but y, by an online log-sum-exp, and log π = −log(1 + exp(lse_rest − z_y)), which is precise
+    even where π(y) is nearly 1. Ids must be in the head's vocabulary.
     """
     hidden_TH = hidden_TH.to(head.weight_VH)
     tile = tile or (_CPU_TILE if hidden_TH.device.type == "cpu" else _GPU_TILE)
@@ -133,11 +133,11 @@ def _score_rows(
 def _score_tiles(
     hidden_TH: Tensor, head: Head, ids_TQ: Tensor, sampling: SamplingSettings, width: int, rollout: RolloutRows
 ) -> tuple[HeadScores, Tensor]:
-    """Score without seeing a whole row; also which tokens need the whole row after all.
+    """Score without full rows; also returns which tokens need their full row after all.
 
-    Ranks are counted tile by tile, so the target's logit is needed before its tile comes: a small product of the same
-    tokens gives it, on a CPU almost always to the bit. Where it does not, the caller looks at the whole row; where it
-    does so for many, the tiles are formed again first, and to the bit.
+    Ranks are counted tile by tile, so the target's logit is needed before its tile: a small product of the same tokens
+    gives it, on a CPU almost always to the bit. If it differs, the caller computes the full row; if it differs for
+    many, the tiles are first computed again, to the bit.
     """
     expected_T = _sampler_logits(head.rows(ids_TQ[:, 0]).logits(hidden_TH).diagonal(), sampling)
     running = RunningRows(ids_TQ, expected_T)
@@ -176,7 +176,7 @@ def _view(buffer: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def _sampler_logits(logits: Tensor, sampling: SamplingSettings, out: Tensor | None = None) -> Tensor:
-    """The logits in float32 and divided by the temperature, in place or in `out`."""
+    """The logits in float32, divided by the temperature, in place or in `out`."""
     z = logits if logits.dtype == torch.float32 else logits.float() if out is None else out.copy_(logits)
     return z if sampling.temperature == 1 else z.div_(sampling.temperature)
 
@@ -189,11 +189,11 @@ def _score_full_rows(
         logits_TV = head.logits(rows_TH)
         for some_TV, some_TQ in zip(logits_TV.split(_PROCESSED_ROWS), rows_TQ.split(_PROCESSED_ROWS), strict=True):
             z_TV = sampling.process(some_TV)
-            whole = rollout.at(range(first, first + len(z_TV)))
+            known = rollout.at(range(first, first + len(z_TV)))
             running = RunningRows(some_TQ, z_TV.gather(1, some_TQ[:, :1])[:, 0])
-            running.update(z_TV.clone() if whole else z_TV, torch.empty_like(z_TV), 0)
-            full = FullDivergence(whole, running.log_sum_exp_T)
-            if whole:
+            running.update(z_TV.clone() if known else z_TV, torch.empty_like(z_TV), 0)
+            full = FullDivergence(known, running.log_sum_exp_T)
+            if known:
                 full.update(z_TV, 0)
             parts.append(_scores(running, full))
             first += len(z_TV)
@@ -206,8 +206,8 @@ _NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product i
 class RunningRows:
     """Online statistics of T rows; column 0 of `ids_TQ` is the target, the others are the query ids.
 
-    The sums run over every token but the target and relative to the largest logit so far: what is left out of the
-    target's probability is then known to float32's *relative* precision, and log π near 0 does not vanish in 1 + ε.
+    The sums run over every token but the target, relative to the largest logit so far: 1 − π of the target then has
+    float32's *relative* precision, and log π near 0 does not vanish in 1 + ε.
     """
 
     def __init__(self, ids_TQ: Tensor, expected_target_T: Tensor) -> None:
@@ -223,31 +223,31 @@ class RunningRows:
 
     @property
     def target_T(self) -> Tensor:
-        """The target's logit as it stood in its tile."""
+        """The target's logit as computed in its tile."""
         return self._z_TQ[:, 0]
 
     @property
     def log_sum_exp_T(self) -> Tensor:
-        """log Σ exp z over all columns so far, the target's too."""
+        """log Σ exp z over all columns so far, including the target's."""
         z_T, max_T = self.target_T.to(self._sum_T.dtype), self._max_T1[:, 0].to(self._sum_T.dtype)
         return torch.logaddexp(z_T, max_T + self._sum_T.log())
 
     def update(self, z_TN: Tensor, scratch_TN: Tensor, start: int) -> None:
-        """Take in the columns `start … start + N` of the sampler's logits; both tensors are overwritten."""
+        """Add the columns `start … start + N` of the sampler's logits; overwrites both tensors."""
         self._greater_T += torch.gt(z_TN, self._expected_T1, out=scratch_TN).sum(dim=1)  # a float count: exact to 2^24
-        self._take_ids(z_TN, start)
+        self._keep_ids(z_TN, start)
         self._rescale(z_TN.amax(dim=1, keepdim=True))
         z_TN.sub_(self._max_T1).clamp_(min=_NEVER)
         self._sum_T += torch.exp(z_TN, out=scratch_TN).sum(dim=1)
         self._weighted_T += scratch_TN.mul_(z_TN).sum(dim=1)
 
     def update_all(self, tiles: Iterable[tuple[int, Tensor, Tensor]]) -> None:
-        """Take in tile after tile: first column, logits and scratch space."""
+        """Add tile after tile: first column, logits and scratch space."""
         for start, z_TN, scratch_TN in tiles:
             self.update(z_TN, scratch_TN, start)
 
-    def _take_ids(self, z_TN: Tensor, start: int) -> None:
-        """Keep the logits of the ids in this tile, and take the target's own out of it."""
+    def _keep_ids(self, z_TN: Tensor, start: int) -> None:
+        """Keep the logits of the ids in this tile, and remove the target's from it."""
         width = z_TN.shape[1]
         local_TQ = self._ids_TQ - start
         inside_TQ = (local_TQ >= 0) & (local_TQ < width)
@@ -269,10 +269,10 @@ class RunningRows:
         z_TQ, max_T = self._z_TQ.to(self._sum_T.dtype), self._max_T1[:, 0].to(self._sum_T.dtype)
         logp_T = logsigmoid(z_TQ[:, 0] - max_T - self._sum_T.log())
         top_T = torch.maximum(max_T, z_TQ[:, 0])
-        others_T, own_T = (max_T - top_T).exp(), (z_TQ[:, 0] - top_T).exp()
-        sum_T = others_T * self._sum_T + own_T
+        others_T, target_T = (max_T - top_T).exp(), (z_TQ[:, 0] - top_T).exp()
+        sum_T = others_T * self._sum_T + target_T
         weighted_T = others_T * (self._weighted_T + (max_T - top_T) * self._sum_T)
-        weighted_T += own_T * (z_TQ[:, 0] - top_T).clamp(min=_NEVER)
+        weighted_T += target_T * (z_TQ[:, 0] - top_T).clamp(min=_NEVER)
         logp_TQ = z_TQ - top_T[:, None] - sum_T.log()[:, None]
         logp_TQ = torch.where(self._ids_TQ == self._ids_TQ[:, :1], logp_T[:, None], logp_TQ)
         entropy_T = sum_T.log() - weighted_T / sum_T
@@ -283,7 +283,7 @@ _ROWS = 64  # tokens of a tile at a time: the divergences need a dozen copies in
 
 
 class RolloutRows:
-    """log μ over the whole vocabulary for some of T tokens: rows that lie on disk, of which only tiles are read."""
+    """log μ over the full vocabulary for some of T tokens: rows on disk, read tile by tile."""
 
     def __init__(self, rows: dict[int, np.ndarray] | None = None) -> None:
         self._rows = rows or {}  # token → log μ, float32 [V]
@@ -296,7 +296,7 @@ class RolloutRows:
         return list(self._rows)
 
     def at(self, tokens: Iterable[int]) -> RolloutRows:
-        """The rows of these tokens, which are counted anew from 0."""
+        """The rows of these tokens, renumbered from 0."""
         return RolloutRows({new: self._rows[old] for new, old in enumerate(tokens) if old in self._rows})
 
     def tile(self, tokens: list[int], start: int, width: int) -> Tensor:
@@ -306,7 +306,7 @@ class RolloutRows:
 
 
 class FullDivergence:
-    """Running TV and KL(μ‖π), in nats, of T tokens; NaN where the whole μ is not known."""
+    """Running TV and KL(μ‖π), in nats, of T tokens; NaN where the full μ is unknown."""
 
     def __init__(self, rollout: RolloutRows, log_sum_exp_T: Tensor) -> None:
         self._rollout, self._log_sum_exp_T = rollout, log_sum_exp_T
@@ -316,7 +316,7 @@ class FullDivergence:
             sums_T[rollout.tokens] = 0
 
     def update(self, z_TN: Tensor, start: int) -> None:
-        """Take in the columns `start … start + N` of the sampler's logits: log π is z − log Σ exp z."""
+        """Add the columns `start … start + N` of the sampler's logits: log π is z − log Σ exp z."""
         tokens = self._rollout.tokens
         for rows in (tokens[i : i + _ROWS] for i in range(0, len(tokens), _ROWS)):
             logp_UN = z_TN[rows].to(self.tv_T.dtype) - self._log_sum_exp_T[rows, None]

@@ -1,4 +1,4 @@
-"""How responses lie in a pass of the trainer: which go together, padded beneath each other or packed into one row."""
+"""The layout of responses in a pass of the trainer: which go together, padded as rows or packed into one row."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mismatch_cli.sharding import pass_through, without_gradients
 if TYPE_CHECKING:
     from mismatch_cli.scoring.trainer import ScoreRequest
 
-_LENGTHS = (7, 3, 12)  # of the rows that show whether a model can be packed
-_SAME = 0.01  # of the hidden states' size: what rounding makes is less, and another's tokens make more
+_LENGTHS = (7, 3, 12)  # of the test rows that show whether a model can be packed
+_SAME = 0.01  # of the hidden states' norm: rounding causes less, another sequence's tokens more
 
 
 def micro_batches(requests: Sequence[ScoreRequest], token_budget: int, packed: bool = False) -> list[list[int]]:
     """Indices of the requests in micro-batches of at most `token_budget` tokens, padding included, longest first.
 
-    A response longer than the budget stands alone; empty responses are left out. Ties in length are broken by the
+    A response longer than the budget gets its own; empty responses are left out. Ties in length are broken by the
     tokens, so the composition depends on the set of requests and not on their order.
     """
     indices = [i for i, r in enumerate(requests) if r.response_ids]
@@ -39,14 +39,14 @@ def micro_batches(requests: Sequence[ScoreRequest], token_budget: int, packed: b
 
 
 def other_shape(batches: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The same responses in other micro-batches: alone if they were batched, two together if they were alone.
+    """The same responses in other micro-batches: alone if they were batched, in pairs if they were alone.
 
-    The last of an odd number of lonely responses is batched with itself.
+    The last of an odd number of single responses is paired with itself.
     """
-    alone = [i for batch in batches if len(batch) > 1 for i in batch]
-    lonely = [batch[0] for batch in batches if len(batch) == 1]
-    pairs = [[*lonely[i : i + 2]] if i + 1 < len(lonely) else [lonely[i]] * 2 for i in range(0, len(lonely), 2)]
-    return [[i] for i in alone] + pairs
+    batched = [i for batch in batches if len(batch) > 1 for i in batch]
+    single = [batch[0] for batch in batches if len(batch) == 1]
+    pairs = [[*single[i : i + 2]] if i + 1 < len(single) else [single[i]] * 2 for i in range(0, len(single), 2)]
+    return [[i] for i in batched] + pairs
 
 
 def pad_right(requests: Sequence[ScoreRequest], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,14 +61,14 @@ def pad_right(requests: Sequence[ScoreRequest], device: torch.device) -> tuple[t
 
 
 def pack(requests: Sequence[ScoreRequest], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and positions, both `[1, tokens]`: where positions begin again, attention begins another sequence."""
+    """Token ids and positions, both `[1, tokens]`: where positions restart, attention starts a new sequence."""
     ids_1L = torch.tensor([[token for request in requests for token in _fed(request)]])
     positions_1L = torch.cat([torch.arange(request.num_fed) for request in requests])[None]
     return ids_1L.to(device), positions_1L.to(device)
 
 
 def fed_rows(requests: Sequence[ScoreRequest], packed: bool) -> tuple[list[slice], int]:
-    """Where the tokens of each request lie among all rows of a pass, and how many rows there are, padding included."""
+    """The slice of each request's tokens among all rows of a pass, and the number of rows, padding included."""
     fed = [request.num_fed for request in requests]
     starts = list(accumulate(fed, initial=0)) if packed else [row * max(fed) for row in range(len(fed) + 1)]
     return [slice(start, start + count) for start, count in zip(starts, fed, strict=False)], starts[-1]
@@ -79,16 +79,16 @@ def _fed(request: ScoreRequest) -> list[int]:
 
 
 def can_pack(model: Any) -> bool:
-    """Whether attention keeps sequences of one row apart without looking at the others: flash attention.
+    """Whether attention keeps the sequences of one row apart without comparing them: flash attention.
 
-    Others would compare every token with every other and then forget most of it. It is tried, not believed: a layer
-    that is no attention, or a model that counts positions itself, would mix them.
+    Other kernels would compare every token with every other and then mask most of it. This is tested, not assumed: a
+    layer other than attention, or a model that counts positions itself, would mix the sequences.
     """
     return "flash" in model.config._attn_implementation and keeps_apart(model)
 
 
 def keeps_apart(model: Any) -> bool:
-    """Whether packed sequences have the hidden states that each has alone."""
+    """Whether packed sequences have the same hidden states as each alone."""
     embeddings = model.get_input_embeddings().weight
     device = embeddings.device if embeddings.device.type != "meta" else model.device
     ids_T = (torch.arange(sum(_LENGTHS)) * 7919 % embeddings.shape[0]).to(device)

@@ -1,7 +1,7 @@
-"""The policy-gradient loss from hidden states, its gradient formed in the forward pass: never sequence × vocabulary.
+"""The policy-gradient loss from hidden states, with its gradient computed in the forward pass in bounded memory.
 
-Three matrix products in all, as many as autograd needs through full logits. `_R` are the tokens of one row tile, `_U`
-those of them that have a coefficient, `_W` vocabulary entries of one slice.
+It never holds sequence × vocabulary. Three matrix products in all, as many as autograd needs through full logits. `_R`
+are the tokens of one row tile, `_U` those of them with a coefficient, `_W` the vocabulary entries of one slice.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,27 +18,27 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head, score_hidden
 
 # Tokens whose logits exist at once (benchmarks/policy_gradient.py). Each tile reads and writes the gradient of the
-# whole weight, which on a GPU takes as long as forming its share.
+# full weight, which on a GPU takes as long as computing its share.
 _CPU_TILE, _GPU_TILE = 256, 2048
-# Of those, how many the softmax sees at once: on a CPU as many as stay in cache. How many does not move a bit.
+# How many of those the softmax takes at once: on a CPU, as many as fit the cache. This does not change a bit.
 _CPU_LOGITS, _LEAST_CPU_ROWS, _GPU_ROWS = 1 << 17, 4, 256
 _SLICE = 8192  # vocabulary entries per backward product
-_MOVED = 16  # rows that are moved at a time
+_MOVED = 16  # rows to move at a time
 _NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product is 0 as well
 
 CoefficientOf = Callable[[slice, Tensor], Tensor]
 
 
 class Known(NamedTuple):
-    """What a pass before this one has seen of the tokens, in nats; all float32."""
+    """What an earlier pass has measured of the tokens, in nats; all float32."""
 
     logp_N: Tensor
     entropy_N: Tensor
-    logp_at_ids_NK: Tensor  # of the ids that were asked about
+    logp_at_ids_NK: Tensor  # at the requested ids
 
 
 class PolicyGradient(NamedTuple):
-    """The loss, and what was seen on the way, in nats; all float32, or float64 where the head is."""
+    """The loss, log π and entropy, in nats; all float32, or float64 if the head is."""
 
     loss: Tensor  # −Σ coefficient · log π; a scalar with gradients for hidden states, weight and bias
     logp_N: Tensor  # without gradient
@@ -56,15 +56,15 @@ def policy_gradient_loss(
 ) -> PolicyGradient:
     """−Σ coefficient · log π with each coefficient a constant: d loss / d log π = −coefficient.
 
-    `coefficient_of(rows, logp)` is asked once for each row tile, in order and without grad mode, as soon as the log π
-    of the tokens `rows` is known; a rule that looks at whole responses takes `logp_pass` first, and gives what that
-    saw as `known`: then log π and entropy are not formed again. Logits are formed as `score_hidden` forms them, and
-    log π and entropy are equal to its own up to the rounding of a logit, which depends on the shape of the product.
-    Tokens whose coefficient is 0 enter no backward product, whatever their logits are.
+    `coefficient_of(rows, logp)` is called once per row tile, in order and without grad mode, as soon as log π of the
+    tokens `rows` is known; a rule on whole responses runs `logp_pass` first and passes its result as `known`: then
+    log π and entropy are not computed again. Logits are computed as in `score_hidden`, so log π and entropy equal its
+    own up to the rounding of a logit, which depends on the shape of the product. Tokens with coefficient 0 enter no
+    backward product, whatever their logits.
 
     Logits exist for `row_tile` tokens at a time. The weight's gradient accumulates in float32 and is rounded to the
-    weight's dtype after the scaling by grad_output. Backward works once (the gradient is given away, not kept)
-    and cannot be differentiated again. The entropy carries no gradient.
+    weight's dtype after scaling by grad_output. Backward works once (the gradient is given away, not kept) and cannot
+    be differentiated again. The entropy carries no gradient.
     """
     if sampling.truncates:
         raise ValueError("The policy gradient needs the full support: top-p, top-k and min-p must be off.")
@@ -80,13 +80,13 @@ def logp_pass(
 ) -> Known:
     """log π and entropy of every token, for coefficients that depend on whole responses or on other tokens.
 
-    A fourth product; with `query_ids_NK` also log π at those ids.
+    This is a fourth product; with `query_ids_NK` also log π at those ids.
     """
     if query_ids_NK is None:
         query_ids_NK = token_ids_N.new_empty(len(token_ids_N), 0)
     scores = score_hidden(hidden_NH.detach(), head, token_ids_N, query_ids_NK, sampling)
     seen = (scores.logp_T, scores.entropy_T, scores.logp_at_ids_TK)
-    return Known(*(column.clone() for column in seen))  # an inference tensor cannot meet autograd
+    return Known(*(column.clone() for column in seen))  # autograd does not accept inference tensors
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class _Job:
     coefficient_of: CoefficientOf
     temperature: float
     row_tile: int
-    grad_enabled: bool  # of the caller: inside an autograd function it is always off
+    grad_enabled: bool  # the caller's: inside an autograd function it is always off
     known: Known | None
 
 
 class _FormedInForward(torch.autograd.Function):
-    """An autograd function takes and returns tensors one by one; weight and bias are named for autograd's sake."""
+    """Autograd functions take and return single tensors; weight and bias are arguments for autograd's sake."""
 
     @staticmethod
     def forward(
@@ -109,7 +109,7 @@ class _FormedInForward(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         wanted = [job.grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
         inputs = (hidden_NH, weight_VH, bias_V)
-        # Sums are float32 for every head but a float64 one.
+        # Sums are float32, except for a float64 head.
         sums = [_zeros(x) if need and x is not None else None for need, x in zip(wanted, inputs, strict=True)]
         gradients = _Gradients(*sums)
         result = _form(hidden_NH, job, gradients)
@@ -121,14 +121,14 @@ class _FormedInForward(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.formed is None:
-            raise RuntimeError("This policy-gradient loss has been differentiated already: backward works once.")
+            raise RuntimeError("This policy-gradient loss has already been differentiated: backward works once.")
         formed, ctx.formed = ctx.formed, None  # given away, so that .grad can take the memory
         scaled = [None if x is None else x.mul_(grad_loss).to(ctx.dtype) for x in formed]
         return (*scaled, None)
 
 
 class _Gradients(NamedTuple):
-    """Sums of d loss / d input; None where nobody asked."""
+    """Sums of d loss / d input; None where not needed."""
 
     hidden_NH: Tensor | None
     weight_VH: Tensor | None
@@ -144,7 +144,7 @@ def _zeros(like: Tensor) -> Tensor:
 
 
 def _form(hidden_NH: Tensor, job: _Job, gradients: _Gradients) -> PolicyGradient:
-    """Loss, log π and entropy; adds to the gradients what each tile gives."""
+    """Loss, log π and entropy; adds each tile's share to the gradients."""
     head, count = job.head, len(hidden_NH)
     logp_N, entropy_N = (_zeros(hidden_NH[:, 0]) for _ in range(2))
     loss = logp_N.new_zeros(())
@@ -170,8 +170,8 @@ def _form(hidden_NH: Tensor, job: _Job, gradients: _Gradients) -> PolicyGradient
 class _Tiles:
     """Logits, log π, entropy and slopes, one row tile after the other in the same memory.
 
-    The slope is −d log π / d (h Wᵀ + b) up to the constant `unit`, which holds divisor, multiplier and temperature:
-    softmax − onehot, times what the cap lets through. A float32 head's slopes replace its logits.
+    The slope is −d log π / d (h Wᵀ + b) up to the constant `unit`, which combines divisor, multiplier and temperature:
+    softmax − onehot, times the derivative of the cap. A float32 head's slopes replace its logits.
     """
 
     def __init__(self, head: Head, temperature: float, logits_RV: Tensor) -> None:
@@ -184,22 +184,22 @@ class _Tiles:
         self.unit = head.multiplier / (head.divisor * temperature)
 
     def look(self, hidden_RH: Tensor, ids_R: Tensor, known: Known | None) -> tuple[Tensor, Tensor, Tensor]:
-        """log π, entropy and slopes of a tile; the slopes stand until the next look."""
+        """log π, entropy and slopes of a tile; the slopes are valid until the next call."""
         slope_RV = self._slope_RV[: len(ids_R)]
         logits_RV = self._head.logits(hidden_RH, out=self.logits_RV[: len(ids_R)])
         if known is not None and self._slope_from(known, logits_RV, ids_R):
             return known.logp_N, known.entropy_N, slope_RV
         parts = zip(*(x.split(self._rows) for x in (logits_RV, slope_RV, ids_R)), strict=True)
-        z_R, own_R, top_R, rest_R, weighted_R = torch.cat([self._look(*part) for part in parts]).T
-        sum_R = rest_R + own_R  # 1 but for the rounding of softmax's own sum
-        entropy_R = (sum_R / top_R).log() - (weighted_R + z_R.clamp(min=_NEVER) * own_R) / sum_R
+        z_R, target_R, top_R, rest_R, weighted_R = torch.cat([self._look(*part) for part in parts]).T
+        sum_R = rest_R + target_R  # 1, up to the rounding of softmax's own sum
+        entropy_R = (sum_R / top_R).log() - (weighted_R + z_R.clamp(min=_NEVER) * target_R) / sum_R
         return logsigmoid(z_R + (top_R / rest_R).log()), entropy_R, slope_RV
 
     def _slope_from(self, known: Known, logits_RV: Tensor, ids_R: Tensor) -> bool:
-        """softmax − onehot where log π is known: exp(z − log Σ exp z), and π − 1 at the target; False: it cannot be.
+        """softmax − onehot from a known log π: exp(z − log Σ exp z), and π − 1 at the target; False if impossible.
 
-        In half precision a logit may be rounded to another value in this product than in the pass before, and would
-        shift all of its row.
+        In half precision this product may round a logit differently from the pass before, which would shift its whole
+        row.
         """
         if self._slope_RV is not self.logits_RV:
             return False
@@ -219,15 +219,15 @@ class _Tiles:
         return True
 
     def _softcap_slope(self, logits_RV: Tensor, passed_RV: Tensor) -> None:
-        """What the cap lets through, before the slopes take the place of the logits."""
+        """The derivative of the cap, before the slopes replace the logits."""
         if self._head.softcap is not None:
             torch.div(logits_RV, self._head.softcap, out=passed_RV).square_().neg_().add_(1)
 
     def _look(self, logits_RV: Tensor, slope_RV: Tensor, ids_R: Tensor) -> Tensor:
         """Five columns: z and π of the target, π of the most probable token; Σ π and Σ zπ of all but the target.
 
-        z is relative to the largest logit. As in RunningRows, the target stays out of the sums: 1 − π is then known to
-        its relative precision where π is nearly 1.
+        z is relative to the largest logit. As in RunningRows, the target stays out of the sums: 1 − π then keeps its
+        relative precision where π is nearly 1.
         """
         z_RV, passed_RV, ids_R1 = self._z_RV[: len(ids_R)], self._passed_RV[: len(ids_R)], ids_R[:, None]
         z_RV.copy_(logits_RV)
@@ -236,20 +236,20 @@ class _Tiles:
             z_RV.div_(self._temperature)
         z_R1 = z_RV.sub_(z_RV.amax(dim=1, keepdim=True)).gather(1, ids_R1)
         prob_RV = torch.softmax(z_RV.clamp_(min=_NEVER), dim=1, out=slope_RV)
-        top_R1, own_R1 = prob_RV.amax(dim=1, keepdim=True), prob_RV.gather(1, ids_R1)
+        top_R1, target_R1 = prob_RV.amax(dim=1, keepdim=True), prob_RV.gather(1, ids_R1)
         prob_RV.scatter_(1, ids_R1, 0.0)
         rest_R1 = prob_RV.sum(dim=1, keepdim=True)
         weighted_R1 = z_RV.mul_(prob_RV).sum(dim=1, keepdim=True)
         slope_RV.scatter_(1, ids_R1, -rest_R1)
         if self._head.softcap is not None:
             slope_RV.mul_(passed_RV)
-        return torch.cat([z_R1, own_R1, top_R1, rest_R1, weighted_R1], dim=1)
+        return torch.cat([z_R1, target_R1, top_R1, rest_R1, weighted_R1], dim=1)
 
 
 def _move_up(slope_RV: Tensor, active_U: Tensor) -> Tensor:
-    """The rows that count, in order, at the top of the same memory."""
+    """Move the active rows, in order, to the top of the same memory."""
     if len(active_U) < len(slope_RV):
-        for start in range(0, len(active_U), _MOVED):  # a row never moves down, nor onto one that is still to move
+        for start in range(0, len(active_U), _MOVED):  # a row never moves down, nor onto one not yet moved
             sources_U = active_U[start : start + _MOVED]
             slope_RV[start : start + len(sources_U)] = slope_RV[sources_U]
     return slope_RV[: len(active_U)]
@@ -260,8 +260,8 @@ def _add(
 ) -> None:
     """The two backward products, slice by slice of the vocabulary.
 
-    Both are float32 products, for float16 too: its rounding of each part of a sum would add up, and small gradients
-    leave its range before grad_output can scale them.
+    Both are float32 products, for float16 too: its rounding errors would add up, and small gradients would leave its
+    range before grad_output can scale them.
     """
     coefficient_U1 = coefficient_U[:, None]
     weighted_UH = hidden_UH * coefficient_U1
@@ -288,9 +288,9 @@ def _add_bfloat16(
     coefficient_U: Tensor,
     rows_U: Tensor,
 ) -> None:
-    """The same by products of bfloat16 numbers with float32 sums, in the place of slopes and logits.
+    """The same with bfloat16 products and float32 sums, in the memory of slopes and logits.
 
-    The slopes of the loss are rounded once, as autograd rounds them; the weight's gradient when all is added. On a CPU
+    The slopes of the loss are rounded once, as autograd rounds them; the weight's gradient once all is added. On a CPU
     the hidden states' gradient is rounded here, and again by a grad_output that is not a power of two.
     """
     coefficient_U1, rounded_UV = coefficient_U[:, None], logits_RV[: len(slope_UV)]
@@ -307,12 +307,12 @@ def _add_bfloat16(
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a · b in float32; all but CUDA round it to bfloat16 on the way, for want of another product."""
+    """a · b in float32; only CUDA has such a product, others round it to bfloat16 on the way."""
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.mm(a, b).float()
 
 
 def _add_product(sum_VH: Tensor, slope_UV: Tensor, rounded_UV: Tensor, hidden_UH: Tensor) -> None:
-    """Add roundedᵀ · hidden; a CPU has that product for float32 columns, which it rounds to bfloat16 itself."""
+    """Add roundedᵀ · hidden; a CPU offers that product for float32 columns, which it rounds to bfloat16 itself."""
     if sum_VH.is_cuda:
         torch.addmm(sum_VH, rounded_UV.T, hidden_UH, out_dtype=torch.float32, out=sum_VH)
         return
@@ -324,7 +324,7 @@ def _add_product(sum_VH: Tensor, slope_UV: Tensor, rounded_UV: Tensor, hidden_UH
 
 @contextmanager
 def _products_in_bfloat16() -> Iterator[None]:
-    """A CPU's products of float32 columns by its bfloat16 instructions; where it has none, in float32."""
+    """Let a CPU multiply float32 columns with its bfloat16 instructions; in float32 if it has none."""
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before, matmul.fp32_precision = matmul.fp32_precision, "bf16"
     try:

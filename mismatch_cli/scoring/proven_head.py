@@ -1,4 +1,4 @@
-"""Which head a model has: read from its configuration, and proven on the model's own logits."""
+"""Finds a model's head: read from its configuration, and proven on the model's own logits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SCALES = ("logits_scaling", "logit_scale", "output_multiplier", "lm_head_multip
 
 
 def proven_head(model: Any) -> tuple[Head, torch.dtype]:
-    """The head for which `score_hidden` equals log_softmax of the model's own logits, at every position tried.
+    """The head for which `score_hidden` equals log_softmax of the model's own logits at every test position.
 
-    And the dtype in which it computes. Raises MismatchError when no reading of the config gives it, and when the model
-    is not causal.
+    Also returns the dtype that it computes in. Raises a `MismatchError` if no reading of the config gives such a head,
+    or if the model is not causal.
     """
     _check_head(model)
     with without_gradients(model):
@@ -96,10 +96,10 @@ def _equals(head: Head, hidden_LH: torch.Tensor, full_LV: torch.Tensor) -> bool:
 
 
 def _check_causal(model: Any, half_LH: torch.Tensor, hidden_LH: torch.Tensor) -> None:
-    """A first half that changes with what follows it was not computed from left to right."""
+    """Refuse a model whose first half of hidden states changes with the tokens that follow."""
     difference = (half_LH - hidden_LH[: _LENGTH // 2]).float().norm() / hidden_LH.float().norm()
     if difference > 0.1:
         raise MismatchError(
             f"{type(model).__name__} is not causal: its hidden states depend on later tokens. "
-            "Name a model that generates text from left to right."
+            "Use a model that generates text from left to right."
         )

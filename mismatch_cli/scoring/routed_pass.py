@@ -1,4 +1,4 @@
-"""The experts of a pass of the trainer: those that the engine chose prescribed, or its own held beside them."""
+"""The experts in a pass of the trainer: the engine's choices replayed, or compared with the trainer's own."""
 
 from __future__ import annotations
 
@@ -20,24 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Routing:
-    """The routers of a trainer's model, None for a dense one; `replays`: they follow the engine where it is known."""
+    """The routers of a trainer's model, None for a dense one; `replays`: they follow the engine's known routes."""
 
     routers: Routers | None
     replays: bool
 
     @classmethod
     def of(cls, model: Any, name: str, replays: bool) -> Routing:
-        """A `UsageError` for routes to replay in a model that has no router."""
+        """The routing of a model; a `UsageError` for routes to replay in a model without routers."""
         routers = Routers.of(model)
         if replays and routers is None:
-            raise UsageError(
-                f"{name} has no routers that are known, so no routes to replay. Leave out --replay-routes."
-            )
+            raise UsageError(f"{name} has no known routers, so no routes to replay. Leave out --replay-routes.")
         return cls(routers, replays)
 
     @property
     def layers(self) -> int:
-        """How many have a router."""
+        """The number of layers with a router."""
         return 0 if self.routers is None else len(self.routers.layers)
 
     def describe(self) -> dict[str, Any]:
@@ -47,11 +45,11 @@ class Routing:
         return self.routers.describe() | {"routes": "replayed" if self.replays else "own"}
 
     def tell(self, requests: Sequence[ScoreRequest], packed: bool) -> None:
-        """Before a pass: where its tokens go."""
+        """Call before a pass: checks and sets where its tokens go."""
         routed = any(request.routes_FMK is not None for request in requests)
         if self.routers is None:
             if routed:
-                raise MismatchError("The engine's routes are of a mixture of experts, and the trainer has no routers.")
+                raise MismatchError("The engine's routes are of a mixture of experts, but the trainer has no routers.")
             return
         if routed:
             self._check(requests)
@@ -60,14 +58,14 @@ class Routing:
             self.routers.prescribe(self._laid_out(requests, packed) if routed else None)
 
     def compared(self, requests: Sequence[ScoreRequest], packed: bool) -> list[RouteComparison | None]:
-        """After it: the engine's experts and the trainer's own, at the tokens that predict each response."""
+        """Call after it: the engine's experts and the trainer's own, at the tokens that predict each response."""
         if self.routers is None or all(request.routes_FMK is None for request in requests):
             return [None] * len(requests)
         chosen_NMK, margin_NM = (part.cpu().numpy() for part in self.routers.choices())
         spans, _ = fed_rows(requests, packed)
         return [
-            None if request.routes_FMK is None else _compared(request, chosen_NMK[own], margin_NM[own])
-            for request, own in zip(requests, spans, strict=True)
+            None if request.routes_FMK is None else _compared(request, chosen_NMK[span], margin_NM[span])
+            for request, span in zip(requests, spans, strict=True)
         ]
 
     def _check(self, requests: Sequence[ScoreRequest]) -> None:
@@ -90,9 +88,9 @@ class Routing:
         spans, rows = fed_rows(requests, packed)
         shape = next(request.routes_FMK.shape[1:] for request in requests if request.routes_FMK is not None)
         routes_NMK = np.full((rows, *shape), LIVE, dtype=np.int64)
-        for request, own in zip(requests, spans, strict=True):
+        for request, span in zip(requests, spans, strict=True):
             if request.routes_FMK is not None:
-                routes_NMK[own] = np.where(request.routes_FMK == UNKNOWN, LIVE, request.routes_FMK.astype(np.int64))
+                routes_NMK[span] = np.where(request.routes_FMK == UNKNOWN, LIVE, request.routes_FMK.astype(np.int64))
         return torch.from_numpy(routes_NMK)
 
 

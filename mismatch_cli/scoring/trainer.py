@@ -1,4 +1,4 @@
-"""The trainer's side of the measurement: a Hugging Face model that recomputes log π of responses sampled elsewhere."""
+"""The trainer's side of the measurement: a Hugging Face model that computes log π of responses sampled elsewhere."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """One response to score, with the ids at which log π is wanted besides (none, or K per response token).
+    """One response to score, with more ids whose log π is wanted (none, or K per response token).
 
-    Where the rollout's log μ over the whole vocabulary is given, its divergences are wanted too; where its routes are,
-    what the trainer's routers choose of `counted_T` (default: all response tokens).
+    With the rollout's full-vocabulary log μ, the result has divergences too; with its routes, it compares them with
+    what the trainer's routers choose at `counted_T` (default: all response tokens).
     """
 
     prompt_ids: list[int]
@@ -51,7 +51,7 @@ class ScoreRequest:
 
     @property
     def num_fed(self) -> int:
-        """How many tokens the model reads: nothing is predicted from the last one."""
+        """The number of tokens that the model reads: all but the last, from which nothing is predicted."""
         return len(self.prompt_ids) + len(self.response_ids) - 1
 
     @property
@@ -61,13 +61,13 @@ class ScoreRequest:
 
 @dataclass(frozen=True)
 class ResponseScores:
-    """What the trainer says about one response, in nats, under the sampler's temperature and support."""
+    """The trainer's results for one response, in nats, under the sampler's temperature and support."""
 
     logp_T: np.ndarray  # float32
     entropy_T: np.ndarray  # float32
     rank_T: np.ndarray  # int32, 1 = most probable
     logp_at_topk_TK: np.ndarray | None  # float32
-    tv_full_T: np.ndarray | None = None  # float32, from the rollout, over the whole vocabulary
+    tv_full_T: np.ndarray | None = None  # float32, from the rollout, over the full vocabulary
     kl_full_T: np.ndarray | None = None  # float32, KL(μ‖π)
     routes: RouteComparison | None = None
 
@@ -76,8 +76,8 @@ class Trainer:
     """A causal LM whose backbone runs without its head, and whose head runs in tiles.
 
     A score depends on the response, its prompt, and (in the last bits) on the shape of its micro-batch and the number
-    of threads. On one thread the same set of requests gives the same bits, in whatever order. Where the model is spread
-    over ranks, each of them asks for its own responses and all of them equally often, or all ask for the same.
+    of threads. On one thread the same set of requests gives the same bits, in any order. If the model is spread over
+    ranks, either each asks for its own responses, all of them equally often, or all ask for the same.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Trainer:
         sharding: Sharding | None = None,
         replay_routes: bool = False,
     ) -> None:
-        """`adapter`: what the manifest is to say of an adapter on the model; `replay_routes`: tokens go to the experts
+        """`adapter`: what the manifest says about an adapter on the model; `replay_routes`: send tokens to the experts
         that their requests name."""
         self.model = model
         self._sampling = sampling
@@ -121,11 +121,11 @@ class Trainer:
         sharding: Sharding | None = None,
         replay_routes: bool = False,
     ) -> Trainer:
-        """Load a model from a folder or the hub, with a LoRA adapter if named, beside the weights or merged.
+        """Load a model from a folder or the hub, optionally with a LoRA adapter, separate from the weights or merged.
 
         `sharding` spreads it over the ranks; `replay_routes` sends tokens to the experts that their requests name.
 
-        Raises MismatchError or UsageError with one sentence for people.
+        Raises a `MismatchError` or `UsageError` with a message for the user.
         """
         found = None if adapter is None else read_adapter(adapter)
         model = load_causal_lm(path, dtype, attn_implementation, device_map, sharding)
@@ -137,7 +137,7 @@ class Trainer:
         return cls(model, sampling, adapter=facts, **settings)
 
     def describe(self) -> dict[str, Any]:
-        """What scores, as resolved: for the manifest."""
+        """The trainer as resolved, for the manifest."""
         import transformers
 
         head = self.head
@@ -170,10 +170,10 @@ class Trainer:
         token_budget: int,
         on_scored: Callable[[int], None] | None = None,
     ) -> list[ResponseScores]:
-        """Score responses in micro-batches of at most `token_budget` tokens, with padding; results in the given order.
+        """Score responses in micro-batches of at most `token_budget` tokens, padding included; results keep the order.
 
-        `on_scored` is told how many responses each micro-batch held. Raises MismatchError for token ids that the model
-        lacks, log-probs that are NaN, and memory that runs out; each names its response.
+        `on_scored` is called with the number of responses of each micro-batch. Raises a `MismatchError` for token ids
+        that the model lacks, NaN log-probs, and lack of memory; each names its response.
         """
         self._check(requests)
         scores = [_empty(r) for r in requests]
@@ -185,11 +185,11 @@ class Trainer:
     def score_again(
         self, requests: Sequence[ScoreRequest], *, token_budget: int, rows: Sequence[int] | None = None
     ) -> list[ResponseScores]:
-        """Score the requests at `rows` (default: all) in another micro-batch shape than `score` did: the noise.
+        """Score the requests at `rows` (default: all) again, in a different micro-batch shape, to measure the noise.
 
-        `requests` and `token_budget` are those given to `score`: they decide which shape each response had.
+        `requests` and `token_budget` must be those given to `score`: they decide which shape each response had.
         """
-        # Noise of log π alone: routes are needed where the trainer follows them, and not to be compared once more.
+        # The noise is that of log π: routes are needed if the trainer follows them, but not compared again.
         dropped: dict[str, Any] = {"logp_rollout_TV": None} | ({} if self.routing.replays else {"routes_FMK": None})
         requests = [replace(request, **dropped) for request in requests]
         self._check(requests)
@@ -207,49 +207,49 @@ class Trainer:
         batches: Sequence[list[int]],
         tell: Callable[[int], None],
     ) -> None:
-        """Score micro-batches; where ranks share them, each gets what the others have found."""
-        own = batches[self._world.rank :: self._world.size] if self._dealt else batches
-        for batch in padded(own, self._world):
+        """Score micro-batches; if ranks share them, each gets the others' results."""
+        share = batches[self._world.rank :: self._world.size] if self._dealt else batches
+        for batch in padded(share, self._world):
             self._score_into(scores, requests, batch)
             tell(len(batch))
         if not self._dealt:
             return
-        for found in self._world.gather({i: scores[i] for batch in own for i in batch}):
+        for found in self._world.gather({i: scores[i] for batch in share for i in batch}):
             for i, score in found.items():
                 scores[i] = score
-        tell(sum(map(len, batches)) - sum(map(len, own)))
+        tell(sum(map(len, batches)) - sum(map(len, share)))
 
     def _check(self, requests: Sequence[ScoreRequest]) -> None:
         for i, request in enumerate(requests):
             if request.response_ids and not request.prompt_ids:
                 raise MismatchError(
-                    f"Response {i} has an empty prompt: nothing predicts its first token. Begin it with BOS."
+                    f"Response {i} has an empty prompt: nothing predicts its first token. Start the prompt with BOS."
                 )
             topk = [] if request.topk_ids_TK is None else [request.topk_ids_TK.ravel()]
             ids = np.concatenate([request.prompt_ids, request.response_ids, *topk])
             strange = ids[(ids < 0) | (ids >= self.head.vocabulary)]
             if len(strange):
                 raise MismatchError(
-                    f"Response {i} holds token id {strange[0]:.0f}, and the trainer's vocabulary ends at "
+                    f"Response {i} has the token id {strange[0]:.0f}, but the trainer's vocabulary ends at "
                     f"{self.head.vocabulary - 1}. Score with a model that shares the rollout's tokenizer."
                 )
             logp_TV = request.logp_rollout_TV
             if logp_TV is not None and logp_TV.shape[1] > self.head.vocabulary:
                 raise MismatchError(
-                    f"The engine samples from {logp_TV.shape[1]} tokens, and the trainer knows "
-                    f"{self.head.vocabulary}: they have no full divergence. "
+                    f"The engine samples from {logp_TV.shape[1]} tokens, but the trainer has only "
+                    f"{self.head.vocabulary}, so there is no full divergence. "
                     "Score with a model that shares the rollout's vocabulary."
                 )
 
     def _score_into(self, scores: list[ResponseScores], requests: Sequence[ScoreRequest], batch: Sequence[int]) -> None:
-        """Score one micro-batch; a response that stands in it twice is kept once, and of an empty one nothing is."""
+        """Score one micro-batch; a response that is in it twice is kept once, an empty one not at all."""
         members = [requests[i] for i in batch] or [NOTHING]
         try:
             parts = _split(self._score_batch(members), members, self.routing.compared(members, self.packed))
         except torch.OutOfMemoryError as error:
             raise MismatchError(
                 f"The device ran out of memory with {len(batch)} responses of up to {members[0].num_fed + 1} tokens. "
-                "A lower --token-budget needs less: probe and rescore take it with --resume, train in another --output."
+                "Use a lower --token-budget: with --resume for probe and rescore, in another --output for train."
             ) from error
         for i, part in zip(batch, parts[: len(batch)], strict=True):
             bad_T = np.isnan(part.logp_T) | np.isnan(part.entropy_T)
@@ -261,8 +261,8 @@ class Trainer:
             scores[i] = part
 
     def look_at(self, requests: Sequence[ScoreRequest], look: Callable[[torch.Tensor, torch.Tensor, Head], R]) -> R:
-        """One pass: `look` is given what predicts the response tokens of all requests, `[T, H]`, their ids, `[T]`, and
-        the head with the weights that learn."""
+        """One pass: calls `look` with the hidden states that predict all response tokens, `[T, H]`, the tokens' ids,
+        `[T]`, and the head with the trainable weights."""
         self.routing.tell(requests, self.packed)
         if self.packed:
             ids_BL, positions_BL = pack(requests, self.model.device)
@@ -283,25 +283,25 @@ class Trainer:
 
     def _score_batch(self, members: Sequence[ScoreRequest]) -> HeadScores:
         query_ids_TK = _query_ids(members)
-        whole = (enumerate(r.logp_rollout_TV, own.start) for r, own in _spans(members) if r.logp_rollout_TV is not None)
-        rollout = RolloutRows(dict(chain.from_iterable(whole)))
+        known = (enumerate(r.logp_rollout_TV, at.start) for r, at in _spans(members) if r.logp_rollout_TV is not None)
+        rollout = RolloutRows(dict(chain.from_iterable(known)))
 
         def look(hidden_TH: torch.Tensor, ids_T: torch.Tensor, head: Head) -> HeadScores:
             if self._float32_head:
                 head = head.float32() if is_spread(self.model) else self.head
-            at = query_ids_TK.to(ids_T.device)
-            return score_hidden(hidden_TH, head, ids_T, at, self._sampling, rollout=rollout)
+            queries_TK = query_ids_TK.to(ids_T.device)
+            return score_hidden(hidden_TH, head, ids_T, queries_TK, self._sampling, rollout=rollout)
 
         with without_gradients(self.model):
             return self.look_at(members, look)
 
 
-# What a rank sends through a model that is spread over ranks when the others have more to send.
+# A rank that has nothing left sends this through a model that is spread over ranks, while the others still work.
 NOTHING = ScoreRequest([0], [0])
 
 
 def _spans(members: Sequence[ScoreRequest]) -> Iterator[tuple[ScoreRequest, slice]]:
-    """Each request, and where its response tokens lie among those of all."""
+    """Each request, and the slice of its response tokens among those of all."""
     start = 0
     for request in members:
         stop = start + len(request.response_ids)
@@ -310,12 +310,12 @@ def _spans(members: Sequence[ScoreRequest]) -> Iterator[tuple[ScoreRequest, slic
 
 
 def _query_ids(members: Sequence[ScoreRequest]) -> torch.Tensor:
-    """The top-K ids of all members, `[T, K]`; a member with fewer is filled up with id 0, which `_split` cuts off."""
+    """The top-K ids of all members, `[T, K]`; a member with fewer is padded with id 0, which `_split` cuts off."""
     width = max(r.num_queries for r in members)
     query_ids_TK = torch.zeros(sum(len(r.response_ids) for r in members), width, dtype=torch.int64)
-    for request, own in _spans(members):
+    for request, span in _spans(members):
         if request.topk_ids_TK is not None:
-            query_ids_TK[own, : request.num_queries] = torch.from_numpy(request.topk_ids_TK.astype(np.int64))
+            query_ids_TK[span, : request.num_queries] = torch.from_numpy(request.topk_ids_TK.astype(np.int64))
     return query_ids_TK
 
 
@@ -324,8 +324,8 @@ def _split(
 ) -> list[ResponseScores]:
     columns = [column.cpu().numpy() for column in scores]
     parts = []
-    for (request, own), compared in zip(_spans(members), routes, strict=True):
-        logp_T, entropy_T, rank_T, at_TK, tv_T, kl_T = (column[own].copy() for column in columns)
+    for (request, span), compared in zip(_spans(members), routes, strict=True):
+        logp_T, entropy_T, rank_T, at_TK, tv_T, kl_T = (column[span].copy() for column in columns)
         topk = None if request.topk_ids_TK is None else at_TK[:, : request.num_queries].copy()
         tv_full_T, kl_full_T = (None, None) if request.logp_rollout_TV is None else (tv_T, kl_T)
         parts.append(ResponseScores(logp_T, entropy_T, rank_T, topk, tv_full_T, kl_full_T, compared))

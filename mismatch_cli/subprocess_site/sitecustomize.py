@@ -1,6 +1,6 @@
-"""Run by every Python that inherits the PYTHONPATH that `torch_settings` sets: hides the same broken packages there.
+"""Runs in every Python that inherits the PYTHONPATH of `torch_settings`, and hides the same broken packages there.
 
-vLLM inspects model classes in a process of its own and spawns workers; they import transformers like the parent does.
+vLLM inspects model classes in a separate process and spawns workers; they import transformers like the parent does.
 """
 
 import importlib.machinery
@@ -11,7 +11,7 @@ import sys
 for _name in filter(None, os.environ.get("MISMATCH_CLI_HIDDEN_MODULES", "").split(",")):
     sys.modules.setdefault(_name, None)  # type: ignore[arg-type]
 
-# Only one sitecustomize is imported by Python: pass the turn on to the one that this file has shadowed.
+# Python imports only one sitecustomize: run the one that this file shadows.
 _here = os.path.dirname(os.path.abspath(__file__))
 _others = [p for p in sys.path if os.path.abspath(p or os.curdir) != _here]
 _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)

@@ -131,7 +131,7 @@ def test_a_model_is_probed_first(tmp_path):
         (["--rollout-adapter", "./nowhere"], "is no adapter"),
         (["--stages", "7"], "--stages 7"),
         (["--engine", "vllmm"], "vllm"),
-        (["--output", TRACE], "are not apart"),
+        (["--output", TRACE], "overlaps the input"),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_read(tmp_path, flags, said):

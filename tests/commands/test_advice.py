@@ -100,7 +100,7 @@ def test_rescoring_takes_the_model_that_the_trace_names(typed, recorded):
     shutil.copytree(recorded, "step")
     write_manifest(Path("step/trace"), read_manifest(Path("step/trace")) | {"command": "train"})
     code, error = typed("rescore", "step")  # it names the model that training began with
-    assert code == 2 and "Name the model that is to score: --trainer-model" in error
+    assert code == 2 and "does not name the model to score with. Add --trainer-model" in error
 
 
 def test_report_renews_its_own_folder(typed):
@@ -115,18 +115,18 @@ def test_report_renews_its_own_folder(typed):
 def test_resume_is_advised_where_it_works(typed, recorded):
     shutil.copytree(recorded, "run")
     code, error = typed("probe", MODEL, *SMALL, "-o", "run")
-    assert code == 1 and "Go on with --resume" in error
+    assert code == 1 and "Continue it with --resume" in error
     code, error = typed("rescore", "-o", "run")
     assert code == 1 and "--resume" not in error and "Replace it with --force" in error
     Path("own").mkdir()
     Path("own/thesis.txt").touch()
     code, error = typed("train", "-o", "own")
-    assert code == 1 and "--resume" not in error and "holds no training run" in error
+    assert code == 1 and "--resume" not in error and "contains no training run" in error
     Path("trained").mkdir()
     Path("trained/config.toml").write_text("steps = 3\n")
     Path("trained/metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
     code, error = typed("train", "-o", "trained")
-    assert code == 1 and "Its settings are others" in error and "--resume" not in error
+    assert code == 1 and "Its settings differ" in error and "--resume" not in error
     for name in ("clipstats", "diagnose", "gate"):
         code, error = typed(name, "trained")
         assert code == 1 and advised(error) == ["report", "trained"], error

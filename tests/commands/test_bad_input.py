@@ -49,7 +49,7 @@ def write(path: Path, *rows: dict) -> str:
         ([MODEL, "--top-logprobs", "999999"], 2, "--top-logprobs 999999"),
         ([MODEL, "--engine", "vlm"], 2, "Did you mean vllm?"),
         ([MODEL, "--engine-arg", "seven"], 2, "is not key=value"),
-        ([MODEL, "--engine-arg", "x=1"], 2, "knows no argument x"),
+        ([MODEL, "--engine-arg", "x=1"], 2, "has no argument x"),
         ([MODEL, "--resume"], 1, "holds no run to resume"),
         ([MODEL, "--no-such-flag"], 2, "No such option"),
         ([MODEL, "--trainer-model", "/no/such/model"], 1, "There is no model folder"),
@@ -112,7 +112,7 @@ def test_an_existing_folder_is_not_overwritten(probe, tmp_path):
     for flags in ([], ["--force"]):
         code, errors = probe(MODEL, *flags)
         assert code == 1
-        assert "already exists" in errors or "is no run folder" in errors
+        assert "already exists" in errors or "is not a run folder" in errors
         assert (tmp_path / "run" / "precious.txt").read_text() == "x"
 
 
@@ -151,7 +151,7 @@ def test_a_full_disk_keeps_what_was_recorded(tmp_path):
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ))
     assert result.returncode == 1, result.stderr
-    assert "go on with --resume" in result.stderr
+    assert "continue with --resume" in result.stderr
     assert "Traceback" not in result.stderr
 
 

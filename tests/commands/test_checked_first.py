@@ -37,9 +37,9 @@ TAKEN = "--output ../files/taken"
 # Command lines, each with what it is answered. No library is imported for these.
 SAMPLED = (
     ("--engine vlm", "Did you mean vllm?"),
-    ("--engine hf --engine-arg seven=7", "knows no argument seven"),
+    ("--engine hf --engine-arg seven=7", "has no argument seven"),
     ("--engine-arg seven", "is not key=value"),
-    ("--engine-url http://localhost", "goes with --engine server"),
+    ("--engine-url http://localhost", "needs --engine server"),
     ("--prompts gone.jsonl", "There is no file gone.jsonl"),
     ("--prompts ../files/bad.jsonl", "line 2 is no JSON object"),
     ("--prompts ../files/empty.jsonl", "holds no prompts"),
@@ -54,7 +54,7 @@ SAMPLED = (
     ("--reward gone.py:score", "no such function"),
     ("--resume", "holds no run to resume"),
     ("--resume --force", "use one of them"),
-    (TAKEN, "taken is no run folder: it holds precious.txt"),
+    (TAKEN, "taken is not a run folder: it contains precious.txt"),
     NO_MODEL,
 )
 LIGHT = {
@@ -74,7 +74,7 @@ LIGHT = {
         *SAMPLED,
         ("--trainer-model /no/such/model", NO_MODEL[1]),
         ("--trainer-dtype bf16", "Did you mean bfloat16"),
-        ("--top-logprobs 999999", "is more than the 2048 tokens there are"),
+        ("--top-logprobs 999999", "exceeds the vocabulary of 2048 tokens"),
         ("--adapter /no/such/folder", "/no/such/folder is no adapter"),
         ("--trainer-adapter ../files/merged", "holds whole modules (lm_head)"),
         ("--merge-adapter", "needs an adapter to merge"),
@@ -85,18 +85,18 @@ LIGHT = {
     "curate": (
         *SAMPLED,
         ("--prompts ../files/unanswered.jsonl", "has no problem with an answer"),
-        ("--keep 0.8 0.2", "is no range of accuracies"),
+        ("--keep 0.8 0.2", "is not a range of accuracies"),
     ),
     "rescore": (
         NO_TRACE,
         NEWER,
         ("--trainer-model /no/such/model", NO_MODEL[1]),
         ("--trainer-adapter /no/such/folder", "/no/such/folder is no adapter"),
-        ("--weights older", "--weights older is not known"),
+        ("--weights older", "--weights older is invalid"),
         ("--temperature 0", "Temperature 0 cannot be measured"),
         ("--trainer-dtype bf16", "Did you mean bfloat16"),
-        (TAKEN, "taken is no run folder: it holds precious.txt"),
-        (f"--output {FLOAT32}/new", "are not apart"),
+        (TAKEN, "taken is not a run folder: it contains precious.txt"),
+        (f"--output {FLOAT32}/new", "overlaps the input"),
     ),
     "train": (
         ("--dataset ../files/chat.jsonl --prompt-template raw", "which needs a chat template"),
@@ -110,7 +110,7 @@ LIGHT = {
         ("--threads 100000", "more than any machine has"),
         ("--attn somebody/kernel", "is code on the hub"),
         ("--dataset gone.jsonl", "There is no file gone.jsonl"),
-        ("--dataset ../files/few.jsonl", "is more than the 1 problems there are"),
+        ("--dataset ../files/few.jsonl", "is more than the 1 problems available"),
         ("--dataset ../files/unanswered.jsonl", "has no problem with an answer"),
         ("--dataset ../files/few.jsonl --prompts-per-step 1 --prompt-field problm", "Did you mean problem?"),
         ("--eval-dataset gone.parquet", "There is no file gone.parquet"),
@@ -147,7 +147,7 @@ LIGHT = {
         ("--baseline gone", NO_TRACE[1]),
         ("--limits prime", "Did you mean prime-rl?"),
         ("--limits gone.toml", "There is no file gone.toml"),
-        ("--junit ../files/few.jsonl", "is already there"),
+        ("--junit ../files/few.jsonl", "already exists"),
     ),
     "watch": (
         ("gone/run", "nor does the folder around it"),
@@ -155,7 +155,7 @@ LIGHT = {
         ("--limits prime", "Did you mean prime-rl?"),
         ("--on-alarm true", "Without limits there is no alarm"),
         ("s3://bucket/run", "watch follows files"),
-        (f"--output {FLOAT32}/new {FLOAT32}", "are not apart"),
+        (f"--output {FLOAT32}/new {FLOAT32}", "overlaps the input"),
         (TAKEN, "taken already exists, and watches nothing"),
     ),
     "import": (
@@ -165,7 +165,7 @@ LIGHT = {
         ("--weights older", "--weights: Unknown kind of weights 'older'"),
         ("--top-k -1", "--top-k -1 is negative"),
         ("--columns response_ids=tokens --format trl", "leave out one"),
-        (TAKEN, "taken is no run folder: it holds precious.txt"),
+        (TAKEN, "taken is not a run folder: it contains precious.txt"),
     ),
     "algorithms": (("pg-is", "unexpected extra argument"),),
     "verdict": (
@@ -193,12 +193,12 @@ ALGORITHMS = (
 WITH_NUMPY = {
     "train": (
         *ALGORITHMS,
-        ("-a pg-is -a dppo-topk-tv:k=99999", "dppo-topk-tv:k=99999 needs the top 99,999 log-probs, and"),
-        ("--preset ../files/preset.toml", "δ=-1 is out of range"),
-        ("--reward gone.py:score", "no such function"),
+        ("-a pg-is -a dppo-topk-tv:k=99999", "dppo-topk-tv:k=99999 needs the top 99,999 log-probs, but"),
+        ("--preset ../files/preset.toml", "δ=-1 makes no sense"),
+        ("--reward gone.py:score", "there is no such function"),
         ("--reward ../files/reward.py:scores", "has no function 'scores'"),
         ("--reward ../files/broken.py:score", "cannot be loaded (ModuleNotFoundError"),
-        (TAKEN, "holds no training run"),
+        (TAKEN, "contains no training run"),
     ),
     "watch": (("--algorithm dpo-binary-tv", "Unknown algorithm 'dpo-binary-tv'. Did you mean"),),
     "clipstats": (*ALGORITHMS, ("--compare pg-is dpo", "Unknown algorithm 'dpo'")),

@@ -84,7 +84,7 @@ def test_another_range_of_a_finished_run_measures_its_problems_again(curated, tm
 
 def test_a_run_is_not_overwritten_nor_resumed_as_something_else(curated, capfd):
     assert run([*CURATE.split(), "-o", str(curated)]) == 1
-    assert "already exists. Go on with --resume" in capfd.readouterr().err
+    assert "already exists. Continue it with --resume" in capfd.readouterr().err
     assert run(["probe", "--resume", "-o", str(curated)]) == 1
     assert "was not written by `probe`" in capfd.readouterr().err
 
@@ -119,10 +119,10 @@ def test_what_it_writes_can_be_trained_on(curated, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--keep 0.8 0.2", "--keep 0.8 0.2 is no range of accuracies"),
+        ("--keep 0.8 0.2", "--keep 0.8 0.2 is not a range of accuracies"),
         ("--held-out-samples 0", "--held-out-samples 0 is too small"),
         ("--engine foo", "Unknown engine 'foo'"),
-        ("--keep 0.01 0.02", "None of 6 problems has an accuracy within 0.01 and 0.02"),
+        ("--keep 0.01 0.02", "None of the 6 problems has an accuracy between 0.01 and 0.02"),
     ],
 )
 def test_mistakes_are_said_in_a_sentence(flags, said, tmp_path, capfd):

@@ -144,7 +144,7 @@ def test_limits_of_a_good_run_are_read_by_the_next_gate(gate, tmp_path):
     assert "#   ratio_outside_0.8_1.28: the same for all prompts: no interval" in text
     assert gate(bfloat16, "--limits", str(path))[0] == 0 and gate(FP8, "--limits", str(path))[0] == 3
     before, (code, _, err) = text, gate(FLOAT32, "--init", str(path))
-    assert code == 1 and "is already there. Replace it with --force" in err and path.read_text() == before
+    assert code == 1 and "already exists. Replace it with --force" in err and path.read_text() == before
     code, out, _ = gate(FLOAT32, bfloat16, "--init", str(path), "--force", "--json")
     (found,) = json.loads(out)
     assert code == 0 and {limit["source"].partition(" in ")[2] for limit in found["limits"]} == {shown_as(bfloat16)}
@@ -175,7 +175,7 @@ def test_files_are_not_replaced_unless_empty_or_forced(gate, tmp_path):
     arguments = (FLOAT32, "--limits", "slime", "--markdown", str(path))
     assert gate(*arguments)[0] == 0 and path.stat().st_size
     code, _, err = gate(*arguments)
-    assert code == 1 and "is already there. Replace it with --force" in err
+    assert code == 1 and "already exists. Replace it with --force" in err
     assert gate(*arguments, "--force")[0] == 0
     assert gate(FLOAT32, "--junit", str(tmp_path))[0] == 1
 

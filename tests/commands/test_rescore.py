@@ -62,7 +62,7 @@ def test_a_finished_run_is_shown_again_and_never_overwritten(without_arguments, 
     shard = folder / "trace" / "shard-00000.parquet"
     before = shard.stat().st_mtime_ns
     code, _, err = rescore()
-    assert code == 1 and "already exists. Go on with --resume, replace it with --force" in err
+    assert code == 1 and "already exists. Continue it with --resume, replace it with --force" in err
     code, out, err = rescore("--resume", "--output", str(folder), "--json")
     assert code == 0 and json.loads(out)["pairs"].keys() == {"mismatch"}
     assert "Loading" not in err and shard.stat().st_mtime_ns == before
@@ -75,7 +75,7 @@ def test_a_finished_run_is_shown_again_and_never_overwritten(without_arguments, 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--weights", "older"), 2, "--weights older is not known. Use equal, newer, or a version such as 40."),
+        (("--weights", "older"), 2, "--weights older is invalid. Use equal, newer, or a version such as 40."),
         (("--trainer-dtype", "bf16"), 2, "Did you mean bfloat16"),
         (("--token-budget", "0"), 2, "--token-budget 0 is too small"),
         (("--noise-responses", "-1"), 2, "--noise-responses -1 is too small"),

@@ -33,7 +33,7 @@ def test_algorithms_times_seeds_become_runs_and_none_is_overwritten(tmp_path, ca
     assert "pg-is " in out and "NOT TOLD APART" in out  # one report of all
     assert {"report.html", "summary.json", "plots"} <= {path.name for path in (tmp_path / "runs").iterdir()}
     assert run(command) == 1
-    assert "already exists. Go on with --resume" in capfd.readouterr().err
+    assert "already exists. Continue it with --resume" in capfd.readouterr().err
 
 
 def test_a_training_run_is_reported_again(tmp_path, capfd):
@@ -58,7 +58,7 @@ def test_a_start_that_failed_can_be_repeated(tmp_path, capfd):
 def test_other_settings_are_not_resumed(tmp_path, capfd):
     assert run([*TRAIN, "-o", str(tmp_path / "run"), "--quiet"]) == 0
     assert run([*TRAIN, "-o", str(tmp_path / "run"), "--resume", "--learning-rate", "0.5"]) != 0
-    assert "has other settings" in capfd.readouterr().err
+    assert "has different settings" in capfd.readouterr().err
 
 
 def test_runs_that_would_share_a_folder_are_refused(tmp_path, capfd):
@@ -110,13 +110,13 @@ def test_a_second_ctrl_c_leaves_a_report_that_does_not_reload(tmp_path, monkeypa
 def test_what_somebody_else_wrote_is_neither_resumed_nor_written_over(tmp_path, capfd):
     (tmp_path / "results.csv").touch()
     assert run([*TRAIN, "--resume", "-o", str(tmp_path)]) == 1
-    assert "holds no training run to resume" in capfd.readouterr().err
+    assert "contains no training run to resume" in capfd.readouterr().err
     for name, content in (("report.html", ""), ("summary.json", '{"format": "mismatch-cli curation"}')):
         folder = tmp_path / name.replace(".", "-")
         folder.mkdir()
         (folder / name).write_text(content)
         assert run([*TRAIN, "--seeds", "2", "-o", str(folder)]) == 1
-        assert f"is no folder of several runs: it holds {name}" in " ".join(capfd.readouterr().err.split())
+        assert f"is not a folder of runs: it contains {name}" in " ".join(capfd.readouterr().err.split())
     (tmp_path / "probe" / "trace").mkdir(parents=True)
     assert run([*TRAIN, "--seeds", "2", "-o", str(tmp_path / "probe")]) == 1
 
@@ -153,7 +153,7 @@ def test_show_config_prints_a_preset_file(capfd):
     ("flags", "said"),
     [
         (["--samples-per-prompt", "1"], "a group of one response has no advantage"),
-        (["--num-problems", "1"], "more than the 1 problems there are"),
+        (["--num-problems", "1"], "more than the 1 problems available"),
         (["--model", "/nowhere"], "There is no model folder"),
         (["--dataset", "/nowhere.jsonl"], "There is no file"),
         (["--trainer-dtype", "foo"], "Unknown dtype 'foo'"),

@@ -409,7 +409,7 @@ def test_mistakes_are_said_in_a_sentence(capfd: pytest.CaptureFixture[str], trac
         (1, "nor does the folder around it", [str(tmp_path / "no" / "where")]),
         (1, f"watches {trace}. Choose another --output", [trained, "-o", str(tmp_path / "seen")]),
         (1, "already exists, and watches nothing", [trace, "-o", str(own)]),
-        (1, "are not apart", [trained, "-o", str(tmp_path / "trained" / "watched")]),
+        (1, "overlaps the input", [trained, "-o", str(tmp_path / "trained" / "watched")]),
         (2, "follows files", ["s3://bucket/run"]),
     ):
         given = [] if "-o" in line else ["-o", str(tmp_path / "new")]

@@ -1,6 +1,6 @@
 """A server of completions from one known distribution, without a model: honest until a test makes it lie.
 
-`reply` answers in place of an honest one, `talk` takes over the connection itself, `tamper` changes a completion.
+`reply` replaces an honest answer, `talk` takes over the connection itself, `tamper` changes a completion.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CLIPPED = -9999.0
 
 
 class FakeServer:
-    """Serves `model` as "tiny" on a port of its own; `sent` counts the bytes that `talk` got rid of."""
+    """Serves `model` as "tiny" on its own port; `sent` counts the bytes that `talk` has sent."""
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -48,7 +48,7 @@ class FakeServer:
                     self.end_headers()
                     self.wfile.write(content)
                 except OSError:
-                    self.close_connection = True  # the other side has had enough
+                    self.close_connection = True  # the client has hung up
 
             def say(self, content: bytes) -> None:
                 self.connection.sendall(content)
@@ -65,7 +65,7 @@ class FakeServer:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def restore(self) -> None:
-        """Honest again."""
+        """Be honest again."""
         self.reply: Callable[[str], tuple[int, dict[str, str], bytes] | None] = lambda path: None
         self.talk: Callable[[str, Callable[[bytes], None]], bool] | None = None
         self.tamper: Callable[[dict[str, Any]], Any] = lambda answer: None
@@ -94,7 +94,7 @@ class FakeServer:
 
 
 def completion(asked: dict[str, Any]) -> dict[str, Any]:
-    """As vLLM answers: the sampled token first, then ranks 1…K, processed log-probs, clipped where they are −inf."""
+    """As vLLM answers: the sampled token first, then ranks 1…K; processed log-probs, with −inf clipped."""
     logits_V = -0.05 * np.arange(VOCABULARY) / asked["temperature"]
     if asked["top_k"] > 0:
         logits_V[asked["top_k"] :] = -np.inf
@@ -123,7 +123,7 @@ def completion(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def reading(prompt: list[int]) -> dict[str, Any]:
-    """As vLLM answers where it is asked for log-probs of a prompt: of no first token, and of each other by its id."""
+    """As vLLM answers a request for prompt log-probs: none for the first token, the others by their id."""
     logits_V = -0.05 * np.arange(VOCABULARY)
     logp_V = logits_V - np.logaddexp.reduce(logits_V)
     entries = [{str(i): {"logprob": float(logp_V[i]), "rank": i + 1, "decoded_token": '"1": '}} for i in prompt[1:]]

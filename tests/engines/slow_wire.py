@@ -1,6 +1,6 @@
-"""In place of NCCL, which needs GPUs: tensors go through the store of the group. All else of a transfer is vLLM's own.
+"""Replaces NCCL, which needs GPUs: tensors go through the store of the group. The rest of a transfer is vLLM's own.
 
-A server is told of it by `start(…, wired=True)`; the trainer's side is replaced in the test's own process.
+A server uses it with `start(…, wired=True)`; the trainer's side is replaced in the test's own process.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def test_mu_is_the_distribution_that_was_sampled(engine, prompts, model):
             assert (rollout.rank_rollout_T[position] == 1) == (expected_T[position] >= logp_TV[position].max() - 1e-6)
 
 
-def test_a_request_may_be_sampled_in_a_way_of_its_own(engine, prompts, model):
-    """Beside others in one call: its nucleus, its temperature, its limit; what they leave is what log μ is of."""
+def test_a_request_may_have_its_own_sampling_settings(engine, prompts, model):
+    """Next to others in one call: its nucleus, temperature and limit; log μ is that of what they leave."""
     own = SamplingSettings(temperature=0.5, top_p=0.6, max_tokens=7)
     requests = [Request(prompts[i % 2], seed=i, sampling=own if i % 3 else None) for i in range(12)]
     rollouts = engine.sample(requests, lambda n: None)
@@ -87,7 +87,7 @@ def test_a_request_may_be_sampled_in_a_way_of_its_own(engine, prompts, model):
 
 
 def test_a_request_may_be_shorter_than_the_settings_allow(engine, prompts):
-    """Beside others that are not; the first tokens are those of the long one."""
+    """Next to others that are not; its tokens are the first ones of the long response."""
     whole = engine.sample([Request(prompts[0], seed=1), Request(prompts[1], seed=2)], lambda n: None)
     cut = engine.sample([Request(prompts[0], 1, max_tokens=3), Request(prompts[1], 2, max_tokens=99)], lambda n: None)
     assert cut[0].response_ids == whole[0].response_ids[:3] and cut[0].finish_reason == "length"
@@ -95,7 +95,7 @@ def test_a_request_may_be_shorter_than_the_settings_allow(engine, prompts):
     assert cut[1].response_ids == whole[1].response_ids and cut[1].finish_reason == whole[1].finish_reason
 
 
-def test_the_whole_distribution_of_the_first_responses_is_handed_out(engine, prompts, model):
+def test_the_full_distributions_of_the_first_responses_reach_the_sinks(engine, prompts, model):
     """Against plain torch over the vocabulary; the responses are those of `sample`, and the others to the bit."""
     requests = [Request(prompts[i % 2], seed=i) for i in range(8)]
     plain, counts, taken = engine.sample(requests, lambda n: None), [], ([], [], [])
@@ -105,7 +105,7 @@ def test_the_whole_distribution_of_the_first_responses_is_handed_out(engine, pro
         mu_TV, expected_TV = torch.from_numpy(np.stack(rows)), reference_logp_TV(model, rollout)
         assert mu_TV.shape == expected_TV.shape == (len(rollout.response_ids), 2048)
         np.testing.assert_allclose(mu_TV.double().exp().sum(1), 1, atol=1e-5)
-        # A token at the edge of the support may fall on either side of it.
+        # A token at the edge of the support may be on either side of it.
         assert ((mu_TV - expected_TV).nan_to_num(0).abs() > 2e-5).sum() <= 1
         own_T1 = torch.tensor(rollout.response_ids)[:, None]
         assert np.array_equal(mu_TV.gather(1, own_T1)[:, 0], rollout.logp_rollout_T)
@@ -121,7 +121,7 @@ def test_the_whole_distribution_of_the_first_responses_is_handed_out(engine, pro
         assert np.array_equal(same.logp_rollout_T, other.logp_rollout_T)
 
 
-def test_the_memory_of_vllms_whole_distributions_is_as_stated():
+def test_the_memory_of_vllms_full_distributions_is_as_stated():
     """The objects of three positions, as Python's own allocator counts them."""
     import tracemalloc
 
@@ -144,14 +144,14 @@ def test_the_memory_of_vllms_whole_distributions_is_as_stated():
     assert full_bytes("hf", vocabulary, tokens) == 4 * vocabulary  # one token at a time
 
 
-def test_an_engine_without_whole_distributions_says_which_have_them(monkeypatch):
+def test_an_engine_without_full_distributions_names_those_that_have_them(monkeypatch):
     from types import ModuleType
 
     from mismatch_cli import registry
     from mismatch_cli.engines import full_bytes
 
     monkeypatch.setattr(registry, "load", lambda *_: ModuleType("plain"))
-    with pytest.raises(UsageError, match=r"--engine plain does not hand out whole .* Use --engine vllm or --engine hf"):
+    with pytest.raises(UsageError, match=r"--engine plain does not return full .* Use --engine vllm or --engine hf"):
         full_bytes("plain", 2048, 100)
 
 
@@ -185,7 +185,7 @@ def test_nothing_is_printed(engine, prompts, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_settings_are_told_as_resolved(engine):
+def test_settings_are_described_as_resolved(engine):
     described = engine.describe()
     assert described["dtype"] == described["kv_cache_dtype"] == "float32"
     assert described["max_model_len"] == engine.max_model_len == 512
@@ -199,7 +199,7 @@ def test_settings_are_told_as_resolved(engine):
         ({"model": "/no/such/folder"}, "no model folder"),
     ],
 )
-def test_what_cannot_be_loaded_is_told_in_one_sentence(name, changes, message, tmp_path):
+def test_a_model_that_cannot_be_loaded_fails_with_one_sentence(name, changes, message, tmp_path):
     settings = {
         "model": MODEL,
         "sampling": SamplingSettings(),
@@ -211,7 +211,7 @@ def test_what_cannot_be_loaded_is_told_in_one_sentence(name, changes, message, t
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_engine_names_the_nearest():
+def test_an_unknown_engine_suggests_the_nearest():
     with pytest.raises(UsageError, match=r"Unknown engine 'vlm'. Did you mean vllm\?"):
         create_engine("vlm", EngineSettings(MODEL, SamplingSettings(), 0))
 
@@ -225,8 +225,8 @@ def test_a_missing_vllm_says_how_to_get_it(monkeypatch):
         create_engine("vllm", EngineSettings(MODEL, SamplingSettings(), 0))
 
 
-def test_new_weights_are_taken_over_whole(tmp_path, prompts, model):
-    """After other weights and back again, log μ is that of the weights it has: also the tied head, also the cache."""
+def test_new_weights_replace_all_old_ones(tmp_path, prompts, model):
+    """After other weights and back, log μ is that of the current weights, including the tied head and the cache."""
     import copy
 
     moved = copy.deepcopy(model)
@@ -245,7 +245,7 @@ def test_new_weights_are_taken_over_whole(tmp_path, prompts, model):
                 ids_T = torch.tensor(rollout.response_ids)
                 expected_T = reference_logp_TV(weights, rollout).gather(1, ids_T[:, None])[:, 0]
                 np.testing.assert_allclose(rollout.logp_rollout_T, expected_T, atol=2e-5)
-        for before, after in zip(first, rollouts, strict=True):  # back at the first weights: the same responses
+        for before, after in zip(first, rollouts, strict=True):  # with the first weights again: the same responses
             assert before.response_ids == after.response_ids
             assert np.array_equal(before.logp_rollout_T, after.logp_rollout_T)
         before = resident_mb()

@@ -24,7 +24,7 @@ LONG = [Request([(7 * i + 3 * j) % 2000 + 5 for j in range(48)], seed=i) for i i
 SAME, OTHER = 1e-5, 0.05  # |log π − log μ|, nats: the largest of one function, the mean of two
 # Gated delta rule: the engine goes token by token, the trainer in chunks; rounding differs.
 IN_CHUNKS = {"qwen3_next": 1e-4}
-# What vLLM does otherwise in each: heads that are tied, fused projections, experts that it packs, and those it copies.
+# What vLLM does differently in each: tied heads, fused projections, experts that it packs, and those that it copies.
 ON_VLLM = ("gemma2", "phi3", "olmoe", "gpt_oss")
 TRAINED = ("gemma2", "phi", "gpt_oss", "qwen3_next")  # heads with a cap and a bias, sinks, recurrent layers
 
@@ -43,8 +43,8 @@ def gaps_of(engine, trainer: Trainer, requests: Sequence[Request] = LONG) -> np.
     return np.abs(np.concatenate([score.logp_T - rollout.logp_rollout_T for score, rollout in pairs]))
 
 
-def without_its_part(family: str, weights: torch.nn.Module) -> Trainer:
-    """The same weights in a model that lacks what makes the family."""
+def without_its_feature(family: str, weights: torch.nn.Module) -> Trainer:
+    """The same weights in a model without the family's special feature."""
     model = AutoModelForCausalLM.from_config(config_of(family, **FAMILIES[family].without), attn_implementation="eager")
     model.load_state_dict(weights.state_dict())
     return Trainer(model.float().eval(), SMALL)
@@ -56,12 +56,12 @@ def move(model: torch.nn.Module) -> None:
             weight.add_(0.02 * torch.randn_like(weight))
 
 
-def hold_against(engine, model: str, family: str) -> None:
-    """The control, that it can fail, and new weights: every one of them moves, biases, norms and sinks too."""
+def compare_sides(engine, model: str, family: str) -> None:
+    """The control, proof that it can fail, and new weights: all of them change, including biases, norms and sinks."""
     same = IN_CHUNKS.get(family, SAME)
     trainer = Trainer.load(model, sampling=SMALL, dtype="float32")
     assert gaps_of(engine, trainer).max() <= same, family
-    assert gaps_of(engine, without_its_part(family, trainer.model)).mean() > OTHER, FAMILIES[family].part
+    assert gaps_of(engine, without_its_feature(family, trainer.model)).mean() > OTHER, FAMILIES[family].part
     move(trainer.model)
     assert gaps_of(engine, trainer).mean() > OTHER, family
     engine.load_weights(trainer.model)
@@ -71,7 +71,7 @@ def hold_against(engine, model: str, family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_of_hugging_face_agrees_and_a_wrong_model_does_not(models, family):
     engine = create_engine("hf", EngineSettings(models[family], SMALL, 0, dtype="float32"))
-    hold_against(engine, models[family], family)
+    compare_sides(engine, models[family], family)
     engine.close()
 
 
@@ -85,17 +85,17 @@ def test_three_steps_train_and_every_sync_is_proven(models, family, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ON_VLLM)
-def test_vllm_agrees_and_takes_over_every_weight(models, family, tmp_path):
+def test_vllm_agrees_and_loads_every_weight(models, family, tmp_path):
     settings = EngineSettings(models[family], SMALL, 0, dtype="float32", log_file=tmp_path / "log")
     engine = create_engine("vllm", settings)
-    hold_against(engine, models[family], family)
-    if family in ("olmoe", "gpt_oss"):  # what it would say of their experts on a GPU is of these layers
+    compare_sides(engine, models[family], family)
+    if family in ("olmoe", "gpt_oss"):  # on a GPU it would report the experts of these layers
         assert next(iter(engine.llm.apply_model(router_layers))) == [0, 1]  # type: ignore[attr-defined]
     engine.close()
 
 
 @pytest.mark.slow
-def test_what_vllm_cannot_compute_here_is_said_with_a_way_out(models, tmp_path):
+def test_vllm_says_what_to_use_for_a_model_that_it_cannot_compute(models, tmp_path):
     settings = EngineSettings(models["qwen3_next"], SMALL, 0, dtype="float32", log_file=tmp_path / "log")
     engine = create_engine("vllm", settings)
     assert not engine.describe()["prefix_caching"], "recurrent states are not cached where prompts stay whole"
@@ -104,7 +104,7 @@ def test_what_vllm_cannot_compute_here_is_said_with_a_way_out(models, tmp_path):
     engine.close()
 
 
-def test_a_context_in_which_the_scale_of_positions_depends_on_the_length_is_said(models):
+def test_a_context_whose_position_scaling_depends_on_the_length_is_refused(models):
     config = load_causal_lm(models["phi3"]).config
     assert first_context(config) == 64 and first_context(load_causal_lm(models["llama"]).config) is None
     assert first_context(config_of("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0})) == 512

@@ -1,4 +1,4 @@
-"""Servers that talk without end, say nothing, send bombs, answer for others, or name probabilities that are none."""
+"""Servers that never stop, say nothing, send bombs, answer for others, or return invalid probabilities."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sample(engine, requests=REQUESTS):
     return sample_checked(engine, requests, [0] * len(requests), lambda count: None)
 
 
-def test_an_honest_answer_is_taken_over(fake):
+def test_an_honest_answer_is_accepted(fake):
     engine = engine_at(fake)
     rollouts = sample(engine)
     assert [len(r.response_ids) for r in rollouts] == [4] * 6
@@ -70,8 +70,8 @@ def test_an_honest_answer_is_taken_over(fake):
         assert rollout.topk_ids_TK.tolist() == [list(range(K))] * 4
 
 
-def test_a_request_is_asked_for_in_its_own_way(fake, monkeypatch):
-    """Its sampling, where it has one, reaches the server; the others' is the engine's."""
+def test_a_request_is_sent_with_its_own_settings(fake, monkeypatch):
+    """Its sampling settings, if it has any, reach the server; other requests have the engine's."""
     asked: list[dict[str, Any]] = []
     sent = _server_http.Server.post
 
@@ -84,7 +84,7 @@ def test_a_request_is_asked_for_in_its_own_way(fake, monkeypatch):
     asked.clear()
     mixed = [replace(request, sampling=own) if i % 2 else request for i, request in enumerate(REQUESTS)]
     assert [len(r.response_ids) for r in sample(engine, mixed)] == [4, 2] * 3
-    told = {tuple(a["prompt"]): (a["temperature"], a["top_p"], a["max_tokens"]) for a in asked}  # and two looks at it
+    told = {tuple(a["prompt"]): (a["temperature"], a["top_p"], a["max_tokens"]) for a in asked}
     assert [told[tuple(r.prompt_ids)] for r in REQUESTS] == [(1.0, 1.0, 4), (0.6, 0.95, 2)] * 3
 
 
@@ -94,28 +94,28 @@ def _lies_about(**told: Any) -> Callable[[dict[str, Any]], None]:
 
 def _changes_one(entry: Any) -> Callable[[dict[str, Any]], None]:
     def tamper(answer: dict[str, Any]) -> None:
-        answer["choices"][0].get("prompt_logprobs", [None])[-1] = entry  # an answer to other questions has none
+        answer["choices"][0].get("prompt_logprobs", [None])[-1] = entry  # answers to other requests have none
 
     return tamper
 
 
-# Of the tokens 5, 6, 7, 8.
+# For the tokens 5, 6, 7, 8.
 READINGS = [
-    (_lies_about(prompt_token_ids=[5, 6, 7, 9]), "read another prompt"),
+    (_lies_about(prompt_token_ids=[5, 6, 7, 9]), "did not read the prompt"),
     (_lies_about(prompt_token_ids=None), "does not return token ids"),
-    (_lies_about(prompt_logprobs=None), "does not hold a log-prob for each token"),
-    (_lies_about(prompt_logprobs=[None, {"6": {"logprob": -1.0}}]), "does not hold a log-prob for each token"),
-    (_changes_one(None), "of other tokens than its prompt's"),
-    (_changes_one({"9": {"logprob": -1.0}}), "of other tokens than its prompt's"),
-    (_changes_one({"8": -1.0}), "of other tokens than its prompt's"),
+    (_lies_about(prompt_logprobs=None), "does not have a log-prob for each token"),
+    (_lies_about(prompt_logprobs=[None, {"6": {"logprob": -1.0}}]), "does not have a log-prob for each token"),
+    (_changes_one(None), "not belong to the tokens of its prompt"),
+    (_changes_one({"9": {"logprob": -1.0}}), "not belong to the tokens of its prompt"),
+    (_changes_one({"8": -1.0}), "not belong to the tokens of its prompt"),
     (_changes_one({"8": {"logprob": None}}), "reported log μ = nan for token 1 of a response to prompt 3"),
     (_changes_one({"8": {"logprob": 0.5}}), "reported log μ = 0.5 for token 1 of a response to prompt 3"),
-    (lambda answer: answer.update(model="another"), "of the model 'another'"),
+    (lambda answer: answer.update(model="another"), "from the model 'another'"),
     (lambda answer: answer.update(choices=[]), "not one completion"),
 ]
 
 
-def test_recorded_tokens_are_read_by_an_honest_server_and_by_no_other(fake):
+def test_recorded_tokens_are_read_only_by_an_honest_server(fake):
     engine = engine_at(fake)
     responses = [Forced([5, 6], [7, 8]), Forced([5], [8, 2047, 0])]
     expected_V = -0.05 * np.arange(2048) - np.logaddexp.reduce(-0.05 * np.arange(2048))
@@ -128,7 +128,7 @@ def test_recorded_tokens_are_read_by_an_honest_server_and_by_no_other(fake):
             prefill_checked(engine, responses[:1], [3], lambda count: None)
 
 
-# What is sent on the line itself.
+# What is sent over the raw connection.
 
 
 def _endless_body(path: str, say: Callable[[bytes], None]) -> bool:
@@ -193,7 +193,7 @@ LINES = [_endless_body, _endless_headers, _endless_line, _endless_trailers, _sil
 
 
 @pytest.mark.parametrize("talk", LINES)
-def test_whatever_comes_over_the_line_ends_soon_and_in_little_memory(fake, monkeypatch, talk):
+def test_any_raw_answer_ends_soon_and_in_little_memory(fake, monkeypatch, talk):
     monkeypatch.setattr(server, "_FOR_THE_LIST", 0.2)
     monkeypatch.setattr(_server_http, "_BODY_SECONDS", 0.2)
     engine = engine_at(fake, timeout=0.3, patience=0.1)
@@ -202,12 +202,12 @@ def test_whatever_comes_over_the_line_ends_soon_and_in_little_memory(fake, monke
         began, fake.sent = time.monotonic(), 0
         with pytest.raises(MismatchError) as caught:
             ask()
-        assert time.monotonic() - began < 4  # a busy machine included; what drips would take 5
-        assert fake.sent < 2**26  # before the connection was closed, buffers of the system included
+        assert time.monotonic() - began < 4  # even on a busy machine; a dripping answer would take 5
+        assert fake.sent < 2**26  # before the connection closed, including the system's buffers
         assert "\n" not in str(caught.value) and "failed while" not in str(caught.value)
 
 
-def test_the_time_that_a_silent_server_gets_is_the_one_that_is_stated(fake):
+def test_a_silent_server_gets_the_stated_time(fake):
     engine = engine_at(fake, timeout=0.4, patience=0.3)
     fake.talk = _silent
     began = time.monotonic()
@@ -217,7 +217,7 @@ def test_the_time_that_a_silent_server_gets_is_the_one_that_is_stated(fake):
     assert server._FOR_THE_LIST == 5  # as the page says
 
 
-def test_a_first_token_that_does_not_come_is_noticed(fake, monkeypatch):
+def test_a_missing_first_token_is_noticed(fake, monkeypatch):
     monkeypatch.setattr(server, "_FIRST_ANSWER", 0.3)
     fake.talk = lambda path, say: path == COMPLETIONS and _silent(path, say)
     began = time.monotonic()
@@ -232,13 +232,13 @@ def test_bombs_redirects_and_depth_are_refused(fake):
     cases: list[tuple[str, tuple[int, dict[str, str], bytes]]] = [
         ("answered in the encoding gzip", (200, {"Content-Encoding": "gzip"}, bomb)),
         ("answered in the encoding deflate, br", (200, {"Content-Encoding": "deflate, br"}, bomb)),
-        (r"refused a request \(status 302\)", (302, {"Location": f"{fake.url}/elsewhere"}, b"")),
-        ("something that is not JSON", (200, {}, b"[" * 10**5 + b"]" * 10**5)),
-        ("something that is not JSON", (200, {"Content-Type": "text/html"}, b"<html>")),
-        ("something that is not JSON", (200, {}, b'{"choices": NaN}')),
-        ("something that is not JSON", (200, {}, b'{"model": "\\ud800"}')),
+        (r"rejected a request \(status 302\)", (302, {"Location": f"{fake.url}/elsewhere"}, b"")),
+        ("did not answer in JSON", (200, {}, b"[" * 10**5 + b"]" * 10**5)),
+        ("did not answer in JSON", (200, {"Content-Type": "text/html"}, b"<html>")),
+        ("did not answer in JSON", (200, {}, b'{"choices": NaN}')),
+        ("did not answer in JSON", (200, {}, b'{"model": "\\ud800"}')),
         ("not answered", (500, {}, b"[" * 10**5)),
-        ("refused a request", (422, {}, b'{"detail": "' + b"x" * 2**20 + b'"}')),
+        ("rejected a request", (422, {}, b'{"detail": "' + b"x" * 2**20 + b'"}')),
         ("answered with more than", (200, {}, b" " * 2**22)),
     ]  # fmt: skip
     for message, reply in cases:
@@ -254,7 +254,7 @@ def _of_first(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, An
 
 
 def _put_on_top(choice: dict[str, Any]) -> None:
-    """A sampled token beside the most probable K that is more probable than they are."""
+    """A sampled token outside the top K that is more probable than they are."""
     entries = {f"token_id:{i}": -5.0 - i / 10 for i in range(K)}
     sampled = choice["logprobs"]["tokens"][0] = "token_id:99"
     choice["token_ids"][0] = 99
@@ -292,37 +292,37 @@ def _same_key_twice(answer: dict[str, Any]) -> bytes:
 
 
 TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
-    ("of the model 'other' where 'tiny' was asked", lambda a: a.update(model="other")),
-    ("of the model 'None'", lambda a: a.pop("model") and None),
-    ("of the model", lambda a: a.update(model=["tiny"])),
-    ("given before", lambda a: a.update(id="cmpl-1")),
-    ("another completion", _of_first(lambda c: c.update(index=1))),
+    ("from the model 'other' instead of 'tiny'", lambda a: a.update(model="other")),
+    ("from the model 'None'", lambda a: a.pop("model") and None),
+    ("from the model", lambda a: a.update(model=["tiny"])),
+    ("repeats the answer", lambda a: a.update(id="cmpl-1")),
+    ("not the completion", _of_first(lambda c: c.update(index=1))),
     ("not one completion", lambda a: a["choices"].append(a["choices"][0])),
     ("not one completion", lambda a: a["choices"].clear()),
     ("not one completion", lambda a: a.update(choices={"0": 1})),
-    ("another prompt", _of_first(lambda c: c.update(prompt_token_ids=[5, 6, 9999]))),
-    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, float(c["token_ids"][0])))),
-    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, str(c["token_ids"][0])))),
-    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, True))),
-    ("none of the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, -1))),
-    ("none of the model's 2048", _of_first(lambda c: c.update(token_ids="1234"))),
-    ("more probable than they are", _of_first(_put_on_top)),
+    ("does not start from the prompt", _of_first(lambda c: c.update(prompt_token_ids=[5, 6, 9999]))),
+    ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, float(c["token_ids"][0])))),
+    ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, str(c["token_ids"][0])))),
+    ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, True))),
+    ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, -1))),
+    ("outside the model's 2048", _of_first(lambda c: c.update(token_ids="1234"))),
+    ("more probable than one of them", _of_first(_put_on_top)),
     ("add up to more than 1", _of_first(_at_top(0.5))),
     ("add up to more than 1", _of_first(_at_top(1e-4))),
     ("add up to more than 1", _of_first(_at_top(None))),
     ("add up to more than 1", _of_first(_all_at(-0.1))),
     ("cannot add up to 1", _of_first(_all_at(-30.0))),
     ("log μ = nan|add up to", _of_first(_all_at(None))),
-    ("not belong|for a token where|does not return", _of_first(_other_spelling("token_id:03"))),
+    ("not belong|for a token instead of|does not return", _of_first(_other_spelling("token_id:03"))),
     ("does not return", _of_first(_other_spelling("token_id:٣"))),
     ("does not return", _of_first(_other_spelling("token_id:-3"))),
     ("does not return", _of_first(_other_spelling("token_id:" + "3" * 5000))),
     ("not belong", _of_first(_other_spelling("token_id:2048"))),
-    ("two log-probs to one token", _same_key_twice),
+    ("one token two log-probs", _same_key_twice),
 ]  # fmt: skip
 
 
-def test_an_answer_that_cannot_be_true_is_not_recorded(fake):
+def test_an_impossible_answer_is_not_recorded(fake):
     engine = engine_at(fake)
     for message, tamper in TAMPERED:
         fake.tamper = tamper
@@ -339,18 +339,18 @@ def test_an_alias_of_the_same_weights_may_answer_and_another_model_may_not(fake)
         ]}).encode(),
     )  # fmt: skip
     assert len(sample(engine_at(fake, served_model="alias"))) == 6
-    with pytest.raises(MismatchError, match="of the model 'tiny' where 'other' was asked"):
+    with pytest.raises(MismatchError, match="from the model 'tiny' instead of 'other'"):
         engine_at(fake, served_model="other")
 
 
-def test_a_length_that_is_none_is_asked_for(fake):
+def test_an_invalid_context_length_must_be_given(fake):
     for length in (-1, 0, 1.5, "512", True, None, [512], 10**30):
         fake.card = {"max_model_len": length}
         with pytest.raises(MismatchError, match="--max-model-len"):
             engine_at(fake)
 
 
-def test_what_a_server_tells_of_itself_is_kept_only_where_it_can_be_a_setting(fake):
+def test_a_servers_settings_are_kept_only_if_they_are_plausible(fake):
     config = {"model_config": {"dtype": ["x"], "quantization": {"a": [1]}, "enforce_eager": True},
               "scheduler_config": {"max_num_seqs": [[]]}, "parallel_config": 5, "cache_config": None}  # fmt: skip
     told = {"/server_info?config_format=json": json.dumps({"vllm_config": config}).encode(),

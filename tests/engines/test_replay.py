@@ -1,4 +1,4 @@
-"""Recorded tokens read again: decoded to the bit as they were sampled, and at once as plain torch reads them."""
+"""Recorded tokens read again: decoded to the bit as sampled, and in one pass as plain torch reads them."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def random_ids(seed: int, length: int) -> list[int]:
     return np.random.default_rng(seed).integers(3, 2000, length).tolist()
 
 
-SHARED = random_ids(0, 300)  # longer than a block of the prefix cache; 20 tokens before the context ends
+SHARED = random_ids(0, 300)  # longer than a block of the prefix cache; leaves 20 tokens of context
 PROMPTS = [SHARED, *(random_ids(i, 3 + 13 * i) for i in range(1, 5)), SHARED, random_ids(9, CONTEXT - 10)]
-REQUESTS = [Request(PROMPTS[i % 7], seed=i) for i in range(14)]  # more than there is room for at a time
-# Not what any of these models would say: stop tokens in the middle, one token, more than max_tokens, the whole context.
+REQUESTS = [Request(PROMPTS[i % 7], seed=i) for i in range(14)]  # more than fit at once
+# What no model would sample: stop tokens in the middle, one token, more than max_tokens, the full context.
 FOREIGN = [
     Forced(PROMPTS[1], [5, 1, 1, 7, 9]),
     Forced(PROMPTS[2], [1999]),
@@ -109,7 +109,7 @@ def hold_equal(found: Sequence[Rollout], rollouts: Sequence[Rollout]) -> None:
 
 
 def hold_close(found: Sequence[Any], expected: Sequence[Any]) -> None:
-    """Log-probs in float32, which are down to -30 nats here."""
+    """Compare log-probs in float32, here down to -30 nats."""
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-6)
 
@@ -130,8 +130,8 @@ def expected(model: Any, responses: Sequence[Forced], sampling: SamplingSettings
 
 
 @pytest.mark.parametrize("sampling", [HOT, TRUNCATED])
-def test_what_was_sampled_is_replayed_to_the_bit(engine, sampling):
-    """Log μ, ranks, top K and how it ended, whatever is drawn from; sampling is what it was, before and after."""
+def test_a_replay_equals_sampling_to_the_bit(engine, sampling):
+    """Log μ, ranks, top K and finish reason, for any sampling settings; sampling is unchanged before and after."""
     with sampling_as(engine, sampling):
         rollouts, counts = sampled(engine), []
         hold_equal(replay(engine, of(rollouts), counts.append), rollouts)
@@ -141,14 +141,14 @@ def test_what_was_sampled_is_replayed_to_the_bit(engine, sampling):
         hold_equal(sampled(engine), rollouts)
 
 
-def test_a_response_that_ended_is_told_from_one_that_was_cut(engine):
-    """A stop token ends a response where it is the last one, and only there."""
+def test_finished_and_truncated_responses_are_distinguished(engine):
+    """A stop token ends a response only if it is the last token."""
     found = replay(engine, [Forced([5, 6, 7], ids) for ids in ([8, 1], [1, 8], [8, 1, 1], [9])])
     assert [r.finish_reason for r in found] == ["stop", "length", "stop", "length"]
 
 
-def test_tokens_that_nobody_would_have_sampled_are_read_as_plain_torch_reads_them(engine, model):
-    """Decoded and at once, from one token to the whole context, by themselves and among others."""
+def test_improbable_tokens_are_read_as_plain_torch_reads_them(engine, model):
+    """Decoded and in one pass, from one token to the full context, alone and among others."""
     correct = expected(model, FOREIGN, HOT)
     assert min(logp_T.min(initial=0) for logp_T in correct) < -15
     for found in (replay(engine, FOREIGN), replay(engine, FOREIGN, alone=True, cached=False)):
@@ -158,7 +158,7 @@ def test_tokens_that_nobody_would_have_sampled_are_read_as_plain_torch_reads_the
 
 
 def test_a_batch_of_one_and_a_cache_that_is_not_read(engine, rollouts, monkeypatch):
-    """What vLLM is asked for is looked at: one response at a time, and prompts that are read from the cache or not."""
+    """Inspects the requests to vLLM: one response at a time, and prompts that may use the cache or not."""
     seen: list[Any] = []
     on_vllm = hasattr(engine, "llm")
     if on_vllm:
@@ -200,7 +200,7 @@ def test_ctrl_c_leaves_the_engine_as_it_was(engine, rollouts):
 
 
 def test_a_failure_in_the_middle_leaves_nothing_queued(engine, rollouts, monkeypatch):
-    """What vLLM had begun would have the next call wait for ever."""
+    """Requests left in vLLM would make the next call wait forever."""
     place, name = (_vllm_replay, "_recorded") if hasattr(engine, "llm") else (_hf_replay.Forcing, "__call__")
     chosen, steps = getattr(place, name), iter(range(99))
 
@@ -216,20 +216,20 @@ def test_a_failure_in_the_middle_leaves_nothing_queued(engine, rollouts, monkeyp
     hold_equal(replay(engine, of(rollouts)), rollouts)
 
 
-def test_what_an_engine_cannot_read_is_said_beforehand(engine):
+def test_tokens_that_an_engine_cannot_read_are_refused_beforehand(engine):
     long = Forced(SHARED, random_ids(1, CONTEXT - 299))
     with pytest.raises(
-        MismatchError, match=r"Prompt 0 .* 321 tokens, the engine's context 320. Use --max-model-len 321"
+        MismatchError, match=r"Prompt 0 .* 321 tokens; the engine's context is 320. Use --max-model-len 321"
     ):
         replay(engine, [long])
     for read in (replay, prefill):
-        with pytest.raises(MismatchError, match="holds the token 2048, and the engine's model has 2048 tokens"):
+        with pytest.raises(MismatchError, match="has the token id 2048, and the engine's model has 2048 tokens"):
             read(engine, [Forced([5], [7, 2048])])
 
 
 @pytest.mark.slow
 def test_a_cache_in_fp8_is_replayed_with_its_rounding(tmp_path):
-    """In bfloat16 too the bits are those of sampling, with an adapter; without fp8 the same tokens have other log μ."""
+    """In bfloat16 with an adapter too, the bits equal sampling; without fp8 the same tokens have another log μ."""
     adapter = save_adapter(MODEL, tmp_path / "adapter", size=0.01)
     foreign = {}
     for dtype in ("fp8", "auto"):
@@ -248,7 +248,7 @@ def test_a_cache_in_fp8_is_replayed_with_its_rounding(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "olmoe"])
 def test_families_are_read_with_their_parts_and_prompts_in_chunks(family, tmp_path):
-    """vLLM without seeds may take prompts in chunks on a CPU: rows that are not at their end choose nothing."""
+    """Without seeds, vLLM may read prompts in chunks on a CPU: unfinished rows choose nothing."""
     folder = save_family(tmp_path, family)
     correct = expected(load_causal_lm(folder, dtype="float32"), FOREIGN, HOT)
     chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64} | SHORTER["vllm"]
@@ -272,21 +272,21 @@ def test_which_engines_read_again():
     assert asked == {"hf": [True, True, True], "vllm": [True, True, True], "server": [False, True, False]}
 
 
-def test_an_engine_that_answers_something_else_is_refused():
-    """A mock that lies: no engine here does."""
+def test_an_engine_that_returns_other_tokens_is_refused():
+    """A mock that lies: no real engine does."""
     nothing = np.zeros(2, dtype=np.float32)
     lie = Rollout([5], [6, 7], nothing, nothing.astype(np.int32), None, None, "length")
     liar: Any = SimpleNamespace(
         max_model_len=9, replay=lambda *_, **__: [lie], prefill=lambda *_: [np.array([-1.0], dtype=np.float32)]
     )
-    with pytest.raises(MismatchError, match=r"other tokens than those recorded of a response to prompt 42"):
+    with pytest.raises(MismatchError, match=r"did not decode the recorded tokens of a response to prompt 42"):
         replay_checked(liar, [Forced([5], [6, 8])], [42], lambda n: None)
     with pytest.raises(MismatchError, match=r"1 log-probs for the 2 tokens of a response to prompt 42"):
         prefill_checked(liar, [Forced([5], [6, 8])], [42], lambda n: None)
 
 
 class RunnerV2:
-    """In the place of vLLM on a GPU, whose Model Runner V2 needs Triton: it keeps what it is asked."""
+    """Mocks vLLM on a GPU, whose Model Runner V2 needs Triton: it keeps the requests."""
 
     def __init__(self, traced: bool = True) -> None:
         model = SimpleNamespace(enable_trace_replay=traced, get_vocab_size=lambda: 2048)
@@ -294,7 +294,7 @@ class RunnerV2:
         self.asked: list[tuple[list[list[int]], list[Any]]] = []
 
     def ask(self, prompts: list[list[int]], parameters: list[Any]) -> list[Any]:
-        """Log-probs of a prompt's tokens are their ids, negative; so are those of what is replayed."""
+        """The log-prob of a token, in a prompt or replayed, is its negative id."""
         self.asked.append((prompts, parameters))
         return [self._answer(*pair) for pair in zip(prompts, parameters, strict=True)]
 
@@ -308,7 +308,7 @@ class RunnerV2:
 
 
 def test_on_a_gpu_vllm_replays_by_itself():
-    """What the mock is asked passes vLLM's own checks; a prefill takes two requests, and no temperature."""
+    """The requests pass vLLM's own checks; a prefill takes two of them, without temperature."""
     llm, responses = RunnerV2(), [Forced([5, 6], [7, 8, 1]), Forced([9], [4])]
     plain = EngineSettings("model", SamplingSettings(), K)
     replayed(llm, responses, plain, llm.ask, alone=True, cached=False)
@@ -330,8 +330,8 @@ def test_on_a_gpu_vllm_replays_by_itself():
 
 
 @pytest.mark.parametrize("runs_v2", [True, False])
-def test_vllm_on_a_gpu_is_told_before_it_starts(runs_v2, monkeypatch, tmp_path):
-    """A mock of its start on a GPU: with V1, whose sampler is told what to choose, it starts without."""
+def test_vllm_on_a_gpu_is_started_for_replay(runs_v2, monkeypatch, tmp_path):
+    """A mock of its start on a GPU: for V1, where we replace the sampler's choice, it starts without the option."""
     import vllm
     from vllm.platforms import current_platform
 

@@ -99,7 +99,7 @@ def assert_mu_is_what_was_sampled(model, rollouts, sampling) -> None:
         topk = logp_TV.topk(K)
         np.testing.assert_allclose(rollout.topk_logp_rollout_TK, topk.values, atol=1e-4)
         rank_T = (logp_TV > expected_T[:, None]).sum(1).numpy() + 1
-        clear_T = (logp_TV - expected_T[:, None]).abs().lt(1e-4).sum(1).eq(1).numpy()  # no neighbour within the noise
+        clear_T = (logp_TV - expected_T[:, None]).abs().lt(1e-4).sum(1).eq(1).numpy()  # no other logit within the noise
         known_T = rollout.rank_rollout_T > 0
         assert np.array_equal(known_T[clear_T], rank_T[clear_T] <= K)
         assert np.array_equal(rollout.rank_rollout_T[clear_T & known_T], rank_T[clear_T & known_T])
@@ -118,8 +118,8 @@ def test_mu_is_the_distribution_that_was_sampled(url, model, sampling):
         assert {-1, 1} <= {int(rank) for r in rollouts for rank in r.rank_rollout_T}
 
 
-def test_recorded_tokens_are_read_at_once(both, model):
-    """Whichever log-probs a server reports of what it samples."""
+def test_recorded_tokens_are_read_in_one_pass(both, model):
+    """Whichever log-probs a server reports for its own samples."""
     responses = [Forced(PROMPTS[i % 4], [7 + i, 1, 300 - i, 8][: 1 + i % 4]) for i in range(9)]
     whole = Forced(PROMPTS[0], list(range(3, 512)))  # with the prompt as long as the context
     for url in both:
@@ -132,13 +132,15 @@ def test_recorded_tokens_are_read_at_once(both, model):
             logp_TV = logits_TV[len(response.prompt_ids) - 1 : -1].log_softmax(-1)
             expected_T = logp_TV.gather(1, torch.tensor(response.response_ids)[:, None])[:, 0]
             np.testing.assert_allclose(logp_T, expected_T, atol=1e-5, rtol=1e-6)
-        with pytest.raises(MismatchError, match=r"only where one more fits\. Start it with --max-model-len 513"):
+        with pytest.raises(
+            MismatchError, match=r"must fit one more into its context of 512\. Start it with --max-model-len 513"
+        ):
             prefill_checked(engine_at(url), [whole], [0], lambda count: None)
     with pytest.raises(MismatchError, match=r"before temperature and truncation.* Use --engine vllm"):
         prefill_checked(engine_at(both[0], TRUNCATED), responses, range(9), lambda count: None)
 
 
-def test_seeds_make_responses_and_their_end_is_told(url):
+def test_seeds_decide_responses_and_finish_reasons_are_right(url):
     engine = engine_at(url, replace(PLAIN, max_tokens=100))
     counts = []
     once, again = sample(engine, on_finished=counts.append), sample(engine)
@@ -159,7 +161,7 @@ def test_without_top_logprobs_no_rank_is_made_up(url):
     assert rollout.topk_ids_TK is None and (rollout.rank_rollout_T == -1).all()
 
 
-def test_settings_are_told_as_far_as_the_server_tells_them(url, raw_url):
+def test_settings_are_described_as_far_as_the_server_reports_them(url, raw_url):
     closed, open_ = engine_at(url).describe(), engine_at(raw_url).describe()
     assert closed["dtype"] is None and closed["kv_cache_dtype"] == "auto" and closed["prefix_caching"] is True
     assert closed["version"] == open_["version"] and closed["served_model"] == "tiny" and closed["model"] == MODEL
@@ -170,18 +172,18 @@ def test_settings_are_told_as_far_as_the_server_tells_them(url, raw_url):
     assert engine_at(url, max_model_len=100).max_model_len == 100
 
 
-def test_raw_logprobs_are_taken_only_where_they_are_mu(raw_url, model):
+def test_raw_logprobs_are_accepted_only_where_they_are_mu(raw_url, model):
     assert_mu_is_what_was_sampled(model, sample(engine_at(raw_url)), PLAIN)
     for sampling in (replace(PLAIN, temperature=0.7), replace(PLAIN, top_p=0.9)):
         with pytest.raises(MismatchError, match=r"raw log-probs.*--logprobs-mode processed_logprobs"):
             engine_at(raw_url, sampling)
 
 
-def test_a_server_that_comes_back_as_another_is_noticed(url, raw_url):
+def test_a_server_that_comes_back_with_other_settings_is_noticed(url, raw_url):
     engine = engine_at(url)
     (server,) = engine._engines
     server._address = replace(server._address, url=raw_url)
-    with pytest.raises(MismatchError, match=r"become another server.*processed_logprobs before.*raw_logprobs now"):
+    with pytest.raises(MismatchError, match=r"changed its settings.*processed_logprobs before.*raw_logprobs now"):
         sample(engine)
 
 
@@ -206,15 +208,15 @@ def test_killed_in_the_middle_and_brought_back_the_shard_is_the_same(servers, ur
         np.testing.assert_allclose(a.topk_logp_rollout_TK, b.topk_logp_rollout_TK, atol=1e-4)
 
 
-def test_what_the_server_cannot_do_is_told_in_one_sentence(url):
+def test_what_the_server_cannot_do_fails_with_one_sentence(url):
     cases: list[tuple[str, Callable[[], Any]]] = [
-        ("does not give 60 log-probs.*--max-logprobs 60", lambda: engine_at(url, top_logprobs=60)),
+        ("does not return 60 log-probs.*--max-logprobs 60", lambda: engine_at(url, top_logprobs=60)),
         ("--served-model can be: tiny", lambda: engine_at(url, served_model="other")),
         ("lists no models", lambda: engine_at(f"{url}/docs")),
         ("cannot set enforce_eager", lambda: engine_at(url, enforce_eager=True)),
-        ("no user name, password or query", lambda: engine_at("http://me:secret@localhost:1")),
-        ("no URL of a server", lambda: engine_at("localhost:8000")),
-        ("concurrency=0 makes no sense", lambda: engine_at(url, concurrency=0)),
+        ("not contain a user name, password or query", lambda: engine_at("http://me:secret@localhost:1")),
+        ("is not a server's URL", lambda: engine_at("localhost:8000")),
+        ("concurrency=0 is invalid", lambda: engine_at(url, concurrency=0)),
         ("needs --engine-url", lambda: engine_at("")),
         ("not answered.*Connection refused", lambda: engine_at(f"http://127.0.0.1:{free_port()}", patience=0.3)),
     ]  # fmt: skip
@@ -229,10 +231,10 @@ def test_what_the_server_cannot_do_is_told_in_one_sentence(url):
         create_engine("server", EngineSettings(MODEL, PLAIN, K, adapter="some/adapter", extra={"url": url}))
 
 
-def test_weights_under_another_name_are_taken_when_that_is_said(url, tmp_path):
-    shutil.copy(f"{MODEL}/config.json", tmp_path)  # a copy of the model that is served
+def test_weights_under_another_name_need_the_served_name(url, tmp_path):
+    shutil.copy(f"{MODEL}/config.json", tmp_path)  # a copy of the served model
     settings = EngineSettings(str(tmp_path), PLAIN, K, extra={"url": url})
-    with pytest.raises(MismatchError, match=r"does not serve .* under that name, but: tiny.*--served-model NAME"):
+    with pytest.raises(MismatchError, match=r"does not serve .*, but: tiny.*--served-model NAME"):
         create_engine("server", settings)
     engine = create_engine("server", replace(settings, extra={"url": url, "served_model": "tiny"}))
     assert engine.describe()["model"] == MODEL
@@ -313,7 +315,7 @@ def test_no_more_requests_are_under_way_than_allowed(fake):
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_server_is_asked_again(fake, url, status):
+def test_a_request_to_a_busy_server_is_retried(fake, url, status):
     engine = engine_at(fake.url)
     refused: list[str] = []
 
@@ -328,10 +330,10 @@ def test_a_busy_server_is_asked_again(fake, url, status):
     assert len(refused) == 5
 
 
-def test_a_request_that_is_wrong_is_not_asked_again(fake):
+def test_a_bad_request_is_not_retried(fake):
     engine = engine_at(fake.url)
     fake.completions = 0
-    with pytest.raises(MismatchError, match=r"refused a request \(status 400\)"):
+    with pytest.raises(MismatchError, match=r"rejected a request \(status 400\)"):
         sample(engine, [Request([10**6], seed=0)])
     assert fake.completions == 1
 
@@ -370,7 +372,7 @@ def test_the_key_comes_from_the_environment(fake, monkeypatch):
     assert "abc" not in json.dumps(engine_at(fake.url).describe())
 
 
-def test_retokenising_is_no_way_out(fake):
+def test_text_is_never_tokenised_again(fake):
     fake.after = lambda answer: answer["choices"][0].pop("token_ids")
     with pytest.raises(MismatchError, match=r"does not return token ids.*vLLM 0\.10\.2"):
         engine_at(fake.url)
@@ -399,33 +401,33 @@ def _missing_value(choice: dict[str, Any]) -> None:
     ("tamper", "message"),
     [
         (_text_in_place_of_ids, "does not return token ids"),
-        (_one_id_swapped, "log-probs are of other tokens"),
+        (_one_id_swapped, "log-probs do not belong"),
         (_logits, "add up to more than 1.*--logprobs-mode processed_logprobs"),
         (_missing_value, "log μ = -inf for token 0|cannot add up to 1"),
-        (lambda c: c["logprobs"]["token_logprobs"].pop(), "does not hold"),
-        (lambda c: c["logprobs"]["top_logprobs"][1].popitem(), "log-probs for a token where 20|other tokens"),
+        (lambda c: c["logprobs"]["token_logprobs"].pop(), "does not have"),
+        (lambda c: c["logprobs"]["top_logprobs"][1].popitem(), "log-probs for a token instead of 20|not belong"),
         (lambda c: c["logprobs"]["top_logprobs"].__setitem__(0, None), "no top log-probs"),
-        (lambda c: c.update(prompt_token_ids=[1, *c["prompt_token_ids"]]), "another prompt"),
-        (lambda c: c["token_ids"].__setitem__(0, 10**6), "none of the model's 2048"),
+        (lambda c: c.update(prompt_token_ids=[1, *c["prompt_token_ids"]]), "does not start from the prompt"),
+        (lambda c: c["token_ids"].__setitem__(0, 10**6), "outside the model's 2048"),
         (lambda c: c.update(finish_reason="abort"), "ended a response with 'abort'.*--resume"),
-        (lambda c: c.update(finish_reason="length", token_ids=c["token_ids"][:2]), "cut a response at 2 tokens"),
+        (lambda c: c.update(finish_reason="length", token_ids=c["token_ids"][:2]), "cut a response at 2 of "),
         (lambda c: c.update(logprobs=None), "no log-probs"),
         (lambda c: c.clear(), "does not return token ids"),
     ],
 )
-def test_an_answer_that_is_wrong_somewhere_is_refused(fake, tamper, message):
+def test_an_answer_with_any_error_is_refused(fake, tamper, message):
     engine = engine_at(fake.url)
-    tampers = iter([tamper])  # with the first answer only, not with those of the look afterwards
+    tampers = iter([tamper])  # only the first answer, not those of the check afterwards
     fake.after = lambda answer: next(tampers, lambda choice: None)(answer["choices"][0])
     with pytest.raises(MismatchError, match=message) as caught:
         sample(engine, REQUESTS[:1])
     assert "\n" not in str(caught.value)
 
 
-def test_garbage_is_told(fake):
+def test_garbage_is_reported(fake):
     engine = engine_at(fake.url)
     fake.before = lambda path, headers: (200, {}, b"<html>" if path == "/v1/completions" else b"[]")
-    with pytest.raises(MismatchError, match="something that is not JSON"):
+    with pytest.raises(MismatchError, match="did not answer in JSON"):
         sample(engine)
     with pytest.raises(MismatchError, match="lists no models"):
         engine_at(fake.url)
@@ -437,11 +439,11 @@ PROBE = (
 
 
 def test_probe_end_to_end(url, raw_url, tmp_path, capsys, monkeypatch):
-    """Recorded, scored and reported; the last shard lost, another server refused, and gone on with the first."""
+    """Recorded, scored and reported; after losing the last shard, another server is refused and the first resumes."""
     monkeypatch.setenv("VLLM_API_KEY", "a-secret-key")
     folder = tmp_path / "run"
     assert run([*PROBE.split(), "--engine-url", f"{url}/v1", "-o", str(folder)]) == 0
-    assert "dtype not told" in " ".join(capsys.readouterr().out.split())  # where the line breaks is the path's matter
+    assert "dtype not told" in " ".join(capsys.readouterr().out.split())  # line breaks depend on the path's length
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["pairs"]["mismatch"]["metrics"]["abs_d_max"]["value"] < 1e-4
     manifest = read_manifest(folder / "trace")
@@ -462,10 +464,10 @@ def test_probe_end_to_end(url, raw_url, tmp_path, capsys, monkeypatch):
     ("arguments", "message"),
     [
         ("train --engine server", "belong together"),
-        ("probe --engine-url http://localhost:1", "goes with --engine server"),
+        ("probe --engine-url http://localhost:1", "needs --engine server"),
         ("probe --engine server", "needs --engine-url"),
     ],
 )
-def test_flags_at_odds_are_told(arguments, message, tmp_path, capsys):
+def test_contradicting_flags_are_refused(arguments, message, tmp_path, capsys):
     assert run([*arguments.split(), "-o", str(tmp_path / "run")]) == 2
     assert message in capsys.readouterr().err

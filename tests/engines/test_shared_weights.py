@@ -1,4 +1,4 @@
-"""The folder of weights that servers see: it is the user's, and only what was written there is removed."""
+"""The folder of weights that servers read belongs to the user: only our own files there are removed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from mismatch_cli.ranks import ALONE
 from tests.tiny_models import saved_model
 
 
-def test_of_a_users_folder_only_our_weights_are_removed(tmp_path):
+def test_only_our_weights_are_removed_from_a_users_folder(tmp_path):
     folder = tmp_path / "shared"
-    (folder / "000001").mkdir(parents=True)  # such as checkpoints of the user's
+    (folder / "000001").mkdir(parents=True)  # such as the user's checkpoints
     (folder / "000001" / "model.safetensors").write_bytes(b"theirs")
     (folder / "notes.txt").write_text("theirs")
     killed = folder / ".mismatch-cli-weights-000007.0123abcd.part"
@@ -28,7 +28,7 @@ def test_of_a_users_folder_only_our_weights_are_removed(tmp_path):
     assert (folder / "000001" / "model.safetensors").read_bytes() == b"theirs"
 
 
-def test_a_folder_that_held_nothing_else_is_gone(tmp_path):
+def test_a_folder_with_nothing_else_in_it_is_removed(tmp_path):
     weights = SharedWeights(tmp_path / "weights", ALONE)
     weights.publish(load_causal_lm(str(saved_model(tmp_path, "Qwen3")), device_map="cpu"))
     weights.remove()

@@ -1,4 +1,4 @@
-"""vLLM asleep while the trainer learns, which it can on a GPU alone: here a mock keeps account of what it is asked."""
+"""vLLM asleep while the trainer learns, which needs a GPU: here a mock records the calls."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ REQUEST = Request([1, 2, 3], seed=0)
 
 
 class Sleeper:
-    """In the place of vLLM: it refuses what it could not do asleep."""
+    """Mocks vLLM: it refuses whatever vLLM could not do asleep."""
 
     def __init__(self) -> None:
         self.awake, self.asked = {"weights", "kv_cache"}, []
 
     def sleep(self, level: int) -> None:
-        assert level == 1  # weights are kept in main memory, and not thrown away
+        assert level == 1  # keeps weights in main memory instead of dropping them
         self.asked.append("sleep")
         self.awake.clear()
 

@@ -1,4 +1,4 @@
-"""What engines leave in the temporary folder: nothing, also where one was killed, and never anybody else's."""
+"""Engines leave nothing in the temporary folder, even when killed, and never touch anybody else's files."""
 
 from __future__ import annotations
 

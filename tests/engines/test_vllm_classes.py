@@ -1,4 +1,4 @@
-"""What vLLM changes in transformers and torch is the trainer's again: the same classes, the same bits."""
+"""What vLLM changes in transformers and torch is restored for the trainer: the same classes, the same bits."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SMALL = SamplingSettings(max_tokens=12)
 
 
 class Compiled:
-    """In the place of vLLM's wrapper."""
+    """Mocks vLLM's wrapper."""
 
     def extra(self) -> str:
         return "compiled"
 
 
 class Served:
-    """In the place of an engine, with a model that it has made."""
+    """Mocks an engine, with a model that it has made."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
@@ -38,7 +38,7 @@ class Served:
 
 
 def decorate(kind: type) -> None:
-    """As vLLM does it, in place: another base, another `__init__` and `__call__`."""
+    """Change a class in place as vLLM does: another base, `__init__` and `__call__`."""
 
     def __init__(self, *_: object, **__: object) -> None:
         raise AssertionError("Current vLLM config is not set.")
@@ -86,7 +86,7 @@ def test_torch_chooses_its_kernels_as_before():
 
 @pytest.mark.slow
 def test_a_model_that_vllm_serves_through_transformers_is_scored_beside_it(save_model, tmp_path):
-    """Olmo 2 has no code in vLLM: it decorates the class of transformers, and names its weights otherwise."""
+    """vLLM has no code for Olmo 2: it decorates the class of transformers, and names its weights differently."""
     sizes = {"vocab_size": 2048, "hidden_size": 128, "max_position_embeddings": 256}
     folder = save_model("Olmo2", head_dim=32, eos_token_id=1, **sizes)
     load_tokenizer(str(bundled("model"))).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Routes from vLLM, which it returns on a GPU alone: a mock stands for what it answers there, its layers are real."""
+"""Routes from vLLM, which returns them only on a GPU: its answer there is a mock, its layers are real."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXPERTS_OF_ALL_LAYERS = np.arange(6 * 3 * 2, dtype=np.uint8).reshape(6, 3, 2)  #
 
 
 class Llm:
-    """In the place of vLLM on a GPU."""
+    """Mocks vLLM on a GPU."""
 
     def apply_model(self, _: Any) -> list[list[int]]:
         return [[0, 2]]
@@ -30,7 +30,7 @@ class Llm:
 
 
 @pytest.mark.parametrize("routes", [True, False, None])
-def test_rollouts_name_the_experts_of_the_layers_that_have_some(routes, monkeypatch):
+def test_rollouts_report_the_experts_of_the_layers_with_a_router(routes, monkeypatch):
     nothing = np.zeros(4, dtype=np.float32)
     rollout = Rollout([1, 2, 3], [4, 5, 6, 7], nothing, nothing.astype(np.int32), None, None, "length")
     monkeypatch.setattr(vllm, "to_rollout", lambda *_: rollout)

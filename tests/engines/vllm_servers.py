@@ -32,7 +32,7 @@ class VllmServers:
         self._running: dict[int, Forked] = {}
 
     def start(self, port: int, mode: str, *more: str, tells_all: bool = False, wired: bool = False) -> str:
-        """Start a server, not waiting for it; answers its URL. `wired`: it takes weights by vLLM's transfer."""
+        """Start a server without waiting for it; returns its URL. `wired`: it gets weights by vLLM's transfer."""
         more = (*more, "--weight-transfer-config", '{"backend": "nccl"}') if wired else more
         arguments = [*_ARGUMENTS.split(), "--port", str(port), "--logprobs-mode", mode, *more]
         environment = os.environ | _ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": str(int(tells_all or wired))}
@@ -41,7 +41,7 @@ class VllmServers:
         return f"http://127.0.0.1:{port}"
 
     def kill(self, port: int) -> None:
-        """Like a machine that goes down: the server and its engine, at once; returns when the port is free."""
+        """Kill the server and its engine at once, as if the machine went down; returns when the port is free."""
         os.killpg(self._running.pop(port).pid, signal.SIGKILL)
         while _taken(port):
             time.sleep(0.02)

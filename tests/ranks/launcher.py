@@ -1,4 +1,4 @@
-"""`mismatch-cli … --nproc N` from a warm Python: its ranks are forks of it, made before it does anything.
+"""`mismatch-cli … --nproc N` from a warm Python: its ranks are forks, made before it does anything.
 
 All else is the launcher's own: torch's agent begins, watches, signals and restarts what are its children. What stands
 in for a fork here, `python -m mismatch_cli` as a new process, is what `test_ctrl_c_ends_ranks_that_have_just_begun`
@@ -26,12 +26,12 @@ _waiting: list[_Rank] = []
 
 
 def launched(*arguments: str, ranks: int) -> Forked:
-    """The command, with room for so many ranks in all, those that are begun again included."""
+    """The command, with enough forks for this many ranks in total, restarted ones included."""
     return Forked("tests.ranks.launcher", str(ranks), *arguments)
 
 
 def ranks_of(launcher: int) -> dict[int, int]:
-    """The process of each rank that has begun, a fork or a Python of its own."""
+    """The process of each rank that has started, a fork or a new Python."""
     found = {}
     for thread in Path(f"/proc/{launcher}/task").iterdir():
         for child in (thread / "children").read_text().split():
@@ -44,7 +44,7 @@ def ranks_of(launcher: int) -> dict[int, int]:
 
 
 class _Rank:
-    """A child that waits for the environment of its rank; to torch's agent, a `subprocess.Popen`."""
+    """A child that waits for its rank's environment; torch's agent sees a `subprocess.Popen`."""
 
     def __init__(self) -> None:
         orders, self._orders = os.pipe()
@@ -80,7 +80,7 @@ def _serve(orders: int) -> None:
     with os.fdopen(orders) as file:
         order = file.read()
     if not order:
-        os._exit(0)  # it was not needed
+        os._exit(0)  # not needed
     found = json.loads(order)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     ctypes.CDLL(None).prctl(_NAME, f"rank {found['env']['RANK']}".encode(), 0, 0, 0)
@@ -88,7 +88,7 @@ def _serve(orders: int) -> None:
 
 
 def _begin(handler: Any, command: tuple[str, ...], env: dict[str, str]) -> _Rank:
-    """In place of `SubprocessHandler._popen`."""
+    """Replaces `SubprocessHandler._popen`."""
     assert command[:3] == (sys.executable, "-m", "mismatch_cli"), command
     files = {name: file.name if file else f"/dev/{name}" for name, file in (
         ("stdout", handler._stdout), ("stderr", handler._stderr),

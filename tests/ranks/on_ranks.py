@@ -1,4 +1,4 @@
-"""What a test does on every rank: `run_on(2, "gradients", folder)` calls the function of that name on two of them."""
+"""What a test does on every rank: `run_on(2, "gradients", folder)` calls that function on two of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def run_on(ranks: int, what: str, folder: Path) -> None:
-    """On this many gloo ranks of this machine, one thread each; alone without a process group."""
+    """Run on this many gloo ranks of this machine, one thread each; a single one without a process group."""
     places = as_ranks(ranks) if ranks > 1 else [dict(os.environ)]
     processes = [Forked("tests.ranks.on_ranks", what, str(folder), env=environment) for environment in places]
     for process in processes:
@@ -67,7 +67,7 @@ def model(folder: Path, kind: str) -> str:
 
 
 def samples(recomputed: bool = True) -> list[Sample]:
-    """Nine responses of random tokens with top-K columns; of the second half only one has an advantage."""
+    """Nine responses of random tokens with top-K columns; in the second half only one has an advantage."""
     rng = np.random.default_rng(0)
     found = []
     for i, length in enumerate((21, 9, 55, 14, 1, 30, 8, 17, 40)):
@@ -90,13 +90,13 @@ def loaded(folder: Path, kind: str, world: World, dtype: str = "float32", learns
 
 
 def share(world: World, things: list) -> list:
-    """Unequal shares: the first rank has most."""
+    """Unequal shares: the first rank has the most."""
     bounds = [0, *(len(things) - (world.size - 1 - rank) for rank in range(world.size))]
     return things[bounds[world.rank] : bounds[world.rank + 1]]
 
 
 def gradients(folder: Path, world: World) -> None:
-    """Of every algorithm, and of one on every kind of model: gradients, and weights after a step of SGD."""
+    """Gradients, and weights after a step of SGD, of every algorithm, and of one on every kind of model."""
     cases = [("tied", name) for name in TABLE] + [(kind, "dppo-binary-tv") for kind in MODELS] + [("untied", "gspo")]
     for aggregation in ("token-mean", "sequence-mean"):
         cases.append(("tied", f"pg-is/{aggregation}"))
@@ -104,7 +104,7 @@ def gradients(folder: Path, world: World) -> None:
     for kind in ADAPTED:
         trainers[f"{kind} adapted"] = adapted = loaded(folder, kind, world)
         start_lora(adapted.model, rank=4, alpha=8, targets="all-linear", seed=0)
-        with torch.no_grad():  # B begins at 0, and A would have no gradient
+        with torch.no_grad():  # with B at 0, A would have no gradient
             for name, weight in adapted.model.named_parameters():
                 if ".lora_B" in name:
                     weight.copy_(torch.linspace(-0.05, 0.05, weight.numel()).view_as(weight))
@@ -120,7 +120,7 @@ def gradients(folder: Path, world: World) -> None:
         gradient = {n: whole(p.grad).clone() for n, p in zip(learner._names, learner._masters, strict=True)}
         seen = [x for part in world.gather(update.logp) for x in part]
         found[f"{kind} {case}"] = {"norm": update.grad_norm, "gradient": gradient, "after": after, "logp": seen}
-        if case == "dppo-binary-tv":  # what computes is what has learnt
+        if case == "dppo-binary-tv":  # the weights that compute have learnt
             requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples()]
             seen = world.gather([s.logp_T for s in trainers[kind].score(share(world, requests), token_budget=1)])
             found[f"{kind} {case}"]["next"] = [x for part in seen for x in part]
@@ -135,7 +135,7 @@ def gradients(folder: Path, world: World) -> None:
 
 
 def scores(folder: Path, world: World) -> None:
-    """What a trainer says of responses that are dealt to ranks, in two dtypes, to score alone and to learn."""
+    """Scores of responses that are dealt to ranks, in two dtypes, by a trainer that scores and one that learns."""
     requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK) for s in samples()]
     found = {}
     for kind in ("tied", "no plan", "experts"):
@@ -144,8 +144,8 @@ def scores(folder: Path, world: World) -> None:
             parts = world.gather([vars(score) for score in trainer.score(share(world, requests), token_budget=1)])
             with scaled_positions(2.0).changed(trainer.model):  # as `diagnose` reads responses
                 read = [{"logp_T": score.logp_T} for score in trainer.score(share(world, requests), token_budget=1)]
-            parts += world.gather(read) if kind != "no plan" else []  # which has no such positions
-            trainer.score_again(share(world, requests), token_budget=100)  # nobody waits for the others
+            parts += world.gather(read) if kind != "no plan" else []  # that model has no such positions
+            trainer.score_again(share(world, requests), token_budget=100)  # no rank waits for the others
             described = {key: value for key, value in trainer.describe().items() if key != "threads"}
             found[kind, dtype, learns] = [x for part in parts for x in part], described
     _keep(found, folder, world, "scores")
@@ -161,7 +161,7 @@ def saved(trainer: Trainer, folder: Path, world: World) -> None:
 
 
 def restored(folder: Path, world: World) -> None:
-    """What another number of ranks finds in it, and the step that follows."""
+    """What a different number of ranks finds in it, and the next step."""
     learner = Learner(loaded(folder, "tied", world), find("pg-is"), PLAIN, CONFIG, world)
     checkpoint = latest_checkpoint(folder / "run", world)
     assert checkpoint is not None
@@ -184,7 +184,7 @@ def trained(folder: Path, world: World) -> None:
 
 
 def dynamic(folder: Path, world: World) -> None:
-    """Groups that teach nothing are replaced, whoever has sampled them."""
+    """Groups that teach nothing are replaced, whichever rank sampled them."""
     trained_dynamically(folder, world)
 
 

@@ -51,7 +51,7 @@ def is_alive(process: int) -> bool:
 
 
 class Training:
-    """A run of several ranks that has made a step."""
+    """A run of several ranks that has finished a step."""
 
     def __init__(self, folder: Path, *more: str) -> None:
         self.folder = folder
@@ -79,7 +79,7 @@ def test_two_ranks_train_with_vllm_until_ctrl_c(tmp_path):
     training.launcher.send_signal(signal.SIGINT)
     code, said = training.ended()
     assert code == 130 and said.count("Interrupted.") == 1
-    assert "Stopped and saved. Go on with the same command" in said
+    assert "Stopped and saved. Continue with the same command" in said
     found = lines(tmp_path / "run")
     assert [line["step"] for line in found] == list(range(1, len(found) + 1))
     assert {line["sync"] for line in found[1:]} & {"proven", "newer"}
@@ -92,13 +92,13 @@ def test_two_ranks_train_with_vllm_until_ctrl_c(tmp_path):
     assert checkpoint["ranks"] == 2 and len(checkpoint["files"]) == 2
 
 
-def test_a_rank_that_is_killed_is_made_good_by_as_many_restarts_as_asked_for(tmp_path):
-    """Then it takes the others along."""
+def test_a_killed_rank_restarts_as_often_as_requested(tmp_path):
+    """After that it takes the others down with it."""
     hf = ("--engine", "hf", "--max-tokens", "16")
     training = Training(tmp_path / "run", *hf, "--steps", "50", "--max-restarts", "1")
     os.kill(training.ranks[1], signal.SIGKILL)
     before, first = len(lines(tmp_path / "run")), training.ranks
-    while len(lines(tmp_path / "run")) <= before + 1:  # one step may just have been under way
+    while len(lines(tmp_path / "run")) <= before + 1:  # one step may just have been running
         assert training.launcher.poll() is None
         time.sleep(0.1)
     training.ranks = ranks_of(training.launcher.pid)
@@ -112,7 +112,7 @@ def test_a_rank_that_is_killed_is_made_good_by_as_many_restarts_as_asked_for(tmp
 
 
 def test_ctrl_c_ends_ranks_that_have_just_begun(tmp_path):
-    """One that dies of it while Python starts is not begun again, whatever --max-restarts says."""
+    """One that dies while Python starts is not restarted, whatever --max-restarts says."""
     arguments = [*CLI, *TRAIN, "--engine", "hf", "--steps", "50", "--max-restarts", "3", "--nproc", "2"]
     launcher = subprocess.Popen([*arguments, "--output", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
     while not (begun := ranks_of(launcher.pid)):
@@ -132,7 +132,7 @@ def one_rank(tmp_path_factory) -> Path:
 
 
 def test_probe_and_rescore_write_the_traces_of_one_rank(one_rank, tmp_path):
-    """A model for each rank in the one, one model spread over them in the other."""
+    """One with a model per rank, the other with one model spread over the ranks."""
     code, said = run(*PROBE, "--nproc", "2", "--output", str(tmp_path / "two"))
     assert code == 0, said
     assert_same_shards(one_rank / "trace", tmp_path / "two" / "trace")
@@ -144,9 +144,9 @@ def test_probe_and_rescore_write_the_traces_of_one_rank(one_rank, tmp_path):
 
 
 def test_diagnose_finds_what_one_rank_finds(tmp_path):
-    """The responses dealt to ranks with a model each, and scored by one that is spread over them."""
+    """Responses dealt to ranks with a model each, and scored by one model spread over ranks."""
     diagnose = ("diagnose", "--earlier-model", MODEL, "--quiet", "--no-plots", "--output")
-    started = [  # the last two as a cluster would: each by itself
+    started = [  # the last two as a cluster would: one by one
         cli(*diagnose, str(tmp_path / "one")),
         launched(*diagnose, str(tmp_path / "dealt"), "--nproc", "2", ranks=2),
         *(cli(*diagnose, str(tmp_path / "spread"), "--sharded", env=place) for place in as_ranks(2)),
@@ -164,7 +164,7 @@ def test_diagnose_finds_what_one_rank_finds(tmp_path):
         assert {name: finding["status"] for name, finding in other.items()} == {
             name: finding["status"] for name, finding in one.items()
         }
-        # Other micro-batches, other kernels: the trace is of a bfloat16 trainer.
+        # The trace is from a bfloat16 trainer: other micro-batches choose other kernels.
         assert other["stale-weights"]["effect"] == pytest.approx(one["stale-weights"]["effect"], abs=1e-3)
 
 
@@ -177,47 +177,47 @@ def assert_same_shards(one: Path, other: Path) -> None:
 
 WRONG: list[tuple[Sequence[str], str]] = [
     (("train", "--nproc", "2", "--engine", "hf", "--prompts-per-step", "1", "--minibatches", "1"),
-     "2 ranks cannot share 1 problems a step"),
+     "2 ranks cannot share 1 problems per step"),
     (("train", "--nproc", "2", "--engine", "hf", "--tensor-parallel", "3"), "2 ranks cannot form engines of 3"),
     (("diagnose", "--nproc", "2"), "--nproc shares what a model scores"),
     (("probe", "--sharded"), "Say over how many with --nproc"),
-    (("train", "--cpu-offload"), "--cpu-offload is for"),
+    (("train", "--cpu-offload"), "--cpu-offload needs a model"),
     (("train", "--engine", "server", "--engine-url", "http://localhost:1", "--seeds", "2", "--devices", "0,1"),
      "servers hold the weights of one"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), WRONG, ids=lambda x: x if isinstance(x, str) else "")
-def test_what_cannot_be_shared_is_said_in_a_sentence(tmp_path, arguments, sentence):
+def test_what_ranks_cannot_share_gives_one_sentence(tmp_path, arguments, sentence):
     code, said = run(*arguments, "--quiet", "--output", str(tmp_path / "run"))
     told = [line for line in said.splitlines() if line.startswith("mismatch-cli: ")]
     assert code in (1, 2) and len(told) == 1 and sentence in told[0], said
     assert lines(tmp_path / "run") == []
 
 
-def test_a_folder_that_is_there_is_told_once_and_not_gone_on_with(tmp_path):
-    """Ranks that begin again go on with what they find."""
+def test_an_existing_folder_is_reported_once_and_not_resumed(tmp_path):
+    """Only restarted ranks resume what they find."""
     (tmp_path / "notes.txt").write_text("mine")
     code, said = run(*TRAIN, "--engine", "hf", "--nproc", "2", "--max-restarts", "2", "--output", str(tmp_path))
-    assert code == 1 and said.count("mismatch-cli: ") == said.count("already exists, and holds no training run") == 1
+    assert code == 1 and said.count("mismatch-cli: ") == said.count("already exists, but contains no training run") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_rank_that_is_left_alone_says_so(tmp_path):
+def test_a_rank_whose_peer_ended_says_so(tmp_path):
     ranks = [Forked("tests.ranks.on_ranks", "deserted", str(tmp_path), env=place) for place in as_ranks(2)]
     said, _ = [rank.ended(within=60) for rank in ranks]
-    assert "MismatchError: Another rank has ended, and rank 0 cannot go on without it. What was made is kept." in said
+    assert "MismatchError: Another rank has ended, and rank 0 cannot continue without it. What was made" in said
     assert ranks[1].returncode == 0
 
 
-def test_an_engine_has_not_failed_where_another_rank_is_lost():
+def test_a_lost_rank_is_not_reported_as_an_engine_failure():
     gone = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2946.")
     with pytest.raises(RuntimeError, match="Connection closed by peer"), engine_failures("sampling", "Nothing is lost"):
         raise gone
 
 
 def test_ranks_with_other_settings_say_so(tmp_path):
-    """As a cluster would start them: each by itself."""
+    """Started one by one, as a cluster would."""
     ranks = [
         cli(*TRAIN, "--engine", "hf", "--quiet", "--seed", seed, "--output", str(tmp_path / "run"), env=environment)
         for seed, environment in zip("12", as_ranks(2), strict=True)
@@ -228,7 +228,7 @@ def test_ranks_with_other_settings_say_so(tmp_path):
     assert all(rank.returncode == 1 for rank in ranks)
 
 
-def test_a_port_that_is_taken_is_said_in_a_sentence(tmp_path):
+def test_a_taken_port_gives_one_sentence(tmp_path):
     with socket.create_server(("localhost", 0)) as server:
         environment = as_ranks(2)[0] | {"MASTER_PORT": str(server.getsockname()[1])}
         code, said = run(*TRAIN, "--engine", "hf", "--output", str(tmp_path / "run"), environment=environment)

@@ -1,4 +1,4 @@
-"""Two ranks compute what one computes: gradients, steps and scores of fixed responses, for every algorithm and kind."""
+"""Two ranks compute what one does: gradients, steps and scores of fixed responses, for every algorithm and model."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def test_gradients_and_steps_are_those_of_one_rank(gradients):
                 assert error <= TOLERANCE * largest, (case, kind, name, error / largest)
 
 
-def test_what_is_seen_before_and_after_the_step_is_the_same(gradients):
+def test_measurements_before_and_after_the_step_are_the_same(gradients):
     one, two = gradients
     for case, expected in one.items():
         for kind in ("logp", "next"):
-            for mine, theirs in zip(expected.get(kind, []), two[case].get(kind, []), strict=True):
-                np.testing.assert_allclose(theirs, mine, atol=2e-5, err_msg=f"{case} {kind}")
+            for alone, shared in zip(expected.get(kind, []), two[case].get(kind, []), strict=True):
+                np.testing.assert_allclose(shared, alone, atol=2e-5, err_msg=f"{case} {kind}")
 
 
 def test_an_algorithm_changes_the_gradient(gradients):
-    """Else the comparison above would say nothing."""
+    """Otherwise the comparison above would prove nothing."""
     one, _ = gradients
     norms = {case: found["norm"] for case, found in one.items() if case.startswith("tied")}
     assert len(set(norms.values())) > 15
@@ -68,7 +68,7 @@ def test_an_algorithm_changes_the_gradient(gradients):
 
 
 def test_scores_are_those_of_one_rank(gradients, folder):
-    """Each response alone in its micro-batch: then only the weights' places in memory differ, which choose kernels."""
+    """Each response alone in its micro-batch: then only the weights' memory layout differs, which chooses kernels."""
     one, two = kept(folder, 1, "scores"), kept(folder, 2, "scores")
     assert one.keys() == two.keys()
     for case, (scores, described) in one.items():
@@ -90,7 +90,7 @@ def test_a_checkpoint_of_two_ranks_is_resumed_on_one_and_on_three(gradients, fol
     assert before.keys() == one["found"].keys() and one["version"] == three["version"] == 3
     for name, tensor in before.items():
         assert torch.equal(one["found"][name], tensor) and torch.equal(three["found"][name], tensor), name
-        if name.startswith("exp_avg."):  # not the weights: AdamW divides small gradients by their own size
+        if name.startswith("exp_avg."):  # not the weights: AdamW divides small gradients by their size
             largest = float(one["after"][name].abs().max())
             torch.testing.assert_close(three["after"][name], one["after"][name], atol=TOLERANCE * largest, rtol=0)
             assert not torch.equal(one["after"][name], tensor)

@@ -1,4 +1,4 @@
-"""Which parts of a model are spread, where transformers has no plan for it."""
+"""Which parts of a model are spread if transformers has no plan for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_plan_of_transformers_is_kept():
     assert config.base_model_fsdp_plan == before and "layers.*" in before
 
 
-def test_a_model_that_names_no_layers_is_refused_in_a_sentence(monkeypatch):
+def test_a_model_that_names_no_layers_is_refused_with_one_sentence(monkeypatch):
     monkeypatch.setattr(GPT2PreTrainedModel, "_no_split_modules", None)
     with pytest.raises(MismatchError, match=r"does not say which of its modules are layers.*leave out --sharded"):
         add_plan(GPT2Config(**SMALL), "gpt2")

@@ -1,4 +1,4 @@
-"""`probe --adapter`: no gap where both sides apply it, staleness where one does, a sentence where it is ignored."""
+"""`probe --adapter`: no gap if both sides apply it, staleness if one does, an error if it is ignored."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_merge_in_half_precision_is_measured(both, adapter, tmp_path):
     assert manifest(tmp_path / "merged")["trainer"]["adapter_merged"] is True
 
 
-def test_rescoring_without_the_adapter_is_said(both, tmp_path, capsys):
+def test_rescoring_without_the_adapter_warns(both, tmp_path, capsys):
     trainer = ["--trainer-model", str(bundled("model")), "--trainer-dtype", "float32"]
     assert run(["rescore", str(both), *trainer, "--output", str(tmp_path / "out")]) == 0
     assert "was sampled with the adapter" in capsys.readouterr().err
@@ -104,7 +104,7 @@ def test_an_engine_that_ignores_the_adapter_is_noticed(adapter, tmp_path, monkey
 
 
 @pytest.mark.parametrize(("side", "checked"), [("rollout", True), ("trainer", False)])
-def test_an_adapter_on_one_side_is_other_weights(adapter, tmp_path, side, checked):
+def test_an_adapter_on_one_side_means_different_weights(adapter, tmp_path, side, checked):
     folder = tmp_path / "run"
     assert probe(folder, *FLOAT32, "--engine", "hf", f"--{side}-adapter", adapter) == 0
     found = gaps(folder)
@@ -128,11 +128,11 @@ def test_an_adapter_that_changed_is_not_resumed(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--adapter", "a", "--trainer-adapter", "b"], "--adapter is for both sides"),
+        (["--adapter", "a", "--trainer-adapter", "b"], "--adapter applies to both sides"),
         (["--merge-adapter"], "needs an adapter to merge"),
-        (["--adapter", "./nowhere"], "is no adapter"),
+        (["--adapter", "./nowhere"], "is not an adapter"),
     ],
 )
-def test_what_makes_no_sense_is_said(tmp_path, capsys, flags, said):
+def test_invalid_combinations_are_refused(tmp_path, capsys, flags, said):
     assert probe(tmp_path / "run", *flags) in (1, 2)
     assert said in " ".join(capsys.readouterr().err.split())

@@ -20,7 +20,7 @@ from mismatch_cli.recording.ours import foreign_in, remove_results, results_in
 
 FLOAT32 = str(bundled("traces") / "float32")
 DUMP = str(bundled("dumps"))
-# What people have in a folder of theirs, under names that are ours.
+# Files of the user under names that are ours.
 OF_THE_USER = {
     "summary.json": '{"mine": 1}',
     "report.html": "<h1>my thesis about mismatch-cli</h1>",
@@ -83,7 +83,7 @@ def reported(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("command", WRITERS)
 @pytest.mark.parametrize("force", [[], ["--force"]], ids=["", "force"])
-def test_no_run_replaces_a_file_of_the_user_whatever_it_is_called(command, force, tmp_path, capfd):
+def test_no_run_replaces_a_file_of_the_user_whatever_its_name(command, force, tmp_path, capfd):
     if command == "train" and force:
         return  # it has no --force
     for number, (name, text) in enumerate(OF_THE_USER.items()):
@@ -97,7 +97,7 @@ def test_no_run_replaces_a_file_of_the_user_whatever_it_is_called(command, force
 
 
 @pytest.mark.parametrize("command", REPORTERS)
-def test_a_report_goes_beside_the_files_of_the_user_and_never_over_them(command, tmp_path, capfd, monkeypatch):
+def test_a_report_is_written_beside_the_files_of_the_user_and_never_over_them(command, tmp_path, capfd, monkeypatch):
     from tests import pictures
 
     pictures.leave_blank(monkeypatch)
@@ -125,7 +125,7 @@ def test_everything_that_commands_write_is_known_as_ours_and_a_new_run_removes_i
     assert foreign_in(folder) is None and results_in(folder) is None
 
 
-def test_force_takes_a_run_of_ours_but_no_file_that_was_put_into_it(reported, tmp_path, capfd):
+def test_force_replaces_our_run_but_no_foreign_file_in_it(reported, tmp_path, capfd):
     folder = shutil.copytree(reported, tmp_path / "run")
     assert run(["import", DUMP, "-q", "-o", str(folder)]) == 1
     assert "already exists. Replace it with --force" in capfd.readouterr().err
@@ -135,7 +135,7 @@ def test_force_takes_a_run_of_ours_but_no_file_that_was_put_into_it(reported, tm
         before = contents(folder)
         assert run(["import", DUMP, "-q", "-o", str(folder), "--force"]) == 1
         held = name if name.count("/") < 2 else name.rpartition("/")[0]
-        assert f"it holds {held}, which mismatch-cli did not write" in " ".join(capfd.readouterr().err.split())
+        assert f"it contains {held}, which mismatch-cli did not write" in " ".join(capfd.readouterr().err.split())
         assert contents(folder) == before
         (folder / name).unlink()
         if kept is not None:
@@ -153,7 +153,7 @@ LINKS += ("checkpoints", "metrics.jsonl", "config.toml", "model", "traces")
 
 @pytest.mark.parametrize("hard", [False, True], ids=["symbolic", "hard"])
 def test_nothing_is_written_through_a_link(hard, tmp_path, capfd, monkeypatch):
-    """Whatever a command answers to a link in its folder: what lies behind it stays as it was."""
+    """Whatever a command does about a link in its folder: the link's target stays as it was."""
     from tests import pictures
 
     pictures.leave_blank(monkeypatch)
@@ -177,7 +177,7 @@ def test_nothing_is_written_through_a_link(hard, tmp_path, capfd, monkeypatch):
             assert contents(elsewhere) == before, (name, command)
 
 
-def test_two_processes_do_not_hold_one_folder_and_who_is_refused_changes_nothing(tmp_path, capfd, monkeypatch):
+def test_two_processes_cannot_hold_one_folder_and_the_refused_one_changes_nothing(tmp_path, capfd, monkeypatch):
     from tests import pictures
 
     pictures.leave_blank(monkeypatch)
@@ -215,7 +215,7 @@ class held_by_another:
             "    os.fork() or time.sleep(60)\n"  # a child that outlives it does not hold the folder
             "    print('held', flush=True); time.sleep(60)\n"
         )
-        # The unfinished folder of the test must stay: what a claim clears is not its subject.
+        # The test's unfinished folder must stay: what a claim clears is not the subject here.
         script = script.replace("with folder", "folder.remove_unfinished = lambda _: None\nwith folder")
         self._process = subprocess.Popen(
             [sys.executable, "-c", script, str(self._folder)], stdout=subprocess.PIPE, start_new_session=True,
@@ -233,8 +233,8 @@ class held_by_another:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def test_a_lock_of_a_folder_that_was_removed_is_no_lock(tmp_path):
-    """Who removes the folder with the lock in it leaves nobody behind who believes to hold it."""
+def test_the_lock_of_a_removed_folder_does_not_count(tmp_path):
+    """After a holder removes the folder with its lock, no other process believes that it holds it."""
     import fcntl
 
     folder = tmp_path / "run"
@@ -248,7 +248,7 @@ def test_a_lock_of_a_folder_that_was_removed_is_no_lock(tmp_path):
     assert not folder.exists()
 
 
-def test_a_folder_that_is_refused_is_not_made_and_one_that_fails_is_gone(tmp_path):
+def test_a_refused_folder_is_not_made_and_a_failed_one_is_removed(tmp_path):
     with pytest.raises(MismatchError), run_folder(tmp_path / "a" / "b" / "c", resume=False, force=False):
         raise MismatchError("no")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""`probe --full-divergence`: right against float64, without a trace on the other columns, resumable, and with room."""
+"""`probe --full-divergence`: correct against float64, without effect on other columns, resumable, and within limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FULL = ["--full-divergence", str(N)]
 
 
 def record_only(*arguments: str) -> int:
-    """The command without its report, which takes longer than all the rest here."""
+    """The command without its report, which takes longer than everything else here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mismatch_cli.commands._show.Common.study_mismatch", lambda *_, **__: None)
         return run(list(arguments))
@@ -44,7 +44,7 @@ def probe(folder: Path, engine: str, *flags: str) -> dict[str, list]:
 
 @pytest.fixture(scope="module", params=["hf", pytest.param("vllm", marks=pytest.mark.slow)])
 def recorded(request, tmp_path_factory) -> tuple[Path, dict[str, list]]:
-    """A run, with a copy of its distributions, which are removed when they have been scored."""
+    """A run, with a copy of its distributions, which are removed once scored."""
     folder, remove = tmp_path_factory.mktemp(request.param), Distributions.remove
 
     def keep(self: Distributions) -> None:
@@ -82,7 +82,7 @@ def test_tv_and_kl_are_those_of_both_distributions_in_float64(recorded):
         np.testing.assert_allclose(columns["kl_full"][row], kl_T, rtol=2e-3, atol=2e-9)
 
 
-def test_only_the_first_responses_have_one_and_nothing_is_left_behind(recorded):
+def test_only_the_first_responses_have_one_and_no_files_remain(recorded):
     folder, columns = recorded
     for name in ("tv_full", "kl_full"):
         assert [value is not None for value in columns[name]] == [row < N for row in range(12)]
@@ -128,7 +128,7 @@ def test_clipstats_shows_how_close_the_approximations_come(recorded, tmp_path, c
     assert biases == sorted(biases) and biases[-1] <= 1e-6
 
 
-def test_a_run_stopped_before_scoring_goes_on_with_its_distributions(without, tmp_path, monkeypatch, capsys):
+def test_a_run_stopped_before_scoring_resumes_with_its_distributions(without, tmp_path, monkeypatch, capsys):
     from mismatch_cli.scoring.trainer import Trainer
 
     def broken(*arguments, **more):
@@ -148,15 +148,15 @@ def test_a_run_stopped_before_scoring_goes_on_with_its_distributions(without, tm
     shutil.move(tmp_path / "other", tmp_path / "damaged" / "distributions" / "response-00001.float32")
     capsys.readouterr()
     assert run(["probe", "--resume", "--quiet", "--output", str(tmp_path / "damaged")]) == 1
-    assert "response-00001.float32 does not hold the whole distributions" in capsys.readouterr().err
+    assert "response-00001.float32 lacks the full distributions" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--max-tokens", "10000000"], "in vllm, and half of the free memory is"),
-        (["--full-divergence-memory", "0.001"], "--max-tokens 3 would fit; --engine hf holds one token at a time"),
-        (["--engine", "hf", "--max-tokens", "1000000000"], "GiB of disk until it is scored"),
+        (["--full-divergence-memory", "0.001"], "--max-tokens 3 would fit; --engine hf keeps one token at a time"),
+        (["--engine", "hf", "--max-tokens", "1000000000"], "GiB of disk until scoring"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_loads(flags, message, tmp_path, capsys):
@@ -166,15 +166,15 @@ def test_what_does_not_fit_is_refused_before_anything_loads(flags, message, tmp_
 
 
 def test_hf_is_the_engine_that_can(tmp_path, capsys):
-    """Where vLLM is refused, the same limit lets hf through: it holds one token at a time."""
+    """Where vLLM is refused, the same limit allows hf: it keeps one token at a time."""
     columns = probe(tmp_path / "run", "hf", *FULL, "--full-divergence-memory", "0.001")
     assert columns["tv_full"][0] is not None
 
 
-def test_more_than_there_are_is_all(tmp_path):
+def test_asking_for_more_responses_than_exist_gives_all(tmp_path):
     columns = probe(tmp_path / "run", "hf", "--full-divergence", "1000")
     assert None not in columns["tv_full"]
 
 
-def test_free_memory_is_some():
+def test_free_memory_is_found():
     assert 2**26 < full_divergence._free_memory() < 2**50

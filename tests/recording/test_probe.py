@@ -58,7 +58,7 @@ def test_float32_against_float32_shows_no_gap(control):
 
 
 @pytest.mark.slow
-def test_the_run_folder_holds_what_is_promised(control):
+def test_the_run_folder_has_the_promised_files(control):
     manifest = json.loads((control / "trace" / "manifest.json").read_text())
     assert manifest["rollout"]["dtype"] == manifest["trainer"]["dtype"] == "float32"
     assert manifest["rollout"]["logprobs_mode"] == "processed_logprobs"
@@ -69,7 +69,7 @@ def test_the_run_folder_holds_what_is_promised(control):
 
 @pytest.mark.slow
 def test_log_probs_equal_a_float64_forward(control):
-    """The control could agree and both be wrong: hold them against the model in float64."""
+    """Both sides could agree and be wrong: compare them with the model in float64."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float64)
@@ -104,7 +104,7 @@ def test_rewards_and_advantages_are_recorded(bfloat16):
     metrics = bfloat16["pairs"]["mismatch"]["metrics"]
     assert 0.3 < metrics["reward_mean"]["value"] < 0.75
     assert metrics["equal_rewards_share"]["value"] < 0.5
-    assert bfloat16["traces"] == ["…/run/trace"]  # a report names places by their last names
+    assert bfloat16["traces"] == ["…/run/trace"]  # a report shortens paths to their last parts
     trace = Trace.open(bfloat16["folder"])
     for batch in trace.batches():
         own = batch.reward_S.reshape(-1, 8)
@@ -114,7 +114,7 @@ def test_rewards_and_advantages_are_recorded(bfloat16):
 
 
 def rescored(control: Path, folder: Path, trainer: Trainer) -> Trace:
-    """A copy of the control's trace with the trainer's columns made anew by another trainer."""
+    """A copy of the control's trace, scored again by another trainer."""
     import pyarrow.parquet as pq
 
     shutil.copytree(control / "trace", folder)
@@ -184,7 +184,7 @@ def test_a_perturbed_weight_is_staleness_not_mismatch(tmp_path):
     assert found["total"] == pytest.approx(found["staleness"], rel=0.02)
 
 
-def test_json_is_all_that_stands_on_stdout(tmp_path, capfd):
+def test_json_is_the_only_output_on_stdout(tmp_path, capfd):
     flags = ["--engine", "hf", "--num-prompts", "2", "--max-tokens", "8", "--json", "--output", str(tmp_path / "run")]
     assert run(["probe", *flags]) == 0
     out, err = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""A trace scored anew: recorded numbers come back, old ones never survive beside new ones, and the input is left."""
+"""A trace scored again: recorded numbers come back, old and new ones never mix, and the input stays untouched."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEW = {"command": "rescore", "flags": {}}
 
 
 class Talk:
-    """A progress that keeps what was said."""
+    """A progress that records its messages."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -72,7 +72,7 @@ def pairs(trace: Trace) -> dict[str, float]:
 
 
 def changed_copy(trace: Path, folder: Path, change, manifest=lambda content: content) -> Path:
-    """A copy of a trace with `change` made to every shard's table, and another manifest."""
+    """A copy of a trace with `change` applied to every shard's table, and a changed manifest."""
     shutil.copytree(trace, folder)
     for path in Trace.open(folder).shards:
         pq.write_table(change(pq.read_table(path)), path)
@@ -97,7 +97,7 @@ def same(tmp_path_factory) -> Trace:
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory) -> str:
-    """The bundled model a little further: a later checkpoint, with its tokenizer."""
+    """A later checkpoint of the bundled model, with its tokenizer."""
     from transformers import AutoModelForCausalLM
 
     folder = tmp_path_factory.mktemp("moved") / "model"
@@ -138,7 +138,7 @@ def test_bfloat16_differs_by_its_rounding(same, tmp_path):
     rough = rescored(tmp_path / "run", FLOAT32, dtype="bfloat16", noise=0)
     assert rough.manifest["trainer"]["dtype"] == "bfloat16"
     assert pairs(same)["mismatch"] < 1e-6 < 1e-4 < pairs(rough)["mismatch"] < 1e-2
-    assert "logp_trainer_repeat" not in rough.columns()  # the old floor is gone, and no new one was asked for
+    assert "logp_trainer_repeat" not in rough.columns()  # the old noise floor is gone, and no new one was requested
 
 
 def test_a_trace_with_only_the_rollout_gets_everything(same, tmp_path):
@@ -152,14 +152,14 @@ def test_a_trace_with_only_the_rollout_gets_everything(same, tmp_path):
     talk = Talk()
     rescore(config(only_mu), tmp_path / "run", dict(NEW), talk)
     found = Trace.open(tmp_path / "run")
-    assert "temperature 1 and no truncation are assumed" in " ".join(talk.said)
+    assert "assuming temperature 1 and no truncation" in " ".join(talk.said)
     assert found.manifest["trainer"]["temperature"] == 1.0
     assert np.array_equal(flat(found, "logp_trainer_T"), flat(same, "logp_trainer_T"))
     assert pairs(found) == pairs(same)
     assert found.vocabulary.decode(range(300)) == same.vocabulary.decode(range(300))  # from the model's tokenizer
 
 
-def test_a_later_checkpoint_tells_mismatch_staleness_and_total_apart(moved, same, tmp_path):
+def test_a_later_checkpoint_separates_mismatch_staleness_and_total(moved, same, tmp_path):
     later = rescored(tmp_path / "run", FLOAT32, model=moved, weights="newer")
     assert not later.manifest["equal_weights"]
     assert later.manifest["recomputed"]["model"] == "sample_data/model" and later.manifest["trainer"]["model"] == moved
@@ -171,7 +171,7 @@ def test_a_later_checkpoint_tells_mismatch_staleness_and_total_apart(moved, same
     assert pairs(rescored(tmp_path / "wrong", FLOAT32, model=moved, noise=0)).keys() == {"mismatch"}
 
 
-def test_what_the_trace_knew_goes_on_beside_a_still_later_checkpoint(tmp_path):
+def test_what_the_trace_knew_is_kept_for_a_still_later_checkpoint(tmp_path):
     source, later = Trace.open(FP8), rescored(tmp_path / "run", FP8, dtype="bfloat16", weights="newer")
     assert np.array_equal(flat(later, "logp_recomputed_T"), flat(source, "logp_recomputed_T"))
     assert set(rows(later)["version_trainer"]) == {49}
@@ -181,7 +181,7 @@ def test_what_the_trace_knew_goes_on_beside_a_still_later_checkpoint(tmp_path):
     assert pairs(later)["total"] != pairs(source)["total"]
 
 
-def test_at_some_of_the_sampling_weights_the_mismatch_is_that_of_these(tmp_path):
+def test_with_some_of_the_sampling_weights_the_mismatch_is_that_of_their_responses(tmp_path):
     talk = Talk()
     rescore(config(FP8, dtype="bfloat16", weights="0"), tmp_path / "run", dict(NEW), talk)
     found = Trace.open(tmp_path / "run")
@@ -190,11 +190,11 @@ def test_at_some_of_the_sampling_weights_the_mismatch_is_that_of_these(tmp_path)
     first = [ids for ids, at in zip(columns["response_ids"], columns["version_rollout"], strict=True) if at == 0]
     assert 0 < len(first) < found.num_responses
     assert analyse([found], 0).to_json()["pairs"]["mismatch"]["counts"]["tokens"] == sum(map(len, first))
-    assert "mix two trainers" in " ".join(talk.said)
+    assert "two trainers would mix" in " ".join(talk.said)
     assert "recomputed" not in found.manifest
 
 
-def test_keep_trainer_fills_in_what_is_missing(tmp_path):
+def test_keep_trainer_adds_what_is_missing(tmp_path):
     def first_step(table):
         return without("logp_recomputed", "topk_logp_recomputed")(table.filter(pa.compute.equal(table["step"], 0)))
 
@@ -206,8 +206,8 @@ def test_keep_trainer_fills_in_what_is_missing(tmp_path):
     pq.write_table(first_step(pq.read_table(shard)), shard)
     filled = rescored(tmp_path / "run", source, dtype="bfloat16", keep_trainer=True)
     apart_T = np.abs(flat(filled, "logp_recomputed_T") - expected)
-    assert apart_T.mean() < 5e-3 and apart_T.max() < 0.25  # bfloat16 rounds differently on every kind of processor
-    for name in set(OF_TRAINER) - {"logp_average"}:  # which the bundled trace has not
+    assert apart_T.mean() < 5e-3 and apart_T.max() < 0.25  # bfloat16 rounds differently on each kind of processor
+    for name in set(OF_TRAINER) - {"logp_average"}:  # which the bundled trace lacks
         assert rows(filled)[name] == rows(Trace.open(source))[name]
     assert pairs(filled).keys() == {"mismatch", "staleness", "total"}
     assert (
@@ -215,7 +215,7 @@ def test_keep_trainer_fills_in_what_is_missing(tmp_path):
     )
 
 
-def test_keep_trainer_without_versions_takes_the_word_for_it(tmp_path):
+def test_keep_trainer_without_versions_trusts_the_user(tmp_path):
     source = changed_copy(FLOAT32, tmp_path / "source", without("version_trainer", "version_rollout"))
     filled = rescored(tmp_path / "run", source, keep_trainer=True, noise=0)
     assert set(rows(filled)["version_rollout"]) == {0} and set(rows(filled)["version_trainer"]) == {1}
@@ -227,32 +227,32 @@ def test_keep_trainer_without_versions_takes_the_word_for_it(tmp_path):
     [
         (FP8, {}, r"sampled at 6 versions of the weights \(0 to 40\).*--weights 0, or --weights newer"),
         (FLOAT32, {"keep_trainer": True}, "scored 96 responses at the weights that sampled"),
-        (FLOAT32, {"keep_trainer": True, "weights": "newer"}, "goes with --weights equal"),
+        (FLOAT32, {"keep_trainer": True, "weights": "newer"}, "needs --weights equal"),
         (FLOAT32, {"model": "/no/such/model"}, "There is no model folder"),
         (FLOAT32, {"temperature": 0.0}, "Temperature 0 cannot be measured"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(trace, settings, message, tmp_path):
+def test_impossible_requests_are_refused_before_anything_is_written(trace, settings, message, tmp_path):
     with pytest.raises((MismatchError, UsageError), match=message):
         rescored(tmp_path / "run", trace, **settings)
     assert not (tmp_path / "run" / "trace").exists()
 
 
-def test_nothing_to_keep_is_said(tmp_path):
+def test_nothing_to_keep_is_an_error(tmp_path):
     source = changed_copy(FLOAT32, tmp_path / "source", without(*OF_TRAINER))
-    with pytest.raises(UsageError, match="holds no logp_trainer"):
+    with pytest.raises(UsageError, match="has no logp_trainer"):
         rescored(tmp_path / "run", source, keep_trainer=True)
 
 
 @pytest.mark.parametrize("empty", [None, []])
-def test_responses_without_a_prompt_are_named(empty, tmp_path):
+def test_responses_without_a_prompt_are_counted_in_the_error(empty, tmp_path):
     def change(table):
         prompts = [empty, *table["prompt_ids"].to_pylist()[1:]]
         column = pa.array(prompts, pa.list_(pa.int32()))
         return table.set_column(table.column_names.index("prompt_ids"), "prompt_ids", column)
 
     source = changed_copy(FLOAT32, tmp_path / "source", change)
-    with pytest.raises(MismatchError, match="holds no prompt for 1 of its 96 responses"):
+    with pytest.raises(MismatchError, match="lacks the prompt of 1 of its 96 responses"):
         rescored(tmp_path / "run", source)
 
 
@@ -267,7 +267,7 @@ def test_a_model_without_a_tokenizer_leaves_tokens_as_numbers(save_model, tmp_pa
     talk = Talk()
     model = save_model("Qwen3", vocab_size=2048)
     rescore(config(source, model=model, noise=0), tmp_path / "run", dict(NEW), talk)
-    assert "Tokens will show as numbers" in " ".join(talk.said)
+    assert "Tokens will be shown as numbers" in " ".join(talk.said)
     assert Trace.open(tmp_path / "run").vocabulary.decode([7]) == "⟨7⟩"
 
 
@@ -289,7 +289,7 @@ def test_row_groups_are_scored_one_by_one_and_top_k_may_be_null(same, tmp_path):
     assert sum(row is not None for row in columns["logp_trainer_repeat"]) == 3
 
 
-def test_another_temperature_is_measured_and_said(same, tmp_path):
+def test_another_temperature_is_measured_and_reported(same, tmp_path):
     talk = Talk()
     rescore(config(FLOAT32, temperature=0.8, noise=0), tmp_path / "run", dict(NEW), talk)
     found = Trace.open(tmp_path / "run")
@@ -300,7 +300,7 @@ def test_another_temperature_is_measured_and_said(same, tmp_path):
     assert float((x @ x) / (x @ y)) == pytest.approx(0.8, abs=1e-4)
 
 
-def test_what_an_import_said_of_its_pi_goes_with_it(tmp_path):
+def test_what_an_import_noted_about_its_pi_is_dropped_with_it(tmp_path):
     imported = {"title": "a dump", "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}
     of_pi = {"pi": "trainer", "holds": "old_log_probs", "rows_with_trainer": 96, "rows_with_newer_trainer": 0}
     source = changed_copy(
@@ -311,7 +311,7 @@ def test_what_an_import_said_of_its_pi_goes_with_it(tmp_path):
     )
     talk = Talk()
     rescore(config(source, noise=0), tmp_path / "run", dict(NEW), talk)
-    assert "holds 96 steps and does not say that their weights differ" in " ".join(talk.said)
+    assert "has 96 steps and one version of the weights" in " ".join(talk.said)
     found = Trace.open(tmp_path / "run")
     assert found.manifest["imported"] == imported
     assert found.manifest["rescored"]["before"]["imported"]["holds"] == "old_log_probs"
@@ -352,7 +352,7 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
     }
 
 
-def test_a_source_that_has_changed_is_not_gone_on_with(tmp_path):
+def test_a_run_whose_source_has_changed_is_not_resumed(tmp_path):
     source = changed_copy(FLOAT32, tmp_path / "source", lambda table: table)
     done = rescored(tmp_path / "run", source, noise=0)
     (path,) = Trace.open(source).shards

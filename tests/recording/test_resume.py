@@ -13,7 +13,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.reader import Trace
 from tests.warm import Forked, cli
 
-# Two shards, so that a kill lands between them; one thread, because only then is the order of float additions fixed.
+# Two shards, so that a kill lands between them; one thread, which fixes the order of float additions.
 SIZE = "--num-prompts 8 --samples-per-prompt 64 --max-tokens 16"
 PROBE = f"probe {SIZE} --noise-responses 100 --threads 1 --quiet".split()
 
@@ -72,7 +72,7 @@ def test_killed_and_resumed_equals_unbroken(engine, moments, tmp_path):
     assert columns(tmp_path / "killed") == columns(tmp_path / "unbroken")
 
 
-def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_there(tmp_path):
+def test_ctrl_c_says_how_to_resume_and_keeps_finished_work(tmp_path):
     process = start("hf", tmp_path / "run")
     shard = tmp_path / "run" / "trace" / "shard-00000.parquet"
     while not shard.is_file():
@@ -81,12 +81,12 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_there(tmp_path):
     process.send_signal(signal.SIGINT)
     errors = process.ended()
     assert process.returncode == 130
-    how = "the same command with --resume, and without --force, goes on with it"
+    how = "the same command with --resume, and without --force, continues it"
     assert errors == f"mismatch-cli: Interrupted. What was recorded is kept: {how}.\n"
     assert_readable(tmp_path / "run")
 
 
-def test_an_engine_that_dies_in_the_middle_keeps_the_shards_before(tmp_path, monkeypatch, capfd):
+def test_an_engine_that_dies_midway_keeps_the_finished_shards(tmp_path, monkeypatch, capfd):
     from mismatch_cli.cli import run
     from mismatch_cli.engines import hf
 

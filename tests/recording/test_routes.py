@@ -1,5 +1,5 @@
-"""The routes of a mixture of experts, from the engine through the trace to the trainer, and what replaying them takes
-away; with an engine whose routing is perturbed on purpose."""
+"""The routes of a mixture of experts, from the engine through the trace to the trainer, and how much of the gap a
+replay removes; with an engine whose routing is perturbed on purpose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mismatch_cli.trace.reader import Trace
 from tests.moe_models import EXPERTS, TOP_K, with_tokenizer
 
 SAMPLING = SamplingSettings(max_tokens=24)
-SHARE = 0.15  # of the choices that a perturbed router makes otherwise
+SHARE = 0.15  # of choices that a perturbed router changes
 FLOOR = 1e-5
 LAYERS = 3
 
@@ -47,7 +47,7 @@ def rollouts_of(model: str, perturb: bool) -> list:
 
 
 def perturb_routers(loaded) -> None:
-    """Every router gives some of its last places to the best expert that it left out, weighed as it weighs."""
+    """Every router gives some of its last places to the best expert it left out, with that expert's weight."""
     random = torch.Generator().manual_seed(1)
 
     def swap(_module, _inputs, output):
@@ -61,10 +61,10 @@ def perturb_routers(loaded) -> None:
 
     for module in loaded.modules():
         if type(module).__name__.endswith("TopKRouter"):
-            module.register_forward_hook(swap, prepend=True)  # the engine takes down what comes of it
+            module.register_forward_hook(swap, prepend=True)  # the engine records the result
 
 
-def test_the_engine_names_the_experts_of_every_token_that_it_read(model):
+def test_the_engine_reports_the_experts_of_every_token_that_it_read(model):
     loaded = load_causal_lm(model, "float32")
     routers = Routers.proven(loaded)
     assert routers is not None
@@ -77,13 +77,13 @@ def test_the_engine_names_the_experts_of_every_token_that_it_read(model):
         assert np.array_equal(np.sort(rollout.routes_FMK), np.sort(chosen_NMK.numpy()))
 
 
-def test_replay_takes_the_gap_to_the_floor_where_only_routing_differs(model):
-    """And a known share of flips is read back: what the trainer's routers say while they follow the engine."""
+def test_replay_reduces_the_gap_to_the_floor_if_only_routing_differs(model):
+    """And a known share of flips is read back from the trainer's routers while they follow the engine."""
     rollouts = rollouts_of(model, perturb=True)
     gaps, flips = {}, {}
     for replay in (False, True):
         trainer = Trainer.load(model, sampling=SAMPLING, dtype="float32", replay_routes=replay)
-        for budget in (40, 4096):  # alone and padded beneath each other
+        for budget in (40, 4096):  # alone, and padded as rows of a batch
             scores = trainer.score(list(map(ScoreRequest.of, rollouts)), token_budget=budget)
             pairs = zip(scores, rollouts, strict=True)
             gaps[replay, budget] = max(float(np.abs(s.logp_T - r.logp_rollout_T).max()) for s, r in pairs)
@@ -100,7 +100,7 @@ def test_replay_takes_the_gap_to_the_floor_where_only_routing_differs(model):
 
 
 def test_flips_put_into_a_trace_are_read_back_one_by_one(model, tmp_path, rng):
-    """The exact number, whatever the trainer's own choices do to those after them."""
+    """The exact number, whatever effect the trainer's own choices have on later ones."""
     assert run(["probe", model, *_SMALL, "--rollout-dtype", "float32", "--output", str(tmp_path / "run")]) == 0
     table = next(Trace.open(tmp_path / "run").tables())
     trainer = Trainer.load(model, sampling=SAMPLING, dtype="float32")
@@ -166,7 +166,7 @@ def test_a_probe_measures_routing(probed):
     assert first["setting"] == "rollout.num_experts" and "--replay-routes" in first["test"][0]
 
 
-def test_replay_is_paired_with_what_it_takes_away(probed, capsys):
+def test_replay_is_paired_with_the_gap_that_it_removes(probed, capsys):
     own, replayed = (summary_of(probed / name)["pairs"]["mismatch"]["metrics"] for name in ("own", "replayed"))
     assert replayed["abs_d_mean"]["value"] < 0.7 * own["abs_d_mean"]["value"]
     assert summary_of(probed / "replayed")["routing"]["replayed"]
@@ -179,7 +179,7 @@ def test_replay_is_paired_with_what_it_takes_away(probed, capsys):
     assert [row["setting"] for row in found["settings"] if not row["harmless"]] == ["trainer.routes"]
 
 
-def test_whole_routes_stay_of_the_first_responses_alone(model, probed, tmp_path, capsys):
+def test_full_routes_are_kept_only_for_the_first_responses(model, probed, tmp_path, capsys):
     keep = ["--keep-routes", "5", "--rollout-dtype", "bfloat16", "--output", str(tmp_path / "run")]
     assert run(["probe", model, *_SMALL, *keep]) == 0
     table = next(Trace.open(tmp_path / "run").tables())
@@ -190,7 +190,7 @@ def test_whole_routes_stay_of_the_first_responses_alone(model, probed, tmp_path,
     capsys.readouterr()
     assert run(["rescore", str(tmp_path / "run"), "--replay-routes", "--output", str(tmp_path / "again")]) == 1
     told = " ".join(capsys.readouterr().err.split())
-    assert "holds no routes for 27 of its 32 responses" in told and "--keep-routes 32" in told
+    assert "lacks the routes of 27 of its 32 responses" in told and "--keep-routes 32" in told
 
 
 def test_a_dense_model_has_none(tmp_path, capsys):
@@ -206,17 +206,21 @@ def test_a_dense_model_has_none(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "code", "told"),
     [
-        (("--engine", "vllm", "--routes"), 1, "vLLM on a CPU does not say which experts it chose"),
-        (("--engine", "server", "--engine-url", "http://localhost:1", "--routes"), 2, "--engine server does not say"),
+        (("--engine", "vllm", "--routes"), 1, "vLLM on a CPU does not report which experts it chose"),
+        (
+            ("--engine", "server", "--engine-url", "http://localhost:1", "--routes"),
+            2,
+            "--engine server does not report",
+        ),
         (("--engine", "hf", "--replay-routes", "--no-routes"), 2, "--replay-routes needs the engine's routes"),
     ],
 )
-def test_what_has_no_routes_says_so(flags, code, told, model, tmp_path, capsys):
+def test_an_engine_or_model_without_routes_says_so(flags, code, told, model, tmp_path, capsys):
     assert run(["probe", model, *flags, "--output", str(tmp_path / "run"), "--quiet"]) == code
     assert told in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_pair_of_a_page_is_the_one_whose_flips_were_counted(model, probed, tmp_path):
+def test_a_page_shows_the_pair_whose_flips_were_counted(model, probed, tmp_path):
     """With other weights in the trainer, flips are those of the weights that sampled."""
     newer = with_tokenizer(tmp_path, num_hidden_layers=LAYERS, initializer_range=0.21)
     flags = ["--trainer-model", newer, "--rollout-dtype", "bfloat16", "--output", str(tmp_path / "run")]

@@ -1,4 +1,4 @@
-"""What no sampler can have drawn is refused, and answers decide which rows carry rewards.
+"""What no sampler can have drawn is refused, and answers decide which rows have rewards.
 
 The engine here is a stand-in: a real one does not report a NaN on demand.
 """
@@ -59,8 +59,8 @@ def sample(folder, rollout=GOOD, answers=("5", None), text="\\boxed{5}", reward=
     return batch
 
 
-def test_a_shard_is_judged_as_one_batch(tmp_path):
-    """As in `probe` and `curate`: all responses of the shard in one call, those to a problem without an answer too."""
+def test_a_shard_is_graded_as_one_batch(tmp_path):
+    """As in `probe` and `curate`: all responses of the shard in one call, even those without a known answer."""
     code = "def judge(responses, answers):\n    return [len(responses) + (a is None) for a in answers]\n"
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     batch = sample(tmp_path / "trace", reward=f"{tmp_path}/mine.py:judge")
@@ -83,7 +83,7 @@ def test_impossible_log_probs_are_refused_by_name(tmp_path, logp, ranks, message
     assert list(tmp_path.glob("*.parquet")) == []
 
 
-def test_rows_without_an_answer_carry_no_reward(tmp_path):
+def test_rows_without_an_answer_have_no_reward(tmp_path):
     batch = sample(tmp_path)
     assert batch.reward_S[:2].tolist() == [1, 1]
     assert np.isnan(batch.reward_S[2:]).all()

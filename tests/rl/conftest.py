@@ -1,4 +1,4 @@
-"""Runs that nothing interrupts: what every resumed one is held against."""
+"""Uninterrupted runs, with which every resumed one is compared."""
 
 from __future__ import annotations
 

@@ -27,23 +27,23 @@ SMALL = {
     "checkpoint_every": 2,
     "trace_every": 0,
 }
-# Three steps of two minibatches, in which every response has an advantage.
+# Three steps of two minibatches; every response has an advantage.
 SHORT: dict[str, Any] = {
     "steps": 3, "max_tokens": 16, "num_problems": 4, "checkpoint_every": 3, "trace_every": 3, "minibatches": 2,
     "learning_rate": 2e-3, "average_decay": 0.5,
 }  # fmt: skip
 KINDS = ("gmpo", "cppo", "dro", "m2po", "gbpo", "clip-cov", "top-entropy", "ppo-ewma")
-ON_RANKS = ("dro", "m2po", "gbpo", "ppo-ewma")  # of these, what ranks have to tell each other more for
+ON_RANKS = ("dro", "m2po", "gbpo", "ppo-ewma")  # these need more communication between ranks
 
 
 def reward_file(folder: Path) -> str:
-    """A reward that differs within most groups: the share of its characters with an even number."""
+    """A reward that differs within most groups: the share of characters with an even code."""
     path = folder / "even.py"
     path.write_text("def even(response):\n    return sum(ord(c) % 2 for c in response) / (1 + len(response))\n")
     return f"{path}:even"
 
 
-# Two steps of four groups of 18 problems, whose rewards differ within a group for every third problem alone.
+# Two steps of four groups, of 18 problems; only every third problem has rewards that differ within its group.
 DYNAMIC: dict[str, Any] = SHORT | {
     "dynamic_sampling": 2, "num_problems": 18, "prompts_per_step": 4, "samples_per_prompt": 3, "trace_every": 1,
     "checkpoint_every": 1, "steps": 2, "average_decay": 0.0,
@@ -58,7 +58,7 @@ def every_third(responses, answers):
 
 
 def trained_dynamically(folder: Path, world: World = ALONE, *, resume: bool = False, stop_after: int = 0) -> None:
-    """Into `run`, with a batch for each response: then its numbers do not depend on which others a rank samples."""
+    """Into `run`, with a batch per response: then its numbers do not depend on what else a rank samples."""
     rows = [json.dumps({"problem": f"What is {i} + 1?", "answer": str(i)}) for i in range(18)]
     (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     (folder / "third.py").write_text(_EVERY_THIRD, encoding="utf-8")
@@ -72,7 +72,7 @@ def trained_dynamically(folder: Path, world: World = ALONE, *, resume: bool = Fa
         hf._ARGUMENTS["batch_size"] = before
 
 
-# An episode of the guide's game has room for its three turns.
+# An episode of the guide's game has room for three turns.
 GAME: dict[str, Any] = {
     "turn_tokens": 8, "max_tokens": 64, "episodes": 64, "prompts_per_step": 8, "samples_per_prompt": 8,
 }  # fmt: skip
@@ -86,12 +86,12 @@ class Talk:
 
     def step(self, action):
         self.turns -= 1
-        return "Go on.", sum(ord(c) % 2 for c in action) / (1 + len(action)), self.turns < len(action) % 2
+        return "Next.", sum(ord(c) % 2 for c in action) / (1 + len(action)), self.turns < len(action) % 2
 """
 
 
 def talk_file(folder: Path) -> str:
-    """An environment whose rewards differ within groups, and its episodes in their turns."""
+    """An environment whose rewards differ within groups, and whose episodes differ in their number of turns."""
     (folder / "talk.py").write_text(TALK, encoding="utf-8")
     return f"{folder}/talk.py:Talk"
 
@@ -104,11 +104,11 @@ def game_file(folder: Path) -> str:
     return f"{path}:Simon"
 
 
-EVALUATED = {"eval_every": 2, "eval_samples": 2}  # what the `unbroken` run does besides
+EVALUATED = {"eval_every": 2, "eval_samples": 2}  # what the `unbroken` run also does
 
 
 def run(folder: Path, *, resume: bool = False, stop_after: int = 0, **changes: Any) -> list[dict[str, Any]]:
-    """The records of the steps that were made."""
+    """The records of the finished steps."""
     seen: list[dict[str, Any]] = []
     config = load_config("miniature", SMALL | changes)
     train(config, folder, seen.append, resume=resume, stop=lambda: len(seen) == stop_after)
@@ -116,14 +116,14 @@ def run(folder: Path, *, resume: bool = False, stop_after: int = 0, **changes: A
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
-    """The metrics without the times of the phases; NaN and Infinity, which are no JSON, are an error."""
+    """The metrics without phase times; NaN and Infinity, which JSON does not have, are an error."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     found = [json.loads(line, parse_constant=_refuse) for line in lines]
     return [{key: value for key, value in line.items() if key != "seconds"} for line in found]
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def weights(folder: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Episodes of several turns in the training loop, with real models: the game of the guide is learnt."""
+"""Episodes of several turns in the training loop, with real models: training learns the game of the guide."""
 
 from __future__ import annotations
 
@@ -82,18 +82,20 @@ def learnt(game, tmp_path_factory) -> Path:
 
 
 def test_the_game_is_learnt_far_above_chance(learnt):
-    """Whoever does not read what the environment says between the turns earns at most 1/3, and 1/90 by chance."""
+    """A model that ignores the environment's replies earns at most 1/3, and 1/90 by chance."""
     before, *lines = numbers(learnt)
     assert before["eval_accuracy"] < 0.15 and lines[0]["turns"] < 1.4
-    assert lines[-1]["eval_accuracy"] > 0.6 and lines[-1]["turns"] > 2.4  # on episodes that no step has played
+    assert lines[-1]["eval_accuracy"] > 0.6 and lines[-1]["turns"] > 2.4  # on episodes that training never played
     assert max(line["reward"] for line in lines[-3:]) > 0.7
     assert {line["sync"] for line in lines} == {"proven"} and lines[0]["mismatch"]["abs_dp_mean"] < 1e-6
 
 
-def test_what_the_environment_said_stands_masked_in_the_trace(learnt):
+def test_the_environments_tokens_are_masked_in_the_trace(learnt):
     trace = Trace.open(learnt / "traces" / "step-9")
     (batch,) = trace.batches()
-    assert not batch.loss_mask_T.all() and batch.loss_mask_T[batch.offset_S1[1:] - 1].all()  # the model speaks last
+    assert (
+        not batch.loss_mask_T.all() and batch.loss_mask_T[batch.offset_S1[1:] - 1].all()
+    )  # the last token is the model's
     for column_T in (batch.logp_rollout_T, batch.logp_trainer_T, batch.entropy_trainer_T, batch.logp_recomputed_T):
         assert np.isnan(column_T[~batch.loss_mask_T]).all()
     assert np.isfinite(batch.logp_rollout_T[batch.loss_mask_T]).all()
@@ -106,7 +108,7 @@ def test_what_the_environment_said_stands_masked_in_the_trace(learnt):
 
 
 def test_every_command_reads_that_trace(learnt):
-    """What the run's own algorithm blocked is what `clipstats` finds."""
+    """`clipstats` finds the share that the run's own algorithm blocked."""
     opened = mismatch_cli.open(learnt / "traces" / "step-9")
     (row,) = (r for r in opened.clip("dppo-binary-tv").to_json()["algorithms"] if r["name"] == "dppo-binary-tv")
     (line,) = (line for line in numbers(learnt) if line["step"] == 9)
@@ -133,7 +135,7 @@ def test_a_resumed_run_plays_what_the_unbroken_one_would(game, tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["dppo-topk-tv", "ppo-mis-geometric", "m2po"])
-def test_rules_that_look_further_train_on_episodes_too(game, algorithm, tmp_path):
+def test_rules_beyond_single_tokens_train_on_episodes_too(game, algorithm, tmp_path):
     changes = GAME | {"environment": game, "steps": 1, "prompts_per_step": 2, "episodes": 2, "trace_every": 1}
     seen = run(tmp_path / "run", **changes, algorithm=algorithm, recompute=True, learning_rate=2e-3)
     assert seen[0]["grad_norm"] > 0 and seen[0]["blocked"] is not None
@@ -146,7 +148,7 @@ def test_rules_that_look_further_train_on_episodes_too(game, algorithm, tmp_path
 
 
 def test_problems_of_a_data_set_reach_the_environment(echo, tmp_path):
-    """Those of two evaluation sets too, whose rows have the same numbers; and others for groups that teach nothing."""
+    """Including those of two evaluation sets with the same row numbers, and those that replace useless groups."""
     rows = bundled("problems.jsonl").read_text(encoding="utf-8").splitlines()
     for name, own in (("one", rows[100:102]), ("two", rows[102:105])):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(own), encoding="utf-8")
@@ -159,7 +161,7 @@ def test_problems_of_a_data_set_reach_the_environment(echo, tmp_path):
 
 
 class Played:
-    """Episodes of a real engine without a run around them."""
+    """Episodes of a real engine without a training run."""
 
     def __init__(self, where: str, context: int | None = None, **changes: Any) -> None:
         config = load_config("miniature", SMALL | {"environment": where, "turn_tokens": 6} | changes)
@@ -182,13 +184,13 @@ def played(where: str, **changes: Any) -> list[Episode]:
         found.environments.stop()
 
 
-def test_an_episode_ends_at_every_limit_with_a_word_of_the_model(echo):
+def test_an_episode_ends_at_every_limit_with_a_turn_of_the_model(echo):
     where = f"{echo}:Echo"
-    turns = played(where, max_turns=3, max_tokens=200)
-    assert [e.turns for e in turns] == [3] * 4 and [e.reward for e in turns] == [0.75] * 4
+    limited = played(where, max_turns=3, max_tokens=200)
+    assert [e.turns for e in limited] == [3] * 4 and [e.reward for e in limited] == [0.75] * 4
     response = played(where, max_turns=50, max_tokens=60)
     context = played(where, max_turns=50, max_tokens=400, context=70)
-    for episode in (*turns, *response, *context):
+    for episode in (*limited, *response, *context):
         assert episode.finish_reason == "length" and episode.loss_mask_T[-1] and episode.loss_mask_T[0]
         np.testing.assert_array_equal(np.isnan(episode.logp_rollout_T), ~episode.loss_mask_T)
         np.testing.assert_array_equal(episode.rank_rollout_T == -1, ~episode.loss_mask_T)
@@ -197,8 +199,8 @@ def test_an_episode_ends_at_every_limit_with_a_word_of_the_model(echo):
     assert all(len(e.prompt_ids + e.response_ids) <= 70 and e.turns > 1 for e in context)
 
 
-def test_what_the_model_said_is_in_what_the_environment_heard(echo):
-    """Append-only: each turn stands as it was sampled, and the environment repeats its text behind it."""
+def test_the_environment_gets_the_models_text(echo):
+    """Append-only: each turn stays as sampled, and the environment's reply repeats its text."""
     tokenizer = load_tokenizer(MODEL)
     for episode in played(f"{echo}:Echo", max_turns=3, max_tokens=200):
         begin = np.flatnonzero(np.diff(episode.loss_mask_T.astype(int)) == -1) + 1
@@ -209,7 +211,7 @@ def test_what_the_model_said_is_in_what_the_environment_heard(echo):
             assert f"You said: {said}<|im_end|>" in tokenizer.decode(episode.response_ids[place:])
 
 
-def test_a_step_is_played_again_to_the_same_tokens_and_others_to_others(echo):
+def test_a_repeated_step_has_the_same_tokens_and_other_steps_differ(echo):
     found = Played(f"{echo}:Echo", max_turns=2)
     first, again, later = (found.play(PROBLEMS, step, 2) for step in (1, 1, 2))
     found.environments.stop()
@@ -217,8 +219,8 @@ def test_a_step_is_played_again_to_the_same_tokens_and_others_to_others(echo):
     assert first[0].response_ids != first[1].response_ids
 
 
-def test_a_problem_that_is_another_each_time_is_refused(echo):
-    with pytest.raises(MismatchError, match=r"begins twice with the same seed and problem.*Draw everything in reset"):
+def test_an_environment_that_ignores_its_seed_is_refused(echo):
+    with pytest.raises(MismatchError, match=r"reset with the same seed and problem.*Draw everything in reset"):
         played(f"{echo}:Careless")
 
 
@@ -230,23 +232,23 @@ def test_an_observation_without_room_is_refused(echo):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"reward": "my.py:f"}, "gives the rewards itself"),
+        ({"reward": "my.py:f"}, "assigns the rewards itself"),
         ({"prompt_template": "r1-distill"}, "asks for one answer"),
-        ({"environment": "", "episodes": 4}, "Name it: --environment"),
-        ({"eval_episodes": 4}, "give both"),
+        ({"environment": "", "episodes": 4}, "Add --environment FILE.py:NAME"),
+        ({"eval_episodes": 4}, "Give both"),
         ({"episodes": 4, "eval_episodes": 4, "eval_dataset": "x.jsonl"}, "Leave one out"),
         ({"episodes": 3}, "more than the 3 problems"),
         ({"environment": "nowhere.py:f"}, "no such class"),
     ],
 )
-def test_settings_that_do_not_go_together(echo, changes, said):
+def test_contradicting_settings_are_refused(echo, changes, said):
     config = load_config("miniature", SMALL | {"environment": f"{echo}:Echo"} | changes)
     with pytest.raises(UsageError, match=said):
         check_runs([config])
 
 
 def test_experts_are_replayed_in_every_turn(tmp_path):
-    """An engine in bfloat16: the routes of an episode lie at the right tokens, or replaying them would help nothing."""
+    """An engine in bfloat16: an episode's routes belong to the right tokens, or replaying them would not help."""
     settings = {"model": with_tokenizer(tmp_path, num_hidden_layers=3), "environment": talk_file(tmp_path)}
     settings |= {"episodes": 4, "max_tokens": 60, "turn_tokens": 6, "steps": 1, "rollout_dtype": "bfloat16"}
     gaps = []

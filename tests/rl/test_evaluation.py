@@ -1,4 +1,4 @@
-"""Evaluations: several sets, each once, sampled in a way of their own; and what of a run a context has no room for."""
+"""Evaluations: several sets, each counted once, with their own sampling; and what does not fit a run's context."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def config_of(**changes: Any) -> Any:
         ),
     ],
 )
-def test_each_set_has_a_name_of_its_own(listed, splits, sets):
+def test_each_set_has_its_own_name(listed, splits, sets):
     assert evaluation_sets(config_of(eval_dataset=listed, eval_split=splits)) == sets
 
 
@@ -57,7 +57,7 @@ def test_as_many_splits_as_sets():
 
 
 def sets_in(folder: Path) -> str:
-    """Four problems of the bundled ones in one file, one of them in another."""
+    """Four of the bundled problems in one file, one of them in another."""
     rows = bundled("problems.jsonl").read_text(encoding="utf-8").splitlines()
     for name, part in (("four", rows[100:104]), ("one", rows[101:102])):
         (folder / f"{name}.jsonl").write_text("\n".join(part), encoding="utf-8")
@@ -66,7 +66,7 @@ def sets_in(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory) -> tuple[Path, list[str], dict[str, Any], list[tuple[int, SamplingSettings | None]]]:
-    """A run of two steps with two sets that evaluates before, at both steps, and what its engine was asked for."""
+    """A run of two steps with two sets that evaluates before and at both steps, and the requests to its engine."""
     folder, asked, said = tmp_path_factory.mktemp("sets"), list[tuple[int, SamplingSettings | None]](), list[str]()
     settings = {"eval_dataset": sets_in(folder), "eval_samples": 2, "eval_temperature": 0.5, "eval_top_p": 0.8}
     settings |= {"temperature": 0.9, "eval_every": 1, "steps": 2, "num_problems": 4, "max_tokens": 48}
@@ -97,7 +97,7 @@ def test_each_set_counts_once(evaluated):
     assert evaluated[1] == [f"Accuracy before the first step: {(four + one) / 2:.3f} (four {four:.3f}, one {one:.3f})"]
 
 
-def test_an_evaluation_samples_in_its_own_way(evaluated):
+def test_an_evaluation_has_its_own_sampling_settings(evaluated):
     asked = [sampling for _, sampling in evaluated[3]]
     assert len(asked) == 10 + 2 * (16 + 10) + 10
     own = SamplingSettings(temperature=0.5, top_p=0.8, max_tokens=48)
@@ -106,7 +106,7 @@ def test_an_evaluation_samples_in_its_own_way(evaluated):
     assert as_trained == SamplingSettings(temperature=0.7, max_tokens=SMALL["max_tokens"])
 
 
-def test_what_a_report_says_of_each_set(evaluated):
+def test_a_report_shows_each_set(evaluated):
     (found,) = read_runs([evaluated[0]])
     lines = numbers(evaluated[0])
     assert found.accuracy_by_set == {
@@ -122,7 +122,7 @@ def test_what_a_report_says_of_each_set(evaluated):
 
 
 def test_a_context_holds_prompt_and_response_together(tmp_path):
-    """The longest prompt leaves room for a few tokens; one with a longer prompt than is allowed is left out."""
+    """The longest prompt leaves room for a few tokens; a prompt that is too long is left out."""
     said: list[str] = []
     rows = [{"problem": "and " * words + "1 + 1?", "answer": "2"} for words in (1, 10, 30, 60)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -140,8 +140,8 @@ def test_a_context_holds_prompt_and_response_together(tmp_path):
     assert all(len(r.response_ids) <= most for r, most in zip(rollouts, room, strict=True))
     assert any(r.finish_reason == "length" for r in rollouts)
     assert said[-1].endswith(
-        f"2 of 4 problems are left out, the first (row 2) because the prompt has {lengths[2]} tokens, more than the "
-        f"limit of {lengths[2] - 1}."
+        f"skipping 2 of 4 problems, the first (row 2) because the prompt has {lengths[2]} tokens, and at most "
+        f"{lengths[2] - 1} are allowed."
     )
 
 
@@ -151,15 +151,15 @@ NEW = (
 )  # fmt: skip
 
 
-def test_a_run_that_was_begun_before_these_settings_goes_on(tmp_path):
+def test_a_run_older_than_these_settings_resumes(tmp_path):
     config = config_of()
     saved = "".join(line for line in config.to_toml().splitlines(True) if not line.startswith(NEW))
     assert len(tomllib.loads(saved)) == len(tomllib.loads(config.to_toml())) - len(NEW)
     assert _is_saved(config, saved) and not _is_saved(config_of(eval_top_p=0.9), saved)
 
 
-def test_one_set_is_evaluated_as_ever(tmp_path):
-    """By itself or as one of a list, in the bits of what its problems alone would earn."""
+def test_one_set_is_evaluated_as_before(tmp_path):
+    """Alone or as one of a list, its accuracy is the same to the bit."""
     made = Run(
         config_of(eval_dataset=sets_in(tmp_path).split(",")[0], eval_samples=2), tmp_path / "run", lambda _: None
     )

@@ -1,4 +1,4 @@
-"""An algorithm of each kind trains, alone and on two ranks; `benchmarks/ranks.py every` has all of the table."""
+"""One algorithm of each kind trains, alone and on two ranks; `benchmarks/ranks.py every` runs the full table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def alone(tmp_path_factory) -> Path:
     return folder
 
 
-def test_what_looks_beyond_a_micro_batch_trains_on_two_ranks(tmp_path: Path) -> None:
+def test_rules_beyond_a_micro_batch_train_on_two_ranks(tmp_path: Path) -> None:
     run_on(2, "trained", tmp_path)
     for name in (*ON_RANKS, "episodes"):
         lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -49,8 +49,8 @@ def test_what_looks_beyond_a_micro_batch_trains_on_two_ranks(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_trace_of_a_step_is_judged_as_the_step_was(alone: Path, name: str) -> None:
-    """`clipstats` on what was recorded finds the share that the training blocked, rules on whole batches included."""
+def test_clipstats_blocks_in_a_trace_what_training_blocked(alone: Path, name: str) -> None:
+    """`clipstats` finds the share that training blocked, including rules on whole batches."""
     trace, algorithm = Trace.open(alone / name / "traces" / "step-3"), find(name)
     needs = Needs(True, algorithm.needs_recomputed, 0, entropy=algorithm.needs_entropy, average=algorithm.needs_average)
     (batch,) = trace.batches()
@@ -65,13 +65,13 @@ def test_the_trace_of_a_step_is_judged_as_the_step_was(alone: Path, name: str) -
 
 
 def test_a_group_rule_sees_every_answer_to_a_problem_at_once(alone: Path) -> None:
-    """Else what a minibatch lacks would change the median."""
+    """Otherwise a partial group in a minibatch would change the median."""
     (batch,) = Trace.open(alone / "gbpo" / "traces" / "step-3").batches()
     for prompt in np.unique(batch.prompt_id_S):
         assert len(np.unique(batch.minibatch_S[batch.prompt_id_S == prompt])) == 1
 
 
-def test_ppo_ewma_measures_from_an_average_that_is_left_behind(alone: Path) -> None:
+def test_ppo_ewma_measures_from_an_average_that_lags_behind(alone: Path) -> None:
     (batch,) = Trace.open(alone / "ppo-ewma" / "traces" / "step-3").batches()
     assert batch.logp_average_T is not None and batch.logp_trainer_T is not None
     first_T = np.repeat(batch.minibatch_S == 0, np.diff(batch.offset_S1))

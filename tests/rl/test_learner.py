@@ -1,4 +1,4 @@
-"""One optimiser step: its gradient is that of the published objective, and a saved learner goes on where it stopped."""
+"""One optimiser step: its gradient is that of the published objective, and a saved learner continues to the bit."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def make_samples(learner: Learner, gap: float = 0.4) -> list[Sample]:
 
 
 def _luck(samples: list[Sample]) -> Tensor:
-    """What rules draw by: a number of each token, by the key of its row and its place."""
+    """The random numbers of rules: one per token, from the key of its row and its position."""
     rows = [hash_keys(*(np.array([key]) for key in sample.row_key)) for sample in samples]
     hashes = [mix(row + np.arange(n, dtype=np.uint64)) for row, n in zip(rows, LENGTHS, strict=True)]
     return torch.from_numpy((np.concatenate(hashes) >> np.uint64(11)) * 2.0**-53)
 
 
 def through_logits(learner: Learner, samples: list[Sample]) -> tuple[Tensor, Tensor]:
-    """log π of all response tokens, laid flat, with a graph; and the entropy there."""
+    """log π and entropy of all response tokens, laid flat, with an autograd graph."""
     rows, entropies = [], []
     for sample in samples:
         ids = torch.tensor([sample.rollout.prompt_ids + sample.rollout.response_ids])
@@ -139,8 +139,8 @@ def trust_region(compared, advantage_T):
 
 
 @pytest.mark.parametrize("ratio", ["ratio_T", "level_ratio_T('mean')"])
-def test_an_own_mask_touches_nothing_and_cannot_leave(make_learner, tmp_path, ratio):
-    """Asked tile by tile, and of whole responses."""
+def test_a_custom_mask_changes_nothing_outside_it(make_learner, tmp_path, ratio):
+    """Called tile by tile, and on whole responses."""
     found = []
     for name, leaves, touch in (("quiet", False, False), ("touches", False, True), ("leaves", True, True)):
         source = OWN_MASK.format(ratio=ratio, leaves=leaves)
@@ -164,8 +164,8 @@ def test_top_k_rows_need_the_engines_top_k(make_learner):
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_a_limit_on_the_gradient_means_the_same_for_all_algorithms(make_learner, aggregation):
-    """Before the first update all of them are REINFORCE: also those whose weight is a mean over the response."""
+def test_gradient_clipping_means_the_same_for_all_algorithms(make_learner, aggregation):
+    """Before the first update all of them are REINFORCE, even those whose weight is a mean over the response."""
     norms = {}
     for name in ("reinforce", "ppo", "gspo", "ppo-mis-geometric", "dppo-binary-tv"):
         learner = make_learner(name, aggregation=aggregation)
@@ -206,7 +206,7 @@ def test_an_update_raises_what_was_good_and_lowers_what_was_bad(make_learner):
 
 
 def test_bfloat16_keeps_float32_masters(make_learner):
-    """Steps of 1e-6 are lost in bfloat16 weights one by one; their sum is not."""
+    """Single steps of 1e-6 vanish in bfloat16 weights; their sum does not."""
     learner = make_learner("reinforce", dtype="bfloat16", learning_rate=1e-6)
     samples = make_samples(learner)
     before = [p.detach().clone() for p in learner.model.parameters()]
@@ -218,7 +218,7 @@ def test_bfloat16_keeps_float32_masters(make_learner):
     assert after_many > 20 * after_one
 
 
-def test_float16_backs_off_and_goes_on(make_learner):
+def test_float16_backs_off_and_continues(make_learner):
     learner = make_learner("reinforce", dtype="float16", learning_rate=1e-4)
     learner.loss_scale.value = 2.0**40
     samples = make_samples(learner)
@@ -249,7 +249,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(make_learner):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_saved_learner_goes_on_to_the_same_bits(make_learner, dtype, tmp_path):
+def test_a_saved_learner_continues_to_the_same_bits(make_learner, dtype, tmp_path):
     whole, first, second = (make_learner(dtype=dtype, learning_rate=1e-3) for _ in range(3))
     samples = make_samples(whole)
     for learner in (whole, first):

@@ -1,4 +1,4 @@
-"""The loop on the bundled model: every step is a line, any algorithm learns in it, and a broken weight sync is seen."""
+"""The loop on the bundled model: every step is a line, any algorithm learns in it, and a broken sync is noticed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_step_is_a_line_with_a_proven_sync(unbroken):
     assert [line["step"] for line in (before, *lines)] == [0, 1, 2, 3, 4]
     assert {line["sync"] for line in lines} == {"proven"}
     assert all(line["mismatch"]["abs_dp_mean"] < 1e-6 for line in lines)
-    assert lines[0]["current"]["abs_dp_mean"] > 1e-4  # the second minibatch is judged by other weights
+    assert lines[0]["current"]["abs_dp_mean"] > 1e-4  # the second minibatch is scored by newer weights
     assert all(0 <= line["eval_accuracy"] <= 1 for line in (before, lines[1], lines[3]))
     assert all("eval_accuracy" not in line for line in (lines[0], lines[2]))
 
@@ -67,12 +67,12 @@ def _nan(self: HfEngine, model: Any) -> None:
 @pytest.mark.parametrize("broken", [_stale, _partial, _nan], ids=["stale", "partial", "nan"])
 @pytest.mark.parametrize("rollout_dtype", ["float32", "bfloat16"])
 def test_a_broken_sync_stops_the_run(broken, rollout_dtype, tmp_path, monkeypatch):
-    """In float32 at once; in lower precision as soon as the steps are larger than the rounding, here at 5e-3."""
+    """In float32 at once; in lower precision as soon as the steps exceed the rounding, here at 5e-3."""
     monkeypatch.setattr(HfEngine, "load_weights", broken)
     with pytest.raises(MismatchError, match=r"weight sync failed|logits are NaN"):
         run(tmp_path / "run", rollout_dtype=rollout_dtype, learning_rate=5e-3, steps=8)
     began = (tmp_path / "run" / "metrics.jsonl").is_file()
-    assert began == (broken is not _nan)  # the engine is given its weights before the first step, too
+    assert began == (broken is not _nan)  # the engine also gets weights before the first step
     if began:
         done = len(numbers(tmp_path / "run"))
         assert done == 1 if rollout_dtype == "float32" else done < 8
@@ -84,8 +84,8 @@ def _one_step_late(model: Any, kept: list[dict[str, torch.Tensor]]) -> Any:
 
 
 @pytest.mark.parametrize("learning_rate", [2e-6, 1e-3])
-def test_an_engine_that_is_one_step_late_is_never_called_proven(learning_rate, tmp_path, monkeypatch):
-    """With large steps it is found; with steps too small to tell it is "newer" than older weights, which it is."""
+def test_an_engine_that_lags_by_one_step_is_never_called_proven(learning_rate, tmp_path, monkeypatch):
+    """With large steps it is noticed; with steps too small to tell it is "newer" than older weights, which is true."""
     kept: list[dict[str, torch.Tensor]] = []
     monkeypatch.setattr(HfEngine, "load_weights", lambda self, m: self._model.load_state_dict(_one_step_late(m, kept)))
     changes = {"rollout_dtype": "bfloat16", "learning_rate": learning_rate, "steps": 8}
@@ -104,7 +104,7 @@ def test_a_trace_of_every_nth_step_can_be_opened(tmp_path):
     assert batch.num_responses == 16
 
 
-def test_a_low_precision_engine_is_asked_which_weights_it_agrees_with(tmp_path):
+def test_a_low_precision_engine_is_tested_for_which_weights_it_fits(tmp_path):
     seen = run(tmp_path / "run", rollout_dtype="bfloat16")
     assert [record["sync"] for record in seen] == ["undecidable", "proven", "proven", "proven"]
 
@@ -115,7 +115,7 @@ def test_a_low_precision_engine_with_old_weights_stops_the_run(tmp_path, monkeyp
         run(tmp_path / "run", rollout_dtype="bfloat16")
 
 
-def test_old_weights_are_found_also_where_each_step_is_too_small_to_tell(tmp_path, monkeypatch):
+def test_old_weights_are_noticed_even_if_each_step_is_too_small_to_tell(tmp_path, monkeypatch):
     """The weights of the last proof are kept until the steps since then have added up."""
     monkeypatch.setattr(HfEngine, "load_weights", _stale)
     with pytest.raises(MismatchError, match="fit the weights of an earlier step better"):
@@ -123,8 +123,8 @@ def test_old_weights_are_found_also_where_each_step_is_too_small_to_tell(tmp_pat
     assert [line["sync"] for line in numbers(tmp_path / "run")[:2]] == ["undecidable", "undecidable"]
 
 
-def test_a_difference_that_all_responses_share_is_no_proof():
-    """Rounding of the engine's weights shifts every response alike: significant, and still nothing is known."""
+def test_a_difference_that_all_responses_share_proves_nothing():
+    """Rounding of the engine's weights shifts every response alike: significant, and still no evidence."""
     rollout = [np.full(20, 0.5) for _ in range(16)]
     new = [np.full(20, 0.501) + 1e-6 * i for i in range(16)]
     old = [np.full(20, 0.5009) + 1e-6 * i for i in range(16)]
@@ -134,7 +134,7 @@ def test_a_difference_that_all_responses_share_is_no_proof():
     assert prove_newer(logs[0], logs[1], [np.log(x) for x in far]) == "proven"
 
 
-def test_a_low_precision_run_goes_on_to_the_same_proofs(tmp_path):
+def test_a_resumed_low_precision_run_has_the_same_proofs(tmp_path):
     changes = {"rollout_dtype": "bfloat16", "trainer_dtype": "bfloat16", "steps": 2}
     run(tmp_path / "unbroken", **changes)
     run(tmp_path / "run", stop_after=1, **changes)
@@ -143,7 +143,7 @@ def test_a_low_precision_run_goes_on_to_the_same_proofs(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["dppo-topk-tv", "dppo-topk-kl-recompute"])
-def test_top_k_masks_judge_with_what_the_engine_reported(algorithm, tmp_path):
+def test_top_k_masks_use_what_the_engine_reported(algorithm, tmp_path):
     seen = run(tmp_path / "run", steps=2, algorithm=algorithm, trace_every=1, learning_rate=3e-3)
     assert seen[0]["blocked"] is not None
     batch = next(iter(Trace.open(tmp_path / "run" / "traces" / "step-1").batches()))
@@ -167,7 +167,7 @@ def test_a_gradient_that_is_not_finite_leaves_its_batch_as_a_trace(tmp_path, mon
         return rollouts
 
     monkeypatch.setattr(HfEngine, "sample", absurd)
-    with pytest.raises(MismatchError, match=r"not finite.*What it was computed from is in"):
+    with pytest.raises(MismatchError, match=r"not finite.*The data behind it is in"):
         run(tmp_path / "run", algorithm="pg-is")
     with pytest.raises(MismatchError, match="not finite"):
         run(tmp_path / "run", algorithm="pg-is", resume=True)
@@ -176,7 +176,7 @@ def test_a_gradient_that_is_not_finite_leaves_its_batch_as_a_trace(tmp_path, mon
 
 
 def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_path):
-    """Computed once more from the engine and the grader alone; its seeds are those of no step of the training."""
+    """Computed again from the engine and the grader only; no training step uses its seeds."""
     rows = bundled("problems.jsonl").read_text(encoding="utf-8").splitlines()[100:106]
     (tmp_path / "evaluation.jsonl").write_text("\n".join(rows), encoding="utf-8")
     said: list[str] = []
@@ -186,7 +186,7 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
     found = evaluate(made, 2)
     posed = made.task.evaluation["evaluation"]
     seeds = [[sample_seed(config.seed, place, sample, -2) for sample in range(3)] for place in range(6)]
-    requests = [Request(p.prompt_ids, seed) for p, of in zip(posed, seeds, strict=True) for seed in of]
+    requests = [Request(p.prompt_ids, seed) for p, its_seeds in zip(posed, seeds, strict=True) for seed in its_seeds]
     rollouts = made.engine.sample(requests, lambda _: None)
     with MathVerify() as grader:
         answers = [json.loads(rows[place])["answer"] for place in range(6) for _ in range(3)]
@@ -215,7 +215,7 @@ def test_one_problem_is_enough(tmp_path):
 
 @pytest.fixture
 def model_that_ends_at_once(tmp_path) -> str:
-    """The bundled model, to which every token is the end of the response."""
+    """The bundled model, with every token an end token."""
     folder = tmp_path / "ends-at-once"
     shutil.copytree(bundled("model"), folder)
     for name in ("config.json", "generation_config.json"):
@@ -251,8 +251,8 @@ def _weights_of_steps(monkeypatch: Any) -> list[torch.Tensor]:
     return found
 
 
-def test_a_step_in_which_all_is_right_moves_by_momentum_alone(tmp_path, monkeypatch):
-    """Grading is a stand-in: all right in steps 1 and 3, half in step 2. AdamW steps as published trainers' does."""
+def test_a_step_with_only_right_answers_moves_by_momentum_only(tmp_path, monkeypatch):
+    """Grading is a mock: all right in steps 1 and 3, half in step 2. AdamW steps as in published trainers."""
     earned = iter([[1, 1], [1, 0], [1, 1]])
     monkeypatch.setattr(Run, "grade", lambda self, posed, _: np.resize(np.array(next(earned), np.float32), len(posed)))
     monkeypatch.setattr("mismatch_cli.rl.loop.evaluate", lambda *_: {"eval_accuracy": 0.0})

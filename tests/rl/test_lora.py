@@ -1,4 +1,4 @@
-"""`train --lora`: the gradient is that of all weights along the low-rank directions, and the engine gets the sum."""
+"""`train --lora`: the gradient is the full one along the low-rank directions, and the engine gets merged weights."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_fused_experts_learn_and_a_resumed_run_is_the_same(save_model, tmp_path)
     model = save_model("Qwen3Moe", vocab_size=2048, max_position_embeddings=1024, **sizes)
     load_tokenizer(str(bundled("model"))).save_pretrained(model)
     small = LORA | {"model": model, "steps": 2, "checkpoint_every": 1, "max_tokens": 8, "algorithm": "pg-is"}
-    # an untrained model is right in nothing, and equal rewards would teach it nothing
+    # an untrained model gets nothing right, and equal rewards would teach it nothing
     small["reward"] = f"{save_reward(tmp_path)}:length"
     run(tmp_path / "unbroken", **small)
     lines = numbers(tmp_path / "unbroken")
@@ -109,7 +109,7 @@ def save_reward(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_real_vllm_gets_the_sum(tmp_path):
+def test_real_vllm_gets_the_merged_weights(tmp_path):
     seen = run(tmp_path / "run", engine="vllm", steps=3, **LORA)
     assert [record["sync"] for record in seen] == ["proven"] * 3
     assert max(record["mismatch"]["abs_dp_mean"] for record in seen) <= 1e-6
@@ -118,7 +118,7 @@ def test_real_vllm_gets_the_sum(tmp_path):
 
 @pytest.mark.parametrize("rollout_dtype", ["float32", "bfloat16"])
 def test_an_adapter_that_is_not_merged_stops_the_run(rollout_dtype, tmp_path, monkeypatch):
-    """The engine keeps the model without it; at the first step that is the same, as B begins at 0."""
+    """The engine keeps the base model; at the first step that is the same, since B starts at 0."""
     real = Merged.state_dict
 
     def without(self: Merged) -> Any:

@@ -1,4 +1,4 @@
-"""What an environment said is read by the trainer, and never learnt from: by no algorithm, and by no aggregation.
+"""The trainer reads an environment's tokens and never learns from them, in any algorithm or aggregation.
 
 The reference is a loss by hand in float64, from the logits of the tokens that the model wrote and of no others.
 """
@@ -29,13 +29,13 @@ from tests.tiny_models import saved_model
 
 PLAIN = SamplingSettings()
 CONFIG = TrainConfig(learning_rate=1e-30, max_tokens=40, max_grad_norm=1e9, token_budget=70)
-# Turns of the model and of the environment by turns: a response each, and one that is a single turn.
+# Alternating turns of model and environment, one list per response; the last is a single turn.
 TURNS, ADVANTAGES = ((5, 9, 7), (3, 12, 2, 1, 6), (11,), (4, 3, 8)), (1.0, -0.5, -1.5, 0.7)
-# Of each kind one: tokens, caps, whole responses (product, mean, prefix), neighbours, draws, groups, batches, terms.
+# One of each kind: tokens, caps, whole responses (product, mean, prefix), neighbours, draws, groups, batches, terms.
 KINDS = ("reinforce", "dppo-binary-tv", "grpo-clip-higher", "pg-tis", "gspo", "ppo-mis", "ppo-mis-geometric", "minpro",
          "nfpo", "gmpo", "vespo", "cppo", "trm-avg", "gbpo", "m2po", "clip-cov", "kl-cov", "top-entropy", "dro",
          "kimi-k1.5")  # fmt: skip
-_NEAR = dict.fromkeys(("ppo-mis-geometric", "trm-avg"), 1e-3)  # farther apart they block whole responses: all of them
+_NEAR = dict.fromkeys(("ppo-mis-geometric", "trm-avg"), 1e-3)  # farther apart they block all responses
 TOP_K = ("dppo-topk-tv", "dppo-topk-kl-recompute")
 
 
@@ -53,7 +53,7 @@ def mask_of(turns: tuple[int, ...]) -> np.ndarray:
 
 
 def episodes(learner: Learner, there: float = np.nan, gap: float = 0.4) -> list[Sample]:
-    """With `there` at all places of the environment where a policy could have been measured."""
+    """With `there` at all tokens of the environment, in every column of a policy."""
     rng = np.random.default_rng(0)
     samples = []
     for i, (turns, advantage) in enumerate(zip(TURNS, ADVANTAGES, strict=True)):
@@ -82,7 +82,7 @@ def learnt(learner: Learner, samples: list[Sample]) -> tuple[Update, dict[str, T
 
 
 def by_hand(learner: Learner, samples: list[Sample], name: str, aggregation: str) -> dict[str, Tensor]:
-    """The published objective over the tokens of the model, as if there were no others, in float64."""
+    """The published objective over only the model's tokens, in float64."""
     model, rows, entropies, luck = deepcopy(learner.model).double(), [], [], []
     model.zero_grad(set_to_none=True)
     for sample in samples:
@@ -123,12 +123,12 @@ def test_the_gradient_is_that_of_the_models_own_tokens(folder):
         update, found = learnt(learner, samples)
         assert_close(found, by_hand(learner, samples, name, aggregation))
         for sample, logp_T, entropy_T in zip(samples, update.logp, update.entropy, strict=True):
-            for column_T in (logp_T, entropy_T):  # measured where the model spoke, and nowhere else
+            for column_T in (logp_T, entropy_T):  # measured at the model's tokens only
                 np.testing.assert_array_equal(np.isnan(column_T), ~sample.rollout.sampled_T)
 
 
-def test_nothing_that_stands_at_a_masked_token_reaches_the_gradient(folder):
-    """Not a NaN, and not a number either; top-K columns too."""
+def test_nothing_at_a_masked_token_reaches_the_gradient(folder):
+    """Neither NaN nor numbers, in top-K columns too."""
     for name in ("dppo-binary-tv", "gspo", "m2po", *TOP_K):
         one, other = (learnt(made(folder, name), episodes(made(folder, name), there=x))[1] for x in (np.nan, -3.0))
         assert all(torch.equal(gradient, other[name]) for name, gradient in one.items())
@@ -136,7 +136,7 @@ def test_nothing_that_stands_at_a_masked_token_reaches_the_gradient(folder):
         assert any(gradient.abs().max() > 0 for gradient in one.values())
 
 
-def test_the_mask_is_what_makes_the_difference(folder):
+def test_the_mask_makes_the_difference(folder):
     """The same tokens without a mask have another gradient: the comparison above could fail."""
     learner = made(folder, "reinforce")
     samples = episodes(learner, there=-3.0)

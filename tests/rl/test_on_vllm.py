@@ -1,4 +1,4 @@
-"""Float32 on both sides with real vLLM: every sync is proven, and what interrupts a run changes none of its numbers."""
+"""Float32 on both sides with real vLLM: every sync is proven, and interruptions change no number."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def control(tmp_path_factory) -> Path:
 
 
 def test_the_policies_stay_equal(control):
-    """Every update of the weights inside vLLM is proven by the tokens that it sampled with them."""
+    """Every weight update inside vLLM is proven by the tokens that it sampled with it."""
     lines = numbers(control)
     assert len(lines) == 20 and {line["sync"] for line in lines} == {"proven"}
     assert max(line["mismatch"]["abs_dp_mean"] for line in lines) <= 1e-6
     assert max(line["current"]["abs_dp_mean"] for line in lines) > 1e-4
 
 
-def test_vllm_dies_in_a_step_and_the_run_goes_on_in_the_same_process(control, tmp_path, monkeypatch):
+def test_vllm_dies_in_a_step_and_the_run_resumes_in_the_same_process(control, tmp_path, monkeypatch):
     """A failure in vLLM's own executor with requests in flight, in the step after the checkpoint."""
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 

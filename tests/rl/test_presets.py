@@ -29,7 +29,7 @@ TABLE_1 = {
     "dense-base": ("Qwen/Qwen3-8B-Base", 128, 32, 8, 8000, 1e-6, 0.2, 10),
     "moe-base-lora": ("Qwen/Qwen3-30B-A3B-Base", 128, 16, 8, 8000, 1e-5, 0.15, 10),
 }
-# What a small machine cannot have, and what would be loaded from the hub.
+# Settings that a small machine cannot afford, or that need the hub.
 SMALL: dict[str, Any] = {
     "engine": "hf", "steps": 2, "prompts_per_step": 2, "samples_per_prompt": 2, "minibatches": 2, "max_tokens": 4,
     "max_context_tokens": 400, "max_prompt_tokens": 200, "eval_samples": 1, "eval_every": 0, "trace_every": 0,
@@ -69,7 +69,7 @@ def test_each_names_its_source_first():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> dict[str, str]:
-    """Problems as DAPO-Math-17k has them, each twice, and two sets without a word on the answer's form."""
+    """Problems in the format of DAPO-Math-17k, each twice, and two sets that do not ask for an answer format."""
     folder = tmp_path_factory.mktemp("data")
 
     def write(name: str, rows: list[dict[str, Any]]) -> str:
@@ -111,7 +111,7 @@ def small(preset: str, data: dict[str, str], models: dict[bool, str]) -> TrainCo
 
 
 def test_every_preset_runs(data, models, tmp_path, monkeypatch):
-    """Two steps each; saving the model is no part of it."""
+    """Two steps each, without saving the model."""
     torch.set_num_threads(1)
     monkeypatch.setattr(Run, "save_model", lambda _: None)
     for preset in OF_THE_PAPER:

@@ -1,4 +1,4 @@
-"""Nothing is lost: killed, failed or damaged, a run that goes on ends in the bits of one that was never interrupted."""
+"""Nothing is lost: killed, failed or damaged, a resumed run ends with the bits of one that was never interrupted."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_stopped_and_resumed_equals_unbroken(unbroken, tmp_path):
     assert_same_run(tmp_path / "run", unbroken)
 
 
-def test_what_a_kill_leaves_behind_does_not_count(unbroken, tmp_path):
-    """Half a line, lines and a trace after the checkpoint, and a checkpoint that was being written."""
+def test_leftovers_of_a_kill_do_not_count(unbroken, tmp_path):
+    """Half a line, lines and a trace after the checkpoint, and an unfinished checkpoint."""
     folder = tmp_path / "run"
     shutil.copytree(unbroken, folder)
     shutil.rmtree(folder / "checkpoints" / "step-000004")
@@ -57,8 +57,8 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     assert not numbers(tmp_path)
 
 
-def test_a_step_on_record_whose_checkpoint_was_not_yet_written_is_made_again(tmp_path):
-    """A kill or a full disk between the two; a run that was whole, and has lost its checkpoints, is left alone."""
+def test_a_step_on_record_without_its_checkpoint_is_repeated(tmp_path):
+    """A kill or a full disk came between them; a complete run that has lost its checkpoints is left alone."""
     folder = tmp_path / "run"
     run(folder, steps=1)
     whole = numbers(folder), weights(folder)
@@ -70,14 +70,14 @@ def test_a_step_on_record_whose_checkpoint_was_not_yet_written_is_made_again(tmp
     assert (numbers(folder), weights(folder)) == whole
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(unbroken, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_resumes(unbroken, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(unbroken, folder)
     newest = folder / "checkpoints" / "step-000004"
     (tensors,) = (newest / "state").iterdir()
     state = tensors.read_bytes()
     tensors.write_bytes(state[: len(state) // 2])
-    with pytest.raises(MismatchError, match=r"step-000004 is damaged. Delete it, and --resume goes on"):
+    with pytest.raises(MismatchError, match=r"step-000004 is damaged. Delete it, then --resume continues"):
         run(folder, resume=True, **EVALUATED)
     assert numbers(folder) == numbers(unbroken)
     shutil.rmtree(newest)
@@ -114,7 +114,7 @@ def _train(folder: str) -> None:
 
 @pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_equals_unbroken(unbroken, tmp_path):
-    """Real SIGKILL: while the first checkpoint is written, then at three moments that chance chooses."""
+    """Real SIGKILL: while the first checkpoint is written, then at three random moments."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.rl.small_runs", "transformers.models.qwen3.modeling_qwen3"])
     seed = time.time_ns() % 10_000
@@ -159,7 +159,7 @@ def _whole_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def fail_at(monkeypatch: Any, owner: type, method: str, call: int, error: Exception) -> None:
-    """From its n-th call on, a method raises what a library would."""
+    """From its n-th call, a method raises what a library would."""
     real, calls = getattr(owner, method), []
 
     def failing(self: Any, *arguments: Any) -> Any:
@@ -171,14 +171,14 @@ def fail_at(monkeypatch: Any, owner: type, method: str, call: int, error: Except
     monkeypatch.setattr(owner, method, failing)
 
 
-def test_what_fails_in_the_middle_ends_in_a_sentence_and_loses_nothing(unbroken, tmp_path, monkeypatch, capfd):
-    """The engine while it samples, then while it takes weights, then the trainer: each time the run goes on."""
+def test_a_failure_midway_gives_a_message_and_loses_nothing(unbroken, tmp_path, monkeypatch, capfd):
+    """The engine while sampling, then while loading weights, then the trainer: the run resumes each time."""
     folder = tmp_path / "run"
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in (SMALL | EVALUATED).items()]
     memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore about it.")
     failures = [
         (HfEngine, "sample", 5, RuntimeError("no device"), "engine failed while sampling (RuntimeError: no device)"),
-        (HfEngine, "load_weights", 3, KeyError("rank"), "engine failed while taking over weights (KeyError: 'rank')"),
+        (HfEngine, "load_weights", 3, KeyError("rank"), "engine failed while loading weights (KeyError: 'rank')"),
         (Learner, "update", 3, memory, "failed (OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB)"),
     ]
     steps = []
@@ -189,12 +189,12 @@ def test_what_fails_in_the_middle_ends_in_a_sentence_and_loses_nothing(unbroken,
         errors = " ".join(capfd.readouterr().err.split())
         assert said in errors and "--resume" in errors and "Traceback" not in errors
         steps.append(numbers(folder)[-1]["step"])
-    assert steps == [2, 3, 3]  # the last one made step 3 again, from the checkpoint of step 2
+    assert steps == [2, 3, 3]  # the last run repeated step 3, from the checkpoint of step 2
     run(folder, resume=True, **EVALUATED)
     assert_same_run(folder, unbroken)
 
 
-def test_an_overflow_in_float16_is_on_record_and_the_run_goes_on_to_the_same(tmp_path, monkeypatch):
+def test_an_overflow_in_float16_is_on_record_and_the_run_resumes_to_the_same_bits(tmp_path, monkeypatch):
     monkeypatch.setattr("mismatch_cli.rl.learner.LossScale", partial(LossScale, initial=2.0**24))
     changes = {"trainer_dtype": "float16", "steps": 2, "epochs": 2, "prompts_per_step": 2, "num_problems": 2}
     run(tmp_path / "unbroken", **changes)

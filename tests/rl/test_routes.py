@@ -1,4 +1,4 @@
-"""Training a mixture of experts with the engine's routes replayed: what it takes away, what is recorded, where not."""
+"""Training a mixture of experts with the engine's routes replayed: what it removes, records, and cannot do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_trainer_follows_the_engine(made):
     assert (batch.route_flips_T[~first_T] == 255).all(), "a later minibatch has other weights"
 
 
-def test_every_step_tells_what_would_have_flipped(made):
+def test_every_step_reports_what_would_have_flipped(made):
     folder, _ = made
     for line in numbers(folder / "True"):
         assert 0 < line["routing"]["flipped_routers"] < line["routing"]["flipped_tokens"] < 1
@@ -60,7 +60,7 @@ def test_a_resumed_run_replays_too(made, tmp_path):
 
 
 def test_adapters_and_sequence_rules_replay_too(made, tmp_path):
-    """LoRA on the experts beside the router; a first pass over whole batches; layers computed again."""
+    """LoRA on the experts besides the router; a first pass over whole batches; recomputed layers."""
     _, settings = made
     changes = MOE | {"steps": 1, "lora": True, "gradient_checkpointing": True, "algorithm": "m2po"}
     (record,) = run(tmp_path / "run", replay_routes=True, **changes, **settings)
@@ -69,7 +69,7 @@ def test_adapters_and_sequence_rules_replay_too(made, tmp_path):
 
 def test_engines_without_routes_are_refused_first(tmp_path, capsys):
     config = load_config("miniature", {"engine": "server", "engine_url": "http://localhost:1", "replay_routes": True})
-    with pytest.raises(UsageError, match=r"--engine server does not say which experts it chose"):
+    with pytest.raises(UsageError, match=r"--engine server does not report which experts it chose"):
         check_runs([config])
     flags = ["--steps", "1", "--prompts-per-step", "2", "--samples-per-prompt", "2", "--minibatches", "1"]
     dense = ["train", "--engine", "hf", "--replay-routes", *flags, "--output", str(tmp_path / "run"), "--quiet"]

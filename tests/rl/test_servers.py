@@ -1,4 +1,4 @@
-"""Training with real vLLM servers, which take the weights of every step from a folder, die and come back."""
+"""Training with real vLLM servers, which load the weights of every step from a folder, die and come back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.rl.small_runs import SMALL, run
 
 pytestmark = pytest.mark.slow
 
-# On a float32 server, old weights would be seen at once.
+# On a float32 server, old weights would be noticed at once.
 SERVED = {"engine": "server", "served_model": "tiny", "steps": 3, "learning_rate": 2e-3, "trainer_dtype": "float32"}
 SAME_WEIGHTS = 1e-5  # mean |π − μ|
 
@@ -46,7 +46,7 @@ def gaps(records: list[dict[str, Any]]) -> list[float]:
     return [record["mismatch"]["abs_dp_mean"] for record in records]
 
 
-def test_two_servers_take_the_weights_of_every_step(urls, tmp_path):
+def test_two_servers_load_the_weights_of_every_step(urls, tmp_path):
     records = run(tmp_path / "run", engine_url=",".join(urls), **SERVED)
     assert len(records) == 3 and max(gaps(records)) < SAME_WEIGHTS
     assert "proven" in {record["sync"] for record in records}
@@ -66,11 +66,11 @@ def test_a_server_that_dies_between_steps_comes_back_with_the_right_weights(serv
     config = load_config("miniature", SMALL | SERVED | {"engine_url": urls[0]})
     train(config, tmp_path / "run", on_step, say=said.append)
     assert len(records) == 3 and max(gaps(records)) < SAME_WEIGHTS
-    assert any("is given those of this step again" in line for line in said)
+    assert any("lost this step's weights: sending them again" in line for line in said)
 
 
-def test_a_server_that_dies_while_it_samples_is_asked_again(servers, ports, urls, tmp_path, monkeypatch):
-    """What the old weights sampled counts for nothing."""
+def test_requests_to_a_server_that_dies_while_sampling_are_repeated(servers, ports, urls, tmp_path, monkeypatch):
+    """Responses from the old weights are discarded."""
     real, calls = Completions.sample, []
 
     async def dies_once(self: Completions, requests: Any, *more: Any, **named: Any) -> Any:
@@ -88,16 +88,16 @@ def test_a_server_that_dies_while_it_samples_is_asked_again(servers, ports, urls
     assert len(records) == 3 and max(gaps(records)) < SAME_WEIGHTS
 
 
-def test_a_server_that_takes_no_weights_is_told_in_a_sentence(servers, tmp_path):
+def test_a_server_that_cannot_load_weights_gives_one_sentence(servers, tmp_path):
     url = servers.start(free_port(), "processed_logprobs")
     servers.wait(url)
-    with pytest.raises(MismatchError, match=r"takes no weights \(status 404.*VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(MismatchError, match=r"cannot load weights \(status 404.*VLLM_SERVER_DEV_MODE=1"):
         run(tmp_path / "run", engine_url=url, **SERVED)
 
 
 @pytest.fixture(scope="module")
 def wired(servers) -> list[int]:
-    """The ports of two servers that take weights by vLLM's transfer."""
+    """The ports of two servers that get weights by vLLM's transfer."""
     ports = [free_port(), free_port()]
     for url in [servers.start(port, "processed_logprobs", wired=True) for port in ports]:
         servers.wait(url)
@@ -106,7 +106,7 @@ def wired(servers) -> list[int]:
 
 @pytest.fixture
 def wire(monkeypatch):
-    """NCCL's stand-in on the trainer's side, and a GPU that is none."""
+    """A mock of NCCL on the trainer's side, and of a GPU."""
     from tests.engines import slow_wire
 
     monkeypatch.setattr(server, "check_possible", lambda: None)
@@ -126,8 +126,8 @@ def test_weights_reach_all_servers_by_vllms_transfer(wired, wire, tmp_path):
     assert not (tmp_path / "run" / "weights").exists()
 
 
-def test_a_server_that_loses_what_was_sent_ends_the_run_which_can_go_on(servers, wired, wire, tmp_path):
-    """A broadcast reaches all servers or none: a resumed run connects anew."""
+def test_a_server_that_loses_its_weights_ends_the_run_which_can_be_resumed(servers, wired, wire, tmp_path):
+    """A broadcast reaches all servers or none: a resumed run connects again."""
     records: list[dict[str, Any]] = []
 
     def on_step(record: dict[str, Any]) -> None:
@@ -138,16 +138,16 @@ def test_a_server_that_loses_what_was_sent_ends_the_run_which_can_go_on(servers,
 
     changes = {"engine_url": url_of(wired), "weight_transfer": "nccl", "checkpoint_every": 1}
     config = load_config("miniature", SMALL | SERVED | changes)
-    with pytest.raises(MismatchError, match=rf"{wired[1]} has lost its weights.*--resume goes on"):
+    with pytest.raises(MismatchError, match=rf"{wired[1]} has lost its weights.*Continue with --resume"):
         train(config, tmp_path / "run", on_step)
     train(config, tmp_path / "run", records.append, resume=True)
     assert [record["step"] for record in records] == [1, 2, 3] and max(gaps(records)) < SAME_WEIGHTS
 
 
-def test_a_server_with_other_weights_is_found_by_its_checksums():
+def test_a_server_with_other_weights_is_noticed_by_its_checksums():
     before = {"model.norm": "a", "model.embed": "b"}
     check_same_weights("one", "two", before, {"model.norm": "a"})
-    with pytest.raises(MismatchError, match=r"two has not the weights of one \(model.embed\)"):
+    with pytest.raises(MismatchError, match=r"two does not have the weights of one \(model.embed\)"):
         check_same_weights("one", "two", before, {"model.norm": "a", "model.embed": "c"})
 
 
@@ -160,8 +160,8 @@ def test_a_servers_checksums_change_with_its_weights(urls, tmp_path, monkeypatch
     assert pairs[0][0] != pairs[-1][0]
 
 
-def test_nccl_without_a_gpu_is_said_in_a_sentence(urls, tmp_path):
-    with pytest.raises(UsageError, match="torch sees none"):
+def test_nccl_without_a_gpu_gives_one_sentence(urls, tmp_path):
+    with pytest.raises(UsageError, match="torch sees no GPU"):
         run(tmp_path / "run", engine_url=urls[0], weight_transfer="nccl", **SERVED)
 
 

@@ -1,4 +1,4 @@
-"""Which problems a step samples, what is told before anything is loaded, and what is left out."""
+"""Which problems a step samples, what is checked before anything loads, and what is left out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ids(posed: list[Posed]) -> list[int]:
 
 
 @pytest.mark.parametrize(("problems", "per_step"), [(10, 5), (4, 4), (1, 1), (11, 4)])
-def test_an_epoch_asks_every_problem_once_but_for_what_is_left_over(tokenizer, problems, per_step):
+def test_an_epoch_samples_every_problem_once_except_the_remainder(tokenizer, problems, per_step):
     task = posed_task(tokenizer, num_problems=problems, prompts_per_step=per_step)
     per_epoch = problems // per_step
     epochs = []
@@ -45,7 +45,7 @@ def test_an_epoch_asks_every_problem_once_but_for_what_is_left_over(tokenizer, p
         asked = [i for step in steps for i in ids(task.of_step(step))]
         assert len(set(asked)) == len(asked) == per_epoch * per_step
         epochs.append(asked)
-    assert {i for asked in epochs for i in asked} == set(range(problems))  # nothing is left over for ever
+    assert {i for asked in epochs for i in asked} == set(range(problems))  # no problem is left out forever
     assert problems == 1 or len({tuple(asked) for asked in epochs}) > 1
 
 
@@ -54,7 +54,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def test_what_is_left_out_is_said(tokenizer, tmp_path):
+def test_skipped_problems_are_reported(tokenizer, tmp_path):
     rows: list[dict[str, Any]] = [{"problem": f"{i} + 1?", "answer": str(i + 1)} for i in range(6)]
     rows[1]["answer"], rows[4]["problem"] = "", "and " * 600
     training = write(tmp_path / "training.jsonl", rows)
@@ -62,14 +62,14 @@ def test_what_is_left_out_is_said(tokenizer, tmp_path):
     task = posed_task(tokenizer, dataset=training, eval_dataset=evaluation)
     assert ids(task.posed) == [0, 2, 3, 5] and ids(task.evaluation["evaluation"]) == [0]
     assert task.left_out[:2] == [
-        f"{training}: 1 of 6 problems have no answer and are left out.",
-        f"{evaluation}: 1 of 2 problems have no answer and are left out.",
+        f"{training}: skipping 1 of 6 problems that have no answer.",
+        f"{evaluation}: skipping 1 of 2 problems that have no answer.",
     ]
-    assert "training.jsonl: 1 of 5 problems are left out, the first (row 4) because the prompt has" in task.left_out[2]
+    assert "training.jsonl: skipping 1 of 5 problems, the first (row 4) because the prompt has" in task.left_out[2]
     assert len(task.left_out) == 3
 
 
-def test_without_a_set_of_their_own_evaluations_ask_the_training_problems(tokenizer):
+def test_without_their_own_set_evaluations_use_the_training_problems(tokenizer):
     task = posed_task(tokenizer)
     assert ids(task.evaluation["perfectible"]) == list(range(8))
 
@@ -84,14 +84,14 @@ def test_without_a_set_of_their_own_evaluations_ask_the_training_problems(tokeni
             {"eval_dataset": "{unanswered}", "prompt_field": "problem", "answer_field": "answer"},
             "no problem with|field",
         ),
-        ({"num_problems": 3}, "more than the 3 problems there are"),
+        ({"num_problems": 3}, "more than the 3 problems available"),
         ({"prompt_template": "r1"}, "Unknown template 'r1'"),
         ({"aggregation": "sum"}, "Unknown aggregation 'sum'"),
         ({"reward": "{mine}:absent"}, "mine.py has no function 'absent'"),
         ({"reward": "gone.py:reward"}, "no such function"),
     ],
 )
-def test_wrong_data_is_told_before_an_engine_is_loaded(changes, said, tmp_path, monkeypatch):
+def test_bad_data_is_reported_before_an_engine_loads(changes, said, tmp_path, monkeypatch):
     def not_yet(*_: Any) -> None:
         raise AssertionError("the engine was loaded first")
 
@@ -122,8 +122,8 @@ def test_the_token_that_ends_a_response_is_not_part_of_its_text(tokenizer, tmp_p
     task.grader.stop()
 
 
-def test_what_an_environment_poses_itself_is_evaluated_by_that_name(tokenizer, tmp_path):
-    """Not by that of the problems of the bundled set, which nobody reads."""
+def test_generated_episodes_are_evaluated_under_their_own_name(tokenizer, tmp_path):
+    """Not under that of the bundled problems, which are not used."""
     game = {"environment": game_file(tmp_path), "num_problems": 0}
     for counts, sizes in (({"episodes": 8}, [8]), ({"episodes": 8, "eval_episodes": 3}, [3])):
         task = posed_task(tokenizer, **game, **counts)

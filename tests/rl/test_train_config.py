@@ -27,7 +27,7 @@ def test_flags_win_over_the_preset():
     assert load_config("miniature", {"steps": 7}).steps == 7
 
 
-def test_every_setting_says_what_it_is():
+def test_every_setting_has_a_help_text():
     assert all(known.metadata["help"].endswith(".") for known in fields(TrainConfig))
 
 
@@ -37,26 +37,26 @@ def test_every_setting_says_what_it_is():
         ({"samples_per_prompt": 1}, "a group of one response has no advantage"),
         ({"steps": 0}, "Use at least 1"),
         ({"learning_rate": 0.0}, "above 0"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm = 0.0 makes no sense"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm = 0.0 is out of range"),
         ({"num_problems": -1}, "num_problems = -1 is too small. Use at least 0"),
         ({"eval_every": -1}, "eval_every = -1"),
         ({"minibatches": 1000}, "more than the responses"),
         ({"lerning_rate": 1.0}, "learning_rate"),
-        ({"steps": "many"}, "'many' has to be a whole number"),
-        ({"steps": True}, "True has to be a whole number"),
+        ({"steps": "many"}, "'many' must be a whole number"),
+        ({"steps": True}, "True must be a whole number"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(changes, said):
+def test_invalid_settings_are_refused(changes, said):
     with pytest.raises(UsageError, match=said):
         load_config("miniature", changes)
 
 
-def test_an_unknown_preset_names_those_there_are():
+def test_an_unknown_preset_lists_the_existing_ones():
     with pytest.raises(UsageError, match="miniature"):
         load_config("minature", {})
 
 
-def test_a_file_that_is_no_toml_is_named(tmp_path):
+def test_a_file_that_is_not_toml_is_named(tmp_path):
     (tmp_path / "bad.toml").write_text("steps = = 3", encoding="utf-8")
     with pytest.raises(MismatchError, match=r"bad\.toml cannot be read"):
         load_config(str(tmp_path / "bad.toml"), {})

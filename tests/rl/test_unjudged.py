@@ -1,4 +1,4 @@
-"""A run whose reward, as TRL has them, judges some responses and answers None for others."""
+"""A run whose reward function, TRL-style, grades some responses and returns None for others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def none(completions, **columns): return [None] * len(completions)
 """
 
 
-def test_what_is_not_judged_teaches_nothing_and_is_counted(tmp_path, capfd):
+def test_ungraded_responses_teach_nothing_and_are_counted(tmp_path, capfd):
     (tmp_path / "mine.py").write_text(REWARDS, encoding="utf-8")
     settings = SHORT | {"steps": 1, "checkpoint_every": 1, "trace_every": 1}
     (step, *_) = run(tmp_path / "run", reward=f"{tmp_path}/mine.py:some", **settings)
@@ -37,7 +37,7 @@ def test_what_is_not_judged_teaches_nothing_and_is_counted(tmp_path, capfd):
     capfd.readouterr()
 
 
-def test_a_reward_that_judges_nothing_ends_the_run(tmp_path):
+def test_a_reward_that_grades_nothing_ends_the_run(tmp_path):
     (tmp_path / "mine.py").write_text(REWARDS, encoding="utf-8")
-    with pytest.raises(MismatchError, match="judged none of 16 responses"):
+    with pytest.raises(MismatchError, match="graded none of 16 responses"):
         run(tmp_path / "run", reward=f"{tmp_path}/mine.py:none", **SHORT)

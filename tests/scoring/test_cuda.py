@@ -1,4 +1,4 @@
-"""The head on a GPU, where one is there: the same log-probs as on the CPU, and gradients no worse than autograd's."""
+"""The head on a GPU, if there is one: the same log-probs as on the CPU, and gradients no worse than autograd's."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def test_half_precision_gradients_are_as_good_as_autograds(steps: dict, dtype: t
     case = on_gpu(make_case(300, **steps)).to(dtype)
     scaled = case._replace(coefficient_N=case.coefficient_N * scale)
     found, exact = ours(case, row_tile=64, scale=scale), reference(scaled.to(torch.float64))
-    # Scaled before or after the slopes are rounded: other numbers are rounded, with other luck (up to 9 %). A result
-    # that is rounded twice shows as up to 30 %.
+    # Scaling before or after the slopes are rounded rounds different numbers (up to 9 % apart). A result that is
+    # rounded twice shows as up to 30 %.
     tolerance = 1.01 if scale == 1 else 1.1
     for error, limit in zip(errors(found, exact), errors(reference(scaled), exact), strict=True):
         assert error <= tolerance * limit
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_a_pass_before_has_seen_gives_the_same_gradients(dtype: torch.dtype) -> None:
+def test_known_log_probs_give_the_same_gradients(dtype: torch.dtype) -> None:
     case = on_gpu(make_case(300, **TRANSFORMS["everything"])).to(dtype)
     known = logp_pass(case.hidden_NH, case.head, case.ids_N, COLD)
     assert_same(ours(case, 0.7, known=known), ours(case, 0.7), 1e-5 if dtype == torch.float32 else 1e-2)

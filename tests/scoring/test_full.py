@@ -1,4 +1,4 @@
-"""Full TV and KL from the tiles of the head: against float64 over whole rows, and nothing else changes by them."""
+"""Full TV and KL from the tiles of the head: against float64 over full rows, without effect on anything else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T, V = 150, 500
 
 
 def reference(mu_TV: torch.Tensor, logp_TV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """½ Σ |π − μ| and Σ μ log(μ/π) as they are written, in float64, where both sum to one."""
+    """½ Σ |π − μ| and Σ μ log(μ/π) as written, in float64, where both sum to one."""
     mu_TV, logp_TV = mu_TV.double().log_softmax(1), logp_TV.double().log_softmax(1)
     terms_TV = torch.where(mu_TV == -torch.inf, 0, mu_TV.exp() * (mu_TV - logp_TV))
     return (mu_TV.exp() - logp_TV.exp()).abs().sum(1) / 2, terms_TV.sum(1)
@@ -77,8 +77,8 @@ def trainer() -> Trainer:
     return Trainer.load(str(bundled("model")), sampling=PLAIN, dtype="float32")
 
 
-def test_responses_keep_their_own_and_their_other_numbers(trainer, rng):
-    """In one micro-batch with others: divergences for the responses that were asked, and all else to the bit."""
+def test_each_response_gets_its_own_divergence_and_no_other_number_changes(trainer, rng):
+    """In one micro-batch: divergences only for the responses that ask for them, and all else equal to the bit."""
     lengths = (7, 30, 19, 25)
     plain = [ScoreRequest([1, 2, 3 + i], rng.integers(5, 900, n).tolist()) for i, n in enumerate(lengths)]
     mu = {i: rng.normal(size=(lengths[i], 2048)).astype(np.float32) for i in (1, 3)}
@@ -100,7 +100,7 @@ def test_responses_keep_their_own_and_their_other_numbers(trainer, rng):
     assert all(scores.tv_full_T is None for scores in trainer.score_again(asked, token_budget=256))
 
 
-def test_an_engine_that_knows_more_tokens_is_refused(trainer):
+def test_an_engine_with_more_tokens_is_refused(trainer):
     wider = ScoreRequest([1], [2], logp_rollout_TV=np.full((1, 2049), -7.6, np.float32))
-    with pytest.raises(MismatchError, match="2049 tokens, and the trainer knows 2048"):
+    with pytest.raises(MismatchError, match="2049 tokens, but the trainer has only 2048"):
         trainer.score([wider], token_budget=64)

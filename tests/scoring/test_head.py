@@ -1,4 +1,4 @@
-"""The tiled head against float64: any tile, any logits, and the lattice of bfloat16 to the bit."""
+"""The tiled head against float64: any tile, any logits, and the rounding grid of bfloat16 to the bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reference(NamedTuple):
 def reference(
     logits_TV: torch.Tensor, target_T: torch.Tensor, query_TK: torch.Tensor, temperature: float = 1.0
 ) -> Reference:
-    """The same from whole rows in float64; -inf logits are outside the support."""
+    """The same from full rows in float64; -inf logits are outside the support."""
     z_TV = logits_TV.double() / temperature
     logp_TV = z_TV.log_softmax(dim=-1)
     target_T1 = target_T[:, None]
@@ -131,7 +131,7 @@ def test_a_half_precision_head_shows_its_rounded_logits(dtype: torch.dtype, toke
     target_T, query_TK = some_ids(tokens, 1003)
     got = score_hidden(hidden_TH, head, target_T, query_TK, PLAIN, (64, 128))
     logits_TV = torch.nn.functional.linear(hidden_TH, weight_VH)
-    assert logits_TV.unique().numel() < 0.8 * logits_TV.numel()  # ties: the lattice is there
+    assert logits_TV.unique().numel() < 0.8 * logits_TV.numel()  # ties: the rounding grid shows
     assert_matches(got, reference(logits_TV, target_T, query_TK))
 
 
@@ -146,7 +146,7 @@ def test_tied_tokens_share_the_better_rank() -> None:
 
 
 class _Nudged(Head):
-    """A BLAS whose small product rounds the target's logit to its neighbour, as tiny or skinny kernels do."""
+    """Mocks a BLAS whose small product rounds the target's logit to its neighbour, as tiny or skinny kernels do."""
 
     def logits(self, hidden_TH: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         logits_TV = super().logits(hidden_TH, out)
@@ -248,10 +248,10 @@ def test_a_vocabulary_that_the_model_masks_has_probability_zero() -> None:
     assert_matches(got, reference(logits_TV[:, :60], target_T, query_TK))
 
 
-def test_targets_whose_logits_the_small_product_rounds_otherwise_are_ranked_by_their_tile(
+def test_targets_whose_logits_the_small_product_rounds_differently_are_ranked_by_their_tile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As a GPU does it for all tokens at once."""
+    """As a GPU does for all tokens at once."""
     hidden_TH, weight_VH = random_case(150, 500)
     expected = score_hidden(hidden_TH, Head(weight_VH), *some_ids(150, 500), PLAIN, (150, 77))
     rows = Head.rows

@@ -1,4 +1,4 @@
-"""Responses packed into one row, as for flash attention: here eager attention is asked to keep them apart."""
+"""Responses packed into one row, as for flash attention: here eager attention has to keep them apart."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_scores_are_those_of_padded_rows(save_model, packing, family):
 
 
 @pytest.mark.parametrize("replay", [False, True])
-def test_routes_lie_at_the_same_tokens_as_in_padded_rows(save_model, monkeypatch, rng, replay):
+def test_routes_belong_to_the_same_tokens_as_in_padded_rows(save_model, monkeypatch, rng, replay):
     """Compared and replayed, with routes that no router would choose."""
     path, found = save_model("Qwen3Moe", vocab_size=VOCABULARY, **FAMILIES["Qwen3Moe"]), []
     plain = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples()]
@@ -86,13 +86,13 @@ def test_a_row_holds_as_many_tokens_as_the_budget_without_padding():
 
 @pytest.mark.parametrize(("family", "settings"), [
     ("Bloom", {"n_layer": 2, "n_head": 4}),  # its attention counts from the first token of a row
-    ("FalconH1", {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}),  # what is no attention runs on
+    ("FalconH1", {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}),  # other layers run across sequences
 ])  # fmt: skip
-def test_what_would_mix_responses_is_not_packed(save_model, packing, family, settings):
+def test_a_model_that_would_mix_responses_is_not_packed(save_model, packing, family, settings):
     path = save_model(family, vocab_size=VOCABULARY, **settings)
     assert not Trainer.load(path, sampling=PLAIN, dtype="float32", attn_implementation="eager").packed
 
 
-def test_only_flash_attention_is_given_packed_rows(save_model):
+def test_only_flash_attention_gets_packed_rows(save_model):
     trainer = load(save_model, "Qwen3")
     assert keeps_apart(trainer.model) and not trainer.packed and "packed" not in trainer.describe()

@@ -152,7 +152,7 @@ def test_log_prob_and_entropy_are_those_of_the_scoring_head(steps: dict, dtype: 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_what_a_pass_before_has_seen_gives_the_same_gradients(steps: dict, dtype: torch.dtype) -> None:
+def test_known_log_probs_give_the_same_gradients(steps: dict, dtype: torch.dtype) -> None:
     case = make_case(300, **steps).to(dtype)
     known = logp_pass(case.hidden_NH, case.head, case.ids_N, SamplingSettings(temperature=0.8))
     found, expected = ours(case, 0.8, row_tile=64, known=known), ours(case, 0.8, row_tile=64)
@@ -161,7 +161,7 @@ def test_what_a_pass_before_has_seen_gives_the_same_gradients(steps: dict, dtype
         assert torch.equal(found.logp_N.float(), known.logp_N)
 
 
-def test_a_target_outside_the_support_is_looked_at_anew() -> None:
+def test_a_target_outside_the_support_is_computed_again() -> None:
     """Its log π is -inf, from which no normaliser follows."""
     case = make_case()
     weight_VH = case.head.weight_VH.detach().clone()
@@ -191,7 +191,7 @@ def test_the_tile_does_not_change_the_result(row_tile: int, monkeypatch: pytest.
     assert_same(ours(case, row_tile=row_tile), expected, 1e-12)
 
 
-def test_how_many_rows_stay_in_cache_does_not_move_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_rows_in_cache_does_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case(**TRANSFORMS["everything"]).to(torch.float32)
     expected = ours(case)
     for logits, least in ((0, 1), (0, 4), (1 << 20, 4)):
@@ -247,7 +247,7 @@ def test_a_rule_sees_each_tile_once_in_order_without_grad_mode() -> None:
 
 
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[tuple[policy_gradient._Gradients, list[int]]]:
-    """What each tile's backward products were asked for: the gradients wanted, and the tokens."""
+    """The arguments of each tile's backward products: the gradients wanted, and the tokens."""
     calls = []
     add = policy_gradient._add
 
@@ -261,7 +261,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> list[tuple[policy_gradient._Gradient
 
 def test_tokens_without_coefficient_enter_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
     case = make_case()
-    case.coefficient_N[20:50] = 0  # the end of a tile, a whole one, and the beginning of another
+    case.coefficient_N[20:50] = 0  # the end of a tile, a full one, and the start of another
     case.coefficient_N[::7] = 0
     expected = reference(case)
     calls = spy(monkeypatch)
@@ -378,7 +378,7 @@ def run(tokens, vocabulary):
     weight_VH = torch.empty(vocabulary, 256).normal_(std=0.1).requires_grad_()
     ids_N = torch.randint(0, vocabulary, (tokens,))
     coefficient_N = torch.ones(tokens)
-    coefficient_N[300:-300] = 0  # most backward products are left out to save time; every kind of tile remains
+    coefficient_N[300:-300] = 0  # skips most backward products to save time; every kind of tile remains
     before = reset_peak()
     rule = lambda rows, _: coefficient_N[rows]
     policy_gradient_loss(hidden_NH, Head(weight_VH), ids_N, rule, SamplingSettings()).loss.backward()

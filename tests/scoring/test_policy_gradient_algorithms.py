@@ -1,4 +1,4 @@
-"""Every row of the table through the policy-gradient head on a tiny tied model: all gradients are autograd's."""
+"""Every row of the table through the policy-gradient head on a tiny tied model: all gradients equal autograd's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = (21, 9, 30, 14)
 
 
 class Batch(NamedTuple):
-    """Four responses for a tiny model: what it is fed, which positions predict them, and what sampled them."""
+    """Four responses for a tiny model: its input, the positions that predict them, and their policies."""
 
     model: torch.nn.Module
     ids_SL: Tensor
@@ -79,7 +79,7 @@ def parameter_gradients(batch: Batch, loss: Tensor) -> dict[str, Tensor]:
 
 
 def in_one_pass(algorithm: Algorithm, batch: Batch) -> Callable[[slice, Tensor], Tensor]:
-    """The rule of a row that looks at one token and its sampled log-probs: known as soon as the tile is."""
+    """The rule of a row that looks only at one token and its sampled log-probs: known as soon as the tile is."""
     given = batch.policies
 
     def rule(rows: slice, logp_R: Tensor) -> Tensor:

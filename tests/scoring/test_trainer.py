@@ -1,4 +1,4 @@
-"""The trainer against the model's own logits: families of heads, dtypes, padding, order, and errors for people."""
+"""The trainer against the model's own logits: families of heads, dtypes, padding, order, and error messages."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_same_set_gives_the_same_bits_in_any_order(save_model: SaveModel, rn
             assert getattr(first[i], name).tobytes() == getattr(second[position], name).tobytes()
 
 
-def test_scoring_again_runs_another_shape_and_comes_close(save_model: SaveModel, rng: np.random.Generator) -> None:
+def test_scoring_again_uses_a_different_shape_and_comes_close(save_model: SaveModel, rng: np.random.Generator) -> None:
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
     shapes: list[tuple[int, ...]] = []
     masks: list[int] = []
@@ -136,7 +136,7 @@ def test_scoring_again_runs_another_shape_and_comes_close(save_model: SaveModel,
     assert [s.logp_T.tobytes() for s in picked] == [again[i].logp_T.tobytes() for i in (3, 5, 4)]
 
 
-def test_requests_without_and_with_other_numbers_of_top_ids(save_model: SaveModel, rng: np.random.Generator) -> None:
+def test_requests_with_different_numbers_of_top_ids(save_model: SaveModel, rng: np.random.Generator) -> None:
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
     requests = [ScoreRequest([1, 2], [3, 4]), *requests_for(rng, 512, (5,), k=2), *requests_for(rng, 512, (6,), k=7)]
     got = trainer.score(requests, token_budget=1000)
@@ -214,7 +214,7 @@ def test_a_model_that_looks_ahead_is_refused(save_model: SaveModel, monkeypatch:
         Trainer.load(folder, sampling=PLAIN)
 
 
-def test_nan_names_the_response_and_the_way_out(save_model: SaveModel) -> None:
+def test_nan_names_the_response_and_the_remedy(save_model: SaveModel) -> None:
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
 
     def overflow(_: Any, __: Any, kwargs: Any, output: Any) -> None:
@@ -302,7 +302,7 @@ def test_no_response_keeps_its_shape(requests: list[ScoreRequest], budget: int) 
             assert (len(batch) == 1) == (size[i] > 1)
 
 
-def test_lonely_responses_are_paired_and_the_last_with_itself() -> None:
+def test_single_responses_are_paired_and_the_last_with_itself() -> None:
     assert other_shape([[4], [2, 3], [1], [0]]) == [[2], [3], [4, 1], [0, 0]]
 
 

@@ -199,7 +199,7 @@ def test_a_run_is_uploaded_with_its_manifest_last(store, trace, capsys, tmp_path
     assert put[-1].endswith("trace/manifest.json") and len(put) == 8 and not any(".lock" in path for path in put)
     assert numbers(capsys, "report", "s3://bucket/up/loaded") == numbers(capsys, "report", str(trace))
     assert run(["upload", str(tmp_path / "run"), "s3://bucket/up/loaded"]) == 1
-    assert "already there" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     (tmp_path / "run/trace/shard-00005.parquet").unlink()
     assert run(["upload", str(tmp_path / "run"), "s3://bucket/up/loaded", "--force", "--quiet"]) == 0
     stores.forget()
@@ -211,8 +211,8 @@ def test_a_run_is_uploaded_with_its_manifest_last(store, trace, capsys, tmp_path
     ("typed", "said"),
     [
         (["upload", "nothing", "s3://bucket/x"], "nothing does not exist"),
-        (["upload", "empty", "s3://bucket/x"], "holds no trace"),
-        (["upload", "empty", "folder"], "place on a store"),
+        (["upload", "empty", "s3://bucket/x"], "contains no trace"),
+        (["upload", "empty", "folder"], "is no place on a store"),
         (["report", "--output", "s3://bucket/x"], "mismatch-cli upload"),
         (["import", "s3://bucket/x"], "Copy it to this machine"),
     ],
