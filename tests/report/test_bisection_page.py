@@ -1,4 +1,4 @@
-"""A search on a terminal, as a page and in pictures: what it says, at every width, also where little was found."""
+"""A search on a terminal, as a page and in figures: its words, every width, and searches that found little."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
     assert all(row[1].startswith(f"{100 * share:.0f}") for row, share in zip(rows, shares, strict=True))
     assert re.fullmatch(r"\d+ ± \d+", rows[0][1])
     words = in_words(printed(views["whole"], 80))
-    assert "3 CAUSES FOUND" in words and "they overlap" in words
+    assert "3 CAUSES FOUND" in words and "shares of all causes overlap" in words
     assert "mismatch-cli probe --like /runs/probe-model --kv-cache-dtype auto" in words
     assert re.search(r"Makes it larger mlp, \+\d+ %; attn_implementation \(trainer\) = eager, \+\d+ % ", words)
     assert views["whole"].headline.startswith("Not every change helps: eager attention in the trainer makes the gap")
-    assert "the trainer is nearer to float32" in words
+    assert "the trainer is closer to float32" in words
     assert "Not tried batch_invariant (--full says why)" in words
-    assert "Modules attention 61 % of 0.010 nats that settings leave; 1 module beyond rounding" in words
+    assert "Modules attention 61 % of 0.010 nats that remain after settings; 1 module beyond rounding" in words
 
 
 def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
@@ -89,7 +89,7 @@ def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
 def test_everything_is_printed_in_full(views):
     text = in_words(printed(views["whole"], 120, full=True))
     for said in (
-        "Tried, and not a cause",
+        "Ruled out",
         "makes it larger",
         "× 1.0100",
         "rope_theta",
@@ -103,7 +103,7 @@ def test_everything_is_printed_in_full(views):
         printed(view, 60, full=True)
 
 
-def test_a_cause_leads_to_the_tokens_that_it_moves(searches, views):
+def test_a_cause_links_to_the_tokens_that_it_moves(searches, views):
     found, view = searches["whole"], views["whole"]
     html = render_html(view)
     causes = next(section for section in view.sections if section.title == "Causes").tables[0]
@@ -149,7 +149,7 @@ def test_text_in_figures_is_legible_inside_and_apart(name, searches):
 
 
 def test_the_waterfall_ends_at_what_is_left(searches):
-    """Shares and what is given back for their overlap add up: the last bar ends where all causes together do."""
+    """Shares and the bar for their overlap add up: the last bar ends where all causes together do."""
     found = searches["whole"]
     taken = sum(row.share.value for row in found.named)
     assert found.overlap == pytest.approx(taken - (1 - found.remaining.value), abs=1e-9)
@@ -169,7 +169,7 @@ def test_many_layers_and_equal_ones_are_drawn(searches, tmp_path):
 
 
 @pytest.mark.parametrize("width", [400, 1280])
-def test_nothing_sticks_out_of_the_page(width, browser: Browser, searches, views, tmp_path: Path):
+def test_nothing_overflows_the_page(width, browser: Browser, searches, views, tmp_path: Path):
     from dataclasses import replace
 
     page = tmp_path / "report.html"
@@ -178,4 +178,4 @@ def test_nothing_sticks_out_of_the_page(width, browser: Browser, searches, views
     found = browser.run(LAYOUT)
     assert (found["scroll"], found["beyond"]) == (width, [])
     browser.run("document.querySelector('#causes tbody a').click()")
-    assert browser.run("location.hash") == "#kv_cache_dtype-rollout-the-tokens-that-it-moves"
+    assert browser.run("location.hash") == "#kv_cache_dtype-rollout-tokens-that-it-moves"

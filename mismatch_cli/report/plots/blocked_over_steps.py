@@ -1,4 +1,4 @@
-"""Which tokens are blocked as training goes on: how many, how probable, how uncertain (DPPO paper, figure 6)."""
+"""Blocked tokens over training: their share, probability and entropy (DPPO paper, figure 6)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mismatch_cli.report.plots._lines import DASHED, any_above_0, draw_line, middle_of_steps, parts_of
-from mismatch_cli.report.plots._masks import apart
+from mismatch_cli.report.plots._masks import distinct_masks
 from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height
 from mismatch_cli.report.plots._scales import stretch
 from mismatch_cli.report.plots._style import Style
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
-SECTION = "What each algorithm throws away"
+SECTION = "What each algorithm blocks"
 TITLE = "Blocked tokens over the steps"
 CAPTION = (
-    "For each step the share of blocked tokens, on an axis that is logarithmic but for its lowest part, so that 0 has "
-    "a place; and over the blocked tokens the mean rollout probability μ and the mean entropy of π, interrupted where "
-    "nothing was blocked; dotted, the same over the tokens that the first algorithm keeps. Bands, for three algorithms"
-    " at most, are 95 % intervals over prompts; a step of fewer than ten prompts has none. At most six algorithms are "
-    "drawn: the compared ones, then those that block other tokens than the ones before (Jaccard index up to 0.65). "
-    "DPPO paper, figure 6."
+    "By step: the share of blocked tokens, on an axis that is logarithmic except near 0; the mean rollout probability "
+    "μ and the mean entropy of π over blocked tokens, with gaps where nothing is blocked; dotted, the same over the "
+    "tokens that the first algorithm keeps. Bands are 95 % intervals over prompts, for at most three algorithms and "
+    "for steps with at least ten prompts. At most six algorithms are drawn: the compared ones, then those that block "
+    "different tokens (Jaccard index up to 0.65). DPPO paper, figure 6."
 )
 
 _PANELS = (  # title, over blocked tokens, over kept tokens
@@ -34,7 +33,7 @@ _PANELS = (  # title, over blocked tokens, over kept tokens
     ("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept"),
 )
 _MOST = 6
-_FAR_APART = 40  # times: from there on a linear axis hides the smaller shares
+_FAR_APART = 40  # times between shares: beyond, a linear axis hides the smaller ones
 _FEWEST_STEPS = 3
 
 
@@ -43,7 +42,7 @@ def needs(data: ClippingPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    masks = apart(data, [row for row in data.rows if _has(row, "blocked")], _MOST)
+    masks = distinct_masks(data, [row for row in data.rows if _has(row, "blocked")], _MOST)
     rows = [mask.row for mask in masks]
     shown = [panel for panel in _PANELS if any(_has(row, panel[1]) for row in rows)]
     columns = figure.style.pick(len(shown), 1)
@@ -74,13 +73,13 @@ def _has(row: Mapping[str, Any], key: str) -> bool:
 
 
 def _estimate(step: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
-    """Of all signs; without advantages there is no such share."""
+    """The estimate over both signs; without advantages there is none."""
     found: Mapping[str, Any] | None = step[key]["all"] if key == "blocked" else step[key]
     return found
 
 
 def _looks(style: Style) -> list[tuple[float, dict[str, Any]]]:
-    """Opacity of the band and look of each line: three solid ones with a band, then dashed."""
+    """Opacity of the band and look of each line: three solid ones with a band, then dashed ones."""
     colours, size = (style.theme.blue, style.theme.orange, style.theme.green), style.pick(4.5, 4)
     return [
         (0.17 * (marker in "os"), {"color": colour, "linestyle": line, "marker": marker, "markersize": size})
@@ -90,7 +89,7 @@ def _looks(style: Style) -> list[tuple[float, dict[str, Any]]]:
 
 
 def _scale_share(axes: Panel) -> None:
-    """Shares in percent, from 0; nearly logarithmic where the algorithms are far apart."""
+    """Shares in percent, from 0; nearly logarithmic if the algorithms are far apart."""
     values = axes.drawn_values()
     above_0 = values[values > 0]
     axes.in_percent()

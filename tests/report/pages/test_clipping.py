@@ -1,4 +1,4 @@
-"""The report of a result says what the JSON says: every number, every reason, and nothing that is not there."""
+"""The report of a result agrees with its JSON: every number, every reason, and nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def column(table: Table, title: str) -> list[str]:
 
 
 def shown(cell: str) -> float:
-    """The value of a cell, without its half interval, its mark and its thousands."""
+    """The value of a cell, without its half interval, mark and thousands separators."""
     text = re.sub(r" [±†].*", "", cell).removesuffix(" %").replace("−", "-").replace(",", "")
     return float(text)
 
@@ -70,7 +70,7 @@ def test_every_algorithm_with_its_numbers_the_compared_ones_first_then_by_strict
     assert_shows(column(table, "responses hit, %"), [row["responses_touched"] for row in ordered], 100)
 
 
-def test_recomputed_anchors_stand_after_the_rollout_whatever_order_was_asked_for():
+def test_recomputed_anchors_follow_the_rollout_in_any_order_asked_for():
     view = view_of(sample_result(("minirl", "dppo-binary-tv-recompute", "grpo-clip-higher", "dppo-binary-tv")))
     names = column(tables(view)["Mean probability and entropy"], "algorithm")
     assert names == ["grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-tv-recompute"]
@@ -82,13 +82,13 @@ def test_rows_whose_weight_is_not_r_are_marked_and_explained():
     marked = {row[0] for row, cell in zip(table.rows, column(table, "lost update, %"), strict=True) if "†" in cell}
     assert marked == {"ppo-icepop", "gspo"}
     text = view.sections[0].text
-    assert "†" in text and "Σ |A|" in text and "not the norm of a gradient" in text
+    assert "†" in text and "Σ |A|" in text and "not a gradient norm" in text
     assert "†" not in all_text(view_of(sample_result(("dppo-binary-tv",)))) + str(table.note)
 
 
 def test_the_lost_update_by_mask_and_by_cap():
     result = sample_result()
-    table = tables(view_of(result))["The lost update in its parts"]
+    table = tables(view_of(result))["Breakdown of the lost update"]
     rows = {row["name"]: row for row in result["algorithms"]}
     assert "pg-is" not in column(table, "algorithm")  # it loses nothing
     ordered = [rows[name] for name in column(table, "algorithm")]
@@ -109,10 +109,10 @@ def test_headline_and_leading_numbers_compare_the_papers_pair():
     bad = result["bad_updates"]
     assert leading["over_negative"] == pytest.approx(100 * bad["over_negative"]["value"], rel=0.01)
     assert "tokens with A < 0" in view.headline and "A ≠ 0" in view.headline
-    assert "bad updates: pushed down although their probability" in view.headline
+    assert "bad updates: pushed down although they already lost" in view.headline
 
 
-def test_the_algorithms_that_were_asked_for_lead():
+def test_the_algorithms_asked_for_lead():
     result = sample_result()
     result["compared"] = ["mask-0.5", "ipo"]
     assert [row["name"] for row in Subject(result).leading] == ["mask-0.5", "ipo"]
@@ -124,7 +124,7 @@ def test_the_compared_pair_leads():
     assert "Σ |A|" in headline  # gspo does not weigh by r
 
 
-def test_a_cap_is_told_from_a_mask_in_the_headline():
+def test_the_headline_distinguishes_a_cap_from_a_mask():
     assert view_of(sample_result(("pg-tis",))).headline.startswith("pg-tis blocks no token, but its cap takes ")
 
 
@@ -162,9 +162,9 @@ def test_pairs_carry_the_counts_of_both_directions():
     assert table.terminal_rows == 10
 
 
-def test_the_jaccard_table_leaves_out_what_blocks_nothing():
+def test_the_jaccard_table_leaves_out_algorithms_that_block_nothing():
     result = sample_result()
-    table = tables(view_of(result))["Jaccard index of every two algorithms"]
+    table = tables(view_of(result))["Jaccard index of each pair of algorithms"]
     names = [row[0] for row in table.rows]
     assert [each.title for each in table.columns[1:]] == names
     assert set(NAMES) - set(names) == {"pg-is", "pg-tis"}
@@ -179,7 +179,7 @@ def test_blocked_tokens_with_rate_and_over_representation():
     found = tables(view_of(result))
     row = next(row for row in result["algorithms"] if row["name"] == "grpo-clip-higher")
     for sign, title in (("positive", "A > 0"), ("negative", "A < 0")):
-        table = found[f"grpo-clip-higher, {title}: the most frequently blocked tokens"]
+        table = found[f"grpo-clip-higher, {title}: most frequently blocked tokens"]
         tokens = row["blocked_tokens"][sign]
         assert column(table, "token") == [f"“{token['text']}”" for token in tokens]
         assert_shows(column(table, "rate, %"), [token["rate"] for token in tokens], 100)
@@ -192,7 +192,7 @@ def test_blocked_tokens_with_rate_and_over_representation():
         ):
             assert_shows(column(table, head), [token[key] for token in tokens])
         assert table.terminal_rows == 10
-    assert found["gspo, A > 0: the most frequently blocked tokens"].terminal_rows == 0
+    assert found["gspo, A > 0: most frequently blocked tokens"].terminal_rows == 0
 
 
 def test_bad_updates_name_both_denominators():
@@ -206,7 +206,7 @@ def test_bad_updates_name_both_denominators():
     assert shown(column(correlations, "value")[0]) == pytest.approx(bad["correlations"][0]["value"], rel=0.01)
     assert column(correlations, "95 % interval")[1] == "fewer than 10 prompts"
     (section,) = [section for section in view_of(result).sections if section.title == "Bad updates"]
-    assert "tokens with A ≠ 0" in section.text and "tokens with A < 0" in section.text
+    assert "tokens with A ≠ 0" in section.text and "of those with A < 0" in section.text
     assert "training trace" not in section.text
 
 
@@ -221,7 +221,7 @@ def test_equal_thresholds_and_sweeps():
     assert_shows(column(found["Cap of the weight, by C"], "C"), [2, 3, 5])
 
 
-def test_approximation_beside_the_full_divergence():
+def test_approximations_are_compared_with_the_full_divergence():
     result = sample_result()
     table = tables(view_of(result))["Approximations of TV and KL"]
     rows = result["approximation"]["rows"]
@@ -237,7 +237,7 @@ def test_a_rank_correlation_close_to_1_does_not_read_1():
     assert column(table, "rank correlation")[0] == "0.99985"
 
 
-def test_without_the_full_divergence_a_bracket_and_the_way_to_get_it():
+def test_without_the_full_divergence_bounds_and_how_to_record_it():
     result = sample_result()
     result["approximation"]["truth"] = None
     for row in result["approximation"]["rows"]:
@@ -247,7 +247,7 @@ def test_without_the_full_divergence_a_bracket_and_the_way_to_get_it():
     view = view_of(result)
     found = tables(view)
     assert [column.title for column in found["Approximations of TV and KL"].columns][-1] == "mean"
-    bracket = found["Where the mean full TV certainly lies"]
+    bracket = found["Bounds on the mean full TV"]
     assert column(bracket, "from K") == ["binary", "20"]
     for head, key in (("at least", "low"), ("at most", "high")):
         assert_shows(column(bracket, head), [row[key] for row in rows])
@@ -255,11 +255,11 @@ def test_without_the_full_divergence_a_bracket_and_the_way_to_get_it():
     assert "--full-divergence" in all_text(view)
 
 
-def test_theory_only_when_asked_and_labelled():
+def test_theory_is_shown_only_on_request_with_its_limits():
     result = sample_result(theory=True)
     view = view_of(result)
     (section,) = [section for section in view.sections if section.title == "Theory"]
-    assert "no certificate" in section.text and "full TV" in section.text and "Vacuous" not in section.text
+    assert "not a certificate" in section.text and "full TV" in section.text and "Vacuous" not in section.text
     result["theory"]["quadratic_bound"]["value"] = -80.0
     (section,) = [section for section in view_of(result).sections if section.title == "Theory"]
     assert "Vacuous here" in section.text and "the quadratic bound" in section.text
@@ -282,11 +282,11 @@ def test_without_advantages_everything_is_hypothetical():
     assert {row.metric.key for row in view.leading} == {"blocked"}
 
 
-def test_what_is_left_out_and_what_is_not_applicable():
+def test_left_out_tokens_and_skipped_algorithms_are_named():
     notes = "\n".join(view_of(equal_weights_result()).notes)
     assert "minirl, ppo: not applicable: the trainer has the weights that sampled" in notes
     assert "dppo-topk-tv: it needs the top 20 log-probs." in notes
-    for count in ("512 tokens are masked", "37 tokens lack one of the columns", "9,216 tokens have an advantage of 0"):
+    for count in ("512 tokens are masked", "37 tokens lack a column", "9,216 tokens have an advantage of 0"):
         assert count in notes
 
 
@@ -294,7 +294,7 @@ def test_nothing_blocked_and_no_steps():
     view = view_of(nothing_blocked(sample_result(steps=1)))
     assert view.headline.startswith("grpo-clip-higher blocks no token. dppo-binary-tv blocks no token.")
     titles = [section.title for section in view.sections]
-    assert "Overlap" not in titles and "Who is blocked" not in titles
+    assert "Overlap" not in titles and "Which tokens are blocked" not in titles
     assert not [title for title in tables(view) if "by μ" in title or "by step" in title.lower()]
     assert "training trace with several steps" in all_text(view)
 
@@ -309,11 +309,11 @@ def test_no_algorithm_at_all():
     result = sample_result(())
     result["skipped"] = [{"algorithm": "minirl", "reason": "nobody recomputed π′"}]
     view = view_of(result)
-    assert view.screen.verdict.text == "No algorithm is applicable to this trace."
+    assert view.screen.verdict.text == "No algorithm can be applied to this trace."
     assert "minirl: nobody recomputed π′." in view.notes
 
 
-def test_every_number_has_words_whose_key_the_documentation_names():
+def test_every_metric_has_a_key_that_the_documentation_names():
     documented = set(re.findall(r"`([a-z_]+)`", DOCS.read_text(encoding="utf-8")))
     assert set(CLIPPING) <= documented
 
@@ -338,6 +338,6 @@ def test_a_trace_without_updates_and_one_with_an_infinite_ratio_say_so():
             "note": "a ratio is larger than a float can hold",
         }
     headline = view_of(result).headline
-    assert "loses of the update is not known: a ratio is larger than a float can hold." in headline
+    assert "loses is unknown: a ratio is larger than a float can hold." in headline
     result["counts"]["tokens"] = 0
-    assert view_of(result).screen.verdict.text.startswith("No token has an advantage other than 0")
+    assert view_of(result).screen.verdict.text.startswith("Every advantage is 0")

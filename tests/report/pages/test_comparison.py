@@ -1,4 +1,4 @@
-"""The report on a terminal and as a page: what it says first, at every width, and what it makes of hostile names."""
+"""The report on a terminal and as a page: its first lines, every width, and hostile names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def words(text: str) -> str:
 
 
 def with_differences(result: Row, value: float, marked: int, settings: list[Any] | None = None) -> Row:
-    """Two traces all of whose differences have one value."""
+    """Two traces whose differences all have one value."""
     made = copy.deepcopy(first_two(result))
     comparison = made["comparisons"][0]
     comparison |= {"tested": 40, "more_than_noise": marked, "expected_by_chance": 2.0}
@@ -69,13 +69,13 @@ def test_no_line_is_wider_than_the_terminal(result, count, width):
 
 def test_the_first_lines_say_how_the_traces_are_paired(result):
     text, (a, b, c) = words(on_terminal(result, 120)), runs_of(result)
-    assert f"{b} with {a} on the same tokens: both hold the same 96 responses" in text
-    assert f"{c} with {a} by prompt: both hold responses to the same 24 prompts; 40 responses are the same" in text
+    assert f"{b} with {a} on the same tokens: both have the same 96 responses" in text
+    assert f"{c} with {a} by prompt: both have responses to the same 24 prompts; 40 responses are the same" in text
     assert "Paired on the same tokens" in words(on_terminal(first_two(result), 120))
-    assert text.index(f"{b} with {a}") < text.index("What differs in the settings")
+    assert text.index(f"{b} with {a}") < text.index("Differences in settings")
 
 
-def test_the_headline_says_what_chance_would_bring(result):
+def test_the_headline_says_how_many_would_differ_by_chance(result):
     text = words(on_terminal(first_two(result), 120))
     comparison = result["comparisons"][0]
     assert (
@@ -83,44 +83,44 @@ def test_the_headline_says_what_chance_would_bring(result):
         "about 1 would by chance." in text
     )
     a, b, _ = runs_of(result)
-    first = f"First among the settings that differ: libraries.torch (2.13.0+cpu in {a}, 2.14.0+cpu in {b})."
+    first = f"Likeliest of the settings that differ: libraries.torch (2.13.0+cpu in {a}, 2.14.0+cpu in {b})."
     assert first in text
-    assert "one in twenty would by chance" in words(on_terminal(result, 120))
+    assert "(by chance: one in twenty)" in words(on_terminal(result, 120))
     unknown = {"setting": "rollout.dtype", "first": None, "other": "float16", "likely": 8, "harmless": False}
     made = with_differences(result, 0.1, 20, settings=[unknown | {"why": "", "source": ""}])
-    assert "First among the settings" not in words(on_terminal(made, 120))
+    assert "Likeliest of the settings" not in words(on_terminal(made, 120))
 
 
-def test_where_no_setting_differs_the_hardware_is_named(result):
+def test_if_no_setting_differs_the_hardware_is_named(result):
     text = words(on_terminal(with_differences(result, 0.1, 20, settings=[]), 120))
-    assert "No recorded setting differs that touches a log-probability. What is left" in text
+    assert "No recorded setting that affects a log-probability differs. That leaves" in text
     assert "hardware, the weights themselves" in text
     quiet = words(on_terminal(with_differences(result, 0.1, 1, settings=[]), 120))
-    assert "No recorded setting differs" in quiet and "hardware" not in quiet
+    assert "No recorded setting that affects" in quiet and "hardware" not in quiet
 
 
 def test_nothing_differs_and_too_few_prompts(result):
     nothing = with_differences(result, 0.0, 0)
     nothing["comparisons"][0] |= {"tested": 0, "differs": "untested"}
-    assert "No number differs." in words(on_terminal(nothing, 120))
+    assert "No metric differs." in words(on_terminal(nothing, 120))
     few = with_differences(result, 0.1, 0)
     few["comparisons"][0] |= {"tested": 0, "differs": "untested"}
-    assert "There are too few prompts to tell this from noise." in words(on_terminal(few, 120))
+    assert "Too few prompts to tell this from noise." in words(on_terminal(few, 120))
 
 
-def test_what_is_left_out_is_said(result):
+def test_left_out_responses_are_counted(result):
     made = copy.deepcopy(first_two(result))
     made["traces"][0]["compared_responses"] -= 20
     made["comparisons"][0]["on_tokens"]["masked_in_one"] = 7
     text = words(on_terminal(made, 120))
     a, b, c = runs_of(result)
-    assert f"{a}: 20 of 96 responses are left out, because another trace holds no partner for them" in text
+    assert f"{a}: 20 of 96 responses are left out because another trace has no match for them" in text
     assert f"7 tokens are masked in only one of {a} and {b}" in text
     assert "responses to a prompt" not in text
     assert f"{a} has 4 responses to a prompt and {c} 8" in words(on_terminal(result, 120))
 
 
-def test_values_difference_and_mark_stand_beside_each_other(result):
+def test_values_difference_and_mark_share_a_row(result):
     text = on_terminal(first_two(result), 120)
     (row,) = re.findall(r"^mean Δlog p .*$", text, re.M)[:1]
     assert re.search(r"−0\.0201 +−0\.02005 ± 0\.00028 \* +—", row)
@@ -131,7 +131,7 @@ def test_values_difference_and_mark_stand_beside_each_other(result):
     assert row.count("*") == 2
 
 
-def test_the_page_is_whole_and_every_metric_is_defined(result):
+def test_the_page_is_complete_and_every_metric_is_defined(result):
     html = render_html(page_of_result(result))
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(set(ids)) == len(ids)
@@ -143,7 +143,7 @@ def test_the_page_is_whole_and_every_metric_is_defined(result):
     assert "{2} against {0}: every difference".format(*runs_of(result)) in html
 
 
-def test_neither_obeys_names_and_settings(result):
+def test_names_and_settings_are_escaped(result):
     made = copy.deepcopy(first_two(result))
     made["traces"][1]["folder"] = HOSTILE
     made["comparisons"][0]["settings"][0] |= {"setting": HOSTILE, "first": HOSTILE, "other": [HOSTILE]}

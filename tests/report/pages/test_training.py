@@ -1,4 +1,4 @@
-"""The report says what the records say: every number, and nothing that is not there."""
+"""The report agrees with the records: every number, and nothing else."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def printed(view: ReportView, width: int = 100) -> str:
     return file.getvalue()
 
 
-def test_each_evaluation_set_has_a_row_where_there_are_several() -> None:
+def test_each_of_several_evaluation_sets_has_a_row() -> None:
     def evaluated(run: TrainingRun, names: tuple[str, ...]) -> TrainingRun:
         accuracies = [(0.1, 0.3), (0.4, 0.9), (0.5, 0.2)]
         lines = [
@@ -87,9 +87,9 @@ def test_the_numbers_of_a_run() -> None:
     expected = {
         "steps": "60", "updates": "120", "final reward": f"{reward[-10:].mean():.3f}",
         "best": f"{max(reward[i : i + 10].mean() for i in range(51)):.3f}",
-        "final accuracy": f"{run.records[-1]['eval_accuracy']:.3f}", "|π − μ| at first": f"{gap[:5].mean():.5f}",
-        "at the end": f"{gap[-10:].mean():.5f}",
-        "s a step": f"{np.mean([sum(r['seconds'].values()) for r in run.records]):.2f}",
+        "final accuracy": f"{run.records[-1]['eval_accuracy']:.3f}", "first |π − μ|": f"{gap[:5].mean():.5f}",
+        "final |π − μ|": f"{gap[-10:].mean():.5f}",
+        "s per step": f"{np.mean([sum(r['seconds'].values()) for r in run.records]):.2f}",
     }  # fmt: skip
     assert {title: column(table, title) for title in expected} == {key: [value] for key, value in expected.items()}
     blocked = tables(view)["Blocked tokens and bad updates by run"]
@@ -97,16 +97,16 @@ def test_the_numbers_of_a_run() -> None:
     assert column(blocked, "bad updates, % of A < 0") == [f"{100 * run.series('bad_over_negative').mean():.4f}"]
     answers = [record["sync"] for record in run.records]
     proven = f"{answers.count('proven')} / {60 - (answers[0] == 'undecidable')}"
-    assert column(tables(view)["The trainer by run"], "sync proven") == [proven]
+    assert column(tables(view)["Trainer by run"], "sync proven") == [proven]
     assert "By algorithm" not in tables(view)
 
 
-def test_algorithm_and_seed_have_columns_where_the_name_does_not_say_them() -> None:
+def test_algorithm_and_seed_have_columns_unless_the_name_says_them() -> None:
     titles = [
         [each.title for each in tables(view_of([run]))["By run"].columns]
         for run in (make_run("mask-0.5:max_drop=0"), replace(make_run(), name="mine"))
     ]
-    assert titles[0][:2] == ["run", "algorithm"]  # ":" is no part of a folder's name
+    assert titles[0][:2] == ["run", "algorithm"]  # ":" is not part of a folder's name
     assert titles[1][:3] == ["run", "algorithm", "seed"]
     plain = tables(view_of([replace(make_run("a:b=1"), name="a-b=1-seed-0")]))["By run"]
     assert [each.title for each in plain.columns][:2] == ["run", "steps"]
@@ -123,7 +123,7 @@ def ending(ends: dict[str, tuple[float, ...]], **config: object) -> list[Trainin
     ]
 
 
-def test_one_algorithm_is_said_as_it_is() -> None:
+def test_the_verdict_on_one_algorithm() -> None:
     runs = [make_run(seed=seed) for seed in range(3)]
     ends = np.array([run.series("reward")[-10:].mean() for run in runs])
     half = 4.303 * ends.std(ddof=1) / np.sqrt(3)
@@ -135,23 +135,24 @@ def test_one_algorithm_is_said_as_it_is() -> None:
     assert alone == "one seed: no interval"
 
 
-def test_algorithms_are_ranked_only_where_their_intervals_over_seeds_part() -> None:
+def test_algorithms_are_ranked_only_if_their_intervals_over_seeds_do_not_overlap() -> None:
     part = {"good": (0.90, 0.92, 0.91), "bad": (0.50, 0.52, 0.51)}
     verdict = view_of(ending(part)).screen.verdict
     assert verdict.words == "good ABOVE bad"
-    assert verdict.text == "Final reward 0.910 ± 0.025 against 0.510 ± 0.025 of bad: 95 % intervals over seeds part."
+    said = "Final reward 0.910 ± 0.025, against 0.510 ± 0.025 of bad: 95 % intervals over seeds do not overlap."
+    assert verdict.text == said
     near = view_of(ending(part | {"near": (0.90, 0.91, 0.89)})).screen.verdict
-    assert near.words == "good ABOVE 1 OF 2" and near.text.endswith("Not told apart from it: near.")
+    assert near.words == "good ABOVE 1 OF 2" and near.text.endswith("Its interval overlaps: near.")
     overlap = view_of(ending({"a": (0.90, 0.6, 0.91), "b": (0.50, 0.72, 0.51)})).screen.verdict
-    assert (overlap.words, overlap.status) == ("NOT TOLD APART", "")
+    assert (overlap.words, overlap.status) == ("NO CLEAR DIFFERENCE", "")
     assert overlap.text.endswith("Their 95 % intervals over seeds overlap.")
     lucky = view_of(ending({"a": (0.9,), "b": (0.5,)})).screen.verdict
-    assert lucky.words == "NOT TOLD APART" and "One seed each" in lucky.text
+    assert lucky.words == "NO CLEAR DIFFERENCE" and "One seed each" in lucky.text
     many = view_of(ending({name: (0.1 * place,) for place, name in enumerate("abcdefgh", start=1)})).screen.verdict
     assert "of 8 algorithms: from 0.100 (a) to 0.800 (h)" in many.text
 
 
-def test_rewards_are_ranked_on_one_task_alone() -> None:
+def test_rewards_are_ranked_only_within_a_task() -> None:
     def trained(ends: dict[str, tuple[float, ...]], **config: object) -> list[TrainingRun]:
         return ending(ends, dataset="set", **config)
 
@@ -159,8 +160,8 @@ def test_rewards_are_ranked_on_one_task_alone() -> None:
     replay = view_of(trained(high, model="m", lora=True) + trained(low, model="m", lora=False)).screen.verdict
     assert replay.words == "a · LoRA ABOVE a · no LoRA"
     models = view_of(trained(high, model="m") + trained(low, model="n"))
-    assert models.screen.verdict.words == "NOT TOLD APART"
-    assert "within each of 2 models or problems, and none is above another" in models.screen.verdict.text
+    assert models.screen.verdict.words == "NO CLEAR DIFFERENCE"
+    assert "within each of 2 models or problems; none is above another" in models.screen.verdict.text
     assert "not comparable" in models.notes[-1] and ("Settings", "m; n") in models.about
     within = high | {"b": (0.70, 0.72, 0.71)}
     settings = column(tables(models)["By run"], "setting")
@@ -168,13 +169,13 @@ def test_rewards_are_ranked_on_one_task_alone() -> None:
     assert view_of(trained(within, model="m") + trained(low, model="n")).screen.verdict.words == "a · m ABOVE b · m"
 
 
-def test_a_reward_that_is_lost_is_a_collapse(eight: list[TrainingRun]) -> None:
+def test_a_lost_reward_is_a_collapse(eight: list[TrainingRun]) -> None:
     fallen = TrainingRun("a", "a", 0, [{"step": step, "reward": 0.9 if step < 20 else 0.1} for step in range(1, 41)])
     verdict = view_of([fallen]).screen.verdict
     assert (verdict.words, verdict.status) == ("COLLAPSED", "bad")
-    assert "Less than half of its best reward is left to a." in verdict.text
+    assert "Reward fell below half of its best: a." in verdict.text
     beside = view_of([fallen, make_run()]).screen.verdict
-    assert beside.status == "mixed" and beside.text.endswith("Less than half of its best reward is left to a.")
+    assert beside.status == "mixed" and beside.text.endswith("Reward fell below half of its best: a.")
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -194,19 +195,19 @@ def test_the_screen_fits(width: int, eight: list[TrainingRun]) -> None:
             assert all(f"\n{name} " in file.getvalue() for name in EIGHT)  # none is cut
 
 
-def test_the_screen_counts_out_what_cannot_be_proven_and_says_what_never_happened() -> None:
+def test_the_screen_excludes_undecidable_syncs_and_says_what_never_happened() -> None:
     run = make_run("pg-is")
     records = [record | {"sync": "proven", "bad_over_negative": 0.0} for record in run.records]
     view = view_of([replace(run, records=[records[0] | {"sync": "undecidable"}, *records[1:]])])
     remarks = dict(view.screen.remarks)
     assert remarks["Weight sync"] == "proven at 59 of 59 steps"
-    assert remarks["Bad updates"] == "none" and remarks["Blocked"] == "nothing, at any step"
-    assert column(tables(view)["The trainer by run"], "sync proven") == ["59 / 59"]
+    assert remarks["Bad updates"] == "none" and remarks["Blocked"] == "nothing at any step"
+    assert column(tables(view)["Trainer by run"], "sync proven") == ["59 / 59"]
     text = next(section.text for section in view.sections if section.title.startswith("Bad"))
     assert text.startswith("There were no bad updates.")
 
 
-def test_a_run_that_ends_no_higher_than_it_began_is_not_said_to_be_good() -> None:
+def test_a_run_that_ends_no_higher_than_it_began_is_not_called_good() -> None:
     run = make_run(steps=20)
     ends = (run.records[-1]["eval_accuracy"] + sign * 0.1 for sign in (-1, 1))
     began = [replace(run, records=[{"step": 0, "eval_accuracy": end}, *run.records]) for end in ends]
@@ -225,7 +226,7 @@ def test_what_to_type_next(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_of_many_algorithms_no_number_stands_beside_the_headline(eight: list[TrainingRun]) -> None:
+def test_many_algorithms_have_no_numbers_beside_the_headline(eight: list[TrainingRun]) -> None:
     view = view_of(eight)
     assert not view.leading and ("Steps", "45 to 60") in view.about
 
@@ -249,18 +250,18 @@ def test_time_by_phase_and_the_share_of_recomputing() -> None:
     seconds = {key: np.mean([r["seconds"][key] for r in run.records]) for key in run.records[0]["seconds"]}
     share = seconds["recompute"] / sum(seconds.values())
     view = view_of([run, make_run(steps=5)])
-    table = tables(view)["Seconds of a step, and percent of it"]
+    table = tables(view)["Seconds per step, by phase"]
     assert column(table, "recompute") == [f"{seconds['recompute']:.3f} ({100 * share:.0f} %)", "—"]
     text = next(section.text for section in view.sections if section.title == "Where the time goes")
     assert f"takes {100 * share:.0f} % of a step" in text
     skipped = replace(run, records=[{"seconds": {"sample": 1.0, "recompute": 2e-5, "evaluate": 3.0, "save": 1.0}}])
     view = view_of([skipped])
-    (row,) = tables(view)["Seconds of a step, and percent of it"].rows
+    (row,) = tables(view)["Seconds per step, by phase"].rows
     assert row[1:] == ("5.00", "1.00 (20 %)", "3.00 (60 %)", "1.00 (20 %)")
     assert "Recomputing" not in str(view.sections)
 
 
-def test_an_evaluation_before_the_first_step_is_no_step() -> None:
+def test_an_evaluation_before_the_first_step_is_not_a_step() -> None:
     run = make_run(steps=20)
     before = replace(run, records=[{"step": 0, "eval_accuracy": 0.1}, *run.records])
     assert tables(view_of([before])) == tables(view_of([run]))
@@ -269,27 +270,27 @@ def test_an_evaluation_before_the_first_step_is_no_step() -> None:
     assert "0.100" not in said([unfinished])
 
 
-def test_lines_that_lie_on_each_other_are_named() -> None:
+def test_coinciding_lines_are_named() -> None:
     run, other = make_run("pg-is"), make_run("pg-tis")
     twin = replace(run, algorithm="pg-is-twin", name="pg-is-twin-seed-0")
     assert view_of([run, other, twin]).notes == (
-        "pg-is and pg-is-twin made the same updates at every step: their lines lie on each other.",
+        "pg-is and pg-is-twin made the same updates at every step: their lines coincide.",
     )
     assert view_of([run, other]).notes == ()
 
 
-def test_a_page_of_a_training_that_goes_on_looks_for_a_newer_one() -> None:
+def test_the_page_of_a_running_training_reloads() -> None:
     going = view_of([make_run(steps=2)], reload_seconds=60)
     assert '<meta http-equiv="refresh" content="60">' in render_html(going)
-    assert "looks for a newer one" in going.notes[-1]
+    assert "reloads itself" in going.notes[-1]
     assert 'http-equiv="refresh"' not in render_html(view_of([make_run(steps=2)]))
 
 
-def test_a_run_that_goes_on_says_where_it_stands() -> None:
+def test_a_running_run_says_its_step() -> None:
     going, done = make_run(steps=20), make_run("pg-is", steps=60)
     going = replace(going, config={**going.config, "steps": 1200})
     view = view_of([going, done])
-    assert view.notes == ("PARTIAL: dppo-binary-tv-seed-0 stands at step 20 of 1,200.",)
+    assert view.notes == ("PARTIAL: dppo-binary-tv-seed-0 is at step 20 of 1,200.",)
     assert view.screen.verdict.text.startswith("Rewards so far: ")
     alone = view_of([going]).screen.verdict
     assert (alone.words, alone.status) == ("NOT DONE", "mixed") and alone.text.endswith(" so far.")
@@ -299,7 +300,7 @@ def test_a_run_that_goes_on_says_where_it_stands() -> None:
     assert "6 of 6 runs" in view_of([going] * 6).notes[0]
 
 
-def test_settings_that_differ_are_shown_run_by_run() -> None:
+def test_settings_that_differ_are_shown_by_run() -> None:
     view = view_of([make_run("pg-is", 0, learning_rate=0.1), make_run("pg-is", 7, learning_rate=0.2)])
     settings = dict(view.settings)
     assert ("temperature", "1.0") in settings["All runs"] and ("attn", "—") in settings["All runs"]
@@ -320,11 +321,11 @@ NOTHING = {"step": 1, "reward": None, "mismatch": None, "seconds": {}}
 
 
 @pytest.mark.parametrize("records", [[{}], [{"step": 1}], [NOTHING], [{"reward": float("nan")}] * 3])
-def test_next_to_nothing_is_recorded(records: list[dict[str, object]]) -> None:
+def test_almost_nothing_is_recorded(records: list[dict[str, object]]) -> None:
     runs = [TrainingRun("a", "a", None, records)]
     view = drawn(runs)
     assert view.screen.verdict.text == "No reward was recorded."
-    assert tables(view).keys() == {"By run", "The trainer by run"}
+    assert tables(view).keys() == {"By run", "Trainer by run"}
     assert "nan" not in printed(view)
     render_html(view)
 
@@ -339,7 +340,7 @@ def test_hostile_names_are_data() -> None:
     assert "\\x1b[31m" in text
 
 
-def test_what_to_type_again() -> None:
+def test_the_command_that_reproduces_the_report() -> None:
     runs = [replace(make_run(steps=2), folder=Path("runs/a b"))]
     assert view_of(runs).command == "mismatch-cli report 'runs/a b'"
 
