@@ -305,4 +305,4 @@ def test_a_graft_that_makes_no_numbers_is_named(qwen3):
     with changed(mlp_of(engine._model), lambda own, *args: own(*args) * torch.inf):
         findings = graft(engine, trainer_of(qwen3), RESPONSES[:1])
     assert "mlp" not in findings.grafted and "norm" in findings.grafted
-    assert "mlp: the engine's makes no numbers of the trainer's hidden states" in findings.missing
+    assert "mlp: the engine's returns no numbers for the trainer's hidden states" in findings.missing

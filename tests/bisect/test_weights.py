@@ -359,7 +359,7 @@ def test_what_vllm_makes_of_overrides_is_what_is_told(tmp_path):
 def test_adapters_are_compared_by_their_digests():
     none, one, other = {}, {"adapter": "a", "adapter_digest": "1" * 16}, {"adapter": "b", "adapter_digest": "2" * 16}
     assert compare_adapters(none, none) is None and compare_adapters(one, one | {"adapter": "copy"}) is None
-    assert compare_adapters(one, none).detail == f"{'1' * 16} in place of none"
+    assert compare_adapters(one, none).detail == f"{'1' * 16} instead of none"
     assert compare_adapters(one, other).to_json() == {
         "tensor": "adapter", "relation": "other", "relative": None, "detail": f"{'1' * 16} in place of {'2' * 16}",
     }  # fmt: skip

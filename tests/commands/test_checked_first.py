@@ -61,7 +61,7 @@ LIGHT = {
     "bisect": (
         NO_TRACE,
         ("--stages 7", "--stages 7 is not known"),
-        ("--prompts problems.jsonl", "--prompts goes with a model"),
+        ("--prompts problems.jsonl", "--prompts is only for a model"),
         ("--trainer-model /no/such/model", NO_MODEL[1]),
     ),
     "guide": (("trainn", "trainn"),),
