@@ -60,7 +60,7 @@ SAMPLED = (
 LIGHT = {
     "bisect": (
         NO_TRACE,
-        ("--stages 7", "--stages 7 is not known"),
+        ("--stages 7", "--stages 7 is invalid"),
         ("--prompts problems.jsonl", "--prompts is only for a model"),
         ("--trainer-model /no/such/model", NO_MODEL[1]),
     ),

@@ -87,7 +87,7 @@ def test_a_gap_that_nothing_explains_is_said_with_the_suspects_and_what_to_type(
     code, out, _ = diagnose(capfd, trace.parent)
     text = " ".join(out.split())
     assert code == 0 and "--earlier-model MODEL" in text
-    assert re.search(r"NOT EXPLAINED 0\.\d+ nats are left on an average token", text)
+    assert re.search(r"NOT EXPLAINED 0\.\d+ nats per token are left on average", text)
     assert "float32 against float32 is usually 1e-07–0.0002" in text
     assert "NO FAULT FOUND" not in text
     found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())

@@ -25,5 +25,5 @@ def check(evidence: Evidence) -> Finding:
     measure = "mean nats left per token"
     if not evidence.gap_is_too_large:
         return Finding(NAME, "clear", gap.value, measure, evidence=rows)
-    sentence = f"A mean of {gap.value:.2g} nats per token is left; {usual.who} is usually {usual.text}."
+    sentence = f"{gap.value:.2g} nats per token are left on average; {usual.who} is usually {usual.text}."
     return Finding(NAME, "found", gap.value, measure, sentence, rows, left_N=0 * evidence.sample.d_N)
