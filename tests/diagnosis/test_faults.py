@@ -38,7 +38,7 @@ SEVERITY = {
     "a constant of each response": 0.1,
     "permuted within groups": 0.3,
     "permuted over the batch": 0.3,
-    "rows that stand twice": 0.1,
+    "duplicated rows": 0.1,
     "another base in the engine": 2,
     "another base in the trainer": 10,
     "another base on both sides": 10,
