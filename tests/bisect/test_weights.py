@@ -361,7 +361,7 @@ def test_adapters_are_compared_by_their_digests():
     assert compare_adapters(none, none) is None and compare_adapters(one, one | {"adapter": "copy"}) is None
     assert compare_adapters(one, none).detail == f"{'1' * 16} instead of none"
     assert compare_adapters(one, other).to_json() == {
-        "tensor": "adapter", "relation": "other", "relative": None, "detail": f"{'1' * 16} in place of {'2' * 16}",
+        "tensor": "adapter", "relation": "other", "relative": None, "detail": f"{'1' * 16} instead of {'2' * 16}",
     }  # fmt: skip
 
 
