@@ -61,7 +61,7 @@ def test_a_shifted_trace(trace, capfd):
         assert diagnose(capfd, trace.parent)[0] == 0  # its own folder is renewed
     assert json.loads((trace.parent / "diagnosis" / "summary.json").read_text()) == found
     page = (trace.parent / "diagnosis" / "report.html").read_text()
-    assert "Shift that side by the lag" in page and "<script>alert" not in page
+    assert "Shift that side by the reported lag" in page and "<script>alert" not in page
 
 
 def test_impossible_values_are_counted_as_they_are_recorded(trace, capfd):
