@@ -1,11 +1,11 @@
-"""What the analysis of a trace costs: CPU seconds per million tokens, beside decoding the same columns, and peak
+"""The cost of analysing a trace: CPU seconds per million tokens, compared with decoding the same columns, and peak
 memory.
 
     python benchmarks/analysis.py                     # 20 million tokens, top-20: about 5 GB of disk, five minutes
     python benchmarks/analysis.py --tokens 1000000    # a quick run
 
-Every job runs in a process of its own with one thread; the CPU time excludes imports. `decode` reads the columns that
-the job beside it reads and does nothing with them.
+Every job runs in its own process with one thread; CPU time excludes imports. `decode` reads the same columns as the
+job and does nothing with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ REPEAT = ("logp_trainer_repeat",)
 
 
 def summary(trace: Trace, columns: tuple[str, ...]) -> None:
-    """Everything about the pair `mismatch`, with intervals."""
+    """All metrics of the pair `mismatch`, with intervals."""
     from mismatch_cli.metrics.pairs import PAIRS
     from mismatch_cli.metrics.summary import MismatchSummary
 

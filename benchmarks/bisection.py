@@ -1,11 +1,11 @@
-"""What `mismatch-cli bisect` finds of causes that were planted: `python benchmarks/bisection.py --folder F`.
+"""How well `mismatch-cli bisect` finds planted causes: `python benchmarks/bisection.py --folder F`.
 
-A row is a cause on a model: what is named first, its share, and how often it is named first where the prompts are drawn
-again, 100 times, over the legs that were recorded (no model runs for it). Below: float32 on both sides, where nothing
-may be named; two causes at once, whose shares are compared with those of many more prompts; and what the search
-takes beside the probe that made its trace. `--plants` prints how large a gap each cause makes instead.
+A row is a cause on a model: what is named first, its share, and how often it is named first in 100 resamples of the
+prompts over the recorded legs (which run no model). Further tables: float32 on both sides, where nothing may be named;
+two causes at once, whose shares are compared with those on many more prompts; and the time of the search compared with
+that of the probe that made its trace. `--plants` prints how large a gap each cause makes instead.
 
-(Not called bisect.py: programs in this folder would import it in place of Python's own `bisect`.)
+(Not called bisect.py: programs in this folder would import it instead of Python's own `bisect`.)
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ NOTHING = "nothing"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="models and runs; finished runs are not repeated")
-    parser.add_argument("--models", default=",".join(MODELS), help="with commas between")
-    parser.add_argument("--only", default="", help="causes whose name holds this")
-    parser.add_argument("--plants", action="store_true", help="how large a gap each cause makes, without `bisect`")
-    parser.add_argument("--parts", default="causes,healthy,pairs,time", help="of the benchmark, with commas between")
+    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
+    parser.add_argument("--only", default="", help="causes whose name contains this")
+    parser.add_argument("--plants", action="store_true", help="print the gap of each cause, without `bisect`")
+    parser.add_argument("--parts", default="causes,healthy,pairs,time", help="parts of the benchmark, comma-separated")
     options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}  # this checkout in every child
     folder = options.folder.resolve()
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def typed(line: list[str]) -> None:
-    """In a process of its own, forked from one that has imported vLLM; how long it took is kept beside its folder."""
+    """Run a command in a fork of a process that has imported vLLM; keeps its seconds next to its folder."""
     run = Path(line[line.index("--output") + 1])
     shutil.rmtree(run, ignore_errors=True)
     run.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def typed(line: list[str]) -> None:
 
 
 def typed_here(line: list[str]) -> None:
-    """In this process, where something was put in place of a part of vLLM."""
+    """Run a command in this process, in which a part of vLLM was replaced."""
     run = Path(line[line.index("--output") + 1])
     shutil.rmtree(run, ignore_errors=True)
     run.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def typed_here(line: list[str]) -> None:
 
 @dataclass(frozen=True)
 class Bisected:
-    """A search that has ended, now or earlier."""
+    """A finished search, from now or earlier."""
 
     folder: Path
 
@@ -112,7 +112,7 @@ class Bisected:
         return float(self.folder.with_suffix(".seconds").read_text())
 
     def first_of_resamples(self, rounds: int = RESAMPLES) -> list[dict[str, Any] | None]:
-        """The first cause where prompts are drawn again, with replacement, over the recorded legs."""
+        """The first cause in each resample of the prompts, with replacement, over the recorded legs."""
         held = BisectionAnalysis.read(self.folder)
         prompts, prompt_S = np.unique(held.measured.tokens.prompt_id_S, return_inverse=True)
         rng, found = np.random.default_rng(0), []
@@ -125,7 +125,7 @@ class Bisected:
 
 
 def causes_table(beds: Sequence[Bed], plants: Sequence[Plant]) -> Iterator[str]:
-    """A row for each cause on each model."""
+    """One row for each cause on each model."""
     head = ("cause", "model", "named first", "share", "left unexplained", "right of 100", "instead", "s", "probe s")
     yield f"{_row(*head)}\n|{'---|' * len(head)}"
     right = cells = 0
@@ -175,7 +175,7 @@ def _percent(estimate: dict[str, Any]) -> str:
 
 
 def healthy_table(folder: Path) -> Iterator[str]:
-    """float32 against float32, on other prompts each time: nothing may be named."""
+    """float32 against float32, on different prompts each time: nothing may be named."""
     yield "| float32 on both sides | gap | causes | resamples with a cause |\n|---|---|---|---|"
     for seed in range(HEALTHY_SEEDS):
         bed = Bed(folder, BUNDLED, typed, f"{_SHUFFLED} --num-prompts 32 --seed {seed}", f"healthy-{seed}")
@@ -195,7 +195,7 @@ def pairs_table(folder: Path) -> Iterator[str]:
 
 
 def times_table(folder: Path) -> Iterator[str]:
-    """All of `bisect` beside the probe of the bundled model that made its trace."""
+    """The time of `bisect` compared with the probe of the bundled model that made its trace."""
     bed = Bed(folder, BUNDLED, typed, "", "timed")
     planted = Planted(bed.probed("default", dtype="bfloat16"))
     bisected = Bisected.of(planted)
@@ -213,7 +213,7 @@ def times_table(folder: Path) -> Iterator[str]:
 
 
 def plants_table(beds: Sequence[Bed], plants: Sequence[Plant]) -> Iterator[str]:
-    """The gap of each cause on each model, and in brackets how many times the clean gap that is."""
+    """The gap of each cause on each model, and in brackets how many times the clean gap."""
     yield f"| mean \\|Δlog p\\|, nats | {' | '.join(bed.name for bed in beds)} |\n|---|{'---|' * len(beds)}"
     for dtype in dict.fromkeys(plant.dtype for plant in plants):
         yield _row(f"nothing planted, {dtype}", *(f"{gap(bed.clean(dtype)):.1e}" for bed in beds))

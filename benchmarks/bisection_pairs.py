@@ -1,7 +1,7 @@
-"""Two causes planted at once: the shares that `bisect` gives them, compared with what each makes on many more prompts.
+"""Two causes planted at once: their shares by `bisect`, compared with those measured on many more prompts.
 
-What goes with a cause is measured on all 512 problems, by hand: the engine under the other setting decodes the same
-tokens again, or the trainer under the other setting scores them again. `bisect` sees 32 of the problems, in other
+The share of a cause is measured on all 512 problems, by hand: the engine under the other setting decodes the same
+tokens again, or the trainer under the other setting scores them again. `bisect` sees 32 of the problems, with other
 samples.
 """
 
@@ -30,7 +30,7 @@ Undone = Callable[[Bed, Path], np.ndarray]  # |Δlog p| of all tokens, one of th
 
 @dataclass(frozen=True)
 class Two:
-    """Both at once, and each undone: by the setting and the side on which `bisect` may undo it."""
+    """Both causes at once, and each undone, keyed by the setting and the side on which `bisect` may undo it."""
 
     name: str
     make: Callable[[Bed], Planted]
@@ -69,7 +69,7 @@ def _gaps(run: Path) -> np.ndarray:
 
 
 def _decoded(dtype: str, **arguments: Any) -> Undone:
-    """The engine under other settings decodes the same tokens, beside what the trainer said of them."""
+    """The engine under other settings decodes the same tokens; the trainer's numbers are kept."""
 
     def undone(bed: Bed, run: Path) -> np.ndarray:
         trace, gaps = Trace.open(run), []
@@ -86,7 +86,7 @@ def _decoded(dtype: str, **arguments: Any) -> Undone:
 
 
 def _rescored(name: str, *flags: str, dtype: str = FLOAT32, model: Callable[[Bed], str] | None = None) -> Undone:
-    """The trainer under other settings."""
+    """The trainer under other settings scores the same tokens."""
 
     def undone(bed: Bed, run: Path) -> np.ndarray:
         scorer = None if model is None else model(bed)
@@ -96,12 +96,12 @@ def _rescored(name: str, *flags: str, dtype: str = FLOAT32, model: Callable[[Bed
 
 
 def _cache_and_head(bed: Bed) -> Planted:
-    """A cache of eight bits, and a float32 head in the trainer alone."""
+    """An 8-bit cache, and a float32 head only in the trainer."""
     return Planted(bed.probed("cache-and-head", *FP8, HEAD, dtype=BFLOAT16))
 
 
 def _cache_and_low_head(bed: Bed) -> Planted:
-    """A cache of eight bits and a bfloat16 head in the engine, and all else in float32."""
+    """An 8-bit cache and a bfloat16 head in the engine, and everything else in float32."""
     return Planted(bed.probed("cache-and-low-head", *FP8, *head_of_engine(BFLOAT16)))
 
 

@@ -1,4 +1,4 @@
-"""Faults that leave both distributions alone: constants, orders, units, columns at odds, and rows that stand twice."""
+"""Faults that do not touch either distribution: constants, orders, units, contradicting columns, duplicated rows."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Plant = Callable[[Pool, float, np.random.Generator], None]
 
 
 def constant(pool: Pool, nats: float, rng: np.random.Generator) -> None:
-    """Taken from every log-probability of half the responses, on one side."""
+    """Subtract a constant from every log-probability of half the responses, on one side."""
     _add(pool, str(rng.choice(["logp_rollout", "logp_trainer"])), _chosen(pool, 0.5, rng), -nats)
 
 
 def constant_added(pool: Pool, nats: float, rng: np.random.Generator) -> None:
-    """Added to all responses on one side; what comes out above 0 is clipped."""
+    """Add a constant to all responses on one side, clipped at 0."""
     side = str(rng.choice(["logp_rollout", "logp_trainer"]))
     _add(pool, side, np.ones(pool.num_responses, dtype=bool), nats)
     pool.tokens[side] = np.minimum(pool.tokens[side], 0)
 
 
 def constant_in_some(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """Another number in each of some responses."""
+    """Subtract a different constant in each of some responses."""
     chosen_S = _chosen(pool, share, rng)
     _add(pool, "logp_rollout", chosen_S, -rng.uniform(0.3, 1.5, pool.num_responses))
 
@@ -34,14 +34,14 @@ def _add(pool: Pool, side: str, chosen_S: np.ndarray, nats: float | np.ndarray) 
 
 
 def permuted(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """In some groups the engine's log-probabilities stand one response further; what is longer keeps its own end."""
+    """Permute the engine's log-probabilities within some groups; a longer response keeps its own tail."""
     prompts = np.unique(pool.rows["prompt_id"])
     for prompt in rng.choice(prompts, max(1, round(share * len(prompts))), replace=False):
         _exchange(pool, rng.permutation(np.flatnonzero(pool.rows["prompt_id"] == prompt)))
 
 
 def permuted_anywhere(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """The same between responses to any prompts."""
+    """Permute them between responses to any prompts."""
     members = rng.permutation(some(pool, share, rng))
     _exchange(pool, members)
 
@@ -54,7 +54,7 @@ def _exchange(pool: Pool, members: np.ndarray) -> None:
 
 
 def twice(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """Some responses give way to copies of others, under the keys that were there."""
+    """Replace some responses with copies of others, keeping the keys."""
     index_S = np.arange(pool.num_responses)
     copies = rng.permutation(index_S)[: 2 * max(1, round(share * pool.num_responses / 2))]
     half = len(copies) // 2
@@ -67,7 +67,7 @@ def twice(pool: Pool, share: float, rng: np.random.Generator) -> None:
 
 
 def in_base(*sides: str) -> Plant:
-    """Logarithms to another base than e, in every column of the sides."""
+    """Logarithms to a base other than e, in every column of the sides."""
 
     def plant(pool: Pool, base: float, _: np.random.Generator) -> None:
         for columns in (pool.tokens, pool.ranks):
@@ -79,7 +79,7 @@ def in_base(*sides: str) -> Plant:
 
 
 def columns_at_odds(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """The engine's top-K of some responses stands one token late: the sampled token has two log-probabilities."""
+    """Shift the engine's top-K of some responses by one token, so that sampled tokens have two log-probabilities."""
     for s in some(pool, share, rng):
         own = slice(pool.offset_S1[s], pool.offset_S1[s + 1])
         for name in ("topk_ids", "topk_logp_rollout", "topk_logp_trainer"):
@@ -87,7 +87,7 @@ def columns_at_odds(pool: Pool, share: float, rng: np.random.Generator) -> None:
 
 
 def raw_top_k(pool: Pool, temperature: float, _: np.random.Generator) -> None:
-    """The engine's top-K before the temperature, its sampled token after it."""
+    """The engine's top-K from before the temperature, its sampled token from after it."""
     pool.ranks["topk_logp_rollout"] = (pool.ranks["topk_logp_rollout"] * temperature).astype(np.float32)
 
 

@@ -1,8 +1,8 @@
-"""What files that hold more than their size explains take: peak memory and seconds of real commands, file by file.
+"""The cost of files that expand far beyond their size: peak memory and seconds of real commands, file by file.
 
     python benchmarks/bounds.py [--only NAME] [--program mismatch-cli]
 
-The bound of an import is 1 GiB + 20 × the file beyond what an ordinary import of a small file takes.
+The bound for an import is 1 GiB + 20 × the file size beyond what an ordinary import of a small file takes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MEGABYTE = 2**20
 
 
 def lists(rows: int, length: int, kind: type) -> pa.Array:
-    """The same value again and again: a few bytes in Parquet."""
+    """The same value repeated: a few bytes in Parquet."""
     offsets = pa.array(np.arange(rows + 1) * length, pa.int32())
     return pa.ListArray.from_arrays(offsets, pa.array(np.zeros(rows * length, kind)))
 
@@ -106,7 +106,7 @@ DUMPS: dict[str, Callable[[], bytes]] = {
 
 
 def measure(command: list[str], folder: Path) -> tuple[int, float, float, str]:
-    """Exit code, seconds, peak memory in MB, and the last line that was said."""
+    """Exit code, seconds, peak memory in MB, and the last line of stderr."""
     began = time.monotonic()
     with (folder / "said").open("w+b") as said:
         child = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=said)
@@ -122,7 +122,7 @@ def measure(command: list[str], folder: Path) -> tuple[int, float, float, str]:
 
 
 def high_water(pid: int) -> float:
-    """The most that a process has held since it began, in MB: getrusage would count what its parent had."""
+    """The peak memory of a process in MB, without its parent's, which getrusage would count."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -152,7 +152,7 @@ def trace_of(content: bytes, folder: Path) -> Path:
 
 
 def cases(program: str, folder: Path, only: str | None) -> Iterator[tuple[str, int, list[str]]]:
-    """What each is called, the size of its file, and the command."""
+    """Each case's name, the size of its file, and its command."""
     for name, make in DUMPS.items():
         if only is None or only in f"import: {name}":
             path = folder / name
@@ -181,7 +181,7 @@ def cases(program: str, folder: Path, only: str | None) -> Iterator[tuple[str, i
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="the cases whose name contains this")
+    parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--program", default=str(Path(sys.executable).with_name("mismatch-cli")))
     options = parser.parse_args()
     print(f"{'':<58}{'file':>12}{'code':>6}{'seconds':>9}{'peak MB':>9}{'1 GiB + 20 ×':>14}")

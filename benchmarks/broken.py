@@ -1,4 +1,4 @@
-"""What a folder whose run was killed must look like, and what one that was resumed must be equal to."""
+"""What the folder of a killed run must look like, and what that of a resumed run must equal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNFINISHED = ("*.part", ".lock", "distributions")
 
 
 def phase(command: str, folder: Path, said: str) -> str:
-    """What a run was doing when it ended, as its talk and its files say."""
+    """What a run was doing when it ended, from its output and its files."""
     if any(folder.rglob("*.part")):
         return "writing a shard" if command == "probe" else "writing a checkpoint or a trace"
     last = (said.splitlines() or [""])[-1]
@@ -41,7 +41,7 @@ def phase(command: str, folder: Path, said: str) -> str:
 
 
 def half_files(folder: Path) -> list[str]:
-    """Files under a final name that are not whole."""
+    """Incomplete files under a final name."""
     return [f"{path.relative_to(folder)}: {error}" for path, error in _damaged(folder)]
 
 
@@ -75,12 +75,12 @@ def _ends(path: Path, end: bytes) -> None:
 
 def _read_safetensors(path: Path) -> None:
     with safe_open(path, framework="pt") as tensors:
-        for name in tensors.keys():  # noqa: SIM118 - no mapping
+        for name in tensors.keys():  # noqa: SIM118 - not a mapping
             tensors.get_tensor(name)
 
 
 def look(folder: Path, scratch: Path, *, draw: bool) -> dict[str, Any]:
-    """What `report` and `diagnose` say of a folder, with figures or without: exit codes, and what is wrong."""
+    """Exit codes of `report` and `diagnose` on a folder, with or without figures, and what is wrong."""
     found: dict[str, Any] = {"wrong": []}
     for command in ("report", "diagnose"):
         out, err = io.StringIO(), io.StringIO()
@@ -106,12 +106,12 @@ def _none(_: Any) -> Iterator[Any]:
 
 
 def left_over(folder: Path) -> list[str]:
-    """Temporary files that a finished run still holds."""
+    """Temporary files that a finished run left behind."""
     return sorted({str(path.relative_to(folder)) for pattern in UNFINISHED for path in folder.rglob(pattern)})
 
 
 def differences(folder: Path, unbroken: Path) -> list[str]:
-    """Files in which a resumed run differs from the unbroken one, apart from times and its own name."""
+    """Files in which a resumed run differs from the unbroken one, except for times and its name."""
     names, expected = _files(folder), _files(unbroken)
     found = [f"{name}: only in one of them" for name in sorted(names ^ expected)]
     return found + [name for name in sorted(names & expected) if not _same(folder / name, unbroken / name)]
@@ -133,7 +133,7 @@ def _same(path: Path, other: Path) -> bool:
         return _equal(*(torch.load(file, map_location="cpu", weights_only=True) for file in (path, other)))
     if path.name == "metrics.parquet":  # a column for each number of metrics.jsonl, times among them
         return _without_seconds(path) == _without_seconds(other)
-    if path.suffix == ".safetensors":  # whose tensors may stand in any order
+    if path.suffix == ".safetensors":  # whose tensors may be in any order
         return _equal(load_file(path), load_file(other))
     if path.suffix == ".html" or path.name == "time.png":  # they name the folder, or show times
         return True

@@ -1,6 +1,6 @@
-"""One job in a process of its own with one thread: its CPU seconds without imports, and its peak memory.
+"""Runs one job in its own process with one thread: CPU seconds without imports, and peak memory.
 
-Processes that a job starts count too: their CPU seconds with their imports, and the peak of the largest.
+Processes that a job starts count too: their CPU seconds with imports, and the peak of the largest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mismatch_cli.cli import ENVIRONMENT
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import REQUIRED
 
-Job = Callable[[Trace, tuple[str, ...]], str | None]  # what it found, where that is to be compared
+Job = Callable[[Trace, tuple[str, ...]], str | None]  # what it found, if that is to be compared
 Plan = tuple[tuple[str, str, tuple[str, ...], float | None], ...]  # the job, its label, its columns, its target ratio
 
 
@@ -61,7 +61,7 @@ def _cpu() -> float:
 
 
 class _Watch(Thread):
-    """The peak memory of the largest process that a job starts; 0 where it starts none, or the system does not say."""
+    """The peak memory of the largest process that a job starts; 0 if it starts none or the system does not say."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -99,7 +99,7 @@ def _peak_mb() -> float:
 
 
 def environment_of(*, own: bool) -> dict[str, str]:
-    """This checkout is importable; a job of the program's own gets its settings, a floor stays as it comes."""
+    """Make this checkout importable; our own jobs get the program's settings, a floor keeps its defaults."""
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     return os.environ | {"PYTHONPATH": path} | (ENVIRONMENT if own else {})
@@ -118,7 +118,7 @@ def measure(script: str, name: str, folder: Path, columns: tuple[str, ...], repe
 
 
 def report(script: str, plan: Plan, folder: Path, tokens: int, repeats: int) -> Iterator[str]:
-    """A line per job, beside decoding the same columns by turns with it: the best of each."""
+    """A line per job, next to decoding the same columns, run alternately: the best of each."""
     yield f"{'job':<28}{'CPU s / Mtok':>14}{'decode':>10}{'ratio':>8}{'target':>8}{'peak MB':>10}{'at start':>10}"
     for name, label, columns, target in plan:
         turns = [[measure(script, of, folder, columns, 1) for of in ("decode", name)] for _ in range(repeats)]
@@ -131,11 +131,11 @@ def report(script: str, plan: Plan, folder: Path, tokens: int, repeats: int) -> 
 
 
 def command_line(doc: str | None, jobs: Mapping[str, Job], *, top_k: int, repeats: int) -> argparse.ArgumentParser:
-    """The flags of every benchmark of a trace, with those by which it calls itself for one job."""
+    """The flags of every trace benchmark, and those with which it calls itself for one job."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--top-k", type=int, default=top_k)
     parser.add_argument("--repeats", type=int, default=repeats)
-    parser.add_argument("--folder", type=Path, help="keep the generated trace here, and use it if it is there")
+    parser.add_argument("--folder", type=Path, help="keep the generated trace here, and reuse it")
     parser.add_argument("--only", help="run the jobs of the plan whose label contains this")
     parser.add_argument("--job", choices=[*jobs, "decode"], help=argparse.SUPPRESS)
     parser.add_argument("--columns", help=argparse.SUPPRESS)
@@ -143,12 +143,12 @@ def command_line(doc: str | None, jobs: Mapping[str, Job], *, top_k: int, repeat
 
 
 def run_asked(options: argparse.Namespace, jobs: Mapping[str, Job]) -> None:
-    """The child process: the one job that was asked for."""
+    """The child process: run the requested job."""
     run_job((dict(jobs) | {"decode": decode})[options.job], options.folder, tuple(options.columns.split(",")))
 
 
 def main(script: str, doc: str | None, jobs: Mapping[str, Job], plan: Plan, *, top_k: int, updates: float) -> None:
-    """The command line of a benchmark: generate a trace, run the plan; or, as a child, one job."""
+    """The command line of a benchmark: generate a trace and run the plan, or, as a child, one job."""
     parser = command_line(doc, jobs, top_k=top_k, repeats=2)
     parser.add_argument("--tokens", type=int, default=20_000_000)
     options = parser.parse_args()

@@ -1,10 +1,10 @@
-"""What `clipstats` costs: CPU seconds per million tokens, beside decoding the same columns, and peak memory.
+"""The cost of `clipstats`: CPU seconds per million tokens, compared with decoding the same columns, and peak memory.
 
     python benchmarks/clipstats.py                       # 20 million tokens, top-20: about 6 GB of disk, ten minutes
     python benchmarks/clipstats.py --tokens 60000000     # is memory flat?
     python benchmarks/clipstats.py --top-k 2 --only six  # six masks, on a trace that is smaller on disk
 
-Every job runs in a process of its own with one thread; the CPU time excludes imports. polars computes the six masks,
+Every job runs in its own process with one thread; CPU time excludes imports. polars computes the six masks,
 their counts by sign and the most frequently blocked tokens, exactly and without intervals.
 """
 
@@ -38,7 +38,7 @@ def clipstats(algorithms: tuple[Algorithm, ...], trace: Trace, _columns: tuple[s
 
 
 def masks(trace: Trace, columns: tuple[str, ...]) -> None:
-    """The six masks alone: blocked shares and lost weight with intervals, counts by μ and position, blocked tokens."""
+    """Only the six masks: blocked shares and lost weight with intervals, counts by μ and position, blocked tokens."""
     from mismatch_cli.hashing import prompt_groups
     from mismatch_cli.metrics.clipping.breakdown import BlockedCells
     from mismatch_cli.metrics.clipping.clipping_summary import response_sums, sums_dtype

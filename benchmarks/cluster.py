@@ -1,11 +1,11 @@
-"""A Ray cluster beside one process and two: seconds, memory, lost workers, and many small shards through the tree.
+"""A Ray cluster compared with one and two processes: seconds, memory, lost workers, and many small shards.
 
     python benchmarks/cluster.py [--tokens 20] [--shards 10000] [--tasks 1000] [--kills 10] [--check]
 
-Two nodes of one CPU each run on this machine. `report` reads a generated trace by one process, two, and the cluster,
-each in a process of its own, in turns; then workers of the cluster are killed with SIGKILL while it reads; then a trace
-of many small shards is read, and one of fewer, each of which is a task: three levels of the tree. Every answer must be
-that of one process to the bit.
+Two nodes of one CPU each run on this machine. `report` reads a generated trace with one process, two, and the cluster,
+alternately, each in its own process; then workers of the cluster are killed with SIGKILL while it reads; then it reads
+a trace of many small shards, and one of fewer shards that are a task each: three levels of the tree. Every answer must
+equal that of one process to the bit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def cluster() -> Iterator[str]:
 
 
 def measured(folder: Path, who: int | str, address: str, portion: int | None, kills: int, answer: Any) -> None:
-    """In a process of its own: the JSON of `report`, seconds, and the most memory of this process and of a worker."""
+    """In its own process: the JSON of `report`, seconds, and the peak memory of this process and of a worker."""
     from mismatch_cli.studies.mismatch import analyse
     from mismatch_cli.trace.reader import Trace
     from mismatch_cli.workers import Workers, portions
@@ -75,7 +75,7 @@ def measured(folder: Path, who: int | str, address: str, portion: int | None, ki
 
 
 def watch(done: threading.Event, largest: list[int], killed: list[int], kills: int) -> None:
-    """The largest resident memory of a process that reads, KiB; one of them is killed every now and then."""
+    """The largest resident memory of a reading process, KiB; now and then one of them is killed."""
     rng, last = random.Random(0), time.monotonic()
     while not done.wait(0.05):
         reading = list(workers())
@@ -116,14 +116,14 @@ def apart(folder: Path, who: int | str, address: str, portion: int | None = None
     received, answer = context.Pipe(duplex=False)
     process = context.Process(target=measured, args=(folder, who, address, portion, kills, answer))
     process.start()
-    answer.close()  # or a death would go unnoticed
+    answer.close()  # otherwise a death would go unnoticed
     found = received.recv()
     process.join()
     return found
 
 
 def race(folder: Path, address: str, tokens: int) -> float:
-    """The seconds of the cluster, times those of two processes."""
+    """The seconds of the cluster as a multiple of those of two processes."""
     ways: tuple[int | str, ...] = (1, 2, "ray")
     rounds = [{who: apart(folder, who, address) for who in ways} for _ in range(_ROUNDS)]
     assert len({found[0] for one_round in rounds for found in one_round.values()}) == 1
@@ -160,7 +160,7 @@ def main() -> None:
 
 
 def small(folder: Path, shards: int, address: str, portion: int | None) -> None:
-    """Many files of 512 tokens: read together as ever, or each a task of its own."""
+    """Many files of 512 tokens, read in portions as usual, or with a task each."""
     if not folder.exists():
         generate(folder, shards * 512, top_k=0, updates=1.0, workers=2, shard_tokens=512)
     alone, found = (apart(folder, who, address, portion=portion) for who in (1, "ray"))

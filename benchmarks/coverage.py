@@ -1,11 +1,11 @@
-"""How often a 95 % interval holds the truth: simulated traces through the accumulators that every report is made by.
+"""How often a 95 % interval covers the truth: simulated traces through the accumulators of every report.
 
     python benchmarks/coverage.py [--repetitions 1000] [--sizes 40x4 64x8 256x4] [--tails light heavy] [--json FILE]
 
-A prompt has a scale of its own (log-normal, σ = 0.5: one prompt in forty has 2.7 times the typical gap), so has a
-response (σ = 0.3), and d = scale · noise, normal (light) or Student's t with 5 degrees (heavy). The truth is what the
-same accumulators find in very many prompts. A repetition that prints no interval is counted apart. Misses are split by
-side: below, the interval ends under the truth, and the gap is understated.
+Each prompt has its own scale (log-normal, σ = 0.5: one prompt in forty has 2.7 times the typical gap), and so has each
+response (σ = 0.3); d = scale · noise, normal (light) or Student's t with 5 degrees of freedom (heavy). The truth is
+what the same accumulators find in very many prompts. Repetitions without an interval are counted separately. Misses are
+split by side: below means that the interval ends under the truth, so the gap is understated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TOP_K = 2
 
 @dataclass
 class Coverage:
-    """Of one number: repetitions with an interval, those whose interval ends below the truth or begins above it."""
+    """For one number: repetitions with an interval, and those whose interval ends below or begins above the truth."""
 
     truth: float | None = None
     printed: int = 0
@@ -63,7 +63,7 @@ class Coverage:
 def simulate(seeds: tuple[int, int], prompts: int, samples: int, tail: str, factor: float = 1.0) -> TokenBatch:
     """A trace with top-K columns, rewards, advantages and an entropy; prompts are numbered from a random start.
 
-    The first seed makes the prompts, the second one all that is sampled from them.
+    The first seed makes the prompts, the second everything sampled from them.
     """
     of_prompts, rng = (np.random.default_rng(seed) for seed in seeds)
     first, prompt_P = of_prompts.integers(2**40), of_prompts.normal(size=prompts)
@@ -103,7 +103,7 @@ def simulate(seeds: tuple[int, int], prompts: int, samples: int, tail: str, fact
 
 
 def pair(rng: np.random.Generator, prompts: int, samples: int, tail: str) -> tuple[TokenBatch, TokenBatch]:
-    """Two traces of the same prompts, each with responses and noise of its own; the second has the larger gap."""
+    """Two traces of the same prompts, each with its own responses and noise; the second has the larger gap."""
     of_prompts, *sampled = (int(seed) for seed in rng.integers(2**63, size=3))
     return tuple(  # type: ignore[return-value]
         simulate((of_prompts, seed), prompts, samples, tail, factor)
@@ -125,7 +125,7 @@ def clipping(batch: TokenBatch) -> ClippingSummary:
 
 
 def estimates(found: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every value with low, high and note in a result, by its place; rows are named by what they begin with."""
+    """Every value with low, high and note in a result, by its path; rows are named by their first entries."""
     if isinstance(found, Mapping):
         if {"value", "low", "high"} <= found.keys():
             yield path, found
@@ -156,7 +156,7 @@ def numbers(first: MismatchSummary, second: MismatchSummary, clips: ClippingSumm
 
 
 def truth(rng: np.random.Generator, samples: int, tail: str, traces: int) -> dict[str, float | None]:
-    """What the accumulators find in very many prompts."""
+    """The truth: what the accumulators find in very many prompts."""
     sums: list[Any] = []
     for _ in range(traces):
         one, other = pair(rng, 2000, samples, tail)
@@ -191,7 +191,7 @@ def show(title: str, found: Mapping[str, Coverage], repetitions: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=1000)
-    parser.add_argument("--truth", type=int, default=60, help="traces of 2,000 prompts that the truth is taken from")
+    parser.add_argument("--truth", type=int, default=60, help="traces of 2,000 prompts for the truth")
     parser.add_argument("--sizes", nargs="+", default=["40x4", "64x8", "256x4"])
     parser.add_argument("--tails", nargs="+", default=["light", "heavy"])
     parser.add_argument("--seed", type=int, default=0)

@@ -1,9 +1,9 @@
 """How well `mismatch-cli diagnose` finds faults: `python benchmarks/detection.py --folder F` prints fault × severity.
 
 Healthy traces are recorded with vLLM in several precisions (once, into the folder). A trial takes some prompts of one,
-plants a fault, and counts as right where the first cause that is named is that fault, or where the gap is called
-unexplained and that fault is among the suspects. Every other cause beside the planted one is a false one. Healthy
-trials, large and tiny, count false alarms. Every second trial has nothing but the sampled tokens, as many dumps.
+plants a fault, and counts as right if that fault is named as the first cause, or if the gap is called unexplained and
+that fault is among the suspects. Any cause other than the planted one is false. Healthy trials, large and tiny, count
+false alarms. Every second trial has only the sampled tokens' log-probabilities, like many dumps.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ POOLS = {
     "hot07": "--rollout-dtype bfloat16 --trainer-dtype bfloat16 --temperature 0.7",
     "topp": "--rollout-dtype bfloat16 --trainer-dtype bfloat16 --top-p 0.9",
 }
-BROKEN_POOLS = ("f32", "bf16", "fp8")  # into which faults are planted
+BROKEN_POOLS = ("f32", "bf16", "fp8")  # pools to plant faults into
 TOP_P = (0.99, 0.95, 0.9, 0.8)
-RESPONSES = 1024  # of a pool, that trials draw from
+RESPONSES = 1024  # of a pool, from which trials draw
 UNEXPLAINED, IN_THE_SET = "unexplained-gap", "in the set of an unexplained gap"
 TRUE_OF = {"mixed": ("lm-head",)}  # a head in bfloat16 on one side is true of this pool
 ALIKE = {"position-drift": {"position-encoding"}, "position-encoding": {"position-drift"}}  # two names of one fault
-FOLLOWS = {"end-of-sequence": {"columns-at-odds"}}  # the planted number does contradict the top-K column beside it
+FOLLOWS = {"end-of-sequence": {"columns-at-odds"}}  # the planted number does contradict the top-K column
 OF_TOP_K = ("columns-at-odds",)  # checks that are about the top-K columns
-TRIALS_AT_HAND = 12  # of a fault for which the model reads the responses again, under some hundred hypotheses
-PROMPTS = 32  # of a trial, with all their samples
+TRIALS_AT_HAND = 12  # of a fault for which the model reads the responses again, under hundreds of hypotheses
+PROMPTS = 32  # per trial, with all their samples
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where pools are recorded and kept")
     parser.add_argument("--trials", type=int, default=102, help="for each fault and severity")
-    parser.add_argument("--healthy", type=int, default=600, help="healthy trials, over all pools, half of them tiny")
-    parser.add_argument("--only", default="", help="faults whose name holds this")
-    parser.add_argument("--json", type=Path, help="where the counts go, too")
+    parser.add_argument("--healthy", type=int, default=600, help="healthy trials over all pools, half of them tiny")
+    parser.add_argument("--only", default="", help="faults whose name contains this")
+    parser.add_argument("--json", type=Path, help="also write the counts here")
     options = parser.parse_args()
     pools = {name: load_pool(options.folder, name, flags) for name, flags in POOLS.items()}
     rows: list[dict[str, Any]] = []
@@ -120,7 +120,7 @@ def draw(pool: Pool, rng: np.random.Generator, prompts: int = PROMPTS) -> np.nda
 
 @dataclass
 class Tally:
-    """What trials answered: the first cause, and the causes beside the planted one."""
+    """The results of trials: the first cause, and causes other than the planted one."""
 
     named: Counter[str] = field(default_factory=Counter)
     beside: Counter[str] = field(default_factory=Counter)
@@ -128,7 +128,7 @@ class Tally:
     trials: int = 0
 
     def add(self, check: str, diagnosis: Diagnosis, cell: str, true: Collection[str] = ()) -> None:
-        """One trial; `true`: checks that are right of the pool itself."""
+        """Add one trial; `true`: checks that apply to the pool itself."""
         answer = _answer(diagnosis, check)
         self.trials += 1
         self.named[answer] += 1
@@ -143,7 +143,7 @@ class Tally:
 
 
 def _answer(diagnosis: Diagnosis, check: str) -> str:
-    """The name of the first cause; where there is none, whether the gap is unexplained and the fault a suspect."""
+    """The first cause; if there is none, whether the gap is unexplained and the fault a suspect."""
     names = {check, *ALIKE.get(check, ())}
     if diagnosis.first_cause is not None:
         return check if diagnosis.first_cause.check in names else diagnosis.first_cause.check
@@ -153,14 +153,14 @@ def _answer(diagnosis: Diagnosis, check: str) -> str:
 
 
 def sampled_alone(pool: Pool) -> Pool:
-    """As many dumps are: nothing but the log-probabilities of the sampled tokens."""
+    """Like many dumps: only the log-probabilities of the sampled tokens."""
     pool.ranks.clear()
     pool.tokens.pop("entropy_trainer", None)
     return pool
 
 
 def healthy_row(name: str, pool: Pool, trials: int, tiny: bool) -> dict[str, Any]:
-    """Of healthy traces with 32 prompts, or with 5 to 20 and every response or up to every fourth."""
+    """Trials on healthy traces: 32 prompts, or 5 to 20 prompts with all or only some of their responses."""
     rng, tally = np.random.default_rng(1), Tally()
     for trial in range(trials):
         index_S = draw(pool, rng, int(rng.integers(5, 21)) if tiny else PROMPTS)
@@ -179,7 +179,7 @@ def healthy_row(name: str, pool: Pool, trials: int, tiny: bool) -> dict[str, Any
 def fault_row(
     fault: Fault, severity: float, pools: dict[str, Pool], trials: int, earlier: bool = True
 ) -> dict[str, Any]:
-    """Of one fault at one severity; `earlier`: the checkpoint of before is given where the check needs it."""
+    """Trials of one fault at one severity; `earlier`: give the earlier checkpoint if the check needs it."""
     rng, tally = np.random.default_rng(2), Tally()
     for trial in range(trials):
         name, plain = BROKEN_POOLS[trial % len(BROKEN_POOLS)], bool(trial // len(BROKEN_POOLS) % 2)
@@ -195,7 +195,7 @@ def fault_row(
 
 
 def top_p_row(folder: Path, top_p: float, trials: int) -> dict[str, Any]:
-    """Sampled with top-p by vLLM, scored without it: real on both sides."""
+    """Trials sampled with top-p by vLLM and scored without it: real on both sides."""
     flags = f"--rollout-dtype bfloat16 --trainer-dtype bfloat16 --top-p {top_p:g}"
     pool = load_pool(folder, f"cut{top_p:g}", flags, variants=False)
     cache = folder / f"cut{top_p:g}-whole"

@@ -1,8 +1,8 @@
-"""Families of models: `python benchmarks/families.py --folder F` types the commands for a tiny random model of each.
+"""Model families: `python benchmarks/families.py --folder F` runs the commands on a tiny random model of each.
 
 A row: the float32 control of `probe` with vLLM and Hugging Face (mean and largest |Δlog p|), the same trace against a
-trainer that lacks what makes the family, `diagnose`, and three steps of `train`: all weights, LoRA, on two ranks. What
-a program refuses is printed below the table, in its own words; where float32 is refused, bfloat16 is measured.
+trainer that lacks the family's distinctive part, `diagnose`, and three steps of `train`: all weights, LoRA, on two
+ranks. Refusals are printed below the table, word for word; if float32 is refused, bfloat16 is measured.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ COLUMNS = (
 
 
 class Refused(Exception):
-    """What a command said when it did not do it."""
+    """The message of a command that refused."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True, help="models and runs; finished runs are not repeated")
-    parser.add_argument("--only", default=",".join(FAMILIES), help="families, with commas between")
-    parser.add_argument("--one-rank", action="store_true", help="leave out the runs on two ranks, which take longest")
+    parser.add_argument("--only", default=",".join(FAMILIES), help="families, comma-separated")
+    parser.add_argument("--one-rank", action="store_true", help="leave out the runs on two ranks, the slowest")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}  # this checkout in every child
@@ -62,7 +62,7 @@ def table(folder: Path, families: Sequence[str], *, two_ranks: bool) -> Iterator
 
 
 class Measured:
-    """The commands of one family, and what they answer."""
+    """The commands for one family, and their results."""
 
     def __init__(self, folder: Path, name: str, reward: str) -> None:
         self.folder, self.name, self.reward = folder / "runs", name, reward
@@ -83,11 +83,11 @@ class Measured:
         from safetensors import safe_open
 
         with safe_open(f"{self.model}/model.safetensors", "pt") as weights:
-            shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - no mapping
+            shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118 - not a mapping
         return f"{sum(_product(shape) for shape in shapes) / 1e6:.1f} M"
 
     def or_refused(self, command: Any, engine: str, *more: str) -> str:
-        """In float32; where that is refused, in bfloat16, and the refusal is noted."""
+        """Run in float32; if that is refused, in bfloat16, with a note of the refusal."""
         try:
             return command(engine, "float32", *more)
         except Refused as refusal:
@@ -103,7 +103,7 @@ class Measured:
         return " / ".join(f"{gap(run, metric):.1e}" for metric in ("abs_d_mean", "abs_d_max"))
 
     def without(self) -> str:
-        """The trace of Hugging Face in float32, read by a model that lacks the part; the trainer is to notice."""
+        """The float32 Hugging Face trace, scored by a model that lacks the part: the gap must show it."""
         flags = f"--trainer-model {self.changed} --trainer-dtype float32 --noise-responses 0 --no-plots --quiet --force"
         run = self.typed("changed", "rescore", str(self.folder / f"{self.name}-hf-float32"), *flags.split())
         return f"{gap(run, 'abs_d_mean'):.2g}"
@@ -122,7 +122,7 @@ class Measured:
         return f"{syncs.count('proven')} of {len(syncs)}"
 
     def typed(self, kind: str, *arguments: str) -> Path:
-        """The folder of a run that has ended, now or earlier."""
+        """The folder of a finished run, from now or earlier."""
         run, log = self.folder / f"{self.name}-{kind}", self.folder / f"{self.name}-{kind}.log"
         done = run / "done"
         if not done.exists():

@@ -1,6 +1,6 @@
-"""Faults as people have had them, planted into healthy traces: what `mismatch-cli diagnose` has to find.
+"""Faults from practice, planted into healthy traces, for `mismatch-cli diagnose` to find.
 
-A fault takes some responses of a pool and a severity, and answers with the table that a broken framework would have
+A fault takes some responses of a pool and a severity, and returns the table that a broken framework would have
 written.
 """
 
@@ -36,19 +36,19 @@ def minus_one(pool: Pool, share: float, rng: np.random.Generator) -> None:
 
 
 def appended_eos(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """A stop token put behind responses that did not stop: the engine gave it nothing, the trainer little."""
+    """Append a stop token to responses that did not stop: 0.0 from the engine, improbable for the trainer."""
     last_T = pool.last_T[some(pool, share, rng)]
     pool.tokens["logp_rollout"][last_T] = 0.0
     pool.tokens["logp_trainer"][last_T] = -rng.uniform(2, 12, len(last_T))
 
 
 def other_eos(pool: Pool, nats: float, _: np.random.Generator) -> None:
-    """The two sides end on different tokens, whose log-probabilities are some nats apart."""
+    """End the two sides on different tokens, whose log-probabilities are some nats apart."""
     pool.tokens["logp_rollout"][pool.last_T] -= np.float32(nats)
 
 
 def tool_tokens(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """A block of 6 to 16 tokens in the middle that nobody sampled: 0.0 by the engine, improbable for the trainer."""
+    """A block of 6 to 16 unsampled tokens in the middle: 0.0 from the engine, improbable for the trainer."""
     for s in some(pool, share, rng, longer_than=24):
         length = int(rng.integers(6, 17))
         start = int(pool.offset_S1[s] + rng.integers(2, pool.length_S[s] - length - 2))
@@ -57,7 +57,7 @@ def tool_tokens(pool: Pool, share: float, rng: np.random.Generator) -> None:
 
 
 def shifted(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """μ one position late or early, as a slice with other bounds leaves it."""
+    """μ one position late or early, as from a slice with wrong bounds."""
     lag = int(rng.choice([-1, 1]))
     for s in some(pool, share, rng):
         own = slice(pool.offset_S1[s], pool.offset_S1[s + 1])
@@ -72,7 +72,7 @@ def retokenised(pool: Pool, share: float, rng: np.random.Generator) -> None:
 
 
 def in_steps(pool: Pool, rng: np.random.Generator) -> np.ndarray:
-    """Six steps; of every second prompt half the samples come a step later. Answers which responses are such."""
+    """Six steps; half the samples of every second prompt come a step later. Returns which responses these are."""
     prompts, of_S = np.unique(pool.rows["prompt_id"], return_inverse=True)
     order_P = rng.permutation(len(prompts))
     again_S = (order_P % 2 == 0)[of_S] & (pool.rows["sample_index"] % 2 == 1)
@@ -93,23 +93,23 @@ def grows(pool: Pool, scale: float, rng: np.random.Generator) -> None:
 
 
 def stale_prefixes(pool: Pool, scale: float, rng: np.random.Generator) -> None:
-    """Where a prompt came before, its numbers are from other weights."""
+    """Prompts seen before get numbers from other weights."""
     again_S = in_steps(pool, rng)
     pool.use(f"weights{scale:g}", again_S[pool.response_T])
 
 
 def onset(pool: Pool, scale: float, rng: np.random.Generator) -> None:
-    """From one position on the two sides use other weights, as far as the numbers show."""
+    """From one position on, the trainer's numbers are from other weights."""
     pool.use(f"weights{scale:g}", pool.position_T >= int(rng.integers(16, 48)))
 
 
 def routing(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """Some tokens take another expert: their logit moves by a nat or two."""
+    """Some tokens take another expert: their logits move by a nat or two."""
     logp_T = pool.tokens["logp_trainer"].astype(np.float64)
     flipped = np.flatnonzero((rng.random(len(logp_T)) < share) & (logp_T < -0.02))
     logit = logp_T[flipped] - np.log(-np.expm1(logp_T[flipped])) + rng.normal(0, 1.5, len(flipped))
     pool.tokens["logp_trainer"][flipped] = -np.logaddexp(0, -logit)
-    if "topk_ids" in pool.ranks:  # the trainer's top-K column says the same of the sampled token
+    if "topk_ids" in pool.ranks:  # keep the trainer's top-K column consistent
         flip_T = np.isin(np.arange(len(logp_T)), flipped)
         here_TK = (pool.ranks["topk_ids"] == pool.tokens["response_ids"][:, None]) & flip_T[:, None]
         pool.ranks["topk_logp_trainer"][here_TK] = pool.tokens["logp_trainer"][here_TK.any(axis=1)]
@@ -130,10 +130,10 @@ def stored_in_bfloat16(pool: Pool, _: float, __: np.random.Generator) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """One way to break a trace: which check has to name it first, and how hard it is planted.
+    """One way to break a trace: the check that must name it first, and its severities.
 
-    `scored_as`: the variant that it takes its numbers from, a name that ends in the severity; `top_k`: only the top-K
-    columns show it; `at_hand`: `diagnose` is given the trainer's model.
+    `scored_as`: the variant that it takes its numbers from, named with the severity at its end; `top_k`: only the top-K
+    columns show it; `at_hand`: `diagnose` gets the trainer's model.
     """
 
     name: str
@@ -147,25 +147,25 @@ class Fault:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The variants of the model that have to be scored for it."""
+        """The model variants to score for it."""
         return tuple({_variant(self.scored_as, severity) for severity in self.severities if self.scored_as})
 
 
-WHOLE = ("retokenised", "weights0.1", "padded-to-longest", "prompt-dropped", "prompt-middle")  # variants of one kind
+WHOLE = ("retokenised", "weights0.1", "padded-to-longest", "prompt-dropped", "prompt-middle")  # have no severity
 
 
 def trainer(name: str) -> tuple[Callable[[Pool, Any, np.random.Generator], None], str]:
-    """A variant in the trainer's place: how it is planted, and which one."""
+    """A variant as the trainer: how to plant it, and which one."""
     return (lambda pool, severity, _: pool.use(_variant(name, severity))), name
 
 
 def engine(name: str) -> tuple[Callable[[Pool, Any, np.random.Generator], None], str]:
-    """A variant in the engine's place, with the engine's noise."""
+    """A variant as the engine, with the engine's noise."""
     return (lambda pool, severity, _: pool.engine_uses(_variant(name, severity))), name
 
 
 def alone(name: str) -> tuple[Callable[[Pool, Any, np.random.Generator], None], str]:
-    """A variant in the trainer's place, and nothing but the log-probabilities of the sampled tokens: many a dump."""
+    """A variant as the trainer, with only the sampled tokens' log-probabilities, like many dumps."""
 
     def plant(pool: Pool, severity: float, _: np.random.Generator) -> None:
         pool.use(_variant(name, severity))
@@ -215,7 +215,7 @@ FAULTS = (
     ),
     Fault("permuted within groups", "exchanged-responses", (0.05, 0.3, 1), "of the groups", bookkeeping.permuted),
     Fault("permuted over the batch", "exchanged-responses", (0.05, 0.3, 1), "of it", bookkeeping.permuted_anywhere),
-    Fault("rows that stand twice", "repeated-responses", (0.02, 0.1, 0.5), "of them", bookkeeping.twice),
+    Fault("duplicated rows", "repeated-responses", (0.02, 0.1, 0.5), "of them", bookkeeping.twice),
     Fault("another base in the engine", "log-base", (2, 10), "", bookkeeping.in_base("rollout")),
     Fault("another base in the trainer", "log-base", (2, 10), "", bookkeeping.in_base("trainer")),
     Fault(
@@ -245,7 +245,7 @@ FAULTS = (
 
 
 def planted(pool: Pool, fault: Fault, severity: float, index_S: np.ndarray, rng: np.random.Generator) -> Pool:
-    """Some responses of a pool with the fault in them."""
+    """Some responses of a pool with the fault planted."""
     broken = pool.take(index_S)
     fault.plant(broken, severity, rng)
     return broken

@@ -1,9 +1,9 @@
 """What can go wrong with a folder, for `kills.py folders`: two processes at once, foreign files, links, hostile models.
 
-Two processes are real ones: the second starts at a moment that is uniform in the time of the first. Afterwards the
-folder has to hold what the last command said that it wrote, whole. The other classes are those of the tests
-(tests/recording/test_folder.py, tests/test_custom_code.py), each command with each case: what is not ours stays as it
-was, bit by bit, nothing is executed, and there is no traceback.
+The two processes are real: the second starts at a moment uniform in the run time of the first. Afterwards the folder
+must have all that the last command said it wrote, complete. The other classes are those of the tests
+(tests/recording/test_folder.py, tests/test_custom_code.py), each command with each case: foreign files stay the same
+bit by bit, nothing is executed, and there is no traceback.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TRAINS = (
 
 
 def two_at_once(folder: Path, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Two commands on one folder, the second at any moment of the first; what each answered, and what is wrong."""
+    """Two commands on one folder, the second at a random moment of the first: exit codes, and what is wrong."""
     lines = _lines(folder)
     alone = {name: _alone(line, folder / "alone") for name, line in lines.items()}
     for number in range(rounds):
@@ -52,7 +52,7 @@ def two_at_once(folder: Path, rounds: int, seed: int) -> Iterator[dict[str, Any]
         names = chance.choices(list(lines), k=2)
         target = folder / "both"
         shutil.rmtree(target, ignore_errors=True)
-        if chance.random() < 0.7:  # over an earlier run, or a folder that is not there yet
+        if chance.random() < 0.7:  # over an earlier run, else into a new folder
             assert cli([*lines["import of few"], "-q", "-o", str(target)]) == 0
         first = _start(lines[names[0]], target)
         moment = chance.random()
@@ -105,19 +105,19 @@ def _wrong(target: Path, names: list[str], ended: list[tuple[str, str, int]]) ->
             wrong.append(f"{name}: {code}: {said[-300:]}")
     made = [i for i in (0, 1) if ended[i][2] == 0 and names[i] in (*_ROWS, "probe", "rescore")]
     if not made and not (target / "trace").exists():
-        return wrong  # two readers of a folder that is not there
+        return wrong  # two readers of a missing folder
     wrong += [f"left over: {name}" for name in left_over(target)] + half_files(target)
     trace = Trace.open(target)
     told = {json.loads(ended[i][0])["rows"] for i in made if names[i] in _ROWS}
     if told and len(made) == len(told) and trace.num_responses not in told:
-        wrong.append(f"{trace.num_responses} responses are there, and {told} were said to be")
+        wrong.append(f"{trace.num_responses} responses found, {told} reported")
     if trace.completeness.partial:
         wrong.append(f"partial: {trace.completeness.reasons}")
     return wrong
 
 
 def of_the_user(folder: Path) -> Iterator[dict[str, Any]]:
-    """Every file that people may have under a name of ours, in the way of every command, with and without --force."""
+    """A foreign file under each of our names, in the way of every command, with and without --force."""
     for name, text in OF_THE_USER.items():
         for command, line in (WRITERS | REPORTERS).items():
             for force in ([], ["--force"]) if command != "train" else ([], ["--resume"]):
@@ -128,7 +128,7 @@ def of_the_user(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def links(folder: Path) -> Iterator[dict[str, Any]]:
-    """Every name under which something is written, as a link, symbolic or hard, to a file or folder elsewhere."""
+    """Each name that we write as a symbolic or hard link to a file or folder elsewhere."""
     lines = [
         ["import", str(bundled("dumps")), "--force"],
         *([*line, "--force"] for line in REPORTERS.values()),
@@ -148,7 +148,7 @@ def links(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def hostile_models(folder: Path) -> Iterator[dict[str, Any]]:
-    """Code in a model's folder and pickles in place of weights, for every command, with a y on stdin."""
+    """Code in a model's folder, and pickles instead of weights, for every command, with a y on stdin."""
     proof = folder / "executed"
     models = {"code": make_hostile(folder / "hostile", proof)}
     models["pickle"] = shutil.copytree(MODEL, folder / "pickled", dirs_exist_ok=True)
@@ -159,7 +159,7 @@ def hostile_models(folder: Path) -> Iterator[dict[str, Any]]:
     for kind, model in models.items():
         for command, line in commands(str(model)).items():
             if kind == "pickle" and command == "import":
-                continue  # it needs no more than the tokenizer, which is sound
+                continue  # it only needs the tokenizer, which is sound
             target = folder / "run"
             shutil.rmtree(target, ignore_errors=True)
             with mock.patch.object(sys, "stdin", io.StringIO("y\n" * 20)):
@@ -170,7 +170,7 @@ def hostile_models(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _held_to(what: list[str], line: list[str], untouched: Path) -> dict[str, Any]:
-    """Run a command; everything that was in `untouched` has to be as it was."""
+    """Run a command; everything in `untouched` must stay the same."""
     before, err = contents(untouched), io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
         code = cli(line)
@@ -182,7 +182,7 @@ def _held_to(what: list[str], line: list[str], untouched: Path) -> dict[str, Any
 
 
 def counted(found: list[dict[str, Any]]) -> str:
-    """Cases and outcomes by class, and everything that was wrong."""
+    """Cases and outcomes by class, and everything wrong."""
     out = []
     for name in dict.fromkeys(case["class"] for case in found):
         cases = [case for case in found if case["class"] == name]
@@ -195,7 +195,7 @@ def counted(found: list[dict[str, Any]]) -> str:
 
 
 def all_classes(folder: Path, rounds: int, seed: int) -> str:
-    """Every class, pictures left blank, with what is found printed as it comes."""
+    """Run every class, with blank pictures, and print findings as they come."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
         leave_blank(patch)

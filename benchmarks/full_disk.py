@@ -1,11 +1,11 @@
-"""A disk that fills up, for every command that writes: what it says, what it leaves, and what becomes of it later.
+"""A disk that fills up under every command that writes: what it says, what it leaves, and whether it recovers.
 
     python benchmarks/full_disk.py [--only train]
 
-A real file system (tmpfs, mounted for this) is filled until so much is free as a share of what the command needs: the
-command runs into the end of it at another file each time. It has to end with exit code 1 and one sentence that names a
-file, and to leave only whole files; then there is room again, and the same command (with --resume, where there is one)
-has to end in the bits of a run that always had room. Every command runs over a folder with an earlier result too.
+A real file system (tmpfs, mounted for this) is filled until only a share of what the command needs is free, so that it
+runs out of space at a different file each time. The command must end with exit code 1 and one sentence that names a
+file, and leave only complete files. Then there is room again, and the same command (with --resume, if it has that) must
+end with the bits of a run that always had room. Every command also runs over a folder with an earlier result.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _TRAIN = (
 
 @dataclass(frozen=True)
 class Case:
-    """A command, whether it can be resumed, and whether it may be run over an earlier result."""
+    """A command, whether it can be resumed, and whether it may overwrite an earlier result."""
 
     line: str
     resumes: bool = False
-    over: str = "--force"  # what it takes to replace an earlier result; empty: nothing can
+    over: str = "--force"  # flag to replace an earlier result; empty: impossible
 
 
 CASES = {
@@ -60,13 +60,13 @@ CASES = {
 
 @contextlib.contextmanager
 def disk(megabytes: int = MEGABYTES) -> Iterator[Path]:
-    """A file system of its own, empty, until the end; an `OSError` where nobody may mount one."""
+    """An empty file system of its own; an `OSError` if mounting is not allowed."""
     with tempfile.TemporaryDirectory(prefix="full-disk-") as folder:
         mounted = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "full-disk", folder], capture_output=True, text=True
         )
         if mounted.returncode:
-            raise OSError(f"no file system can be mounted here: {mounted.stderr.strip()}")
+            raise OSError(f"cannot mount a file system here: {mounted.stderr.strip()}")
         try:
             yield Path(folder)
         finally:
@@ -75,7 +75,7 @@ def disk(megabytes: int = MEGABYTES) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def only_free(folder: Path, size: int) -> Iterator[None]:
-    """So many bytes free on the disk, until the end."""
+    """Leave this many bytes free on the disk."""
     ballast = folder / "ballast"
     free = os.statvfs(folder)
     with open(ballast, "wb") as file:
@@ -87,7 +87,7 @@ def only_free(folder: Path, size: int) -> Iterator[None]:
 
 
 def call(case: Case, folder: Path, *more: str) -> tuple[int, str]:
-    """Exit code and stderr of the command in this process."""
+    """Run a command in this process: its exit code and stderr."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli([*case.line.split(), "--quiet", "--output", str(folder), *more])
@@ -100,7 +100,7 @@ def used(folder: Path) -> int:
 
 
 def try_share(case: Case, mounted: Path, whole: Path, size: int, *, over: bool) -> tuple[str, list[str]]:
-    """Run into the end of the disk, free it, go on: what was said, and what is wrong with all that."""
+    """Run out of disk space, free it, and resume: what was said, and what is wrong."""
     folder, more = mounted / "run", [case.over] * over
     if over:
         shutil.copytree(whole, folder)
@@ -112,7 +112,7 @@ def try_share(case: Case, mounted: Path, whole: Path, size: int, *, over: bool) 
             wrong += [f"gone from the earlier result: {name}" for name in _missing(folder, whole) if not case.resumes]
     if code == 0:
         shutil.rmtree(folder)
-        return "", []  # the estimate of what it needs was too high
+        return "", []  # it needed less than estimated
     lines = said.splitlines()
     if code != 1 or len(lines) != 1 or str(folder) not in said or "make room" not in said.lower():
         wrong.append(f"exit code {code}: {said[-400:]}")

@@ -1,10 +1,10 @@
-"""The properties of tests/fuzz over many more cases than CI has time for: counts by kind of input and outcome.
+"""The properties of tests/fuzz on many more cases than CI has time for: counts by kind of input and outcome.
 
     python benchmarks/fuzz.py [--cases 10000] [--only dumps] [--seed 0]
 
-No traceback, no hang, nothing executed, nothing lost, no control characters on the terminal, no markup of the data in a
-page; responses that were imported and those left out for a reason are all there are. A failure is counted, and shown
-with the case that caused it, once for each place in the code.
+No traceback, no hang, nothing executed, nothing lost, no control characters on the terminal, no markup from the data in
+a page; imported responses and those left out for a reason add up to all. Failures are counted, and one case is shown
+for each place in the code.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from mismatch_cli.torch_settings import prepare_imports
 
 prepare_imports()
 
-from tests.fuzz import hostile, properties  # noqa: E402 - what they import needs the line before
+from tests.fuzz import hostile, properties  # noqa: E402 - their imports need the line before
 from tests.fuzz.world import HangError  # noqa: E402
 
-_ALIKE, _SHOWN = 90, 400  # characters of a failure that tell it from others, and of a case
+_ALIKE, _SHOWN = 90, 400  # characters of a failure that identify it, and of a case
 SHARES = {
     "arguments": 0.26, "prompt files": 0.12, "manifests": 0.09, "shards": 0.13, "dumps": 0.13, "settings": 0.08,
     "masks": 0.05, "rewards": 0.02, "chat templates": 0.03, "server answers": 0.085, "bombs": 0.005,
@@ -38,7 +38,7 @@ KINDS = properties.KINDS | hostile.KINDS
 
 
 def many(name: str, kind: properties.Kind, cases: int, first: int) -> tuple[Counter[str], dict[str, str]]:
-    """Outcomes of so many cases, and one example of each failure."""
+    """Outcomes of a number of cases, and one example of each failure."""
     counts: Counter[str] = Counter()
     failures: dict[str, str] = {}
 

@@ -1,14 +1,13 @@
-"""What an import costs: CPU seconds per million tokens, beside a fast parser of the same file, and peak memory.
+"""The cost of an import: CPU seconds per million tokens, compared with a fast parser of the same file, and peak memory.
 
     python benchmarks/importing.py                    # 10 million tokens: about 4 GB of disk, ten minutes
     python benchmarks/importing.py --tokens 1000000   # a quick run
 
 Three files: token exports in prime-rl's layout (17 arrays per token), plain JSONL and plain Parquet. The bar for JSONL
 is the fastest of three parsers that read the whole file: polars, pyarrow (which gets the columns that the import reads)
-and orjson where it is installed. For Parquet it is pyarrow decoding the same columns; `rewrite` also writes them as a
-trace. Each job runs in a process of its own, jobs take turns, and each uses the threads that it uses by itself: polars
-and the import several, the others one. Loading of modules is not counted. Memory is measured at this size and at a
-quarter of it.
+and orjson if installed. For Parquet it is pyarrow decoding the same columns; `rewrite` also writes them as a trace.
+Each job runs in its own process, jobs take turns, and each uses its default threads: polars and the import several, the
+others one. Loading modules is not counted. Memory is measured at this size and at a quarter of it.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from child import _peak_mb, environment_of
 from traces import VOCABULARY
 
 RESPONSE, PROMPT = 900, 100  # tokens
-BLOCK = 2**24  # bytes that a parser gets at a time
+BLOCK = 2**24  # bytes to parse at a time
 PLAIN = ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer", "advantage", "reward", "prompt_id", "step")
 
 
 def token_ids(rng: np.random.Generator, count: int) -> list[int]:
-    """As uneven as the words of a text."""
+    """Token ids as uneven as the words of a text."""
     return [int(i) for i in rng.zipf(1.2, count) % VOCABULARY]
 
 
 def write_prime(path: Path, tokens: int) -> None:
-    """Token exports in prime-rl's spelling."""
+    """Token exports in prime-rl's layout."""
     rng = np.random.default_rng(0)
     with path.open("w", encoding="utf-8") as file:
         for row in range(tokens // RESPONSE):
@@ -121,7 +120,7 @@ def by_polars(path: Path) -> None:
 
 
 def by_pyarrow(path: Path) -> None:
-    """Only the fields that the import reads, in their types."""
+    """Only the fields that the import reads, with their types."""
     import pyarrow.json as paj
 
     from mismatch_cli.importers import plain, prime_rl
@@ -153,7 +152,7 @@ def by_decoding(path: Path) -> None:
 
 
 def by_rewriting(path: Path) -> None:
-    """The same, and written again as shards are written: what is left of the import is its own."""
+    """The same, and written again like shards: the rest of an import's time is its own."""
     from mismatch_cli.trace.writer import write_shard
 
     file = pq.ParquetFile(path, memory_map=True)
@@ -189,7 +188,7 @@ FILES: dict[str, tuple[Callable[[Path, int], None], tuple[str, ...]]] = {
 
 def run_job(name: str, path: Path) -> None:
     """The child process: one job, its CPU and wall seconds and peak memory as JSON."""
-    with tempfile.TemporaryDirectory() as folder:  # once in small, so that nothing is loaded on the clock
+    with tempfile.TemporaryDirectory() as folder:  # once on a small file, so that loading is not timed
         small = Path(folder) / path.name
         FILES[path.name.removeprefix("quarter-")][0](small, 10 * RESPONSE)
         JOBS[name](small)
@@ -200,7 +199,7 @@ def run_job(name: str, path: Path) -> None:
 
 
 def measure(name: str, path: Path) -> dict[str, float] | None:
-    """One run in a process of its own; None for a parser that is not installed."""
+    """One run in its own process; None for a parser that is not installed."""
     environment = environment_of(own=name == "import")
     done = subprocess.run([sys.executable, __file__, "--job", name, "--file", str(path)], env=environment,
                           capture_output=True, text=True, check=False)  # fmt: skip
@@ -212,7 +211,7 @@ def measure(name: str, path: Path) -> dict[str, float] | None:
 
 
 def compare(path: Path, bars: tuple[str, ...], tokens: int, repeats: int) -> Iterator[str]:
-    """The import and each parser, taking turns; then the import against the fastest of them."""
+    """The import and each parser, taking turns; then the import compared with the fastest."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in ("import", *bars)}
     for _ in range(repeats):
         for name, its in runs.items():
@@ -234,7 +233,7 @@ def compare(path: Path, bars: tuple[str, ...], tokens: int, repeats: int) -> Ite
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=10_000_000, help="of responses; prompts come on top")
+    parser.add_argument("--tokens", type=int, default=10_000_000, help="tokens of responses, without prompts")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", help="files whose name contains this")
     parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)

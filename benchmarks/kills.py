@@ -6,9 +6,9 @@
     python benchmarks/kills.py folders --folder /tmp/kills --kills 60   # two at once, and more: see folders.py
 
 Real processes, real vLLM. A moment is a share of the CPU time of an unbroken run, uniform from its start to its end, so
-that it falls into the same work on a busy machine. The signal goes to the whole process group, to the main process
-alone as the kernel's out-of-memory killer does, or is a Ctrl-C or a SIGTERM. A resumed run may be killed again. Every
-kill is a line of FOLDER/kills.jsonl; calling it again goes on where it stopped.
+that it hits the same work on a busy machine. The signal is a SIGKILL to the whole process group, one to only the main
+process as from the kernel's out-of-memory killer, a Ctrl-C, or a SIGTERM. A resumed run may be killed again. Every kill
+is a line of FOLDER/kills.jsonl; calling it again continues where it stopped.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ COMMANDS = {
 SIGNALS = {"SIGKILL, group": 60, "SIGKILL, main process": 15, "Ctrl-C": 15, "SIGTERM": 10}
 _MARK = "MISMATCH_KILLS"
 _PATIENCE = 300.0  # seconds for a run to react to a signal that lets it clean up
-_ORPHANS_MAY_LIVE = 60.0  # seconds: whoever finishes a drawing at the lowest priority on a busy machine
-_DRAW_EVERY = 5  # kills: figures cost more than everything else that a report does
+_ORPHANS_MAY_LIVE = 60.0  # seconds, to finish a drawing at the lowest priority on a busy machine
+_DRAW_EVERY = 5  # kills: figures cost more than the rest of a report
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
 class Running:
-    """One process of the command line, with everything that it started."""
+    """One command-line process, with everything it started."""
 
     command: str
     folder: Path
@@ -61,22 +61,22 @@ class Running:
         temporary = self.said.parent / "tmp"
         temporary.mkdir(exist_ok=True)
         environment = os.environ | {_MARK: self.mark, "TMPDIR": str(temporary)}
-        self._said = open(self.said, "wb")  # noqa: SIM115 - as long as the process
+        self._said = open(self.said, "wb")  # noqa: SIM115 - open as long as the process
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mismatch_cli", *arguments],
             env=environment, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
         )  # fmt: skip
 
     def cpu(self) -> float:
-        """CPU seconds of the process and its descendants, those that have ended included."""
+        """CPU seconds of the process and its descendants, including ended ones."""
         return sum(_cpu_of(pid) for pid in _with_descendants(self.process.pid))
 
     def all(self) -> list[int]:
-        """Every process that inherited this one's environment, wherever it stands in the tree."""
+        """Every process that inherited this one's environment, wherever it is in the tree."""
         return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _is_marked(path, self.mark)]
 
     def until(self, moment: float) -> bool:
-        """Wait until so many CPU seconds are spent; answers whether it still runs."""
+        """Wait until this many CPU seconds are spent; returns whether it still runs."""
         while self.process.poll() is None:
             if self.cpu() >= moment:
                 return True
@@ -92,7 +92,7 @@ class Running:
             self.process.send_signal(signal.SIGTERM if what == "SIGTERM" else signal.SIGKILL)
 
     def orphans(self) -> float | None:
-        """Seconds until the last process was gone; None where one had to be killed."""
+        """Seconds until the last process was gone; None if one had to be killed."""
         began = time.monotonic()
         while alive := self.all():
             if time.monotonic() - began > _ORPHANS_MAY_LIVE:
@@ -134,7 +134,7 @@ def _is_marked(process: Path, mark: str) -> bool:
 
 
 def unbroken(command: str, folder: Path) -> tuple[Path, float]:
-    """The run that nobody kills, made once, and its CPU seconds."""
+    """The run without kills, made once, and its CPU seconds."""
     run, note = folder / f"unbroken-{command}", folder / f"unbroken-{command}.json"
     if not note.is_file():
         shutil.rmtree(run, ignore_errors=True)
@@ -151,12 +151,12 @@ def unbroken(command: str, folder: Path) -> tuple[Path, float]:
 
 
 def can_resume(command: str, run: Path) -> bool:
-    """As a person would see it: probe says itself that there is nothing to resume yet."""
+    """Whether a person would resume: `probe` says itself that there is nothing to resume yet."""
     return (run / "trace" / "manifest.json").is_file() if command == "probe" else run.exists()
 
 
 def one_process(command: str, folder: Path, run: Path, chance: random.Random, whole: float) -> dict[str, Any]:
-    """Start or resume a run and kill it at a moment, or see it end before."""
+    """Start or resume a run, and kill it at a moment unless it ends before."""
     share = chance.random()
     what = chance.choices(list(SIGNALS), weights=list(SIGNALS.values()))[0]
     resumed = can_resume(command, run)
@@ -174,7 +174,7 @@ def one_process(command: str, folder: Path, run: Path, chance: random.Random, wh
     line |= {"killed": killed, "code": code, "orphans_gone_after": running.orphans()}
     said = running.stderr()
     expected = {"SIGTERM": (-15, 0), "Ctrl-C": (130, 0)}.get(what, (-9, 0)) if killed else (0,)
-    if line.get("phase") == "exit":  # all is written and said; a shell shows the death by a Ctrl-C as 130 too
+    if line.get("phase") == "exit":  # everything is written; a shell shows a death by Ctrl-C as 130 too
         expected = (*expected, -signal.SIGINT)
     if code not in expected:
         line["wrong"].append(f"exit code {code}: {said[-500:]}")
@@ -186,14 +186,14 @@ def one_process(command: str, folder: Path, run: Path, chance: random.Random, wh
 
 
 def after_a_kill(run: Path, folder: Path, *, draw: bool) -> dict[str, Any]:
-    """What the broken folder holds, and what the commands that read it say."""
+    """What the broken folder contains, and what commands that read it say."""
     looked = look(run, folder / "scratch", draw=draw)
     shutil.rmtree(folder / "scratch", ignore_errors=True)
     return looked | {"wrong": looked["wrong"] + half_files(run)}
 
 
 def go_on(command: str, folder: Path, seed: int, kills: int, minutes: float, say: Callable[[str], None]) -> None:
-    """Kill, resume and compare until there are so many kills and the last run is whole."""
+    """Kill, resume and compare until there are enough kills and the last run is complete."""
     until = time.monotonic() + 60 * minutes
     whole_run, whole = unbroken(command, folder)
     record = folder / "kills.jsonl"
@@ -229,7 +229,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def table(folder: Path) -> str:
-    """Counts by command, phase and signal, and everything that was wrong."""
+    """Counts by command, phase and signal, and everything wrong."""
     lines = read(folder)
     out = []
     for command in COMMANDS:
@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=10, help="begin no other process after so long")
+    parser.add_argument("--minutes", type=float, default=10, help="start no other process after this time")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.command == "folders":

@@ -1,12 +1,12 @@
-"""Very long traces: the time of a million tokens, whether memory stays flat, and what a second process brings.
+"""Very long traces: time per million tokens, whether memory stays flat, and the gain from a second process.
 
     python benchmarks/long_traces.py                            # 200 million tokens: 4 GB of disk, half an hour
     python benchmarks/long_traces.py --sizes 5 10 --only six    # a quick run
     python benchmarks/long_traces.py --top-k 20 --sizes 5 10 20 # with top-K columns: 0.3 GB per million tokens
 
-Every measurement is a process of its own; CPU and wall time exclude its imports, but not those of the workers that it
-starts. `decode` reads the columns that the job beside it reads and does nothing with them. The line for a billion
-tokens is a straight line through the sizes that were measured, with the largest distance of one of them from it.
+Every measurement is its own process; CPU and wall time exclude its imports, but not those of the workers it starts.
+`decode` reads the same columns as the job and does nothing with them. The line for a billion tokens is extrapolated
+by a straight line through the measured sizes, with the largest distance of one of them from it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ PLAN = (
 
 
 def first_shards(whole: Path, millions: float, folder: Path) -> float:
-    """Links to the first shards of a trace, as a trace; how many million tokens they hold."""
+    """Links to the first shards of a trace, as a trace, and their number of tokens in millions."""
     folder.mkdir()
     shards = Trace.open(whole).shards[: _shards(millions)]
     for path in (whole / "manifest.json", *shards):
@@ -94,7 +94,7 @@ def _shards(millions: float) -> int:
 def lines(
     label: str, jobs: Sequence[str], columns: Sequence[str], parts: Sequence[tuple[float, Path]], repeats: int
 ) -> Iterator[str]:
-    """A line for each size and number of workers, and one for a billion tokens."""
+    """One line for each size and number of workers, and one for a billion tokens."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
     for millions, folder in parts:
         floor = measure(__file__, "decode", folder, tuple(columns), repeats)

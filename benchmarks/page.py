@@ -1,11 +1,11 @@
-"""What a complete page costs beside its numbers: CPU time of both, and how large the page is.
+"""The cost of a complete page compared with its numbers: CPU time of both, and the size of the page.
 
     python benchmarks/page.py [--rounds 5] [--check]
 
-Each round runs the command with `--json` (the numbers: no page, no pictures), without pictures, and with everything
-that it writes by default, each in a process of its own, in an empty folder; user and system time, children included,
-medians of the rounds, and the ratio of each round to its own numbers. Bytecode is compiled before the first round, as
-it is once a program has run twice. With `--check` a ratio above its target is exit code 1.
+Each round runs the command with `--json` (the numbers: no page, no pictures), without pictures, and with its default
+output, each in its own process and an empty folder. User and system time with children, medians over rounds, and ratios
+to the numbers of the same round. Bytecode is compiled before the first round, as it is after a program's first run.
+With `--check` a ratio above its target gives exit code 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 def measure(rounds: int) -> tuple[dict[tuple[str, str], list[float]], dict[str, tuple[int, int, int]]]:
-    """CPU seconds of each way of each command; of its page, bytes of all, of the pictures in it, and of files."""
+    """CPU seconds of each way of each command; bytes of its page, of the pictures in it, and of files."""
     times: dict[tuple[str, str], list[float]] = {(name, way): [] for name in _TARGETS for way in _WAYS}
     sizes = {}
     with tempfile.TemporaryDirectory() as temporary:
@@ -53,7 +53,7 @@ def _sizes(folder: Path) -> tuple[int, int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--check", action="store_true", help="exit code 1 where a page costs more than its target")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a page costs more than its target")
     options = parser.parse_args()
     times, sizes = measure(options.rounds)
     print(f"{'':<36}{'CPU s':>8}{'ratio':>8}{'range':>14}{'target':>8}")

@@ -1,17 +1,17 @@
-"""What the policy-gradient head costs: loss and gradients from hidden states, against the three plain matrix products.
+"""The cost of the policy-gradient head: loss and gradients from hidden states, compared with three matrix products.
 
     python benchmarks/policy_gradient.py [--tokens 2048] [--hidden 256] [--vocab 151936] [--rounds 3] [--dtype float32]
         [--device cuda]
 
 Time is CPU time of one thread. In every round each variant runs once next to the three products that no variant can
-avoid, `[T, H] × [H, V]`, `[T, V] × [V, H]` and `[V, T] × [T, H]`, into buffers that exist already; the figure is the
-median over rounds of the ratio to them. Memory is the peak of resident memory above what hidden states and weight take,
-each variant in a process of its own; it holds the weight's gradient, which is as large as the weight.
+avoid, `[T, H] × [H, V]`, `[T, V] × [V, H]` and `[V, T] × [T, H]`, into existing buffers; the figure is the median over
+rounds of the ratio to them. Memory is peak resident memory above hidden states and weight, each variant in its own
+process; it includes the weight's gradient, which is as large as the weight.
 
-Targets, in float32: at most 1.15 times the products where the coefficient follows from the token's own log-prob, at
-most 1.5 times where it needs a log-prob pass, and at most 400 MB. (A CPU with bfloat16 instructions forms the products
-in less than half the time, but not the exponentials, and its product with float32 sums costs twice one that rounds.) On
-a GPU it is the time until the GPU is done, and the memory of the GPU.
+Targets, in float32: at most 1.15 times the products if the coefficient follows from the token's own log-prob, at most
+1.5 times if it needs a log-prob pass, and at most 400 MB. (A CPU with bfloat16 instructions halves the time of the
+products and more, but not of the exponentials, and its product with float32 sums costs twice one that rounds.) On a
+GPU, time is until the GPU is done, and memory is the GPU's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before importing torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
@@ -69,7 +69,7 @@ def loss_of(case: Case, coefficient_of: CoefficientOf, known: Known | None = Non
 
 
 def capped(case: Case, rows: slice, logp_R: Tensor) -> Tensor:
-    """min(r, cap) · A, which no token lacks."""
+    """min(r, cap) · A, for every token."""
     ratio_R = (logp_R - case.logp_rollout_T[rows]).exp()
     return ratio_R.clamp(max=CAP) * case.advantage_T[rows]
 
@@ -79,7 +79,7 @@ def token_level(case: Case) -> Tensor:
 
 
 def half_without_advantage(case: Case) -> Tensor:
-    """The first half of the tokens has A = 0, as where all answers to a prompt are right or wrong."""
+    """A = 0 for the first half of the tokens, as when all answers to a prompt are right or all wrong."""
     advantage_T = case.advantage_T.clone()
     advantage_T[: len(advantage_T) // 2] = 0.0
     return token_level(case._replace(advantage_T=advantage_T))
@@ -113,7 +113,7 @@ def run(name: str, case: Case) -> None:
 
 
 def time_ratios(case: Case, rounds: int) -> tuple[dict[str, list[float]], float]:
-    """Per variant the ratio to the plain products in every round, and their best time in seconds."""
+    """For each variant, the ratio to the plain products in every round; and their best time in seconds."""
     hidden_TH, weight_VH = case.hidden_TH.detach(), case.weight_VH.detach()
     logits_TV = torch.zeros(len(hidden_TH), len(weight_VH), dtype=weight_VH.dtype)
     grad_TH, grad_VH = torch.zeros_like(hidden_TH), torch.zeros_like(weight_VH)
@@ -142,7 +142,7 @@ def peak_mb(name: str, args: argparse.Namespace) -> float:
 
 
 def measure_memory(name: str, case: Case) -> float:
-    """Peak above what was resident before, in MB; what a first call leaves behind counts before, not during."""
+    """Peak above the resident memory before, in MB; what a first call leaves behind is not counted."""
     ids_T = case.ids_T[:32] % 64
     small = Case(
         case.hidden_TH.detach()[:32].requires_grad_(),
@@ -158,7 +158,7 @@ def measure_memory(name: str, case: Case) -> float:
 
 
 def agree(case: Case) -> None:
-    """A benchmark of wrong numbers is worth nothing."""
+    """Check that the variants agree: a benchmark of wrong numbers is worthless."""
     case = Case(case.hidden_TH.detach()[:300].requires_grad_(), case.weight_VH, *(column[:300] for column in case[2:]))
     run("autograd through logits", case)
     expected = case.hidden_TH.grad, case.weight_VH.grad

@@ -1,4 +1,4 @@
-"""A healthy trace laid flat, with what the real model says of its tokens when it is not as it should be."""
+"""A healthy trace laid flat, with the numbers of faulty variants of the real model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOPK_COLUMNS = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer")
 
 @dataclass
 class Scores:
-    """What a variant of the trainer says of a pool's tokens."""
+    """The numbers of a trainer variant for a pool's tokens."""
 
     logp_T: np.ndarray
     entropy_T: np.ndarray
@@ -74,7 +74,7 @@ class Pool:
         return self.offset_S1[1:] - 1
 
     def take(self, index_S: np.ndarray) -> Pool:
-        """Some responses, copied: what is planted into them leaves the pool as it is."""
+        """Some responses, copied: planting into them does not change the pool."""
         tokens = np.concatenate([np.arange(self.offset_S1[s], self.offset_S1[s + 1]) for s in index_S])
         return Pool(
             np.concatenate([[0], np.cumsum(self.length_S[index_S])]),
@@ -108,7 +108,7 @@ class Pool:
         return pa.table(columns)
 
     def use(self, variant: str, where_T: np.ndarray | None = None) -> None:
-        """Let a variant's numbers stand in the trainer's place, on some tokens or on all."""
+        """Replace the trainer's numbers with a variant's, on some tokens or on all."""
         scores, everywhere = self.variants[variant], where_T is None
         where_T = np.ones(len(scores.logp_T), dtype=bool) if everywhere else where_T
         self.tokens["logp_trainer"][where_T] = scores.logp_T[where_T]
@@ -118,7 +118,7 @@ class Pool:
             self.ranks["topk_logp_trainer"][where_T] = scores.topk_logp_TK[where_T]
 
     def engine_uses(self, variant: str, where_T: np.ndarray | None = None) -> None:
-        """Let a variant's numbers stand in the engine's place, with the noise that the engine had."""
+        """Replace the engine's numbers with a variant's, keeping the engine's noise."""
         scores = self.variants[variant]
         where_T = np.ones(len(scores.logp_T), dtype=bool) if where_T is None else where_T
         pairs = [(self.tokens, "logp_", scores.logp_T), (self.ranks, "topk_logp_", scores.topk_logp_TK)]
@@ -129,13 +129,13 @@ class Pool:
 
 
 def some(pool: Pool, share: float, rng: np.random.Generator, longer_than: int = 0) -> np.ndarray:
-    """A share of the responses, two at least, of those that are long enough."""
+    """A share of the responses that are long enough, at least two."""
     long_S = np.flatnonzero(pool.length_S > longer_than)
     return rng.choice(long_S, size=min(len(long_S), max(2, round(share * pool.num_responses))), replace=False)
 
 
 def some_tokens(pool: Pool, share: float, rng: np.random.Generator) -> np.ndarray:
-    """A share of the tokens, one at least."""
+    """A share of the tokens, at least one."""
     count = int(pool.offset_S1[-1])
     return rng.choice(count, max(1, round(share * count)), False)
 
@@ -143,7 +143,7 @@ def some_tokens(pool: Pool, share: float, rng: np.random.Generator) -> np.ndarra
 def gather_tables(
     tables: Iterable[pa.Table], pair: Pair, sampling: Mapping[str, Any], about: Mapping[str, Any] | None = None
 ) -> Evidence:
-    """Evidence from tables in the columns of a trace."""
+    """Evidence from tables with the columns of a trace."""
     found = Gathering(pair)
     for table in tables:
         found.update(table, table_to_batch(table))

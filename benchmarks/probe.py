@@ -1,9 +1,9 @@
-"""What `probe` costs beyond its own sampling and scoring: prompts, grading, files, analysis, plots, HTML.
+"""The cost of `probe` beyond sampling and scoring: prompts, grading, files, analysis, plots, HTML.
 
     python benchmarks/probe.py [--engine vllm] [--num-prompts 512] [--samples-per-prompt 8]
 
-Wall time of one probe of the bundled model, imports and the loading of models left out, as a ratio to the time inside
-the engine's `sample` and the trainer's `score` (the noise included). Target: at most 1.1.
+Wall time of one probe of the bundled model, without imports and loading of models, as a ratio to the time inside the
+engine's `sample` and the trainer's `score` (with the noise). Target: at most 1.1.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@
     python benchmarks/race.py scoring --trl-python trl-venv/bin/python [--rounds 3] [--large]
     python benchmarks/race.py probe   [--rounds 2] [--sizes 64x4 256x4 1024x8]
 
-TRL lives in an environment of its own (rivals/requirements.txt). All racers of a comparison are started first, then
-each does one step in turn, round after round: A B A B. The first round warms up and is left out. Figures are medians
-over rounds with the smallest and the largest; a ratio is formed within each round. Target of `train`: 1.5 times TRL's
-samples per second.
+TRL has its own environment (rivals/requirements.txt). All racers of a comparison start first, then each does one step
+in turn, round after round: A B A B. The first round warms up and is left out. Figures are medians over rounds with the
+smallest and the largest; ratios are within a round. Target of `train`: 1.5 times TRL's samples per second.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ TRAIN: dict[str, Side] = {
     "trl-32": ("trl", "trl_grpo.py", ["--micro-batch", "32"]),
     "trl-bfloat16": ("trl", "trl_grpo.py", ["--bf16"]),
     "trl-continuous": ("trl", "trl_grpo.py", ["--sampler", "continuous-batching"]),
-    "trl-vllm": ("trl", "trl_grpo.py", ["--sampler", "vllm"]),  # dies on a CPU at its first weight sync
+    "trl-vllm": ("trl", "trl_grpo.py", ["--sampler", "vllm"]),  # crashes on a CPU at its first weight sync
     "trl-vllm-mended": ("trl", "trl_grpo.py", ["--sampler", "vllm-mended"]),
 }
 SCORING: dict[str, Side] = {
@@ -60,10 +59,10 @@ def main() -> None:
     parser.add_argument("--trl-python", default=sys.executable)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--racers", nargs="+", help="of the comparison; the first is held against the others")
+    parser.add_argument("--racers", nargs="+", help="racers; the first is compared with the others")
     parser.add_argument("--large", action="store_true", help="scoring: two layers with a vocabulary of 151,936")
     parser.add_argument("--sizes", nargs="+", default=["64x4", "256x4", "1024x8"], help="probe: prompts x responses")
-    parser.add_argument("--arguments", nargs=argparse.REMAINDER, default=[], help="probe: of both sides")
+    parser.add_argument("--arguments", nargs=argparse.REMAINDER, default=[], help="probe: arguments for both sides")
     options = parser.parse_args()
     lines = {"train": train, "scoring": scoring, "probe": probe}[options.what](options)
     for line in lines:
@@ -96,7 +95,7 @@ def scoring(options: argparse.Namespace) -> Iterator[str]:
 
 
 def ratios(rounds: Sequence[Round]) -> Iterator[str]:
-    """The first racer against each other one, round by round; CPU time is what a loaded machine distorts least."""
+    """The first racer compared with each other, round by round; load distorts CPU time least."""
     first, *others = rounds[0]
     for name in others:
         wall, cpu = ([each[first][rate] / each[name][rate] for each in rounds] for rate in ("rate", "cpu_rate"))
@@ -108,7 +107,7 @@ def command(options: argparse.Namespace, side: str, script: str, arguments: Sequ
 
 
 def race(commands: Mapping[str, Sequence[str]], options: argparse.Namespace) -> list[Round]:
-    """One step of each in turn; the first round is left out."""
+    """One step of each racer in turn, without the first round."""
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
     racers = {name: Racer(arguments, environment) for name, arguments in commands.items()}
     rounds: list[Round] = []
@@ -153,7 +152,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def bundled_case(folder: Path) -> tuple[str, Path]:
-    """Responses of the bundled traces, four times over: 1,152."""
+    """The responses of the bundled traces, repeated four times: 1,152."""
     sys.path.insert(0, str(ROOT))
     import pyarrow.parquet as pq
 
@@ -189,9 +188,9 @@ def large_case(folder: Path) -> tuple[str, Path]:
 
 
 def probe(options: argparse.Namespace) -> Iterator[str]:
-    """Whole processes: from their start to the first number on stdout, and to their end; the first round is left out.
+    """Whole processes: from the start to the first number on stdout, and to the end, without the first round.
 
-    Modules come compiled from a folder of the race, as on every machine that has imported them before.
+    Modules come compiled from a folder of the race, as on any machine that has imported them before.
     """
     compiled = tempfile.mkdtemp()
     yield f"{'':<10}{'racer':<16}{'to the number, s':>24}{'to the end, s':>24}{'CPU s':>24}   mean |π − μ|"
@@ -220,7 +219,7 @@ def probe(options: argparse.Namespace) -> Iterator[str]:
 
 
 class Whole(NamedTuple):
-    """A whole process: seconds to its number and to its end, CPU seconds with its children's, and the number."""
+    """A whole process: seconds to its number and to its end, CPU seconds with children, and the number."""
 
     first: float
     last: float

@@ -1,13 +1,13 @@
-"""Training as several ranks: seconds and memory beside one rank, and ranks that are killed at random moments.
+"""Training on several ranks: seconds and memory compared with one rank, and ranks killed at random moments.
 
     python benchmarks/ranks.py race --folder /tmp/ranks [--ranks 1 2] [--steps 6]
     python benchmarks/ranks.py kills --folder /tmp/ranks --kills 20 [--seed 0]
     python benchmarks/ranks.py learn --folder /tmp/ranks     # the default command on two ranks, to its end
     python benchmarks/ranks.py every --folder /tmp/ranks     # three steps by every algorithm, on one rank and on two
 
-Real processes, real vLLM unless `--engine hf`. A kill is a SIGKILL of a rank that chance chooses, at a moment that
-chance chooses, under `--max-restarts`; at the end every step has to stand in metrics.jsonl once, in order, and no
-process may be left. Every result is a line of FOLDER/ranks.jsonl.
+Real processes, real vLLM unless `--engine hf`. A kill is a SIGKILL of a random rank at a random moment, under
+`--max-restarts`; at the end every step must be in metrics.jsonl once, in order, and no process may be left. Every
+result is a line of FOLDER/ranks.jsonl.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def race(arguments: argparse.Namespace) -> None:
-    """The same steps on so many ranks: seconds a step by phase, tokens a second, memory of each rank."""
+    """The same steps on each number of ranks: seconds per step by phase, tokens per second, memory of each rank."""
     for ranks in arguments.ranks:
         folder = arguments.folder / f"race-{ranks}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -64,7 +64,7 @@ def race(arguments: argparse.Namespace) -> None:
 
 
 def kills(arguments: argparse.Namespace) -> None:
-    """Ranks of one long run that die one after the other."""
+    """Kill the ranks of one long run one after the other."""
     folder, chance = arguments.folder / "kills", random.Random(arguments.seed)
     shutil.rmtree(folder, ignore_errors=True)
     more = ["--max-restarts", str(arguments.kills), "--checkpoint-every", "1", "--prompts-per-step", "8"]
@@ -96,7 +96,7 @@ def kills(arguments: argparse.Namespace) -> None:
 
 
 def learn(arguments: argparse.Namespace) -> None:
-    """The reward that the default command ends with on two ranks."""
+    """The final reward of the default command on two ranks."""
     folder = arguments.folder / "learn"
     shutil.rmtree(folder, ignore_errors=True)
     code = _start(folder, 2, arguments.engine, []).wait()
@@ -105,7 +105,7 @@ def learn(arguments: argparse.Namespace) -> None:
 
 
 def every(arguments: argparse.Namespace) -> None:
-    """Three steps of two minibatches by every algorithm of the table, with a reward that most groups differ in."""
+    """Three steps of two minibatches by every algorithm of the table, with a reward that varies in most groups."""
     from mismatch_cli.algorithms.table import TABLE
 
     reward = arguments.folder / "even.py"

@@ -1,11 +1,11 @@
-"""What recording costs the run: seconds on its own thread, beside a plain numpy copy of the same columns.
+"""The cost of recording for a run: seconds on its thread, compared with a plain numpy copy of the same columns.
 
     python benchmarks/recorder.py [--responses 512] [--tokens 1000] [--rounds 20] [--every 1] [--check]
 
-Each round is a step: every column of its responses is copied with `numpy.copy`, then the same is handed to a recorder,
-response by response (`add`) or as padded matrices (`add_padded`, beside a copy of the matrices); the recorder has the
-rest of the step to write (`flush`, timed apart). Ratios are within a round; medians and ranges. With `--check` a median
-above 5 is exit code 1.
+Each round is a step: every column of its responses is copied with `numpy.copy`, then passed to a recorder, response by
+response (`add`) or as padded matrices (`add_padded`, compared with a copy of the matrices); the recorder writes during
+the rest of the step (`flush`, timed separately). Ratios are within a round; medians and ranges. With `--check` a median
+above 5 gives exit code 1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROMPT = 200
 
 
 def padded(step: int, count: int, tokens: int) -> dict[str, Any]:
-    """Matrices of responses that fill their rows to between a half and the whole."""
+    """Matrices of responses that fill half to all of their rows."""
     rng = np.random.default_rng(step)
     logp_ST = -rng.exponential(1.0, (count, tokens)).astype(np.float32)
     return {
@@ -41,7 +41,7 @@ def padded(step: int, count: int, tokens: int) -> dict[str, Any]:
 
 
 def apart(matrices: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same, one response after the other."""
+    """The same, one response at a time."""
     masks = ("prompt_mask", "response_mask")
     columns = {name: values for name, values in matrices.items() if name not in masks}
     rows = ({name: values[row] for name, values in columns.items()} for row in range(len(matrices["prompt_ids"])))
@@ -49,7 +49,7 @@ def apart(matrices: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def copy(rows: list[dict[str, Any]]) -> list[np.ndarray]:
-    """The copies of a step stay until it ends, as in every recording."""
+    """Seconds to copy a step; the copies are kept until it ends, as in every recording."""
     return [np.copy(value) for row in rows for value in row.values()]
 
 
@@ -67,7 +67,7 @@ def seconds(work: Callable[..., Any], *given: Any) -> float:
 
 
 def race(options: argparse.Namespace, form: str) -> float:
-    """The median ratio of handing over to copying; prints it."""
+    """Print and return the median ratio of recording to copying."""
     copies, given, written = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(f"{folder}/run", every=options.every)

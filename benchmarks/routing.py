@@ -1,4 +1,4 @@
-"""What it costs to take down the experts of a mixture, to hold both sides' beside each other, and to replay them.
+"""The cost of recording the experts of a mixture, of comparing both sides', and of replaying them.
 
     python benchmarks/routing.py [--layers 8] [--experts 64] [--top-k 8] [--hidden 512] [--rounds 5]
 
@@ -34,7 +34,7 @@ VOCABULARY = 4096
 
 
 def saved_model(folder: Path, arguments: argparse.Namespace) -> str:
-    """Experts of the proportions of Qwen3-30B-A3B: each a fraction of the hidden size wide."""
+    """Experts with the proportions of Qwen3-30B-A3B: each narrower than the hidden size."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
@@ -64,7 +64,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Prints a line for each variant."""
+    """Print a line for each variant."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("layers", 8), ("experts", 64), ("top-k", 8), ("hidden", 512), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)

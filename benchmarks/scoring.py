@@ -1,12 +1,12 @@
-"""What the LM head costs: log-prob, entropy, rank and log-probs at 20 ids, against the plain matrix product.
+"""The cost of the LM head: log-prob, entropy, rank and log-probs at 20 ids, compared with the plain matrix product.
 
     python benchmarks/scoring.py [--tokens 512] [--hidden 1024] [--vocab 151936] [--rounds 5] [--dtype float32]
         [--device cuda]
 
 Time is CPU time of one thread. In every round each variant runs once next to the plain product `[T, H] × [H, V]` into a
-buffer that exists already; the figure is the median over rounds of the ratio to that product. Memory is the peak of
-resident memory above what hidden states and weights take, each variant in a process of its own; what a scoring run adds
-to the peak of its backbone can only be less. On a GPU it is the time until the GPU is done, and the memory of the GPU.
+existing buffer; the figure is the median over rounds of the ratio to that product. Memory is peak resident memory above
+hidden states and weights, each variant in its own process; a scoring run can only add less to the peak of its backbone.
+On a GPU, time is until the GPU is done, and memory is the GPU's.
 
 Targets, in float32: at most 1.2 times the product, and at most 100 MB. (A CPU with bfloat16 instructions halves the
 product but not the exponentials, so there the same work weighs more.)
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before importing torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
@@ -94,7 +94,7 @@ VARIANTS = {
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """CPU time of one thread; on a GPU, the time until it is done."""
+    """CPU time of one thread, or the time until the GPU is done."""
     if not torch.cuda.is_initialized():
         start = time.process_time()
         run()
@@ -107,7 +107,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def time_ratios(case: Case, names: list[str], rounds: int) -> tuple[dict[str, list[float]], float]:
-    """Per variant the ratio to the plain product in every round, and the product's best time in seconds."""
+    """For each variant, the ratio to the plain product in every round; and the product's best time in seconds."""
     product_TV = torch.zeros(len(case.hidden_TH), len(case.weight_VH), dtype=case.weight_VH.dtype)
     ratios: dict[str, list[float]] = {name: [] for name in names}
     floors = []
@@ -130,7 +130,7 @@ def peak_mb(name: str, args: argparse.Namespace) -> float:
 
 
 def measure_memory(name: str, case: Case) -> float:
-    """Peak above what was resident before, in MB; the imports of a variant count before, not during."""
+    """Peak above the resident memory before, in MB; a variant's imports are not counted."""
     small = Case(case.hidden_TH[:32], case.weight_VH[:64], case.target_T[:32] % 64, case.query_TK[:32] % 64)
     VARIANTS[name].run(small)
     before = reset_peak()
@@ -139,7 +139,7 @@ def measure_memory(name: str, case: Case) -> float:
 
 
 def reset_peak() -> float:
-    """Set the process's high-water mark back to what is resident now, where the system can (Linux)."""
+    """Reset the process's high-water mark to what is resident now, if the system can (Linux)."""
     if torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
         return peak()
@@ -160,7 +160,7 @@ def peak() -> float:
 
 
 def agree(case: Case, names: list[str]) -> None:
-    """A benchmark of wrong numbers is worth nothing."""
+    """Check that the variants agree: a benchmark of wrong numbers is worthless."""
     exact_T = full_logits(case)
     for name in names:
         worst = (VARIANTS[name].run(case).float() - exact_T).abs().max().item()
@@ -171,7 +171,7 @@ def agree(case: Case, names: list[str]) -> None:
 
 
 def installed() -> tuple[list[str], str]:
-    """The variants that can run here, and what to say about the one that may not."""
+    """The variants that can run here, and a note about TRL, which may be missing."""
     prepare_imports()
     try:
         import trl

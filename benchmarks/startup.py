@@ -1,11 +1,11 @@
-"""What commands cost before they say something: CPU time of a process, as a ratio to one that loads numpy and pyarrow.
+"""What commands cost before their first output: CPU time as a ratio to a process that loads numpy and pyarrow.
 
     python benchmarks/startup.py [--rounds 9] [--only gate] [--check] [--python PYTHON --checkout FOLDER]
 
-Every command runs in a process of its own, in an empty folder, in turn with `python -c "import numpy,
-pyarrow.parquet"`; user and system time of both, medians. Bytecode is compiled before the first round, as it is once a
-program has run twice. With `--check` a median above its target is exit code 1; `--python` and `--checkout`
-measure another one. What a page costs beside the numbers: `page.py`.
+Every command runs in its own process and an empty folder, alternating with `python -c "import numpy, pyarrow.parquet"`;
+medians of the user and system time of both. Bytecode is compiled before the first round, as it is after a program's
+first run. With `--check` a median above its target gives exit code 1; `--python` and `--checkout` measure another
+installation. For the cost of a page compared with its numbers see `page.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FLOOR = ("-c", "import numpy, pyarrow.parquet")
 
 @dataclass(frozen=True)
 class Start:
-    """A command line, the most that it may cost, and its exit code."""
+    """A command line, its target cost, and its exit code."""
 
     line: str
     target: float
@@ -54,7 +54,7 @@ _STARTS = (
 
 
 def seconds(command: Sequence[str], environment: dict[str, str], folder: Path, code: int = 0) -> float:
-    """User and system time of a process and its children, which has to end with this code."""
+    """User and system time of a process and its children; it must end with this code."""
     process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr
     said = process.stderr.read()
@@ -66,7 +66,7 @@ def seconds(command: Sequence[str], environment: dict[str, str], folder: Path, c
 
 
 def measure(python: str, checkout: Path, starts: Sequence[Start], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds by command line, those of the floor under its own; every round is one of each."""
+    """CPU seconds by command line, the floor's under its own; every round runs each once."""
     times: dict[str, list[float]] = {line: [] for line in (_FLOOR[1], *(start.line for start in starts))}
     with tempfile.TemporaryDirectory() as temporary:
         compiled = {"PYTHONPYCACHEPREFIX": f"{temporary}/compiled", "PYTHONPATH": str(checkout)}
@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", default="", help="commands whose line contains this")
-    parser.add_argument("--check", action="store_true", help="exit code 1 where a median is above its target")
+    parser.add_argument("--check", action="store_true", help="exit code 1 if a median is above its target")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--checkout", type=Path, default=Path(__file__).resolve().parents[1])
     options = parser.parse_args()

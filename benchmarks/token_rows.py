@@ -1,9 +1,9 @@
-"""What a row per token costs: as one frame, frame by frame, with one more mask, and as exported files.
+"""The cost of a row per token: as one frame, frame by frame, with one more mask, and as exported files.
 
     python benchmarks/token_rows.py                   # 4 million tokens with top-20 columns: 2 GB of disk
-    python benchmarks/token_rows.py --tokens 16000000 # which of them takes more memory?
+    python benchmarks/token_rows.py --tokens 16000000 # which takes more memory?
 
-Every job runs in a process of its own with one thread; CPU seconds exclude imports, but for pandas (0.3 s).
+Every job runs in its own process with one thread; CPU seconds exclude imports, except for pandas (0.3 s).
 """
 
 from __future__ import annotations

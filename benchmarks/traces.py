@@ -1,4 +1,4 @@
-"""Generated traces for the benchmarks: as large as asked, with the columns that a probe or a training run writes."""
+"""Generated traces of any size for the benchmarks, with the columns that a probe or a training run writes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from mismatch_cli.trace.schema import column_order
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
 
 SHARD_TOKENS, SAMPLES, VOCABULARY = 2**20, 16, 151_936
-_ALTERNATIVES = 20  # beside the sampled token, where no top-K is asked for
-_BLOCK = 2**14  # tokens drawn at a time: what they are made of stays in cache
+_ALTERNATIVES = 20  # to the sampled token, if no top-K is requested
+_BLOCK = 2**14  # tokens drawn at a time, so that intermediates stay in cache
 
 
 def generate(
@@ -25,8 +25,8 @@ def generate(
 ) -> None:
     """A trace with top-K columns of a peaked model whose trainer differs by a little noise in the logits.
 
-    With `updates` optimiser steps have moved the logits by as much noise again, and there are advantages. Without
-    `top_k` the tokens are drawn as with 20, and only the columns are left out.
+    With `updates`, optimiser steps have added that much noise to the logits, and there are advantages. Without `top_k`,
+    tokens are drawn as with 20, and only the columns are left out.
     """
     write_manifest(folder, {"top_logprobs": top_k})
     write = partial(_write_shard, folder, tokens, top_k, updates, shard_tokens)
@@ -40,7 +40,7 @@ def generate(
 
 
 def _write_shard(folder: Path, tokens: int, top_k: int, updates: float, shard_tokens: int, index: int) -> None:
-    rng = np.random.default_rng([0, index])  # of its own: any number of workers writes the same
+    rng = np.random.default_rng([0, index])  # per shard: any number of workers writes the same
     size = min(shard_tokens, tokens - index * shard_tokens)
     write_shard(shard_path(folder, index), _shard(rng, index, size, top_k, updates))
 

@@ -1,11 +1,11 @@
-"""The training loop as people run it, with real vLLM: `python -m benchmarks.training sanity`, or another of these:
+"""The training loop as users run it, with real vLLM: `python -m benchmarks.training sanity`, or another of these:
 
     sanity    the default command on three seeds: wall time with start-up, and the accuracy of the last evaluation
     phases    the time of a step by phase; all but sampling, grading, model passes, optimiser and sync at most 5 %
     collapse  one setting, several algorithms and seeds: reward, mismatch and bad updates, with their spread over seeds
     game      the game of several turns in docs/environments.md on three seeds, as that page trains it
 
-Finished runs stay in --folder, and are not repeated. What follows `--` are flags of `mismatch-cli train`.
+Finished runs stay in --folder and are not repeated. Flags after `--` go to `mismatch-cli train`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 from tests.docs.pages import DOCS, File, steps
 
 SANITY_ACCURACY, SANITY_MINUTES = 0.95, 15
-OVERHEAD = 0.05  # of a step: what is neither work of a model nor of its engine
+OVERHEAD = 0.05  # of a step: everything but the work of a model or its engine
 WORK = ("sample", "grade", "recompute", "sync", "update", "evaluate")  # the update: model passes and optimiser
 ALGORITHMS = ("reinforce", "pg-is", "pg-tis", "grpo-clip-higher", "dppo-binary-tv", "dppo-binary-kl")
 LAST = 10  # steps of a mean
@@ -106,11 +106,11 @@ def game(options: argparse.Namespace) -> Iterator[str]:
 
 
 def run(folder: Path, flags: Sequence[str]) -> tuple[list[Record], float]:
-    """The lines of a run of `train`, and its wall time in minutes with start-up and report."""
+    """The metrics lines of a `train` run, and its wall time in minutes with start-up and report."""
     clock = folder / "minutes.txt"
     if not clock.is_file():
         command = [sys.executable, "-m", "mismatch_cli", "train", "--quiet", "--output", str(folder), *flags]
-        shutil.rmtree(folder, ignore_errors=True)  # what a broken run left: its time would not be whole
+        shutil.rmtree(folder, ignore_errors=True)  # remains of a broken run, whose time would be incomplete
         began = time.monotonic()
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:

@@ -1,8 +1,7 @@
-"""Racers that take turns: programs that are all loaded at once, of which one at a time does a step when it is told to.
+"""Racers that take turns: programs that are all loaded, one of which does a step at a time when told to.
 
-So two programs are timed step by step on the same machine in the same minutes, and start-up counts for neither. The
-driver writes a line to a racer's stdin, the racer answers with a line of JSON on its stdout, and lines in between that
-are no JSON are somebody's talk.
+This times two programs step by step on the same machine in the same minutes, without start-up. The driver writes a line
+to a racer's stdin, and the racer answers with a line of JSON on its stdout; lines that are not JSON are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _MARK = "turn "
 
 
 class Turn:
-    """The racer's side: `wait` until it may begin; `done` says what the step was, and how long it took."""
+    """The racer's side: `wait` until it may start; `done` reports the step and its time."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w")
@@ -29,7 +28,7 @@ class Turn:
         self._began = self._cpu = 0.0
 
     def wait(self) -> bool:
-        """False: the race is over."""
+        """Returns False when the race is over."""
         line = sys.stdin.readline()
         self._began, self._cpu = time.perf_counter(), time.process_time()
         return line.strip() == "go"
@@ -42,11 +41,11 @@ class Turn:
 
 
 class Died(Exception):
-    """A racer ended in the middle of a race."""
+    """A racer ended during a race."""
 
 
 class Racer:
-    """The driver's side of a program that waits for its turns."""
+    """The driver's side: a program that waits for its turns."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -54,7 +53,7 @@ class Racer:
         )
 
     def step(self) -> dict[str, Any]:
-        """One turn; `Died` with the exit code where there is nobody to take it."""
+        """Run one turn; raises `Died` with the exit code if the program has ended."""
         assert self._process.stdin and self._process.stdout
         with suppress(BrokenPipeError):
             self._process.stdin.write("go\n")

@@ -1,6 +1,6 @@
-"""The trainer as it should not be: another temperature, perturbed weights, other positions, another context, a penalty.
+"""Faulty variants of the trainer: another temperature, perturbed weights, other positions or context, a penalty.
 
-Each variant scores the responses of a pool with the real model, once; what it said is kept in a file.
+Each variant scores the responses of a pool with the real model once; the result is kept in a file.
 `temperature1.05`, `weights0.1`, `rope4` (the base), `linear4`, `yarn4` (RoPE scaling), `padded16` (attended padding on
 the left), `padded-to-longest`, `prompt-first` (that token of the prompt is another one), `prompt-dropped`,
 `penalised1.05` (of repetition), `retokenised`.
@@ -32,7 +32,7 @@ _TOKEN_BUDGET = 16384
 
 
 def add_variants(pool: Pool, trace: Trace, cache: Path, names: Sequence[str] = ()) -> None:
-    """Some variants, or every one that a fault uses, scored in the dtype of the trace's trainer."""
+    """Add some variants, or all that faults use, scored in the dtype of the trace's trainer."""
     manifest = trace.manifest
     model, dtype = manifest["trainer"]["model"], manifest["trainer"]["dtype"]
     for name in names or _names():
@@ -46,7 +46,7 @@ def add_variants(pool: Pool, trace: Trace, cache: Path, names: Sequence[str] = (
 
 
 def model_at_hand(pool: Pool, sample: Sample) -> ModelAtHand:
-    """The model that scored a pool, for `diagnose` to read responses again."""
+    """The model that scored a pool, with which `diagnose` can read responses again."""
     who = pool.about["trainer"]
     keys = zip(*(pool.rows[name].tolist() for name in ("step", "prompt_id", "sample_index")), strict=True)
     prompts = {key: list(ids) for key, ids in zip(keys, pool.rows["prompt_ids"], strict=True)}
@@ -134,7 +134,7 @@ def _requests(name: str, pool: Pool, trace: Trace) -> list[ScoreRequest]:
 
 
 def _context(name: str, prompt: list[int], longest: int) -> list[int]:
-    """What the trainer reads before the response: the prompt, padded or with another token."""
+    """The prompt as the trainer reads it: padded, or with another token."""
     if name.startswith("padded"):
         count = longest - len(prompt) if name == "padded-to-longest" else int(name.removeprefix("padded"))
         return [_PADDING] * count + prompt
@@ -151,9 +151,9 @@ _PADDING, _ANOTHER = 2, 300  # the bundled model's padding, and a token of its t
 
 @torch.inference_mode()
 def _penalised(penalty: float, model: Any, requests: list[ScoreRequest]) -> dict[str, np.ndarray]:
-    """Log-probabilities where the logits of every token that stands in the context are divided by the penalty.
+    """Log-probabilities with the logits of every token in the context divided by the penalty.
 
-    A negative logit is multiplied by it, as engines do.
+    Negative logits are multiplied by it, as in engines.
     """
     logp, entropy, topk = [], [], []
     for request in requests:
@@ -175,7 +175,7 @@ def _penalised(penalty: float, model: Any, requests: list[ScoreRequest]) -> dict
 
 
 def _splits(trace: Trace) -> dict[int, tuple[int, int]]:
-    """Token ids that are the text of two others."""
+    """Token ids whose text is that of two other tokens."""
     text_of = {i: text for i in range(4096) if not (text := trace.vocabulary.decode([i])).startswith("⟨")}
     id_of = {text: i for i, text in text_of.items()}
     found = {}
@@ -188,7 +188,7 @@ def _splits(trace: Trace) -> dict[int, tuple[int, int]]:
 
 
 def _with_one_split(ids: list[int], splits: dict[int, tuple[int, int]], rng: np.random.Generator) -> list[int]:
-    """One token of the first half in two; the ids as they are where none can be split."""
+    """The ids with one token of the first half split in two; unchanged if none can be split."""
     possible = [i for i, token in enumerate(ids[: max(1, len(ids) // 2)]) if token in splits and i >= 3]
     if not possible:
         return ids

@@ -1,9 +1,9 @@
-"""The script that people write: sample with vLLM, score with transformers, subtract.
+"""The usual hand-written script: sample with vLLM, score with transformers, subtract.
 
-As in public issues and repositories (vllm-project/vllm#18352, open-instruct's scripts/analysis): default settings of
-vLLM, the sampled token's log-prob out of a dict per token, one padded batch after the other through the model, a
-log_softmax over full logits in the model's dtype, gather, subtract. `--corrected` is the same by somebody who knows the
-traps: log-probs as processed by the sampler, logits divided by the temperature and taken to float32.
+As in public issues and repositories (vllm-project/vllm#18352, open-instruct's scripts/analysis): vLLM's default
+settings, the sampled token's log-prob from a dict per token, padded batches through the model one by one, a log_softmax
+over full logits in the model's dtype, gather, subtract. `--corrected` avoids the known traps: log-probs as processed by
+the sampler, logits divided by the temperature and converted to float32.
 """
 
 # ruff: noqa: B905, E402, SIM115
@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # from here to the companions: what a CPU needs to start
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # from here to the companions: needed to start on a CPU
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 for companion in ("torchvision", "torchaudio", "torchcodec"):

@@ -1,7 +1,7 @@
 """`mismatch-cli train`'s own loop as a racer of `benchmarks/race.py`: the other side of `trl_grpo.py`.
 
-The first turn includes loading, and the driver leaves it out. Every step is recorded as in any run (a line of
-metrics.jsonl, flushed to the disk); checkpoints, traces and evaluations are off, as they are on the other side.
+The first turn includes loading, so the driver leaves it out. Every step is recorded as in any run (a line of
+metrics.jsonl, flushed to disk); checkpoints, traces and evaluations are off, as on the other side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mismatch_cli.rl.train_config import TrainConfig, load_config
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of `train`, as its flags")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of `train`, by field name")
     options = parser.parse_args()
     turn = Turn()
     over = not turn.wait()

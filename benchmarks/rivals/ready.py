@@ -1,4 +1,4 @@
-"""Import this first: mismatch_cli and benchmarks/ become importable, and what a CPU torch cannot load is hidden."""
+"""Import this first: it makes mismatch_cli and benchmarks/ importable, and hides what a CPU torch cannot load."""
 
 from __future__ import annotations
 

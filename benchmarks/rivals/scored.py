@@ -1,4 +1,4 @@
-"""What the three scorers of the race share: the responses, the turns, and how memory is read."""
+"""What the three scorers of the race share: responses, turns and command line."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def options() -> argparse.Namespace:
     parser.add_argument("--responses", type=Path, required=True)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument(
-        "--batch", type=int, default=32, help="responses in a batch, where the scorer has no better way"
+        "--batch", type=int, default=32, help="responses in a batch, for scorers without their own batching"
     )
     return parser.parse_args()
 
 
 def take_turns(score: Callable[[list[Response]], list[float]], responses: Path) -> None:
-    """Every turn scores all responses; `score` answers the log-probs of their tokens, one response after the other."""
+    """Score all responses in every turn; `score` returns the log-probs of their tokens, response by response."""
     found = [Response(*row) for row in json.loads(responses.read_text())]
     turn = Turn()
     score(found[:2])

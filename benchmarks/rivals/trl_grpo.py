@@ -1,8 +1,8 @@
 """TRL's GRPOTrainer on the bundled model and problems, in the shape of `mismatch-cli train`'s default step.
 
-A racer of `benchmarks/race.py`: run it with a Python that has `rivals/requirements.txt`. What is set is what both sides
-have in common (problems, batch, lengths, temperature, two updates a step, AdamW, loss, grading) and what would only
-cost TRL time (checkpoints, logs, gradient checkpointing: off); everything else is its default.
+A racer of `benchmarks/race.py`: run it with a Python that has `rivals/requirements.txt`. It sets what both sides share
+(problems, batch, lengths, temperature, two updates per step, AdamW, loss, grading) and turns off what would only cost
+TRL time (checkpoints, logs, gradient checkpointing); everything else is its default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mismatch_cli.tasks.grading import MathVerify
 
 
 class Rewards:
-    """The grading of mismatch-cli, and a count of what was sampled."""
+    """mismatch-cli's grading, and a count of sampled tokens."""
 
     __name__ = "boxed"
 
@@ -50,7 +50,7 @@ class Rewards:
 
 
 class TakesTurns(TrainerCallback):
-    """A turn is a batch of responses with all its updates: it ends with the last optimiser step on them."""
+    """A turn is a batch of responses with all its updates; it ends with the last optimiser step on them."""
 
     def __init__(self, rewards: Rewards, updates: int) -> None:
         self._rewards, self._updates, self._turn = rewards, updates, Turn()

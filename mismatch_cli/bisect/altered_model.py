@@ -1,7 +1,7 @@
-"""The trainer's model with one thing as the engine has it: tensors, or a value of its configuration.
+"""The trainer's model with some tensors, or one configuration value, taken from the engine.
 
-A folder of links to the trainer's files, in which only what is altered is new: whoever loads it renames, fuses and ties
-as ever.
+It is a folder of links to the trainer's files; only the altered files are new, so that loading it renames, fuses and
+ties as usual.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CONFIG = "config.json"
-_AT_ONCE = 1 << 28  # bytes of tensors that wait to be written
-# transformers reads files in the order of their names, and of a tensor that is in two of them the last one counts.
+_BUFFERED = 1 << 28  # bytes of tensors to collect before writing a file
+# transformers reads files in the order of their names; if two files hold the same tensor, the last one counts.
 _KEPT, _TO_TRAINER = "~engine-{:05d}.safetensors", "trainer-{}"
 
 
 class KeptTensors:
-    """Writes tensors into a folder while they come, in files of a quarter of a GB; without a folder, nowhere."""
+    """Writes tensors to a folder as they arrive, in files of 256 MiB; without a folder it drops them."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -43,7 +43,7 @@ class KeptTensors:
         if self._folder is None:
             return
         self._waiting[name] = tensor.detach().cpu().contiguous().clone()
-        if sum(each.nbytes for each in self._waiting.values()) >= _AT_ONCE:
+        if sum(each.nbytes for each in self._waiting.values()) >= _BUFFERED:
             self._write()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -69,14 +69,14 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def folder_with(trainer: str, kept: Path, names: Collection[str], into: Path) -> Path:
-    """A model folder: the trainer's with these tensors as `KeptTensors` has written them into `kept`.
+    """A model folder like the trainer's, with these tensors taken from those `KeptTensors` wrote to `kept`.
 
-    What was tied to one of them and is not named itself stays as it is in the trainer.
+    Tensors tied to one of them, but not named themselves, keep the trainer's values.
     """
     saved = SavedTensors(trainer)
     if any(path.suffix == ".bin" for path in saved.files.values()):
         raise MismatchError(
-            f"{trainer} keeps its weights in pickles, which cannot be replaced one by one. Save it again with "
+            f"{trainer} stores its weights as pickles, whose tensors cannot be replaced one by one. Save it again with "
             "save_pretrained, which writes safetensors."
         )
     engines = {name: path for path in kept_files(kept) for name in names_in(path)}
@@ -102,7 +102,7 @@ def folder_with(trainer: str, kept: Path, names: Collection[str], into: Path) ->
 
 
 def folder_with_config(trainer: str, changes: Mapping[str, Any], into: Path) -> Path:
-    """A model folder: the trainer's with other values of its configuration; None takes a value out."""
+    """A model folder like the trainer's, with these configuration values changed; None removes a value."""
     source = model_folder(trainer)
     config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
     for key, value in changes.items():
@@ -114,7 +114,7 @@ def folder_with_config(trainer: str, changes: Mapping[str, Any], into: Path) -> 
 
 
 def _section(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """Where a setting of the text model stands in a configuration that may be of several models."""
+    """The section that holds a setting of the text model, in a configuration that may cover several models."""
     text = config.get("text_config")
     return text if isinstance(text, dict) and key not in config else config
 

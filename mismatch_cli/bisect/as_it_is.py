@@ -1,4 +1,4 @@
-"""Stages 0 and 1, with both sides as the manifest has them: bookkeeping, weights and configurations; then the legs."""
+"""Stages 0 and 1, with both sides as in the manifest: bookkeeping, weights and configurations; then the legs."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.reader import Trace
 
 _NOT_THE_ENGINE = (
-    "the recorded log μ is not what this engine gives: look at what differs from the run that recorded it, and at "
-    "how it was written"
+    "this engine does not reproduce the recorded log μ: check what differs from the run that recorded it, and how "
+    "it was written"
 )
 _NOT_THE_TRAINER = (
-    "the recorded log π is not what this trainer gives: look at what it was given (token ids, mask, positions), and at "
-    "how it was written"
+    "this trainer does not reproduce the recorded log π: check its inputs (token ids, mask, positions), and how it "
+    "was written"
 )
 Diagnose = Callable[[Trace, str], list[dict[str, Any]]]  # faults of a trace whose trainer has this model
 
 
 def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
-    """Faults of the columns, differences of weights and of configurations: each is a leg without it."""
+    """Find faults in the columns and differences of weights and configurations, and read a leg without each."""
     legs, trainer = run.runner.legs, run.runner.trainer
     if run.search.findings is None:
         trace = Trace.open(legs.folder(AS_RECORDED))
@@ -57,7 +57,7 @@ def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
         leg = leg_of(TRAINER, change, f"trainer with the rollout’s {experiment['setting']}")
         try:
             run.runner.read_trainer([leg], run.enough(lambda read: (run.search.base[0], read.name)))
-        except MismatchError as error:  # pickled weights, or a configuration that the trainer's weights do not fit
+        except MismatchError as error:  # pickled weights, or a configuration that does not fit the trainer's weights
             run.cannot_try(experiment["setting"], TRAINER, experiment["better"], str(error))
             continue
         after = (run.search.base[0], leg.name)
@@ -65,7 +65,7 @@ def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
 
 
 def legs_of_both(run: Searching) -> None:
-    """What stage 0 has not read of the sides as they are, and the trainer in float32, which is the reference."""
+    """Read what stage 0 did not read of the unchanged sides, and the float32 trainer, which is the reference."""
     read_sides(run)
     run.add(*_of_columns(run))
     if trainer_dtype(run) != "float32":
@@ -74,19 +74,19 @@ def legs_of_both(run: Searching) -> None:
 
 
 def read_sides(run: Searching) -> None:
-    """What has not been read of both sides as they are: changes are measured against it."""
+    """Read the unchanged legs of both sides that are missing; changes are measured against them."""
     read_rollout(run)
     run.runner.read_trainer([SCORED, OTHER_SHAPE])
     run.search.base = base_of(run)
 
 
 def trainer_dtype(run: Searching) -> str:
-    """Of the trainer as it read its leg."""
+    """The dtype in which the trainer read its leg."""
     return str(run.runner.legs.described(SCORED.name, TRAINER)["dtype"])
 
 
 def read_rollout(run: Searching) -> None:
-    """All that the engine can be asked as it is, while it is there; and its weights, where these are wanted."""
+    """Read every leg of the unchanged engine while it is loaded, and compare its weights if they are wanted."""
     runner = run.runner
     name = runner.rollout.engine
     legs = [DECODED, ALONE, UNCACHED] if can(name, "REPLAYS") else []
@@ -106,19 +106,19 @@ def read_rollout(run: Searching) -> None:
 
 
 def can_be_whole(run: Searching) -> bool:
-    """Whether log μ of a response that is read at once is that of the distribution that was sampled."""
+    """Whether log μ from reading a whole response at once is that of the sampling distribution."""
     return run.runner.rollout.engine == "hf" or not run.runner.rollout.sampling.truncates
 
 
 def base_of(run: Searching) -> tuple[str, str]:
-    """The legs that changes are measured against: both sides again, as far as they can be read again."""
+    """The legs that changes are measured against: both sides read again, where that is possible."""
     engine = next((leg.name for leg in (DECODED, WHOLE) if run.runner.legs.is_done(leg.name)), AS_RECORDED)
     trainer = SCORED.name if run.runner.legs.is_done(SCORED.name) else AS_RECORDED
     return engine, trainer
 
 
 def _of_columns(run: Searching) -> list[Experiment]:
-    """What of the gap is in the recorded columns alone, not in what made them: named by the diagnosis, if it can."""
+    """What part of the gap is only in the recorded columns, not in what made them; the diagnosis names it if it can."""
     findings, (engine, trainer) = run.search.findings or [], run.search.base
     found = next(iter(findings), None)
     columns = []
@@ -135,7 +135,7 @@ def _of_columns(run: Searching) -> list[Experiment]:
 
 
 def compared(run: Searching, engine: Engine) -> dict[str, Any]:
-    """The engine's weights and configuration beside those of the trainer's model, as `search.json` holds it."""
+    """The engine's weights and configuration compared with the trainer's, in the form of `search.json`."""
     rollout, trainer = run.runner.rollout, run.runner.trainer.config
     found = compare_weights(
         cast(OpenEngine, engine),
@@ -149,13 +149,13 @@ def compared(run: Searching, engine: Engine) -> dict[str, Any]:
 
 
 def _of_models(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
-    """An experiment, without its legs, and the change of the trainer, for each way in which the two models differ."""
+    """For each difference between the two models: an experiment without its legs, and the change to the trainer."""
     found, rollout, trainer = run.search.weights or {}, run.runner.rollout, run.runner.trainer.config
     about: dict[str, Any]
     if rollout.adapter != trainer.trainer_adapter and compare_adapters(
         {"adapter": rollout.adapter}, {"adapter": trainer.trainer_adapter}
     ):
-        words = "the adapter on both sides, or on neither"
+        words = "use the adapter on both sides, or on neither"
         about = {"setting": "adapter", "value": trainer.trainer_adapter, "better": rollout.adapter, "change": words}
         lacks = TRAINER if rollout.adapter else ROLLOUT
         yield about | {"side": lacks}, {"trainer_adapter": rollout.adapter}

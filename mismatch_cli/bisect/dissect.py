@@ -1,4 +1,4 @@
-"""Both sides taken apart on recorded responses: passes of the trainer beside one of the engine, one by one."""
+"""Takes both sides apart on recorded responses: trainer passes compared with one engine pass, one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mismatch_cli.scoring.head import Head
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.sharding import is_spread, without_gradients
 
-_ROWS = 64  # tokens whose logits on both sides stand in memory together
+_ROWS = 64  # tokens whose logits of both sides are in memory at a time
 
 
 class Response(Protocol):
@@ -38,9 +38,9 @@ class Response(Protocol):
 def graft(
     engine: Engine, trainer: Trainer, responses: Sequence[Response], on_done: Callable[[int], None] = lambda _: None
 ) -> ModuleFindings:
-    """Take both sides apart on these responses, such as `choose_responses` names; `on_done` is told of each.
+    """Take both sides apart on these responses, such as those from `choose_responses`; calls `on_done` for each.
 
-    A `MismatchError` says in a sentence why it cannot be done; what cannot be compared is named in `missing`.
+    Raises a `MismatchError` where that is impossible; `missing` names what could not be compared.
     """
     check_open(engine, trainer)
     findings = ModuleFindings()
@@ -54,23 +54,23 @@ def graft(
 
 
 def _settle(findings: ModuleFindings) -> None:
-    """Kinds that made no numbers of some response are left out, and named."""
+    """Leave out kinds that produced no numbers for some response, and name them."""
     for columns in (findings.grafted, findings.alone):
         for kind in [kind for kind, rows in columns.items() if len(rows) < len(findings.logp_trainer)]:
             del columns[kind]
-            findings.missing.append(f"{kind}: the engine's makes no numbers of the trainer's hidden states")
+            findings.missing.append(f"{kind}: the engine's returns no numbers for the trainer's hidden states")
 
 
 def check_open(engine: Engine, trainer: Trainer) -> None:
-    """A `MismatchError` where either side cannot be taken apart at all."""
+    """Raise a `MismatchError` if either side cannot be taken apart."""
     if not hasattr(engine, "pass_over"):
         raise MismatchError(
-            "The modules of a server are out of reach. They are compared with --engine vllm, in this process, or "
-            "--engine hf."
+            "The modules of a server are out of reach. To compare modules, run the engine in this process: "
+            "--engine vllm or --engine hf."
         )
     if is_spread(trainer.model):
         raise MismatchError(
-            "The trainer is spread over ranks, each with a part of every weight, so its modules cannot be compared "
+            "The trainer is sharded: each rank holds a part of every weight, so its modules cannot be compared "
             "with the engine's. Use one process."
         )
 
@@ -86,7 +86,7 @@ class _Dissection:
     heard: Listener = field(init=False)  # of the trainer's own pass
 
     def run(self) -> None:
-        """The trainer's own pass, one beside the engine's modules, one for each graft."""
+        """Run the trainer's own pass, one that compares modules with the engine's, and one for each graft."""
         found = self.findings
         first_row, ids_T = len(self.request.prompt_ids) - 1, torch.tensor(self.request.response_ids)
         found.logp_prefill.append(self.engine.own_logp(first_row, ids_T).numpy())
@@ -109,7 +109,7 @@ class _Dissection:
         found.missing = found.missing or _missing(self.heard.called, alone, grafts.refused, seen)
         if not found.missing and torch.finfo(grafts.stream_dtype).eps < torch.finfo(self._stream_dtype()).eps:
             coarse = str(self._stream_dtype()).removeprefix("torch.")
-            found.missing = [f"residual: the trainer adds up in {coarse}, which cannot hold the engine's stream"]
+            found.missing = [f"residual: the trainer adds in {coarse}, which cannot represent the engine's stream"]
 
     def _stream_dtype(self) -> torch.dtype:
         return self.heard.streams[-1]["mlp"][0].dtype
@@ -117,18 +117,18 @@ class _Dissection:
     def _graft(
         self, grafts: Grafts, into: dict[str, list[np.ndarray]], name: str, kinds: Collection[str], inner: bool = True
     ) -> None:
-        """A pass that makes no numbers leaves its kind one short, and `_settle` says so."""
+        """Score a graft; a pass without numbers leaves its kind one response short, which `_settle` reports."""
         with grafts.on(kinds, inner=inner), suppress(MismatchError):
             into.setdefault(name, []).append(self._score(kinds))
 
     def _score(self, kinds: Collection[str]) -> np.ndarray:
-        """log π, with the engine's head and sampler where they are among the kinds."""
+        """log π, with the engine's head and sampler if `kinds` has them."""
         if "head" not in kinds:
             (scores,) = self.trainer.score([self.request], token_budget=1)
             return scores.logp_T
         logp_T: np.ndarray = self._look_at(lambda hidden_TH, ids_T, _: self.engine.logp(hidden_TH, ids_T).numpy())
         if np.isnan(logp_T).any():
-            raise MismatchError("The engine's head makes NaN of the trainer's hidden states.")
+            raise MismatchError("The engine's head returns NaN for the trainer's hidden states.")
         return logp_T
 
     def _look_at(self, look: Callable[[Tensor, Tensor, Head], Any]) -> Any:
@@ -149,13 +149,13 @@ class _Dissection:
 
 
 def _outermost(kinds: Collection[str]) -> set[str]:
-    """All of them, but for what lies inside of others: a block of the engine brings its own along."""
+    """These kinds without those nested in another: a grafted block brings its inner modules along."""
     inside = {"rotary": "attention", "router": "experts"}
     return {kind for kind in kinds if inside.get(kind) not in kinds}
 
 
 def _missing(called: Sequence[Part], alone: Sequence[Part], refused: dict[str, str], seen: set[str]) -> list[str]:
-    """What of the trainer could not be compared, by kind."""
+    """Which of the trainer's modules could not be compared, by kind."""
     kinds = {part.name: part.kind for part in called}
     lost = {part.name: "the engine has no counterpart" for part in alone if part.kind != "rotary"} | refused
     said = []

@@ -21,14 +21,14 @@ from mismatch_cli.metrics.estimate import (
 
 FAR = float(np.log(2))  # nats
 MEASURES = ("abs_d", "k3", "beyond_ln2")
-_NARROW = 0.02  # of the gap: what is alike for all groups of prompts to that needs no error to be known
+_NARROW = 0.02  # of the gap: if all groups of prompts agree to within this, their range is the interval
 
 
 @dataclass(frozen=True)
 class GapSums:
     """Sums over the tokens of each response for one pair of legs: Σ|d|, Σ k3, tokens with |d| > ln 2, and tokens.
 
-    d = log π − log μ and k3 = e^d − 1 − d, nats. A response that one of the legs has not read has no tokens.
+    d = log π − log μ and k3 = e^d − 1 − d, nats. A response that either leg has not read has no tokens.
     """
 
     sums_S3: np.ndarray
@@ -36,7 +36,7 @@ class GapSums:
 
     @classmethod
     def between(cls, tokens: FixedTokens, logp_rollout_T: np.ndarray, logp_trainer_T: np.ndarray) -> GapSums:
-        """From both legs' log-probabilities of all tokens, NaN where one has none."""
+        """From both legs' log-probabilities of all tokens, NaN where not read."""
         d_T = logp_trainer_T - logp_rollout_T
         counts_T = tokens.counts_T & np.isfinite(d_T)
         d_T = np.where(counts_T, d_T, 0.0)
@@ -50,7 +50,7 @@ class GapSums:
 
 
 class Effects:
-    """Estimates over the prompts of the fixed tokens; `weight_S` counts responses otherwise, as a resample does."""
+    """Estimates over the prompts of the fixed tokens; `weight_S` reweights responses, as a resample does."""
 
     def __init__(self, tokens: FixedTokens, weight_S: np.ndarray | None = None) -> None:
         self._tokens = tokens
@@ -69,7 +69,7 @@ class Effects:
         return grouped_ratio(*self._grouped(part_S, both_S, both_S), SIGNED)
 
     def share(self, recorded: GapSums, before: GapSums, after: GapSums) -> Estimate:
-        """How much of the recorded gap goes: (Σ|d| before − after) / Σ|d| as recorded, on the same responses."""
+        """How much of the recorded gap a change removes: (Σ|d| before − after) / Σ|d| as recorded, same responses."""
         known_S = np.minimum(before.tokens_S, after.tokens_S)
         part_S = before.sums_S3[:, 0] - after.sums_S3[:, 0]
         part_G, whole_G, prompts = self._grouped(part_S, recorded.sums_S3[:, 0], known_S)
@@ -83,7 +83,7 @@ class Effects:
     def _grouped(
         self, part_S: np.ndarray, whole_S: np.ndarray, known_S: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Both by group of prompts, of the responses that are known, and how many prompts these have."""
+        """Both sums by group of prompts over the known responses, and the number of their prompts."""
         weight_S = self._weight_S * (known_S > 0)
         sums_G2 = sum_by_group(self._tokens.group_S, np.stack([part_S, whole_S], axis=1) * weight_S[:, None])
         return sums_G2[:, 0], sums_G2[:, 1], len(np.unique(self._tokens.prompt_id_S[weight_S > 0]))
@@ -94,9 +94,9 @@ def _positive(part_G: np.ndarray, whole_G: np.ndarray, prompts: int) -> Estimate
 
 
 def _of_all_groups(found: Estimate, part_G: np.ndarray, whole_G: np.ndarray, prompts: int) -> Estimate:
-    """A share whose last digits a few prompts decide, or none: its range over all groups, where that is narrow."""
-    there_G = whole_G > 0
-    share_G = part_G[there_G] / whole_G[there_G]
+    """A share whose last digits depend on a few prompts or none: its range over all groups, if that is narrow."""
+    present_G = whole_G > 0
+    share_G = part_G[present_G] / whole_G[present_G]
     if prompts < FEWEST_PROMPTS or len(share_G) < FEWEST_GROUPS or np.ptp(share_G) > _NARROW:
         return found
     return Estimate(found.value, float(share_G.min()), float(share_G.max()))

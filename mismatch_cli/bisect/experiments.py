@@ -1,4 +1,4 @@
-"""What a search has done so far, as `search.json` of its run folder holds it."""
+"""What a search has done so far, as kept in `search.json` of its run folder."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from mismatch_cli.trace.manifest import shards_in
 FILE_NAME = "search.json"
 FORMAT = "mismatch-cli search"
 ROLLOUT, TRAINER = "rollout", "trainer"
-LEGS = "legs"  # the folder of all of them, in that of the run
-AS_RECORDED = "as-recorded"  # the leg that others stand beside
-Change = Mapping[str, Any]  # of one side: see `sides.py`
+LEGS = "legs"  # their folder inside the run folder
+AS_RECORDED = "as-recorded"  # the leg that the others are compared with
+Change = Mapping[str, Any]  # to one side: see `sides.py`
 Pair = tuple[str, str]  # the names of a leg of the rollout and one of the trainer
 
 
 @dataclass(frozen=True)
 class Leg:
-    """One side under one change; `what` is said of it in reports."""
+    """One side under one change; reports call it `what`."""
 
     name: str
     side: str
@@ -32,7 +32,7 @@ class Leg:
     change: Change = field(default_factory=dict)
 
 
-# Both sides as they are, asked in every way that needs no other settings; and the trainer that is the reference.
+# The unchanged sides, read in every way that needs no other settings, and the reference trainer.
 DECODED = Leg("rollout-again", ROLLOUT, "engine, decoding again")
 WHOLE = Leg("rollout-prefill", ROLLOUT, "engine, whole responses at once", {"prefill": True})
 ALONE = Leg("rollout-alone", ROLLOUT, "engine, one response at a time", {"alone": True})
@@ -44,7 +44,7 @@ REFERENCE = Leg("trainer-float32", TRAINER, "trainer in float32", {"trainer_dtyp
 
 @dataclass(frozen=True)
 class Experiment:
-    """One thing changed: the pair of legs before and after it, and what it says to whoever reads of it."""
+    """One change: the pairs of legs before and after it, and how reports describe it."""
 
     setting: str  # as the manifest names it, a tensor, or a kind of modules
     side: str
@@ -60,13 +60,13 @@ class Experiment:
 
     @property
     def position(self) -> int:
-        """Where in its pairs the leg stands that is another: 0, the rollout's, or 1, the trainer's."""
+        """Which leg of its pairs changes: 0, the rollout's, or 1, the trainer's."""
         return 0 if self.after[0] != self.before[0] else 1
 
 
 @dataclass
 class Search:
-    """Everything but the legs themselves."""
+    """The state of a search, except for the legs themselves."""
 
     folder: Path
     gap: float = 0.0  # mean |Δlog p| as recorded, nats
@@ -75,15 +75,15 @@ class Search:
     findings: list[dict[str, Any]] | None = None  # of the diagnosis
     weights: dict[str, Any] | None = None
     modules: dict[str, Any] | None = None
-    untried: list[dict[str, Any]] = field(default_factory=list)  # settings that could not be turned here, and why
+    untried: list[dict[str, Any]] = field(default_factory=list)  # settings that could not be changed here, and why
     together: dict[str, Any] | None = None
     base: Pair = (AS_RECORDED, AS_RECORDED)
     flags: dict[str, Any] | None = None  # what was typed, for --resume
-    like: str | None = None  # the run of `probe` that was searched, whose settings `probe --like` takes over
+    like: str | None = None  # the `probe` run that was searched, whose settings `probe --like` copies
 
     @classmethod
     def of(cls, folder: Path) -> Search:
-        """What a run folder holds of a search; a new one where there is none."""
+        """The search in a run folder, or a new one if it has none."""
         if not (folder / FILE_NAME).is_file():
             return cls(folder)
         held = read_search(folder)
@@ -94,17 +94,17 @@ class Search:
 
     @property
     def pair_together(self) -> Pair | None:
-        """The legs with all turned at once that is needed; None where no two settings help."""
+        """The legs with all needed settings changed at once; None where no two settings help."""
         return None if self.together is None else (self.together["after"][0], self.together["after"][1])
 
     def save(self) -> None:
-        """Write it by atomic rename."""
+        """Write `search.json` by atomic rename."""
         held = {known.name: getattr(self, known.name) for known in fields(self) if known.name != "folder"}
         held["experiments"] = [asdict(experiment) for experiment in self.experiments]
         write_atomically(self.folder / FILE_NAME, json.dumps({"format": FORMAT, "version": 1, **held}, indent=1) + "\n")
 
     def add(self, experiments: Sequence[Experiment], *, write: bool = True) -> None:
-        """Take these in, in place of those of the same setting and the same legs."""
+        """Add these, replacing those with the same setting and legs."""
         keys = {_key(experiment) for experiment in experiments}
         self.experiments = [known for known in self.experiments if _key(known) not in keys] + list(experiments)
         if write:
@@ -112,20 +112,20 @@ class Search:
 
 
 def leg_names(run_folder: Path) -> list[str]:
-    """The legs of a run folder that have read something; a search that is killed may leave a manifest alone."""
+    """The legs of a run folder that have read something; a killed search may leave a manifest without shards."""
     folders = (path.parent for path in (run_folder / LEGS).glob(f"*/{MANIFEST}"))
     return sorted(folder.name for folder in folders if shards_in(folder))
 
 
 def read_search(folder: Path) -> dict[str, Any]:
-    """The file as it is; a `MismatchError` where it is damaged."""
+    """The content of `search.json`; a `MismatchError` if it is damaged."""
     path = folder / FILE_NAME
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise MismatchError(f"{path} is damaged ({first_line(error)}). Start again with --force.") from error
     if not isinstance(held, dict) or held.get("format") != FORMAT:
-        raise MismatchError(f"{path} is not the search of a `bisect`. Choose another --output.")
+        raise MismatchError(f"{path} was not written by `bisect`. Choose another --output.")
     return held
 
 

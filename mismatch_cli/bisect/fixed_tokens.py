@@ -1,6 +1,6 @@
-"""The responses that every experiment reads: chosen once from a trace, in portions that an experiment may stop between.
+"""The responses that every experiment reads: chosen once from a trace, in portions so that it may stop early.
 
-Each portion has responses of as many prompts as there are, so that an interval over prompts exists early.
+Each portion covers as many prompts as possible, so that an interval over prompts exists early.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.shards import open_shard
 
 Key = tuple[int, int, int]
-_PORTIONS = (1 / 4, 1 / 2, 1.0)  # of the responses that are read, at the end of each
+_PORTIONS = (1 / 4, 1 / 2, 1.0)  # share of the responses read by the end of each
 _KEY = ("step", "prompt_id", "sample_index")
 _KEPT = (
     *("step", "epoch", "minibatch", "prompt_id", "sample_index", "version_rollout", "version_trainer", "reward"),
@@ -33,11 +33,11 @@ _KEPT = (
 
 
 def choose(trace: Trace, most: int, version: int | None = None, *, equal: bool = False) -> list[pa.Table]:
-    """Up to `most` responses with log π and log μ, a table a portion; of all versions, or of one that sampled.
+    """Up to `most` responses with log π and log μ, one table per portion; of all sampling versions, or of one.
 
     `equal`: log π is that at the weights that sampled, whichever column has it. One response of each prompt comes
-    first, in an order that follows from their keys; a key that stands twice counts once. One row group is held at a
-    time, and what is chosen. Raises a `MismatchError` where there is none.
+    first, in an order that follows from their keys; a duplicated key counts once. Memory holds one row group at a
+    time and the chosen responses. Raises a `MismatchError` if there are none.
     """
     names = [name for name in (*_KEPT, "logp_recomputed") if name in trace.columns()]
 
@@ -47,8 +47,8 @@ def choose(trace: Trace, most: int, version: int | None = None, *, equal: bool =
     key_SK = np.concatenate([np.stack([t[name].to_numpy() for name in _KEY], axis=1) for t in tables()])
     if not len(key_SK):
         raise MismatchError(
-            f"{trace.folder} holds no response with log π of a trainer and the ids of its prompt, at weights that a "
-            f"model here has. {trace.how_to_score}"
+            f"{trace.folder} has no response with a trainer’s log π and prompt ids at weights that a model here "
+            f"has. {trace.how_to_score}"
         )
     order = _order(key_SK)[:most]
     ends = [max(1, round(len(order) * part)) for part in _PORTIONS]
@@ -58,7 +58,7 @@ def choose(trace: Trace, most: int, version: int | None = None, *, equal: bool =
 
 
 def versions(trace: Trace) -> list[int]:
-    """Those of the weights that sampled, in order."""
+    """The versions of the weights that sampled, in order."""
     from mismatch_cli.recording.rescore_plan import versions_of
 
     found: set[int] = set()
@@ -68,8 +68,8 @@ def versions(trace: Trace) -> list[int]:
 
 
 def _usable(table: pa.Table, version: int | None, equal: bool) -> pa.Table:
-    """The rows that have everything an experiment needs."""
-    from mismatch_cli.recording.rescore_plan import versions_of  # of rooms that import torch, as readers do not
+    """The rows with everything an experiment needs."""
+    from mismatch_cli.recording.rescore_plan import versions_of  # it imports torch, which readers must not
 
     table = _at_equal_weights(table) if equal else table
     usable = pc.greater(pc.list_value_length(table["response_ids"]), 0)
@@ -84,7 +84,7 @@ def _usable(table: pa.Table, version: int | None, equal: bool) -> pa.Table:
 
 
 def _at_equal_weights(table: pa.Table) -> pa.Table:
-    """The table with log π at the weights that sampled as that of the trainer, null where it was not measured."""
+    """The table with log π at the sampling weights in the trainer's column, null where it was not measured."""
     from mismatch_cli.recording.rescore_plan import versions_of
     from mismatch_cli.recording.score import with_columns
 
@@ -98,7 +98,7 @@ def _at_equal_weights(table: pa.Table) -> pa.Table:
 
 
 def _order(key_SK: np.ndarray) -> np.ndarray:
-    """Rows: the first response of every prompt, then the second of each, …"""
+    """Row numbers: the first response of every prompt, then the second of each, …"""
     step_S, prompt_S, sample_S = key_SK.T
     hash_S = hash_keys(prompt_S, step_S, sample_S)
     by_prompt = np.lexsort((hash_S, prompt_S))
@@ -110,7 +110,7 @@ def _order(key_SK: np.ndarray) -> np.ndarray:
 
 
 def _taken(tables: Iterator[pa.Table], rows: np.ndarray) -> pa.Table:
-    """These rows of the tables laid behind each other, in the order of the tables."""
+    """These rows of the concatenated tables, in their order."""
     wanted, parts, start = np.sort(rows), [], 0
     for table in tables:
         own = wanted[(wanted >= start) & (wanted < start + len(table))] - start
@@ -137,7 +137,7 @@ class FixedTokens:
 
     @classmethod
     def read(cls, folder: Path) -> FixedTokens:
-        """From the trace of what was chosen, a shard a portion."""
+        """Read the trace of the chosen responses, one shard per portion."""
         trace = Trace.open(folder)
         batches = [table_to_batch(open_shard(path).read().combine_chunks()) for path in trace.shards]
         keys = [key for batch in batches for key in _keys(batch)]
@@ -161,9 +161,9 @@ class FixedTokens:
         return len(self.prompt_id_S)
 
     def known_to(self, columns: Iterable[np.ndarray]) -> FixedTokens:
-        """The same without tokens that a leg has read and has no finite number for: no leg is measured on others.
+        """The same without tokens for which a leg that read them has no finite number: all legs count the same tokens.
 
-        Truncation leaves tokens out under some settings (−∞), and what an environment said has no log μ (NaN).
+        Truncation excludes tokens under some settings (−∞), and an environment's tokens have no log μ (NaN).
         """
         unknown_T = np.zeros(len(self.counts_T), dtype=bool)
         for logp_T in columns:
@@ -173,7 +173,7 @@ class FixedTokens:
         return replace(self, counts_T=self.counts_T & ~unknown_T)
 
     def flat(self, folder: Path, column: str) -> np.ndarray:
-        """A column of another trace of the same responses, float64; NaN where it does not have one."""
+        """A column of another trace of the same responses, float64; NaN where it has none."""
         values_T = np.full(int(self.offset_S1[-1]), np.nan)
         for path in Trace.open(folder).shards:
             batch = table_to_batch(open_shard(path).read().combine_chunks())

@@ -1,7 +1,7 @@
-"""The engine's modules in the trainer's forward pass: what is left of the gap when one kind of them is grafted.
+"""The engine's modules in the trainer's forward pass: how much of the gap remains when one kind of them is grafted.
 
-A graft is the trainer's own pass over a response in which every module of a kind is computed by the engine's, on the
-trainer's input of that moment. What |log π − log μ| loses by it, that kind made; of nested kinds (norms inside
+A graft is the trainer's own pass over a response, except that the engine computes every module of one kind, on the
+input that the trainer has there. That kind causes what |log π − log μ| loses. Of nested kinds (norms inside
 attention) the outer one takes the inner along.
 """
 
@@ -25,35 +25,35 @@ from mismatch_cli.dissection.model_parts import BLOCKS, Pair, Part
 from mismatch_cli.dissection.streams import total
 from mismatch_cli.errors import first_line
 
-_RECENT = 4  # inputs of norms, and outputs of modules, among which a residual and a branch are looked for
-_ROTATION = "apply_rotary_pos_emb"  # how the files of transformers call the function that turns queries and keys
+_RECENT = 4  # inputs of norms and outputs of modules to search for a residual and a branch
+_ROTATION = "apply_rotary_pos_emb"  # the function in transformers' model files that rotates queries and keys
 Seen = Callable[[str, str, Tensor, Tensor], None]  # name and kind of a module, the engine's answer and the trainer's
 
 
 class Grafts:
-    """Hooks on the trainer's model that ask the engine's modules, and put in what they answer or only show it."""
+    """Hooks on the trainer's model that call the engine's modules, and use their outputs or only report them."""
 
     def __init__(self, engine: EnginePass, trainer: Listener, pairs: Sequence[Pair]) -> None:
         self._engine, self._trainer = engine, trainer
         self._pairs = {pair.trainer.name: pair for pair in pairs}
-        self.refused: dict[str, str] = {}  # modules of the trainer whose counterpart cannot answer, and why
+        self.refused: dict[str, str] = {}  # trainer modules whose counterpart cannot compute this, and why
         self._kinds: Collection[str] = ()
         self._seen: Seen | None = None
         self._inner = True
-        self._times = Counter[str]()  # that each module has been called in the pass
+        self._times = Counter[str]()  # how often each module has been called in the pass
         self._norm_inputs = deque[Tensor](maxlen=_RECENT)
-        self._outputs = deque[tuple[Tensor, Tensor]](maxlen=_RECENT)  # as the trainer adds them, and as they were
-        self._stream: Tensor | None = None  # that the trainer's layer began with
-        self._blocks = list[Tensor]()  # what those of the layer have answered
+        self._outputs = deque[tuple[Tensor, Tensor]](maxlen=_RECENT)  # as the trainer adds them, and as they came
+        self._stream: Tensor | None = None  # the input of the trainer's layer
+        self._blocks = list[Tensor]()  # outputs of the layer's blocks
         self._branches = set(trainer.branches)
-        self._attention: Part | None = None  # of the engine, whose counterpart the trainer is in
+        self._attention: Part | None = None  # the engine's counterpart of the attention that is running
         self._hooks: list[Any] = []
 
     @contextmanager
     def on(self, kinds: Collection[str], seen: Seen | None = None, *, inner: bool = True) -> Iterator[None]:
-        """For the passes inside: modules of these kinds are the engine's; with `seen` all stays, and it is told.
+        """Within the `with` block, modules of these kinds are the engine's; with `seen`, outputs are only reported.
 
-        `inner`: those that lie within attention, MLPs or experts too.
+        `inner`: also modules inside attention, MLPs or experts.
         """
         self._kinds, self._seen, self._inner = kinds, seen, inner
         self._times.clear()
@@ -86,15 +86,15 @@ class Grafts:
         if part.kind == "attention" and part.name in self._pairs:
             enter = partial(self._enter_attention, self._pairs[part.name].engine)
             self._hooks.append(part.module.register_forward_pre_hook(enter))
-        if not part.inside and part.kind != "rotary":  # after the graft, whose answers the trainer continues with
+        if not part.inside and part.kind != "rotary":  # after the graft: the trainer continues with its outputs
             self._hooks.append(part.module.register_forward_hook(partial(self._remember, part), with_kwargs=True))
 
     def _reaches(self, part: Part) -> bool:
-        """Not into a block that is the engine's as a whole."""
+        """Whether this part is replaced by itself, not inside a block that is the engine's as a whole."""
         return not part.inside or (self._inner and (self._seen is not None or part.inside not in self._kinds))
 
     def _leave(self, answer: Callable[..., Any], pair: Pair, _module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        """What the trainer's module answers: the engine's answer in its place, where there is one."""
+        """Replace the output of the trainer's module with the engine's, where there is one."""
         name = pair.trainer.name
         time = self._times[name]
         self._times[name] += 1
@@ -104,7 +104,7 @@ class Grafts:
             theirs = answer(pair, args, kwargs, output, time)
             if self._seen is None:
                 return _in_place_of(theirs, output)
-        except Exception as error:  # a module of a foreign library on what it was not made for
+        except Exception as error:  # a third-party module on inputs that it was not written for
             self.refused[name] = _why(error)
             return None
         self._seen(name, pair.trainer.kind, first(theirs), first(output))
@@ -117,7 +117,7 @@ class Grafts:
         return [first(self._engine.call(pair.engine, *tensors, time=time))]
 
     def _unfused(self, stream: Tensor) -> list[Tensor]:
-        """A branch's output and the residual, where their sum is this input: the engine's norm adds them unrounded."""
+        """A branch's output and the residual if they sum to this input: the engine's norm adds them unrounded."""
         for residual in reversed(self._norm_inputs):
             for added, branch in reversed(self._outputs):
                 if added.shape == residual.shape == stream.shape and torch.equal(self._sum(residual, added), stream):
@@ -125,7 +125,7 @@ class Grafts:
         return [stream]
 
     def _routed(self, pair: Pair, args: Any, kwargs: Any, output: Any, time: int) -> Any:
-        """The engine's logits and its choice, of however many experts, as the trainer's router would say them."""
+        """The engine's logits and its choice of experts, however many, in the form of the trainer's router."""
         (hidden, *_) = flowing(args, kwargs).values()
         theirs = self._engine.route(pair.engine, hidden, time)
         return theirs if isinstance(output, tuple) and len(output) == 3 else [theirs[0]]
@@ -141,7 +141,7 @@ class Grafts:
         if part.kind in BLOCKS:
             self._blocks.append(own)
         if self._stream is not None and part.name in self._branches:
-            # What has to be added so that the sum is one of the engine's precision.
+            # What to add so that the sum has the engine's precision.
             added = (self._stream + own).to(self.stream_dtype).to(own) - self._stream
             output = _in_place_of([added], output)
         self._outputs.append((added, own))
@@ -149,7 +149,7 @@ class Grafts:
 
     @property
     def stream_dtype(self) -> torch.dtype:
-        """In which the engine adds up its stream."""
+        """The dtype of the engine's residual stream."""
         return self._engine.streams[-1]["mlp"][0].dtype
 
     def _sum(self, residual: Tensor, branch: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class Grafts:
 
     def _leave_layer(self, _layer: Any, _args: Any, output: Any) -> Any:
         stream, self._stream = self._stream, None
-        if self._trainer.parallel and stream is not None:  # both blocks are added up before the stream is
+        if self._trainer.parallel and stream is not None:  # the blocks are summed before the stream is added
             answers = [block.to(self.stream_dtype) for block in self._blocks]
             return _in_place_of([sum(answers) + stream.to(self.stream_dtype)], output)
         return _in_place_of([first(output).to(self.stream_dtype)], output)
@@ -174,12 +174,12 @@ class Grafts:
         self._attention = engine
 
     def _enter_stack(self, _layer: Any, args: Any, kwargs: Any) -> Any:
-        """What enters the first layer: embeddings with their scale, norm or positions, whoever makes them."""
+        """Replace the first layer's input: embeddings with their scale, norm or positions, wherever computed."""
         (key, own), *_ = flowing(args, kwargs).items()
         pieces = self._engine.streams[0]["before"]
         theirs = pieces[0] if len(pieces) == 1 else total(pieces)
         if theirs.numel() != own.numel():
-            self.refused["embedding"] = f"{tuple(theirs.shape)} beside {tuple(own.shape)}"
+            self.refused["embedding"] = f"{tuple(theirs.shape)} versus {tuple(own.shape)}"
             return None
         if self._seen is not None:
             self._seen("embedding", "embedding", theirs, own)
@@ -191,25 +191,25 @@ class Grafts:
 
     @contextmanager
     def _rotating(self) -> Iterator[None]:
-        """Where the engine has a module that turns queries and keys, it stands in for transformers' function."""
+        """Replace transformers' rotation function with the engine's module, if the engine has one."""
         own = any(part.kind == "rotary" and part.name in self._pairs for part in self._trainer.called)
         attentions = [part.module for part in self._trainer.called if part.kind == "attention"]
         files = {type(module).__module__ for module in attentions} if "rotary" in self._kinds and not own else set()
-        turning = [sys.modules[name] for name in files if hasattr(sys.modules.get(name), _ROTATION)]
-        before = [getattr(file, _ROTATION) for file in turning]
+        rotating = [sys.modules[name] for name in files if hasattr(sys.modules.get(name), _ROTATION)]
+        before = [getattr(file, _ROTATION) for file in rotating]
         try:
-            for file, function in zip(turning, before, strict=True):
+            for file, function in zip(rotating, before, strict=True):
                 setattr(file, _ROTATION, partial(self._rotated, function))
             yield
         finally:
-            for file, function in zip(turning, before, strict=True):
+            for file, function in zip(rotating, before, strict=True):
                 setattr(file, _ROTATION, function)
 
     def _rotated(self, function: Callable[..., Any], q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Queries and keys `[1, heads, tokens, size]`, or tokens before heads where the function is told so."""
-        told = inspect.signature(function).bind(q, k, *args, **kwargs)
-        told.apply_defaults()
-        heads_first = told.arguments.get("unsqueeze_dim", 1) == 1
+        """Rotate queries and keys `[1, heads, tokens, size]`, or tokens before heads if `unsqueeze_dim` says so."""
+        call = inspect.signature(function).bind(q, k, *args, **kwargs)
+        call.apply_defaults()
+        heads_first = call.arguments.get("unsqueeze_dim", 1) == 1
         theirs = None
         if self._attention is not None and "rotary" not in self.refused:
             try:
@@ -218,22 +218,24 @@ class Grafts:
                 self.refused["rotary"] = _why(error)
         if theirs is None:
             return function(q, k, *args, **kwargs)
-        turned = tuple(_by_head(x, heads_first) for x in theirs)
+        rotated = tuple(_by_head(x, heads_first) for x in theirs)
         if self._seen is None:
-            return tuple(put_as(own, x) for own, x in zip((q, k), turned, strict=True))
+            return tuple(put_as(own, x) for own, x in zip((q, k), rotated, strict=True))
         own = function(q, k, *args, **kwargs)
-        for engine, trainer in zip(turned, own, strict=True):
+        for engine, trainer in zip(rotated, own, strict=True):
             self._seen("rotary", "rotary", engine, trainer)
         return own
 
 
 def _in_place_of(theirs: Sequence[Tensor], own: Any) -> Any:
-    """The first tensors of an answer, or the only one, exchanged; all of a router's but its logits may be of another
-    width, since it may choose more experts."""
+    """An output with its first tensors, or its only one, replaced.
+
+    A router's tensors other than its logits may change width, since it may choose more experts.
+    """
     if isinstance(own, Tensor):
         return put_as(own, theirs[0])
     new = [put_as(own[0], theirs[0])]
-    new += [part.to(mine) for part, mine in zip(theirs[1:], own[1:], strict=False)]
+    new += [part.to(old) for part, old in zip(theirs[1:], own[1:], strict=False)]
     return (*new, *own[len(new) :])
 
 

@@ -1,7 +1,7 @@
 """Legs: log-probabilities of the fixed tokens by one side under one change, each kept as a trace of its own.
 
-A leg's trace holds what it read beside what was recorded of the other side, a shard a portion. What is there is not
-read again; a leg that stops early promises no more than it holds, so that its trace is whole.
+A leg's trace has one shard per portion: what the leg read, and the other side as recorded. Existing shards are not
+read again; the manifest of a leg that stops early lists only what it has, so that its trace is complete.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Read = Callable[[pa.Table, Callable[[int], None]], dict[str, Any]]  # columns fo
 
 @dataclass(frozen=True)
 class Legs:
-    """The legs of a run, on disk."""
+    """The legs of a run on disk."""
 
     run_folder: Path
     tokens: FixedTokens
@@ -47,12 +47,12 @@ class Legs:
         return self.run_folder / LEGS / name
 
     def portions(self, name: str) -> int:
-        """How many portions of the tokens a leg has read."""
+        """How many portions a leg has read."""
         rows = self.tokens.portions
         return sum(is_whole(shard_path(self.folder(name), i), count) for i, count in enumerate(rows))
 
     def is_done(self, name: str) -> bool:
-        """Whether a leg has read what it was to read; on every rank as on the first."""
+        """Whether a leg is complete; every rank answers like the first."""
         return self.ranks.world.told(self._is_done(name))
 
     def _is_done(self, name: str) -> bool:
@@ -60,33 +60,33 @@ class Legs:
         return manifest.is_file() and bool(read_manifest(self.folder(name))["bisect"]["done"])
 
     def about(self, name: str) -> dict[str, Any]:
-        """What a leg's manifest says of it: side, change, seconds, responses."""
+        """The leg's section of its manifest: side, change, seconds, responses."""
         return dict(read_manifest(self.folder(name))["bisect"])
 
     def described(self, name: str, side: str) -> dict[str, Any]:
-        """How a side described itself when it read a leg, as the leg's manifest has it."""
+        """How a side described itself when it read a leg, from the leg's manifest."""
         return dict(read_manifest(self.folder(name)).get(side) or {})
 
     def column(self, leg: str, side: str) -> np.ndarray:
-        """log μ or log π of all tokens by a leg, float64, NaN where it has not read them."""
+        """A leg's log μ or log π of all tokens, float64; NaN where it has not read them."""
         key = leg, side, self.portions(leg)
         if key not in self._columns:
             self._columns[key] = self.tokens.flat(self.folder(leg), f"logp_{side}")
         return self._columns[key]
 
     def read(self, leg: Leg, read: Read, described: Mapping[str, Any], enough: Callable[[], bool]) -> None:
-        """Read portion after portion until there are no more, or until it is `enough`; a leg that is there stays."""
+        """Read portions until there are no more or `enough` says so; a finished leg is kept."""
         if self.is_done(leg.name):
             return
         world, rows = self.ranks.world, self.tokens.portions
         begun = self.ranks.world.told(self.portions(leg.name))
         seconds = self.about(leg.name)["seconds"] if begun and world.first else 0.0
-        clock = time.process_time if described.get("device") == "cpu" else time.perf_counter  # of a shared machine
+        clock = time.process_time if described.get("device") == "cpu" else time.perf_counter  # CPUs may be shared
         with self.progress.counting(leg.what, self.tokens.num_responses, sum(rows[:begun])) as on_read:
             for i, path in enumerate(self.tokens.shards):
                 if i >= begun:
                     table = open_shard(path).read()
-                    if i == begun:  # kernels are compiled and caches filled before the clock runs
+                    if i == begun:  # compile kernels and fill caches before the clock starts
                         read(table.slice(0, 1), lambda _: None)
                     started = clock()
                     columns = self._by_ranks(table, read, on_read)
@@ -102,7 +102,7 @@ class Legs:
         world.barrier()
 
     def _by_ranks(self, table: pa.Table, read: Read, on_read: Callable[[int], None]) -> dict[str, Any]:
-        """Every rank reads its share of the rows; where the model is spread over them, all read all."""
+        """Every rank reads its share of the rows; if the model is sharded, all ranks read all rows."""
         if self.ranks.spreads or self.ranks.world.size == 1:
             return read(table, on_read)
         share = self.ranks.world.share(len(table))
@@ -118,7 +118,7 @@ class Legs:
         described: Mapping[str, Any],
         seconds: float,
     ) -> None:
-        """A leg of some responses alone, by their numbers among the fixed tokens."""
+        """Write a leg of selected responses, given by their index among the fixed ones."""
         table = pa.concat_tables([open_shard(path).read() for path in self.tokens.shards], promote_options="default")
         self._write_manifest(leg, described, seconds, 1, done=True, rows=[len(rows)])
         write_shard(shard_path(self.folder(leg.name), 0), with_columns(table.take(list(rows)), dict(columns)))
@@ -141,7 +141,7 @@ class Legs:
 def write_as_recorded(
     folder: Path, tables: Sequence[pa.Table], manifest: Mapping[str, Any], vocabulary: Path, *, equal: bool
 ) -> None:
-    """The trace of the chosen responses, a shard a portion: what every other leg is beside.
+    """Write the trace of the chosen responses, one shard per portion, with which every other leg is compared.
 
     `equal`: their log π is that at the weights that sampled.
     """
@@ -160,7 +160,7 @@ def write_as_recorded(
 
 
 def _copy_vocabulary(vocabulary: Path, folder: Path) -> None:
-    """The text of tokens, where the trace that is searched has it."""
+    """Copy the text of tokens, if the source trace has it."""
     own = folder / VOCABULARY
     if vocabulary.is_file() and not own.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def _copy_vocabulary(vocabulary: Path, folder: Path) -> None:
 
 
 def engine_reads(engine: Engine, change: Change) -> Read:
-    """How an engine reads a table's responses again: forced to decode them, or the whole of each at once."""
+    """How an engine reads a table's responses again: by forced decoding, or each whole response at once."""
 
     def read(table: pa.Table, on_read: Callable[[int], None]) -> dict[str, Any]:
         prompts, responses = table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist()
@@ -186,7 +186,7 @@ def engine_reads(engine: Engine, change: Change) -> Read:
 
 
 def trainer_reads(trainer: Trainer, token_budget: int, other_shape: bool) -> Read:
-    """How a trainer scores a table's responses, in the micro-batches of a scoring or in another shape."""
+    """How a trainer scores a table's responses, in its usual micro-batches or in another shape."""
 
     def read(table: pa.Table, on_read: Callable[[int], None]) -> dict[str, Any]:
         requests = requests_of(table, trainer.routing.layers)

@@ -1,4 +1,4 @@
-"""What the two models' configurations say differently, of what can move log-probs."""
+"""Differences between the two models' configurations that can change log-probs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from mismatch_cli.models import check_model_folder, load_config
 from mismatch_cli.torch_settings import prepare_imports
 
-# What says where a model comes from, how it was trained or is run, which tokens end a text, or what a dtype is.
+# Keys for a model's origin, training, run-time options, special tokens or dtypes.
 _BOOKKEEPING = {
     "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "attn_pdrop", "auto_map",
     "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "dtype", "embd_pdrop", "embedding_dropout",
@@ -18,12 +18,12 @@ _BOOKKEEPING = {
     "quantization_config", "resid_pdrop", "return_dict", "router_aux_loss_coef", "router_jitter_noise",
     "router_z_loss_coef", "sep_token_id", "torch_dtype", "transformers_version", "use_cache", "vocab_size",
 }  # fmt: skip
-_OVERRULED = ("rope_theta", "rope_scaling")  # by `rope_parameters`, which both sides read where it is there
+_OVERRULED = ("rope_theta", "rope_scaling")  # by `rope_parameters`, which both sides read if it exists
 
 
 @dataclass(frozen=True)
 class ConfigDifference:
-    """A key that the sides have otherwise; `inner` are the parts of it that differ, where it has parts."""
+    """A key whose values differ; `inner` names the parts that differ, if the values have parts."""
 
     key: str
     rollout: Any
@@ -37,25 +37,25 @@ class ConfigDifference:
 def config_differences(
     rollout: str, trainer: str, overrides: Mapping[str, Any] | None = None
 ) -> list[ConfigDifference]:
-    """Key by key, as transformers resolves both configurations; `overrides` are those that the engine was asked for."""
+    """Compare key by key, as transformers resolves both configurations; `overrides` are those the engine was given."""
     prepare_imports()
-    mine, theirs = _resolved(rollout, overrides or {}), _resolved(trainer, {})
+    rollout_config, trainer_config = _resolved(rollout, overrides or {}), _resolved(trainer, {})
     found = []
-    for key in sorted((mine.keys() | theirs.keys()) - _BOOKKEEPING):
-        rolled, trained = mine.get(key), theirs.get(key)
+    for key in sorted((rollout_config.keys() | trainer_config.keys()) - _BOOKKEEPING):
+        rolled, trained = rollout_config.get(key), trainer_config.get(key)
         if rolled != trained:
             found.append(ConfigDifference(key, rolled, trained, _inner(rolled, trained)))
     return found
 
 
 def _resolved(model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The text model's settings, with overrides put in as vLLM does."""
+    """The text model's settings, with overrides applied as vLLM applies them."""
     check_model_folder(model)
     config = load_config(model)
     for key, value in overrides.items():
         part: Any = getattr(config, key, None)
         if isinstance(value, Mapping) and hasattr(part, "update") and not isinstance(part, Mapping):
-            part.update(dict(value))  # the configuration of a part of the model
+            part.update(dict(value))  # a sub-configuration
         else:
             config.update({key: value})
     text = config.get_text_config()

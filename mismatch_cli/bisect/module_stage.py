@@ -1,4 +1,4 @@
-"""Stage 3: the modules of both sides over some responses, with the settings undone that were found to make gaps."""
+"""Stage 3: compare the modules of both sides on some responses, with the settings that cause gaps changed."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _MEMORY_SHARE = 0.4  # of a GPU
 
 
 def compare_modules(run: Searching) -> None:
-    """Hooks on both models; then each kind of modules of the engine in the trainer's forward pass."""
+    """Hook both models, then graft each kind of the engine's modules into the trainer's forward pass."""
     if run.ranks.spreads:
-        raise MismatchError("modules are compared with a trainer that one process holds: leave --sharded out")
+        raise MismatchError("modules can only be compared with a trainer in one process: leave out --sharded")
     run.search.base = base_of(run)
     rollout, trainer = _undone(run)
     rows = _chosen(run)
@@ -51,7 +51,7 @@ def compare_modules(run: Searching) -> None:
 
 
 def _undone(run: Searching) -> tuple[Change, Change]:
-    """The changes of both sides that take the settings away that make gaps: what is left is the modules'."""
+    """The changes to both sides that undo the settings that cause gaps: the modules cause what is left."""
     helping, together = run.helping(), run.search.together
     needed = helping[:1] if together is None else [e for e in helping if e.setting in together["settings"]]
     rollout, trainer = changes_of(run, needed)
@@ -61,17 +61,17 @@ def _undone(run: Searching) -> tuple[Change, Change]:
 
 
 def _beside_trainer(run: Searching) -> Change:
-    """An engine whose modules can be called, with room on its GPU for the trainer."""
+    """Settings for an engine whose modules can be called, with room on its GPU for the trainer."""
     if run.runner.rollout.engine != "vllm":
         return {}
     share = engine_module("vllm").MEMORY_SHARE
-    told = run.runner.legs.described(run.search.base[0], ROLLOUT)
-    room = {} if share is None or told.get("device") in (None, "cpu") else {share: _MEMORY_SHARE}
+    described = run.runner.legs.described(run.search.base[0], ROLLOUT)
+    room = {} if share is None or described.get("device") in (None, "cpu") else {share: _MEMORY_SHARE}
     return {"engine_args": {"enforce_eager": True, **room}}
 
 
 def _chosen(run: Searching) -> list[int]:
-    """The numbers of the responses, by what is left of their gap once settings are undone."""
+    """The indices of the responses to compare, chosen by their recorded gap."""
     measured = run.measured()
     sums = measured.sums(RECORDED)
     gap_S = sums.sums_S3[:, 0] / np.maximum(sums.tokens_S, 1)
@@ -82,7 +82,7 @@ def _chosen(run: Searching) -> list[int]:
 def _grafted(
     run: Searching, rows: Sequence[int], rollout: Change, trainer: Change
 ) -> tuple[ModuleFindings, dict[str, Any]]:
-    """What the modules say, and who they were of: both sides as they describe themselves."""
+    """What grafts find, and how both sides describe themselves."""
     tables = [open_shard(path).read(columns=["prompt_ids", "response_ids"]) for path in run.runner.legs.tokens.shards]
     ids = [zip(t["prompt_ids"].to_pylist(), t["response_ids"].to_pylist(), strict=True) for t in tables]
     forced = [Forced(*pair) for pair in chain.from_iterable(ids)]
@@ -99,7 +99,7 @@ def _grafted(
 def _keep(
     run: Searching, rows: Sequence[int], found: ModuleFindings, described: Mapping[str, Any], seconds: float
 ) -> None:
-    """A leg for each kind, beside the engine's own reading of the same responses, and the experiments."""
+    """Keep a leg for each kind, legs of both sides' own passes over the same responses, and the experiments."""
     legs = run.runner.legs
     own = Leg("modules-rollout", ROLLOUT, "engine, eager, whole responses at once")
     scored = Leg("modules-trainer", TRAINER, "trainer, one response at a time")
@@ -120,5 +120,5 @@ def _keep(
 
 
 def _experiment(parts: Sequence[str], kind: str, before: tuple[str, str], leg: Leg) -> Experiment:
-    change = f"{_WHAT[kind]}, computed alike on both sides"
+    change = f"{_WHAT[kind]}, computed identically on both sides"
     return Experiment(kind, "both", 3, before, (before[0], leg.name), change, parts=tuple(parts))

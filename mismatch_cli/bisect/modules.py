@@ -1,8 +1,8 @@
-"""Both models taken apart on the same responses: module beside module, layer by layer, and what grafts leave.
+"""Both models taken apart on the same responses: module by module, layer by layer, and what grafts leave of the gap.
 
-*Isolated*: each module of the engine is given the trainer's own input. *Layers*: how far the residual streams of both
-are apart, and what each block adds. *Grafted*: log π of a trainer in which a kind of modules is the engine's, which is
-causal (`grafting.py`).
+*Isolated*: each engine module on the trainer's own input. *Layers*: how far the two residual streams are apart, and
+what each block adds. *Grafted*: log π of a trainer in which one kind of modules is the engine's, which is causal
+(`grafting.py`).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from torch import Tensor
 from mismatch_cli.dissection.streams import POINTS, Stream, total
 
 BITS, ROUNDING, DIFFERENT = "bits", "rounding", "different"
-# How many roundings stand behind one another in a module of each kind, at least one of what it answers.
+# The number of successive roundings in a module of each kind, with that of its output.
 _ROUNDINGS = {
     "embedding": 1, "norm": 3, "rotary": 3, "attention": 8, "router": 2, "mlp": 5, "experts": 8, "head": 2,
 }  # fmt: skip
-# What rounding to a dtype makes in the root mean square, in its ε: ε/2 · 1/√3, and 0.73 of that over mantissas.
+# The RMS error of rounding to a dtype, in units of its ε: ε/2 · 1/√3, and 0.73 of that averaged over mantissas.
 _RMS = 0.21
-_SLACK = 1.5  # cancellation makes the errors of terms larger beside their sum
+_SLACK = 1.5  # cancellation enlarges errors relative to the sum
 ALL = "all"
 
 
 @dataclass
 class Isolated:
-    """One module over all responses: the engine's answers to the trainer's inputs beside the trainer's answers."""
+    """One module over all responses: the engine's outputs for the trainer's inputs, compared with the trainer's."""
 
     module: str
     kind: str
     width: int = 1
-    eps: float = 0.0  # of the less precise of the two dtypes
+    eps: float = 0.0  # of the less precise dtype
     same: bool = True
     differing: int = 0
     elements: int = 0
@@ -43,7 +43,7 @@ class Isolated:
     size: float = 0.0  # Σ trainer²
 
     def add(self, engine: Tensor, trainer: Tensor) -> None:
-        """Take in a call; equal to the bit means: after rounding to the dtype of the less precise."""
+        """Add a call; equality to the bit is judged after rounding to the less precise dtype."""
         eps = {dtype: torch.finfo(dtype).eps for dtype in (engine.dtype, trainer.dtype)}
         lower = max(eps, key=lambda dtype: eps[dtype])
         width = trainer.shape[-1]
@@ -64,9 +64,9 @@ class Isolated:
 
     @property
     def bound(self) -> float:
-        """What roundings make: independent ones on both sides, each of 0.21 ε in the root mean square.
+        """The relative error that rounding explains: independent roundings on both sides, each with an RMS of 0.21 ε.
 
-        In float32 the sums round too, term after term: their errors grow with the root of the number of terms.
+        In float32 sums round too, term by term: their errors grow with the root of the number of terms.
         """
         terms = self.width if self.eps == torch.finfo(torch.float32).eps else 1
         return _SLACK * _RMS * self.eps * float(np.sqrt(2 * _ROUNDINGS[self.kind] * terms))
@@ -89,7 +89,7 @@ class Isolated:
 
 @dataclass
 class _Sums:
-    """Of squares in float64 over the tokens of all responses: errors at a point, what its block added, the stream."""
+    """Sums of squares (float64) over the tokens of all responses: the error, what its block added, and the stream."""
 
     error: float = 0.0
     added: float = 0.0
@@ -98,12 +98,12 @@ class _Sums:
 
 @dataclass
 class LayerErrors:
-    """How far the streams of both models' own passes are apart, at three points of each layer."""
+    """How far apart the residual streams of both models' own passes are, at three points of each layer."""
 
     sums: list[dict[str, _Sums]] = field(default_factory=list)
 
     def add(self, engine: Sequence[dict[str, Stream]], trainer: Sequence[dict[str, Stream]]) -> None:
-        """Take in a response; a point that either side does not show is left out."""
+        """Add a response; skips a point that either side does not show."""
         if len(engine) != len(trainer):  # the matching of modules says what is missing
             return
         for layer, (theirs, ours) in enumerate(zip(engine, trainer, strict=True)):
@@ -123,7 +123,7 @@ class LayerErrors:
                 before = apart_NH
 
     def to_json(self) -> list[dict[str, Any]]:
-        """`inherited`: ‖s_e − s_t‖/‖s_t‖ at the point; `added`: how much of that its block brought in."""
+        """`inherited`: ‖s_e − s_t‖/‖s_t‖ at the point; `added`: the part that its block added."""
         return [
             {
                 "layer": layer,
@@ -143,11 +143,11 @@ def _ratio(error: float, size: float) -> float:
 
 @dataclass
 class ModuleFindings:
-    """What stage 3 finds on some responses; `_T` arrays are float32, one for each response."""
+    """What stage 3 finds on some responses; `_T` arrays are float32, one per response."""
 
     logp_prefill: list[np.ndarray] = field(default_factory=list)  # of the engine's pass
-    logp_trainer: list[np.ndarray] = field(default_factory=list)  # of the trainer alone with the response
-    grafted: dict[str, list[np.ndarray]] = field(default_factory=dict)  # of the trainer with a kind of the engine's
+    logp_trainer: list[np.ndarray] = field(default_factory=list)  # of the trainer, one response at a time
+    grafted: dict[str, list[np.ndarray]] = field(default_factory=dict)  # of the trainer with one kind from the engine
     alone: dict[str, list[np.ndarray]] = field(default_factory=dict)  # with all kinds but this one
     isolated: dict[str, Isolated] = field(default_factory=dict)
     layers: LayerErrors = field(default_factory=LayerErrors)
@@ -159,30 +159,30 @@ class ModuleFindings:
         return self._mean_gap(self.logp_trainer)
 
     def left(self, kind: str) -> float:
-        """The same with that kind grafted."""
+        """The gap with that kind grafted."""
         return self._mean_gap(self.grafted[kind])
 
     def made_alone(self, kind: str) -> float | None:
-        """The gap that a kind makes where all the others are the engine's; None for one that lies in another.
+        """The gap that a kind causes when all others are the engine's; None for a kind nested in another.
 
-        Where many kinds round, each of them may take nothing away and yet make as much as all: rounding errors do not
-        add up, and a trajectory that is disturbed is disturbed.
+        Where many kinds round, grafting one may remove nothing although it alone causes as much as all: rounding
+        errors do not add up, and one disturbance is enough.
         """
         return self._mean_gap(self.alone[kind]) if kind in self.alone else None
 
     def counted(self) -> list[np.ndarray]:
-        """bool `[T]` of each response: the tokens that are in the support of both sides, whatever is grafted."""
+        """For each response, bool `[T]`: tokens in the support of both sides under every graft."""
         everything = [self.logp_prefill, self.logp_trainer, *self.grafted.values(), *self.alone.values()]
         return [np.isfinite(np.stack(columns)).all(0) for columns in zip(*everything, strict=True)]
 
     def _mean_gap(self, logp: Sequence[np.ndarray]) -> float:
         rows = zip(logp, self.logp_prefill, self.counted(), strict=True)
-        apart = [np.abs(one[kept_T].astype(np.float64) - other[kept_T]) for one, other, kept_T in rows]
+        apart = [np.abs(own_T[kept_T].astype(np.float64) - engine_T[kept_T]) for own_T, engine_T, kept_T in rows]
         total = np.concatenate(apart) if apart else np.zeros(0)
         return float(total.mean()) if len(total) else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """`grafts`: shares without intervals, which whoever knows the prompts puts in."""
+        """`grafts`: shares without intervals, which are added where the prompts are known."""
         gap = self.gap
         return {
             "responses": len(self.logp_trainer),
@@ -203,24 +203,24 @@ class ModuleFindings:
 
 
 def choose_responses(abs_d: Sequence[np.ndarray], prompt_ids: Sequence[int], count: int) -> list[int]:
-    """Which responses to look into: the worst by mean |Δ|, and as many whose mean is nearest to the median.
+    """Which responses to examine: the worst by mean |Δ|, and as many with a mean nearest to the median.
 
-    Of different prompts, as long as there are any.
+    They are of different prompts, as far as possible.
     """
     mean = np.array([float(np.mean(d)) if len(d) else -np.inf for d in abs_d])
-    able = [i for i in range(len(mean)) if np.isfinite(mean[i])]
-    if not able:
+    measured = [i for i in range(len(mean)) if np.isfinite(mean[i])]
+    if not measured:
         return []
-    median = float(np.median(mean[able]))
-    worst = sorted(able, key=lambda i: (-mean[i], i))
-    typical = sorted(able, key=lambda i: (abs(mean[i] - median), i))
+    median = float(np.median(mean[measured]))
+    worst = sorted(measured, key=lambda i: (-mean[i], i))
+    typical = sorted(measured, key=lambda i: (abs(mean[i] - median), i))
     chosen = _pick(worst, prompt_ids, [], (count + 1) // 2)
     chosen = _pick(typical, prompt_ids, chosen, count)
     return chosen + [i for i in worst if i not in chosen][: count - len(chosen)]
 
 
 def _pick(ordered: Sequence[int], prompt_ids: Sequence[int], chosen: list[int], count: int) -> list[int]:
-    """`chosen` filled up to `count` with the first of each prompt that is not among them."""
+    """`chosen`, filled up to `count` with the first response of each prompt not yet in it."""
     chosen, prompts = list(chosen), {prompt_ids[i] for i in chosen}
     for i in ordered:
         if len(chosen) < count and prompt_ids[i] not in prompts:

@@ -1,6 +1,6 @@
-"""From legs to causes: what each experiment takes of the recorded gap, which of them count, and in which order.
+"""From legs to causes: how much of the recorded gap each experiment removes, which of them count, in which order.
 
-Reads what was recorded and runs nothing: the same ranking under other weights of the responses is that of a resample.
+It reads what was recorded and runs nothing; with other response weights it gives the ranking of a resample.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from mismatch_cli.bisect.experiments import AS_RECORDED, ROLLOUT, TRAINER, Exper
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
 from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
 
-NO_GAP = 2e-5  # nats on an average token: the rounding of float32, of which there is nothing to explain
-LEAST = 0.05  # of the gap: what takes less is not a cause of it
-LARGE = 0.2  # of the gap: what takes so much is a cause also where there are too few prompts for an interval
-EXPLAINED = 0.1  # of the gap: where less is left, nothing more is looked for
+NO_GAP = 2e-5  # mean nats per token: float32 rounding, with nothing to explain
+LEAST = 0.05  # of the gap: what removes less is not a cause
+LARGE = 0.2  # of the gap: what removes this much is a cause even with too few prompts for an interval
+EXPLAINED = 0.1  # of the gap: if less is left, the search ends
 ALL_MODULES = "all"
 RECORDED: Pair = (AS_RECORDED, AS_RECORDED)
 
 
 class Measured:
-    """The sums of every pair of legs that is asked for, each formed once."""
+    """The sums of every pair of legs, each computed once, on demand."""
 
     def __init__(self, tokens: FixedTokens, column: Callable[[str, str], np.ndarray]) -> None:
-        """`column(leg, side)` is log μ or log π of all tokens by a leg."""
+        """`column(leg, side)` returns a leg's log μ or log π of all tokens."""
         self.tokens = tokens
         self._column = column
         self._columns: dict[tuple[str, str], np.ndarray] = {}
         self._sums: dict[Pair, GapSums] = {}
 
     def logp_T(self, leg: str, side: str) -> np.ndarray:
-        """log μ or log π of all tokens by a leg, float64; NaN = not read."""
+        """A leg's log μ or log π of all tokens, float64; NaN = not read."""
         if (leg, side) not in self._columns:
             self._columns[leg, side] = self._column(leg, side)
         return self._columns[leg, side]
 
     def sums(self, pair: Pair) -> GapSums:
-        """Of the gap between a leg of the rollout and one of the trainer."""
+        """Sums of the gap between a leg of the rollout and one of the trainer."""
         if pair not in self._sums:
             legs = self.logp_T(pair[0], ROLLOUT), self.logp_T(pair[1], TRAINER)
             self._sums[pair] = GapSums.between(self.tokens, *legs)
         return self._sums[pair]
 
     def apart(self, side: str, first: str, other: str) -> GapSums:
-        """Of the difference of two legs of one side."""
+        """Sums of the difference between two legs of one side."""
         return GapSums.between(self.tokens, self.logp_T(first, side), self.logp_T(other, side))
 
 
 def measured_in(tokens: FixedTokens, legs: Iterable[str], column: Callable[[str, str], np.ndarray]) -> Measured:
-    """All legs, on the tokens that every one of them knows of the responses that it has read."""
+    """All legs, on the tokens that are known to every leg that read them."""
     return Measured(tokens.known_to(column(leg, side) for leg in legs for side in (ROLLOUT, TRAINER)), column)
 
 
 @dataclass(frozen=True)
 class Row:
-    """An experiment with what it changes: paired differences, its share of the recorded gap, and what is left, nats."""
+    """An experiment's effects: paired differences, its share of the recorded gap, and what is left, in nats."""
 
     experiment: Experiment
     share: Estimate
@@ -67,7 +67,7 @@ class Row:
 
     @property
     def is_cause(self) -> bool:
-        """Whether it surely takes a part of the gap that is worth a word; without an interval, a large one."""
+        """Whether it removes a notable part of the gap with 95 % confidence; without an interval, a large part."""
         value, low = self.share.value or 0.0, self.share.low
         if low is None and self.share.note != NO_SPREAD:
             return value >= LARGE
@@ -76,21 +76,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Causes, the largest share first, precisions that both sides share last; and what was tried and is not a cause."""
+    """Causes, largest share first, a precision of both sides last; and what was tried and is not a cause."""
 
     causes: tuple[Row, ...]
     tested: tuple[Row, ...]
 
     @property
     def named(self) -> tuple[Row, ...]:
-        """The causes that lie on one side or between both; what a precision makes on both alike is not among them."""
+        """The causes on one side or between both, without the rounding of a precision that both sides share."""
         return tuple(row for row in self.causes if not row.experiment.floor)
 
 
 def rank(measured: Measured, search: Search, weight_S: np.ndarray | None = None, details: bool = True) -> Ranking:
-    """Every experiment with its share, one a setting: on both sides only where that takes surely more than on one.
+    """Every experiment with its share, one per setting: on both sides only if that removes clearly more than on one.
 
-    `weight_S` counts responses otherwise, as a resample of the prompts does; without `details` only shares are formed.
+    `weight_S` reweights responses, as a resample of the prompts does; without `details` only shares are computed.
     """
     recorded = measured.sums(RECORDED)
     if recorded.mean() < NO_GAP:
@@ -108,10 +108,10 @@ def _settings(rows: Iterable[Row]) -> list[str]:
 
 
 def _best(rows: Sequence[Row]) -> Row:
-    """Of one setting: the side that takes most, and both together only where that is more by what counts."""
-    one = [row for row in rows if row.experiment.side != "both" or row.experiment.floor]
-    both = [row for row in rows if row not in one]
-    strongest = [max(some, key=lambda row: row.share.value or 0.0) for some in (one, both) if some]
+    """The row of one setting that removes most; both sides together only if that removes notably more."""
+    single = [row for row in rows if row.experiment.side != "both" or row.experiment.floor]
+    double = [row for row in rows if row not in single]
+    strongest = [max(group, key=lambda row: row.share.value or 0.0) for group in (single, double) if group]
     if len(strongest) == 2 and (strongest[1].share.value or 0.0) >= (strongest[0].share.value or 0.0) + LEAST:
         return strongest[1]
     return strongest[0]
@@ -124,12 +124,12 @@ def _row(effects: Effects, measured: Measured, experiment: Experiment, details: 
     if not details:
         return Row(experiment, share)
     change = {measure: effects.change(before, after, measure) for measure in MEASURES}
-    left = effects.left(recorded, after).value or 0.0  # of the responses that were read, which may be a few
+    left = effects.left(recorded, after).value or 0.0  # of the responses that were read, perhaps a few
     return Row(experiment, share, change, left * recorded.mean())
 
 
 def is_explained(measured: Measured, left: Pair) -> bool:
-    """Whether so little of the gap is left between two legs that nothing more is to be looked for."""
+    """Whether so little of the gap is left between two legs that the search can end."""
     after, recorded = measured.sums(left), measured.sums(RECORDED)
     known_S = after.tokens_S > 0
     whole = recorded.sums_S3[known_S, 0].sum()

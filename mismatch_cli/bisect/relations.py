@@ -1,4 +1,4 @@
-"""How an engine's tensor differs from the trainer's: by a factor, by a rounding that no dtype explains, or else."""
+"""How an engine's tensor differs from the trainer's: scaled, rounded beyond what dtypes explain, or otherwise."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 Relation = Literal["scaled", "rounded", "other"]
-_CHUNK = 1 << 22  # elements that are compared at a time, in float64
-_LOOKED_AT = 1 << 24  # elements of a large tensor, in whole rows, by which a rounding is known
+_CHUNK = 1 << 22  # elements to compare at a time, in float64
+_LOOKED_AT = 1 << 24  # elements of a large tensor, in whole rows, that suffice to recognise a rounding
 _DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _FP8 = ((torch.float8_e4m3fn, 1 / 16, 2.0**-9), (torch.float8_e5m2, 1 / 8, 2.0**-16))  # half a step: relative, least
-_LEVELS = {127: "int8", 128: "int8", 7: "int4", 8: "int4"}  # that the largest value is mapped to
+_LEVELS = {127: "int8", 128: "int8", 7: "int4", 8: "int4"}  # level that the largest value maps to
 _IN_A_ROW = (128, 64, 32)  # neighbours that share a scale
-_FEWEST = 16  # elements that a grid can be seen in
-_NEARLY_ALL = 0.999  # of the elements: what is rounded twice may fall to either side
+_FEWEST = 16  # elements in which a grid shows
+_NEARLY_ALL = 0.999  # of the elements: double rounding may go either way
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Difference:
 
 
 def difference(engine: Tensor, trainer: Tensor, computes: torch.dtype | None = None) -> Difference | None:
-    """None where both hold the same numbers, up to the lower precision: what a dtype rounds is a cause of its own.
+    """None if both hold the same numbers up to the lower precision: dtype rounding is a cause of its own.
 
-    `computes` is the dtype of the trainer, where it is not that of its folder.
+    `computes` is the trainer's dtype, if not that of its folder.
     """
     if engine.shape != trainer.shape:
         return Difference("other", math.inf, 1.0, f"of shape {tuple(engine.shape)}, not {tuple(trainer.shape)}")
@@ -78,14 +78,14 @@ def _coarseness(dtype: torch.dtype) -> float:
 
 
 def _chunks(engine: Tensor, trainer: Tensor, common: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """Both as the lower precision has them, in float64."""
+    """Chunks of both, rounded to the lower precision, in float64."""
     pairs = zip(engine.flatten().split(_CHUNK), trainer.flatten().split(_CHUNK), strict=True)
     for e, t in pairs:
         yield e.cpu().to(common).double(), t.cpu().to(common).double()
 
 
 def _is_scaled(engine: Tensor, trainer: Tensor, common: torch.dtype, factor: float) -> bool:
-    """Whether nothing but rounding is left once the factor is taken away."""
+    """Whether only rounding is left once the factor is removed."""
     left = own = 0.0
     for e, t in _chunks(engine, trainer, common):
         left, own = left + float((e - factor * t).square().sum()), own + float(t.square().sum())
@@ -95,19 +95,19 @@ def _is_scaled(engine: Tensor, trainer: Tensor, common: torch.dtype, factor: flo
 
 
 def _stored_coarseness(tensor: Tensor) -> float:
-    """That of the dtype in which its numbers were saved: float32 weights may come from a folder of bfloat16."""
+    """The coarseness of the dtype in which it was saved: float32 weights may come from bfloat16 files."""
     fits = (d for d in (torch.bfloat16, torch.float16) if torch.equal(tensor.to(d).to(tensor.dtype), tensor))
     return max(map(_coarseness, fits), default=_coarseness(tensor.dtype))
 
 
 def _seen(tensor: Tensor) -> Tensor:
-    """The tensor as rows; of a large one every n-th row."""
+    """The tensor as rows; every n-th row of a large one."""
     rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() else tensor.reshape(1, 1)
     return rows[:: max(1, math.ceil(tensor.numel() / _LOOKED_AT))].cpu()
 
 
 def _rounding(coarse: Tensor, fine: Tensor, largest: float) -> str:
-    """What the one side is rounded to that the other is not: a dtype, or values on a grid; empty for neither."""
+    """What `coarse` is rounded to and `fine` is not: a dtype, or values on a grid; empty for neither."""
     finest = max(coarse.dtype, fine.dtype, key=_coarseness)
     for dtype in _DTYPES:
         if _coarseness(dtype) > _coarseness(finest) and torch.equal(fine.to(dtype).float(), coarse.float()):
@@ -115,7 +115,7 @@ def _rounding(coarse: Tensor, fine: Tensor, largest: float) -> str:
     columns = coarse.shape[1]
     shapes = [("tensor", (1, -1)), ("row", (-1, columns))]
     shapes += [(f"{n} neighbours", (-1, n)) for n in _IN_A_ROW if columns % n == 0 and columns > n]
-    # Half of it is what one rounding leaves: of a value and of its step, or of both values.
+    # Two roundings, of half of this each: of a value and its step, or of both values.
     error = _coarseness(finest) * (1.1 if finest != torch.float32 else 8)
     for of_each, shape in shapes:
         c, f = coarse.float().reshape(shape), fine.float().reshape(shape)
@@ -129,7 +129,7 @@ def _rounding(coarse: Tensor, fine: Tensor, largest: float) -> str:
 
 
 def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[str, Tensor, float]]:
-    """The grids that quantisers use: each with its step, and the share of elements that lie on it and nearest."""
+    """The grids that quantisers use: each with its step, and the share of elements at their nearest grid point."""
     for levels, kind in _LEVELS.items():
         step = _refined(c, (top / levels).clamp_min(1e-30))
         yield kind, step, _fit(c, f, (c / step).round() * step, step / 2, error)
@@ -143,13 +143,13 @@ def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[st
 
 
 def _fit(c: Tensor, f: Tensor, on_grid: Tensor, half: Tensor, error: float) -> float:
-    lies = (on_grid - c).abs() <= error * c.abs()
+    is_on_grid = (on_grid - c).abs() <= error * c.abs()
     nearest = (c - f).abs() <= half * 1.001 + error * f.abs()
-    return float((lies & nearest).float().mean())
+    return float((is_on_grid & nearest).float().mean())
 
 
 def _smallest_gap(c: Tensor, top: Tensor, error: float) -> Tensor | None:
-    """The step of each row where its largest value is not on the end of the grid; None where it has too many values."""
+    """The step of each row whose largest value is not at the end of the grid; None if it has too many values."""
     gaps = c.sort(dim=1).values.diff(dim=1)
     step = gaps.masked_fill(gaps <= 2 * error * top + 1e-30, torch.inf).amin(1, keepdim=True)
     if not bool((top <= 256 * step).all()):
@@ -158,9 +158,9 @@ def _smallest_gap(c: Tensor, top: Tensor, error: float) -> Tensor | None:
 
 
 def _refined(c: Tensor, step: Tensor) -> Tensor:
-    """The step that fits all values best: that of the largest one is rounded with it.
+    """The step that fits all values best, since the step from the largest value inherits its rounding.
 
-    First by small multiples, whose numbers are certain, then by all.
+    First from small multiples, whose factors are certain, then from all.
     """
     for most in (32.0, torch.inf):
         number = (c / step).round()

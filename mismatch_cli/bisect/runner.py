@@ -1,4 +1,4 @@
-"""Starting either side under a change, and reading the legs that are missing with it."""
+"""Starts either side under a change, and reads the missing legs with it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Enough = Callable[[Leg], bool]
 
 
 def never(_leg: Leg) -> bool:
-    """Read all there is."""
+    """Never stop early."""
     return False
 
 
 def leg_of(side: str, change: Change, what: str) -> Leg:
-    """The leg of a change, named after it: the same change has the same leg, whoever asks for it."""
+    """The leg of a change, named after it, so that the same change always has the same leg."""
     text = json.dumps(change, sort_keys=True, default=str)
     words = re.sub(r"[^a-z0-9]+", "-", text.lower().replace("engine_args", "")).strip("-")
     digest = hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
@@ -40,7 +40,7 @@ def leg_of(side: str, change: Change, what: str) -> Leg:
 
 @dataclass(frozen=True)
 class Runner:
-    """Both sides of a trace, and where their legs are kept."""
+    """Both sides of a trace, and the legs that they read."""
 
     legs: Legs
     rollout: RolloutSide
@@ -49,9 +49,9 @@ class Runner:
     def read_rollout(
         self, legs: Sequence[Leg], enough: Enough = never, also: Callable[[Engine], None] | None = None
     ) -> None:
-        """Read the legs that are missing, all with one engine: their changes differ in how it is asked alone.
+        """Read the missing legs, all with one engine: their changes differ only in how it is asked.
 
-        `also` is shown the engine while it is there.
+        Calls `also` with the engine while it is loaded.
         """
         missing = [leg for leg in legs if not self.legs.is_done(leg.name)]
         if not missing and also is None:
@@ -63,7 +63,7 @@ class Runner:
                 also(engine)
 
     def read_trainer(self, legs: Sequence[Leg], enough: Enough = never) -> None:
-        """The same with one trainer: their changes differ in the shape of micro-batches alone."""
+        """Read the missing legs with one trainer: their changes differ only in the shape of micro-batches."""
         missing = [leg for leg in legs if not self.legs.is_done(leg.name)]
         if not missing:
             return
@@ -95,7 +95,7 @@ class Runner:
             yield load_trainer(model, adapter, side.config, side.sampling, legs.progress, legs.ranks)
 
     def model_folder(self, model: str, change: Change, scratch: Path) -> str:
-        """The trainer's model, with the engine's tensors or values of its configuration in place of its own."""
+        """The trainer's model, with the change's tensors or configuration values from the engine."""
         if tensors := change.get("tensors"):
             names = [name for group in tensors.values() for name in group]
             model = str(folder_with(model, self.weights_folder, names, scratch / "tensors"))
@@ -105,7 +105,7 @@ class Runner:
 
     @property
     def weights_folder(self) -> Path:
-        """Where the engine's tensors are kept that the trainer has otherwise."""
+        """Where the engine's differing tensors are kept."""
         return self.legs.run_folder / WEIGHTS
 
 
@@ -124,7 +124,7 @@ def _environment(asked: Mapping[str, str]) -> Iterator[None]:
 
 
 def _told(change: Change) -> str:
-    """` with kv_cache_dtype null`, for whoever watches."""
+    """A change as words for the log, such as ` with kv_cache_dtype float8`."""
     parts = [f"{name} {value}" for name, value in _leaves(change)]
     return f" with {', '.join(parts)}" if parts else ""
 

@@ -1,4 +1,4 @@
-"""The search, from top to bottom; each stage ends it where the gap is explained."""
+"""The search from top to bottom; each stage ends it once the gap is explained."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from mismatch_cli.torch_settings import prepare_imports
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 from mismatch_cli.trace.reader import Trace
 
-PROBE = "probe"  # the run in a search's folder that probed its model
+PROBE = "probe"  # folder of the probe run inside that of a search
 
 
 def traced(
-    config: BisectConfig, folder: Path, progress: Progress, ranks: Ranks = ALL_HERE, *, anew: bool = False
+    config: BisectConfig, folder: Path, progress: Progress, ranks: Ranks = ALL_HERE, *, fresh: bool = False
 ) -> Trace:
-    """The trace that was named; where it was a model, that of a probe of it in the folder, resumed where it stopped.
+    """The named trace; for a model, that of a probe of it in the folder, which resumes where it stopped.
 
-    `anew`: what an earlier search has left in the folder goes before the probe.
+    `fresh`: remove what an earlier search left in the folder before the probe.
     """
     chosen = folder / LEGS / AS_RECORDED
-    if not anew and (chosen / FILE_NAME).is_file():
-        return Trace.open(chosen)  # what is left to read is in the run folder
+    if not fresh and (chosen / FILE_NAME).is_file():
+        return Trace.open(chosen)  # the run folder has all that is left to read
     if not config.is_model:
         return Trace.open(Path(config.trace))
     with ranks.first_before_others() as first:
-        if first and anew:
+        if first and fresh:
             remove_results(folder)
     run_folder, manifest = folder / PROBE, {"command": "probe", "flags": {}}
     known = run_folder / "trace" / FILE_NAME
@@ -55,22 +55,22 @@ def search(
     ranks: Ranks = ALL_HERE,
     flags: Mapping[str, Any] | None = None,
     *,
-    anew: bool = False,
+    fresh: bool = False,
 ) -> None:
-    """Write `folder/legs/` and `folder/search.json`; what is there is not measured again, unless it begins `anew`.
+    """Write `folder/legs/` and `folder/search.json`; existing legs are not measured again, except for a `fresh` start.
 
-    The caller holds the folder. `diagnose` answers with the faults of a trace, the one that explains most first;
+    The caller holds the folder's lock. `diagnose` returns the faults of a trace, the one that explains most first;
     `flags` are kept for a resumed run.
     """
     prepare_imports()
-    run = Searching.begin(config, source, folder, progress, ranks, anew)
+    run = Searching.begin(config, source, folder, progress, ranks, fresh)
     run.search.flags = dict(flags or {})
     if source.manifest.get("command") == "probe" and "flags" in source.manifest:
         run.search.like = str(source.run_folder.resolve())
     run.search.gap = run.measured().sums(RECORDED).mean()
     run.save()
     if run.search.gap < NO_GAP:
-        progress.say("The gap is below what float32 resolves: nothing is searched.")
+        progress.say("The gap is below what float32 resolves: there is nothing to search.")
         run.leave_out(STAGES, "not needed", "the gap is below what float32 resolves")
         return
     run.stage(0, partial(bookkeeping, diagnose=diagnose), turn_together)

@@ -1,4 +1,4 @@
-"""What `bisect` is told: every field is a flag, kept in the run's manifest, and what `--resume` continues with."""
+"""Settings of `bisect`: every field is a flag, is kept in the run's manifest, and is restored by `--resume`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mismatch_cli.torch_settings import DTYPES
 from mismatch_cli.trace.manifest import FILE_NAME
 
 STAGES = {0: "bookkeeping and weights", 1: "legs", 2: "settings", 3: "modules"}
-_OF_TRACE: dict[str, Any] = {"show_default": "what the trace says"}
+_OF_TRACE: dict[str, Any] = {"show_default": "from the trace"}
 
 
 of_search = partial(setting, panel="Search")
@@ -32,89 +32,89 @@ of_search = partial(setting, panel="Search")
 
 @dataclass(frozen=True, kw_only=True)
 class BisectConfig(ThreadSettings, Recorded):
-    """What is searched, with which models, and how long."""
+    """What to search, with which models, and for how long."""
 
     trace: str = setting(
         lambda: str(bundled("traces") / "bfloat16"),
-        "Run folder or trace folder, which is only read; or a model, which is probed first.",
+        "Run folder or trace folder, which is only read, or a model, which is probed first.",
         argument=True,
         path=True,
         show_default="the bundled bfloat16 trace",
     )
     stages: str = of_search(
         "0,1,2,3",
-        "Stages of the search: 0 bookkeeping and weights, 1 legs, 2 settings, 3 modules. Each ends it where the gap is "
-        "explained.",
+        "Stages of the search: 0 bookkeeping and weights, 1 legs, 2 settings, 3 modules. The search ends once the gap "
+        "is explained.",
         metavar="N,N",
         changeable=True,
     )
     budget: float | None = of_search(
-        None, "Begin no experiment after so many minutes.", metavar="MINUTES", min=0, changeable=True
+        None, "Start no new experiment after this many minutes.", metavar="MINUTES", min=0, changeable=True
     )
     version: int | None = of_search(
         None,
-        "Version of the weights that sampled, where the trace holds several.",
+        "Version of the sampling weights, if the trace has several.",
         min=0,
         show_default="the first",
     )
-    responses: int = of_search(256, "Most responses to read again.", least=1)
+    responses: int = of_search(256, "Maximum number of responses to read again.", least=1)
     module_responses: int = of_search(
-        32, "Responses whose modules are compared: half of them the worst, half typical.", least=1
+        32, "Responses on which to compare modules: half the worst, half typical.", least=1
     )
     model: str | None = of_engine(
-        None, "Model of the engine: folder or hub name.", path=True, metavar="MODEL", **_OF_TRACE
+        None, "The engine’s model: folder or hub name.", path=True, metavar="MODEL", **_OF_TRACE
     )
-    engine: str | None = of_engine(None, "What sampled.", choices=("engine", engine_names), **_OF_TRACE)
-    engine_url: str | None = of_engine(None, "The server that sampled.", changeable=True, metavar="URL", **_OF_TRACE)
-    rollout_dtype: str | None = of_engine(None, "Dtype of the engine.", choices=("dtype", DTYPES), **_OF_TRACE)
+    engine: str | None = of_engine(None, "Engine that sampled.", choices=("engine", engine_names), **_OF_TRACE)
+    engine_url: str | None = of_engine(None, "Server that sampled.", changeable=True, metavar="URL", **_OF_TRACE)
+    rollout_dtype: str | None = of_engine(None, "The engine’s dtype.", choices=("dtype", DTYPES), **_OF_TRACE)
     rollout_adapter: str | None = of_engine(
-        None, "LoRA adapter of the engine.", path=True, metavar="ADAPTER", **_OF_TRACE
+        None, "The engine’s LoRA adapter.", path=True, metavar="ADAPTER", **_OF_TRACE
     )
     engine_arg: list[str] | None = of_engine(  # noqa: RUF009
-        None, "Another setting of the engine than the trace says. Repeatable.", metavar="KEY=VALUE"
+        None, "Engine setting to use instead of the trace’s. Repeatable.", metavar="KEY=VALUE"
     )
     trainer_model: str | None = of_trainer(
-        None, "Model of the trainer: folder or hub name.", path=True, metavar="MODEL", **_OF_TRACE
+        None, "The trainer’s model: folder or hub name.", path=True, metavar="MODEL", **_OF_TRACE
     )
     trainer_adapter: str | None = of_trainer(
-        None, "LoRA adapter of the trainer.", path=True, metavar="ADAPTER", **_OF_TRACE
+        None, "The trainer’s LoRA adapter.", path=True, metavar="ADAPTER", **_OF_TRACE
     )
-    trainer_dtype: str | None = of_trainer(None, "Dtype of the trainer.", choices=("dtype", DTYPES), **_OF_TRACE)
-    attn: str | None = of_trainer(None, "Attention of the trainer, such as sdpa.", metavar="NAME", **_OF_TRACE)
+    trainer_dtype: str | None = of_trainer(None, "The trainer’s dtype.", choices=("dtype", DTYPES), **_OF_TRACE)
+    attn: str | None = of_trainer(None, "The trainer’s attention, such as sdpa.", metavar="NAME", **_OF_TRACE)
     device_map: str | None = of_trainer(
         None, "Where the trainer runs, such as auto, cuda:1 or cpu.", changeable=True, metavar="DEVICE"
     )
-    token_budget: int = of_trainer(8192, "Tokens to score at a time.", least=1)
-    prompts: str | None = of_prompts(None, "Of a model: file or data set of prompts.", path=True, metavar="FILE|NAME")
-    num_prompts: int = of_prompts(64, "Of a model: how many prompts to take.", min=1)
-    samples_per_prompt: int = of_sampling(2, "Of a model: responses per prompt.", least=1)
-    max_tokens: int = of_sampling(256, "Of a model: longest response, in tokens.", least=1)
-    temperature: float = of_sampling(1.0, "Of a model: sampling temperature, above 0.")
+    token_budget: int = of_trainer(8192, "Maximum tokens to score at a time.", least=1)
+    prompts: str | None = of_prompts(None, "For a model: file or data set of prompts.", path=True, metavar="FILE|NAME")
+    num_prompts: int = of_prompts(64, "For a model: number of prompts.", min=1)
+    samples_per_prompt: int = of_sampling(2, "For a model: responses per prompt.", least=1)
+    max_tokens: int = of_sampling(256, "For a model: maximum response length in tokens.", least=1)
+    temperature: float = of_sampling(1.0, "For a model: sampling temperature, above 0.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.wanted  # noqa: B018 - what makes no sense is said before anything is read
+        self.wanted  # noqa: B018 - refuse invalid stages before anything is read
         if self.prompts and not self.is_model:
-            raise UsageError("--prompts goes with a model: a trace has its own. Leave it out.")
+            raise UsageError("--prompts is only for a model; a trace has its own prompts. Leave it out.")
 
     @property
     def wanted(self) -> tuple[int, ...]:
-        """The stages, in their order."""
+        """The chosen stages, in order."""
         found = sorted(set(self.stages.replace(" ", "").split(",")))
         if not found or not set(found) <= set(map(str, STAGES)):
-            raise UsageError(f"--stages {self.stages} is not known. Name stages from 0 to 3, such as --stages 0,1.")
+            raise UsageError(f"--stages {self.stages} is invalid. Name stages from 0 to 3, such as --stages 0,1.")
         return tuple(map(int, found))
 
     @property
     def is_model(self) -> bool:
-        """Whether a model was named, which has to be probed first."""
+        """Whether a model was named, which is probed first."""
         path = Path(self.trace).expanduser()
         if path.exists():
             return (path / "config.json").is_file() and not (path / FILE_NAME).is_file()
         of_hub = not path.is_absolute() and self.trace.count("/") == 1 and not path.parent.is_dir()
         return of_hub and self.trace not in bundled_names()
 
-    # What is checked before a folder is made, as all that record have it
+    # Names that the checks of all recording commands use, before a folder is made.
 
     @property
     def scorer(self) -> str | None:
@@ -130,12 +130,12 @@ class BisectConfig(ThreadSettings, Recorded):
 
     @property
     def name(self) -> str:
-        """What its run folder is called after: the trace's run, or the model."""
+        """What the run folder is named after: the trace's run, or the model."""
         path = Path(self.trace).resolve()
         return path.parent.name if path.name == "trace" else path.name
 
     def probe(self) -> ProbeConfig:
-        """How a model is probed, for the trace that is searched."""
+        """Settings for probing a model, whose trace is then searched."""
         flags = self.named("prompts", "num_prompts", "samples_per_prompt", "max_tokens", "temperature", "threads")
         flags |= self.named("engine", "engine_url", "rollout_dtype", "rollout_adapter", "engine_arg", "trainer_model")
         flags |= self.named("trainer_adapter", "trainer_dtype", "attn", "device_map", "token_budget")

@@ -1,4 +1,4 @@
-"""A search under way: what every stage needs of it, and when it ends."""
+"""A search in progress: what every stage needs, and when it ends."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY, read_manifest
 from mismatch_cli.trace.reader import Trace
 
-_NARROW = 0.05  # of the gap: an interval that is narrow enough
+_NARROW = 0.05  # of the gap: width of an interval that is narrow enough
 
 
-_FIRST_THAT_MAY_FAIL = 2  # of the stages: what was found before them is reported
+_FIRST_THAT_MAY_FAIL = 2  # from this stage on, an error still reports what was found before
 
 
 class OutOfBudgetError(Exception):
-    """The minutes are over: what was found is reported."""
+    """The minutes of --budget are over; what was found is reported."""
 
 
 @dataclass
 class Searching:
-    """What is searched, what has been found, and until when."""
+    """What to search, what has been found, and until when."""
 
     config: BisectConfig
     runner: Runner
@@ -50,11 +50,11 @@ class Searching:
 
     @classmethod
     def begin(
-        cls, config: BisectConfig, source: Trace, folder: Path, progress: Progress, ranks: Ranks, anew: bool
+        cls, config: BisectConfig, source: Trace, folder: Path, progress: Progress, ranks: Ranks, fresh: bool
     ) -> Searching:
-        """Choose the tokens where that has not been done, and find both sides; `anew` an earlier search goes first."""
+        """Choose the tokens unless already chosen, and find both sides; `fresh` removes an earlier search first."""
         chosen = folder / LEGS / AS_RECORDED
-        begun = (chosen / FILE_NAME).is_file() and not anew
+        begun = (chosen / FILE_NAME).is_file() and not fresh
         manifest = read_manifest(chosen) if begun else source.manifest  # the source may have changed since
         rollout = RolloutSide.of(manifest, config)
         trainer = TrainerSide.of(manifest, config, rollout)
@@ -63,7 +63,7 @@ class Searching:
             if not engine_module(rollout.engine).REMOTE:
                 check_model_folder(rollout.model)
         with ranks.first_before_others() as first:
-            if first and anew and not config.is_model:  # whose probe has been made by now
+            if first and fresh and not config.is_model:  # a model's probe is in the folder by now
                 remove_results(folder)
             if first and not begun:
                 of_both = _names_both_models(source, config)
@@ -75,7 +75,7 @@ class Searching:
         return cls(config, Runner(legs, rollout, trainer), Search.of(folder), progress, ranks, deadline)
 
     def stage(self, number: int, *works: Callable[[Searching], None]) -> None:
-        """Do a stage unless it was done, is not wanted, is not needed any more, or is not reached in time."""
+        """Run a stage unless it is done, not wanted, no longer needed, or out of time."""
         if self.told(self.search.stages.get(str(number), {}).get("status") == "done"):
             return
         if number not in self.config.wanted:
@@ -99,41 +99,41 @@ class Searching:
             if number < _FIRST_THAT_MAY_FAIL:
                 raise
             status, why = "skipped", str(error)
-            self.progress.say(f"Stage {number} ends here: {error}")
+            self.progress.say(f"Stage {number} stops here: {error}")
         seconds = time.perf_counter() - started + self.search.stages.get(str(number), {}).get("seconds", 0.0)
         self.search.stages[str(number)] = {"status": status, "why": why, "seconds": seconds}
         self.save()
 
     def leave_out(self, numbers: Iterable[int], status: str, why: str) -> None:
-        """Say of stages why they were not done."""
+        """Record why stages were not run."""
         for number in numbers:
             self.search.stages[str(number)] = {"status": status, "why": why, "seconds": 0.0}
         self.save()
 
     def measured(self) -> Measured:
-        """All legs as they are on disk now."""
+        """All legs that are on disk now."""
         legs = self.runner.legs
         return measured_in(legs.tokens, leg_names(legs.run_folder), legs.column)
 
     def is_explained(self) -> bool:
-        """Whether what has been found leaves too little of the gap to search on."""
+        """Whether the causes found leave too little of the gap to keep searching."""
         measured, together = self.measured(), self.search.pair_together
         pairs = [row.experiment.after for row in rank(measured, self.search, details=False).named]
         pairs += [] if together is None else [together]
         return self.told(any(is_explained(measured, pair) for pair in pairs))
 
     def helping(self) -> list[Experiment]:
-        """Changes of either side that take a part of the gap, the largest first."""
+        """Changes of either side that reduce the gap, largest first."""
         found = (row.experiment for row in rank(self.measured(), self.search, details=False).named)
         return [experiment for experiment in found if experiment.before != RECORDED]
 
     def share(self, after: Pair) -> Estimate:
-        """What a pair of legs takes of the recorded gap, beside both sides as they are."""
+        """The share of the recorded gap that a pair of legs removes, compared with the unchanged sides."""
         measured = self.measured()
         return Effects(measured.tokens).share(*map(measured.sums, (RECORDED, self.search.base, after)))
 
     def enough(self, after: Callable[[Leg], Pair]) -> Callable[[Leg], bool]:
-        """Whether the share of an experiment is known closely enough; `after` is its pair, with the leg being read."""
+        """A test of whether an experiment's share is precise enough; `after` gives its pair from the leg being read."""
 
         def narrow(leg: Leg) -> bool:
             share = self.share(after(leg))
@@ -144,11 +144,11 @@ class Searching:
         return narrow
 
     def add(self, *experiments: Experiment) -> None:
-        """Take in what was measured."""
+        """Add what was measured."""
         self.search.add(experiments, write=self.ranks.world.first)
 
     def cannot_try(self, setting: str, side: str, better: Any, why: str) -> None:
-        """Say of a setting why it was not turned."""
+        """Record why a setting was not changed."""
         self.progress.say(f"{setting} = {better} cannot be tried here: {why}")
         told = {"setting": setting, "side": side, "better": better, "why": why}
         known = [each for each in self.search.untried if (each["setting"], each["side"]) != (setting, side)]
@@ -156,36 +156,36 @@ class Searching:
         self.save()
 
     def tried(self, setting: str, side: str) -> None:
-        """A setting that could not be turned before, and was now."""
+        """Forget that a setting could not be changed before."""
         self.search.untried = [e for e in self.search.untried if (e["setting"], e["side"]) != (setting, side)]
 
     def check_time(self) -> None:
-        """Raises an `OutOfBudgetError` once the minutes are over."""
+        """Raise an `OutOfBudgetError` once the minutes are over."""
         if self.told(self.deadline is not None and time.monotonic() > self.deadline):
             raise OutOfBudgetError
 
     def told(self, answer: bool) -> bool:
-        """What the first rank says, on all of them."""
+        """The first rank's answer, on all ranks."""
         return self.ranks.world.told(answer)
 
     def save(self) -> None:
-        """What was found so far, for whoever resumes."""
+        """Save what was found so far, for `--resume`."""
         if self.ranks.world.first:
             self.search.save()
 
 
 def _names_both_models(source: Trace, config: BisectConfig) -> bool:
-    """Whether the weights of either side are known, so that log π may be of others than those that sampled."""
+    """Whether both sides' weights are known, so that log π may be at weights other than those that sampled."""
     return config.trainer_model is not None or source.manifest.get("command") in ("probe", "rescore", "curate")
 
 
 def _version(source: Trace, config: BisectConfig) -> int | None:
-    """Which weights that sampled a model here has; a `UsageError` where a trace holds several and none was named."""
-    there = versions(source)
-    if config.version is None and len(there) > 1 and (config.model or 0 not in there):
-        some = f"{there[0]} to {there[-1]}"
+    """The version of the sampling weights to read; a `UsageError` if the trace has several and none was named."""
+    known = versions(source)
+    if config.version is None and len(known) > 1 and (config.model or 0 not in known):
+        span = f"{known[0]} to {known[-1]}"
         raise UsageError(
-            f"{source.folder} was sampled at {len(there)} versions of the weights ({some}), and one model holds one of "
-            f"them. Say which: --version {there[0]}"
+            f"{source.folder} was sampled at {len(known)} versions of the weights ({span}), but a model has only one "
+            f"of them. Say which: --version {known[0]}"
         )
-    return config.version if config.version is not None else there[0] if len(there) > 1 else None
+    return config.version if config.version is not None else known[0] if len(known) > 1 else None

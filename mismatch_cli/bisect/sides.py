@@ -1,9 +1,9 @@
-"""Both sides of a trace as they can be started again: what the manifest and the flags say, and changes to it.
+"""Both sides of a trace as they can be started again: settings from the manifest and the flags, and changes to them.
 
-A change is a dictionary that JSON can hold, so that it names a leg, stands in its manifest, and combines with others.
-Of the rollout: `dtype`, `engine_args` (None leaves one out; `hf_overrides` key by key), `environment`, and how it is
-asked: `prefill`, `alone`, `cached`. Of the trainer: fields of `RescoreConfig`, fields of the sampler, `tensors` and
-`model_config` of the engine's model in place of its own, and `other_shape`.
+A change is a JSON-serialisable dictionary: it names a leg, is saved in its manifest, and combines with other changes.
+To the rollout: `dtype`, `engine_args` (None removes one; `hf_overrides` key by key), `environment`, and how it reads:
+`prefill`, `alone`, `cached`. To the trainer: fields of `RescoreConfig`, fields of the sampler, `tensors` and
+`model_config` taken from the engine's model, and `other_shape`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mismatch_cli.recording.config import RescoreConfig, parsed_arguments
 from mismatch_cli.sampling import SamplingSettings
 
 _SAMPLER = ("temperature", "top_p", "top_k", "min_p")
-_ASKED = ("prefill", "alone", "cached")  # of an engine that stays as it is
-_TOLD_ARGUMENTS = ("kv_cache_dtype", "quantization")  # that a manifest without engine arguments still tells
+_ASKED = ("prefill", "alone", "cached")  # how to ask an engine that needs no restart
+_TOLD_ARGUMENTS = ("kv_cache_dtype", "quantization")  # that a manifest without engine arguments still has
 
 
 def combined(*changes: Change) -> dict[str, Any]:
-    """All of them at once; dictionaries in them are combined too, a later value wins."""
+    """All changes merged, nested dictionaries too; a later value wins."""
     found: dict[str, Any] = {}
     for change in changes:
         for name, value in change.items():
@@ -36,12 +36,12 @@ def combined(*changes: Change) -> dict[str, Any]:
 
 
 def restarts(change: Change) -> bool:
-    """Whether an engine has to be started for it."""
+    """Whether it needs a restart of the engine."""
     return any(name not in _ASKED for name in change)
 
 
 def engine_part(change: Change) -> dict[str, Any]:
-    """What of a change of the rollout needs an engine of its own."""
+    """The part of a rollout change that needs an engine of its own."""
     return {name: value for name, value in change.items() if name not in _ASKED}
 
 
@@ -60,7 +60,7 @@ class RolloutSide:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], config: BisectConfig) -> RolloutSide:
-        """From the manifest, and from flags where these say otherwise; a `UsageError` where neither names a model."""
+        """From the manifest, overridden by flags; a `UsageError` if neither names a model and an engine."""
         told, recorded = manifest.get("rollout", {}), manifest.get("config", {})
         model = config.model or _local(recorded.get("model") or told.get("model"))
         sampled = recorded.get("engine") or told.get("engine")
@@ -68,10 +68,10 @@ class RolloutSide:
         if not model or not engine:
             missing = "--model and --engine" if not (model or engine) else "--model" if not model else "--engine"
             raise UsageError(
-                f"{config.trace} does not say what sampled it. Name it with {missing}, or look at its columns "
-                f"alone: {suggest('diagnose', config.trace)}"
+                f"{config.trace} does not say what sampled it. Name it with {missing}, or check only its columns: "
+                f"{suggest('diagnose', config.trace)}"
             )
-        if engine != sampled:  # what the other one was given says nothing of this one
+        if engine != sampled:  # settings of another engine do not apply
             told, recorded = {}, {**recorded, "engine_args": {}}
         arguments = dict(recorded.get("engine_args") or {})
         for name in _TOLD_ARGUMENTS:
@@ -86,7 +86,7 @@ class RolloutSide:
         return cls(engine, model, dtype, arguments, adapter, sampling, int(recorded.get("seed") or 0), told)
 
     def settings(self, change: Change, **more: Any) -> EngineSettings:
-        """What an engine is asked for."""
+        """The settings to start the engine with."""
         arguments = _without_none(combined(self.arguments, change.get("engine_args", {})))
         dtype, routes = change.get("dtype", self.dtype), False
         return EngineSettings(self.model, self.sampling, 0, dtype, self.seed, extra=arguments, adapter=self.adapter,
@@ -94,7 +94,7 @@ class RolloutSide:
 
     @property
     def overrides(self) -> Mapping[str, Any]:
-        """What of the model's configuration the engine was given otherwise."""
+        """The overrides of the model's configuration that the engine was given."""
         found = self.arguments.get("hf_overrides")
         return found if isinstance(found, Mapping) else {}
 
@@ -109,10 +109,10 @@ class TrainerSide:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], config: BisectConfig, rollout: RolloutSide) -> TrainerSide:
-        """From the manifest, and from flags where these say otherwise."""
+        """From the manifest, overridden by flags."""
         told = manifest.get("trainer") or manifest.get("recomputed") or {}
         model = config.trainer_model or _local(told.get("model")) or rollout.model
-        named = config.trainer_model or told.get("model")  # a trainer that is known has the adapter that is known of it
+        named = config.trainer_model or told.get("model")  # a known trainer has the adapter recorded for it
         adapter = config.trainer_adapter or told.get("adapter") or (None if named else rollout.adapter)
         dtype = config.trainer_dtype or told.get("dtype") or "auto"
         sampler = {name: told[name] for name in _SAMPLER if told.get(name) is not None}
@@ -133,7 +133,7 @@ class TrainerSide:
         return cls(scoring, replace(rollout.sampling, **sampler), told)
 
     def changed(self, change: Change) -> TrainerSide:
-        """The same with fields of its configuration or of its sampler replaced."""
+        """A copy with fields of its configuration or sampler replaced."""
         sampler = {name: value for name, value in change.items() if name in _SAMPLER}
         known = {name: value for name, value in change.items() if name in RescoreConfig.__dataclass_fields__}
         known = {name: value for name, value in known.items() if name not in sampler}
@@ -141,7 +141,7 @@ class TrainerSide:
 
 
 def _local(model: str | None) -> str | None:
-    """The model that a manifest names, of the bundled traces the bundled one."""
+    """The model that a manifest names; for the bundled traces, the bundled model."""
     return str(bundled("model")) if model == BUNDLED_MODEL else model
 
 

@@ -1,6 +1,6 @@
-"""The settings that a search turns one at a time: when each applies, what it changes on which side, what to type.
+"""The settings that a search changes one at a time: when each applies, what it changes on which side, what to type.
 
-Those that made large gaps elsewhere, and those that need no engine of their own, come first.
+Settings that need no engine restart come first, then those that caused large gaps elsewhere.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _SUPPORT = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 @dataclass(frozen=True)
 class Toggle:
-    """One setting turned: on the rollout's side, the trainer's, or both."""
+    """One setting changed: in the rollout, the trainer, or both."""
 
     setting: str  # as the manifest names it
     side: str  # whose setting it is: rollout, trainer, both
-    value: Any  # as it is
-    better: Any  # what it is turned to
+    value: Any  # now
+    better: Any  # what to try
     change: str  # what to do, a clause
     rollout: Change = field(default_factory=dict)
     trainer: Change = field(default_factory=dict)
-    flags: tuple[str, ...] = ()  # of `probe`, which measures the same prompts so
-    floor: bool = False  # a precision that both sides share: what it makes is no fault of one of them
+    flags: tuple[str, ...] = ()  # for `probe`, to measure new samples with this change
+    floor: bool = False  # a precision that both sides share: its rounding is not one side's fault
     parts: tuple[str, ...] = ()
 
     @property
@@ -39,30 +39,30 @@ class Toggle:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """What needs no start first, then as the ranking of causes has it."""
+        """What needs no restart first, then by the ranking of causes."""
         found = place(f"{'trainer' if self.side == 'trainer' else 'rollout'}.{self.setting.partition('.')[0]}")
         return self.starts, found or len(CAUSES)
 
 
 def toggles(rollout: RolloutSide, trainer: TrainerSide) -> list[Toggle]:
-    """What can be turned of these two sides, in the order in which it is tried."""
+    """The settings of these two sides that can be changed, in the order to try them."""
     found = [toggle for rule in _RULES for toggle in rule(rollout, trainer)]
     return sorted(found, key=lambda toggle: toggle.order)
 
 
 def _dtypes(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
     """One dtype on both sides where they differ; float32 on both where they share one of 16 bits."""
-    mine, theirs = _dtype(rollout.told, rollout.dtype), _dtype(trainer.told, trainer.config.trainer_dtype)
+    rolled, trained = _dtype(rollout.told, rollout.dtype), _dtype(trainer.told, trainer.config.trainer_dtype)
     both = ("--rollout-dtype", "float32", "--trainer-dtype", "float32")
-    if mine != theirs:
-        yield Toggle("dtype", "rollout", mine, theirs, f"the rollout in {theirs}, as the trainer",
-                     {"dtype": theirs}, flags=("--rollout-dtype", theirs))  # fmt: skip
-        yield Toggle("dtype", "trainer", theirs, mine, f"the trainer in {mine}, as the rollout",
-                     trainer={"trainer_dtype": mine}, flags=("--trainer-dtype", mine))  # fmt: skip
-    if {mine, theirs} & {*_16_BITS}:
+    if rolled != trained:
+        yield Toggle("dtype", "rollout", rolled, trained, f"the rollout in {trained}, like the trainer",
+                     {"dtype": trained}, flags=("--rollout-dtype", trained))  # fmt: skip
+        yield Toggle("dtype", "trainer", trained, rolled, f"the trainer in {rolled}, like the rollout",
+                     trainer={"trainer_dtype": rolled}, flags=("--trainer-dtype", rolled))  # fmt: skip
+    if {rolled, trained} & {*_16_BITS}:
         wide = {"dtype": "float32"}, {"trainer_dtype": "float32", "float32_head": False}
-        yield Toggle("dtype", "both", f"{mine} / {theirs}" if mine != theirs else mine, "float32",
-                     "float32 on both sides, or float16", *wide, flags=both, floor=mine == theirs)  # fmt: skip
+        yield Toggle("dtype", "both", f"{rolled} / {trained}" if rolled != trained else rolled, "float32",
+                     "float32 on both sides, or float16", *wide, flags=both, floor=rolled == trained)  # fmt: skip
 
 
 def _dtype(told: Mapping[str, Any], asked: str) -> str:
@@ -70,7 +70,7 @@ def _dtype(told: Mapping[str, Any], asked: str) -> str:
 
 
 def _heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
-    """A float32 LM head on one side, the other, and both; on neither where one has it; none lower than the weights."""
+    """A float32 LM head on one side, the other, or both; or on neither, if one has it; or undo a lower precision."""
     own = rollout.overrides.get("head_dtype")
     in_engine, in_trainer = own == "float32", trainer.config.float32_head
     can_engine = rollout.engine == "vllm" and _dtype(rollout.told, rollout.dtype) in _16_BITS
@@ -101,12 +101,12 @@ def _heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
 
 
 def _sampler(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
-    """What the trainer does to its logits, as the engine does it."""
+    """The sampler settings, applied to the trainer's logits as in the engine."""
     for name in _SUPPORT:
-        mine, theirs = getattr(rollout.sampling, name), getattr(trainer.sampling, name)
-        if mine != theirs:
-            yield Toggle(name, "trainer", theirs, mine, f"the {name.replace('_', '-')} that sampled in the trainer",
-                         trainer={name: mine}, flags=())  # fmt: skip
+        rolled, trained = getattr(rollout.sampling, name), getattr(trainer.sampling, name)
+        if rolled != trained:
+            yield Toggle(name, "trainer", trained, rolled, f"the rollout’s {name.replace('_', '-')} in the trainer",
+                         trainer={name: rolled}, flags=())  # fmt: skip
 
 
 def _cache(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
@@ -126,7 +126,7 @@ def _overrides(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
 def _argument(
     name: str, better: Any, words: str, when: Callable[[Any], bool], setting: str = ""
 ) -> Callable[..., Iterator[Toggle]]:
-    """A rule for an argument of vLLM, which applies where its resolved value is such."""
+    """A rule for an argument of vLLM, which applies if `when` holds for its resolved value."""
 
     def rule(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
         value = rollout.told.get(setting or name, rollout.arguments.get(name))
@@ -142,7 +142,7 @@ def _typed(value: Any) -> str:
 
 
 def _without_restart(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
-    """What the engine that is there can be asked."""
+    """Changes that need no restart of the engine."""
     batch = rollout.told.get("max_num_seqs") or rollout.told.get("batch_size")
     if batch != 1:
         name = "batch_size" if rollout.engine == "hf" else "max_num_seqs"
@@ -181,7 +181,7 @@ def _trainer_attention(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[
 
 def _trainer_rest(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
     if trainer.config.merge_adapter:
-        yield Toggle("adapter_merged", "trainer", True, False, "the adapter beside the weights",
+        yield Toggle("adapter_merged", "trainer", True, False, "the adapter unmerged, beside the weights",
                      trainer={"merge_adapter": False}, flags=("--no-merge-adapter",))  # fmt: skip
     yield Toggle("token_budget", "trainer", trainer.config.token_budget, "another shape",
                  "the micro-batches of the training step", trainer={"other_shape": True})  # fmt: skip

@@ -1,4 +1,4 @@
-"""Stage 2: settings turned one at a time, then those that help at once, without those that are not needed."""
+"""Stage 2: change settings one at a time, then all that help at once, without those that are not needed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _MOST_TOGETHER = 4  # settings
 
 
 def turn_settings(run: Searching) -> None:
-    """Each setting of the table that applies; what this machine cannot do is said and left out."""
-    read_sides(run)  # where the stages before were left out
+    """Change each setting that applies; report and skip what this machine cannot do."""
+    read_sides(run)  # if earlier stages were skipped
     for toggle in toggles(*as_read(run)):
         run.check_time()
         why = _out_of_reach(run, toggle)
@@ -51,21 +51,21 @@ def turn_settings(run: Searching) -> None:
 
 
 def as_read(run: Searching) -> tuple[RolloutSide, TrainerSide]:
-    """Both sides with what they said of themselves when they read the tokens again: perhaps on another machine."""
+    """Both sides as they described themselves when they read the tokens again, perhaps on another machine."""
     legs, (engine, trainer) = run.runner.legs, run.search.base
     rollout = replace(run.runner.rollout, told=legs.described(engine, ROLLOUT))
     return rollout, replace(run.runner.trainer, told=legs.described(trainer, TRAINER))
 
 
 def _out_of_reach(run: Searching, toggle: Toggle) -> str:
-    """Why a setting cannot be turned from here; empty where it can."""
+    """Why a setting cannot be changed from here; empty if it can."""
     engine = run.runner.rollout.engine
     if toggle.rollout and run.search.base[0] == AS_RECORDED:
-        return f"--engine {engine} reads no recorded tokens again"
+        return f"--engine {engine} cannot read recorded tokens again"
     if toggle.starts and engine_module(engine).REMOTE:
-        return "the server has to be started with it"
+        return "the server must be started with it"
     if toggle.rollout and not toggle.starts and run.search.base[0] != DECODED.name:
-        return f"--engine {engine} does not decode recorded tokens"
+        return f"--engine {engine} cannot decode recorded tokens"
     return ""
 
 
@@ -75,7 +75,7 @@ def _experiment(run: Searching, toggle: Toggle, after: Pair) -> Experiment:
 
 
 def _after(run: Searching, toggle: Toggle) -> Pair:
-    """The pair of legs with a setting turned, read where they are missing: the trainer's first, which costs little."""
+    """The pair of legs with a setting changed; reads missing ones, the trainer's first, since it is cheaper."""
     engine, trainer = run.search.base
     what = f"{toggle.setting} = {toggle.better}"
     if toggle.trainer:
@@ -86,7 +86,7 @@ def _after(run: Searching, toggle: Toggle) -> Pair:
 
 
 def read_trainer(run: Searching, change: Change, what: str, *, whole: bool) -> str:
-    """The name of the trainer's leg under a change; `whole`: of all responses, for what is read beside it."""
+    """The name of the trainer's leg under a change; `whole`: on all responses, to compare an engine's leg with it."""
     known = (leg for leg in (OTHER_SHAPE, REFERENCE) if leg.change == change)
     leg = next(known, leg_of(TRAINER, change, f"trainer, {what}"))
     enough = run.enough(lambda read: (run.search.base[0], read.name))
@@ -95,7 +95,7 @@ def read_trainer(run: Searching, change: Change, what: str, *, whole: bool) -> s
 
 
 def read_engine(run: Searching, change: Change, what: str, trainer: str) -> str:
-    """The name of the engine's leg under a change; the trainer's decides with it when enough has been read."""
+    """The name of the engine's leg under a change; its gap to the trainer's leg decides when enough is read."""
     leg = _AS_ASKED.get(tuple(change))
     if leg is None:
         asked = {} if run.search.base[0] == DECODED.name else {"prefill": True}
@@ -105,7 +105,7 @@ def read_engine(run: Searching, change: Change, what: str, trainer: str) -> str:
 
 
 def turn_together(run: Searching) -> None:
-    """Turn all that help at once, then leave out one at a time what is not needed."""
+    """Change all settings that help at once, then drop, one at a time, those that are not needed."""
     helping = run.helping()[:_MOST_TOGETHER]
     if len(helping) < 2:
         return
@@ -120,7 +120,7 @@ def turn_together(run: Searching) -> None:
 
 
 def _pair_of(run: Searching, experiments: Sequence[Experiment]) -> Pair:
-    """The legs of several changes at once; one change a side has been read already."""
+    """The legs of several changes at once; a single change per side has already been read."""
     changes = changes_of(run, experiments)
     engine, trainer = run.search.base
     names = [experiment.setting for experiment in experiments]
@@ -133,7 +133,7 @@ def _pair_of(run: Searching, experiments: Sequence[Experiment]) -> Pair:
 
 
 def changes_of(run: Searching, experiments: Sequence[Experiment]) -> tuple[Change, Change]:
-    """What several experiments change at once, of the engine and of the trainer."""
+    """The combined changes of several experiments, to the engine and to the trainer."""
     legs, unchanged = run.runner.legs, {*run.search.base, AS_RECORDED}
     sides: list[Change] = []
     for position in (0, 1):

@@ -1,4 +1,4 @@
-"""The tensors that an engine computes with beside those of the trainer's folder: which differ, and how."""
+"""Compares the tensors an engine computes with to those of the trainer's folder: which differ, and how."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from mismatch_cli.bisect.relations import Relation
 
-ADAPTER = "adapter"  # in place of a tensor's name
+ADAPTER = "adapter"  # used as a tensor's name
 
 
 @dataclass(frozen=True)
 class DifferingTensor:
-    """A tensor of the trainer that the engine has otherwise; see `relations.Difference` for the numbers."""
+    """A tensor of the trainer whose values differ in the engine; see `relations.Difference` for the numbers."""
 
     tensor: str
     relation: Relation
@@ -51,14 +51,14 @@ class TensorGroup:
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """How many tensors were compared, which were not and why, and which differ, in the order of the engine."""
+    """How many tensors were compared, which were not and why, and which differ, in the engine's order."""
 
     compared: int
     unread: Mapping[str, str] = field(default_factory=dict)  # name → reason
     differing: tuple[DifferingTensor, ...] = ()
 
     def groups(self) -> list[TensorGroup]:
-        """Those that differ, by relation; an adapter is not a tensor that can be replaced."""
+        """Differing tensors by relation, without an adapter, which cannot be replaced like a tensor."""
         by_relation: dict[Relation, list[str]] = defaultdict(list)
         for found in self.differing:
             if found.tensor != ADAPTER:
@@ -81,9 +81,9 @@ def compare_weights(
     keep_in: Path | None = None,
     on_compared: Callable[[int], None] = lambda _: None,
 ) -> WeightComparison:
-    """Compare tensor by tensor; every tensor of the trainer's folder is compared or named with a reason.
+    """Compare tensor by tensor; every tensor of the trainer's folder is compared or listed with a reason.
 
-    The engine's differing tensors are kept in the folder `keep_in`, for `folder_with`.
+    Saves the engine's differing tensors in the folder `keep_in`, for `folder_with`.
     """
     import torch
 
@@ -97,7 +97,7 @@ def compare_weights(
 
 
 class _Comparing:
-    """What has been found so far: nothing of a tensor but its numbers, and the digest of a differing one."""
+    """The comparison so far: of a tensor, only its numbers, and its digest if it differs."""
 
     def __init__(self, trainer: SavedTensors, computes: torch.dtype | None, kept: KeptTensors) -> None:
         self._trainer, self._computes, self._kept = trainer, computes, kept
@@ -105,7 +105,7 @@ class _Comparing:
         self._compared: set[str] = set()
         self._unread: dict[str, str] = {}
         self._differing: dict[str, DifferingTensor] = {}
-        self._strangers: dict[str, tuple[tuple[int, ...], torch.dtype, bytes]] = {}  # those of an unknown relation
+        self._strangers: dict[str, tuple[tuple[int, ...], torch.dtype, bytes]] = {}  # of unknown relation
 
     def take(self, name: str, tensor: Tensor | Unread) -> None:
         from mismatch_cli.bisect.relations import difference
@@ -134,7 +134,7 @@ class _Comparing:
         return WeightComparison(len(self._compared), unread, tuple(self._differing.values()))
 
     def _recognised(self) -> Iterator[tuple[str, str]]:
-        """Which of them is another tensor of the trainer: only those of the same shape are read once more."""
+        """Which of them equal another tensor of the trainer; only tensors of the same shape are read again."""
         kinds = {(shape, dtype) for shape, dtype, _ in self._strangers.values()}
         known = {
             (shape, dtype, _digest(self._trainer.read(own).to(dtype))): own
@@ -146,7 +146,7 @@ class _Comparing:
 
 
 class _Names:
-    """Which tensor of the trainer's folder an engine's name stands for."""
+    """Which tensor of the trainer's folder an engine's name refers to."""
 
     def __init__(self, trainer: SavedTensors) -> None:
         self._shapes = trainer.shapes
@@ -154,12 +154,12 @@ class _Names:
         self._tails = {_tail(name): name for name in trainer.shapes}
 
     def find(self, name: str) -> tuple[str, str | None]:
-        """The trainer's name, and the tensor of its folder to read: that of another name, where weights are tied."""
+        """The trainer's name, and the tensor of its folder to read: under another name, if weights are tied."""
         if name in self._shapes:
             return name, name
         if (tied := self._tied.get(name)) in self._shapes:
             return name, tied
-        if (own := self._tails.get(_tail(name))) is not None:  # one of the two names the part around the layers too
+        if (own := self._tails.get(_tail(name))) is not None:  # one side may prefix the names
             return own, own
         return name, None
 
@@ -171,16 +171,16 @@ def _tail(name: str) -> str:
 def _digest(tensor: Tensor) -> bytes:
     import torch
 
-    flat = tensor.detach().cpu().contiguous().flatten() + 0.0  # no zero has a sign
+    flat = tensor.detach().cpu().contiguous().flatten() + 0.0  # makes −0 equal 0
     return hashlib.blake2b(flat.view(torch.uint8).numpy().data).digest()
 
 
 def compare_adapters(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> DifferingTensor | None:
-    """None where both sides of a manifest stand under the same adapter, or under none."""
+    """None if both sides of a manifest use the same adapter, or none."""
     digests = [_adapter_digest(side) for side in (rollout, trainer)]
     if digests[0] == digests[1]:
         return None
-    detail = " in place of ".join(digest or "none" for digest in digests)
+    detail = " instead of ".join(digest or "none" for digest in digests)
     return DifferingTensor(ADAPTER, "other", math.inf, 1.0, detail)
 
 
@@ -191,7 +191,7 @@ def _adapter_digest(side: Mapping[str, Any]) -> str | None:
 
 
 def group_name(names: Sequence[str]) -> str:
-    """The tensor, or what holds all of them in one layer; `weights` where they lie in several."""
+    """The tensor, or the module within one layer that has all of them; `weights` if they are in several layers."""
     if len(names) == 1:
         return names[0]
     by_place = zip(*(name.split(".") for name in names), strict=False)

@@ -43,9 +43,9 @@ def command(
         from mismatch_cli.studies.diagnosis import faults
 
         config, folder, manifest = prepared
-        progress, ranks, anew = common.progress_of(world), Ranks(world, sharded), not common.resume
-        source = traced(config, folder, progress, ranks, anew=anew)
-        search(config, source, folder, progress, faults, ranks, manifest["flags"], anew=anew)
+        progress, ranks, fresh = common.progress_of(world), Ranks(world, sharded), not common.resume
+        source = traced(config, folder, progress, ranks, fresh=fresh)
+        search(config, source, folder, progress, faults, ranks, manifest["flags"], fresh=fresh)
         if world.first:
             common.show(BisectionAnalysis.read(folder), folder)
 

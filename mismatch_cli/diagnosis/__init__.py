@@ -1,1 +1,1 @@
-"""What is wrong with a trace, before any numerics: one check a file, each with its evidence, cause and remedy."""
+"""Finds what is wrong with a trace besides numerics: one check per file, with its evidence, cause and remedy."""

@@ -1,6 +1,6 @@
-"""Where two columns of log-probabilities fit each other: as they stand, shifted, up to a point, or in another response.
+"""Where two columns of log-probabilities match: in place, shifted, up to some token, or in another response.
 
-Letters: `_R` the responses of which the first tokens are kept, `_H` these tokens.
+Letters: `_R` responses whose first tokens are kept, `_H` these tokens.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.pairs import Pair
 
 LAGS = (-3, -2, -1, 1, 2, 3)
-_MOST = 2.0  # nats: one token counts for at most this much, so that a single outlier decides nothing
-_SHORTEST = 6  # tokens: below, some lag fits by chance
-_HEAD = 3  # tokens that fit as they stand before one says "from here on"
-_REAL = 0.15  # nats on an average token: a smaller gap is not what a shift looks like
-_FITS = 0.35  # of the gap may be left where a shift is the cause
-_FITS_BETTER = 0.8  # or this much, where other responses are surely shifted
+_MOST = 2.0  # nats: cap on one token, so that a single outlier does not decide
+_SHORTEST = 6  # tokens: in fewer, some lag fits by chance
+_HEAD = 3  # tokens that must fit unshifted before a shift may begin
+_REAL = 0.15  # mean nats per token: a shift makes a larger gap
+_FITS = 0.35  # of the gap that may be left if a shift is the cause
+_FITS_BETTER = 0.8  # or this much, if other responses are clearly shifted
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Of each response: its mean gap as it stands, the lag that fits best, and where it begins to."""
+    """For each response: its mean gap unshifted, the lag that fits best, and where the shift begins."""
 
     gap_S: np.ndarray  # nats, mean of min(|d|, 2)
-    lag_S: np.ndarray  # π[t + lag] fits μ[t]; 0 = as it stands
+    lag_S: np.ndarray  # π[t + lag] fits μ[t]; 0 = unshifted
     from_S: np.ndarray  # the first token that is shifted; 0 = all of them
-    better_S: np.ndarray  # bool: with some lag much less of the gap is left, though perhaps not little
+    better_S: np.ndarray  # bool: some lag leaves much less of the gap, though perhaps still a lot
 
     @property
     def shifted_S(self) -> np.ndarray:
@@ -42,19 +42,19 @@ class Alignment:
 
     @property
     def broken_S(self) -> np.ndarray:
-        """In step up to a point, shifted from there on."""
+        """In step up to some token, shifted from there on."""
         return (self.lag_S != 0) & (self.from_S > 0)
 
 
 def align(sample: Sample) -> Alignment:
-    """Find for each response the lag, and the point from which it holds, that leaves the least gap."""
+    """Find for each response the lag, and its first token, that leave the smallest gap."""
     found = [_align(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s]) for s in sample.spans()]
     gap, lag, start, better = np.array(found, dtype=np.float64).reshape(-1, 4).T
     return Alignment(gap, lag.astype(np.int64), start.astype(np.int64), better > 0)
 
 
 def in_step_N(sample: Sample, alignment: Alignment, chosen_S: np.ndarray) -> np.ndarray:
-    """log π − log μ of the tokens that count where the chosen responses are put in step; NaN where nothing fits."""
+    """log π − log μ of the tokens that count, with the chosen responses shifted back; NaN where nothing fits."""
     left_T = sample.logp_T - sample.logq_T
     for s, span in enumerate(sample.spans()):
         if chosen_S[s]:
@@ -70,7 +70,7 @@ def in_step_N(sample: Sample, alignment: Alignment, chosen_S: np.ndarray) -> np.
 
 
 def lag_scan(sample: Sample, alignment: Alignment) -> dict[int, float]:
-    """The mean of min(|π[t + lag] − μ[t]|, 2) in nats, by lag; over the responses out of step, if there are any."""
+    """The mean of min(|π[t + lag] − μ[t]|, 2) in nats, by lag; over the shifted responses, if there are any."""
     sums = {lag: np.zeros(2) for lag in sorted((0, *LAGS))}
     out_of_step_S = alignment.lag_S != 0
     for s, span in enumerate(sample.spans()):
@@ -101,7 +101,7 @@ def _align(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> tupl
 
 
 def _best_start(head_T: np.ndarray, cost_T: np.ndarray) -> tuple[float, int]:
-    """Mean cost when the tokens before the start stand as they are and the others are shifted; the best start."""
+    """The best start of the shift, with the mean cost if tokens before it are unshifted."""
     known_T = np.isfinite(cost_T)
     tail_T = np.concatenate([np.nancumsum(cost_T[::-1])[::-1], [0.0]])
     after_T = np.concatenate([np.cumsum(known_T[::-1])[::-1], [0]])
@@ -113,13 +113,13 @@ def _best_start(head_T: np.ndarray, cost_T: np.ndarray) -> tuple[float, int]:
     mean_T = np.where(possible, (head_T + tail_T) / np.maximum(starts + after_T, 1), np.inf)
     start = int(np.argmin(mean_T))
     whole = mean_T[0]
-    if start and possible[0] and whole <= 1.1 * mean_T[start] + 0.01:  # the simpler story, if it tells as much
+    if start and possible[0] and whole <= 1.1 * mean_T[start] + 0.01:  # the simpler explanation, if about as good
         return float(whole), 0
     return float(mean_T[start]), start
 
 
 def _cost(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, lag: int) -> np.ndarray:
-    """min(|π[t + lag] − μ[t]|, 2) of each token; NaN where one of the two is missing."""
+    """min(|π[t + lag] − μ[t]|, 2) of each token; NaN where either is missing."""
     cost_T = np.full(len(logq_T), np.nan)
     length = len(logq_T) - abs(lag)
     if length <= 0:
@@ -139,26 +139,26 @@ def _mean(cost_T: np.ndarray) -> float:
 
 HEAD_TOKENS = 128  # of a response
 MOST_RESPONSES = 2**12
-MISFIT = 0.1  # nats on an average token: below, a response fits as it stands
-_FITS_ELSEWHERE = 0.3  # of the gap may be left where the other response is the right one
-_SHORTEST_ELSEWHERE = 16  # tokens in common: many responses of other prompts would fit by chance
-_TRIED = 128  # responses that are held against all others before all of them are
-_ANY = 64  # responses that say how well any log π fits
+MISFIT = 0.1  # mean nats per token: below this, a response fits its own values
+_FITS_ELSEWHERE = 0.3  # of the gap that may be left if the other response is the right one
+_SHORTEST_ELSEWHERE = 16  # shared tokens: with fewer, responses to other prompts fit by chance
+_TRIED = 128  # responses to compare with all others before comparing every response
+_ANY = 64  # responses that show how well an arbitrary log π fits
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The first tokens of some groups of responses, and which of them is which."""
+    """The first tokens of some groups of responses, with their keys."""
 
     step_R: np.ndarray
     prompt_id_R: np.ndarray
     sample_index_R: np.ndarray
-    logq_RH: np.ndarray  # float32, nats; NaN where a token does not count, or there is none
+    logq_RH: np.ndarray  # float32, nats; NaN where a token does not count or does not exist
     logp_RH: np.ndarray
 
     @cached_property
     def group_R(self) -> np.ndarray:
-        """Which responses answer the same prompt in the same step: one number for each group."""
+        """The group number of each response: the same for the same prompt in the same step."""
         return np.unique(np.stack([self.step_R, self.prompt_id_R]), axis=1, return_inverse=True)[1].ravel()
 
     @cached_property
@@ -170,7 +170,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Exchanges:
-    """Which responses do not fit as they stand, and whose log-probabilities they hold instead."""
+    """Which responses do not fit their own values, and whose log-probabilities they have instead."""
 
     heads: Heads
     misfit_R: np.ndarray  # bool
@@ -182,9 +182,9 @@ class Exchanges:
 
 
 class HeadCollector(Accumulator):
-    """Keeps the groups with the smallest hashes, up to a number of responses: the same ones in any sharding.
+    """Keeps the groups with the smallest hashes, up to a number of responses: the same groups for any sharding.
 
-    No hash from `limit` on has a chance any more: where what lies below it is whole, it may be given.
+    Hashes of `limit` or above can no longer be kept. A `limit` may be passed in if everything below it is complete.
     """
 
     def __init__(self, pair: Pair, most_responses: int = MOST_RESPONSES, limit: int = NO_LIMIT) -> None:
@@ -192,7 +192,7 @@ class HeadCollector(Accumulator):
         self._rows: dict[tuple[int, int, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
     def update(self, batch: TokenBatch) -> None:
-        """Take in one table; of a response that is used several times the first use."""
+        """Add one table; of a response used several times, the first use."""
         keys = (batch.step_S, batch.prompt_id_S, batch.sample_index_S)
         hash_S = hash_keys(*keys[:2], seed=4)
         logq_T, logp_T = (getattr(batch, name) for name in (self._pair.reference, self._pair.current))
@@ -208,18 +208,18 @@ class HeadCollector(Accumulator):
                 self._shrink()
 
     def merge(self, other: HeadCollector) -> None:
-        """Add what another one has kept; of both what has a chance under either limit, and of two uses the first."""
+        """Add another collector's responses: those below both limits, and the first of two uses."""
         self.limit = min(self.limit, other.limit)
         self._rows = {key: row for key, row in (other._rows | self._rows).items() if key[0] < self.limit}
         self._shrink()
 
     def __getstate__(self) -> dict[str, Any]:
-        """No more than what may stay."""
+        """Pickle only what may be kept."""
         self._shrink()
         return super().__getstate__()
 
     def _shrink(self) -> None:
-        """Drop whole groups, those with the largest hashes first; the last one stays, whatever its size."""
+        """Drop whole groups, largest hashes first; the last group is kept whatever its size."""
         order = sorted(self._rows)
         if len(order) > self._most:
             self.limit = max(order[self._most][0], order[0][0] + 1)
@@ -241,7 +241,7 @@ def _head(logp_H: np.ndarray, mask_H: np.ndarray) -> np.ndarray:
 
 
 def find_exchanges(heads: Heads) -> Exchanges:
-    """Look for each response that does not fit as it stands whether it fits with another one of its group, or any."""
+    """Find, for each response that does not fit its own values, another that does: in its group, else anywhere."""
     own_R = _costs(heads.logq_RH, heads.logp_RH, _SHORTEST)
     misfit_R = np.isfinite(own_R) & (own_R >= MISFIT)
     partner_R = np.full(len(own_R), -1)
@@ -258,7 +258,7 @@ def find_exchanges(heads: Heads) -> Exchanges:
 
 
 def _partner(heads: Heads, r: int, among: np.ndarray, own: float, shortest: int) -> int:
-    """The response whose log π fits the log μ of this one far better than its own and than most do; −1 = none."""
+    """The response whose log π fits this one's log μ far better than its own and than most do; −1 = none."""
     cost = _costs(heads.logq_RH[r][None], heads.logp_RH[among], shortest)
     cost[~np.isfinite(cost) | (among == r)] = np.inf
     best = int(np.argmin(cost))
@@ -270,7 +270,7 @@ def _partner(heads: Heads, r: int, among: np.ndarray, own: float, shortest: int)
 
 
 def _costs(logq_RH: np.ndarray, logp_RH: np.ndarray, shortest: int) -> np.ndarray:
-    """The mean of min(|log π − log μ|, 2) over the tokens that both have, nats; NaN for fewer than `shortest`."""
+    """The mean of min(|log π − log μ|, 2) over shared tokens, nats; NaN for fewer than `shortest`."""
     cost_RH = np.minimum(np.abs(logp_RH - logq_RH), _MOST)
     known_R = np.isfinite(cost_RH).sum(axis=1)
     return np.where(known_R >= shortest, np.nansum(cost_RH, axis=1) / np.maximum(known_R, 1), np.nan)

@@ -1,4 +1,4 @@
-"""What is counted over every token of a trace: values that no log-probability can have, and placeholders."""
+"""Counts over every token of a trace: impossible values, placeholders, contradictions and repeated responses."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mismatch_cli.trace.foreign import unpacked_flags
 
 SIDES = ("logp_rollout", "logp_trainer", "logp_recomputed")
 ROUNDING = 1e-6  # nats: a float32 log-softmax can end this far above 0
-UNCERTAIN = -1.0  # nats: where the other side says less, an exact 0.0 was not computed, not even under top-p
+UNCERTAIN = -1.0  # nats: if the other side is below this, an exact 0.0 was not computed, not even under top-p
 _RUN = 3  # placeholders next to each other
 
 
 @dataclass
 class SideCounts(Accumulator):
-    """Of one column: tokens in the loss mask, and those with an impossible value."""
+    """For one column: tokens in the loss mask, and those with an impossible value."""
 
     LARGEST = ("largest",)
 
@@ -36,17 +36,17 @@ class SideCounts(Accumulator):
 
 @dataclass
 class ZeroCounts(Accumulator):
-    """Tokens with an exact 0.0 on one side and an uncertain other side: where they stand."""
+    """Tokens with an exact 0.0 on one side while the other side is uncertain, and where they are."""
 
     tokens: int = 0
-    last: int = 0  # at the end of a response that stopped by itself
+    last: int = 0  # at the end of a response that was not truncated
     in_runs: int = 0  # with at least three in a row
     gap: float = 0.0  # Σ|d| over them, nats
 
 
 @dataclass
 class Counts(Accumulator):
-    """Counts of a whole trace, exact."""
+    """Exact counts over a whole trace."""
 
     sides: dict[str, SideCounts] = field(default_factory=dict)
     zeros: dict[str, ZeroCounts] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Counts(Accumulator):
     out_of_support: int = 0
 
     def update(self, table: pa.Table, batch: TokenBatch, pair: Pair) -> None:
-        """Take in one table: its columns as they are recorded, and the two policies as the reader serves them."""
+        """Add one table: its columns as recorded, and the two policies as the reader returns them."""
         offset_S1, mask_T = batch.offset_S1, batch.loss_mask_T
         logq_T, logp_T = (getattr(batch, name) for name in (pair.reference, pair.current))
         self.responses += batch.num_responses
@@ -87,7 +87,7 @@ class Counts(Accumulator):
 
 
 def in_runs(flag_T: np.ndarray, offset_S1: np.ndarray, shortest: int = _RUN) -> np.ndarray:
-    """The flags that stand with at least `shortest` in a row within one response."""
+    """The flags in runs of at least `shortest` within one response."""
     begins_T = flag_T.copy()
     begins_T[1:] &= ~flag_T[:-1]
     inner = offset_S1[1:-1]
@@ -103,12 +103,12 @@ _COLUMNS = {
     "trainer": ("logp_trainer_T", "topk_logp_trainer_TK"),
     "recomputed": ("logp_recomputed_T", "topk_logp_recomputed_TK"),
 }
-_ABSOLUTE, _RELATIVE = 1e-3, 2.0**-7  # nats: beyond what storing one of the columns in bfloat16 makes
+_ABSOLUTE, _RELATIVE = 1e-3, 2.0**-7  # nats: more than storing one of the columns in bfloat16 explains
 
 
 @dataclass
 class SideAgreement(Accumulator):
-    """Of one side: sampled tokens that stand in its top-K, those at odds with it, and by how much."""
+    """For one side: sampled tokens in its top-K, those that contradict it, and by how much."""
 
     compared: int = 0
     at_odds: int = 0
@@ -117,12 +117,12 @@ class SideAgreement(Accumulator):
 
 @dataclass
 class OwnColumns(Accumulator):
-    """Counts over every token of a trace, exact; empty without top-K columns."""
+    """Exact counts over every token of a trace; empty without top-K columns."""
 
     sides: dict[str, SideAgreement] = field(default_factory=dict)
 
     def update(self, batch: TokenBatch) -> None:
-        """Take in one table."""
+        """Add one table."""
         if batch.topk_ids_TK is None:
             return
         sampled_TK = batch.topk_ids_TK == batch.response_ids_T[:, None]
@@ -144,16 +144,16 @@ class OwnColumns(Accumulator):
         agreement.difference += float(difference_T[odd_T].sum(dtype=np.float64))
 
 
-MOST_RESPONSES = 2**20  # that are remembered; of a longer trace those with the smallest hashes
-UNREPEATABLE = 16.0  # nats: a response that is this improbable is sampled twice in one of ten million pairs
+MOST_RESPONSES = 2**20  # to remember; of a longer trace, those with the smallest hashes
+UNREPEATABLE = 16.0  # nats: so improbable a response is sampled twice in one of ten million pairs
 
 
 class Copies(Accumulator):
-    """The tokens and the key of every response that is too improbable to be sampled twice, as two hashes.
+    """Two hashes, of tokens and key, for every response that is too improbable to be sampled twice.
 
-    What is forgotten of a long trace goes by the hash of the tokens, so that a response and its copy are both kept or
-    both forgotten: shares stay unbiased. No hash from `limit` on is remembered: where what lies below it is whole, it
-    may be given.
+    A long trace forgets responses by the hash of their tokens, so that a response and its copy are both kept or both
+    forgotten, and shares are unbiased. Hashes of `limit` or above are not remembered; a `limit` may be passed in if
+    everything below it is complete.
     """
 
     def __init__(self, most_responses: int = MOST_RESPONSES, limit: int = NO_LIMIT) -> None:
@@ -162,7 +162,7 @@ class Copies(Accumulator):
         self._kept = 0
 
     def update(self, batch: TokenBatch) -> None:
-        """Take in the responses of one table; all its tokens count, in the loss or not."""
+        """Add the responses of one table; all tokens count, whether in the loss or not."""
         offset_S1, logq_T = batch.offset_S1, batch.logp_rollout_T
         surprise_S = _sums(np.nan_to_num(-logq_T.astype(np.float64), nan=0.0, posinf=0.0), offset_S1)
         content_S = content_hashes(batch.response_ids_T, offset_S1)
@@ -177,7 +177,7 @@ class Copies(Accumulator):
         return content_S < np.uint64(min(self.limit, NO_LIMIT - 1))
 
     def merge(self, other: Copies) -> None:
-        """Add what another one remembers; of both what is remembered under either limit."""
+        """Add what another remembers: responses below both limits."""
         self.limit = min(self.limit, other.limit)
         hashes = np.concatenate(self._hashes + other._hashes, axis=1)
         hashes = hashes[:, self._below_limit(hashes[0])]
@@ -186,12 +186,12 @@ class Copies(Accumulator):
             self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Each once."""
+        """Pickle each response once."""
         self._forget()
         return super().__getstate__()
 
     def _forget(self) -> None:
-        """Each use of a response once, and of many responses those with the smallest hashes."""
+        """Keep each response once, and if there are too many, those with the smallest hashes."""
         hashes = np.unique(np.concatenate(self._hashes, axis=1), axis=1)
         if hashes.shape[1] > self._most:
             self.limit = int(hashes[0, self._most])
@@ -199,7 +199,7 @@ class Copies(Accumulator):
         self._hashes, self._kept = [hashes], hashes.shape[1]
 
     def count(self) -> tuple[int, int]:
-        """How many of the remembered responses stand under another key already, and how many are remembered."""
+        """How many remembered responses also occur under another key, and how many are remembered."""
         self._forget()
         content_R = self._hashes[0][0]
         return len(content_R) - len(np.unique(content_R)), len(content_R)

@@ -1,8 +1,8 @@
-"""Every check on one trace: what is spoiled goes first, then causes compete by what they explain of the gap.
+"""Runs every check on one trace: spoiled data goes first, then causes compete by how much of the gap they explain.
 
-Stages 1 and 2 find values, tokens and responses that speak of nothing; what they spoil is taken out. Stages 3 to 5 are
-causes: the one that explains most is undone, and the others have to be found again in what is left. Stage 6 is the tail
-of that, stage 7 what a precision makes, and stage 8 the gap that nothing explains.
+Stages 1 and 2 find values, tokens and responses that are not log-probabilities of the sampled tokens, and remove them.
+Stages 3 to 5 are causes: the one that explains most is undone, and the others must be found again in what is left.
+Stage 6 is the tail of that, stage 7 what a precision makes, and stage 8 the gap that nothing explains.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
 COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
-_NO_GAP = 2e-5  # nats on an average token: the rounding of float32, of which there is nothing to explain
-_LEAST = 0.1  # of the gap: what explains less is no cause of it
-_MOST = 0.5  # of the gap: what explains less is no cause where the rest is far above what is usual
+_NO_GAP = 2e-5  # mean nats per token: float32 rounding, with nothing to explain
+_LEAST = 0.1  # of the gap: what explains less is not a cause
+_MOST = 0.5  # of the gap: what explains less is not a cause if the rest is far above the usual
 
 
 @dataclass(frozen=True)
 class Unexplained:
-    """The gap that is left once every found fault is undone: nats on an average token, and its share of the gap."""
+    """The gap that is left once every fault found is undone: mean nats per token, and its share of the gap."""
 
     nats: float
     share: float
@@ -32,7 +32,7 @@ class Unexplained:
 
 @dataclass(frozen=True)
 class Shares:
-    """The gap in its parts: what goes with the faults that were found, what precisions usually make, and the rest."""
+    """The parts of the gap: explained by the faults found, usual for the precisions, and unexplained."""
 
     explained: float
     usual: float
@@ -41,7 +41,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Every finding in the order of the checks, and what they explain together."""
+    """All findings in the order of the checks, and what is left when they are undone."""
 
     evidence: Evidence
     findings: tuple[Finding, ...]
@@ -49,19 +49,19 @@ class Diagnosis:
 
     @property
     def found(self) -> tuple[Finding, ...]:
-        """What explains most comes first; what a precision makes, and what nothing explains, last."""
+        """Found faults, the one that explains most first; precision floors and unexplained gaps last."""
         found = [finding for finding in self.findings if finding.status == "found"]
         return tuple(sorted(found, key=lambda f: (max(_stage(f.check), PRECISION_STAGE), -(f.explains or 0.0))))
 
     @property
     def faults(self) -> tuple[Finding, ...]:
-        """What is found and no mere floor or tail of the precision; a gap that nothing explains is one, too."""
+        """What is found and is not just a floor or tail of the precision; an unexplained gap counts as a fault."""
         stages = (*range(PRECISION_STAGE), UNEXPLAINED_STAGE)
         return tuple(f for f in self.found if _stage(f.check) in stages)
 
     @property
     def first_cause(self) -> Finding | None:
-        """What explains most, unless most of a gap that is far above the usual one stays unexplained."""
+        """The finding that explains most, unless the gap is far above the usual and remains mostly unexplained."""
         causes = [f for f in self.found if _stage(f.check) < FLOOR_STAGE]
         too_large = any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found)
         if not causes or (too_large and (causes[0].explains or 0.0) < _MOST):
@@ -70,20 +70,20 @@ class Diagnosis:
 
     @property
     def is_minor(self) -> bool:
-        """Whether the first cause is noise or a tail, and leaves most of the gap: no advice to begin with."""
+        """Whether the first cause is noise or a tail and leaves most of the gap: its advice should not come first."""
         first = self.first_cause
         return first is not None and _stage(first.check) >= PRECISION_STAGE and (first.explains or 0.0) < _MOST
 
     @property
     def shares(self) -> Shares:
-        """What all found faults explain, and what is left: up to the upper end of what is usual, and beyond."""
+        """What the faults found explain, and what is left: within the usual range, and beyond it."""
         left, nats, high = min(1.0, self.unexplained.share), self.unexplained.nats, self.evidence.usual.high
         usual = left if nats <= high else left * high / nats
         return Shares(1 - left, usual, left - usual)
 
     @property
     def cleared(self) -> frozenset[str]:
-        """Settings, as manifests name them, that a check has looked at and found nothing."""
+        """Settings, as manifests name them, that a check has cleared."""
         clear = (module(finding.check) for finding in self.findings if finding.status == "clear")
         return frozenset(setting for check in clear for setting in getattr(check, "CLEARS", ()))
 
@@ -94,8 +94,7 @@ class Diagnosis:
 
     @property
     def suspects(self) -> tuple[Finding, ...]:
-        """What could be the cause of an unexplained gap: what shows in it, and what was not tested for want of
-        something that can be given."""
+        """Possible causes of an unexplained gap: what shows in it, and what could be tested with more input."""
         if not any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found):
             return ()
         showing = [f for f in self.findings if f.status == "clear" and (f.explains or 0.0) >= _LEAST]
@@ -104,18 +103,18 @@ class Diagnosis:
 
 
 def names() -> list[str]:
-    """The checks, in the order in which they are made."""
+    """The checks, in the order in which they run."""
     return sorted(registry.names(_PACKAGE), key=lambda name: (module(name).STAGE, name))
 
 
 @cache
 def module(name: str) -> ModuleType:
-    """The file of a check."""
+    """The module of a check."""
     return registry.load(_PACKAGE, name, "check")
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
-    """Make every check, each on what stronger ones leave of the gap."""
+    """Run every check, each on what stronger causes leave of the gap."""
     total = float(np.abs(evidence.sample.d_N).sum())
     weighing = _Weighing(total)
     present = evidence
@@ -132,7 +131,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 
 class _Weighing:
-    """The answers of all checks, found one after the other."""
+    """The answers of all checks, gathered one after the other."""
 
     def __init__(self, total: float) -> None:
         """`total`: Σ|d| of the sample, nats, before anything is undone."""
@@ -145,7 +144,7 @@ class _Weighing:
         self.last = [name for name in weighed if _stage(name) > PRECISION_STAGE]
 
     def answer(self, name: str, evidence: Evidence) -> Finding:
-        """What a check finds, with the share of the whole gap that goes where the finding is undone."""
+        """Run a check, and add the share of the whole gap that undoing its finding removes."""
         if evidence.sample.counts_T.any():
             finding = _check(name, evidence)
             if finding.left_N is not None:
@@ -153,13 +152,13 @@ class _Weighing:
                 finding = replace(finding, explains=gone / self._total if self._total else 0.0)
         else:
             spoiling = next((f for f in self.answers.values() if f.status == "found"), None)
-            first = f": first repair “{module(spoiling.check).TITLE}”" if spoiling else ""
-            finding = untested(name, f"nothing is left to judge{first}")
+            first = f": fix “{module(spoiling.check).TITLE}” first" if spoiling else ""
+            finding = untested(name, f"no tokens are left to check{first}")
         self.answers[name] = finding
         return finding
 
     def undo(self, finding: Finding, evidence: Evidence) -> Evidence:
-        """The evidence as it would be without a fault that was found."""
+        """The evidence without a fault that was found."""
         if finding.status != "found":
             return evidence
         check = module(finding.check)
@@ -170,7 +169,7 @@ class _Weighing:
         return evidence if sample is evidence.sample else replace(evidence, sample=sample)
 
     def compete(self, evidence: Evidence) -> Evidence:
-        """Undo the cause that explains most, and look for the others again in what is left, until there is none."""
+        """Undo the cause that explains most, check the others again on what is left, and repeat until none is found."""
         total_gap = float(np.abs(evidence.sample.d_N).sum())
         waiting, present = list(self.causes), evidence
         undone: list[Finding] = []
@@ -186,11 +185,11 @@ class _Weighing:
             undone.append(strongest)
             waiting.remove(strongest.check)
             if self._explained(undone) * self._total >= _MOST * total_gap and present.gap.value <= present.usual.high:
-                break  # what is left is what is usual, or what undoing could not reach
-        self._demote([self.answers[name] for name in waiting], "only {share} of the gap goes with it")
+                break  # what is left is usual, or cannot be undone
+        self._demote([self.answers[name] for name in waiting], "explains only {share} of the gap")
         largest = self._explained(undone[:1]) * self._total
         if undone and largest < _MOST * total_gap and present.gap_is_too_large:
-            self._demote(undone, "only {share} of the gap goes with it, and the rest is far above the usual")
+            self._demote(undone, "explains only {share} of the gap, and the rest is far above the usual")
             return evidence
         return present
 
@@ -199,28 +198,28 @@ class _Weighing:
         return sum(finding.explains or 0.0 for finding in findings)
 
     def tails(self, evidence: Evidence) -> Evidence:
-        """A few tokens that carry the gap, where the many others carry no more than is usual."""
+        """Run the checks for a few tokens that carry the gap, which count if the rest is no larger than usual."""
         faults = [f for f in self.answers.values() if f.status == "found" and _stage(f.check) < PRECISION_STAGE]
         for name in self._tails:
-            if faults:  # what is not wholly undone has a tail
+            if faults:  # a fault that is not wholly undone leaves a tail
                 title = module(faults[0].check).TITLE
-                self.answers[name] = untested(name, f"what is left of “{title}” looks like a tail: first repair that")
+                self.answers[name] = untested(name, f"what is left of “{title}” looks like a tail: fix that first")
                 continue
             without = self.undo(self.answer(name, evidence), evidence)
             if without.gap_is_too_large:
-                self._demote([self.answers[name]], "{share} of the gap goes with it; the rest is far above the usual")
+                self._demote([self.answers[name]], "explains {share} of the gap; the rest is far above the usual")
             else:
                 evidence = without
         return evidence
 
     def _answer_again(self, name: str, present: Evidence, undone: Sequence[Finding]) -> None:
-        """What a check finds in all of the gap, it has to find in what stronger causes leave of it, too."""
+        """Require that a check still finds its fault in what stronger causes leave of the gap."""
         before, now = self.answers.get(name), self.answer(name, present)
         if before is None or now.status == "found":
             return
         self.answers[name] = before
         if before.status == "found":
-            self._demote([before], f"not where “{module(undone[-1].check).TITLE}” is undone")
+            self._demote([before], f"gone once “{module(undone[-1].check).TITLE}” is undone")
 
     def _demote(self, findings: Sequence[Finding], reason: str) -> None:
         for finding in findings:

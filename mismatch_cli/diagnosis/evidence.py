@@ -1,4 +1,4 @@
-"""What the checks see: the sample, the counts of the whole trace, and what the manifest says about the sampling."""
+"""What the checks see: the sample, counts over the whole trace, and what the manifest says about sampling."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -29,11 +29,11 @@ Row = tuple[str, float | int | str | None]  # a figure with its label
 class Finding:
     """The answer of one check.
 
-    `effect` is how large the fault is, in the words of `measure`. `left_N` is what undoing the fault leaves of
-    log π − log μ on each token that counts, nats (NaN where nothing can be put right and the token goes); from it comes
-    `explains`, the share of the sample's Σ|log π − log μ| that goes: on equal terms for every check, so no check fills
-    it in. `evidence` are figures with their labels, `reason` why a check was not possible or does not count, `needs`
-    what to type to make it possible.
+    `effect` is the size of the fault, in the unit `measure`. `left_N` is what undoing the fault leaves of
+    log π − log μ on each token that counts, in nats (NaN where it cannot be repaired and the token is dropped).
+    `explains`, the share of the sample's Σ|log π − log μ| that this removes, is computed from it in the same way for
+    every check, so checks leave it empty. `evidence` holds labelled figures; `reason` says why a check was not possible
+    or does not count, `needs` what to type to make it possible.
     """
 
     check: str
@@ -60,7 +60,7 @@ def untested(check: str, reason: str, needs: str = "") -> Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One trace, or several pooled ones, as the checks see it."""
+    """One trace, or several pooled ones, as the checks see them."""
 
     pair: Pair
     sample: Sample
@@ -69,10 +69,10 @@ class Evidence:
     own_columns: OwnColumns
     copies: Copies
     heads: Heads
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # of the manifest; empty where it does not say
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # from the manifest; empty if it does not say
     about: Mapping[str, Any] = field(default_factory=dict)  # the manifest: who sampled, who scored
     earlier_logp_T: np.ndarray | None = None  # log π of the sample's tokens at an earlier checkpoint; NaN = not scored
-    model: ModelAtHand | None = None  # the trainer's model at the weights that sampled, where it was named
+    model: ModelAtHand | None = None  # the trainer's model at the sampling weights, if it was named
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -84,7 +84,7 @@ class Evidence:
 
     @cached_property
     def readings(self) -> Readings | None:
-        """What the model at hand says of how each side read the responses; None without one."""
+        """How each side read the responses, according to the loaded model; None without a model."""
         return None if self.model is None else Readings(self.sample, self.model)
 
     @cached_property
@@ -94,23 +94,23 @@ class Evidence:
 
     @property
     def usual(self) -> Usual:
-        """The gap that the precisions of the trace usually make, nats."""
+        """The usual gap for the trace's precisions, nats."""
         return usual_gap(self.about)
 
     @property
     def family(self) -> Family:
-        """`moe`, `dense`, or empty where the manifest does not tell."""
+        """`moe`, `dense`, or empty if the manifest does not say."""
         return family(self.about)
 
     @property
     def gap_is_too_large(self) -> bool:
-        """Whether the gap is surely far above what the precisions of the trace make."""
+        """Whether the gap is far above the usual for the trace's precisions, by two standard errors."""
         gap = self.gap
         return bool(gap.value - (2 * gap.error if np.isfinite(gap.error) else gap.value / 2) > self.usual.far_above)
 
 
 class Limits(NamedTuple):
-    """Hashes from which on a response is too late: so many with smaller ones have been seen already."""
+    """Hashes at or above which a response is not kept, since enough smaller ones have been seen."""
 
     sample: int = NO_LIMIT
     heads: int = NO_LIMIT
@@ -118,7 +118,7 @@ class Limits(NamedTuple):
 
 
 class Gathering(Accumulator):
-    """What is read of traces, in memory that does not depend on their length."""
+    """Gathers evidence from traces in memory that does not grow with their length."""
 
     SETTINGS = ("pair",)
 
@@ -129,11 +129,11 @@ class Gathering(Accumulator):
 
     @property
     def limits(self) -> Limits:
-        """What the next ones need not look at, whatever it is."""
+        """Limits to pass to the next portions, which may skip everything above them."""
         return Limits(self.sample.limit, self.heads.limit, self.copies.limit)
 
     def update(self, table: pa.Table, batch: TokenBatch) -> None:
-        """Take in one table, as it is recorded and laid flat; where the pair was not measured it is left out."""
+        """Add one table, as recorded and laid flat; skips it if the pair was not measured."""
         if not self.pair.measured_in(batch):
             return
         self.counts.update(table, batch, self.pair)
@@ -145,6 +145,6 @@ class Gathering(Accumulator):
             self.lattice.update(gaps)
 
     def evidence(self, sampling: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> Evidence:
-        """What the checks see; the manifest says the rest."""
+        """The evidence gathered, with what the manifest says."""
         whole = (self.counts, self.lattice, self.own_columns, self.copies, self.heads.result())
         return Evidence(self.pair, self.sample.result(), *whole, sampling, about or {})

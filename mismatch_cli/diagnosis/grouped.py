@@ -1,4 +1,4 @@
-"""Means over tokens with their error over prompts, and the profile of the gap along an axis."""
+"""Means and slopes over tokens, with their errors over groups of prompts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Mean:
     value: float
     error: float
     count: int
-    groups: int = 0  # of prompts, that the error is from
+    groups: int = 0  # of prompts, from which the error comes
 
     def z_from(self, value: float) -> float:
-        """How many standard errors the mean is above a value."""
+        """By how many standard errors the mean is above a value."""
         return as_normal((self.value - value) / self.error, self.groups) if self.error > 0 else 0.0
 
     def times(self, other: Mean) -> float:
@@ -28,7 +28,7 @@ class Mean:
         return self.value / other.value if other.value > 0 else float("inf")
 
     def z_of_log_ratio(self, other: Mean) -> float:
-        """How many standard errors the log of the ratio of the two means is from 0."""
+        """By how many standard errors the log ratio of the two means is above 0."""
         if min(self.value, other.value) <= 0:
             return 0.0
         error = np.hypot(self.error / self.value, other.error / other.value)
@@ -43,7 +43,7 @@ def as_normal(t: float, groups: int) -> float:
 
 
 def mean_over_prompts(value_N: np.ndarray, group_N: np.ndarray) -> Mean:
-    """The mean of tokens (or of anything with a prompt group), its error from the groups; few groups: infinite."""
+    """The mean over tokens (or anything with a prompt group), with its error over groups, infinite for too few."""
     if not len(group_N):
         return Mean(float("nan"), float("inf"), 0)
     value, error, groups = _ratio(*_sums(group_N, value_N, None))
@@ -54,22 +54,22 @@ _FEWEST_GROUPS = 4
 
 
 def _sums(group_N: np.ndarray, *weights: np.ndarray | None) -> list[np.ndarray]:
-    """The sums of weights by prompt group; None counts."""
+    """Sums of weights by prompt group; None means 1 each."""
     return [np.bincount(group_N, weights=weight_N, minlength=GROUPS) for weight_N in weights]
 
 
 def _ratio(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[float, float, int]:
-    """Σ part / Σ whole, its standard error, infinite for few groups, and how many groups it is from, else 0."""
-    there, part, whole = whole_G > 0, part_G.sum(), whole_G.sum()
+    """Σ part / Σ whole, its standard error, and the number of groups; for too few groups infinity and 0."""
+    present_G, part, whole = whole_G > 0, part_G.sum(), whole_G.sum()
     value = float(part / whole) if whole else float("nan")
-    if there.sum() < _FEWEST_GROUPS:
+    if present_G.sum() < _FEWEST_GROUPS:
         return value, float("inf"), 0
-    without_G = (part - part_G[there]) / np.maximum(whole - whole_G[there], 1e-300)
-    return value, standard_error(without_G), int(there.sum())
+    without_G = (part - part_G[present_G]) / np.maximum(whole - whole_G[present_G], 1e-300)
+    return value, standard_error(without_G), int(present_G.sum())
 
 
 def estimate_over_prompts(value_N: np.ndarray, group_N: np.ndarray, prompt_id_N: np.ndarray) -> Estimate:
-    """The mean of what is positive, with the interval that every report has."""
+    """The mean of positive values, with the interval used in all reports."""
     sum_G, count_G = _sums(group_N, value_N, None)
     return grouped_ratio(sum_G, count_G, len(np.unique(prompt_id_N)))
 
@@ -80,7 +80,7 @@ def slope_over_prompts(x_N: np.ndarray, y_N: np.ndarray, group_N: np.ndarray) ->
     return (slope, error) if groups else (float("nan"), error)
 
 
-def share_surely_above(chosen_N: np.ndarray, weight_N: np.ndarray, group_N: np.ndarray, least: float) -> bool:
+def is_share_above(chosen_N: np.ndarray, weight_N: np.ndarray, group_N: np.ndarray, least: float) -> bool:
     """Whether the chosen tokens' share of all weight is above `least` by two standard errors over groups of prompts."""
     share, error, _ = _ratio(*_sums(group_N, np.where(chosen_N, weight_N, 0.0), weight_N))
     return share - 2 * error > least

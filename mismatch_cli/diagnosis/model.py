@@ -1,7 +1,7 @@
-"""A model at hand, which reads responses of the sample again: as they are recorded, or as somebody may have read them.
+"""The trainer's model, which reads responses of the sample again: as recorded, or as a side may have misread them.
 
-Tokens alone cannot tell another prompt from weights of before or from other positions. A model that reads the same
-tokens under each hypothesis can.
+Log-probabilities alone cannot distinguish another prompt from older weights or other positions. A model that reads the
+same tokens under each hypothesis can.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mismatch_cli.trace.reader import Trace
 if TYPE_CHECKING:
     from mismatch_cli.scoring.trainer import Trainer
 
-_RESPONSES = 128  # that are scored
-_FEW = 8  # of them
+_RESPONSES = 128  # to score
+_FEW = 8  # of them, to try hypotheses on
 _TOKEN_BUDGET = 8192
 _SUPPORT = ("temperature", "top_p", "top_k", "min_p")
 Key = tuple[int, int, int]
@@ -31,14 +31,14 @@ Key = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """How one side may have read the responses: behind which prompt, and with a model that was changed how.
+    """How one side may have read the responses: after which prompt, and with which change to the model.
 
-    `prompt` makes the ids of a prompt from those that are recorded. `changed` is entered with the Hugging Face model
-    before it scores, and left afterwards: hooks, or settings that it puts back.
+    `prompt` maps the recorded prompt ids to those that were read. `changed` makes a context manager from the Hugging
+    Face model, entered while it scores: it sets hooks or settings and restores them.
     """
 
     name: str
-    prompt: Callable[[list[int]], list[int]] = list  # as they are
+    prompt: Callable[[list[int]], list[int]] = list  # unchanged
     changed: Callable[[Any], AbstractContextManager[Any]] = nullcontext
 
 
@@ -46,14 +46,14 @@ AS_RECORDED = Hypothesis("as recorded")
 
 
 class ModelAtHand:
-    """A model, and the responses of a sample that it scores: up to 128, the same ones under every hypothesis."""
+    """A model, and the sample's responses that it scores: up to 128, the same ones under every hypothesis."""
 
     def __init__(
         self, sample: Sample, prompts: Mapping[Key, list[int]], load: Callable[[], Trainer], ranks: Ranks = ALL_HERE
     ) -> None:
-        """`prompts`: ids by step, prompt and sample; `load` is called when the first hypothesis is asked for.
+        """`prompts`: ids by step, prompt and sample; `load` is called for the first hypothesis.
 
-        Ranks ask for the same hypotheses in the same order, and each scores a part of the responses.
+        All ranks must try the same hypotheses in the same order; each scores a part of the responses.
         """
         spread = np.unique(np.linspace(0, sample.num_responses - 1, _RESPONSES).astype(int)).tolist()
         self.rows = [s for s in spread if prompts.get(_key(sample, s))]
@@ -64,7 +64,7 @@ class ModelAtHand:
     def logp_T(self, hypothesis: Hypothesis = AS_RECORDED, few: bool = False) -> np.ndarray:
         """log π of the sample's tokens under a hypothesis, nats, float64; NaN = not scored.
 
-        `few`: of eight responses, where many hypotheses are tried.
+        `few`: of eight responses only, to try many hypotheses.
         """
         key = (hypothesis.name, few)
         if key not in self._scored:
@@ -73,12 +73,12 @@ class ModelAtHand:
 
     @property
     def longest_prompt(self) -> int:
-        """In tokens, of all responses of the sample."""
+        """In tokens, over all responses of the sample."""
         return max((len(ids) for ids in self._prompts.values()), default=0)
 
     @property
     def config(self) -> Any:
-        """The configuration of the model, which is loaded for it."""
+        """The model's configuration; loads the model."""
         return self._trainer.model.config.get_text_config()
 
     @cached_property
@@ -109,14 +109,14 @@ class ModelAtHand:
 def model_at_hand(
     path: str, sample: Sample, sampling: Mapping[str, Any], traces: Sequence[Trace], ranks: Ranks = ALL_HERE
 ) -> ModelAtHand:
-    """The model of a folder or the hub, in the dtype and with the support of the trace's trainer."""
+    """A model from a folder or the hub, with the dtype and sampler settings of the trace's trainer."""
 
     def load() -> Trainer:
         from mismatch_cli.scoring.trainer import Trainer
 
         support = SamplingSettings(**{name: sampling[name] for name in _SUPPORT if name in sampling})
         recorded = traces[0].manifest.get("trainer", {})
-        # Without a model's cap or sinks, if need be: "as recorded" is what the trace says. Others need another machine.
+        # Use attention without the model's cap or sinks if the trace did. Other kinds may need another machine.
         attention = recorded.get("attn_implementation") if recorded.get("attention_leaves_out") else None
         dtype = recorded.get("dtype", "auto")
         return Trainer.load(path, dtype=dtype, attn_implementation=attention, sampling=support, sharding=ranks.sharding)
@@ -125,7 +125,7 @@ def model_at_hand(
 
 
 def _prompts_of(sample: Sample, traces: Sequence[Trace]) -> dict[Key, list[int]]:
-    """The prompt ids of the responses in the sample, by their row key."""
+    """The prompt ids of the sample's responses, by row key."""
     wanted = {_key(sample, s) for s in range(sample.num_responses)}
     found = {}
     for trace in traces:

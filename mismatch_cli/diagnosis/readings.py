@@ -1,7 +1,7 @@
-"""Which reading of the responses makes one side's numbers, while the other side has what the model gives as recorded.
+"""Which misreading of the responses reproduces one side, when the other side agrees with the model on them as recorded.
 
-The model at hand reads the recorded tokens; one side agrees with it, the other does not. Then the model reads them
-under each hypothesis, a few responses first, and the one that fits the other side is scored on all.
+The model reads the recorded tokens; one side agrees with it, the other does not. Then the model reads a few responses
+under each hypothesis, and the one that fits the other side best is scored on all.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     Frequencies = Callable[[torch.Tensor], torch.Tensor]
 
 
-_AGREES = 0.5  # of the gap: how far the side that read what is recorded may be from the model
-_PROMISES, _FITS = 0.8, 0.5  # of a few responses' gap, of all responses' gap, that may be left
-_STEPS = 7  # of a search between two factors
-_MOST_PADDING = 64  # tokens, that are tried one by one
-_ROUND = (8, 64, 128, 256, 512, 1024, 2048)  # lengths to which people fill up
+_AGREES = 0.5  # of the gap: how far the correct side may be from the model
+_PROMISES, _FITS = 0.8, 0.5  # of the gap that may be left: on a few responses, on all
+_STEPS = 7  # of the search between two factors
+_MOST_PADDING = 64  # tokens, tried one by one
+_ROUND = (8, 64, 128, 256, 512, 1024, 2048)  # common multiples for padded lengths
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A hypothesis that fits one side: what undoing it leaves of log π − log μ, NaN where it was not scored."""
+    """A hypothesis that fits one side; `left_T` is what undoing it leaves of log π − log μ, NaN where not scored."""
 
     name: str
     side: str
@@ -41,20 +41,20 @@ class Reading:
     left: float  # of the scored tokens' Σ|d|
 
     def left_N(self, sample: Sample) -> np.ndarray:
-        """The gap without the other reading; where that was not scored, as much smaller as it is where it was."""
+        """The gap without the misreading; tokens that were not scored shrink by the same factor as those that were."""
         left_N = self.left_T[sample.kept]
         return np.where(np.isfinite(left_N), left_N, sample.d_N * min(1.0, self.left))
 
 
 class Readings:
-    """The search, by kinds of hypotheses, on one sample with a model."""
+    """The search through kinds of hypotheses, on one sample with a model."""
 
     def __init__(self, sample: Sample, model: ModelAtHand) -> None:
         self._sample, self._model, self._d_T = sample, model, sample.logp_T - sample.logq_T
 
     @cached_property
     def side(self) -> str | None:
-        """Which side differs from the model, where the other one agrees with it."""
+        """The side that differs from the model, if the other one agrees with it."""
         sides = {"rollout": self._sample.logq_T, "trainer": self._sample.logp_T}
         costs = {side: self._cost(own_T - self._model.logp_T()) for side, own_T in sides.items()}
         far = max(costs, key=lambda side: costs[side])
@@ -63,7 +63,7 @@ class Readings:
 
     @property
     def as_recorded(self) -> Reading | None:
-        """The model's own numbers in the place of the trainer's, where these are not what the model gives."""
+        """The model's own numbers instead of the trainer's, if those do not match the model."""
         if self.side != "trainer":
             return None
         left_T = self._model.logp_T() - self._sample.logq_T
@@ -71,27 +71,27 @@ class Readings:
 
     @cached_property
     def positions(self) -> Reading | None:
-        """Another base or scaling of RoPE; factors in between are searched for."""
+        """Another base or scaling of RoPE, with a search between the usual factors."""
         between = (self._between(scaled_positions, FACTORS), self._between(scaled_base, BASE_FACTORS))
         return self._best([*positions_of(self._model.config), *between])
 
     @cached_property
     def padding(self) -> Reading | None:
-        """Padding on the left that attention sees: as many tokens everywhere, or prompts filled up to one length."""
+        """Left padding that attention sees: the same number of tokens everywhere, or prompts padded to one length."""
         return self._best(paddings(self._model))
 
     @cached_property
     def prompt(self) -> Reading | None:
-        """A token of the prompt that is missing, or stands there once more."""
+        """A prompt token that is missing or duplicated."""
         return self._best(other_prompts(self._model.config))
 
     def _cost(self, d_T: np.ndarray, few: bool = False) -> float:
-        """The mean of |d| over the tokens that count and are scored, nats."""
+        """The mean |d| over the tokens that count and were scored, nats."""
         known_T = self._sample.counts_T & np.isfinite(self._model.logp_T(AS_RECORDED, few)) & np.isfinite(d_T)
         return float(np.abs(d_T[known_T]).mean()) if known_T.any() else np.inf
 
     def _left_T(self, hypothesis: Hypothesis, few: bool) -> np.ndarray:
-        """log π − log μ where the side that differs is moved back from the hypothesis to what is recorded."""
+        """log π − log μ with the differing side moved from the hypothesis back to the recorded tokens."""
         moved_T = self._model.logp_T(AS_RECORDED, few) - self._model.logp_T(hypothesis, few)
         return self._d_T + (moved_T if self.side == "trainer" else -moved_T)
 
@@ -99,7 +99,7 @@ class Readings:
         return self._cost(self._left_T(hypothesis, few=True), few=True)
 
     def _between(self, make: Callable[[float], Hypothesis], factors: Sequence[float]) -> Hypothesis:
-        """The best factor near the best of some: thirds of the logarithm between its neighbours are given up."""
+        """The best factor near the best of these: a ternary search on the logarithm between its neighbours."""
         costs = [self._few_cost(make(factor)) for factor in factors]
         at = int(np.argmin(costs))
         low, high = (np.log(factors[i]) for i in (max(0, at - 1), min(len(factors) - 1, at + 1)))
@@ -112,7 +112,7 @@ class Readings:
         return min((make(factors[at]), make(float(np.exp((low + high) / 2)))), key=self._few_cost)
 
     def _best(self, hypotheses: Iterable[Hypothesis]) -> Reading | None:
-        """The hypothesis that fits a few responses best, if it holds on them and then on all."""
+        """The hypothesis that fits a few responses best, if it fits them well enough, and then all."""
         if self.side is None:
             return None
         best = min(hypotheses, key=self._few_cost)
@@ -129,7 +129,7 @@ def scaled_positions(factor: float) -> Hypothesis:
 
 
 def scaled_base(factor: float) -> Hypothesis:
-    """RoPE with its base times a factor; the same as NTK scaling."""
+    """RoPE with its base multiplied by a factor, the same as NTK scaling."""
 
     def changed(frequency_F: torch.Tensor) -> torch.Tensor:
         import torch
@@ -142,7 +142,7 @@ def scaled_base(factor: float) -> Hypothesis:
 
 
 def positions_of(config: Any) -> list[Hypothesis]:
-    """What is tried first: the factors that people use, and YaRN from the positions of this model."""
+    """What to try first: common factors, and YaRN from this model's context lengths."""
     found = [scaled_positions(factor) for factor in FACTORS] + [scaled_base(factor) for factor in BASE_FACTORS]
     parameters = getattr(config, "rope_parameters", None) or {}
     if "rope_theta" not in parameters:
@@ -164,18 +164,18 @@ YARN_FACTORS = (2.0, 4.0, 8.0, 32.0)
 
 
 def padded(count: int, token: int) -> Hypothesis:
-    """Some padding tokens on the left, which attention sees."""
+    """A number of padding tokens on the left, which attention sees."""
     return Hypothesis(f"{count} tokens {token} before the prompt", prompt=lambda ids: [token] * count + ids)
 
 
 def padded_to(length: int, token: int) -> Hypothesis:
-    """Prompts that are filled up on the left to one length, and attention sees it."""
-    name = f"prompts filled up to {length} with token {token}"
+    """Prompts left-padded to one length, with padding that attention sees."""
+    name = f"prompts padded to {length} with token {token}"
     return Hypothesis(name, prompt=lambda ids: [token] * max(0, length - len(ids)) + ids)
 
 
 def paddings(model: ModelAtHand) -> Iterator[Hypothesis]:
-    """Prompts filled up with what people take for it: the padding token, else the end of sequence, else 0."""
+    """Prompts padded with the usual tokens: the padding token, the end of sequence, or 0."""
     tokens = list(dict.fromkeys([*_token_ids(model.config, "pad", "eos").values(), 0]))
     longest = model.longest_prompt
     lengths = sorted({longest, *(-(-longest // n) * n for n in _ROUND)})
@@ -184,7 +184,7 @@ def paddings(model: ModelAtHand) -> Iterator[Hypothesis]:
 
 
 def other_prompts(config: Any) -> list[Hypothesis]:
-    """A token of the prompt that is missing or stands there once more."""
+    """Prompts with a token that is missing or duplicated."""
     found = [
         Hypothesis(f"the {name} token before the prompt", prompt=padded(1, token).prompt)
         for name, token in _token_ids(config, "bos", "eos", "pad").items()
@@ -203,19 +203,19 @@ MOST_MISSING = 4  # tokens from either end of the prompt
 
 
 def _token_ids(config: Any, *names: str) -> dict[str, int]:
-    """The special tokens that the configuration names; of several the first."""
+    """The special tokens in the configuration; the first of several."""
     found = {name: getattr(config, f"{name}_token_id", None) for name in names}
     return {name: ids[0] if isinstance(ids, list) else int(ids) for name, ids in found.items() if ids is not None}
 
 
 def _without(places: Sequence[int], ids: list[int]) -> list[int]:
-    """All but the tokens at some places, counted from either end; everything where nothing would be left."""
+    """The ids without those at some places, counted from either end; all of them if none would be left."""
     missing = {place % len(ids) for place in places}
     return [token for i, token in enumerate(ids) if i not in missing] or ids
 
 
 def _rope(name: str, frequencies: Frequencies) -> Hypothesis:
-    """Other inverse frequencies in every rotary embedding of the model."""
+    """Change the inverse frequencies in every rotary embedding of the model."""
 
     def changed(model: Any) -> AbstractContextManager[None]:
         buffers = [(module, *buffer) for module in model.modules() for buffer in module.named_buffers(recurse=False)]
@@ -227,7 +227,7 @@ def _rope(name: str, frequencies: Frequencies) -> Hypothesis:
 
 
 def _with_parameters(name: str, parameters: dict[str, Any]) -> Hypothesis:
-    """Rotary embeddings as transformers makes them from the model's base and other `rope_parameters`."""
+    """Rotary embeddings built by transformers from the model's base and other `rope_parameters`."""
 
     def changed(model: Any) -> AbstractContextManager[None]:
         import torch
@@ -239,7 +239,7 @@ def _with_parameters(name: str, parameters: dict[str, Any]) -> Hypothesis:
         for module in model.modules():
             if isinstance(frequency_F := getattr(module, "inv_freq", None), torch.Tensor):
                 compute = module.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
-                new_F, scaling = compute(config, device=frequency_F.device)  # models that ignore it compute on the CPU
+                new_F, scaling = compute(config, device=frequency_F.device)  # some models ignore it
                 changes += [(module, "inv_freq", new_F.to(frequency_F)), (module, "attention_scaling", scaling)]
         return _set(changes)
 
@@ -248,7 +248,7 @@ def _with_parameters(name: str, parameters: dict[str, Any]) -> Hypothesis:
 
 @contextmanager
 def _set(changes: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Attributes of modules that have another value for a while; a module without a scaling scales by 1."""
+    """Set attributes of modules temporarily; a module without a scaling scales by 1."""
     before = [(module, name, getattr(module, name, 1.0)) for module, name, _ in changes]
     try:
         for change in changes:

@@ -1,4 +1,4 @@
-"""The responses that a diagnosis looks at: whole ones, chosen by hash, so many that they fit into memory.
+"""The responses that a diagnosis looks at: whole responses, chosen by hash, as many as fit into memory.
 
 Letters: `_T` every token of the sample, laid flat; `_S` its responses; `_N` the tokens that count: in the loss mask,
 with a finite log-probability on both sides.
@@ -21,10 +21,10 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.pairs import Pair
 
 MOST_TOKENS = 2**18
-TOP_K = 8  # ranks that are kept: enough for slopes and grids
+TOP_K = 8  # ranks to keep: enough for slopes and grids
 _TOKEN_COLUMNS = ("response_ids_T", "loss_mask_T")
 _TOPK_COLUMNS = ("topk_ids_TK", "topk_logq_TK", "topk_logp_TK")
-_U_MOST = 10.0  # a token counts for at most this many typical gaps where a mean over tokens must not follow a few
+_U_MOST = 10.0  # typical gaps: cap on one token in means that a few tokens must not dominate
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Sample:
     counts_T: np.ndarray  # bool
     topk_logq_TK: np.ndarray | None
     topk_logp_TK: np.ndarray | None
-    topk_d_T: np.ndarray | None = None  # log π − log μ of the sampled token by the top-K columns; NaN = not among them
-    seen_T: np.ndarray | None = None  # bool, the token stands in the prompt or earlier in the response
+    topk_d_T: np.ndarray | None = None  # log π − log μ of the sampled token from the top-K columns; NaN = not in them
+    seen_T: np.ndarray | None = None  # bool: the token occurs in the prompt or earlier in the response
     topk_seen_TK: np.ndarray | None = None
 
     @property
@@ -76,7 +76,7 @@ class Sample:
 
     @cached_property
     def kept(self) -> np.ndarray:
-        """Index of the tokens that count."""
+        """Indices of the tokens that count."""
         return np.flatnonzero(self.counts_T)
 
     @cached_property
@@ -86,13 +86,13 @@ class Sample:
 
     @property
     def abs_d_T(self) -> np.ndarray:
-        """|d| of every token, also of those that do not count; NaN where one side was not measured."""
+        """|d| of every token, even those that do not count; NaN where one side was not measured."""
         with np.errstate(invalid="ignore"):
             return np.abs(self.logp_T - self.logq_T)
 
     @cached_property
     def group_S(self) -> np.ndarray:
-        """The prompt group of each response, one of 32: what errors are estimated over."""
+        """The prompt group of each response, one of 32, over which errors are estimated."""
         return prompt_groups(self.prompt_id_S)
 
     @cached_property
@@ -106,7 +106,7 @@ class Sample:
 
     @cached_property
     def typical_N(self) -> np.ndarray:
-        """What 80 % of the tokens with about the same log μ stay below, nats; half of them may have no gap at all."""
+        """The 80 % quantile of |d| among tokens with similar log μ, nats; half of them may have no gap at all."""
         abs_d_N, order = np.abs(self.d_N), np.argsort(self.logq_T[self.kept], kind="stable")
         typical_N = np.empty(len(abs_d_N))
         smallest = max(1e-3 * float(abs_d_N.mean()), 1e-9) if len(abs_d_N) else 1.0
@@ -119,9 +119,9 @@ class Sample:
         return np.where(drop_T[self.kept], np.nan, self.d_N)
 
     def with_gap(self, left_N: np.ndarray) -> Sample:
-        """The same with another log π − log μ, nats, on the tokens that count, NaN for those that count no more.
+        """A copy with another log π − log μ, nats, on the tokens that count; NaN removes a token.
 
-        The trainer's top-K columns are as they were recorded, so they go.
+        Drops the trainer's top-K columns, which would still be as recorded.
         """
         logp_T, counts_T = self.logp_T.copy(), self.counts_T.copy()
         logp_T[self.kept] = self.logq_T[self.kept] + left_N
@@ -141,9 +141,9 @@ NO_LIMIT = 2**64  # above every hash
 
 
 class SampleCollector(Accumulator):
-    """Keeps the responses with the smallest hashes, up to a number of tokens: the same ones in any sharding.
+    """Keeps the responses with the smallest hashes, up to a number of tokens: the same responses for any sharding.
 
-    No hash from `limit` on has a chance any more: where what lies below it is whole, it may be given.
+    Hashes of `limit` or above can no longer be kept. A `limit` may be passed in if everything below it is complete.
     """
 
     def __init__(self, pair: Pair, most_tokens: int = MOST_TOKENS, limit: int = NO_LIMIT) -> None:
@@ -152,7 +152,7 @@ class SampleCollector(Accumulator):
         self._tokens = 0
 
     def update(self, batch: TokenBatch, prompt_ids: pa.ListArray | None = None) -> None:
-        """Take in one table; its prompts say which tokens have been seen before."""
+        """Add one table; its prompts show which tokens have been seen before."""
         if not self._pair.measured_in(batch):
             return
         keys = (batch.prompt_id_S, batch.sample_index_S, batch.step_S)
@@ -160,7 +160,7 @@ class SampleCollector(Accumulator):
         columns, offset_S1 = self._columns(batch), batch.offset_S1
         for s in np.flatnonzero(hash_S < np.uint64(min(self.limit, NO_LIMIT - 1))).tolist():
             start, stop = int(offset_S1[s]), int(offset_S1[s + 1])
-            if stop > start and int(hash_S[s]) < self.limit:  # which may have fallen meanwhile
+            if stop > start and int(hash_S[s]) < self.limit:  # the limit may have fallen in this loop
                 row = {n: v[start:stop].copy() if n.endswith(("_T", "_TK")) else v[s] for n, v in columns.items()}
                 if prompt_ids is not None:
                     row["prompt_ids"] = np.from_dlpack(prompt_ids[s].values).copy()
@@ -170,14 +170,14 @@ class SampleCollector(Accumulator):
                 self._shrink()
 
     def merge(self, other: SampleCollector) -> None:
-        """Add what another one has kept of later rows; where hashes are equal the earlier row goes before."""
+        """Add what another collector kept of later rows; for equal hashes, the earlier row comes first."""
         earlier = [row for row in self._rows if row[0] <= other.limit]
         self._rows = earlier + [row for row in other._rows if row[0] < self.limit]
         self.limit = min(self.limit, other.limit)
         self._shrink()
 
     def __getstate__(self) -> dict[str, Any]:
-        """No more than what may stay."""
+        """Pickle only what may be kept."""
         self._shrink()
         return super().__getstate__()
 
@@ -210,7 +210,7 @@ class SampleCollector(Accumulator):
         self._shrink()
         rows = [row for _, row in self._rows]
         rows.sort(key=lambda r: (int(r["step_S"]), int(r["prompt_id_S"]), int(r["sample_index_S"])))
-        for row in rows:  # of those alone that stay: it takes longer than all else
+        for row in rows:  # only for rows that are kept: this is the slowest step
             if "prompt_ids" in row:
                 row |= seen_before(row["prompt_ids"], row["response_ids_T"], row.get("topk_ids_TK"))
         flat = {name: _joined([row.get(name) for row in rows], rows) for name in _ALL_TOKEN_COLUMNS}
@@ -228,7 +228,7 @@ class SampleCollector(Accumulator):
 
 
 def _at(sampled_TK: np.ndarray, logp_TK: np.ndarray) -> np.ndarray:
-    """The value of the one rank that is marked; NaN where none is."""
+    """The value of the marked rank; NaN if none is marked."""
     return np.where(sampled_TK.any(axis=1), np.where(sampled_TK, logp_TK, 0).sum(axis=1), np.nan)
 
 
@@ -239,7 +239,7 @@ _ALL_TOKEN_COLUMNS = (
 
 
 def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -> np.ndarray | None:
-    """One array; responses that lack the column hold NaN; None where all lack it."""
+    """One array, NaN for responses without the column; None if all lack it."""
     known = [part for part in parts if part is not None]
     if not known:
         return np.zeros(0) if not rows else None
@@ -255,7 +255,7 @@ def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -
 def seen_before(
     prompt: np.ndarray, response_ids_T: np.ndarray, topk_ids_TK: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Whether the sampled ids, and the recorded ranks, stand in the prompt or earlier in the response."""
+    """Whether the sampled ids and the recorded ranks occur in the prompt or earlier in the response."""
     context = np.concatenate([prompt, response_ids_T])
     ids_U, first_U = np.unique(context, return_index=True)
     now_T = len(prompt) + np.arange(len(response_ids_T))

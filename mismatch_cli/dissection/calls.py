@@ -1,4 +1,4 @@
-"""How a pass called a module, so that it can be called again on other tensors as it was then."""
+"""Records how a pass called a module, so that it can be called the same way on other tensors."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from torch import Tensor
 
 from mismatch_cli.errors import MismatchError
 
-Key = int | str  # of an argument: its position or its name
-_NOT_HIDDEN = ("mask", "position", "cos", "sin", "cache")  # words in the names of arguments that are no hidden states
-_ADDRESSES = ("scheduler_metadata",)  # of vLLM's attention on a CPU: it points into itself, and nobody writes to it
+Key = int | str  # an argument's position or name
+_NOT_HIDDEN = ("mask", "position", "cos", "sin", "cache")  # argument names with these words are not hidden states
+_ADDRESSES = ("scheduler_metadata",)  # of vLLM's CPU attention: it points into itself, and is never written
 
 
 class Unlike(MismatchError):
-    """Both sides' modules take hidden states of different shapes: they do not do the same."""
+    """The two sides' modules take hidden states of different shapes, so they are not counterparts."""
 
 
 class Flow(NamedTuple):
-    """What hidden states of a call looked like."""
+    """Shape, dtype and device of a call's hidden states."""
 
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
 
     def of(self, other: Tensor) -> Tensor:
-        """Another tensor made to look so: a copy, since kernels work in place."""
+        """Another tensor in this form: a copy, since kernels work in place."""
         if other.numel() != self.shape.numel():
-            raise Unlike(f"{tuple(other.shape)} beside {tuple(self.shape)}")
+            raise Unlike(f"{tuple(other.shape)} versus {tuple(self.shape)}")
         return other.detach().to(self.device, self.dtype, copy=True).reshape(self.shape)
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call: its arguments, and which of them were hidden states, of which only the look is known."""
+    """One call: its arguments, and which of them were hidden states, of which only the form is kept."""
 
     module: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     flows: dict[Key, Flow]
-    output: Any  # of a rotary embedding, which depends on positions alone; of others None
+    output: Any  # of a rotary embedding, which depends only on positions; else None
 
     @classmethod
     def of(
@@ -57,11 +57,11 @@ class Call:
         most: int = 1,
         copied: bool = True,
     ) -> Call:
-        """The first `most` tensors of hidden states are to be others; what stands behind them stays as it is.
+        """Record a call whose first `most` hidden states will be replaced; arguments after them are kept.
 
-        `copied`: for vLLM gives views of buffers that its next pass overwrites.
+        `copied`: copy them, since vLLM passes views of buffers that its next pass overwrites.
         """
-        keep = kept if copied else _as_it_is
+        keep = kept if copied else _unchanged
         found = list(flowing(args, kwargs).items())[:most]
         flows = {key: Flow(x.shape, x.dtype, x.device) for key, x in found}
         given: dict[Key, Any] = dict(enumerate(args))
@@ -77,11 +77,11 @@ class Call:
 
     @property
     def fuses(self) -> bool:
-        """Whether it was given a residual beside its input, as vLLM's norms are."""
+        """Whether it was given a residual with its input, as vLLM's norms are."""
         return len(self.flows) == 2
 
     def again(self, *tensors: Tensor) -> Any:
-        """The module's answer to other hidden states; fewer than it had leave out the last: a norm's residual."""
+        """The module's output for other hidden states; with fewer than it had, the last (a norm's residual) is None."""
         args, kwargs = list(self.args), dict(self.kwargs)
         for (key, flow), tensor in zip(self.flows.items(), tensors, strict=False):
             if isinstance(key, int):
@@ -91,12 +91,12 @@ class Call:
         return self.module(*args, **kwargs)
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
 def flowing(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, Tensor]:
-    """The arguments that are hidden states, by position or by name: tensors of numbers, but for masks and positions."""
+    """The arguments that are hidden states, by position or name: float tensors other than masks and positions."""
     named = {name: value for name, value in kwargs.items() if not any(word in name for word in _NOT_HIDDEN)}
     given: dict[Key, Any] = dict(enumerate(args))
     given.update(named)
@@ -108,20 +108,20 @@ def is_hidden(value: Any) -> bool:
 
 
 def first(output: Any) -> Tensor:
-    """The tensor that a module answers with, behind which others may stand."""
+    """The tensor that a module returns, or the first of several."""
     found: Tensor = output[0] if isinstance(output, tuple | list) else output
     return found
 
 
 def put_as(own: Tensor, new: Tensor) -> Tensor:
-    """A tensor in the shape, dtype and place of another."""
+    """A tensor in the shape, dtype and device of another."""
     if new.numel() != own.numel():
-        raise Unlike(f"{tuple(new.shape)} beside {tuple(own.shape)}")
+        raise Unlike(f"{tuple(new.shape)} versus {tuple(own.shape)}")
     return new.to(own).reshape(own.shape)
 
 
 def kept(value: Any, memo: dict[int, Any] | None = None) -> Any:
-    """A copy that stays as it is now: of tensors, and of dicts, lists and dataclasses that hold them."""
+    """An independent copy of tensors, and of dicts, lists and dataclasses that hold them."""
     memo = {} if memo is None else memo
     if id(value) not in memo:
         memo[id(value)] = _copied(value, memo)

@@ -1,4 +1,4 @@
-"""An engine's pass over one sequence, taken apart: its log-probs, its stream, and each module to be called again."""
+"""An engine's pass over one sequence, taken apart: its log-probs, its stream, and modules that can be called again."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from mismatch_cli.dissection.model_parts import Part, turns
 from mismatch_cli.dissection.streams import Stream
 from mismatch_cli.sampling import SamplingSettings
 
-_ROWS = 64  # tokens whose logits stand in memory together
+_ROWS = 64  # tokens whose logits are in memory at a time
 
 
 @dataclass(frozen=True)
 class EnginePass:
-    """What the engine computed of `fed` tokens; its modules answer as long as the `with` block of the pass lasts.
+    """What the engine computed for the tokens it read; its modules can be called within the `with` block of the pass.
 
-    `within`: what has to hold around a call of a module, such as vLLM's forward context.
+    `within`: the context that a module call needs, such as vLLM's forward context.
     """
 
     heard: Listener
-    hidden_NH: Tensor  # behind the final norm
+    hidden_NH: Tensor  # after the final norm
     sampling: SamplingSettings
     head: Callable[[Tensor], Tensor]  # hidden states → logits, as the engine rounds, scales and caps them
     positions_N: Tensor
@@ -38,12 +38,12 @@ class EnginePass:
         return self.heard.streams
 
     def call_of(self, part: Part, time: int = 0) -> Call:
-        """How the pass called a part, for the `time`-th time."""
+        """How the pass called a part the `time`-th time."""
         calls = self.heard.calls[part.name]
         return calls[min(time, len(calls) - 1)]
 
     def call(self, part: Part, *tensors: Tensor, time: int = 0) -> Any:
-        """The engine's module on other hidden states, called as the pass called it."""
+        """Call the engine's module on other hidden states, as the pass called it."""
         with torch.inference_mode(), self.within():
             return self.call_of(part, time).again(*tensors)
 
@@ -53,7 +53,7 @@ class EnginePass:
             return self.head(hidden_TH.to(self.hidden_NH))
 
     def logp(self, hidden_TH: Tensor, ids_T: Tensor) -> Tensor:
-        """The log-probs `[T]` float32 that the engine's head and sampler make of hidden states, in tiles of rows."""
+        """Log-probs `[T]` float32 from the engine's head and sampler for these hidden states, in tiles of rows."""
         parts = []
         for rows_TH, tile_T in zip(hidden_TH.split(_ROWS), ids_T.split(_ROWS), strict=True):
             logp_TV = self.sampling.process(self.logits(rows_TH)).log_softmax(-1)
@@ -61,17 +61,17 @@ class EnginePass:
         return torch.cat(parts)
 
     def own_logp(self, first_row: int, ids_T: Tensor) -> Tensor:
-        """Its own of the tokens that the rows from `first_row` predict."""
+        """The engine's own log-probs of the tokens that the rows from `first_row` predict."""
         return self.logp(self.hidden_NH[first_row : first_row + len(ids_T)], ids_T)
 
     def route(self, part: Part, hidden: Tensor, time: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits, weights and experts that the engine's router makes of hidden states."""
+        """The engine router's logits, weights and experts for these hidden states."""
         answer = self.call(part, hidden, time=time)
         if isinstance(answer, tuple) and len(answer) == 3 and answer[1].shape == answer[2].shape:
             return answer
         runner = self._runner(part)
         if runner is None:
-            raise Unlike(f"how {type(part.module).__name__} chooses experts is not known")
+            raise Unlike(f"how {type(part.module).__name__} chooses experts is unknown")
         logits_NE = first(answer)
         (flow,) = self.call_of(part, time).flows.values()
         with torch.inference_mode(), self.within():
@@ -79,16 +79,16 @@ class EnginePass:
         return logits_NE, weight_NK, chosen_NK
 
     def _runner(self, router: Part) -> Any:
-        """What sends tokens to experts in the block of a router, where it chooses them in a function of its own."""
+        """What dispatches tokens to experts in a router's block, if it selects experts in its own function."""
         block = router.name.rpartition(".")[0]
         (owner,) = (part.module for part in self.heard.parts.parts if part.name == block)
         experts = getattr(owner, "experts", None)
         return experts if hasattr(getattr(experts, "router", None), "select_experts") else None
 
     def rotate(self, attention: Part, q_NAD: Tensor, k_NAD: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Queries and keys (tokens × heads × size) turned by the rotary embedding that this attention uses.
+        """Queries and keys (tokens × heads × size) rotated by the rotary embedding of this attention.
 
-        None where it has none that turns them by itself. Of heads that are turned in part only that part may be given.
+        None if it has none that rotates by itself. For partial rotation, pass only the rotated part of each head.
         """
         rotary = next(filter(turns, attention.module.modules()), None)
         if rotary is None:
@@ -102,5 +102,5 @@ class EnginePass:
 
 
 def _filled(x_NAD: Tensor, size: int) -> Tensor:
-    """Heads laid flat, zeros in place of what is not turned: a copy, since it is turned in place."""
+    """Heads laid flat, zero-padded to the full head size: a copy, since rotation works in place."""
     return torch.nn.functional.pad(x_NAD, (0, size - x_NAD.shape[-1])).flatten(1).clone()

@@ -1,4 +1,4 @@
-"""Hooks that take down one pass of a model: how its modules are called, in order, and the stream between its layers."""
+"""Hooks that record one pass of a model: its module calls, in order, and the stream between its layers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from mismatch_cli.dissection.calls import Call
 from mismatch_cli.dissection.model_parts import Part, Parts
 from mismatch_cli.dissection.streams import Stream, Watched
 
-Wanted = Callable[[tuple[Any, ...], dict[str, Any]], bool]  # whether a call of the root is the pass to take down
+Wanted = Callable[[tuple[Any, ...], dict[str, Any]], bool]  # whether a call of the root is the pass to record
 
 
 class Listener:
-    """What one pass of a model does. Passes that are not wanted, as engines make to warm up, leave nothing."""
+    """Records what one pass of a model does; ignores unwanted passes, such as an engine's warm-up."""
 
     def __init__(self, model: Any, *, copied: bool = False) -> None:
-        """`copied`: what calls were given may be overwritten."""
+        """`copied`: copy the inputs of calls, which may be overwritten."""
         self._copied = copied
         self.parts = Parts.of(model)
-        self.calls: dict[str, list[Call]] = {}  # by name, in the order of the first of each
+        self.calls: dict[str, list[Call]] = {}  # by name, in order of first call
         self.streams: list[dict[str, Stream]] = []
-        self.branches: list[str | None] = []  # which module of each layer adds to the stream behind its attention
-        self.parallel = False  # whether attention and MLP of its layers begin with the same stream
+        self.branches: list[str | None] = []  # which module of each layer adds to the stream after attention
+        self.parallel = False  # whether attention and MLP of a layer read the same stream
         self.output: Any = None  # of the root
         self._listening = False
         self._watched: Watched | None = None
@@ -33,13 +33,13 @@ class Listener:
 
     @property
     def called(self) -> list[Part]:
-        """The parts that the pass came by, in its order."""
+        """The parts that the pass called, in order."""
         own = {part.name: part for part in self.parts.parts}
         return [own[name] for name in self.calls]
 
     @contextmanager
     def on(self, root: Any, wanted: Wanted, at_start: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Listen to the passes through `root`; afterwards the model is as it was."""
+        """Listen to passes through `root`; afterwards the hooks are removed."""
         try:
             self._hook(root, partial(self._begin, wanted, at_start), self._end)
             for layer in self.parts.layers.values():

@@ -1,7 +1,7 @@
-"""Which modules of a model do what: norms, attention, MLPs or experts, routers, rotary embeddings, layer by layer.
+"""Finds a model's modules by kind, layer by layer: norms, attention, MLPs or experts, routers, rotary embeddings.
 
-Engine and trainer name and nest modules differently; what both have is decoder layers, and in each of them attention,
-an MLP or experts, and norms.
+Engine and trainer name and nest modules differently; both have decoder layers, each with attention, an MLP or
+experts, and norms.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from mismatch_cli.errors import MismatchError
 
-# In the order in which a token passes them. `mlp` and `experts` are whole blocks, `attention` with its projections;
-# `residual` is no module, but the precision in which the stream between them is added up.
+# In the order in which a token passes them. `mlp` and `experts` are whole blocks, `attention` includes its projections;
+# `residual` is not a module but the precision of the stream between them.
 KINDS = ("embedding", "residual", "norm", "rotary", "attention", "router", "mlp", "experts", "head")
 _NORM = re.compile("Norm")
 _ROTARY = re.compile(r"Rotary|RoPE|Rope")
@@ -29,36 +29,36 @@ BLOCKS = ("attention", "mlp", "experts")
 
 @dataclass(frozen=True)
 class Part:
-    """A module that does one thing; `place` is its name within its layer, or among those outside of layers."""
+    """A module of one kind; `place` is its name within its layer, or its own name outside the layers."""
 
     name: str
     kind: str
     layer: int | None
-    inside: str  # the kind of block that it lies in, empty for one of the layer's own
+    inside: str  # the kind of block that it is nested in; empty for a direct child of the layer
     place: str
     module: Any
 
     @property
     def inputs(self) -> int:
-        """How many hidden states it may be given: a norm a residual beside its input, or a gate."""
+        """How many hidden states it can take: a norm may take a residual or a gate with its input."""
         return 2 if self.kind == "norm" else 1
 
     @property
     def slot(self) -> tuple[Any, ...]:
-        """Where its counterpart in another model is looked for; a dense MLP may stand for experts."""
+        """Where to look for its counterpart in another model; a dense MLP may correspond to experts."""
         return self.layer, "mlp" if self.kind == "experts" else self.kind, bool(self.inside)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Those of a model, and its decoder layers by name."""
+    """The parts of a model, and its decoder layers by name."""
 
     parts: list[Part]
     layers: dict[str, Any]
 
     @classmethod
     def of(cls, model: Any) -> Parts:
-        """A `MismatchError` for a model that has no stack of layers."""
+        """Find them; a `MismatchError` for a model without a stack of layers."""
         path, stack = _stack(model)
         layers = {f"{path}.{number}": layer for number, layer in enumerate(stack)}
         parts = [part for at, (name, layer) in enumerate(layers.items()) for part in _of_layer(at, name, layer)]
@@ -66,7 +66,7 @@ class Parts:
 
 
 def _stack(model: Any) -> tuple[str, Any]:
-    """The decoder layers: as many as the configuration of the text model says, nearest to the root."""
+    """The decoder layers: the list with as many as the text model's configuration says, nearest to the root."""
     import torch
 
     config: Any = getattr(model, "config", None)
@@ -81,7 +81,7 @@ def _stack(model: Any) -> tuple[str, Any]:
     if not lists:
         raise MismatchError(
             f"{type(model).__name__} has no list of decoder layers with attention, so its modules cannot be compared "
-            "one by one. Leave out the stage that compares them."
+            "one by one. Leave out that stage: --stages 0,1,2"
         )
     _, name, module = min(lists, key=lambda found: found[0])
     return name, module
@@ -113,18 +113,18 @@ def _inner_kind(path: str, module: Any, block: str) -> str | None:
 
 
 def turns(module: Any) -> bool:
-    """Whether a module turns queries and keys by itself, as vLLM's do inside attention."""
+    """Whether a module rotates queries and keys by itself, as vLLM's do inside attention."""
     return bool(_ROTARY.search(type(module).__name__)) and hasattr(module, "head_size")
 
 
 def _is_rotary(module: Any) -> bool:
-    """Whether it makes cos and sin of positions, for functions outside of it to turn with."""
+    """Whether it computes cos and sin from positions, for another function to rotate with."""
     kind = type(module).__name__
     return bool(_ROTARY.search(kind)) and not kind.startswith("Apply") and not turns(module)
 
 
 def _block_kind(name: str, module: Any) -> str | None:
-    """What a child of a layer is, by its class, else by its name; None for dropout and the like."""
+    """The kind of a layer's child, by its class, else by its name; None for dropout and the like."""
     kind = type(module).__name__
     if _NORM.search(kind):
         return "norm"
@@ -136,13 +136,13 @@ def _block_kind(name: str, module: Any) -> str | None:
 
 
 def _outside(model: Any, stack: str) -> Iterator[Part]:
-    """The final norm and a rotary embedding that all layers share; norms of embeddings stand before the stack."""
-    behind = False
+    """The final norm, and a rotary embedding that all layers share; norms before the stack are of embeddings."""
+    after_stack = False
     for name, module in model.named_modules():
         if name == stack or name.startswith(f"{stack}."):
-            behind = True
+            after_stack = True
         elif _NORM.search(type(module).__name__):
-            if behind:
+            if after_stack:
                 yield Part(name, "norm", None, "", name.rpartition(".")[2], module)
         elif _is_rotary(module):
             yield Part(name, "rotary", None, "", name.rpartition(".")[2], module)
@@ -150,14 +150,14 @@ def _outside(model: Any, stack: str) -> Iterator[Part]:
 
 @dataclass(frozen=True)
 class Pair:
-    """A module of the trainer and the one of the engine that does the same."""
+    """A module of the trainer and its counterpart in the engine."""
 
     trainer: Part
     engine: Part
 
 
 def matched(trainer: Iterable[Part], engine: Iterable[Part]) -> tuple[list[Pair], list[Part]]:
-    """Pairs by name within their layer, the others of a layer and kind by order; also what of the trainer has none."""
+    """Pairs by name within a layer, the rest of a layer and kind by order; and the trainer's parts without a pair."""
     offered: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
     for part in engine:
         offered[part.slot].append(part)

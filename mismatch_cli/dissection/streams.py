@@ -1,7 +1,7 @@
-"""The residual stream of a pass: before each layer, after its attention, after its MLP, whoever adds what where.
+"""The residual stream of a pass: before each layer, after its attention, after its MLP, wherever it is added.
 
-A stream is a tuple of tensors whose sum it is: vLLM hands on a branch's output and the residual, to add them inside the
-next norm. They are summed in float64, where they are compared.
+A stream is a tuple of tensors that sum to it: vLLM passes on a branch's output and the residual, and adds them inside
+the next norm. For comparison they are summed in float64.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ POINTS = ("before", "attention", "mlp")
 
 @dataclass
 class Watched:
-    """What a layer's pass shows of its stream; `ended` makes the three points of it."""
+    """What a layer's pass shows of its stream; `ended` returns its three points."""
 
     before: Stream
-    attended: Tensor | None = None  # what its attention answered
-    entered: Tensor | None = None  # what its MLP was given
-    norms: list[tuple[Stream, Tensor]] = field(default_factory=list)  # what they were given, and their answers
-    branches: dict[str, Tensor] = field(default_factory=dict)  # what may be added to the stream behind its attention
-    branch: str | None = None  # which of them is
-    parallel: bool = False  # attention and MLP begin with the same stream
+    attended: Tensor | None = None  # its attention's output
+    entered: Tensor | None = None  # its MLP's input
+    norms: list[tuple[Stream, Tensor]] = field(default_factory=list)  # their inputs and outputs
+    branches: dict[str, Tensor] = field(default_factory=dict)  # what may be added to the stream after attention
+    branch: str | None = None  # the one that is added
+    parallel: bool = False  # attention and MLP start from the same stream
 
     @classmethod
     def begun(cls, args: Sequence[Any], kwargs: dict[str, Any]) -> Watched:
-        """A layer is given a branch's output and the residual, or the stream itself."""
+        """From a layer's input: a branch's output and the residual, or the stream itself."""
         return cls(_copies(flowing(args, kwargs).values()))
 
     def into(self, part: Part, args: Sequence[Any], kwargs: dict[str, Any]) -> Stream:
-        """Before a module of the layer's own: its input, which it may overwrite."""
+        """Called before a direct child of the layer: copies its input, which it may overwrite."""
         given = _copies(flowing(args, kwargs).values()) if part.kind != "attention" else ()
         if part.kind in ("mlp", "experts") and self.entered is None and given:
             self.entered = given[0]
         return given
 
     def out_of(self, part: Part, given: Stream, output: Any) -> None:
-        """After it."""
+        """Called after it, with its output."""
         if self.entered is None:
             self.branches[part.name] = _copy(first(output))
         if part.kind == "norm":
@@ -54,7 +54,7 @@ class Watched:
             self.attended = _copy(first(output))
 
     def ended(self, output: Any) -> dict[str, Stream]:
-        """The points that are known, of a layer that answers with the stream, or with both its parts."""
+        """The known points of the layer, whose output is the stream or its parts."""
         parts = output if isinstance(output, tuple | list) else (output,)
         like = self.before[0].shape
         after = _copies(part for part in parts if is_hidden(part) and part.shape == like)
@@ -62,9 +62,9 @@ class Watched:
         return {"before": self.before, **({"attention": middle} if middle else {}), "mlp": after}
 
     def _after_attention(self) -> Stream | None:
-        """What the MLP is made of: its input, or that of the norm before it.
+        """The stream that the MLP reads: its input, or that of the norm before it.
 
-        Where that is what the layer began with, attention and MLP stand beside each other (Phi, GPT-NeoX, Cohere).
+        If that is the layer's own input, attention and MLP are parallel (Phi, GPT-NeoX, Cohere).
         """
         if self.attended is None or self.entered is None:
             return None

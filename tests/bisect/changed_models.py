@@ -1,4 +1,4 @@
-"""One side's model with something wrong in it: a copied folder, code of its own, or a layer of vLLM replaced."""
+"""One side's model with a fault: a copied folder, its own code, or a replaced layer of vLLM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def copied(
     settings: Mapping[str, Any] | None = None,
     tensors: Callable[[Tensors], Tensors] | None = None,
 ) -> str:
-    """The folder again, with other settings in its config.json or other tensors, which are kept in float32."""
+    """A copy of the folder, with other settings in its config.json or other tensors, kept in float32."""
     shutil.copytree(model, into, dirs_exist_ok=True)
     if settings is not None:
         path = into / "config.json"
@@ -34,12 +34,12 @@ def copied(
 
 
 def scaled(name: str, factor: float) -> Callable[[Tensors], Tensors]:
-    """One tensor times a number."""
+    """One tensor multiplied by a number."""
     return lambda loaded: {name: loaded[name].float() * factor}
 
 
 def stale(name: str, noise: float = 0.1) -> Callable[[Tensors], Tensors]:
-    """One tensor as an earlier checkpoint may have had it: moved by noise of a tenth of its spread."""
+    """One tensor as in an earlier checkpoint: moved by noise of a tenth of its spread."""
 
     def changed(loaded: Tensors) -> Tensors:
         weight = loaded[name].float()
@@ -50,7 +50,7 @@ def stale(name: str, noise: float = 0.1) -> Callable[[Tensors], Tensors]:
 
 
 def rounded_to_int8(loaded: Tensors) -> Tensors:
-    """Every linear layer at 255 values a row, as a quantised checkpoint holds them."""
+    """Every linear layer with 255 values per row, as in a quantised checkpoint."""
     layers = {name: weight.float() for name, weight in loaded.items() if _is_linear(name, weight)}
     steps = {name: weight.abs().amax(dim=1, keepdim=True) / 127 for name, weight in layers.items()}
     return {name: (weight / steps[name]).round() * steps[name] for name, weight in layers.items()}
@@ -61,7 +61,7 @@ def _is_linear(name: str, weight: torch.Tensor) -> bool:
 
 
 _ROUNDED_NORMS = '''
-"""The model of transformers whose RMSNorm layers give numbers of bfloat16, whatever they compute in."""
+"""The transformers model, with RMSNorm layers that return bfloat16 numbers, whatever they compute in."""
 import torch
 from transformers import {architecture}
 
@@ -85,9 +85,9 @@ def rounded(forward):
 
 
 def with_rounded_norms(model: str, into: Path) -> str:
-    """A folder that brings code: transformers runs it where it may, and vLLM has a model of its own for these weights.
+    """A folder with code that transformers may run; vLLM has its own model for these weights.
 
-    With `--trust-remote-code` the trainer alone rounds its norms.
+    With `--trust-remote-code` only the trainer rounds its norms.
     """
     (architecture,) = json.loads((Path(model) / "config.json").read_text())["architectures"]
     folder = copied(model, into, {"auto_map": {"AutoModelForCausalLM": "rounded_norms.RoundedNorms"}})
@@ -97,7 +97,7 @@ def with_rounded_norms(model: str, into: Path) -> str:
 
 @contextmanager
 def rounded_norms_in_vllm() -> Iterator[None]:
-    """The same on the engine's side, for every vLLM that is started in this process meanwhile."""
+    """The same in the engine, for every vLLM started in this process meanwhile."""
     from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 
     kept = {kind: kind.forward_native for kind in (RMSNorm, GemmaRMSNorm)}
@@ -111,7 +111,7 @@ def rounded_norms_in_vllm() -> Iterator[None]:
 
 
 def _rounding(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a norm and the residual stream that it hands on, the norm is rounded."""
+    """Round the norm's output, but not the residual stream that it passes on."""
 
     def rounded(self: Any, *arguments: Any, **named: Any) -> Any:
         given = forward(self, *arguments, **named)

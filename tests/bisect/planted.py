@@ -1,7 +1,7 @@
-"""Causes of a gap, planted one at a time into healthy runs of real commands: what `mismatch-cli bisect` has to name.
+"""Causes of a gap, planted one at a time into healthy runs of real commands, for `mismatch-cli bisect` to name.
 
-A row says on which models a cause can be planted, what `bisect` may call it, and how its trace is made. Where nothing
-is planted, the two sides of these models agree as well as their dtype lets them.
+A row says into which models a cause can be planted, what `bisect` may call it, and how to make its trace. Unless
+something is planted, the two sides of these models agree as well as their dtype allows.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.bisect.changed_models import (
 )
 from tests.families import save_family
 
-Typed = Callable[[list[str]], None]  # runs a command line of mismatch-cli, which has to succeed
+Typed = Callable[[list[str]], None]  # runs a command line of mismatch-cli, which must succeed
 BUNDLED, LLAMA, GEMMA, MOE = MODELS = ("bundled", "llama", "gemma2", "qwen3_moe")
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 SAMPLED = "--num-prompts 32 --samples-per-prompt 2 --max-tokens 48 --top-logprobs 0"
@@ -40,10 +40,10 @@ _BRIEF = "--noise-responses 16 --threads 1 --no-plots --quiet --force"
 
 
 class Bed:
-    """A model and a folder for runs with it. A run that has ended is not made again."""
+    """A model and a folder for its runs. A finished run is not repeated."""
 
     def __init__(self, folder: Path, name: str, typed: Typed, sampled: str = SAMPLED, runs: str = "") -> None:
-        """`runs`: what the folder of its runs is called, where it is not the model's name."""
+        """`runs`: the name of its folder of runs, if not the model's name."""
         self.name, self._typed, self._sampled = name, typed, sampled
         self.runs, self._models = folder / "runs" / (runs or name), folder / "models"
         self.model = str(bundled("model")) if name == BUNDLED else self._family()
@@ -53,12 +53,12 @@ class Bed:
         return str(folder) if (folder / "model.safetensors").exists() else save_family(self._models, self.name)
 
     def probed(self, run: str, *flags: str, dtype: str = FLOAT32, model: str | None = None) -> Path:
-        """Sampled by vLLM, in one dtype on both sides."""
+        """A run sampled by vLLM, with the same dtype on both sides."""
         dtypes = f"--rollout-dtype {dtype} --trainer-dtype {dtype}"
         return self._made(run, "probe", model or self.model, *f"{dtypes} {self._sampled} {_BRIEF}".split(), *flags)
 
     def rescored(self, run: str, source: Path, *flags: str, dtype: str = FLOAT32, model: str | None = None) -> Path:
-        """A trace's tokens, scored by a trainer that is said to have the weights that sampled."""
+        """A trace's tokens, scored by a trainer that is said to have the sampling weights."""
         trainer = f"--trainer-model {model or self.model} --trainer-dtype {dtype}"
         return self._made(run, "rescore", str(source), *f"{trainer} {_BRIEF}".split(), *flags)
 
@@ -69,17 +69,17 @@ class Bed:
         return run
 
     def by(self, typed: Typed) -> Bed:
-        """The same bed, whose runs are made otherwise."""
+        """The same bed, with another way to make runs."""
         found = copy(self)
         found._typed = typed
         return found
 
     def clean(self, dtype: str = FLOAT32) -> Path:
-        """Nothing is planted."""
+        """A run with nothing planted."""
         return self.probed(f"clean-{dtype}", dtype=dtype)
 
     def copy(self, kind: str, **changes: Any) -> str:
-        """The model in a folder of its own, changed (`changed_models.copied`)."""
+        """A changed copy of the model (`changed_models.copied`)."""
         return copied(self.model, self._models / f"{self.name}-{kind}", **changes)
 
     def rounded_norms(self) -> str:
@@ -91,13 +91,13 @@ class Bed:
 
     @property
     def rope(self) -> dict[str, Any]:
-        """How the model encodes positions."""
+        """The model's position encoding."""
         return dict(self.config["rope_parameters"])
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A run whose trace has the cause in it, and what `bisect` is to be told beside."""
+    """A run whose trace contains the cause, and further flags for `bisect`."""
 
     run: Path
     flags: tuple[str, ...] = ()
@@ -105,11 +105,10 @@ class Planted:
 
 @dataclass(frozen=True)
 class Plant:
-    """One cause: the models it applies to, the names that are right, and how it is made.
+    """One cause: the models it applies to, the correct names for it, and how to make it.
 
-    `dtype` is that of the clean run beside which its gap is looked at. `parts`: the tensors or modules that it is in,
-    where a cause names some. `here`: what makes the engine of this process another one; both the trace and the search
-    are to be made in it.
+    `dtype` is that of the clean run with which its gap is compared. `parts`: the tensors or modules that it affects,
+    if a cause names some. `here`: a context that changes the engine in this process, for both the trace and the search.
     """
 
     name: str
@@ -121,7 +120,7 @@ class Plant:
     here: Callable[[], AbstractContextManager[None]] | None = None
 
     def is_named_by(self, cause: Mapping[str, Any]) -> bool:
-        """Whether a row of `causes` is this one: by its setting, and by its parts where it names the kind alone."""
+        """Whether a row of `causes` is this one: by its setting, and by its parts if it names only the kind."""
         setting = str(cause["setting"])
         said = setting if setting in self.parts else _bare(setting)
         right = any(f".{said}.".startswith(f".{name}.") or said.endswith(f".{name}") for name in self.right)
@@ -136,22 +135,22 @@ def _bare(setting: str) -> str:
 
 
 SCALED, STALE = "model.layers.1.self_attn.o_proj.weight", "model.layers.0.self_attn.v_proj.weight"
-NORMED_NOWHERE = "model.layers.1.self_attn.q_proj.weight"  # Gemma-2 norms what attention gives: its scale is lost
+NORMED_NOWHERE = "model.layers.1.self_attn.q_proj.weight"  # Gemma-2 normalises attention's output, so its scale is lost
 _POSITIONS = ("rope_parameters", "rope_theta", "rope_scaling", "rope_type", "hf_overrides")
 
 
 def _flagged(run: str, *flags: str, dtype: str) -> Callable[[Bed], Planted]:
-    """A probe with a flag that one side alone obeys."""
+    """A probe with a flag that affects only one side."""
     return lambda bed: Planted(bed.probed(run, *flags, dtype=dtype))
 
 
 def _trainer(run: str, **changes: Any) -> Callable[[Bed], Planted]:
-    """Another folder in the trainer's place, under the name of equal weights."""
+    """Another folder for the trainer, declared to have equal weights."""
     return lambda bed: Planted(bed.rescored(run, bed.clean(), model=bed.copy(run, **changes)))
 
 
 def _engine(run: str, **changes: Any) -> Callable[[Bed], Planted]:
-    """Another folder in the engine's place: it samples, and the trainer that scores has the right one."""
+    """Another folder for the engine, which samples; the trainer scores with the right one."""
 
     def planted(bed: Bed) -> Planted:
         sampled = bed.probed(f"{run}-sampled", model=bed.copy(run, **changes))
@@ -170,7 +169,7 @@ def other_base(bed: Bed) -> dict[str, Any]:
 
 
 def other_scaling(bed: Bed) -> dict[str, Any]:
-    """Twice as far where nothing is scaled, and nothing where the family scales."""
+    """Scaled by 2 if the family does not scale, else unscaled."""
     base = {"rope_theta": bed.rope["rope_theta"]}
     plain = bed.rope["rope_type"] == "default"
     return {"rope_parameters": base | ({"rope_type": "linear", "factor": 2.0} if plain else {"rope_type": "default"})}
@@ -185,7 +184,7 @@ def _positions_of_engine(run: str, positions: Callable[[Bed], dict[str, Any]]) -
 
 
 def temperature(bed: Bed) -> Planted:
-    """The engine divides its logits, and the trainer does not."""
+    """The engine divides its logits by a temperature; the trainer does not."""
     hot = bed.probed("temperature-sampled", "--temperature", "0.8")
     return Planted(bed.rescored("temperature", hot, "--temperature", "1"))
 
@@ -195,7 +194,7 @@ def without_cap(bed: Bed) -> Planted:
 
 
 def attended_padding(bed: Bed) -> Planted:
-    """The trainer's columns as a batch gives them that is filled up on the left, without an attention mask."""
+    """The trainer's columns as from a left-padded batch without an attention mask."""
     run = bed.runs / "padded"
     if not run.exists():
         source = bed.rescored("unrepeated", bed.clean(), "--noise-responses", "0")
@@ -239,7 +238,7 @@ PLANTS = (
     Plant("RoPE base, engine", MODELS, _POSITIONS, _positions_of_engine("base-engine", other_base)),
     Plant("RoPE scaling, trainer", MODELS, _POSITIONS, _positions_of_trainer("scaling", other_scaling)),
     Plant("RoPE scaling, engine", MODELS, _POSITIONS, _positions_of_engine("scaling-engine", other_scaling)),
-    # The other models have a gap in bfloat16 that a head in float32 does not move.
+    # A float32 head does not change the bfloat16 gap of the other models.
     Plant("float32 LM head, trainer", (BUNDLED,), ("head_dtype",), _flagged("head", HEAD, dtype=BFLOAT16), BFLOAT16),
     Plant(
         "float32 LM head, engine", (BUNDLED,), ("head_dtype",),

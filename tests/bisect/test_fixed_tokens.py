@@ -1,4 +1,4 @@
-"""The tokens that all legs have in common: what one of them has no number for counts in none."""
+"""The tokens that all legs share: one without a number in any leg counts in none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = Trace.open(bundled("traces") / "bfloat16")
 
 
 def written(folder: Path, unknown: tuple[int, int, float] | None = None) -> None:
-    """A leg of 12 responses; the token at (response, position) has this value."""
+    """Write a leg of 12 responses, with `unknown` = (response, position, value)."""
     tables = choose(SOURCE, 12)
     if unknown is not None:
         response, position, value = unknown
@@ -30,8 +30,8 @@ def written(folder: Path, unknown: tuple[int, int, float] | None = None) -> None
 
 
 @pytest.mark.parametrize("value", [-np.inf, np.nan])
-def test_what_one_leg_has_no_number_for_counts_in_none(tmp_path, value):
-    """A token that truncation leaves out, or that an environment said; a response that it has not read counts on."""
+def test_a_token_without_a_number_in_one_leg_counts_in_none(tmp_path, value):
+    """A token excluded by truncation or from an environment; a response that a leg has not read still counts."""
     written(tmp_path / LEGS / AS_RECORDED)
     written(tmp_path / LEGS / "other", unknown=(1, 3, value))
     tokens = FixedTokens.read(tmp_path / LEGS / AS_RECORDED)
@@ -42,8 +42,8 @@ def test_what_one_leg_has_no_number_for_counts_in_none(tmp_path, value):
     assert tokens.num_responses == sum(tokens.portions) == 12
 
 
-def test_a_column_of_another_leg_is_laid_beside_by_its_keys(tmp_path):
-    """A leg of the last portion alone, in another order."""
+def test_a_column_of_another_leg_is_aligned_by_key(tmp_path):
+    """A leg of only the last portion, in another order."""
     written(tmp_path / LEGS / AS_RECORDED)
     tokens = FixedTokens.read(tmp_path / LEGS / AS_RECORDED)
     last = choose(SOURCE, 12)[-1]

@@ -1,4 +1,4 @@
-"""The engine's modules in the trainer's pass: a fault planted in one kind of them goes with the graft of that kind."""
+"""The engine's modules in the trainer's pass: grafting a kind of modules removes the gap of a fault planted in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RESPONSES = [
     ScoreRequest([(7 * i + 3 * j) % 500 + 5 for j in range(9)], [(11 * i + 5 * j) % 500 + 3 for j in range(30)])
     for i in range(2)
 ]
-# Rotary embeddings and the norms of queries and keys lie in attention, routers in experts.
+# Rotary embeddings and the norms of queries and keys are inside attention, routers inside experts.
 AROUND = {"rotary": {"rotary", "attention"}, "norm": {"norm"}, "router": {"router", "experts"}}
 
 
@@ -41,7 +41,7 @@ def trainer_of(model: str, dtype: str = "float32", sampling: SamplingSettings = 
 
 
 def hold_to(findings: ModuleFindings, kind: str) -> None:
-    """That kind's graft takes the planted gap, those around it too, the others do not; all together leave nothing."""
+    """Check that grafting that kind, or one around it, removes the gap, others do not, and all leave nothing."""
     assert findings.gap > 1e-4, findings.gap
     taking = AROUND.get(kind, {kind})
     for other in findings.grafted:
@@ -51,7 +51,7 @@ def hold_to(findings: ModuleFindings, kind: str) -> None:
 
 @contextmanager
 def changed(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """`forward` is given what the module itself would answer with, and its arguments."""
+    """Replace a module's forward; `forward` gets the original and the arguments."""
     own = module.forward
     module.forward = lambda *args, **kwargs: forward(own, *args, **kwargs)
     try:
@@ -62,7 +62,7 @@ def changed(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
 
 
 def rounded(own: Any, *args: Any, **kwargs: Any) -> Any:
-    """A norm that computes in float32 and rounds to bfloat16."""
+    """A norm whose output is rounded to bfloat16."""
     answer = own(*args, **kwargs)
     coarse = lambda x: x.bfloat16().to(x)  # noqa: E731
     return (coarse(answer[0]), *answer[1:]) if isinstance(answer, tuple) else coarse(answer)
@@ -92,7 +92,7 @@ def rounded_norms(model: Any) -> Iterator[None]:
         for norm in norms:
             del norm.__dict__["forward"]
         for norm, forward in zip(norms, own, strict=True):
-            if norm.forward != forward:  # vLLM keeps one of its own in the instance
+            if norm.forward != forward:  # vLLM keeps its own in the instance
                 norm.forward = forward
 
 
@@ -115,8 +115,8 @@ def model_of(engine: Any) -> Any:
     return engine.llm.apply_model(lambda model: model)[0] if hasattr(engine, "llm") else engine._model
 
 
-def test_nothing_is_left_of_no_gap_and_nothing_stays_behind(vllm, qwen3):
-    """Float32 against float32: log-probs as vLLM itself reports them, no hook, no grafted key in its cache."""
+def test_equal_sides_leave_no_gap_and_no_hooks(vllm, qwen3):
+    """float32 against float32: log-probs as vLLM reports them, no hooks left, no grafted keys in its cache."""
     trainer = trainer_of(qwen3, sampling=SAMPLING)
     requests = [Request(r.prompt_ids, seed=i) for i, r in enumerate(RESPONSES)]
     before = vllm.sample(requests, lambda _: None)
@@ -133,9 +133,9 @@ def test_nothing_is_left_of_no_gap_and_nothing_stays_behind(vllm, qwen3):
     assert {isolated.relation for isolated in findings.isolated.values()} <= {"bits", "rounding"}
     assert max(point["inherited"] for layer in findings.layers.to_json() for point in points(layer)) < 1e-5
     again = vllm.sample(requests, lambda _: None)
-    for one, other in zip(before, again, strict=True):
-        np.testing.assert_array_equal(one.logp_rollout_T, other.logp_rollout_T)
-        assert one.response_ids == other.response_ids
+    for first, second in zip(before, again, strict=True):
+        np.testing.assert_array_equal(first.logp_rollout_T, second.logp_rollout_T)
+        assert first.response_ids == second.response_ids
     for model in (model_of(vllm), trainer.model):
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
@@ -147,7 +147,7 @@ def points(layer: dict[str, Any]) -> list[dict[str, float]]:
 
 @contextmanager
 def another_base(model: Any) -> Iterator[None]:
-    """vLLM's one rotary embedding of all layers."""
+    """Change the base of the one rotary embedding that all layers of vLLM share."""
     (rotary,) = {id(m): m for m in model.modules() if hasattr(m, "cos_sin_cache")}.values()
     own = rotary.cos_sin_cache.clone()
     rotary.base *= 2
@@ -167,7 +167,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-def test_a_fault_in_vllm_goes_with_the_graft_of_its_kind(vllm, qwen3, kind):
+def test_a_fault_in_vllm_is_removed_by_the_graft_of_its_kind(vllm, qwen3, kind):
     with PLANTED[kind](model_of(vllm)):
         findings = graft(vllm, trainer_of(qwen3, sampling=SAMPLING), RESPONSES)
     hold_to(findings, kind)
@@ -175,8 +175,8 @@ def test_a_fault_in_vllm_goes_with_the_graft_of_its_kind(vllm, qwen3, kind):
     assert kind in wrong and wrong <= AROUND.get(kind, {kind}) | {"attention"}, wrong
 
 
-def test_only_the_pass_that_reads_the_response_is_heard(vllm):
-    """vLLM also passes zeros through the model, to measure memory and to warm up: as many as the response has too."""
+def test_only_the_pass_that_reads_the_response_is_recorded(vllm):
+    """vLLM also runs dummy passes to measure memory and to warm up, even with as many tokens as the response."""
     runner = vllm.llm.llm_engine.model_executor.driver_worker.worker.model_runner
     ids = (RESPONSES[0].prompt_ids + RESPONSES[0].response_ids)[:-1]
     alone = partial(Request, seed=0, max_tokens=1)
@@ -199,8 +199,8 @@ def test_only_the_pass_that_reads_the_response_is_heard(vllm):
         pass
 
 
-def test_residual_pairs_are_one_stream_and_norms_get_them_unrounded(vllm, qwen3):
-    """vLLM's layers hand on a branch and the residual: their sum is what the trainer's layers hand on."""
+def test_residual_pairs_are_one_stream_and_enter_norms_unrounded(vllm, qwen3):
+    """vLLM's layers pass on a branch and the residual, whose sum is what the trainer's layers pass on."""
     ids = (RESPONSES[0].prompt_ids + RESPONSES[0].response_ids)[:-1]
     with vllm.pass_over(ids) as engine_pass, hf(qwen3).pass_over(ids) as other:
         assert [len(stream["before"]) for stream in engine_pass.streams] == [1, 2]
@@ -223,13 +223,13 @@ OF = {"rope base": "llama", "cap of attention": "gemma2", "cap of logits": "gemm
 
 
 @pytest.mark.parametrize("what", VARIED)
-def test_another_configuration_on_one_side_goes_with_the_graft_of_its_kind(tmp_path, what):
-    here, there, kind = VARIED[what]
-    models = [save_family(tmp_path / str(i), OF[what], **settings) for i, settings in enumerate((here, there))]
+def test_another_configuration_on_one_side_is_removed_by_the_graft_of_its_kind(tmp_path, what):
+    plain, varied, kind = VARIED[what]
+    models = [save_family(tmp_path / str(i), OF[what], **settings) for i, settings in enumerate((plain, varied))]
     hold_to(graft(hf(models[1]), trainer_of(models[0]), RESPONSES), kind)
 
 
-def test_a_fault_in_the_hf_engine_goes_with_the_graft_of_its_kind(qwen3):
+def test_a_fault_in_the_hf_engine_is_removed_by_the_graft_of_its_kind(qwen3):
     engine, trainer = hf(qwen3), trainer_of(qwen3)
     with rounded_norms(engine._model):
         findings = graft(engine, trainer, RESPONSES)
@@ -246,7 +246,7 @@ def test_a_head_in_float32_on_one_side(qwen3):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_taken_apart(tmp_path, family):
-    """The same code in the same precision leaves nothing, module by module, and no kind is missing."""
+    """The same code in the same precision leaves no gap, module by module, and no kind is missing."""
     model = save_family(tmp_path, family)
     engine = hf(model, "bfloat16")
     findings = graft(engine, trainer_of(model, "bfloat16"), RESPONSES[:1])
@@ -261,7 +261,7 @@ def test_every_family_is_taken_apart(tmp_path, family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "phi", "gpt_oss"])
 def test_every_bit_of_vllms_rounding_is_explained(tmp_path, family):
-    """In bfloat16 all grafts together are vLLM's own numbers: caps, parallel blocks and experts among them."""
+    """In bfloat16 all grafts together give vLLM's own numbers, with caps, parallel blocks and experts."""
     model = save_family(tmp_path, family, torch.bfloat16)
     engine = create_engine("vllm", EngineSettings(model, PLAIN, 0, dtype="bfloat16", log_file=tmp_path / "log"))
     findings, other = (graft(engine, trainer_of(model, dtype), RESPONSES) for dtype in ("bfloat16", "float32"))
@@ -272,7 +272,7 @@ def test_every_bit_of_vllms_rounding_is_explained(tmp_path, family):
     assert other.missing == [] and other.gap > 1e-3 and other.left(ALL) < 1e-5
 
 
-def test_what_is_out_of_reach_is_said(vllm, qwen3, monkeypatch):
+def test_modules_out_of_reach_are_refused(vllm, qwen3, monkeypatch):
     with pytest.raises(MismatchError, match="server are out of reach"):
         graft(object(), trainer_of(qwen3), RESPONSES)
     config = vllm.llm.llm_engine.vllm_config
@@ -287,22 +287,22 @@ def test_what_is_out_of_reach_is_said(vllm, qwen3, monkeypatch):
 
 
 def test_a_module_without_counterpart_is_named(tmp_path):
-    """A trainer with norms of queries and keys, beside an engine without: the norms that both have are grafted."""
+    """A trainer with norms of queries and keys, and an engine without: norms that both have are grafted."""
     sizes: dict[str, Any] = {"eos_token_id": 1}
     models = [saved_model(tmp_path / family, family, **sizes) for family in ("Qwen3", "Llama")]
     (said,) = graft(hf(models[1]), trainer_of(models[0]), RESPONSES[:1]).missing
     assert said == "norm: model.layers.0.self_attn.q_norm and 3 more (the engine has no counterpart)"
 
 
-def test_the_worst_and_typical_responses_of_different_prompts():
+def test_chosen_responses_are_the_worst_and_typical_ones_of_different_prompts():
     abs_d = [np.full(3, size) for size in (9, 8, 1, 1.1, 0.9, 7)] + [np.zeros(0)]
     assert choose_responses(abs_d, [0, 0, 1, 2, 3, 4, 5], 4) == [0, 5, 3, 2]
     assert choose_responses(abs_d[:2], [0, 0], 4) == [0, 1] and choose_responses([], [], 4) == []
 
 
-def test_a_graft_that_makes_no_numbers_is_named(qwen3):
+def test_a_graft_without_numbers_is_named(qwen3):
     engine = hf(qwen3)
     with changed(mlp_of(engine._model), lambda own, *args: own(*args) * torch.inf):
         findings = graft(engine, trainer_of(qwen3), RESPONSES[:1])
     assert "mlp" not in findings.grafted and "norm" in findings.grafted
-    assert "mlp: the engine's makes no numbers of the trainer's hidden states" in findings.missing
+    assert "mlp: the engine's returns no numbers for the trainer's hidden states" in findings.missing

@@ -1,7 +1,7 @@
-"""Causes planted into real runs are named first, and where nothing is planted nothing is named.
+"""Causes planted into real runs are named first; without one, nothing is named.
 
-Three of the table, on real vLLM, and of each the stage alone that finds it; `benchmarks/bisection.py` plants all of
-them on every model and runs every stage.
+Three causes of the table on real vLLM, each with only the stage that finds it; `benchmarks/bisection.py` plants all of
+them in every model and runs every stage.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def bisected(trace: Path, into: Path, *flags: str) -> dict[str, Any]:
 
 
 def rescored(into: Path, model: str, *flags: str) -> Path:
-    """The bundled float32 trace, with a gap that this model in the trainer's place makes."""
+    """The bundled float32 trace, with a gap caused by scoring with this model."""
     line = ["rescore", str(TRACES / "float32"), "--trainer-model", model, "--trainer-dtype", FLOAT32]
     typed([*line, "--noise-responses", "0", "--output", str(into), *_BRIEF, *flags])
     return into
@@ -79,7 +79,7 @@ def test_one_tensor_that_is_a_hundredth_too_large(tmp_path):
 
 @pytest.mark.slow
 def test_norms_that_one_side_rounds_to_bfloat16(tmp_path):
-    """The trainer's code rounds; vLLM has a model of its own for the same folder."""
+    """The trainer's code rounds; vLLM has its own model for the same folder."""
     model, trusted = with_rounded_norms(MODEL, tmp_path / "model"), "--trust-remote-code"
     trace = rescored(tmp_path / "trace", model, trusted)
     found = bisected(trace, tmp_path / "run", trusted, "--stages", "3", "--module-responses", "12")

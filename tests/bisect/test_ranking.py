@@ -1,4 +1,4 @@
-"""From legs to causes: shares are paired differences, what counts as a cause, and which of several is named."""
+"""From legs to causes: shares as paired differences, what counts as a cause, and which of several is named."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def tokens() -> FixedTokens:
     responses = PROMPTS * EACH
     prompt_id_S = np.repeat(np.arange(PROMPTS), EACH)
     counts_T = np.ones(responses * LENGTH, dtype=bool)
-    counts_T[:LENGTH] = False  # one response teaches nothing
+    counts_T[:LENGTH] = False  # one response has no loss
     keys = {(0, int(p), s % EACH): s for s, p in enumerate(prompt_id_S)}
     return FixedTokens([], [responses], keys, prompt_id_S, np.arange(0, responses * LENGTH + 1, LENGTH), counts_T)
 
 
 @pytest.fixture
 def gap_T(tokens, rng) -> np.ndarray:
-    """The gap as recorded: of both signs, larger in some prompts."""
+    """The recorded gap: of both signs, larger for some prompts."""
     scale_S = rng.gamma(2.0, 0.01, tokens.num_responses)
     return rng.choice([-1.0, 1.0], len(tokens.counts_T)) * np.repeat(scale_S, LENGTH)
 
@@ -42,7 +42,7 @@ def experiment(setting: str, leg: str, side: str = "trainer", **more) -> Experim
 
 
 def legs(gap_T: np.ndarray, **left: float) -> dict[str, np.ndarray]:
-    """Legs in which so much of the gap is left."""
+    """Legs that leave these parts of the gap."""
     return {AS_RECORDED: gap_T} | {name: gap_T * share for name, share in left.items()}
 
 
@@ -50,7 +50,7 @@ def search(tmp_path, *experiments: Experiment) -> Search:
     return Search(tmp_path, experiments=list(experiments))
 
 
-def test_sums_are_those_of_float64_by_hand(tokens, gap_T):
+def test_sums_equal_those_in_float64_by_hand(tokens, gap_T):
     sums = GapSums.between(tokens, np.zeros_like(gap_T), gap_T)
     d = gap_T.reshape(-1, LENGTH)[3]
     assert sums.sums_S3[3] == pytest.approx([np.abs(d).sum(), (np.exp(d) - 1 - d).sum(), 0.0], rel=1e-9)
@@ -59,7 +59,7 @@ def test_sums_are_those_of_float64_by_hand(tokens, gap_T):
 
 
 def test_a_token_that_a_leg_has_not_read_is_left_out_of_both_sides(tokens, gap_T):
-    """The share is of the same responses: half of them, read by the other leg, lose three quarters."""
+    """The share is over the same responses: the half that the other leg read loses three quarters."""
     half_T = np.where(np.arange(len(gap_T)) < len(gap_T) // 2, 0.25 * gap_T, np.nan)
     found = measured(tokens, **legs(gap_T), half=half_T)
     sums = [found.sums(pair) for pair in (RECORDED, RECORDED, (AS_RECORDED, "half"))]
@@ -67,8 +67,8 @@ def test_a_token_that_a_leg_has_not_read_is_left_out_of_both_sides(tokens, gap_T
     assert Effects(tokens).left(sums[0], sums[2]).value == pytest.approx(0.25)
 
 
-def test_what_is_left_of_a_few_responses_is_told_of_all(tokens, gap_T, tmp_path):
-    """A leg that stopped early has read small gaps alone: three quarters of them are gone, and so of the whole."""
+def test_what_is_left_of_a_few_responses_is_scaled_to_all(tokens, gap_T, tmp_path):
+    """A leg that stopped early read only small gaps: three quarters of them are gone, and so of the whole."""
     first_T = np.arange(len(gap_T)) < len(gap_T) // 2
     recorded_T = np.where(first_T, gap_T, 50 * gap_T)
     found = measured(tokens, **{AS_RECORDED: recorded_T, "half": np.where(first_T, 0.25 * gap_T, np.nan)})
@@ -77,7 +77,7 @@ def test_what_is_left_of_a_few_responses_is_told_of_all(tokens, gap_T, tmp_path)
 
 
 def test_a_share_that_is_alike_for_all_prompts_has_an_interval_too(tokens, gap_T):
-    """All but the last digits goes, and one prompt decides those: no reason to say nothing."""
+    """All but the last digits goes, and only one prompt decides those: there is still an interval."""
     decides_T = np.repeat(tokens.prompt_id_S == 1, LENGTH)
     legs_of = legs(gap_T, nothing=1.0)
     found = measured(
@@ -122,15 +122,15 @@ def test_the_largest_share_comes_first_and_shared_precision_last(tokens, gap_T, 
     assert ranking.causes[0].change["abs_d"].value == pytest.approx(-0.7 * np.abs(gap_T[LENGTH:]).mean())
 
 
-def test_what_only_chance_takes_is_not_a_cause(tokens, gap_T, tmp_path, rng):
-    """A change that makes half of the responses better and half of them worse."""
+def test_what_only_chance_removes_is_not_a_cause(tokens, gap_T, tmp_path, rng):
+    """A change that improves half of the responses and worsens the other half."""
     noise_S = rng.choice([0.4, 1.6], tokens.num_responses)
     found = measured(tokens, **legs(gap_T), noisy=gap_T * np.repeat(noise_S, LENGTH))
     assert rank(found, search(tmp_path, experiment("noisy", "noisy"))).causes == ()
 
 
 @pytest.mark.parametrize(("both", "named"), [(0.28, "trainer"), (0.1, "both")])
-def test_both_sides_are_named_only_where_they_take_more_than_one(tokens, gap_T, tmp_path, both, named):
+def test_both_sides_are_named_only_if_they_remove_more_than_one(tokens, gap_T, tmp_path, both, named):
     found = measured(tokens, **legs(gap_T, one=0.3, two=both, worse=1.4))
     asked = search(
         tmp_path,
@@ -143,13 +143,13 @@ def test_both_sides_are_named_only_where_they_take_more_than_one(tokens, gap_T, 
     assert len(ranking.tested) == 2
 
 
-def test_nothing_is_a_cause_of_rounding_in_float32(tokens, gap_T, tmp_path):
+def test_float32_rounding_has_no_cause(tokens, gap_T, tmp_path):
     found = measured(tokens, **{AS_RECORDED: gap_T * 1e-5, "less": gap_T * 1e-6})
     assert rank(found, search(tmp_path, experiment("kv_cache_dtype", "less"))).causes == ()
 
 
-def test_a_resample_counts_prompts_otherwise(tokens, gap_T, tmp_path):
-    """A cause that sits in the first half of the prompts alone is not one where only the others are counted."""
+def test_a_resample_reweights_prompts(tokens, gap_T, tmp_path):
+    """A cause in only the first half of the prompts is not one if only the others count."""
     first_T = np.arange(len(gap_T)) < len(gap_T) // 2
     found = measured(tokens, **legs(gap_T), first=np.where(first_T, 0.1, 1.0) * gap_T)
     asked = search(tmp_path, experiment("first", "first"))
@@ -158,13 +158,13 @@ def test_a_resample_counts_prompts_otherwise(tokens, gap_T, tmp_path):
     assert rank(found, asked, weight_S=others_S, details=False).causes == ()
 
 
-def test_explained_is_what_leaves_a_tenth(tokens, gap_T):
+def test_a_gap_is_explained_if_less_than_a_tenth_is_left(tokens, gap_T):
     found = measured(tokens, **legs(gap_T, less=0.05, more=0.2))
     assert is_explained(found, (AS_RECORDED, "less"))
     assert not is_explained(found, (AS_RECORDED, "more"))
 
 
-def test_the_record_of_a_search_is_read_back(tmp_path):
+def test_a_saved_search_is_read_back(tmp_path):
     asked = search(tmp_path, experiment("much", "much", flags=("--eager",), parts=("a", "b")))
     asked.stages["0"] = {"status": "done", "why": "", "seconds": 1.5}
     asked.save()

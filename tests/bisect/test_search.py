@@ -1,4 +1,4 @@
-"""A search from the command line: killed and resumed, stopped by its budget, on two ranks, of a model, and refused."""
+"""A search from the command line: killed and resumed, out of budget, on two ranks, of a model, and refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mismatch_cli.trace.reader import Trace
 from tests.warm import Forked, cli
 
 TRACE = str(bundled("traces") / "bfloat16")
-# Float32 on one side: the engine reads again what vLLM sampled in bfloat16, and the trainer stays in bfloat16.
+# The Hugging Face engine reads again what vLLM sampled, and the trainer stays in bfloat16.
 BISECT = ["bisect", TRACE, *["--engine", "hf", "--responses", "16", "--threads", "1", "--no-plots", "--quiet"]]
 
 
@@ -30,7 +30,7 @@ def finish(process: Forked) -> str:
 
 
 def result(output: Path) -> dict[str, Any]:
-    """The JSON without what a clock says."""
+    """The JSON without timings and paths."""
 
     def timeless(value: Any) -> Any:
         if isinstance(value, dict):
@@ -64,7 +64,7 @@ def test_every_leg_is_a_trace_that_other_commands_read(unbroken):
 
 
 def test_killed_and_resumed_equals_unbroken(unbroken, tmp_path):
-    """Killed between a leg's manifest and its first shard: what is there is not read again, and the result is the same."""
+    """Killed between a leg's manifest and its first shard: existing legs are kept, and the result is the same."""
     process = start(tmp_path / "run", "--stages", "1,2")
     begun = tmp_path / "run" / "legs" / "rollout-uncached"
     while not (begun / "manifest.json").exists():
@@ -72,7 +72,7 @@ def test_killed_and_resumed_equals_unbroken(unbroken, tmp_path):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.ended()
-    for shard in begun.glob("shard-*"):  # which may have been written before the signal came
+    for shard in begun.glob("shard-*"):  # which may have been written before the signal
         shard.unlink()
     first = tmp_path / "run" / "legs" / "rollout-again" / "shard-00000.parquet"
     written = first.stat().st_mtime_ns
@@ -81,14 +81,14 @@ def test_killed_and_resumed_equals_unbroken(unbroken, tmp_path):
     assert result(tmp_path / "run") == result(unbroken)
 
 
-def test_a_search_that_has_ended_runs_no_model_again(unbroken):
+def test_resuming_a_finished_search_loads_no_model(unbroken):
     before = {path: path.stat().st_mtime_ns for path in (unbroken / "legs").rglob("*.parquet")}
     process = cli(*BISECT[:-1], "--output", str(unbroken), "--resume")
     assert "Loading" not in finish(process)
     assert {path: path.stat().st_mtime_ns for path in (unbroken / "legs").rglob("*.parquet")} == before
 
 
-def test_force_keeps_nothing_of_the_search_before(tmp_path):
+def test_force_keeps_nothing_of_an_earlier_search(tmp_path):
     finish(start(tmp_path / "run", "--budget", "0"))
     finish(start(tmp_path / "run", "--force", "--budget", "0", "--responses", "8", "--trainer-dtype", "float32"))
     assert result(tmp_path / "run")["responses"] == 8
@@ -104,7 +104,7 @@ def test_budget_and_stages_say_what_was_not_done(tmp_path):
 
 
 def test_two_ranks_find_the_same(unbroken, tmp_path):
-    """Each reads its part of every leg; in bfloat16 other batches round otherwise."""
+    """Each reads its part of every leg; in bfloat16, other batches round differently."""
     finish(start(tmp_path / "run", "--stages", "1,2", "--nproc", "2"))
     alone, together = result(unbroken), result(tmp_path / "run")
     assert [row["setting"] for row in together["causes"]] == [row["setting"] for row in alone["causes"]]
@@ -134,7 +134,7 @@ def test_a_model_is_probed_first(tmp_path):
         (["--output", TRACE], "overlaps the input"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_read(tmp_path, flags, said):
+def test_invalid_arguments_are_refused_before_anything_is_read(tmp_path, flags, said):
     process = cli("bisect", TRACE, "--output", str(tmp_path / "run"), *flags)
     assert said in process.ended()
     assert process.returncode in (1, 2)

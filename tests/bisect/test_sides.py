@@ -1,4 +1,4 @@
-"""Both sides as a manifest has them, changes that combine, and the settings that can be turned of them."""
+"""Both sides from a manifest, changes that combine, and the settings that can be changed."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_changes_combine_key_by_key():
 def test_an_engine_is_asked_for_what_the_trace_says_and_for_a_change():
     asked = manifest(config={"engine_args": {"kv_cache_dtype": "fp8", "hf_overrides": {"rope_theta": 5e5}}})
     side = RolloutSide.of(asked, BisectConfig())
-    as_it_is = side.settings({})
-    assert (as_it_is.dtype, as_it_is.seed, as_it_is.replays) == ("bfloat16", 3, True)
-    assert as_it_is.extra == {"kv_cache_dtype": "fp8", "hf_overrides": {"rope_theta": 5e5}}
+    unchanged = side.settings({})
+    assert (unchanged.dtype, unchanged.seed, unchanged.replays) == ("bfloat16", 3, True)
+    assert unchanged.extra == {"kv_cache_dtype": "fp8", "hf_overrides": {"rope_theta": 5e5}}
     changed = side.settings({"engine_args": {"kv_cache_dtype": None, "hf_overrides": {"rope_theta": None}}})
     assert changed.extra == {}
 
@@ -67,7 +67,7 @@ def test_flags_win_over_the_manifest():
     assert trainer.config.trainer_model == "./other"
 
 
-def test_an_adapter_on_the_rollout_alone_is_not_put_on_a_trainer_that_is_known():
+def test_an_adapter_of_the_rollout_is_not_given_to_a_known_trainer():
     asked = manifest(config={"adapter": "a"})
     rollout = RolloutSide.of(asked, BisectConfig())
     assert rollout.adapter == "a"
@@ -76,7 +76,7 @@ def test_an_adapter_on_the_rollout_alone_is_not_put_on_a_trainer_that_is_known()
     assert TrainerSide.of(unknown, BisectConfig(), rollout).config.trainer_adapter == "a"
 
 
-def test_a_mistyped_trace_is_not_a_model_of_the_hub(tmp_path, monkeypatch):
+def test_a_mistyped_trace_is_not_a_hub_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     assert not BisectConfig(trace="runs/nothing").is_model
@@ -84,12 +84,12 @@ def test_a_mistyped_trace_is_not_a_model_of_the_hub(tmp_path, monkeypatch):
     assert BisectConfig(trace="some/model").is_model
 
 
-def test_a_dump_that_names_nobody_says_what_to_name():
+def test_a_dump_without_engine_or_model_says_what_to_name():
     with pytest.raises(UsageError, match=r"--model and --engine.*mismatch-cli diagnose"):
         RolloutSide.of({"rollout": {}, "config": {}}, BisectConfig())
 
 
-def test_the_bundled_model_is_found_wherever_the_traces_lie():
+def test_the_bundled_model_is_found_wherever_the_traces_are():
     bundled_manifest = Trace.open(bundled("traces") / "bfloat16").manifest
     assert RolloutSide.of(bundled_manifest, BisectConfig()).model == MODEL
 
@@ -110,11 +110,11 @@ def test_the_bundled_model_is_found_wherever_the_traces_lie():
         ({"trainer": {"adapter": "a", "adapter_merged": True}}, {("adapter_merged", "trainer")}),
     ],
 )
-def test_a_setting_that_can_make_gaps_is_turned(changes, expected):
+def test_a_setting_that_can_cause_gaps_is_changed(changes, expected):
     assert expected <= settings(turned(**changes))
 
 
-def test_a_healthy_trace_turns_precisions_batches_caches_and_attention():
+def test_on_a_healthy_trace_precisions_batches_caches_and_attention_are_changed():
     assert settings(turned()) == {
         ("dtype", "both"), ("head_dtype", "rollout"), ("head_dtype", "trainer"), ("head_dtype", "both"),
         ("attn_implementation", "trainer"), ("token_budget", "trainer"), ("max_num_seqs", "rollout"),
@@ -122,12 +122,12 @@ def test_a_healthy_trace_turns_precisions_batches_caches_and_attention():
     }  # fmt: skip
 
 
-def test_float32_on_both_sides_leaves_no_precision_to_turn():
+def test_float32_on_both_sides_leaves_no_precision_to_change():
     wide = {"rollout": {"dtype": "float32"}, "trainer": {"dtype": "float32", "head_dtype": "float32"}}
     assert not {"dtype", "head_dtype"} & {toggle.setting for toggle in turned(**wide)}
 
 
-def test_what_needs_no_engine_of_its_own_comes_first_and_only_shared_precision_is_a_floor():
+def test_changes_without_a_restart_come_first_and_only_shared_precision_is_a_floor():
     found = turned(rollout={"kv_cache_dtype": "fp8"})
     starts = [toggle.starts for toggle in found]
     assert starts == sorted(starts)
@@ -145,8 +145,8 @@ def test_every_prompt_has_a_response_before_one_has_two():
     assert len(set(whole.slice(0, 128)["prompt_id"].to_pylist())) == 128
 
 
-def test_only_responses_at_weights_that_a_model_has_are_chosen():
-    """The bundled training run: six versions, each with log π of weights that have stepped on."""
+def test_only_responses_at_the_named_version_are_chosen():
+    """The bundled training run: six versions, each with log π of later weights."""
     trace = Trace.open(bundled("traces") / "fp8-kv")
     assert versions(trace) == [0, 8, 16, 24, 32, 40]
     tables = choose(trace, 64, 8, equal=True)
@@ -167,14 +167,14 @@ def test_stages_that_do_not_exist_are_refused(stages):
         BisectConfig(stages=stages)
 
 
-def test_prompts_go_with_a_model_alone():
+def test_prompts_are_only_for_a_model():
     with pytest.raises(UsageError, match="--prompts"):
         BisectConfig(prompts="prompts.jsonl")
     assert BisectConfig(trace=MODEL, prompts="prompts.jsonl").is_model
 
 
-def test_a_head_below_the_weights_is_turned_back():
-    """Where all else is in float32 no head in float32 is left to try, and the override is what differs."""
+def test_a_head_less_precise_than_the_weights_is_undone():
+    """With everything else in float32 there is no float32 head to try; the override is what differs."""
     float32 = {"rollout": {"dtype": "float32"}, "trainer": {"dtype": "float32", "head_dtype": "float32"}}
     (head,) = (
         toggle
@@ -186,7 +186,7 @@ def test_a_head_below_the_weights_is_turned_back():
     assert "head_dtype" not in {toggle.setting for toggle in turned(**float32)}
 
 
-def test_another_engine_is_not_given_what_the_one_that_sampled_was():
+def test_another_engine_does_not_get_the_settings_of_the_one_that_sampled():
     asked = manifest(config={"engine_args": {"kv_cache_dtype": "fp8"}}, rollout={"kv_cache_dtype": "fp8"})
     side = RolloutSide.of(asked, BisectConfig(engine="hf"))
     assert (side.engine, side.dtype, side.settings({}).extra, side.told) == ("hf", "bfloat16", {}, {})

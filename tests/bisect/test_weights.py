@@ -1,4 +1,4 @@
-"""An engine's live tensors in the trainer's names: all equal where nothing is wrong, and each fault by its name."""
+"""An engine's live tensors under the trainer's names: all equal if nothing is wrong, and each fault by name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def running(model: str, engine: str = "vllm", dtype: str = "float32", **extra: A
 
 
 def altered(model: str, into: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> str:
-    """A copy of a model folder with other weights."""
+    """A copy of a model folder with changed weights."""
     into.mkdir()
     for path in Path(model).iterdir():
         if path.name != WEIGHTS:
@@ -60,12 +60,12 @@ ON_VLLM = (
 
 
 def test_every_tensor_of_vllm_is_read_and_equal(tmp_path):
-    """Tied, reordered and biased by vLLM's Transformers backend, experts that are fused in the folder or not."""
+    """Tied, reordered and biased by vLLM's Transformers backend; experts fused in the folder or not."""
     for family, dtype in ON_VLLM:
         model = save_family(tmp_path / dtype, family, getattr(torch, dtype))
         with running(model, dtype=dtype) as engine:
             found = compare_weights(engine, model)
-        head = int(FAMILIES[family].settings.get("tie_word_embeddings", False))  # named though not in the folder
+        head = int(FAMILIES[family].settings.get("tie_word_embeddings", False))  # named, though not in the folder
         assert (found.unread, found.differing) == ({}, ()), (family, dtype)
         assert found.compared == len(SavedTensors(model).shapes) + head, (family, dtype)
 
@@ -123,7 +123,7 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory) -> Any:
-    """A trainer's folder, an engine's with faults in it, what was found by vLLM, and the tensors that were kept."""
+    """A trainer's folder, an engine's folder with faults, what was found with vLLM, and the tensors kept."""
     folder = tmp_path_factory.mktemp("planted")
     trainer = save_family(folder, "llama")
     faulty = altered(trainer, folder / "faulty", _faults)
@@ -153,7 +153,7 @@ def test_each_fault_is_named_by_tensor_and_relation(planted):
 
 
 def test_faults_are_found_beneath_the_rounding_of_bfloat16(planted, tmp_path):
-    """An engine in bfloat16: what its dtype rounds is no difference of weights, and a rounding to it is not one."""
+    """An engine in bfloat16: neither rounding by its dtype nor weights rounded to it are a difference."""
     trainer, faulty, _, _ = planted
     with running(trainer, "hf", "bfloat16") as engine:
         assert compare_weights(engine, trainer).differing == ()
@@ -163,7 +163,7 @@ def test_faults_are_found_beneath_the_rounding_of_bfloat16(planted, tmp_path):
     assert {name: told[name][0] for name in told} == {name: EXPECTED[name][0] for name in told}
 
 
-def test_a_result_as_json_and_in_groups(planted):
+def test_the_result_as_json_and_in_groups(planted):
     _, _, found, _ = planted
     as_json = json.loads(json.dumps(found.to_json()))
     assert as_json["compared"] == found.compared and as_json["unread"] == []
@@ -175,7 +175,7 @@ def test_a_result_as_json_and_in_groups(planted):
     assert group_name([UP, GATES[0]]) == "model.layers.0.mlp"
 
 
-def test_the_trainer_loads_with_the_tensors_of_the_engine(planted, tmp_path):
+def test_the_trainer_loads_with_the_engines_tensors(planted, tmp_path):
     trainer, faulty, found, kept = planted
     for names in ([Q], [K, DOWN], [d.tensor for d in found.differing]):
         folder = folder_with(trainer, kept, names, tmp_path / f"with-{len(names)}")
@@ -184,7 +184,7 @@ def test_the_trainer_loads_with_the_tensors_of_the_engine(planted, tmp_path):
 
 
 def test_a_head_that_kept_its_old_weights_is_found_and_given_to_the_trainer(tmp_path):
-    """Without the head's name vLLM's reloading keeps the packed copy of a tied head, without a word."""
+    """Without the head's name vLLM's reloading silently keeps the packed copy of a tied head."""
     old = save_family(tmp_path, "llama", tie_word_embeddings=True)
     new = altered(old, tmp_path / "new", lambda weights: {EMBEDDINGS: weights[EMBEDDINGS].flip(0)})
     with running(old) as engine:
@@ -201,7 +201,7 @@ def test_a_head_that_kept_its_old_weights_is_found_and_given_to_the_trainer(tmp_
     assert torch.equal(loaded.model.embed_tokens.weight, weights[EMBEDDINGS])
 
 
-def test_embeddings_replaced_alone_leave_a_tied_head_as_it_is(tmp_path):
+def test_replacing_only_the_embeddings_leaves_a_tied_head_as_it_is(tmp_path):
     trainer = save_family(tmp_path, "gemma2")
     faulty = altered(trainer, tmp_path / "faulty", lambda weights: {EMBEDDINGS: weights[EMBEDDINGS] * 2})
     with running(faulty, "hf") as engine:
@@ -215,7 +215,7 @@ def test_embeddings_replaced_alone_leave_a_tied_head_as_it_is(tmp_path):
 
 
 def test_one_expert_is_named_and_replaced(tmp_path):
-    """In the folder each expert has its own tensor; both vLLM and transformers fuse them."""
+    """Each expert has its own tensor in the folder; vLLM and transformers fuse them."""
     name = "model.layers.1.mlp.experts.5.down_proj.weight"
     trainer = save_family(tmp_path, "qwen3_moe")
     faulty = altered(trainer, tmp_path / "faulty", lambda weights: {name: weights[name] * 0.99})
@@ -228,7 +228,7 @@ def test_one_expert_is_named_and_replaced(tmp_path):
 
 
 def _quantised(model: str, into: Path) -> str:
-    """As compressed-tensors saves linear layers in int8, each row with a scale, the inputs rounded while it runs."""
+    """int8 linear layers as saved by compressed-tensors: a scale per row, inputs rounded at run time."""
     folder = altered(model, into, dict)
     weights = load_file(f"{folder}/{WEIGHTS}")
     for name in [name for name in weights if "_proj" in name]:
@@ -249,7 +249,7 @@ def _quantised(model: str, into: Path) -> str:
     return folder
 
 
-def test_a_quantised_engine_is_read_in_the_names_of_the_trainer(tmp_path):
+def test_a_quantised_engine_is_read_under_the_trainers_names(tmp_path):
     trainer = save_family(tmp_path, "llama", torch.bfloat16)
     with running(_quantised(trainer, tmp_path / "int8"), dtype="bfloat16") as engine:
         found = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
@@ -263,8 +263,8 @@ def test_a_quantised_engine_is_read_in_the_names_of_the_trainer(tmp_path):
     assert (loaded.state_dict()[DOWN].float() - of_int8).abs().max() <= 2**-8 * of_int8.abs().max()
 
 
-def test_below_an_adapter_are_the_weights_of_the_model(tmp_path):
-    """Both engines wrap what an adapter is put on; it is compared by its digest."""
+def test_the_model_weights_under_an_adapter_are_read(tmp_path):
+    """Both engines wrap the adapted layers; adapters are compared by digest."""
     trainer = save_family(tmp_path, "llama")
     faulty = altered(trainer, tmp_path / "faulty", lambda weights: {Q: weights[Q] * 1.01})
     adapter = save_adapter(trainer, tmp_path / "adapter")
@@ -282,7 +282,7 @@ def test_below_an_adapter_are_the_weights_of_the_model(tmp_path):
 
 
 def test_in_several_files_and_in_older_ones(tmp_path):
-    """A sharded trainer, one that transformers saved as pickles, and names without the part around the layers."""
+    """A trainer in shards, one saved as pickles, and names without the prefix of the layers."""
     trainer = save_family(tmp_path, "llama")
     faulty = altered(trainer, tmp_path / "faulty", lambda weights: {Q: weights[Q] * 1.01})
     model = load_causal_lm(trainer)
@@ -344,8 +344,8 @@ def test_differences_of_configurations(tmp_path):
     assert all(torch.equal(weight, own.state_dict()[name]) for name, weight in loaded.state_dict().items())
 
 
-def test_what_vllm_makes_of_overrides_is_what_is_told(tmp_path):
-    """A `rope_theta` beside `rope_parameters` that have one already does nothing in vLLM, so it is no difference."""
+def test_overrides_are_resolved_as_vllm_resolves_them(tmp_path):
+    """vLLM ignores a `rope_theta` if `rope_parameters` has one already, so it is not a difference."""
     model = save_family(tmp_path, "llama")
     for overrides in ({"rope_theta": 500.0}, {"rope_parameters": ROPE, "rms_norm_eps": 0.01}):
         with running(model, hf_overrides=overrides) as engine:
@@ -359,9 +359,9 @@ def test_what_vllm_makes_of_overrides_is_what_is_told(tmp_path):
 def test_adapters_are_compared_by_their_digests():
     none, one, other = {}, {"adapter": "a", "adapter_digest": "1" * 16}, {"adapter": "b", "adapter_digest": "2" * 16}
     assert compare_adapters(none, none) is None and compare_adapters(one, one | {"adapter": "copy"}) is None
-    assert compare_adapters(one, none).detail == f"{'1' * 16} in place of none"
+    assert compare_adapters(one, none).detail == f"{'1' * 16} instead of none"
     assert compare_adapters(one, other).to_json() == {
-        "tensor": "adapter", "relation": "other", "relative": None, "detail": f"{'1' * 16} in place of {'2' * 16}",
+        "tensor": "adapter", "relation": "other", "relative": None, "detail": f"{'1' * 16} instead of {'2' * 16}",
     }  # fmt: skip
 
 
@@ -375,7 +375,7 @@ def _in_fp8(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _in_int4(weight: torch.Tensor) -> torch.Tensor:
-    """Of 64 neighbours each, from their least to their largest value, as GPTQ and AWQ do."""
+    """Groups of 64 neighbours, each from its smallest to its largest value, as GPTQ and AWQ do."""
     groups = weight.reshape(-1, 64)
     low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
     step = (high - low) / 15
@@ -402,7 +402,7 @@ def test_how_a_tensor_was_rounded():
     assert both.detail.startswith("to int8 values per row")
 
 
-def test_what_is_no_rounding_and_no_factor():
+def test_neither_rounding_nor_a_factor():
     fine = _weight()
     noise = torch.randn(fine.shape, generator=torch.Generator().manual_seed(4))
     for other in (noise / 8, fine + noise / 1000, fine.flip(0), fine.where(noise < 1, 0.0), fine * (1 + noise / 50)):
@@ -418,12 +418,12 @@ def test_small_factors_and_one_element():
     fine = _weight()
     assert difference(fine * 1.0001, fine).detail == "× 1.0001000"
     assert difference((fine * 1.01).bfloat16(), fine.bfloat16()).relation == "scaled"
-    assert difference(fine.bfloat16().float(), (fine.bfloat16() * 1.01).float()).relation == "scaled"  # as folders save
+    assert difference(fine.bfloat16().float(), (fine.bfloat16() * 1.01).float()).relation == "scaled"  # as saved
     assert difference(torch.tensor([1.5]), torch.tensor([1.0])).relation == "other"
 
 
 def test_precision_of_the_trainer():
-    """A folder in bfloat16, computed in float32: an engine in float32 that has not been rounded differs from it."""
+    """A bfloat16 folder computed in float32: a float32 engine with unrounded weights differs from it."""
     fine = _weight()
     assert difference(fine, fine.bfloat16()) is None
     assert difference(fine, fine.bfloat16(), torch.float32).detail == "the trainer's to bfloat16"

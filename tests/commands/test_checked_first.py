@@ -60,8 +60,8 @@ SAMPLED = (
 LIGHT = {
     "bisect": (
         NO_TRACE,
-        ("--stages 7", "--stages 7 is not known"),
-        ("--prompts problems.jsonl", "--prompts goes with a model"),
+        ("--stages 7", "--stages 7 is invalid"),
+        ("--prompts problems.jsonl", "--prompts is only for a model"),
         ("--trainer-model /no/such/model", NO_MODEL[1]),
     ),
     "guide": (("trainn", "trainn"),),

@@ -61,7 +61,7 @@ def test_a_shifted_trace(trace, capfd):
         assert diagnose(capfd, trace.parent)[0] == 0  # its own folder is renewed
     assert json.loads((trace.parent / "diagnosis" / "summary.json").read_text()) == found
     page = (trace.parent / "diagnosis" / "report.html").read_text()
-    assert "Shift that side by the lag" in page and "<script>alert" not in page
+    assert "Shift that side by the reported lag" in page and "<script>alert" not in page
 
 
 def test_impossible_values_are_counted_as_they_are_recorded(trace, capfd):
@@ -87,7 +87,7 @@ def test_a_gap_that_nothing_explains_is_said_with_the_suspects_and_what_to_type(
     code, out, _ = diagnose(capfd, trace.parent)
     text = " ".join(out.split())
     assert code == 0 and "--earlier-model MODEL" in text
-    assert re.search(r"NOT EXPLAINED 0\.\d+ nats are left on an average token", text)
+    assert re.search(r"NOT EXPLAINED 0\.\d+ nats per token are left on average", text)
     assert "float32 against float32 is usually 1e-07–0.0002" in text
     assert "NO FAULT FOUND" not in text
     found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())

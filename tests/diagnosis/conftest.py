@@ -1,4 +1,4 @@
-"""The bundled traces as pools of healthy responses, with what the real model says when it is not as it should be."""
+"""The bundled traces as pools of healthy responses, with variants scored by the real model under faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL = str(bundled("model"))
 
 
 def at_equal_weights(trace: Trace) -> pa.Table:
-    """The trace as if nobody had learned in between: log π at the weights that sampled is the trainer's."""
+    """The trace as if nothing had been learned in between: the trainer's log π is at the sampling weights."""
     table = pa.concat_tables(trace.tables())
     if "logp_recomputed" not in table.column_names:
         return table
@@ -43,19 +43,19 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pool]:
     for name in ("float32", "fp8-kv"):
         trace = Trace.open(bundled("traces") / name)
         manifest = trace.manifest | {"trainer": trace.manifest["trainer"] | {"model": MODEL}}
-        trace.__dict__["manifest"] = manifest  # the bundled one names the model by its path in a checkout
+        trace.__dict__["manifest"] = manifest  # the bundled trace names the model by its path in a checkout
         found[name] = Pool.of(at_equal_weights(trace))
         add_variants(found[name], trace, Path(tmp_path_factory.mktemp(name)), VARIANTS)
     return found
 
 
 def whole(pool: Pool) -> Pool:
-    """A copy of all of it, into which something can be planted."""
+    """A full copy, into which a fault can be planted."""
     return pool.take(np.arange(pool.num_responses))
 
 
 def sampled_alone(pool: Pool) -> Pool:
-    """As an imported dump: nothing but the log-probabilities of the sampled tokens."""
+    """As an imported dump: only the log-probabilities of the sampled tokens."""
     pool.ranks.clear()
     pool.tokens.pop("entropy_trainer", None)
     return pool

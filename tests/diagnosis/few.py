@@ -1,4 +1,4 @@
-"""A model at hand that reads responses under a few hypotheses, not under some hundred: one of each kind, and more."""
+"""Reduces the hypotheses from hundreds to a few of each kind, so that reading responses again is fast."""
 
 from __future__ import annotations
 

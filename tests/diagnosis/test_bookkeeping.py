@@ -1,4 +1,4 @@
-"""Constants, orders, bases, copies and columns at odds: what each check says, and where it stays silent."""
+"""Constants, orders, bases, copies and contradicting columns: what each check says, and where it stays silent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLANTS = {
 
 
 @pytest.mark.parametrize("check", PLANTS)
-def test_no_other_cause_is_named_beside_and_plain_dumps_show_it_too(pools, check):
+def test_no_other_cause_is_named_and_plain_dumps_show_it_too(pools, check):
     plant, severity = PLANTS[check]
     for pool in pools.values():
         for form in (whole, lambda p: sampled_alone(whole(p))):
@@ -37,8 +37,8 @@ def test_no_other_cause_is_named_beside_and_plain_dumps_show_it_too(pools, check
 
 
 @pytest.mark.parametrize(("side", "base", "named"), [
-    ("rollout", 2, "the rollout's are to the base 2"), ("trainer", 2, "the trainer's are to the base 2"),
-    ("rollout", 10, "the rollout's are to the base 10"), ("trainer", 10, "the trainer's are to the base 10"),
+    ("rollout", 2, "the rollout's are to base 2"), ("trainer", 2, "the trainer's are to base 2"),
+    ("rollout", 10, "the rollout's are to base 10"), ("trainer", 10, "the trainer's are to base 10"),
 ])  # fmt: skip
 def test_the_side_and_its_base_are_named(pools, side, base, named):
     broken = sampled_alone(whole(pools["fp8-kv"]))
@@ -59,14 +59,14 @@ def test_another_base_in_some_responses_only(pools):
 def test_the_constant_is_the_planted_one(pools, nats):
     broken = sampled_alone(whole(pools["fp8-kv"]))
     moved_T = np.isin(broken.response_T, np.arange(0, broken.num_responses, 3))
-    broken.tokens["logp_trainer"][moved_T] += np.float32(nats)  # above 0 where certain: such values are left out
+    broken.tokens["logp_trainer"][moved_T] += np.float32(nats)  # above 0 where certain: such values are excluded
     first = judged(broken).first_cause
     assert first.check == "constant-offset"
     assert dict(first.evidence)["median"] == pytest.approx(nats, abs=0.01)
     assert first.effect == pytest.approx(1 / 3, abs=0.01)
 
 
-def test_a_column_of_another_stage_is_at_odds_and_explains_the_gap_where_it_makes_it(pools):
+def test_a_column_of_another_stage_contradicts_and_explains_the_gap_if_it_makes_it(pools):
     broken = whole(pools["fp8-kv"])
     broken.tokens["logp_rollout"] += np.float32(0.05) * np.random.default_rng(0).normal(size=len(broken.response_T))
     broken.tokens["logp_rollout"] = np.minimum(broken.tokens["logp_rollout"], 0).astype(np.float32)
@@ -78,7 +78,7 @@ def test_a_column_of_another_stage_is_at_odds_and_explains_the_gap_where_it_make
     assert found.status == "found" and not found.explains and "of the trainer" in found.sentence
 
 
-def test_columns_that_were_stored_in_bfloat16_are_not_at_odds(pools):
+def test_columns_stored_in_bfloat16_do_not_contradict(pools):
     import torch
 
     broken = whole(pools["fp8-kv"])
@@ -87,8 +87,8 @@ def test_columns_that_were_stored_in_bfloat16_are_not_at_odds(pools):
     assert finding_of(judged(broken), "columns-at-odds").status == "clear"
 
 
-def test_a_response_used_again_is_no_copy_and_a_likely_one_neither(pools):
-    """Another epoch of the same sample keeps its key; four tokens that are nearly certain come again by themselves."""
+def test_a_reused_response_and_a_likely_one_are_not_copies(pools):
+    """Another epoch of the same sample keeps its key; four nearly certain tokens recur by chance."""
     pool = whole(pools["float32"])
     again = whole(pools["float32"])
     again.rows["epoch"] = again.rows["epoch"] + 1
@@ -108,7 +108,7 @@ def test_a_response_used_again_is_no_copy_and_a_likely_one_neither(pools):
 
 
 def test_copies_are_found_in_bounded_memory(pools):
-    """Of a long trace the responses with the smallest hashes are kept, a response and its copy together."""
+    """A long trace keeps the responses with the smallest hashes, a response and its copy together."""
     copies, copied = Copies(most_responses=60), 0
     for shift in (0, 10_000):
         used = whole(pools["fp8-kv"])
@@ -118,7 +118,7 @@ def test_copies_are_found_in_bounded_memory(pools):
     assert looked_at <= 60 and 2 * copied == looked_at > 40
 
 
-def test_hashes_know_the_order_of_the_tokens():
+def test_hashes_depend_on_the_order_of_the_tokens():
     ids_T, offset_S1 = np.array([1, 2, 3, 3, 2, 1, 1, 2, 3]), np.array([0, 3, 6, 9])
     first, turned, same = content_hashes(ids_T, offset_S1)
     assert first == same != turned
@@ -143,7 +143,7 @@ def test_exchanges_are_found_in_any_sharding_and_in_bounded_memory(pools):
         assert (heads.prompt_id_R[exchanges.partner_R] == heads.prompt_id_R)[exchanges.exchanged_R].all()
 
 
-def test_what_was_seen_is_what_a_plain_loop_finds(rng):
+def test_seen_tokens_are_those_that_a_plain_loop_finds(rng):
     for _ in range(20):
         prompt, response = rng.integers(0, 30, rng.integers(1, 9)), rng.integers(0, 30, 12)
         topk_TK = rng.integers(0, 40, (12, 4))
@@ -155,7 +155,7 @@ def test_what_was_seen_is_what_a_plain_loop_finds(rng):
 
 
 @pytest.mark.parametrize("variant", ["temperature1.05", "weights0.1", "linear4"])
-def test_a_penalty_is_not_seen_in_what_is_none(pools, variant):
+def test_other_faults_are_not_called_a_penalty(pools, variant):
     for pool in pools.values():
         for form in (whole, lambda p: sampled_alone(whole(p))):
             broken = form(pool)
@@ -163,8 +163,8 @@ def test_a_penalty_is_not_seen_in_what_is_none(pools, variant):
             assert finding_of(judged(broken), "repetition-penalty").status != "found"
 
 
-def test_what_top_p_adds_to_uncertain_tokens_is_no_constant_of_the_response(pools):
-    """top-p 0.9 keeps 0.9 or a little more where no token has it alone: in some responses nearly everywhere."""
+def test_what_top_p_adds_to_uncertain_tokens_is_not_called_a_constant(pools):
+    """top-p 0.9 keeps 0.9 or a little more unless one token has it all: in some responses nearly everywhere."""
     broken, rng = sampled_alone(whole(pools["float32"])), np.random.default_rng(0)
     logq_T = broken.tokens["logp_rollout"]
     kept_T = np.maximum(0.9 + 0.1 * rng.uniform(size=len(logq_T)) ** 2, np.exp(logq_T))
@@ -175,7 +175,7 @@ def test_what_top_p_adds_to_uncertain_tokens_is_no_constant_of_the_response(pool
 
 
 def test_a_penalty_on_sampled_tokens_alone_is_not_called_a_temperature(pools):
-    """Both bend the log-odds, but a penalty only those of tokens that stand in the context."""
+    """Both bend the log-odds, but a penalty only those of tokens that are in the context."""
     for variant, differs, status in (("penalised1.1", True, "clear"), ("temperature1.05", False, "found")):
         broken = sampled_alone(whole(pools["float32"]))
         broken.engine_uses(variant)

@@ -1,4 +1,4 @@
-"""Every fault that is planted into healthy traces of real vLLM is named first, and healthy traces have none."""
+"""Every fault planted into healthy traces from real vLLM is named first; healthy traces have none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SEVERITY = {
     "a constant of each response": 0.1,
     "permuted within groups": 0.3,
     "permuted over the batch": 0.3,
-    "rows that stand twice": 0.1,
+    "duplicated rows": 0.1,
     "another base in the engine": 2,
     "another base in the trainer": 10,
     "another base on both sides": 10,
@@ -47,9 +47,9 @@ SEVERITY = {
     "repetition penalty": 1.1,
 }
 NEED_THE_MODEL = ("another-prompt", "attended-padding", "not-reproduced", "position-encoding")
-IN_THE_SET = {"linear RoPE scaling": 4}  # what tokens alone cannot tell from other weights
+IN_THE_SET = {"linear RoPE scaling": 4}  # what log-probabilities alone cannot tell from other weights
 MODEL_AT_HAND = {"linear RoPE scaling, model at hand": 4, "RoPE base, model at hand": 4}
-FIRST_STEPS = 3  # of six: variants score at the first step's weights, and what was learned since is a second fault
+FIRST_STEPS = 3  # of six: variants score with the first step's weights, so later learning would be a second fault
 NOT_SCORED_HERE = {name for name in BY_NAME if "prompt" in name or "padding" in name or "YaRN" in name}
 
 
@@ -71,7 +71,7 @@ def test_a_planted_fault_is_the_first_cause(pools, pool, name):
 
 @pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
 @pytest.mark.parametrize("name", IN_THE_SET)
-def test_what_tokens_alone_cannot_tell_is_named_as_a_set(pools, pool, name):
+def test_what_tokens_alone_cannot_distinguish_is_named_as_a_set(pools, pool, name):
     broken = whole(pools[pool])
     BY_NAME[name].plant(broken, IN_THE_SET[name], np.random.default_rng(3))
     diagnosis = judged(broken)
@@ -87,7 +87,7 @@ def test_a_healthy_trace_has_no_fault(pools, pool):
     assert diagnosis.faults == ()
     assert {f.check for f in diagnosis.found} <= ({"logit-lattice"} if pool == "fp8-kv" else set())
     untested = {f.check for f in diagnosis.findings if f.status == "untested"}
-    needing = {"stale-weights", "attention", *NEED_THE_MODEL}  # an earlier checkpoint, a manifest, the model
+    needing = {"stale-weights", "attention", *NEED_THE_MODEL}  # need an earlier checkpoint, a manifest, the model
     assert untested == (set() if pool == "float32" else needing)  # without a gap there is nothing to explain
 
 
@@ -124,13 +124,13 @@ def test_the_lag_is_the_planted_one(pools):
     assert dict(judged(broken).found[0].evidence)["lag, tokens"] == -2
 
 
-def test_a_fault_that_spoils_the_rest_keeps_it_from_being_judged(pools):
+def test_a_fault_that_spoils_the_rest_leaves_it_untested(pools):
     broken = pools["fp8-kv"].take(np.arange(192))
     BY_NAME["shifted by one"].plant(broken, 1.0, np.random.default_rng(0))
     diagnosis = judged(broken)
     later = [f for f in diagnosis.findings if module(f.check).STAGE > 2]
     assert {f.status for f in later} == {"untested"}
-    assert all("first repair" in f.reason for f in later)
+    assert all("fix" in f.reason and f.reason.endswith("first") for f in later)
 
 
 def test_only_the_trainer_truncates(pools):
@@ -142,10 +142,10 @@ def test_only_the_trainer_truncates(pools):
         np.float32
     )
     found = judged(broken).found[0]
-    assert found.check == "truncated-support" and "no probability in the trainer" in found.sentence
+    assert found.check == "truncated-support" and "probability 0 in the trainer" in found.sentence
 
 
-def test_two_faults_are_both_named_what_explains_more_first(pools):
+def test_two_faults_are_both_named_the_larger_first(pools):
     broken = pools["float32"].take(np.arange(96))
     broken.use("temperature1.05")
     BY_NAME["log-probs above 0"].plant(broken, 1e-3, np.random.default_rng(0))

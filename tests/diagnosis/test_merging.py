@@ -1,4 +1,4 @@
-"""What `diagnose` gathers is the same however a trace is cut, and whoever knew what before."""
+"""What `diagnose` gathers is the same however a trace is cut, and whichever limits were known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRIALS = 20
 
 @pytest.fixture(scope="module")
 def table() -> pa.Table:
-    """Every third response is used twice, with other log-probabilities, and some are copied under another key."""
+    """Every third response is used twice, with different log-probabilities; some are copied under another key."""
     pool = Pool.of(at_equal_weights(Trace.open(bundled("traces") / "fp8-kv")))
     again, copied = whole(pool), whole(pool)
     again.rows["epoch"] = again.rows["epoch"] + 1
@@ -39,7 +39,7 @@ def gathering(limits: Limits, tokens: int, responses: int) -> Gathering:
 
 
 def held(found: Gathering) -> dict[str, Any]:
-    """Everything that a check could see of it."""
+    """Everything that a check could see."""
     sample, heads = found.sample.result(), found.heads.result()
     return {
         **{f"sample {name}": value for name, value in vars(sample).items() if value is not None},
@@ -58,7 +58,7 @@ def cuts(length: int, most: int, rng: np.random.Generator) -> Iterator[slice]:
 
 @pytest.mark.parametrize("known", ["nothing", "limits"])
 def test_any_sharding_gives_the_same(table, known):
-    """Portions of several tables, merged in order; some know the limits of what was merged a while ago."""
+    """Portions of several tables, merged in order; some know the limits of an earlier merge."""
     for seed in range(TRIALS):
         check(table, np.random.default_rng(seed), knows=known == "limits")
 

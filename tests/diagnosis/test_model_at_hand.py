@@ -1,4 +1,4 @@
-"""With the trainer's model at hand, what one side read otherwise is named; without a fault nothing is."""
+"""With the trainer's model, what one side misread is named; without a fault nothing is."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def copied(pool: Pool) -> Pool:
 
 
 def rescored(pool: Pool, hypothesis: readings.Hypothesis) -> np.ndarray:
-    """What the model says of the tokens under a hypothesis, in the order of the pool."""
+    """The model's log-probabilities under a hypothesis, in the order of the pool."""
     evidence = gather_tables([pool.table()], PAIRS["mismatch"], {}, pool.about)
     keys = [
         tuple(int(pool.rows[n][s]) for n in ("step", "prompt_id", "sample_index")) for s in range(pool.num_responses)
@@ -77,7 +77,7 @@ def test_the_scaling_of_positions_is_named_with_its_side(few, name, severity, si
     (readings.padded_to(64, 2), "attended-padding", "logp_trainer"),
     (readings.other_prompts(type("Config", (), {}))[1], "another-prompt", "logp_rollout"),
 ])  # fmt: skip
-def test_padding_and_a_prompt_with_a_token_more_are_named(few, hypothesis, check, side):
+def test_padding_and_a_prompt_with_an_extra_token_are_named(few, hypothesis, check, side):
     broken = copied(few)
     broken.tokens[side] = rescored(few, hypothesis)
     first = judged(broken).first_cause
@@ -86,7 +86,7 @@ def test_padding_and_a_prompt_with_a_token_more_are_named(few, hypothesis, check
     assert dict(first.evidence)["it read the responses with"] == hypothesis.name
 
 
-def test_numbers_of_the_trainer_that_its_model_does_not_give_are_not_reproduced(few):
+def test_trainer_numbers_that_its_model_does_not_give_are_called_so(few):
     broken = copied(few)
     broken.use("weights0.1")
     first = judged(broken).first_cause
@@ -94,7 +94,7 @@ def test_numbers_of_the_trainer_that_its_model_does_not_give_are_not_reproduced(
 
 
 def test_other_weights_in_the_engine_stay_a_set(few):
-    """The model confirms the trainer; of the engine it only says that it read something else."""
+    """The model confirms the trainer; for the engine it only shows that something differs."""
     broken = copied(few)
     broken.engine_uses("weights0.1")
     diagnosis = judged(broken)
@@ -102,7 +102,7 @@ def test_other_weights_in_the_engine_stay_a_set(few):
     assert "stale-weights" in [suspect.check for suspect in diagnosis.suspects]
 
 
-def test_a_healthy_trace_asks_the_model_nothing_more(few):
+def test_a_healthy_trace_asks_the_model_nothing(few):
     evidence = gather_tables([few.table()], PAIRS["mismatch"], {}, few.about)
     model = model_at_hand(few, evidence.sample)
     assert diagnose(replace(evidence, model=model)).faults == ()
@@ -119,8 +119,8 @@ def test_a_hypothesis_leaves_the_model_as_it_was(few):
     np.testing.assert_array_equal(model.logp_T(AS_RECORDED, few=True), before)
 
 
-def test_a_model_that_scales_its_positions_reads_as_one_that_does_not():
-    """Llama's default frequencies are computed without being told a device."""
+def test_a_model_that_scales_its_positions_can_be_read_without_scaling():
+    """Llama computes default frequencies without being given a device."""
     scaled, plain = (AutoModelForCausalLM.from_config(config_of("llama", **changes)) for changes in ({}, PLAIN))
     (hypothesis,) = (h for h in readings.positions_of(scaled.config) if h.name == "RoPE without its scaling")
     frequency_F = scaled.model.rotary_emb.inv_freq

@@ -1,4 +1,4 @@
-"""The parts that checks are made of: the sample, runs, means over prompts."""
+"""The building blocks of checks: the sample, runs, means over prompts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_sample_is_bounded_and_the_same_in_any_sharding(pools):
 
 
 def test_a_mean_and_its_error_over_prompts(rng):
-    """The error covers the truth where tokens of one prompt resemble each other."""
+    """The error covers the truth when tokens of a prompt are correlated."""
     covered = 0
     for _ in range(300):
         group_N = np.repeat(np.arange(GROUPS), 20)

@@ -1,4 +1,4 @@
-"""Causes compete: what explains most is first, what leaves most of the gap is none, and what is left is said."""
+"""Causes compete: the one that explains most is first, one that leaves most of it is none, the rest is reported."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def judged(pool: Pool, about: dict, earlier_T: np.ndarray | None = None) -> Diag
 
 
 def test_stale_weights_that_explain_most_come_before_a_temperature(pools):
-    """Other weights, and a temperature of 1.02 on top: 95 % go with the checkpoint of before."""
+    """Other weights, and a temperature of 1.02 on top: the earlier checkpoint explains 95 %."""
     broken = whole(pools["float32"])
     cold_T = broken.tokens["logp_trainer"] * np.float32(0.98)
     broken.use("weights0.1")
@@ -51,8 +51,8 @@ def test_other_weights_without_the_earlier_model_are_unexplained(pools, pool, ab
 
 
 @pytest.mark.parametrize(("pool", "about"), [("float32", FLOAT32), ("fp8-kv", BF16)])
-def test_top_p_seen_from_the_sampled_tokens_alone_is_no_temperature(pools, pool, about):
-    """The nucleus is cut from what both sides say of the top 20; tokens outside were not sampled."""
+def test_top_p_seen_in_the_sampled_tokens_only_is_not_called_a_temperature(pools, pool, about):
+    """The nucleus is cut from both sides' top 20; tokens outside were not sampled."""
     broken = whole(pools[pool])
     log_mass_T, inside_T = nucleus(broken.ranks["topk_logp_rollout"], broken.tokens["logp_rollout"], 0.95)
     broken.tokens["logp_rollout"] = np.minimum(broken.tokens["logp_rollout"] - log_mass_T, 0).astype(np.float32)
@@ -63,7 +63,7 @@ def test_top_p_seen_from_the_sampled_tokens_alone_is_no_temperature(pools, pool,
 
 
 def nucleus(topk_TK: np.ndarray, logp_T: np.ndarray, top_p: float) -> tuple[np.ndarray, np.ndarray]:
-    """log of the mass that is kept, and whether the sampled token is in it."""
+    """The log of the kept mass, and whether the sampled token is in it."""
     before_TK = np.cumsum(np.exp(topk_TK), axis=1) - np.exp(topk_TK)
     kept_TK = np.where(before_TK < top_p, topk_TK, -np.inf)
     log_mass_T = np.log(np.exp(kept_TK).sum(axis=1))
@@ -71,7 +71,7 @@ def nucleus(topk_TK: np.ndarray, logp_T: np.ndarray, top_p: float) -> tuple[np.n
     return log_mass_T, logp_T >= lowest_T - 1e-6
 
 
-def test_a_logarithm_to_another_base_is_no_temperature(pools):
+def test_another_base_of_the_logarithm_is_not_called_a_temperature(pools):
     broken = whole(pools["fp8-kv"])
     broken.tokens["logp_trainer"] /= np.float32(np.log(2))
     diagnosis = judged(sampled_alone(broken), BF16)
@@ -107,7 +107,7 @@ def test_a_dense_model_has_no_experts_and_few_tokens_no_tail(pools):
     assert finding_of(few, "heavy-tail").status == "untested"
 
 
-def test_a_tail_of_tokens_is_where_a_gap_far_above_the_usual_sits_and_not_why(pools):
+def test_a_tail_of_tokens_is_where_a_far_too_large_gap_is_not_why(pools):
     broken = whole(pools["float32"])
     next(f for f in FAULTS if f.name == "routing flips").plant(broken, 0.03, np.random.default_rng(0))
     diagnosis = judged(broken, FLOAT32)

@@ -1,1 +1,1 @@
-"""The checks, one a file: NAME, STAGE, words for people, and `check(evidence) -> Finding`."""
+"""The checks, one per file: NAME, STAGE, texts for reports, and `check(evidence) -> Finding`."""

@@ -1,4 +1,4 @@
-"""A prompt that differs by a token between the sides, shown by reading the responses again."""
+"""A prompt that differs by a few tokens between the sides, found by reading the responses again."""
 
 from mismatch_cli.diagnosis.checks.position_encoding import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
@@ -6,13 +6,13 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding
 NAME, STAGE = "another-prompt", 4
 TITLE = "Another prompt on one side"
 CAUSE = (
-    "One side read the prompt with a token more or less: a second BOS, a chat template that adds or drops one, a "
-    "generation prompt that is cut."
+    "One side read the prompt with a token more or less: a second BOS, a chat template that adds or drops one, or a "
+    "cut generation prompt."
 )
-CHANGE = "Hand the same token ids to both sides (vLLM: prompt_token_ids), and let neither of them tokenise again."
+CHANGE = "Pass the same token ids to both sides (vLLM: prompt_token_ids), and never tokenise the text again."
 SOURCE = "TRL 3853 (vLLM adds a second BOS), vLLM 27486"
 
 
 def check(evidence: Evidence) -> Finding:
-    """The model at hand behind prompts that lack a token at either end, or have one twice, or begin with BOS."""
+    """Reads the responses after prompts that lack a token at either end, have one twice, or start with BOS."""
     return reading_finding(NAME, evidence, "prompt", "prompt")

@@ -1,4 +1,4 @@
-"""A sampled token whose log-probability is not the one that the top-K column of the same side gives it."""
+"""Sampled tokens whose log-probability differs from that in the same side's top-K column."""
 
 import numpy as np
 
@@ -7,23 +7,23 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 NAME, STAGE, EXACT, NEEDS_A_GAP = "columns-at-odds", 5, True, False
 TITLE = "One side's columns contradict each other"
 CAUSE = (
-    "The sampled log-probabilities and the top-K ones are not of the same token, the same request or the same stage: "
-    "one of them before temperature and truncation, one of them shifted or scaled."
+    "The sampled and the top-K log-probabilities are not of the same token, request or stage: one may be from before "
+    "temperature and truncation, or be shifted or scaled."
 )
 CHANGE = (
-    "Take both from one answer of the engine (vLLM: --logprobs-mode processed_logprobs for both), and slice both with "
-    "the same bounds."
+    "Take both from the same response of the engine (vLLM: --logprobs-mode processed_logprobs for both), and slice "
+    "both with the same bounds."
 )
 SOURCE = "vLLM's logprobs_mode (raw and processed log-probabilities of one request differ)"
 _SHARE = 1e-3
 _APART, _FEW_APART = 0.05, 0.05  # nats, and of the tokens
-_EXPLAINS = 0.5  # of the gap has to go with the top-K's values, for the sampled ones to be the wrong ones
+_EXPLAINS = 0.5  # of the gap that must go with the top-K values, if the sampled ones are wrong
 
 
 def check(evidence: Evidence) -> Finding:
-    """Per side: the sampled token's value against that of its rank, in every token of the trace.
+    """Compare, per side, the sampled token's value with that of its rank, in every token of the trace.
 
-    The gap by the top-K columns says which of the two is wrong.
+    The gap from the top-K columns shows which of the two is wrong.
     """
     sides = {side: found for side, found in evidence.own_columns.sides.items() if found.compared}
     if not sides:
@@ -47,7 +47,7 @@ def check(evidence: Evidence) -> Finding:
 
 
 def _settled(evidence: Evidence) -> bool:
-    """Whether another fault was found and undone, and the top-K columns now make the gap that the sampled ones do."""
+    """Whether another fault was undone, and the top-K columns now give the same gap as the sampled ones."""
     sample = evidence.sample
     if sample.topk_d_T is None or sample.topk_logp_TK is not None:
         return False
@@ -57,7 +57,7 @@ def _settled(evidence: Evidence) -> bool:
 
 
 def _by_topk(evidence: Evidence) -> np.ndarray | None:
-    """The gap by the top-K columns, if they make most of it go; None if the sampled log-probabilities are right."""
+    """The gap from the top-K columns, if it is much smaller; None if the sampled log-probabilities are right."""
     sample = evidence.sample
     if sample.topk_d_T is None:
         return None

@@ -10,23 +10,23 @@ from mismatch_cli.diagnosis.sample import Sample
 NAME, STAGE = "constant-offset", 2
 TITLE = "A constant added to whole responses"
 CAUSE = (
-    "Something that belongs to the response stands in its log-probabilities: a reward, a penalty, a normaliser or a KL "
-    "term that was added to the column in place, or a log-weight of the sampler."
+    "A value of the whole response was added to its log-probabilities in place: a reward, a penalty, a normaliser, a "
+    "KL term, or a log-weight of the sampler."
 )
-CHANGE = "Keep rewards, penalties and weights in columns of their own; hand over what the log-softmax gave."
-SOURCE = "in-place additions to a dump's columns; no public report is known"
+CHANGE = "Keep rewards, penalties and weights in columns of their own; pass on the log-softmax values unchanged."
+SOURCE = "in-place additions to a dump's columns; no known public report"
 _LEAST = 0.004  # nats
-_FEWEST = 6  # tokens, off 0 on both sides
-_NEAR = 0.2  # of the constant: so close to it is a token that has nothing else
+_FEWEST = 6  # tokens, not 0 on either side
+_NEAR = 0.2  # of the constant: a token this close to it has no other gap
 _LEAST_BESIDE = 0.05  # of the constant: the mean gap of the other responses
 _NEARLY_ALL, _LEFT = 0.6, 0.5  # of a response's tokens; of its gap
 
 
 def check(evidence: Evidence) -> Finding:
-    """Responses in which d is the same number at nearly every token, probable or not.
+    """Find responses in which d is the same number at nearly every token, probable or not.
 
-    The number is the median of the other half of the response's tokens (every second one); a token at 0 on one side may
-    have been clipped there and gives none.
+    The number is the median over the other half of the response's tokens (every second one); a token at 0 on one side
+    may have been clipped there and is not used.
     """
     sample = evidence.sample
     constant_S, left_T = np.zeros(sample.num_responses), sample.logp_T - sample.logq_T
@@ -40,8 +40,8 @@ def check(evidence: Evidence) -> Finding:
         return Finding(NAME, "clear", share, "share of responses")
     low, middle, high = np.quantile(constant_S[offset_S], [0.05, 0.5, 0.95])
     sentence = (
-        f"In {count:,} of {sample.num_responses:,} responses log π − log μ is one number at nearly every token, "
-        f"{middle:+.3g} nats in the middle."
+        f"In {count:,} of {sample.num_responses:,} responses log π − log μ is the same number at nearly every token "
+        f"(median {middle:+.3g} nats)."
     )
     rows = (("responses", count), ("the constant, 5 % quantile, nats", float(low)),
             ("median", float(middle)), ("95 % quantile", float(high)))  # fmt: skip
@@ -49,10 +49,10 @@ def check(evidence: Evidence) -> Finding:
 
 
 def _renormalised(sample: Sample, constant_S: np.ndarray) -> bool:
-    """Whether the engine's truncation made the constants: all one way, and the gaps of the other responses lean too.
+    """Whether the engine's truncation made the constants: all have one sign, and other responses lean that way too.
 
-    top-p 0.9 takes about ln 0.9 from every token that is less than certain, in some responses from nearly all. In
-    float32 mere rounding leans: a gap that is nothing beside the constants is not a truncation's.
+    top-p 0.9 takes about ln 0.9 from every uncertain token, in some responses from nearly all. Even float32 rounding
+    leans: a gap that is tiny compared with the constants is not from truncation.
     """
     other_N = constant_S[sample.response_T[sample.kept]] == 0
     others = OneSided.of(sample.d_N[other_N], sample.group_N[other_N])
@@ -61,7 +61,7 @@ def _renormalised(sample: Sample, constant_S: np.ndarray) -> bool:
 
 
 def _constant(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> tuple[float, np.ndarray] | None:
-    """The constant of one response, and the gap without it; None where there is none."""
+    """The constant of one response, and the gap without it; None if it has none."""
     d_T = logp_T - logq_T
     inner_T = counts_T & (logq_T != 0) & (logp_T != 0)
     if inner_T.sum() < _FEWEST:
@@ -81,7 +81,7 @@ def _constant(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> t
 
 
 def _without(logq_T: np.ndarray, logp_T: np.ndarray, constant: float) -> np.ndarray:
-    """log π − log μ with the constant taken from the higher side, or given to the lower one, whichever was clipped."""
+    """log π − log μ without the constant, and 0 where clipping at 0 explains the rest."""
     taken_T = logp_T - logq_T - constant
     clipped_T = (logp_T == 0) | (logq_T == 0)
     return np.where(clipped_T & (np.abs(logp_T - logq_T) <= abs(constant)), 0.0, taken_T)

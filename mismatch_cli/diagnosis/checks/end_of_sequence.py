@@ -1,4 +1,4 @@
-"""The token that ends a response: appended by hand, without a log-probability, or with another one."""
+"""The token that ends a response: appended by hand, without its log-probability or with another token's."""
 
 import numpy as np
 
@@ -15,13 +15,13 @@ _TIMES, _Z, _LEAST = 5.0, 4.0, 0.02
 
 
 def check(evidence: Evidence) -> Finding:
-    """Exact zeros at the last token; else a gap there that is far above that of the other tokens."""
+    """Find exact zeros at last tokens; else a gap there far above that of the other tokens."""
     if found := zeros_finding(evidence, NAME):
         return found
     sample = evidence.sample
     last_N = sample.last_T[sample.kept] & ~sample.truncated_S[sample.response_T[sample.kept]]
     if last_N.sum() < 8:
-        return untested(NAME, "fewer than 8 responses ended by themselves")
+        return untested(NAME, "fewer than 8 responses ended on their own")
     abs_d_N = np.abs(sample.d_N)
     last = mean_over_prompts(abs_d_N[last_N], sample.group_N[last_N])
     others = mean_over_prompts(abs_d_N[~last_N], sample.group_N[~last_N])
@@ -30,7 +30,7 @@ def check(evidence: Evidence) -> Finding:
     if not (factor > _TIMES and z > _Z and last.value > _LEAST):
         return Finding(NAME, "clear", factor, "times the gap elsewhere", evidence=rows)
     left_N = np.where(last_N, sample.d_N / factor, sample.d_N)
-    sentence = f"At the token that ends a response the gap is {factor:.3g} times that of the other tokens."
+    sentence = f"The gap at the token that ends a response is {factor:.3g} times that of other tokens."
     return Finding(NAME, "found", factor, "times the gap elsewhere", sentence, rows, left_N=left_N)
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities that belong to another response, of the same group or of any."""
+"""Log-probabilities that belong to another response, in the same group or anywhere."""
 
 import numpy as np
 
@@ -9,16 +9,16 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding
 NAME, STAGE = "exchanged-responses", 2
 TITLE = "Log-probabilities of another response"
 CAUSE = (
-    "One side's log-probabilities stand with another response, most often one to the same prompt: results that came "
-    "back in another order, or a sort by length that was not undone."
+    "One side's log-probabilities are attached to another response, usually one to the same prompt: results came back "
+    "in another order, or a sort by length was not undone."
 )
-CHANGE = "Carry the key of each response (prompt and sample) through scoring, and join by it, never by position."
+CHANGE = "Keep the key of each response (prompt and sample) through scoring, and join by it, never by position."
 SOURCE = "SkyRL PR 2043 (results in the order of micro-batches), FastDeploy PR 7773 (rows reordered)"
-_MOSTLY = 0.7  # of the misfits among whole groups, to call those misfits so whose group is not at hand
+_MOSTLY = 0.7  # of the misfits whose groups are known, to assume it of the others
 
 
 def check(evidence: Evidence) -> Finding:
-    """Responses whose log μ fits the log π of another response, and not their own, over their first 128 tokens."""
+    """Find responses whose first 128 log μ fit the log π of another response, and not their own."""
     exchanges = evidence.exchanges
     exchanged_R = exchanges.exchanged_R & ~_repaired_R(evidence)
     count = int(exchanged_R.sum())
@@ -26,20 +26,20 @@ def check(evidence: Evidence) -> Finding:
     heads, partner = exchanges.heads, exchanges.partner_R[exchanged_R]
     same_R = heads.group_R[exchanged_R] == heads.group_R[partner]
     rows = (
-        ("responses held against each other", len(exchanged_R)),
-        ("that do not fit as they stand", int(exchanges.misfit_R.sum())),
+        ("responses compared with each other", len(exchanged_R)),
+        ("that do not fit their own values", int(exchanges.misfit_R.sum())),
         ("of these, that fit another response to the same prompt", int(same_R.sum())),
         ("that fit a response to another prompt", int((~same_R).sum())),
     )  # fmt: skip
     if too_few(exchanged_R):
         return Finding(NAME, "clear", share, "share of responses", evidence=rows)
-    sentence = f"{count:,} of {len(exchanged_R):,} responses hold the log-probabilities of another response."
+    sentence = f"{count:,} of {len(exchanged_R):,} responses have the log-probabilities of another response."
     left_N = evidence.sample.left_without(_exchanged_T(evidence, exchanged_R))
     return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
 
 
 def _exchanged_T(evidence: Evidence, exchanged_R: np.ndarray) -> np.ndarray:
-    """The tokens of the sample's exchanged responses, and of its misfits where nearly all misfits are exchanged."""
+    """The tokens of the sample's exchanged responses, and of its other misfits if most misfits are exchanged."""
     row_S = _row_S(evidence)
     exchanged_S = exchanged_R[row_S] & (row_S >= 0)
     if exchanged_R.sum() >= _MOSTLY * evidence.exchanges.misfit_R.sum():
@@ -48,7 +48,7 @@ def _exchanged_T(evidence: Evidence, exchanged_R: np.ndarray) -> np.ndarray:
 
 
 def _repaired_R(evidence: Evidence) -> np.ndarray:
-    """Responses of the sample that fit as they stand, once what other checks found is undone."""
+    """Responses of the sample that fit their own values once other checks' findings are undone."""
     row_S, repaired_R = _row_S(evidence), np.zeros(len(evidence.exchanges.misfit_R), dtype=bool)
     fits_S = (row_S >= 0) & (evidence.alignment.gap_S < MISFIT)
     repaired_R[row_S[fits_S]] = True
@@ -56,7 +56,7 @@ def _repaired_R(evidence: Evidence) -> np.ndarray:
 
 
 def _row_S(evidence: Evidence) -> np.ndarray:
-    """Where each response of the sample stands among the heads; −1 = not there."""
+    """The row of each response of the sample among the heads; −1 = none."""
     sample, rows = evidence.sample, evidence.exchanges.heads.rows
     keys_S = zip(sample.step_S.tolist(), sample.prompt_id_S.tolist(), sample.sample_index_S.tolist(), strict=True)
     return np.array([rows.get(key, -1) for key in keys_S], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A gap that grows from step to step at equal weights: something in the engine is not renewed."""
+"""A gap that grows from step to step at equal weights: something in the engine is not updated."""
 
 import numpy as np
 
@@ -6,21 +6,19 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
 
 NAME, STAGE = "growth-over-steps", 5
-CLEARS = ("rollout.prefix_caching",)  # settings that are no suspects where this finds nothing
+CLEARS = ("rollout.prefix_caching",)  # settings that are not suspects if this finds nothing
 TITLE = "A gap that grows over the steps"
 CAUSE = (
-    "Weights that are not, or not wholly, renewed in the engine; a float32 copy of the head or caches left from before."
+    "The engine's weights are not, or only partly, updated, or it keeps an old float32 copy of the head or old caches."
 )
-CHANGE = (
-    "Compare with --earlier-model; reset the prefix cache at every sync; restart the engine and see if the gap falls."
-)
+CHANGE = "Use --earlier-model; reset the prefix cache at every sync; restart the engine and see whether the gap falls."
 SOURCE = "open-instruct 1473, vime 64 (0.011 to 0.036), NeMo-RL PR 4018 (resets on engine restart)"
 _FEWEST_STEPS, _TIMES, _T = 4, 1.5, 4.0
-_SCATTER = 0.1  # of the mean: steps differ by this much whatever the errors say
+_SCATTER = 0.1  # of the mean: steps differ by this much regardless of their errors
 
 
 def check(evidence: Evidence) -> Finding:
-    """A line through the mean normalised gap by step, weighted by its error over prompts."""
+    """Fit a line through the mean normalised gap by step, weighted by its error over prompts."""
     sample = evidence.sample
     step_N = sample.step_S[sample.response_T[sample.kept]]
     steps = np.unique(step_N)
@@ -43,5 +41,5 @@ def check(evidence: Evidence) -> Finding:
         return Finding(NAME, "clear", factor, "times from the first step to the last", evidence=rows)
     times = np.maximum(1.0, value / max(value.min(), 1e-9))
     left_N = sample.d_N / times[np.searchsorted(steps, step_N)]
-    sentence = f"From the first step to the last the gap grows {factor:.3g} times, at the same probabilities."
+    sentence = f"From the first step to the last, the gap grows by a factor of {factor:.3g} at equal probabilities."
     return Finding(NAME, "found", factor, "times from the first step to the last", sentence, rows, left_N=left_N)

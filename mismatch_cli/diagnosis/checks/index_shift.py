@@ -9,12 +9,12 @@ __all__ = ["check", "spoiled_T"]
 NAME, STAGE = "index-shift", 2
 TITLE = "Shifted by some tokens"
 CAUSE = "One side's log-probabilities are stored one position off (the logit at t predicts token t + 1)."
-CHANGE = "Shift that side by the lag that is named before storing it; slice both sides with the same bounds."
+CHANGE = "Shift that side by the reported lag before storing it; slice both sides with the same bounds."
 SOURCE = "ms-swift PR 8196 (shift by one)"
 
 
 def check(evidence: Evidence) -> Finding:
-    """Responses whose columns fit each other only with a lag."""
+    """Find responses whose columns match only with a lag."""
     alignment, sample = evidence.alignment, evidence.sample
     shifted_S = alignment.shifted_S
     count = int(shifted_S.sum())
@@ -35,7 +35,7 @@ _FEWEST, _SHARE = 2, 0.01
 
 
 def too_few(chosen_S: np.ndarray) -> bool:
-    """Whether so few responses may fit better with a lag by chance."""
+    """Whether this few responses may be chosen by chance."""
     return bool(chosen_S.sum() < max(_FEWEST, _SHARE * len(chosen_S)))
 
 
@@ -45,5 +45,5 @@ def most_frequent(lag_S: np.ndarray) -> int:
 
 
 def spoiled_T(evidence: Evidence) -> np.ndarray:
-    """Every token of the responses that fit better with a lag, as a whole or from some token on."""
+    """Every token of responses that fit better with a lag, from the start or from some token on."""
     return evidence.alignment.better_S[evidence.sample.response_T]

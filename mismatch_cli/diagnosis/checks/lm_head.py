@@ -1,4 +1,4 @@
-"""Logits, or log-probabilities, that one side rounded to low precision and the other did not."""
+"""Logits or log-probabilities that only one side rounded to low precision."""
 
 from collections.abc import Sequence
 
@@ -12,24 +12,24 @@ NAME, STAGE = "lm-head", 6
 NEEDS_A_GAP = False  # one side is rounded whether or not it shows
 EXACT = True
 TITLE = "Precision of the LM head"
-CAUSE = "One side forms its logits (or stores its log-probabilities) in bfloat16, the other one in float32."
+CAUSE = "One side computes its logits (or stores its log-probabilities) in bfloat16, the other in float32."
 CHANGE = (
     "Use the same precision on both sides; a float32 head on both is best (NeMo-RL: float32 logits; vLLM: "
-    "--hf-overrides head_dtype float32; probe: --float32-head). On one side only it can make the gap larger."
+    "--hf-overrides head_dtype float32; probe: --float32-head). On one side only, it can make the gap larger."
 )
 SOURCE = "NeMo-RL PR 3936, TRL PR 4303 (ScaleRL), vLLM PR 24567, arXiv 2506.13585 (MiniMax-M1)"
 _SPACING = 2.0**-8  # nats: bfloat16 logits of at least 1/2 differ by multiples of it
-_TOLERANCE = 4e-6  # nats: float32 log-probabilities down to −16 are this exact
+_TOLERANCE = 4e-6  # nats: accuracy of float32 log-probabilities down to −16
 _MOSTLY, _HARDLY = 0.6, 0.2
 _FEWEST = 200  # values
-_OTHER_TEMPERATURE = 0.002  # of the fitted β: the logits of one side lie on a grid that is stretched
-_ROUNDED_BITS = np.uint32(0xFFFF)  # of a float32, that a bfloat16 has not
+_OTHER_TEMPERATURE = 0.002  # of the fitted β: more than this stretches the grid of one side's logits
+_ROUNDED_BITS = np.uint32(0xFFFF)  # bits of a float32 that a bfloat16 lacks
 
 
 def check(evidence: Evidence) -> Finding:
-    """Per side: do log-probabilities end in zero bits, or differ within one position by multiples of a bfloat16 step?
+    """Check, per side, whether log-probabilities end in zero bits or differ by multiples of a bfloat16 step.
 
-    That both sides have rounded logits is the noise of bfloat16 and no finding; one side alone is.
+    Rounded logits on both sides are bfloat16 noise, not a finding; on one side only they are.
     """
     sample, temperature_rollout = evidence.sample, float(evidence.sampling.get("temperature", 1.0))
     sides = {"rollout": (sample.logq_T, sample.topk_logq_TK), "trainer": (sample.logp_T, sample.topk_logp_TK)}
@@ -47,19 +47,19 @@ def check(evidence: Evidence) -> Finding:
         measure, left_N = "share of rounded values", _left_by_rounding(sample, named)
         return Finding(NAME, "found", max(stored.values()), measure, sentence, rows, left_N=left_N)
     if abs((temperature.check(evidence).effect or 1.0) - 1) > _OTHER_TEMPERATURE:
-        return untested(NAME, f"the temperatures differ: first repair “{temperature.TITLE}”")
+        return untested(NAME, f"the temperatures differ: fix “{temperature.TITLE}” first")
     shares = [share for share in grid.values() if share is not None]
     if len(shares) < len(grid):
         return untested(NAME, "needs top-K log-probabilities of both sides")
     if max(shares) > _MOSTLY and min(shares) < _HARDLY:
         side, other = sorted(grid, key=lambda name: -(grid[name] or 0.0))
-        sentence = f"The {side}'s logits are rounded to bfloat16 steps, the {other}'s are not."
+        sentence = f"The {side}'s logits are rounded to bfloat16 steps; the {other}'s are not."
         return Finding(NAME, "found", max(shares), "share on the grid, one side", sentence, rows)
     return Finding(NAME, "clear", min(shares), "share on the grid, both sides", evidence=rows)
 
 
 def _share_on_grid(logp_NK: np.ndarray, temperature: float) -> float | None:
-    """Of the differences between neighbouring ranks, in logits: those that are multiples of the step."""
+    """The share of logit differences between neighbouring ranks that are multiples of the step."""
     with np.errstate(invalid="ignore"):
         difference = np.abs(np.diff(logp_NK.astype(np.float64), axis=1)) * temperature
         deep = logp_NK[:, 1:] < -16
@@ -71,7 +71,7 @@ def _share_on_grid(logp_NK: np.ndarray, temperature: float) -> float | None:
 
 
 def _left_by_rounding(sample: Sample, sides: Sequence[str]) -> np.ndarray | None:
-    """log π − log μ where the other side's log-probabilities are rounded, too; None where that leaves no less."""
+    """log π − log μ with the other side rounded too; None if that does not reduce it."""
     if len(sides) > 1:
         return None
     logq_N, logp_N = sample.logq_T[sample.kept], sample.logp_T[sample.kept]
@@ -87,5 +87,5 @@ def _rounded(logp_N: np.ndarray) -> np.ndarray:
 
 
 def _share_stored_in_bfloat16(logp_N: np.ndarray) -> float:
-    values = logp_N[logp_N < -1e-3].astype(np.float32)  # an exact 0 is a number of any precision
+    values = logp_N[logp_N < -1e-3].astype(np.float32)  # an exact 0 fits any precision
     return float(((values.view(np.uint32) & _ROUNDED_BITS) == 0).mean()) if len(values) >= _FEWEST else 0.0

@@ -1,4 +1,4 @@
-"""Logarithms to another base than e, on one side or on both."""
+"""Logarithms to a base other than e, on one side or both."""
 
 import numpy as np
 
@@ -11,19 +11,19 @@ NAME, STAGE = "log-base", 2
 TITLE = "Another base of the logarithm"
 CAUSE = "One side writes log2 (bits) or log10 where the other writes ln (nats)."
 CHANGE = "Multiply that side's columns by ln 2 (or ln 10) where they are written."
-SOURCE = "kernels that work with exp2 and log2 (FlashAttention's log-sum-exp); no public report of a dump is known"
+SOURCE = "kernels that use exp2 and log2 (FlashAttention's log-sum-exp); no known public report of such a dump"
 _BASES = {"2": np.log(2.0), "e": 1.0, "10": np.log(10.0)}
 _LEFT = 0.5  # of a response's gap
-_NEAR, _NEARLY_ALL = 0.06, 0.7  # of log π, and of the tokens whose log-probability says something
+_NEAR, _NEARLY_ALL = 0.06, 0.7  # of log π, and of the tokens with informative log-probabilities
 _TELLING, _FEWEST = -0.05, 6  # nats, tokens
-_REAL = 0.02  # nats on an average token: a smaller gap is not what another base makes
+_REAL = 0.02  # mean nats per token: another base makes a larger gap
 _UNCERTAIN, _FEWEST_UNCERTAIN, _COVERED, _BROKEN = -0.1, 100, 0.75, 0.01
 
 
 def check(evidence: Evidence) -> Finding:
-    """Per side by its top-K (probabilities to the right base add up to 1), and per response by log π over log μ.
+    """Check each side's top-K (with the right base, probabilities sum to 1), and log π / log μ per response.
 
-    A base of both sides leaves the ratio as it is: it shows in the top-K columns, or with the trainer's model.
+    A wrong base on both sides leaves that quotient as it is; it shows in the top-K columns or with the trainer's model.
     """
     sample = evidence.sample
     bases = {"rollout": _base_of_topk(sample.topk_logq_TK), "trainer": _base_of_topk(sample.topk_logp_TK)}
@@ -55,14 +55,14 @@ def _finding(evidence: Evidence, base_of: dict[int, tuple[str, str]], rows: tupl
     pairs, counts = np.unique(list(base_of.values()), axis=0, return_counts=True)
     base_q, base_p = pairs[np.argmax(counts)].tolist()
     sides = {"rollout": base_q, "trainer": base_p}
-    named = " and ".join(f"the {side}'s are to the base {base}" for side, base in sides.items() if base != "e")
+    named = " and ".join(f"the {side}'s are to base {base}" for side, base in sides.items() if base != "e")
     share = len(base_of) / sample.num_responses
-    sentence = f"In {len(base_of):,} of {sample.num_responses:,} responses the logarithms are no natural ones: {named}."
+    sentence = f"In {len(base_of):,} of {sample.num_responses:,} responses the logarithms are not natural: {named}."
     return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.kept])
 
 
 def _pair(logq_N: np.ndarray, logp_N: np.ndarray) -> tuple[str, str] | None:
-    """The bases of the two sides in one response, where natural logarithms on both leave a gap and these do not."""
+    """The two sides' bases in one response, if natural logarithms leave a gap and these do not."""
     before = float(np.abs(logp_N - logq_N).sum())
     telling_N = np.minimum(logq_N, logp_N) < _TELLING
     if telling_N.sum() < _FEWEST or before < _REAL * len(logq_N):
@@ -81,7 +81,7 @@ _PAIRS = (("2", "e"), ("e", "2"), ("10", "e"), ("e", "10"), ("2", "10"), ("10", 
 
 
 def _base_of_topk(logp_TK: np.ndarray | None) -> str | None:
-    """The smallest base to which the ranks are probabilities, never above 1 together; of 2, most of it, too."""
+    """The smallest base for which the ranks' probabilities never sum to above 1; with base 2 also to most of 1."""
     if logp_TK is None:
         return None
     first_T = logp_TK.max(axis=1, initial=-np.inf, where=np.isfinite(logp_TK))
@@ -96,7 +96,7 @@ def _base_of_topk(logp_TK: np.ndarray | None) -> str | None:
 
 
 def _base_by_model(model: ModelAtHand, sample: Sample, side: str) -> str | None:
-    """The base to which a side's log-probabilities are those of the model; None where they are none of it."""
+    """The base with which a side's log-probabilities match the model's; None if they never do."""
     own_T = sample.logq_T if side == "rollout" else sample.logp_T
     logp_T = model.logp_T()
     telling_T = sample.counts_T & np.isfinite(logp_T) & (logp_T < _TELLING)

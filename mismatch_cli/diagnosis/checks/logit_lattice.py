@@ -1,16 +1,16 @@
-"""The lattice that logits rounded to bfloat16 leave in the gap: the floor of that precision, and no bug."""
+"""The lattice that logits rounded to bfloat16 leave in the gap: that precision's floor, not a bug."""
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "logit-lattice", 7
 TITLE = "Rounded logits"
-CAUSE = "Logits in bfloat16 differ by whole steps of 1/16 to 1/2 nats; it is the noise of bfloat16, not a fault."
+CAUSE = "bfloat16 logits differ by whole steps of 1/16 to 1/2 nats; that is the noise of bfloat16, not a fault."
 CHANGE = "A float32 LM head on both sides removes the lattice; float16 weights shrink what is left."
 SOURCE = "arXiv 2602.04879, Fig. 2; arXiv 2510.26788 (FP16)"
 
 
 def check(evidence: Evidence) -> Finding:
-    """Peaks of the log-odds gap at the spacings of bfloat16, as the report draws them."""
+    """Find peaks of the log-odds gap at bfloat16 spacings, as the report draws them."""
     lines = evidence.lattice.result()
     if not lines:
         return Finding(NAME, "clear", 0.0, "share of tokens in the lines")

@@ -1,4 +1,4 @@
-"""Tokens that nobody sampled, such as the output of a tool, that the loss mask did not leave out."""
+"""Tokens that were never sampled, such as tool output, but are in the loss mask."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "masked-tokens", 1
 TITLE = "Tool or prompt tokens in the loss"
-CAUSE = "Tokens that were inserted between turns are in the loss mask; the engine never sampled them."
+CAUSE = "Tokens inserted between turns are in the loss mask, although the engine never sampled them."
 CHANGE = "Set the loss mask to 0 for every token that the engine did not sample (tool output, templates, user turns)."
 SOURCE = "miles PR 2476, SkyRL PR 354 (masked tool tokens: tens of nats)"
 _HUGE = 2.0  # nats
@@ -18,7 +18,7 @@ _SHARE_OF_HUGE = 0.6
 
 
 def check(evidence: Evidence) -> Finding:
-    """Exact zeros in runs; else runs of huge gaps that end before their response does."""
+    """Find runs of exact zeros; else runs of huge gaps that end before their response does."""
     if found := zeros_finding(evidence, NAME):
         return found
     sample = evidence.sample
@@ -32,8 +32,8 @@ def check(evidence: Evidence) -> Finding:
     if responses < 2 or tokens < _SHARE_OF_HUGE * huge or huge > 0.3 * len(sample.kept):
         return Finding(NAME, "clear", share, "share of tokens")
     sentence = (
-        f"{tokens:,} tokens in {responses:,} responses stand in runs with gaps of more than {_HUGE:g} nats: "
-        "stretches that the engine did not sample."
+        f"{tokens:,} tokens in {responses:,} responses are in runs with gaps above {_HUGE:g} nats: the engine did not "
+        "sample them."
     )
     rows = (("responses with such a run", responses), ("share of all huge gaps", tokens / huge))
     left_N = sample.left_without(runs_T)
@@ -46,7 +46,7 @@ def spoiled_T(evidence: Evidence) -> np.ndarray:
 
 
 def _reaches_the_end(flag_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
-    """Flags whose run goes on to the last token of the response: another fault, from there on."""
+    """Flags whose run reaches the last token of the response, which is another fault."""
     reaches_T = np.zeros(len(flag_T), dtype=bool)
     for start, stop in zip(offset_S1[:-1].tolist(), offset_S1[1:].tolist(), strict=True):
         unflagged = np.flatnonzero(~flag_T[start:stop])

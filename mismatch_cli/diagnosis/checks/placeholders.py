@@ -1,4 +1,4 @@
-"""Placeholders: one exact value, such as 0.0 or −100, where a log-probability should have been."""
+"""Placeholders: one exact value, such as 0.0 or −100, where a log-probability should be."""
 
 import numpy as np
 
@@ -9,15 +9,15 @@ from mismatch_cli.diagnosis.sample import Sample
 NAME, STAGE = "placeholders", 1
 TITLE = "Placeholders instead of log-probabilities"
 CAUSE = "A default value was written where the engine returned nothing; the ratio of such a token is meaningless."
-CHANGE = "Ask the engine for log-probabilities on every path, also after tool calls, and fail where one is missing."
+CHANGE = "Request log-probabilities from the engine on every path, even after tool calls, and fail if one is missing."
 SOURCE = "NeMo-RL PR 4218 (0.0 by default: ratio 4.8e4), verl-recipe dynamo (12 of 6,944 real)"
 _FEWEST, _SHARE = 16, 1e-3
-_APART = 0.5  # nats between a placeholder and what the other side says
-_CERTAIN = -0.05  # nats: values above it repeat by themselves
+_APART = 0.5  # nats between a placeholder and the other side's value
+_CERTAIN = -0.05  # nats: values above this repeat by chance
 
 
 def check(evidence: Evidence) -> Finding:
-    """Exact zeros over every token; another value that repeats while the other side varies, in the sample."""
+    """Find exact zeros over every token; else, in the sample, a value that repeats while the other side varies."""
     if found := zeros_finding(evidence, NAME):
         return found
     sample = evidence.sample
@@ -26,7 +26,7 @@ def check(evidence: Evidence) -> Finding:
         value, count = _most_suspicious(own_N, other_N)
         if count:
             share = count / len(own_N)
-            sentence = f"{count:,} sampled tokens have {side} = {value:g} exactly, whatever the other side says."
+            sentence = f"{count:,} sampled tokens have {side} = {value:g} exactly, whatever the other side's value."
             rows = ((f"{side}: the value, nats", value), ("tokens of the sample with it", count))
             left_N = np.where(own_N == value, np.nan, sample.d_N)
             return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=left_N)
@@ -38,7 +38,7 @@ def spoiled_T(evidence: Evidence) -> np.ndarray:
 
 
 def _most_suspicious(own_N: np.ndarray, other_N: np.ndarray) -> tuple[float, int]:
-    """A value that many tokens share exactly and that the other side does not confirm, and how many do."""
+    """A value that many tokens share exactly but the other side does not confirm, with their number."""
     value_V, value_index_N, count_V = np.unique(own_N, return_inverse=True, return_counts=True)
     gap_V = np.bincount(value_index_N, weights=np.abs(own_N - other_N), minlength=len(value_V))
     often_V = (count_V >= max(_FEWEST, _SHARE * len(own_N))) & (value_V < _CERTAIN)
@@ -49,12 +49,12 @@ def _most_suspicious(own_N: np.ndarray, other_N: np.ndarray) -> tuple[float, int
     return float(value_V[worst]), int(count_V[worst])
 
 
-_MOSTLY = 0.7  # of the placeholders, at the last token or in runs, to be called that
+_MOSTLY = 0.7  # of the placeholders that must be last tokens, or in runs, to be named so
 _WHERE = {"end-of-sequence": "last", "masked-tokens": "in_runs"}
 
 
 def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
-    """The finding of `check` if the exact zeros are its kind, None if there are none of it."""
+    """The finding of `check` if the exact zeros are of its kind, else None."""
     found = {side: zeros for side, zeros in evidence.counts.zeros.items() if zeros.tokens}
     if not found:
         return None
@@ -76,7 +76,7 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
 
 
 def zeros_T(sample: Sample) -> np.ndarray:
-    """Exact zeros of the sample, on a side that has some which the other one is far from."""
+    """Exact zeros of the sample, on a side where some are far from the other side's value."""
     zeros = [logp_T == 0 for logp_T in (sample.logq_T, sample.logp_T)]
     named = [zero_T for zero_T in zeros if (zero_T & (sample.abs_d_T > -UNCERTAIN)).any()]
     return np.any(named, axis=0) if named else np.zeros(len(sample.logq_T), dtype=bool)

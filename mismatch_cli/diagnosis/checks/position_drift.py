@@ -1,4 +1,4 @@
-"""A gap that grows along the response: the two sides turn positions into angles differently."""
+"""A gap that grows along the response: the two sides encode positions differently."""
 
 import numpy as np
 
@@ -10,19 +10,17 @@ from mismatch_cli.verdict.reference import precision
 
 NAME, STAGE = "position-drift", 5
 TITLE = "A gap that grows with position"
-CAUSE = (
-    "The position encodings differ (RoPE base, scaling, YaRN truncation), so that distant tokens are read differently."
-)
-CHANGE = "Compare rope_theta and rope_scaling as both sides resolved them; pass the same --hf-overrides to the engine."
+CAUSE = "The position encodings differ (RoPE base, scaling, YaRN truncation), so distant tokens are read differently."
+CHANGE = "Compare rope_theta and rope_scaling as resolved on both sides; pass the same --hf-overrides to the engine."
 SOURCE = "vLLM 27722 (gpt-oss YaRN), vLLM PR 43419 (OLMo3: 0.003227 to 0.000054)"
-_OF_A_COARSE_CACHE = 1.25  # times: its rounding adds up along the context without any mistake
+_OF_A_COARSE_CACHE = 1.25  # times: its rounding accumulates along the context, which is not a fault
 _BINS, _LEAST_TOKENS = 12, 400
 _MEASURE = "times, second half against first quarter"
 _TIMES, _TIMES_STEADY, _STEADY, _Z = 1.8, 1.35, 0.78, 4.0
 
 
 def check(evidence: Evidence) -> Finding:
-    """The normalised gap in the second half of the positions against the first quarter, where it does not jump."""
+    """Compare the normalised gap in the second half of the positions with the first quarter, unless it jumps."""
     found = _drift(evidence.sample)
     if found is None:
         return untested(NAME, "too few tokens")
@@ -37,15 +35,15 @@ def check(evidence: Evidence) -> Finding:
     rises = factor > max(_TIMES, steady) or (factor > steady and correlation > _STEADY)
     if not (rises and z > _Z) or (jump and jump.perhaps):
         return Finding(NAME, "clear", factor, _MEASURE, evidence=rows)
-    sentence = f"Along the response the gap grows {factor:.3g} times, at the same probabilities."
+    sentence = f"Along the response, the gap grows by a factor of {factor:.3g} at equal probabilities."
     left_N = evidence.sample.d_N * _without_context_N(evidence.sample)
     return Finding(NAME, "found", factor, _MEASURE, sentence, rows, left_N=left_N)
 
 
 def _drift(sample: Sample) -> tuple[Mean, Mean, float] | None:
-    """The mean gap in the first quarter and in the second half of the tokens by position; how steadily it rises.
+    """The mean gap in the first quarter and in the second half of the tokens by position, and how steadily it rises.
 
-    The last is the correlation of the log gap of twelfths with their order.
+    Steadiness is the correlation of the log gap of twelfths with their order.
     """
     order = np.argsort(sample.position_T[sample.kept], kind="stable")
     if len(order) < _LEAST_TOKENS:
@@ -57,7 +55,7 @@ def _drift(sample: Sample) -> tuple[Mean, Mean, float] | None:
 
 
 def _without_context_N(sample: Sample) -> np.ndarray:
-    """What part of a token's gap would be left without context: of a line through the gaps, its value at position 0."""
+    """The part of a token's gap that is left without context: a line through the gaps, at position 0."""
     position_N = sample.axis_N("context").astype(np.float64)
     slope, start = np.polyfit(position_N, sample.u_N, 1)
     return np.clip(start / np.maximum(start + slope * position_N, 1e-9), 0.0, 1.0)

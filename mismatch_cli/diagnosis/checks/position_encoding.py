@@ -1,37 +1,35 @@
-"""Positions that the two sides turn into angles differently, shown by reading the responses again."""
+"""Positions that the two sides encode differently, found by reading the responses again."""
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.readings import Reading, Readings
 
 NAME, STAGE = "position-encoding", 4
 TITLE = "Another position encoding"
-CAUSE = "One side has another RoPE base or scaling (linear, NTK, YaRN) than the model's configuration says."
+CAUSE = "One side does not use the RoPE base or scaling (linear, NTK, YaRN) of the model's configuration."
 CHANGE = (
-    "Compare rope_theta and rope_scaling (rope_parameters) as both sides resolved them; pass the same --hf-overrides "
-    "to the engine, or take them out on both sides."
+    "Compare rope_theta and rope_scaling (rope_parameters) as resolved on both sides; pass the same --hf-overrides to "
+    "the engine, or remove them on both sides."
 )
 SOURCE = "prime-rl PR 2802 (YaRN's attention factor in vLLM: 0.030 against 0.0015), vLLM 27722, vLLM PR 43419"
 
 
 def check(evidence: Evidence) -> Finding:
-    """The model at hand with other bases and scalings: does one of them give the numbers of the side that differs?"""
+    """Read the responses with other RoPE bases and scalings: does one reproduce the side that differs?"""
     return reading_finding(NAME, evidence, "positions", "base or scaling of RoPE")
 
 
 def reading_finding(name: str, evidence: Evidence, kind: str, what: str) -> Finding:
-    """Whether a hypothesis of that kind makes one side's numbers; `what` names it in the sentence."""
+    """Whether a hypothesis of that kind reproduces one side; `what` names it in the sentence."""
     readings = readings_of(name, evidence)
     if isinstance(readings, Finding):
         return readings
     if readings.side is None:
-        return Finding(name, "clear", reason="the model at hand agrees with neither side, or with both")
+        return Finding(name, "clear", reason="the model agrees with neither side, or with both")
     reading: Reading | None = getattr(readings, kind)
     if reading is None:
-        sentence = f"No {what} that was tried makes the {readings.side}'s numbers."
+        sentence = f"No {what} that was tried reproduces the {readings.side}'s numbers."
         return Finding(name, "clear", sentence=sentence)
-    sentence = (
-        f"With {reading.name} the model at hand gives the {reading.side}'s numbers, and as recorded the other side's."
-    )
+    sentence = f"With {reading.name} the model reproduces the {reading.side}'s numbers; as recorded, the other side's."
     rows = (("the side that differs", reading.side), ("it read the responses with", reading.name),
             (f"{MEASURE} when that is undone", reading.left))  # fmt: skip
     return Finding(name, "found", reading.left, MEASURE, sentence, rows, left_N=reading.left_N(evidence.sample))
@@ -41,10 +39,10 @@ MEASURE = "of the gap left"
 
 
 def readings_of(name: str, evidence: Evidence) -> Readings | Finding:
-    """How the model at hand reads the responses; the finding of the check where there is no model, or no reason to."""
+    """How the model reads the responses; or the check's finding if there is no model, or no reason to read again."""
     if evidence.readings is None:
-        reason = "needs the trainer's model, to read the responses again"
+        reason = "needs the trainer's model to read the responses again"
         return untested(name, reason, needs="--trainer-model MODEL")
     if evidence.gap.value < evidence.usual.high:
-        return Finding(name, "clear", sentence="The gap is what the precisions make: nothing to read again.")
+        return Finding(name, "clear", sentence="The gap is usual for these precisions: no need to read again.")
     return evidence.readings

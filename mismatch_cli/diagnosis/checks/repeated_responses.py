@@ -1,4 +1,4 @@
-"""A response that stands in the trace twice, as if it had been sampled twice."""
+"""A response that is in the trace twice, as if it had been sampled twice."""
 
 from mismatch_cli.diagnosis.counts import MOST_RESPONSES, UNREPEATABLE
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
@@ -6,28 +6,31 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 NAME, STAGE = "repeated-responses", 1
 TITLE = "The same response under several keys"
 CAUSE = (
-    "Rows were written twice (a retry, a resumed worker, a buffer that was not emptied), or a batch was filled up with "
-    "copies; or the sampler is not random: one seed for all samples, or a temperature near 0."
+    "Rows were written twice (a retry, a resumed worker, a buffer that was not emptied), or copies fill up a batch; or "
+    "the sampler is not random: one seed for all samples, or a temperature near 0."
 )
 CHANGE = (
-    "Write each response once, under one step, prompt and sample; count another use of it as an epoch or a minibatch; "
-    "give every sample a seed of its own."
+    "Write each response once, under one step, prompt and sample; record another use of it as an epoch or a minibatch; "
+    "give every sample its own seed."
 )
 SOURCE = "batches that frameworks fill up by repeating rows (verl: pad_dataproto_to_divisor)"
 
 
 def check(evidence: Evidence) -> Finding:
-    """Equal token ids under another step, prompt or sample, in every response that is too improbable for chance.
+    """Find equal token ids under another step, prompt or sample, among responses too improbable for chance.
 
-    Copies leave the gap as it is: they count twice.
+    Copies do not change the gap, except that they count twice.
     """
     repeated, looked_at = evidence.copies.count()
     share = repeated / looked_at if looked_at else None
-    rows = ((f"responses less probable than e^−{UNREPEATABLE:g}", looked_at), ("of these, there already", repeated))
+    rows = (
+        (f"responses less probable than e^−{UNREPEATABLE:g}", looked_at),
+        ("of these, already in the trace", repeated),
+    )
     if not looked_at:
         return untested(NAME, f"no response is less probable than e^−{UNREPEATABLE:g}")
     if not repeated:
         return Finding(NAME, "clear", share, "share of responses", evidence=rows)
     of_what = "responses" if looked_at < MOST_RESPONSES else "responses of a sample"
-    sentence = f"{repeated:,} of {looked_at:,} {of_what} stand in the trace already, token by token, under another key."
+    sentence = f"{repeated:,} of {looked_at:,} {of_what} are already in the trace under another key, token for token."
     return Finding(NAME, "found", share, "share of responses", sentence=sentence, evidence=rows)

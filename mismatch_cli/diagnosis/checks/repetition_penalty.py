@@ -1,4 +1,4 @@
-"""A penalty on tokens that stand in the context already, which one side applied to its logits and the other did not."""
+"""A penalty on tokens that are already in the context, which only one side applied to its logits."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from mismatch_cli.diagnosis.sample import Sample
 NAME, STAGE = "repetition-penalty", 3
 TITLE = "A repetition penalty on one side only"
 CAUSE = (
-    "The sampler lowered the logits of tokens that had occurred before (repetition, presence or frequency penalty), "
-    "often by the model's generation_config, and the other side knows no penalty."
+    "The sampler lowered the logits of tokens that had occurred before (repetition, presence or frequency penalty, "
+    "often from the model's generation_config), and the other side did not."
 )
 CHANGE = (
-    "Send repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0 with every request: vLLM fills in the "
-    "model's generation_config where a setting is missing (--generation-config vllm)."
+    "Send repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0 with every request: vLLM takes missing "
+    "settings from the model's generation_config (unless --generation-config vllm)."
 )
 SOURCE = "verl 7270 (a checkpoint's 1.05 in rollouts only), prime-rl PR 886"
 _LEAST, _Z, _EXPLAINS = 0.01, 6.0, 0.2  # nats, standard errors, of the gap
 
 
 def check(evidence: Evidence) -> Finding:
-    """How much more log π − log μ is on tokens that stand in the context than on others, at the same log μ.
+    """Compare log π − log μ on tokens that are in the context with that on others, at the same log μ.
 
-    Among the top-K ids of one token (their differences know no normaliser), else in the log-odds of the sampled tokens.
+    Among the top-K ids of one token (whose differences are free of the normaliser), else in sampled tokens' log-odds.
     """
     fit = _from_topk(evidence.sample) or _from_log_odds(evidence.sample)
     if fit is None:
-        return untested(NAME, "too few tokens that stand in the context already, or too few that do not")
+        return untested(NAME, "too few tokens that are already in the context, or too few that are not")
     z = fit.nats / fit.error if fit.error > 0 else 0.0
     rows = (
-        ("π over μ on tokens seen before against others, nats", fit.nats),
+        ("π over μ on tokens seen before, relative to others, nats", fit.nats),
         ("its standard error over prompts", fit.error), ("fitted from", fit.source),
     )  # fmt: skip
     measure = "nats on tokens seen before"
@@ -44,15 +44,15 @@ def check(evidence: Evidence) -> Finding:
         return Finding(NAME, "clear", fit.nats, measure, evidence=rows)
     side = "rollout" if fit.nats > 0 else "trainer"
     sentence = (
-        f"The {side} gives tokens that stand in the context already {abs(fit.nats):.3g} nats less than the other side, "
-        "against tokens that do not."
+        f"The {side} gives tokens that are already in the context {abs(fit.nats):.3g} nats less than the other side, "
+        "relative to tokens that are not."
     )
     return Finding(NAME, "found", fit.nats, measure, sentence, rows, left_N=fit.left_N)
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """The contrast with its error, and the gap that is left where it was fitted on other prompts."""
+    """The contrast with its error, and the gap left by a fit on the other prompts."""
 
     nats: float
     error: float
@@ -62,11 +62,11 @@ class _Fit:
 
 @dataclass(frozen=True)
 class _Ranks:
-    """The top-K ids of the tokens that count: `usable` where both sides say something of them."""
+    """The top-K ids of the tokens that count; `usable` where both sides have values."""
 
-    q_NK: np.ndarray  # log μ; −inf where it is not known
+    q_NK: np.ndarray  # log μ; −inf where unknown
     d_NK: np.ndarray  # log π − log μ; 0 where not usable
-    seen_NK: np.ndarray  # 1.0 where the id stands in the context
+    seen_NK: np.ndarray  # 1.0 where the id is in the context
     usable_NK: np.ndarray
 
     def rows(self, chosen_N: np.ndarray) -> _Ranks:
@@ -78,7 +78,7 @@ class _Ranks:
 
 
 def _from_topk(sample: Sample) -> _Fit | None:
-    """The slope of the ids' log π − log μ on whether they were seen, both without what goes with log μ."""
+    """The slope of the ids' log π − log μ on whether they were seen, with log μ regressed out of both."""
     ranks = _ranks(sample)
     if ranks is None:
         return None
@@ -107,14 +107,14 @@ def _ranks(sample: Sample) -> _Ranks | None:
 
 
 def _shift(ranks: _Ranks) -> np.ndarray:
-    """How much more log π − log μ is on seen ids: a constant, and a slope on log μ (a penalty scales the logit)."""
+    """The extra log π − log μ of seen ids: a constant, and a slope on log μ (a penalty scales the logit)."""
     columns = (ranks.seen_NK, ranks.seen_q_NK, ranks.d_NK)
     x1_M, x2_M, y_M = (centred(v_NK, ranks.usable_NK)[ranks.usable_NK] for v_NK in columns)
     return np.linalg.lstsq(np.stack([x1_M, x2_M], axis=1), y_M, rcond=None)[0]
 
 
 def _predicted(ranks: _Ranks, logq_N: np.ndarray, seen_N: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """log π − log μ of the sampled tokens, from how the other ids of their position moved, and from the normaliser."""
+    """log π − log μ of the sampled tokens, predicted from the other ids of their position and the normaliser."""
     others_NK = ranks.usable_NK & (np.abs(ranks.q_NK - logq_N[:, None]) > 1e-6)
     x_NK = centred(ranks.seen_NK, others_NK)
     y_NK = centred(ranks.d_NK - shift[1] * ranks.seen_q_NK, others_NK)
@@ -126,11 +126,11 @@ def _predicted(ranks: _Ranks, logq_N: np.ndarray, seen_N: np.ndarray, shift: np.
 
 
 _LEAST_MASS = 1e-6
-_PRIOR = 0.5  # of one id that was seen beside one that was not: what a position's own ids are weighed against
+_PRIOR = 0.5  # weight of the overall shift, in seen ids paired with unseen ones, against a position's own ids
 
 
 def _contrast(x_M: np.ndarray, q_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray) -> tuple[float, float]:
-    """The slope of y on x where both are without their slope on q, and its standard error."""
+    """The slope of y on x, with q regressed out of both, and its standard error."""
     total = float((q_M * q_M).sum())
     if total > 0:
         x_M, y_M = (v_M - q_M * float((v_M * q_M).sum()) / total for v_M in (x_M, y_M))
@@ -138,9 +138,9 @@ def _contrast(x_M: np.ndarray, q_M: np.ndarray, y_M: np.ndarray, group_M: np.nda
 
 
 def _from_log_odds(sample: Sample) -> _Fit | None:
-    """How far a token moves depends on how much of the rest was seen: by nothing, or by up to the whole penalty.
+    """A token moves by zero up to the whole penalty, depending on how much of the rest was seen.
 
-    What lies between is no gap. A penalty explains far more so than its mirror image, which any noise fits as well.
+    What is between the two is not a gap. A penalty explains far more of it than its mirror image; noise fits both.
     """
     if sample.seen_T is None:
         return None
@@ -161,11 +161,11 @@ def _from_log_odds(sample: Sample) -> _Fit | None:
     return _Fit(nats if told > _TELLS else 0.0, error, left_N, "the sampled tokens' log-odds, approximate")
 
 
-_MOST = 0.9  # of the seen tokens move by less than the penalty is taken to be
-_TELLS = 0.5  # of the gap, that a penalty takes away and its mirror image does not
+_MOST = 0.9  # quantile of the seen tokens' moves that is taken as the penalty
+_TELLS = 0.5  # of the gap that a penalty explains and its mirror image does not
 
 
 def _beyond(sample: Sample, x_N: np.ndarray, seen_N: np.ndarray, moved_N: np.ndarray) -> np.ndarray:
-    """log π − log μ beyond what moves the log-odds of seen tokens by up to so much, and of others down by it, nats."""
+    """log π − log μ, nats, beyond what moving seen tokens' log-odds by up to `moved_N`, and others' down, explains."""
     whole_N = np.where(seen_N, moved_N, -moved_N)
     return beyond(sample, [-np.logaddexp(0, -(x_N + part_N)) for part_N in (np.zeros(len(x_N)), whole_N)])

@@ -1,4 +1,4 @@
-"""Text that was tokenised again: both sides agree up to a point, and from there on speak of other tokens."""
+"""Text that was tokenised again: the sides agree up to some token, and then refer to different tokens."""
 
 import numpy as np
 
@@ -10,15 +10,15 @@ __all__ = ["check", "spoiled_T"]
 NAME, STAGE = "retokenised", 2
 TITLE = "Retokenised text"
 CAUSE = (
-    "The trainer scored the response's text tokenised again, or a chat template changed it: from the first token that "
-    "differs on, the two sides speak of different tokens."
+    "The trainer tokenised the response's text again, or a chat template changed it: from the first differing token "
+    "on, the two sides refer to different tokens."
 )
-CHANGE = "Hand the engine's token ids to the trainer (vLLM: return_token_ids); never decode and encode on the way."
+CHANGE = "Pass the engine's token ids to the trainer (vLLM: return_token_ids); never decode and re-encode them."
 SOURCE = "vLLM blog 2025-10-22, verl 3720, rllm PR 272, ART 726"
 
 
 def check(evidence: Evidence) -> Finding:
-    """Responses that fit as they stand up to some token, and with a lag from there on."""
+    """Find responses that match unshifted up to some token, and with a lag from there on."""
     alignment, sample = evidence.alignment, evidence.sample
     broken_S = alignment.broken_S
     count = int(broken_S.sum())

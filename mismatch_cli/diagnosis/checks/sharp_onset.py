@@ -1,4 +1,4 @@
-"""A gap that begins at one fixed position: a block size, a chunk, a sliding window."""
+"""A gap that starts at one fixed position: a block size, a chunk, a sliding window."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "sharp-onset", 5
 TITLE = "A gap that begins at a fixed position"
-CAUSE = "A kernel changes its path there: a block size, chunked prefill, a sliding window, a length limit."
+CAUSE = "A kernel changes its code path there: a block size, chunked prefill, a sliding window, a length limit."
 CHANGE = (
-    "Look which limit has this value (block size, max_num_batched_tokens, sliding_window, original_max_position_"
+    "Find the limit with this value (block size, max_num_batched_tokens, sliding_window, original_max_position_"
     "embeddings); try another attention backend and --enforce-eager."
 )
 SOURCE = "SGLang 25790 and flash-attention PR 184 (first mismatch at position 96), vLLM PR 38711"
 _TIMES, _Z = 1.7, 5.0
 _LEAST_TOKENS = 400
 _WINDOW = 8  # positions on either side of a jump
-_SHARP = ((0.6, 0.6), (0.8, 0.55))  # sharpness and size: a little less of one where there is more of the other
-_PERHAPS = 0.4  # of the size: a rise that may be a jump
+_SHARP = ((0.6, 0.6), (0.8, 0.55))  # sharpness and size: one may be a little lower if the other is higher
+_PERHAPS = 0.4  # size of a rise that may be a jump
 
 
 def check(evidence: Evidence) -> Finding:
-    """The sharpest rise between neighbouring positions: by a factor, and most of what the gap rises at all."""
+    """Find the sharpest rise between neighbouring positions: by a large factor, and most of the gap's total rise."""
     jump = sharpest_jump(evidence.sample)
     if jump is None:
         return untested(NAME, "too few tokens")
@@ -32,11 +32,11 @@ def check(evidence: Evidence) -> Finding:
     rows = (
         (f"position, counted in the {jump.axis}", jump.index), ("typical gaps before", jump.before.value),
         ("from there on", jump.after.value), ("z", z),
-        ("part of it within 8 positions", jump.sharpness), ("that rise in standard deviations", jump.size),
+        ("share of the rise within 8 positions", jump.sharpness), ("that share in standard deviations", jump.size),
     )  # fmt: skip
     if not (factor > _TIMES and z > _Z and jump.sharp):
         return Finding(NAME, "clear", factor, "times from one position on", evidence=rows)
-    sentence = f"From position {jump.index} of the {jump.axis} on the gap is {factor:.3g} times what it was before."
+    sentence = f"From position {jump.index} of the {jump.axis} on, the gap is {factor:.3g} times that before."
     after_N = evidence.sample.axis_N(jump.axis) >= jump.index
     left_N = np.where(after_N, evidence.sample.d_N / factor, evidence.sample.d_N)
     return Finding(NAME, "found", factor, "times from one position on", sentence, rows, left_N=left_N)
@@ -50,23 +50,23 @@ class Jump:
     axis: str  # "response" or "context": counted from the response's or the prompt's first token
     before: Mean  # of all tokens before it
     after: Mean
-    sharpness: float  # the log change within 8 positions, as a part of that between everything before and after
+    sharpness: float  # the log change within 8 positions, as a share of that between everything before and after
     size: float  # the change within 8 positions in standard deviations of a token
     z: float  # the same in standard errors
 
     @property
     def sharp(self) -> bool:
-        """Whether the gap jumps there, rather than rise in the course of the response."""
+        """Whether the gap jumps there rather than rising along the response."""
         return self.z > _Z and any(self.sharpness > sharpness and self.size > size for sharpness, size in _SHARP)
 
     @property
     def perhaps(self) -> bool:
-        """Whether it may be a jump, so that nothing is said of a steady rise."""
+        """Whether it may be a jump, so that it is not reported as a steady rise."""
         return self.sharp or (self.z > _Z and self.sharpness > _SHARP[0][0] and self.size > _PERHAPS)
 
 
 def sharpest_jump(sample: Sample) -> Jump | None:
-    """The most significant rise between neighbouring windows of positions, of the response or of the whole context."""
+    """The most significant rise between neighbouring windows of positions in the response or in the whole context."""
     jumps = [jump for axis in ("response", "context") if (jump := _jump(sample, axis)) is not None]
     return max(jumps, key=lambda jump: jump.z, default=None)
 
@@ -96,7 +96,7 @@ def _jump(sample: Sample, axis: str) -> Jump | None:
 
 
 def _windows(cumulated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sums over the 8 positions before, and from, each position that has so many on both sides."""
+    """Sums over the 8 positions before, and from, each position with 8 on both sides."""
     before = cumulated[:, _WINDOW:-_WINDOW] - cumulated[:, : -2 * _WINDOW]
     after = cumulated[:, 2 * _WINDOW :] - cumulated[:, _WINDOW:-_WINDOW]
     return before, after

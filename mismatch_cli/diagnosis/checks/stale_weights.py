@@ -1,4 +1,4 @@
-"""The engine kept older weights: it agrees with an earlier checkpoint better than with the one it should hold."""
+"""The engine kept older weights: it agrees better with an earlier checkpoint than with the current one."""
 
 import numpy as np
 
@@ -7,9 +7,9 @@ from mismatch_cli.diagnosis.grouped import mean_over_prompts
 
 NAME, STAGE = "stale-weights", 4
 TITLE = "Stale weights"
-CAUSE = "The weight sync did not reach the engine, reached it late or in part, or an adapter was not loaded."
+CAUSE = "The weight sync reached the engine late, only partly or never, or an adapter was not loaded."
 CHANGE = (
-    "Reload the whole state dict and reset the prefix cache after every update; with LoRA, merge before the sync or "
+    "Reload the full state dict and reset the prefix cache after every update; with LoRA, merge before the sync or "
     "check that the engine lists the adapter."
 )
 SOURCE = "TRL 5312 (sleep mode: 0.010 to 0.201 at step 3), verl 7904, prime-rl PR 3543, SkyRL 1776"
@@ -17,7 +17,7 @@ _LESS, _Z = 0.8, 4.0
 
 
 def check(evidence: Evidence) -> Finding:
-    """The gap to the earlier checkpoint against the gap to the present one, on the same tokens."""
+    """Compare the gap to the earlier checkpoint with the gap to the current one, on the same tokens."""
     sample = evidence.sample
     if evidence.earlier_logp_T is None:
         return untested(NAME, "needs an earlier checkpoint", needs="--earlier-model MODEL")
@@ -28,13 +28,13 @@ def check(evidence: Evidence) -> Finding:
     now, before, change = (mean_over_prompts(values_M, group_M) for values_M in gaps)
     factor, z = before.times(now), change.z_from(0.0)
     rows = (
-        ("mean |Δlog p| to the present checkpoint, nats", now.value), ("to the earlier one, nats", before.value),
+        ("mean |Δlog p| to the current checkpoint, nats", now.value), ("to the earlier one, nats", before.value),
         ("tokens", now.count),
     )  # fmt: skip
     if not (factor < _LESS and z > _Z):
-        return Finding(NAME, "clear", factor, "gap to the earlier / to the present", evidence=rows)
+        return Finding(NAME, "clear", factor, "gap to the earlier / to the current", evidence=rows)
     left_N = np.where(scored, earlier_d_N, sample.d_N * factor)
     sentence = (
-        f"The engine is closer to the earlier checkpoint: its gap to that one is {factor:.2g} of the present one's."
+        f"The engine is closer to the earlier checkpoint: that gap is {factor:.2g} times the gap to the current one."
     )
-    return Finding(NAME, "found", factor, "gap to the earlier / to the present", sentence, rows, left_N=left_N)
+    return Finding(NAME, "found", factor, "gap to the earlier / to the current", sentence, rows, left_N=left_N)

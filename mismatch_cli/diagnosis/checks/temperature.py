@@ -1,4 +1,4 @@
-"""A temperature that only one side applied: the trainer's distribution is the rollout's, sharpened or flattened."""
+"""A temperature that only one side applied: the trainer's distribution is the rollout's, sharper or flatter."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ NAME, STAGE = "temperature", 3
 CLEARS = (
     "config.sampling.temperature",
     "rollout.logprobs_mode",
-)  # settings that are no suspects where this finds nothing
+)  # settings that are not suspects if this finds nothing
 TITLE = "Temperature on one side only"
 CAUSE = (
     "The sampling temperature was applied to one side's logits and not to the other's, or the engine reported raw "
@@ -26,20 +26,20 @@ CHANGE = (
 SOURCE = "vime 64, TRL 4159, NeMo-RL 902, tinker-cloud PR 26 (fitted 0.70)"
 _LEAST, _Z, _TAKES = 0.004, 6.0, 0.1
 FEWEST = 200  # ids, or tokens
-DEEPEST = -12.0  # nats: rarer tokens say little and are rounded most
-_SPREAD = 6.0  # nats: ids that nothing is known of are as probable as can be, or this much less
+DEEPEST = -12.0  # nats: rarer tokens carry little information and the most rounding
+_SPREAD = 6.0  # nats: unknown ids are as probable as possible, or this much less
 _SAME = 1e-3  # nats
-_TIMES_WHERE_SEEN = 1.8  # β − 1 on tokens that stand in the context against that on others: 1.4 for a temperature
-_MOST_LOG_ODDS, _NEARLY_CERTAIN = 7.0, -1e-12  # beyond, the odds are mostly rounding
+_TIMES_WHERE_SEEN = 1.8  # ratio of β − 1 on tokens in the context to that on others: 1.4 for a temperature
+_MOST_LOG_ODDS, _NEARLY_CERTAIN = 7.0, -1e-12  # beyond these, odds are mostly rounding
 
 
 def check(evidence: Evidence) -> Finding:
-    """Fit π ∝ μ^β; β is the temperature of the rollout over that of the trainer, 1 where both are the same.
+    """Fit π ∝ μ^β; β is the temperature of the rollout over that of the trainer, 1 if both are the same.
 
-    With top-K log-probabilities β is the slope of log π on log μ among the ids of one token (their differences know no
-    normaliser); else the slope of the log-odds of the sampled tokens. What β makes of log μ(y) depends on how the rest
-    of the probability is spread, within bounds: what lies between them is no gap. A temperature explains far more so
-    than its mirror image 2 − β, which noise of any kind fits as well.
+    With top-K log-probabilities β is the slope of log π on log μ among the ids of one token (whose differences are free
+    of the normaliser); else the slope of the sampled tokens' log-odds. What β makes of log μ(y) depends on how the rest
+    of the probability is spread, within bounds; what is between them is not a gap. A temperature explains far more of
+    it than its mirror image 2 − β; noise fits both alike.
     """
     sample = evidence.sample
     fit = _from_topk(sample) or _from_log_odds(sample)
@@ -54,20 +54,20 @@ def check(evidence: Evidence) -> Finding:
     rows = (
         ("fitted β = T of the rollout / T of the trainer", fit.beta),
         ("its standard error over prompts, of the fit alone", fit.error),
-        ("fitted from", fit.source), ("temperature in the manifest", evidence.sampling.get("temperature", "not known")),
-        ("share of the gap that β takes away", takes), ("that 2 − β would take away", mirrored_takes),
+        ("fitted from", fit.source), ("temperature in the manifest", evidence.sampling.get("temperature", "unknown")),
+        ("share of the gap that β explains", takes), ("that 2 − β would explain", mirrored_takes),
     )  # fmt: skip
-    surely = abs(fit.beta - 1) > _LEAST and abs(z) > _Z and takes - max(mirrored_takes, 0.0) > _TAKES
-    if not surely or (not fit.topk and _differs_where_seen(sample)):
+    differs = abs(fit.beta - 1) > _LEAST and abs(z) > _Z and takes - max(mirrored_takes, 0.0) > _TAKES
+    if not differs or (not fit.topk and _differs_where_seen(sample)):
         return Finding(NAME, "clear", fit.beta, "fitted β", evidence=rows)
-    who = "flatter" if fit.beta > 1 else "sharper"
-    sentence = f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature ({who} than it)."
+    shape = "flatter" if fit.beta > 1 else "sharper"
+    sentence = f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature ({shape})."
     return Finding(NAME, "found", fit.beta, "fitted β", sentence, rows, left_N=left_N)
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """β of all prompts with its error, and of one half of them for the other."""
+    """β of all prompts with its error, and of each half, for use on the other."""
 
     beta: float
     error: float
@@ -87,7 +87,7 @@ def _fit(x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray, source: str, top
 
 
 def _slope(x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray) -> tuple[float, float] | None:
-    """The slope of y on x through the origin; errors on either side flatten it: the mean with that of x on y."""
+    """The slope of y on x through the origin, averaged with that of x on y, since errors flatten either."""
     down, error = slope_over_prompts(x_M, y_M, group_M)
     up, _ = slope_over_prompts(y_M, x_M, group_M)
     return (float(np.sqrt(down / up)), error) if down > 0 and up > 0 else None
@@ -103,7 +103,7 @@ def _from_topk(sample: Sample) -> _Fit | None:
 
 
 def ranks_of(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """log μ and log π of the top-K ids of the tokens that count, and where both sides say something of two or more."""
+    """log μ and log π of the top-K ids of the tokens that count, and where both sides have values for two or more."""
     if sample.topk_logq_TK is None or sample.topk_logp_TK is None:
         return None
     q_NK, p_NK = (column[sample.kept].astype(np.float64) for column in (sample.topk_logq_TK, sample.topk_logp_TK))
@@ -113,18 +113,18 @@ def ranks_of(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None
 
 
 def centred(v_NK: np.ndarray, among_NK: np.ndarray) -> np.ndarray:
-    """Without the mean over the ids of the same token; 0 where not among them."""
+    """Values minus their mean over the ids of the same token; 0 outside `among_NK`."""
     mean_N = np.where(among_NK, v_NK, 0).sum(axis=1) / np.maximum(among_NK.sum(axis=1), 1)
     return np.where(among_NK, v_NK - mean_N[:, None], 0)
 
 
 def _from_log_odds(sample: Sample) -> _Fit | None:
-    """All other ids as one: exact for two, and a constant off in the log-odds where the rest is spread over several."""
+    """Fit the log-odds, as if all other ids were one: exact for two ids; else the log-odds are off by a constant."""
     return _fit(*_odds(sample), "the sampled tokens' log-odds, approximate", topk=False)
 
 
 def _odds(sample: Sample, chosen_N: np.ndarray | bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Both sides' log-odds of some tokens, without their means, and the prompt groups."""
+    """Both sides' log-odds of some tokens, minus their means, and the prompt groups."""
     x_N, y_N, usable_N = log_odds(sample)
     usable_N = chosen_N & usable_N
     x_M, y_M = (v_N[usable_N] - v_N[usable_N].mean() if usable_N.any() else v_N[:0] for v_N in (x_N, y_N))
@@ -132,14 +132,14 @@ def _odds(sample: Sample, chosen_N: np.ndarray | bool = True) -> tuple[np.ndarra
 
 
 def log_odds(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Both sides' log-odds of the tokens that count, and of which they are more than rounding."""
+    """Both sides' log-odds of the tokens that count, and where they are more than rounding."""
     logp_2N = np.stack([sample.logq_T[sample.kept], sample.logp_T[sample.kept]])
     x_N, y_N = logp_2N - np.log(-np.expm1(np.minimum(logp_2N, _NEARLY_CERTAIN)))
     return x_N, y_N, np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS
 
 
 def _differs_where_seen(sample: Sample) -> bool:
-    """Whether tokens that stand in the context have surely another slope than the others: a penalty, no temperature."""
+    """Whether the slope differs clearly on tokens that are in the context: a penalty, not a temperature."""
     if sample.seen_T is None:
         return False
     seen_N = sample.seen_T[sample.kept]
@@ -154,14 +154,14 @@ def _differs_where_seen(sample: Sample) -> bool:
 
 
 def _left(sample: Sample, fit: _Fit, *, mirrored: bool) -> np.ndarray:
-    """log π − log μ, nats, beyond what β of the other prompts makes of μ however the unknown rest is spread."""
+    """log π − log μ, nats, beyond what β from the other prompts makes of μ, however the unknown rest is spread."""
     betas = np.array(fit.of_other_half)[(sample.group_N % 2).astype(int)]
     beta_N = 2 - betas if mirrored else betas
     logq_N, q_NK = sample.logq_T[sample.kept], sample.topk_logq_TK
     if fit.topk and q_NK is not None:
         known_NK = np.where(np.isnan(q_NK[sample.kept]), -np.inf, q_NK[sample.kept]).astype(np.float64)
         last_N = known_NK.min(axis=1, initial=0.0, where=np.isfinite(known_NK))
-        sampled_N1 = np.where(logq_N < last_N - _SAME, logq_N, -np.inf)[:, None]  # it may be none of the ranks
+        sampled_N1 = np.where(logq_N < last_N - _SAME, logq_N, -np.inf)[:, None]  # it may not be among the ranks
         known_NK = np.concatenate([known_NK, sampled_N1], axis=1)
         rest_N = np.maximum(1 - np.exp(known_NK).sum(axis=1), 0.0)
         likeliest_N = last_N
@@ -177,6 +177,6 @@ def _left(sample: Sample, fit: _Fit, *, mirrored: bool) -> np.ndarray:
 
 
 def beyond(sample: Sample, bounds: Sequence[np.ndarray]) -> np.ndarray:
-    """How far log π of the tokens that count is from what lies between two bounds, nats."""
+    """How far log π of the tokens that count is outside two bounds, nats."""
     logp_N = sample.logp_T[sample.kept]
     return np.asarray(logp_N - np.clip(logp_N, np.minimum(*bounds), np.maximum(*bounds)))

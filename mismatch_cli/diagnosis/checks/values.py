@@ -9,14 +9,13 @@ NAME, STAGE = "values", 1
 TITLE = "Impossible values"
 CAUSE = "A log-softmax in low precision (log-probabilities above 0), an overflow (not a number), or broken bookkeeping."
 CHANGE = (
-    "Compute the log-softmax in float32 on the side that is named; where values are not a number, look for fp16 "
-    "overflow in that side's logits."
+    "Compute the log-softmax in float32 on that side; if values are not a number, look for fp16 overflow in its logits."
 )
 SOURCE = "maxtext PR 5231 (positive log-probs up to +0.125), NeMo-RL 2180 (KL NaN)"
 
 
 def check(evidence: Evidence) -> Finding:
-    """Count them over every token of the trace; one is enough."""
+    """Count impossible values over every token of the trace; one is enough."""
     rows: list[Row] = []
     wrong = tokens = 0
     for side, counts in evidence.counts.sides.items():
@@ -30,7 +29,7 @@ def check(evidence: Evidence) -> Finding:
     share = wrong / tokens if tokens else None
     if not wrong:
         return Finding(NAME, "clear", share, "share of values")
-    sentence = f"{wrong:,} of {tokens:,} values cannot be log-probabilities; they are left out of every number."
+    sentence = f"{wrong:,} of {tokens:,} values cannot be log-probabilities; they are excluded from every number."
     above_T = np.maximum(evidence.sample.logq_T, evidence.sample.logp_T) > ROUNDING
     left_N = evidence.sample.left_without(above_T)
     return Finding(NAME, "found", share, "share of values", sentence, tuple(rows), left_N=left_N)
