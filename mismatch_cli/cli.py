@@ -164,7 +164,7 @@ def _run(arguments: Sequence[str]) -> int:
     if code == _INTERRUPTED:  # newer versions of Typer turn the interrupt into this code themselves
         command = "".join(arguments[:1])
         recorded = command in ("probe", "curate", "rescore")
-        how = "the same command with --resume, and without --force, goes on with it"
+        how = "the same command with --resume, and without --force, continues it"
         kept = f" What was recorded is kept: {how}." if recorded else ""
         return _fail(f"Interrupted.{kept}", _INTERRUPTED)
     return code if isinstance(code, int) else 0

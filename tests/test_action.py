@@ -148,7 +148,7 @@ def test_a_job_may_go_on_where_a_limit_does_not_hold(runner):
     ("inputs", "outputs", "said"),
     [
         ({"traces": "/no/such/run"}, {"verdict": "error", "exit-code": "1"}, "/no/such/run does not exist"),
-        ({"traces": " \n"}, {"verdict": "error", "exit-code": "2"}, "No trace was named"),
+        ({"traces": " \n"}, {"verdict": "error", "exit-code": "2"}, "No trace named"),
         ({"traces": "x", "arguments": "--baseline '"}, {}, "No closing quotation"),
         ({"traces": "x", "fail_on": "always"}, {}, "fail-on is one of"),
     ],

@@ -50,7 +50,7 @@ def write(path: Path, *rows: dict) -> str:
         ([MODEL, "--engine", "vlm"], 2, "Did you mean vllm?"),
         ([MODEL, "--engine-arg", "seven"], 2, "is not key=value"),
         ([MODEL, "--engine-arg", "x=1"], 2, "knows no argument x"),
-        ([MODEL, "--resume"], 1, "holds no run to resume"),
+        ([MODEL, "--resume"], 1, "has no run to resume"),
         ([MODEL, "--no-such-flag"], 2, "No such option"),
         ([MODEL, "--trainer-model", "/no/such/model"], 1, "There is no model folder"),
         ([MODEL, "--attn", "nonsense"], 1, "nonsense"),

@@ -70,7 +70,7 @@ def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["run"], 2, "One trace has nothing to be compared with. Name a second: mismatch-cli compare run OTHER"),
+        (["run"], 2, "compare needs two traces, and one is named. Name a second: mismatch-cli compare run OTHER"),
         (["run"] * 7, 2, "7 traces are too many at once: name at most 6."),
         (["run", "gone"], 1, "gone does not exist"),
         (["run", "run", "--pair", "mismatsch"], 2, "Did you mean mismatch"),

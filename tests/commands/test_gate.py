@@ -65,7 +65,7 @@ def test_exit_codes_and_the_last_line(gate, tmp_path):
 def test_without_arguments_the_bundled_trace_by_the_default(gate):
     code, out, err = gate()
     assert code == 3 and "prime-rl:mismatch_kl/all/mean" in out
-    assert "judging the bundled one" in err and "judging by those of prime-rl" in err
+    assert "judging the bundled one" in err and "using those of prime-rl" in err
     assert gate(FLOAT32)[0] == 0
 
 
@@ -165,7 +165,7 @@ def test_init_judges_nothing_and_goes_by_whole_runs(gate, tmp_path):
     partial = Path(shutil.copytree(FP8, tmp_path / "partial"))
     sorted(partial.glob("shard-*.parquet"))[-1].unlink()
     code, _, err = gate(str(partial), "--init", str(path))
-    assert code == 1 and "not a run to go by" in err and not path.exists()
+    assert code == 1 and "limits need complete runs" in err and not path.exists()
     assert gate(str(partial), "--init", str(path), "--allow-partial")[0] == 0 and load_limits(str(path)).limits
 
 

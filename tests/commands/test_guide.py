@@ -47,10 +47,10 @@ def test_what_is_read_on_a_terminal_names_only_what_can_be_typed_or_found():
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
         assert not re.search(r"\]\([^)]*\)|^<!--", prose, re.M), name
         assert set(re.findall(r"\(guide ([\w/-]+)\)", prose)) <= guide_pages().keys(), name
-        sources = re.findall(r"\(([^()]+) of the source code\)", prose)
+        sources = re.findall(r"\(([^()]+) in the source code\)", prose)
         assert all((ROOT / source.partition("#")[0]).exists() for source in sources), (name, sources)
     formulas = for_reading((DOCS / "formulas.md").read_text(encoding="utf-8"), "formulas.md")
-    assert "(benchmarks/README.md of the source code)" in formulas
+    assert "(benchmarks/README.md in the source code)" in formulas
 
 
 def test_on_a_terminal_a_page_is_laid_out_and_no_cell_is_cut():

@@ -87,4 +87,4 @@ def test_what_staleness_leaves_out_is_said(said):
 
 def test_flags_that_would_do_nothing_are_refused(said):
     text = " ".join(said("report", whole, "--as", "verl").split())
-    assert "--as verl only prints: leave out --output. Into a file: --as verl --json > FILE" in text
+    assert "--as verl only prints: leave out --output. To write a file: --as verl --json > FILE" in text

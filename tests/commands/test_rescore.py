@@ -83,7 +83,7 @@ def test_a_finished_run_is_shown_again_and_never_overwritten(without_arguments, 
         ((FP8, "--trainer-model", MODEL), 2, "sampled at 6 versions"),
         (("/no/such/trace", "--trainer-model", MODEL), 1, "/no/such/trace does not exist"),
         (("--trainer-model", "/no/such/model"), 1, "There is no model folder"),
-        (("--resume",), 1, "holds no run to resume"),
+        (("--resume",), 1, "has no run to resume"),
     ],
 )
 def test_mistakes(rescore, arguments, code, message, tmp_path):
@@ -112,5 +112,5 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
     process.send_signal(signal.SIGINT)
     errors = process.ended(within=60)
     assert process.returncode == 130
-    how = "the same command with --resume, and without --force, goes on with it"
+    how = "the same command with --resume, and without --force, continues it"
     assert errors == f"mismatch-cli: Interrupted. What was recorded is kept: {how}.\n"

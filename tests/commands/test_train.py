@@ -87,7 +87,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, capfd, monkeypatch):
     assert run([*TRAIN, *several, "-o", str(tmp_path / "runs")]) == 1
     out, err = capfd.readouterr()
     assert "pg-is-seed-0 failed: The gradient is not finite." in err
-    assert "2 of 3 runs failed, for the reasons above: pg-is-seed-0, cispo-seed-0." in err
+    assert "2 of 3 runs failed for the reasons above: pg-is-seed-0, cispo-seed-0." in err
     assert "dppo-binary-tv-seed-0" in out and "cispo-seed-0" in out and "pg-is" not in out
     assert (tmp_path / "runs" / "report.html").is_file()
     assert run([*TRAIN, "-a", "cispo", "-o", str(tmp_path / "one")]) == 1

@@ -39,7 +39,7 @@ def test_resume_makes_what_is_missing_alone(made, tmp_path, capsys):
     before = (folder / "pg-is-seed-3" / "metrics.jsonl").stat().st_mtime_ns
     arguments = ["train", "-a", "pg-is", "-a", "gspo", "--seed", "3", "--devices", "0,1", *SMALL]
     assert cli([*arguments, "--output", str(folder)]) == 1
-    assert "already exists. Go on with --resume" in capsys.readouterr().err
+    assert "already exists. Continue it with --resume" in capsys.readouterr().err
     assert cli([*arguments, "--output", str(folder), "--resume"]) == 0
     said = capsys.readouterr().err
     assert "2 runs, 1 of them finished" in said and "gspo-seed-3: done" in said and "pg-is-seed-3: " not in said
@@ -48,4 +48,4 @@ def test_resume_makes_what_is_missing_alone(made, tmp_path, capsys):
 
 def test_one_run_needs_no_devices(tmp_path, capsys):
     assert cli(["train", "--devices", "0,1", *SMALL, "--output", str(tmp_path / "run")]) == 2
-    assert "--devices is for several runs" in capsys.readouterr().err
+    assert "--devices runs several trainings" in capsys.readouterr().err

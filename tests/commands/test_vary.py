@@ -64,9 +64,9 @@ def test_what_was_finished_is_not_made_again(swept, monkeypatch, capsys):
     ("typed", "said"),
     [
         (["--vary", "trainer-dtyp=a,b"], "Did you mean trainer-dtype"),
-        (["--vary", "trainer-dtype"], "makes no sense"),
-        (["--vary", "trainer-dtype=float32,"], "makes no sense"),
-        (["--vary", "trainer-dtype=float32"], "two values or more"),
+        (["--vary", "trainer-dtype"], "is invalid"),
+        (["--vary", "trainer-dtype=float32,"], "is invalid"),
+        (["--vary", "trainer-dtype=float32"], "at least two values"),
         (["--vary", "trainer-dtype=float32,float33"], "float33"),
         (["--vary", "max-tokens=8,few"], "--max-tokens"),
         (["--vary", "model=nowhere/a,nowhere/b/", "--vary", "model=c"], "twice"),

@@ -223,7 +223,7 @@ def test_what_no_step_can_be_held_against_does_not_pass(watch: Watch, tmp_path: 
     (tmp_path / "limits.toml").write_text("[limits.k3]\nmax = 1\n[limits.spearman]\nmin = 0\n", encoding="utf-8")
     code, _, err = watch(str(tmp_path / "run"), "--once", "--limits", str(tmp_path / "limits.toml"), *NOW)
     assert code == 3, err
-    assert "Never measured, which does not pass: spearman ≥ 0." in err
+    assert "Never measured, which counts as exceeded: spearman ≥ 0." in err
 
 
 def test_a_command_that_fails_or_hangs_ends_nothing(
@@ -343,7 +343,7 @@ def test_lines_are_read_when_they_are_whole_and_again_when_they_were_cut_back(tm
 def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
     watcher = watcher_of(Path(trace), tmp_path / "seen", sets=[load_limits(limit)])
     view = WatchView("[red]" + "x" * 40)
-    assert [line.plain for line in view.lines(30, 5)][-1] == "waiting until it begins"
+    assert [line.plain for line in view.lines(30, 5)][-1] == "waiting for it to start"
     steps(watcher.look())
     view.show(watcher)
     text = "\n".join(line.plain for line in view.lines(77, 24))
@@ -402,15 +402,15 @@ def test_mistakes_are_said_in_a_sentence(capfd: pytest.CaptureFixture[str], trac
     (own / "thesis.tex").touch()
     assert run(["watch", trace, "-o", str(tmp_path / "seen"), "--until-step", "3", "--quiet", *NOW]) == 0
     for code, said, line in (
-        (2, "Without limits there is no alarm", [trace, "--on-alarm", "true"]),
+        (2, "Without limits there are no alarms", [trace, "--on-alarm", "true"]),
         (2, "--algorithm is for traces", [trained, "--algorithm", "ppo"]),
         (2, "Unknown algorithm 'nope'", [trace, "--algorithm", "nope"]),
-        (1, "holds nothing to watch yet", [str(tmp_path / "later"), "--once"]),
+        (1, "has nothing to watch yet", [str(tmp_path / "later"), "--once"]),
         (1, "nor does the folder around it", [str(tmp_path / "no" / "where")]),
         (1, f"watches {trace}. Choose another --output", [trained, "-o", str(tmp_path / "seen")]),
         (1, "already exists, and watches nothing", [trace, "-o", str(own)]),
         (1, "are not apart", [trained, "-o", str(tmp_path / "trained" / "watched")]),
-        (2, "follows files", ["s3://bucket/run"]),
+        (2, "follows local files", ["s3://bucket/run"]),
     ):
         given = [] if "-o" in line else ["-o", str(tmp_path / "new")]
         assert run(["watch", *line, *given, *NOW]) == code

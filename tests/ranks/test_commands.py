@@ -79,7 +79,7 @@ def test_two_ranks_train_with_vllm_until_ctrl_c(tmp_path):
     training.launcher.send_signal(signal.SIGINT)
     code, said = training.ended()
     assert code == 130 and said.count("Interrupted.") == 1
-    assert "Stopped and saved. Go on with the same command" in said
+    assert "Stopped and saved. Continue with the same command" in said
     found = lines(tmp_path / "run")
     assert [line["step"] for line in found] == list(range(1, len(found) + 1))
     assert {line["sync"] for line in found[1:]} & {"proven", "newer"}
@@ -179,8 +179,8 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (("train", "--nproc", "2", "--engine", "hf", "--prompts-per-step", "1", "--minibatches", "1"),
      "2 ranks cannot share 1 problems a step"),
     (("train", "--nproc", "2", "--engine", "hf", "--tensor-parallel", "3"), "2 ranks cannot form engines of 3"),
-    (("diagnose", "--nproc", "2"), "--nproc shares what a model scores"),
-    (("probe", "--sharded"), "Say over how many with --nproc"),
+    (("diagnose", "--nproc", "2"), "--nproc spreads the scoring of a model"),
+    (("probe", "--sharded"), "Set how many with --nproc"),
     (("train", "--cpu-offload"), "--cpu-offload is for"),
     (("train", "--engine", "server", "--engine-url", "http://localhost:1", "--seeds", "2", "--devices", "0,1"),
      "servers hold the weights of one"),

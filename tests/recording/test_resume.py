@@ -81,7 +81,7 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_is_there(tmp_path):
     process.send_signal(signal.SIGINT)
     errors = process.ended()
     assert process.returncode == 130
-    how = "the same command with --resume, and without --force, goes on with it"
+    how = "the same command with --resume, and without --force, continues it"
     assert errors == f"mismatch-cli: Interrupted. What was recorded is kept: {how}.\n"
     assert_readable(tmp_path / "run")
 
