@@ -103,8 +103,8 @@ def _prose(text: str | None, width: int) -> Iterator[Text]:
 
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         lines = paragraph.splitlines()
-        if paragraph := " ".join(line for line in lines if not line.startswith(" ")):
-            yield Text("\n" + textwrap.fill(paragraph, width))
+        if prose := " ".join(line for line in lines if not line.startswith(" ")):
+            yield Text("\n" + textwrap.fill(prose, width))
         for line in (line.strip() for line in lines if line.startswith(" ")):
             command, dash, flags = line.partition(" -")
             unbroken = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)  # a flag stays with its values

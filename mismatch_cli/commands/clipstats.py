@@ -49,4 +49,4 @@ def command(
     found = common.opened(traces, f"No trace named: analysing {BUNDLED}")
     arguments = asked.clipping_arguments(algorithm or (), compare, theory=theory)
     analyse = partial(analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory)
-    common.report(analyse, ClippingAnalysis.FORMAT, found, folder, "Judging")
+    common.report(analyse, ClippingAnalysis.FORMAT, found, folder, "Analysing")

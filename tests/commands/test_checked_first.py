@@ -156,7 +156,7 @@ LIGHT = {
         ("--on-alarm true", "Without limits there are no alarms"),
         ("s3://bucket/run", "watch follows local files"),
         (f"--output {FLOAT32}/new {FLOAT32}", "are not apart"),
-        (TAKEN, "taken already exists, and watches nothing"),
+        (TAKEN, "taken already exists, but not from `watch`"),
     ),
     "import": (
         ("gone", "gone does not exist. Name a dump"),

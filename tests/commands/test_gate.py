@@ -206,7 +206,7 @@ def test_mistakes(gate, arguments, code, message):
 
 def test_a_relative_limit_asks_for_its_baseline(gate, limits):
     code, _, err = gate(FP8, "--limits", limits)
-    assert code == 2 and "pearson ≥ baseline − 1 needs a trace to start from: give --baseline TRACE" in err
+    assert code == 2 and "pearson ≥ baseline − 1 is relative to a baseline. Add --baseline TRACE" in err
 
 
 def test_a_baseline_that_was_sampled_otherwise_is_named(gate, tmp_path):

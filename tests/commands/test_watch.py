@@ -230,7 +230,7 @@ def test_a_command_that_fails_or_hangs_ends_nothing(
     watch: Watch, trace: str, limit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(alarm_command, "SECONDS", 0.3)
-    for says, how in (("exit 7", "ended with exit code 7"), ("sleep 60", "took more than 0.3 seconds and was ended")):
+    for says, how in (("exit 7", "ended with exit code 7"), ("sleep 60", "took over 0.3 seconds and was stopped")):
         code, lines, err = watch(trace, "--limits", limit, "--on-alarm", says, *NOW)
         assert (code, len(lines)) == (3, 3)
         assert f"--on-alarm {how} at step 5. Watching continues." in err
@@ -408,7 +408,7 @@ def test_mistakes_are_said_in_a_sentence(capfd: pytest.CaptureFixture[str], trac
         (1, "has nothing to watch yet", [str(tmp_path / "later"), "--once"]),
         (1, "nor does the folder around it", [str(tmp_path / "no" / "where")]),
         (1, f"watches {trace}. Choose another --output", [trained, "-o", str(tmp_path / "seen")]),
-        (1, "already exists, and watches nothing", [trace, "-o", str(own)]),
+        (1, "already exists, but not from `watch`", [trace, "-o", str(own)]),
         (1, "are not apart", [trained, "-o", str(tmp_path / "trained" / "watched")]),
         (2, "follows local files", ["s3://bucket/run"]),
     ):

@@ -139,7 +139,7 @@ def test_a_network_that_hangs_ends_no_run(tmp_path, monkeypatch):
             for step in range(2, 5):
                 trackers.log(step, {"train/reward": 1.0})
     assert len(said) == 2
-    assert said[1].startswith("--track wandb ended: it has taken nothing for 0.3 s. The run continues, and metrics")
+    assert said[1].startswith("--track wandb ended: it has not responded for 0.3 s. The run continues, and metrics")
 
 
 def test_a_tracker_that_stands_still_never_holds_up_the_run(tmp_path, monkeypatch):
