@@ -158,7 +158,7 @@ def test_what_is_no_adapter_is_said(model, tmp_path):
         read_adapter(model)
     folder = Path(save_adapter(model, tmp_path / "lora"))
     (folder / "adapter_model.safetensors").write_bytes(b"half of it")
-    with pytest.raises(MismatchError, match=r"no LoRA adapter that can be read"):
+    with pytest.raises(MismatchError, match=r"is not a readable LoRA adapter"):
         read_adapter(str(folder))
     whole = Path(save_adapter(model, tmp_path / "whole"))
     change_config(whole, modules_to_save=["lm_head"])
@@ -172,7 +172,7 @@ def test_an_adapter_that_would_be_dropped_in_part_is_refused(model, save_model, 
     path = folder / "adapter_model.safetensors"
     weights = load_file(path)
     save_file({name.replace("layers.1", "layers.7"): weight for name, weight in weights.items()}, path)
-    with pytest.raises(MismatchError, match=r"only in part: 14 of its weights are missing and 14 belong to no module"):
+    with pytest.raises(MismatchError, match=r"only in part: 14 of its weights are missing and 14 fit no module"):
         put_on(load_causal_lm(model), read_adapter(str(folder)), merge=False)
     wide = save_model("Llama", hidden_size=96)
     with pytest.raises(MismatchError, match="does not fit"):
@@ -182,7 +182,7 @@ def test_an_adapter_that_would_be_dropped_in_part_is_refused(model, save_model, 
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
-        ("q_proj,lm_head", "takes in the LM head"),
+        ("q_proj,lm_head", "includes the LM head"),
         ("magic", "no modules magic"),
         ("q_proj,magic,trick", "no modules magic, trick"),
     ],

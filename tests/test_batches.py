@@ -143,7 +143,7 @@ def test_found_values_by_key() -> None:
     assert found.of(np.array([9, -5, 9])).tolist() == [[5, 6], [1, 2], [5, 6]]
     assert len(found.of(np.array([], dtype=np.int64))) == 0
     for key in (-6, 0, 3, 10):
-        with pytest.raises(KeyError, match="no first pass has seen"):
+        with pytest.raises(KeyError, match="the first pass did not see"):
             found.of(np.array([2, key]))
 
 

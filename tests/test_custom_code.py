@@ -96,7 +96,7 @@ def test_no_command_runs_the_code_of_a_model_whatever_stdin_says(name, hostile, 
     code = run([*commands(str(hostile))[name], "-q", "-o", str(tmp_path / "run")])
     said = capfd.readouterr().err
     assert code == 1 and not proof.exists(), said
-    assert "brings code of its own" in said and "--trust-remote-code" in said and said.count("\n") == 1
+    assert "contains its own code" in said and "--trust-remote-code" in said and said.count("\n") == 1
 
 
 def test_vllm_is_not_asked_either(hostile, proof, tmp_path, capfd, monkeypatch):
@@ -111,7 +111,7 @@ def test_vllm_is_not_asked_either(hostile, proof, tmp_path, capfd, monkeypatch):
 
     assert run([*commands(str(hostile))["probe with vLLM"], "-q", "-o", str(tmp_path / "run")]) == 1
     said = capfd.readouterr().err
-    assert "brings code of its own" in said and not proof.exists() and said.count("\n") == 1
+    assert "contains its own code" in said and not proof.exists() and said.count("\n") == 1
 
 
 def test_with_the_flag_it_runs_and_is_on_record_by_name(hostile, proof, tmp_path, capfd):

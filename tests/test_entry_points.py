@@ -142,12 +142,12 @@ def test_a_name_of_ours_stays_ours_and_the_clash_is_told(here, capfd):
     code, out, err = typed(capfd, "clipstats -a binary-tv --json")
     assert code == 0 and json.loads(out)["algorithms"][0]["name"] == "binary-tv"
     assert (
-        "mismatch_cli.trust_regions: 'binary-tv' of the package mismatch-toy 0.3 is ignored: mismatch-cli has that "
-        "name itself." in err
+        "mismatch_cli.trust_regions: 'binary-tv' of the package mismatch-toy 0.3 is ignored: mismatch-cli itself "
+        "has that name." in err
     )
     assert typed(capfd, "clipstats -a binary-tv --json --quiet")[2] == ""
     _, _, err = typed(capfd, "report --as nemo-rl --json")
-    assert "'Not A Name' of the package mismatch-toy 0.3 is ignored: a name has small letters" in err
+    assert "'Not A Name' of the package mismatch-toy 0.3 is ignored: a name has lower-case letters" in err
 
 
 def test_a_package_that_does_not_work_is_named(here, capfd):
@@ -156,7 +156,7 @@ def test_a_package_that_does_not_work_is_named(here, capfd):
     assert "The trust region 'broken' of the package mismatch-toy 0.3 cannot be imported (ModuleNotFoundError" in err
     assert "pip uninstall mismatch-toy" in err
     code, _, err = typed(capfd, "clipstats -a empty")
-    assert code == 1 and "'empty' of the package mismatch-toy 0.3 lacks weight: mismatch_toy has to hold" in err
+    assert code == 1 and "'empty' of the package mismatch-toy 0.3 lacks weight: mismatch_toy must define" in err
     code, _, err = typed(capfd, "clipstats -a raises")
     assert code == 1 and "in the package mismatch-toy 0.3. Report it to its author" in err
 

@@ -72,7 +72,7 @@ def test_a_tokenizer_that_does_not_fit(probe, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
     code, errors = probe(str(folder))
     assert code == 1
-    assert "the model knows only 100" in errors
+    assert "vocabulary is 100" in errors
 
 
 def test_a_model_that_is_no_causal_lm(probe, tmp_path):

@@ -29,7 +29,7 @@ FILES = {
     "newer/manifest.json": '{"format": "mismatch-cli trace", "format_version": 99}',
     "damaged/manifest.json": "{",
 }
-NO_MODEL = ("/no/such/model", "There is no model folder /no/such/model")
+NO_MODEL = ("/no/such/model", "There is not a model folder /no/such/model")
 NO_TRACE = ("gone", "gone does not exist. Name a run folder")
 NEWER = ("../files/newer", "has trace format 99")
 TAKEN = "--output ../files/taken"
@@ -75,8 +75,8 @@ LIGHT = {
         ("--trainer-model /no/such/model", NO_MODEL[1]),
         ("--trainer-dtype bf16", "Did you mean bfloat16"),
         ("--top-logprobs 999999", "is more than the 2048 tokens there are"),
-        ("--adapter /no/such/folder", "/no/such/folder is no adapter"),
-        ("--trainer-adapter ../files/merged", "holds whole modules (lm_head)"),
+        ("--adapter /no/such/folder", "/no/such/folder is not an adapter"),
+        ("--trainer-adapter ../files/merged", "contains full modules (lm_head)"),
         ("--merge-adapter", "needs an adapter to merge"),
         ("--attn somebody/kernel", "is code on the hub"),
         ("--like gone", NO_TRACE[1]),
@@ -91,7 +91,7 @@ LIGHT = {
         NO_TRACE,
         NEWER,
         ("--trainer-model /no/such/model", NO_MODEL[1]),
-        ("--trainer-adapter /no/such/folder", "/no/such/folder is no adapter"),
+        ("--trainer-adapter /no/such/folder", "/no/such/folder is not an adapter"),
         ("--weights older", "--weights older is not known"),
         ("--temperature 0", "Temperature 0 cannot be measured"),
         ("--trainer-dtype bf16", "Did you mean bfloat16"),
@@ -139,7 +139,7 @@ LIGHT = {
     "diagnose": (
         NO_TRACE,
         ("--earlier-model /no/such/model", NO_MODEL[1]),
-        ("--trainer-model ../files", "is no model folder: it has no config.json"),
+        ("--trainer-model ../files", "is not a model folder: it has no config.json"),
         (TAKEN, "taken already exists"),
     ),
     "gate": (

@@ -101,10 +101,10 @@ def test_typed_wins_over_the_commands_variable_that_over_the_general_one_and_tha
         ("[probe]\ntemprature = 3", "[probe]: Unknown setting 'temprature'. Did you mean temperature"),
         ("config = 'x'", "Unknown setting 'config'"),
         ("[probe]\nconfig = 'x'", "Unknown setting 'config'"),
-        ("temperature = 'hot'", "temperature = 'hot' has to be a number."),
-        ("seed = 1.5", "seed = 1.5 has to be a whole number."),
-        ("seed = true", "seed = true has to be a whole number."),
-        ("eager = 1", "eager = 1 has to be true or false."),
+        ("temperature = 'hot'", "temperature = 'hot' must be a number."),
+        ("seed = 1.5", "seed = 1.5 must be a whole number."),
+        ("seed = true", "seed = true must be a whole number."),
+        ("eager = 1", "eager = 1 must be true or false."),
         ("engine = 'vlm'", "--engine: Unknown engine 'vlm'. Did you mean vllm?"),
         ("engine =", "cannot be read"),
     ],
@@ -128,7 +128,7 @@ def test_where_a_setting_comes_from_is_said(tmp_path, monkeypatch, capfd):
     out, err = capfd.readouterr()
     assert json.loads(out) != json.loads(without_file)
     assert "Settings from mismatch.toml: model; MISMATCH_JSON: json" in err
-    assert "MISMATCH_TEMPRATURE is not a variable of any command, and is not read. Did you mean MISMATCH_TEMPER" in err
+    assert "The variable MISMATCH_TEMPRATURE belongs to no command and is ignored. Did you mean MISMATCH_TEMPER" in err
     assert run(["verdict", "k3=0.001", "--config", "mismatch.toml", "--quiet"]) == 0
     assert capfd.readouterr().err == ""
     monkeypatch.setenv("MISMATCH_TOP_P", "much")

@@ -67,9 +67,9 @@ def test_a_finished_run_is_shown_again_and_never_overwritten(without_arguments, 
     assert code == 0 and json.loads(out)["pairs"].keys() == {"mismatch"}
     assert "Loading" not in err and shard.stat().st_mtime_ns == before
     code, _, err = rescore("--resume", "--weights", "newer", "--output", str(folder))
-    assert code == 2 and "--weights differs from the run to go on with" in err
+    assert code == 2 and "--weights differs from the run to resume" in err
     code, _, err = rescore(FP8, "--trainer-model", MODEL, "--weights", "newer", "--resume", "--output", str(folder))
-    assert code == 2 and "TRACE differs from the run to go on with" in err
+    assert code == 2 and "TRACE differs from the run to resume" in err
 
 
 @pytest.mark.parametrize(

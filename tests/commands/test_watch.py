@@ -407,7 +407,7 @@ def test_mistakes_are_said_in_a_sentence(capfd: pytest.CaptureFixture[str], trac
         (2, "Unknown algorithm 'nope'", [trace, "--algorithm", "nope"]),
         (1, "has nothing to watch yet", [str(tmp_path / "later"), "--once"]),
         (1, "nor does the folder around it", [str(tmp_path / "no" / "where")]),
-        (1, f"watches {trace}. Choose another --output", [trained, "-o", str(tmp_path / "seen")]),
+        (1, f"belongs to a watch of {trace}. Choose another --output", [trained, "-o", str(tmp_path / "seen")]),
         (1, "already exists, but not from `watch`", [trace, "-o", str(own)]),
         (1, "are not apart", [trained, "-o", str(tmp_path / "trained" / "watched")]),
         (2, "follows local files", ["s3://bucket/run"]),

@@ -130,7 +130,7 @@ def test_an_adapter_that_changed_is_not_resumed(tmp_path, capsys):
     [
         (["--adapter", "a", "--trainer-adapter", "b"], "--adapter is for both sides"),
         (["--merge-adapter"], "needs an adapter to merge"),
-        (["--adapter", "./nowhere"], "is no adapter"),
+        (["--adapter", "./nowhere"], "is not an adapter"),
     ],
 )
 def test_what_makes_no_sense_is_said(tmp_path, capsys, flags, said):

@@ -37,7 +37,7 @@ def test_every_setting_says_what_it_is():
         ({"samples_per_prompt": 1}, "a group of one response has no advantage"),
         ({"steps": 0}, "Use at least 1"),
         ({"learning_rate": 0.0}, "above 0"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm = 0.0 makes no sense"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm = 0.0 is out of range"),
         ({"num_problems": -1}, "num_problems = -1 is too small. Use at least 0"),
         ({"eval_every": -1}, "eval_every = -1"),
         ({"minibatches": 1000}, "more than the responses"),
