@@ -82,9 +82,7 @@ class AlarmCommand:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if code != 0:
-            how = (
-                f"took over {SECONDS:g} seconds and was stopped" if code is None else f"ended with exit code {code}"
-            )
+            how = f"took over {SECONDS:g} seconds and was stopped" if code is None else f"ended with exit code {code}"
             self._say(f"--on-alarm {how} at step {alarm.step}. Watching continues.")
         self._at = None
         return True
