@@ -29,7 +29,7 @@ FILES = {
     "newer/manifest.json": '{"format": "mismatch-cli trace", "format_version": 99}',
     "damaged/manifest.json": "{",
 }
-NO_MODEL = ("/no/such/model", "There is not a model folder /no/such/model")
+NO_MODEL = ("/no/such/model", "There is no model folder /no/such/model")
 NO_TRACE = ("gone", "gone does not exist. Name a run folder")
 NEWER = ("../files/newer", "has trace format 99")
 TAKEN = "--output ../files/taken"
