@@ -1,4 +1,4 @@
-"""Loading: what is wrong with a model is said in one sentence."""
+"""Loading: one sentence says what is wrong with a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_unknown_dtype() -> None:
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/nowhere", "a/b/c", "nowhere/"])
-def test_a_folder_that_is_not_there(name: str) -> None:
+def test_a_missing_folder(name: str) -> None:
     with pytest.raises(MismatchError, match="There is no model folder"):
         load_causal_lm(name)
 

@@ -1,4 +1,4 @@
-"""What can be told at the start is told there: before a library is imported, a run begins or a file is written."""
+"""What can be checked at the start is: before a library is imported, a run starts or a file is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_TRACE = ("gone", "gone does not exist. Name a run folder")
 NEWER = ("../files/newer", "has trace format 99")
 TAKEN = "--output ../files/taken"
 
-# Command lines, each with what it is answered. No library is imported for these.
+# Command lines, each with part of its error. No library is imported for these.
 SAMPLED = (
     ("--engine vlm", "Did you mean vllm?"),
     ("--engine hf --engine-arg seven=7", "knows no argument seven"),
@@ -189,7 +189,7 @@ ALGORITHMS = (
     ("-a gone.py", "gone.py does not exist"),
     ("-a ../files/broken.py", "cannot be imported"),
 )
-# These look into tables of formulas, which are numpy's, or of columns, which are Arrow's.
+# These need tables of formulas (numpy) or of columns (Arrow).
 WITH_NUMPY = {
     "train": (
         *ALGORITHMS,
@@ -212,7 +212,7 @@ WITH_NUMPY = {
         ("pearson=1.5", "from -1 to 1"),
     ),
 }
-# And these ask Arrow: what is in a file, or which metrics a framework has.
+# These need Arrow: the contents of a file, or the metrics of a framework.
 WITH_ARROW = {
     "gate": (
         ("--limits ../files/unknown.toml", "Unknown metric 'kk'. Did you mean k3"),
@@ -226,7 +226,7 @@ WITH_ARROW = {
     ),
     "train": (("--engine server", "belong together"),),
 }
-# Reads lines of words and answers each with the exit code, what was said on stderr, and what has been imported.
+# Reads command lines and answers each with exit code, stdout, stderr, and the imported modules.
 SCRIPT = """
 import contextlib, io, json, sys
 from mismatch_cli.cli import run
@@ -239,7 +239,7 @@ for line in sys.stdin:
 
 
 def refused(tmp_path: Path, *tables: dict[str, tuple[tuple[str, str], ...]]) -> set[str]:
-    """Type every line of the tables in one new process; answers what that has imported in the end."""
+    """Type every line of the tables in one new process; return what it has imported at the end."""
     for name, text in FILES.items():
         path = tmp_path / "files" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -268,14 +268,14 @@ def refused(tmp_path: Path, *tables: dict[str, tuple[tuple[str, str], ...]]) -> 
     return imported
 
 
-def test_mistakes_are_told_before_anything_is_imported(tmp_path):
+def test_mistakes_are_reported_before_anything_is_imported(tmp_path):
     assert set(LIGHT) == set(registry.names("mismatch_cli.commands"))
     assert not refused(tmp_path, LIGHT) & {"numpy", "pyarrow"}
 
 
-def test_mistakes_in_an_algorithm_are_told_by_numpy_alone(tmp_path):
+def test_mistakes_in_an_algorithm_need_only_numpy(tmp_path):
     assert "pyarrow" not in refused(tmp_path, WITH_NUMPY)
 
 
-def test_mistakes_in_a_file_are_told_by_numpy_and_arrow(tmp_path):
+def test_mistakes_in_a_file_need_only_numpy_and_arrow(tmp_path):
     assert "pyarrow" in refused(tmp_path, WITH_ARROW)

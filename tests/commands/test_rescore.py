@@ -1,4 +1,4 @@
-"""`rescore` from the command line: the run folder it leaves, going on, and what people get wrong."""
+"""`rescore` from the command line: its run folder, resuming, and user errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "rescore.md"
 
 @pytest.fixture
 def rescore(capfd, monkeypatch, tmp_path):
-    """Run it in an empty folder; answers exit code, stdout and stderr in one line."""
+    """Run it in an empty folder; return exit code, stdout and stderr in one line."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str, str]:
@@ -93,7 +93,7 @@ def test_mistakes(rescore, arguments, code, message, tmp_path):
 
 
 @pytest.mark.parametrize("inside", [".", "trace", "more"])
-def test_the_input_is_never_written_over(rescore, tmp_path, inside):
+def test_the_input_is_never_overwritten(rescore, tmp_path, inside):
     shutil.copytree(FLOAT32, tmp_path / "run" / "trace")
     shard = tmp_path / "run" / "trace" / "shard-00000.parquet"
     before = shard.read_bytes()
@@ -102,7 +102,7 @@ def test_the_input_is_never_written_over(rescore, tmp_path, inside):
     assert shard.read_bytes() == before
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
+def test_ctrl_c_says_how_to_continue(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = ["--trainer-model", MODEL, "--weights", "newer", "--token-budget", "200", "--quiet", "--output", "run"]
     process = cli("rescore", FP8, *flags)

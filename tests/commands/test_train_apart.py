@@ -32,7 +32,7 @@ def test_each_run_is_a_run_of_its_own_and_all_are_in_the_report(made):
     assert {run["name"] for run in summary["runs"]} == set(RUNS)
 
 
-def test_resume_makes_what_is_missing_alone(made, tmp_path, capsys):
+def test_resume_makes_only_what_is_missing(made, tmp_path, capsys):
     folder = tmp_path / "runs"
     shutil.copytree(made, folder)
     shutil.rmtree(folder / "gspo-seed-3")
