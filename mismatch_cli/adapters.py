@@ -1,4 +1,4 @@
-"""LoRA adapters on a Hugging Face model: one that was saved, beside the weights or merged, and one to be trained."""
+"""LoRA adapters on a Hugging Face model: saved ones, applied or merged, and new ones to train."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     import torch
 
 _CONFIG = "adapter_config.json"
-_WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")  # what peft puts around a module, and around that again
+_WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")  # how peft wraps a module, perhaps repeatedly
 _SCALES = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A saved adapter; `digest` is of its weights and of what scales them: equal digests are equal adapters."""
+    """A saved adapter; `digest` hashes its weights and scales: equal digests mean equal adapters."""
 
-    name: str  # as asked
+    name: str  # as given
     folder: Path
-    rank: int  # the largest, where modules differ
+    rank: int  # the largest, if modules differ
     alpha: float
     targets: tuple[str, ...]
     digest: str
 
     def facts(self, *, merged: bool) -> dict[str, Any]:
-        """What a manifest says of it, beside the model it stands on."""
+        """What a manifest records about it, besides its base model."""
         return {
             "adapter": self.name,
             "adapter_rank": self.rank,
@@ -48,13 +48,13 @@ class Adapter:
 
 
 def check_adapter(name: str) -> None:
-    """Say what is wrong with an adapter on this machine, as far as its settings tell, before peft reads its weights."""
+    """Raise an error if the settings of a local adapter are invalid, before peft reads its weights."""
     if (folder := _local(name)) is not None:
         _settings(name, folder)
 
 
 def read_adapter(name: str) -> Adapter:
-    """What a folder or hub name holds; a `MismatchError` where it is no LoRA adapter that peft can load."""
+    """The adapter in a folder or under a hub name; a `MismatchError` if it is not a LoRA adapter that peft can load."""
     folder = _local(name) or _from_hub(name)
     config, rank, alpha = _settings(name, folder)
     prepare_imports()
@@ -67,13 +67,13 @@ def read_adapter(name: str) -> Adapter:
 
 
 def _settings(name: str, folder: Path) -> tuple[dict[str, Any], int, float]:
-    """What `peft` has saved of how an adapter is made, with its largest rank and its alpha."""
+    """The adapter's configuration as peft saves it, with its largest rank and its alpha."""
     with _readable(name):
         config: dict[str, Any] = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
         rank, alpha = max(config["r"], *config.get("rank_pattern", {}).values(), 0), float(config["lora_alpha"])
     if config.get("modules_to_save"):
         raise MismatchError(
-            f"{name} holds whole modules ({', '.join(config['modules_to_save'])}) beside its low-rank weights, which "
+            f"{name} contains full modules ({', '.join(config['modules_to_save'])}) beside its low-rank weights, which "
             "rollout engines do not load. Merge it into the model, and probe that."
         )
     return config, int(rank), alpha
@@ -83,16 +83,16 @@ def _settings(name: str, folder: Path) -> tuple[dict[str, Any], int, float]:
 def _readable(name: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # peft and safetensors fail in as many ways as there are broken files
+    except Exception as error:  # peft and safetensors raise all kinds of errors for broken files
         raise MismatchError(
             custom_code.refusal(f"The adapter {name}", error)
-            or f"{name} is no LoRA adapter that can be read ({type(error).__name__}: {first_line(error)}). "
-            f"Give a folder with {_CONFIG} and adapter_model.safetensors, as peft saves them."
+            or f"{name} is not a readable LoRA adapter ({type(error).__name__}: {first_line(error)}). "
+            f"Name a folder with {_CONFIG} and adapter_model.safetensors, as peft saves them."
         ) from error
 
 
 def target_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What an adapter is put on, by peft's settings: modules by the last part of their names, and parameters."""
+    """What an adapter changes, by peft's settings: modules by the last part of their names, and parameters."""
     modules, parameters = config["target_modules"], set(config.get("target_parameters") or ())
     if isinstance(modules, str):
         return (modules, *sorted(parameters))
@@ -101,7 +101,7 @@ def target_names(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def same_adapter(first: str | None, second: str | None) -> bool:
-    """Whether two adapters, or none, change the weights in the same way, wherever they lie."""
+    """Whether two adapters, or none, change the weights in the same way, regardless of their paths."""
     if first is None or second is None:
         return first is second
     return first == second or read_adapter(first).digest == read_adapter(second).digest
@@ -110,8 +110,8 @@ def same_adapter(first: str | None, second: str | None) -> bool:
 def put_on(model: Any, adapter: Adapter, *, merge: bool) -> Any:
     """The model with an adapter, in eval mode; `merge` adds it to the weights, rounded to their dtype.
 
-    Beside the weights it is in float32, as peft trains it. An adapter of the LM head is always merged, into a head of
-    its own: the head runs in tiles, and one that is tied would take the embeddings with it.
+    An unmerged adapter is in float32, as peft trains it. An adapter of the LM head is always merged, into an untied
+    copy of the head: the head runs in tiles, and changing a tied head would change the embeddings too.
     """
     from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 
@@ -121,7 +121,7 @@ def put_on(model: Any, adapter: Adapter, *, merge: bool) -> Any:
             config.inference_mode = True
             wrapped = PeftModel(model, config)
             loaded: Any = set_peft_model_state_dict(wrapped, load_peft_weights(str(adapter.folder), device="cpu"))
-    except Exception as error:  # a shape, a module or an option that does not fit: peft raises whatever comes up
+    except Exception as error:  # peft raises all kinds of errors for a shape, module or option that does not fit
         raise MismatchError(
             f"The adapter {adapter.name} does not fit {model.name_or_path or 'the model'} ({first_line(error)}) "
             "Name the model that it was trained on."
@@ -131,7 +131,7 @@ def put_on(model: Any, adapter: Adapter, *, merge: bool) -> Any:
         odd = (missing or loaded.unexpected_keys)[0]
         raise MismatchError(
             f"The adapter {adapter.name} would be applied only in part: {len(missing)} of its weights are missing and "
-            f"{len(loaded.unexpected_keys)} belong to no module of {model.name_or_path or 'the model'}, such as {odd}. "
+            f"{len(loaded.unexpected_keys)} fit no module of {model.name_or_path or 'the model'}, such as {odd}. "
             "Name the model that it was trained on."
         )
     with _quiet():
@@ -140,10 +140,10 @@ def put_on(model: Any, adapter: Adapter, *, merge: bool) -> Any:
 
 
 def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) -> Any:
-    """Put a new adapter on a model in place, with everything else frozen; answers peft's model, which can save it.
+    """Add a new adapter to a model in place, and freeze the rest; return peft's model, which can save the adapter.
 
-    `targets` are names of modules or parameters (fused experts) with commas between, or all-linear. B begins at 0: the
-    first policy is the model's.
+    `targets` are comma-separated names of modules or parameters (fused experts), or all-linear. B starts at 0, so the
+    initial policy is that of the model.
     """
     prepare_imports()
     import torch
@@ -166,15 +166,15 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
         )
     if any(hasattr(layer, "lora_A") for layer in (model.get_output_embeddings(), model.get_input_embeddings())):
         raise MismatchError(
-            f"--lora-targets {targets} takes in the LM head or the embeddings, which cannot be trained by an adapter "
-            "here: the head runs in tiles. Leave it out, or use all-linear."
+            f"--lora-targets {targets} includes the LM head or the embeddings, which an adapter cannot train here: the "
+            "head runs in tiles. Leave them out, or use all-linear."
         )
     model.eval()
     return wrapped
 
 
 def _targeted(model: Any, targets: str) -> dict[str, Any]:
-    """peft's settings for what was named: it takes modules and parameters apart, and a router for a matrix."""
+    """peft's settings for these targets: modules and parameters separately, and routers as plain matrices."""
     from torch import nn
 
     if targets == "all-linear":
@@ -193,23 +193,23 @@ def _ends_one(name: str, paths: Iterable[str]) -> bool:
 
 
 def save_adapter(wrapped: Any, folder: Path) -> None:
-    """Write a trained adapter as peft does, which asks nothing of the model's own weights: they may be spread."""
+    """Save a trained adapter as peft does, without the model's own weights, which may be sharded."""
     learnt = {name: weight for name, weight in wrapped.named_parameters() if weight.requires_grad}
     wrapped.save_pretrained(str(folder), state_dict=learnt, save_embedding_layers=False)
 
 
 def state_below(wrapped: Any) -> dict[str, torch.Tensor]:
-    """The weights that an adapter stands on, under the names of the model alone."""
+    """The base weights below an adapter, under the names of the plain model."""
     state = wrapped.state_dict().items()
     return {_WRAPPED.sub("", name): value for name, value in state if ".lora_" not in name}
 
 
 class Merged:
-    """The weights of a model with its adapter added, under the names of the model alone: what an engine takes over.
+    """The weights of a model with its adapter merged, under the names of the plain model, for the rollout engine.
 
-    Each is formed anew from the untouched base, W + B A · scale in float32 and rounded once: merging in place and
-    subtracting again would leave the rounding of every step in the weights. Experts that are fused into one parameter
-    have an adapter for each parameter, one around the other.
+    Each is computed from the untouched base as W + B A · scale in float32 and rounded once: merging in place and
+    subtracting again would accumulate the rounding of every step. Experts that are fused into one parameter have an
+    adapter for each parameter, one wrapped around the other.
     """
 
     def __init__(self, model: Any) -> None:
@@ -228,7 +228,7 @@ class Merged:
 
 
 def _merge_head(model: Any) -> None:
-    """Untie a head or embeddings that the adapter changes, and give the head its sum as one plain matrix."""
+    """Untie a head or embeddings that the adapter changes, and merge the head into one plain matrix."""
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if not (hasattr(head, "lora_A") or hasattr(embeddings, "lora_A")):
         return
@@ -243,12 +243,12 @@ def _merge_head(model: Any) -> None:
 
 
 def _local(name: str) -> Path | None:
-    """The folder of an adapter on this machine, None for a name on the hub."""
+    """The local folder of an adapter; None for a name on the hub."""
     path = Path(name).expanduser()
     if not (path.is_dir() or path.is_absolute() or name.startswith(".") or name.count("/") != 1):
         return None
     if not (path / _CONFIG).is_file():
-        raise MismatchError(f"{path} is no adapter: it has no {_CONFIG}. Give a folder as peft saves it.")
+        raise MismatchError(f"{path} is not an adapter: it has no {_CONFIG}. Name a folder that peft has saved.")
     return path.resolve()
 
 
@@ -259,8 +259,8 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["adapter_*"]))
     except Exception as error:
         raise MismatchError(
-            f"The adapter {name} is no folder here, and the Hugging Face hub did not give it ({first_line(error)}). "
-            "Check the name."
+            f"The adapter {name} is not a local folder, and the Hugging Face hub cannot provide it "
+            f"({first_line(error)}). Check the name."
         ) from error
 
 
@@ -276,7 +276,7 @@ def _digest(scales: dict[str, Any], weights: Mapping[str, torch.Tensor]) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """peft warns of tied weights and missing keys; both are dealt with here."""
+    """Silence peft's warnings about tied weights and missing keys; this module handles both."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,8 +1,8 @@
-"""One formula for two worlds: numpy arrays in the analysis, torch tensors in training.
+"""One formula for two libraries: numpy arrays in the analysis, torch tensors in training.
 
 Formulas are written in the Python array API: operators, and the functions of `namespace(x)`. What the standard lacks,
-or what a CPU does badly by it, stands here in both forms. numpy is silent here where torch is: an infinite ratio is an
-answer, not a warning.
+or what is slow on a CPU, is implemented here for both. numpy is as silent here as torch: an infinite ratio is a result,
+not a warning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def namespace(x: Array) -> Any:
-    """The functions of the array API for an array: numpy's own, or those that `array_api_compat` gives to torch."""
+    """The array API functions for an array: numpy's own, or those of `array_api_compat` for torch."""
     if isinstance(x, np.ndarray | np.generic):
         return np
     from array_api_compat import array_namespace  # its numpy namespace would import all of numpy: 0.1 s
@@ -27,12 +27,12 @@ def namespace(x: Array) -> Any:
 
 
 def silent(function: _Function) -> _Function:
-    """Without numpy's warnings about what is infinite or NaN."""
+    """The function without numpy's warnings about infinity and NaN."""
     return np.errstate(all="ignore")(function)
 
 
 def without_gradient(x: Array) -> AbstractContextManager[Any]:
-    """Around what nobody differentiates."""
+    """A context without gradients."""
     if isinstance(x, np.ndarray):
         return nullcontext()
     import torch
@@ -41,36 +41,36 @@ def without_gradient(x: Array) -> AbstractContextManager[Any]:
 
 
 def copied(x: Array) -> Array:
-    """The same in memory of its own."""
+    """A copy in its own memory."""
     return namespace(x).asarray(x, copy=True)
 
 
 def contiguous(x: Array) -> Array:
-    """The same without gaps in memory for numpy, which is slow on rows that are short and apart."""
+    """The array without gaps in memory, since numpy is slow on short rows that are far apart."""
     return np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x
 
 
 def filled(x: Array, flags: Array, value: float) -> Array:
-    """x, and `value` where the flag is set; x itself where numpy sees none."""
+    """x, with `value` where the flag is set; in numpy x itself if no flag is set."""
     if isinstance(x, np.ndarray) and not flags.any():
         return x
     return namespace(x).where(flags, namespace(x).asarray(value, dtype=x.dtype, device=x.device), x)
 
 
 def at_least(x: Array, low: float) -> Array:
-    """max(x, low); NaN stays. Where nothing is below, numpy's is x itself, which is faster to see than to do."""
+    """max(x, low); NaN stays. In numpy x itself if nothing is below, since checking is faster than computing."""
     if not isinstance(x, np.ndarray):
         return x.clamp(min=low)
     return x if x.min(initial=low) >= low else np.maximum(x, x.dtype.type(low))
 
 
 def between(x: Array, low: float, high: float) -> Array:
-    """x held between two bounds; NaN stays."""
+    """x clamped between two bounds; NaN stays."""
     return np.clip(x, low, high) if isinstance(x, np.ndarray) else x.clamp(low, high)
 
 
 def select(flags: Array, x: Array, y: Array) -> Array:
-    """x where the flag is set, else y, by bits: a CPU guesses flags in no order, often wrong (4 ns against 1)."""
+    """x where the flag is set, else y, by bits: branch prediction fails on random flags (4 ns instead of 1)."""
     xp = namespace(x)
     if xp is not np and (not flags.is_cpu or x.requires_grad or y.requires_grad):
         return xp.where(flags, x, y)
@@ -115,7 +115,7 @@ def row_any(flags_TK: Array) -> Array:
 
 
 class Segments:
-    """Consecutive pieces of tokens laid flat in numpy, some perhaps empty."""
+    """Consecutive segments of flat tokens in numpy; some may be empty."""
 
     def __init__(self, offset_S1: np.ndarray) -> None:
         self.length_S = np.diff(offset_S1)
@@ -123,7 +123,7 @@ class Segments:
         self._starts = offset_S1[self._filled]
 
     def sum(self, values_N: np.ndarray) -> np.ndarray:
-        """Σ over each piece, in float64; 0 for an empty one."""
+        """Σ over each segment, in float64; 0 for an empty one."""
         sums_S = np.zeros(len(self.length_S))
         if values_N.dtype == bool:
             if values_N.all():
@@ -155,13 +155,13 @@ def response_extremes(x_T: Array, offset_S1: Array, response_T: Array, *, larges
 
 
 def sorted_within(x_T: Array, response_T: Array) -> Array:
-    """x in ascending order within each response; float32 in numpy by whole numbers, in a quarter of the time."""
+    """x in ascending order within each response; numpy sorts float32 as integers, in a quarter of the time."""
     if not isinstance(x_T, np.ndarray) or x_T.dtype != np.float32:
         xp = namespace(x_T)
         order_T = xp.argsort(x_T, stable=True)
         return x_T[order_T[xp.argsort(response_T[order_T], stable=True)]]
     bits_T = x_T.view(np.int32)
-    bits_T = bits_T ^ ((bits_T >> 31) & np.int32(0x7FFFFFFF))  # as whole numbers in the order of the numbers
+    bits_T = bits_T ^ ((bits_T >> 31) & np.int32(0x7FFFFFFF))  # integers in the same order as the floats
     key_T = (response_T.astype(np.int64) << 32) + (bits_T.astype(np.int64) + 2**31)
     key_T.sort()
     bits_T = ((key_T & 0xFFFFFFFF) - 2**31).astype(np.int32)
@@ -169,17 +169,17 @@ def sorted_within(x_T: Array, response_T: Array) -> Array:
 
 
 def like(x_T: Array, values: np.ndarray) -> Array:
-    """A numpy array in the world, and on the device, of x."""
+    """A numpy array in the library and on the device of x."""
     return values if isinstance(x_T, np.ndarray) else namespace(x_T).asarray(values, device=x_T.device)
 
 
 def as_numpy(x: Array) -> np.ndarray:
-    """The same as a numpy array, which nobody differentiates."""
+    """The array as numpy, without gradients."""
     return x if isinstance(x, np.ndarray) else np.asarray(x.detach().cpu())
 
 
 def blocks(size: int, rows: int) -> list[slice]:
-    """Rows `0 … size` in slices of at most `rows`, and at least one."""
+    """Rows `0 … size` in slices of at most `rows`; at least one slice."""
     return [slice(start, start + rows) for start in range(0, max(size, 1), rows)]
 
 

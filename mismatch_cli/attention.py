@@ -1,16 +1,16 @@
-"""What a model asks of attention, and which implementations of transformers do it.
+"""What a model requires of attention, and which implementations in transformers support it.
 
-transformers hands each of them all arguments, and one that does not know an argument drops it: no error, no warning,
-other numbers. What it refuses by itself (ALiBi or chunks with flash attention) is not here.
+transformers passes all arguments to each implementation, and one that does not know an argument drops it: no error, no
+warning, different numbers. What transformers refuses itself (ALiBi or chunks with flash attention) is not here.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 USUAL = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")  # in transformers
-SAFE = "eager"  # each model's own code: it defines what the others are to compute
+SAFE = "eager"  # each model's own code, which defines the correct result
 _SOFTCAP, _SINKS = "attn_logit_softcapping", "sinks"
-# A field of the configuration, or a parameter of the attention layers, and parts of the names of those that honour it.
+# A configuration field or a parameter of attention layers, and name parts of the implementations that honour it.
 HONOURED_BY = {
     _SOFTCAP: (SAFE, "flex", "flash"),
     _SINKS: (SAFE, "flex", "flash_attention_4", "vllm-flash-attn3", "metal-flash-sdpa", "aiter-flash-attn"),
@@ -18,12 +18,12 @@ HONOURED_BY = {
 
 
 def left_out_by(implementation: str, asked: tuple[str, ...]) -> tuple[str, ...]:
-    """Of what is asked of attention, that which an implementation drops in silence."""
+    """The required features that an implementation silently drops."""
     return tuple(name for name in asked if not any(part in implementation for part in HONOURED_BY[name]))
 
 
 def asked_by(model: Any) -> tuple[str, ...]:
-    """What a Hugging Face model asks of its attention, of the names in `HONOURED_BY`."""
+    """The features of `HONOURED_BY` that a Hugging Face model requires of its attention."""
     config = model.config.get_text_config()
     asked = [_SOFTCAP] if getattr(config, _SOFTCAP, None) else []
     if any(name.endswith(f".{_SINKS}") for name, _ in model.named_parameters()):
@@ -32,19 +32,19 @@ def asked_by(model: Any) -> tuple[str, ...]:
 
 
 def attention_facts(model: Any) -> dict[str, str]:
-    """For a manifest: what a model's attention leaves out; nothing where it leaves out nothing."""
+    """For a manifest: the features that a model's attention leaves out; empty if none."""
     left_out = left_out_by(model.config._attn_implementation, asked_by(model))
     return {"attention_leaves_out": ", ".join(left_out)} if left_out else {}
 
 
 def warning(side: Mapping[str, Any]) -> str:
-    """One sentence about the attention of a side as a manifest describes it; empty where there is nothing to say."""
+    """One sentence about a side's attention, from its manifest; empty if nothing is wrong."""
     if not side.get("attention_leaves_out"):
         return ""
     engine = "engine" in side
     who, flag = ("rollout engine", "--engine-arg attn_implementation=") if engine else ("trainer", "--attn ")
     return (
         f"The {who}'s {side['attention_backend' if engine else 'attn_implementation']} attention leaves out "
-        f"{side['attention_leaves_out']}, which {side['model']} asks for: its log-probabilities are not the model's. "
+        f"{side['attention_leaves_out']}, which {side['model']} needs: its log-probabilities are not the model's. "
         f"Use {flag}{SAFE}."
     )

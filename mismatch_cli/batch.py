@@ -1,4 +1,4 @@
-"""The two shapes in which responses travel: one `Rollout` from an engine, many laid flat in a `TokenBatch`."""
+"""The two forms of responses: one `Rollout` from an engine, or many flattened into a `TokenBatch`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Rollout:
 
     `logp_rollout_T` is log μ of each sampled token in nats, under the distribution that was sampled (after temperature
     and truncation). The top-K columns are the engine's ranks 1…K, most probable first; the sampled token is not
-    inserted. A rank the support does not reach holds -inf. `_F` are prompt and response but for the last token, `_M`
-    the layers with a router.
+    inserted. A rank beyond the support is -inf. `_F` is prompt and response without the last token, `_M` the layers
+    with a router.
     """
 
     prompt_ids: list[int]
@@ -26,21 +26,21 @@ class Rollout:
     topk_ids_TK: np.ndarray | None  # int32
     topk_logp_rollout_TK: np.ndarray | None  # float32
     finish_reason: str  # "stop" or "length"
-    routes_FMK: np.ndarray | None = None  # uint16, the experts of every token that the model read, layer by layer
+    routes_FMK: np.ndarray | None = None  # uint16, the experts of every input token, layer by layer
 
     @property
     def sampled_T(self) -> np.ndarray | None:
-        """Which of the tokens the engine sampled, bool; None where it sampled them all."""
+        """Which of the tokens the engine sampled, bool; None if it sampled all of them."""
         return None
 
     @property
     def num_sampled(self) -> int:
-        """How many of the tokens the engine sampled: only from these the trainer learns."""
+        """How many of the tokens the engine sampled; the trainer learns only from these."""
         return len(self.response_ids) if self.sampled_T is None else int(self.sampled_T.sum())
 
     @property
     def num_turns(self) -> int:
-        """How often the model spoke."""
+        """How many turns the model took."""
         return 1
 
     def of_sampled(self, values_T: np.ndarray) -> np.ndarray:
@@ -50,14 +50,15 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Episode(Rollout):
-    """The turns of the model with what an environment said between them, as one response.
+    """The turns of the model and the environment's output between them, as one response.
 
-    The engine sampled the first alone: elsewhere `logp_rollout_T` and the top-K log-probs are NaN, ranks −1, ids 0.
+    The engine sampled only the model's turns: elsewhere `logp_rollout_T` and the top-K log-probs are NaN, ranks −1,
+    ids 0.
     """
 
-    reward: float = 0.0  # what its turns earned, added up
+    reward: float = 0.0  # sum over its turns
     turns: int = 1
-    loss_mask_T: np.ndarray | None = None  # bool, False where the environment speaks
+    loss_mask_T: np.ndarray | None = None  # bool, False for the environment's tokens
 
     @property
     def sampled_T(self) -> np.ndarray | None:
@@ -70,21 +71,21 @@ class Episode(Rollout):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Many responses laid flat, as numpy arrays that look into Arrow's buffers where they can, and are then read-only.
+    """Many responses laid flat, as numpy arrays; where possible these are read-only views of Arrow's buffers.
 
     Response `s` owns the tokens `offset_S1[s] : offset_S1[s + 1]`; `_S1` has one entry more than there are responses.
-    A column that was not measured is None; in a column that was measured for some responses only, the others hold NaN
-    (-1 for ranks). A NaN is never a measurement: log-probabilities are checked when they are recorded.
+    A column that was not measured is None; in a column measured for some responses only, the others hold NaN (-1 for
+    ranks). A NaN is never a measurement: log-probabilities are checked when they are recorded.
     """
 
     offset_S1: np.ndarray  # int64
-    prompt_id_S: np.ndarray  # int64, what intervals are over
+    prompt_id_S: np.ndarray  # int64, the unit of resampling for intervals
     sample_index_S: np.ndarray  # int32
     step_S: np.ndarray  # int32
     epoch_S: np.ndarray  # int32
     minibatch_S: np.ndarray  # int32
     prompt_length_S: np.ndarray  # int64, tokens
-    truncated_S: np.ndarray  # bool, the response ran into the length limit
+    truncated_S: np.ndarray  # bool, the response hit the length limit
     reward_S: np.ndarray | None  # float32
 
     response_ids_T: np.ndarray  # int32
@@ -100,7 +101,7 @@ class TokenBatch:
     advantage_T: np.ndarray | None
     tv_full_T: np.ndarray | None
     kl_full_T: np.ndarray | None
-    route_flips_T: np.ndarray | None  # uint8, layers in which the trainer chose other experts; 255 = not measured
+    route_flips_T: np.ndarray | None  # uint8, layers where the trainer chose different experts; 255 = not measured
     route_first_T: np.ndarray | None  # uint8, the first of them among the layers with a router; 255 = none
 
     topk_ids_TK: np.ndarray | None  # int32

@@ -1,4 +1,4 @@
-"""Which responses a rule may look at together: those of an optimiser step, and those to a prompt."""
+"""Which responses a rule may look at together: those of one optimiser step, and those to one prompt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Scope = Literal["batch", "group"]
 
 
 class RowKey(NamedTuple):
-    """What tells the rows of a trace apart (`trace.schema.ROW_KEY`), integers."""
+    """The unique key of a row in a trace (`trace.schema.ROW_KEY`), in integers."""
 
     step_S: np.ndarray
     epoch_S: np.ndarray
@@ -24,29 +24,29 @@ class RowKey(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a rule has settled for each batch, or each group, that it has seen."""
+    """What a rule has computed for each batch, or each group, in a first pass."""
 
     key_B: np.ndarray  # int64, ascending
     values_BF: np.ndarray  # float64
 
     def of(self, key_T: np.ndarray) -> np.ndarray:
-        """The values at each token's batch, [T, F]; a KeyError for one that was not seen."""
+        """The values of each token's batch, [T, F]; a KeyError for a batch that was not seen."""
         if not len(key_T):
             return NOTHING_FOUND
         place_T = np.searchsorted(self.key_B, key_T).clip(max=max(len(self.key_B) - 1, 0))
         if not len(self.key_B) or not np.array_equal(self.key_B[place_T], key_T):
-            raise KeyError("a batch that no first pass has seen")
+            raise KeyError("a batch that the first pass did not see")
         return self.values_BF[place_T]
 
 
-NOTHING_FOUND = np.zeros((0, 16))  # of no token: whatever a rule looks up
+NOTHING_FOUND = np.zeros((0, 16))  # for no batch: look-ups find zero columns enough
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """Of each response its batch, all rows with the same step, epoch and minibatch, and its group, those of a prompt.
+    """The batch of each response (all rows of the same step, epoch and minibatch), and its group (those of a prompt).
 
-    `found` is what rules on whole batches have settled before: a micro-batch, or a shard, holds a part of one.
+    `found` is what rules on whole batches have computed before: a micro-batch or a shard holds only a part of one.
     """
 
     batch_S: np.ndarray  # int64, a hash
@@ -56,7 +56,7 @@ class Batches:
 
     @classmethod
     def of_rows(cls, key: RowKey, places: Callable[[], tuple[np.ndarray, np.ndarray]], trace: int = 0) -> Batches:
-        """From the keys of rows of a trace; `places` tells of each token its response, and its position in it."""
+        """From the row keys of a trace; `places` gives the response of each token, and its position there."""
 
         def hash_T() -> np.ndarray:
             response_T, position_T = places()
@@ -67,7 +67,7 @@ class Batches:
         return cls(batch_S.view(np.int64), group_S.view(np.int64), hash_T)
 
     def settled(self, found: Mapping[Any, Found]) -> Batches:
-        """The same, and what was found in them."""
+        """The same batches, with what rules have computed for them."""
         return replace(self, found=found)
 
     def key_S(self, scope: Scope) -> np.ndarray:
@@ -75,6 +75,6 @@ class Batches:
 
 
 def token_hashes(response_hash_T: np.ndarray, position_T: np.ndarray) -> np.ndarray:
-    """One uint64 for each token: splitmix64 at counter `position`, one round of mixing for each."""
+    """One uint64 per token: splitmix64 at counter `position`, one round of mixing each."""
     hashes_T: np.ndarray = mix(response_hash_T + position_T.astype(np.uint64))
     return hashes_T

@@ -1,4 +1,4 @@
-"""The entry point: a Typer app from the files in `commands/`; the one place that prints errors and sets exit codes."""
+"""The entry point: a Typer app from the files in `commands/`; the only place that prints errors and sets exit codes."""
 
 import atexit
 import codecs
@@ -23,30 +23,30 @@ from mismatch_cli.ranks.joined import launched
 from mismatch_cli.text import is_whole, visible
 
 _INTERRUPTED = 130
-_READER_HAS_LEFT = 0  # `| head` has what it wanted: no failure
-_ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of Typer carry a click of their own
+_READER_HAS_LEFT = 0  # `| head` has read enough, which is not a failure
+_ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of Typer vendor their own click
 
 
 _COMMANDS = "mismatch_cli.commands"
-_PANELS = {  # of `--help`, in the order in which one needs them
+_PANELS = {  # of `--help`, in the order in which users need them
     "Measure": ("probe", "report", "compare", "verdict"),
     "Explain": ("diagnose", "bisect", "clipstats", "algorithms", "guide"),
     "Use elsewhere": ("import", "rescore", "gate", "watch", "upload"),
     "Train": ("curate", "train"),
 }
 _OTHERS = "More"
-_GUIDE = "The guide has a page for each command: mismatch-cli guide NAME. Which page when: mismatch-cli guide README."
+_GUIDE = "The guide has a page per command: mismatch-cli guide NAME. To find a page: mismatch-cli guide README."
 _SPELLED_OUT = "mismatch_cli.spelled_out"
-# New objects before Python looks for cycles, and how often it looks further back. Its own 700 is for small programs:
-# imports of torch and vLLM make two million objects that stay, and walking them again and again takes seconds.
+# Thresholds of Python's garbage collector. Its default of 700 new objects suits small programs, but importing torch and
+# vLLM makes two million permanent objects, and traversing them repeatedly takes seconds.
 _COLLECT_AFTER = (100_000, 50, 100)
-# Arrow's own pool gives pages back and asks for them again: a third of the time of an import, and more memory.
-# numpy's matrix products are small here; a thread for each core takes a third of numpy's time to start.
+# Arrow's own pool keeps returning pages to the system: a third of the time of an import, and more memory.
+# numpy's matrix products are small here, and starting a thread per core takes a third of numpy's import time.
 ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class _Commands(typer.core.TyperGroup):
-    """Every file in `commands/` is a subcommand; one that is not asked for is not built, for the sake of the start."""
+    """Every file in `commands/` is a subcommand; only the requested one is built, to start fast."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -61,11 +61,11 @@ class _Commands(typer.core.TyperGroup):
         return typer.main.get_command(app)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """In the order of their panels."""
+        """The commands in the order of their panels."""
         return [name for names in self._panels().values() for name in names]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        """Print it: of each command the first sentence of its help."""
+        """Print the help: for each command, the first sentence of its own."""
         listed = {title: [_row(name) for name in names] for title, names in self._panels().items()}
         print_help(self, ctx, panels(self.get_params(ctx)) | listed)
 
@@ -84,7 +84,7 @@ def _row(name: str) -> Row:
 
 
 def build_app() -> typer.Typer:
-    """The program: its subcommands are the functions `command` in `commands/`, with their docstrings as the help."""
+    """The app: its subcommands are the functions `command` in `commands/`, with their docstrings as help."""
     app = typer.Typer(
         name="mismatch-cli",
         cls=_Commands,
@@ -98,8 +98,8 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"mismatch-cli {__version__}")
         raise typer.Exit
 
@@ -123,7 +123,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     Command.debugging = "--debug" in arguments or "MISMATCH_DEBUG" in os.environ
     if odd := next((argument for argument in arguments if not is_whole(argument)), None):
-        return _fail(f"{odd} is not UTF-8. Rename the file, or name a link to it.", 2)
+        return _fail(f"{odd} is not UTF-8. Rename the file, or use a link to it.", 2)
     try:
         code = typer.main.get_command(build_app()).main(list(arguments), standalone_mode=False)
     except MismatchError as error:
@@ -132,7 +132,7 @@ def _run(arguments: Sequence[str]) -> int:
         code = _INTERRUPTED
     except BrokenPipeError:
         return _READER_HAS_LEFT
-    except SystemExit as stopped:  # what Typer makes of a broken pipe that it sees first
+    except SystemExit as stopped:  # how Typer ends if it sees the broken pipe first
         if isinstance(stopped.__context__, BrokenPipeError):
             return _READER_HAS_LEFT
         raise
@@ -141,8 +141,8 @@ def _run(arguments: Sequence[str]) -> int:
         return _fail(f"{error.strerror or error}{where}. Make room, or choose another --output.", 1)
     except MemoryError:
         return _fail(
-            "There is not enough memory for this. Close other programs, or give it less at a time: fewer --workers, "
-            "a smaller --token-budget, fewer prompts.", 1,
+            "Out of memory. Close other programs, or reduce the work: fewer --workers, a smaller --token-budget, fewer "
+            "prompts.", 1,
         )  # fmt: skip
     except _ClickError as error:  # type: ignore[misc]
         error.show()
@@ -151,7 +151,7 @@ def _run(arguments: Sequence[str]) -> int:
         if sentence := not_installed(error, f"`{arguments[0]}`"):
             return _fail(sentence, 1)
         if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
-            return _fail(f"{error.object[:300]} is not UTF-8. Rename what is called so, or mend that text.", 1)
+            return _fail(f"{error.object[:300]} is not UTF-8. Rename the file of that name, or correct the text.", 1)
         what = f"{type(error).__name__}: {error}".splitlines()[0]
         if package := entry_points.at_fault(error):
             return _fail(
@@ -160,12 +160,12 @@ def _run(arguments: Sequence[str]) -> int:
             )  # fmt: skip
         return _fail(f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1)
     if code == _INTERRUPTED and launched():
-        return code  # the launcher says so
-    if code == _INTERRUPTED:  # newer versions of Typer turn the interrupt into this code themselves
+        return code  # the launcher reports it
+    if code == _INTERRUPTED:  # newer versions of Typer return this code for an interrupt
         command = "".join(arguments[:1])
         recorded = command in ("probe", "curate", "rescore")
-        how = "the same command with --resume, and without --force, goes on with it"
-        kept = f" What was recorded is kept: {how}." if recorded else ""
+        resume = "the same command with --resume, and without --force, continues it"
+        kept = f" What was recorded is kept: {resume}." if recorded else ""
         return _fail(f"Interrupted.{kept}", _INTERRUPTED)
     return code if isinstance(code, int) else 0
 
@@ -178,20 +178,20 @@ def _fail(message: str, code: int) -> int:
 
 
 def main() -> None:
-    """The program: a process of its own, which may decide how its memory is looked after and how it ends."""
+    """The program: it owns its process, so it may tune memory management and decide how to exit."""
     gc.set_threshold(*_COLLECT_AFTER)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by the shell (`>&-`): nobody reads, and that is no failure
+        if getattr(sys, stream) is None:  # closed by the shell (`>&-`): nobody reads, which is not a failure
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     spell_out_what_streams_lack()
     code = run(sys.argv[1:])
-    _end(0 if code == _INTERRUPTED and launched() else code)  # a rank that was told to stop has not failed
+    _end(0 if code == _INTERRUPTED and launched() else code)  # an interrupted rank has not failed
 
 
 def spell_out_what_streams_lack() -> None:
-    """A terminal or a pipe may know no Greek: it gets `\\u03bc`, which in JSON is the same character."""
+    """Escape characters that a terminal or pipe cannot encode, such as `\\u03bc`, which JSON reads as the same one."""
     codecs.register_error(_SPELLED_OUT, _spelled_out)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -206,13 +206,13 @@ def _spelled_out(error: UnicodeError) -> tuple[str, int]:
 
 
 def _end(code: int) -> NoReturn:
-    """Leave without taking apart torch and vLLM object by object, which takes seconds; what was registered is done."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a late Ctrl-C ends it at once, without a traceback
+    """Exit without destroying torch's and vLLM's objects, which takes seconds; exit handlers run."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a late Ctrl-C exits at once, without a traceback
     atexit._run_exitfuncs()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         pass  # the reader has left, as in `run`
     except OSError as error:
-        code = _fail(f"What was to be printed is lost: {error.strerror}. Send it elsewhere.", 1)
+        code = _fail(f"Could not write to stdout ({error.strerror}), so output is lost. Redirect it elsewhere.", 1)
     os._exit(code)

@@ -1,7 +1,7 @@
-"""Settings that nobody types: in a file, `--config FILE.toml`, and in the environment, `MISMATCH_FLAG`.
+"""Settings that are not typed: in a file, `--config FILE.toml`, or in the environment, `MISMATCH_FLAG`.
 
-What is typed wins over variables, these over the file, and the file over defaults. A file is read where it is named:
-a measurement does not depend on what lies in the working folder.
+Flags win over environment variables, these over the file, and the file over defaults. A file is read only if you name
+it: a measurement must not depend on the contents of the working folder.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import Any
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.registry import meant, unknown
 
-CONFIG = "config"  # the parameter whose file it is
+CONFIG = "config"  # the parameter that names the file
 PREFIX = "MISMATCH_"
-_OURS = f"{PREFIX}CLI_"  # what our processes tell each other
-_NO_FLAGS = (f"{PREFIX}RECORD",)  # read by what records in a run
+_OURS = f"{PREFIX}CLI_"  # variables between our own processes
+_NO_FLAGS = (f"{PREFIX}RECORD",)  # read by the recorder inside a run
 
 
 def key_of(parameter: Any) -> str:
-    """What a parameter is called in a file: its flag without dashes, or the name of what stands by itself."""
+    """The key of a parameter in a file: its flag without dashes, or the name of a positional argument."""
     if parameter.param_type_name == "argument":
         return str(parameter.name).replace("_", "-")
     return str(max(parameter.opts, key=len)).lstrip("-")
 
 
 def variables(command: str, parameter: Any) -> list[str]:
-    """What a parameter is called in the environment: for this command alone, and for all."""
+    """The environment variables of a parameter: for this command only, and for all commands."""
     key = key_of(parameter).upper().replace("-", "_")
     return [f"{PREFIX}{command.upper().replace('-', '_')}_{key}", f"{PREFIX}{key}"]
 
 
 def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a command that is told everything by its flags."""
+    """The environment without our variables, for a command that gets all settings as flags."""
     return {name: value for name, value in environment.items() if not _is_variable(name)}
 
 
 def misspelt(context: Any) -> list[str]:
-    """A sentence for each variable that looks like one of ours and is none of any command."""
+    """A sentence for each variable that looks like ours but belongs to no command."""
     own = {name for known in context.command.params for name in variables(str(context.info_name), known)}
     odd = [name for name in os.environ if _is_variable(name) and name not in own]
     if not odd:
         return []
     known = {name for command, parameter in _parameters(context) for name in variables(command, parameter)}
     return [
-        f"{name} is not a variable of any command, and is not read. {meant(name, known)}".rstrip()
+        f"The variable {name} belongs to no command and is ignored. {meant(name, known)}".rstrip()
         for name in odd
         if name not in known
     ]
@@ -57,7 +57,7 @@ def _is_variable(name: str) -> bool:
 
 
 def told(context: Any) -> str:
-    """Which settings nobody typed, and where each comes from, as one line; empty where all others are defaults."""
+    """The settings that were not typed, with their sources, in one line; empty if the rest are defaults."""
     by_place: dict[str, list[str]] = {}
     for known in context.command.params:
         if place := place_of(context, known):
@@ -66,7 +66,7 @@ def told(context: Any) -> str:
 
 
 def place_of(context: Any, parameter: Any) -> str:
-    """Where a value was read that was not typed: the name of a variable, or of the file; else empty."""
+    """The variable or file from which a value was read; empty if it was typed or is the default."""
     source = context.get_parameter_source(parameter.name)
     if source is None or source.name not in ("ENVIRONMENT", "DEFAULT_MAP"):
         return ""
@@ -76,10 +76,10 @@ def place_of(context: Any, parameter: Any) -> str:
 
 
 def read_into(context: Any, path: Path) -> None:
-    """Let a file say what holds where neither a flag nor a variable does.
+    """Let a file set what neither a flag nor a variable sets.
 
-    Keys at its top are for every command that has that flag, those of a table for the command of its name. A
-    `UsageError` names the nearest for a key, a table or a value that no command takes.
+    Top-level keys apply to every command that has the flag, keys of a table to the command of that name. Raises a
+    `UsageError` that suggests the nearest name for an unknown key or table, or names the type of a wrong value.
     """
     content, command = _content(path), str(context.info_name)
     own, commands = {key_of(known): known for known in context.command.params}, _commands(context)
@@ -91,11 +91,11 @@ def read_into(context: Any, path: Path) -> None:
     everyones = {_key(name): value for name, value in content.items() if name not in tables}
     if others := [name for name in everyones if name not in own]:
         _check_somebodys(others, context, path)
-    mine = {_key(name): value for name, value in tables.get(command, {}).items()}
-    for name in mine:
+    commands_own = {_key(name): value for name, value in tables.get(command, {}).items()}
+    for name in commands_own:
         if name not in own:
             raise _stranger(name, own, f"{path}: [{command}]", command)
-    found = {name: value for name, value in (everyones | mine).items() if name in own}
+    found = {name: value for name, value in (everyones | commands_own).items() if name in own}
     context.default_map = {
         own[name].name: _fitted(own[name], value, f"{path}: {name}") for name, value in found.items()
     }
@@ -110,7 +110,7 @@ def _content(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise MismatchError(f"--config {path} does not exist. Name a TOML file.") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise MismatchError(f"--config {path} cannot be read ({error}). Name a TOML file.") from error
+        raise MismatchError(f"--config {path} cannot be read as TOML ({error}). Correct it.") from error
 
 
 def _key(name: str) -> str:
@@ -123,7 +123,7 @@ def _commands(context: Any) -> list[str]:
 
 
 def _parameters(context: Any) -> Iterator[tuple[str, Any]]:
-    """Every parameter of every command, which are built for it."""
+    """Every parameter of every command; this builds all commands."""
     group = context.find_root().command
     for name in _commands(context):
         command = group.get_command(context, name) if hasattr(group, "get_command") else context.command
@@ -145,7 +145,7 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def _fitted(parameter: Any, value: Any, said: str) -> Any:
-    """The value as if it had been typed; a `UsageError` where it is of another kind."""
+    """The value as if it had been typed; a `UsageError` if its type is wrong."""
     described = parameter.type_descriptor
     if described.is_list or described.is_tuple:
         values = value if isinstance(value, list) else [value]
@@ -164,5 +164,5 @@ def _single(kind: Any, value: Any, said: str) -> Any:
     }[kind]
     if not fits:
         shown = str(value).lower() if isinstance(value, bool) else repr(value)
-        raise UsageError(f"{said} = {shown} has to be {_KINDS[kind]}.")
+        raise UsageError(f"{said} = {shown} must be {_KINDS[kind]}.")
     return value if kind is bool else str(value)

@@ -1,8 +1,8 @@
 """TV and KL between rollout (μ) and trainer (π), from log-probabilities: on the sampled token, on the top-K, in full.
 
-Three sentences hold everywhere. KL is a sum of terms q·φ(log(p/q)) with φ(d) = e^d − 1 − d ≥ 0; because both sides of a
-partition sum to one, that equals Σ q·log(q/p), and no term can cancel another. A probability's complement is formed as
-−expm1(log p), never as 1 − exp(log p). Half-precision input is computed in float32.
+Three rules hold throughout. KL is a sum of terms q·φ(log(p/q)) with φ(d) = e^d − 1 − d ≥ 0; because both sides of a
+partition sum to one, that equals Σ q·log(q/p), and no term can cancel another. The complement of a probability is
+−expm1(log p), never 1 − exp(log p). Half-precision input is computed in float32.
 
 log p = 0 exactly means that 1 − p is below half a unit in the last place (6e-8 in float32): a log-softmax cannot say
 how far below. The complement then counts as that half unit, the largest value that rounds to zero, so the binary KL is
@@ -36,14 +36,14 @@ from mismatch_cli.arrays import (
 )
 
 _SERIES_BELOW = 0.125  # |d| from which e^d − 1 − d loses no more than four bits
-_SERIES_TERMS = {4: 5, 8: 10}  # by bytes: the first term left out is below half a unit in the last place
+_SERIES_TERMS = {4: 5, 8: 10}  # by bytes: the first omitted term is below half a unit in the last place
 _SERIES = {size: [1 / factorial(k + 2) for k in range(terms)] for size, terms in _SERIES_TERMS.items()}
-_BLOCK = 2**17  # entries of top-K columns that are computed at a time: half a megabyte each, which stays in cache
-_BLOCK_TOKENS = 2**16  # of the sampled token's columns
+_BLOCK = 2**17  # entries of top-K columns per block: half a megabyte each, which stays in cache
+_BLOCK_TOKENS = 2**16  # tokens per block of the sampled token's columns
 
 
 class SampledToken:
-    """What the log-probabilities of the sampled token say, formed together because the parts share their cost."""
+    """Quantities from the log-probabilities of the sampled token, computed together because they share their cost."""
 
     def __init__(self, blocks: Sequence[_Block]) -> None:
         self._blocks = blocks
@@ -60,7 +60,7 @@ class SampledToken:
 
     @cached_property
     def log_odds_gap_T(self) -> Array:
-        """log(π/(1 − π)) − log(μ/(1 − μ)), nats: how far this logit moved if no other did."""
+        """log(π/(1 − π)) − log(μ/(1 − μ)), nats: how far this logit moved if no others did."""
         return _joined([block.d_T - block.y_T for block in self._blocks])
 
     @cached_property
@@ -98,7 +98,7 @@ def _joined(columns: Sequence[Array]) -> Array:
 
 @silent
 def sampled_token(logp_rollout_T: Array, logp_trainer_T: Array) -> SampledToken:
-    """What {sampled token, anything else} says of two policies, without cancellation or overflow. DPPO eq. 13 and 14.
+    """Two policies compared on {sampled token, all others}, without cancellation or overflow. DPPO eq. 13 and 14.
 
     π − μ = ± max(μ, π) · (1 − e^−|d|), whose absolute value is the binary TV; KL(μ‖π) = μ·φ(d) + (1 − μ)·φ(y) ≥ 0
     in nats, with d = log π − log μ and y = log((1 − π)/(1 − μ)); the log-odds gap is d − y.
@@ -141,8 +141,8 @@ def topk_divergences(
     partition. A rank that the rollout's support does not reach (log μ = −inf) belongs to the others.
 
     The others hold 1 − Σ, which rounding of the log-probabilities makes uncertain by 8 units in the last place (1e-6 in
-    float32). Both sides are held at or above that resolution, so their KL is a finite lower bound, and 0 when both are
-    below it. A top-K token that π excludes makes the KL infinite: that is its value.
+    float32). Both sides are clamped to at least that resolution, so their KL is a finite lower bound, and 0 when both
+    are below it. A top-K token that π excludes makes the KL infinite, which is correct.
     """
     tokens, k = topk_logp_rollout_TK.shape
     rows = max(1, _BLOCK // k) if is_on_cpu(topk_logp_rollout_TK) else max(1, tokens)
@@ -168,7 +168,7 @@ def _topk_divergences(
     logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
     topk_logp_rollout_TK, topk_logp_trainer_TK = _wide(topk_logp_rollout_TK), _wide(topk_logp_trainer_TK)
     xp = namespace(logp_rollout_T)
-    alone_T = ~in_topk_T  # the sampled token is a part of its own
+    alone_T = ~in_topk_T  # the sampled token is its own part
     if replace_last:
         topk_logp_rollout_TK = copied(topk_logp_rollout_TK)
         topk_logp_rollout_TK[:, -1] = filled(topk_logp_rollout_TK[:, -1], alone_T, -inf)
@@ -187,7 +187,7 @@ def _topk_divergences(
 
 @silent
 def mass_beyond_topk(logp_T: Array, topk_p_TK: Array, in_topk_T: Array) -> Array:
-    """What a policy gives to all tokens but the top-K ids, by their probability, and the sampled one: 1 − Σ ≥ 0."""
+    """A policy's mass on all tokens except the sampled one and the top-K, given their probabilities: 1 − Σ ≥ 0."""
     xp = namespace(logp_T)
     sampled_T = xp.exp(_wide(logp_T)) * ~in_topk_T
     return at_least(1 - row_sums(topk_p_TK) - sampled_T, 0.0)
@@ -226,7 +226,7 @@ def _phi_series(d: Array) -> Array:
     *lower, highest = _SERIES[d.dtype.itemsize]
     series = d * highest
     for coefficient in reversed(lower[1:]):
-        series += coefficient  # in place: a dozen fresh columns would not stay in cache
+        series += coefficient  # in place: a dozen new columns would not stay in cache
         series *= d
     series += lower[0]
     series *= d
@@ -260,7 +260,7 @@ def _complement(logp_T: Array) -> Array:
 
 
 def _log_ratio(mu_T: Array, pi_T: Array, change_T: Array) -> Array:
-    """log(π/μ) of a part whose masses are known: by log1p of the relative change, unless more than half is gone."""
+    """log(π/μ) of a part with known masses: log1p of the relative change, unless more than half is gone."""
     xp = namespace(mu_T)
     x_T = change_T / mu_T
     return mostly(x_T > -0.5, xp.log1p(x_T), _plain_log_ratio, mu_T, pi_T)
@@ -281,7 +281,7 @@ def _others_kl(mu_T: Array, change_T: Array) -> Array:
 
 
 def _not_nothing(logp_T: Array) -> Array:
-    """p of a token that was sampled: where it underflows, a tiny value, so that p·(−∞) is not NaN."""
+    """p of a sampled token; a tiny value if it underflows, so that p·(−∞) is not NaN."""
     xp = namespace(logp_T)
     return at_least(xp.exp(logp_T), float(xp.finfo(logp_T.dtype).smallest_normal))
 

@@ -1,7 +1,7 @@
-"""Masks, weights, engines, importers, checks and dialects of other packages, installed beside ours.
+"""Masks, weights, engines, importers, checks and dialects that other packages add.
 
-A package names a module of its own in a group, such as `mismatch_cli.trust_regions`; the module has what a file of our
-folder has. Names are read from the metadata of installed packages, which imports nothing of theirs.
+A package names one of its modules in a group, such as `mismatch_cli.trust_regions`; the module defines what a file of
+that folder defines. Names come from the metadata of installed packages, without importing them.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.extras import not_installed
 
 _IN_EVERY_IMPORTER = ("TITLE", "FILES", "ENABLE", "PI", "HOLDS", "SHIFT", "PADDING", "AVERAGING")
-_NEEDED = {  # what a module of each folder has to hold
+_NEEDED = {  # what a module of each folder must define
     "importers": (*_IN_EVERY_IMPORTER, "recognises", "blocks"),
     "engines": ("REMOTE", "TAKES_WEIGHTS", "MEMORY_SHARE", "create"),
     "trust_regions": ("trust_region",),
@@ -29,7 +29,7 @@ _NEEDED = {  # what a module of each folder has to hold
     "dialects": ("LINES", "WHEN"),
 }
 GROUPS = {f"mismatch_cli.{folder}": f"mismatch_cli.{folder.rpartition('.')[2]}" for folder in _NEEDED}
-_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # what `NAME:PARAMETER=VALUE` and a comma leave as one name
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # must not contain what separates names and parameters
 _SECTION = b"[mismatch_cli."
 _METADATA = (".dist-info", ".egg-info")
 _ignored: list[str] = []
@@ -40,7 +40,7 @@ class EntryPoint(NamedTuple):
 
     name: str
     module: str
-    package: str  # as pip knows it
+    package: str  # its name for pip
     version: str
 
     @property
@@ -49,30 +49,30 @@ class EntryPoint(NamedTuple):
 
 
 def beside(package: str, taken: Collection[str]) -> Mapping[str, EntryPoint]:
-    """The entry points of a folder's group by name; what cannot be used is left out, and `ignored` says why."""
+    """The entry points of a folder's group by name; unusable ones are left out, and `ignored` says why."""
     found: dict[str, EntryPoint] = {}
     for point in _of_group(GROUPS[package]):
         where = f"{GROUPS[package]}: '{point.name}' {point.whose} is ignored"
         if point.name in taken:
-            _ignored.append(f"{where}: mismatch-cli has that name itself. Ask its author for another name.")
+            _ignored.append(f"{where}: mismatch-cli itself has that name. Ask its author for another name.")
         elif point.name in found:
             _ignored.append(f"{where}: {found[point.name].package} has that name too. Uninstall one of them.")
         elif not _NAME.fullmatch(point.name):
-            _ignored.append(f"{where}: a name has small letters, digits and single hyphens. Ask for another.")
+            _ignored.append(f"{where}: a name has lower-case letters, digits and single hyphens. Ask for another.")
         else:
             found[point.name] = point
     return found
 
 
 def ignored() -> list[str]:
-    """A sentence for each entry point that was come across and cannot be used."""
+    """A sentence for each entry point that was found but cannot be used."""
     return list(dict.fromkeys(_ignored))
 
 
 def load(package: str, point: EntryPoint, kind: str) -> ModuleType:
-    """Import the module of an entry point; a `MismatchError` says which package does not work.
+    """Import the module of an entry point; a `MismatchError` names the package if that fails.
 
-    What it prints goes to stderr: stdout belongs to the command.
+    Its output goes to stderr, since stdout belongs to the command.
     """
     what = f"The {kind} '{point.name}' {point.whose}"
     try:
@@ -88,14 +88,14 @@ def load(package: str, point: EntryPoint, kind: str) -> ModuleType:
     lacking = [name for name in _NEEDED[package.removeprefix("mismatch_cli.")] if not hasattr(module, name)]
     if lacking:
         raise MismatchError(
-            f"{what} lacks {', '.join(lacking)}: {point.module} has to hold what a file of mismatch-cli's own does; "
-            f"mismatch-cli guide extending says what. Update the package, or: pip uninstall {point.package}"
+            f"{what} lacks {', '.join(lacking)}: {point.module} must define what mismatch-cli guide extending lists. "
+            f"Update the package, or: pip uninstall {point.package}"
         )
     return module
 
 
 def at_fault(error: BaseException) -> str:
-    """The package whose entry point an unexpected error comes out of, with its version; empty for our own."""
+    """The package (with version) whose entry point raised an unexpected error; empty if it is ours."""
     modules = {frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)}
     by_root = {point.module.partition(".")[0]: point for group in GROUPS.values() for point in _of_group(group)}
     guilty = (by_root.get(module.partition(".")[0]) for module in modules)
@@ -103,7 +103,7 @@ def at_fault(error: BaseException) -> str:
 
 
 def fingerprint() -> Iterator[bytes]:
-    """Of each entry point what tells its code from another version of it, for whoever remembers results of it."""
+    """What identifies the code of each entry point, so that caches notice another version."""
     for group in GROUPS.values():
         for point in _of_group(group):
             yield repr((group, point)).encode()
@@ -113,7 +113,7 @@ def fingerprint() -> Iterator[bytes]:
 
 @cache
 def _of_group(group: str) -> tuple[EntryPoint, ...]:
-    """As installed packages name them, in the order of the packages' names."""
+    """The entry points of a group in all installed packages, ordered by package name."""
     folders = _metadata_folders()
     if not folders:
         return ()
@@ -128,15 +128,15 @@ def _of_group(group: str) -> tuple[EntryPoint, ...]:
             for known in distribution.entry_points
             if known.group == group
         ]
-        found.setdefault(package, points)  # what stands first on the path is what would be imported
+        found.setdefault(package, points)  # the first one on the path is what Python would import
     return tuple(point for _, points in sorted(found.items()) for point in sorted(points))
 
 
 @cache
 def _metadata_folders() -> tuple[str, ...]:
-    """The metadata of those installed packages that name a group of ours, in the order of the path.
+    """The metadata folders of installed packages that name one of our groups, in the order of the path.
 
-    Nothing is parsed for it: importlib.metadata takes 30 ms to import and to read what a hundred packages say.
+    Without importlib.metadata, which takes 30 ms to import and to read a hundred packages.
     """
     found: list[str] = []
     for folder in dict.fromkeys(sys.path):
@@ -144,7 +144,7 @@ def _metadata_folders() -> tuple[str, ...]:
             with os.scandir(folder or ".") as entries:
                 found += sorted(entry.path for entry in entries if entry.name.endswith(_METADATA) and _names_us(entry))
         except OSError:
-            continue  # an archive, or nothing at all
+            continue  # an archive, or a missing folder
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""The two exceptions that reach a person: each message says what happened, to what, and what to type next."""
+"""The two exceptions that users see: each message says what happened, to what, and what to type next."""
 
 import shlex
 from pathlib import Path
@@ -11,25 +11,25 @@ class MismatchError(Exception):
 
 
 class UsageError(MismatchError):
-    """A command line that makes no sense (exit code 2): an unknown name, a value out of range, flags at odds."""
+    """An invalid command line (exit code 2): an unknown name, a value out of range, conflicting flags."""
 
     exit_code = 2
 
 
 def first_line(error: BaseException) -> str:
-    """What a foreign error says, as a clause for a sentence of ours: its first line, else its kind."""
+    """The first line of a foreign error, to put into our own message; its type if it has no text."""
     try:
         lines = str(error).splitlines()
-    except BaseException:  # the error of an error, in code that is not ours
+    except BaseException:  # foreign code whose error cannot even be printed
         lines = []
     return (lines or [type(error).__name__])[0].rstrip(".")
 
 
 def suggest(*words: str | Path) -> str:
-    """`mismatch-cli` with these words, quoted for a shell; a path that begins with a dash becomes `./-…`."""
+    """A `mismatch-cli` command of these words, quoted for a shell; a path that starts with a dash becomes `./-…`."""
     return f"mismatch-cli {quoted(*words)}"
 
 
 def quoted(*words: str | Path) -> str:
-    """The words alone, quoted in the same way."""
+    """The words without `mismatch-cli`, quoted in the same way."""
     return shlex.join(f"./{w}" if isinstance(w, Path) and str(w).startswith("-") else str(w) for w in words)

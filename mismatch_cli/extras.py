@@ -1,11 +1,11 @@
-"""What the core does without, and the line to type where something needs it: `pip install 'mismatch-cli[hf]'`."""
+"""Optional dependencies, and the command that installs them: `pip install 'mismatch-cli[hf]'`."""
 
 import importlib.util
 
 from mismatch_cli.errors import MismatchError
 
-# The modules of each extra in pyproject.toml; [cpu] and [vllm] hold those of [hf] too. An engine whose library is an
-# extra of its own is called like it.
+# The modules of each extra in pyproject.toml; [cpu] and [vllm] include those of [hf]. An engine whose library is an
+# extra has the name of that extra.
 EXTRAS = {
     "hf": (
         *("torch", "transformers", "huggingface_hub", "peft", "safetensors"),
@@ -17,7 +17,7 @@ EXTRAS = {
     "trackio": ("trackio",),
     "wandb": ("wandb",),
     "tensorboard": ("tensorboard",),
-    "mlflow": ("mlflow",),  # mlflow-skinny, or all of it
+    "mlflow": ("mlflow",),  # mlflow-skinny or mlflow
 }
 _LINES = {
     "hf": "pip install 'mismatch-cli[hf]'",
@@ -31,7 +31,7 @@ _LINES = {
 
 
 def not_installed(error: BaseException, who: str) -> str | None:
-    """The sentence for an import that failed because an extra is not there; None for any other error."""
+    """The message for an import that failed because an extra is not installed; None for any other error."""
     if not isinstance(error, ModuleNotFoundError):
         return None
     module = (error.name or "").partition(".")[0]
@@ -40,7 +40,7 @@ def not_installed(error: BaseException, who: str) -> str | None:
 
 
 def require(extra: str, who: str) -> None:
-    """A `MismatchError` if a module of an extra is not there: told before a folder is made or anything is imported."""
+    """A `MismatchError` if a module of an extra is not installed; call it before creating folders or importing."""
     for module in EXTRAS.get(extra, ()):
         if importlib.util.find_spec(module) is None:
             raise MismatchError(not_installed(ModuleNotFoundError(name=module), who))

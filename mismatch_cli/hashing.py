@@ -1,4 +1,4 @@
-"""Hashes in place of random numbers: a sample or a group follows from a key, whatever the order and the sharding."""
+"""Hashes instead of random numbers: a sample or a group depends only on a key, not on order or sharding."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64: uint64 to uint64, every output bit depends on every input bit."""
+    """The finaliser of splitmix64, uint64 to uint64: every output bit depends on every input bit."""
     x = x + _STEP
     shifted = x >> np.uint64(30)
     x ^= shifted
@@ -21,7 +21,7 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def hash_keys(*keys: np.ndarray, seed: int = 0) -> np.ndarray:
-    """One uint64 for each row of the integer columns."""
+    """One uint64 per row of the integer columns."""
     state = np.full(keys[0].shape, seed, dtype=np.int64).view(np.uint64)
     for key in keys:
         state = mix(state ^ key.astype(np.int64).view(np.uint64))
@@ -29,12 +29,12 @@ def hash_keys(*keys: np.ndarray, seed: int = 0) -> np.ndarray:
 
 
 def prompt_groups(prompt_id_P: np.ndarray) -> np.ndarray:
-    """The group that a prompt falls into, for intervals that leave out one group at a time: int64."""
+    """The group of each prompt, int64, for intervals that leave out one group at a time."""
     return (hash_keys(prompt_id_P, seed=1) >> np.uint64(65 - GROUPS.bit_length())).astype(np.int64)
 
 
 def sum_by_group(group_S: np.ndarray, sums_SM: np.ndarray) -> np.ndarray:
-    """[S, M] → [GROUPS, M]; the responses to one prompt mostly lie together, and are summed without being moved."""
+    """[S, M] → [GROUPS, M]; responses to one prompt are mostly adjacent, and are summed in place."""
     totals_GM = np.zeros((GROUPS, sums_SM.shape[1]))
     first_R = np.flatnonzero(np.diff(group_S, prepend=-1))
     if len(first_R):

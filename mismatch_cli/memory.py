@@ -1,4 +1,4 @@
-"""How much memory reading somebody's file may take: in many formats a few bytes can stand for any number."""
+"""Limits the memory for reading a foreign file: in many formats a few bytes can expand without bound."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,41 +10,41 @@ from mismatch_cli.errors import MismatchError
 _ALLOWED, _TIMES = 2**30, 20
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 _NO_THREAD = "can't start new thread"
-_TEXT, _ROW = 16, 200  # bytes beside a text's own, and what is kept of a row
+_TEXT, _ROW = 16, 200  # bytes of overhead per text, and per row
 
 
 def allowance(file_bytes: int) -> int:
-    """The bytes that reading a file, or files, of this size may take: 1 GiB + 20 × the size."""
+    """The bytes of memory that reading files of this size may take: 1 GiB + 20 × the size."""
     return _ALLOWED + _TIMES * file_bytes
 
 
 def too_large(what: object, file_bytes: int) -> MismatchError:
-    """What is said where that is not enough."""
+    """The error if that is not enough."""
     allowed = allowance(file_bytes) / 2**30
     return MismatchError(
-        f"{what} holds more than its size explains: reading it takes over {allowed:.3g} GiB (1 GiB + 20 × its size). "
-        "Write it anew, in smaller files if it is in order, or name another one."
+        f"{what} expands far beyond its size: reading it takes over {allowed:.3g} GiB (1 GiB + 20 × its size). "
+        "If it is valid, split it into smaller files; else name another one."
     )
 
 
 @contextmanager
 def bounded(what: object, file_bytes: int) -> Iterator[None]:
-    """Inside, this process takes at most the allowance beyond what it has; more is a `MismatchError` about `what`.
+    """Limit this process to the allowance beyond its present memory; exceeding it is a `MismatchError` about `what`.
 
-    Where the system keeps no such limit (it is Linux's), only what readers look at themselves is refused.
+    On systems without such a limit (only Linux has it), only what readers check themselves is refused.
     """
     with limited(allowance(file_bytes)):
         try:
             yield
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, MemoryError) or _NO_THREAD in str(error):  # its stack did not fit
+            if isinstance(error, MemoryError) or _NO_THREAD in str(error):  # no memory for its stack
                 raise too_large(what, file_bytes) from error
             raise
 
 
 @contextmanager
 def limited(allowed: int) -> Iterator[None]:
-    """Inside, asking for more than so many bytes is a MemoryError."""
+    """Limit this process to so many more bytes; exceeding it is a MemoryError."""
     has = _status("/proc/self/status", "VmData:")
     if has is None:
         yield
@@ -61,7 +61,7 @@ def limited(allowed: int) -> Iterator[None]:
 
 
 def free() -> int | None:
-    """Bytes that the machine could give now; None where it does not say."""
+    """Bytes that the machine has available; None if unknown."""
     return _status("/proc/meminfo", "MemAvailable:")
 
 
@@ -74,9 +74,9 @@ def _status(file: str, name: str) -> int | None:
 
 
 def decoded_bytes(metadata: Any, columns: Sequence[str] | None = None, groups: Sequence[int] | None = None) -> int:
-    """What the columns of a Parquet file take in memory, as far as its footer knows: of a repeated text only one copy.
+    """The memory that columns of a Parquet file take, by its footer, which counts a repeated text only once.
 
-    `metadata` is pyarrow's; without `columns` and `groups`, of all columns and all row groups.
+    `metadata` is pyarrow's; without `columns` and `groups`, all columns and all row groups count.
     """
     total = 0
     for group in range(metadata.num_row_groups) if groups is None else groups:

@@ -1,4 +1,4 @@
-"""Loading a Hugging Face model or tokenizer, with whatever can be wrong said in one sentence."""
+"""Loads a Hugging Face model or tokenizer, and reports whatever is wrong with it in one sentence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mismatch_cli.sharding import Sharding
 
-_UP_TO_NUMBER = re.compile(r"([^.]*\.)*?\d+\.|")  # `model.layers.3.` of what lies in a layer, else nothing
+_UP_TO_NUMBER = re.compile(r"([^.]*\.)*?\d+\.|")  # `model.layers.3.` for what is inside a layer, else empty
 _PLACED_BY_ACCELERATE = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -36,9 +36,9 @@ def load_causal_lm(
 ) -> Any:
     """Load a causal LM in eval mode, whole or spread over the ranks.
 
-    `dtype` "auto" is the checkpoint's own; without a device map the model goes to CUDA if there is one. No attention
-    implementation is transformers' choice, or "eager" where that leaves out what the model asks for.
-    Raises UsageError for a dtype or device that does not exist, MismatchError for whatever is wrong with the model.
+    `dtype` "auto" is the checkpoint's own; without a device map the model goes to CUDA if available. Without an
+    attention implementation transformers chooses one; it is "eager" if that one would ignore what the model needs.
+    Raises a UsageError for an unknown dtype or device, a MismatchError for anything wrong with the model.
     """
     check_attention(attn_implementation)
     if dtype not in DTYPES:
@@ -61,7 +61,7 @@ def load_causal_lm(
             loaded.set_attn_implementation(SAFE)
     except MismatchError:
         raise
-    except Exception as error:  # a foreign library: a damaged checkpoint fails in as many ways as there are formats
+    except Exception as error:  # transformers raises all kinds of errors for damaged checkpoints
         if is_lost_rank(error):
             raise
         raise MismatchError(_why(model, error)) from error
@@ -70,14 +70,14 @@ def load_causal_lm(
 
 
 def check_models(models: Sequence[str | None], who: str) -> None:
-    """A `MismatchError` for a folder that holds no model, or where what scores with one is not installed."""
+    """A `MismatchError` for a folder without a model, or if the libraries that score are not installed."""
     for model in filter(None, models):
         check_model_folder(model)
         require("hf", who)
 
 
 def _device(device_map: str | None) -> torch.device | None:
-    """The one device of the model; None where accelerate places its layers."""
+    """The single device of the model; None if accelerate places its layers."""
     import torch
 
     check_device(device_map)
@@ -86,14 +86,14 @@ def _device(device_map: str | None) -> torch.device | None:
     device = torch.device(device_map or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MismatchError(
-            f"--device-map {device_map} is not here: torch sees {torch.cuda.device_count()} CUDA devices. "
+            f"--device-map {device_map} is not available: torch sees {torch.cuda.device_count()} CUDA devices. "
             "Use --device-map cpu, or leave it out."
         )
     return device
 
 
 def check_device(device_map: str | None) -> None:
-    """Say what is wrong with the name of a device, without looking for it: CUDA is not to begin before an engine."""
+    """Check the name of a device without initialising CUDA, which must not happen before the engine starts."""
     if device_map in _PLACED_BY_ACCELERATE and importlib.util.find_spec("accelerate") is None:
         raise MismatchError(f"--device-map {device_map} needs accelerate. Install it with: pip install accelerate")
     if device_map is None or device_map in ("cpu", "cuda", *_PLACED_BY_ACCELERATE):
@@ -104,7 +104,7 @@ def check_device(device_map: str | None) -> None:
         torch.device(device_map)
     except RuntimeError as error:
         raise UsageError(
-            f"--device-map {device_map} is no device. Use auto, cpu, cuda, cuda:0 or another name that torch knows."
+            f"--device-map {device_map} is not a device. Use auto, cpu, cuda, cuda:0 or another name that torch knows."
         ) from error
 
 
@@ -120,7 +120,7 @@ def _from_pretrained(model: str, options: dict[str, Any]) -> tuple[Any, dict[str
 
 
 def _spread(model: str, options: dict[str, Any], sharding: Sharding) -> tuple[Any, dict[str, Any]]:
-    """Each rank reads its own part of the weights."""
+    """Load a model of which each rank reads only its own part of the weights."""
     import torch
 
     from mismatch_cli.sharding import add_plan, prepared
@@ -128,7 +128,7 @@ def _spread(model: str, options: dict[str, Any], sharding: Sharding) -> tuple[An
     config, dtype = load_config(model), options["dtype"]
     computes = config.dtype if dtype == "auto" else getattr(torch, dtype)
     if computes is None:
-        raise MismatchError(f"{model} does not say in which dtype it was saved. Name one with --trainer-dtype.")
+        raise MismatchError(f"{model} does not record the dtype of its weights. Name it with --trainer-dtype.")
     add_plan(config, model)
     with sharding.policy(computes):
         loaded, info = _from_pretrained(model, options | sharding.options(config, dtype))
@@ -137,7 +137,7 @@ def _spread(model: str, options: dict[str, Any], sharding: Sharding) -> tuple[An
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar and no table of missing weights: those are an error here, with a sentence of its own."""
+    """Suppress the progress bar and the table of missing weights, which are an error with its own message here."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -160,14 +160,14 @@ def _why(model: str, error: Exception) -> str:
     if "Unrecognized configuration class" in reason:
         return f"{model} is not a causal language model. Name a model that generates text from left to right."
     if isinstance(error, torch.OutOfMemoryError):
-        return f"{model} does not fit into the memory of the device. Use --trainer-dtype bfloat16 or --device-map auto."
+        return f"{model} does not fit into the device's memory. Use --trainer-dtype bfloat16 or --device-map auto."
     if "couldn't connect" in reason or "is not a local folder" in reason:
-        return f"{model} is no folder here, and the Hugging Face hub did not give it ({reason}) Check the name."
+        return f"{model} is not a local folder, and the Hugging Face hub cannot provide it ({reason}) Check the name."
     return f"{model} cannot be loaded by transformers: {reason}"
 
 
 def _check_complete(model: str, info: dict[str, Any]) -> None:
-    """transformers fills missing weights with random numbers and warns; that would be measured as mismatch."""
+    """Refuse missing weights: transformers warns and fills them with random numbers, which would look like mismatch."""
     missing = sorted(info["missing_keys"])
     if missing:
         raise MismatchError(
@@ -177,9 +177,9 @@ def _check_complete(model: str, info: dict[str, Any]) -> None:
 
 
 def checkpoint_layers(model: Any) -> None:
-    """Keep of each layer only what enters it, and compute the rest again for its gradients: memory for time.
+    """Checkpoint gradients: keep only the input of each layer, and recompute the rest, which trades time for memory.
 
-    Only layers are told that they train: dropout stays off.
+    Only the layers are set to training mode, so dropout stays off.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -187,8 +187,8 @@ def checkpoint_layers(model: Any) -> None:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:
         raise MismatchError(
-            f"{type(model).__name__} cannot compute its layers again ({first_line(error)}) "
-            "Leave --gradient-checkpointing out."
+            f"{type(model).__name__} does not support gradient checkpointing ({first_line(error)}) "
+            "Leave out --gradient-checkpointing."
         ) from error
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
@@ -196,9 +196,9 @@ def checkpoint_layers(model: Any) -> None:
 
 
 def saved_state(model: Any) -> Mapping[str, torch.Tensor]:
-    """The weights of a Hugging Face model, or of one with an adapter added, under the names that its folder has.
+    """The weights of a Hugging Face model, perhaps with an adapter merged, under the names in its folder.
 
-    transformers fuses experts when it loads, and renames what older folders hold; engines read the names of folders.
+    transformers fuses experts and renames old weights when it loads, but engines expect the names in the folder.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -206,13 +206,13 @@ def saved_state(model: Any) -> Mapping[str, torch.Tensor]:
 
     learning, state = getattr(model, "learning", model), whole_state(model)
     if is_spread(learning) and not learning._weight_conversions:
-        return state  # each made whole only when it is asked for
+        return state  # each one gathered only when requested
     saved: Mapping[str, torch.Tensor] = revert_weight_conversion(learning, dict(state))
     return saved
 
 
 def saved_by_layer(model: Any, state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """A model's state under the names that its folder has, layer by layer: what is taken apart is copied."""
+    """A model's state under the names in its folder, layer by layer; split weights are copies."""
     from transformers.core_model_loading import revert_weight_conversion
 
     layers: dict[str, dict[str, torch.Tensor]] = {}
@@ -223,7 +223,7 @@ def saved_by_layer(model: Any, state: Mapping[str, torch.Tensor]) -> Iterator[tu
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load the tokenizer of a local folder or a hub name; a `MismatchError` where it is missing or does not fit."""
+    """Load the tokenizer of a local folder or a hub name; a `MismatchError` if it is missing or does not fit."""
     prepare_imports()
     from transformers import AutoTokenizer
 
@@ -237,20 +237,20 @@ def load_tokenizer(model: str) -> Any:
         raise MismatchError(
             custom_code.refusal(model, error)
             or f"{model}: the model's configuration or tokenizer cannot be loaded ({first_line(error)}). "
-            "Give a model folder with config.json and tokenizer files, or a hub name."
+            "Name a model folder with config.json and tokenizer files, or a hub name."
         ) from error
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     largest = max(tokenizer.get_vocab().values(), default=0)
     if vocabulary is not None and largest >= vocabulary:
         raise MismatchError(
-            f"The tokenizer of {model} has ids up to {largest}, but the model knows only {vocabulary}: they do not "
-            "belong together. Save the tokenizer that the model was trained with into the model's folder."
+            f"The tokenizer of {model} has ids up to {largest}, but the model's vocabulary is {vocabulary}: they do "
+            "not match. Save the tokenizer that the model was trained with into the model's folder."
         )
     return tokenizer
 
 
 def load_config(model: str) -> Any:
-    """The configuration of a local folder or a hub name, with whatever error transformers has for one that is none."""
+    """The configuration of a local folder or a hub name; raises whatever transformers raises for an invalid one."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(os.path.expanduser(model), **custom_code.loading())
@@ -259,16 +259,16 @@ def load_config(model: str) -> Any:
 
 
 def check_attention(implementation: str | None) -> None:
-    """A `UsageError` for an implementation that is code on the hub, where nobody has said that it may run."""
+    """A `UsageError` for an implementation that is code on the hub, unless the user allows it to run."""
     if implementation is not None and "/" in implementation and not custom_code.allowed():
         raise UsageError(
             f"--attn {implementation} is code on the hub, which would run here. If you have read it and trust it, "
-            f"add {custom_code.FLAG}; else use sdpa or eager."
+            f"add {custom_code.FLAG}; otherwise use sdpa or eager."
         )
 
 
 def known_vocabulary(model: str) -> int | None:
-    """The number of token ids, where the model lies on this machine and says so at first sight."""
+    """The number of token ids, if a local model's config.json states it."""
     try:
         tokens = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
@@ -277,7 +277,7 @@ def known_vocabulary(model: str) -> int | None:
 
 
 def check_model_folder(model: str) -> None:
-    """Say what is wrong with a local path before a hub client takes it for the name of a repository."""
+    """Report an invalid local path before a hub client takes it for the name of a repository."""
     path = Path(model).expanduser()
     looks_local = (
         path.is_absolute()
@@ -290,7 +290,7 @@ def check_model_folder(model: str) -> None:
         return
     if not path.is_dir():
         raise MismatchError(
-            f"There is no model folder {path}. Give a folder with config.json and weights, or a hub name."
+            f"There is no model folder {path}. Name a folder with config.json and weights, or a hub name."
         )
     if not (path / "config.json").is_file():
-        raise MismatchError(f"{path} is no model folder: it has no config.json. Save the model with save_pretrained.")
+        raise MismatchError(f"{path} is not a model folder: it has no config.json. Save it with save_pretrained.")

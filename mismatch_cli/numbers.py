@@ -1,6 +1,6 @@
-"""Numbers as people read them: significant digits, intervals to the same decimal, × for factors. Shared by all reports.
+"""Formats numbers for people: significant digits, intervals to the same decimal, × for factors. Used by all reports.
 
-Below 1e-4 and from 1e6 on a number is scientific (`4.2e−5`); what has no value is a dash. The minus sign is `−`.
+Below 1e-4 and from 1e6 a number is scientific (`4.2e−5`); a missing value is a dash. The minus sign is `−`.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from math import floor, isfinite, log10
 
 MISSING = "—"
 _DIGITS = 3
-_LOPSIDED = 0.3  # a share near 0 or 1: half a width would reach where nothing can be
-_LARGEST_FACTOR = 1000  # beyond, the noise is too close to nothing to divide by
+_LOPSIDED = 0.3  # e.g. a share near 0 or 1, where value ± half width would leave the valid range
+_LARGEST_FACTOR = 1000  # beyond it, the noise is too close to zero to divide by
 _SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e6
 _MOST_DECIMALS = 6
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -24,10 +24,10 @@ def number(value: float | None, digits: int = _DIGITS) -> str:
 
 
 def estimate(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
-    """A value and its interval, as `0.00421` and `[0.00402, 0.00440]`; the interval is a dash where there is none.
+    """A value and its interval, as `0.00421` and `[0.00402, 0.00440]`; a missing interval is a dash.
 
-    Both have as many decimals as the half width of the interval needs to show, so that `1.0004 [1.0002, 1.0006]` does
-    not read `1.00 [1.00, 1.00]`.
+    Both have as many decimals as the half width of the interval needs, so that `1.0004 [1.0002, 1.0006]` does not read
+    `1.00 [1.00, 1.00]`.
     """
     if value is None or low is None or high is None or not (isfinite(low) and isfinite(high)):
         return number(value), MISSING
@@ -41,9 +41,9 @@ def estimate(value: float | None, low: float | None, high: float | None) -> tupl
 
 
 def plus_minus(value: float | None, low: float | None, high: float | None) -> str:
-    """A value with half the width of its interval, both to the same decimal: `0.0152 ± 0.0047`; shorter for tables.
+    """A value with half the width of its interval, both to the same decimal, for tables: `0.0152 ± 0.0047`.
 
-    Where the interval is lopsided its ends are given: `5.9 [0, 19]`.
+    A lopsided interval shows its ends: `5.9 [0, 19]`.
     """
     if value is None or low is None or high is None or not isfinite(high - low) or high <= low:
         return number(value)
@@ -57,7 +57,7 @@ def plus_minus(value: float | None, low: float | None, high: float | None) -> st
 
 
 def near(value: float | None, ideal: float) -> str:
-    """A value to three digits of its distance from `ideal`, so that a ratio of 1.00003 does not read 1.00."""
+    """A value with three digits of its distance from `ideal`, so that a ratio of 1.00003 does not read 1.00."""
     if value is None or not isfinite(value) or value == ideal:
         return number(value)
     distance = abs(value - ideal)
@@ -71,7 +71,7 @@ def share(value: float | None, low: float | None = None, high: float | None = No
 
 
 def times(factor: float | str | None) -> str:
-    """A factor, as `3.1 ×`; noise below resolution is named instead."""
+    """A factor, as `3.1 ×`; `noise ≈ 0` if the noise is below resolution."""
     if isinstance(factor, str):
         return "noise ≈ 0"  # the noise is below resolution, the value is not
     if factor is not None and factor > _LARGEST_FACTOR:
@@ -81,22 +81,22 @@ def times(factor: float | str | None) -> str:
 
 
 def count(value: int | None) -> str:
-    """A number of things: `12,345`."""
+    """A count: `12,345`."""
     return MISSING if value is None else f"{value:,}"
 
 
 def things(value: int, noun: str) -> str:
-    """A number of things by their name, whose plural has an s: `1 response`, `12,345 responses`."""
+    """A count with its noun, whose plural ends in s: `1 response`, `12,345 responses`."""
     return f"{value:,} {noun}{'s' * (value != 1)}"
 
 
 def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
-    """A curve in letters, one for each value between `low` and `high`; a blank where there is none."""
+    """A curve in block characters, one per value between `low` and `high`; a blank for a missing one."""
     return "".join(_block(value, low, high) for value in values)
 
 
 def stretches(values: Sequence[float | None], most: int) -> list[float | None]:
-    """At most so many values for a curve: of more, the means of stretches of nearly the same length."""
+    """At most `most` values for a curve: longer ones become means over stretches of nearly equal length."""
     if len(values) <= most:
         return list(values)
     edges = [place * len(values) // most for place in range(most + 1)]

@@ -21,17 +21,17 @@ BELOW_1: dict[str, Any] = {"valid": lambda value: 0 <= value < 1, "wanted": "a n
 
 
 def setting(default: Any, help: str, flag: str | None = None, **about: Any) -> Any:
-    """A field of a dataclass, or a parameter of a command, with a flag of its name, or with this one.
+    """A field of a dataclass, or a parameter of a command, with a flag of its name, or with the given `flag`.
 
-    A default that is a function is called where nothing is given, and `--help` shows none. `about` is any of
-    `least` (and `why`), `valid` with `wanted`: what the value has to be;
-    `choices`: the word for what is chosen, and the names there are or a function that lists them;
-    `completes`: names that a shell completes where other values are possible too, or a function that lists them;
-    `changeable`: a run that goes on may have another value, since it decides how the work is done, not what comes out;
-    `path`: it may lie on this machine, and is recorded in one spelling;
-    `argument`: it has no flag, it stands by itself;
-    `short`: its flag of one letter; and what Typer takes: `min`, `max`, `metavar`, `show_default`, and the title in
-    `--help`, `panel`.
+    A default that is a function is called if nothing is given, and `--help` shows no default. `about` is any of
+    `least` (and `why`), `valid` with `wanted`: what the value must be;
+    `choices`: the word for what is chosen, and the names or a function that lists them;
+    `completes`: names that a shell completes, or a function that lists them; other values are possible too;
+    `changeable`: a resumed run may have a different value, since it only decides how the work is done;
+    `path`: it may be a local path, which is recorded in one spelling;
+    `argument`: it is positional, without a flag;
+    `short`: its one-letter flag; and what Typer takes: `min`, `max`, `metavar`, `show_default`, and `panel`, the title
+    in `--help`.
     """
     factory = default if callable(default) else lambda: default
     about |= {"default": factory, "unset": callable(default), "help": help, "flag": flag}
@@ -39,12 +39,12 @@ def setting(default: Any, help: str, flag: str | None = None, **about: Any) -> A
 
 
 def default_of(setting: Field[Any]) -> Any:
-    """What holds where nothing is given."""
+    """The value if nothing is given."""
     return setting.metadata["default"]()
 
 
 def flag_of(setting: Field[Any]) -> str:
-    """What is typed for it, as messages name it."""
+    """The flag of a setting, as messages name it."""
     return setting.name.upper() if setting.metadata.get("argument") else _flag(setting.name)
 
 
@@ -53,7 +53,7 @@ def _flag(name: str) -> str:
 
 
 def check(settings: Any, *, typed: bool) -> None:
-    """A `UsageError` for the first value out of its limits; it names the flag if `typed`, else the key of a file."""
+    """A `UsageError` for the first invalid value; it names the flag if `typed`, else the key of a file."""
     for known in fields(settings):
         value, limits = getattr(settings, known.name), known.metadata
         if value is None:
@@ -63,7 +63,7 @@ def check(settings: Any, *, typed: bool) -> None:
         if "least" in limits and value < limits["least"]:
             raise UsageError(f"{said} is too small. Use at least {limits['least']}{limits.get('why', '')}.")
         if "valid" in limits and not limits["valid"](value):
-            raise UsageError(f"{said} makes no sense. Use {limits['wanted']}.")
+            raise UsageError(f"{said} is out of range. Use {limits['wanted']}.")
         _check_choice(name, value, limits)
 
 
@@ -76,49 +76,49 @@ def _check_choice(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 
 def build(kind: type[_Settings], given: Mapping[str, Any]) -> _Settings:
-    """The settings of this kind among what is given, as it is or from JSON; what is None has its default."""
+    """Build settings of this kind from a mapping, perhaps read from JSON; missing and None values get defaults."""
     named = {known.name: given.get(known.name) for known in fields(kind)}  # type: ignore[arg-type]
     known = {name: tuple(value) if isinstance(value, list) else value for name, value in named.items()}
     return kind(**{name: value for name, value in known.items() if value is not None})
 
 
 def resumed(kind: type, asked: Mapping[str, Any], typed: set[str], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that goes on: its own, and of those that were typed now the ones that it may change.
+    """The settings of a resumed run: the recorded ones, and those typed now that a resumed run may change.
 
-    Raises a `UsageError` for one that was typed and differs, but may not.
+    Raises a `UsageError` for any other typed setting that differs.
     """
     changeable = {known.name for known in fields(kind) if known.metadata.get("changeable")}
     for known in sorted(fields(kind), key=lambda known: known.name):
         name = known.name
         if name in typed - changeable and asked[name] != recorded.get(name):
             raise UsageError(
-                f"{flag_of(known)} differs from the run to go on with. Leave it out, or start in another --output."
+                f"{flag_of(known)} differs from the run to resume. Leave it out, or start in another --output."
             )
     return {**asked, **recorded, **{name: asked[name] for name in changeable & typed}}
 
 
 class Saying(NamedTuple):
-    """A setting by its name, about which a command has something else to say."""
+    """A setting by name, with changes for one command."""
 
     name: str
     changes: Mapping[str, Any]
 
 
 def saying(name: str, **changes: Any) -> Saying:
-    """In the `Annotated` of a command: this setting too, with what `setting` takes where it is another one here."""
+    """In the `Annotated` of a command: include this setting, with `changes` to what `setting` was given."""
     return Saying(name, changes)
 
 
 def flags(
     kind: type | None = None, without: Sequence[str] = (), defaults: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command whose parameters are settings.
+    """Make a command whose parameters are settings.
 
-    A `setting` as the default of a parameter makes it a flag. A dataclass of settings as its type makes it an object
-    that is built from a flag for each field, or for those that an `Annotated` names.
-    Last stands `--config`, a file of settings, which has done its work before the command begins.
-    The fields of `kind` are flags too, before all others, which reach the command if it takes `**settings`. With
-    `defaults`, the words of `--help` for each, none of them has one: something else says what holds.
+    A `setting` as the default of a parameter makes it a flag. A dataclass of settings as its type makes it an object,
+    built from a flag for each field, or for those that an `Annotated` names. `--config`, a file of settings, comes last
+    and is read before the command starts.
+    The fields of `kind` are flags too, before all others; they reach the command if it takes `**settings`. With
+    `defaults`, what `--help` shows for each, they have no default: something else decides.
     """
 
     def with_flags(function: Callable[..., None]) -> Callable[..., None]:
@@ -166,19 +166,19 @@ def flags(
 
 
 def _read(context: Any, path: Path | None) -> Path | None:
-    """Called before any other parameter has its value."""
+    """Read the file; Typer calls this before any other parameter has its value."""
     if path is not None and not context.resilient_parsing:
         read_into(context, path)
     return path
 
 
 _CONFIG: Field[Any] = setting(
-    None, "Take what is not typed from this file of settings.", metavar="FILE.toml", callback=_read, is_eager=True
+    None, "Read settings that you do not type from this file.", metavar="FILE.toml", callback=_read, is_eager=True
 )
 
 
 def _elsewhere(name: str, defaults: Mapping[str, str] | None) -> dict[str, Any]:
-    """The changes to a setting whose default something else has, as `--help` shows it."""
+    """The changes to a setting whose default is decided elsewhere, as `--help` shows it."""
     return {} if defaults is None else {"unset": True, "show_default": defaults.get(name, "") or False}
 
 
@@ -188,7 +188,7 @@ def _parameters(kind: type, named: Mapping[str, Mapping[str, Any]]) -> list[insp
 
 
 def _completing(about: Mapping[str, Any]) -> Callable[[str], list[str]] | None:
-    """What answers a shell that has the beginning of a value; where nothing fits, it looks for files itself."""
+    """The function that completes a value for a shell; if nothing fits, the shell completes files."""
     names = about.get("completes") or about.get("choices", (None, None))[1]
     if names is None:
         return None
@@ -201,11 +201,11 @@ def _completing(about: Mapping[str, Any]) -> Callable[[str], list[str]] | None:
 
 _FOR_TYPER = ("min", "max", "metavar", "show_default", "callback", "is_eager")
 _METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
-_MOST_NAMED = 60  # characters of a list of choices beside a flag
+_MOST_NAMED = 60  # characters: longer lists of choices are not shown beside a flag
 
 
 def _metavar(hint: Any, about: Mapping[str, Any]) -> str | None:
-    """What stands for a value in `--help`: the choices where they are few, else a letter for its type."""
+    """The placeholder of a value in `--help`: the choices if they are few, else a letter for its type."""
     if "choices" in about:
         _, names = about["choices"]
         choices = "|".join(names() if callable(names) else names)

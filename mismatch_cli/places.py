@@ -1,6 +1,6 @@
-"""Where the bundled model and data and the guide lie: in the wheel beside the code, in a checkout at its root.
+"""Where to find the bundled model, data and guide: beside the code in a wheel, at the root in a checkout.
 
-And places on this machine as reports show them: a report is handed on, and where its maker's folders lie is not.
+Also how reports show local paths: reports are shared, and must not reveal the folders of their authors.
 """
 
 import os
@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-BUNDLED_MODEL = "sample_data/model"  # as the manifests of its traces name it
+BUNDLED_MODEL = "sample_data/model"  # its name in the manifests of bundled traces
 _IN_WHEEL = Path(__file__).parent / "sample_data"
 _IN_CHECKOUT = Path(__file__).parent.parent / "sample_data"
 _GUIDE_IN_WHEEL, _GUIDE_IN_CHECKOUT = Path(__file__).parent / "guide", Path(__file__).parent.parent / "docs"
@@ -21,7 +21,7 @@ def bundled(name: str) -> Path:
 
 
 def guide_pages() -> dict[str, Path]:
-    """The pages of the guide by what one types for them: `gate`, `json/gate`; `json` is the contents of that folder."""
+    """The pages of the guide by the names that users type: `gate`, `json/gate`; `json` lists that folder."""
     folder = _GUIDE_IN_WHEEL if _GUIDE_IN_WHEEL.is_dir() else _GUIDE_IN_CHECKOUT
     return {page_name(path.relative_to(folder).as_posix()): path for path in _in_order(folder)}
 
@@ -31,7 +31,7 @@ def _in_order(folder: Path) -> list[Path]:
 
 
 def page_name(file: str) -> str:
-    """What one types for a page, from its file in the guide's folder."""
+    """The name that users type for a page, from its file in the guide's folder."""
     return file.removesuffix(".md").removesuffix("/README")
 
 
@@ -41,12 +41,12 @@ def bundled_trace() -> Path:
 
 
 def bundled_names() -> tuple[str, ...]:
-    """What one types for a bundled trace."""
+    """The names that users type for bundled traces."""
     return tuple(sorted(path.name for path in bundled("traces").iterdir()))
 
 
 def is_bundled(folder: Path) -> bool:
-    """Whether a folder is a bundled trace, which is nobody's run."""
+    """Whether a folder is a bundled trace rather than a user's run."""
     return folder.parent == bundled("traces")
 
 
@@ -56,15 +56,15 @@ _full = False
 
 
 def show_full(yes: bool) -> None:
-    """Say for the command that begins whether its report shows absolute paths as they are."""
+    """Set for this command whether its report shows absolute paths in full."""
     global _full
     _full = yes
 
 
 def shown(value: Any) -> Any:
-    """The value, or everything in it, with absolute paths shortened: from the working folder, else `…/NAME`.
+    """The value, or everything in it, with absolute paths shortened: relative to the working folder, or `…/NAME`.
 
-    For settings and names; text of models and data never passes through here.
+    For settings and names; never for text of models or data.
     """
     if _full:
         return value
@@ -80,7 +80,7 @@ def shown(value: Any) -> Any:
 
 
 def shown_apart(*values: Any) -> tuple[Any, ...]:
-    """Values that differ, so that they still do where they are shown: of each path as many names as it takes."""
+    """Different values, shown so that they still differ: each path with as many names as that takes."""
     short = tuple(map(shown, values))
     if _all_differ(short) or not all(isinstance(value, str) for value in values):
         return short
@@ -94,7 +94,7 @@ def _all_differ(values: tuple[Any, ...]) -> bool:
 
 
 def _short(path: str, names: int = 1) -> str:
-    """Relative to the working folder; elsewhere the last names, and the run's for a trace in it."""
+    """The path relative to the working folder; elsewhere its last names, and for a trace in a run that of the run."""
     folder = Path(path)
     if folder.is_relative_to(Path.cwd()):
         return str(folder.relative_to(Path.cwd()))

@@ -1,4 +1,4 @@
-"""The policies on the same sampled tokens, and what follows from any two of them, computed once."""
+"""The policies on the same sampled tokens, and everything that compares two of them, computed once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ratio:
     """Which two policies are compared, and at which level.
 
     `token`: current / anchor of each token. `product`: the product over the response, exp(Σd). `mean`: the geometric
-    mean over the response, exp(Σd / |y|). A response's value stands at each of its tokens.
+    mean over the response, exp(Σd / |y|). Each token has the value of its response.
     """
 
     current: Policy = "trainer"
@@ -40,7 +40,7 @@ class Ratio:
 
     @property
     def symbols(self) -> dict[str, str]:
-        """The letters of formulas: `r` the token's ratio, `p` the current probability, `q` the anchor's."""
+        """The symbols in formulas: `r` for the token's ratio, `p` for the current probability, `q` for the anchor's."""
         return dict(zip("rpq", _SYMBOLS[self.current, self.anchor], strict=True))
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ TRAINER_AVERAGE = Ratio("trainer", "average")  # r̄
 
 @dataclass(frozen=True)
 class TopKLogProbs:
-    """Log-probabilities at the engine's K most probable ids, in nats: the ids are the same for every policy."""
+    """Log-probabilities in nats at the engine's K most probable ids, which are the same for every policy."""
 
     response_ids_T: Array
     ids_TK: Array
@@ -65,7 +65,7 @@ class TopKLogProbs:
     recomputed: Array | None = None  # _TK
 
     def copied(self) -> TopKLogProbs:
-        """The same in memory of its own."""
+        """A copy in its own memory."""
         recomputed = None if self.recomputed is None else copied(self.recomputed)
         ids_T, ids_TK = copied(self.response_ids_T), copied(self.ids_TK)
         return TopKLogProbs(ids_T, ids_TK, copied(self.rollout), copied(self.trainer), recomputed)
@@ -76,7 +76,7 @@ class TopKLogProbs:
 
     @cached_property
     def _place_T(self) -> Array:
-        """The rank of the sampled token among the ids, from 0; K where it is not there."""
+        """The rank of the sampled token among the ids, from 0; K if it is not among them."""
         k, xp = self.ids_TK.shape[1], namespace(self.ids_TK)
         from_end_K = xp.arange(k, 0, -1, device=self.ids_TK.device, dtype=xp.int32)
         return k - xp.max((self.ids_TK == self.response_ids_T[:, None]) * from_end_K, axis=-1)
@@ -86,8 +86,8 @@ class TopKLogProbs:
 class Policies:
     """Log-probabilities of the sampled tokens in nats, laid flat; response `s` owns `offset_S1[s] : offset_S1[s + 1]`.
 
-    `recomputed` is the trainer at the weights that sampled, `average` at an average of its weights; None where nobody
-    scored them apart from the trainer.
+    `recomputed` is the trainer at the weights that sampled, `average` at an average of its weights; None if they were
+    not scored separately.
     """
 
     rollout: Array  # _T
@@ -101,7 +101,7 @@ class Policies:
     _compared: dict[tuple[Policy, Policy], Compared] = field(default_factory=dict, init=False, repr=False)
 
     def compare(self, ratio: Ratio) -> Compared:
-        """The two policies of a ratio; the same object every time, so that nothing is computed twice."""
+        """The two policies of a ratio; always the same object, so that nothing is computed twice."""
         pair = (ratio.current, ratio.anchor)
         if missing := [policy for policy in pair if getattr(self, policy) is None]:
             raise ValueError(f"{ratio} needs the log-probabilities of the {missing[0]} policy")
@@ -113,7 +113,7 @@ class Policies:
         return self._compared[pair]
 
     def copied(self, *, topk: bool) -> Policies:
-        """The same in memory of its own, for code that may change what it is given; the top-K only where asked for."""
+        """A copy for code that may modify its input; it includes the top-K only if `topk`."""
         recomputed = None if self.recomputed is None else copied(self.recomputed)
         ranks = self.topk.copied() if topk and self.topk is not None else None
         entropy_T, average = (None if x is None else copied(x) for x in (self.entropy_T, self.average))
@@ -125,7 +125,7 @@ class Policies:
         return Responses(self.offset_S1)
 
     def hash_T(self) -> np.ndarray:
-        """A number of each token that follows from its key and place, uint64: what rules draw by."""
+        """A uint64 per token, from its row key and position, for random draws."""
         if self.batches is not None:
             return self.batches.hash_T()
         response_T, position_T = (as_numpy(x) for x in (self.responses.response_T, self.responses.position_T))
@@ -135,10 +135,10 @@ class Policies:
 class Compared:
     """The current policy p against its anchor q, token by token; d = log p − log q in nats.
 
-    Where the current policy excludes the token (log p = −inf) d is −inf, the ratio 0 and the difference −q. A token
-    that both exclude has not moved: d is 0, the ratio 1 and the difference 0.
+    If the current policy excludes the token (log p = −inf), d is −inf, the ratio 0 and the difference −q. A token that
+    both exclude has not moved: d is 0, the ratio 1 and the difference 0.
 
-    It does not hold the `Policies` that made it: a cycle would keep whole batches in memory.
+    It does not refer to its `Policies`: a reference cycle would keep whole batches in memory.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class Compared:
 
     @cached_property
     def draw_T(self) -> Array:
-        """A number from 0 to 1 for each token, by the hash of its row's key and its place: the same whoever asks."""
+        """A number from 0 to 1 per token, from a hash of its row key and position: the same for every caller."""
         return like(self.logp_anchor_T, (self._hash_T() >> np.uint64(11)) * 2.0**-53)
 
     def level_log_ratio_T(self, level: Level) -> Array:
@@ -261,7 +261,7 @@ class Compared:
 
 
 def _apart(logp_current_T: Array, logp_anchor_T: Array) -> tuple[Array, Array]:
-    """The same, but where both are −inf, whose difference would be NaN, a finite value whose exponential is 0."""
+    """The same, but if both are −inf, whose difference is NaN, a finite value whose exponential is 0."""
     neither_T = (logp_anchor_T == -inf) & (logp_current_T == -inf)
     if not namespace(neither_T).any(neither_T):
         return logp_current_T, logp_anchor_T

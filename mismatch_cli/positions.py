@@ -1,7 +1,7 @@
-"""Positions whose scale depends on the length: LongRoPE and dynamic NTK read a token otherwise beside longer ones.
+"""Positions whose scale depends on the length: LongRoPE and dynamic NTK encode a token differently in longer batches.
 
-transformers scales a whole micro-batch as its longest sequence asks, and continues with keys of another scale while it
-generates; vLLM scales everything as its context asks. Within the context that a model was first trained for all agree.
+transformers scales a whole micro-batch by its longest sequence, and mixes keys of different scales while it generates;
+vLLM scales everything by its context. Within the context of a model's first training all agree.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _FACT = "positions_rescaled_above"
 
 
 def first_context(config: Any) -> int | None:
-    """The longest sequence whose positions every program reads alike; None where the scale is always the same."""
+    """The longest sequence whose positions all programs encode alike; None if the scale never changes."""
     text = config.get_text_config()
     named = getattr(text, "rope_parameters", None) or {}
     lengths = []
@@ -25,20 +25,20 @@ def first_context(config: Any) -> int | None:
 
 
 def positions_facts(config: Any) -> dict[str, int]:
-    """For a manifest: up to where positions do not depend on the length; nothing where they never do."""
+    """For a manifest: the length up to which positions do not depend on it; empty if they never do."""
     length = first_context(config)
     return {} if length is None else {_FACT: length}
 
 
 def rescaled(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
-    """One sentence where the engine's context lets positions depend on the length; else empty."""
+    """One sentence if the engine's context is so long that positions depend on the length; else empty."""
     length, context = trainer.get(_FACT), rollout.get("max_model_len")
     if not (length and context and context > length):
         return ""
     flag = f"--engine-arg max_model_len={length}" if rollout.get("engine") == "hf" else f"--max-model-len {length}"
     flag += f" (train: --max-context-tokens {length})"
     return (
-        f"{trainer['model']} scales its positions otherwise in sequences above {length} tokens, and the engine's "
+        f"{trainer['model']} scales its positions differently in sequences above {length} tokens, and the engine's "
         f"context is {context}: the trainer's log-probabilities then depend on the longest sequence of a micro-batch, "
-        f"and those of one token differ between the engine and the trainer. Use {flag}."
+        f"and differ from the engine's. Use {flag}."
     )

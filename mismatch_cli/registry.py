@@ -1,6 +1,6 @@
 """A folder is its own registry: the file name is the public name, and listing names imports nothing.
 
-Beside some folders stand the entry points of installed packages (`entry_points.py`).
+Some folders also include the entry points of installed packages (`entry_points.py`).
 """
 
 import difflib
@@ -19,7 +19,7 @@ from mismatch_cli.errors import UsageError
 
 
 def names(package: str) -> list[str]:
-    """The public names of a package folder, and those of entry points beside it."""
+    """The public names of a package folder and of its entry points."""
     return sorted([*_own(package), *installed(package)])
 
 
@@ -27,26 +27,26 @@ def _own(package: str) -> list[str]:
     """`binary_tv.py` is `binary-tv`; a leading underscore marks a helper."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(f"{package} is no package")
+        raise ModuleNotFoundError(f"{package} is not a package")
     folder = Path(next(iter(spec.submodule_search_locations)))
     return [p.stem.replace("_", "-") for p in folder.glob("*.py") if not p.stem.startswith("_")]
 
 
 @cache
 def installed(package: str) -> Mapping[str, EntryPoint]:
-    """What other packages add to a folder, by name; empty for a folder that takes nothing in."""
+    """What other packages add to a folder, by name; empty if the folder has no entry points."""
     return entry_points.beside(package, _own(package)) if package in entry_points.GROUPS else {}
 
 
 def check(package: str, name: str, kind: str) -> None:
-    """A `UsageError` that names the nearest for a name that is not there; imports nothing."""
+    """A `UsageError` that suggests the nearest name for an unknown one; imports nothing."""
     known = names(package)
     if name not in known:
         raise UsageError(unknown(kind, name, known))
 
 
 def load(package: str, name: str, kind: str) -> ModuleType:
-    """Import the module behind a public name, which is checked first; a `MismatchError` names a package that fails."""
+    """Check a public name and import its module; a `MismatchError` names a package that fails."""
     check(package, name, kind)
     if foreign := installed(package).get(name):
         return entry_points.load(package, foreign, kind)
@@ -61,13 +61,13 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
-    """One sentence for a name that is not there: what was meant, perhaps, and what there is, `listed` or known."""
+    """The message for an unknown name: the nearest one, if any, and the available ones, `listed` or known."""
     known = sorted(known)
     return f"Unknown {kind} '{name}'. {meant(name, known)}Available: {', '.join(sorted(listed) or known)}."
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """`Did you mean …? ` with the nearest of these names; empty where none is near."""
+    """`Did you mean …? ` with the nearest of these names; empty if none is near."""
     known = sorted(known)
     typed = name.upper() if name.isupper() else name.lower()
     containing = sorted((known_name for known_name in known if typed and typed in known_name), key=len)

@@ -1,4 +1,4 @@
-"""How tokens laid flat belong to responses: sums, means and extremes over each, and what runs along it."""
+"""How flat tokens belong to responses: sums, means and extremes over each response, and scans along it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Responses:
 
     @cached_property
     def position_T(self) -> Array:
-        """The place of each token in its response, from 0."""
+        """The position of each token in its response, from 0."""
         xp = namespace(self.offset_S1)
         first_T = self.per_token(self.offset_S1[:-1])
         return xp.arange(len(first_T), device=self.offset_S1.device, dtype=xp.int64) - first_T
 
     def per_token(self, values_S: Array) -> Array:
-        """A value of each response, standing at each of its tokens."""
+        """Repeat the value of each response for all its tokens."""
         return values_S[self.response_T]
 
     def sum(self, x_T: Array) -> Array:
@@ -53,7 +53,7 @@ class Responses:
         return response_extremes(x_T, self.offset_S1, self.response_T, largest=False)
 
     def quantile(self, x_T: Array, share: float) -> Array:
-        """The value below which a share of each response lies, linear between two; 0 for an empty one."""
+        """The quantile of each response, with linear interpolation; 0 for an empty one."""
         xp = namespace(x_T)
         sorted_T = sorted_within(x_T, self.response_T)
         place_S = share * xp.astype(at_least(self.length_S - 1, 0), xp.float64)
@@ -66,16 +66,16 @@ class Responses:
         return xp.where(self.length_S > 0, found_S, xp.zeros_like(found_S))
 
     def running_sum(self, x_T: Array) -> Array:
-        """Σ over the tokens of a response up to each one, that one included, float64."""
+        """Cumulative Σ along each response, including the token itself, float64."""
         xp = namespace(x_T)
         return self._running(xp.astype(x_T, xp.float64), lambda later, earlier: later + earlier)
 
     def running_smallest(self, x_T: Array) -> Array:
-        """The minimum over the tokens of a response up to each one, that one included."""
+        """Cumulative minimum along each response, including the token itself."""
         return self._running(x_T, namespace(x_T).minimum)
 
     def _running(self, x_T: Array, combine: Callable[[Array, Array], Array]) -> Array:
-        """A scan that doubles its reach: no response sees another, and both worlds round alike."""
+        """A scan by doubling steps: responses stay separate, and numpy and torch round alike."""
         xp = namespace(x_T)
         longest = int(xp.max(self.length_S)) if len(self.length_S) else 0
         reach = 1
@@ -87,11 +87,11 @@ class Responses:
         return x_T
 
     def ahead(self, x_T: Array, tokens: int, fill: float) -> Array:
-        """The value that stands `tokens` further in the same response, and `fill` where it ends before."""
+        """The value `tokens` later in the same response; `fill` beyond its end."""
         return self._moved(x_T, tokens, fill, later=True)
 
     def behind(self, x_T: Array, tokens: int, fill: float) -> Array:
-        """The value that stands `tokens` before in the same response, and `fill` where it has not begun."""
+        """The value `tokens` earlier in the same response; `fill` before its start."""
         return self._moved(x_T, tokens, fill, later=False)
 
     def _moved(self, x_T: Array, tokens: int, fill: float, *, later: bool) -> Array:

@@ -1,4 +1,4 @@
-"""How responses are sampled, and the support that this leaves: one place for engines, scoring and the manifest."""
+"""How responses are sampled, and the support that this leaves; shared by engines, scoring and the manifest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """What the sampler does to the logits, in vLLM's order: divide by the temperature, then min-p, top-k, top-p."""
+    """What the sampler does to the logits, in vLLM's order: temperature, then min-p, top-k, top-p."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -45,8 +45,8 @@ class SamplingSettings:
     def process(self, logits_NV: torch.Tensor) -> torch.Tensor:
         """The logits as sampled: float32, divided by the temperature, -inf outside the support.
 
-        The order is the engine's: min-p, then top-k, then top-p on what is left (ascending cumulative probability; the
-        tokens whose sum stays at or below 1 − top_p are dropped, the most probable one never is).
+        The order is the engine's: min-p, then top-k, then top-p on the rest (ascending cumulative probability: tokens
+        are dropped while the sum is at most 1 − top_p, but never the most probable one).
         """
         logits_NV = logits_NV.float() / self.temperature
         if self.min_p > 0:

@@ -1,4 +1,4 @@
-"""The tensors of a saved model, read one at a time: names and shapes first, values mapped from the file when asked."""
+"""The tensors of a saved model, read one at a time: names and shapes first, values memory-mapped on demand."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PICKLED_INDEX, _PICKLED = "pytorch_model.bin.index.json", "pytorch_model.bin"
 
 
 class SavedTensors:
-    """What a model's folder holds: `shapes` by name, and `read`, which maps one tensor from its file."""
+    """The tensors in a model's folder: `shapes` by name, and `read`, which maps one tensor from its file."""
 
     def __init__(self, model: str) -> None:
         self.model, self.folder = model, model_folder(model)
-        self.files: Mapping[str, Path] = {}  # by tensor
+        self.files: Mapping[str, Path] = {}  # by tensor name
         with _readable(model):
             self.files = _files_of(self.folder)
             self.shapes = {name: self._shape(name) for name in self.files}
@@ -41,19 +41,19 @@ class SavedTensors:
 
 
 def names_in(path: Path) -> list[str]:
-    """The tensors of one file."""
+    """The names of the tensors in one file."""
     return list(_mapped(path).keys())
 
 
 def read_tensor(path: Path, name: str) -> torch.Tensor:
-    """One tensor of a file, mapped from it."""
+    """One tensor of a file, memory-mapped."""
     mapped = _mapped(path)
     tensor: torch.Tensor = mapped[name] if path.suffix == ".bin" else mapped.get_tensor(name)
     return tensor
 
 
 def tied_names(model: str) -> dict[str, str]:
-    """What a model does not keep apart: name → the name whose values it has, such as its head's → its embeddings'."""
+    """The tied tensors of a model: name → the name that holds its values, such as the head's → the embeddings'."""
     prepare_imports()
     import torch
     from transformers import AutoModelForCausalLM
@@ -65,7 +65,7 @@ def tied_names(model: str) -> dict[str, str]:
 
 
 def model_folder(model: str) -> Path:
-    """Where a model lies on this machine; the weights of a hub name are those that the cache has, or fetched."""
+    """The local folder of a model; the weights of a hub name come from the cache, or are fetched."""
     check_model_folder(model)
     path = Path(model).expanduser()
     if path.is_dir():
@@ -74,9 +74,9 @@ def model_folder(model: str) -> Path:
 
     try:
         return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.model", "*.py", "*.jinja"]))
-    except Exception as error:  # a hub client fails in as many ways as there are networks
+    except Exception as error:  # hub clients raise all kinds of errors
         raise MismatchError(
-            f"{model} is not a folder here, and the Hugging Face hub did not give it ({first_line(error)}). "
+            f"{model} is not a local folder, and the Hugging Face hub cannot provide it ({first_line(error)}). "
             "Check the name."
         ) from error
 
@@ -87,7 +87,7 @@ def _readable(model: str) -> Iterator[None]:
         yield
     except MismatchError:
         raise
-    except Exception as error:  # safetensors and torch fail in as many ways as there are broken files
+    except Exception as error:  # safetensors and torch raise all kinds of errors for broken files
         raise MismatchError(
             f"The weights of {model} cannot be read ({type(error).__name__}: {first_line(error)}). "
             "Save the model with save_pretrained, and try again."
@@ -95,7 +95,7 @@ def _readable(model: str) -> Iterator[None]:
 
 
 def _files_of(folder: Path) -> dict[str, Path]:
-    """The file of each tensor: as the index says where there is one, which is also what transformers and vLLM read."""
+    """The file of each tensor: by the index if there is one, as transformers and vLLM do."""
     for index, single in ((INDEX, SINGLE), (_PICKLED_INDEX, _PICKLED)):
         if (folder / single).is_file():
             return dict.fromkeys(names_in(folder / single), folder / single)
@@ -103,7 +103,7 @@ def _files_of(folder: Path) -> dict[str, Path]:
             listed = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
             return {name: folder / file for name, file in listed.items()}
     raise MismatchError(
-        f"{folder} holds neither {SINGLE} nor {INDEX}. Save the model with save_pretrained, and try again."
+        f"{folder} contains neither {SINGLE} nor {INDEX}. Save the model with save_pretrained, and try again."
     )
 
 
@@ -112,7 +112,7 @@ def _mapped(path: Path) -> Any:
 
 
 @lru_cache(maxsize=4)
-def _mapped_once(path: str, changed: int) -> Any:  # noqa: ARG001 - a file that is written again is opened again
+def _mapped_once(path: str, changed: int) -> Any:  # noqa: ARG001 - a rewritten file is opened again
     if path.endswith(".bin"):
         import torch
 

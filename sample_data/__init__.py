@@ -2,5 +2,5 @@
 
 import sys
 
-# transformers imports these if they are installed, and a build for another torch then fails; nothing here needs them.
+# transformers imports these if they are installed, and builds for another torch then fail; nothing here needs them.
 [sys.modules.setdefault(name, None) for name in ("torchvision", "torchaudio", "torchcodec")]  # type: ignore[arg-type]

@@ -22,16 +22,16 @@ LEARNING_RATE = 2e-4
 
 
 class Learner:
-    """The weights that score, and their float32 masters: an update is often too small for bfloat16 to hold."""
+    """The weights that score, and their float32 masters: an update is often too small for bfloat16."""
 
     def __init__(self, config: ProbeConfig) -> None:
         self.trainer = Trainer.load(config.scorer, sampling=config.sampling, dtype=config.trainer_dtype)
-        self.version = 0  # optimiser steps behind the weights
+        self.version = 0  # optimiser steps so far
         self._master = load_causal_lm(config.scorer, "float32")
         self._optimizer = torch.optim.AdamW(self._master.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
 
     def describe(self) -> dict[str, Any]:
-        """How it learns: for the manifest."""
+        """How it learns, for the manifest."""
         return {
             "loss": "policy gradient, weight π/μ, no trust region",
             "optimizer": "AdamW",

@@ -25,7 +25,7 @@ LONGEST = 52  # tokens of a response: the dump stays below 300 kB
 
 
 def main() -> None:
-    """Write `token_exports/step_N/rank_R.jsonl` and the marker of a finished step."""
+    """Write `token_exports/step_N/rank_R.jsonl` and the marker of each finished step."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     written: dict[tuple[int, int], int] = {}
     prompts: set[int] = set()

@@ -1,8 +1,8 @@
-"""Regenerates what is bundled: `python sample_data/make_model.py` makes the tokenizer, the model and the problems.
+"""Regenerates the bundled data: `python sample_data/make_model.py` makes the tokenizer, the model and the problems.
 
 At the end it measures the stored model and prints the figures of README.md.
 
-One CPU thread, a fixed seed: on the same machine and library versions the weights come out the same bit for bit.
+One CPU thread and a fixed seed: on the same machine and library versions the weights are identical bit for bit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))  # so that the script runs from any folder, without an installation
+sys.path.insert(0, str(HERE.parent))  # lets the script run from any folder, without an installation
 
 from sample_data.measure import load, respond, standard_error  # noqa: E402
 from sample_data.tokenizer import train_tokenizer  # noqa: E402
@@ -40,7 +40,7 @@ console = Console(stderr=True)
 
 
 def write_problems(path: Path) -> list[dict[str, str]]:
-    """Writes the held-out problems, each text once."""
+    """Writes the held-out problems, each text only once."""
     unique = {p.text: str(p.answer) for p in islice(problems(PROBLEM_SEED, for_training=False), 2 * PROBLEMS)}
     rows = [{"problem": text, "answer": answer} for text, answer in islice(unique.items(), PROBLEMS)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -65,7 +65,7 @@ def train_with_progress(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Q
 
 
 def measure(folder: Path, rows: list[dict[str, str]], dtype: torch.dtype) -> dict[str, str]:
-    """The figures of the stored model, computing in `dtype`."""
+    """The figures of the stored model, computed in `dtype`."""
     model, tokenizer = load(folder, dtype)
     greedy = respond(model, tokenizer, rows, samples=1, seed=0, greedy=True)
     sampled = respond(model, tokenizer, rows, samples=SAMPLES, seed=0)
@@ -87,7 +87,7 @@ def measure(folder: Path, rows: list[dict[str, str]], dtype: torch.dtype) -> dic
 
 
 def show(figures: dict[str, dict[str, str]]) -> None:
-    """Prints the figures, one column for each compute type."""
+    """Prints the figures, one column per compute dtype."""
     table = Table("measured on the stored weights", *figures)
     for name in next(iter(figures.values())):
         table.add_row(name, *(column[name] for column in figures.values()))
@@ -96,13 +96,13 @@ def show(figures: dict[str, dict[str, str]]) -> None:
 
 def main() -> None:
     """Makes, saves and measures."""
-    import transformers  # not at the top: sample_data has to be imported first, see there
+    import transformers  # not at the top: sample_data must be imported first, see there
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=HERE, help="where model/ and problems.jsonl go (default: here)")
+    parser.add_argument("--output", type=Path, default=HERE, help="for model/ and problems.jsonl (default: here)")
     folder = parser.parse_args().output
     torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()  # of loading and saving: there is one file
+    transformers.utils.logging.disable_progress_bar()  # of loading and saving a single file
     start = time.perf_counter()
     recipe = Recipe()
     tokenizer = train_tokenizer(recipe.seed)

@@ -1,9 +1,9 @@
 """Trains a tiny mixture of experts and records it twice: `python -m sample_data.make_moe --model DIR` writes DIR,
 traces/moe and traces/moe-replayed.
 
-The model is trained as the bundled dense one is, on the same problems; it is not bundled. The Hugging Face engine
-samples in bfloat16 and names the experts of every token; the trainer scores in float32 with its own experts, and again
-with those of the engine (R3).
+The model is trained like the bundled dense one, on the same problems; it is not bundled. The Hugging Face engine
+samples in bfloat16 and records the experts of every token; the trainer scores in float32 with its own experts, and then
+with the engine's (R3).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sample_data.train_model import Recipe
 
 HERE = Path(__file__).resolve().parent
 RECIPE = Recipe(steps=800, experts=8)
-NAME = "tiny-moe"  # of the model, as the manifests have it
+NAME = "tiny-moe"  # of the model in the manifests
 RESPONSES = 192
 PROBE = {
     "model": NAME,
@@ -44,7 +44,7 @@ PROBE = {
 
 
 def train_model(folder: Path) -> None:
-    """In a quarter of an hour on one thread."""
+    """Trains the model, in a quarter of an hour on one thread."""
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(RECIPE.seed)
     train_with_progress(tokenizer, RECIPE).to(torch.bfloat16).save_pretrained(folder)
@@ -54,8 +54,8 @@ def train_model(folder: Path) -> None:
 def main() -> None:
     """Records under temporary names, and replaces the bundled traces at the end."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="where the model goes; one that is there is used")
-    parser.add_argument("--output", type=Path, default=HERE / "traces", help="where traces go (default: traces/ here)")
+    parser.add_argument("--model", type=Path, required=True, help="folder for the model; an existing one is used")
+    parser.add_argument("--output", type=Path, default=HERE / "traces", help="for the traces (default: traces/ here)")
     arguments = parser.parse_args()
     model, output = arguments.model.resolve(), arguments.output.resolve()
     if not model.exists():

@@ -1,7 +1,7 @@
-"""Chooses the bundled training problems: `python sample_data/make_perfectible.py` writes perfectible.jsonl anew.
+"""Chooses the bundled training problems: `python sample_data/make_perfectible.py` rewrites perfectible.jsonl.
 
-What `mismatch-cli curate --confirm` does with the bundled model and problems: 40 samples choose, 40 others confirm. The
-first problems of what is left are bundled.
+It runs `mismatch-cli curate --confirm` on the bundled model and problems: 40 samples choose, 40 others confirm. The
+first of the remaining problems are bundled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONFIG = CurateConfig(
 
 
 def main() -> None:
-    """Curates into a folder that is thrown away, and keeps the first problems."""
+    """Curates into a temporary folder, and keeps the first problems."""
     progress = TerminalProgress(quiet=False)
     with tempfile.TemporaryDirectory() as folder:
         curation = curate(CONFIG, Path(folder), {}, progress, confirm=True)

@@ -1,11 +1,11 @@
 """Records the bundled traces of the dense model with vLLM: `python -m sample_data.make_traces` writes traces/fp8-kv,
 traces/float32 and traces/bfloat16.
 
-The first is a short training run in miniature. vLLM samples in bfloat16 with a KV cache in fp8; the trainer scores the
+The first is a training run in miniature. vLLM samples in bfloat16 with an fp8 KV cache; the trainer scores the
 responses in bfloat16 at the same weights, learns from them in a few updates, and scores them again; then vLLM gets the
 new weights. The second is the control: the same prompts at the same weights with everything in float32. The third is
-what most people run, bfloat16 on both sides at equal weights, on enough tokens to see how the ratio fans out where μ is
-small (arXiv 2602.04879, figure 2).
+what most people run, bfloat16 on both sides at equal weights, on enough tokens to show how the ratio fans out at small
+μ (arXiv 2602.04879, figure 2).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ TRAINING = replace(
 
 
 def flags_of(config: ProbeConfig) -> dict[str, Any]:
-    """What `probe --like` takes over: all that is not its default; what is bundled it finds by itself."""
+    """The flags that `probe --like` takes over: all non-default ones, without the bundled paths, which it finds."""
     usual = ProbeConfig()
     return {
         known.name: getattr(config, known.name)
@@ -87,7 +87,7 @@ def flags_of(config: ProbeConfig) -> dict[str, Any]:
 def record_step(
     plan: ShardPlan, engine: vllm_engine.VllmEngine, grader: Grader, learner: Learner, folder: Path
 ) -> None:
-    """Sample, score, learn, score again: one step is one shard."""
+    """Samples, scores, learns, scores again: one step is one shard."""
     sampled_at = learner.version
     sample_shard(
         plan,
@@ -106,7 +106,7 @@ def record_step(
 
 
 def score(shard: Path, learner: Learner, this: Pass) -> None:
-    """One pass over a shard, with every response scored twice if the pass is the trainer's own."""
+    """Makes one pass over a shard; the trainer's own pass scores every response twice."""
     score_shard(
         shard,
         learner.trainer,
@@ -118,7 +118,7 @@ def score(shard: Path, learner: Learner, this: Pass) -> None:
 
 
 def finish_shard(shard: Path, step: int, version_rollout: int) -> None:
-    """Turn log-probs of the whole vocabulary into its divergences and the top K, and say which step this was."""
+    """Turns log-probs of the whole vocabulary into divergences and the top K, and records the step."""
     table = open_shard(shard).read()
     batch = table_to_batch(table.combine_chunks())
     rows = batch.num_responses
@@ -140,7 +140,7 @@ def finish_shard(shard: Path, step: int, version_rollout: int) -> None:
 
 
 def record_training(folder: Path, log: Path, manifest: dict[str, Any], progress: TerminalProgress) -> None:
-    """The training run; what it shares with the control (prompts, libraries, threads) comes from that manifest."""
+    """Records the training run; what it shares with the control (prompts, libraries, threads) is from `manifest`."""
     tokenizer = load_tokenizer(MODEL)
     settings = EngineSettings(
         model=MODEL,
@@ -180,9 +180,9 @@ def record_training(folder: Path, log: Path, manifest: dict[str, Any], progress:
 
 
 def main() -> None:
-    """Records all under temporary names, and replaces the bundled traces at the end."""
+    """Records all traces under temporary names, and replaces the bundled ones at the end."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=HERE / "traces", help="where they go (default: traces/ here)")
+    parser.add_argument("--output", type=Path, default=HERE / "traces", help="for the traces (default: traces/ here)")
     output = parser.parse_args().output.resolve()
     os.chdir(HERE.parent)  # the manifests name the model and the problems by their paths from here
     progress = TerminalProgress(quiet=False)

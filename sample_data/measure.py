@@ -1,4 +1,4 @@
-"""Measures the bundled model: how often its answers are right, and how long the tail of its sampled tokens is."""
+"""Measures the bundled model: how often its answers are right, and how long the tail of its token distribution is."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BATCH = 100
 
 @dataclass(frozen=True)
 class Responses:
-    """What was sampled.
+    """The sampled responses: share of right answers per problem, log-probabilities of all tokens, lengths, texts.
 
-    Share of right answers by problem, log-probabilities of all response tokens (EOS is one), lengths, texts.
+    EOS counts as a token.
     """
 
     accuracy_G: list[float]
@@ -32,7 +32,7 @@ class Responses:
         return sum(self.accuracy_G) / len(self.accuracy_G)
 
     def share_between(self, low: float, high: float) -> float:
-        """Share of sampled tokens whose probability lies in [low, high)."""
+        """Share of sampled tokens with a probability in [low, high)."""
         p = self.logp_T.exp()
         return ((p >= low) & (p < high)).double().mean().item()
 

@@ -1,7 +1,7 @@
-"""The words of the bundled arithmetic problems: people, things, sentences of a story, turns of phrase of a solution.
+"""The words of the bundled arithmetic problems: people, things, sentences of a story, phrases of a solution.
 
 Lists that a solution draws from are ordered: the generator takes entry k with probability proportional to 1/k (Zipf),
-so the order is the frequency, and the far end of each list becomes the long tail of the model's distribution.
+so the order gives the frequency, and the end of each list becomes the long tail of the model's distribution.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Writes a solution to a word problem: one calculation a sentence, varied words, and mistakes at a known rate.
+"""Writes a solution to a word problem: one calculation per sentence, varied words, and mistakes at a known rate.
 
-The mistakes are on purpose. A model trained on them answers about half of the held-out problems at temperature 1, with
+The mistakes are deliberate. A model trained on them solves about half of the held-out problems at temperature 1, with
 errors that a sharper policy does not make: a stand-in for a model that reinforcement learning can improve.
 """
 
@@ -68,7 +68,7 @@ def misread(rng: random.Random, value: int) -> int:
 
 
 def solve(rng: random.Random, problem: WordProblem, rates: MistakeRates) -> tuple[list[str], int]:
-    """The equations as written, and the final number; later steps build on what was written, right or wrong."""
+    """The equations as written, and the final number; later steps use the written results, right or wrong."""
     results: list[int] = []
     equations: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Trains the tokenizer of the bundled model: byte-level BPE, so that it takes any text, with a token for each digit."""
+"""Trains the tokenizer of the bundled model: byte-level BPE, so that it takes any text, with one token per digit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sample_data.word_problems import problems
 VOCABULARY = 2048
 CORPUS_PROBLEMS = 30_000
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-# ChatML, as Qwen3 uses it. A system message is passed on when there is one; nothing takes its place when there is none.
+# ChatML, as Qwen3 uses it. A system message is passed on if there is one; there is no default.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

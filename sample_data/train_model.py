@@ -1,8 +1,8 @@
 """Trains the bundled language model from scratch on one CPU thread: next-token prediction on generated solutions.
 
-Two stages in one run. First clean calculations, half of them as dense drills without a story, until arithmetic is
-known; then the solutions as they are meant to be sampled, with mistakes. Muon (torch 2.9 or later) steps the matrices
-of the layers, AdamW the embedding and the norms.
+Two stages in one run: first clean calculations, half of them dense drills without a story, until the model knows
+arithmetic; then solutions as it should sample them, with mistakes. Muon (torch 2.9 or later) trains the matrices of the
+layers, AdamW the embedding and the norms.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Recipe:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen3ForCausalLM | Qwen3MoeForCausalLM:
-    """A small Qwen3 with random weights, or its mixture of experts, two of which see each token."""
+    """A small Qwen3 with random weights, dense or a mixture of experts with two experts per token."""
     torch.manual_seed(recipe.seed)
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY,
@@ -76,7 +76,7 @@ Example = tuple[list[int], int]  # token ids, and how many of them are the promp
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> list[Example]:
-    """Prompt and response ids; the prompt goes through the chat template as at inference, the response ends in EOS."""
+    """Prompt and response ids; the prompt uses the chat template as at inference, the response ends with EOS."""
     chats = [[{"role": "user", "content": problem}] for problem, _ in pairs]
     prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
     responses = tokenizer([response for _, response in pairs]).input_ids
@@ -84,7 +84,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> 
 
 
 def drill(rng: random.Random, source: Iterator[WordProblem]) -> tuple[str, str]:
-    """The bare calculations of a few problems, asked and answered in one go."""
+    """The bare calculations of a few problems, asked and answered at once."""
     equations = [e for problem in islice(source, 3) for e in solve(rng, problem, NO_MISTAKES)[0]]
     rng.shuffle(equations)
     return ", ".join(e.split("=")[0] for e in equations), ", ".join(equations)
@@ -103,7 +103,7 @@ def examples(
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Token ids and labels; examples of similar length share a batch, so that little is padding."""
+    """Token ids and labels; examples of similar length share a batch, to reduce padding."""
     rng = random.Random(recipe.seed)
     source = problems(recipe.seed + 1, for_training=True)
     clean = examples(rng, source, NO_MISTAKES, recipe.drill_share)
@@ -119,7 +119,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[tupl
 
 
 def pad(group: list[Example], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Right-padded ids, and labels that are the response tokens only."""
+    """Right-padded ids, and labels for the response tokens only."""
     width = max(len(ids) for ids, _ in group)
     ids = torch.full((len(group), width), pad_id)
     labels = torch.full((len(group), width), IGNORED)
@@ -130,10 +130,10 @@ def pad(group: list[Example], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss_on_responses(model: Any, ids: torch.Tensor, labels: torch.Tensor, experts: int) -> torch.Tensor:
-    """Mean cross entropy of the response tokens; the head runs on their positions only, which saves half of its time.
+    """Mean cross entropy of the response tokens; the head runs only at their positions, which halves its time.
 
-    No attention mask: the padding is on the right, where causal attention never looks. Experts are kept in use by the
-    loss of their own paper (Switch Transformer).
+    No attention mask: the padding is on the right, where causal attention never looks. A load-balancing loss keeps all
+    experts in use (Switch Transformer).
     """
     decoded = model.model(ids[:, :-1], **({"output_router_logits": True} if experts else {}))
     wanted = labels[:, 1:]
@@ -143,7 +143,7 @@ def loss_on_responses(model: Any, ids: torch.Tensor, labels: torch.Tensor, exper
 
 
 def optimizers(model: Any, learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the rest: routers and stacked experts among it."""
+    """Muon for the matrices inside the layers, AdamW for the rest, including routers and stacked experts."""
     inside = model.model.layers.named_parameters()
     matrices = [p for name, p in inside if p.ndim == 2 and not name.endswith("mlp.gate.weight")]
     others = [p for p in model.parameters() if not any(p is m for m in matrices)]
@@ -152,7 +152,7 @@ def optimizers(model: Any, learning_rate: float) -> list[torch.optim.Optimizer]:
 
 
 def schedule(step: int, recipe: Recipe) -> float:
-    """Factor on the learning rate: linear warm-up, flat, linear decay to zero."""
+    """Factor of the learning rate: linear warm-up, constant, linear decay to zero."""
     return min(1.0, (step + 1) / recipe.warmup, (recipe.steps - step) / (recipe.steps * recipe.final_decay))
 
 

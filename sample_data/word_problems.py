@@ -1,6 +1,6 @@
 """Generates arithmetic word problems: a short story in English and the chain of calculations that answers it.
 
-Pure and seeded: the same `random.Random` state gives the same problem. Every number stays between 1 and `LIMIT`, every
+Deterministic: the same `random.Random` state gives the same problem. Every number is between 1 and `LIMIT`, and every
 division is exact.
 """
 
@@ -48,7 +48,7 @@ class WordProblem:
 
 
 def apply(operator: str, left: int, right: int) -> int:
-    """Whole-number arithmetic; a division drops its remainder."""
+    """Integer arithmetic; division drops the remainder."""
     if operator == "+":
         return left + right
     if operator == "-":
@@ -58,7 +58,7 @@ def apply(operator: str, left: int, right: int) -> int:
 
 @dataclass
 class Story:
-    """A problem while it is told: the sentences and steps so far, and how many things the person holds."""
+    """A problem in the making: the sentences and steps so far, and how many things the person has."""
 
     rng: random.Random
     person: str
@@ -86,7 +86,7 @@ class Story:
         return Ref(len(self.steps) - 1)
 
     def update(self, operator: str, right: Operand, amount: int) -> None:
-        """Changes what the person holds; `amount` is the number that `right` stands for."""
+        """Changes how many things the person has; `amount` is the value of `right`."""
         self.holding = self.calculate(operator, self.holding, right)
         self.count = apply(operator, self.count, amount)
 
@@ -155,7 +155,7 @@ def lose_groups(story: Story) -> bool:
 
 
 def ask_count(story: Story) -> bool:
-    """Asks for what the person holds, without a further step."""
+    """Asks how many things the person has, without a further step."""
     story.say(phrases.COUNT_QUESTIONS)
     return True
 
@@ -207,7 +207,7 @@ def generate(rng: random.Random, least: int = 2, most: int = 4) -> WordProblem:
 
 
 def held_out(text: str) -> bool:
-    """Whether a problem is on the held-out side; its text alone decides, so no text can be on both sides."""
+    """Whether a problem is on the held-out side; only its text decides, so no text can be on both sides."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % HELD_OUT_ONE_IN == 0
 
 

@@ -1,4 +1,4 @@
-"""A tiny random model of each family that people train, with what makes the family: scaled positions, caps, experts."""
+"""A tiny random model of each family that people train, with its special features: scaled positions, caps, experts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 1,
 }
-_WHOLE_HEADS = {"num_key_value_heads": 4}  # GPT-NeoX and Phi-1 know no groups; vLLM would believe the number
-_TRAINED = 64  # the context before it was made longer
+_WHOLE_HEADS = {"num_key_value_heads": 4}  # GPT-NeoX and Phi-1 have no groups; vLLM would trust the number
+_TRAINED = 64  # the context before its extension
 
 
 @dataclass(frozen=True)
 class Family:
-    """How transformers calls it, its settings, and the same with one part changed that a correct engine computes."""
+    """Its name in transformers, its settings, and the same with one feature changed that a correct engine honours."""
 
     name: str
     settings: Mapping[str, Any]
@@ -122,7 +122,7 @@ FAMILIES = {
 
 
 def config_of(family: str, **changes: Any) -> Any:
-    """The configuration, as transformers makes it of these settings."""
+    """The transformers configuration with these settings."""
     import transformers
 
     known = FAMILIES[family]
@@ -130,10 +130,10 @@ def config_of(family: str, **changes: Any) -> Any:
 
 
 def save_family(into: Path, family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> str:
-    """A model with the bundled tokenizer in a folder of its own, which is named.
+    """Save a model with the bundled tokenizer in a folder of its own; return the folder.
 
     Every weight is drawn, biases and norms too, and large enough that attention and experts choose: a part that is
-    computed otherwise changes log-probs by tenths of a nat.
+    computed differently changes log-probs by tenths of a nat.
     """
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Adapters as peft trains and saves them, with a B that is not zero."""
+"""Adapters as peft trains and saves them, but with a non-zero B."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 def save_adapter(
     model: str, folder: Path, targets: tuple[str, ...] = LINEAR, *, rank: int = 4, size: float = 0.05, seed: int = 0
 ) -> str:
-    """A random adapter of a model; answers its folder."""
+    """Save a random adapter of a model; return its folder."""
     from peft import LoraConfig, get_peft_model
 
     with torch.random.fork_rng():

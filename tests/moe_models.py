@@ -1,4 +1,4 @@
-"""Tiny mixtures of experts of each family whose routers are known, with the bundled tokenizer where one is needed."""
+"""Tiny mixtures of experts of each family with known routers, with the bundled tokenizer where one is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures take longest in a report, and tests/report draws and looks at them: elsewhere they may be left blank."""
+"""Pictures are the slowest part of a report, and tests/report checks them: elsewhere they may stay blank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def leave_blank(patch: pytest.MonkeyPatch) -> None:
-    """Reports drawn in this process still write every file, with nothing on the pictures."""
+    """Let reports in this process write every file, but with blank pictures."""
     from matplotlib.figure import Figure
 
     from mismatch_cli.report import figures

@@ -1,4 +1,4 @@
-"""A command in a terminal of its own: a real one, with a width that can change and keys that can be pressed."""
+"""A command in a real terminal of its own, whose width can change and whose keys can be pressed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class Terminal:
-    """What it has shown so far is `text`."""
+    """A running command; `text` is its output so far."""
 
     def __init__(self, command: list[str], columns: int, folder: Path | None = None, **variables: str) -> None:
         self._end, inside = pty.openpty()
@@ -40,7 +40,7 @@ class Terminal:
             self.text += os.read(self._end, 1 << 20).decode(errors="replace")
         except BlockingIOError:
             assert self.process.poll() is None, self.text
-        except OSError:  # nobody is left at the other end
+        except OSError:  # the other end is closed
             assert what in self.text, self.text
         return what in self.text
 

@@ -1,4 +1,4 @@
-"""The GitHub Action, by running its steps: each `run:` in bash as a runner calls it, with inputs, files and outputs.
+"""The GitHub Action, tested by running its steps: each `run:` in bash as on a runner, with inputs, files and outputs.
 
 What is not run is actions/setup-python, which needs GitHub; it is only asked for where a Python version is named.
 """
@@ -26,7 +26,7 @@ _EXPRESSION = re.compile(r"\$\{\{ (.*?) \}\}")
 
 
 class Done(NamedTuple):
-    """What a step left: its exit code, its log, and what it wrote into the runner's files."""
+    """The results of a step: its exit code, its log, and what it wrote into the runner's files."""
 
     code: int
     log: str
@@ -35,7 +35,7 @@ class Done(NamedTuple):
 
     @property
     def commands(self) -> list[str]:
-        """The lines of the log that a runner acts on: from stop-commands to its token it does not."""
+        """The lines of the log that a runner interprets: none between stop-commands and its token."""
         acted, token = [], ""
         for line in self.log.splitlines():
             if token:
@@ -48,7 +48,7 @@ class Done(NamedTuple):
 
 
 class Runner:
-    """A runner in a folder: `inputs` as a workflow gives them, outputs of the steps before."""
+    """A runner in a folder: `inputs` as in a workflow, and the outputs of earlier steps."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.outputs = folder, {}
@@ -56,7 +56,7 @@ class Runner:
         (folder / "bin" / "python3").symlink_to(sys.executable)
         self.temporary = folder / "temporary folder"
         self.temporary.mkdir()
-        # Dependencies come from this environment, so that nothing is fetched; mismatch-cli itself does not.
+        # Dependencies come from this environment, so that nothing is fetched; mismatch-cli itself is installed.
         (folder / "site").mkdir()
         for path in Path(yaml.__file__).parents[1].iterdir():
             if "mismatch" not in path.name:
@@ -94,7 +94,7 @@ class Runner:
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory) -> Runner:
-    """A runner on which the action has installed itself, as a workflow does that names no version."""
+    """A runner on which the action has installed itself, as in a workflow without a version."""
     runner = Runner(tmp_path_factory.mktemp("runner"))
     done = runner.run("install")
     assert done.code == 0, done.log
@@ -116,7 +116,7 @@ HOSTILE = "evil |`<b>\n::error::planted"
 
 @pytest.fixture(scope="module")
 def bad(runner) -> Done:
-    """A run with the gap of an fp8 cache, in a folder with a name like that, by limits whose source is as bad."""
+    """A run with the gap of an fp8 cache in a folder with a hostile name, and limits with a hostile source."""
     run = Path(shutil.copytree(FP8, runner.folder / "a run" / "::warning::|`<i>x"))
     limits = runner.folder / "my limits.toml"
     limits.write_text('[limits.tv_binary_mean]\nmax = 0.001\nsource = "' + HOSTILE.replace("\n", "\\n") + '"\n')
@@ -138,7 +138,7 @@ def test_names_and_sources_are_text_in_the_summary(bad):
     assert not re.search(r"(?<!\\)[<`]", bad.summary)
 
 
-def test_a_job_may_go_on_where_a_limit_does_not_hold(runner):
+def test_a_job_may_continue_if_a_limit_does_not_hold(runner):
     done = runner.run("gate", traces=str(FP8), fail_on="error")
     assert done.code == 0 and done.outputs == {"verdict": "failed", "exit-code": "3"}
     assert [line.partition(" ")[0] for line in done.commands] == ["::warning"] and "❌" in done.summary
@@ -148,32 +148,32 @@ def test_a_job_may_go_on_where_a_limit_does_not_hold(runner):
     ("inputs", "outputs", "said"),
     [
         ({"traces": "/no/such/run"}, {"verdict": "error", "exit-code": "1"}, "/no/such/run does not exist"),
-        ({"traces": " \n"}, {"verdict": "error", "exit-code": "2"}, "No trace was named"),
+        ({"traces": " \n"}, {"verdict": "error", "exit-code": "2"}, "No trace named"),
         ({"traces": "x", "arguments": "--baseline '"}, {}, "No closing quotation"),
         ({"traces": "x", "fail_on": "always"}, {}, "fail-on is one of"),
     ],
 )
-def test_what_cannot_be_judged_is_an_error(runner, inputs, outputs, said):
+def test_what_cannot_be_checked_is_an_error(runner, inputs, outputs, said):
     done = runner.run("gate", **inputs)
     assert done.code and done.outputs == outputs and said in done.log
-    assert ("nothing was judged" in done.summary) == bool(outputs)
+    assert ("the check could not run" in done.summary) == bool(outputs)
 
 
-def test_an_error_fails_the_step_unless_nothing_may(runner):
+def test_an_error_fails_the_step_unless_fail_on_is_never(runner):
     assert runner.run("gate", traces="", fail_on="error").code == 2
     done = runner.run("gate", traces="", fail_on="never")
     assert done.code == 0 and done.outputs["verdict"] == "error"
 
 
 def test_an_input_is_never_a_part_of_a_script(runner):
-    """`$(…)`, quotes and line breaks in an input reach the program as they are."""
+    """`$(…)`, quotes and line breaks in an input reach the program unchanged."""
     planted = runner.folder / "planted"
     done = runner.run("gate", traces=f'$(touch {planted})"; touch {planted}; "', arguments="--limits '$(echo verl)'")
     assert done.outputs["verdict"] == "error" and not planted.exists()
     assert all("${{" not in step.get("run", "") for step in ACTION["runs"]["steps"])
 
 
-def test_the_program_of_an_earlier_step_or_a_version_is_taken_where_asked(runner):
+def test_the_program_of_an_earlier_step_or_a_version_is_used_on_request(runner):
     mine = runner.folder / "bin" / "mismatch-cli"
     others = Runner.__new__(Runner)
     vars(others).update(vars(runner), outputs={})
@@ -185,13 +185,13 @@ def test_the_program_of_an_earlier_step_or_a_version_is_taken_where_asked(runner
 
 
 def runner_without_program(runner: Runner) -> Done:
-    """The step where no program of this name is on the PATH."""
+    """The step without a program of this name on the PATH."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", "/usr/bin:/bin")
         return runner.run("install", version="installed")
 
 
-def test_what_the_action_says_of_itself_is_so():
+def test_the_metadata_of_the_action_is_true():
     assert set(ACTION["outputs"]) == {"verdict", "exit-code"} and ACTION["runs"]["using"] == "composite"
     assert all("run" in step or "uses" in step for step in STEPS.values())
     uses = STEPS["Set up Python"]

@@ -1,4 +1,4 @@
-"""Adapters on a model: the sum that is meant, whatever is tied; what does not fit is said, and never left out."""
+"""Adapters on a model: the intended sum, whatever is tied; misfits are reported, never silently dropped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(save_model) -> str:
 
 
 def logits_of_the_sum(model: str, adapter: str) -> torch.Tensor:
-    """Those of W + B A · alpha / rank written out, with the head apart from the embeddings."""
+    """The logits of W + B A · alpha / rank written out, with the head untied from the embeddings."""
     loaded, found = load_causal_lm(model, "float32"), read_adapter(adapter)
     weights = load_file(Path(adapter) / "adapter_model.safetensors")
     head = loaded.get_output_embeddings().weight.detach().clone()
@@ -44,7 +44,7 @@ def logits_of_the_sum(model: str, adapter: str) -> torch.Tensor:
 @pytest.mark.parametrize("merge", [False, True])
 @pytest.mark.parametrize("targets", [("q_proj", "down_proj"), ("v_proj", "lm_head")])
 def test_the_adapter_is_the_sum_of_its_products(model, tmp_path, merge, targets):
-    """With a head that is tied, too: peft's own merge would change the embeddings with it."""
+    """Also with a tied head: peft's own merge would change the embeddings with it."""
     adapter = save_adapter(model, tmp_path / "lora", targets)
     expected = logits_of_the_sum(model, adapter)
     found = put_on(load_causal_lm(model, "float32"), read_adapter(adapter), merge=merge)
@@ -70,7 +70,7 @@ def test_what_an_engine_takes_over_is_the_sum_and_the_base_stays(model):
     assert all(torch.equal(same[name], weight) for name, weight in before.items())
     layer = loaded.model.layers[1].mlp.up_proj
     torch.nn.init.normal_(layer.lora_B["default"].weight)
-    for _ in range(3):  # formed anew each time: nothing adds up
+    for _ in range(3):  # computed from the base each time: nothing accumulates
         state = Merged(loaded).state_dict()
     delta = 2 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
     name = "model.layers.1.mlp.up_proj.weight"
@@ -104,7 +104,7 @@ FUSED = {
     ],
 )
 def test_experts_in_one_parameter_are_merged_parameter_by_parameter(save_model, tmp_path, family, targets, changed):
-    """W + B A · scale of each expert written out, peft's own merge of the saved adapter, and the logits beside it."""
+    """W + B A · scale of each expert written out, against peft's own merge of the saved adapter and its logits."""
     model = save_model(family, **FUSED.get(family, {}))
     loaded, base = load_causal_lm(model, "float32"), load_causal_lm(model, "float32").state_dict()
     wrapped = start_lora(loaded, rank=2, alpha=6, targets=targets, seed=0)
@@ -127,8 +127,8 @@ def test_experts_in_one_parameter_are_merged_parameter_by_parameter(save_model, 
 
 
 def sum_of_products(layer, weight: torch.Tensor) -> torch.Tensor:
-    """B A · scale expert by expert, in the order in which the experts lie: their ranks are A's rows in blocks, and
-    every n-th column of B."""
+    """B A · scale expert by expert, in the order of the experts: their ranks are A's rows in blocks, and every n-th
+    column of B."""
     a, b, scale = layer.lora_A["default"].weight, layer.lora_B["default"].weight, layer.scaling["default"]
     if weight.dim() == 2:
         delta = scale * b @ a
@@ -153,12 +153,12 @@ def test_adapters_are_the_same_by_what_they_hold(model, tmp_path):
     assert not same_adapter(one, str(tmp_path / "copy")), "the same weights, scaled otherwise"
 
 
-def test_what_is_no_adapter_is_said(model, tmp_path):
+def test_what_is_not_an_adapter_is_reported(model, tmp_path):
     with pytest.raises(MismatchError, match="no adapter"):
         read_adapter(model)
     folder = Path(save_adapter(model, tmp_path / "lora"))
     (folder / "adapter_model.safetensors").write_bytes(b"half of it")
-    with pytest.raises(MismatchError, match=r"no LoRA adapter that can be read"):
+    with pytest.raises(MismatchError, match=r"is not a readable LoRA adapter"):
         read_adapter(str(folder))
     whole = Path(save_adapter(model, tmp_path / "whole"))
     change_config(whole, modules_to_save=["lm_head"])
@@ -167,12 +167,12 @@ def test_what_is_no_adapter_is_said(model, tmp_path):
 
 
 def test_an_adapter_that_would_be_dropped_in_part_is_refused(model, save_model, tmp_path):
-    """peft warns of this and goes on with what fits, or with nothing."""
+    """peft only warns, and continues with what fits, or with nothing."""
     folder = Path(save_adapter(model, tmp_path / "lora"))
     path = folder / "adapter_model.safetensors"
     weights = load_file(path)
     save_file({name.replace("layers.1", "layers.7"): weight for name, weight in weights.items()}, path)
-    with pytest.raises(MismatchError, match=r"only in part: 14 of its weights are missing and 14 belong to no module"):
+    with pytest.raises(MismatchError, match=r"only in part: 14 of its weights are missing and 14 fit no module"):
         put_on(load_causal_lm(model), read_adapter(str(folder)), merge=False)
     wide = save_model("Llama", hidden_size=96)
     with pytest.raises(MismatchError, match="does not fit"):
@@ -182,12 +182,12 @@ def test_an_adapter_that_would_be_dropped_in_part_is_refused(model, save_model, 
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
-        ("q_proj,lm_head", "takes in the LM head"),
+        ("q_proj,lm_head", "includes the LM head"),
         ("magic", "no modules magic"),
         ("q_proj,magic,trick", "no modules magic, trick"),
     ],
 )
-def test_what_cannot_be_trained_is_said(model, targets, said):
+def test_what_cannot_be_trained_is_reported(model, targets, said):
     with pytest.raises(MismatchError, match=said):
         start_lora(load_causal_lm(model), rank=2, alpha=2, targets=targets, seed=0)
 

@@ -1,4 +1,4 @@
-"""The laws of the house: who may import whom, what files are called, how long things grow, how light the start is."""
+"""The rules of the architecture: imports, file names, lengths, start-up time."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES
 }
 
-# Folders whose files are found by their names, and `pages`, which names its files after the studies that they show.
+# Folders whose files are found by name, and `pages`, whose files are named after the studies that they show.
 REGISTRIES = (
     "commands", "diagnosis/checks", "dialects", "engines", "importers", "report/plots", "trackers", "trust_regions",
     "weights",
 )  # fmt: skip
 PAGES = "report/pages"
 
-# Each floor may import the floors below it, and its own room.
+# Each layer may import the layers below it, and its own package.
 FLOORS = [
     {"__main__"},
-    {"cli", ""},  # the package itself names what it opens, and imports it when it is asked for
+    {"cli", ""},  # the package itself imports lazily what it opens
     {"commands"},
     {"library"},
     {"watch"},
@@ -83,12 +83,12 @@ def folder_of(path: Path) -> str:
 
 
 def is_found_by_its_name(path: Path) -> bool:
-    """A registry finds it, or the user of a framework: what records in a run is called after it."""
+    """Found by a registry, or imported by the user of a framework: adapters of the recorder have its name."""
     return folder_of(path) in (*REGISTRIES, "record") and not path.name.startswith("_")
 
 
 def imports_of(path: Path) -> set[str]:
-    """The modules of the package that a file imports, at its top or in a function, those for types alone too."""
+    """The modules of the package that a file imports, at its top, in functions, or only for types."""
     found = set()
     for node in ast.walk(TREES[path]):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -122,11 +122,11 @@ def test_imports_point_down():
 
 
 def test_there_are_no_cycles_inside_rooms_either():
-    """`prepare` names the cycle that it finds."""
+    """`prepare` names a cycle that it finds."""
     TopologicalSorter({m: targets - for_types_alone(MODULES[m]) for m, targets in IMPORTS.items()}).prepare()
 
 
-# What a figure may know: how figures are drawn, what its study found, and what numbers and tokens look like.
+# What a figure may import: how figures are drawn, the result of its study, and the format of numbers and tokens.
 _KNOWN_TO_PLOTS = {"studies", "metrics", "numbers", "text", "algorithms"}
 
 
@@ -143,7 +143,7 @@ def test_a_figure_knows_its_study_and_no_other_figure():
 
 
 def test_drawing_loads_no_torch():
-    """Numbers are numpy's by the time they are drawn."""
+    """Numbers are numpy arrays before they are drawn."""
     script = (
         "import sys; from mismatch_cli import registry; from mismatch_cli.report import plots; "
         "loaded = [registry.load(plots.__name__, name, 'plot') for name in registry.names(plots.__name__)]; "
@@ -154,7 +154,7 @@ def test_drawing_loads_no_torch():
 
 
 def test_what_is_shown_is_computed_elsewhere():
-    """A report reads no trace but for excerpts, and no study knows how it is shown."""
+    """A report reads traces only for excerpts, and no study knows how it is shown."""
     readers = {
         module
         for module, targets in IMPORTS.items()
@@ -167,7 +167,7 @@ def test_what_is_shown_is_computed_elsewhere():
 
 
 def test_a_file_is_known_by_its_name():
-    """Outside of registries, and of the pages, no two files share a name."""
+    """Outside registries and pages, no two files share a name."""
     named = defaultdict(list)
     for path in FILES:
         if path.name != "__init__.py" and not is_found_by_its_name(path) and folder_of(path) != PAGES:
@@ -225,7 +225,7 @@ def test_help_imports_nothing_heavy():
     assert "probe" in result.stdout
 
 
-# Typed in a folder with a training run; pictures stay blank, for they are drawn by what is imported for them alone.
+# Typed in a folder with a training run; pictures stay blank, since drawing has its own imports.
 READING = """
 algorithms
 verdict
@@ -247,7 +247,7 @@ import --json
 import --formats
 import --schema
 """
-_ARROW_LOOKS_FOR_PANDAS = ("diagnose", "--export", "import")  # to know its columns; it is no dependency
+_ARROW_LOOKS_FOR_PANDAS = ("diagnose", "--export", "import")  # for its column types; it is not a dependency
 _NOT_FOR_READING = ("torch", "transformers", "datasets", "peft", "math_verify", "vllm", "pandas")
 
 
@@ -275,7 +275,7 @@ def test_reading_imports_neither_torch_nor_what_samples(tmp_path):
 
 
 def test_start_up_is_close_to_a_bare_typer_program(tmp_path):
-    """CPU time of `--help`, the best of interleaved runs: at most 1.3 times a Typer program with two commands."""
+    """CPU time of `--help`, best of interleaved runs, is at most 1.3 times that of a Typer app of two commands."""
     bare = tmp_path / "bare.py"
     bare.write_text(
         "import typer\napp = typer.Typer()\n"
@@ -291,14 +291,14 @@ def test_start_up_is_close_to_a_bare_typer_program(tmp_path):
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     ours = theirs = float("inf")
-    for run in range(24):  # on a busy machine few runs are undisturbed
+    for run in range(24):  # few runs are undisturbed on a busy machine
         ours, theirs = min(ours, seconds(["-m", "mismatch_cli"])), min(theirs, seconds([str(bare)]))
         if run >= 7 and ours <= 1.3 * theirs:
             break
     assert ours <= 1.3 * theirs
 
 
-# By vLLM's progress bar, rich's Console, matplotlib, and by whoever records a run or opens one.
+# Used by vLLM's progress bar, rich's Console, matplotlib, and by users who record or open a run.
 _CALLED_BY_OTHERS = {
     "add_padded", "on_step_end", "on_train_end", "find_class",
     *(name for kind in (Run, *Result.__subclasses__()) for name in vars(kind) if not name.startswith("_")),
@@ -308,13 +308,13 @@ _CALLED_BY_OTHERS = {
 
 
 def test_nothing_is_defined_that_the_package_does_not_name_again():
-    """A function, method, class or constant whose name stands once is used by nobody; tests do not count."""
+    """A function, method, class or constant whose name occurs once is unused; tests do not count."""
     texts = [*TEXTS.values(), *(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.html"))]
-    stands = Counter(word for text in texts for word in re.findall(r"\w+", text))
+    occurrences = Counter(word for text in texts for word in re.findall(r"\w+", text))
     defined = set()
     for tree in TREES.values():
         defined |= {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
         assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
         defined |= {target.id for target in assigned if isinstance(target, ast.Name)}
-    once = {name for name in defined if stands[name] == 1 and not name.startswith("__")}
+    once = {name for name in defined if occurrences[name] == 1 and not name.startswith("__")}
     assert once <= _CALLED_BY_OTHERS

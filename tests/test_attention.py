@@ -1,4 +1,4 @@
-"""What a model asks of attention reaches the implementation that is used, or is said not to."""
+"""What a model requires of attention reaches the implementation in use, or a warning says that it does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import Trainer
 
 IDS = torch.tensor([[5, 9, 300, 7, 41, 2, 77, 130]])
-ARGUMENTS = {"attn_logit_softcapping": "softcap", "sinks": "s_aux"}  # as models hand them to an implementation
+ARGUMENTS = {"attn_logit_softcapping": "softcap", "sinks": "s_aux"}  # as models pass them to an implementation
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_the_attention_that_is_chosen_caps_where_the_model_does(capped, save_mod
     assert load_causal_lm(save_model("Llama"), "float32").config._attn_implementation == "sdpa"
 
 
-def test_a_wrong_one_that_is_asked_for_is_said_and_recorded(capped):
+def test_a_wrong_implementation_on_request_is_reported_and_recorded(capped):
     described = Trainer.load(
         capped, sampling=SamplingSettings(), dtype="float32", attn_implementation="sdpa"
     ).describe()
@@ -50,14 +50,14 @@ def test_a_wrong_one_that_is_asked_for_is_said_and_recorded(capped):
     assert "attention_leaves_out" not in right and warning(right) == ""
 
 
-def test_sinks_are_asked_for_by_their_parameters(save_model):
+def test_sinks_are_recognised_by_their_parameters(save_model):
     model = load_causal_lm(save_model("GptOss", num_local_experts=2, num_experts_per_tok=1), "float32")
     assert asked_by(model) == ("sinks",) and attention_facts(model) == {}
     assert left_out_by("sdpa", ("sinks",)) == left_out_by("flash_attention_2", ("sinks",)) == ("sinks",)
     assert left_out_by("flash_attention_2", ("attn_logit_softcapping",)) == ()
 
 
-def test_the_table_says_what_the_implementations_take():
+def test_the_table_matches_what_implementations_take():
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     for implementation in ("sdpa", "flex_attention"):
@@ -67,8 +67,8 @@ def test_the_table_says_what_the_implementations_take():
     assert HONOURED_BY.keys() == ARGUMENTS.keys()
 
 
-def test_no_model_of_transformers_asks_for_more():
-    """Of the models that sdpa runs, those that hand an attention more than it takes are in the table."""
+def test_no_model_of_transformers_requires_more():
+    """Every model that sdpa runs, but that passes attention more than it takes, is in the table."""
     import transformers
 
     asking = set()

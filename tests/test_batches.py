@@ -1,4 +1,4 @@
-"""Rules on whole batches, and on a prompt's answers: cut as you like and gathered, they decide as on the whole."""
+"""Rules on whole batches and on a prompt's answers: on any parts, gathered, they decide as on the whole."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RESPONSES, BATCHES = 60, 3
 
 
 def keyed() -> tuple[Policies, Tensor]:
-    """Three batches whose rows are mixed, with a prompt's four answers in one or in several of them."""
+    """Three batches with mixed rows, and a prompt's four answers in one or several of them."""
     given = random_policies(0, responses=RESPONSES)
     minibatch_S = np.random.default_rng(0).integers(BATCHES, size=RESPONSES)
     given = with_keys(given, minibatch_S, np.arange(RESPONSES) // 4)
@@ -51,7 +51,7 @@ def keys_of(rule: Rule, given: Policies) -> np.ndarray:
 
 
 def on_wholes(rule: Rule, given: Policies, advantage_T: Tensor, world: World = lambda given: given) -> np.ndarray:
-    """Batch by batch, each with all of its rows and nothing else, at the tokens' places."""
+    """The decisions batch by batch, each with exactly its own rows, at the tokens' positions."""
     found_T = np.full(len(advantage_T), np.nan)
     for key in np.unique(keys_of(rule, given)):
         rows, place_T = taken(given, np.flatnonzero(keys_of(rule, given) == key).tolist())
@@ -72,10 +72,10 @@ def test_which_rules_look_at_batches() -> None:
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 @pytest.mark.parametrize("rule", RULES, ids=NAMES)
 def test_micro_batches_decide_as_the_whole(rule: Rule, world: World) -> None:
-    """Rows in another order, cut where no batch ends, gathered in a third order; decided on in parts."""
+    """Decisions on parts: rows in another order, cut inside batches, gathered in a third order."""
     given, advantage_T = keyed()
     expected_T = on_wholes(rule, given, advantage_T, world)
-    assert len(np.unique(expected_T)) > 1  # or nothing is decided
+    assert len(np.unique(expected_T)) > 1  # the rule decides something
     for seed, micro_batches in ((0, 1), (1, 4), (2, 17)):
         generator = np.random.default_rng(seed)
         parts = []
@@ -89,8 +89,8 @@ def test_micro_batches_decide_as_the_whole(rule: Rule, world: World) -> None:
             np.testing.assert_array_equal(answer(rule, part, part_advantage_T), expected_T[place_T])
 
 
-def test_a_part_alone_decides_otherwise() -> None:
-    """Or a first pass would not be needed; where nobody says which batches there are, all tokens are of one."""
+def test_a_part_alone_decides_differently() -> None:
+    """Otherwise no first pass would be needed; without given batches, all tokens belong to one."""
     given, advantage_T = keyed()
     first, place_T = taken(given, list(range(10)))
     for rule in RULES:
@@ -99,7 +99,7 @@ def test_a_part_alone_decides_otherwise() -> None:
         expected = rule.settle(rule.collect(alone, advantage_T[place_T]))
         assert not np.array_equal(expected, rule.settle(rule.collect(given, advantage_T)))
         as_one = with_keys(alone, np.zeros(10, dtype=np.int64), np.zeros(10, dtype=np.int64))
-        if "covariance_clip" not in rule.module.__name__:  # which draws by keys
+        if "covariance_clip" not in rule.module.__name__:  # it draws by keys
             alone_T = answer(rule, gathered(as_one, [rule], advantage_T[place_T]), advantage_T[place_T])
             np.testing.assert_array_equal(answer(rule, alone, advantage_T[place_T]), alone_T)
     assert any((answer(rule, alone, advantage_T[place_T]) != whole_T[place_T.numpy()]).any() for rule in RULES)
@@ -143,12 +143,12 @@ def test_found_values_by_key() -> None:
     assert found.of(np.array([9, -5, 9])).tolist() == [[5, 6], [1, 2], [5, 6]]
     assert len(found.of(np.array([], dtype=np.int64))) == 0
     for key in (-6, 0, 3, 10):
-        with pytest.raises(KeyError, match="no first pass has seen"):
+        with pytest.raises(KeyError, match="the first pass did not see"):
             found.of(np.array([2, key]))
 
 
 def test_a_first_pass_keeps_nothing_of_what_was_read() -> None:
-    """What is collected may look into a column of a shard, whose memory would stay as long as it does."""
+    """What is gathered must not be a view of a shard's column, whose memory would then stay."""
     given = in_numpy(with_keys(random_policies(0), np.zeros(60, dtype=np.int64), np.arange(60) // 5))
     gathering = Gathering(ROWS["top-entropy"].batch_rules)
     gathering.update(given, signs(len(given.trainer)).numpy())
@@ -157,7 +157,7 @@ def test_a_first_pass_keeps_nothing_of_what_was_read() -> None:
 
 
 def rows(**changed: int) -> Batches:
-    """Two rows, of which the second is changed."""
+    """Two rows, the second of which is changed."""
     keys = {"step": 3, "epoch": 0, "minibatch": 1, "prompt_id": 7, "sample_index": 2}
     key = RowKey(*(np.array([value, changed.get(name, value)]) for name, value in keys.items()))
     return Batches.of_rows(key, lambda: (np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])))
@@ -180,7 +180,7 @@ def test_what_makes_a_batch_and_a_group() -> None:
 
 
 def test_a_draw_follows_from_the_key_of_the_row_and_the_place() -> None:
-    """Whatever rows lie around it, in whatever order, in both worlds, and of whatever policies."""
+    """Independent of the other rows, their order, numpy or torch, and the policies."""
     given, _ = keyed()
     draw_T = given.compare(TRAINER_ROLLOUT).draw_T
     assert draw_T.dtype == torch.float64 and draw_T.min() >= 0 and draw_T.max() < 1
@@ -197,8 +197,8 @@ def test_a_draw_follows_from_the_key_of_the_row_and_the_place() -> None:
         assert len(set(hash_T.tolist())) == 4 and hash_T[:2].tolist() == alike[:2].tolist()
 
 
-def test_who_is_drawn_does_not_depend_on_the_cut() -> None:
-    """The share of all candidates that is dropped, by the smallest draws of the batch."""
+def test_draws_do_not_depend_on_the_cut() -> None:
+    """The share of candidates that is dropped, by the smallest draws of the batch."""
     given, advantage_T = keyed()
     rule = mask("covariance-clip", share=0.02, cov_low=0.1)
     kept_T = answer(rule, gathered(given, [rule], advantage_T), advantage_T)

@@ -1,4 +1,4 @@
-"""The program as a process of its own: how it ends."""
+"""The program as a process: how it exits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAIN = "import atexit, sys; atexit.register(print, 'registered'); from mismatch_
 @pytest.mark.parametrize(
     ("arguments", "code"), [(["--version"], 0), (["report", "/nowhere"], 1), (["nonsense"], 2), ([], 2)]
 )
-def test_it_ends_with_its_code_and_does_what_was_registered(arguments, code):
+def test_it_exits_with_its_code_after_exit_handlers(arguments, code):
     ended = subprocess.run([sys.executable, "-c", MAIN, *arguments], capture_output=True, text=True)
     assert ended.returncode == code, ended.stderr
     assert ended.stdout.endswith("registered\n") and "Traceback" not in ended.stderr
@@ -47,7 +47,7 @@ def test_nobody_reads(closed, tmp_path):
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_what_could_not_be_printed_is_no_success(tmp_path, monkeypatch):
+def test_output_that_could_not_be_written_is_not_a_success(tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # an unbuffered Python does not notice a short write
     line = f"ulimit -f 1; {sys.executable} -m mismatch_cli algorithms > printed"
     ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, cwd=tmp_path)

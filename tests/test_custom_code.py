@@ -1,4 +1,4 @@
-"""Models that bring code, and pickles that would run some: nothing is executed unless the user says so."""
+"""Models with their own code, and pickles that would run code: nothing is executed unless the user allows it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MyTokenizer(PreTrainedTokenizerFast):
 
 
 class Payload:
-    """What a pickle runs when it is opened."""
+    """The code that a pickle runs when it is opened."""
 
     def __init__(self, proof: Path) -> None:
         self._proof = proof
@@ -50,7 +50,7 @@ def proof(tmp_path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _agreeing(monkeypatch):
-    """Whoever is asked gets a y from stdin."""
+    """Every prompt gets a y from stdin."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n" * 20))
     yield
     custom_code.allow(False)
@@ -58,7 +58,7 @@ def _agreeing(monkeypatch):
 
 @pytest.fixture
 def hostile(tmp_path, proof, monkeypatch) -> Path:
-    """A model folder whose configuration, model and tokenizer are code of its own."""
+    """A model folder with its own code for configuration, model and tokenizer."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     return make_hostile(tmp_path / "hostile", proof)
 
@@ -96,11 +96,11 @@ def test_no_command_runs_the_code_of_a_model_whatever_stdin_says(name, hostile, 
     code = run([*commands(str(hostile))[name], "-q", "-o", str(tmp_path / "run")])
     said = capfd.readouterr().err
     assert code == 1 and not proof.exists(), said
-    assert "brings code of its own" in said and "--trust-remote-code" in said and said.count("\n") == 1
+    assert "contains its own code" in said and "--trust-remote-code" in said and said.count("\n") == 1
 
 
-def test_vllm_is_not_asked_either(hostile, proof, tmp_path, capfd, monkeypatch):
-    """Where its tokenizer is harmless, the engine is the first that would run the code."""
+def test_vllm_does_not_run_it_either(hostile, proof, tmp_path, capfd, monkeypatch):
+    """With a harmless tokenizer, the engine is the first that would run the code."""
     import mismatch_cli.recording.record as record
 
     monkeypatch.setattr(record, "load_tokenizer", lambda _: record_tokenizer())
@@ -111,10 +111,10 @@ def test_vllm_is_not_asked_either(hostile, proof, tmp_path, capfd, monkeypatch):
 
     assert run([*commands(str(hostile))["probe with vLLM"], "-q", "-o", str(tmp_path / "run")]) == 1
     said = capfd.readouterr().err
-    assert "brings code of its own" in said and not proof.exists() and said.count("\n") == 1
+    assert "contains its own code" in said and not proof.exists() and said.count("\n") == 1
 
 
-def test_with_the_flag_it_runs_and_is_on_record_by_name(hostile, proof, tmp_path, capfd):
+def test_with_the_flag_it_runs_and_is_recorded_by_name(hostile, proof, tmp_path, capfd):
     flags = ["-q", "-o", str(tmp_path / "run")]
     assert run([*commands(str(hostile))["probe"], *flags, "--trust-remote-code"]) == 0, capfd.readouterr().err
     assert proof.exists()
@@ -124,7 +124,7 @@ def test_with_the_flag_it_runs_and_is_on_record_by_name(hostile, proof, tmp_path
         shard.unlink()
     proof.unlink()
     sys.modules.pop("code", None)
-    assert run(["probe", "--resume", *flags]) == 1  # what a folder says is no leave of the user's
+    assert run(["probe", "--resume", *flags]) == 1  # a folder cannot give the user's permission
     assert "--trust-remote-code" in capfd.readouterr().err and not proof.exists()
 
 
@@ -137,7 +137,7 @@ def test_no_other_setting_is_a_way_around(hostile, proof, tmp_path, capfd):
 
 
 def test_a_pickle_is_refused_in_one_sentence_of_ours(proof, tmp_path, capfd, monkeypatch):
-    """Weights of a model, an adapter, a dump: whatever torch says of `weights_only` is no advice."""
+    """Weights of a model, an adapter, a dump: the message never repeats torch's advice on `weights_only`."""
     model = shutil.copytree(MODEL, tmp_path / "model")
     (model / "model.safetensors").unlink()
     adapter = tmp_path / "adapter"

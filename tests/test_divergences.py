@@ -78,7 +78,7 @@ def test_binary_kl_decides_right_where_the_published_form_does_not() -> None:
     truth = binary_kl(mu.double(), pi.double())
     published_wrong = ((_published_binary_kl(mu, pi) > 0.05) != (truth > 0.05)).sum().item()
     ours_wrong = ((binary_kl(mu, pi) > 0.05) != (truth > 0.05)).sum().item()
-    assert published_wrong > 20  # or the grid no longer reaches the corner that this test is about
+    assert published_wrong > 20  # or the grid misses the corner that this test is about
     assert ours_wrong == 0
 
 
@@ -89,7 +89,7 @@ def test_binary_kl_where_the_published_form_is_off_by_a_fifth() -> None:
 
 
 def test_binary_kl_reference_is_independent() -> None:
-    """The float64 form used as truth above, against the textbook form in the middle of the simplex."""
+    """The float64 form used as truth above, compared with the textbook form in the middle of the simplex."""
     mu, pi = torch.rand(2, 1000, dtype=F64) * 0.8 + 0.1
     textbook = mu * (mu / pi).log() + (1 - mu) * ((1 - mu) / (1 - pi)).log()
     torch.testing.assert_close(binary_kl(mu.log(), pi.log()), textbook, rtol=1e-9, atol=1e-13)
@@ -246,7 +246,7 @@ def test_topk_worked_by_hand() -> None:
 
 
 def test_others_below_the_resolution_give_no_infinity() -> None:
-    """Top-K probabilities that sum to one but for rounding: nothing is left to compare."""
+    """Top-K probabilities that sum to one up to rounding: nothing is left to compare."""
     logits = torch.randn(2000, 20, generator=torch.Generator().manual_seed(3)) * 4
     mu, pi = logits.log_softmax(-1), (logits + 0.01 * torch.randn(2000, 20)).log_softmax(-1)
     for others in (0.0, 1e-7):
@@ -273,7 +273,7 @@ def test_small_differences_survive_in_float32() -> None:
 
 def test_ranks_outside_a_truncated_support_belong_to_the_others() -> None:
     mu = torch.tensor([[0.7, 0.3, 0.0]]).log()
-    pi = torch.tensor([[0.6, 0.3, 0.05]]).log()  # 0.05 more lie outside the top-3
+    pi = torch.tensor([[0.6, 0.3, 0.05]]).log()  # another 0.05 is outside the top-3
     tv, kl = dv.topk_divergences(mu[:, 0], pi[:, 0], mu, pi, torch.tensor([True]))
     assert tv.item() == pytest.approx(0.1, abs=1e-6)  # (.1 + 0 + .1)/2
     assert kl.item() == pytest.approx(0.7 * math.log(7 / 6), abs=2e-5)
@@ -284,8 +284,8 @@ def test_ranks_outside_a_truncated_support_belong_to_the_others() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("replace_last", [False, True])
-def test_what_is_computed_at_a_time_changes_no_bit(dtype, replace_last, monkeypatch) -> None:
-    """Also where one side excludes a token."""
+def test_block_size_changes_no_bit(dtype, replace_last, monkeypatch) -> None:
+    """Also if one side excludes a token."""
     mu, pi, ids = _distributions(3, 40, 0.5, rows=1000)
     top = mu.topk(20, dim=-1).indices
     rows = torch.arange(len(ids))
@@ -300,8 +300,8 @@ def test_what_is_computed_at_a_time_changes_no_bit(dtype, replace_last, monkeypa
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_a_choice_by_bits_is_that_of_where(dtype) -> None:
-    """Also of what is no number, and where a gradient has to pass."""
+def test_selection_by_bits_equals_where(dtype) -> None:
+    """Also for NaN, and with gradients."""
     x = torch.tensor([1.5, -0.0, INF, math.nan, -2.0, 1e-300], dtype=dtype)
     y = torch.tensor([math.nan, 3.0, -INF, 0.0, INF, -1.0], dtype=dtype)
     flags = torch.tensor([True, True, False, True, False, False])

@@ -1,6 +1,6 @@
-"""Entry points of a package that pip has installed stand beside our own folders, in the commands that use them.
+"""Entry points of a package that pip has installed work like files in our own folders, in the commands that use them.
 
-Its modules are the examples of docs/extending.md as they stand there: what is written in a checkout moves unchanged.
+Its modules are the examples of docs/extending.md, unchanged: what is written in a checkout moves as it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests import pictures
 from tests.docs.pages import DOCS, additions, steps
 
 PAGE = DOCS / "extending.md"
-OFFERED = {  # group: name, and the file of the page that it is
+OFFERED = {  # group: name, and its file on the page
     "importers": ("toy", "importers/toy.py"),
     "engines": ("coarse", "engines/coarse.py"),
     "trust_regions": ("two-sided-tv", "trust_regions/two_sided_tv.py"),
@@ -41,7 +41,7 @@ packages = ["mismatch_toy"]
 
 
 def installed(folder: Path, points: dict[str, dict[str, str]], modules: dict[str, str]) -> Path:
-    """Where pip has put a package with these entry points and modules."""
+    """The folder into which pip has installed a package with these entry points and modules."""
     package, target = folder / "source" / "mismatch_toy", folder / "site"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -62,7 +62,7 @@ def site(tmp_path_factory) -> Path:
     texts = {file.name.removeprefix("mismatch_cli/"): file.text for file in additions(PAGE)}
     modules = {f"{group}_{name}.py".replace("-", "_"): texts[path] for group, (name, path) in OFFERED.items()}
     points = {group: {name: f"mismatch_toy.{group}_{name}".replace("-", "_")} for group, (name, _) in OFFERED.items()}
-    points["trust_regions"]["binary-tv"] = "mismatch_toy.trust_regions_two_sided_tv"  # ours has that name
+    points["trust_regions"]["binary-tv"] = "mismatch_toy.trust_regions_two_sided_tv"  # we have that name
     points["trust_regions"]["broken"] = "mismatch_toy.broken"
     points["weights"]["empty"] = "mismatch_toy"
     points["weights"]["raises"] = "mismatch_toy.raises"
@@ -74,7 +74,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def here(site, tmp_path, monkeypatch):
-    """A working folder, in a Python on whose path the package is."""
+    """A working folder, in a Python with the package on its path."""
     forget()
     monkeypatch.syspath_prepend(site)
     monkeypatch.chdir(tmp_path)
@@ -138,16 +138,16 @@ def test_an_unknown_name_answers_with_the_nearest_of_all(here, capfd):
         assert code == 2 and f"Did you mean {near}" in err, err
 
 
-def test_a_name_of_ours_stays_ours_and_the_clash_is_told(here, capfd):
+def test_a_name_of_ours_stays_ours_and_the_clash_is_reported(here, capfd):
     code, out, err = typed(capfd, "clipstats -a binary-tv --json")
     assert code == 0 and json.loads(out)["algorithms"][0]["name"] == "binary-tv"
     assert (
-        "mismatch_cli.trust_regions: 'binary-tv' of the package mismatch-toy 0.3 is ignored: mismatch-cli has that "
-        "name itself." in err
+        "mismatch_cli.trust_regions: 'binary-tv' of the package mismatch-toy 0.3 is ignored: mismatch-cli itself "
+        "has that name." in err
     )
     assert typed(capfd, "clipstats -a binary-tv --json --quiet")[2] == ""
     _, _, err = typed(capfd, "report --as nemo-rl --json")
-    assert "'Not A Name' of the package mismatch-toy 0.3 is ignored: a name has small letters" in err
+    assert "'Not A Name' of the package mismatch-toy 0.3 is ignored: a name has lower-case letters" in err
 
 
 def test_a_package_that_does_not_work_is_named(here, capfd):
@@ -156,12 +156,12 @@ def test_a_package_that_does_not_work_is_named(here, capfd):
     assert "The trust region 'broken' of the package mismatch-toy 0.3 cannot be imported (ModuleNotFoundError" in err
     assert "pip uninstall mismatch-toy" in err
     code, _, err = typed(capfd, "clipstats -a empty")
-    assert code == 1 and "'empty' of the package mismatch-toy 0.3 lacks weight: mismatch_toy has to hold" in err
+    assert code == 1 and "'empty' of the package mismatch-toy 0.3 lacks weight: mismatch_toy must define" in err
     code, _, err = typed(capfd, "clipstats -a raises")
     assert code == 1 and "in the package mismatch-toy 0.3. Report it to its author" in err
 
 
-def test_a_process_of_its_own_finds_them_too(site, tmp_path):
+def test_another_process_finds_them_too(site, tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(DOCS.parent), str(site)])}
     done = subprocess.run(
         [sys.executable, "-m", "mismatch_cli", "import", "--formats"], cwd=tmp_path, env=environment,

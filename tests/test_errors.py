@@ -1,4 +1,4 @@
-"""Commands that messages advise can be copied into a shell, whatever the folder is called."""
+"""Commands that messages advise can be copied into a shell, whatever the name of the folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_word_arrives_as_it_was_meant():
 
 
 def test_no_message_puts_a_command_together_by_itself():
-    """A value in a command that is shown goes through `suggest`; only it knows about shells."""
+    """Values in a command that is shown go through `suggest`, the only function that quotes for shells."""
     by_hand = re.compile(r"mismatch-cli [a-z]+ [^\"`]*\{[a-z_]*(folder|path|output|trace)")
     found = [
         f"{path.relative_to(PACKAGE)}: {line.strip()}"

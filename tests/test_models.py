@@ -1,4 +1,4 @@
-"""Loading: what is wrong with a model is said in one sentence."""
+"""Loading: one sentence says what is wrong with a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_unknown_dtype() -> None:
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/where", "~/nowhere", "a/b/c", "nowhere/"])
-def test_a_folder_that_is_not_there(name: str) -> None:
+def test_a_missing_folder(name: str) -> None:
     with pytest.raises(MismatchError, match="There is no model folder"):
         load_causal_lm(name)
 
@@ -73,7 +73,7 @@ def test_attention_that_does_not_exist(save_model: SaveModel) -> None:
 def test_devices(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_model("Qwen3")
     assert load_causal_lm(folder, device_map="cpu").device.type == "cpu"
-    with pytest.raises(UsageError, match="--device-map gpu is no device"):
+    with pytest.raises(UsageError, match="--device-map gpu is not a device"):
         load_causal_lm(folder, device_map="gpu")
     with pytest.raises(MismatchError, match="CUDA devices"):
         load_causal_lm(folder, device_map="cuda:99")

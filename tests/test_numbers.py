@@ -1,4 +1,4 @@
-"""Numbers as text, against what a person would write."""
+"""Numbers as text, compared with what a person would write."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_a_number_reads_back_as_itself(value: float) -> None:
     assert "-" not in text
 
 
-def test_one_thing_is_not_in_the_plural():
+def test_one_is_singular():
     assert [things(n, "response") for n in (0, 1, 1234)] == ["0 responses", "1 response", "1,234 responses"]
 
 
-def test_a_long_curve_is_the_means_of_its_stretches() -> None:
+def test_a_long_curve_becomes_means_of_stretches() -> None:
     assert stretches([1, None, 3], 3) == [1, None, 3]
     assert stretches([1, 3, None, None, 5, None], 3) == [2, None, 5]
     assert len(stretches(list(range(100)), 7)) == 7

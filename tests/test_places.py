@@ -1,4 +1,4 @@
-"""Reports are handed on: no absolute path of the machine stands in one, unless that was asked for."""
+"""Reports are shared: none contains an absolute local path, unless requested."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def write_training_run(folder: Path, secret: Path) -> None:
     (folder / "config.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
 
 
-def test_no_report_says_where_on_the_machine_things_lie(tmp_path, monkeypatch, capfd):
+def test_no_report_reveals_local_paths(tmp_path, monkeypatch, capfd):
     pictures.leave_blank(monkeypatch)  # no figure names a folder
     secret = tmp_path / "home-of-alice"
     for name in ("one", "other"):
@@ -62,7 +62,7 @@ def test_no_report_says_where_on_the_machine_things_lie(tmp_path, monkeypatch, c
         manifest = json.loads(path.read_text())
         manifest["rollout"]["model"] = manifest["trainer"]["model"] = f"{secret}/{name}/model"
         manifest["prompts"]["source"] = manifest["config"]["reward"] = f"{secret}/reward.py:grade"
-        manifest["shards"] = manifest.get("shards", 1) + 1  # a trace that says how to go on, too
+        manifest["shards"] = manifest.get("shards", 1) + 1  # also a trace that says how to continue
         path.write_text(json.dumps(manifest))
     one, other = (str(secret / name / "run") for name in ("one", "other"))
     for name in ("one", "other"):

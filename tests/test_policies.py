@@ -1,4 +1,4 @@
-"""Policies and what follows from two of them, against the definitions."""
+"""Policies and comparisons of two of them, checked against the definitions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_levels() -> None:
 
 
 def test_sums_over_a_response_are_exact_in_float32() -> None:
-    """A hundred thousand steps of 1e-4 on top of one of 1000, each of which float32 would swallow."""
+    """A hundred thousand terms of 1e-4 after one of 1000: float32 would lose each of them."""
     rollout = torch.zeros(100_001)
     trainer = torch.full_like(rollout, -1e-5)
     trainer[0] = -1000
@@ -77,7 +77,7 @@ def test_responses_of_tokens() -> None:
 def test_nothing_is_computed_twice() -> None:
     given = policies()
     compared = given.compare(TRAINER_ROLLOUT)
-    assert given.compare(Ratio("trainer", "rollout", "mean")) is compared  # the level is asked of the object
+    assert given.compare(Ratio("trainer", "rollout", "mean")) is compared  # the level is an argument of its methods
     assert given.compare(ENGINE_GAP) is not compared
     assert compared.binary_kl_T is given.compare(TRAINER_ROLLOUT).binary_kl_T
     other = policies()
@@ -108,7 +108,7 @@ def test_a_token_that_both_policies_exclude_has_not_moved() -> None:
         (compared.level_log_ratio_T("product"), 0),
     ):
         assert values_T.tolist() == [same] * 4
-    assert trainer[1] == -INF  # what was given stays as it is
+    assert trainer[1] == -INF  # the input is unchanged
 
 
 def test_symbols_and_text() -> None:
@@ -140,13 +140,13 @@ def test_top_k_of_each_pair_by_hand() -> None:
     assert kl_T[1].item() == pytest.approx(0.6 * math.log(0.6 / 0.4) + 0.2 * math.log(0.2 / 0.4))
     tv_T, _ = given.compare(ENGINE_GAP).topk(2)
     assert tv_T.tolist() == pytest.approx([0.1, 0.1, 0.1, 0.2])
-    first_T, _ = given.compare(TRAINER_ROLLOUT).topk(1)  # the second id joins the others, and the sampled stays apart
+    first_T, _ = given.compare(TRAINER_ROLLOUT).topk(1)  # the second id joins the others, not the sampled one
     assert first_T.tolist() == pytest.approx([0.25, 0.2, 0, 0.2])
     replaced_T, _ = given.compare(TRAINER_ROLLOUT).topk(2, replace_last=True)
     assert replaced_T.tolist() == pytest.approx([0.25, 0.2, 0, 0.2])  # of the last token, .2 + .2 sampled and 0 others
 
 
-def test_top_k_is_formed_once_for_each_k() -> None:
+def test_top_k_is_computed_once_for_each_k() -> None:
     compared = policies(topk=columns()).compare(TRAINER_ROLLOUT)
     assert compared.topk(2) is compared.topk(2)
     assert compared.topk(1) is not compared.topk(2) and compared.topk(2) is not compared.topk(2, replace_last=True)

@@ -1,4 +1,4 @@
-"""What surrounds the code: metadata, issue templates and hooks name what is there."""
+"""What surrounds the code: metadata, issue templates and hooks name things that exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
 TEXTS = [path for path in (ROOT / ".github").rglob("*.*") if path.is_file()]
 
 
-def test_urls_lead_into_one_repository_to_files_that_are_there():
+def test_urls_lead_into_one_repository_to_existing_files():
     urls = PROJECT["urls"]
     assert {"Homepage", "Documentation", "Changelog", "Issues"} <= urls.keys()
     for url in urls.values():
@@ -31,7 +31,7 @@ def test_urls_lead_into_one_repository_to_files_that_are_there():
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
-def test_a_form_is_one_that_github_shows(path):
+def test_github_shows_the_forms(path):
     form = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert form["name"] and form["description"] and form["labels"]
     ids = [element["id"] for element in form["body"] if element["type"] != "markdown"]
@@ -42,7 +42,7 @@ def test_a_form_is_one_that_github_shows(path):
     assert any(element.get("validations", {}).get("required") for element in form["body"])
 
 
-def test_forms_ask_for_what_an_answer_needs():
+def test_forms_request_what_an_answer_needs():
     said = {path.stem: path.read_text(encoding="utf-8") for path in FORMS}
     assert said.keys() == {"bug", "feature", "question"}
     assert all(word in said["bug"] for word in ("mismatch-cli --version", "manifest.json", "--debug"))
@@ -52,7 +52,7 @@ def test_forms_ask_for_what_an_answer_needs():
 
 
 def test_hooks_run_the_tools_that_the_lock_pins():
-    """In a checkout after `make setup`; those of .venv, so that no version is written down twice."""
+    """In a checkout after `make setup`; hooks use .venv, so that versions are pinned only once."""
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
     assert {hook["id"] for hook in hooks} >= {"ruff-check", "ruff-format", "mypy"}
     assert all(hook["entry"].startswith(".venv/bin/") and hook["language"] == "system" for hook in hooks)

@@ -1,4 +1,4 @@
-"""Sums, extremes, quantiles and scans of responses, against numpy on each response alone, in both worlds."""
+"""Sums, extremes, quantiles and scans of responses, compared with numpy on each response, in numpy and torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mismatch_cli.arrays import Array
 from mismatch_cli.response_layout import Responses
 
 INF = float("inf")
-LENGTHS = [0, 3, 1, 0, 0, 7, 64, 2, 33, 0]  # scans double their reach: 1, 2 … 64
+LENGTHS = [0, 3, 1, 0, 0, 7, 64, 2, 33, 0]  # scans double their step: 1, 2 … 64
 EMPTY = [[], [0], [0, 0]]
 WORLDS: list[Callable[[np.ndarray], Array]] = [np.asarray, torch.from_numpy]
 
@@ -27,7 +27,7 @@ def drawn(dtype: type = np.float64) -> list[np.ndarray]:
 
 
 def infinite() -> list[np.ndarray]:
-    """Every second response holds infinities, of both signs where it has the room."""
+    """Every second response contains infinities, of both signs if it is long enough."""
     parts = drawn()
     for part in parts[1::2]:
         part[len(part) // 2 :][:1] = -INF
@@ -40,7 +40,7 @@ def each(parts: list[np.ndarray], function: Callable[[np.ndarray], float], empty
 
 
 @pytest.mark.parametrize("as_array", WORLDS)
-def test_where_tokens_stand(as_array: Callable[[np.ndarray], Array]) -> None:
+def test_positions_of_tokens(as_array: Callable[[np.ndarray], Array]) -> None:
     asked = responses(LENGTHS, as_array)
     assert asked.length_S.tolist() == LENGTHS
     assert asked.response_T.tolist() == [s for s, length in enumerate(LENGTHS) for _ in range(length)]
@@ -65,7 +65,7 @@ def test_reductions(as_array: Callable[[np.ndarray], Array], dtype: type) -> Non
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("as_array", WORLDS)
 def test_quantiles(as_array: Callable[[np.ndarray], Array], share: float) -> None:
-    """Linear between two tokens, as numpy and torch have it; equal values are no trouble."""
+    """Linear interpolation as in numpy and torch, also with equal values."""
     asked = responses(LENGTHS, as_array)
     for parts in (drawn(), [np.round(part) for part in drawn()]):
         found = asked.quantile(as_array(np.concatenate(parts)), share)
@@ -89,7 +89,7 @@ def test_scans(as_array: Callable[[np.ndarray], Array], dtype: type) -> None:
 
 
 def moved(part: np.ndarray, tokens: int, fill: float) -> list[float]:
-    """The value `tokens` ahead, behind where it is negative."""
+    """The value `tokens` ahead; behind, if negative."""
     places = [t + tokens for t in range(len(part))]
     return [float(part[t]) if 0 <= t < len(part) else fill for t in places]
 
@@ -97,7 +97,7 @@ def moved(part: np.ndarray, tokens: int, fill: float) -> list[float]:
 @pytest.mark.parametrize("tokens", [1, 2, 7, 63, 64, 109, 110, 500])
 @pytest.mark.parametrize("as_array", WORLDS)
 def test_ahead_and_behind(as_array: Callable[[np.ndarray], Array], tokens: int) -> None:
-    """Never of another response; also where the step is as long as everything."""
+    """Never from another response, even if the offset is as long as all tokens."""
     assert sum(LENGTHS) == 110
     asked, parts = responses(LENGTHS, as_array), drawn()
     x_T = as_array(np.concatenate(parts))
@@ -108,7 +108,7 @@ def test_ahead_and_behind(as_array: Callable[[np.ndarray], Array], tokens: int) 
 
 @pytest.mark.parametrize("as_array", WORLDS)
 def test_an_infinity_stays_in_its_response(as_array: Callable[[np.ndarray], Array]) -> None:
-    """∞ − ∞ of a neighbour would be NaN: what the finite responses answer are the same numbers as among finite ones."""
+    """∞ − ∞ of a neighbour would be NaN: finite responses give the same numbers as among finite ones."""
     asked = responses(LENGTHS, as_array)
     finite_S = np.array([i % 2 == 0 for i in range(len(LENGTHS))])
     finite_T = np.repeat(finite_S, LENGTHS)

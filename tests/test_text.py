@@ -1,4 +1,4 @@
-"""Token text on its way to a terminal, a page and a figure: nothing in it may act, everything in it can be seen."""
+"""Token text for a terminal, a page and a figure: nothing in it is interpreted, and everything is visible."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_dollar_in_a_figure_is_a_dollar() -> None:
 
     for text in ("$\\frac{1}{2}$", "$", "a $b$ $c", "\\$x$", "100 $"):
         drawn = Text(text=for_mathtext(text))
-        shown, is_math = drawn._preprocess_math(drawn.get_text())  # what is drawn in the end
+        shown, is_math = drawn._preprocess_math(drawn.get_text())  # what matplotlib finally draws
         assert (shown, is_math) == (text, False)
 
 

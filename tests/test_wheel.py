@@ -1,4 +1,4 @@
-"""The wheel as a stranger gets it: installed without extras into an empty environment, where every trace can be read.
+"""The wheel as users get it: installed without extras into an empty environment, where every trace can be read.
 
 Real pip, real venv, the versions that requirements/ pins. Where no package index can be reached, the tests are skipped.
 """
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 MOST_MEGABYTES = 400
 ABSENT = ("pandas", "vllm", *EXTRAS["hf"])
 TRACKERS = ("trackio", "wandb", "tensorboard", "mlflow")
-TINY = "array-api-compat"  # what the core needs and is quickly fetched
+TINY = "array-api-compat"  # a core dependency that is quick to fetch
 MASK = """
 import torch
 from mismatch_cli.trust_regions import Decision
@@ -46,7 +46,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def core(wheel, tmp_path_factory) -> Path:
-    """The `bin` of an environment that holds the core and nothing else."""
+    """The `bin` of an environment with nothing but the core."""
     folder = tmp_path_factory.mktemp("core")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python, pins = folder / "bin" / "python", folder / "pins.txt"
@@ -67,18 +67,18 @@ def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def why(said: str) -> str:
-    """The first error that pip names."""
+    """The first error of pip."""
     return next((line for line in said.splitlines() if line.startswith("ERROR")), said[-200:])
 
 
 def without_python_path() -> dict[str, str]:
-    """Nothing of the checkout and of its environment is to be found."""
+    """An environment in which nothing of the checkout can be found."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
 @pytest.fixture
 def typed(core, tmp_path):
-    """Type a line in a folder of its own: its exit code, what it printed and said. Its CPU time is printed."""
+    """Run a command in a folder of its own; return exit code, stdout and stderr. Prints its CPU time."""
 
     def typed(*words: str) -> tuple[int, str, str]:
         line, before = [core / "mismatch-cli", *words], cpu_seconds()
@@ -97,7 +97,7 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_the_wheel_says_what_it_is(wheel):
+def test_the_metadata_of_the_wheel(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         info = f"mismatch_cli-{__version__}.dist-info"
@@ -118,7 +118,7 @@ def test_the_wheel_says_what_it_is(wheel):
     assert len(needed) == 8 and not any(line.startswith(ABSENT) for line in needed)
 
 
-def test_the_core_is_small_and_holds_no_extra(core):
+def test_the_core_is_small_and_contains_no_extra(core):
     lines = "import importlib.util, sys; print([m for m in sys.argv[1:] if importlib.util.find_spec(m)])"
     done = subprocess.run(
         [core / "python", "-c", lines, *ABSENT], env=without_python_path(), capture_output=True, text=True
@@ -237,7 +237,7 @@ LACKING = {
 
 
 @pytest.mark.parametrize("line", LACKING)
-def test_what_needs_an_extra_says_so_and_leaves_nothing(typed, tmp_path, line):
+def test_commands_that_need_an_extra_say_so_and_leave_nothing(typed, tmp_path, line):
     (tmp_path / "mask.py").write_text(MASK)
     (tmp_path / "dump.pt").touch()
     (tmp_path / "dump.jsonl").touch()

@@ -1,4 +1,4 @@
-"""One formula, two worlds: numpy and torch decide alike, and answer within a few units in the last place."""
+"""One formula, two libraries: numpy and torch decide alike, and agree within a few units in the last place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.trust_regions.cases import INF, REGIONS, cast, in_numpy, random_polic
 
 DTYPES = (torch.float32, torch.float64)
 RATIOS = [Ratio(level=level) for level in ("token", "product", "mean")]
-CLOSE = 4  # units in the last place of the threshold: nearer to it both answers are right
+CLOSE = 4  # units in the last place of the threshold: closer to it, both decisions are right
 
 
 def worlds(dtype: torch.dtype, seeds: int = 3) -> Iterator[tuple[Policies, Policies]]:
@@ -31,7 +31,7 @@ def worlds(dtype: torch.dtype, seeds: int = 3) -> Iterator[tuple[Policies, Polic
 
 
 def same_numbers(x: Array, y: Array, ulps: float, context: object, dtype: torch.dtype | None = None) -> None:
-    """Within some units in the last place of each number, or of 1: the probabilities that it was formed from.
+    """Within some units in the last place of each number, or of 1, the probabilities that it was computed from.
 
     The units are those of the policies' dtype, where float64 sums were formed of them.
     """
@@ -44,8 +44,8 @@ def same_numbers(x: Array, y: Array, ulps: float, context: object, dtype: torch.
 
 
 def same_weights(pair: Sequence[Array], dtype: torch.dtype, name: str) -> None:
-    """Within the rounding of Σd over a response, to which exp is as sensitive as Σ|d| is large."""
-    nothing = 1e-20  # of a weight that falls off: there exp is as sensitive as its exponent is large
+    """Within the rounding of Σd over a response; exp amplifies it by Σ|d|."""
+    nothing = 1e-20  # for a vanishing weight, where exp amplifies by its exponent
     np.testing.assert_allclose(*map(np.asarray, pair), rtol=256 * torch.finfo(dtype).eps, atol=nothing, err_msg=name)
 
 
@@ -70,7 +70,7 @@ WEIGHTS = dict.fromkeys(
 
 
 def limits(mask: Mask, settled_F: Sequence[float]) -> list[float]:
-    """What a statistic is compared with."""
+    """The thresholds that a statistic is compared with."""
     if mask.region == "veto":
         return [log(float(x)) for x in mask.parameters.values() if float(x)]
     if mask.region == "cumulative-tv":
@@ -80,8 +80,8 @@ def limits(mask: Mask, settled_F: Sequence[float]) -> list[float]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_mask_decides_alike_on_numpy_and_torch(dtype: torch.dtype) -> None:
-    """Each with its defaults and as every algorithm has it: other thresholds, the other anchor."""
-    blocked = dict.fromkeys(ASKED, 0)  # rules on batches take all tokens for one
+    """Each mask with its defaults, and as algorithms use it: other thresholds, the other anchor."""
+    blocked = dict.fromkeys(ASKED, 0)  # rules on batches take all tokens for one batch
     for of_torch, of_numpy in worlds(dtype):
         advantage_T = signs(len(of_torch.trainer), dtype=dtype)
         for mask in ASKED:
@@ -98,7 +98,7 @@ def test_every_mask_decides_alike_on_numpy_and_torch(dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_weight_is_the_same_number_on_numpy_and_torch(dtype: torch.dtype) -> None:
-    """Each with its defaults at every level, and as every algorithm has it; terms too."""
+    """Each weight with its defaults at every level, and as algorithms use it; terms too."""
     for of_torch, of_numpy in worlds(dtype):
         advantage_T = signs(len(of_torch.trainer), dtype=dtype)
         for weight in WEIGHTS:
@@ -109,8 +109,8 @@ def test_every_weight_is_the_same_number_on_numpy_and_torch(dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_rules_on_batches_find_the_same_in_both_worlds(dtype: torch.dtype) -> None:
-    """What numpy has found, torch decides by: a first pass may run where no torch is."""
+def test_rules_on_batches_find_the_same_in_numpy_and_torch(dtype: torch.dtype) -> None:
+    """torch decides with what numpy has found: a first pass may run without torch."""
     for of_torch, _ in worlds(dtype):
         count = len(of_torch.responses.length_S)
         keyed = with_keys(of_torch, np.arange(count) % 3, np.arange(count) // 4)
@@ -177,7 +177,7 @@ def test_what_the_standard_lacks() -> None:
 
 
 def test_sorting_within_responses_in_every_form() -> None:
-    """float32 in numpy goes by whole numbers, which have to be in the order of the numbers."""
+    """numpy sorts float32 as integers, which must be in the order of the floats."""
     response_T = np.array([0, 0, 0, 2, 2, 2, 2])
     x_T = np.array([0.5, -INF, -0.25, 3, -2, INF, 1e-30])
     expected = [-INF, -0.25, 0.5, -2, 1e-30, 3, INF]
@@ -187,8 +187,8 @@ def test_sorting_within_responses_in_every_form() -> None:
             np.testing.assert_array_equal(np.asarray(found_T), np.array(expected, dtype=dtype))
 
 
-def test_a_column_may_lie_in_memory_as_it_likes() -> None:
-    """Rare entries are put right in place, which a copy would swallow."""
+def test_any_memory_layout_of_a_column_works() -> None:
+    """Rare entries are corrected in place, which would be lost in a copy."""
     d_TK = np.random.default_rng(0).normal(size=(64, 20)).astype(np.float32) * 0.02
     d_TK[::7, ::3] = 2.5
     for apart in (np.asfortranarray(d_TK), d_TK[::2, ::3], d_TK.T):
@@ -206,8 +206,8 @@ def test_a_column_may_lie_in_memory_as_it_likes() -> None:
         )
 
 
-def test_numpy_is_silent_where_torch_is(recwarn: pytest.WarningsRecorder) -> None:
-    """An infinite ratio is an answer; nobody who reads a trace wants to hear of it."""
+def test_numpy_is_as_silent_as_torch(recwarn: pytest.WarningsRecorder) -> None:
+    """An infinite ratio is a result, not a reason for warnings."""
     logp_T = np.array([-0.1, -200.0, -INF, 0.0], dtype=np.float32)
     policies = Policies(
         logp_T, logp_T[::-1].copy(), logp_T, np.array([0, 2, 4]), None, np.ones_like(logp_T), average=logp_T

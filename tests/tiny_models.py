@@ -1,4 +1,4 @@
-"""Tiny random models, saved and loaded as a user's would be."""
+"""Tiny random models, saved and loaded like those of users."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _SIZES = {
 
 @pytest.fixture
 def save_model(tmp_path: Path) -> Callable[..., str]:
-    """Save a tiny random model of a family, such as `save_model("Qwen3", vocab_size=1003)`, and name its folder."""
+    """Save a tiny random model of a family, such as `save_model("Qwen3", vocab_size=1003)`; return its folder."""
 
     return partial(saved_model, tmp_path)
 
 
 def saved_model(into: Path, family: str, dtype: torch.dtype = torch.float32, **settings: Any) -> str:
-    """The same into a folder of one's own."""
+    """Save it into a given folder."""
     import transformers
 
     torch.manual_seed(0)

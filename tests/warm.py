@@ -1,4 +1,4 @@
-"""Programs forked from a Python that has imported torch, transformers and vLLM, which takes longer than most of them.
+"""Programs forked from a Python that has already imported torch, transformers and vLLM, the slowest part of most.
 
 Each is a process and a session of its own, as if a shell had started it. Run as a program this module reads one order
 per line from stdin; when stdin ends, however its owner ended, it kills all that it started.
@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[1]
 
 
 class Forked:
-    """A program that runs, with what a test asks of `subprocess.Popen`; it prints into a file."""
+    """A running program with the part of `subprocess.Popen`'s interface that tests use; it prints into a file."""
 
     def __init__(
         self, module: str, *arguments: str, env: dict[str, str] | None = None, log: Path | None = None
     ) -> None:
-        """`log`: where its output is added, in place of a temporary file."""
+        """`log`: the file to which its output is appended, instead of a temporary one."""
         self._files = tempfile.TemporaryDirectory(prefix="forked-")
         self._code = Path(self._files.name) / "code"
         self._errors = log or Path(self._files.name) / "stderr"
@@ -49,11 +49,11 @@ class Forked:
             os.kill(self.pid, number)
 
     def said(self) -> str:
-        """On stderr, so far."""
+        """Its stderr so far."""
         return self._errors.read_text() if self._errors.is_file() else ""
 
     def ended(self, within: float = 300) -> str:
-        """What it said on stderr, when it has ended; `returncode` is there."""
+        """Wait for its end, which sets `returncode`; return its stderr."""
         until = time.monotonic() + within
         while self.poll() is None:
             if time.monotonic() > until:
@@ -82,7 +82,7 @@ class _WarmPython:
 
 @cache
 def _warm_python() -> _WarmPython:
-    """One for all modules of a pytest process; the end of that closes its stdin."""
+    """One for all modules of a pytest process, whose end closes its stdin."""
     return _WarmPython()
 
 
@@ -132,7 +132,7 @@ def _fork_on_demand() -> None:
 
 
 def become(order: dict) -> None:
-    """The program that is ordered, in this process, which ends with it."""
+    """Run the requested program in this process, which ends with it."""
     os.setsid()
     os.environ.clear()
     os.environ.update(order["env"])
@@ -156,7 +156,7 @@ def become(order: dict) -> None:
 
 
 def _write_at_once(path: Path, text: str) -> None:
-    """Nobody finds half of it; nothing at all where the reader has left."""
+    """Write a file atomically; write nothing if the reader has left."""
     with suppress(FileNotFoundError):
         path.with_suffix(".part").write_text(text)
         path.with_suffix(".part").rename(path)

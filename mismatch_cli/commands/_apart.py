@@ -42,7 +42,7 @@ def train_apart(
         for config, folder in zip(configs, folders, strict=True)
     ]  # fmt: skip
     todo = [member for member in members if not member.finished]
-    common.progress.say(f"{things(len(members), 'run')}, {len(members) - len(todo)} of them already finished")
+    common.progress.say(f"{things(len(members), 'run')}, {len(members) - len(todo)} of them finished")
 
     def report(outcome: Outcome) -> None:
         common.progress.say(f"{outcome.member.name}: {outcome.fault or 'done'}")

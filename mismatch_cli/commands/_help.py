@@ -30,15 +30,15 @@ class Row(NamedTuple):
 
 
 def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
-    """Arguments and options by panel title: those without a title first, then the rest, Output last, `--help` at its end."""
+    """Arguments and options by panel title: untitled ones first, Output last, and `--help` at the very end."""
     found: dict[str, list[Row]] = {"Arguments": [], "Options": []}
-    *others, asks = sorted(parameters, key=lambda known: known.name == "help")
+    *others, help_option = sorted(parameters, key=lambda known: known.name == "help")
     for known in others:
         title = getattr(known, "rich_help_panel", None) or ("Arguments" if is_argument(known) else "Options")
         found.setdefault(title, []).append(row_of(known))
     found |= {"Output": found.pop("Output", [])}
     found = {title: rows for title, rows in found.items() if rows}
-    found.setdefault(next(reversed(found), "Options"), []).append(row_of(asks))
+    found.setdefault(next(reversed(found), "Options"), []).append(row_of(help_option))
     return found
 
 
@@ -103,12 +103,12 @@ def _prose(text: str | None, width: int) -> Iterator[Text]:
 
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         lines = paragraph.splitlines()
-        if paragraph := " ".join(line for line in lines if not line.startswith(" ")):
-            yield Text("\n" + textwrap.fill(said, width))
+        if prose := " ".join(line for line in lines if not line.startswith(" ")):
+            yield Text("\n" + textwrap.fill(prose, width))
         for line in (line.strip() for line in lines if line.startswith(" ")):
             command, dash, flags = line.partition(" -")
             unbroken = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)  # a flag stays with its values
-            broken = textwrap.wrap(whole, width - 6, break_long_words=False, break_on_hyphens=False)
+            broken = textwrap.wrap(unbroken, width - 6, break_long_words=False, break_on_hyphens=False)
             shown = "  " + " \\\n      ".join(broken).replace(_NO_BREAK, " ")
             yield Text(shown, style="cyan")
 

@@ -228,8 +228,8 @@ class TrainingView:
         if now.get("sync"):
             found.insert(0, (9, "sync", self._sync()))
         wrong = {"back_offs": "loss-scale back-offs", "grading_timeouts": "grading timeouts"}
-        if said := [f"{words} {now[key]}" for key, words in wrong.items() if now.get(key)]:
-            found.insert(0, (2, "trouble", said))
+        if troubles := [f"{words} {now[key]}" for key, words in wrong.items() if now.get(key)]:
+            found.insert(0, (2, "trouble", troubles))
         if sets := [evaluated_sets(record) for record in self._evaluated()[-1:]]:
             by_set = [f"{visible(name)} {number(accuracy)}" for name, accuracy in sets[0].items()]
             found[:0] = [(4, "by set", by_set)] if by_set else []

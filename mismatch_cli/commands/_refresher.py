@@ -33,7 +33,7 @@ class Refresher:
         program, drawn = [sys.executable, "-m", __name__], [str(output), *map(str, folders)]
         words = "pictures" if draws else ""
         self._command, self._last_command = [*program, words, *drawn], [*program, f"final,{words}", *drawn]
-        self._output, self._every, self._say, self._said = output, every, say, ""
+        self._output, self._every, self._say, self._last_complaint = output, every, say, ""
         self._next = time.monotonic() + every
         self._child: subprocess.Popen[bytes] | None = None
         # Not a pipe: nobody reads it before the process ends, and a full one would block the process.
@@ -103,8 +103,8 @@ class Refresher:
     def _complain(self, error: str) -> None:
         """Say why it failed, each reason once: it will be tried again."""
         reason = next((line.strip() for line in reversed(error.splitlines()) if line.strip()), "no reason given")
-        if reason != self._said:
-            self._said = reason
+        if reason != self._last_complaint:
+            self._last_complaint = reason
             self._say(f"The report could not be refreshed, training continues: {visible(reason)}")
 
 

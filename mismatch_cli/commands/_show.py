@@ -99,7 +99,7 @@ class Common:
         custom_code.allow(self.trust_remote_code)  # never because a resumed folder says so
         places.show_full(self.full_paths)
         if self.output is not None and is_store(self.output):
-            raise UsageError(f"--output has to be a local folder. Upload it afterwards: {suggest('upload', 'RUN', 'URL')}")
+            raise UsageError(f"--output is a local folder. Upload it afterwards: {suggest('upload', 'RUN', 'URL')}")
         for flag, asked in (("plots", self.plots), ("plot-width", self.plot_width), ("plot-panels", self.plot_panels)):
             if self.no_plots and asked:
                 raise UsageError(f"--no-plots draws nothing: leave out --{flag}.")
@@ -164,7 +164,7 @@ class Common:
         own = [bundled("traces") / name for name in names] or [bundled_trace()]
         traces = [Trace.open(path, skip_broken=self.skip_broken) for path in named or own]
         if not named:
-            self.progress.say(said)
+            self.progress.say(notice)
         return traces
 
     def report(

@@ -35,7 +35,7 @@ DEVICES = setting(
     metavar="0,1|ray|ray://HOST:PORT",
     show_default="all GPUs",
 )
-_OWN = ("vary", "devices", "output", "resume", "force", "json", "quiet", "full", "debug")  # of all runs together, not of one
+_OWN = ("vary", "devices", "output", "resume", "force", "json", "quiet", "full", "debug")  # of all runs together
 _WORST_FIRST = "abs_d_mean"
 
 
@@ -57,7 +57,7 @@ def run_varied(context: typer.Context, common: Common, kind: type, vary: Sequenc
     _check_there(members, common)
     with folder_of_runs(folder, ComparisonAnalysis.FORMAT):
         todo = [member for member in members if not (common.resume and member.finished)]
-        common.progress.say(f"{things(len(members), 'run')} into {folder}, {len(members) - len(todo)} of them already finished")
+        common.progress.say(f"{things(len(members), 'run')} into {folder}, {len(members) - len(todo)} of them finished")
         outcomes = _run(todo, devices, common)
         failed = [outcome for outcome in outcomes if outcome.fault]
         lost = {outcome.member.name for outcome in failed}
@@ -118,7 +118,8 @@ def _check_there(members: Sequence[Member], common: Common) -> None:
     existing = [member.folder for member in members if member.folder.exists()]
     if existing and not (common.resume or common.force):
         raise MismatchError(
-            f"{existing[0]} already exists. Continue with --resume, replace it with --force, or choose another --output."
+            f"{existing[0]} already exists. Continue it with --resume, replace it with --force, or choose another "
+            "--output."
         )
 
 

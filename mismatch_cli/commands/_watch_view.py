@@ -43,7 +43,7 @@ class WatchView:
         if watcher is None:
             return [plain(line, "") for line in flow([self._name, "waiting for it to start"], width)][:height]
         alarms = watcher.alarms
-        lines = [Line(0, plain(line, "bold")) for line in flow([self._name, *_said(watcher)], width)]
+        lines = [Line(0, plain(line, "bold")) for line in flow([self._name, *_progress(watcher)], width)]
         if watcher.records:
             records = [watcher.records[step] for step in sorted(watcher.records)]
             lines += [blank(), *curves(_measures(records, watcher.algorithm), width), blank()]
@@ -55,7 +55,7 @@ class WatchView:
         return [line.text for line in fitting(lines, height)]
 
 
-def _said(watcher: Watcher) -> list[str]:
+def _progress(watcher: Watcher) -> list[str]:
     """Its progress, in a few words."""
     complete, newest = max(watcher.records, default=None), watcher.source.newest
     found = ["no complete step yet" if complete is None else f"step {complete}"]

@@ -1,4 +1,4 @@
-"""`mismatch-cli algorithms`: the table of algorithms with their formulas, and the masks that go by their own name."""
+"""`mismatch-cli algorithms`: the table of algorithms with their formulas, and the masks by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @flags()
 def command(*, common: Annotated[Common, "json", "debug"]) -> None:
-    """List the algorithms that clipstats judges: when each blocks a token, and how it weights the others.
+    """List the algorithms that clipstats knows: when each blocks a token, and how it weights the rest.
 
     Examples:
       mismatch-cli algorithms
@@ -59,7 +59,7 @@ def _row(row: Algorithm) -> dict[str, Any]:
 
 
 def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
-    """Names and formulas as lists rather than a table: they are long, and a terminal is narrow."""
+    """Names and formulas as a list, not a table: they are long, and a terminal is narrow."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -70,13 +70,13 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
 
     parts: list[RenderableType] = [
         Text(
-            "p = π (trainer), q = μ (rollout), p′ = π′ (recomputed), all of the sampled token; "
-            "r = p/q, r′ = p/p′, ρ = p′/q; r̄ = p/p̄ with p̄ of an average of the trainer's weights; A the advantage."
+            "p = π (trainer), q = μ (rollout), p′ = π′ (recomputed), all of the sampled token; r = p/q, r′ = p/p′, "
+            "ρ = p′/q; r̄ = p/p̄, where p̄ is from an average of the trainer's weights; A is the advantage."
         )
     ]
     for heading, rows in (
         ("", table["algorithms"]),
-        ("As a framework or an experiment has them", table["owners"]),
+        ("Variants of single frameworks and experiments", table["owners"]),
         ("Weights of installed packages, without a mask", table["weights"]),
     ):
         if not rows:
@@ -86,7 +86,7 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
             title = Text.assemble((row["name"], "bold"), *(f", {alias}" for alias in row["aliases"]))
             lines = f"blocked when  {row['blocked_when']}\nweight        {row['weight']}"
             parts += [Text(""), title, below(lines), below(row["source"], "dim")]
-    parts += [Text(""), Text("Masks by their own name (anchor rollout, weight r)", style="bold underline")]
+    parts += [Text(""), Text("Masks by name (anchor rollout, weight r)", style="bold underline")]
     for mask in table["masks"]:
         letters = trust_regions.symbols(trust_regions.find(mask["name"]))
         typed = {trust_regions.spelled(letters.get(name, name)): value for name, value in mask["thresholds"].items()}

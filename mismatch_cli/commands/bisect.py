@@ -1,4 +1,4 @@
-"""`mismatch-cli bisect`: which setting, which layer, which side makes the gap of a trace."""
+"""`mismatch-cli bisect`: which setting, which layer, which side causes the gap of a trace."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,9 +20,9 @@ def command(
     sharded: bool = SHARDED,
     common: Annotated[Searching, saying("output", show_default="bisect-RUN")],
 ) -> None:
-    """Find what makes the gap: turn settings one at a time on the same tokens, and rank what each takes away.
+    """Find what causes the gap: change one setting at a time on the same tokens, and rank how much of it each removes.
 
-    The tokens of a trace stay fixed: the engine reads them again under other settings, and so does the trainer. Every
+    The tokens of a trace stay fixed: the engine and the trainer score them again under other settings. Every
     experiment is kept as a trace.
 
     Examples:
@@ -43,15 +43,15 @@ def command(
         from mismatch_cli.studies.diagnosis import faults
 
         config, folder, manifest = prepared
-        progress, ranks, fresh = common.progress_of(world), Ranks(world, sharded), not common.resume
-        source = traced(config, folder, progress, ranks, fresh=fresh)
-        search(config, source, folder, progress, faults, ranks, manifest["flags"], fresh=fresh)
+        progress, ranks, is_new = common.progress_of(world), Ranks(world, sharded), not common.resume
+        source = traced(config, folder, progress, ranks, anew=is_new)
+        search(config, source, folder, progress, faults, ranks, manifest["flags"], anew=is_new)
         if world.first:
             common.show(BisectionAnalysis.read(folder), folder)
 
 
 def _no_check(_config: BisectConfig, _folder: Path) -> None:
-    """A search that continues needs nothing but its folder."""
+    """Accept anything: a resumed search needs only its folder."""
 
 
 def _check(config: BisectConfig, folder: Path) -> None:

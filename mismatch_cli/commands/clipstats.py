@@ -1,4 +1,4 @@
-"""`mismatch-cli clipstats`: what every trust region blocks on the tokens of a trace, and what is lost."""
+"""`mismatch-cli clipstats`: what every trust region blocks on the tokens of a trace, and what that loses."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,23 +14,23 @@ def command(
     traces: list[Path] | None = TRACES,
     algorithm: list[str] | None = setting(
         None,
-        "Judge only this one: NAME, NAME:PARAMETER=VALUE,… or a file such as my_mask.py. Repeatable.",
+        "Analyse only this one: NAME, NAME:PARAMETER=VALUE,… or a file such as my_mask.py. Repeatable.",
         short="-a",
         metavar="ALGORITHM",
         completes=algorithms,
-        show_default="all that `mismatch-cli algorithms` lists",
+        show_default="all in `mismatch-cli algorithms`",
     ),
     compare: tuple[str, str] | None = setting(
         None,
-        "Two algorithms to draw as regions and to show examples of.",
+        "Two algorithms whose regions are drawn and whose blocked tokens are shown side by side.",
         metavar="NAME NAME",
         completes=algorithms,
         show_default="grpo-clip-higher dppo-binary-tv",
     ),
-    theory: bool = setting(False, "Add the paper's bounds on the improvement, which need rewards."),
+    theory: bool = setting(False, "Add the paper's bounds on the policy improvement; needs rewards."),
     common: Annotated[Judging, saying("output", show_default="clipstats, in the run or here")],
 ) -> None:
-    """Show which tokens every trust region blocks, what they are, what is lost, and how many updates are bad.
+    """Show which tokens each trust region blocks, how much update mass that drops, and how many updates are bad.
 
     Examples:
       mismatch-cli clipstats
@@ -46,7 +46,7 @@ def command(
     judged, compared = asked.algorithms(algorithm or (), compare or ())
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
-    found = common.opened(traces, f"No trace named: judging {BUNDLED}")
+    found = common.opened(traces, f"No trace named: analysing {BUNDLED}")
     arguments = asked.clipping_arguments(algorithm or (), compare, theory=theory)
     analyse = partial(analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory)
-    common.report(analyse, ClippingAnalysis.FORMAT, found, folder, "Judging")
+    common.report(analyse, ClippingAnalysis.FORMAT, found, folder, "Analysing")

@@ -1,4 +1,4 @@
-"""`mismatch-cli compare`: two traces or more beside each other, paired on what they share."""
+"""`mismatch-cli compare`: two or more traces side by side, paired on what they share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,23 +20,23 @@ def command(
     *,
     traces: list[Path] | None = setting(
         None,
-        "Run folders or trace folders: the first is compared with each of the others, up to five.",
+        "Run folders or trace folders; the first is compared with each of up to five others.",
         argument=True,
         show_default="the two bundled traces",
         completes=runs,
     ),
     pair: str | None = setting(
         None,
-        "Gap to compare: at equal weights, with staleness, staleness alone, or the trainer's own noise.",
+        "Gap to compare: at equal weights, with staleness, only staleness, or the trainer's own noise.",
         choices=("pair", _pairs),
-        show_default="mismatch, or total where a trace lacks that",
+        show_default="mismatch, or total if a trace lacks it",
     ),
     common: Annotated[Reading, saying("output", show_default="compare")],
 ) -> None:
-    """Show how traces differ: in every metric, with intervals, on the same tokens, and in their settings.
+    """Show how traces differ: in every metric with intervals, token by token, and in their settings.
 
-    Traces of the same responses (two trainers, two dtypes, before and after an upgrade) are paired token by token,
-    traces of the same prompts prompt by prompt.
+    Traces of the same responses (two trainers, two dtypes, before and after an upgrade) are paired token by token;
+    traces of the same prompts, prompt by prompt.
 
     Examples:
       mismatch-cli compare
@@ -49,14 +49,14 @@ def command(
 
     if traces and len(traces) == 1:
         raise UsageError(
-            f"One trace has nothing to be compared with. Name a second: {suggest('compare', traces[0], 'OTHER')}"
+            f"compare needs two traces, and one is named. Name a second: {suggest('compare', traces[0], 'OTHER')}"
         )
     check_number(len(traces or ()))
     folder = common.report_folder(None, "compare")
     common.check(traces, folder)
     from mismatch_cli.studies.comparison import ComparisonAnalysis, analyse_comparison
 
-    said = "No traces named: comparing the two bundled ones, an fp8 KV cache and float32."
-    found = common.opened(traces, said, "fp8-kv", "float32")
+    notice = "No traces named: comparing the two bundled ones, an fp8 KV cache and float32."
+    found = common.opened(traces, notice, "fp8-kv", "float32")
     analyse = partial(analyse_comparison, pair_name=pair, arguments=["--pair", pair] if pair else [])
     common.report(analyse, ComparisonAnalysis.FORMAT, found, folder, "Comparing", passes=2)

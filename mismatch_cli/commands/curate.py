@@ -1,4 +1,4 @@
-"""`mismatch-cli curate`: the problems that a model solves sometimes, for the sanity test with it."""
+"""`mismatch-cli curate`: the problems that a model solves only sometimes, for the sanity test."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ from mismatch_cli.recording.config import CurateConfig
 def command(
     context: typer.Context,
     *,
-    confirm: bool = setting(False, "Leave out problems whose held-out accuracy is outside the range.", panel="Choice"),
+    confirm: bool = setting(False, "Drop problems whose held-out accuracy is outside the range.", panel="Choice"),
     common: Annotated[
         Recording,
         saying(
@@ -27,10 +27,10 @@ def command(
         ),
     ],
 ) -> None:
-    """Find the problems that a model solves only sometimes: on them a sound algorithm must reach full accuracy.
+    """Find the problems that a model solves only sometimes: on these, a sound algorithm must reach full accuracy.
 
-    It samples every problem, keeps those whose accuracy is within --keep, and measures these again with samples that
-    did not choose them: an accuracy near an end of the range is partly luck, and regresses to the mean.
+    It samples every problem, keeps those whose accuracy is within --keep, and measures these again on held-out
+    samples: an accuracy near an end of the range is partly luck, and regresses to the mean.
 
     Examples:
       mismatch-cli curate --num-prompts 64
@@ -53,7 +53,7 @@ def command(
 
 
 def _training(config: CurateConfig, problems: Path) -> list[str | Path]:
-    """The command that trains on them as they were measured: the default preset is made for the bundled model."""
+    """The command that trains on them as they were measured; the default preset suits only the bundled model."""
     command: list[str | Path] = ["train", "--dataset", problems, "--max-tokens", str(config.max_tokens)]
     if Path(config.model).resolve() != bundled("model").resolve():
         command += ["--model", config.model, "--learning-rate", "1e-6"]

@@ -1,4 +1,4 @@
-"""`mismatch-cli diagnose`: what is wrong with a trace, before any numerics."""
+"""`mismatch-cli diagnose`: what is wrong with a trace, before suspecting numerics."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +11,7 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.ranks.joined import joined
 
-_KEPT = "The diagnosis was not made."
+_KEPT = "There is no diagnosis."
 
 
 @flags()
@@ -20,20 +20,20 @@ def command(
     *,
     traces: list[Path] | None = TRACES,
     earlier_model: str | None = setting(
-        None, "Earlier checkpoint, or the base model: does the engine agree better with that one?", metavar="MODEL"
+        None, "Earlier checkpoint, or the base model: tests whether the engine agrees better with it.", metavar="MODEL"
     ),
     trainer_model: str | None = setting(
         None,
-        "The trainer's model at the weights that sampled: it scores responses again, which tells the side at fault.",
+        "The trainer's model at the weights that sampled: scores some responses again to tell which side is at fault.",
         metavar="MODEL",
     ),
     nproc: int = NPROC,
     sharded: bool = SHARDED,
     common: Annotated[Diagnosing, saying("output", show_default="diagnosis, in the run or here")],
 ) -> None:
-    """Look for faults that no precision explains: shifts, temperature, placeholders, stale weights, and more.
+    """Look for faults that precision cannot explain: shifts, temperature, placeholders, stale weights, and more.
 
-    Each finding comes with its evidence, its size, the likely cause and the setting to change.
+    Each finding comes with its evidence, its size, its likely cause and the setting to change.
 
     Examples:
       mismatch-cli diagnose
@@ -46,7 +46,7 @@ def command(
     from mismatch_cli.models import check_models
 
     if nproc > 1 and not (earlier_model or trainer_model):
-        raise UsageError("--nproc shares what a model scores. Name one with --trainer-model or --earlier-model.")
+        raise UsageError("--nproc spreads the scoring of a model. Name one with --trainer-model or --earlier-model.")
     check_sharded(sharded, nproc)
     check_models((earlier_model, trainer_model), "`diagnose` with a model")
     folder = common.report_folder(traces, "diagnosis")

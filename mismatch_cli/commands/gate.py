@@ -1,4 +1,4 @@
-"""`mismatch-cli gate`: exit code 3 where a trace exceeds limits, with summaries for CI."""
+"""`mismatch-cli gate`: exit code 3 if a trace exceeds limits, with summaries for CI."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ of_limits, for_ci = partial(setting, panel="Limits"), partial(setting, panel="Fo
 LIMITS = partial(
     of_limits,
     None,
-    "Published limits by their name, which `gate --list` shows, or a TOML file of your own. Repeatable.",
+    "Published limits by name (`gate --list` shows them), or your own TOML file. Repeatable.",
     metavar="NAME|FILE.toml",
     completes=completed.limits,
 )
-BASELINE = of_limits(None, "Trace that relative limits start from.", metavar="TRACE", completes=completed.runs)
+BASELINE = of_limits(None, "Trace that relative limits refer to.", metavar="TRACE", completes=completed.runs)
 
 
 @flags()
@@ -40,24 +40,24 @@ def command(
     traces: list[Path] | None = TRACES,
     limits: list[str] | None = LIMITS(show_default="prime-rl"),
     baseline: list[Path] | None = BASELINE,
-    list_presets: bool = of_limits(False, "List the published limits with their sources.", "--list"),
+    list_presets: bool = of_limits(False, "List published limits with their sources.", "--list"),
     allow_partial: bool = of_limits(
-        False, "Judge a trace that lacks shards, responses or scores by what is there, in place of failing it."
+        False, "Judge a trace that lacks shards, responses or scores by what it has, instead of failing it."
     ),
     init: Path | None = of_limits(
-        None, "Write limits that follow from good runs into this file; each trace is one run.", metavar="FILE.toml"
+        None, "Derive limits from good runs and write them to this file; each trace is one run.", metavar="FILE.toml"
     ),
-    junit: Path | None = for_ci(None, "Write JUnit XML with a test case per limit.", metavar="FILE"),
-    markdown: Path | None = for_ci(None, "Write a Markdown table, for a job's summary or a comment.", metavar="FILE"),
+    junit: Path | None = for_ci(None, "Write JUnit XML, one test case per limit.", metavar="FILE"),
+    markdown: Path | None = for_ci(None, "Write a Markdown table for a job summary or a comment.", metavar="FILE"),
     annotations: Path | None = for_ci(
-        None, "Write a line per limit that does not hold, which GitHub Actions shows on the run.", metavar="FILE"
+        None, "Write one GitHub Actions annotation per limit that does not hold.", metavar="FILE"
     ),
     common: Annotated[Common, *READ_BY, "force", "full", "full_paths", "json", "quiet", "debug"],
 ) -> None:
-    """Judge a trace by limits: exit code 0 if all hold, 3 if one is exceeded or cannot be measured.
+    """Check a trace against limits: exit code 0 if all hold, 3 if one is exceeded or cannot be measured.
 
     Limits are absolute, relative to the trainer's noise, or relative to another trace (--baseline). A partial trace
-    fails too. `--init` writes limits of your own from runs that are as they should be.
+    fails too. `--init` derives your own limits from good runs.
 
     Examples:
       mismatch-cli gate run --limits limits.toml
@@ -87,9 +87,9 @@ def command(
     from mismatch_cli.trace.reader import Trace
 
     progress = common.progress
-    found = common.opened(traces, "No trace was named: judging the bundled one.")
+    found = common.opened(traces, "No trace named: judging the bundled one.")
     if not limits:
-        progress.say(f"No --limits: judging by those of {DEFAULT}.")
+        progress.say(f"No --limits: using those of {DEFAULT}.")
     progress.say("Measuring")
     before = [Trace.open(path, skip_broken=common.skip_broken) for path in baseline or []]
     result = GateResult.of(sets, found, before, allow_partial=allow_partial, workers=common.read_by)
@@ -109,20 +109,20 @@ def _refuse_beside_init(given: dict[str, Any]) -> None:
 
 
 def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: bool) -> None:
-    """Measure each run by itself, and write what follows from them."""
+    """Measure each run by itself, and write the limits that follow from them."""
     from mismatch_cli.report.limits_file import limits_file
     from mismatch_cli.studies.good_runs import limits_from
     from mismatch_cli.studies.limits import load_limits
     from mismatch_cli.studies.mismatch import analyse
     from mismatch_cli.trace.files import write_named
 
-    runs = common.opened(traces, "No trace was named: taking the bundled one as a good run.")
+    runs = common.opened(traces, "No trace named: taking the bundled one as a good run.")
     common.progress.say("Measuring")
     summaries = [analyse([run], 0, common.read_by).to_json() for run in runs]
     partial = [part for summary in summaries for part in summary["about"]["partial"]]
     if partial and not allow_partial:
-        lacks = f"{partial[0]['trace']} is not whole ({', '.join(partial[0]['reasons'])})"
-        raise MismatchError(f"{lacks}: not a run to go by. Name a whole one, or allow it: --allow-partial.")
+        lacks = f"{partial[0]['trace']} is partial ({', '.join(partial[0]['reasons'])})"
+        raise MismatchError(f"{lacks}: limits need complete runs. Name a complete one, or add --allow-partial.")
     measured = {str(run.folder): summary for run, summary in zip(runs, summaries, strict=True)}
     text = limits_file(limits_from(summaries), measured, path.name)
     write_named(path, text, replace=common.force)
@@ -131,7 +131,7 @@ def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: 
 
 
 def _show(result: GateResult, common: Common) -> None:
-    """Print; a reader that stops early (`| head`) does not turn a failure into a success."""
+    """Print the result; a reader that stops early (`| head`) must not turn a failure into a success."""
     try:
         common.print(result)
         sys.stdout.flush()
@@ -158,4 +158,4 @@ def _show_presets(
             parts.append(Padding(line, (0, 0, 0, 2)))
         parts.append(Text(""))
     print_parts(*parts)
-    console().print(Text(f"Use: {use}"), soft_wrap=True)  # a line to type is not broken
+    console().print(Text(f"Use: {use}"), soft_wrap=True)  # never break a line that users copy

@@ -1,4 +1,4 @@
-"""`mismatch-cli guide`: the pages of docs/, which a wheel carries, where one is told to read them."""
+"""`mismatch-cli guide`: shows the pages of docs/, which the wheel includes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 CONTENTS = "README"
-_WIDEST = 110  # characters: tables of the guide want more than prose
+_WIDEST = 110  # characters: tables need more than prose
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 _COMMENT = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
 
@@ -30,18 +30,18 @@ def command(
     *,
     page: str | None = setting(
         None,
-        "Page to show: a command, or another name of the list.",
+        "Page to show: a command, or another name from the list.",
         argument=True,
         show_default="the list of pages",
         completes=guide_pages,
     ),
-    path: bool = setting(False, "Print where the page lies, for an editor or a browser."),
+    path: bool = setting(False, "Print the path of the page, for an editor or a browser."),
     common: Annotated[Common, "debug"],
 ) -> None:
     """Show a page of the guide: what a command measures, its examples, its options, what can go wrong.
 
-    On a terminal the page is laid out, and goes through $PAGER where it is longer than the screen; into a file or a
-    pipe it goes as Markdown. No network is needed.
+    On a terminal the page is formatted, and shown in $PAGER if it is longer than the screen; a file or a pipe gets
+    Markdown. It works offline.
 
     Examples:
       mismatch-cli guide
@@ -50,7 +50,7 @@ def command(
     """
     pages = guide_pages()
     if not pages:
-        raise UsageError("This installation has no pages of the guide. Install it again from a wheel or a checkout.")
+        raise UsageError("This installation lacks the guide. Reinstall mismatch-cli from a wheel or a checkout.")
     if page is None:
         print(pages[CONTENTS].parent) if path else print_parts(*_contents(pages))
         return
@@ -62,9 +62,9 @@ def command(
 
 
 def _found(name: str, pages: dict[str, Path]) -> Path:
-    """The page of a name as links and messages write it: `gate`, `gate.md`, `docs/gate.md`, `json/gate`.
+    """The page behind a name, as links and messages write it: `gate`, `gate.md`, `docs/gate.md`, `json/gate`.
 
-    The last part is enough where one page alone has it: `summary` is `json/summary`.
+    The last part is enough if it is unique: `summary` is `json/summary`.
     """
     from mismatch_cli.registry import unknown
 
@@ -76,7 +76,7 @@ def _found(name: str, pages: dict[str, Path]) -> Path:
 
 
 def _contents(pages: dict[str, Path]) -> list[RenderableType]:
-    """Every page with its title; the one that leads through them first."""
+    """Every page with its title, the overview first."""
     from rich.text import Text
 
     names = [name for name in (CONTENTS, *pages) if name in pages]
@@ -109,7 +109,7 @@ def _show(text: str, file: str) -> None:
 
 
 def _laid_out(text: str) -> RenderableType:
-    """The page in rich's Markdown, but that no cell of a table is cut."""
+    """The page in rich's Markdown, except that no table cell is cut."""
     from rich.markdown import Markdown, TableElement
 
     class Folded(TableElement):
@@ -126,7 +126,7 @@ def _laid_out(text: str) -> RenderableType:
 
 
 def for_reading(text: str, file: str) -> str:
-    """A page without what a terminal cannot follow: a link says what to type, a picture what it shows."""
+    """The page for a terminal, which cannot follow links: a link says what to type, a picture what it shows."""
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     typed = partial(_typed, folder=file.rpartition("/")[0])
     return "".join(part if n % 2 else _LINK.sub(typed, _COMMENT.sub("", part)) for n, part in enumerate(parts))
@@ -135,13 +135,13 @@ def for_reading(text: str, file: str) -> str:
 def _typed(link: re.Match[str], folder: str) -> str:
     label, target = link.groups()
     if link.group().startswith("!"):
-        return f"(Picture: {label})"
+        return f"(Figure: {label})"
     if target.startswith(("http:", "https:")):
         return f"{label} <{target}>"
     if target.startswith("#"):
         return label
     name = posixpath.normpath(posixpath.join(folder, target.partition("#")[0]))
     if name.startswith("../"):
-        return f"{label} ({name.removeprefix('../')} of the source code)"
+        return f"{label} ({name.removeprefix('../')} in the source code)"
     page = page_name(name)
     return label if page == label else f"{label} (guide {page})"

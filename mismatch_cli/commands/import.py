@@ -1,4 +1,4 @@
-"""`mismatch-cli import`: a dump of another program, turned into a trace that every other command reads."""
+"""`mismatch-cli import`: turns another framework's dump into a trace that every other command reads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ of_sampling = partial(setting, panel="Sampling")
 def command(
     *,
     paths: list[Path] | None = setting(
-        None, "Files of a dump, or the folder of a run.", argument=True, show_default="a small bundled dump"
+        None, "Files of a dump, or a run folder of the framework.", argument=True, show_default="a small bundled dump"
     ),
     format: str | None = setting(
         None,
@@ -35,24 +35,24 @@ def command(
         choices=("format", partial(registry.names, _PACKAGE)),
         show_default="detected",
     ),
-    formats: bool = setting(False, "List the formats and what each holds."),
-    schema: bool = setting(False, "Print the plain schema and how to write it."),
+    formats: bool = setting(False, "List the formats and what each contains."),
+    schema: bool = setting(False, "Print the plain schema and code that writes it."),
     columns: list[str] | None = setting(
-        None, "What files of another layout call the columns of the plain schema.", metavar="OURS=THEIRS,…"
+        None, "For any other layout: its names for the columns of the plain schema.", metavar="OURS=THEIRS,…"
     ),
     weights: str | None = setting(
         None,
-        "Whether the dump's π is at the weights that sampled, or at newer ones.",
+        "Whether the dump's log π is at the weights that sampled, or at newer ones.",
         choices=("kind of weights", ("equal", "newer")),
-        show_default="as the format has it",
+        show_default="as the format defines it",
     ),
     tokenizer: str | None = setting(
-        None, "Model, or a trace of it, whose tokenizer turns ids into the text of reports.", metavar="MODEL"
+        None, "Model (or a trace of it) whose tokenizer turns ids into text in reports.", metavar="MODEL"
     ),
-    temperature: float | None = of_sampling(None, "Temperature that sampled, which `rescore` asks for."),
-    top_p: float | None = of_sampling(None, "Top-p that sampled; 1 if none."),
-    top_k: int | None = of_sampling(None, "Top-k that sampled; 0 if none."),
-    min_p: float | None = of_sampling(None, "Min-p that sampled; 0 if none."),
+    temperature: float | None = of_sampling(None, "Sampling temperature; `rescore` needs it."),
+    top_p: float | None = of_sampling(None, "Sampling top-p; 1 if none."),
+    top_k: int | None = of_sampling(None, "Sampling top-k; 0 if none."),
+    min_p: float | None = of_sampling(None, "Sampling min-p; 0 if none."),
     common: Annotated[
         Common,
         "trust_remote_code",
@@ -65,7 +65,7 @@ def command(
 ) -> None:
     """Turn a dump of TRL, verl, prime-rl, NeMo-RL, slime, miles or open-instruct, or plain JSONL, into a trace.
 
-    Nothing is ever unpickled, and nothing is left out silently.
+    It never unpickles anything, and never skips a response silently.
 
     Examples:
       mismatch-cli import
@@ -93,18 +93,18 @@ def command(
 
 
 def _named(columns: list[str] | None, format: str | None) -> dict[str, str]:
-    """The columns as they were typed; a `UsageError` where they, or the format beside them, make no sense."""
+    """The names of the columns; a `UsageError` if they, or a format beside them, are invalid."""
     if not columns:
         return {}
     if format not in (None, "plain"):
-        raise UsageError(f"--columns is for files of no known layout, --format {format} for its own: leave out one.")
+        raise UsageError(f"--columns is for files of another layout, --format {format} for its own: leave out one.")
     from mismatch_cli.importers._naming import named
 
     return named(",".join(columns))
 
 
 def _check_places(paths: list[Path] | None, tokenizer: str | None, common: Common) -> None:
-    """What was named and is not there, before anything is imported that reads it."""
+    """Refuse paths that do not exist before importing anything that reads them."""
     from mismatch_cli.importers import files_at
     from mismatch_cli.models import check_model_folder
     from mismatch_cli.recording.folder import check_run_folder
@@ -117,12 +117,12 @@ def _check_places(paths: list[Path] | None, tokenizer: str | None, common: Commo
 
 
 def _folder_of(paths: Sequence[Path] | None) -> Path:
-    """Where the trace goes that was given no folder."""
+    """Where the trace goes without --output."""
     return Path(f"import-{(paths or [bundled('dumps')])[0].resolve().name.split('.')[0]}")
 
 
 def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, dict[str, Any]]:
-    """Write beside an old trace, which goes when the new one is whole: an interrupt leaves things as they were."""
+    """Write beside an old trace, and replace it once the new one is complete: an interrupt changes nothing."""
     from dataclasses import replace
 
     from mismatch_cli.importers._driver import import_dump
@@ -144,13 +144,13 @@ def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, 
             part.rename(folder / "trace")
     except NeedsItsFramework as error:
         if error.lines:
-            TerminalProgress(quiet=False).say(error.lines)  # with --quiet too: the error speaks of them
+            TerminalProgress(quiet=False).say(error.lines)  # with --quiet too: the error refers to them
         raise
     return folder, imported
 
 
 def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
-    """Load the tokenizer before anything is read: what writes its vocabulary, and how many ids the model has."""
+    """Load the tokenizer before reading the dump: what writes its vocabulary, and the model's number of ids."""
     if tokenizer is None:
         return lambda _folder: None, None
     if known := _of_a_trace(tokenizer):
@@ -164,14 +164,14 @@ def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
 
 
 def _of_a_trace(tokenizer: str) -> Path | None:
-    """The vocabulary of the trace that was named in place of a model."""
+    """The vocabulary of the trace that was named instead of a model."""
     from mismatch_cli.trace.manifest import VOCABULARY
 
     return next(filter(Path.is_file, (Path(tokenizer) / VOCABULARY, Path(tokenizer) / "trace" / VOCABULARY)), None)
 
 
 def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
-    """What is in the trace, what is not and why, and what to type next."""
+    """Say what is in the trace, what is not and why, and what to type next."""
     from mismatch_cli.numbers import things
     from mismatch_cli.studies.study import notes_of, pi_of
 
@@ -194,7 +194,7 @@ def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
             )
         )
     else:
-        progress.say("The dump holds no log-probabilities of a trainer: score it with a model.")
+        progress.say("The dump has no trainer log-probabilities: score it with a model.")
         progress.say(f"Next: {suggest('rescore', folder, '--trainer-model', 'MODEL')}")
 
 
@@ -229,5 +229,5 @@ def _print_schema(as_json: bool) -> None:
         table.add_column(column, overflow="fold")
     for name, meaning in MEANING.items():
         table.add_row(name, kinds[name], meaning)
-    print_parts("A response per line (JSONL) or row (Parquet); lists are as long as response_ids.", table, "")
+    print_parts("One response per line (JSONL) or row (Parquet); lists are as long as response_ids.", table, "")
     print(WRITER, end="")

@@ -19,14 +19,14 @@ def command(
     *,
     vary: list[str] | None = VARY,
     devices: str | None = DEVICES,
-    like: Path | None = setting(None, "Take every setting that is not typed from this run of `probe`.", metavar="RUN"),
+    like: Path | None = setting(None, "Take all settings from this `probe` run, except those you type.", metavar="RUN"),
     nproc: int = NPROC,
     sharded: bool = SHARDED,
     common: Annotated[Probing, saying("output", show_default="probe-MODEL")],
 ) -> None:
     """Sample with the rollout engine, recompute with the trainer, and report how far they disagree.
 
-    Without arguments it runs on the bundled model.
+    Without arguments it runs the bundled model.
 
     Examples:
       mismatch-cli probe

@@ -1,4 +1,4 @@
-"""`mismatch-cli report`: everything that `probe` printed and drew, again, from traces alone."""
+"""`mismatch-cli report`: prints and draws again what `probe` did, from traces alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from mismatch_cli.trace.reader import Trace
 
 _ALL = "all"  # frameworks
-_REPORT = Path("report")  # the folder where no run is named
-_NO_RUN = "There is no run in this folder: reporting on the bundled trace."
+_REPORT = Path("report")  # the folder if no run is named
+_NO_RUN = "No run in this folder: reporting on the bundled trace."
 
 
 @flags()
@@ -23,26 +23,26 @@ def command(
     *,
     traces: list[Path] | None = setting(
         None,
-        "Run folders or trace folders, several of which are pooled; or folders of training runs.",
+        "Run folders or trace folders (several are pooled), or folders of training runs.",
         argument=True,
-        show_default="the latest run here, else the bundled trace",
+        show_default="the latest run here, or the bundled trace",
         completes=runs,
     ),
     export: str | None = setting(
         None,
-        "Also write a row per token (csv, parquet), or per response (jsonl, which `import` reads).",
+        "Also write one row per token (csv, parquet) or per response (jsonl, readable by `import`).",
         choices=("format", ("csv", "parquet", "jsonl")),
     ),
     dialect: str | None = setting(
         None,
-        "Only print what this framework's dashboard would show: verl, nemo-rl, trl, …, or all.",
+        "Only print what this framework's dashboard would show: verl, nemo-rl, trl, … or all.",
         "--as",
         metavar="FRAMEWORK",
         choices=("framework", lambda: [*frameworks(), _ALL]),
     ),
-    common: Annotated[Reporting, saying("output", show_default="the run itself, else report")],
+    common: Annotated[Reporting, saying("output", show_default="the run itself, or report")],
 ) -> None:
-    """Print and draw the report of a trace or of training runs again, without a model.
+    """Print and draw the report of traces or training runs again; no model is needed.
 
     Examples:
       mismatch-cli report probe-model
@@ -54,7 +54,7 @@ def command(
         if export is not None or common.output is not None:
             raise UsageError(
                 f"--as {dialect} only prints: leave out {'--export' if export else '--output'}. "
-                f"Into a file: --as {dialect} --json > FILE"
+                f"To write a file: --as {dialect} --json > FILE"
             )
         _print_as(dialect, traces, common)
         return
@@ -66,7 +66,7 @@ def command(
 
 
 def _report_training(runs: list[Path], own: Path | None, common: Common) -> None:
-    """Into the folder of the run itself, or of several, unless another one is named."""
+    """Report into the folder of the run or runs, unless --output names another."""
     from mismatch_cli.recording.folder import folder_of_runs, report_folder
     from mismatch_cli.studies.runs import read_runs
     from mismatch_cli.studies.training import TrainingAnalysis
@@ -84,7 +84,7 @@ def _report_training(runs: list[Path], own: Path | None, common: Common) -> None
 
 
 def _report_traces(named: list[Path], export: str | None, common: Common) -> None:
-    """Into the folder of the run itself, unless another one is named; for numbers alone, nowhere."""
+    """Report into the folder of the run, unless --output names another; if only numbers are wanted, into none."""
     from mismatch_cli.places import is_bundled
     from mismatch_cli.recording.folder import report_folder
     from mismatch_cli.trace.manifest import run_folder_of, trace_folder
@@ -121,7 +121,7 @@ def _exported(traces: list[Trace], folder: Path, kind: str) -> Path:
 
 
 def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:
-    """The same tokens in another framework's words, or in those of all."""
+    """The metrics that another framework, or each of them, would show for the same tokens."""
     common.check(traces)
     from mismatch_cli.studies.translation import Translation
 
@@ -129,16 +129,16 @@ def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:
 
 
 def _training_runs(path: Path) -> list[Path]:
-    """The folder of a training run, or those in a folder of several."""
+    """The folder of a training run, or the folders of several inside it."""
     return (
         [path] if (path / "metrics.jsonl").is_file() else sorted(file.parent for file in path.glob("*/metrics.jsonl"))
     )
 
 
 def _latest_run(common: Common) -> list[Path]:
-    """The run in this folder that was written last, if there is one; it is named, for nobody else did."""
+    """The latest run in this folder, if there is one; it says which."""
     runs = [path.parent.parent for path in Path().glob("*/trace/manifest.json")]
     latest = sorted(runs, key=lambda run: (run / "trace" / "manifest.json").stat().st_mtime)[-1:]
     if latest:
-        common.progress.say(f"No trace was named: reporting on {latest[0]}, the latest run in this folder.")
+        common.progress.say(f"No trace named: reporting on {latest[0]}, the latest run in this folder.")
     return latest

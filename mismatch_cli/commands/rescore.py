@@ -1,4 +1,4 @@
-"""`mismatch-cli rescore`: log π of a recorded trace by another model, dtype or checkpoint, into a new run folder."""
+"""`mismatch-cli rescore`: log π of a trace from another model, dtype or checkpoint, in a new run folder."""
 
 from pathlib import Path
 from typing import Annotated
@@ -25,8 +25,8 @@ def command(
 ) -> None:
     """Score the responses of a trace with another model, dtype or checkpoint, and report the gap.
 
-    The new trace goes into a run folder of its own. Without arguments the bundled model scores the bundled float32
-    trace in its own dtype.
+    The new trace goes into its own run folder. Without arguments the bundled model scores the bundled float32 trace
+    in its own dtype.
 
     Examples:
       mismatch-cli rescore

@@ -1,4 +1,4 @@
-"""`mismatch-cli train`: the sanity test with any algorithm, real rollouts, and every step on record."""
+"""`mismatch-cli train`: the sanity test with any algorithm, real rollouts, and every step recorded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mismatch_cli.commands._live import TrainingView
     from mismatch_cli.commands._refresher import Refresher
 
-# Flags with more to say than their setting.
+# Settings whose flags here say more than in the dataclass.
 _OWN = {known.name: known.metadata["help"] for known in fields(TrainConfig) if known.name in ("algorithm", "seed")}
 _PRESET, _METRICS = "miniature", "metrics.jsonl"
 _SHOWN = shown_defaults(_PRESET)
@@ -49,35 +49,35 @@ def command(
     ),
     preset: str = setting(
         _PRESET,
-        f"Where every setting starts: {', '.join(presets())}, or a file.",
+        f"Defaults of all settings: {', '.join(presets())}, or a file.",
         metavar="NAME|FILE.toml",
         completes=presets,
     ),
     seed: int | None = setting(None, _OWN["seed"], show_default=_SHOWN["seed"]),
-    seeds: int = setting(1, "Runs of each algorithm, with seeds counting up.", min=1),
+    seeds: int = setting(1, "Runs per algorithm, with consecutive seeds.", min=1),
     output: Path | None = setting(
         None,
-        "Folder of the runs: traces/, checkpoints/, model/, report.html and more.",
+        "Run folder: traces/, checkpoints/, model/, report.html and more.",
         short="-o",
         show_default="train-PRESET",
         panel="Output",
     ),
-    resume: bool = setting(False, "Go on with the runs in --output from their checkpoints."),
+    resume: bool = setting(False, "Resume the runs in --output from their checkpoints."),
     devices: str | None = setting(
         None,
-        "Make several runs at once, one on each of these GPUs, or on a Ray cluster.",
+        "Run several trainings at once, one per GPU of this list, or on a Ray cluster.",
         metavar="0,1|ray|ray://HOST:PORT",
-        show_default="one after the other",
+        show_default="one after another",
         panel="Ranks",
     ),
     nproc: int = NPROC,
     max_restarts: int = setting(
-        0, "How often all of them go on from the last checkpoint when one has died.", min=0, panel="Ranks", metavar="N"
+        0, "Restarts of all processes from the last checkpoint after one has died.", min=0, panel="Ranks", metavar="N"
     ),
     show_config: bool = setting(False, "Check the settings, print them all as TOML, and stop."),
     report_every: float = setting(
         60,
-        "Least time between two drawings of report.html; 0 to draw it at the end only.",
+        "Minimum time between refreshes of report.html; 0 to draw it only at the end.",
         min=0,
         metavar="SECONDS",
         panel="Output",
@@ -89,10 +89,10 @@ def command(
     common: Annotated[Common, "trust_remote_code", *DRAWING, "full", "quiet", "debug"],
     **chosen: Any,
 ) -> None:
-    """Train a small set of problems towards full accuracy, with any algorithm, and record what its trust region does.
+    """Train on a small set of problems to full accuracy, with any algorithm, and record what its trust region does.
 
-    Every setting of a preset is a flag too. The defaults below are those of the preset miniature; --preset paper
-    --show-config prints those of paper.
+    Every setting of a preset is also a flag. The defaults below are those of the preset miniature; type --preset paper
+    --show-config to print those of paper.
 
     Examples:
       mismatch-cli train
@@ -115,7 +115,7 @@ def command(
     output = output or Path(f"train-{Path(preset).stem}")
     if not show_config:
         _say_whose_rate(first, preset, changes, common)
-    folders = _run_folders(configs, output)  # names that are the same are told before what is in the files
+    folders = _run_folders(configs, output)  # report equal names before problems in the files
     check_runs(configs)
     if show_config:
         print(configs[0].to_toml(), end="")
@@ -123,23 +123,23 @@ def command(
     require(first.engine, f"--engine {first.engine}")
     require("hf", "`train`")
     if devices is not None and (len(configs) == 1 or nproc > 1 or launched()):
-        raise UsageError("--devices is for several runs, a process each: name more -a, or --seeds, and no --nproc.")
+        raise UsageError("--devices runs several trainings, a process each: add -a or --seeds, without --nproc.")
     if devices is not None and first.engine_url:
-        raise UsageError("--devices makes runs at once, and servers hold the weights of one. Leave out --devices.")
+        raise UsageError("--devices trains several models, but servers hold the weights of one. Leave out --devices.")
     if not launched():
         check_ranks(first, nproc)
-        if nproc > 1 or max_restarts:  # looked at here too: ranks that begin again go on with what is there
+        if nproc > 1 or max_restarts:  # check here too: restarted ranks continue with existing files
             with _held(configs, folders, output, resume):
                 pass
     launch_ranks(context, nproc, _KEPT, max_restarts)
     resume = resume or restarted()
-    with joined(_KEPT) as world, ExitStack() as held:  # from before the first run to after the last
+    with joined(_KEPT) as world, ExitStack() as held:  # until after the last run
         if not world.first:
             for config, folder in zip(configs, folders, strict=True):
                 _follow(config, folder, resume, world)
             return
         if devices is not None:
-            held.enter_context(_held(configs, [], output, resume))  # each run holds its own
+            held.enter_context(_held(configs, [], output, resume))  # each run holds its own folder
             _train_apart(context, configs, folders, output, devices, resume, common)
             return
         held.enter_context(_held(configs, folders, output, resume))
@@ -147,14 +147,14 @@ def command(
 
 
 _KEPT = (
-    "Every finished step is on record: the same command with --resume goes on from the newest checkpoint, and "
-    "--max-restarts N does so by itself."
+    "Every finished step is recorded: the same command with --resume continues from the newest checkpoint, and "
+    "--max-restarts N does so automatically."
 )
 
 
 @contextmanager
 def _held(configs: Sequence[TrainConfig], folders: Sequence[Path], output: Path, resume: bool) -> Iterator[None]:
-    """Hold the folders of these runs, and that of their report; a `MismatchError` for one that may not be written."""
+    """Lock the folders of these runs and of their report; a `MismatchError` for one that must not be overwritten."""
     from mismatch_cli.recording.folder import folder_of_runs, training_folder
 
     with ExitStack() as held:
@@ -168,7 +168,7 @@ def _held(configs: Sequence[TrainConfig], folders: Sequence[Path], output: Path,
 
 
 def _is_saved(config: TrainConfig, text: str) -> bool:
-    """Whether a run was begun with these settings; what it did not know yet is as it was."""
+    """Whether a run was started with these settings; settings that are newer than the run count as their defaults."""
     try:
         return parsed(text) == config
     except MismatchError:
@@ -176,7 +176,7 @@ def _is_saved(config: TrainConfig, text: str) -> bool:
 
 
 def _follow(config: TrainConfig, folder: Path, resume: bool, world: World) -> None:
-    """Take part in a run of which the first rank speaks and writes; a first Ctrl-C is for that one to hear."""
+    """Take part in a run while the first rank prints and writes; that one handles the first Ctrl-C."""
     from mismatch_cli.torch_settings import prepare_imports
 
     prepare_imports()
@@ -188,7 +188,7 @@ def _follow(config: TrainConfig, folder: Path, resume: bool, world: World) -> No
 
 
 def _run_folders(configs: Sequence[TrainConfig], output: Path) -> list[Path]:
-    """One run has the whole folder, of several each has its own; a `UsageError` where two have the same name."""
+    """One run takes the whole folder, several take one folder each; a `UsageError` if two have the same name."""
     if len(configs) == 1:
         return [output]
     by_name: dict[str, TrainConfig] = {}
@@ -196,7 +196,7 @@ def _run_folders(configs: Sequence[TrainConfig], output: Path) -> list[Path]:
         other = by_name.setdefault(_run_name(config), config)
         if other is not config:
             raise UsageError(
-                f"-a {other.algorithm} and -a {config.algorithm} would both be the run {_run_name(config)}. "
+                f"-a {other.algorithm} and -a {config.algorithm} would both be called {_run_name(config)}. "
                 "Leave one out, or train it into another --output."
             )
     return [output / name for name in by_name]
@@ -210,8 +210,8 @@ def _say_whose_rate(config: TrainConfig, preset: str, changes: dict[str, Any], c
     chosen = preset != _PRESET or "learning_rate" in changes
     if not chosen and Path(config.model).resolve() != bundled("model").resolve():
         common.progress.say(
-            f"The learning rate of the preset miniature, {config.learning_rate:g}, was chosen for the bundled model: "
-            "for another one see --learning-rate and --preset paper."
+            f"The learning rate of the preset miniature, {config.learning_rate:g}, was chosen for the bundled model. "
+            "For another model, set --learning-rate or use --preset paper."
         )
 
 
@@ -225,7 +225,7 @@ def _train(
     world: World,
     tracking: Tracking,
 ) -> None:
-    """Train one after the other, and report on what there is, also where a run failed or the user stopped."""
+    """Train one run after another, and report on the results, even if a run failed or the user stopped."""
     from mismatch_cli.commands._live import TrainingView
     from mismatch_cli.commands._refresher import Refresher
 
@@ -241,7 +241,7 @@ def _train(
                 begun.append(folder)
                 stopped = not _run(config, folder, resume, view, refresher, progress, world, tracking)
             except MismatchError as error:
-                if len(configs) == 1 or world.size > 1:  # the other ranks wait for no next run
+                if len(configs) == 1 or world.size > 1:  # other ranks do not expect a next run
                     raise
                 failed.append(folder.name)
                 progress.say(f"{folder.name} failed: {error}")
@@ -250,18 +250,18 @@ def _train(
                 break
     except BaseException:
         refresher.stop()
-        with suppress(MismatchError):  # what ended the runs is to be told, not that the disk has no room for a report
+        with suppress(MismatchError):  # the first error matters, not that the report failed too
             _report(begun, output, common)
         raise
     refresher.stop()
     _report(begun, output, common)
     if stopped:
-        progress.say(f"Stopped and saved. Go on with the same command and: {quoted('--resume', '--output', output)}")
+        progress.say(f"Stopped and saved. Continue with the same command and: {quoted('--resume', '--output', output)}")
         raise KeyboardInterrupt
     if failed:
         raise MismatchError(
-            f"{len(failed)} of {len(configs)} runs failed, for the reasons above: {', '.join(failed)}. The same "
-            "command with --resume tries them again from their last checkpoints."
+            f"{len(failed)} of {len(configs)} runs failed for the reasons above: {', '.join(failed)}. Type the same "
+            "command with --resume to retry them from their last checkpoints."
         )
 
 
@@ -274,12 +274,12 @@ def _train_apart(
     resume: bool,
     common: Common,
 ) -> None:
-    """Train at once what fits the devices, and report on what there is, also where a run failed."""
+    """Train as many runs at once as there are devices, and report on the results, even if a run failed."""
     from mismatch_cli.commands._apart import train_apart
 
     for folder in folders:
         if folder.exists() and not resume:
-            raise MismatchError(f"{folder} already exists. Go on with --resume, or choose another --output.")
+            raise MismatchError(f"{folder} already exists. Continue it with --resume, or choose another --output.")
     try:
         train_apart(context, configs, folders, devices, common)
     finally:
@@ -287,7 +287,7 @@ def _train_apart(
 
 
 def _report(folders: Sequence[Path], output: Path, common: Common) -> None:
-    """The final report of those runs that have a step."""
+    """Make the final report of all runs that have a step."""
     from mismatch_cli.studies.runs import read_runs
     from mismatch_cli.studies.training import TrainingAnalysis
 
@@ -297,7 +297,7 @@ def _report(folders: Sequence[Path], output: Path, common: Common) -> None:
 
 
 def _has_step(folder: Path) -> bool:
-    """Whether a step can be read; of a run that has failed anything may be there."""
+    """Whether a step can be read; a failed run may have left anything."""
     from mismatch_cli.studies.runs import read_runs
 
     try:
@@ -316,7 +316,7 @@ def _run(
     world: World,
     tracking: Tracking,
 ) -> bool:
-    """Train one run in view of the user; answers whether all steps are done."""
+    """Train one run and show its progress; return whether all steps are done."""
     from mismatch_cli.torch_settings import prepare_imports
 
     prepare_imports()
@@ -332,7 +332,7 @@ def _run(
             progress.say(view.line())
         refresher.step_done()
 
-    if not progress.on_terminal:  # where the view says so
+    if not progress.on_terminal:  # on one, the view says so
         model, where = shown(config.model), shown(str(folder))
         progress.say(f"Training {model} with {config.algorithm}, seed {config.seed}, into {where}")
     try:
@@ -346,7 +346,7 @@ def _run(
             )  # fmt: skip
     except KeyboardInterrupt:
         progress.say(
-            "Stopped at once. The same command with --resume goes on from the last checkpoint, if there is one."
+            "Stopped at once. The same command with --resume continues from the last checkpoint, if there is one."
         )
         raise
     if progress.on_terminal and view.records:
@@ -357,14 +357,14 @@ def _run(
 
 
 def _steps_before(folder: Path, step: int) -> list[dict[str, Any]]:
-    """What the run that is resumed has on record."""
+    """The recorded steps of the run that is resumed."""
     lines = (folder / _METRICS).read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if 0 < record["step"] < step]
 
 
 @contextmanager
 def _interruptible(progress: TerminalProgress, view: TrainingView) -> Iterator[None]:
-    """The first Ctrl-C asks the loop to finish its step and save; a second one stops at once."""
+    """Let the first Ctrl-C ask the loop to finish its step and save; a second one stops at once."""
     from mismatch_cli.commands._live import STOPPING
 
     def stop() -> None:
@@ -378,14 +378,14 @@ def _interruptible(progress: TerminalProgress, view: TrainingView) -> Iterator[N
 
 @contextmanager
 def _once(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `stop`, another one ends the program."""
-    heard = False
+    """Call `stop` at the first Ctrl-C; a second one ends the program."""
+    stopping = False
 
     def on_signal(*_: Any) -> None:
-        nonlocal heard
-        if heard:
+        nonlocal stopping
+        if stopping:
             raise KeyboardInterrupt
-        heard = True
+        stopping = True
         stop()
 
     before = signal.signal(signal.SIGINT, on_signal)

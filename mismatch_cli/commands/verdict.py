@@ -1,4 +1,4 @@
-"""`mismatch-cli verdict`: is this number normal? Without a trace, for a metric off any framework's dashboard."""
+"""`mismatch-cli verdict`: is this number normal? For a metric from any framework's dashboard, without a trace."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ of_run = partial(setting, panel="The run behind the number")
 def command(
     *,
     numbers: list[str] | None = setting(
-        None, "A framework and its numbers by name; without one, names of mismatch-cli or of a single framework.",
+        None, "A framework and its metrics; without a framework, metrics of mismatch-cli or of only one framework.",
         argument=True, metavar="[FRAMEWORK] [NAME=VALUE]...", completes=frameworks,
         show_default="the mean |Δlog p| of the bundled trace",
     ),
-    list_names: bool = setting(False, "List the names, of one framework or of all.", "--list"),
+    list_names: bool = setting(False, "List the metrics of one framework or of all.", "--list"),
     model: str | None = of_run(
-        None, "dense or moe, or a kind of these, such as dense-7b.", metavar="KIND", completes=("dense", "moe")
+        None, "dense or moe, or one of these with a size, such as dense-7b.", metavar="KIND", completes=("dense", "moe")
     ),
-    dtype: str | None = of_run(None, "Dtype of the weights that sampled.", choices=("dtype", _DTYPES)),
-    trainer_dtype: str | None = of_run(None, "Dtype of the trainer, if it differs.", choices=("dtype", _DTYPES)),
+    dtype: str | None = of_run(None, "Dtype of the rollout engine's weights.", choices=("dtype", _DTYPES)),
+    trainer_dtype: str | None = of_run(None, "Dtype of the trainer, if different.", choices=("dtype", _DTYPES)),
     kv_cache_dtype: str | None = of_run(
         None, "Dtype of the KV cache, such as fp8.", metavar="DTYPE", completes=KV_CACHE_DTYPES
     ),
-    temperature: float | None = of_run(None, "Temperature of sampling."),
-    top_p: float | None = of_run(None, "Top-p of sampling."),
+    temperature: float | None = of_run(None, "Sampling temperature."),
+    top_p: float | None = of_run(None, "Sampling top-p."),
     common: Annotated[Common, "json", "quiet", "debug"],
 ) -> None:  # fmt: skip
-    """Say whether a number is normal: the limits it keeps, what others measured, what to check first.
+    """Say whether a number is normal: which limits it meets, what others measured, what to check first.
 
-    It needs no trace. The exit code is 0 whether limits hold or not (`gate` is for that).
+    It needs no trace. The exit code is 0 whether limits hold or not; use `gate` to fail a job.
 
     Examples:
       mismatch-cli verdict trl sampling/sampling_logp_difference/mean=0.02 --model dense-7b --dtype bf16
@@ -61,7 +61,7 @@ def command(
     if not numbers and not list_names:
         words, dtype, kv_cache_dtype = [_BUNDLED[0]], dtype or _BUNDLED[1], kv_cache_dtype or _BUNDLED[2]
         framework, values = _parsed(words, list_names)
-        common.progress.say("No number was named: judging the mean |Δlog p| of the bundled trace.")
+        common.progress.say("No metric named: judging the mean |Δlog p| of the bundled trace.")
     about = _about(model, dtype, trainer_dtype, kv_cache_dtype, {"temperature": temperature, "top_p": top_p})
     from mismatch_cli.studies.dashboard import DashboardNumbers, Quoted, listed
 
@@ -73,19 +73,19 @@ def command(
 
 
 def _parsed(words: Sequence[str], without_numbers: bool) -> tuple[str, list[tuple[str, float]]]:
-    """The framework, empty where none was named, and each name with its number."""
+    """The framework (empty if none was named), and each metric with its value."""
     framework = words[0] if words and "=" not in words[0] else ""
     if framework and framework != _OWN:
         if len(words) == 1 and not without_numbers and framework not in registry.names("mismatch_cli.dialects"):
-            _number(framework)  # a number that lacks its value, rather than a framework
+            _number(framework)  # not a framework but a metric without a value
         registry.check("mismatch_cli.dialects", framework, "framework")
     rest = words[bool(framework) :]
     if framework and not rest and not without_numbers:
         raise UsageError(
-            f"Which number of {framework}? Give NAME=VALUE. Names: {suggest('verdict', '--list', framework)}"
+            f"Which metric of {framework}? Give NAME=VALUE. For names: {suggest('verdict', '--list', framework)}"
         )
     if rest and without_numbers:
-        raise UsageError(f"--list shows names and judges none: leave out {rest[0]}.")
+        raise UsageError(f"--list only lists names: leave out {rest[0]}.")
     return framework, [_number(word) for word in rest]
 
 
@@ -94,26 +94,26 @@ def _number(word: str) -> tuple[str, float]:
     if not separator or not name:
         raise UsageError(f"'{word}' is not NAME=VALUE. Example: mismatch-cli verdict {_EXAMPLE}")
     if text.endswith("%"):
-        raise UsageError(f"{word}: give a number, not a percentage. A share of 2 % is 0.02.")
+        raise UsageError(f"{word}: give a number, not a percentage. Write 2 % as 0.02.")
     if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
-        raise UsageError(f"{word}: '{text}' is no number that can be judged. Write it as 0.02 or 2e-2.")
+        raise UsageError(f"{word}: '{text}' is not a finite number. Write it as 0.02 or 2e-2.")
     if not isfinite(value := float(text)):
-        raise UsageError(f"{word} is too large for a number.")
+        raise UsageError(f"{word} is too large. Give a finite number.")
     return name, value
 
 
 def _about(
     model: str | None, dtype: str | None, trainer_dtype: str | None, cache: str | None, sampling: dict[str, Any]
 ) -> dict[str, Any]:
-    """What was told of the run, as a manifest has it; a `UsageError` for what is not known."""
+    """The facts about the run, as a manifest has them; a `UsageError` for an invalid one."""
     if model is not None and not re.match(r"(dense|moe)\b", model):
-        raise UsageError(f"--model {model} is no kind of model. Use dense or moe, or a kind such as dense-7b.")
+        raise UsageError(f"--model {model} is not a kind of model. Use dense, moe, or a size too, such as dense-7b.")
     for name, value, valid in (
         ("temperature", sampling["temperature"], (0, 100)),
         ("top-p", sampling["top_p"], (0, 1)),
     ):
         if value is not None and not valid[0] < value <= valid[1]:
-            raise UsageError(f"--{name} {value:g} makes no sense: it is above 0 and at most {valid[1]}.")
+            raise UsageError(f"--{name} {value:g} is out of range. Use a number above 0 and at most {valid[1]}.")
     rollout = {"architecture": model, **_stored(dtype), "kv_cache_dtype": cache}
     trainer = {"architecture": model, **_stored(trainer_dtype or (dtype if _full(dtype) in _WIDE else None))}
     return {"rollout": rollout, "trainer": trainer, "config": {"sampling": sampling}}
@@ -124,7 +124,7 @@ def _full(dtype: str | None) -> str | None:
 
 
 def _stored(dtype: str | None) -> dict[str, str | None]:
-    """Weights of fewer than 16 bits are quantised ones."""
+    """The dtype as a manifest has it: below 16 bits it counts as quantisation."""
     full = _full(dtype)
     return {"dtype": full} if full is None or full in _WIDE else {"quantization": full}
 

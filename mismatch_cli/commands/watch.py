@@ -1,4 +1,4 @@
-"""`mismatch-cli watch`: a run under way, step by step, with limits as alarms."""
+"""`mismatch-cli watch`: follows a run while it trains, step by step, with limits as alarms."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from mismatch_cli.trackers import flat
 if TYPE_CHECKING:
     from mismatch_cli.watch.watcher import Asked, Told, Watcher
 
-_SLICE = 0.1  # seconds between two looks at commands and pages
-_NAMED = 4  # alarms in the last sentence
+_SLICE = 0.1  # seconds between checks on commands and pages
+_NAMED = 4  # alarms named in the last message
 at_alarm, at_end = partial(setting, panel="Alarms"), partial(setting, panel="When it ends")
 
 
@@ -34,17 +34,17 @@ def command(
     *,
     run: Path | None = setting(
         None,
-        "A training run, a trace that a Recorder writes, or the dump folder of a framework; it may be about to begin.",
+        "A training run, a trace that a Recorder writes, or a framework's dump folder; it need not exist yet.",
         argument=True,
         show_default="the bundled trace",
         completes=runs,
     ),
-    every: float = setting(5.0, "Seconds between two looks.", min=0.01),
+    every: float = setting(5.0, "Seconds between checks for new data.", min=0.01),
     algorithm: str | None = setting(
         None,
-        "Whose blocked share to show, for traces and dumps.",
+        "Show the share of tokens that this algorithm blocks, for traces and dumps.",
         completes=algorithms,
-        show_default="the one that trains, else grpo-clip-higher",
+        show_default="the one that trains, or grpo-clip-higher",
     ),
     format: str | None = setting(
         None,
@@ -55,30 +55,30 @@ def command(
     limits: list[str] | None = LIMITS(show_default="none: no alarms"),
     baseline: list[Path] | None = BASELINE,
     on_alarm: str | None = at_alarm(
-        None, "Shell command to call at each alarm; ALARM_TEXT and others tell it what happened.", metavar="COMMAND"
+        None, "Shell command to run at each alarm; $ALARM_TEXT and others say what happened.", metavar="COMMAND"
     ),
-    stop_on_alarm: bool = at_alarm(False, "End at the first alarm, with exit code 3."),
-    once: bool = at_end(False, "Read what is there and end; nothing that comes later is waited for."),
-    until_step: int | None = at_end(None, "End once this step is there.", min=0),
-    idle: float | None = at_end(None, "End when nothing has come for so many minutes.", metavar="MINUTES", min=0.0),
-    report_every: float = setting(60.0, "Seconds between two pages; 0 for none.", panel="Output", min=0),
+    stop_on_alarm: bool = at_alarm(False, "Exit with code 3 at the first alarm."),
+    once: bool = at_end(False, "Read the existing data and exit, without waiting for more."),
+    until_step: int | None = at_end(None, "Exit once this step is complete.", min=0),
+    idle: float | None = at_end(None, "Exit after so many minutes without new data.", metavar="MINUTES", min=0.0),
+    report_every: float = setting(60.0, "Seconds between refreshes of the page; 0 for no page.", panel="Output", min=0),
     track: list[str] | None = TRACK,
     track_project: str = TRACK_PROJECT,
     track_name: str | None = TRACK_NAME,
     framework: str | None = AS_FRAMEWORK,
     common: Annotated[
         Common,
-        saying("output", help="Folder for the page, and for what was seen: the same one continues.",
+        saying("output", help="Folder for the page and the state; watching again into it continues.",
                show_default="watch-NAME"),
         "no_plots", "full_paths",
-        saying("json", help="Print a JSON line per step."),
+        saying("json", help="Print one JSON line per step."),
         "quiet", "debug",
     ],
 ) -> None:  # fmt: skip
     """Follow a run while it trains: its gap step by step, limits as alarms, and a page that stays current.
 
-    It ends with the run, or as asked; exit code 3 if a limit was exceeded, or could not be measured at any step. Killed
-    and started again it continues: no step is told twice, and no alarm is raised twice.
+    It ends with the run or as the flags say; exit code 3 if a limit was exceeded, or could not be measured at any step.
+    Killed and restarted, it continues: no step is reported twice, and no alarm is raised twice.
 
     Examples:
       mismatch-cli watch train-miniature
@@ -94,13 +94,13 @@ def command(
     run = run or bundled_trace()
     tracking = Tracking.asked(track, track_project, track_name or run.resolve().name, framework, several=False)
     if is_store(run):
-        raise UsageError(f"{run} is not on this machine, and watch follows files. Run it where the run writes.")
+        raise UsageError(f"{run} is not on this machine, but watch follows local files. Start it where the run writes.")
     common.check(baseline)
     check_there(run)
     folder = common.output or Path(f"watch-{run.resolve().name}")
     check_watch_folder(folder, run)
     if not limits and (on_alarm is not None or stop_on_alarm or baseline):
-        raise UsageError("Without limits there is no alarm. Name a TOML file, or a set of gate --list: --limits NAME")
+        raise UsageError("Without limits there are no alarms. Add --limits with a name of gate --list or a TOML file.")
     sets = limit_sets(limits, has_baseline=bool(baseline)) if limits else []
     if algorithm is not None:
         from mismatch_cli.algorithms.parse import find
@@ -114,14 +114,14 @@ def command(
         with watch_folder(folder, run):
             exceeded = _Watching(run, folder, asked, how, common).whole(on_alarm, report_every, tracking)
     except KeyboardInterrupt:
-        common.progress.say(f"Stopped watching {run}. What was seen is kept in {folder}: the same command continues.")
+        common.progress.say(f"Stopped watching {run}. The state is kept in {folder}: the same command continues.")
         raise
     if exceeded:
         raise typer.Exit(EXCEEDED)
 
 
 class _How(NamedTuple):
-    """How long to look, and how often."""
+    """How long to watch, and how often to look."""
 
     every: float
     once: bool
@@ -131,7 +131,7 @@ class _How(NamedTuple):
 
 
 class _Watching:
-    """One watching, from before its run begins to its last sentence."""
+    """One session of `watch`, from before the run starts to the last message."""
 
     def __init__(self, run: Path, folder: Path, asked: Asked, how: _How, common: Common) -> None:
         from mismatch_cli.commands._watch_view import WatchView
@@ -140,13 +140,13 @@ class _Watching:
         self._progress, self._view = common.progress, WatchView(run.name or str(run))
 
     def whole(self, on_alarm: str | None, report_every: float, tracking: Tracking) -> bool:
-        """Look until there is no more; whether a limit was exceeded, or never measured."""
+        """Watch until the end; return whether a limit was exceeded, or never measured."""
         from mismatch_cli.commands._refresher import Refresher
         from mismatch_cli.watch.alarm_command import AlarmCommand
 
         say = self._progress.say
         if not self._progress.on_terminal:
-            say(f"Watching {self._run}, seen in {self._folder}")
+            say(f"Watching {self._run} into {self._folder}")
         with (
             self._progress.view(self._view.lines),
             tracking.of(self._folder, {"run": str(self._run)}, say) as self._trackers,
@@ -176,7 +176,7 @@ class _Watching:
         began = time.monotonic()
         while not kind_of(self._run):
             if self._how.once or (self._how.idle is not None and time.monotonic() - began > self._how.idle):
-                raise MismatchError(f"{self._run} holds nothing to watch yet: no step, no trace, no dump.")
+                raise MismatchError(f"{self._run} has nothing to watch yet: no step, no trace, no dump.")
             time.sleep(min(self._how.every, 1.0))
         return Watcher(self._run, self._folder, self._asked, self._progress.say)
 
@@ -184,7 +184,7 @@ class _Watching:
         if self._calls is not None:
             for alarm in watcher.state.uncalled:
                 self._calls.add(alarm)
-        for step, record in sorted(watcher.records.items()):  # told before, and perhaps not to a tracker
+        for step, record in sorted(watcher.records.items()):  # of earlier sessions: a tracker may lack them
             self._trackers.log(step, flat(record))
         while True:
             if self._tell(watcher, final=False) or watcher.is_done(self._how.until_step, self._how.idle):
@@ -196,7 +196,7 @@ class _Watching:
             self._tell(watcher, final=True)
 
     def _tell(self, watcher: Watcher, *, final: bool) -> bool:
-        """Look, and say what has come; whether that ends it."""
+        """Look once and report what is new; return whether that ends the session."""
         for told in watcher.look(final=final):
             self._say(told)
             self._trackers.log(told.step, flat(told.record))
@@ -217,7 +217,7 @@ class _Watching:
             time.sleep(min(left, _SLICE))
 
     def _look_after(self, watcher: Watcher) -> None:
-        """The calls and the page, neither of which anybody waits for."""
+        """Check on the calls and the page; both run in the background."""
         if self._calls is not None:
             self._calls.look(watcher.state.called)
         if watcher.records:
@@ -230,25 +230,25 @@ class _Watching:
             alarms = [{"step": alarm.step, **alarm.check} for alarm in told.alarms]
             print(json.dumps({**told.record, "alarms": alarms, "again": told.again}), flush=True)
         elif not self._progress.on_terminal:
-            self._progress.say(line_of(told.record) + "  (again: more of it has come)" * told.again)
+            self._progress.say(line_of(told.record) + "  (again: it has grown)" * told.again)
         for alarm in told.alarms:
             self._progress.say(f"✘ {alarm.text}")
         if told.alarms and self._progress.on_terminal:
             print("\a", end="", file=sys.stderr, flush=True)
 
     def _concluded(self, watcher: Watcher) -> bool:
-        """The last sentence, and whether the exit code is that of limits."""
+        """Print the last message; return whether the exit code is that of exceeded limits."""
         from mismatch_cli.numbers import things
 
         alarms, unmeasured = watcher.alarms, watcher.unmeasured()
         last = f", the last {max(watcher.records)}" if watcher.records else ""
-        said = [f"{things(len(watcher.records), 'step')} of {self._run}{last}."]
+        sentences = [f"{things(len(watcher.records), 'step')} of {self._run}{last}."]
         if waiting := watcher.source.waiting:
-            said.append(f"Left out: {waiting}.")
+            sentences.append(f"Left out: {waiting}.")
         if alarms:
             named = ", ".join(f"{alarm.check['metric']} at step {alarm.step}" for alarm in alarms[:_NAMED])
-            said.append(f"{things(len(alarms), 'alarm')}: {named}{', …' * (len(alarms) > _NAMED)}.")
+            sentences.append(f"{things(len(alarms), 'alarm')}: {named}{', …' * (len(alarms) > _NAMED)}.")
         if unmeasured:
-            said.append(f"Never measured, which does not pass: {', '.join(unmeasured)}.")
-        self._progress.say(" ".join(said))
+            sentences.append(f"Never measured, which counts as exceeded: {', '.join(unmeasured)}.")
+        self._progress.say(" ".join(sentences))
         return bool(alarms or unmeasured)

@@ -1,4 +1,4 @@
-"""What commands and the library are asked for by name, checked before anything reads a trace: algorithms and limits."""
+"""Algorithms and limits that commands and the library are asked for by name, checked before anything reads a trace."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def algorithms(asked: Sequence[str], compared: Sequence[str]) -> tuple[list[Algorithm], list[Algorithm]]:
-    """The algorithms to judge, each once, and those to compare: as asked, else all of the table and none.
+    """The algorithms to analyse, each once, and those to compare; by default the whole table, and none.
 
-    A `UsageError` names an unknown algorithm or parameter, two of one name, and more than can be told apart.
+    Raises a `UsageError` for an unknown algorithm or parameter, for two of one name, and for too many to tell apart.
     """
     from mismatch_cli.algorithms.parse import find
     from mismatch_cli.algorithms.table import TABLE
@@ -29,29 +29,29 @@ def algorithms(asked: Sequence[str], compared: Sequence[str]) -> tuple[list[Algo
     from mismatch_cli.metrics.clipping.overlap import MOST_ALGORITHMS
 
     if len(judged) > MOST_ALGORITHMS:
-        raise UsageError(f"{len(judged)} algorithms are too many at once: name at most {MOST_ALGORITHMS}.")
+        raise UsageError(f"{len(judged)} algorithms are too many at once. Name at most {MOST_ALGORITHMS}.")
     return judged, chosen
 
 
 def with_parameters(names: Sequence[str], parameters: Mapping[str, Any]) -> list[str]:
-    """`name:parameter=value,…` of one name and its parameters; a `UsageError` where they could belong to several."""
+    """One name and its parameters as `name:parameter=value,…`; a `UsageError` if they could belong to several names."""
     if parameters and len(names) != 1:
         example = ",".join(f"{name}={value}" for name, value in parameters.items())
-        raise UsageError(f"Parameters go with one algorithm. Of several, write them behind each name: NAME:{example}")
+        raise UsageError(f"Parameters belong to one algorithm. For several, write them after each name: NAME:{example}")
     typed = [f"{name}={value}" for name, value in parameters.items()]
     return [name + ("," if ":" in name else ":") * bool(typed) + ",".join(typed) for name in names]
 
 
 def clipping_arguments(specs: Sequence[str], compare: Sequence[str] | None, *, theory: bool) -> list[str]:
-    """What one types after `clipstats` and the traces to ask the same."""
+    """The arguments of an equivalent `clipstats` command, without the traces."""
     arguments = [part for spec in specs for part in ("--algorithm", spec)]
     return arguments + (["--compare", *compare] if compare else []) + ["--theory"] * theory
 
 
 def limit_sets(named: Sequence[str | Mapping[str, Any]], *, has_baseline: bool) -> list[LimitSet]:
-    """Sets of limits, each once: published ones, TOML files, or the `limits` table of one as a mapping.
+    """Sets of limits, each once: published ones, TOML files, or the `limits` table of such a file as a mapping.
 
-    A `UsageError` for a relative limit where there is no baseline.
+    Raises a `UsageError` for a relative limit without a baseline.
     """
     from mismatch_cli.studies.limits import DEFAULT, OF_BASELINE, limits_in, load_limits
 
@@ -60,5 +60,5 @@ def limit_sets(named: Sequence[str | Mapping[str, Any]], *, has_baseline: bool) 
     sets += [limits_in({"limits": table}, "limits") for table in named if not isinstance(table, str)]
     relative = [limit for limit_set in sets for limit in limit_set.limits if limit.bound in OF_BASELINE]
     if relative and not has_baseline:
-        raise UsageError(f"{relative[0].metric} {relative[0].text} needs a trace to start from: give --baseline TRACE.")
+        raise UsageError(f"{relative[0].metric} {relative[0].text} is relative to a baseline. Add --baseline TRACE.")
     return sets

@@ -1,4 +1,4 @@
-"""`mismatch_cli.open`: a recorded run, and everything that the commands say about it."""
+"""`mismatch_cli.open`: a recorded run, and everything that the commands report about it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BYTES = 290  # of memory for each token, while the frame is made (benchmarks/to
 
 
 class Run:
-    """A recorded run, or several that are pooled as one measurement; whatever is asked of it reads the files then."""
+    """A recorded run, or several pooled as one measurement; files are read when you ask for something."""
 
     def __init__(self, paths: Sequence[_Path] = (), workers: Workers = ALONE) -> None:
         forget()  # a trace on a store may have grown since it was listed
@@ -52,25 +52,25 @@ class Run:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """How the (first) trace was made: models, engines, settings, versions."""
+        """How the (first) trace was recorded: models, engines, settings, versions."""
         return deepcopy(self._traces[0].manifest)
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
         """A row per token: keys, text, recorded columns, `d`, `ratio`, divergences, and what two algorithms block.
 
-        docs/json/tokens.md lists the columns. All tokens are in memory: of a large run take `token_frames()`.
+        docs/json/tokens.md lists the columns. All tokens are in memory at once: for a large run use `token_frames()`.
         """
         require("pandas", "`tokens`")
         from mismatch_cli.studies.tokens import number_of_tokens, token_tables
 
         if (count := number_of_tokens(self._traces)) > _LARGE:
             size = f"{count:,} tokens take about {count * _BYTES / 1e9:.0f} GB as one frame"
-            warnings.warn(f"{size}. Go through token_frames(), which holds some of them at a time.", stacklevel=2)
+            warnings.warn(f"{size}. Iterate over token_frames() instead, which loads some at a time.", stacklevel=2)
         return frame_of(list(token_tables(self._traces)))
 
     def token_frames(self) -> Iterator[pd.DataFrame]:
-        """The rows of `tokens` in their order, a frame of at most about a million at a time: any length fits."""
+        """The rows of `tokens` in order, in frames of at most about a million rows: any length fits into memory."""
         require("pandas", "`token_frames`")
         from mismatch_cli.studies.tokens import token_tables
 
@@ -78,11 +78,11 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """The metrics of `report()`: a row per pair and metric with value, 95 % interval, noise, unit and formula."""
+        """The metrics of `report()`: a row per pair and metric, with value, 95 % interval, noise, unit and formula."""
         return self._report.metrics
 
     def report(self) -> Report:
-        """How far trainer and rollout disagree, as `mismatch-cli report` says it."""
+        """How far trainer and rollout disagree, as `mismatch-cli report` shows it."""
         return self._report
 
     @cached_property
@@ -98,10 +98,10 @@ class Run:
         theory: bool = False,
         **parameters: float | str,
     ) -> Clipping:
-        """What algorithms block, as `mismatch-cli clipstats` says it: all that are known, or those that are named.
+        """What algorithms block, as `mismatch-cli clipstats` shows it: the named ones, or all.
 
         A name is what `clipstats -a` takes: `"dppo-binary-tv"`, `"dppo-binary-tv:delta=0.1"`, `"my_mask.py:limit=2"`.
-        Parameters of a single one can stand behind it: `clip("dppo-binary-tv", delta=0.1)`.
+        For a single algorithm, parameters may be keyword arguments: `clip("dppo-binary-tv", delta=0.1)`.
         """
         specs = asked.with_parameters(algorithms, parameters)
         judged, compared = asked.algorithms(specs, compare or ())
@@ -113,7 +113,7 @@ class Run:
         )
 
     def diagnose(self, *, earlier_model: str | None = None, trainer_model: str | None = None) -> Diagnosis:
-        """What is wrong with the run, as `mismatch-cli diagnose` says it; the models are those of its flags."""
+        """What is wrong with the run, as `mismatch-cli diagnose` shows it; the models are those of its flags."""
         from mismatch_cli.models import check_models
 
         check_models((earlier_model, trainer_model), "`diagnose` with a model")
@@ -122,15 +122,15 @@ class Run:
         return Diagnosis(analyse_diagnosis(self._traces, earlier_model, trainer_model, workers=self._workers))
 
     def compare(self, *others: Run | _Path, pair: str | None = None) -> Comparison:
-        """How up to five other runs differ from this one, as `mismatch-cli compare` says it; each is a single trace."""
+        """How up to five other runs differ from this one, as `mismatch-cli compare` shows it; each is one trace."""
         from mismatch_cli.studies.settings_compared import check_number
 
         if not others:
-            raise UsageError("One run has nothing to be compared with. Name a second: run.compare('OTHER')")
+            raise UsageError("compare needs two runs, and one is named. Name a second: run.compare('OTHER')")
         check_number(1 + len(others))
         runs = [self, *(other if isinstance(other, Run) else Run([other]) for other in others)]
         if pooled := next((run for run in runs if len(run.paths) > 1), None):
-            raise UsageError(f"{pooled!r} pools traces, and those that are compared stand alone. Open one of them.")
+            raise UsageError(f"{pooled!r} pools traces, but compare takes single ones. Open one of them.")
         from mismatch_cli.studies.comparison import analyse_comparison
 
         typed = ["--pair", pair] if pair else []
@@ -143,9 +143,9 @@ class Run:
         baseline: Run | _Path | None = None,
         allow_partial: bool = False,
     ) -> Gate:
-        """Whether limits hold, as `mismatch-cli gate` says it; without any those of prime-rl.
+        """Whether limits hold, as `mismatch-cli gate` shows it; the default limits are those of prime-rl.
 
-        A set of limits is the name of a published one, a TOML file, or a mapping: `{"k3": {"max": 0.01}}`.
+        A set of limits is the name of a published set, a TOML file, or a mapping: `{"k3": {"max": 0.01}}`.
         """
         named = [limit if isinstance(limit, Mapping) else str(limit) for limit in limits]
         sets = asked.limit_sets(named, has_baseline=baseline is not None)
@@ -156,7 +156,7 @@ class Run:
         return Gate(GateResult.of(sets, self._traces, compared, allow_partial=allow_partial, workers=self._workers))
 
     def plot(self, name: str) -> Figure:
-        """A figure of `report()`, of `clip()` or of `diagnose()` by its name; a `UsageError` names the nearest."""
+        """A figure of `report()`, `clip()` or `diagnose()` by name; a `UsageError` for an unknown name suggests one."""
         from mismatch_cli.registry import unknown
         from mismatch_cli.report.figures import plots_of
 
@@ -168,7 +168,7 @@ class Run:
         studies = {study: plots_of(study) for study in makers}
         study = next((study for study, plots in studies.items() if name in plots), None)
         if study is None and name in plots_of("comparison"):
-            raise UsageError(f"{name} draws a comparison: run.compare('OTHER').plot({name!r})")
+            raise UsageError(f"{name} draws a comparison. Type: run.compare('OTHER').plot({name!r})")
         if study is None:
             raise UsageError(unknown("plot", name, [plot for plots in studies.values() for plot in plots]))
         return makers[study]().plot(name)
@@ -183,5 +183,5 @@ class Run:
     def _repr_html_(self) -> str:
         try:
             return self._report._repr_html_()
-        except MismatchError as error:  # a run that nobody scored is a run all the same
+        except MismatchError as error:  # a run without scores still has a representation
             return f"<p>{escape(repr(self))}</p><p>{escape(str(error))}</p>"

@@ -1,4 +1,4 @@
-"""What a run answers with: a screen in a notebook and in print, the numbers of `--json`, frames, figures, a folder."""
+"""The results that a run returns: a screen in notebooks and in print, the numbers of `--json`, frames, figures."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ _ESTIMATE = ("value", "low", "high")
 
 
 class Result:
-    """What was found. A notebook shows its screen, `print` the same as text; `repr` is the verdict alone."""
+    """The result of a study. A notebook shows its screen, `print` the same as text, `repr` only the verdict."""
 
     def __init__(self, study: Study) -> None:
         self._study = study
 
     def to_json(self) -> dict[str, Any]:
-        """What the command prints with `--json`, to the bit."""
+        """What the command prints with `--json`, bit for bit."""
         return deepcopy(self._study.result)
 
     @property
     def plots(self) -> list[str]:
-        """The names of the figures for which there is enough to draw."""
+        """The names of the figures for which there is enough data."""
         from mismatch_cli.report.figures import plots_for
 
         return [name for name, _ in plots_for(self._study.plot_data)]
 
     def plot(self, name: str) -> Figure:
-        """Draw one of `plots`: a matplotlib figure, which a notebook shows. A `UsageError` names the nearest."""
+        """Draw one of `plots` as a matplotlib figure, which a notebook shows; a `UsageError` for an unknown name."""
         from mismatch_cli.report.figures import figure_of
 
         return figure_of(self._study.plot_data, name)
 
     def save(self, folder: str | PathLike[str], *, force: bool = False) -> Path:
-        """Write `summary.json`, `report.html` and `plots/` into a folder, as the command does; `force` as its flag."""
+        """Write `summary.json`, `report.html` and `plots/` into a folder, as the command does; `force` overwrites."""
         from mismatch_cli.recording.folder import report_folder
         from mismatch_cli.report.pages import page_of
         from mismatch_cli.report.written import HTML_FILE, write_numbers, write_page
@@ -83,7 +83,7 @@ class Result:
 
 
 class Report(Result):
-    """How far trainer and rollout disagree: what `mismatch-cli report` shows."""
+    """How far trainer and rollout disagree, as `mismatch-cli report` shows it."""
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -101,7 +101,7 @@ class Report(Result):
 
 
 class Clipping(Result):
-    """What trust regions block: what `mismatch-cli clipstats` shows."""
+    """What trust regions block, as `mismatch-cli clipstats` shows it."""
 
     _study: ClippingAnalysis
 
@@ -113,15 +113,15 @@ class Clipping(Result):
 
     @cached_property
     def skipped(self) -> dict[str, str]:
-        """Why an algorithm could not be judged on this run, by its name."""
+        """The algorithms that could not be analysed on this run, each with the reason."""
         return dict(self._study.support.skipped)
 
     @cached_property
     def blocked(self) -> pd.DataFrame:
         """A row per row of the run's `tokens`, a column per algorithm: whether it blocks the token.
 
-        Missing (`pd.NA`) is a token that is not judged: without an advantage, out of the loss, or not measured. In a
-        run without advantages there are two columns for each, `NAME_if_positive` and `NAME_if_negative`.
+        Tokens without an advantage, outside the loss or not measured are missing (`pd.NA`). In a run without advantages
+        each algorithm has two columns, `NAME_if_positive` and `NAME_if_negative`.
         """
         from mismatch_cli.studies.tokens import blocked_tables
 
@@ -129,16 +129,16 @@ class Clipping(Result):
 
 
 class Diagnosis(Result):
-    """What is wrong with a run: what `mismatch-cli diagnose` shows."""
+    """What is wrong with a run, as `mismatch-cli diagnose` shows it."""
 
     @property
     def faults(self) -> list[str]:
-        """The checks that found a fault, the first cause first."""
+        """The checks that found a fault, root cause first."""
         return list(self._study.result["faults"])
 
 
 class Comparison(Result):
-    """How runs differ: what `mismatch-cli compare` shows."""
+    """How runs differ, as `mismatch-cli compare` shows it."""
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -158,18 +158,18 @@ class Comparison(Result):
 
 
 class Gate(Result):
-    """Whether limits hold: what `mismatch-cli gate` shows."""
+    """Whether limits hold, as `mismatch-cli gate` shows it."""
 
     _study: GateResult
 
     @property
     def passed(self) -> bool:
-        """Whether every limit holds and no part of the run is missing: where the command ends with exit code 0."""
+        """Whether every limit holds and no part of the run is missing, so that the command exits with 0."""
         return self._study.passed
 
     @cached_property
     def checks(self) -> pd.DataFrame:
-        """A row per limit: what was measured, what is allowed, whether it holds, and the limit's source."""
+        """A row per limit: the measured value, the allowed one, whether it holds, and the limit's source."""
         rows = dict(enumerate(self._study.result["checks"]))
         return _frame(rows, ("check",))
 
@@ -186,7 +186,7 @@ def frame_of(tables: Sequence[pa.Table]) -> pd.DataFrame:
 
 
 def _frame(rows: Mapping[Any, Mapping[str, Any]], index: Sequence[str]) -> pd.DataFrame:
-    """A row per key; a column of numbers is one of floats, with NaN where there is none."""
+    """A row per key; number columns become floats, with NaN for missing values."""
     require("pandas", "A frame")
     import pandas as pd
 
@@ -202,9 +202,9 @@ def _is_number(value: object) -> bool:
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The numbers and words of a row by the path to them: of an estimate the value has the path itself.
+    """The numbers and words of a row by their paths; the value of an estimate has the path of the estimate.
 
-    Lists, and the notes on intervals that are not there, stand in the JSON.
+    Lists, and the notes on missing intervals, are only in the JSON.
     """
     for key, value in row.items():
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""Where people look at a run: every file is a tracker, and its name the public name.
+"""Experiment trackers: every file is a tracker, and its file name the public name.
 
-A file holds `LOOK`, what to type to look at what it has, and `tracking`, a context manager that is given a `TrackedRun`
-and gives a function that logs the numbers of a step. It runs in a process of its own: whatever fails or hangs in a
-tracker is said once, and the run continues. `metrics.jsonl` is the truth, and a tracker a copy of it.
+A file defines `LOOK`, the command that shows what it has logged, and `tracking`, a context manager that takes a
+`TrackedRun` and yields a function that logs the metrics of a step. It runs in its own process: a tracker that fails or
+hangs is reported once, and the run continues. `metrics.jsonl` is the source of truth, and a tracker is a copy of it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ FOLDER = "trackers"
 
 
 def names() -> list[str]:
-    """The trackers there are."""
+    """The names of all trackers."""
     return registry.names(__name__)
 
 
 def asked(typed: Sequence[str] | None) -> list[str]:
-    """The trackers of `--track a --track b,c`, each once; told at once where one is unknown or not installed."""
+    """The trackers of `--track a --track b,c`, each once; an error if one is unknown or not installed."""
     found = dict.fromkeys(name.strip() for names in typed or () for name in names.split(","))
     for name in found:
         registry.check(__name__, name, "tracker")
@@ -57,7 +57,7 @@ def open_trackers(
 ) -> Iterator[Trackers]:
     """Open these trackers for the run in `folder`, by default under its name, and close them at the end.
 
-    A run that was tracked there before is continued: a step that a tracker has is not logged again.
+    A run that was tracked before continues: a step that a tracker already has is not logged again.
     """
     about = {"project": project, "name": run or folder.resolve().name, "config": dict(config or {})}
     about["id"] = secrets.token_hex(4)
@@ -73,14 +73,14 @@ def open_trackers(
 
 
 class Trackers:
-    """Those of a run. None of them ever fails: what happens to one is said once, and it is left out from then on."""
+    """The trackers of a run. They never raise: a failure is reported once, and the tracker is dropped."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._offset = say, 0
         self._open: dict[str, Outlet] = {}
 
     def begin(self, name: str, folder: Path, about: Mapping[str, Any]) -> None:
-        """Start one, and say how to look at it."""
+        """Start a tracker, and say how to view it."""
         from mismatch_cli.trackers._outlet import Outlet
 
         try:
@@ -90,10 +90,10 @@ class Trackers:
             return
         look = registry.load(__name__, name, "tracker").LOOK
         places = {"folder": str(folder / name), "project": about["project"]}
-        self._say(f"Tracking with {name}; look with: {quoted(*(word.format(**places) for word in look))}")
+        self._say(f"Tracking with {name}; view it with: {quoted(*(word.format(**places) for word in look))}")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Give the numbers of a step to all of them."""
+        """Log the metrics of a step to all of them."""
         for name, outlet in list(self._open.items()):
             try:
                 outlet.log(step, metrics)
@@ -101,7 +101,7 @@ class Trackers:
                 self._give_up(name, error)
 
     def follow(self, metrics: Path) -> None:
-        """Log the steps that a growing metrics.jsonl has more than at the last call."""
+        """Log the steps that metrics.jsonl has gained since the last call."""
         if not self._open:
             return
         try:
@@ -113,13 +113,13 @@ class Trackers:
                 self._give_up(name, error)
 
     def close(self) -> None:
-        """Wait until they have everything, though not for ever."""
+        """Wait until they have everything, up to a time limit."""
         for name, outlet in list(self._open.items()):
             try:
                 outlet.close()
             except Exception as error:
                 self._give_up(name, error)
-            except BaseException:  # whoever waits is tired of it
+            except BaseException:  # the user interrupts the wait
                 outlet.give_up()
                 raise
         self._open.clear()

@@ -1,4 +1,4 @@
-"""metrics.jsonl, flat: `train/reward`, `mismatch/k3`, `seconds/update`; and as a table, metrics.parquet, beside it."""
+"""metrics.jsonl flattened: `train/reward`, `mismatch/k3`, `seconds/update`; also as a table, metrics.parquet."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from mismatch_cli.trace.files import replacing
 
 METRICS_TABLE = "metrics.parquet"
-AS = "as"  # where a record holds what frameworks call it: these names stand as they are
-_OWN = "train"  # what has no group of its own
+AS = "as"  # the group of a record whose names are a framework's own: they get no prefix
+_OWN = "train"  # the group of metrics without one
 _STEP = "step"
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line: `group/name`, `train/name` for what stands alone, and a framework's names as they are."""
+    """The numbers of a line: `group/name`, `train/name` for those without a group, and a framework's own names."""
     return {name: float(value) for name, value in _named(record) if _is_number(value)}
 
 
@@ -36,7 +36,7 @@ def _is_number(value: Any) -> bool:
 
 
 def records_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a growing metrics.jsonl behind `offset`, and where the next one will begin."""
+    """The complete lines of a growing metrics.jsonl after `offset`, and where the next one starts."""
     with path.open("rb") as file:
         file.seek(offset)
         whole = file.read().rpartition(b"\n")[0]
@@ -44,7 +44,7 @@ def records_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def renew_table(metrics: Path, say: Callable[[str], None]) -> None:
-    """Write metrics.parquet again; it only copies what metrics.jsonl has, so that nothing ends where it cannot."""
+    """Write metrics.parquet again; a failure does not stop the run, since the table only copies metrics.jsonl."""
     try:
         write_table(metrics)
     except Exception as error:
@@ -52,7 +52,7 @@ def renew_table(metrics: Path, say: Callable[[str], None]) -> None:
 
 
 def write_table(metrics: Path) -> Path:
-    """Write metrics.parquet beside a metrics.jsonl: a row a line, a column a name; null is "not measured"."""
+    """Write metrics.parquet beside a metrics.jsonl: a row per line, a column per metric; null is "not measured"."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -67,5 +67,5 @@ def write_table(metrics: Path) -> Path:
 
 
 def _texts(record: Mapping[str, Any]) -> dict[str, str]:
-    """What is no number, `train/sync`, has a place in a table."""
+    """The texts of a record, such as `train/sync`, which only the table holds."""
     return {name: value for name, value in _named(record) if isinstance(value, str)}

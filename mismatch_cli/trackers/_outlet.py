@@ -1,4 +1,4 @@
-"""A tracker as the run sees it: another process, which may hang, print and die as it likes."""
+"""A tracker as the run sees it: another process, free to hang, print or die."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from typing import Any
 
 from mismatch_cli.trackers._tracking import PACKAGE
 
-STEP_SECONDS = 180.0  # that a step may take; libraries wait up to 90 for a network
-END_SECONDS = 60.0  # that everything which is left may take at the end
+STEP_SECONDS = 180.0  # time limit of a step; libraries wait up to 90 s for a network
+END_SECONDS = 60.0  # time limit of everything left at the end
 
 
 class TrackerError(Exception):
-    """Why a tracker is given up."""
+    """The reason to give up a tracker."""
 
 
 class Outlet:
-    """Steps go into a pipe that never blocks; its answers are read whenever the next one is sent."""
+    """Steps go into a pipe that never blocks; each send also reads the answers."""
 
     def __init__(self, name: str, folder: Path, about: Mapping[str, Any]) -> None:
         self.log_file = folder / f"{name}.log"
@@ -42,17 +42,17 @@ class Outlet:
         os.set_blocking(self._input, False)
         os.set_blocking(self._output, False)
         self._put({"folder": str(folder / name), **about})
-        self._answered -= 1  # what it is told first has no answer
+        self._answered -= 1  # the first message gets no answer
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand over a step; a `TrackerError` where it has failed, or answers nothing."""
+        """Send a step; a `TrackerError` if the tracker has failed, or does not answer."""
         self._read()
         if self._answered < self._sent and time.monotonic() - self._heard > STEP_SECONDS:
-            raise TrackerError(f"it has taken nothing for {STEP_SECONDS:g} s")
+            raise TrackerError(f"it has not responded for {STEP_SECONDS:g} s")
         self._put({"step": step, "metrics": dict(metrics)})
 
     def close(self) -> None:
-        """Hand over what is left and wait for its end; a `TrackerError` where that takes too long, or fails."""
+        """Send what is left and wait for its end; a `TrackerError` if that fails or takes too long."""
         until = time.monotonic() + END_SECONDS
         with selectors.DefaultSelector() as ready:
             ready.register(self._output, selectors.EVENT_READ)
@@ -69,7 +69,7 @@ class Outlet:
             raise TrackerError(f"it did not finish within {END_SECONDS:g} s") from None
 
     def give_up(self) -> None:
-        """End the process, whatever it is doing, and all that it has started."""
+        """Kill the process and everything that it has started."""
         with suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
@@ -77,10 +77,10 @@ class Outlet:
             with suppress(OSError):
                 pipe.close()  # type: ignore[union-attr]
 
-    def _put(self, said: Mapping[str, Any]) -> None:
+    def _put(self, message: Mapping[str, Any]) -> None:
         if self._answered >= self._sent:
-            self._heard = time.monotonic()  # from now on it owes an answer
-        self._unsent += json.dumps(said).encode() + b"\n"
+            self._heard = time.monotonic()  # from now on an answer is due
+        self._unsent += json.dumps(message).encode() + b"\n"
         self._push()
 
     def _push(self) -> None:
@@ -95,7 +95,7 @@ class Outlet:
         del self._unsent[:written]
 
     def _read(self) -> bool:
-        """Take its answers; whether there may be more. A `TrackerError` says what it says has failed."""
+        """Read its answers; return whether there may be more. A `TrackerError` if it reports a failure."""
         with suppress(BlockingIOError):
             while found := os.read(self._output, 2**16):
                 *lines, self._unread = (self._unread + found).split(b"\n")

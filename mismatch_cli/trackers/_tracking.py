@@ -1,6 +1,6 @@
-"""The process of a tracker, this file run as a program: it takes steps from stdin and answers each one on stdout.
+"""The process of a tracker, this file run as a program: it reads steps from stdin and answers each one on stdout.
 
-What a library prints goes to the tracker's log, what it raises is answered in a line, and a hang is its own.
+What a library prints goes to the tracker's log, what it raises becomes an answer, and a hang blocks only this process.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ PACKAGE = "mismatch_cli.trackers"
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run before its first step."""
+    """What a tracker knows about a run before its first step."""
 
     folder: Path  # of this tracker
     project: str
     name: str
-    id: str  # never changes, also where the run is resumed
+    id: str  # stays the same when the run is resumed
     config: Mapping[str, Any]
     resumed: bool = False
 
 
 class _Memory:
-    """Which run this is for the tracker, and the last step that it has: a resumed run continues behind it."""
+    """The tracker's id of this run and the last step that it has: a resumed run continues after it."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._known = path, dict[str, Any]()
@@ -42,7 +42,7 @@ class _Memory:
             self._known = json.loads(path.read_text(encoding="utf-8"))
 
     def continued(self, run: TrackedRun) -> TrackedRun:
-        """The same run under the id that it had."""
+        """The run under the id of its first session."""
         if "id" not in self._known:
             self._save(id=run.id)
             return run
@@ -61,10 +61,10 @@ class _Memory:
 
 
 def _track(name: str, steps: IO[bytes], answers: IO[bytes]) -> None:
-    """Log what comes until the other side closes it, with an answer for each step."""
+    """Log steps until the other side closes the pipe, with an answer to each."""
 
-    def answer(**said: Any) -> None:
-        answers.write(json.dumps(said).encode() + b"\n")
+    def answer(**message: Any) -> None:
+        answers.write(json.dumps(message).encode() + b"\n")
         answers.flush()
 
     about = json.loads(steps.readline())
@@ -84,8 +84,8 @@ def _track(name: str, steps: IO[bytes], answers: IO[bytes]) -> None:
 
 def _main(name: str) -> None:
     answers = open(os.dup(1), "wb")  # noqa: SIM115 - as long as the process
-    os.dup2(2, 1)  # what a library prints is for its log, which is stderr
-    fcntl.flock(2, fcntl.LOCK_EX)  # a process of the run before, which was killed, may not have ended yet
+    os.dup2(2, 1)  # what a library prints belongs in its log, which is stderr
+    fcntl.flock(2, fcntl.LOCK_EX)  # the process of a killed session may not have ended yet
     try:
         _track(name, sys.stdin.buffer, answers)
     except BaseException as error:

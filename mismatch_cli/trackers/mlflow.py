@@ -1,4 +1,4 @@
-"""MLflow: a store of files in the run, or MLFLOW_TRACKING_URI where that is set."""
+"""MLflow: a file store in the run folder, or MLFLOW_TRACKING_URI if it is set."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 LOOK = ("env", "MLFLOW_ALLOW_FILE_STORE=true", "mlflow", "ui", "--backend-store-uri", "{folder}")
 _NOT_IN_NAMES = re.compile(r"[^\w\-. :/]")
 _ID = "mismatch_cli.id"
-_AT_ONCE = 1000  # metrics in a call
+_AT_ONCE = 1000  # metrics per call
 
 
 @contextmanager
 def tracking(run: TrackedRun) -> Iterator[Log]:
-    """A project is an experiment; a run that was killed is found by its tag."""
+    """A project is an MLflow experiment; a killed run is found again by its tag."""
     for name in ("MLFLOW_ALLOW_FILE_STORE", "MLFLOW_DISABLE_TELEMETRY"):
         os.environ.setdefault(name, "true")
     from mlflow import MlflowClient

@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the run, a new one for each session."""
+"""TensorBoard: event files in the run folder, a new one per session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOK = ("tensorboard", "--logdir", "{folder}")
 
 @contextmanager
 def tracking(run: TrackedRun) -> Iterator[Log]:
-    """The settings are the text `config`. Of projects TensorBoard knows nothing: a run is its folder."""
+    """The settings become the text `config`. TensorBoard has no projects: a run is its folder."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.text.summary_v2 import text_pb

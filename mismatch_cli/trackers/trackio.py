@@ -15,7 +15,7 @@ LOOK = ("trackio", "show", "--project", "{project}")
 
 @contextmanager
 def tracking(run: TrackedRun) -> Iterator[Log]:
-    """A run is known by its name alone, which therefore ends with the id; TRACKIO_SPACE_ID and the like are heeded."""
+    """trackio identifies a run only by its name, so the name ends with the id; TRACKIO_SPACE_ID and the like work."""
     import trackio
 
     logged = trackio.init(

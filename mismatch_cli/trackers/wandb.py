@@ -1,4 +1,4 @@
-"""Weights & Biases: files to `wandb sync` later, or online where WANDB_MODE or WANDB_API_KEY say so."""
+"""Weights & Biases: files to `wandb sync` later, or online if WANDB_MODE or WANDB_API_KEY say so."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LOOK = ("wandb", "sync", "{folder}")
 
 @contextmanager
 def tracking(run: TrackedRun) -> Iterator[Log]:
-    """Offline, every session leaves a folder of its own, all with the id of the run."""
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it would report its own errors, offline too
+    """Offline, every session writes a folder of its own, all under the id of the run."""
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # or it would send its own errors to wandb, even offline
     import wandb
 
     mode: Any = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")

@@ -1,1 +1,1 @@
-"""A run under way, followed from outside: what has come to it, step by step, and what is on record of that."""
+"""Follows a run from outside while it trains: what is new, step by step, and what is already on record."""

@@ -1,4 +1,4 @@
-"""The command that a user has called at an alarm: it may fail or hang, and the watching continues."""
+"""Runs the user's command at an alarm; it may fail or hang without stopping `watch`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from mismatch_cli.watch.state import Alarm
 
-SECONDS = 60.0  # that a command may take
+SECONDS = 60.0  # time limit of a command
 _FOLDER = "alarms"
-# Whoever makes the folder has made the call: after a kill between a call and its note nobody is called twice.
+# The call that creates the folder is the only one: a kill between a call and its record does not repeat the call.
 _ONCE = 'mkdir "$0" 2>/dev/null || exit 0; eval "$1"'
 
 
 class AlarmCommand:
-    """Calls a shell command once for each alarm, one after the other, without waiting for it."""
+    """Runs a shell command once per alarm, one at a time, without waiting for it."""
 
     def __init__(self, command: str, run: Path, folder: Path, say: Callable[[str], None]) -> None:
         self._command, self._run, self._folder, self._say = command, run, folder / _FOLDER, say
@@ -28,11 +28,11 @@ class AlarmCommand:
         self._at: tuple[subprocess.Popen[bytes], Alarm, float] | None = None
 
     def add(self, alarm: Alarm) -> None:
-        """It is called as soon as the calls before it have ended."""
+        """Queue an alarm; its call follows the calls before it."""
         self._waiting.append(alarm)
 
     def look(self, called: Callable[[Alarm], None]) -> bool:
-        """Look after the call that is under way, and make the next; whether there is anything left to do."""
+        """Check on the running call, and start the next; return whether there is anything left to do."""
         if self._at is not None and not self._has_ended():
             return True
         if not self._waiting:
@@ -43,7 +43,7 @@ class AlarmCommand:
         return True
 
     def finish(self, called: Callable[[Alarm], None]) -> None:
-        """Make the calls that are left; none of them holds up the end for longer than it may take."""
+        """Make the remaining calls, each within its time limit."""
         while self.look(called):
             time.sleep(0.02)
 
@@ -82,9 +82,7 @@ class AlarmCommand:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if code != 0:
-            how = (
-                f"took more than {SECONDS:g} seconds and was ended" if code is None else f"ended with exit code {code}"
-            )
+            how = f"took over {SECONDS:g} seconds and was stopped" if code is None else f"ended with exit code {code}"
             self._say(f"--on-alarm {how} at step {alarm.step}. Watching continues.")
         self._at = None
         return True

@@ -1,7 +1,7 @@
-"""A dump of another framework that grows: imported as its files come, in parts that are never read again.
+"""A growing dump of another framework: imported as its files arrive, in parts that are never read again.
 
-A part is a trace in a folder of ours, made of whole lines that nobody had read before. A file is read when nobody
-writes it: a later one is there, or it has not changed since the last look. What ends within a line waits.
+A part is a trace in our own folder, made of complete lines that were not read before. A file is read once nobody writes
+to it: a later file exists, or it has not changed since the last look. An incomplete line waits.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from mismatch_cli.trace.files import unfinished_folder
 from mismatch_cli.watch.growing_trace import StepsOfShards
 from mismatch_cli.watch.training_run import Ready
 
-_MOST_BYTES = 2**30  # of files that are imported together
+_MOST_BYTES = 2**30  # of files imported together
 _BLOCK = 2**16
 Span = tuple[int, int]  # of bytes
 
 
 class Seen(NamedTuple):
-    """A file as it is now."""
+    """The present state of a file."""
 
     source: Source
     size: int
@@ -36,7 +36,7 @@ class Seen(NamedTuple):
 
 
 class Parts:
-    """What of a dump is imported, as the state has it: a row per part, with the bytes of each file in it."""
+    """The imported parts of a dump, as the state records them: a row per part, with its bytes of each file."""
 
     def __init__(self, rows: list[dict[str, Any]], folder: Path, keep: Callable[[], None]) -> None:
         self.rows, self._folder, self._keep = rows, folder, keep
@@ -50,7 +50,7 @@ class Parts:
         return max((row["files"][name][1] for row in self.rows if name in row["files"]), default=0)
 
     def add(self, spans: Mapping[str, Span], write: Callable[[Path], None]) -> Path:
-        """Write a part, and note it once it is there whole; one that was not noted is written again."""
+        """Write a part, and record it once it is complete; an unrecorded part is written again."""
         numbers = [int(row["name"].rpartition("-")[2]) for row in self.rows]
         name = f"part-{max(numbers, default=-1) + 1:05d}"
         folder = self._folder / name
@@ -63,7 +63,7 @@ class Parts:
         return folder
 
     def drop(self, name: str) -> None:
-        """Forget the parts that hold something of a file that was rewritten, and all else that is in them."""
+        """Forget the parts that contain data of a rewritten file, with everything else in them."""
         gone = [row for row in self.rows if name in row["files"]]
         self.rows[:] = [row for row in self.rows if row not in gone]
         self._keep()
@@ -81,7 +81,7 @@ class Dump:
     ) -> None:
         self._path, self._format, self._parts, self._told, self._say = path, format, parts, told, say
         self._before: dict[str, Seen] = {}
-        self._refused: dict[str, int] = {}  # files that are none of the format, and their size then
+        self._refused: dict[str, int] = {}  # files of another format, with their size when refused
         self._paths: dict[str, Path] = {}
         self.waiting, self.changed = "", 0.0
         self._begin()
@@ -95,7 +95,7 @@ class Dump:
         return self._steps.newest
 
     def look(self, *, final: bool) -> Iterator[Ready]:
-        """Import what is whole; the steps that nothing will come to, as far as can be told, or all if `final`."""
+        """Import what is complete; yield the steps that are apparently complete, or all steps if `final`."""
         seen = self._seen()
         for name, file in seen.items():
             if self._parts.end_of(name) > file.size or self._was_rewritten(name, file):
@@ -112,7 +112,7 @@ class Dump:
     def _seen(self) -> dict[str, Seen]:
         try:
             sources = find([self._path])
-        except MismatchError:  # nothing is there yet
+        except MismatchError:  # no file exists yet
             return {}
         found = {}
         for source in sources:
@@ -126,11 +126,11 @@ class Dump:
         return found
 
     def _was_rewritten(self, name: str, file: Seen) -> bool:
-        """Of a file that is not lines: whether it has another size than what was read of it."""
+        """Whether a file without lines has changed its size since it was read."""
         return file.source.kind != "jsonl" and self._parts.end_of(name) not in (0, file.size)
 
     def _readable(self, seen: Mapping[str, Seen], *, final: bool) -> Iterator[tuple[str, Span]]:
-        """What nobody has read of each file, where nobody writes it."""
+        """The unread bytes of each file that nobody writes to."""
         self.waiting = ""
         last_of: dict[tuple[str, str], str] = {file.source.group: name for name, file in seen.items()}
         for name, file in seen.items():
@@ -145,7 +145,7 @@ class Dump:
                 yield name, (begin, end)
 
     def _import(self, spans: Mapping[str, Span]) -> None:
-        """Together, or one by one where one of them cannot be read."""
+        """Import the spans together, or one by one if one of them cannot be read."""
         try:
             self._open |= self._steps.add(self._parts.add(spans, lambda part: self._write(spans, part)))
         except MismatchError as error:
@@ -165,7 +165,7 @@ class Dump:
 
 
 class _Silent:
-    """What an import tells while it is one of many."""
+    """The progress of an import that is one of many: none."""
 
     def say(self, _message: str) -> None:
         pass
@@ -175,7 +175,7 @@ class _Silent:
 
 
 def _gathered(spans: Mapping[str, Span], seen: Mapping[str, Seen]) -> Iterator[dict[str, Span]]:
-    """As many as are read together: lines by the gigabyte, other files one at a time, for they may be rewritten."""
+    """Spans grouped for reading: lines by the gigabyte, other files one at a time, since they may be rewritten."""
     together: dict[str, Span] = {}
     for name, span in spans.items():
         if seen[name].source.kind != "jsonl":
@@ -190,7 +190,7 @@ def _gathered(spans: Mapping[str, Span], seen: Mapping[str, Seen]) -> Iterator[d
 
 
 def _is_marked(source: Source, seen: Mapping[str, Seen]) -> bool:
-    """Where the framework marks steps that are whole, as prime-rl does: whether this one is."""
+    """Whether the framework has marked the step of a file as complete, as prime-rl does."""
     folder = source.path.parent
     if (folder / STABLE).exists() or not folder.name.startswith("step_"):
         return True
@@ -198,7 +198,7 @@ def _is_marked(source: Source, seen: Mapping[str, Seen]) -> bool:
 
 
 def _end_of_lines(file: Seen, begin: int) -> int:
-    """Where the last whole line ends; one without an end is whole if it is a JSON object."""
+    """Where the last complete line ends; a line without a line break is complete if it is a JSON object."""
     with file.source.path.open("rb") as content:
         end, tail = file.size, b""
         while end > begin and b"\n" not in tail:

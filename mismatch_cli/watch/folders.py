@@ -1,4 +1,4 @@
-"""Where a watching looks, and where it keeps what it saw: both are looked at before anything reads a trace."""
+"""The folder that `watch` looks at, and the one for its state: both are checked before anything reads a trace."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mismatch_cli.recording.ours import LOCK
 from mismatch_cli.trace.files import UNFINISHED
 
 FILE_NAME, FORMAT = "watch.json", "mismatch-cli watch"
-_SETTING = "prompts_per_step"  # of `train`: others have a config.toml too
-_LOCKS = ".*lock"  # of whoever has begun to write a run or a trace there
+_SETTING = "prompts_per_step"  # of `train`: other programs write a config.toml too
+_LOCKS = ".*lock"  # of a process that has started to write a run or a trace there
 
 
 def kind_of(run: Path) -> str:
-    """What there is to watch: `train`, `trace` or `dump`; empty where nothing is there yet, or it has just begun."""
+    """What there is to watch: `train`, `trace` or `dump`; empty if nothing exists yet, or if it has just started."""
     if (run / "metrics.jsonl").is_file() or _is_ours(run / "config.toml"):
         return "train"
     if any((folder / "manifest.json").is_file() for folder in (run, run / "trace")):
@@ -35,31 +35,31 @@ def _is_ours(config: Path) -> bool:
 
 
 def check_there(run: Path) -> None:
-    """A `MismatchError` where nothing is there, and nothing can come."""
+    """A `MismatchError` if the run does not exist and cannot appear."""
     if not kind_of(run) and not run.absolute().parent.is_dir():
-        raise MismatchError(f"{run} does not exist, nor does the folder around it. Name the run to watch.")
+        raise MismatchError(f"{run} does not exist, nor does the folder around it. Check the path of the run to watch.")
 
 
 def watch_folder(folder: Path, run: Path) -> AbstractContextManager[None]:
-    """Hold the folder of a watching: a new one, or that of the same run; a `MismatchError` for any other."""
+    """Lock the folder for the state: a new one, or that of the same run; a `MismatchError` for any other."""
     return claimed(folder, lambda: check_watch_folder(folder, run))
 
 
 def check_watch_folder(folder: Path, run: Path) -> None:
-    """A `MismatchError` where another run is watched into the folder, or something else is in it."""
+    """A `MismatchError` if the folder holds the state of another run, or something else."""
     check_apart(folder, run)
     others = [path for path in folder.glob("*") if path.name != LOCK and not UNFINISHED.fullmatch(path.name)]
     if not others:
         return
     watched = state_in(folder).get("run")
     if watched is None:
-        raise MismatchError(f"{folder} already exists, and watches nothing. Choose another --output.")
+        raise MismatchError(f"{folder} already exists, but not from `watch`. Choose another --output.")
     if watched != str(run.absolute()):
-        raise MismatchError(f"{folder} watches {watched}. Choose another --output.")
+        raise MismatchError(f"{folder} belongs to a watch of {watched}. Choose another --output.")
 
 
 def state_in(folder: Path) -> dict[str, Any]:
-    """What was on record when it was last saved; nothing where the folder is new."""
+    """The state as it was last saved; empty if the folder is new."""
     path = folder / FILE_NAME
     try:
         found = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A trace that grows: which steps its shards hold, and which of them nothing will come to any more."""
+"""A growing trace: which steps its shards contain, and which of these are complete."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from mismatch_cli.watch.training_run import Ready, changed
 
 
 class StepsOfShards:
-    """The shards of some traces by the steps that they may hold; each shard's footer is read once."""
+    """The shards of some traces by the steps that they may contain; each shard's footer is read once."""
 
     def __init__(self) -> None:
         self._of_step: dict[int, dict[Path, list[Path]]] = defaultdict(lambda: defaultdict(list))
         self._known: set[Path] = set()
         self._highest: dict[str, int] = {}  # by rank
-        self.unreadable: dict[Path, str] = {}  # shards that are copied here, perhaps: tried again at each look
+        self.unreadable: dict[Path, str] = {}  # shards that may still be copied here: retried at each look
 
     @property
     def newest(self) -> int | None:
         return max(self._of_step, default=None)
 
     def add(self, folder: Path) -> set[int]:
-        """Look at the shards that have come to a trace; answers the steps that they may hold."""
+        """Look at the new shards of a trace; return the steps that they may contain."""
         new = [shard for shard in shards_in(folder) if shard not in self._known]
         return {step for shard in new for step in self._added(folder, shard)}
 
@@ -50,11 +50,11 @@ class StepsOfShards:
         return steps
 
     def passed(self, rank: str) -> float:
-        """The highest step that a rank has passed: it has begun a later one."""
+        """The highest step that a rank has passed, by starting a later one."""
         return self._highest.get(rank, 0) - 1
 
     def ready(self, steps: set[int], told: Callable[[int], str]) -> Iterator[Ready]:
-        """These steps, in order, each with its rows alone; but for those that were `told` with the same shards."""
+        """These steps in order, each with only its own rows, except those already `told` with the same shards."""
         for step in sorted(steps):
             among = self._of_step[step]
             names = sorted(f"{folder.name}/{shard.name}" for folder, shards in among.items() for shard in shards)
@@ -64,14 +64,14 @@ class StepsOfShards:
 
 
 class GrowingTrace:
-    """A `Recorder`'s folder, or any other trace: a step is whole once every rank that records has begun a later one."""
+    """A `Recorder`'s folder, or any other trace: a step is complete once every rank has started a later one."""
 
     kind = "trace"
 
     def __init__(self, folder: Path, told: Callable[[int], str]) -> None:
-        """`told`: the shards of a step when it was told, nothing where it was not."""
+        """`told`: the shards of a step when it was reported; empty if it was not."""
         self._folder, self._told, self._steps = folder, told, StepsOfShards()
-        self._open: set[int] = set()  # steps that are not told, or to which something has come since
+        self._open: set[int] = set()  # steps not reported yet, or grown since
         self._limit = -inf
         self.algorithm = str(manifest_of(folder).get("algorithm", ""))
 
@@ -81,22 +81,22 @@ class GrowingTrace:
 
     @property
     def waiting(self) -> str:
-        """What is there and cannot be read yet."""
+        """Existing data that cannot be read yet."""
         return next(iter(self._steps.unreadable.values()), "")
 
     @property
     def is_over(self) -> bool:
-        """Whether every rank has closed its recording; of another trace, whether all of its shards are there."""
+        """Whether every rank has closed its recording; for another trace, whether all of its shards exist."""
         return self._limit == inf and not self._steps.unreadable
 
     @property
     def changed(self) -> float:
-        """When its newest shard came, in seconds since 1970."""
+        """When its newest shard was written, in seconds since 1970."""
         return max(map(changed, (*shards_in(self._folder), self._folder / "manifest.json")), default=0.0)
 
     def look(self, *, final: bool) -> Iterator[Ready]:
-        """The steps that have become whole since the last look; all that are there if `final`."""
-        manifest, notes = manifest_of(self._folder), self._notes()  # before the shards: what is closed is there
+        """The steps completed since the last look; all existing ones if `final`."""
+        manifest, notes = manifest_of(self._folder), self._notes()  # before the shards: closed ranks have written all
         self._open |= self._steps.add(self._folder)
         self._limit = self._of_ranks(notes) if manifest.get("command") == RECORD else self._of_shards(manifest)
         whole = {step for step in self._open if final or step <= self._limit}
@@ -107,7 +107,7 @@ class GrowingTrace:
         return [read_note(path) for path in sorted(self._folder.glob(NOTE.replace("{:05d}", "*")))]
 
     def _of_ranks(self, notes: list[dict[str, Any]]) -> float:
-        """The last step that is whole; infinite once all ranks have closed."""
+        """The last complete step; infinite once all ranks have closed."""
         passed = (inf if note["closed"] else self._steps.passed(f"{note['rank']:05d}") for note in notes)
         return min(passed, default=-inf)
 

@@ -1,7 +1,7 @@
-"""What a watching has on record, in a folder of its own: steps that were told, alarms, and parts of a dump.
+"""The state of a `watch`, in a folder of its own: reported steps, alarms, and parts of a dump.
 
-Killed at any moment, it begins again where it was: `watch.json` is replaced as a whole, and a step is told once its
-alarms and its line are on the disk.
+Killed at any moment, it continues where it was: `watch.json` is replaced atomically, and a step is reported only once
+its alarms and its line are on disk.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Alarm:
     """A limit that a step exceeded."""
 
     step: int
-    check: Mapping[str, Any]  # as `gate --json` has it
+    check: Mapping[str, Any]  # as in `gate --json`
 
     @property
     def key(self) -> str:
-        """The same for the same limit at the same step, and a name of a file."""
+        """The same for the same limit at the same step; also a file name."""
         named = (self.check[name] for name in ("limits", "metric", "pair", "bound", "threshold"))
         return f"step-{self.step}-{abs(hash_of(tuple(map(str, named)))):016x}"
 
@@ -44,17 +44,17 @@ class Alarm:
 
 
 def hash_of(named: Sequence[str]) -> int:
-    """Of words, the same in every process."""
+    """A hash of words that is the same in every process."""
     from hashlib import sha256
 
     return int.from_bytes(sha256("\0".join(named).encode()).digest()[:8])
 
 
 class State:
-    """What is on record; `asked` says what was asked of every step: steps that were asked otherwise are asked again."""
+    """The state; `asked` is what is measured of every step: steps measured differently are measured again."""
 
     def __init__(self, folder: Path, run: Path, asked: Mapping[str, Any], *, lines: bool) -> None:
-        """`lines`: keep the line of each step in a metrics.jsonl, for the run has none."""
+        """`lines`: keep the line of each step in our own metrics.jsonl, since the run has none."""
         self.folder, self._run, self._asked, self._lines = folder, run, json.loads(json.dumps(asked)), lines
         found = state_in(folder)
         same = found.get("asked") == self._asked
@@ -69,7 +69,7 @@ class State:
         self.save()
 
     def save(self) -> None:
-        """Everything but the lines, by one rename."""
+        """Save everything but the lines, with one rename."""
         content = {
             "format": FORMAT,
             "version": 1,
@@ -84,7 +84,7 @@ class State:
         write_atomically(self.folder / FILE_NAME, json.dumps(content, indent=1) + "\n")
 
     def raised(self, step: int, checks: Sequence[Check]) -> list[Alarm]:
-        """Put the alarms of a step on record, before anybody hears of them; answers those that are new."""
+        """Record the alarms of a step before anybody hears of them; return the new ones."""
         self._known |= {_name(check.limit) for check in checks if check.known}
         found = [Alarm(step, row_of(check)) for check in checks if check.known and not check.holds]
         before = {alarm.key for alarm in self.alarms}
@@ -95,7 +95,7 @@ class State:
         return new
 
     def put(self, step: int, record: Record, shards: str) -> None:
-        """A step is on record, once it is saved: it is not read again, as long as nothing comes to it."""
+        """Record a step; once saved, it is not read again unless it grows."""
         if self._lines:
             again = step in self.records
             self.records[step] = record
@@ -103,27 +103,27 @@ class State:
         self.told[step] = shards
 
     def unmeasured(self, limits: Sequence[Limit]) -> list[Limit]:
-        """Those that could be measured at no step."""
+        """The limits that could not be measured at any step."""
         return [limit for limit in limits if _name(limit) not in self._known]
 
     def alarms_of(self, sets: Sequence[Any]) -> list[Alarm]:
-        """Those of the limits that are asked for now."""
+        """The alarms of the limits that are set now."""
         asked = {(of.name, limit.metric, limit.bound, limit.threshold) for of in sets for limit in of.limits}
         keys = ("limits", "metric", "bound", "threshold")
         return [alarm for alarm in self.alarms if tuple(alarm.check[key] for key in keys) in asked]
 
     @property
     def uncalled(self) -> list[Alarm]:
-        """Alarms of which the user's command has not heard."""
+        """Alarms for which the user's command has not run."""
         return [alarm for alarm in self.alarms if alarm.key not in self._called]
 
     def called(self, alarm: Alarm) -> None:
-        """The command has begun."""
+        """Record that the command has started."""
         self._called.add(alarm.key)
         self.save()
 
     def _read_lines(self) -> None:
-        """The lines of steps that were told; half a line, and one whose step was not, are written again."""
+        """The lines of reported steps; the file is rewritten without incomplete lines and those of other steps."""
         lines, _ = Lines(self.folder / METRICS).new()
         records = {record["step"]: record for record in map(json.loads, lines)}
         self.records = {step: record for step, record in records.items() if step in self.told}

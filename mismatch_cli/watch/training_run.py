@@ -1,4 +1,4 @@
-"""A `train` run under way: the lines that come to its metrics.jsonl, and the steps whose traces it keeps."""
+"""A `train` run in progress: the new lines of its metrics.jsonl, and the steps whose traces it keeps."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from mismatch_cli.trace.reader import Trace
 
 
 class Ready(NamedTuple):
-    """A step that is whole: a line of `train`, or traces that hold it."""
+    """A complete step: a line of `train`, or traces that contain it."""
 
     step: int
     record: dict[str, Any] | None
     traces: list[Trace]
-    shards: str = ""  # of the traces, in a few letters: where they change, there is more of the step
+    shards: str = ""  # a digest of the shards: when it changes, the step has grown
 
 
 @dataclass
 class Lines:
-    """The whole lines of a file that grows, each once; a file that was rewritten is read again."""
+    """The complete lines of a growing file, each once; a rewritten file is read again."""
 
     path: Path
     _end: int = field(default=0, init=False)
-    _last: bytes = field(default=b"", init=False)  # the line before the end: as long as it is there, so is the rest
+    _last: bytes = field(default=b"", init=False)  # the last line read: while it is unchanged, so are those before
 
     def new(self) -> tuple[list[bytes], bool]:
-        """Those that have come, and whether the file began again."""
+        """The new lines, and whether the file was rewritten."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._end - len(self._last))
@@ -49,7 +49,7 @@ class Lines:
 
 
 class TrainingRun:
-    """What `train` writes: a step is whole once its line is there, for its trace is written before."""
+    """What `train` writes: a step is complete once its line exists, since its trace is written first."""
 
     kind = "train"
 
@@ -61,7 +61,7 @@ class TrainingRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has reached the last step that it was to have."""
+        """Whether it has reached its last step."""
         planned = read_config(self._folder / CONFIG).get("steps")
         return isinstance(planned, int) and self.newest is not None and self.newest >= planned
 
@@ -71,12 +71,12 @@ class TrainingRun:
         return changed(self._folder / METRICS)
 
     def look(self, *, final: bool) -> Iterator[Ready]:  # noqa: ARG002 - the file of a run that is over has whole lines
-        """The steps that have come since the last look."""
+        """The new steps since the last look."""
         lines, _ = self._lines.new()
         for line in lines:
             record = self._parsed(line)
             step = record.get("step")
-            if isinstance(step, int) and step > 0:  # 0 is an evaluation before the first one
+            if isinstance(step, int) and step > 0:  # 0 is an evaluation before the first step
                 self.newest = step
                 yield Ready(step, record, self._kept(step))
 
@@ -85,8 +85,8 @@ class TrainingRun:
             return dict(json.loads(line))
         except (ValueError, TypeError, RecursionError) as error:
             raise MismatchError(
-                f"{self._lines.path} is damaged: a line is not a JSON object. The command that began the run, with "
-                "--resume, cuts it back to its newest checkpoint and continues."
+                f"{self._lines.path} is damaged: a line is not a JSON object. Type the command that started the run "
+                "with --resume: it cuts the file back to the newest checkpoint and continues."
             ) from error
 
     def _kept(self, step: int) -> list[Trace]:
@@ -95,7 +95,7 @@ class TrainingRun:
 
 
 def changed(path: Path) -> float:
-    """When a file was last written, in seconds since 1970; 0 where it is not there."""
+    """When a file was last written, in seconds since 1970; 0 if it does not exist."""
     try:
         return os.stat(path).st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""A watching from look to look: what has come, what it says, which alarms it raises, and when there is no more."""
+"""Watches a run look by look: the new steps, their metrics, the alarms that they raise, and when the run is over."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from mismatch_cli.watch.growing_trace import GrowingTrace
 from mismatch_cli.watch.state import Alarm, Record, State
 from mismatch_cli.watch.training_run import Ready, TrainingRun
 
-USUAL_ALGORITHM = "grpo-clip-higher"  # what it would block, where nobody says which one trains
+USUAL_ALGORITHM = "grpo-clip-higher"  # shown if nothing says which algorithm trains
 
 
 class Source(Protocol):
-    """What grows."""
+    """A run that grows."""
 
     kind: str
-    algorithm: str  # that trains; empty where nobody says
+    algorithm: str  # the one that trains; empty if unknown
 
     @property
     def newest(self) -> int | None:
-        """The highest step of which something is there."""
+        """The highest step with any data."""
 
     @property
     def waiting(self) -> str:
-        """What is there and not whole."""
+        """Existing data that is incomplete."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come, as the run itself says."""
+        """Whether the run itself says that it has ended."""
 
     @property
     def changed(self) -> float:
-        """When something last came, in seconds since 1970."""
+        """When it last grew, in seconds since 1970."""
 
     def look(self, *, final: bool) -> Iterator[Ready]:
-        """The steps that have become whole; `final`: all that is there, for nobody looks again."""
+        """The newly completed steps; `final`: all existing ones, since this is the last look."""
 
 
 class Told(NamedTuple):
-    """A step, and the alarms that it raised; `again`: more of it has come since it was told."""
+    """A step, and the alarms that it raised; `again`: it has grown since it was first reported."""
 
     step: int
     record: Record
@@ -62,16 +62,16 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of every step, as it was typed."""
+    """What to measure at every step, as typed."""
 
     sets: Sequence[LimitSet] = ()
     baseline: Sequence[Path] = ()
     algorithm: str | None = None
     format: str | None = None  # of a dump
-    framework: str = ""  # in whose words too
+    framework: str = ""  # whose metrics to log too
 
     def to_json(self, algorithm: str) -> dict[str, Any]:
-        """Where it differs, steps that were told are asked again."""
+        """What decides whether reported steps have to be measured again."""
         return {
             "limits": [asdict(of) for of in self.sets],
             "baseline": [str(path.absolute()) for path in self.baseline],
@@ -81,7 +81,7 @@ class Asked:
 
 
 class Watcher:
-    """A run that is there, with what is on record of it in a folder that the caller holds."""
+    """Watches an existing run; its state is in a folder that the caller has locked."""
 
     def __init__(self, run: Path, folder: Path, asked: Asked, say: Callable[[str], None]) -> None:
         self.run, self._sets, self._framework = run, asked.sets, asked.framework
@@ -89,10 +89,10 @@ class Watcher:
         self.source: Source
         if kind == "train":
             if asked.algorithm is not None:
-                raise UsageError("--algorithm is for traces: a training run says what its own blocks. Leave it out.")
+                raise UsageError("--algorithm is for traces: a training run reports what its own blocks. Leave it out.")
             if asked.framework:
                 raise UsageError(
-                    "--as is for traces: of a training run, train --as puts it into every line. Leave it out."
+                    "--as is for traces: for a training run, `train --as` logs it at every step. Leave it out."
                 )
             self.source = TrainingRun(run)
         elif kind == "trace":
@@ -112,26 +112,26 @@ class Watcher:
 
     @property
     def folder_of_lines(self) -> Path:
-        """Where metrics.jsonl lies, from which pages are made."""
+        """The folder of the metrics.jsonl from which pages are made."""
         return self.run if self.source.kind == "train" else self.state.folder
 
     @property
     def alarms(self) -> list[Alarm]:
-        """All that were raised by the limits that are asked for, in whatever process."""
+        """All alarms of the limits that are set now, also from earlier sessions."""
         return self.state.alarms_of(self._sets)
 
     @property
     def since_growth(self) -> float:
-        """Seconds since something came, by the clock of whoever wrote it."""
+        """Seconds since the run last grew, by the clock of the machine that wrote it."""
         return max(0.0, time.time() - self.source.changed) if self.source.changed else 0.0
 
     @property
     def idle(self) -> float:
-        """Seconds for which nothing came that this process saw."""
+        """Seconds since this process last saw something new."""
         return time.monotonic() - self._grew
 
     def look(self, *, final: bool = False) -> Iterator[Told]:
-        """The steps that are whole and were not told, in order; each is on record before it is given."""
+        """The complete steps that were not reported yet, in order; each is recorded before it is yielded."""
         ready = self.source.look(final=final)
         for some in [list(ready)] if self.source.kind == "train" else ([step] for step in ready):
             yield from self._on_record(some)
@@ -139,11 +139,11 @@ class Watcher:
             self._grew, self._changed = time.monotonic(), self.source.changed
 
     def _on_record(self, some: Sequence[Ready]) -> list[Told]:
-        """One save for all of them."""
+        """Record several steps with one save."""
         found = []
         for ready in some:
             known = ready.step in self.state.told
-            if known and ready.record is not None:  # of a run of `train`, whose lines are all read at the start
+            if known and ready.record is not None:  # a `train` run: all its lines are read at the start
                 self.records[ready.step] = ready.record
                 continue
             record, checks = self._judged(ready)
@@ -168,11 +168,11 @@ class Watcher:
         return {AS: {framework: dialects.named(lines) for framework, lines in found.items()}}
 
     def is_done(self, until_step: int | None, idle: float | None) -> bool:
-        """Whether the step that was named has come, the run is over, or nothing has come for so many seconds."""
+        """Whether `until_step` is complete, the run is over, or nothing new has come for `idle` seconds."""
         reached = until_step is not None and max(self.state.told, default=-1) >= until_step
         return reached or self.source.is_over or self.idle > (inf if idle is None else idle)
 
     def unmeasured(self) -> list[str]:
-        """The limits that could be measured at no step, where there was one."""
+        """The limits that could not be measured at any step; empty if there was no step."""
         limits = [limit for of in self._sets for limit in of.limits]
         return [f"{limit.metric} {limit.text}" for limit in self.state.unmeasured(limits)] if self.records else []

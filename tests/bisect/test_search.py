@@ -128,7 +128,7 @@ def test_a_model_is_probed_first(tmp_path):
     ("flags", "said"),
     [
         (["--trainer-model", "./nowhere"], "There is no model folder nowhere"),
-        (["--rollout-adapter", "./nowhere"], "is no adapter"),
+        (["--rollout-adapter", "./nowhere"], "is not an adapter"),
         (["--stages", "7"], "--stages 7"),
         (["--engine", "vllmm"], "vllm"),
         (["--output", TRACE], "overlaps the input"),

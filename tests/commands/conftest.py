@@ -1,4 +1,4 @@
-"""What the tests of commands share: pictures stay blank, but for those of the runs that a module makes once."""
+"""Shared by the tests of commands: pictures stay blank, except in runs that a module makes once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an error tells people to type works in the very situation in which it is told."""
+"""The command that an error advises works in exactly that situation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def typed(capfd, monkeypatch, tmp_path):
 
 
 def advised(error: str) -> list[str]:
-    """The command at the end of an error, with what stands for something put in."""
+    """The command at the end of an error, with its placeholders filled in."""
     command = shlex.split(re.findall(r"mismatch-cli ([a-z]+ .*?)(?:\. [A-Z].*)?$", error)[-1])
     return [MODEL if word in ("MODEL", "SAMPLER", "LATER") else word for word in command]
 
@@ -60,7 +60,7 @@ def test_an_import_without_a_trainer_is_to_be_rescored(typed):
     assert typed("clipstats", "scored", "-q")[0] == 0
 
 
-def test_a_probe_that_was_not_scored_goes_on(typed, recorded):
+def test_a_probe_that_was_not_scored_resumes(typed, recorded):
     shutil.copytree(recorded, "run")
     shard = Path("run/trace/shard-00000.parquet")
     table = pq.read_table(shard)
@@ -96,11 +96,11 @@ def test_rescoring_takes_the_model_that_the_trace_names(typed, recorded):
     assert (manifest["trainer"]["model"], manifest["trainer"]["dtype"]) == (MODEL, "float32")
     assert manifest["config"]["trainer"]["model"] == MODEL
     assert typed("rescore", "again", "--attn", "eager", "-o", "third", "-q")[0] == 0
-    assert typed("rescore", "again", "--weights", "newer")[0] == 2  # nobody knows newer ones
+    assert typed("rescore", "again", "--weights", "newer")[0] == 2  # there are no newer ones
     shutil.copytree(recorded, "step")
     write_manifest(Path("step/trace"), read_manifest(Path("step/trace")) | {"command": "train"})
-    code, error = typed("rescore", "step")  # it names the model that training began with
-    assert code == 2 and "does not name the model to score with. Add --trainer-model" in error
+    code, error = typed("rescore", "step")  # it names the model that training started from
+    assert code == 2 and "Name the model that is to score: --trainer-model" in error
 
 
 def test_report_renews_its_own_folder(typed):
@@ -150,7 +150,7 @@ def test_masks_that_a_trace_cannot_support_say_what_to_type(typed, recorded):
 
 
 def test_the_lines_that_test_a_suspect_work(typed):
-    """As `diagnose` prints them, on a run in bfloat16: a probe like it, a rescoring, and what compares them."""
+    """As `diagnose` prints them for a run in bfloat16: a similar probe, a rescore, and their comparison."""
     both = ["--rollout-dtype", "bfloat16", "--trainer-dtype", "bfloat16"]
     assert typed("probe", MODEL, *SMALL, *both, "-o", "my run", "-q")[0] == 0
     assert typed("diagnose", "my run", "-q")[0] == 0
@@ -165,7 +165,7 @@ def test_the_lines_that_test_a_suspect_work(typed):
     assert (flags["num_prompts"], flags["max_tokens"], flags["rollout_dtype"]) == (2, 4, "float32")
 
 
-def test_a_run_like_another_takes_over_what_is_not_typed(typed):
+def test_like_takes_over_what_is_not_typed(typed):
     code, error = typed("probe", "--like", "fp8-kv", "--kv-cache-dtype", "auto", "--resume")
     assert code == 2 and "--like" in error
     code, error = typed("rescore", "float32", "--noise-responses", "0", "-o", "scored", "-q")

@@ -1,4 +1,4 @@
-"""A model whose attention is capped, scored with an attention that caps nothing: said, recorded, named, mended."""
+"""A model with capped attention, scored with an uncapped one: warned about, recorded, named, fixed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def mean_gap(found: dict) -> float:
     return next(iter(found["pairs"].values()))["metrics"]["abs_d_mean"]["value"]
 
 
-def test_the_wrong_attention_is_said_recorded_named_and_mended(model, tmp_path, capfd):
+def test_the_wrong_attention_is_reported_recorded_named_and_fixed(model, tmp_path, capfd):
     healthy, said = summary(capfd, "probe", model, "--engine", "hf", *FLOAT32, *FEW, "-o", tmp_path / "healthy")
     assert mean_gap(healthy) < 1e-5 and "leaves out" not in said
     assert healthy["about"]["trainer"]["attn_implementation"] == "eager"

@@ -1,4 +1,4 @@
-"""What people get wrong: one sentence that says what happened and what to type, the right exit code, no traceback."""
+"""User errors: one sentence that says what happened and what to type, the right exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = ["--engine", "hf", "--num-prompts", "1", "--samples-per-prompt", "1", "-
 
 @pytest.fixture
 def probe(tmp_path, capfd):
-    """Run `probe` into a fresh folder; answers exit code and stderr."""
+    """Run `probe` into a new folder; return exit code and stderr."""
 
     def call(*arguments: str) -> tuple[int, str]:
         code = run(["probe", *SMALL, *arguments, "--output", str(tmp_path / "run")])
@@ -49,8 +49,8 @@ def write(path: Path, *rows: dict) -> str:
         ([MODEL, "--top-logprobs", "999999"], 2, "--top-logprobs 999999"),
         ([MODEL, "--engine", "vlm"], 2, "Did you mean vllm?"),
         ([MODEL, "--engine-arg", "seven"], 2, "is not key=value"),
-        ([MODEL, "--engine-arg", "x=1"], 2, "has no argument x"),
-        ([MODEL, "--resume"], 1, "holds no run to resume"),
+        ([MODEL, "--engine-arg", "x=1"], 2, "knows no argument x"),
+        ([MODEL, "--resume"], 1, "has no run to resume"),
         ([MODEL, "--no-such-flag"], 2, "No such option"),
         ([MODEL, "--trainer-model", "/no/such/model"], 1, "There is no model folder"),
         ([MODEL, "--attn", "nonsense"], 1, "nonsense"),
@@ -72,10 +72,10 @@ def test_a_tokenizer_that_does_not_fit(probe, tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
     code, errors = probe(str(folder))
     assert code == 1
-    assert "the model knows only 100" in errors
+    assert "vocabulary is 100" in errors
 
 
-def test_a_model_that_is_no_causal_lm(probe, tmp_path):
+def test_a_model_that_is_not_a_causal_lm(probe, tmp_path):
     import shutil
 
     folder = tmp_path / "model"
@@ -129,8 +129,8 @@ def test_debug_shows_the_traceback(probe):
     assert "Traceback" in errors
 
 
-def test_a_closed_pipe_is_no_error(tmp_path):
-    """`mismatch-cli report | head -1`: the files are written all the same."""
+def test_a_closed_pipe_is_not_an_error(tmp_path):
+    """`mismatch-cli report | head -1`: the files are still written."""
     run(["probe", *SMALL, "--output", str(tmp_path / "run")])
     (tmp_path / "run/report.html").unlink()
     command = f"{sys.executable} -m mismatch_cli report {tmp_path / 'run'} --quiet | head -1; exit ${{PIPESTATUS[0]}}"
@@ -142,7 +142,7 @@ def test_a_closed_pipe_is_no_error(tmp_path):
 
 
 def test_a_full_disk_keeps_what_was_recorded(tmp_path):
-    """A real file-size limit (RLIMIT_FSIZE) stands in for a full disk: the write fails in the same place."""
+    """A real file-size limit (RLIMIT_FSIZE) instead of a full disk: the write fails in the same place."""
     script = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "

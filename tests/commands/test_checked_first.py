@@ -1,4 +1,4 @@
-"""What can be told at the start is told there: before a library is imported, a run begins or a file is written."""
+"""What can be checked at the start is: before a library is imported, a run starts or a file is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_TRACE = ("gone", "gone does not exist. Name a run folder")
 NEWER = ("../files/newer", "has trace format 99")
 TAKEN = "--output ../files/taken"
 
-# Command lines, each with what it is answered. No library is imported for these.
+# Command lines, each with part of its error. No library is imported for these.
 SAMPLED = (
     ("--engine vlm", "Did you mean vllm?"),
     ("--engine hf --engine-arg seven=7", "has no argument seven"),
@@ -51,8 +51,8 @@ SAMPLED = (
     ("--threads 100000", "more than any machine has"),
     ("--rollout-dtype floot32", "Did you mean float32"),
     ("--reward ../files/reward.py:scores", "has no function 'scores'"),
-    ("--reward gone.py:score", "no such function"),
-    ("--resume", "holds no run to resume"),
+    ("--reward gone.py:score", "there is no such function"),
+    ("--resume", "has no run to resume"),
     ("--resume --force", "use one of them"),
     (TAKEN, "taken is not a run folder: it contains precious.txt"),
     NO_MODEL,
@@ -66,17 +66,17 @@ LIGHT = {
     ),
     "guide": (("trainn", "trainn"),),
     "upload": (
-        ("", "Name a run and a place"),
+        ("", "Name a run and a destination"),
         ("gone s3://bucket/run", "gone does not exist"),
-        (f"{FLOAT32} folder", "is no place on a store"),
+        (f"{FLOAT32} folder", "is not on an object store"),
     ),
     "probe": (
         *SAMPLED,
         ("--trainer-model /no/such/model", NO_MODEL[1]),
         ("--trainer-dtype bf16", "Did you mean bfloat16"),
-        ("--top-logprobs 999999", "exceeds the vocabulary of 2048 tokens"),
-        ("--adapter /no/such/folder", "/no/such/folder is no adapter"),
-        ("--trainer-adapter ../files/merged", "holds whole modules (lm_head)"),
+        ("--top-logprobs 999999", "is more than the 2048 tokens there are"),
+        ("--adapter /no/such/folder", "/no/such/folder is not an adapter"),
+        ("--trainer-adapter ../files/merged", "contains full modules (lm_head)"),
         ("--merge-adapter", "needs an adapter to merge"),
         ("--attn somebody/kernel", "is code on the hub"),
         ("--like gone", NO_TRACE[1]),
@@ -91,8 +91,8 @@ LIGHT = {
         NO_TRACE,
         NEWER,
         ("--trainer-model /no/such/model", NO_MODEL[1]),
-        ("--trainer-adapter /no/such/folder", "/no/such/folder is no adapter"),
-        ("--weights older", "--weights older is invalid"),
+        ("--trainer-adapter /no/such/folder", "/no/such/folder is not an adapter"),
+        ("--weights older", "--weights older is not known"),
         ("--temperature 0", "Temperature 0 cannot be measured"),
         ("--trainer-dtype bf16", "Did you mean bfloat16"),
         (TAKEN, "taken is not a run folder: it contains precious.txt"),
@@ -131,15 +131,15 @@ LIGHT = {
     "clipstats": (NO_TRACE, NEWER, (TAKEN, "taken already exists")),
     "compare": (
         (f"{FLOAT32} gone", NO_TRACE[1]),
-        ("gone", "One trace has nothing to be compared with"),
-        ("1 2 3 4 5 6 7", "7 traces are too many: name at most 6"),
+        ("gone", "compare needs two traces, and one is named"),
+        ("1 2 3 4 5 6 7", "7 traces are too many at once"),
         ("--pair mismatches", "Unknown pair 'mismatches'. Did you mean mismatch"),
         (TAKEN, "taken already exists"),
     ),
     "diagnose": (
         NO_TRACE,
         ("--earlier-model /no/such/model", NO_MODEL[1]),
-        ("--trainer-model ../files", "is no model folder: it has no config.json"),
+        ("--trainer-model ../files", "is not a model folder: it has no config.json"),
         (TAKEN, "taken already exists"),
     ),
     "gate": (
@@ -153,10 +153,10 @@ LIGHT = {
         ("gone/run", "nor does the folder around it"),
         ("--baseline gone", NO_TRACE[1]),
         ("--limits prime", "Did you mean prime-rl?"),
-        ("--on-alarm true", "Without limits there is no alarm"),
-        ("s3://bucket/run", "watch follows files"),
-        (f"--output {FLOAT32}/new {FLOAT32}", "overlaps the input"),
-        (TAKEN, "taken already exists, and watches nothing"),
+        ("--on-alarm true", "Without limits there are no alarms"),
+        ("s3://bucket/run", "watch follows local files"),
+        (f"--output {FLOAT32}/new {FLOAT32}", "are not apart"),
+        (TAKEN, "taken already exists, but not from `watch`"),
     ),
     "import": (
         ("gone", "gone does not exist. Name a dump"),
@@ -170,15 +170,15 @@ LIGHT = {
     "algorithms": (("pg-is", "unexpected extra argument"),),
     "verdict": (
         ("verll k3=1", "Unknown framework 'verll'. Did you mean verl"),
-        ("trl", "Which number of trl?"),
+        ("trl", "Which metric of trl?"),
         ("k3=0.1 kl", "'kl' is not NAME=VALUE"),
-        ("k3=nan", "'nan' is no number that can be judged"),
-        ("k3=1e400", "is too large for a number"),
+        ("k3=nan", "'nan' is not a finite number"),
+        ("k3=1e400", "is too large"),
         ("k3=2%", "not a percentage"),
         ("k3=0,02", "Write it as 0.02"),
-        ("k3=1 --model qwen", "is no kind of model"),
+        ("k3=1 --model qwen", "is not a kind of model"),
         ("k3=1 --dtype bf17", "Did you mean bf16"),
-        ("k3=1 --top-p 2", "--top-p 2 makes no sense"),
+        ("k3=1 --top-p 2", "--top-p 2 is out of range"),
         ("--list trl k3=1", "leave out k3=1"),
     ),
 }
@@ -189,7 +189,7 @@ ALGORITHMS = (
     ("-a gone.py", "gone.py does not exist"),
     ("-a ../files/broken.py", "cannot be imported"),
 )
-# These look into tables of formulas, which are numpy's, or of columns, which are Arrow's.
+# These need tables of formulas (numpy) or of columns (Arrow).
 WITH_NUMPY = {
     "train": (
         *ALGORITHMS,
@@ -212,7 +212,7 @@ WITH_NUMPY = {
         ("pearson=1.5", "between -1 and 1"),
     ),
 }
-# And these ask Arrow: what is in a file, or which metrics a framework has.
+# These need Arrow: the contents of a file, or the metrics of a framework.
 WITH_ARROW = {
     "gate": (
         ("--limits ../files/unknown.toml", "Unknown metric 'kk'. Did you mean k3"),
@@ -226,7 +226,7 @@ WITH_ARROW = {
     ),
     "train": (("--engine server", "belong together"),),
 }
-# Reads lines of words and answers each with the exit code, what was said on stderr, and what has been imported.
+# Reads command lines and answers each with exit code, stdout, stderr, and the imported modules.
 SCRIPT = """
 import contextlib, io, json, sys
 from mismatch_cli.cli import run
@@ -239,7 +239,7 @@ for line in sys.stdin:
 
 
 def refused(tmp_path: Path, *tables: dict[str, tuple[tuple[str, str], ...]]) -> set[str]:
-    """Type every line of the tables in one new process; answers what that has imported in the end."""
+    """Type every line of the tables in one new process; return what it has imported at the end."""
     for name, text in FILES.items():
         path = tmp_path / "files" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -268,14 +268,14 @@ def refused(tmp_path: Path, *tables: dict[str, tuple[tuple[str, str], ...]]) -> 
     return imported
 
 
-def test_mistakes_are_told_before_anything_is_imported(tmp_path):
+def test_mistakes_are_reported_before_anything_is_imported(tmp_path):
     assert set(LIGHT) == set(registry.names("mismatch_cli.commands"))
     assert not refused(tmp_path, LIGHT) & {"numpy", "pyarrow"}
 
 
-def test_mistakes_in_an_algorithm_are_told_by_numpy_alone(tmp_path):
+def test_mistakes_in_an_algorithm_need_only_numpy(tmp_path):
     assert "pyarrow" not in refused(tmp_path, WITH_NUMPY)
 
 
-def test_mistakes_in_a_file_are_told_by_numpy_and_arrow(tmp_path):
+def test_mistakes_in_a_file_need_only_numpy_and_arrow(tmp_path):
     assert "pyarrow" in refused(tmp_path, WITH_ARROW)

@@ -1,4 +1,4 @@
-"""`clipstats` and `algorithms` as a user types them: defaults, one's own masks, what a trace lacks, and mistakes."""
+"""`clipstats` and `algorithms` as users type them: defaults, custom masks, what a trace lacks, and mistakes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def trust_region(compared, advantage_T, *, limit: float = 1.5):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """A working folder with the bundled trace in a run."""
+    """A working folder with a run that holds the bundled trace."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(bundled_trace(), tmp_path / "run" / "trace")
     return tmp_path
@@ -69,12 +69,12 @@ def test_without_an_argument_the_bundled_trace_is_judged_by_the_whole_table(tmp_
         f"{name}.png"
         for name in ("mask-regions", "blocked-by-probability", "blocked-over-steps", "bad-updates", "sweeps", "overlap")
     }
-    assert clipstats(capfd, *PAIR, "--quiet")[0] == 0  # renewed: it was ours
+    assert clipstats(capfd, *PAIR, "--quiet")[0] == 0  # overwritten: it was ours
     (tmp_path / "clipstats" / "summary.json").write_text("{}")
     assert clipstats(capfd, *PAIR, "--quiet")[0] == 1  # not ours
 
 
-def test_a_run_gets_its_own_clipstats_and_they_are_renewed(here, capfd):
+def test_a_run_gets_its_own_clipstats_which_are_overwritten(here, capfd):
     for _ in range(2):
         assert clipstats(capfd, "run", *PAIR, "--quiet")[0] == 0
     _, out, _ = clipstats(capfd, "run", *PAIR, "--json", "--quiet")
@@ -82,7 +82,7 @@ def test_a_run_gets_its_own_clipstats_and_they_are_renewed(here, capfd):
     assert len(json.loads(out)["algorithms"]) == 2
 
 
-def test_parameters_own_masks_and_what_is_compared(here, capfd):
+def test_parameters_custom_masks_and_what_is_compared(here, capfd):
     (here / "my_mask.py").write_text(MASK)
     asked = ["-a", "binary-tv:max_tv=0.1,anchor=recomputed", "--compare", "my_mask.py:limit=1.2", "clip-higher"]
     code, out, _ = clipstats(capfd, "run", *asked, "--quiet")
@@ -128,7 +128,7 @@ def test_a_mask_that_changes_its_inputs_changes_no_other_number(here, capfd):
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_mask_that_ends_the_program_is_an_error(here, capfd, workers):
-    """On real data: tried out on two tokens it behaves."""
+    """On real data; on two tokens, where masks are tried out, it behaves."""
     leaving = MASK.replace("    return", "    if len(advantage_T) > 2: raise SystemExit(0)\n    return")
     (here / "leaves.py").write_text(leaving)
     code, out, err = clipstats(capfd, "run", *PAIR, "-a", "leaves.py", "--workers", workers, "--json", "--quiet")
@@ -159,7 +159,7 @@ def test_equal_weights_say_not_applicable_instead_of_zero(tmp_path, monkeypatch,
     assert "cannot be judged" in out and "mismatch-cli rescore probe-model --trainer-model LATER --weights newer" in out
 
 
-def test_without_advantages_both_signs_are_asked(tmp_path, monkeypatch, capfd):
+def test_without_advantages_both_signs_are_analysed(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": f"Add {i} and 2."}) + "\n" for i in range(11)))
     made = ["probe", "--engine", "hf", "--prompts", "prompts.jsonl", "--prompt-field", "text", "--max-tokens", "20"]
@@ -220,7 +220,7 @@ def test_algorithms_are_printed_with_their_formulas(capfd):
 
 
 @pytest.mark.parametrize("flags", ["", "--json"])
-def test_a_reader_that_stops_early_is_no_error(here, flags):
+def test_a_reader_that_stops_early_is_not_an_error(here, flags):
     command = f"{sys.executable} -m mismatch_cli clipstats run -a ipo --quiet {flags} -o out | head -n 3"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""`compare` as a user types it: the bundled traces, one's own, its folder, and mistakes."""
+"""`compare` as users type it: bundled traces, their own traces, its folder, and mistakes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOAT32 = str(bundled("traces") / "float32")
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """A working folder with the bundled float32 trace in a run."""
+    """A working folder with a run that holds the bundled float32 trace."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(FLOAT32, tmp_path / "run" / "trace")
     return tmp_path
@@ -43,10 +43,10 @@ def test_without_an_argument_the_bundled_traces_are_compared(here, capfd):
     written = json.loads((here / "compare" / "summary.json").read_text())
     assert [Path(side["folder"]).name for side in written["traces"]] == ["fp8-kv", "float32"]
     plots = {path.stem for path in (here / "compare" / "plots").iterdir()}
-    assert plots == {"gap-distribution", "volatility", "position-profile"}  # of a control no factors
+    assert plots == {"gap-distribution", "volatility", "position-profile"}  # a control has no factors
 
 
-def test_json_is_what_is_written_and_the_folder_is_renewed(here, capfd):
+def test_json_is_what_is_written_and_the_folder_is_overwritten(here, capfd):
     (here / "out").mkdir()
     (here / "out" / "summary.json").write_text('{"format": "mismatch-cli comparison"}')
     code, out, err = compare(capfd, "run", FLOAT32, "--json", "--quiet", "-o", "out")
@@ -70,8 +70,8 @@ def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["run"], 2, "One trace has nothing to be compared with. Name a second: mismatch-cli compare run OTHER"),
-        (["run"] * 7, 2, "7 traces are too many: name at most 6."),
+        (["run"], 2, "compare needs two traces, and one is named. Name a second: mismatch-cli compare run OTHER"),
+        (["run"] * 7, 2, "7 traces are too many at once: name at most 6."),
         (["run", "gone"], 1, "gone does not exist"),
         (["run", "run", "--pair", "mismatsch"], 2, "Did you mean mismatch"),
         (["run", "run", "--pair", "staleness"], 2, "run/trace has no staleness pair. It has: floor, mismatch, total."),
@@ -101,7 +101,7 @@ def test_only_force_replaces_what_is_not_ours(tmp_path):
     assert (folder / "summary.json").is_file()
 
 
-def test_a_reader_that_stops_early_is_no_error(here):
+def test_a_reader_that_stops_early_is_not_an_error(here):
     command = f"{sys.executable} -m mismatch_cli compare run {FLOAT32} --quiet -o out | head -n 3"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""Shell completion as a user gets it: installed into a shell's own files, then the tab key in a terminal."""
+"""Shell completion as users get it: installed into the shell's own files, then the tab key in a terminal."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 class Terminal:
-    """An interactive shell that somebody types in."""
+    """An interactive shell."""
 
     def __init__(self, shell: str, home: Path) -> None:
         self._pid, self._end = pty.fork()
@@ -50,7 +50,7 @@ class Terminal:
             os.execvpe(shell, [shell, *SHELLS[shell]], environment(home))
 
     def shows(self, keys: str, wanted: str, seconds: float = 60) -> str:
-        """What is on the terminal after these keys, as soon as it has what is wanted."""
+        """The terminal after these keys, as soon as it shows what is wanted."""
         os.write(self._end, keys.encode())
         seen, until = "", time.monotonic() + seconds
         while wanted not in _CONTROL.sub("", seen) and time.monotonic() < until:
@@ -66,10 +66,10 @@ class Terminal:
 
 @needs_program
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_tab_key_completes_in_a_shell_that_was_told_to(shell, tmp_path):
+def test_the_tab_key_completes_after_installation(shell, tmp_path):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not on this machine")
-    told = subprocess.run(  # from inside the shell, as Typer finds out which one it is
+    told = subprocess.run(  # from inside the shell, since Typer detects which one it is
         [shell, "-c", "mismatch-cli --install-completion; true"], env=environment(tmp_path), cwd=tmp_path,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
@@ -84,7 +84,7 @@ def test_the_tab_key_completes_in_a_shell_that_was_told_to(shell, tmp_path):
         for line, wanted in LINES:
             seen = terminal.shows(f"{line}\t", wanted)
             assert wanted in seen, f"{line}\n{seen}"
-            terminal.shows("\x15", "")  # the line is taken back
+            terminal.shows("\x15", "")  # delete the line
         seen = terminal.shows("mismatch-cli probe --engine \t\t", "vllm")
         assert all(name in seen for name in ("hf", "server", "vllm")), seen
     finally:
@@ -92,7 +92,7 @@ def test_the_tab_key_completes_in_a_shell_that_was_told_to(shell, tmp_path):
 
 
 def completed(line: str, folder: Path) -> list[str]:
-    """What bash is told for the last word of a line; what is heavy and was imported, at the end."""
+    """The completions of a line's last word in bash; at the end, the heavy modules that were imported."""
     script = (
         "import atexit, sys; sys.argv[0] = 'mismatch-cli'\nfrom mismatch_cli.cli import main\n"
         f"@atexit.register\ndef _(): print([m for m in {HEAVY!r} if m in sys.modules])\nmain()"
@@ -107,7 +107,7 @@ def completed(line: str, folder: Path) -> list[str]:
 
 
 def test_it_answers_soon_and_imports_nothing_heavy(tmp_path):
-    """CPU time below half a second, that of the algorithms too, for which numpy is needed."""
+    """CPU time below half a second, even for algorithms, which need numpy."""
     (tmp_path / "mine" / "trace").mkdir(parents=True)
     (tmp_path / "mine" / "trace" / "manifest.json").touch()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -125,7 +125,7 @@ def test_it_answers_soon_and_imports_nothing_heavy(tmp_path):
     assert taken < 0.8 * len(lines)
 
 
-def test_all_algorithms_are_known_to_it():
+def test_it_knows_all_algorithms():
     assert {*TABLE, *OWNERS} <= set(algorithms())
 
 
@@ -137,6 +137,6 @@ def test_all_algorithms_are_known_to_it():
         ("report --as verll", "--as: Unknown framework 'verll'. Did you mean verl or roll?"),
     ],
 )
-def test_what_is_none_of_the_choices_names_the_nearest(line, said, capfd):
+def test_an_unknown_choice_names_the_nearest(line, said, capfd):
     assert run(line.split()) == 2
     assert said in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""Settings that nobody types: a file behind `--config`, and MISMATCH_ variables, for every option of every command."""
+"""Settings that are not typed: a `--config` file and MISMATCH_ variables, for every option of every command."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ FEW = "--engine hf --num-prompts 2 --samples-per-prompt 1 --noise-responses 0 --
 
 
 def parameters() -> Iterator[tuple[str, Any, Any]]:
-    """Every parameter of every command but `--config`, with the command."""
+    """Every parameter of every command except `--config`, with the command."""
     for name in COMMANDS:
         command = GROUP.get_command(None, name)
         yield from ((name, command, known) for known in command.params if known.name != CONFIG)
 
 
 def sample(parameter: Any) -> Any:
-    """A value that it takes and that is not its default, as TOML has it."""
+    """A valid, non-default value of a parameter, as in TOML."""
     described = parameter.type_descriptor
     if described.is_tuple:
         return [0.3, 0.7] if parameter.name == "keep" else ["a", "b"]
@@ -48,7 +48,7 @@ def toml(value: Any) -> str:
 
 
 def test_every_parameter_of_every_command_is_a_key_and_a_variable(tmp_path, monkeypatch):
-    """Alone and under the name of the command; of both, and of the file, the nearer one holds."""
+    """General and for one command; the more specific variable wins, and both win over the file."""
     many = list(parameters())
     assert len(many) > 250
     for name, command, known in many:
@@ -101,24 +101,24 @@ def test_typed_wins_over_the_commands_variable_that_over_the_general_one_and_tha
         ("[probe]\ntemprature = 3", "[probe]: Unknown setting 'temprature'. Did you mean temperature"),
         ("config = 'x'", "Unknown setting 'config'"),
         ("[probe]\nconfig = 'x'", "Unknown setting 'config'"),
-        ("temperature = 'hot'", "temperature = 'hot' has to be a number."),
-        ("seed = 1.5", "seed = 1.5 has to be a whole number."),
-        ("seed = true", "seed = true has to be a whole number."),
-        ("eager = 1", "eager = 1 has to be true or false."),
+        ("temperature = 'hot'", "temperature = 'hot' must be a number."),
+        ("seed = 1.5", "seed = 1.5 must be a whole number."),
+        ("seed = true", "seed = true must be a whole number."),
+        ("eager = 1", "eager = 1 must be true or false."),
         ("engine = 'vlm'", "--engine: Unknown engine 'vlm'. Did you mean vllm?"),
         ("engine =", "cannot be read"),
     ],
 )
-def test_what_no_command_takes_is_refused_with_the_nearest(tmp_path, capfd, content, said):
+def test_an_unknown_setting_is_refused_with_the_nearest(tmp_path, capfd, content, said):
     (tmp_path / "m.toml").write_text(content)
     assert run(["probe", "--config", f"{tmp_path}/m.toml"]) in (1, 2)
     assert said in capfd.readouterr().err
 
 
-def test_where_a_setting_comes_from_is_said(tmp_path, monkeypatch, capfd):
+def test_the_source_of_a_setting_is_named(tmp_path, monkeypatch, capfd):
     (tmp_path / "mismatch.toml").write_text("[verdict]\nmodel = 'moe'\n")
     monkeypatch.chdir(tmp_path)
-    assert run(["verdict", "k3=0.001", "--json"]) == 0  # the file lies here, and nobody named it
+    assert run(["verdict", "k3=0.001", "--json"]) == 0  # the file is here, but was not named
     without_file, err = capfd.readouterr()
     assert "Settings from" not in err
     monkeypatch.setenv("MISMATCH_JSON", "yes")
@@ -128,7 +128,7 @@ def test_where_a_setting_comes_from_is_said(tmp_path, monkeypatch, capfd):
     out, err = capfd.readouterr()
     assert json.loads(out) != json.loads(without_file)
     assert "Settings from mismatch.toml: model; MISMATCH_JSON: json" in err
-    assert "MISMATCH_TEMPRATURE is not a variable of any command, and is not read. Did you mean MISMATCH_TEMPER" in err
+    assert "The variable MISMATCH_TEMPRATURE belongs to no command and is ignored. Did you mean MISMATCH_TEMPER" in err
     assert run(["verdict", "k3=0.001", "--config", "mismatch.toml", "--quiet"]) == 0
     assert capfd.readouterr().err == ""
     monkeypatch.setenv("MISMATCH_TOP_P", "much")
@@ -136,14 +136,14 @@ def test_where_a_setting_comes_from_is_said(tmp_path, monkeypatch, capfd):
     assert "Invalid value for '--top-p' in MISMATCH_TOP_P" in capfd.readouterr().err
 
 
-def test_a_run_records_what_was_resolved_and_goes_on_with_it(tmp_path, monkeypatch, capfd):
+def test_a_run_records_resolved_settings_and_resumes_with_them(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     Path("m.toml").write_text("[probe]\nmax-tokens = 4\nseed = 3\noutput = 'run'\n")
     monkeypatch.setenv("MISMATCH_SEED", "5")
     assert run(["probe", *FEW.split(), "--config", "m.toml"]) == 0, capfd.readouterr().err
     flags = json.loads(Path("run/trace/manifest.json").read_text())["flags"]
     assert (flags["max_tokens"], flags["seed"], CONFIG in flags) == (4, 5, False)
-    Path("m.toml").write_text("[probe]\nmax-tokens = 9\noutput = 'run'\n")  # later, another file: the run's own hold
+    Path("m.toml").write_text("[probe]\nmax-tokens = 9\noutput = 'run'\n")  # a later file: the settings of the run win
     monkeypatch.setenv("MISMATCH_SEED", "6")
     assert run(["probe", "--config", "m.toml", "--resume", "--quiet", "--no-plots"]) == 0, capfd.readouterr().err
     assert json.loads(Path("run/trace/manifest.json").read_text())["flags"] == flags
@@ -155,8 +155,8 @@ def test_a_run_records_what_was_resolved_and_goes_on_with_it(tmp_path, monkeypat
     assert (config["algorithm"], config["steps"], config["lora"], config["seed"]) == ("pg-is", 3, True, 6)
 
 
-def test_a_process_that_is_told_by_its_flags_reads_neither_again(tmp_path, monkeypatch):
-    """The runs of `--vary` and `--devices`: they would vary again."""
+def test_a_process_with_resolved_flags_reads_neither_again(tmp_path, monkeypatch):
+    """The runs of `--vary` and `--devices`, which would otherwise vary again."""
     (tmp_path / "m.toml").write_text("[probe]\nengine-arg = ['a=1', 'b=2']\neager = false\n")
     monkeypatch.setenv("MISMATCH_VARY", "seed=1,2")
     monkeypatch.setenv("MISMATCH_TOP_K", "5")

@@ -1,4 +1,4 @@
-"""`curate` on the bundled model: what is kept, what held out means, and that nothing is sampled twice."""
+"""`curate` on the bundled model: what it keeps, what held-out means, and that it samples nothing twice."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_problems_in_the_range_are_kept_and_measured_again(curated):
     assert (curated / "report.html").is_file() and (curated / "plots" / "accuracy.png").is_file()
 
 
-def test_held_out_samples_are_others(curated):
+def test_held_out_samples_are_different(curated):
     def samples(folder: Path) -> set[tuple[int, int]]:
         batches = Trace.open(folder).batches()
         return {
@@ -67,7 +67,7 @@ def test_a_finished_run_needs_no_engine(curated, tmp_path, monkeypatch):
     monkeypatch.setattr("mismatch_cli.recording.rollouts.create_engine", None)
     folder = shutil.copytree(curated, tmp_path / "run")
     (folder / "perfectible.jsonl").unlink()
-    assert run([*CURATE.split(), "--resume", "-o", str(folder)]) == 0  # the same command: --keep is the same, too
+    assert run([*CURATE.split(), "--resume", "-o", str(folder)]) == 0  # the same command with the same --keep
     assert rows_of(folder) == rows_of(curated)
 
 
@@ -125,7 +125,7 @@ def test_what_it_writes_can_be_trained_on(curated, tmp_path):
         ("--keep 0.01 0.02", "None of the 6 problems has an accuracy between 0.01 and 0.02"),
     ],
 )
-def test_mistakes_are_said_in_a_sentence(flags, said, tmp_path, capfd):
+def test_mistakes_are_reported_in_a_sentence(flags, said, tmp_path, capfd):
     assert run([*CURATE.split(), "-o", str(tmp_path / "run"), *flags.split()]) in (1, 2)
     assert said in " ".join(capfd.readouterr().err.split())
 
@@ -136,7 +136,7 @@ def test_problems_without_answers_cannot_be_curated(tmp_path, capfd):
     assert "has no problem with an answer" in " ".join(capfd.readouterr().err.split())
 
 
-def test_a_reward_of_ones_own_needs_no_answers(tmp_path, capfd, monkeypatch):
+def test_a_custom_reward_needs_no_answers(tmp_path, capfd, monkeypatch):
     (tmp_path / "mine.py").write_text("def even(response):\n    return 1 - len(response) % 2\ntwo = lambda: 2\n")
     problems = [{"problem": f"Will has {n} kites. How many?"} for n in range(3)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, problems)))
@@ -155,7 +155,7 @@ def test_a_reward_of_ones_own_needs_no_answers(tmp_path, capfd, monkeypatch):
     assert "has no function 'typo'" in " ".join(capfd.readouterr().err.split())
 
 
-def test_ctrl_c_says_how_to_go_on(monkeypatch, tmp_path, capfd):
+def test_ctrl_c_says_how_to_continue(monkeypatch, tmp_path, capfd):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""`diagnose` as people type it: the bundled trace, broken ones, an earlier checkpoint, mistakes."""
+"""`diagnose` as users type it: the bundled trace, broken ones, an earlier checkpoint, mistakes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_without_an_argument_the_bundled_trace(tmp_path, monkeypatch, capfd):
     assert code == 0 and not err
     text = " ".join(out.split())
     assert "NO FAULT FOUND The gap of 0.00830 nats is within what is usual for an fp8 side" in text
-    assert text.lower().count("fault") == 2 and "Rounded logits" in text  # said once, beside a part of the gap
+    assert text.lower().count("fault") == 2 and "Rounded logits" in text  # reported once, beside a part of the gap
     assert "usual, not attributed 0.00830 100 %" in text
     summary = json.loads((tmp_path / "diagnosis" / "summary.json").read_text())
     assert summary["first_cause"] is None and summary["faults"] == []
@@ -58,7 +58,7 @@ def test_a_shifted_trace(trace, capfd):
     found = json.loads(out)
     assert code == 0 and found["first_cause"] == "index-shift" and found["faults"] == ["index-shift"]
     for _ in range(2):
-        assert diagnose(capfd, trace.parent)[0] == 0  # its own folder is renewed
+        assert diagnose(capfd, trace.parent)[0] == 0  # its own folder is overwritten
     assert json.loads((trace.parent / "diagnosis" / "summary.json").read_text()) == found
     page = (trace.parent / "diagnosis" / "report.html").read_text()
     assert "Shift that side by the reported lag" in page and "<script>alert" not in page
@@ -79,7 +79,7 @@ def test_an_earlier_checkpoint(trace, capfd):
     assert code == 0 and finding["status"] == "found" and finding["effect"] < 0.01
 
 
-def test_a_gap_that_nothing_explains_is_said_with_the_suspects_and_what_to_type(trace, capfd):
+def test_an_unexplained_gap_is_reported_with_suspects_and_what_to_type(trace, capfd):
     rng = np.random.default_rng(0)
     change(trace, "logp_trainer", lambda row: np.minimum(row + rng.normal(0, 0.1, len(row)), 0))
     shard = trace / "shard-00000.parquet"
@@ -126,8 +126,8 @@ def test_the_fp8_cache_is_suspected_first_with_the_line_that_tests_it(tmp_path, 
     assert "rollout.kv_cache_dtype" in (tmp_path / "diagnosis" / "report.html").read_text()
 
 
-def test_a_cause_that_explains_little_is_no_advice_to_begin_with(tmp_path, capfd):
-    """The trainer's log-probabilities are stored in bfloat16: a fact, but not what makes the gap of an fp8 cache."""
+def test_a_cause_that_explains_little_is_not_the_first_advice(tmp_path, capfd):
+    """The trainer's log-probabilities are stored in bfloat16: true, but not the cause of an fp8 cache's gap."""
     trace = Path(shutil.copytree(bundled("traces") / "fp8-kv", tmp_path / "run" / "trace"))
     for shard in sorted(trace.glob("shard-*.parquet")):
         table = pq.read_table(shard)
@@ -144,7 +144,7 @@ def test_a_cause_that_explains_little_is_no_advice_to_begin_with(tmp_path, capfd
     assert text.index("First suspect: rollout.kv_cache_dtype") < text.index("Precision of the LM head explains")
 
 
-def test_a_fault_is_said_before_what_is_suspected(tmp_path, capfd):
+def test_a_fault_is_reported_before_suspects(tmp_path, capfd):
     trace = Path(shutil.copytree(bundled("traces") / "fp8-kv", tmp_path / "run" / "trace"))
     for shard in sorted(trace.glob("shard-*.parquet")):
         table = pq.read_table(shard)
@@ -179,7 +179,7 @@ def test_mistakes(tmp_path, monkeypatch, capfd, arguments, code, message):
     assert got == code and message in " ".join(err.split())
 
 
-def test_a_foreign_folder_is_not_written_over(trace, tmp_path, capfd):
+def test_a_foreign_folder_is_not_overwritten(trace, tmp_path, capfd):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("…")
     code, _, err = diagnose(capfd, trace.parent, "--output", tmp_path / "mine")
@@ -195,7 +195,7 @@ def test_no_line_is_wider_than_the_terminal(trace, capfd, monkeypatch, width):
     assert all(line.startswith("mismatch-cli ") for line in wide), "what is to be pasted alone stays whole"
 
 
-def test_the_document_says_what_there_is(trace, capfd):
+def test_the_page_lists_all_checks(trace, capfd):
     page = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.M)) >= set(names())
     _, out, _ = diagnose(capfd, trace.parent, "--json")

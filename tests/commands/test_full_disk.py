@@ -1,4 +1,4 @@
-"""A real file system that fills up: one sentence that names the file, whole files only, and the same bits later."""
+"""A real file system that fills up: one sentence that names the file, no partial files, and the same bits later."""
 
 from __future__ import annotations
 

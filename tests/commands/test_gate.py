@@ -1,4 +1,4 @@
-"""`gate` from the command line: exit codes, what CI reads, and that nothing is written where it should not be."""
+"""`gate` from the command line: exit codes, files for CI, and nothing written where it should not be."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def gate(capfd):
 
 @pytest.fixture
 def limits(tmp_path) -> str:
-    """One limit that the bundled training run keeps, one that it exceeds, one that it cannot be judged by."""
+    """One limit that the bundled training run meets, one that it exceeds, one that cannot be measured."""
     return write(
         tmp_path / "limits.toml",
         "[limits.k3]\nmax = 0.01\n[limits.tv_binary_mean]\nmax = 0.001\n"
@@ -65,7 +65,7 @@ def test_exit_codes_and_the_last_line(gate, tmp_path):
 def test_without_arguments_the_bundled_trace_by_the_default(gate):
     code, out, err = gate()
     assert code == 3 and "prime-rl:mismatch_kl/all/mean" in out
-    assert "judging the bundled one" in err and "judging by those of prime-rl" in err
+    assert "judging the bundled one" in err and "using those of prime-rl" in err
     assert gate(FLOAT32)[0] == 0
 
 
@@ -107,7 +107,7 @@ def test_junit_is_what_ci_reads(gate, limits, tmp_path):
     assert 'a | b <c> & "d"' in failures[1].text and "\x1b" not in path.read_text()
 
 
-def test_markdown_is_one_table_whatever_stands_in_it(gate, limits, tmp_path):
+def test_markdown_is_one_table_whatever_it_contains(gate, limits, tmp_path):
     path = tmp_path / "gate.md"
     gate(FP8, "--limits", limits, "--baseline", FLOAT32, "--markdown", str(path))
     text = path.read_text()
@@ -158,20 +158,20 @@ def shown_as(trace: str) -> str:
     )
 
 
-def test_init_judges_nothing_and_goes_by_whole_runs(gate, tmp_path):
+def test_init_judges_nothing_and_needs_complete_runs(gate, tmp_path):
     path = tmp_path / "limits.toml"
     code, _, err = gate(FP8, "--init", str(path), "--limits", "verl")
     assert code == 2 and "--init writes limits and judges nothing: leave out --limits." in err
     partial = Path(shutil.copytree(FP8, tmp_path / "partial"))
     sorted(partial.glob("shard-*.parquet"))[-1].unlink()
     code, _, err = gate(str(partial), "--init", str(path))
-    assert code == 1 and "not a run to go by" in err and not path.exists()
+    assert code == 1 and "limits need complete runs" in err and not path.exists()
     assert gate(str(partial), "--init", str(path), "--allow-partial")[0] == 0 and load_limits(str(path)).limits
 
 
 def test_files_are_not_replaced_unless_empty_or_forced(gate, tmp_path):
     path = tmp_path / "summary.md"
-    path.touch()  # as CI systems leave it
+    path.touch()  # as CI systems create it
     arguments = (FLOAT32, "--limits", "slime", "--markdown", str(path))
     assert gate(*arguments)[0] == 0 and path.stat().st_size
     code, _, err = gate(*arguments)
@@ -204,12 +204,12 @@ def test_mistakes(gate, arguments, code, message):
     assert got == code and message in err and "Traceback" not in err
 
 
-def test_a_relative_limit_asks_for_its_baseline(gate, limits):
+def test_a_relative_limit_needs_its_baseline(gate, limits):
     code, _, err = gate(FP8, "--limits", limits)
-    assert code == 2 and "pearson ≥ baseline − 1 needs a trace to start from: give --baseline TRACE" in err
+    assert code == 2 and "pearson ≥ baseline − 1 is relative to a baseline. Add --baseline TRACE" in err
 
 
-def test_a_baseline_that_was_sampled_otherwise_is_named(gate, tmp_path):
+def test_a_baseline_that_was_sampled_differently_is_named(gate, tmp_path):
     hot = Path(shutil.copytree(FLOAT32, tmp_path / "hot"))
     manifest = json.loads((hot / "manifest.json").read_text())
     manifest["config"]["sampling"]["temperature"] = 0.7
@@ -246,7 +246,7 @@ def test_the_list_shows_every_bound(gate):
 
 
 def presets_table() -> str:
-    """The table in docs/published-limits.md, from the TOML files. To renew it: python tests/commands/test_gate.py"""
+    """The table in docs/published-limits.md from the TOML files. To renew it: python tests/commands/test_gate.py"""
     rows = [
         f"| `{name}` | `{limit.metric}` {limit.text} | {'; '.join(filter(None, (limit.source, limit.why)))} |"
         for name in presets()
@@ -271,7 +271,7 @@ if __name__ == "__main__":
 
 
 def broken_trace(tmp_path: Path) -> str:
-    """The bundled control with μ one token late."""
+    """The bundled control with μ shifted by one token."""
     trace = Path(shutil.copytree(bundled("traces") / "float32", tmp_path / "broken" / "trace"))
     table = pq.read_table(trace / "shard-00000.parquet")
     rows = [row[-1:] + row[:-1] for row in table.column("logp_rollout").to_pylist()]
@@ -291,7 +291,7 @@ def test_a_fault_that_diagnose_finds_fails_the_gate(gate, tmp_path):
 
 
 def test_a_gap_that_nothing_explains_fails_the_gate(gate, tmp_path):
-    """What the trainer says differs by half a nat, up and down: no check knows such a fault."""
+    """The trainer's log-probs differ by half a nat, up and down: no check knows such a fault."""
     run_folder = Path(broken_trace(tmp_path))
     shard = run_folder / "trace" / "shard-00000.parquet"
     table = pq.read_table(bundled("traces") / "float32" / shard.name)
@@ -306,7 +306,7 @@ def test_a_gap_that_nothing_explains_fails_the_gate(gate, tmp_path):
     assert code == 3 and "unexplained-gap" in json.loads(out)["checks"][0]["reason"]
 
 
-def test_a_check_that_is_not_possible_does_not_pass(gate, tmp_path):
+def test_an_impossible_check_does_not_pass(gate, tmp_path):
     limits = write(tmp_path / "d.toml", '[limits."diagnosis:stale-weights"]\nmax = 0\n')
     code, out, _ = gate(FP8, "--limits", limits)
     assert code == 3 and "needs an earlier checkpoint" in " ".join(out.split())
@@ -320,8 +320,8 @@ def test_the_screen_says_why_one_set_holds_and_another_does_not(gate, monkeypatc
     code, out, _ = gate(FP8, "--limits", "verl", "--limits", "nemo-rl", "--limits", "prime-rl")
     text = " ".join(out.split())
     assert code == 3 and len(out.splitlines()) <= 40
-    assert "The limits of verl and nemo-rl hold although others fail" in text and "including staleness" in text
-    assert out.index("✘ EXCEEDED") < out.index("✔ holds"), "failed limits come first"
+    assert "The limits of verl and nemo-rl hold, although others do not" in text and "with staleness in it" in text
+    assert out.index("✘ EXCEEDED") < out.index("✔ holds"), "what does not hold comes first"
     every = [flag for name in presets() for flag in ("--limits", name)]
     assert len(gate(FP8, *every)[1].splitlines()) <= 40
     full = gate(FP8, "--full")[1]

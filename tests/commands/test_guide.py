@@ -27,12 +27,12 @@ NAMES |= {"summary": "json/summary.md", "json": "json/README.md", "docs/options/
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_into_a_pipe_a_page_goes_as_it_stands(capsys, name):
+def test_a_pipe_gets_the_page_unchanged(capsys, name):
     assert run(["guide", name]) == 0
     assert capsys.readouterr().out == (DOCS / NAMES[name]).read_text(encoding="utf-8")
 
 
-def test_the_place_of_a_page_and_a_page_that_is_not_there(capsys):
+def test_the_path_of_a_page_and_a_missing_page(capsys):
     assert run(["guide", "gate", "--path"]) == 0
     assert capsys.readouterr().out.strip() == str(DOCS / "gate.md")
     assert run(["guide", "--path"]) == 0
@@ -47,13 +47,13 @@ def test_what_is_read_on_a_terminal_names_only_what_can_be_typed_or_found():
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
         assert not re.search(r"\]\([^)]*\)|^<!--", prose, re.M), name
         assert set(re.findall(r"\(guide ([\w/-]+)\)", prose)) <= guide_pages().keys(), name
-        sources = re.findall(r"\(([^()]+) of the source code\)", prose)
+        sources = re.findall(r"\(([^()]+) in the source code\)", prose)
         assert all((ROOT / source.partition("#")[0]).exists() for source in sources), (name, sources)
     formulas = for_reading((DOCS / "formulas.md").read_text(encoding="utf-8"), "formulas.md")
-    assert "(benchmarks/README.md of the source code)" in formulas
+    assert "(benchmarks/README.md in the source code)" in formulas
 
 
-def test_on_a_terminal_a_page_is_laid_out_and_no_cell_is_cut():
+def test_on_a_terminal_a_page_is_formatted_and_no_cell_is_cut():
     terminal = Terminal([sys.executable, "-m", "mismatch_cli", "guide", "gate"], 70, PAGER="cat")
     assert terminal.finish() == 0
     lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.text).splitlines()

@@ -1,4 +1,4 @@
-"""`--help` as a newcomer reads it: whole names, choices as choices, defaults, and nothing of Python or a checkout."""
+"""`--help` as a newcomer reads it: full names, choices, defaults, and nothing of Python or a checkout."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WIDTHS = (80, 120, 240)
 
 @pytest.fixture(scope="module")
 def helps() -> dict[tuple[str, int], str]:
-    """What each command prints at each width, and the program itself under an empty name."""
+    """The help of each command at each width, and of the program under an empty name."""
     return {(name, width): printed(name, width) for name in ("", *COMMANDS) for width in WIDTHS}
 
 
@@ -43,7 +43,7 @@ def in_words(text: str) -> str:
 
 
 def rows() -> Iterator[tuple[str, Row]]:
-    """Every line of every panel, beside its command."""
+    """Every line of every panel, with its command."""
     for name in COMMANDS:
         command = GROUP.get_command(None, name)  # type: ignore[attr-defined,arg-type]
         context = command.make_context(name, [], resilient_parsing=True)
@@ -56,7 +56,7 @@ def row_of(command: str, flag: str) -> Row:
 
 
 def test_nothing_is_cut(helps):
-    """Not a name, a choice, a default or a word of what it does."""
+    """No name, choice, default or word of a description."""
     for (name, row), width in ((line, width) for line in rows() for width in WIDTHS):
         text = in_words(helps[name, width])
         assert f"{row.names} {row.value}".strip() in text, (name, row.names, width)
@@ -67,7 +67,7 @@ def test_every_line_is_a_sentence():
     assert [(name, row.names) for name, row in rows() if not re.match(r"\S.*[.?]$", row.does, re.S)] == []
 
 
-def test_no_line_is_wider_than_the_terminal_or_than_one_reads(helps):
+def test_no_line_is_wider_than_the_terminal_or_than_reads_well(helps):
     for (name, width), text in helps.items():
         assert max(map(cell_len, text.splitlines())) <= min(width, 100), name
 
@@ -79,7 +79,7 @@ def test_no_type_of_python_and_no_folder_of_a_checkout(helps):
         assert "default: (" not in text, name
 
 
-def test_what_is_typed_in_the_examples_can_be_pasted(helps):
+def test_examples_can_be_pasted(helps):
     for (name, width), text in helps.items():
         lines = text.split("Examples:\n")[-1].split("╭")[0].replace("\\\n", "").splitlines() if name else []
         assert all(re.match(r"  mismatch-cli ", line) for line in lines if line.strip()), (name, width)
@@ -99,7 +99,7 @@ def test_choices_are_shown_as_such():
 
 
 @pytest.mark.parametrize(("command", "row"), CHOICES, ids=[f"{name} {row.names}" for name, row in CHOICES])
-def test_what_is_no_choice_is_answered_with_all_of_them(command, row, capfd, tmp_path, monkeypatch):
+def test_an_invalid_choice_lists_all_of_them(command, row, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run([command, row.names.split(",")[0], "nonsense"]) == 2
     said = capfd.readouterr().err
@@ -140,7 +140,7 @@ def test_output_holds_what_its_help_names(command, tmp_path, capfd):
     assert named and {name.rstrip("/") for name in named} == {path.name for path in folder.iterdir()} - {".lock"}
 
 
-def test_commands_stand_in_the_order_in_which_one_needs_them(helps):
+def test_commands_are_in_the_order_in_which_users_need_them(helps):
     listed = re.findall(r"^│ ([a-z]+) ", helps["", 80], re.M)
     assert listed == COMMANDS
     assert listed[:4] == ["probe", "report", "compare", "verdict"]
@@ -148,7 +148,7 @@ def test_commands_stand_in_the_order_in_which_one_needs_them(helps):
 
 
 def test_messages_name_pages_that_the_command_guide_opens_and_the_help_says_so(helps):
-    """Nobody who has a wheel has docs/: what is printed names the line to type for a page, and no file."""
+    """A wheel has no docs/: messages name the command that shows a page, not a file."""
     said = [text for path in PACKAGE.rglob("*.py") for text in printable(path)]
     files = "|".join(re.escape(path.name) for path in DOCS.rglob("*.md"))
     assert [text for text in said if re.search(rf"docs/|(?<![\w-])({files})|guide on ", text)] == []
@@ -158,7 +158,7 @@ def test_messages_name_pages_that_the_command_guide_opens_and_the_help_says_so(h
 
 
 def printable(path: Path) -> Iterator[str]:
-    """The texts of a file but for its docstrings, parts of one sentence put together."""
+    """The strings of a file except docstrings, with the parts of f-strings joined."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
     docstrings = {id(node.body[0].value) for node in nodes if node.body and isinstance(node.body[0], ast.Expr)}

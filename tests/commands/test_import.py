@@ -1,4 +1,4 @@
-"""`import` on the command line: what it prints and writes, what other commands make of it, and how it fails."""
+"""`import` on the command line: its output and files, what other commands make of them, and how it fails."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capf
 
 
 def test_a_trace_lends_its_tokens(capfd):
-    for trace in (bundled_trace(), Path("import-dump")):  # the folder of a trace, and that of a run
+    for trace in (bundled_trace(), Path("import-dump")):  # a trace folder and a run folder
         code, _, _ = command(capfd, "import", str(dump()), "--tokenizer", str(trace), "--force", "--output", "lent")
         assert code == 0 and Trace.open(Path("lent")).vocabulary.decode([300]) not in ("", "⟨300⟩")
         shutil.copytree("lent", "import-dump", dirs_exist_ok=True)
@@ -74,7 +74,7 @@ def test_the_bundled_dump_is_small_and_what_its_script_makes(tmp_path, monkeypat
     assert all((tmp_path / "made" / path).read_bytes() == (folder / path).read_bytes() for path in files)
 
 
-def test_what_was_left_out_is_said_everywhere(capfd):
+def test_what_was_left_out_is_reported_everywhere(capfd):
     path = dump()
     path.write_text(path.read_text() + '{"prompt_ids": [1], "response_ids": [2], "logp_rollout": [0.0, -1.0]}\n{"cut')
     code, out, _ = command(capfd, "import", str(path))
@@ -118,7 +118,7 @@ def test_weights_and_sampling_of_the_user(capfd):
         (["dump.jsonl", "-o", "foreign"], 1, "is not a run folder"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(capfd, flags, code, message):
+def test_errors_are_one_sentence(capfd, flags, code, message):
     dump()
     Path("empty").mkdir()
     Path("foreign").mkdir()
@@ -128,7 +128,7 @@ def test_what_cannot_be_done_is_one_sentence(capfd, flags, code, message):
     assert sorted(path.name for path in Path().iterdir()) == ["dump.jsonl", "empty", "foreign"]
 
 
-def test_an_older_run_stays_until_the_new_one_is_whole(capfd):
+def test_an_older_run_stays_until_the_new_one_is_complete(capfd):
     dump()
     assert command(capfd, "import", "dump.jsonl", "-o", "run")[0] == 0
     before = (Path("run") / "trace" / "manifest.json").read_bytes()
@@ -141,7 +141,7 @@ def test_an_older_run_stays_until_the_new_one_is_whole(capfd):
     assert (Path("run") / "trace" / "manifest.json").read_bytes() == before
     assert (Path("run") / "report.html").exists() and not any(Path("run").glob("*.part"))
     assert command(capfd, "import", "dump.jsonl", "-o", "run", "--force")[0] == 0
-    assert not (Path("run") / "report.html").exists()  # it was about the old trace, as was the diagnosis
+    assert not (Path("run") / "report.html").exists()  # it described the old trace, as did the diagnosis
     assert sorted(path.name for path in Path("run").iterdir()) == ["trace"]
 
 

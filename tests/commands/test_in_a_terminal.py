@@ -1,4 +1,4 @@
-"""What commands print in a real terminal, of several widths and under NO_COLOR, and into a real pipe."""
+"""What commands print in a real terminal of several widths, under NO_COLOR, and into a real pipe."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def in_terminal(folder: Path, width: int, *lines: str, **variables: str) -> str:
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_terminal_gets_lines_that_fit_and_a_verdict_in_colour(tmp_path, width):
     for command, lines in outputs(in_terminal(tmp_path, width, *_LINES)).items():
-        judged = "--as" not in command and "clipstats" not in command  # which ask for no verdict
+        judged = "--as" not in command and "clipstats" not in command  # which show no verdict
         assert any(re.search(r"\x1b\[1;3[123]m", line) for line in lines) or not judged, command
         assert len(lines) <= 40 or width < 80 or "--full" in command, command
         for line in lines:

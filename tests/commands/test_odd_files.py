@@ -1,4 +1,4 @@
-"""What the fuzzer has found once: files that are broken in ways that their readers had not thought of."""
+"""Findings of the fuzzer: files that are broken in ways that their readers did not expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reports say of traces that tell little: no claim is surer than the data."""
+"""Reports on traces with little data: no claim goes beyond the data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FP8 = bundled("traces") / "fp8-kv"
 
 @pytest.fixture
 def said(tmp_path, monkeypatch, capfd) -> Callable[..., str]:
-    """What a command says of the first shard of the bundled trace, changed."""
+    """The output of a command on a modified first shard of the bundled trace."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
@@ -50,7 +50,7 @@ def without_signal(table: pa.Table) -> pa.Table:
     return with_column(table, "advantage", [[0.0] * len(ids) for ids in table["response_ids"].to_pylist()])
 
 
-def test_an_empty_trace_is_said_to_be_one(said):
+def test_an_empty_trace_is_reported_as_one(said):
     for command in ("report", "clipstats", "diagnose"):
         assert "odd has no responses, so there is nothing to measure." in said(command, lambda table: table.slice(0, 0))
 
@@ -74,7 +74,7 @@ def test_where_nothing_can_be_blocked_nothing_is_ranked_and_no_threshold_advised
     assert "mismatch-cli curate MODEL" in text
 
 
-def test_what_staleness_leaves_out_is_said(said):
+def test_what_staleness_leaves_out_is_reported(said):
     def without_some(table: pa.Table) -> pa.Table:
         some = [
             [float("nan") if number % 3 == 0 else value for number, value in enumerate(row)]
@@ -87,4 +87,4 @@ def test_what_staleness_leaves_out_is_said(said):
 
 def test_flags_that_would_do_nothing_are_refused(said):
     text = " ".join(said("report", whole, "--as", "verl").split())
-    assert "--as verl only prints: leave out --output. Into a file: --as verl --json > FILE" in text
+    assert "--as verl only prints: leave out --output. To write a file: --as verl --json > FILE" in text

@@ -1,4 +1,4 @@
-"""A trace that lacks a part of itself says so in every report, and does not pass a gate unless that is allowed."""
+"""Every report on a partial trace says so, and a partial trace does not pass a gate unless that is allowed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WHY = "5 of 6 shards are there (missing: shard-00002.parquet)"
 
 @pytest.fixture
 def lost(tmp_path, monkeypatch) -> Path:
-    """The bundled trace without a shard of its middle."""
+    """The bundled trace without a shard in the middle."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(FP8, "lost")
     Path("lost/shard-00002.parquet").unlink()
@@ -82,7 +82,7 @@ def test_a_gate_does_not_let_a_partial_trace_pass(lost, capfd):
     assert command(capfd, *baseline, "--allow-partial")[0] == 0
 
 
-def test_a_run_that_lost_a_shard_or_rows_is_mended_by_resume(tmp_path, capfd, monkeypatch):
+def test_resume_repairs_a_run_that_lost_a_shard_or_rows(tmp_path, capfd, monkeypatch):
     import pyarrow.parquet as pq
 
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_a_run_that_lost_a_shard_or_rows_is_mended_by_resume(tmp_path, capfd, mo
     assert code == 0 and "2 of 3 shards exist" in out and "shard-00000.parquet holds fewer responses" in out
     assert "Resume with: mismatch-cli probe --resume --output run" in out
     code, out = command(capfd, "rescore", "run", "--trainer-model", str(bundled("model")), "-o", "again")
-    assert code == 0 and "2 of 3 shards exist" in out  # what is made of a part is a part
+    assert code == 0 and "2 of 3 shards are there" in out  # what comes from a partial trace is partial
     assert command(capfd, "probe", "--resume", "-o", "run")[0] == 0
     assert [path.read_bytes() for path in shards] == before
     assert "PARTIAL" not in command(capfd, "report", "run")[1]

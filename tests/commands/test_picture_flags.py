@@ -1,4 +1,4 @@
-"""What is drawn, and into which files, as the flags say."""
+"""The flags that decide what is drawn, and into which files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TWO = ("-a", "grpo-clip-higher", "-a", "dppo-binary-tv")
 
 @pytest.fixture
 def _drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of the blank pictures of this folder, those of one plot."""
+    """Instead of the blank pictures of this folder, those of one plot."""
     from mismatch_cli.report import figures
 
     monkeypatch.undo()
@@ -49,7 +49,7 @@ def test_no_plots(tmp_path):
     folder = tmp_path / "c"
     assert clipstats("-o", str(folder)) == 0 and (folder / "plots").is_dir()
     (folder / "plots" / "notes.txt").write_text("mine")
-    assert clipstats("-o", str(folder), "--no-plots") == 1  # what is not ours stands in the way
+    assert clipstats("-o", str(folder), "--no-plots") == 1  # a foreign file is in the way
     (folder / "plots" / "notes.txt").unlink()
     assert clipstats("-o", str(folder), "--no-plots") == 0
     assert files_in(folder) == ["report.html", "summary.json"]
@@ -66,10 +66,10 @@ def test_files_for_a_paper(tmp_path):
     assert b"/FontFile2" in pdf and b"/Type3" not in pdf
     svg = (plots / "mask-regions.svg").read_text()
     assert ElementTree.fromstring(svg).attrib["width"] == "3.25in"
-    assert "var(" not in svg and "prefers-color-scheme" not in svg  # programs that set papers know neither
+    assert "var(" not in svg and "prefers-color-scheme" not in svg  # typesetting programs support neither
     assert "trainer probability π</text>" in svg and "δ = 0.15" in svg
     assert clipstats("-o", str(folder), "--plots", "png", "--plot-width", "82mm", "--plot-panels") == 0
-    assert files_in(plots) == [f"mask-regions-{number}.png" for number in (1, 2, 3, 4)]  # and no others are left
+    assert files_in(plots) == [f"mask-regions-{number}.png" for number in (1, 2, 3, 4)]  # and no others
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_files_for_a_paper(tmp_path):
         (["--no-plots", "--plot-width", "3in"], "leave out --plot-width"),
     ],
 )
-def test_what_cannot_be_drawn_is_said_at_once(tmp_path, capfd, flags, said):
+def test_what_cannot_be_drawn_is_reported_at_once(tmp_path, capfd, flags, said):
     assert clipstats("-o", str(tmp_path / "c"), *flags) == 2
     assert said in capfd.readouterr().err
     assert files_in(tmp_path) == []

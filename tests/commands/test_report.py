@@ -1,4 +1,4 @@
-"""`report` from traces alone: export, worst tokens, pooling, damage, and text that would do harm."""
+"""`report` from traces alone: export, worst tokens, pooling, damage, and hostile text."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_export_holds_every_token(run_folder, capfd, kind):
 
 
 def test_numbers_equal_plain_numpy(run_folder):
-    """Another implementation, from the recorded columns in float64."""
+    """An independent implementation, from the recorded columns in float64."""
     rows = pd.concat(pq.read_table(p).to_pandas() for p in sorted((run_folder / "trace").glob("shard-*.parquet")))
     mu, pi = (np.concatenate(rows[f"logp_{side}"].to_list()).astype(np.float64) for side in ("rollout", "trainer"))
     d, ratio = pi - mu, np.exp(pi - mu)
@@ -194,9 +194,9 @@ def test_impossible_log_probs_in_a_trace_are_left_out_and_counted(run_folder, ca
 def test_no_line_is_wider_than_the_terminal(run_folder, capfd, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     _, out, _ = report(capfd, str(run_folder), "--worst", "3")
-    read = [line for line in out.splitlines() if not line.startswith("mismatch-cli ")]  # what is typed stays whole
+    read = [line for line in out.splitlines() if not line.startswith("mismatch-cli ")]  # commands are not wrapped
     assert max(map(len, read)) <= width
-    assert "\x1b" not in out  # no colours into a file
+    assert "\x1b" not in out  # no colours in a file
 
 
 def test_without_an_argument_the_latest_run_here_else_the_bundled_trace(run_folder, capfd, monkeypatch, tmp_path):
@@ -204,7 +204,7 @@ def test_without_an_argument_the_latest_run_here_else_the_bundled_trace(run_fold
     code, own, _ = report(capfd)
     assert code == 0 and "fp8" not in own
     assert run(["report", "--as", "trl"]) == 0
-    assert f"reporting on {run_folder.name}, the latest run" in capfd.readouterr().err  # nobody named it
+    assert f"reporting on {run_folder.name}, the latest run" in capfd.readouterr().err  # it was not named
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     assert run(["report"]) == 0
@@ -248,4 +248,4 @@ def test_engine_flags_reach_vllm_and_the_manifest(tmp_path):
     assert (engine["prefix_caching"], engine["max_model_len"], engine["max_num_seqs"]) == (False, 256, 32)
     assert (engine["seed"], engine["enforce_eager"]) == (7, True)
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["pairs"]["mismatch"]["metrics"]
-    assert found["tv_binary_mean"]["value"] > 1e-3  # the strong source of mismatch that it is
+    assert found["tv_binary_mean"]["value"] > 1e-3  # as strong a source of mismatch as expected

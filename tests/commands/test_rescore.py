@@ -1,4 +1,4 @@
-"""`rescore` from the command line: the run folder it leaves, going on, and what people get wrong."""
+"""`rescore` from the command line: its run folder, resuming, and user errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "rescore.md"
 
 @pytest.fixture
 def rescore(capfd, monkeypatch, tmp_path):
-    """Run it in an empty folder; answers exit code, stdout and stderr in one line."""
+    """Run it in an empty folder; return exit code, stdout and stderr in one line."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str, str]:
@@ -67,9 +67,9 @@ def test_a_finished_run_is_shown_again_and_never_overwritten(without_arguments, 
     assert code == 0 and json.loads(out)["pairs"].keys() == {"mismatch"}
     assert "Loading" not in err and shard.stat().st_mtime_ns == before
     code, _, err = rescore("--resume", "--weights", "newer", "--output", str(folder))
-    assert code == 2 and "--weights differs from the run to go on with" in err
+    assert code == 2 and "--weights differs from the run to resume" in err
     code, _, err = rescore(FP8, "--trainer-model", MODEL, "--weights", "newer", "--resume", "--output", str(folder))
-    assert code == 2 and "TRACE differs from the run to go on with" in err
+    assert code == 2 and "TRACE differs from the run to resume" in err
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_finished_run_is_shown_again_and_never_overwritten(without_arguments, 
         ((FP8, "--trainer-model", MODEL), 2, "sampled at 6 versions"),
         (("/no/such/trace", "--trainer-model", MODEL), 1, "/no/such/trace does not exist"),
         (("--trainer-model", "/no/such/model"), 1, "There is no model folder"),
-        (("--resume",), 1, "holds no run to resume"),
+        (("--resume",), 1, "has no run to resume"),
     ],
 )
 def test_mistakes(rescore, arguments, code, message, tmp_path):
@@ -93,7 +93,7 @@ def test_mistakes(rescore, arguments, code, message, tmp_path):
 
 
 @pytest.mark.parametrize("inside", [".", "trace", "more"])
-def test_the_input_is_never_written_over(rescore, tmp_path, inside):
+def test_the_input_is_never_overwritten(rescore, tmp_path, inside):
     shutil.copytree(FLOAT32, tmp_path / "run" / "trace")
     shard = tmp_path / "run" / "trace" / "shard-00000.parquet"
     before = shard.read_bytes()
@@ -102,7 +102,7 @@ def test_the_input_is_never_written_over(rescore, tmp_path, inside):
     assert shard.read_bytes() == before
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
+def test_ctrl_c_says_how_to_continue(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = ["--trainer-model", MODEL, "--weights", "newer", "--token-budget", "200", "--quiet", "--output", "run"]
     process = cli("rescore", FP8, *flags)
@@ -112,5 +112,5 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
     process.send_signal(signal.SIGINT)
     errors = process.ended(within=60)
     assert process.returncode == 130
-    how = "the same command with --resume, and without --force, goes on with it"
+    how = "the same command with --resume, and without --force, continues it"
     assert errors == f"mismatch-cli: Interrupted. What was recorded is kept: {how}.\n"

@@ -1,4 +1,4 @@
-"""`train` from the command line: several runs in one command, nothing overwritten, mistakes said in a sentence."""
+"""`train` from the command line: several runs in one command, nothing overwritten, mistakes in one sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_algorithms_times_seeds_become_runs_and_none_is_overwritten(tmp_path, ca
         line = json.loads((tmp_path / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8"))
         assert line["step"] == 1 and 0 <= line["eval_accuracy"] <= 1
     assert "step 1/1  reward" in err
-    assert "pg-is " in out and "NO CLEAR DIFFERENCE" in out  # one report of all
+    assert "pg-is " in out and "NOT TOLD APART" in out  # one report for all
     assert {"report.html", "summary.json", "plots"} <= {path.name for path in (tmp_path / "runs").iterdir()}
     assert run(command) == 1
     assert "already exists. Continue it with --resume" in capfd.readouterr().err
@@ -87,7 +87,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, capfd, monkeypatch):
     assert run([*TRAIN, *several, "-o", str(tmp_path / "runs")]) == 1
     out, err = capfd.readouterr()
     assert "pg-is-seed-0 failed: The gradient is not finite." in err
-    assert "2 of 3 runs failed, for the reasons above: pg-is-seed-0, cispo-seed-0." in err
+    assert "2 of 3 runs failed for the reasons above: pg-is-seed-0, cispo-seed-0." in err
     assert "dppo-binary-tv-seed-0" in out and "cispo-seed-0" in out and "pg-is" not in out
     assert (tmp_path / "runs" / "report.html").is_file()
     assert run([*TRAIN, "-a", "cispo", "-o", str(tmp_path / "one")]) == 1
@@ -107,7 +107,7 @@ def test_a_second_ctrl_c_leaves_a_report_that_does_not_reload(tmp_path, monkeypa
     assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_what_somebody_else_wrote_is_neither_resumed_nor_written_over(tmp_path, capfd):
+def test_foreign_folders_are_neither_resumed_nor_overwritten(tmp_path, capfd):
     (tmp_path / "results.csv").touch()
     assert run([*TRAIN, "--resume", "-o", str(tmp_path)]) == 1
     assert "contains no training run to resume" in capfd.readouterr().err
@@ -128,15 +128,15 @@ def test_training_runs_named_one_by_one_are_reported_as_traces_are(tmp_path, cap
     monkeypatch.chdir(tmp_path)
     assert run(["report", "a", str(tmp_path / "b"), "-q"]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "report"]
-    assert run(["report", "a", "b", "-q"]) == 0  # its own earlier report is renewed
+    assert run(["report", "a", "b", "-q"]) == 0  # its own earlier report is overwritten
     (tmp_path / "report" / "summary.json").unlink()
     assert run(["report", "a", "b", "-q"]) == 1
     assert "report already exists. Replace its report with --force" in capfd.readouterr().err
-    assert run(["report", ".", "-q"]) == 0  # the folder of several, as `train` writes it
+    assert run(["report", ".", "-q"]) == 0  # a folder of several runs, as `train` writes it
     assert run(["report", ".", "-q"]) == 0
 
 
-def test_the_rate_of_the_default_preset_is_said_for_another_model(tmp_path, capfd):
+def test_the_default_learning_rate_is_pointed_out_for_another_model(tmp_path, capfd):
     run([*TRAIN, "--model", "/nowhere", "-o", str(tmp_path / "a")])
     assert "miniature, 0.0005, was chosen for the bundled model" in " ".join(capfd.readouterr().err.split())
     run([*TRAIN, "--model", "/nowhere", "--learning-rate", "1e-6", "-o", str(tmp_path / "b")])
@@ -162,13 +162,13 @@ def test_show_config_prints_a_preset_file(capfd):
         (["--prompt-template", "foo"], "Unknown template 'foo'"),
     ],
 )
-def test_mistakes_are_said_in_a_sentence(flags, said, tmp_path, capfd):
+def test_mistakes_are_reported_in_a_sentence(flags, said, tmp_path, capfd):
     assert run([*TRAIN, "-o", str(tmp_path / "run"), *flags]) in (1, 2)
     assert said in " ".join(capfd.readouterr().err.split())
 
 
 @pytest.mark.slow
-def test_ctrl_c_finishes_the_step_and_says_how_to_go_on(tmp_path):
+def test_ctrl_c_finishes_the_step_and_says_how_to_continue(tmp_path):
     process = cli(*TRAIN, "--steps", "500", "-o", str(tmp_path / "run"), env=os.environ | {"COLUMNS": "200"})
     metrics = tmp_path / "run" / "metrics.jsonl"
     while not metrics.is_file():

@@ -32,7 +32,7 @@ def test_each_run_is_a_run_of_its_own_and_all_are_in_the_report(made):
     assert {run["name"] for run in summary["runs"]} == set(RUNS)
 
 
-def test_resume_makes_what_is_missing_alone(made, tmp_path, capsys):
+def test_resume_makes_only_what_is_missing(made, tmp_path, capsys):
     folder = tmp_path / "runs"
     shutil.copytree(made, folder)
     shutil.rmtree(folder / "gspo-seed-3")
@@ -48,4 +48,4 @@ def test_resume_makes_what_is_missing_alone(made, tmp_path, capsys):
 
 def test_one_run_needs_no_devices(tmp_path, capsys):
     assert cli(["train", "--devices", "0,1", *SMALL, "--output", str(tmp_path / "run")]) == 2
-    assert "--devices is for several runs" in capsys.readouterr().err
+    assert "--devices runs several trainings" in capsys.readouterr().err

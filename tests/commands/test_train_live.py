@@ -1,4 +1,4 @@
-"""`train` while it goes on: what a terminal shows, the report that is drawn meanwhile, the folder that is held."""
+"""`train` while it runs: what a terminal shows, the report that is refreshed, the folder that is locked."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_evaluation_does_not_make_the_time_left_jump() -> None:
         pace.add(record(step))
         left.append(pace.left())
     exact = [3.0 * (100 - step) + 30 * (10 - step // 10) for step in range(1, 101)]
-    assert left[9:] == pytest.approx(exact[9:], abs=1e-2)  # known from the first evaluation on
+    assert left[9:] == pytest.approx(exact[9:], abs=1e-2)  # known since the first evaluation
     assert left[:9] == pytest.approx([3.0 * (100 - step) for step in range(1, 10)], abs=1e-2)
     assert pace.whole() == pytest.approx(600, abs=1e-2)
 
@@ -62,7 +62,7 @@ def test_rare_phases_come_as_often_as_the_loop_has_them(every: int, times: int) 
     pace = Pace(load_config("miniature", {"steps": 100, "eval_every": every}))
     for step in range(1, 51):
         pace.add(record(step, seconds={"sample": 1.0, "evaluate": 1000.0} if step == 50 else {"sample": 1.0}))
-    assert round(pace.left() / 1000) == times  # 60, 70, … 100; 60, 90, 100; the last step alone
+    assert round(pace.left() / 1000) == times  # 60, 70, … 100; 60, 90, 100; only the last step
 
 
 def rows(view: TrainingView, width: int = 77, height: int = 23) -> dict[str, str]:
@@ -84,7 +84,7 @@ def test_what_is_shown() -> None:
     text, found = shown(view), rows(view)
     assert "run 1 of 3" in text and "30 of 100 steps · 7 min left · all runs 27 min" in text
     assert re.fullmatch(r"0\.295 +0\.0100 ▁\S+█ 0\.295 +mean of 2 steps", found["reward"])
-    assert re.fullmatch(r"0\.500 +0\.475 ▅▅▅ +0\.525 +at step 30", found["accuracy"])  # 0.05 at least
+    assert re.fullmatch(r"0\.500 +0\.475 ▅▅▅ +0\.525 +at step 30", found["accuracy"])  # at least 0.05
     assert re.fullmatch(r"0\.030 +0\.0010 ▁\S+█ 0\.030 +equal weights", found["|π − μ|"])
     assert found["blocked"].startswith("0.0020") and found["blocked"].endswith("share of A ≠ 0")
     assert found["bad"].startswith("0.00040") and found["length"].startswith("80.0")
@@ -98,14 +98,14 @@ def test_what_is_shown() -> None:
 
 def test_a_first_step_that_cannot_prove_the_sync_is_counted_out() -> None:
     first = {"sync": "undecidable"}
-    assert rows(view_of(1, first))["sync"] == "step 1 has no older weights to tell from"
-    assert rows(view_of(6, first))["sync"] == "proven at 5 of 5 steps · step 1 has no older weights to tell from"
+    assert rows(view_of(1, first))["sync"] == "step 1 has no older weights to compare with"
+    assert rows(view_of(6, first))["sync"] == "proven at 5 of 5 steps · step 1 has no older weights to compare with"
     assert "proven at 1 of 2 steps, newer weights at 1" in rows(view_of(3, first, {}, {"sync": "newer"}))["sync"]
     unsound = rows(view_of(1, {"back_offs": 2, "grading_timeouts": 1}))
     assert unsound["trouble"] == "loss-scale back-offs 2 · grading timeouts 1"
 
 
-def test_a_number_is_spelled_alike_in_the_view_the_log_and_the_result() -> None:
+def test_a_number_is_formatted_alike_in_the_view_the_log_and_the_result() -> None:
     view = view_of(100, runs=2)
     gap, blocked = (rows(view)[label].split()[0] for label in ("|π − μ|", "blocked"))
     for line in (view.line(), view.result(200)):
@@ -124,7 +124,7 @@ def test_a_small_terminal_loses_whole_lines_the_least_important_first(width: int
     assert set(rows(view, width, height)) & set(order) == set(order[:kept])
 
 
-def test_before_the_first_step_it_says_what_it_waits_for() -> None:
+def test_before_the_first_step_it_shows_what_it_waits_for() -> None:
     view = view_of(0)
     assert "loading libraries and problems" in shown(view)
     for phase in ("engine", "trainer", "evaluate"):
@@ -183,7 +183,7 @@ def test_the_report_is_drawn_by_a_process_that_gives_way(tmp_path: Path) -> None
     assert refresher._next - time.monotonic() > 20  # at least half a second of work is 2 % of that
 
 
-def test_a_drawing_that_fails_is_said_once_and_ended_ones_leave_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_drawing_is_reported_once_and_a_killed_one_leaves_nothing_behind(tmp_path: Path) -> None:
     said: list[str] = []
     refresher = Refresher([tmp_path], tmp_path, 0.01, said.append)
     for _ in range(2):
@@ -191,7 +191,7 @@ def test_a_drawing_that_fails_is_said_once_and_ended_ones_leave_nothing_behind(t
         refresher._next = 0
         refresher.step_done()
         wait_for(lambda: refresher.step_done() or refresher._child is None)
-    assert len(said) == 1 and "could not be refreshed, training goes on" in said[0] and "line 1 is no JSON" in said[0]
+    assert len(said) == 1 and "could not be refreshed, training continues" in said[0] and "line 1 is no JSON" in said[0]
     refresher._next = 0
     refresher.step_done()
     pid = refresher._child.pid
@@ -203,7 +203,7 @@ def test_a_drawing_that_fails_is_said_once_and_ended_ones_leave_nothing_behind(t
     assert off._child is None
 
 
-def test_a_drawing_with_much_to_say_ends(tmp_path: Path) -> None:
+def test_a_drawing_with_much_output_ends(tmp_path: Path) -> None:
     said: list[str] = []
     refresher = Refresher([tmp_path], tmp_path, 0.01, said.append)
     for reason in ("first", "second"):
@@ -216,7 +216,7 @@ def test_a_drawing_with_much_to_say_ends(tmp_path: Path) -> None:
     assert [each.rpartition(": ")[2] for each in said] == ["first", "second"]
 
 
-def test_a_stop_in_the_last_step_of_a_run_begins_no_other(
+def test_a_stop_in_the_last_step_of_a_run_starts_no_other(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def train(config: Any, folder: Path, on_step: Callable[[Any], None], **_: Any) -> bool:
@@ -241,7 +241,7 @@ def test_a_resumed_run_knows_its_earlier_steps(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_in_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """One run for all: the view, a report meanwhile, a second process that is refused, and a first Ctrl-C."""
+    """One run for everything: the view, a refreshed report, a second process that is refused, and a first Ctrl-C."""
     folder = tmp_path / "run"
     train = [*TRAIN, "--steps", "500", "-o", str(folder)]
     terminal = Terminal([sys.executable, "-m", "mismatch_cli", *train, "--report-every", "0.1"], 100)
@@ -272,7 +272,7 @@ def test_a_run_in_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
 
 
 def test_a_view_that_is_cut_short_gives_the_terminal_back() -> None:
-    """A second Ctrl-C, or an error, in the middle of it."""
+    """A second Ctrl-C, or an error, while it is shown."""
     script = """
 import sys, time
 from mismatch_cli.commands._progress import TerminalProgress

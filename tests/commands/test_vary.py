@@ -1,4 +1,4 @@
-"""Runs that differ in settings: real processes of their own, one comparison, and what happens where one fails."""
+"""Runs that differ in settings: real processes, one comparison, and what happens if one fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ("bfloat16", "float32")
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two probes on two devices that are none, so that both go at once."""
+    """Two probes on two fake devices, so that both run at once."""
     folder = tmp_path_factory.mktemp("swept")
     done = subprocess.run(
         [sys.executable, "-m", "mismatch_cli", "probe", *SMALL, *DTYPES, "--devices", "0,1", "--json"],
@@ -64,9 +64,9 @@ def test_what_was_finished_is_not_made_again(swept, monkeypatch, capsys):
     ("typed", "said"),
     [
         (["--vary", "trainer-dtyp=a,b"], "Did you mean trainer-dtype"),
-        (["--vary", "trainer-dtype"], "makes no sense"),
-        (["--vary", "trainer-dtype=float32,"], "makes no sense"),
-        (["--vary", "trainer-dtype=float32"], "two values or more"),
+        (["--vary", "trainer-dtype"], "is invalid"),
+        (["--vary", "trainer-dtype=float32,"], "is invalid"),
+        (["--vary", "trainer-dtype=float32"], "at least two values"),
         (["--vary", "trainer-dtype=float32,float33"], "float33"),
         (["--vary", "max-tokens=8,few"], "--max-tokens"),
         (["--vary", "model=nowhere/a,nowhere/b/", "--vary", "model=c"], "twice"),
@@ -75,7 +75,7 @@ def test_what_was_finished_is_not_made_again(swept, monkeypatch, capsys):
         ([*DTYPES, "--resume", "--force"], "use one of them"),
     ],
 )
-def test_what_cannot_be_varied_is_said_before_anything_begins(typed, said, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_varied_is_reported_before_anything_starts(typed, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(["probe", *SMALL, *typed]) in (1, 2)
     assert said in " ".join(capsys.readouterr().err.split())
@@ -83,12 +83,12 @@ def test_what_cannot_be_varied_is_said_before_anything_begins(typed, said, tmp_p
 
 
 def failing(folder: Path, *names: str) -> list[Member]:
-    """Runs of which the one called `bad` has no such trace."""
+    """Runs of which the one called `bad` names a missing trace."""
     words = ("rescore", "--trainer-dtype", "float32", "--no-plots")
     return [Member(folder / name, (*words, "--seed", "1") if name == "bad" else words, Path.cwd()) for name in names]
 
 
-def test_one_that_fails_is_named_and_the_others_go_on(tmp_path):
+def test_one_that_fails_is_named_and_the_others_continue(tmp_path):
     told: list[Outcome] = []
     outcomes = run_members(failing(tmp_path, "bad", "good"), ["0", "1"], told.append)
     assert [bool(outcome.fault) for outcome in outcomes] == [True, False]
@@ -96,7 +96,7 @@ def test_one_that_fails_is_named_and_the_others_go_on(tmp_path):
     assert {outcome.member.name for outcome in told} == {"bad", "good"}
 
 
-def test_a_run_whose_sweep_fails_in_part_ends_with_the_line_that_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_sweep_that_fails_in_part_ends_with_the_command_that_continues(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(members, "_made", lambda member, *_: Outcome(member, "The disk is full."))
     assert run(["rescore", *DTYPES, "--quiet"]) == 1
@@ -107,7 +107,7 @@ def test_a_run_whose_sweep_fails_in_part_ends_with_the_line_that_goes_on(tmp_pat
     )
 
 
-def test_ctrl_c_ends_the_runs_and_resume_goes_on(tmp_path):
+def test_ctrl_c_ends_the_runs_and_resume_continues(tmp_path):
     typed = [sys.executable, "-m", "mismatch_cli", "probe", *SMALL, "--num-prompts", "16", "--samples-per-prompt", "16"]
     typed += ["--max-tokens", "64", *DTYPES, "--devices", "0,1", "--output", "out"]
     process = subprocess.Popen(typed, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)

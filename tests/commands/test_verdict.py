@@ -1,4 +1,4 @@
-"""`verdict` as people type it: by a framework's name or ours, several at once, other quantities, what to check."""
+"""`verdict` as users type it: framework or own names, several at once, other quantities, what to check."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_between_healthy_and_broken_is_not_above(typed):
     assert "exceeded" not in text
 
 
-def test_a_name_without_a_number_is_no_framework(capfd):
+def test_a_name_without_a_number_is_not_a_framework(capfd):
     assert run(["verdict", "kl3"]) == 2
     assert "'kl3' is not NAME=VALUE" in capfd.readouterr().err
 
@@ -90,7 +90,7 @@ def test_a_screen_has_at_most_40_lines(typed, words):
 
 
 def test_the_same_bars_as_a_report_has(judged):
-    """One judgement: the number of a trace gets the same standings, whether it is read or typed."""
+    """A number gets the same verdict whether it is read from a trace or typed."""
     found = analyse([Trace.open(bundled_trace())], 0).to_json()
     main = next(iter(found["pairs"].values()))
     of_report = {bar["who"]: bar["standing"] for bar in found["verdict"]["bars"] if bar["pair"] == main["pair"]}
@@ -107,7 +107,7 @@ def test_without_a_number_that_of_the_bundled_trace(typed):
     assert f"abs_d_mean = {value['value']:.2g}" in out and "bundled trace" in err
 
 
-def test_a_name_may_leave_out_what_stands_before_a_slash(judged):
+def test_a_name_may_leave_out_what_comes_before_a_slash(judged):
     for words in (["trl", "sampling_logp_difference/mean=0.02"], ["sampling_logp_difference/mean=0.02"]):
         assert judged(*words)["numbers"][0]["name"] == "sampling/sampling_logp_difference/mean"
     assert judged("oat", "optim/kl_sample_train_v2=0.001")["numbers"][0]["metric"] == "k2"
@@ -121,7 +121,7 @@ def test_a_metric_of_ours_is_one_of_the_same_definition():
                 assert line.pair != dialects.UPDATE
 
 
-def test_another_quantity_is_not_held_against_limits(judged, typed):
+def test_a_different_quantity_is_not_compared_with_limits(judged, typed):
     for words in (["verl", "actor/ppo_kl=0.5"], ["trl", "sampling/importance_sampling_ratio/mean=0.5"]):
         found = judged(*words)
         assert (found["numbers"][0]["bars"], found["numbers"][0]["metric"], found["status"]) == ([], None, "")
@@ -130,7 +130,7 @@ def test_another_quantity_is_not_held_against_limits(judged, typed):
 
 
 def test_another_average_has_its_own_limit_and_its_own_values(judged):
-    """slime averages over responses first: ours is another number, but its limit speaks of this one."""
+    """slime averages over responses first: ours is a different number, but slime's limit is about its own."""
     (number,) = judged("slime", "train/train_rollout_logprob_abs_diff=0.2")["numbers"]
     assert number["metric"] is None and [bar["who"] for bar in number["bars"]] == ["slime CI"]
     assert number["status"] == "above" and number["usual"] is None
@@ -139,7 +139,7 @@ def test_another_average_has_its_own_limit_and_its_own_values(judged):
     assert number["bars"] == [] and number["measured"] == []
 
 
-def test_what_was_told_is_suspected_before_what_was_not(judged):
+def test_given_facts_are_suspected_before_unknown_ones(judged):
     found = judged("abs_d_mean=0.05", "--dtype", "bf16", "--kv-cache-dtype", "fp8", "--model", "moe")
     first, second, third, *others = found["suspects"]
     assert (first["setting"], first["value"]) == ("rollout.kv_cache_dtype", "fp8") and first["test"]
@@ -150,7 +150,7 @@ def test_what_was_told_is_suspected_before_what_was_not(judged):
     assert not {"rollout.logprobs_mode", "config.sampling.temperature", "config.sampling.top_p"} & set(settings)
 
 
-def test_a_value_that_faults_have_made_is_said_to_be_one(judged, typed):
+def test_a_value_known_from_faults_is_reported_as_one(judged, typed):
     (number,) = judged("abs_d_mean=0.2", "--model", "dense")["numbers"]
     faults = [case for case in number["made_by"] if case["fault"]]
     assert any("stale weights" in case["what"] and case["source"] == "trl #5312" for case in faults)
@@ -187,7 +187,7 @@ def test_it_loads_neither_torch_nor_what_reads_traces():
     assert result.stderr.strip() == "[]"
 
 
-def test_the_page_says_what_there_is(judged):
+def test_the_page_lists_everything(judged):
     page = PAGE.read_text(encoding="utf-8")
     found = judged("abs_d_mean=0.2", "--kv-cache-dtype", "fp8")
     number = found["numbers"][0]

@@ -1,4 +1,4 @@
-"""`watch` beside runs that go on: nothing lost, repeated or misread, and limits that raise their alarms once."""
+"""`watch` beside live runs: nothing lost, repeated or misread, and limits that raise their alarms once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COLUMNS = (
 
 @pytest.fixture
 def watch(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Watch:
-    """Exit code, JSON lines and talk of a watching, into `seen`."""
+    """Exit code, JSON lines and stderr of `watch` into `seen`."""
 
     def call(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:
         capfd.readouterr()
@@ -58,7 +58,7 @@ def watch(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Watch:
 
 @pytest.fixture
 def limit(tmp_path: Path) -> str:
-    """What step 5 of the bundled trace exceeds, alone."""
+    """A limit that only step 5 of the bundled trace exceeds."""
     (tmp_path / "limits.toml").write_text("[limits.k3]\nmax = 0.001\n", encoding="utf-8")
     return str(tmp_path / "limits.toml")
 
@@ -73,7 +73,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def unpromised(folder: Path) -> None:
-    """The manifest of a trace that does not say which shards it has."""
+    """The manifest of a trace that does not list its shards."""
     manifest = json.loads((folder / "manifest.json").read_text())
     told = {name: manifest[name] for name in manifest if name not in ("shards", "shard_rows")}
     (folder / "manifest.json").write_text(json.dumps(told))
@@ -99,7 +99,7 @@ def response(step: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_beside_a_training_run_that_it_was_started_before(tmp_path: Path) -> None:
-    """Killed after its first line, and started again: each step is told once, each alarm is raised once."""
+    """Killed after its first line and restarted: each step is reported once, each alarm is raised once."""
     folder, seen, calls = tmp_path / "run", tmp_path / "seen", tmp_path / "calls"
     (tmp_path / "any.toml").write_text("[limits.k3]\nmax = 1e-15\n[limits.pearson]\nmin = 0.5\n", encoding="utf-8")
     line = [str(folder), "-o", str(seen), "--limits", str(tmp_path / "any.toml"), "--every", "0.05"]
@@ -123,7 +123,7 @@ def test_beside_a_training_run_that_it_was_started_before(tmp_path: Path) -> Non
     assert json.loads((seen / "watch.json").read_text())["known"] and "Never measured" not in err
 
 
-def test_beside_a_recorder_a_step_is_told_once_every_rank_has_passed_it(tmp_path: Path) -> None:
+def test_a_recorded_step_is_reported_once_every_rank_has_passed_it(tmp_path: Path) -> None:
     ranks = [Recorder(tmp_path / "run", rank=rank) for rank in (0, 1)]
     rows = real_rows(8)
 
@@ -137,19 +137,19 @@ def test_beside_a_recorder_a_step_is_told_once_every_rank_has_passed_it(tmp_path
     assert steps(watcher.look()) == [] and watcher.source.newest == 0
     record(0, 1)
     record(1, 0)
-    assert steps(watcher.look()) == []  # rank 1 may go on with step 0
+    assert steps(watcher.look()) == []  # rank 1 may still add to step 0
     record(1, 1)
     assert steps(watcher.look()) == [0] and watcher.records[0]["responses"] == 8
     ranks[0].close()
     assert steps(watcher.look()) == [] and not watcher.is_done(None, None)
-    watcher = watcher_of(tmp_path / "run", tmp_path / "seen")  # killed, and started again
+    watcher = watcher_of(tmp_path / "run", tmp_path / "seen")  # killed and restarted
     record(1, 2)
     ranks[1].close()
     assert steps(watcher.look()) == [1, 2] and watcher.is_done(None, None)
     assert watcher.records[2]["responses"] == 4 and sorted(watcher.records) == [0, 1, 2]
 
 
-def test_what_comes_to_a_step_that_was_told_is_told_again(tmp_path: Path) -> None:
+def test_a_reported_step_that_grows_is_reported_again(tmp_path: Path) -> None:
     rows, recorder = real_rows(8), Recorder(tmp_path / "run")
     for step, row in zip((0, 1, 1, 0), rows, strict=False):
         recorder.add(**response(step, row))
@@ -163,8 +163,8 @@ def test_what_comes_to_a_step_that_was_told_is_told_again(tmp_path: Path) -> Non
     assert [json.loads(line)["responses"] for line in lines] == [2, 2]
 
 
-def test_a_step_that_nobody_ends_is_told_when_nothing_comes_any_more(watch: Watch, tmp_path: Path) -> None:
-    """Its rank was killed, perhaps; once it records again, the step is told again."""
+def test_an_unfinished_step_is_reported_once_nothing_more_comes(watch: Watch, tmp_path: Path) -> None:
+    """Its rank may have been killed; once it records again, the step is reported again."""
     recorder = Recorder(tmp_path / "run")
     recorder.add(**response(0, real_rows(1)[0]))
     recorder.flush()
@@ -176,7 +176,7 @@ def test_a_step_that_nobody_ends_is_told_when_nothing_comes_any_more(watch: Watc
     assert [(line["step"], line["responses"], line["again"]) for line in lines] == [(0, 2, True)]
 
 
-def test_killed_and_started_again(tmp_path: Path, trace: str, limit: str) -> None:
+def test_killed_and_restarted(tmp_path: Path, trace: str, limit: str) -> None:
     seen, calls = tmp_path / "seen", tmp_path / "calls"
     line = [trace, "-o", str(seen), "--limits", limit, *NOW]
     line += ["--on-alarm", f"echo $ALARM_STEP $ALARM_VALUE $ALARM_LIMIT >> {calls}"]
@@ -203,9 +203,9 @@ def test_alarms_are_those_of_gate_and_end_it_with_3(watch: Watch, trace: str, li
     (alarm,) = [alarm for line in lines for alarm in line["alarms"]]
     assert code == 3 and "✘ k3 (mismatch) at step 5: 0.00254157 is above 0.001" in err
     assert alarm["step"] == 5 and alarm["allowed"] == 0.001 and [line["step"] for line in lines] == [3, 4, 5]
-    assert watch(trace, "--limits", limit, *NOW)[:2] == (3, [])  # still on record, and not raised again
+    assert watch(trace, "--limits", limit, *NOW)[:2] == (3, [])  # still recorded, and not raised again
     code, lines, _ = watch(trace, *NOW)
-    assert code == 0 and [line["step"] for line in lines] == [3, 4, 5]  # other limits: asked again
+    assert code == 0 and [line["step"] for line in lines] == [3, 4, 5]  # other limits: measured again
     code, lines, err = watch(trace, "--limits", limit, "--once", "--stop-on-alarm", *NOW)
     assert (code, len(lines)) == (3, 3) and all(not line["alarms"] for line in lines) and "1 alarm: k3" in err
     shutil.rmtree(tmp_path / "seen")
@@ -216,29 +216,29 @@ def test_alarms_are_those_of_gate_and_end_it_with_3(watch: Watch, trace: str, li
     assert (code, [line["step"] for line in lines]) == (3, [4])
 
 
-def test_what_no_step_can_be_held_against_does_not_pass(watch: Watch, tmp_path: Path) -> None:
+def test_a_limit_that_no_step_can_be_compared_with_does_not_pass(watch: Watch, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     line = {"step": 1, "mismatch": {"k3": 0.5}, "current": {}, "reward": 0.1}
     write_lines(tmp_path / "run" / "metrics.jsonl", [line])
     (tmp_path / "limits.toml").write_text("[limits.k3]\nmax = 1\n[limits.spearman]\nmin = 0\n", encoding="utf-8")
     code, _, err = watch(str(tmp_path / "run"), "--once", "--limits", str(tmp_path / "limits.toml"), *NOW)
     assert code == 3, err
-    assert "Never measured, which does not pass: spearman ≥ 0." in err
+    assert "Never measured, which counts as exceeded: spearman ≥ 0." in err
 
 
-def test_a_command_that_fails_or_hangs_ends_nothing(
+def test_a_command_that_fails_or_hangs_stops_nothing(
     watch: Watch, trace: str, limit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(alarm_command, "SECONDS", 0.3)
-    for says, how in (("exit 7", "ended with exit code 7"), ("sleep 60", "took more than 0.3 seconds and was ended")):
+    for says, how in (("exit 7", "ended with exit code 7"), ("sleep 60", "took over 0.3 seconds and was stopped")):
         code, lines, err = watch(trace, "--limits", limit, "--on-alarm", says, *NOW)
         assert (code, len(lines)) == (3, 3)
         assert f"--on-alarm {how} at step 5. Watching continues." in err
         shutil.rmtree(tmp_path / "seen")
 
 
-def test_a_step_of_a_trace_is_read_alone_whatever_its_shards_hold(trace: str, tmp_path: Path) -> None:
-    """All steps in one shard, mixed: the same numbers as from a shard for each."""
+def test_only_the_step_is_read_whatever_its_shards_contain(trace: str, tmp_path: Path) -> None:
+    """All steps mixed in one shard: the same numbers as from one shard each."""
     table = pa.concat_tables(Trace.open(Path(trace)).tables())
     shutil.copytree(trace, tmp_path / "run", ignore=shutil.ignore_patterns("shard-*"))
     mixed_rows = table.sort_by([("sample_index", "ascending"), ("step", "ascending")])
@@ -252,7 +252,7 @@ def test_a_step_of_a_trace_is_read_alone_whatever_its_shards_hold(trace: str, tm
 
 
 def test_a_half_written_dump_is_waited_for(tmp_path: Path) -> None:
-    """NeMo-RL writes a step line by line: half a line, or a file that still changes, is not read."""
+    """NeMo-RL writes a step line by line: an incomplete line, or a file that still changes, is not read."""
     run_folder, rows = tmp_path / "run", real_rows(6)
     whole = nemo_rl(tmp_path / "elsewhere" / "train_data_step3.jsonl", [row | {"step": 3} for row in rows])
     content = whole.read_bytes()
@@ -270,7 +270,7 @@ def test_a_half_written_dump_is_waited_for(tmp_path: Path) -> None:
     with path.open("ab") as file:  # a writer that had stopped between two lines
         file.write(content.splitlines(keepends=True)[0])
     assert steps(watcher.look()) == []
-    watcher = watcher_of(run_folder, tmp_path / "seen")  # killed, and started again
+    watcher = watcher_of(run_folder, tmp_path / "seen")  # killed and restarted
     (told,) = [one for _ in range(2) for one in watcher.look()]
     assert told.again and told.record["responses"] == 7
     parts = json.loads((tmp_path / "seen" / "watch.json").read_text())["parts"]
@@ -293,8 +293,8 @@ def test_a_step_of_prime_rl_waits_for_its_mark(tmp_path: Path) -> None:
     assert watcher.records[1]["current"]["k3"] > 0 and watcher.state.parts[-1]["files"]
 
 
-def test_steps_that_come_to_one_file_are_imported_once(tmp_path: Path) -> None:
-    """open-instruct adds step after step to a file, without log π."""
+def test_steps_appended_to_one_file_are_imported_once(tmp_path: Path) -> None:
+    """open-instruct appends steps to one file, without log π."""
     lines = [
         json.dumps(open_instruct_record(row, i)) + "\n"
         for i, row in enumerate([*real_rows(3, step=1), *real_rows(4, step=2)])
@@ -313,8 +313,8 @@ def test_steps_that_come_to_one_file_are_imported_once(tmp_path: Path) -> None:
     assert rows == [3, 4]
 
 
-def test_what_has_just_begun_is_no_dump(tmp_path: Path) -> None:
-    """A recorder writes its vocabulary before its manifest, and frameworks have a config.toml of their own."""
+def test_what_has_just_started_is_not_a_dump(tmp_path: Path) -> None:
+    """A recorder writes its vocabulary before its manifest, and frameworks have their own config.toml."""
     run_folder = tmp_path / "run"
     run_folder.mkdir()
     assert kind_of(run_folder) == ""
@@ -328,7 +328,7 @@ def test_what_has_just_begun_is_no_dump(tmp_path: Path) -> None:
     assert kind_of(tmp_path / "other") == "dump"
 
 
-def test_lines_are_read_when_they_are_whole_and_again_when_they_were_cut_back(tmp_path: Path) -> None:
+def test_complete_lines_are_read_and_again_after_the_file_was_cut_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = Lines(path)
     assert lines.new() == ([], False)
@@ -343,7 +343,7 @@ def test_lines_are_read_when_they_are_whole_and_again_when_they_were_cut_back(tm
 def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
     watcher = watcher_of(Path(trace), tmp_path / "seen", sets=[load_limits(limit)])
     view = WatchView("[red]" + "x" * 40)
-    assert [line.plain for line in view.lines(30, 5)][-1] == "waiting until it begins"
+    assert [line.plain for line in view.lines(30, 5)][-1] == "waiting for it to start"
     steps(watcher.look())
     view.show(watcher)
     text = "\n".join(line.plain for line in view.lines(77, 24))
@@ -359,7 +359,7 @@ def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
     assert "\a" in terminal.text and "k3 (mismatch) at step 5" in terminal.text
 
 
-def test_ctrl_c_says_that_what_was_seen_is_kept(tmp_path: Path) -> None:
+def test_ctrl_c_says_that_the_state_is_kept(tmp_path: Path) -> None:
     process = started(str(tmp_path / "run"), "-o", str(tmp_path / "seen"), *NOW)
     while not (tmp_path / "seen").exists():
         time.sleep(0.02)
@@ -372,16 +372,16 @@ def test_the_page_is_that_of_a_training(trace: str, tmp_path: Path, capfd: pytes
     seen = tmp_path / "seen"
     assert run(["watch", trace, "-o", str(seen), "--no-plots", "--quiet", "--every", "0.05"]) == 0
     page = (seen / "report.html").read_text(encoding="utf-8")
-    assert "Does training stay stable?" in page and 'http-equiv="refresh"' not in page  # nothing more will come
+    assert "Training: does it stay stable?" in page and 'http-equiv="refresh"' not in page  # it is final
     assert sorted(os.listdir(seen)) == ["metrics.jsonl", "report.html", "summary.json", "watch.json"]
     assert run(["report", str(seen), "--json", "--quiet"]) == 0
     assert json.loads(capfd.readouterr().out)["runs"][0]["steps"] == 5
 
 
-def test_trackers_get_each_step_once_also_after_a_restart(trace: str, tmp_path: Path, watch: Watch) -> None:
+def test_trackers_get_each_step_once_even_after_a_restart(trace: str, tmp_path: Path, watch: Watch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    code, lines, _ = watch(trace, "--once", "--until-step", "4")  # told before anybody tracks
+    code, lines, _ = watch(trace, "--once", "--until-step", "4")  # reported before tracking starts
     assert code == 0 and [line["step"] for line in lines] == [3, 4]
     for _ in range(2):
         code, lines, said = watch(trace, "--once", "--track", "tensorboard", "--as", "trl", "--track-name", "mine")
@@ -394,7 +394,7 @@ def test_trackers_get_each_step_once_also_after_a_restart(trace: str, tmp_path: 
         assert [event.value for event in events] == pytest.approx([flat(record)[name] for record in records])
 
 
-def test_mistakes_are_said_in_a_sentence(capfd: pytest.CaptureFixture[str], trace: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_a_sentence(capfd: pytest.CaptureFixture[str], trace: str, tmp_path: Path) -> None:
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained" / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n', encoding="utf-8")
     trained, own = str(tmp_path / "trained"), tmp_path / "own"
@@ -402,15 +402,15 @@ def test_mistakes_are_said_in_a_sentence(capfd: pytest.CaptureFixture[str], trac
     (own / "thesis.tex").touch()
     assert run(["watch", trace, "-o", str(tmp_path / "seen"), "--until-step", "3", "--quiet", *NOW]) == 0
     for code, said, line in (
-        (2, "Without limits there is no alarm", [trace, "--on-alarm", "true"]),
+        (2, "Without limits there are no alarms", [trace, "--on-alarm", "true"]),
         (2, "--algorithm is for traces", [trained, "--algorithm", "ppo"]),
         (2, "Unknown algorithm 'nope'", [trace, "--algorithm", "nope"]),
-        (1, "holds nothing to watch yet", [str(tmp_path / "later"), "--once"]),
+        (1, "has nothing to watch yet", [str(tmp_path / "later"), "--once"]),
         (1, "nor does the folder around it", [str(tmp_path / "no" / "where")]),
-        (1, f"watches {trace}. Choose another --output", [trained, "-o", str(tmp_path / "seen")]),
-        (1, "already exists, and watches nothing", [trace, "-o", str(own)]),
-        (1, "overlaps the input", [trained, "-o", str(tmp_path / "trained" / "watched")]),
-        (2, "follows files", ["s3://bucket/run"]),
+        (1, f"belongs to a watch of {trace}. Choose another --output", [trained, "-o", str(tmp_path / "seen")]),
+        (1, "already exists, but not from `watch`", [trace, "-o", str(own)]),
+        (1, "are not apart", [trained, "-o", str(tmp_path / "trained" / "watched")]),
+        (2, "follows local files", ["s3://bucket/run"]),
     ):
         given = [] if "-o" in line else ["-o", str(tmp_path / "new")]
         assert run(["watch", *line, *given, *NOW]) == code

@@ -1,4 +1,4 @@
-"""A run as an object: the numbers of the commands to the bit, frames that fit each other, mistakes in a sentence."""
+"""A run as an object: the numbers of the commands bit for bit, consistent frames, mistakes in one sentence."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_importing_the_package_loads_nothing():
     assert done.stdout.strip() == "['__future__', 'mismatch_cli']"
 
 
-def test_an_unknown_name_is_no_attribute():
+def test_an_unknown_name_is_not_an_attribute():
     with pytest.raises(AttributeError, match="no attribute 'opne'"):
         _ = mismatch_cli.opne
 
@@ -84,7 +84,7 @@ def test_numbers_are_those_of_the_commands(run, clipping, capfd):
         assert result.to_json() == json.loads(capfd.readouterr().out), line
 
 
-def test_tokens_beside_the_metrics_of_the_run(run):
+def test_tokens_agree_with_the_metrics_of_the_run(run):
     tokens, metrics = run.tokens, run.metrics.loc["mismatch"]
     counted = tokens["loss_mask"] & tokens["d_mismatch"].notna()
     assert tokens["d_mismatch"].abs()[counted].mean() == pytest.approx(metrics.loc["abs_d_mean", "value"], rel=1e-5)
@@ -111,7 +111,7 @@ def test_frames_one_after_the_other_are_all_tokens(run):
     frames = list(run.token_frames())
     assert len(frames) == 6
     together = pd.concat(frames, ignore_index=True)
-    together["token"] = together["token"].astype(run.tokens["token"].dtype)  # each has its own words
+    together["token"] = together["token"].astype(run.tokens["token"].dtype)  # each has its own categories
     pd.testing.assert_frame_equal(together, run.tokens)
 
 
@@ -162,14 +162,14 @@ def test_mistakes_are_one_sentence(run, tmp_path):
         "is a training run": lambda: mismatch_cli.open(tmp_path / "trained"),
         "Did you mean dppo-binary-tv": lambda: run.clip("dpo-binary-tv"),
         "Unknown parameter of dppo-binary-tv 'delt'": lambda: run.clip("dppo-binary-tv", delt=1),
-        "Parameters go with one algorithm": lambda: run.clip("ppo", "minirl", delta=1),
+        "Parameters belong to one algorithm": lambda: run.clip("ppo", "minirl", delta=1),
         "Did you mean mask-regions": lambda: run.plot("mask-region"),
         "run.compare.'OTHER'..plot.'metric-factors'": lambda: run.plot("metric-factors"),
         "Unknown plot of diagnosis 'mask-regions'": lambda: run.diagnose().plot("mask-regions"),
         "nothing to draw for gap-by-step": lambda: mismatch_cli.open(FLOAT32).plot("gap-by-step"),
         "Did you mean prime-rl": lambda: run.gate("prime"),
-        "give --baseline": lambda: run.gate({"k3": {"max_times_baseline": 2}}),
-        "nothing to be compared with": lambda: run.compare(),
+        "Add --baseline": lambda: run.gate({"k3": {"max_times_baseline": 2}}),
+        "compare needs two runs": lambda: run.compare(),
         "7 traces are too many": lambda: run.compare(*[FLOAT32] * 6),
         "pools traces": lambda: run.compare(pooled),
         "repeats the seed": lambda: mismatch_cli.open([FP8, FP8]),
@@ -226,10 +226,10 @@ def test_token_text_is_escaped(tmp_path):
     page = run._repr_html_()
     assert "<script" not in page and "&lt;script&gt;" in page and "\x1b" not in page
     assert "\x1b" not in run.tokens["token"].iloc[0]
-    assert next(run.token_frames())["token"].nunique() == 1  # one text of many ids, as \ufffd is
+    assert next(run.token_frames())["token"].nunique() == 1  # one text for many ids, like \ufffd
 
 
-def test_a_run_that_nobody_scored_is_shown_with_what_to_do(tmp_path):
+def test_a_run_without_scores_is_shown_with_what_to_do(tmp_path):
     absent = ("logp_trainer", "logp_recomputed", "topk_logp_trainer", "topk_logp_recomputed", "advantage")
     run = mismatch_cli.open(write_trace(tmp_path / "<b>" / "trace", world(0, 6), without=absent).folder)
     assert "&lt;b&gt;" in run._repr_html_() and "log-probabilities of a trainer" in run._repr_html_()

@@ -179,9 +179,9 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (("train", "--nproc", "2", "--engine", "hf", "--prompts-per-step", "1", "--minibatches", "1"),
      "2 ranks cannot share 1 problems per step"),
     (("train", "--nproc", "2", "--engine", "hf", "--tensor-parallel", "3"), "2 ranks cannot form engines of 3"),
-    (("diagnose", "--nproc", "2"), "--nproc shares what a model scores"),
-    (("probe", "--sharded"), "Say over how many with --nproc"),
-    (("train", "--cpu-offload"), "--cpu-offload needs a model"),
+    (("diagnose", "--nproc", "2"), "--nproc spreads the scoring of a model"),
+    (("probe", "--sharded"), "Set how many with --nproc"),
+    (("train", "--cpu-offload"), "--cpu-offload is for"),
     (("train", "--engine", "server", "--engine-url", "http://localhost:1", "--seeds", "2", "--devices", "0,1"),
      "servers hold the weights of one"),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""metrics.jsonl flat: names, the table beside it, and what is no number."""
+"""metrics.jsonl flattened: names, the table beside it, and values that are not numbers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_every_number_has_one_flat_name():
     assert flat(RECORD) == FLAT
 
 
-def test_no_framework_has_a_name_of_ours():
-    """Else one would be logged over the other."""
+def test_no_framework_uses_one_of_our_names():
+    """Otherwise one would overwrite the other."""
     groups = ("mismatch", "current", "seconds", "eval", "routing", "sampled")
     for framework in dialects.names():
         for line in dialects.lines(framework):
@@ -61,7 +61,7 @@ def test_a_table_of_the_users_is_not_ours(tmp_path):
     assert not is_ours(tmp_path / METRICS_TABLE, tmp_path)
 
 
-def test_a_table_that_cannot_be_written_is_said_and_leaves_nothing(tmp_path):
+def test_a_table_that_cannot_be_written_is_reported_and_leaves_nothing(tmp_path):
     said: list[str] = []
     (tmp_path / METRICS_TABLE).mkdir()
     renew_table(lines(tmp_path, RECORD), said.append)

@@ -1,4 +1,4 @@
-"""Each tracker's own files, read with its own library; and what a tracker may do without ending the run."""
+"""Each tracker's own files, read with its own library; and how a tracker may fail without ending the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = ["mlflow", "tensorboard", "trackio", "wandb"]
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory) -> Iterator[tuple[Path, list[str]]]:
-    """All four at once; two sessions, of which the second one repeats two steps, as a resumed run does."""
+    """All four at once; two sessions, the second of which repeats two steps, as a resumed run does."""
     folder, said = tmp_path_factory.mktemp("tracked") / "run", list[str]()
     with pytest.MonkeyPatch.context() as environment:
         for name in ("WANDB_MODE", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
@@ -43,7 +43,7 @@ def tracked(tmp_path_factory) -> Iterator[tuple[Path, list[str]]]:
         yield folder, said
 
 
-def test_all_are_there_and_none_complains(tracked):
+def test_all_exist_and_none_complains(tracked):
     folder, said = tracked
     assert names() == NAMES
     assert len(said) == 8 and all(sentence.startswith("Tracking with") for sentence in said)
@@ -89,7 +89,7 @@ def test_trackio_reads_each_step_once(tracked):
 
 
 def _framed(content: bytes) -> Iterator[bytes]:
-    """The records of a .wandb file, framed as LevelDB logs are: wandb frames them in Go alone."""
+    """The records of a .wandb file, framed like LevelDB logs; wandb has code for this only in Go."""
     assert content[:4] == b":W&B"
     at, whole = 7, b""
     while at < len(content):
@@ -99,7 +99,7 @@ def _framed(content: bytes) -> Iterator[bytes]:
         length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
         whole += content[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # complete, or the last part
             yield whole
             whole = b""
 
@@ -122,8 +122,8 @@ def test_wandb_reads_each_step_once(tracked):
     assert len(files) == 2 and len(set(begun)) == 1 and begun[0][:2] == ("proj", "run")
 
 
-def test_a_network_that_hangs_ends_no_run(tmp_path, monkeypatch):
-    """wandb, told to be online, with a server that takes connections and never answers."""
+def test_a_network_that_hangs_does_not_stop_the_run(tmp_path, monkeypatch):
+    """wandb in online mode, with a server that accepts connections and never answers."""
     monkeypatch.setattr(_outlet, "STEP_SECONDS", 0.3)
     monkeypatch.setattr(_outlet, "END_SECONDS", 0.5)
     said: list[str] = []
@@ -139,10 +139,10 @@ def test_a_network_that_hangs_ends_no_run(tmp_path, monkeypatch):
             for step in range(2, 5):
                 trackers.log(step, {"train/reward": 1.0})
     assert len(said) == 2
-    assert said[1].startswith("--track wandb ended: it has taken nothing for 0.3 s. The run continues, and metrics")
+    assert said[1].startswith("--track wandb ended: it has not responded for 0.3 s. The run continues, and metrics")
 
 
-def test_a_tracker_that_stands_still_never_holds_up_the_run(tmp_path, monkeypatch):
+def test_a_tracker_that_hangs_never_blocks_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(_outlet, "END_SECONDS", 0.5)
     said: list[str] = []
     with open_trackers(["tensorboard"], tmp_path, say=said.append) as trackers:
@@ -155,7 +155,7 @@ def test_a_tracker_that_stands_still_never_holds_up_the_run(tmp_path, monkeypatc
     assert said[1].endswith(f" See {tmp_path}/trackers/tensorboard.log.") and len(said) == 2
 
 
-def test_a_tracker_that_dies_or_cannot_begin_is_said_once(tmp_path):
+def test_a_tracker_that_dies_or_cannot_start_is_reported_once(tmp_path):
     said: list[str] = []
     (tmp_path / "trackers").mkdir()
     (tmp_path / "trackers/tensorboard").write_text("in the way")
@@ -179,7 +179,7 @@ def test_a_tracker_that_dies_or_cannot_begin_is_said_once(tmp_path):
     ]
 
 
-def test_what_is_asked_for_is_checked_first(monkeypatch):
+def test_trackers_are_checked_first(monkeypatch):
     assert asked(["trackio,mlflow", "mlflow"]) == ["trackio", "mlflow"] and asked(None) == []
     with pytest.raises(UsageError, match="Did you mean trackio"):
         asked(["trackoi"])
@@ -191,7 +191,7 @@ def test_what_is_asked_for_is_checked_first(monkeypatch):
 
 
 def test_a_training_run_that_is_killed_and_resumed_repeats_nothing(tmp_path):
-    """Step 3 is made again from the checkpoint of step 2, and is tracked once; step 0 is an evaluation."""
+    """Step 3 is repeated from the checkpoint of step 2, and tracked once; step 0 is an evaluation."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = load_config(
@@ -220,7 +220,7 @@ def test_a_training_run_that_is_killed_and_resumed_repeats_nothing(tmp_path):
         assert [event.step for event in events] == [1, 2, 3]
         assert [e.value for e in events] == pytest.approx([flat(record)[tag] for record in records[1:]])
     assert [event.step for event in read.Scalars("train/eval_accuracy")] == [0, 3]
-    for record in records[3:]:  # in TRL's words it is what `report --as trl` says of the trace of that step
+    for record in records[3:]:  # as TRL: equal to `report --as trl` of that step's trace
         of_trace = Translation.of([Trace.open(folder / f"traces/step-{record['step']}")], "trl").to_json()
         rows = {row["name"]: row["value"] for row in of_trace["frameworks"]["trl"]["metrics"]}
         assert record["as"]["trl"] == {name: value for name, value in rows.items() if value is not None}
