@@ -44,8 +44,8 @@ def command(
 
         config, folder, manifest = prepared
         progress, ranks, is_new = common.progress_of(world), Ranks(world, sharded), not common.resume
-        source = traced(config, folder, progress, ranks, anew=is_new)
-        search(config, source, folder, progress, faults, ranks, manifest["flags"], anew=is_new)
+        source = traced(config, folder, progress, ranks, fresh=is_new)
+        search(config, source, folder, progress, faults, ranks, manifest["flags"], fresh=is_new)
         if world.first:
             common.show(BisectionAnalysis.read(folder), folder)
 

@@ -100,7 +100,7 @@ def test_rescoring_takes_the_model_that_the_trace_names(typed, recorded):
     shutil.copytree(recorded, "step")
     write_manifest(Path("step/trace"), read_manifest(Path("step/trace")) | {"command": "train"})
     code, error = typed("rescore", "step")  # it names the model that training started from
-    assert code == 2 and "Name the model that is to score: --trainer-model" in error
+    assert code == 2 and "does not name the model to score with. Add --trainer-model" in error
 
 
 def test_report_renews_its_own_folder(typed):

@@ -49,7 +49,7 @@ def write(path: Path, *rows: dict) -> str:
         ([MODEL, "--top-logprobs", "999999"], 2, "--top-logprobs 999999"),
         ([MODEL, "--engine", "vlm"], 2, "Did you mean vllm?"),
         ([MODEL, "--engine-arg", "seven"], 2, "is not key=value"),
-        ([MODEL, "--engine-arg", "x=1"], 2, "knows no argument x"),
+        ([MODEL, "--engine-arg", "x=1"], 2, "has no argument x"),
         ([MODEL, "--resume"], 1, "has no run to resume"),
         ([MODEL, "--no-such-flag"], 2, "No such option"),
         ([MODEL, "--trainer-model", "/no/such/model"], 1, "There is no model folder"),

@@ -71,7 +71,7 @@ def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
     ("arguments", "code", "message"),
     [
         (["run"], 2, "compare needs two traces, and one is named. Name a second: mismatch-cli compare run OTHER"),
-        (["run"] * 7, 2, "7 traces are too many at once: name at most 6."),
+        (["run"] * 7, 2, "7 traces are too many: name at most 6."),
         (["run", "gone"], 1, "gone does not exist"),
         (["run", "run", "--pair", "mismatsch"], 2, "Did you mean mismatch"),
         (["run", "run", "--pair", "staleness"], 2, "run/trace has no staleness pair. It has: floor, mismatch, total."),

@@ -113,8 +113,8 @@ def test_weights_and_sampling_of_the_user(capfd):
         (["--weights", "older", "dump.jsonl"], 2, "equal, newer"),
         (["--temperature", "0", "dump.jsonl"], 2, "Temperature 0"),
         (["nothing.jsonl"], 1, "nothing.jsonl does not exist"),
-        (["empty"], 1, "holds no file to import"),
-        (["--format", "prime-rl", "dump.jsonl"], 1, "Nothing of dump.jsonl could be imported"),
+        (["empty"], 1, "holds no files to import"),
+        (["--format", "prime-rl", "dump.jsonl"], 1, "No rows imported from dump.jsonl"),
         (["dump.jsonl", "-o", "foreign"], 1, "is not a run folder"),
     ],
 )

@@ -28,7 +28,7 @@ def _zip(path: Path) -> None:
         ("x.toml", "steps = 2\n".encode("utf-16"), "train --preset x.toml", 1, "x.toml cannot be read"),
         ("x.toml", b"steps = nan\n", "train --preset x.toml", 2, "steps = nan must be a whole number. See:"),
         ("run/config.toml", b"\xa8\n", "train --resume --output run", 2, "run/config.toml has different settings"),
-        ("l.toml", b"[limits.k3]\nmax = []\n", "gate --limits l.toml", 2, "has to be a number. Example: max = 0.015"),
+        ("l.toml", b"[limits.k3]\nmax = []\n", "gate --limits l.toml", 2, "must be a number. Example: max = 0.015"),
         ("t", b"", f"curate --threads {10**20}", 2, "is more than any machine has. Use at most"),
         ("t", b"", "clipstats -a dppo-binary-tv:max_tv=nan", 2, "max_tv=nan is not a finite number. Example: "),
         ("m.py", b"", "clipstats -a m.py", 2, "m.py does not define trust_region"),

@@ -15,7 +15,7 @@ from mismatch_cli.trace.manifest import read_manifest
 
 FP8, FLOAT32 = (bundled("traces") / name for name in ("fp8-kv", "float32"))
 SAYS = "PARTIAL: lost is incomplete"
-WHY = "5 of 6 shards are there (missing: shard-00002.parquet)"
+WHY = "5 of 6 shards exist (missing: shard-00002.parquet)"
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_resume_repairs_a_run_that_lost_a_shard_or_rows(tmp_path, capfd, monkeyp
     assert code == 0 and "2 of 3 shards exist" in out and "shard-00000.parquet holds fewer responses" in out
     assert "Resume with: mismatch-cli probe --resume --output run" in out
     code, out = command(capfd, "rescore", "run", "--trainer-model", str(bundled("model")), "-o", "again")
-    assert code == 0 and "2 of 3 shards are there" in out  # what comes from a partial trace is partial
+    assert code == 0 and "2 of 3 shards exist" in out  # what comes from a partial trace is partial
     assert command(capfd, "probe", "--resume", "-o", "run")[0] == 0
     assert [path.read_bytes() for path in shards] == before
     assert "PARTIAL" not in command(capfd, "report", "run")[1]

@@ -372,7 +372,7 @@ def test_the_page_is_that_of_a_training(trace: str, tmp_path: Path, capfd: pytes
     seen = tmp_path / "seen"
     assert run(["watch", trace, "-o", str(seen), "--no-plots", "--quiet", "--every", "0.05"]) == 0
     page = (seen / "report.html").read_text(encoding="utf-8")
-    assert "Training: does it stay stable?" in page and 'http-equiv="refresh"' not in page  # it is final
+    assert "Does training stay stable?" in page and 'http-equiv="refresh"' not in page  # it is final
     assert sorted(os.listdir(seen)) == ["metrics.jsonl", "report.html", "summary.json", "watch.json"]
     assert run(["report", str(seen), "--json", "--quiet"]) == 0
     assert json.loads(capfd.readouterr().out)["runs"][0]["steps"] == 5
@@ -409,7 +409,7 @@ def test_mistakes_are_reported_in_a_sentence(capfd: pytest.CaptureFixture[str], 
         (1, "nor does the folder around it", [str(tmp_path / "no" / "where")]),
         (1, f"belongs to a watch of {trace}. Choose another --output", [trained, "-o", str(tmp_path / "seen")]),
         (1, "already exists, but not from `watch`", [trace, "-o", str(own)]),
-        (1, "are not apart", [trained, "-o", str(tmp_path / "trained" / "watched")]),
+        (1, "overlaps the input", [trained, "-o", str(tmp_path / "trained" / "watched")]),
         (2, "follows local files", ["s3://bucket/run"]),
     ):
         given = [] if "-o" in line else ["-o", str(tmp_path / "new")]

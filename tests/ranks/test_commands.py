@@ -181,7 +181,7 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (("train", "--nproc", "2", "--engine", "hf", "--tensor-parallel", "3"), "2 ranks cannot form engines of 3"),
     (("diagnose", "--nproc", "2"), "--nproc spreads the scoring of a model"),
     (("probe", "--sharded"), "Set how many with --nproc"),
-    (("train", "--cpu-offload"), "--cpu-offload is for"),
+    (("train", "--cpu-offload"), "--cpu-offload needs a model"),
     (("train", "--engine", "server", "--engine-url", "http://localhost:1", "--seeds", "2", "--devices", "0,1"),
      "servers hold the weights of one"),
 ]  # fmt: skip

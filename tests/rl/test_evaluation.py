@@ -140,8 +140,8 @@ def test_a_context_holds_prompt_and_response_together(tmp_path):
     assert all(len(r.response_ids) <= most for r, most in zip(rollouts, room, strict=True))
     assert any(r.finish_reason == "length" for r in rollouts)
     assert said[-1].endswith(
-        f"skipping 2 of 4 problems, the first (row 2) because the prompt has {lengths[2]} tokens, and at most "
-        f"{lengths[2] - 1} are allowed."
+        f"skipping 2 of 4 problems, the first (row 2) because the prompt has {lengths[2]} tokens, more than the "
+        f"limit of {lengths[2] - 1}."
     )
 
 

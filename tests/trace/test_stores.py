@@ -211,7 +211,7 @@ def test_a_run_is_uploaded_with_its_manifest_last(store, trace, capsys, tmp_path
     ("typed", "said"),
     [
         (["upload", "nothing", "s3://bucket/x"], "nothing does not exist"),
-        (["upload", "empty", "s3://bucket/x"], "holds no trace"),
+        (["upload", "empty", "s3://bucket/x"], "contains no trace"),
         (["upload", "empty", "folder"], "is not on an object store"),
         (["report", "--output", "s3://bucket/x"], "mismatch-cli upload"),
         (["import", "s3://bucket/x"], "Copy it to this machine"),
