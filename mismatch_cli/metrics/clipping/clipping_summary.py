@@ -128,7 +128,7 @@ class ClippingSummary(Accumulator):
         })  # fmt: skip
 
     def result(self, blocked_tokens: int) -> dict[str, Any]:
-        """The JSON of docs/json/clipstats.md: every number with its interval, and the most frequently blocked tokens."""
+        """The JSON of docs/json/clipstats.md: numbers with their intervals, and the most frequently blocked tokens."""
         prompts, advantages = self.prompts.result(), self.question.needs.advantages
         rows = [self._algorithm(place, blocked_tokens) for place in range(len(self.question.algorithms))]
         names = [row["name"] for row in rows]
