@@ -143,7 +143,7 @@ def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportVie
         Section(
             "The gap", "On each token.", (_group(measured, "Probabilities", gap), _group(measured, "Ratio", ratio))
         ),
-        Section("Ratio against TV", tables=(_volatility(pair),)),
+        Section("Ratio and TV by probability", tables=(_volatility(pair),)),
         Section("Whole responses", groups=(_group(measured, "Sequence", sequence),)),
         Section("Worst tokens", excerpts=_excerpts()),
     )
@@ -158,10 +158,10 @@ def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportVie
             ("Prompts", "/a/path/without/any/place/to/break/it/" + "x" * 80),
         ),
         notes=("3 prompts were skipped (too long).", HOSTILE),
-        headline="On an average token the two policies differ by 0.00318 in probability, 29 × the trainer's own noise.",
+        headline="The two policies differ by 0.00318 in probability on the average token, 29 × the trainer's own noise.",
         leading=_group(measured, "", ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")).rows,
         outline=sections,
-        figures=[replace(figure, sections=("Ratio against TV",)) for figure in figures],
+        figures=[replace(figure, sections=("Ratio and TV by probability",)) for figure in figures],
         settings=(
             ("Rollout engine", (("dtype", "bfloat16"), ("a" * 60, "b" * 60))),
             ("Trainer", (("attention", "sdpa"),)),

@@ -74,7 +74,7 @@ def test_workers_give_the_same_bits(growing: Trace, study: MismatchAnalysis, mon
 
 def test_screen_page_and_figure_show_turns_if_there_are_several(study: MismatchAnalysis) -> None:
     view = page_of(study)
-    (along,) = (section for section in view.sections if section.title == "Along the response")
+    (along,) = (section for section in view.sections if section.title == "By position in the response")
     assert [row[0] for row in along.tables[-1].rows] == ["1", "2", "3", "4"] and "turn" in along.text
     assert view.screen is not None
     (profile,) = (profile for profile in view.screen.profiles if profile.title == "by turn")
@@ -83,7 +83,7 @@ def test_screen_page_and_figure_show_turns_if_there_are_several(study: MismatchA
 
     usual = analyse([Trace.open(bundled_trace())], worst=1)
     view = page_of(usual)
-    (along,) = (section for section in view.sections if section.title == "Along the response")
+    (along,) = (section for section in view.sections if section.title == "By position in the response")
     assert len(along.tables) == 2 and "turn" not in along.text
     assert view.screen is not None and not any("turn" in profile.title for profile in view.screen.profiles)
     assert "turn-profile" not in dict(plots_for(usual.plot_data))
@@ -97,6 +97,6 @@ def test_the_last_row_gathers_later_turns_and_compare_draws_them(tmp_path: Path,
     turns = np.concatenate([np.arange(24, most + 1) for most in range(24, 33)])
     assert (last["first"], last["last"], last["turns"], last["tokens"]) == (24, None, 3 * 45, 3 * 45 * LENGTH)
     assert last["abs_d_mean"]["value"] == pytest.approx(PLANTED * turns.mean(), rel=1e-4)
-    (along,) = (section for section in page_of(found).sections if section.title == "Along the response")
+    (along,) = (section for section in page_of(found).sections if section.title == "By position in the response")
     assert along.tables[-1].rows[-1][0] == "24 and later"
     assert "turn-profile" in dict(plots_for(analyse_comparison([growing, long]).plot_data))

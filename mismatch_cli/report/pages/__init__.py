@@ -1,4 +1,4 @@
-"""How each study looks: from its result to a page, which terminal and HTML print."""
+"""The page of each study, which terminal and HTML print."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def page_of(study: Study, **choices: Any) -> ReportView:
-    """The page of a study, its figures apart: what `page` makes of it in the file that is named after its kind."""
+    """The page of a study without its figures, from `page` in the module named after the study."""
     return cast("ReportView", import_module(f"{__name__}.{study.STUDY}").page(study, **choices))

@@ -1,4 +1,4 @@
-"""The answer to "which threshold?": who blocks how much, which δ is as strict as which ε, and what to try next."""
+"""The screen of `clipstats`: how much each algorithm blocks, equally strict thresholds, and what to try next."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,23 +19,23 @@ from mismatch_cli.report.view import Excerpt, Facts, Screen, Table, Verdict
 _T = TypeVar("_T")
 _ROWS, _NOTES = 9, 1
 _MARKS = ("  ", "▸ ")
-_FAMILIES = {  # how each is called in a sentence, and typed
+_FAMILIES = {  # its name in a sentence, and as a flag
     "ratio_clip": ("ε", "ratio-clip:epsilon"),
     "binary_tv": ("TV δ", "dppo-binary-tv:delta"),
     "binary_kl": ("KL δ", "dppo-binary-kl:delta"),
     "top_k_tv": ("top-K TV δ", "top-k-tv:delta"),
     "top_k_kl": ("top-K KL δ", "top-k-kl:delta"),
 }
-_LATER = "a later trainer, at whose weights masks have something to block"
+_LATER = "score with a later trainer, where masks have something to block"
 _SAME = "EQUALLY STRICT"
-_ALIKE = 1.05  # times as many blocked tokens, or fewer, are not worth a word
+_ALIKE = 1.05  # times as many blocked tokens still count as equally strict
 _TERMS = ("surrogate", "correction", "quadratic_bound")  # of the theory
 
 
 def screen(subject: Subject, notes: Sequence[str], examples: Sequence[Excerpt], runs: Sequence[Path]) -> Screen:
-    """Masks with the compared pair among them, thresholds of the same strictness, overlap, a verdict."""
+    """Masks from strict to loose, equally strict thresholds, overlap and a verdict."""
     result, notes = subject.result, _notes(subject, notes)
-    rows = _ROWS - max(0, len(notes) - _NOTES) - bool(result["theory"])  # what else is said takes their place
+    rows = _ROWS - max(0, len(notes) - _NOTES) - bool(result["theory"])  # notes and theory take rows from the table
     tables = (
         ()
         if subject.nothing_to_block
@@ -59,34 +59,34 @@ def _notes(subject: Subject, notes: Sequence[str]) -> tuple[str, ...]:
     if left > 0:
         shown.append(f"{numbers.things(left, 'more note')}: --full")
     if not subject.has_advantages:
-        shown.append("No advantages: tokens are judged for both signs. With them: probe --answer-field FIELD")
+        shown.append("No advantages: tokens are judged for both signs. To get them: probe --answer-field FIELD")
     if skipped:
         shown.append(f"{numbers.things(skipped, 'algorithm')} cannot be judged on this trace: --full says why")
     return tuple(shown)
 
 
 def _from_strict_to_loose(subject: Subject, rows: int) -> Table:
-    """Some masks, always with the compared ones; the same mask on π′ is left to the page."""
+    """Some masks, always the compared ones; the same mask on π′ is on the page only."""
     masks = subject.masks(subject.rows, *ROW_KEYS)
     ranked = sorted(masks, key=lambda one: -subject.strictness(one.row))
-    own = [one for one in ranked if one.row in subject.leading]
-    others = [one for one in ranked if one not in own and subject.strictness(one.row)]
-    others = _evenly([one for one in others if not subject.is_twin(one.row)], rows - len(own))
-    shown = [one for one in ranked if one in own or one in others]
+    compared = [mask for mask in ranked if mask.row in subject.leading]
+    others = [mask for mask in ranked if mask not in compared and subject.strictness(mask.row)]
+    others = _evenly([mask for mask in others if not subject.is_twin(mask.row)], rows - len(compared))
+    shown = [mask for mask in ranked if mask in compared or mask in others]
     left = len(masks) - len(shown)
     notes = [f"… {left} more: --full"] * (left > 0)
-    if any(not one.row["weighs_by_ratio"] for one in shown):
+    if any(not mask.row["weighs_by_ratio"] for mask in shown):
         notes.append(f"{NOT_BY_RATIO} share of Σ |A|: its weight is not r")
     return table(
         "",
         shown,
-        [text("algorithm", lambda one: _MARKS[one in own] + one.label), *share_columns(subject, fewest=True)],
+        [text("algorithm", lambda mask: _MARKS[mask in compared] + mask.label), *share_columns(subject, fewest=True)],
         note="   ".join(notes),
     )
 
 
 def _evenly(ranked: Sequence[_T], most: int) -> list[_T]:
-    """The first, the last, and what lies between them at equal steps."""
+    """The first, the last, and some between them at equal steps."""
     if len(ranked) <= most:
         return list(ranked)
     return [ranked[round(place * (len(ranked) - 1) / max(most - 1, 1))] for place in range(most)]
@@ -104,7 +104,7 @@ def _overlap(subject: Subject) -> str:
         return ""
     i, j = map(overlap["names"].index, compared)
     alone = (overlap["only_row"][i][j], overlap["only_row"][j][i])
-    parts = (f"{numbers.count(n)} by {name} alone" for n, name in zip(alone, compared, strict=True))
+    parts = (f"{numbers.count(n)} only by {name}" for n, name in zip(alone, compared, strict=True))
     jaccard = number(overlap["jaccard"][i][j])
     return f"{numbers.things(overlap['both'][i][j], 'token')} blocked by both, {', '.join(parts)} (Jaccard {jaccard})"
 
@@ -113,8 +113,8 @@ def _bad_updates(subject: Subject) -> str:
     bad = subject.result["bad_updates"]
     if value_of(bad["over_negative"]) is None:
         return ""
-    where = "of tokens with A < 0" if subject.has_advantages else "of tokens, were A < 0"
-    return f"{share(bad['over_negative'])} {where}: fell by ≥ {bad['delta']:g} and pushed down further"
+    where = "of tokens with A < 0" if subject.has_advantages else "of tokens, if A < 0"
+    return f"{share(bad['over_negative'])} {where}: already lost ≥ {bad['delta']:g} and pushed down further"
 
 
 def _theory(subject: Subject) -> str:
@@ -125,28 +125,28 @@ def _theory(subject: Subject) -> str:
 
 
 def _one_each_way(subject: Subject, examples: Sequence[Excerpt]) -> tuple[Excerpt, ...]:
-    """A token that the first blocks and the second keeps, and one the other way round."""
+    """A token that only the first algorithm blocks, and one that only the second blocks."""
     beginnings = map(only_blocked_by, subject.result["compared"])
-    of_each = ([each for each in examples if each.short.startswith(beginning)] for beginning in beginnings)
+    of_each = ([example for example in examples if example.short.startswith(beginning)] for beginning in beginnings)
     return tuple(replace(found[0], title=found[0].short) for found in of_each if found)
 
 
 def only_blocked_by(name: str) -> str:
-    """How the title of a token begins that this algorithm alone blocks."""
+    """The beginning of the title of a token that only this algorithm blocks."""
     return f"Only {name} blocks "
 
 
 def _verdict(subject: Subject) -> Verdict:
-    """How much stricter one is than the other, and the thresholds at which they would be equally strict."""
+    """How much stricter one algorithm is, and the thresholds at which both are equally strict."""
     rows, names = subject.leading, " and ".join(subject.result["compared"])
     if not rows:
-        return Verdict("NOTHING JUDGED", "No algorithm is applicable to this trace.")
+        return Verdict("NOTHING JUDGED", "No algorithm can be applied to this trace.")
     if subject.nothing_to_block:
-        return Verdict("NOTHING TO BLOCK", "No token has an advantage other than 0: no update would follow.")
+        return Verdict("NOTHING TO BLOCK", "Every advantage is 0, so there is no update.")
     ranked = sorted(rows, key=lambda row: -subject.strictness(row))
     high, low = (subject.strictness(row) for row in (ranked[0], ranked[-1]))
     if not high:
-        return Verdict("NOTHING BLOCKED", f"Every update of this trace passes {names}.")
+        return Verdict("NOTHING BLOCKED", f"{names} would keep every update of this trace.")
     text = f"{', '.join(_told(subject, row) for row in ranked)}. {_equal(subject)}".rstrip()
     if high <= _ALIKE * low:
         return Verdict(_SAME if len(rows) > 1 else f"{numbers.share(high)[0]} BLOCKED", text)
@@ -164,7 +164,7 @@ def _told(subject: Subject, row: Row) -> str:
 
 
 def _equal(subject: Subject) -> str:
-    """The threshold of another family for each of the compared algorithms."""
+    """The equally strict threshold of another family for each compared algorithm."""
     found = [
         f"{row['algorithm']} and {_FAMILIES[family][0]} = {numbers.number(value)}"
         for row, family, value in _equal_thresholds(subject)
@@ -173,17 +173,17 @@ def _equal(subject: Subject) -> str:
 
 
 def _equal_thresholds(subject: Subject) -> list[tuple[Row, str, float]]:
-    """Of each compared algorithm, TV for a ratio clip and for what is of no family, the ratio clip for the rest."""
+    """For each compared algorithm: TV for a ratio clip and for one without a family, otherwise the ratio clip."""
     rows = subject.result.get("same_strictness", ())
-    held = [(row, "binary_tv" if row["family"] in ("ratio_clip", None) else "ratio_clip") for row in rows]
-    found = [(row, family, value_of(row["thresholds"].get(family))) for row, family in held]
+    other = [(row, "binary_tv" if row["family"] in ("ratio_clip", None) else "ratio_clip") for row in rows]
+    found = [(row, family, value_of(row["thresholds"].get(family))) for row, family in other]
     return [(row, family, value) for row, family, value in found if value is not None]
 
 
 def _next(subject: Subject, verdict: Verdict, runs: Sequence[Path]) -> Facts:
-    """The first compared algorithm beside another family as strict as it is, and everything that was measured."""
+    """The first compared algorithm against another family at equal strictness, and the full output."""
     names = subject.result["compared"]
-    typed = {*TABLE, *registry.names(trust_regions.PACKAGE)}  # of a user's file the name is no path
+    typed = {*TABLE, *registry.names(trust_regions.PACKAGE)}  # a user's file is named here, but its path is not
     trials = [
         (suggest("clipstats", *runs, "-a", row["algorithm"], "-a", f"{_FAMILIES[family][1]}={value:.3g}"),
          "equally strict: which tokens differ?")
@@ -194,10 +194,10 @@ def _next(subject: Subject, verdict: Verdict, runs: Sequence[Path]) -> Facts:
         trials = [(suggest("rescore", *runs, "--trainer-model", "LATER", "--weights", "newer"), _LATER)]
     elif verdict.words == _SAME and all(name.partition(":")[0] in typed for name in names):
         trials = [
-            (suggest("train", *(word for name in names for word in ("-a", name))), "as strict: does it learn as well?")
+            (suggest("train", *(word for name in names for word in ("-a", name))), "equally strict: which learns more?")
         ]
     elif subject.nothing_to_block:
-        trials = [(suggest("curate", "MODEL", "--prompts", "FILE"), "problems that are solved only sometimes")]
+        trials = [(suggest("curate", "MODEL", "--prompts", "FILE"), "problems solved only sometimes")]
     elif not trials:
         trials = [(suggest("clipstats", *runs, "-a", "dppo-binary-tv:delta=0.05"), "another δ")]
     return (trials[0], (suggest("clipstats", *runs, "--full"), "every algorithm, bin, step and token"))

@@ -1,4 +1,4 @@
-"""The answer to "how far apart?": a screen of a trace's gap, with the verdict and what to type next."""
+"""The screen of a trace: its gap, the verdict and what to type next."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, UNDECIDED, WHER
 
 _STATUS: dict[str, Status] = {HEALTHY: "good", BETWEEN: "mixed", ABOVE: "bad", UNDECIDED: "mixed"}
 _SHORT = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")
-_NOISE = "× noise: how many times the trainer's own gap to itself in another batch shape"
-_OF_PAIR = {"total": "With staleness, ", "staleness": "Of staleness, "}
+_NOISE = "× noise: multiples of the trainer's gap to itself in another batch shape"
+_OF_PAIR = {"total": "With staleness, ", "staleness": "For staleness alone, "}
 
 
 def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
-    """What decides whether the gap is normal, where it sits, and the worst tokens."""
+    """Whether the gap is normal, where it is, and the worst tokens."""
     summary = study.result
     main, verdict = next(iter(summary["pairs"].values())), summary["verdict"]
     suspects = summary["suspects"] if verdict["status"] != HEALTHY else []
@@ -41,7 +41,7 @@ def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
 
 
 def leading(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> tuple[MetricRow, ...]:
-    """The numbers beside the verdict, each with the strictest limit that somebody published for it."""
+    """The numbers beside the verdict, each with the strictest published limit."""
 
     def row(key: str) -> MetricRow:
         found, limit = metric_row(METRICS[key], pair["metrics"][key]), _strictest(limits, key, pair["pair"])
@@ -53,7 +53,7 @@ def leading(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> tup
 
 
 def _deciding(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> Table:
-    """A row for each metric that people act on, beside the strictest limit that somebody published for it."""
+    """The metrics that people act on, each with the strictest published limit."""
     rows = [
         {"metric": METRICS[key], "found": found, "limit": _strictest(limits, key, pair["pair"])}
         for key in DECIDING
@@ -76,12 +76,12 @@ def _deciding(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> T
 
 
 def _strictest(limits: Sequence[Mapping[str, Any]], key: str, pair: str) -> Mapping[str, Any] | None:
-    own = [row for row in limits if row["metric"] == key and row["pair"] == pair]
-    return min(own, key=lambda row: float(row["healthy"]), default=None)
+    of_metric = [row for row in limits if row["metric"] == key and row["pair"] == pair]
+    return min(of_metric, key=lambda row: float(row["healthy"]), default=None)
 
 
 def _limit(row: Row) -> str:
-    """`✔ 0.005 verl`: by whom, without what the name says beyond."""
+    """`✔ 0.005 verl`: the publisher by the first part of its name."""
     limit = row["limit"]
     return "" if limit is None else f"{SIGNS[limit['standing']]} {limit['healthy']:g} {_by(limit)}"
 
@@ -130,7 +130,7 @@ def _profile(title: str, rows: Sequence[Row], key: str, first: str, last: str, w
 
 
 def _verdict(verdict: Mapping[str, Any]) -> Verdict:
-    """How many limits hold, for each pair that some speak of, and which do not."""
+    """How many limits hold for each pair that has some, and which do not."""
     words, status = STATUS_WORDS[verdict["status"]]
     exceeded = {row["pair"] for row in verdict["bars"] if row["standing"] == ABOVE}
     pairs = sorted(dict.fromkeys(row["pair"] for row in verdict["bars"]), key=lambda pair: pair not in exceeded)
@@ -138,13 +138,13 @@ def _verdict(verdict: Mapping[str, Any]) -> Verdict:
     said = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
     if any(row["low"] is None and row["standing"] == UNDECIDED for row in verdict["bars"]):
         said.append(
-            f"A few prompts decide what is undecided: it may be {WHERE_FEW_DECIDE:g} times as large, or as small."
+            f"Undecided values depend on a few prompts: they may be {WHERE_FEW_DECIDE:g} times as large, or as small."
         )
-    return Verdict(words, " ".join(said) or "Nobody has published a limit for what was measured here.", status)
+    return Verdict(words, " ".join(said) or "There is no published limit for what was measured here.", status)
 
 
 def _suspect(suspects: Sequence[Mapping[str, Any]]) -> Facts:
-    """The first setting that is known to make gaps, by the name that `compare` gives it."""
+    """The first suspected setting, named as in `compare`."""
     return tuple(("Suspect", f"{_setting(first)}: {first['why']}") for first in suspects[:1])
 
 
@@ -153,18 +153,18 @@ def _setting(suspect: Mapping[str, Any]) -> str:
 
 
 def _test(suspects: Sequence[Mapping[str, Any]]) -> Facts:
-    """The lines that measure how much of the gap the first suspect makes."""
+    """The commands that measure how much of the gap the first suspect causes."""
     if not suspects:
         return ()
     first, *rest = suspects[0]["test"]
-    return ((first, f"how much {_setting(suspects[0])} makes of the gap"), *((line, "") for line in rest))
+    return ((first, f"how much of the gap {_setting(suspects[0])} causes"), *((line, "") for line in rest))
 
 
 def _next(study: MismatchAnalysis) -> Facts:
     runs = typed(study.traces)
     return (
-        (suggest("diagnose", *runs), "which setting makes the gap"),
+        (suggest("diagnose", *runs), "which setting causes the gap"),
         (suggest("clipstats", *runs), "what PPO and DPPO would block"),
-        (suggest("report", *runs, "--as", "all"), "the numbers of your framework's dashboard"),
+        (suggest("report", *runs, "--as", "all"), "the numbers on your framework's dashboard"),
         (suggest("report", *runs, "--full"), "every metric, bin and position"),
     )

@@ -1,4 +1,4 @@
-"""How limits stand, in signs and words: what the screens of a trace and of a quoted number share."""
+"""The status of limits in signs and words, for the screens of a trace and of a quoted number."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,11 +19,12 @@ STATUS_WORDS: dict[str, tuple[str, Status]] = {
 
 def counted(rows: Sequence[Mapping[str, Any]]) -> str:
     """`7 of 9 published limits hold, 2 are undecided.`"""
-    by = {standing: [row for row in rows if row["standing"] == standing] for standing in SIGNS}
-    parts = [f"{len(by[HEALTHY])} of {len(rows)} published limits hold"]
-    if by[UNDECIDED]:
-        parts.append(f"{len(by[UNDECIDED])} {'is' if len(by[UNDECIDED]) == 1 else 'are'} undecided")
-    for standing, words in ((BETWEEN, "between healthy and broken"), (ABOVE, "exceeded")):
-        if by[standing]:
-            parts.append(f"{words}: {'; '.join(row['who'] for row in by[standing])}")
+    by_status = {status: [row for row in rows if row["standing"] == status] for status in SIGNS}
+    undecided = len(by_status[UNDECIDED])
+    parts = [f"{len(by_status[HEALTHY])} of {len(rows)} published limits hold"]
+    if undecided:
+        parts.append(f"{undecided} {'is' if undecided == 1 else 'are'} undecided")
+    for status, words in ((BETWEEN, "between healthy and broken"), (ABOVE, "exceeded")):
+        if by_status[status]:
+            parts.append(f"{words}: {'; '.join(row['who'] for row in by_status[status])}")
     return ", ".join(parts) + "."

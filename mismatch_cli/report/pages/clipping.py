@@ -1,4 +1,4 @@
-"""From the JSON of `clipstats` to what is shown: one `ReportView`, which terminal and HTML both print."""
+"""The page of `clipstats`: a `ReportView` from its JSON, which terminal and HTML print."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,42 +33,42 @@ from mismatch_cli.studies.clipping import ClippingAnalysis
 from mismatch_cli.studies.study import typed
 
 _NOTATION = (
-    "Where nothing else is said, over judged tokens: those with an advantage A other than 0; without advantages all, "
-    "once as if A > 0 and once as if A < 0. μ (q in the formulas of masks) is the rollout’s probability of the sampled "
-    "token, π (p) the trainer’s, π′ (p′) that of the trainer at the weights that sampled; r = π/μ, r′ = π/π′, "
+    "Numbers are over judged tokens unless stated: tokens with an advantage A other than 0; without advantages, all "
+    "tokens, once as if A > 0 and once as if A < 0. μ (q in the formulas of masks) is the rollout’s probability of the "
+    "sampled token, π (p) the trainer’s, π′ (p′) that of the trainer at the weights that sampled; r = π/μ, r′ = π/π′, "
     "ρ = π′/μ. Σ runs over judged tokens (in the theory over the T tokens of a response with reward R), keep is 0 "
     "where a mask blocks and 1 elsewhere, weight is the algorithm’s, C its cap. Intervals cover 95 % over prompts."
 )
 _LEFT_OUT = {
     "masked": MASKED["masked"],
-    "not_measured": "tokens lack one of the columns that the algorithms need",
-    "out_of_support": "tokens lie outside the trainer's truncated support (π = 0): their ratio is 0, their KL infinite",
-    "zero_advantage": "tokens have an advantage of 0: there is no update to block",
+    "not_measured": "tokens lack a column that the algorithms need",
+    "out_of_support": "tokens are outside the trainer's truncated support (π = 0): their ratio is 0, their KL infinite",
+    "zero_advantage": "tokens have an advantage of 0: no update to block",
 }
 _NO_ADVANTAGES = (
     "The trace has no advantages, so every token is judged as if A > 0 and as if A < 0. Overlap, sweeps and means over "
-    "blocked tokens count a token once for each sign under which it is blocked. "
-    "To get them, record with graded answers: mismatch-cli probe --answer-field FIELD."
+    "blocked tokens count a token once per sign under which it is blocked. "
+    "To get advantages, record graded answers: mismatch-cli probe --answer-field FIELD."
 )
 _LACKING = (
     "{number} responses have no {column} and are left out, so that every algorithm is judged on the same tokens. "
-    "They count again when only algorithms that do without it are named with --algorithm."
+    "To include them, name only algorithms that do not need it, with --algorithm."
 )
 _RECOMPUTED = {
-    "measured": "measured, so that masks on both anchors are judged",
-    "equal weights": "the trainer itself: its weights are those that sampled",
+    "measured": "measured: masks on both anchors are judged",
+    "equal weights": "the trainer itself, at the weights that sampled",
     "absent": "not measured",
 }
 _STEPS_SHOWN = 100
 
 
 def page(study: ClippingAnalysis) -> ReportView:
-    """What every algorithm blocks, with tokens that only one of the two compared blocks."""
+    """What each algorithm blocks, with tokens that only one of the compared pair blocks."""
     return page_of_result(study.result, example_excerpts(study), typed(study.traces))
 
 
 def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
-    """Tokens that one of the pair blocks and the other keeps, both ways, in their context."""
+    """Tokens in context that one of the compared pair blocks and the other keeps, both ways round."""
     result, names = study.result, study.result["compared"]
     chosen = [row for row in result["overlap"]["examples"] if row["only"] in names and row["not"] in names]
     return token_excerpts(study.traces, PAIRS["total"], list(map(_titled, chosen)))
@@ -84,10 +84,10 @@ def _titled(row: Row) -> Row:
 
 
 def page_of_result(result: Mapping[str, Any], examples: Sequence[Excerpt], runs: Sequence[Path] = ()) -> ReportView:
-    """The whole page of a result (docs/json/clipstats.md); `runs` is what one types for its traces."""
+    """The page of a result (docs/json/clipstats.md); `runs` are the traces as the user types them."""
     subject = Subject(result)
     return ReportView(
-        title="Trust regions: what do they throw away?",
+        title="What do trust regions block?",
         about=_about(result),
         notes=_notes(result),
         headline=_headline(subject),
@@ -123,15 +123,15 @@ def _about(result: Row) -> Facts:
 
 
 def _left_out(result: Row) -> list[str]:
-    """What the numbers do not hold."""
+    """What the numbers leave out."""
     notes = list(left_out_of(result["about"], result["counts"], _LEFT_OUT))
     notes += [
         _LACKING.format(number=numbers.count(n), column=name)
         for name, n in result["counts"]["lacking"].items()
-        if name != "logp_trainer"  # responses without a trainer's score are named elsewhere
+        if name != "logp_trainer"  # `left_out_of` names responses without a trainer score
     ]
     if "--theory" in result["arguments"] and not result["theory"]:
-        notes.append("--theory needs rewards, and the trace has none: record it with --answer-field FIELD.")
+        notes.append("--theory needs rewards, and the trace has none: record them with probe --answer-field FIELD.")
     return notes
 
 
@@ -156,7 +156,7 @@ def _headline(subject: Subject) -> str:
     if value_of(bad["over_negative"]) is not None:
         sentences.append(
             f"{share(bad['over_negative'])} of the tokens with A < 0 ({share(bad['over_tokens'])} of those with A ≠ 0) "
-            f"are bad updates: pushed down although their probability has already fallen by {bad['delta']:g} or more."
+            f"are bad updates: pushed down although they already lost {bad['delta']:g} or more in probability."
         )
     return " ".join(sentences)
 
@@ -170,14 +170,14 @@ def _lost(row: Row) -> str:
     name, lost = row["name"], row["lost"]["all"]
     update = "the update" if row["weighs_by_ratio"] else "Σ |A|"
     if value_of(lost) is None:
-        return f"What {name} loses of {update} is not known: {lost['note']}."
+        return f"How much of {update} {name} loses is unknown: {lost['note']}."
     if not value_of(row["blocked"]["all"]):
         return f"{name} blocks no token{f', but its cap takes {share(lost)} of {update}' if value_of(lost) else ''}."
     return f"{name} loses {share(lost)} of {update}."
 
 
 def _leading(subject: Subject) -> tuple[MetricRow, ...]:
-    """What the leading algorithms block, then what they lose, so that the two stand beside each other; bad updates."""
+    """What the compared algorithms block, then what they lose, then bad updates."""
     shares = [("all", "blocked"), ("all", "lost")]
     if not subject.has_advantages:
         shares = [(sign, "blocked") for sign in SIGNS[1:]]
@@ -192,7 +192,7 @@ def _leading(subject: Subject) -> tuple[MetricRow, ...]:
 
 
 def _updates_section(subject: Subject) -> Section:
-    """Bad updates: how many there are, over which tokens they are counted, and how they go with the reward."""
+    """Bad updates: how many, as a share of which tokens, and how they correlate with the reward."""
     bad, count = subject.result["bad_updates"], numbers.count
     steps = bad["by_step"]
     shares = [counted("of all tokens, if A < 0, %", "over_negative")]
@@ -218,7 +218,7 @@ def _updates_section(subject: Subject) -> Section:
             counted("mean reward", "reward", plain),
             counted("its change", "reward_change", plain),
         ],
-        note=f"The last {_STEPS_SHOWN} steps; all of them are in the JSON." if len(steps) > _STEPS_SHOWN else "",
+        note=f"The last {_STEPS_SHOWN} steps; the JSON has all." if len(steps) > _STEPS_SHOWN else "",
         fold="Bad updates by step",
         terminal_rows=0,
     )
@@ -232,7 +232,7 @@ def _updates_section(subject: Subject) -> Section:
             col("value", lambda row: numbers.estimate(*parts(row))[0], CLIPPING["correlations"]),
             col("95 % interval", interval_or_note),
         ],
-        note="Steps follow each other and share their policy: an association over them shows no cause.",
+        note="Steps follow each other and share a policy: a correlation over them does not show a cause.",
     )
     return Section("Bad updates", _updates_text(subject), tables=filled(by_threshold, by_step, correlations))
 
@@ -243,12 +243,12 @@ def _updates_text(subject: Subject) -> str:
     words = f"Bad update: {BAD_UPDATE.format(delta=delta)} (μ − π ≥ δ). "
     if subject.has_advantages:
         words += (
-            f"At δ = {delta:g} that is {over_tokens} of the tokens with A ≠ 0, and {over_negative} of the tokens with "
-            "A < 0. The paper does not name its denominator, so both are shown. "
+            f"At δ = {delta:g} these are {over_tokens} of the tokens with A ≠ 0 and {over_negative} of those with A < 0. "
+            "The paper does not name its denominator, so both are shown. "
         )
     else:
-        everywhere = f"were A < 0 everywhere, {over_negative} of the tokens would be bad updates"
+        everywhere = f"if A were negative everywhere, {over_negative} of the tokens would be bad updates"
         words += f"The trace has no advantages: {everywhere}. "
     if not bad["correlations"]:
-        words += "Whether bad updates go with the reward takes a training trace with several steps."
+        words += "To correlate bad updates with the reward, use a training trace with several steps."
     return words.rstrip()

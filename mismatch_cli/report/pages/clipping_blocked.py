@@ -1,4 +1,4 @@
-"""What each algorithm blocks: altogether, by probability, position and step, beside the others, and which tokens."""
+"""What each algorithm blocks: in total, by probability, position and step, compared with others, and which tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -30,13 +30,13 @@ _ROWS_ON_TERMINAL = 12
 _PAIRS_ON_TERMINAL, _PAIRS_ON_PAGE = 10, 20
 _TOKENS_ON_TERMINAL, _TOKENS_ON_PAGE = 10, 50
 NOT_BY_RATIO = "†"
-ROW_KEYS = ("blocked", "lost", "weighs_by_ratio")  # in which algorithms of one row of a table agree
+ROW_KEYS = ("blocked", "lost", "weighs_by_ratio")  # rows of a table that agree in these are merged
 
 
 def algorithms_section(subject: Subject) -> Section:
-    """Blocked tokens and lost update of all algorithms, what is as strict, then one algorithm after the other."""
+    """Blocked tokens and lost update of all algorithms, equal strictness, then each algorithm in detail."""
     return Section(
-        "What each algorithm throws away",
+        "What each algorithm blocks",
         _algorithms_text(subject),
         tables=filled(
             _overview(subject),
@@ -51,18 +51,17 @@ def algorithms_section(subject: Subject) -> Section:
 def _algorithms_text(subject: Subject) -> str:
     words = (
         "A blocked token contributes nothing to the update. Lost update is the share of Σ r·|A| that no longer enters "
-        "it; not the norm of a gradient, for which the directions of the updates would have to be known. "
+        "it; it is not a gradient norm, which would need the directions of the updates. "
     )
     if not all(row["weighs_by_ratio"] for row in subject.rows):
-        words += f"Rows with {NOT_BY_RATIO} weigh by something other than r: theirs is the share of Σ |A|, without r. "
+        words += f"Rows with {NOT_BY_RATIO} are not weighted by r; they show the share of Σ |A|, without r. "
     if not subject.has_advantages:
         words += (
-            "The trace has no advantages: every token is judged twice, as if its advantage were positive and as if it "
-            "were negative, with |A| = 1. "
+            "The trace has no advantages: every token is judged twice, with A = 1 and with A = −1. "
         )
     return words + (
-        "The anchor is the policy from which the mask measures the trainer's distance: the rollout's μ, or π′, the "
-        "trainer at the weights that sampled, recomputed."
+        "The anchor is the policy with which the mask compares the trainer: the rollout's μ, or π′, recomputed by the "
+        "trainer at the weights that sampled."
     )
 
 
@@ -77,13 +76,13 @@ def _overview(subject: Subject) -> Table:
             text("anchor", lambda one: str(one.row["anchor"]), optional=True),
             *share_columns(subject),
         ],
-        note="± is half the 95 % interval over prompts; there is none for fewer than 10 prompts, or where all say the "
-        f"same. {_same(masks)}When each algorithm blocks a token: mismatch-cli algorithms.",
+        note="± is half the 95 % interval over prompts; none for fewer than 10 prompts, or where all prompts agree. "
+        f"{_same(masks)}For the rules: mismatch-cli algorithms.",
     )
 
 
 def share_columns(subject: Subject, *, fewest: bool = False) -> list[Col[OneMask]]:
-    """How much is blocked and lost, in percent; `fewest` leaves the share of responses out."""
+    """How much is blocked and lost, in percent; `fewest` leaves out the share of responses."""
     lost = [_lost(f"lost {when(sign, False)}, %", sign) for sign in SIGNS[1:]]
     if subject.has_advantages:
         lost = [_lost("lost update, %", "all")]
@@ -92,18 +91,18 @@ def share_columns(subject: Subject, *, fewest: bool = False) -> list[Col[OneMask
 
 
 def _of_row(column: Col[Row]) -> Col[OneMask]:
-    """A column of an algorithm in a table of masks."""
+    """A column of algorithms in a table of masks."""
     return Col(column.head, lambda one: column.cell(one.row))
 
 
 def _same(masks: Sequence[OneMask]) -> str:
-    """Who stands for whom, in words."""
-    stand = [f"{one.row['name']} for {', '.join(one.others)}" for one in masks if one.others]
-    return f"Alike: on these tokens they block the same; {'; '.join(stand)}. " if stand else ""
+    """Which algorithms share a row, in words."""
+    merged = [f"{mask.row['name']} = {' = '.join(mask.others)}" for mask in masks if mask.others]
+    return f"Same result on these tokens: {'; '.join(merged)}. " if merged else ""
 
 
 def _blocked(subject: Subject) -> list[Col[Row]]:
-    """Blocked tokens in percent: all, with A > 0, and with A < 0."""
+    """Blocked tokens in percent: all, those with A > 0, and those with A < 0."""
 
     def of_sign(sign: str) -> Col[Row]:
         title = "blocked" if sign == "all" else when(sign, subject.has_advantages)
@@ -114,7 +113,7 @@ def _blocked(subject: Subject) -> list[Col[Row]]:
 
 
 def _lost(title: str, key: str, metric: str = "lost", *, optional: bool = False) -> Col[Row]:
-    """A part of the lost update in percent, marked where it is not that of r."""
+    """A part of the lost update in percent, marked where it is not weighted by r."""
 
     def cell(row: Row) -> str:
         found = percent(row["lost"][key])
@@ -124,10 +123,10 @@ def _lost(title: str, key: str, metric: str = "lost", *, optional: bool = False)
 
 
 def _lost_in_parts(subject: Subject) -> Table:
-    """Where the lost update comes from; without advantages there is no sum over both signs to take apart."""
+    """Where the lost update comes from; empty without advantages, which leave no total to break down."""
     lossy = [row for row in subject.rows if subject.has_advantages and value_of(row["lost"]["all"])]
     return table(
-        "The lost update in its parts",
+        "Breakdown of the lost update",
         subject.masks(lossy, *ROW_KEYS),
         [
             text("algorithm", lambda one: one.label),
@@ -142,13 +141,13 @@ def _lost_in_parts(subject: Subject) -> Table:
             ),
         ],
         note="A > 0 and A < 0 are shares of the update with that sign; mask and cap add up to the lost update.",
-        fold="The lost update in its parts",
+        fold="Breakdown of the lost update",
     )
 
 
 def _formulas(subject: Subject) -> Table:
     return table(
-        "When a token is blocked, and its weight otherwise",
+        "When a token is blocked, and its weight if kept",
         subject.rows,
         [
             named("algorithm", "name"),
@@ -156,14 +155,14 @@ def _formulas(subject: Subject) -> Table:
             named("weight", "weight"),
             named("source", "source"),
         ],
-        note="Here p, q and p′ are π, μ and π′ of the sampled token.",
-        fold="The masks and weights in formulas",
+        note="p, q and p′ are π, μ and π′ of the sampled token.",
+        fold="Masks and weights as formulas",
         terminal_rows=0,
     )
 
 
 def _breakdown(subject: Subject, one: OneMask) -> list[Table]:
-    """One algorithm by μ, position and step; a terminal shows those of the leading ones."""
+    """One algorithm by μ, position and step; a terminal shows the compared pair only."""
     row = one.row
 
     def part(by: str, key: str, name: Callable[[Row], str], *means: Col[Row]) -> Table:
@@ -177,7 +176,7 @@ def _breakdown(subject: Subject, one: OneMask) -> list[Table]:
 
     means = (
         counted("mean μ of blocked", "mu_blocked", plain),
-        counted("their mean entropy, nats", "entropy_blocked", plain, optional=True),
+        counted("mean entropy of blocked, nats", "entropy_blocked", plain, optional=True),
     )
     steps = part("step", "by_step", span, *means)
     parts = [part("μ", "by_mu", mu_bin), part("position", "by_position", span), steps]
@@ -185,7 +184,7 @@ def _breakdown(subject: Subject, one: OneMask) -> list[Table]:
 
 
 def overlap_section(subject: Subject, examples: Sequence[Excerpt]) -> Section:
-    """Which tokens two algorithms block together, and which only one of them blocks."""
+    """Which tokens two algorithms both block, and which only one of them blocks."""
     overlap = subject.result["overlap"]
     place = {name: number for number, name in enumerate(overlap["names"])}
     masks = [one for one in subject.masks(subject.blocking) if one.row["name"] in place]
@@ -193,8 +192,8 @@ def overlap_section(subject: Subject, examples: Sequence[Excerpt]) -> Section:
     tables = (_pairs(subject, overlap, places), _jaccard(overlap, places)) if len(places) > 1 else ()
     return Section(
         "Overlap",
-        "The Jaccard index of two algorithms is the share of tokens that both block among those that at least one of "
-        "them blocks: 1 where they agree on every token, 0 where they block different ones.",
+        "Jaccard index: tokens that both algorithms block ÷ tokens that at least one blocks. 1 means the same tokens, "
+        "0 means no token in common.",
         tables=tables,
         excerpts=tuple(examples),
     )
@@ -205,7 +204,7 @@ def _pairs(subject: Subject, overlap: Row, places: Mapping[int, str]) -> Table:
     leading = {row["name"] for row in subject.leading}
 
     def interest(pair: tuple[int, int]) -> tuple[int, int]:
-        """Smaller is more interesting: pairs of the leading algorithms, then those that disagree on many tokens."""
+        """Sorts the compared pair first, then pairs that disagree on many tokens."""
         i, j = pair
         return -sum(names[place] in leading for place in pair), -(only[i][j] + only[j][i])
 
@@ -222,8 +221,8 @@ def _pairs(subject: Subject, overlap: Row, places: Mapping[int, str]) -> Table:
             col("only second", lambda pair: numbers.count(only[pair[1]][pair[0]]), CLIPPING["only_row"]),
             col("Jaccard", lambda pair: plain(overlap["jaccard"][pair[0]][pair[1]]), CLIPPING["jaccard"]),
         ],
-        note="The compared pair first, then pairs with one of the two, then the others, each by disagreement"
-        + (f"; {left} more pairs are in the JSON." if left > 0 else "."),
+        note="The compared pair, pairs with one of the two, then the others, each by disagreement"
+        + (f"; the JSON has {left} more pairs." if left > 0 else "."),
         terminal_rows=_PAIRS_ON_TERMINAL,
     )
 
@@ -233,22 +232,22 @@ def _jaccard(overlap: Row, places: Mapping[int, str]) -> Table:
         return col(places[other], lambda place: number(overlap["jaccard"][place][other]), CLIPPING["jaccard"])
 
     return table(
-        "Jaccard index of every two algorithms",
+        "Jaccard index of each pair of algorithms",
         places,
         [text("", lambda place: places[place]), *map(beside, places)],
-        note="Algorithms that block nothing are left out. Intervals are in the JSON.",
-        fold="Jaccard index of every two algorithms",
+        note="Without algorithms that block nothing. The JSON has intervals.",
+        fold="Jaccard index of each pair of algorithms",
         terminal_rows=0,
     )
 
 
 def tokens_section(subject: Subject) -> Section:
-    """Who is blocked: how probable and how open blocked tokens are beside kept ones, and which tokens they are."""
+    """Blocked tokens: their probability and entropy compared with kept tokens, and the most frequent ones."""
     return Section(
-        "Who is blocked",
-        "Rate: the share of a token's occurrences that are blocked. × over-represented: its rate ÷ the rate of all "
-        "tokens with that sign of A; above 1 the mask singles it out, while a frequent token ranks high by count "
-        "alone. μ, π and r are means over the blocked occurrences.",
+        "Which tokens are blocked",
+        "Rate: the share of a token's occurrences that are blocked. × over-represented: rate ÷ rate of all tokens with "
+        "that sign of A; above 1 the mask targets this token, whereas a count alone favors frequent tokens. μ, π and r "
+        "are means over the blocked occurrences.",
         tables=filled(
             _means(subject),
             *(_tokens(subject, one, sign) for one in subject.masks(subject.blocking) for sign in SIGNS[1:]),
@@ -266,15 +265,15 @@ def _means(subject: Subject) -> Table:
         "Mean probability and entropy",
         subject.masks(subject.blocking),
         [text("algorithm", lambda one: one.label), *map(_of_row, columns)],
-        note="Of blocked and of kept tokens: μ of the sampled token, entropy of π in nats."
-        + ("" if entropy else " The trace has no entropy: probe records it."),
+        note="Means over blocked and over kept tokens: μ of the sampled token, entropy of π in nats."
+        + ("" if entropy else " This trace has no entropy; probe records it."),
     )
 
 
 def _tokens(subject: Subject, one: OneMask, sign: str) -> Table:
     row = one.row
     return table(
-        f"{one.label}, {when(sign, subject.has_advantages)}: the most frequently blocked tokens",
+        f"{one.label}, {when(sign, subject.has_advantages)}: most frequently blocked tokens",
         row["blocked_tokens"][sign][:_TOKENS_ON_PAGE],
         [
             text("token", lambda token: f"“{token['text']}”", kind="token"),  # quoted, so that spaces at its ends show
@@ -286,6 +285,6 @@ def _tokens(subject: Subject, one: OneMask, sign: str) -> Table:
             counted("π", "pi", number),
             counted("r", "ratio", number, optional=True),
         ],
-        fold=f"{one.label}: the most frequently blocked tokens",
+        fold=f"{one.label}: most frequently blocked tokens",
         terminal_rows=_TOKENS_ON_TERMINAL if row in subject.leading else 0,
     )

@@ -1,4 +1,4 @@
-"""The result of `clipstats` as its page and its screen tell it: the order of algorithms, and words for both signs."""
+"""The result of `clipstats` as its page and screen use it: the order of algorithms, and words for both signs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,11 +8,11 @@ from mismatch_cli.report.tables import Col, Row, keyed, percent, value_of
 from mismatch_cli.studies.clipping import ClippingPlotData
 
 SIGNS = ("all", "positive", "negative")
-BAD_UPDATE = "a token with A < 0 whose probability has already fallen by {delta:g} or more is pushed down further"
+BAD_UPDATE = "a token with A < 0 that already lost {delta:g} or more in probability is pushed down further"
 
 
 class Subject(ClippingPlotData):
-    """The result as its page tells it: the same mask on both anchors together, first on the rollout."""
+    """The result in the order of its page: a mask on the rollout, then the same mask on the recomputed policy."""
 
     @property
     def rows(self) -> list[Row]:
@@ -23,7 +23,7 @@ class Subject(ClippingPlotData):
 
     @property
     def signs(self) -> tuple[str, ...]:
-        """Signs of A under which blocked tokens are counted; without advantages there is no sum of both."""
+        """Signs of A under which blocked tokens are counted; without advantages there is no total."""
         return SIGNS if self.has_advantages else SIGNS[1:]
 
     @property
@@ -32,32 +32,32 @@ class Subject(ClippingPlotData):
         return self.has_advantages and not self.result["counts"]["tokens"]
 
     def strictness(self, row: Row) -> float:
-        """The share of tokens that an algorithm blocks; without advantages, of both signs together."""
+        """The share of tokens that an algorithm blocks; without advantages, summed over both signs."""
         return sum(value_of(row["blocked"][sign]) or 0.0 for sign in self.signs[: 1 if self.has_advantages else 2])
 
     def is_twin(self, row: Row) -> bool:
-        """Whether the row is another one's mask with π′ in the place of μ."""
+        """Whether the row is another row's mask with π′ instead of μ."""
         on_rollout = (_on_rollout(other) for other in self.rows if other["anchor"] == "rollout")
         return row["anchor"] == "recomputed" and _on_rollout(row) in on_rollout
 
     @property
     def leading(self) -> list[Row]:
-        """The two that are compared, in pictures and in the headline."""
+        """The compared pair, which figures and headline show."""
         by_name = {row["name"]: row for row in self.rows}
         return [by_name[name] for name in self.result["compared"]]
 
 
 def _on_rollout(row: Row) -> str:
-    """When the row's mask blocks, as if its anchor were the rollout's policy: p′ → q and r′ → r."""
+    """The row's blocking rule with the rollout as its anchor: p′ → q and r′ → r."""
     blocked: str = row["blocked_when"]
     return blocked.replace("p′", "q").replace("r′", "r")
 
 
 def when(sign: str, advantages: bool) -> str:
-    """How the tokens of a sign are called: without advantages the question is hypothetical."""
+    """The name of a sign of A: hypothetical without advantages."""
     return ("" if advantages else "if ") + {"positive": "A > 0", "negative": "A < 0"}[sign]
 
 
 def counted(title: str, key: str, show: Callable[[Any], str] = percent, *, optional: bool = False) -> Col[Row]:
-    """A column whose key in the JSON is that of its metric."""
+    """A column whose JSON key is also its metric's key."""
     return keyed(title, key, show, CLIPPING[key], optional=optional)

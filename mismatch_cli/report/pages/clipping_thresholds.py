@@ -1,4 +1,4 @@
-"""Which threshold: what is as strict as the compared algorithms, the sweeps, and what the approximations are worth."""
+"""Thresholds: equal strictness, sweeps, and how accurate the approximations are."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ FAMILIES = {
     "top_k_tv": "top-K TV, δ",
     "top_k_kl": "top-K KL, δ",
 }
-SAME_STRICTNESS = "In a row: the same share of tokens blocked, though not the same tokens."
+SAME_STRICTNESS = "Thresholds in a row block the same share of tokens, though not the same tokens."
 _SWEEPS = {
     "ratio_clip": "Ratio clip, by ε",
     "binary_tv": "Binary TV, by δ",
@@ -42,21 +42,20 @@ _SWEEPS = {
 }
 _NARROW = 1e-4
 _APPROXIMATE = (
-    "Binary and top-K divergences look at the sampled token and at the K most probable ones and merge the rest; they "
-    "never exceed the divergence over the whole vocabulary. "
+    "Binary divergences keep the sampled token, top-K divergences also the K most probable, and merge the rest, so "
+    "neither exceeds the divergence over the full vocabulary. "
 )
 _AGAINST_FULL = (
-    "Here they stand beside it, on the {tokens} tokens whose full divergence was recorded: means, bias and rank "
-    "correlation over all of them, wrong masks over those with an advantage; with the same δ for all, so that only the "
-    "divergence differs."
+    "Compared with the full divergence on the {tokens} tokens that recorded it: means, bias and rank correlation over "
+    "all of them, wrong masks over those with an advantage. All use the same δ, so only the divergence differs."
 )
 _WITHOUT_FULL = (
     "The full divergence was not recorded; the table gives guaranteed bounds on its mean. For bias, rank correlation "
-    "and wrong masks record it with mismatch-cli probe --full-divergence N."
+    "and wrong masks, record it: mismatch-cli probe --full-divergence N."
 )
 _THEORY = (
-    "Sample values of the terms in the paper's bounds; no certificate: the bounds need the largest TV over all states, "
-    "and a sample knows only the largest that it saw ({tv_max_of}). L′ − Δ equals the importance-weighted difference "
+    "Sample values of the terms in the paper's bounds, not a certificate: the bounds need the largest TV over all "
+    "states, and a sample has only the largest it saw ({tv_max_of}). L′ − Δ equals the importance-weighted difference "
     "of rewards exactly, response by response."
 )
 
@@ -64,14 +63,14 @@ _THEORY = (
 def same_strictness(subject: Subject, *, fewest: bool = False) -> Table:
     """The compared algorithms, each with the threshold of every family that blocks the same share of tokens.
 
-    `fewest` leaves top-K divergences out, but for those of the algorithms themselves.
+    `fewest` leaves out top-K divergences, unless an algorithm uses one.
     """
     found: list[Row] = subject.result.get("same_strictness", [])
-    rows = [row for row in found if any(value_of(each) is not None for each in row["thresholds"].values())]
-    own = {row["family"] for row in rows}
-    families = [name for name in FAMILIES if name in own or any(name in row["thresholds"] for row in rows)]
+    rows = [row for row in found if any(value_of(threshold) is not None for threshold in row["thresholds"].values())]
+    used = {row["family"] for row in rows}
+    families = [name for name in FAMILIES if name in used or any(name in row["thresholds"] for row in rows)]
     if fewest:
-        families = [name for name in families if name in own or not name.startswith("top_k")]
+        families = [name for name in families if name in used or not name.startswith("top_k")]
     return table(
         "Same strictness",
         rows,
@@ -81,7 +80,7 @@ def same_strictness(subject: Subject, *, fewest: bool = False) -> Table:
 
 
 def _threshold_of(family: str) -> Col[Row]:
-    """The equal threshold of a family; its own for an algorithm of that family."""
+    """The equal threshold of a family; for an algorithm of that family, its own."""
 
     def cell(row: Row) -> str:
         if family == row["family"]:
@@ -92,7 +91,7 @@ def _threshold_of(family: str) -> Col[Row]:
 
 
 def thresholds_section(subject: Subject) -> Section:
-    """The sweeps, and which thresholds of two families block as much as each other."""
+    """The sweeps, and thresholds of two families that block equally much."""
     equivalents = table(
         "Equal thresholds",
         subject.result["equivalents"],
@@ -102,7 +101,7 @@ def thresholds_section(subject: Subject) -> Section:
             text("mask family", lambda row: FAMILIES[row["family"]].partition(",")[0]),
             keyed("equal δ or ε", "threshold", plain, CLIPPING["equivalents"]),
         ],
-        note="Where each mask family blocks the same share of tokens, at most 3 % off.",
+        note="The threshold at which each mask family blocks the same share of tokens, within 3 %.",
     )
     threshold, lost = keyed("threshold", "threshold", number), counted("lost update, %", "lost")
     cap, capped = keyed("C", "cap", number), keyed("lost update, %", "lost", percent, CLIPPING["capped"])
@@ -113,20 +112,20 @@ def thresholds_section(subject: Subject) -> Section:
             [cap, counted("tokens above, %", "share"), capped]
             if family == "cap"
             else [threshold, counted("blocked, %", "blocked"), lost],
-            fold="The sweeps in numbers",
+            fold="Sweeps as numbers",
             terminal_rows=0,
         )
         for family, title in _SWEEPS.items()
     )
     return Section(
-        "What if",
-        "Blocked tokens and lost update as the threshold moves.",
+        "Threshold sweeps",
+        "Blocked tokens and lost update by threshold.",
         tables=filled(equivalents, *sweeps),
     )
 
 
 def approximation_section(subject: Subject) -> Section:
-    """How good binary and top-K divergences are, against the full divergence or a bracket around it."""
+    """How accurate binary and top-K divergences are, compared with the full divergence or with bounds on it."""
     found = subject.result["approximation"]
     full = found["truth"] is not None
 
@@ -151,7 +150,7 @@ def approximation_section(subject: Subject) -> Section:
         ],
     )
     bracket = table(
-        "Where the mean full TV certainly lies",
+        "Bounds on the mean full TV",
         () if full else found["bracket"],
         [
             keyed("from K", "k", partition),
@@ -162,11 +161,11 @@ def approximation_section(subject: Subject) -> Section:
         ],
     )
     words = _AGAINST_FULL.format(tokens=numbers.count(found["tokens"])) if full else _WITHOUT_FULL
-    return Section("How good is the approximation", _APPROXIMATE + words, tables=filled(approximations, bracket))
+    return Section("Accuracy of the approximations", _APPROXIMATE + words, tables=filled(approximations, bracket))
 
 
 def _near_1(found: Found) -> str:
-    """A correlation with its half interval, as long as that is not lost beside a value that would read 1.00."""
+    """A correlation with half its interval, which is dropped where it is too narrow to show beside a value near 1."""
     value, low, high = parts(found)
     narrow = low is None or high is None or (high - low) / 2 < _NARROW
     return numbers.near(value, 1) if narrow else plain(found)
@@ -179,7 +178,7 @@ def _nearly_all(found: Found) -> str:
 
 
 def theory_section(subject: Subject) -> Section:
-    """Empty, and hence left out, without `--theory`."""
+    """The terms of the paper's bounds; empty without `--theory`."""
     theory: dict[str, Any] = subject.result["theory"]
     if not theory:
         return Section("Theory")

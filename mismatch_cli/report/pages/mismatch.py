@@ -1,4 +1,4 @@
-"""From what was measured to what is shown: one `ReportView`, which terminal and HTML both print."""
+"""The page of a trace: a `ReportView` of its gap, which terminal and HTML print."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,20 +34,20 @@ _TV_TAILS = ("tv_binary_p01", "tv_binary_p99", "tv_binary_max", "tv_topk_p01", "
 _FAMILIES = {
     "dense": "dense models",
     "moe": "mixtures of experts",
-    "": "all models: whether this one is dense is not known",
+    "": "all models (this one may be dense or MoE)",
 }
 _TURNS = (
-    "A turn is a run of trained tokens; what tools and users say between two turns is not trained. A jump at the "
-    "second turn points to how the conversation is rebuilt between turns: chat template, tool output, dropped thoughts."
+    "A turn is a run of trained tokens; tool output and user messages between turns are not trained. A jump at the "
+    "second turn points to how the conversation is rebuilt: chat template, tool output, dropped thoughts."
 )
 _DIAGNOSE = (
-    "No limit is a universal tolerance, and they differ from each other by more than ten times. Most large gaps are "
-    "bookkeeping, not arithmetic: `mismatch-cli diagnose` looks for that."
+    "No limit is universal: published ones differ by more than ten times. Most large gaps are bookkeeping errors, not "
+    "arithmetic: run `mismatch-cli diagnose` to find them."
 )
 
 
 def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
-    """The whole report of traces (docs/json/summary.md), with as many of the worst tokens as were asked for."""
+    """The full report of traces (docs/json/summary.md), with the `worst` tokens."""
     summary = study.result
     tokens, responses = worst_excerpts(study.traces, study.main_pair, summary["worst"])
     main, *others = summary["pairs"].values()
@@ -69,7 +69,7 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
         ),
     ]
     return ReportView(
-        title="Rollout and trainer: how far apart?",
+        title="How far apart are rollout and trainer?",
         about=about_facts(summary),
         notes=left_out(summary),
         headline=_headline(summary["pairs"]),
@@ -86,13 +86,13 @@ def _headline(pairs: Mapping[str, Mapping[str, Any]]) -> str:
     difference, outside = _row(main, "tv_binary_mean"), _row(main, "ratio_outside_0.8_1.28")
     floor = f", {difference.times_floor} the trainer's own noise" if difference.times_floor.endswith("×") else ""
     text = (
-        f"On an average token the two policies differ by {difference.value} in probability{floor}. "
+        f"The two policies differ by {difference.value} in probability on the average token{floor}. "
         f"{outside.value} of the tokens have a ratio outside [0.8, 1.28]."
     )
     if "total" in pairs and main["pair"] != "total":
         total = pairs["total"]
-        text = f"At equal weights: {text[0].lower()}{text[1:]} With the trainer's present weights it is " + (
-            f"{_row(total, 'tv_binary_mean').value}, and {_row(total, 'ratio_outside_0.8_1.28').value} are outside."
+        text = f"At equal weights: {text[0].lower()}{text[1:]} At the trainer's current weights: " + (
+            f"{_row(total, 'tv_binary_mean').value}, with {_row(total, 'ratio_outside_0.8_1.28').value} outside."
         )
     return text
 
@@ -103,9 +103,9 @@ def _gap_text(summary: Mapping[str, Any]) -> str:
     text = f"{_pair_title(pair)}. Intervals are 95 %, over prompts."
     if floor:
         text += (
-            f" Noise is the trainer (at its present weights) scored again in another micro-batch shape, on "
-            f"{floor['counts']['tokens']:,} sampled tokens; extremes grow with the number of tokens, so compare those "
-            "with care. Signed means have no factor: they can be near zero by chance."
+            f" Noise: the trainer's gap to itself when it scores {floor['counts']['tokens']:,} sampled tokens again in "
+            "another micro-batch shape. Extremes grow with the number of tokens, so compare them with care. Signed "
+            "means have no factor because they can be near zero by chance."
         )
     return text
 
@@ -114,8 +114,8 @@ def _pair_text(pair: Mapping[str, Any]) -> str:
     if pair["pair"] != "staleness":
         return ""
     return (
-        "The weights that sampled, in the trainer, stand in the place of μ. The tokens were sampled by the engine, "
-        "so these KL estimates say what the optimiser changed on those tokens."
+        "Here μ is the trainer at the weights that sampled. The engine sampled the tokens, so these KL estimates "
+        "measure what the optimiser changed on them."
     )
 
 
@@ -139,16 +139,16 @@ def _row(pair: Mapping[str, Any], key: str) -> MetricRow:
 
 def _volatility_section(pair: Mapping[str, Any]) -> Section:
     text = (
-        "A ratio is volatile where the rollout gave a token little probability; a difference of probabilities is not. "
-        "Binary TV, |π − μ| of the sampled token, is small at low μ by construction: it cannot exceed max(π, μ). "
-        "Top-K TV compares the head of the distribution at that position: the fair one to hold beside the ratio."
+        "The ratio is volatile where the rollout gave a token little probability; the difference of probabilities is "
+        "not. Binary TV, |π − μ| of the sampled token, is small at low μ by construction: it cannot exceed max(π, μ). "
+        "Top-K TV covers the head of the distribution at that position, so it is the fair comparison for the ratio."
     )
     tables = (
-        _volatility_table("SD in each bin of μ, ± half its 95 % interval", pair, _SPREAD, plain),
+        _volatility_table("SD per bin of μ, ± half the 95 % interval", pair, _SPREAD, plain),
         _volatility_table("Tails of the ratio", pair, _RATIO_TAILS, number),
         _volatility_table("Tails of TV", pair, _TV_TAILS, number),
     )
-    return Section("Ratio against TV", text, tables=tables)
+    return Section("Ratio and TV by probability", text, tables=tables)
 
 
 def _volatility_table(title: str, pair: Mapping[str, Any], keys: Sequence[str], show: Callable[[Any], str]) -> Table:
@@ -160,14 +160,14 @@ def _volatility_table(title: str, pair: Mapping[str, Any], keys: Sequence[str], 
 
 def _position_section(pair: Mapping[str, Any]) -> Section:
     tables = (
-        _position_table("From the beginning", "position", pair["positions"]),
-        _position_table("From the end", "tokens before the last", pair["from_end"]),
+        _position_table("From the first token", "position", pair["positions"]),
+        _position_table("From the last token", "tokens before the last", pair["from_end"]),
         _turn_table(pair["turns"]),
     )
-    text = "Drift with position points to the position encoding, a jump at the last token to the stop token."
+    text = "Drift with position points to the position encoding; a jump at the last token points to the stop token."
     if len(pair["turns"]) > 1:
         text += f" {_TURNS}"
-    return Section("Along the response", text, tables=filled(*tables))
+    return Section("By position in the response", text, tables=filled(*tables))
 
 
 def _position_table(title: str, what: str, rows: Sequence[Row], *columns: Col[Row]) -> Table:
@@ -176,7 +176,7 @@ def _position_table(title: str, what: str, rows: Sequence[Row], *columns: Col[Ro
 
 
 def _turn_table(rows: Sequence[Row]) -> Table:
-    """Nothing where every response is one turn."""
+    """The gap by turn; empty where every response has one turn."""
     turns = keyed("turns", "turns", numbers.count), keyed("mean length", "length_mean", plain)
     return _position_table("By turn", "turn", rows if len(rows) > 1 else (), *turns)
 
@@ -192,32 +192,32 @@ def _sequence_section(pair: Mapping[str, Any]) -> Section:
             keyed("SD of Σd", "d_sum_sd", number),
         ],
     )
-    text = "Per-token gaps add up: the ratio of a whole response is what sequence-level weights and masks act on."
+    text = "Per-token gaps add up: sequence-level weights and masks act on the ratio of a whole response."
     return Section("Whole responses", text, (_group(pair, SEQUENCE),), tables=filled(by_length))
 
 
 def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:
     equal = pair["metrics"]["equal_rewards_share"]["value"]
     text = (
-        "An advantage is a reward minus the mean of its group, the samples of a prompt. A group without signal, whose "
-        "rewards are all equal, has advantages of zero and teaches nothing."
+        "An advantage is a reward minus the mean reward of its group (the samples of a prompt). A group whose rewards "
+        "are all equal has no signal: its advantages are zero and it teaches nothing."
     )
     if pair["metrics"]["reward_mean"]["value"] is None:
-        text = "The prompts came without answers, so nothing was graded and there are no advantages."
+        text = "The prompts have no answers, so nothing was graded and there are no advantages."
         if imported:
-            text = "The dump holds no rewards."
+            text = "The dump has no rewards."
     elif equal == 1:
         reward = pair["metrics"]["reward_mean"]["value"]
         what = "none was solved" if reward == 0 else "all were solved" if reward == 1 else "all samples of each agree"
         text = (
-            f"Every group of samples got equal rewards ({what}), so every advantage, reward minus group mean, is zero: "
-            "no update would follow from these responses. Choose problems that the model solves sometimes."
+            f"Every group has equal rewards ({what}), so every advantage (reward minus group mean) is zero and these "
+            "responses cause no update. Choose problems that the model solves only sometimes."
         )
     return Section("Rewards and responses", text, (_group(pair, RESPONSES),))
 
 
 def _verdict_section(summary: Mapping[str, Any]) -> Section:
-    """Where the numbers stand; every row with its source."""
+    """The numbers compared with published limits and values; every row has its source."""
     verdict = summary["verdict"]
     tables = [_bars(verdict, pair) for pair in dict.fromkeys(row["pair"] for row in verdict["bars"])]
     if verdict["measured"]:
@@ -226,15 +226,15 @@ def _verdict_section(summary: Mapping[str, Any]) -> Section:
 
 
 def _bars(verdict: Mapping[str, Any], pair: str) -> Table:
-    with_staleness = ": the trainer as it is now, with staleness" if pair == "total" else ""
+    with_staleness = ", with staleness (the trainer as it is now)" if pair == "total" else ""
     return table(
         f"Published limits{with_staleness}",
         [row for row in verdict["bars"] if row["pair"] == pair],
         [
             text("published by", lambda row: f"{row['who']} ({row['source']})"),
-            named("status", "standing"),  # second: what a phone still shows
+            named("status", "standing"),  # the second column: a phone shows no more
             text("healthy if", _limits),
-            col("here", plain),
+            col("this trace", plain),
         ],
     )
 
@@ -250,12 +250,12 @@ def _measured(verdict: Mapping[str, Any]) -> Table:
         "Measured by others",
         verdict["measured"],
         [
-            text("who", _setting),
+            text("setup", _setting),
             text("metric", lambda row: METRICS[row["metric"]].label),
-            col("there", _range),
-            col("here", lambda row: _in_words(row["metric"], row["value"])),
+            col("reported", _range),
+            col("this trace", lambda row: _in_words(row["metric"], row["value"])),
         ],
-        note=f"The nearest of {_FAMILIES[verdict['family']]}.",
+        note=f"The closest published values, among {_FAMILIES[verdict['family']]}.",
     )
 
 

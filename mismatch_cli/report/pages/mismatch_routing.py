@@ -1,4 +1,4 @@
-"""The routing of a mixture of experts on the page of a gap: what flips, where, and how much of the gap that is."""
+"""Expert routing on the page of a trace: which tokens flip, where, and how much of the gap they carry."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,23 +9,23 @@ from mismatch_cli.report.tables import col, filled, in_words, keyed, metric_row,
 from mismatch_cli.report.view import Facts, MetricGroup, Section, Table
 
 _TEXT = (
-    "A router sends each token to the experts of its largest logits. Where two logits nearly tie, rounding decides, "
-    "and engine and trainer send the token to different experts: a flip. Flips at small margins are what a precision "
-    "makes; flips at ordinary margins mean another routing (weights, top-k, a stale capture)."
+    "A router sends each token to the experts with the largest logits. Where two logits nearly tie, rounding decides, "
+    "and engine and trainer may choose different experts: a flip. Flips at small margins come from rounding; flips at "
+    "ordinary margins mean that the routing differs (weights, top-k, a stale capture)."
 )
 _OWN = (
-    "`mismatch-cli rescore RUN --replay-routes` sends the trainer's tokens to the engine's experts (R3), and "
-    "`mismatch-cli compare` says what that takes away."
+    "`mismatch-cli rescore RUN --replay-routes` sends the trainer's tokens to the engine's experts (R3); then "
+    "`mismatch-cli compare` shows how much of the gap that removes."
 )
 _REPLAYED = (
-    "The trainer's tokens went to the engine's experts (R3). What is counted are the experts that its routers would "
+    "The trainer's tokens went to the engine's experts (R3); the counts are of the experts that its own routers would "
     "have chosen."
 )
-_LIKE_ALL = 0.5  # of the usual margin: a flip at more is not a near tie
+_LIKE_ALL = 0.5  # of the usual margin: a flip above it is not a near tie
 
 
 def routing_section(routing: Mapping[str, Any] | None) -> Section:
-    """Nothing where no routes were recorded."""
+    """What the routers did; empty where no routes were recorded."""
     if routing is None:
         return Section("Routing")
     rows = tuple(metric_row(metric, routing["metrics"][key]) for key, metric in ROUTING.items())
@@ -35,12 +35,12 @@ def routing_section(routing: Mapping[str, Any] | None) -> Section:
 
 
 def routing_remark(routing: Mapping[str, Any] | None) -> Facts:
-    """For the screen: how many tokens are flipped, and their part of the gap."""
+    """For the screen: the share of flipped tokens, and their share of the gap."""
     if routing is None:
         return ()
     flipped, share = (in_words(ROUTING[key], routing["metrics"][key])[0] for key in ("flipped_tokens", "share_of_gap"))
     replayed = " (replayed)" if routing["replayed"] else ""
-    return (("Routing", f"other experts for {flipped} of the tokens{replayed}, which carry {share} of the gap"),)
+    return (("Routing", f"{flipped} of the tokens get different experts{replayed} and carry {share} of the gap"),)
 
 
 def _ties(routing: Mapping[str, Any]) -> str:
@@ -49,7 +49,7 @@ def _ties(routing: Mapping[str, Any]) -> str:
     if flipped is None:
         return "No router flips."
     if agreeing is None:
-        return "Every router flips at every token: another routing, or experts that are numbered otherwise."
+        return "Every router flips at every token: the routing differs, or the experts are numbered differently."
     kind = "rounding decides near ties" if flipped < _LIKE_ALL * agreeing else "these are not near ties"
     at_flips, elsewhere = numbers.number(flipped, 2), numbers.number(agreeing, 2)
     return f"Here the median margin is {at_flips} where routers flip and {elsewhere} where they agree: {kind}."
@@ -60,7 +60,7 @@ def _tables(routing: Mapping[str, Any]) -> tuple[Table, ...]:
     flips = [row for row in routing["by_flips"] if row["tokens"]]
     return (
         table(
-            "By number of layers that flip",
+            "By number of flipped layers",
             flips,
             [
                 col("layers", _layers),
@@ -98,4 +98,4 @@ _MANY = 16  # layers
 
 def _layers(row: Mapping[str, Any]) -> str:
     low, high = row["low"], row["high"]
-    return f"{low} and more" if high is None else str(low) if low == high else f"{low} – {high}"
+    return f"{low} or more" if high is None else str(low) if low == high else f"{low} – {high}"

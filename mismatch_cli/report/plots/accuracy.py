@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.curation import CurationAnalysis
 
 STUDY = "curation"
-SECTION = "Chosen and held out"
+SECTION = "Accuracy, chosen and held out"
 TITLE = "Accuracy of the problems, chosen and held out"
 CAPTION = (
     "Left: problems by accuracy on the samples that chose; the range that is kept is shaded. Right: each kept problem "

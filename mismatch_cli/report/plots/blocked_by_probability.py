@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
-SECTION = "What each algorithm throws away"
+SECTION = "What each algorithm blocks"
 TITLE = "Blocked tokens by rollout probability"
 CAPTION = (
     "For each algorithm the share of tokens that it blocks, in percent, by bin of the rollout probability μ; empty "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
-SECTION = "What each algorithm throws away"
+SECTION = "What each algorithm blocks"
 TITLE = "Blocked tokens over the steps"
 CAPTION = (
     "For each step the share of blocked tokens, on an axis that is logarithmic but for its lowest part, so that 0 has "

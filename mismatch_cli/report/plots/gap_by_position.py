@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 
 STUDY = "diagnosis"
-SECTION = ("A gap that grows with position", "A gap that begins at a fixed position", "Every check")
+SECTION = ("A gap that grows with position", "A gap that begins at a fixed position", "All checks")
 TITLE = "The gap along the response"
 CAPTION = (
     "How large |log π − log μ| is beside that of a typical token of the same probability, on average over the tokens "

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 
 STUDY = "diagnosis"
-SECTION = ("A gap that grows over the steps", "A stale prefix cache", "Every check")
+SECTION = ("A gap that grows over the steps", "A stale prefix cache", "All checks")
 TITLE = "The gap over the steps"
 CAPTION = (
     "How large |log π − log μ| is beside that of a typical token of the same probability, on average over the tokens "

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.comparison import ComparisonPlotData
 
 STUDY = "comparison"
-SECTION = "How large the gaps are"
+SECTION = "Distribution of the gap"
 TITLE = "Distribution of the gap"
 CAPTION = (
     "The share of tokens whose |log π − log μ| is at least the value below. A curve that lies further right has larger "

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 
 STUDY = "diagnosis"
-SECTION = ("Shifted by some tokens", "Retokenised text", "Every check")
+SECTION = ("Shifted by some tokens", "Retokenised text", "All checks")
 TITLE = "The gap at every shift"
 CAPTION = (
     "Mean gap between log π of token t + lag and log μ of token t, each token counting for at most 2 nats: over "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
-SECTION = "What each algorithm throws away"
+SECTION = "What each algorithm blocks"
 PLACE = 1
 TITLE = "Where the masks block"
 CAPTION = (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.comparison import ComparisonPlotData
 
 STUDY = "comparison"
-SECTION = "What differs in the gap"
+SECTION = "Differences in the gap"
 TITLE = "How many times as far apart"
 CAPTION = (
     "For each metric of the gap, how many times as far from agreement it is as in the first run (÷: that many times "

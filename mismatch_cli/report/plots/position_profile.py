@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData
 
 STUDY = ("mismatch", "comparison")
-SECTION = "Along the response"
+SECTION = "By position in the response"
 TITLE = "Gap by position in the response"
 _BINS = (
     "Mean |log π − log μ| over the tokens at each distance from the first token and from the last (0), in bins that "

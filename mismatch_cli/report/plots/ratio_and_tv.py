@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData
 
 STUDY = "mismatch"
-SECTION = "Ratio against TV"
+SECTION = "Ratio and TV by probability"
 PLACE = 1
 TITLE = "Ratio and total variation by rollout probability"
 CAPTION = (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
-SECTION = "What if"
+SECTION = "Threshold sweeps"
 TITLE = "What another threshold would block"
 CAPTION = (
     "Share of tokens that a mask blocks and share of the update that is lost with them, as functions of the threshold,"

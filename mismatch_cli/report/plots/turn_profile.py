@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData
 
 STUDY = ("mismatch", "comparison")
-SECTION = "Along the response"
+SECTION = "By position in the response"
 TITLE = "Gap by turn"
 _TURNS = (
     "Mean |log π − log μ| over the tokens of each turn, and how many tokens a turn has on average, with 95 % intervals "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData
 
 STUDY = ("mismatch", "comparison")
-SECTION = ("Ratio against TV", "Ratio and TV by probability")
+SECTION = "Ratio and TV by probability"
 TITLE = {"mismatch": "Volatility by rollout probability", "comparison": "Ratio and TV by probability"}
 _INTERVALS = (
     "with 95 % intervals over prompts (an arrow: down to less than a tenth; a hollow mark: too few tokens for one). "

@@ -82,13 +82,13 @@ def test_rows_whose_weight_is_not_r_are_marked_and_explained():
     marked = {row[0] for row, cell in zip(table.rows, column(table, "lost update, %"), strict=True) if "†" in cell}
     assert marked == {"ppo-icepop", "gspo"}
     text = view.sections[0].text
-    assert "†" in text and "Σ |A|" in text and "not the norm of a gradient" in text
+    assert "†" in text and "Σ |A|" in text and "not a gradient norm" in text
     assert "†" not in all_text(view_of(sample_result(("dppo-binary-tv",)))) + str(table.note)
 
 
 def test_the_lost_update_by_mask_and_by_cap():
     result = sample_result()
-    table = tables(view_of(result))["The lost update in its parts"]
+    table = tables(view_of(result))["Breakdown of the lost update"]
     rows = {row["name"]: row for row in result["algorithms"]}
     assert "pg-is" not in column(table, "algorithm")  # it loses nothing
     ordered = [rows[name] for name in column(table, "algorithm")]
@@ -109,7 +109,7 @@ def test_headline_and_leading_numbers_compare_the_papers_pair():
     bad = result["bad_updates"]
     assert leading["over_negative"] == pytest.approx(100 * bad["over_negative"]["value"], rel=0.01)
     assert "tokens with A < 0" in view.headline and "A ≠ 0" in view.headline
-    assert "bad updates: pushed down although their probability" in view.headline
+    assert "bad updates: pushed down although they already lost" in view.headline
 
 
 def test_the_algorithms_that_were_asked_for_lead():
@@ -164,7 +164,7 @@ def test_pairs_carry_the_counts_of_both_directions():
 
 def test_the_jaccard_table_leaves_out_what_blocks_nothing():
     result = sample_result()
-    table = tables(view_of(result))["Jaccard index of every two algorithms"]
+    table = tables(view_of(result))["Jaccard index of each pair of algorithms"]
     names = [row[0] for row in table.rows]
     assert [each.title for each in table.columns[1:]] == names
     assert set(NAMES) - set(names) == {"pg-is", "pg-tis"}
@@ -179,7 +179,7 @@ def test_blocked_tokens_with_rate_and_over_representation():
     found = tables(view_of(result))
     row = next(row for row in result["algorithms"] if row["name"] == "grpo-clip-higher")
     for sign, title in (("positive", "A > 0"), ("negative", "A < 0")):
-        table = found[f"grpo-clip-higher, {title}: the most frequently blocked tokens"]
+        table = found[f"grpo-clip-higher, {title}: most frequently blocked tokens"]
         tokens = row["blocked_tokens"][sign]
         assert column(table, "token") == [f"“{token['text']}”" for token in tokens]
         assert_shows(column(table, "rate, %"), [token["rate"] for token in tokens], 100)
@@ -192,7 +192,7 @@ def test_blocked_tokens_with_rate_and_over_representation():
         ):
             assert_shows(column(table, head), [token[key] for token in tokens])
         assert table.terminal_rows == 10
-    assert found["gspo, A > 0: the most frequently blocked tokens"].terminal_rows == 0
+    assert found["gspo, A > 0: most frequently blocked tokens"].terminal_rows == 0
 
 
 def test_bad_updates_name_both_denominators():
@@ -247,7 +247,7 @@ def test_without_the_full_divergence_a_bracket_and_the_way_to_get_it():
     view = view_of(result)
     found = tables(view)
     assert [column.title for column in found["Approximations of TV and KL"].columns][-1] == "mean"
-    bracket = found["Where the mean full TV certainly lies"]
+    bracket = found["Bounds on the mean full TV"]
     assert column(bracket, "from K") == ["binary", "20"]
     for head, key in (("at least", "low"), ("at most", "high")):
         assert_shows(column(bracket, head), [row[key] for row in rows])
@@ -259,7 +259,7 @@ def test_theory_only_when_asked_and_labelled():
     result = sample_result(theory=True)
     view = view_of(result)
     (section,) = [section for section in view.sections if section.title == "Theory"]
-    assert "no certificate" in section.text and "full TV" in section.text and "Vacuous" not in section.text
+    assert "not a certificate" in section.text and "full TV" in section.text and "Vacuous" not in section.text
     result["theory"]["quadratic_bound"]["value"] = -80.0
     (section,) = [section for section in view_of(result).sections if section.title == "Theory"]
     assert "Vacuous here" in section.text and "the quadratic bound" in section.text
@@ -294,7 +294,7 @@ def test_nothing_blocked_and_no_steps():
     view = view_of(nothing_blocked(sample_result(steps=1)))
     assert view.headline.startswith("grpo-clip-higher blocks no token. dppo-binary-tv blocks no token.")
     titles = [section.title for section in view.sections]
-    assert "Overlap" not in titles and "Who is blocked" not in titles
+    assert "Overlap" not in titles and "Which tokens are blocked" not in titles
     assert not [title for title in tables(view) if "by μ" in title or "by step" in title.lower()]
     assert "training trace with several steps" in all_text(view)
 
@@ -309,7 +309,7 @@ def test_no_algorithm_at_all():
     result = sample_result(())
     result["skipped"] = [{"algorithm": "minirl", "reason": "nobody recomputed π′"}]
     view = view_of(result)
-    assert view.screen.verdict.text == "No algorithm is applicable to this trace."
+    assert view.screen.verdict.text == "No algorithm can be applied to this trace."
     assert "minirl: nobody recomputed π′." in view.notes
 
 
@@ -338,6 +338,6 @@ def test_a_trace_without_updates_and_one_with_an_infinite_ratio_say_so():
             "note": "a ratio is larger than a float can hold",
         }
     headline = view_of(result).headline
-    assert "loses of the update is not known: a ratio is larger than a float can hold." in headline
+    assert "loses is unknown: a ratio is larger than a float can hold." in headline
     result["counts"]["tokens"] = 0
-    assert view_of(result).screen.verdict.text.startswith("No token has an advantage other than 0")
+    assert view_of(result).screen.verdict.text.startswith("Every advantage is 0")

@@ -27,7 +27,7 @@ def on_terminal(study: MismatchAnalysis, width: int) -> str:
     console = Console(width=width, highlight=False, markup=False, file=StringIO())
     print_report(page_of(study), console)
     text = console.file.getvalue()
-    return text[text.index("Is this normal?") : text.index("Ratio against TV")]
+    return text[text.index("Is this normal?") : text.index("Ratio and TV by probability")]
 
 
 @pytest.mark.parametrize("width", [50, 80, 120])
