@@ -1,1 +1,1 @@
-"""What people look at: terminal, HTML, plots, JSON and exports, all made from traces."""
+"""How results look: terminal, HTML, plots, JSON and exports, all made from traces."""

@@ -1,4 +1,4 @@
-"""Who was compared, how, and what was left out: the first lines of every report, from the manifest."""
+"""What was compared, how, and what was left out: the first lines of every report, from the manifest."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,25 +16,25 @@ from mismatch_cli.trace.recorder_notes import RECORD
 _SKIPPED_SHOWN = 3
 LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")  # metrics beside the headline
 DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")  # on screens
-GAPS = {  # what each pair of policies tells
+GAPS = {  # what each pair of policies compares
     "mismatch": "the same weights in the trainer (π) and in the rollout engine (μ)",
-    "total": "the trainer's present weights (π) against the rollout engine (μ)",
-    "staleness": "the trainer's present weights (π) against the weights that sampled (in place of μ)",
-    "floor": "the trainer in another batch shape (π) against itself (in place of μ)",
+    "total": "the trainer's current weights (π) against the rollout engine (μ)",
+    "staleness": "the trainer's current weights (π) against the weights that sampled (as μ)",
+    "floor": "the trainer in another batch shape (π) against itself (as μ)",
 }
 MASKED = {
-    "masked": "tokens are masked: the trainer learns nothing from them",
-    "not_measured": "tokens have no log-probability on one side, or an impossible one (`mismatch-cli diagnose` tells)",
+    "masked": "tokens are masked: the trainer does not learn from them",
+    "not_measured": "tokens have no valid log-probability on one side (see `mismatch-cli diagnose`)",
 }
 _LEFT_OUT = MASKED | {
     "out_of_support": (
-        "tokens lie outside the trainer's truncated support (π = 0): they count in |π − μ| as μ, and in no log"
+        "tokens are outside the trainer's truncated support (π = 0): |π − μ| counts them as μ, log metrics omit them"
     )
 }
 
 
 def about_facts(summary: Mapping[str, Any]) -> Facts:
-    """Models, dtypes, versions, temperature, and the number of tokens."""
+    """Models, dtypes, versions, temperature and the number of tokens."""
     counts = next(iter(summary["pairs"].values()))["counts"]
     return (
         *who_facts(summary["about"]),
@@ -43,7 +43,7 @@ def about_facts(summary: Mapping[str, Any]) -> Facts:
 
 
 def who_facts(about: Mapping[str, Any]) -> Facts:
-    """Models, dtypes, versions, temperature and prompts, as far as the manifest knows them."""
+    """Models, dtypes, versions, temperature and prompts, as far as the manifest has them."""
     facts = [
         ("Recorded by" if _is_recorded(about) else "Imported from", imported_fact(about)),
         ("Rollout engine", _engine(about.get("rollout", {}))),
@@ -60,7 +60,7 @@ def _is_recorded(about: Mapping[str, Any]) -> bool:
 
 
 def subject_lines(about: Mapping[str, Any], counts: Mapping[str, Any], what: str = "token") -> tuple[str, str]:
-    """What was measured, in two lines: both sides with their precision; the model, how many tokens, the temperature."""
+    """What was measured, in two lines: both sides with their precision; model, tokens and temperature."""
     engine, trainer = about.get("rollout", {}), about.get("trainer", {})
     temperature = about.get("config", {}).get("sampling", {}).get("temperature")
     models = list(dict.fromkeys(side["model"] for side in (trainer, engine) if side and side["model"]))
@@ -71,7 +71,7 @@ def subject_lines(about: Mapping[str, Any], counts: Mapping[str, Any], what: str
 
 
 def _names_the_end(model: str, other: str) -> bool:
-    """Whether a path whose beginning is not shown may be that of the other: `…/model` of `sample_data/model`."""
+    """Whether a shortened path may be the end of the other: `…/model` of `sample_data/model`."""
     return model.startswith("…/") and other != model and other.endswith(model.removeprefix("…"))
 
 
@@ -81,7 +81,7 @@ def _sides(engine: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
 
 
 def _side(name: str, side: Mapping[str, Any]) -> str:
-    dtype, cache = side["dtype"] or "dtype not told", side.get("kv_cache_dtype")
+    dtype, cache = side["dtype"] or "dtype not recorded", side.get("kv_cache_dtype")
     said = "" if cache in (dtype, None, "auto") else f"with KV cache {cache}"
     return " ".join(filter(None, (name, dtype, said)))
 
@@ -100,14 +100,14 @@ def _engine(engine: Mapping[str, Any]) -> str:
         return ""
     dtype, cache = engine["dtype"], engine["kv_cache_dtype"]
     cache = None if cache in (dtype, None) else f"KV cache {cache}"
-    return _joined(_name(engine), _model(engine), dtype or "dtype not told", cache, engine["device"])
+    return _joined(_name(engine), _model(engine), dtype or "dtype not recorded", cache, engine["device"])
 
 
 def _trainer(trainer: Mapping[str, Any]) -> str:
     if not trainer:
         return ""
     dtype, head, kind = trainer["dtype"], trainer["head_dtype"], trainer["attn_implementation"]
-    precision = (dtype or "dtype not told") + ("" if head in (dtype, None) else f", head {head}")
+    precision = (dtype or "dtype not recorded") + ("" if head in (dtype, None) else f", head {head}")
     attention = f"{kind} attention" if kind else None
     return _joined(_name(trainer), _model(trainer), precision, attention, trainer["device"])
 
@@ -126,7 +126,7 @@ def _adapter(side: Mapping[str, Any]) -> str:
 def _sampling(sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
     if not sampling:
         return ""
-    usual = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # of an import only what was named is known
+    usual = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # an import may lack any
     return _joined(
         *(f"{key.replace('_', '-')} {sampling[key]:g}" for key, off in usual.items() if sampling.get(key, off) != off),
         f"at most {sampling['max_tokens']} tokens" if "max_tokens" in sampling else None,
@@ -143,7 +143,7 @@ def _prompts(about: Mapping[str, Any]) -> str:
 
 
 def measured(counts: Mapping[str, Any], tokens: str) -> str:
-    """How many tokens, as the caller words them, in how many responses to how many prompts."""
+    """The number of tokens (in the caller's words), responses and prompts."""
     about = "" if counts["prompts_exact"] else "about "
     return (
         f"{tokens} in {numbers.things(counts['responses'], 'response')} "
@@ -152,7 +152,7 @@ def measured(counts: Mapping[str, Any], tokens: str) -> str:
 
 
 def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is not in the numbers, and why; of the trainer as it is now, where more is missing there."""
+    """What the numbers leave out, and why; also with staleness, where that leaves out more."""
     first, total = next(iter(summary["pairs"].values()))["counts"], summary["pairs"].get("total", {}).get("counts", {})
     of_total = (
         f"With staleness, {numbers.count(count)} {text}."
@@ -163,21 +163,21 @@ def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, ...]:
-    """What a partial trace lacks, attention that is not the model's, skipped prompts, and the counts in `words`."""
+    """Notes on partial traces, substituted attention, skipped prompts, and the counts in `words`."""
     sides = (about.get(name, {}) for name in ("rollout", "trainer", "recomputed"))
     notes = [*partial_notes(about), *map(warning, sides), *notes_of(about.get("imported"))]
     notes.append(rescaled(about.get("rollout", {}), about.get("trainer", {})))
     notes.append(_skipped(about.get("prompts", {}).get("skipped", [])))
     notes += [f"{numbers.count(counts[name])} {text}." for name, text in words.items() if counts[name]]
     if about["grading_timeouts"]:
-        notes.append(f"{about['grading_timeouts']} responses score 0 because comparing their answer took too long.")
+        notes.append(f"{about['grading_timeouts']} responses score 0 because grading their answer took too long.")
     return tuple(note for note in notes if note)
 
 
 def partial_notes(about: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note for each trace that lacks a part of itself: every number is of what is there."""
+    """A note for each incomplete trace."""
     return tuple(
-        f"PARTIAL: {part['trace']} is not whole, and what follows is of what is there: {'; '.join(part['reasons'])}. "
+        f"PARTIAL: {part['trace']} is incomplete; the numbers cover the rest: {'; '.join(part['reasons'])}. "
         f"{part['remedy']}"
         for part in about.get("partial", ())
     )
@@ -208,5 +208,5 @@ def _facts(settings: Mapping[str, Any]) -> Facts:
 
 
 def command_line(command: str, runs: Sequence[Path], *flags: str) -> str:
-    """What to type to see this report again; `runs` is what one types for its traces."""
+    """The command that shows this report again; `runs` are the traces as the user types them."""
     return suggest(command, *shown(list(runs)), *shown(list(flags)))

@@ -21,8 +21,8 @@ from mismatch_cli.trace.vocabulary import Vocabulary
 _BEFORE, _AFTER = 40, 12  # tokens shown around a worst token
 _LONGEST = 400  # tokens shown of a worst response
 _LONGEST_PROMPT = 120
-_LARGEST_EXPONENT = 700.0  # of which a float holds the exponential
-_WEIGHTS = (0.05, 0.2, 0.5, 1.0)  # |d| in nats from which a token is highlighted ever more strongly
+_LARGEST_EXPONENT = 700.0  # whose exponential fits a float
+_WEIGHTS = (0.05, 0.2, 0.5, 1.0)  # |d| in nats from which each stronger highlight begins
 _COLUMNS = (*REQUIRED, "version_rollout", "version_trainer", "logp_trainer", "logp_recomputed", "reward")
 _KEY = ("step", "prompt_id", "sample_index")
 
@@ -31,7 +31,7 @@ Key = tuple[int, int, int, int]  # trace, step, prompt_id, sample_index
 
 @dataclass(frozen=True)
 class _Response:
-    """What is needed to show one response."""
+    """What it takes to show one response."""
 
     prompt_ids: list[int]
     ids_T: np.ndarray
@@ -53,13 +53,13 @@ def worst_excerpts(
 
 
 def token_excerpts(traces: Sequence[Trace], pair: Pair, rows: Sequence[Mapping[str, Any]]) -> list[Excerpt]:
-    """Tokens in their context; a row with a `title`, and a `short` one, stands below it."""
+    """Tokens in context; a row may have a `title` and a `short` one."""
     found = _look_up(traces, pair, {_key(row) for row in rows})
     return [_token_excerpt(row, found[_key(row)]) for row in rows if _key(row) in found]
 
 
 def moved_excerpts(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> list[Excerpt]:
-    """Tokens of a trace in their context, each with log π − log μ `before` and `after` something was changed."""
+    """Tokens of a trace in context, with log π − log μ `before` and `after` a change."""
     rows = [{"trace": 0, **row} for row in rows]
     found = _look_up([trace], PAIRS["total"], {_key(row) for row in rows})
     return [_moved_excerpt(row, found[_key(row)]) for row in rows if _key(row) in found]
@@ -78,9 +78,9 @@ def _keys_in(trace: Trace, number: int, shard: Path) -> Iterator[Key]:
 
 
 def _may_hold(footer: Footer, steps: Sequence[int]) -> bool:
-    """Whether a row of a shard can be of one of these steps, as far as its footer tells."""
+    """Whether a shard may have rows of these steps, according to its footer."""
     ranges = [group.get("step") for group in footer.ranges]
-    return any(told is None or any(told[0] <= step <= told[1] for step in steps) for told in ranges)
+    return any(bounds is None or any(bounds[0] <= step <= bounds[1] for step in steps) for bounds in ranges)
 
 
 def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key, _Response]:
@@ -99,11 +99,11 @@ def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key,
                 continue
             rewards = [None] * len(table) if batch.reward_S is None else batch.reward_S.tolist()
             for row, key in rows:
-                own = slice(int(batch.offset_S1[row]), int(batch.offset_S1[row + 1]))
+                tokens = slice(int(batch.offset_S1[row]), int(batch.offset_S1[row + 1]))
                 found[key] = _Response(
                     table.column(PROMPT_COLUMN)[row].as_py(),
-                    batch.response_ids_T[own],
-                    current[own] - reference[own],
+                    batch.response_ids_T[tokens],
+                    current[tokens] - reference[tokens],
                     rewards[row],
                     trace.vocabulary,
                 )
@@ -139,7 +139,7 @@ def _moved_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
 
 
 def _around(response: _Response, position: int, d: float) -> tuple[Piece, ...]:
-    """A token, marked, between those before and after it."""
+    """A marked token between those before and after it."""
     start, stop = max(0, position - _BEFORE), min(len(response.ids_T), position + _AFTER + 1)
     token = response.vocabulary.decode([int(response.ids_T[position])])
     return (
@@ -179,7 +179,7 @@ def _plain(response: _Response, start: int, stop: int) -> Iterable[Piece]:
 
 
 def _weighted(response: _Response, start: int, stop: int) -> list[Piece]:
-    """Runs of unremarkable tokens decoded together (a character may span tokens), the others one by one."""
+    """Runs of plain tokens decoded together (a character may span tokens), highlighted ones one by one."""
     weight_T = np.searchsorted(_WEIGHTS, np.nan_to_num(np.abs(response.d_T), posinf=np.inf), side="right")
     pieces: list[Piece] = []
     run = start

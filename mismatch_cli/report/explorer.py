@@ -1,10 +1,10 @@
-"""The tokens of an exploration, packed for a page: columns as a script's typed arrays, compressed, as text.
+"""The tokens of an exploration, packed for a page: columns as JavaScript typed arrays, compressed, as text.
 
     4 bytes       how long the head is (little-endian)
-    head          JSON: responses, texts, algorithms, and where each column lies
-    columns       each from a multiple of 4 bytes on
+    head          JSON: responses, texts, algorithms, and where each column is
+    columns       each at a multiple of 4 bytes
 
-Log-probabilities keep their float32; what is blocked is whole numbers.
+Log-probabilities stay float32; which tokens are blocked is in whole numbers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mismatch_cli.studies.exploration import NOT_JUDGED, Exploration, Judged
 from mismatch_cli.text import for_html
 
 _LONGEST, _LONGEST_PROMPT = 120, 2_000  # characters of a token, and of a prompt
-_COMPRESSED = 6  # of 9: the rest takes eight times as long for a fiftieth
+_COMPRESSED = 6  # of 9, which takes eight times as long for 2 % less
 _TYPES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "float32": "f4"}
-_LETTERS = {  # what the two policies of a pair are called
+_LETTERS = {  # what π is in a pair, and the name of its gap
     "mismatch": ("the same weights in the trainer", "log π − log μ"),
     "total": ("the trainer as it is now", "log π − log μ"),
     "staleness": ("the trainer as it is now, against the weights that sampled", "log π − log π′"),
@@ -35,7 +35,7 @@ _LETTERS = {  # what the two policies of a pair are called
 
 @dataclass(frozen=True)
 class ExplorerView:
-    """What a page holds of an exploration: a sentence about it, and its tokens, packed."""
+    """An exploration as a page has it: a sentence about it, and its packed tokens."""
 
     text: str
     data: str  # base64
@@ -52,12 +52,12 @@ def _said(found: Exploration) -> str:
     ahead = " A and B judge the trainer as it is now, some optimiser steps ahead." if behind else ""
     return (
         f"The {numbers.count(len(found.text_T))} tokens of {_which(found)}: π is {what}.{ahead} Point at a token, or "
-        "step through them with ← and →; click a dot to find its token, or draw a frame around dots to see only theirs."
+        "step through them with ← and →. Click a dot to find its token; drag a frame around dots to show only those."
     )
 
 
 def _which(found: Exploration) -> str:
-    """The responses that are here, and how many are not."""
+    """The responses on the page, and how many are not on it."""
     which = f"the first {numbers.things(len(found.responses), 'response')}"
     if len(found.traces) > 1:
         which += f" of {len(found.traces)} traces"
@@ -65,11 +65,11 @@ def _which(found: Exploration) -> str:
         return which
     steps = sorted({response.step for response in found.responses})
     span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-    return f"{which}, of {span} ({numbers.count(found.left_out)} more are not on this page: `--page-responses`)"
+    return f"{which}, of {span} ({numbers.count(found.left_out)} more: `--page-responses`)"
 
 
 def packed(found: Exploration) -> str:
-    """Everything that the script needs, as base64 of gzip."""
+    """All data for the script, as base64 of gzip."""
     texts: dict[str, int] = {}
 
     def number(text: str) -> int:
@@ -120,12 +120,12 @@ def packed(found: Exploration) -> str:
 
 
 def _shown(text: str, longest: int) -> str:
-    """Visible, with its line breaks; not longer than anybody reads."""
+    """Escaped text with its line breaks, cut to a readable length."""
     return for_html(text if len(text) <= longest else f"{text[:longest]}…")
 
 
 def _finite(value: float | None) -> float | str | None:
-    """A number as JSON has it: what is infinite is a word, which the script takes for a number again."""
+    """A number for JSON; infinities become words that the script turns back into numbers."""
     return value if value is None or isfinite(value) else "Infinity" if value > 0 else "-Infinity"
 
 
@@ -140,13 +140,13 @@ def _algorithm(judged: Judged) -> dict[str, Any]:
 
 
 def _compared(found: Exploration) -> list[int]:
-    """The places of the two to begin with: without advantages those of one algorithm under either sign."""
+    """The indices of the two initial algorithms; without advantages, one algorithm under both signs."""
     places = [place for place, judged in enumerate(found.judged) if judged.algorithm in found.compared]
     return places[:2]
 
 
 def _threshold(at: Mapping[str, float]) -> str:
-    """`δ = 0.15`, or `ε = 0.2 / 0.28` of two sides that differ."""
+    """`δ = 0.15`, or `ε = 0.2 / 0.28` for two sides that differ."""
     sides = {name.removesuffix(side) for name in at for side in ("_low", "_high") if name.endswith(side)}
     if len(at) == 2 and len(sides) == 1:
         return f"{sides.pop()} = {' / '.join(dict.fromkeys(f'{value:.9g}' for value in at.values()))}"
@@ -154,7 +154,7 @@ def _threshold(at: Mapping[str, float]) -> str:
 
 
 def _laid_out(head: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> bytes:
-    """The head, which says of each column its type, where it begins among them, and how many values it has."""
+    """Head and columns; the head has the type, offset and size of each column."""
     parts: list[bytes] = []
     places: dict[str, Sequence[Any]] = {}
     start = 0

@@ -1,4 +1,4 @@
-"""From plots to pictures: every plot wide and narrow for the page, and as files beside it."""
+"""From plots to pictures: each plot wide and narrow for the page, and as files."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _STUDY = "mismatch"  # of a plot that names none
 
 
 class Drawable(Protocol):
-    """What plots draw: it names the study whose plots understand it."""
+    """What plots draw; it names the study that the plots are for."""
 
     STUDY: ClassVar[str]
 
     @property
     def subject(self) -> str:
-        """Who is compared, or what is shown, in one line below every figure."""
+        """What is compared or shown, in one line below each figure."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One drawing of a plot, sized in CSS pixels, as a URI that holds the picture itself."""
+    """One drawing of a plot as a data URI, sized in CSS pixels."""
 
     uri: str
     width: int
@@ -46,18 +46,18 @@ class Picture:
 
 @dataclass(frozen=True)
 class FigureView:
-    """A plot as the page shows it: on a desk and on a phone; both follow the reader's light or dark."""
+    """A plot as the page shows it: on a desktop and on a phone, both in the reader's light or dark colours."""
 
     name: str
     title: str
     caption: str
-    sections: tuple[str, ...]  # titles; it stands in the first of them that the page has
+    sections: tuple[str, ...]  # titles: the figure is in the first of them that the page has
     wide: Picture
     narrow: Picture
 
 
 def plots_of(study: str) -> dict[str, ModuleType]:
-    """Every plot of a study by its name: those with a `PLACE` first, in its order."""
+    """The plots of a study by name; those with a `PLACE` come first, in its order."""
     with _without_documentation():
         plots = {name: registry.load(_PLOTS, name, "plot") for name in registry.names(_PLOTS)}
     ordered = sorted(plots.items(), key=lambda item: (getattr(item[1], "PLACE", inf), item[0]))
@@ -66,7 +66,7 @@ def plots_of(study: str) -> dict[str, ModuleType]:
 
 @contextmanager
 def _without_documentation() -> Iterator[None]:
-    """matplotlib writes the documentation of every artist when it is imported, a fifth of that time."""
+    """Keep matplotlib from generating documentation of every artist, a fifth of its import time."""
     from matplotlib import artist
 
     written, artist.kwdoc = artist.kwdoc, lambda artist: ""  # noqa: ARG005
@@ -77,7 +77,7 @@ def _without_documentation() -> Iterator[None]:
 
 
 def said(plot: ModuleType, what: str, study: str) -> str:
-    """The `TITLE` or `CAPTION` of a plot; one of several studies may have one for each."""
+    """The `TITLE` or `CAPTION` of a plot; a plot of several studies may have one for each."""
     text: str | dict[str, str] = getattr(plot, what)
     return text[study] if isinstance(text, dict) else text
 
@@ -87,7 +87,7 @@ def _listed(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def plots_for(data: Drawable) -> Iterator[tuple[str, ModuleType]]:
-    """The plots of the data's study for which it has enough, in the order in which a page shows them."""
+    """The plots of a study that its data suffices for, in page order."""
     yield from ((name, plot) for name, plot in plots_of(data.STUDY).items() if plot.needs(data))
 
 
@@ -97,9 +97,9 @@ def figure_views(
     files: PictureFiles = PictureFiles(),
     on_drawn: Callable[[int], None] = lambda _count: None,
 ) -> list[FigureView]:
-    """Every plot that the data has enough for, as `report.html` shows it; with a folder also the files in it.
+    """Every plot that the data suffices for, as `report.html` shows it; with a folder, also as files in it.
 
-    They take the place of all pictures of ours there. `on_drawn` is told how many more are drawn.
+    These files replace all earlier ones of mismatch-cli there. `on_drawn` gets the number of figures just drawn.
     """
     drawn = []
     for name, plot in plots_for(data):
@@ -111,13 +111,13 @@ def figure_views(
 
 
 def figure_of(data: Drawable, name: str) -> Figure:
-    """One plot of a study; a `UsageError` that names the nearest, a `MismatchError` where there is nothing to draw."""
+    """One plot of a study; raises a `UsageError` for an unknown name, a `MismatchError` if there is nothing to draw."""
     plots = plots_of(data.STUDY)
     if name not in plots:
         raise UsageError(registry.unknown(f"plot of {data.STUDY}", name, plots))
     if not plots[name].needs(data):
         has = ", ".join(found for found, _ in plots_for(data)) or "none"
-        raise MismatchError(f"There is nothing to draw for {name}. This has enough for: {has}.")
+        raise MismatchError(f"There is nothing to draw for {name}. The data suffices for: {has}.")
     return draw(plots[name], data, WIDE)
 
 
@@ -137,7 +137,7 @@ def _figure_view(
 
 
 def draw(plot: ModuleType, data: Drawable, style: Style, only: int | None = None) -> Figure:
-    """Draw one plot, or one panel of it; its figure belongs to no window and to no global state."""
+    """Draw one plot, or one panel of it, on a figure without window or global state."""
     from matplotlib import rc_context
 
     from mismatch_cli.report.plots._panels import Sheet
@@ -150,6 +150,6 @@ def draw(plot: ModuleType, data: Drawable, style: Style, only: int | None = None
 
 
 def _picture(figure: Figure, svg: str) -> Picture:
-    """SVG with real text: as sharp as the page's, in its fonts, which are no wider than the one that was measured."""
+    """SVG with real text in the page's fonts, which are at most as wide as the font that was measured."""
     width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
     return Picture(f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", width, height)

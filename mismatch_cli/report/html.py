@@ -1,6 +1,6 @@
-"""`report.html`: one file without network, legible on a phone and on a desk, in light and dark, and without script too.
+"""`report.html`: one file that needs no network, for phone and desktop, light and dark, and readable without scripts.
 
-Scripts fold, sort and choose among what the page shows without them. A policy allows them by their hashes and no other.
+Scripts only fold, sort and select what the page shows without them. The page's policy allows scripts by their hashes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _SCRIPT, _EXPLORER_SCRIPTS = "page.js", ("explorer_data.js", "explorer_plot.js", "explorer.js")
 _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
-_FEWEST_CHOICES = 4  # of folds that are about the same thing; fewer are as quickly seen beside each other
+_FEWEST_CHOICES = 4  # folds on one subject that get a menu; fewer are easy to scan
 _CODE = re.compile(r"`([^`<>]+)`")
 _WHOLE = re.compile(r"\|[^|<>&]{1,20}\||(?<![\w-])--[a-z][\w-]*")  # an absolute value, a flag
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -40,7 +40,7 @@ def write_html(path: Path, view: ReportView) -> None:
 
 
 def render_html(view: ReportView) -> str:
-    """The page as text. Every value is escaped; control characters and the like are made visible."""
+    """The page as text. Every value is escaped; control characters are made visible."""
     from markupsafe import Markup
 
     names = [_SCRIPT, *(_EXPLORER_SCRIPTS if view.explorer else ())]
@@ -54,9 +54,9 @@ def render_html(view: ReportView) -> str:
 
 
 def render_screen(screen: Screen) -> str:
-    """A screen as a part of somebody else's page, a notebook for one: the answer first, no script and no picture.
+    """A screen as part of another page, such as a notebook: the answer first, without scripts and figures.
 
-    It has the colours of what it stands in, light or dark.
+    It takes its colours, light or dark, from that page.
     """
     curves = [(profile.title, f"{curve(profile)}  {profile.note}") for profile in screen.profiles]
     remarks = [*screen.remarks, *curves]
@@ -64,7 +64,7 @@ def render_screen(screen: Screen) -> str:
 
 
 def _without_links(table: Table) -> Table:
-    """Definitions and sections stand on the page."""
+    """The table without links to definitions and sections, which only the page has."""
     columns = tuple(replace(column, metric=None) for column in table.columns)
     return replace(table, columns=columns, row_metrics=(), row_links=())
 
@@ -93,39 +93,39 @@ def _rendered(template: str, **values: object) -> str:
 
 
 def _hash(script: str) -> str:
-    """What a policy allows a script by."""
+    """The hash by which the page's policy allows a script."""
     return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 def _finalize(value: object) -> object:
-    """What is printed into the page, before it is escaped: every character visible."""
-    return visible(value) if type(value) is str else value  # markup that the template itself made is left alone
+    """Make every character of a value visible, before it is escaped."""
+    return visible(value) if type(value) is str else value  # not markup that the template made
 
 
-_Fold = tuple[str, list[Table]]  # what tables that follow each other are folded under; "" where they are not
+_Fold = tuple[str, list[Table]]  # the title of a fold ("" if unfolded), and its consecutive tables
 
 
 def _folds(tables: Iterable[Table]) -> Iterator[tuple[str, list[_Fold]]]:
-    """Folds, and what many that follow each other are about, to choose one of them; "" before single ones."""
+    """Consecutive folds on one subject together, with the subject if they are many enough for a menu, else ""."""
     folds = [(fold, list(together)) for fold, together in groupby(tables, key=lambda table: table.fold)]
-    for about, alike in groupby(folds, key=lambda fold: _about(fold[0])):
-        together = list(alike)
+    for about, consecutive in groupby(folds, key=lambda fold: _about(fold[0])):
+        together = list(consecutive)
         yield (about if len(together) >= _FEWEST_CHOICES else ""), together
 
 
 def _about(fold: str) -> str:
-    """`by step` of `ppo, by step`."""
+    """The subject of a fold: `by step` for `ppo, by step`."""
     return "".join(re.split(r"[:,] ", fold, maxsplit=1)[1:])
 
 
 def _heights(values: Sequence[float | None]) -> list[float]:
-    """Bars from 0 to the largest value, as parts of it."""
+    """Heights of bars, as fractions of the largest value."""
     most = max((value for value in values if value is not None), default=0.0) or 1.0
     return [round((value or 0.0) / most, 3) for value in values]
 
 
 def _math(text: str) -> Markup:
-    """Words with formulas and `code` among them: E_y has a subscript, no line breaks in |π − μ| or a flag."""
+    """Text with formulas and `code`: E_y gets its subscript, and |π − μ| and flags do not break."""
     from markupsafe import Markup, escape
 
     subscripted = str(escape(visible(text))).replace("E_y", "E<sub>y</sub>").replace(" %", "\u00a0%")

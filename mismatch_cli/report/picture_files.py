@@ -1,4 +1,4 @@
-"""The files in `plots/`: in which formats, how wide, and how each is written."""
+"""The files in `plots/`: their formats and width, and how each is written."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
 
-_UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}  # inches; a point of PDF, as editors count
+_UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}  # inches; pt is the PDF point
 _NARROWEST, _WIDEST = 2.5, 12.0  # inches
-_PANEL = 5.5  # inches of a panel alone where no width is named: half the page
-_PNG_DPI, _PAPER_DPI = 192, 300  # twice the page's pixels; what printers ask for
+_PANEL = 5.5  # inches of a single panel without --plot-width: half the page
+_PNG_DPI, _PAPER_DPI = 192, 300  # twice the page's pixels; what printing needs
 _CREATOR = "mismatch-cli"
 
 
 @dataclass(frozen=True)
 class PictureFiles:
-    """What is written of every figure."""
+    """Which files are written for each figure."""
 
     formats: tuple[str, ...] = ("png",)
     width: float | None = None  # inches
-    panels: bool = False  # each in a file of its own
+    panels: bool = False  # each in its own file
 
     @classmethod
     def asked(cls, formats: str | None, width: str | None, panels: bool) -> PictureFiles:
-        """From what was typed; a `UsageError` for what cannot be drawn."""
+        """From what the user typed; raises a `UsageError` for what cannot be drawn."""
         names = tuple(dict.fromkeys(name.strip().lower() for name in (formats or "png").split(",")))
         for name in names:
             if name not in _WRITERS:
@@ -43,13 +43,13 @@ class PictureFiles:
 
     @property
     def style(self) -> Style:
-        """As on the page, or for a paper: narrower, with a label on each axis."""
+        """The style of the page, or of a paper: narrower, with a label on each axis."""
         if self.width is None and not self.panels:
             return WIDE
         return paper((self.width or _PANEL) / CSS_PX)
 
     def for_page(self, wide: Figure) -> tuple[str, np.ndarray | None]:
-        """The page's picture as SVG, and its pixels where they are to be written: both are drawn at once."""
+        """The page's figure as SVG, and its pixels if they are to be written: both are drawn at once."""
         from mismatch_cli.report.plots._both import to_svg_and_pixels
         from mismatch_cli.report.plots._svg import to_svg
 
@@ -65,9 +65,9 @@ class PictureFiles:
         wide: Figure,
         pixels: np.ndarray | None,
     ) -> list[Path]:
-        """Draw a figure, which `draw` does in a style, alone with one of its panels or with all; `wide` is the page's.
+        """Write a figure; `draw` draws it in a style, with all panels or one, and `wide` is the page's figure.
 
-        Whoever looks at a run that goes on never sees half a picture.
+        Files are replaced atomically, so a viewer of a running study never sees half a picture.
         """
         written = []
         for path, figure in self._figures(folder / name, draw, wide):
@@ -93,7 +93,7 @@ class PictureFiles:
 def _inches(width: str) -> float:
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(in|cm|mm|pt)\s*", width.lower())
     if match is None:
-        raise UsageError(f"--plot-width {width} is no width. Type a number with in, cm, mm or pt, as 3.25in.")
+        raise UsageError(f"--plot-width {width} is not a width. Type a number with in, cm, mm or pt, such as 3.25in.")
     inches = float(match[1]) * _UNITS[match[2]]
     if not _NARROWEST <= inches <= _WIDEST:
         raise UsageError(f"--plot-width {width} cannot be drawn. Choose {_NARROWEST:g}in to {_WIDEST:g}in.")
@@ -119,7 +119,7 @@ def _write_pdf(figure: Figure, path: Path, _pixels: np.ndarray | None) -> None:
     from matplotlib import rc_context
 
     about = {"Creator": _CREATOR, "Producer": _CREATOR, "CreationDate": None}
-    with replacing(path) as temporary, rc_context({"pdf.fonttype": 42}):  # TrueType: what journals take
+    with replacing(path) as temporary, rc_context({"pdf.fonttype": 42}):  # TrueType, which journals require
         figure.savefig(temporary, format="pdf", facecolor=LIGHT.page, metadata=about)
 
 

@@ -1,5 +1,4 @@
-"""The answer on a terminal: a screen that says what was measured, which numbers decide, where the gap sits, and ends
-with the verdict and what to type next."""
+"""The answer on a terminal: what was measured, the numbers that decide, the verdict, and what to type next."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -18,11 +17,11 @@ STATUS_STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red"
 _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 
 
-_WIDTH = 100  # characters of a text that no terminal bounds
+_WIDTH = 100  # characters per line of a screen as text
 
 
 def print_view(view: ReportView, console: Console, *, full: bool = False) -> None:
-    """Print the screen of a page, or all of the page where it has none; `full` prints all, and ends as a screen."""
+    """Print the screen of a page, or the page if it has none; `full` prints the page and ends as a screen."""
     if full or view.screen is None:
         print_report(view, console)
     if view.screen is not None and full:
@@ -40,7 +39,7 @@ def as_text(screen: Screen) -> str:
 
 
 def print_screen(screen: Screen, console: Console) -> None:
-    """Print a screen; token text in it is escaped, colours follow the console."""
+    """Print a screen; token text is escaped, colours follow the console."""
     width = prose_width(console)
     for number, line in enumerate(screen.subject):
         console.print(Text(visible(line), style="dim" if number else "bold"), width=width)
@@ -56,7 +55,7 @@ def print_screen(screen: Screen, console: Console) -> None:
 
 
 def print_ending(screen: Screen, console: Console) -> None:
-    """The verdict and what to type next: what stands last, whatever was printed above."""
+    """Print the verdict and what to type next, which always come last."""
     width = prose_width(console)
     console.print()
     console.print(_verdict(screen.verdict), width=width)
@@ -67,14 +66,14 @@ def print_ending(screen: Screen, console: Console) -> None:
 
 
 def _blocks(screen: Screen, width: int) -> Iterator[list[RenderableType]]:
-    """What stands together; a blank line comes between."""
+    """Groups of lines, to be separated by blank lines."""
     yield _labelled(screen.remarks)
     yield _profiles(screen.profiles)
     yield [line for excerpt in screen.excerpts for line in excerpt_line(excerpt, width)]
 
 
 def _labelled(facts: Iterable[tuple[str, str]]) -> list[RenderableType]:
-    """Labels, and what belongs to each beside it."""
+    """Labels with their values."""
     grid = RichTable.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", overflow="fold")
     grid.add_column(overflow="fold")
@@ -84,7 +83,7 @@ def _labelled(facts: Iterable[tuple[str, str]]) -> list[RenderableType]:
 
 
 def _commands(lines: Facts, width: int) -> Iterator[RenderableType]:
-    """What to type, as it can be pasted: what a line shows is a comment beside it, or above where it has no room."""
+    """Commands that can be pasted; what a command shows is a comment beside it, or above if there is no room."""
     widest = max((len(line) for line, what in lines if what and len(line) + len(what) + 4 <= width), default=0)
     for line, what in lines:
         command = Text(visible(line), style="cyan")

@@ -1,6 +1,6 @@
-"""One specification for every table: what a column is called, what its cells say, and which metric that is.
+"""How every table is specified: the title, cells and metric of each column.
 
-Cells take an estimate in any of its shapes: as a dataclass, as JSON, or a plain number, which has no interval.
+Cells take an estimate in any form: a dataclass, JSON, or a plain number, which has no interval.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +21,7 @@ Found = Row | Estimate | float | None
 
 @dataclass(frozen=True)
 class Col(Generic[R]):
-    """A column with its head, and the text that a row has in it."""
+    """A column: its head, and the text of a row in it."""
 
     head: Column
     cell: Callable[[R], str]
@@ -35,19 +35,19 @@ def col(title: str, cell: Callable[[R], str], metric: Metric | None = None, *, o
 def text(
     title: str, cell: Callable[[R], str], *, optional: bool = False, kind: Literal["text", "token"] = "text"
 ) -> Col[R]:
-    """A column of words, or of tokens, which keep their spaces."""
+    """A column of text, or of tokens, which keep their spaces."""
     return Col(Column(title, kind=kind, optional=optional), cell)
 
 
 def keyed(
     title: str, key: str, show: Callable[[Any], str], metric: Metric | None = None, *, optional: bool = False
 ) -> Col[Row]:
-    """A column of numbers that rows of JSON hold under one key."""
+    """A column of numbers, under one key of JSON rows."""
     return col(title, lambda row: show(row[key]), metric, optional=optional)
 
 
 def named(title: str, key: str, *, optional: bool = False) -> Col[Row]:
-    """A column of words that rows of JSON hold under one key."""
+    """A column of text, under one key of JSON rows."""
     return text(title, lambda row: str(row[key]), optional=optional)
 
 
@@ -62,7 +62,7 @@ def table(
     row_metrics: tuple[Metric, ...] = (),
     row_links: tuple[str, ...] = (),
 ) -> Table:
-    """The finished table: a row of text for each row, its first cell the row's name."""
+    """The finished table; the first cell of a row is its name."""
     columns = tuple(columns)
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
     heads = tuple(column.head for column in columns)
@@ -70,7 +70,7 @@ def table(
 
 
 def pairs_table(title: str, pairs: Iterable[tuple[str, str]], *heads: str) -> Table:
-    """Two columns of words, under two heads."""
+    """A table with two columns of text."""
     first, second = heads or ("", "")
     return table(title, pairs, [text(first, itemgetter(0)), text(second, itemgetter(1))])
 
@@ -90,22 +90,22 @@ def parts(found: Found) -> tuple[float | None, float | None, float | None]:
 
 
 def value_of(found: Found) -> float | None:
-    """The number alone."""
+    """The value, without its interval."""
     return parts(found)[0]
 
 
 def number(found: Found) -> str:
-    """The number alone, as a cell."""
+    """The value as a cell, without its interval."""
     return numbers.number(value_of(found))
 
 
 def plain(found: Found) -> str:
-    """A number with half the width of its interval."""
+    """A value ± half the width of its interval."""
     return numbers.plus_minus(*parts(found))
 
 
 def percent(found: Found) -> str:
-    """The same of a share in percent; the sign itself stands in the head of the column."""
+    """The same for a share in percent; the head of the column has the % sign."""
     return numbers.plus_minus(*(None if part is None else 100 * part for part in parts(found)))
 
 
@@ -115,7 +115,7 @@ def share(found: Found) -> str:
 
 
 def span(row: Row) -> str:
-    """`first`–`last`, one number where they are equal, and `first and later` where there is no last."""
+    """`first – last`, one number if they are equal, or `first and later` without a last."""
     if row["last"] is None:
         return f"{row['first']} and later"
     return f"{row['first']}" if row["first"] == row["last"] else f"{row['first']} – {row['last']}"
@@ -127,23 +127,23 @@ def mu_bin(row: Row) -> str:
 
 
 def interval_or_note(found: Found) -> str:
-    """An interval of its own column, or why there is none."""
+    """The interval for a column of its own, or why there is none."""
     interval = numbers.estimate(*parts(found))[1]
     return _note(found) or interval if interval == numbers.MISSING else interval
 
 
 def logged_by(metric: Metric) -> tuple[tuple[str, str], ...]:
-    """The frameworks that log a metric of the gap by the same formula, and what each calls it."""
+    """The frameworks that log a metric of the gap by the same formula, and their name for it."""
     return logged_as().get(metric.key, ()) if METRICS.get(metric.key) is metric else ()
 
 
 def frameworks(metric: Metric) -> str:
-    """Those that log it, by name."""
+    """The names of the frameworks that log a metric."""
     return ", ".join(dict.fromkeys(framework for framework, _ in logged_by(metric)))
 
 
 def in_words(metric: Metric, found: Found) -> tuple[str, str]:
-    """A metric's value and its interval, in its unit; what agrees at 1 is shown by its distance from 1."""
+    """A metric's value and interval in its unit; a metric that agrees at 1 is rounded by its distance from 1."""
     if metric.unit == "share":
         return numbers.share(*parts(found))
     value, interval = numbers.estimate(*parts(found))
@@ -153,7 +153,7 @@ def in_words(metric: Metric, found: Found) -> tuple[str, str]:
 
 
 def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:
-    """A metric beside its value, a plain count as such; JSON of a measurement may hold the noise as well."""
+    """A metric with its value; an int is a count, and JSON of a measurement may have the noise too."""
     value, interval = (numbers.count(found), numbers.MISSING) if isinstance(found, int) else in_words(metric, found)
     said = found if isinstance(found, Mapping) else {}
     floor, _ = in_words(metric, said.get("floor"))

@@ -1,8 +1,7 @@
-"""The report on a terminal: the same view as the HTML page, as rich tables that fit the width there is.
+"""The report on a terminal: the same view as the HTML page, as rich tables that fit the width of the console.
 
-A table that is too wide gives up columns that say nothing, the optional ones, intervals, then what stands at the right;
-never its names. What is hidden is named below it. A pipe has no width: there nothing is hidden, and prose keeps a width
-to read.
+A table that is too wide loses empty columns, optional ones, intervals, then columns from the right; never its names.
+A note below it names what is hidden. A pipe has no width: nothing is hidden there, and prose keeps a readable width.
 """
 
 import re
@@ -21,16 +20,16 @@ from mismatch_cli.report.tables import frameworks, logged_by
 from mismatch_cli.report.view import Column, Excerpt, Facts, MetricGroup, Piece, ReportView, Section, Table
 from mismatch_cli.text import for_terminal, visible
 
-WIDEST_PROSE = 100  # characters of a line that is read
+WIDEST_PROSE = 100  # characters per line
 _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
 _HALF_WIDTH = re.compile(r" (± \S+|\[\S+ \S+\])")
 _INTERVAL = re.compile(r"\[\S+ \S+\]( %)?")
 _UNLIMITED = 100_000  # columns
-_NAMES = 0.6  # of the width: what names may take
+_NAMES = 0.6  # of the width, for names
 
 
 def print_report(view: ReportView, console: Console) -> None:
-    """Print a view; token text in it is escaped, colours follow the console."""
+    """Print a view; token text is escaped, colours follow the console."""
     width = prose_width(console)
     console.print(Text(visible(view.title), style="bold"))
     console.print(_facts(view.about), width=width)
@@ -47,7 +46,7 @@ def print_report(view: ReportView, console: Console) -> None:
 
 
 def prose_width(console: Console) -> int:
-    """Of what is no table: tables may be as wide as a console is."""
+    """The width of everything but tables, which may be as wide as the console."""
     return min(console.width, WIDEST_PROSE)
 
 
@@ -76,7 +75,7 @@ def _facts(facts: Facts) -> RenderableType:
 
 
 def _metrics(groups: Sequence[MetricGroup]) -> Table:
-    """One table for all groups of a section, so that their columns stand below each other."""
+    """One table for all groups of a section, so that their columns align."""
     several = len(groups) > 1
     columns = [Column("", kind="text"), Column("value"), Column("95 % interval")]
     if any(group.has_floor for group in groups):
@@ -103,27 +102,27 @@ def _metric_rows(groups: Sequence[MetricGroup], columns: Sequence[Column], inden
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print a table as far as it fits, and below it what did not, and its note."""
+    """Print a table as far as it fits, with a note on what is hidden."""
     fitting, hidden = _fitted(replace(table, rows=table.rows[: table.terminal_rows]), console)
     console.print(_grid(fitting, console.width))
     left = len(table.rows) - len(fitting.rows)
     notes = [table.note] * bool(table.note) + [f"{left} more rows in report.html."] * (left > 0)
     if hidden:
         notes.append(
-            f"Hidden at {console.width} characters: {', '.join(hidden)}. A wider terminal or a file shows them."
+            f"Hidden at {console.width} characters: {', '.join(hidden)}. Widen the terminal or write to a file."
         )
     for note in notes:
         console.print(Text(visible(note), style="dim"), width=prose_width(console))
 
 
 def _filled(table: Table) -> Table:
-    """Without the columns in which no row says anything."""
+    """The table without empty columns."""
     columns = range(1, len(table.columns))
     return _without(table, *(n for n in columns if table.rows and all(row[n] in ("", MISSING) for row in table.rows)))
 
 
 def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
-    """The table with what has room in the console, and the names of what has none."""
+    """The table as far as it fits the console, and the names of what does not fit."""
     hidden: list[str] = []
     if _needed(table, console, wrapped=False) > console.width:
         table = _filled(table)
@@ -140,7 +139,7 @@ def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
 
 
 def _needed(table: Table, console: Console, *, wrapped: bool) -> int:
-    """Characters of the widest line; `wrapped` where text may go on in the next one."""
+    """Characters of the widest line; `wrapped` if text may continue on the next one."""
     unlimited = console.options.update(max_width=_UNLIMITED)
     found = Measurement.get(console, unlimited, _grid(table, console.width))
     return found.minimum if wrapped else found.maximum
@@ -157,10 +156,10 @@ def _without(table: Table, *gone: int) -> Table:
 
 
 def _without_intervals(table: Table) -> Table:
-    """Numbers alone, and no column that holds intervals alone; a text such as `outside [0.8, 1.25]` stays whole."""
+    """Numbers without intervals, and no columns of intervals; text such as `outside [0.8, 1.25]` stays."""
     columns = range(1, len(table.columns))
-    alone = [n for n in columns if _holds_intervals([row[n] for row in table.rows])]
-    bare = _without(table, *alone)
+    intervals = [n for n in columns if _holds_intervals([row[n] for row in table.rows])]
+    bare = _without(table, *intervals)
     rows = tuple(
         tuple(
             cell if column.kind == "text" else _HALF_WIDTH.sub("", cell)
@@ -177,7 +176,7 @@ def _holds_intervals(cells: Sequence[str]) -> bool:
 
 
 def _grid(table: Table, width: int) -> RichTable:
-    """Names leave room for the rest: a long one goes on in the next line."""
+    """A rich table in which long names wrap, to leave room for the rest."""
     rich = RichTable(
         title=for_terminal(table.title) if table.title else None, title_justify="left", title_style="bold",
         box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim",
@@ -195,7 +194,7 @@ def _grid(table: Table, width: int) -> RichTable:
             min_width=widths[n] if whole else None,
         )  # fmt: skip
     for row in rows:
-        of_group = len(row) > 1 and not any(row[1:])  # the name of the rows that follow
+        of_group = len(row) > 1 and not any(row[1:])  # a heading for the rows that follow
         rich.add_row(*row, style="bold" if of_group else None)
     return rich
 
@@ -205,13 +204,13 @@ def _width(text: Text) -> int:
 
 
 def _name(name: str, room: int) -> Text:
-    """A name in as many lines as it needs, broken where its parts meet."""
+    """A name in as many lines as it needs, broken between its parts."""
     parts = re.findall(rf".{{1,{room}}}?(?:[ /:_]+|$)|.{{{room}}}", name)
     return Text("\n").join(map(for_terminal, _lines(parts, room)))
 
 
 def _lines(parts: Sequence[str], room: int) -> list[str]:
-    """Parts one after the other, and in the next line where the room ends."""
+    """The parts joined into lines of at most `room` cells."""
     lines = [""]
     for part in parts:
         if lines[-1] and cell_len(lines[-1] + part.rstrip()) > room:
@@ -229,11 +228,11 @@ def _excerpt(excerpt: Excerpt) -> RenderableType:
     )
 
 
-_LINE_FACTS = 3  # of an excerpt in a line
+_LINE_FACTS = 3  # facts of an excerpt on its line
 
 
 def excerpt_line(excerpt: Excerpt, width: int) -> list[RenderableType]:
-    """What an excerpt is, and a line of its context, cut so that the marked token stands in the middle."""
+    """The title of an excerpt, and a line of its context around the marked token."""
     title, facts = visible(excerpt.title), (f"{label} {value}  " for label, value in excerpt.facts[:_LINE_FACTS])
     head = Text("\n".join(_lines([f"{title}  ", *map(visible, facts)], width)), "dim")
     head.stylize("not dim bold", 0, len(title))
@@ -246,5 +245,5 @@ def excerpt_line(excerpt: Excerpt, width: int) -> list[RenderableType]:
 
 def _piece(piece: Piece) -> tuple[str, str]:
     text = visible(piece.text)
-    marked = f"»{text}«" if piece.weight == len(_WEIGHT_STYLES) - 1 else text  # seen without colours too
+    marked = f"»{text}«" if piece.weight == len(_WEIGHT_STYLES) - 1 else text  # visible without colours too
     return marked, _WEIGHT_STYLES[piece.weight]

@@ -1,4 +1,4 @@
-"""What a report shows, as plain values and finished text: the page formats nothing and computes nothing."""
+"""What a report shows, as plain values and finished text: page and terminal compute nothing."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from mismatch_cli.report.explorer import ExplorerView
 
 Facts = tuple[tuple[str, str], ...]  # label and value
-Status = Literal["good", "mixed", "bad", ""]  # how a verdict stands: its colour and its sign
+Status = Literal["good", "mixed", "bad", ""]  # sets the colour and sign of a verdict
 NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats, r = π/μ. "
     "E is the mean over the tokens that count, E_y over responses, Σd the sum over a response of T tokens. "
-    "Intervals cover 95 % over prompts. Noise is the same metric of the trainer against itself in another batch "
+    "Intervals cover 95 % over prompts. Noise is the same metric for the trainer against itself in another batch "
     "shape; × noise is the gap in multiples of it."
 )
 
@@ -36,9 +36,9 @@ class MetricRow:
     floor: str = MISSING
     times_floor: str = MISSING
     note: str = ""
-    name: str = ""  # stands in the place of the metric's label where that does not say whose number it is
-    limit: str = ""  # the strictest that somebody published
-    status: Status = ""  # whether it holds
+    name: str = ""  # instead of the metric's label, where that does not say whose number it is
+    limit: str = ""  # the strictest published one
+    status: Status = ""  # whether the limit holds
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Column:
     title: str
     metric: Metric | None = None
     kind: Literal["number", "text", "token"] = "number"  # text may wrap, a token keeps its spaces
-    optional: bool = False  # the first to go where a terminal has no room
+    optional: bool = False  # hidden first where a terminal has no room
 
 
 @dataclass(frozen=True)
 class Table:
     """A table of finished text; the first column names the rows.
 
-    Tables that follow each other with the same `fold` are folded away together on the page, under that name.
+    Consecutive tables with the same `fold` are folded together on the page, under that name.
     """
 
     title: str
@@ -76,33 +76,33 @@ class Table:
     note: str = ""
     fold: str = ""
     terminal_rows: int | None = None  # how many a terminal shows; 0 leaves the table to the page
-    row_metrics: tuple[Metric, ...] = ()  # what each row is about, where rows are metrics
-    row_links: tuple[str, ...] = ()  # the anchor of the section that says more of each row
+    row_metrics: tuple[Metric, ...] = ()  # the metric of each row, where rows are metrics
+    row_links: tuple[str, ...] = ()  # the anchor of the section on each row
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of token text, raw: the page escapes it. Weight 0 is plain, 1 to 4 are ever stronger highlights."""
+    """Raw token text, which the page escapes. Weight 0 is plain, 1 to 4 are increasingly strong highlights."""
 
     text: str
     weight: int = 0
-    hint: str = ""  # shown when pointed at
+    hint: str = ""  # shown on hover
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """A response, or the surroundings of a token, with what was measured on it."""
+    """A response, or a token in its context, with what was measured on it."""
 
     title: str
     facts: Facts
     pieces: tuple[Piece, ...]
     prompt: str = ""  # raw
-    short: str = ""  # the title on a screen, where that is another one
+    short: str = ""  # the title on a screen, where it differs
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: text, metrics, figures, tables and excerpts, in this order; what is empty is left out."""
+    """A part of the page: text, metrics, figures, tables and excerpts, in this order; empty parts are left out."""
 
     title: str
     text: str = ""
@@ -111,7 +111,7 @@ class Section:
     tables: tuple[Table, ...] = ()
     excerpts: Sequence[Excerpt] = ()
     terminal_excerpts: int | None = None  # how many a terminal shows
-    stays: bool = False  # also where it is text alone
+    stays: bool = False  # even if it has only text
 
     @property
     def has_content(self) -> bool:
@@ -133,32 +133,32 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Profile:
-    """A quantity along something, in a line: bars from 0 to the largest value between the names of both ends."""
+    """A quantity along an axis, on one line: bars from 0 to the largest value, between labels of both ends."""
 
-    title: str  # along what
+    title: str  # the axis
     values: tuple[float | None, ...]
     first: str
     last: str
-    note: str = ""  # what the bars are
-    drawn: bool = False  # in the page's first picture, so that the page does without
+    note: str = ""  # what the bars show
+    drawn: bool = False  # already in the page's first figure, so the page omits it
 
 
 @dataclass(frozen=True)
 class Screen:
-    """What a terminal shows unless everything is asked for: at most 40 lines of 80 columns, the answer last."""
+    """What a terminal shows without `--full`: at most 40 lines of 80 columns, the answer last."""
 
     subject: tuple[str, ...]  # what was measured, in two lines
     verdict: Verdict
-    notes: tuple[str, ...] = ()  # what was left out: a sentence each
+    notes: tuple[str, ...] = ()  # what was left out, a sentence each
     tables: tuple[Table, ...] = ()  # the numbers that decide
     remarks: Facts = ()  # label and sentence
-    profiles: tuple[Profile, ...] = ()  # where it sits
-    excerpts: tuple[Excerpt, ...] = ()  # a token in its context, a line or two each
-    next: Facts = ()  # what to type, and what it shows
+    profiles: tuple[Profile, ...] = ()  # where the gap is
+    excerpts: tuple[Excerpt, ...] = ()  # tokens in context, a line or two each
+    next: Facts = ()  # commands, and what they show
 
 
 def with_figures(sections: Iterable[Section], figures: Sequence[FigureView]) -> tuple[Section, ...]:
-    """The sections that show something: each figure in the first one that its plot names, else in a last one."""
+    """Sections with content: each figure is in the first section that its plot names, or else in a last section."""
     sections = (*sections, Section("More figures"))
     drawn: dict[str, list[FigureView]] = {section.title: [] for section in sections}
     for figure in figures:
@@ -170,26 +170,26 @@ def with_figures(sections: Iterable[Section], figures: Sequence[FigureView]) -> 
 
 @dataclass(frozen=True)
 class ReportView:
-    """The whole page, in the order in which it is read."""
+    """The whole page, in reading order."""
 
     title: str
     about: Facts  # models, dtypes, versions, temperature, number of tokens, responses and prompts
-    outline: Sequence[Section]  # all that it may have; those without content are left out
-    headline: str = ""  # what the verdict of the screen does not say
-    screen: Screen | None = None  # where there is none, everything is printed
+    outline: Sequence[Section]  # all possible sections; empty ones are left out
+    headline: str = ""  # what the screen's verdict does not say
+    screen: Screen | None = None  # without one, everything is printed
     notes: tuple[str, ...] = ()  # what was left out, and why
     leading: tuple[MetricRow, ...] = ()  # the three or four numbers of the headline
     settings: tuple[tuple[str, Facts], ...] = ()  # how it was measured: tables of settings with their titles
-    command: str = ""  # what to type to get this report again
+    command: str = ""  # the command that makes this report again
     figures: Sequence[FigureView] = ()
     explorer: ExplorerView | None = None
     version: str = __version__  # of mismatch-cli
-    notation: str = NOTATION  # what the letters in the definitions mean
-    reload_seconds: int = 0  # after which the page looks for a newer one; 0: it is final
+    notation: str = NOTATION  # what the symbols in the definitions mean
+    reload_seconds: int = 0  # until the page reloads; 0 if it is final
 
     @cached_property
     def leading_figure(self) -> FigureView | None:
-        """The one beside the verdict: the first of those that stand where their plot wants them most."""
+        """The figure beside the verdict: the first that has the section its plot prefers."""
         titles = {section.title for section in self.outline}
 
         def wish(figure: FigureView) -> int:
@@ -199,11 +199,11 @@ class ReportView:
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
-        """Those that show something, with the figures that do not stand beside the verdict."""
+        """Sections with content, with all figures but the leading one."""
         return with_figures(self.outline, [figure for figure in self.figures if figure is not self.leading_figure])
 
     def definitions(self) -> list[Metric]:
-        """Every metric on the page, once, in the order in which they appear."""
+        """Every metric on the page, once, in order of appearance."""
         rows = [row.metric for row in self.leading]
         for section in self.sections:
             rows += [row.metric for group in section.groups for row in group.rows]
@@ -213,5 +213,5 @@ class ReportView:
 
 
 def definition_anchor(metric: Metric) -> str:
-    """The id of a metric's definition; a metric of a bin may share its key with one over all tokens."""
+    """The id of a metric's definition; a metric per bin may share its key with one over all tokens."""
     return "metric-" + re.sub(r"\W+", "-", f"{metric.key}{'-in-bin' if 'in the bin' in metric.formula else ''}")

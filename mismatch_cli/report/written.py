@@ -1,4 +1,4 @@
-"""What is left of a study in a folder: its numbers at once, then its page with the pictures."""
+"""What a study writes into a folder: its numbers first, then its page with the figures."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def write_page(
     responses: int = PAGE_RESPONSES,
     drawing: _Drawing = lambda _count: nullcontext(lambda _drawn: None),
 ) -> bool:
-    """Write `report.html` with at most so many responses token by token, and `plots/`; whether there are any.
+    """Write `report.html`, with at most `responses` responses token by token, and `plots/`; whether it has figures.
 
-    Without `files` nothing is drawn. `drawing` is told how many figures there are; what it gives, how many more.
+    Without `files` nothing is drawn. `drawing` gets the number of figures, the callback it yields how many more are done.
     """
     from mismatch_cli.recording.ours import remove_pictures
     from mismatch_cli.report.explorer import explorer_view

@@ -39,7 +39,7 @@ def test_without_an_argument_the_bundled_traces_are_compared(here, capfd):
     assert code == 0
     assert "two bundled ones" in err and "Wrote compare/report.html" in err
     text = " ".join(out.split())
-    assert "by prompt: both hold responses to the same 24 prompts" in text and "rollout.kv_cache_dtype" in text
+    assert "by prompt: both have responses to the same 24 prompts" in text and "rollout.kv_cache_dtype" in text
     written = json.loads((here / "compare" / "summary.json").read_text())
     assert [Path(side["folder"]).name for side in written["traces"]] == ["fp8-kv", "float32"]
     plots = {path.stem for path in (here / "compare" / "plots").iterdir()}
@@ -62,7 +62,7 @@ def test_json_is_what_is_written_and_the_folder_is_renewed(here, capfd):
 def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
     twice = [str(bundled_trace())] * 2
     code, out, _ = compare(capfd, *twice, "--pair", "staleness", "--full", "--quiet")
-    assert code == 0 and "staleness: the trainer's present weights" in " ".join(out.split())
+    assert code == 0 and "staleness: the trainer's current weights" in " ".join(out.split())
     page = (here / "compare" / "report.html").read_text()
     assert "mismatch-cli compare fp8-kv fp8-kv --pair staleness" in page
 

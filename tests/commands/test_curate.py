@@ -94,7 +94,7 @@ def test_confirmed_problems_are_in_the_range_twice(curated, tmp_path):
     assert run(["curate", "--resume", "--confirm", "--quiet", "-o", str(folder)]) == 0
     confirmed = [row for row in rows_of(curated) if 0.1 <= row["held_out_accuracy"] <= 0.9]
     assert rows_of(folder) == confirmed
-    assert "that the held-out samples confirm." in (folder / "report.html").read_text(encoding="utf-8")
+    assert "confirmed on held-out samples were written." in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_next_command_trains_as_it_was_measured():

@@ -100,7 +100,7 @@ def test_what_was_not_tested_is_not_asserted(tmp_path, capfd):
     _, out, _ = diagnose(capfd, bundled("traces") / "fp8-kv", "--output", tmp_path / "out")
     text = " ".join(out.split())
     assert "NO FAULT FOUND" in text and "same weights" not in text
-    assert "--earlier-model MODEL makes 1 more possible" in text
+    assert "--earlier-model MODEL allows 1 more" in text
     everything = diagnose(capfd, bundled("traces") / "fp8-kv", "--output", tmp_path / "out", "--full")[1]
     assert "NO FAULT FOUND" in everything and "Not tested:" in everything
     assert "(--earlier-model MODEL)" in " ".join(everything.split())

@@ -126,7 +126,7 @@ def test_annotations_are_lines_of_which_ten_are_shown(gate, tmp_path):
     lines = path.read_text().splitlines()
     assert len(lines) == 10 and all(line.startswith("::error title=mismatch-cli gate::") for line in lines)
     assert lines[0].endswith("k3 (mismatch) ≤ 1e−09: 0.000756307 is above 1e-09")
-    assert lines[-1].endswith("::3 more limits do not hold: see the summary.")
+    assert lines[-1].endswith("::3 more limits failed: see the summary.")
     assert gate(FLOAT32, "--limits", "slime", "--annotations", str(path), "--force")[0] == 0 and path.read_text() == ""
     partial = Path(shutil.copytree(FP8, tmp_path / "100%0A\n::error::b"))
     sorted(partial.glob("shard-*.parquet"))[-1].unlink()
@@ -215,7 +215,7 @@ def test_a_baseline_that_was_sampled_otherwise_is_named(gate, tmp_path):
     manifest["config"]["sampling"]["temperature"] = 0.7
     (hot / "manifest.json").write_text(json.dumps(manifest))
     limits = write(tmp_path / "limits.toml", "[limits.k3]\nmax_above_baseline = 1\n")
-    words = "The baseline was sampled with other settings"
+    words = "The baseline was sampled with different settings"
     assert words in " ".join(gate(FLOAT32, "--limits", limits, "--baseline", str(hot))[1].split())
     assert words not in " ".join(gate(FLOAT32, "--limits", limits, "--baseline", FLOAT32)[1].split())
 
@@ -320,8 +320,8 @@ def test_the_screen_says_why_one_set_holds_and_another_does_not(gate, monkeypatc
     code, out, _ = gate(FP8, "--limits", "verl", "--limits", "nemo-rl", "--limits", "prime-rl")
     text = " ".join(out.split())
     assert code == 3 and len(out.splitlines()) <= 40
-    assert "The limits of verl and nemo-rl hold, although others do not" in text and "with staleness in it" in text
-    assert out.index("✘ EXCEEDED") < out.index("✔ holds"), "what does not hold stands first"
+    assert "The limits of verl and nemo-rl hold although others fail" in text and "including staleness" in text
+    assert out.index("✘ EXCEEDED") < out.index("✔ holds"), "failed limits come first"
     every = [flag for name in presets() for flag in ("--limits", name)]
     assert len(gate(FP8, *every)[1].splitlines()) <= 40
     full = gate(FP8, "--full")[1]

@@ -48,7 +48,7 @@ def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capf
     assert "Next: mismatch-cli diagnose import-dumps" in err
     assert Trace.open(Path("import-dumps")).vocabulary.decode([300]) not in ("", "⟨300⟩")
     code, out, _ = command(capfd, "report", "import-dumps", "--quiet", "--full")
-    assert code == 0 and "Imported from" in out and "Total: the trainer's present weights" in out
+    assert code == 0 and "Imported from" in out and "Total: the trainer's current weights" in out
     metrics = json.loads((Path("import-dumps") / "summary.json").read_text())["pairs"]["total"]["metrics"]
     assert metrics["truncated_share"] == {"value": None, "low": None, "high": None, "note": FINISH_UNKNOWN}
     assert (Path("import-dumps") / "report.html").read_text().count("prime-rl token_exports") >= 1

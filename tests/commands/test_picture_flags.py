@@ -77,8 +77,8 @@ def test_files_for_a_paper(tmp_path):
     [
         (["--plots", "gif"], "Unknown format 'gif'"),
         (["--plots", "svgz"], "Did you mean svg?"),
-        (["--plot-width", "wide"], "is no width"),
-        (["--plot-width", "3.25"], "as 3.25in"),
+        (["--plot-width", "wide"], "is not a width"),
+        (["--plot-width", "3.25"], "such as 3.25in"),
         (["--plot-width", "1in"], "Choose 2.5in to 12in"),
         (["--no-plots", "--plots", "pdf"], "leave out --plots"),
         (["--no-plots", "--plot-width", "3in"], "leave out --plot-width"),

@@ -30,7 +30,7 @@ def test_algorithms_times_seeds_become_runs_and_none_is_overwritten(tmp_path, ca
         line = json.loads((tmp_path / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8"))
         assert line["step"] == 1 and 0 <= line["eval_accuracy"] <= 1
     assert "step 1/1  reward" in err
-    assert "pg-is " in out and "NOT TOLD APART" in out  # one report of all
+    assert "pg-is " in out and "NO CLEAR DIFFERENCE" in out  # one report of all
     assert {"report.html", "summary.json", "plots"} <= {path.name for path in (tmp_path / "runs").iterdir()}
     assert run(command) == 1
     assert "already exists. Go on with --resume" in capfd.readouterr().err

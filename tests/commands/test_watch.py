@@ -372,7 +372,7 @@ def test_the_page_is_that_of_a_training(trace: str, tmp_path: Path, capfd: pytes
     seen = tmp_path / "seen"
     assert run(["watch", trace, "-o", str(seen), "--no-plots", "--quiet", "--every", "0.05"]) == 0
     page = (seen / "report.html").read_text(encoding="utf-8")
-    assert "Training: does it stay stable?" in page and 'http-equiv="refresh"' not in page  # nothing more will come
+    assert "Does training stay stable?" in page and 'http-equiv="refresh"' not in page  # nothing more will come
     assert sorted(os.listdir(seen)) == ["metrics.jsonl", "report.html", "summary.json", "watch.json"]
     assert run(["report", str(seen), "--json", "--quiet"]) == 0
     assert json.loads(capfd.readouterr().out)["runs"][0]["steps"] == 5

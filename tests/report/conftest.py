@@ -158,7 +158,7 @@ def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportVie
             ("Prompts", "/a/path/without/any/place/to/break/it/" + "x" * 80),
         ),
         notes=("3 prompts were skipped (too long).", HOSTILE),
-        headline="The two policies differ by 0.00318 in probability on the average token, 29 × the trainer's own noise.",
+        headline="The policies differ by 0.00318 in probability on the average token, 29 × the trainer's own noise.",
         leading=_group(measured, "", ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")).rows,
         outline=sections,
         figures=[replace(figure, sections=("Ratio and TV by probability",)) for figure in figures],

@@ -72,9 +72,9 @@ def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
     assert "mismatch-cli probe --like /runs/probe-model --kv-cache-dtype auto" in words
     assert re.search(r"Makes it larger mlp, \+\d+ %; attn_implementation \(trainer\) = eager, \+\d+ % ", words)
     assert views["whole"].headline.startswith("Not every change helps: eager attention in the trainer makes the gap")
-    assert "the trainer is nearer to float32" in words
+    assert "the trainer is closer to float32" in words
     assert "Not tried batch_invariant (--full says why)" in words
-    assert "Modules attention 61 % of 0.010 nats that settings leave; 1 module beyond rounding" in words
+    assert "Modules attention 61 % of 0.010 nats that remain after settings; 1 module beyond rounding" in words
 
 
 def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
@@ -89,7 +89,7 @@ def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
 def test_everything_is_printed_in_full(views):
     text = in_words(printed(views["whole"], 120, full=True))
     for said in (
-        "Tried, and not a cause",
+        "Ruled out",
         "makes it larger",
         "× 1.0100",
         "rope_theta",

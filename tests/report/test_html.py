@@ -86,7 +86,7 @@ def test_hostile_text_is_shown_not_obeyed(html: str, page: Page) -> None:
 
 def test_order_of_the_page(page: Page, view: ReportView) -> None:
     text = "".join(page.text)
-    order = ["mismatch-cli report", "Rollout engine", "3 prompts were skipped", "On an average token", "E |π − μ|"]
+    order = ["mismatch-cli report", "Rollout engine", "3 prompts were skipped", "The policies differ by", "E |π − μ|"]
     order += [
         "Each dot is a sampled token",
         "Worst tokens",

@@ -79,7 +79,7 @@ def test_no_name_is_cut_and_what_is_hidden_is_named(screens, width):
                     assert row[0].strip() in text, (name, row[0])
                 assert all(part in text for part in re.split("[ /:_]+", row[0])), (name, row[0])
             heads = [(place, column.title) for place, column in enumerate(table.columns) if column.title]
-            hidden = re.findall(r"Hidden at \d+ characters: (.*?)\. A wider terminal", words)
+            hidden = re.findall(r"Hidden at \d+ characters: (.*?)\. Widen the terminal", words)
             named = {title.strip() for part in hidden for title in part.split(",")}
             for place, head in heads:
                 column = [row[place] for row in table.rows]

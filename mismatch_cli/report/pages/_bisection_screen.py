@@ -1,4 +1,4 @@
-"""The answer to "what makes the gap?": ranked causes, how far the legs are apart, the verdict, what to type."""
+"""The screen of a search: ranked causes, distances between legs, the verdict and what to type next."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -18,11 +18,11 @@ _REASON = 64  # letters
 _SEEN = 0.005  # of a gap
 _LARGER = 3  # settings that make it larger
 _MOSTLY = 0.5  # of the gap
-_NEARER = {"rollout": "the engine is nearer to float32", "trainer": "the trainer is nearer to float32"}
+_NEARER = {"rollout": "the engine is closer to float32", "trainer": "the trainer is closer to float32"}
 
 
 def screen(analysis: BisectionAnalysis) -> Screen:
-    """What goes with each cause, what else was tried, and the line that proves the first cause."""
+    """The effect of each cause, what else was tried, and the command that proves the first cause."""
     words, status = _words(analysis)
     return Screen(
         subject=subject_lines(analysis.result["about"], counts(analysis)),
@@ -35,7 +35,7 @@ def screen(analysis: BisectionAnalysis) -> Screen:
 
 
 def counts(analysis: BisectionAnalysis) -> dict[str, int | bool]:
-    """How much was read again."""
+    """How much was measured."""
     result = analysis.result
     return {name: result[name] for name in ("tokens", "responses", "prompts")} | {"prompts_exact": True}
 
@@ -48,7 +48,7 @@ def _words(analysis: BisectionAnalysis) -> tuple[str, Status]:
         found = f"{numbers.things(named, 'cause').upper()} FOUND"
         return (found, "mixed") if left <= max(EXPLAINED, _noise(analysis)) else (f"{found}, NOT ALL EXPLAINED", "bad")
     if analysis.floor is not None:
-        return "THE PRECISION ALONE", "mixed"
+        return "PRECISION ONLY", "mixed"
     return ("MOSTLY NOISE", "mixed") if _noise(analysis) >= _MOSTLY else ("NO CAUSE FOUND", "bad")
 
 
@@ -57,7 +57,7 @@ def _noise(analysis: BisectionAnalysis) -> float:
 
 
 def cost(row: Row) -> str:
-    """How many times as long a response takes with the change."""
+    """The factor by which the change slows a response."""
     return numbers.times(row["cost"]["factor"]) if row["cost"] else numbers.MISSING
 
 
@@ -80,7 +80,7 @@ def _causes(analysis: BisectionAnalysis) -> Table:
 
 
 def clause(words: str, most: int) -> str:
-    """What comes before a colon, a bracket or another way, in so many letters."""
+    """The words before a colon, a bracket or an alternative, shortened to `most` letters."""
     return shorten(words.partition(": ")[0].partition(" (")[0].partition(", or ")[0], most, placeholder="…")
 
 
@@ -111,13 +111,13 @@ def _remarks(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
 
 
 def _modules(found: Row) -> str:
-    """The kinds of modules that make most of the gap that settings leave."""
+    """The kinds of modules that cause most of the gap that remains after settings."""
     kinds = [row for row in found["grafts"] if row["kind"] != "all" and (value_of(row["share"]) or 0.0) >= _SEEN]
     kinds.sort(key=lambda row: -(value_of(row["share"]) or 0.0))
     shares = (f"{row['kind']} {100 * (value_of(row['share']) or 0.0):.0f} %" for row in kinds[:_LARGER])
     different = sum(row["relation"] == "different" for row in found["isolated"])
-    gap = f" of {numbers.number(found.get('gap'), 2)} nats that settings leave" if kinds else ""
-    makes = f"{', '.join(shares) or 'none makes a gap'}{gap}"
+    gap = f" of {numbers.number(found.get('gap'), 2)} nats that remain after settings" if kinds else ""
+    makes = f"{', '.join(shares) or 'none causes a gap'}{gap}"
     return f"{makes}; {numbers.things(different, 'module') if different else 'none'} beyond rounding"
 
 
@@ -127,13 +127,13 @@ def _larger(row: Row) -> str:
 
 
 def makes_larger(row: Row) -> bool:
-    """Whether a change surely adds a part to the gap that is worth a word."""
+    """Whether a change clearly enlarges the gap by enough to mention."""
     value, _, high = parts(row["share"])
     return value is not None and value <= -LEAST and (high is None or high < 0)
 
 
 def _distances(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
-    """The triangle in lines: the gap beside the noise, decoding against prefill, and both sides against float32."""
+    """Distances in lines: the gap and the noise, decoding against prefill, and both sides against float32."""
     found = analysis.result["triangle"]
     noise = [
         f"{side} {_nats(found[key])}"
@@ -155,36 +155,36 @@ def _nats(found: Row) -> str:
 
 
 def _stages(rows: Sequence[Row]) -> Iterator[str]:
-    """Each with its seconds, or those that follow each other and why they were not done."""
-    for why, alike in groupby(rows, key=lambda row: "" if row["status"] == "done" else row["why"] or row["status"]):
+    """Each stage with its seconds; runs of skipped stages with the reason."""
+    for why, stages in groupby(rows, key=lambda row: "" if row["status"] == "done" else row["why"] or row["status"]):
         if why:
-            yield f"{', '.join(row['name'] for row in alike)}: {clause(why, _REASON)}"
+            yield f"{', '.join(row['name'] for row in stages)}: {clause(why, _REASON)}"
         else:
-            yield from (f"{row['name']} {numbers.number(row['seconds'], 2)} s" for row in alike)
+            yield from (f"{row['name']} {numbers.number(row['seconds'], 2)} s" for row in stages)
 
 
 def together(analysis: BisectionAnalysis) -> str:
-    """What causes take at once, and whether their shares overlap, in sentences; empty of a single one."""
+    """What the causes explain together, and whether their shares overlap; empty for a single cause."""
     found, overlap, said = analysis.result["together"], analysis.overlap or 0.0, []
     if analysis.is_equal:
         return ""
     if found is not None:
-        said.append(f"Together {' and '.join(found['settings'])} take {rounded(found['share'])} % of the gap.")
+        said.append(f"Together {' and '.join(found['settings'])} explain {rounded(found['share'])} % of the gap.")
     if overlap > LEAST:
         said.append(
-            f"The shares of all causes add up to {100 * overlap:.0f} % more than they take at once: they overlap."
+            f"The shares of all causes overlap: they add up to {100 * overlap:.0f} % more than they explain together."
         )
     return " ".join(said)
 
 
 def command(analysis: BisectionAnalysis, *flags: str) -> str:
-    """What shows a search again, from what it has read."""
+    """The command that shows a search again from what it has measured."""
     return suggest("bisect", "--output", analysis.folder, "--resume", *flags)
 
 
 def _next(analysis: BisectionAnalysis) -> Facts:
     lines = [(command(analysis, "--full"), "all effects and legs, and the tokens that move")]
     for row in analysis.result["causes"][:1]:
-        shows = (f"what goes with {row['setting']}, on the same tokens", "the same on new samples")
+        shows = (f"the effect of {row['setting']} on the same tokens", "the same on new samples")
         lines += zip(row["command"], shows, strict=False)
     return tuple(lines)

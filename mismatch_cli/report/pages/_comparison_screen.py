@@ -1,4 +1,4 @@
-"""The answer to "what differs?": a screen of traces beside each other."""
+"""The screen of a comparison: what differs between traces, and by which settings."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ _SETTINGS = 3  # of each comparison
 
 
 def screen(result: Row, subject: tuple[str, str], notes: tuple[str, ...], runs: tuple[Any, ...]) -> Screen:
-    """What decides whether traces differ, and the settings that may be why; `runs` are what is typed for the traces."""
+    """Whether the traces differ, and the settings that may be why; `runs` are the traces as the user types them."""
     comparisons = result["comparisons"]
     return Screen(
         subject=subject,
@@ -34,7 +34,7 @@ def screen(result: Row, subject: tuple[str, str], notes: tuple[str, ...], runs: 
 
 
 def _deciding(result: Row) -> Table:
-    """The metrics that people act on, of every trace; a star says which differ from the first by more than noise."""
+    """The metrics that people act on; a star marks values that differ from the first trace by more than noise."""
     first, *others = result["traces"]
     metrics = [METRICS[key] for key in DECIDING if first["summary"]["metrics"][key]["value"] is not None]
     columns: list[Col[Metric]] = [
@@ -68,7 +68,7 @@ def _difference(metric: Metric, found: Row) -> str:
 
 
 def _untested(result: Row) -> Facts:
-    """The deciding metrics whose difference has no interval, and why: by reason."""
+    """The metrics whose difference has no interval, grouped by reason."""
     labels: dict[str, list[str]] = {}
     for key in DECIDING if len(result["comparisons"]) == 1 else ():
         found = result["comparisons"][0]["metrics"][key]["difference"]
@@ -85,7 +85,7 @@ def _suspicious(comparison: Row) -> list[Row]:
 
 
 def _settings(comparison: Row) -> Table:
-    """The settings that differ and touch a log-probability, likely causes first."""
+    """Settings that differ and affect a log-probability, likely causes first."""
     return table(
         "",
         _suspicious(comparison),
@@ -99,20 +99,20 @@ def _settings(comparison: Row) -> Table:
 
 
 def _first_setting(comparison: Row) -> str:
-    """The likeliest cause among the settings that both traces tell; nothing where there is none, or no difference."""
+    """The likeliest cause among settings that both traces record; empty where nothing differs."""
     known = (row for row in comparison["settings"] if None not in (row["first"], row["other"]))
     likely = [row for row in known if row["likely"]]
     if not likely or comparison["differs"] not in DIFFERENT:
         return ""
     first = likely[0]
     return (
-        f" First among the settings that differ: {first['setting']} ({setting_in_words(first['first'])} in "
+        f" Likeliest of the settings that differ: {first['setting']} ({setting_in_words(first['first'])} in "
         f"{comparison['against']}, {setting_in_words(first['other'])} in {comparison['trace']})."
     )
 
 
 def setting_in_words(value: Any) -> str:
-    """A setting as text; what a manifest does not have is a dash."""
+    """A setting as text; a dash where the manifest lacks it."""
     if value is None:
         return numbers.MISSING
     if isinstance(value, bool):
@@ -127,7 +127,7 @@ def _verdict(comparisons: list[Row]) -> Verdict:
 
 
 def _how_much(comparison: Row) -> str:
-    """How many times larger the gap of one trace is, whichever that is."""
+    """How many times larger the gap of the larger trace is."""
     factor, label = comparison["metrics"]["abs_d_mean"]["factor"]["value"], METRICS["abs_d_mean"].label
     if not factor:
         return ""
@@ -141,10 +141,10 @@ def _how_much(comparison: Row) -> str:
 
 
 def _how_many(comparison: Row) -> str:
-    """How many metrics differ by more than noise, beside how many would by chance."""
+    """How many metrics differ by more than noise, and how many would by chance."""
     if not comparison["tested"]:
         values = [found["difference"]["value"] for found in comparison["metrics"].values()]
-        return "No number differs." if not any(values) else "There are too few prompts to tell this from noise."
+        return "No metric differs." if not any(values) else "Too few prompts to tell this from noise."
     return (
         f"{comparison['more_than_noise']} of {comparison['tested']} metrics differ by more than noise; "
         f"about {comparison['expected_by_chance']:.0f} would by chance."

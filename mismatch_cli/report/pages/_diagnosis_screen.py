@@ -1,4 +1,4 @@
-"""The answer to "what is wrong?": how much of the gap is explained, what is suspected, and the line that tests it."""
+"""The screen of a diagnosis: how much of the gap is explained, the suspects, and the command that tests the first."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ _Part = tuple[str, float, str]
 
 
 def screen(analysis: DiagnosisAnalysis, reasons: str) -> Screen:
-    """The gap in its parts, what was found, what is suspected; `reasons` stand behind the verdict."""
+    """The parts of the gap, the findings and the suspects; `reasons` follow the verdict."""
     diagnosis = analysis.diagnosis
     words, status = _words(diagnosis)
     found = [finding for finding in diagnosis.found if module(finding.check).STAGE != UNEXPLAINED_STAGE]
@@ -53,14 +53,14 @@ def _counts(analysis: DiagnosisAnalysis) -> dict[str, int | bool]:
 
 
 def _parts(analysis: DiagnosisAnalysis) -> Table:
-    """What becomes of the gap: the parts add up to it."""
+    """The parts of the gap, which add up to it."""
     shares, usual = analysis.diagnosis.shares, analysis.diagnosis.evidence.usual
     gap = analysis.gap.value or 0.0
     rows: list[_Part] = [
         ("mean |Δlog p|", 1.0, "all of it"),
-        ("  explained", shares.explained, "goes with the faults that were found"),
-        ("  usual, not attributed", shares.usual, f"what {usual.who} makes: {usual.text} nats"),
-        ("  unexplained", shares.unexplained, "beyond what is usual, and without a cause"),
+        ("  explained", shares.explained, "caused by the faults found"),
+        ("  usual, not attributed", shares.usual, f"usual for {usual.who}: {usual.text} nats"),
+        ("  unexplained", shares.unexplained, "more than usual, without a known cause"),
     ]
     return table(
         "",
@@ -88,7 +88,7 @@ def _found(findings: Sequence[Finding]) -> Table:
 
 
 def _clause(words: str) -> str:
-    """The first sentence, up to what stands in brackets or behind a semicolon."""
+    """The first sentence, up to a bracket or a semicolon."""
     return words.partition(";")[0].partition(" (")[0].partition(". ")[0].rstrip(".")
 
 
@@ -99,7 +99,7 @@ def _suspects(suspects: Sequence[Suspect]) -> Table:
         [
             text("suspects", lambda suspect: suspect.setting),
             text("value", lambda suspect: str(suspect.value)),
-            text("why it can make a gap", lambda suspect: suspect.why),
+            text("why it can cause a gap", lambda suspect: suspect.why),
         ],
         note=f"{len(suspects) - _MOST_SUSPECTS} more with --full." if len(suspects) > _MOST_SUSPECTS else "",
     )
@@ -110,12 +110,12 @@ def _not_made(diagnosis: Diagnosis) -> Facts:
     missing = [finding for finding in diagnosis.findings if finding.status == "untested"]
     needs = dict.fromkeys(finding.needs for finding in missing if finding.needs)
     made = f"{len(diagnosis.findings) - len(missing)} of {len(diagnosis.findings)} made"
-    asks = (f"{need} makes {sum(finding.needs == need for finding in missing)} more possible" for need in needs)
+    asks = (f"{need} allows {sum(finding.needs == need for finding in missing)} more" for need in needs)
     return (("Checks", "; ".join((made, *asks))),)
 
 
 def _profiles(analysis: DiagnosisAnalysis) -> tuple[Profile, ...]:
-    what = "|Δlog p|, in typical gaps of the token's probability"
+    what = "|Δlog p| relative to the typical gap at the same μ"
     positions = analysis.by_position
     ends = (f"{positions[0][0]:.0f}", f"{positions[-1][0]:.0f}") if positions else ("", "")
     profiles = [_profile("By position", [found for _, found in positions], *ends, what)]
@@ -137,10 +137,10 @@ def _tests(missing: Sequence[Finding], first: Finding) -> str:
 
 
 def _next(analysis: DiagnosisAnalysis) -> Facts:
-    """What tests the first suspect, or else a check that was not possible."""
+    """The commands that test the first suspect, or enable a check that was not possible."""
     diagnosis = analysis.diagnosis
     tests = analysis.suspects[0].test if analysis.suspects else ()
-    shows = f"how much {analysis.suspects[0].setting} makes of the gap" if analysis.suspects else ""
+    shows = f"how much of the gap {analysis.suspects[0].setting} causes" if analysis.suspects else ""
     lines = [(line, shows if number == 0 else "") for number, line in enumerate(tests)]
     missing = [finding for finding in diagnosis.findings if finding.status == "untested" and finding.needs]
     if not lines:

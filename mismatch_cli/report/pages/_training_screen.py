@@ -1,4 +1,4 @@
-"""The answer to "does it stay stable?": a screen of training runs, with what ends above what, and what to type next."""
+"""The screen of training runs: which algorithm ends higher, and what to type next."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,16 +23,16 @@ from mismatch_cli.studies.training import (
 
 GAP = ("mismatch", "abs_dp_mean")  # of a step
 _NAMED = 3  # algorithms that a sentence names
-_ROWS = (10, 6)  # of the table: with one setting, with several, whose names take room; the page has all
-_DRAWN = (3, 2)  # algorithms whose curves stand on the screen, likewise
-_BARS = (24, 20)  # of a curve: of one algorithm, of several, whose names take room
-_LONG = 0.1  # of a step: phases that take as much are named
+_ROWS = (10, 6)  # of the table: with one setting, and with several, whose names take room
+_DRAWN = (3, 2)  # algorithms with curves on the screen, likewise
+_BARS = (24, 20)  # of a curve: with one algorithm, and with several, whose names take room
+_LONG = 0.1  # of a step: shorter phases are not named
 _BATCH = (("prompts", "step"), ("samples", "prompt"))
 _Named = tuple[str, Sequence[TrainingRun]]
 
 
 def screen(study: TrainingAnalysis, notes: tuple[str, ...]) -> Screen:
-    """The end of each algorithm beside the others, its curves, and what can be said of it."""
+    """The final numbers of each algorithm, its curves, and the verdict."""
     return Screen(
         subject=_subject(study),
         notes=notes,
@@ -62,7 +62,7 @@ def _subject(study: TrainingAnalysis) -> tuple[str, str]:
 
 
 def _ends(study: TrainingAnalysis) -> Table:
-    """A row for each algorithm; for each run where there is one algorithm alone."""
+    """A row per algorithm, or per run of a single algorithm."""
     several = len(study.algorithms) > 1
     rows: list[_Named] = list(study.algorithms.items()) if several else [(run.name, [run]) for run in study.runs]
     rows.sort(key=lambda row: -(over_seeds(run.last("reward") for run in row[1]).value or 0.0))
@@ -85,7 +85,7 @@ def _ends(study: TrainingAnalysis) -> Table:
         note=(f"{left} more: --full. " if left > 0 else "")
         + f"Reward and |π − μ|: last {LAST} steps"
         + (", ± 95 % over seeds." if any(len(runs) > 1 for _, runs in rows) else ".")
-        + " Bad: updates that push down a token (A < 0) that has already lost 0.5." * bad,
+        + " Bad: push down a token (A < 0) that already lost 0.5 or more." * bad,
     )
 
 
@@ -100,7 +100,7 @@ def _remarks(runs: Sequence[TrainingRun]) -> Facts:
     signal = [run.mean(key) for key in ("groups_all_right", "groups_all_wrong") for run in runs]
     facts = (
         ("Bad updates", "none" if _never(runs, "bad_over_negative") else ""),
-        ("Blocked", "nothing, at any step" if _never(runs, "blocked") else ""),
+        ("Blocked", "nothing at any step" if _never(runs, "blocked") else ""),
         ("No signal", _no_signal(runs) if all(share is not None for share in signal) else ""),
         ("Weight sync", sync_in_words(run.records for run in runs)),
         ("A step takes", f"{numbers.number(whole, 2)} s: {', '.join(long)}" if whole else ""),
@@ -109,7 +109,7 @@ def _remarks(runs: Sequence[TrainingRun]) -> Facts:
 
 
 def _never(runs: Iterable[TrainingRun], key: str) -> bool:
-    """Whether it was measured, and always 0."""
+    """Whether it was measured and is always 0."""
     measured = [run.measured(key) for run in runs]
     return any(len(value_N) for value_N in measured) and not any(value_N.any() for value_N in measured)
 
@@ -121,7 +121,7 @@ def _no_signal(runs: Sequence[TrainingRun]) -> str:
 
 
 def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
-    """Curves over the steps: of one algorithm more of them."""
+    """Curves over the steps; a single algorithm has more of them."""
     drawn = _strongest(study)
     keys: dict[str, tuple[str, ...]] = {"reward": ("reward",), "blocked %": ("blocked",)}
     if len(drawn) == 1:
@@ -137,7 +137,7 @@ def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
 
 
 def _strongest(study: TrainingAnalysis) -> list[str]:
-    """The algorithms whose curves are drawn: those that end highest, and the lowest of more."""
+    """The algorithms whose curves are drawn: the highest at the end, and the lowest."""
     final = study.final_rewards
     names = sorted(final, key=lambda name: -(final[name].value or 0.0)) or list(study.algorithms)
     drawn = _DRAWN[len(study.settings) > 1]
@@ -154,14 +154,14 @@ def _profile(title: str, curve: Curve, factor: float, bars: int) -> Profile:
 
 
 def verdict(study: TrainingAnalysis) -> Verdict:
-    """What can be said of the runs: of several algorithms, whether any ends above another."""
+    """How the runs end: of several algorithms, whether one ends above another."""
     final = study.final_rewards
     if not final:
         return Verdict("NOT MEASURED", "No reward was recorded.")
     done = all(run.is_done for run in study.runs)
     fallen = [name for name in final if all(run.has_collapsed for run in study.algorithms[name])]
     status: Status = "bad" if len(fallen) == len(final) else "mixed" if fallen or not done else "good"
-    collapsed = f" Less than half of its best reward is left to {_list(fallen)}." if fallen else ""
+    collapsed = f" Reward fell below half of its best: {_list(fallen)}." if fallen else ""
     if len(final) == 1:
         (name,) = final
         if done and not fallen:
@@ -172,7 +172,7 @@ def verdict(study: TrainingAnalysis) -> Verdict:
     leader = max(final, key=lambda name: (len(above[name]), final[name].value or 0.0))
     rivals = len(study.rivals(leader))
     if not above[leader]:
-        return Verdict("NOT TOLD APART", _together(study) + collapsed, status if fallen or not done else "")
+        return Verdict("NO CLEAR DIFFERENCE", _together(study) + collapsed, status if fallen or not done else "")
     below = above[leader][0] if rivals == 1 else f"{len(above[leader])} OF {rivals}"
     return Verdict(f"{leader} ABOVE {below}", _above(study, leader) + collapsed, status)
 
@@ -191,11 +191,11 @@ def _alone(name: str, runs: Sequence[TrainingRun]) -> str:
 
 
 def _together(study: TrainingAnalysis) -> str:
-    """Rewards that no interval tells apart, and why."""
+    """Rewards that intervals do not separate, and why."""
     final, rewards = study.final_rewards, "Rewards so far" if _so_far(study.runs) else "Final rewards"
     by_reward = sorted(final.items(), key=lambda item: -(item[1].value or 0.0))
     if tasks := len({task_of(runs[0]) for name, runs in study.algorithms.items() if name in final}) - 1:
-        sentence = f"{rewards} are compared within each of {tasks + 1} models or problems, and none is above another."
+        sentence = f"{rewards} are compared within each of {tasks + 1} models or problems; none is above another."
     elif len(by_reward) <= _NAMED:
         said = ", ".join(f"{name} {plain(reward)}" for name, reward in by_reward)
         sentence = f"{rewards}: {said}."
@@ -203,24 +203,24 @@ def _together(study: TrainingAnalysis) -> str:
         (best, high), (worst, low) = by_reward[0], by_reward[-1]
         sentence = f"{rewards} of {len(final)} {_lines(study)}: from {plain(low)} ({worst}) to {plain(high)} ({best})."
     if not any(reward.low is not None for reward in final.values()):
-        return f"{sentence} One seed each: whether that is more than luck, --seeds 3 tells."
+        return f"{sentence} One seed each: repeat with --seeds 3 to see whether that is luck."
     return f"{sentence} Their 95 % intervals over seeds overlap."
 
 
 def _lines(study: TrainingAnalysis) -> str:
-    """What a row or a line stands for."""
+    """The name of what a line shows."""
     return "algorithms" if len(study.settings) == 1 else "algorithms in their settings"
 
 
 def _above(study: TrainingAnalysis, leader: str) -> str:
-    """Whose interval over seeds lies wholly below the leader's, and who cannot be told apart from it."""
+    """Algorithms whose interval over seeds is entirely below the leader's, and those that overlap it."""
     final, below = study.final_rewards, study.above(leader)
     others = ", ".join(f"{plain(final[name])} of {name}" for name in below[:_NAMED])
     more = f" and {len(below) - _NAMED} more below" if len(below) > _NAMED else ""
     kind = "Reward so far" if _so_far(study.runs) else "Final reward"
-    sentence = f"{kind} {plain(final[leader])} against {others}{more}: 95 % intervals over seeds part."
+    sentence = f"{kind} {plain(final[leader])}, against {others}{more}: 95 % intervals over seeds do not overlap."
     rest = [name for name in study.rivals(leader) if name not in below]
-    return sentence + (f" Not told apart from it: {_list(rest)}." if rest else "")
+    return sentence + (f" Its interval overlaps: {_list(rest)}." if rest else "")
 
 
 def _so_far(runs: Iterable[TrainingRun]) -> bool:

@@ -1,4 +1,4 @@
-"""From a search to what is shown: one `ReportView`, which terminal and HTML both print."""
+"""The page of a search: a `ReportView`, which terminal and HTML print."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -40,17 +40,17 @@ from mismatch_cli.studies.bisection import BisectionAnalysis
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats. Every number "
-    "compares two readings of the same tokens: a change of the gap is the mean with the change minus the mean "
-    "without it. A share is how much of the recorded Σ|d| goes. Intervals cover 95 % over prompts."
+    "compares two passes over the same tokens: a change of the gap is the mean with the change minus the mean "
+    "without it. A share is the part of the recorded Σ|d| that disappears. Intervals cover 95 % over prompts."
 )
 _OWN = "mismatch-cli"
 SHARE = Metric(
     "share", "share of the first cause", "(Σ|d| without the change − Σ|d| with it) / Σ|d| as recorded", "share", _OWN
 )
 NOISE = Metric(
-    "noise", "noise", "Σ|Δ| of a side against itself in other batches / Σ|d| as recorded; the larger", "share", _OWN
+    "noise", "noise", "Σ|Δ| of a side against itself in other batches / Σ|d| as recorded; larger side", "share", _OWN
 )
-UNEXPLAINED = Metric("unexplained", "unexplained", "Σ|d| with the causes gone / Σ|d| as recorded", "share", _OWN)
+UNEXPLAINED = Metric("unexplained", "unexplained", "Σ|d| without the causes / Σ|d| as recorded", "share", _OWN)
 _ABS_D, _K3 = "E|d| with the change − E|d| without it", "E(r − 1 − log r) with the change − without it"
 _BEYOND = "share of tokens with |d| > ln 2, with the change − without it, in percentage points"
 CHANGES = {
@@ -59,17 +59,17 @@ CHANGES = {
     "beyond_ln2": Metric("change_beyond_ln2", "Δ beyond ln 2, %", _BEYOND, "share", _OWN),
 }
 _SHARES = (
-    "A share is what goes of the recorded gap when one thing alone is changed, on the same tokens, with its interval "
-    "over prompts. Shares of causes that overlap add up to more than the gap. What a precision makes on both sides "
-    "stands last: it is not a fault of one of them, and contains shares of the others."
+    "A share is the part of the recorded gap that disappears when one thing is changed, on the same tokens, with its "
+    "interval over prompts. Shares of causes that overlap add up to more than the gap. The precision of both sides "
+    "comes last: it is not a fault of either side and includes shares of the others."
 )
 _TESTED = (
-    "Settings that were turned and take no sure part of the gap. A negative share makes the gap larger: two roundings "
-    "that were alike on both sides are alike no more."
+    "Settings that were changed without clearly reducing the gap. A negative share means that the gap grows: roundings "
+    "that matched on both sides no longer match."
 )
 _TRIANGLE = (
-    "How far two readings of the same tokens are apart, in nats on an average token. Noise is one side against itself: "
-    "the engine one response at a time, the trainer in other micro-batches."
+    "The distance between two passes over the same tokens, in nats on the average token. Noise is one side against "
+    "itself: the engine one response at a time, the trainer in other micro-batches."
 )
 _TOKENS = 8  # of a cause, on the page
 _ON_TERMINAL = 2
@@ -77,26 +77,24 @@ _DISTANCES = {
     "as_recorded": "engine and trainer, as recorded",
     "rollout_reference": "engine and trainer in float32",
     "trainer_reference": "trainer and itself in float32",
-    "decode_prefill": "engine decoding and engine reading at once",
+    "decode_prefill": "engine decoding and engine in one prefill",
     "rollout_noise": "engine in batches and one response at a time",
-    "trainer_noise": "trainer in two shapes of micro-batches",
+    "trainer_noise": "trainer in two micro-batch shapes",
 }
 _NEARER = {
-    "rollout": "The engine is nearer to float32 than the trainer.",
-    "trainer": "The trainer is nearer to float32 than the engine.",
+    "rollout": "The engine is closer to float32 than the trainer.",
+    "trainer": "The trainer is closer to float32 than the engine.",
 }
 
 
 def page(analysis: BisectionAnalysis) -> ReportView:
-    """The causes first, then all that was tried and read (docs/json/bisect.md)."""
+    """The causes first, then everything that was tried and measured (docs/json/bisect.md)."""
     result = analysis.result
-    causes = [_cause_section(analysis, *each) for each in zip(analysis.causes, result["causes"], strict=True)]
+    causes = [_cause_section(analysis, *cause) for cause in zip(analysis.causes, result["causes"], strict=True)]
     outline = [
         Section("Causes", _causes_text(analysis), tables=filled(_causes(result["causes"], causes))),
         *causes,
-        Section(
-            "Tried, and not a cause", _TESTED, tables=filled(_tested(result["tested"]), _untried(result["untried"]))
-        ),
+        Section("Ruled out", _TESTED, tables=filled(_tested(result["tested"]), _untried(result["untried"]))),
         _triangle_section(result["triangle"]),
         bookkeeping_section(result),
         weights_section(result),
@@ -104,8 +102,8 @@ def page(analysis: BisectionAnalysis) -> ReportView:
         Section("Stages and legs", _legs_text(analysis), tables=(_stages(result), _legs(result))),
     ]
     return ReportView(
-        title="What makes the gap?",
-        about=(*who_facts(result["about"]), ("Read again", _read_again(analysis))),
+        title="What causes the gap?",
+        about=(*who_facts(result["about"]), ("Measured on", _read_again(analysis))),
         notes=left_out_of(result["about"], {}, {}),
         headline=_larger(result["tested"]),
         screen=screen(analysis),
@@ -139,7 +137,7 @@ def _causes_text(analysis: BisectionAnalysis) -> str:
 
 
 def _larger(tested: Sequence[Row]) -> str:
-    """The setting that makes the gap larger by most, in a sentence; empty where none surely does."""
+    """The change that enlarges the gap most, in a sentence; empty where none clearly does."""
     larger = [row for row in tested if row["stage"] == 2 and makes_larger(row)]
     if not larger:
         return ""
@@ -148,7 +146,7 @@ def _larger(tested: Sequence[Row]) -> str:
 
 
 def _causes(rows: Sequence[Row], sections: Sequence[Section]) -> Table:
-    """Every cause with all that goes with it; its name leads to the tokens that it moves."""
+    """Every cause with its effects; its name links to the tokens that it moves."""
     return table(
         "",
         rows,
@@ -160,7 +158,7 @@ def _causes(rows: Sequence[Row], sections: Sequence[Section]) -> Table:
             col("time", cost, optional=True),
             text("what to change", lambda row: row["change"]),
         ],
-        note="Left: the mean |Δlog p| with the change. Time: that of a response with the change over that without it.",
+        note="Left: the mean |Δlog p| with the change. Time: seconds per response with the change ÷ without it.",
         row_links=tuple(section.anchor for section in sections),
     )
 
@@ -181,7 +179,7 @@ def _tested(rows: Sequence[Row]) -> Table:
         sorted(rows, key=lambda row: -abs(value_of(row["share"]) or 0.0)),
         [
             named("setting", "name"),
-            text("turned to", lambda row: _value(row["better"])),
+            text("changed to", lambda row: _value(row["better"])),
             col("share of the gap, %", lambda row: percent(row["share"]), SHARE),
             text("answer", _answer),
             *_effects(),
@@ -192,11 +190,11 @@ def _tested(rows: Sequence[Row]) -> Table:
 
 def _untried(rows: Sequence[Row]) -> Table:
     return table(
-        "What could not be tried here",
+        "Could not be tried here",
         rows,
         [
             text("setting", lambda row: f"{row['setting']} ({row['side']})"),
-            text("turned to", lambda row: _value(row["better"])),
+            text("changed to", lambda row: _value(row["better"])),
             named("why not", "why"),
         ],
     )
@@ -208,10 +206,10 @@ def _value(value: object) -> str:
 
 
 def _answer(row: Row) -> str:
-    """What a share says, in words."""
+    """The answer that a share gives, in words."""
     value, low, high = parts(row["share"])
     if value is None:
-        return "not known"
+        return "unknown"
     if value == 0 and not low and not high:
         return "changes nothing"
     if low is None or high is None:
@@ -219,22 +217,22 @@ def _answer(row: Row) -> str:
     if high < 0:
         return "makes it larger" if value <= -LEAST else "makes it a little larger"
     if low <= 0:
-        return "not told from 0"
-    return f"less than {100 * LEAST:.0f} %" if value < LEAST else "takes more elsewhere"
+        return "not distinguishable from 0"
+    return f"less than {100 * LEAST:.0f} %" if value < LEAST else "explains more elsewhere"
 
 
 def _cause_section(analysis: BisectionAnalysis, row: Ranked, said: Row) -> Section:
-    """Why it makes a gap, what proves it, and the tokens that it moves most."""
-    title = f"{said['name']}: the tokens that it moves"
+    """Why it causes a gap, the commands that prove it, and the tokens that it moves most."""
+    title = f"{said['name']}: tokens that it moves"
     facts: list[tuple[str, str]] = [("Why", said["cause"]), ("What to change", said["change"])]
     facts += [("Parts", ", ".join(said["parts"]))] * bool(said["parts"])
     facts += [("On the same tokens", shown(line)) for line in said["command"][:1]]
     facts += [("On new samples", shown(line)) for line in said["command"][1:]]
     excerpts = _moved(analysis, row)
-    goes = f"With the change {percent(said['share'])} % of the gap goes; {numbers.number(said['left'])} nats are left."
+    effect = f"The change removes {percent(said['share'])} % of the gap; {numbers.number(said['left'])} nats are left."
     if excerpts:
-        goes += " Below, the tokens whose |log π − log μ| shrinks most, before → after."
-    return Section(title, goes, tables=(pairs_table("", facts),), excerpts=excerpts, terminal_excerpts=_ON_TERMINAL)
+        effect += " Below: the tokens whose |log π − log μ| shrinks most, before → after."
+    return Section(title, effect, tables=(pairs_table("", facts),), excerpts=excerpts, terminal_excerpts=_ON_TERMINAL)
 
 
 def _moved(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
@@ -264,8 +262,8 @@ def _triangle_section(found: Row) -> Section:
 
 def _legs_text(analysis: BisectionAnalysis) -> str:
     return (
-        f"Each leg is one side under one change, kept as a trace in {analysis.result['trace']}/legs that every other "
-        "command reads: `compare` two of them, `report` one."
+        f"Each leg is one side with one change, kept as a trace in {analysis.result['trace']}/legs. Other commands "
+        "read it: `compare` two legs, `report` one."
     )
 
 

@@ -1,4 +1,4 @@
-"""What a search found in the models: tensors and configurations that differ, modules that compute otherwise."""
+"""What a search found in the models: tensors, configurations and modules that differ."""
 
 from collections.abc import Sequence
 
@@ -7,24 +7,24 @@ from mismatch_cli.report.tables import Row, col, filled, named, percent, share, 
 from mismatch_cli.report.view import Section, Table
 
 _MODULES = (
-    "Both models over the same responses. Inherited: how far the residual streams of both are apart at a point, "
-    "relative to their size; added: what attention or the MLP of that layer brings in. Grafting puts the engine’s "
-    "modules of one kind into the trainer’s forward pass: what goes of the gap then, that kind makes. Shares of kinds "
-    "overlap, for errors of one kind pass through the others."
+    "Both models on the same responses. Inherited: the distance between both residual streams at a point, relative to "
+    "their size; added: what attention or the MLP of that layer adds. Grafting puts the engine’s modules of one kind "
+    "into the trainer’s forward pass: the part of the gap that disappears is caused by that kind. Shares of kinds "
+    "overlap because errors of one kind pass through the others."
 )
 _RELATIONS = {"bits": "same bits", "rounding": "rounding", "different": "DIFFERENT"}
 _SAID = {
-    "different": "differ by more",
-    "rounding": "differ by what rounding makes",
-    "bits": "answer with the same bits",
+    "different": "differ by more than rounding",
+    "rounding": "differ by rounding",
+    "bits": "match to the bit",
 }
-_UNLIKE = {"scaled": "scaled", "rounded": "rounded", "other": "other numbers"}
+_UNLIKE = {"scaled": "scaled", "rounded": "rounded", "other": "different numbers"}
 _FEW = 12  # rows that are not folded away
 _POINTS = {"before": "before the layer", "attention": "after attention", "mlp": "after the MLP"}
 
 
 def bookkeeping_section(result: Row) -> Section:
-    """What `diagnose` finds in the recorded columns, which the search begins with."""
+    """What `diagnose` finds in the recorded columns, where the search begins."""
     faults = table(
         "",
         result["findings"] or (),
@@ -35,22 +35,22 @@ def bookkeeping_section(result: Row) -> Section:
             named("what to change", "change"),
         ],
     )
-    text = "Faults that `diagnose` finds in the recorded tokens. The legs say whether the gap goes with them."
+    text = "Faults that `diagnose` finds in the recorded tokens. The legs show whether they cause the gap."
     return Section("Bookkeeping", text, tables=filled(faults))
 
 
 def weights_section(result: Row) -> Section:
-    """Tensors by their names in the trainer, and settings of the configurations."""
+    """Tensors, by their names in the trainer, and configuration settings that differ."""
     found = result["weights"] or {}
     if not found:
         return Section("Weights and configurations")
     differing, unread = found.get("differing", ()), found.get("unread", ())
     compared = numbers.things(found.get("compared", 0), "tensor")
-    said = f"{compared} of the engine stood beside the trainer’s: "
+    said = f"{compared} of the engine compared with the trainer’s: "
     said += (
         f"{numbers.things(len(differing), 'differs') if len(differing) == 1 else f'{len(differing)} differ'}."
         if differing
-        else "all hold the same numbers."
+        else "all are equal."
     )
     if unread:
         said += f" {numbers.things(len(unread), 'tensor')} could not be read."
@@ -78,11 +78,12 @@ def weights_section(result: Row) -> Section:
 
 
 def modules_section(result: Row) -> Section:
-    """What each kind of modules makes, each module on the trainer's own input, and the errors layer by layer."""
+    """What each kind of module causes, each module on the trainer's input, and the errors by layer."""
     found = result["modules"] or {}
     if not found:
         return Section("Modules")
-    said = f"{_MODULES} Read on {numbers.things(found['responses'], 'response')}, the settings that make gaps undone."
+    responses = numbers.things(found["responses"], "response")
+    said = f"{_MODULES} Measured on {responses}, with the settings that cause gaps undone."
     tables = (
         _grafts(found.get("grafts") or (), found.get("gap")),
         _isolated(found.get("isolated") or ()),
@@ -94,22 +95,22 @@ def modules_section(result: Row) -> Section:
 
 def _grafts(rows: Sequence[Row], gap: float | None) -> Table:
     return table(
-        "What the engine’s modules make in the trainer’s pass",
+        "The engine’s modules in the trainer’s pass",
         sorted(rows, key=lambda row: -(value_of(row["share"]) or 0.0)),
         [
             text("kind of module", lambda row: "all of them" if row["kind"] == "all" else row["kind"]),
-            col("of that gap, %", lambda row: percent(row["share"])),
+            col("share of the gap, %", lambda row: percent(row["share"])),
             col("left, nats", lambda row: numbers.number(row["left"])),
         ],
-        note=f"Of the gap of {numbers.number(gap)} nats that these responses have then.",
+        note=f"Shares of the {numbers.number(gap)} nats that remain on these responses.",
     )
 
 
 def _isolated(rows: Sequence[Row]) -> Table:
-    """The engine's modules on the trainer's own input, those that differ first."""
+    """The engine's modules on the trainer's input, those that differ first."""
     order = list(_SAID)
     ordered = sorted(rows, key=lambda row: order.index(row["relation"]) if row["relation"] in order else len(order))
-    counted = (f"{sum(row['relation'] == each for row in rows)} {words}" for each, words in _SAID.items())
+    counted = (f"{sum(row['relation'] == name for row in rows)} {words}" for name, words in _SAID.items())
     return table(
         "Each module on the trainer’s input",
         ordered,
@@ -131,7 +132,7 @@ def _layers(rows: Sequence[Row]) -> Table:
         (row["layer"], _POINTS[point], row[point]) for row in rows for point in _POINTS if row.get(point) is not None
     ]
     return table(
-        "Errors layer by layer",
+        "Errors by layer",
         errors,
         [
             text("layer", lambda row: str(row[0])),
@@ -139,7 +140,7 @@ def _layers(rows: Sequence[Row]) -> Table:
             col("inherited", lambda row: numbers.number(row[2].get("inherited"))),
             col("added", lambda row: numbers.number(row[2].get("added"))),
         ],
-        fold="Errors layer by layer",
+        fold="Errors by layer",
         terminal_rows=0,
     )
 

@@ -243,7 +243,7 @@ def _updates_text(subject: Subject) -> str:
     words = f"Bad update: {BAD_UPDATE.format(delta=delta)} (μ − π ≥ δ). "
     if subject.has_advantages:
         words += (
-            f"At δ = {delta:g} these are {over_tokens} of the tokens with A ≠ 0 and {over_negative} of those with A < 0. "
+            f"At δ = {delta:g}: {over_tokens} of the tokens with A ≠ 0 and {over_negative} of those with A < 0. "
             "The paper does not name its denominator, so both are shown. "
         )
     else:

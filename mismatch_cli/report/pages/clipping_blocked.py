@@ -56,9 +56,7 @@ def _algorithms_text(subject: Subject) -> str:
     if not all(row["weighs_by_ratio"] for row in subject.rows):
         words += f"Rows with {NOT_BY_RATIO} are not weighted by r; they show the share of Σ |A|, without r. "
     if not subject.has_advantages:
-        words += (
-            "The trace has no advantages: every token is judged twice, with A = 1 and with A = −1. "
-        )
+        words += "The trace has no advantages: every token is judged twice, with A = 1 and with A = −1. "
     return words + (
         "The anchor is the policy with which the mask compares the trainer: the rollout's μ, or π′, recomputed by the "
         "trainer at the weights that sampled."

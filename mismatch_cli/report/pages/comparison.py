@@ -1,4 +1,4 @@
-"""From a comparison to what is shown: one `ReportView`, which terminal and HTML both print."""
+"""The page of a comparison: a `ReportView`, which terminal and HTML print."""
 
 from collections.abc import Iterator
 
@@ -18,16 +18,16 @@ _NOTATION = (
     "over responses, Σd the sum over a response of T tokens. Intervals cover 95 % over prompts."
 )
 _DIFFERENCES = (
-    "Intervals cover 95 % over prompts; a prompt that both traces hold counts for both at once, so what makes it "
-    "hard or easy cancels. Where nothing differs, one metric in twenty is marked by chance, and metrics that "
-    "measure nearly the same are marked together: a single mark among many metrics is no finding. The factor "
-    "compares distances from agreement: r = 1.02 is twice as far from 1 as 1.01. A difference of shares is in "
-    "percentage points. Extremes have no interval, and grow with the number of tokens."
+    "Intervals cover 95 % over prompts; prompts that both traces have are paired, so what makes them hard or easy "
+    "cancels. Where nothing differs, one metric in twenty is marked by chance, and similar metrics are marked "
+    "together: a single mark among many metrics is not a finding. The factor compares distances from agreement: "
+    "r = 1.02 is twice as far from 1 as 1.01. Differences of shares are in percentage points. Extremes have no "
+    "interval and grow with the number of tokens."
 )
 _ON_TOKENS = (
-    "The same policy of both traces, token by token: the first trace in the place of μ, the other in the place of "
-    "π. A clip decides otherwise on a token whose ratio lies below, in or above [0.8, 1.28] in one trace and "
-    "elsewhere in the other. Only tokens that count in both."
+    "The same policy in both traces, token by token, with the first trace as μ and the other as π. A clip decision "
+    "differs where the ratio of a token is below, in or above [0.8, 1.28] in one trace and not in the other. Only "
+    "tokens that count in both."
 )
 _MARKED = "* more than noise: the 95 % interval of the difference excludes 0."
 _POLICIES = {  # of a pair: its current policy and its reference
@@ -36,7 +36,7 @@ _POLICIES = {  # of a pair: its current policy and its reference
     "staleness": ("trainer", "trainer at the rollout's weights"),
     "floor": ("trainer, repeated", "trainer"),
 }
-_WHEN = {  # of a pair, in a word or two
+_WHEN = {  # of a pair, in a few words
     "mismatch": "at equal weights",
     "total": "with staleness",
     "staleness": "staleness alone",
@@ -44,29 +44,29 @@ _WHEN = {  # of a pair, in a word or two
 }
 CLIP_FLIPS = Metric(
     "clip_flips",
-    "a clip decides otherwise",
-    "share of tokens with r < 0.8, r in [0.8, 1.28] or r > 1.28 in one trace, and another of the three in the other",
+    "clip decision differs",
+    "share of tokens with r < 0.8, r in [0.8, 1.28] or r > 1.28 in one trace, and a different one in the other",
     "share",
     f"{DPPO}, App. C.1, Clip-Higher",
 )
 
 
 def page(study: ComparisonAnalysis) -> ReportView:
-    """What differs between the first trace and each of the others (docs/json/compare.md)."""
+    """The differences between the first trace and each of the others (docs/json/compare.md)."""
     result = _by_run(study.result)
     traces, comparisons = result["traces"], result["comparisons"]
     settings = [show(comparison) for show in (_settings_table, _harmless_table) for comparison in comparisons]
     on_tokens = [_on_tokens_table(result["pair"], comparison) for comparison in comparisons if comparison["on_tokens"]]
     sections = (
-        Section("What differs in the settings", _settings_text(comparisons), tables=filled(*settings), stays=True),
-        Section("What differs in the gap", _DIFFERENCES, tables=_difference_tables(result)),
+        Section("Differences in settings", _settings_text(comparisons), tables=filled(*settings), stays=True),
+        Section("Differences in the gap", _DIFFERENCES, tables=_difference_tables(result)),
         Section("On the same tokens", _ON_TOKENS if on_tokens else "", tables=tuple(on_tokens)),
-        Section("How large the gaps are"),
+        Section("Distribution of the gap"),
         Section("Ratio and TV by probability"),
-        Section("Along the response"),
+        Section("By position in the response"),
     )
     return ReportView(
-        title="Traces beside each other: what differs?",
+        title="What differs between the traces?",
         about=_about(result),
         notes=_notes(result),
         headline=_headline(result),
@@ -82,7 +82,7 @@ def page(study: ComparisonAnalysis) -> ReportView:
 
 
 def _by_run(result: Row) -> Row:
-    """The same with the names of runs in the place of letters."""
+    """The result with names of runs instead of letters."""
     run = {side["name"]: side["run"] for side in result["traces"]}
     return {
         **result,
@@ -94,7 +94,7 @@ def _by_run(result: Row) -> Row:
 
 
 def _subject(result: Row) -> tuple[str, str]:
-    """Which traces, and how they are paired."""
+    """The traces, and how they are paired."""
     sides = (
         f"{side['name']} ({numbers.things(side['summary']['counts']['tokens'], 'token')})" for side in result["traces"]
     )
@@ -103,7 +103,7 @@ def _subject(result: Row) -> tuple[str, str]:
 
 
 def _compared(result: Row) -> Iterator[tuple[Row, Row, Row]]:
-    """The first trace, another, and what was found of the two."""
+    """The first trace, each of the others, and their comparison."""
     first, *others = result["traces"]
     return ((first, *found) for found in zip(others, result["comparisons"], strict=True))
 
@@ -124,11 +124,11 @@ def _about(result: Row) -> Facts:
 def _paired(comparison: Row) -> str:
     responses, prompts = (numbers.count(comparison[f"shared_{what}"]) for what in ("responses", "prompts"))
     if comparison["pairing"] == "tokens":
-        return f"on the same tokens: both hold the same {responses} responses"
+        return f"on the same tokens: both have the same {responses} responses"
     if comparison["pairing"] == "prompts":
         same = f"; {responses} responses are the same" if comparison["shared_responses"] else ""
-        return f"by prompt: both hold responses to the same {prompts} prompts{same}"
-    only = f"both hold only {prompts} prompts" if comparison["shared_prompts"] else "no prompt is in both"
+        return f"by prompt: both have responses to the same {prompts} prompts{same}"
+    only = f"only {prompts} prompts are in both" if comparison["shared_prompts"] else "no prompt is in both"
     return f"not paired: {only}"
 
 
@@ -139,8 +139,8 @@ def _notes(result: Row) -> tuple[str, ...]:
         left = side["responses"] - side["compared_responses"] - side["about"]["unscored_responses"]
         if left:
             notes.append(
-                f"{side['name']}: {numbers.count(left)} of {numbers.count(side['responses'])} responses are left out, "
-                "because another trace holds no partner for them: what follows says nothing about those."
+                f"{side['name']}: {numbers.count(left)} of {numbers.count(side['responses'])} responses are left out "
+                "because another trace has no match for them; the numbers below do not cover them."
             )
     for first, other, comparison in _compared(result):
         samples = [
@@ -149,12 +149,12 @@ def _notes(result: Row) -> tuple[str, ...]:
         if not 0.9 < samples[1] / samples[0] < 1.1:
             notes.append(
                 f"{first['name']} has {_per_prompt(samples[0])} responses to a prompt and {other['name']} "
-                f"{_per_prompt(samples[1])}: that alone changes the share of groups without signal."
+                f"{_per_prompt(samples[1])}: this alone changes the share of groups without signal."
             )
         if (found := comparison["on_tokens"]) and found["masked_in_one"]:
             notes.append(
                 f"{numbers.count(found['masked_in_one'])} tokens are masked in only one of {comparison['against']} and "
-                f"{comparison['trace']}: they count in the numbers of the other."
+                f"{comparison['trace']}; they count in the other."
             )
     return tuple(notes)
 
@@ -164,16 +164,16 @@ def _per_prompt(samples: float) -> str:
 
 
 def _headline(result: Row) -> str:
-    """How far apart the policies are in each trace, and whether that is more than noise."""
+    """The gap of each trace, and how many metrics differ by more than noise."""
     first, *_ = result["traces"]
     gaps = [_mean_gap(first), *(_mean_gap(other) for _, other, _ in _compared(result))]
-    text = "On an average token the two policies differ in probability by "
+    text = "On the average token the two policies differ in probability by "
     if len(gaps) == 2:
         return f"{text}{gaps[0]} and by {gaps[1]}."
     marked = (f"{row['more_than_noise']} of {row['tested']} in {row['trace']}" for row in result["comparisons"])
     return (
-        f"{text}{', '.join(gaps)}. Metrics that differ from {first['name']} by more than noise: {', '.join(marked)}; "
-        "one in twenty would by chance."
+        f"{text}{', '.join(gaps)}. Metrics that differ from {first['name']} by more than noise: {', '.join(marked)} "
+        "(by chance: one in twenty)."
     )
 
 
@@ -182,7 +182,7 @@ def _mean_gap(side: Row) -> str:
 
 
 def _leading(comparison: Row) -> tuple[MetricRow, ...]:
-    """How many times larger the gap of one trace is, whichever that is."""
+    """How many times larger the gap of the larger trace is."""
     return tuple(_times_larger(comparison, key) for key in LEADING)
 
 
@@ -206,29 +206,26 @@ def _two_digits(value: float) -> str:
 
 def _settings_text(comparisons: list[Row]) -> str:
     if any(not row["harmless"] for comparison in comparisons for row in comparison["settings"]):
-        return (
-            "Those first that most often explain a gap. The order follows reported cases; that two settings differ "
-            "does not show which of them it was: change one at a time."
-        )
-    text = "No recorded setting differs that touches a log-probability."
+        return "Sorted by how often each has caused a gap in reported cases. To find the cause, change one at a time."
+    text = "No recorded setting that affects a log-probability differs."
     if any(comparison["differs"] in DIFFERENT for comparison in comparisons):
         text += (
-            " What is left is what no manifest records: the hardware, the weights themselves, how a library was built."
+            " That leaves what a manifest does not record: hardware, the weights themselves, how a library was built."
         )
     return text
 
 
 def _settings_table(comparison: Row) -> Table:
-    """What touches a log-probability, likely causes first."""
+    """Settings that affect a log-probability, likely causes first."""
     why = [named("why it can matter", "why"), named("seen in", "source", optional=True)]
     rows = [row for row in comparison["settings"] if not row["harmless"]]
     return table(_against(comparison), rows, [*_setting_columns(comparison), *why])
 
 
 def _harmless_table(comparison: Row) -> Table:
-    """What decides which responses there are, and not how one is scored."""
+    """Settings that change which responses there are, not how one is scored."""
     return table(
-        f"{_against(comparison)}: what decides which responses there are",
+        f"{_against(comparison)}: settings that change only which responses there are",
         [row for row in comparison["settings"] if row["harmless"]],
         _setting_columns(comparison),
         fold="Other settings that differ",
@@ -255,7 +252,7 @@ def _difference_tables(result: Row) -> tuple[Table, ...]:
 
 
 def _differences_table(first: Row, other: Row, comparison: Row, *, folded: bool = False) -> Table:
-    """Every metric that at least one of two traces has: both values, their difference, and the factor between."""
+    """Every metric that either trace has: both values, their difference and their factor."""
     a, b, metrics = first["name"], other["name"], _measured(first, other)
     found = comparison["metrics"]
     return table(
@@ -277,7 +274,7 @@ def _differences_table(first: Row, other: Row, comparison: Row, *, folded: bool 
 
 
 def _side_by_side_table(result: Row) -> Table:
-    """The values of all traces; a star says which differ from the first by more than noise."""
+    """The values of all traces; a star marks those that differ from the first by more than noise."""
     first, *others = result["traces"]
     metrics = _measured(*result["traces"])
     return table(
@@ -303,7 +300,7 @@ def _marked_column(side: Row, comparison: Row) -> Col[Metric]:
 
 
 def _on_tokens_table(pair: str, comparison: Row) -> Table:
-    """One policy of both traces against each other, and how often a clip decides otherwise."""
+    """One policy of both traces compared, and how often a clip decision differs."""
     found, (current, reference) = comparison["on_tokens"], _POLICIES[pair]
     same = found["reference"]["abs_d_max"]["value"] == 0
     metrics = (*(METRICS[key] for key in METRICS_SHOWN), CLIP_FLIPS)
@@ -315,7 +312,7 @@ def _on_tokens_table(pair: str, comparison: Row) -> Table:
             _policy_column(current, found["current"] | {CLIP_FLIPS.key: found["clip_flips"]}),
             *([] if same else [_policy_column(reference, found["reference"])]),
         ],
-        note=f"Both traces hold the same log-probabilities of the {reference}." if same else "",
+        note=f"Both traces have the same log-probabilities of the {reference}." if same else "",
         row_metrics=metrics,
     )
 
@@ -337,7 +334,7 @@ def _value(metric: Metric, side: Row) -> str:
 
 
 def _difference(metric: Metric, found: Row) -> str:
-    """A value with half its interval; of a share in percent."""
+    """A value with half its interval; a share is in percent."""
     if metric.unit != "share":
         return plain(found)
     return f"{percent(found)} %" if value_of(found) is not None else numbers.MISSING

@@ -1,4 +1,4 @@
-"""From a curation to what is shown: one `ReportView`, which terminal and HTML both print."""
+"""The page of a curation: a `ReportView`, which terminal and HTML print."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,8 +18,8 @@ _NOTATION = (
     "over problems."
 )
 _TEXT = (
-    "A problem near an end of the range is partly there by luck, and its held-out accuracy lies nearer to the mean. "
-    "Trust the held-out column."
+    "A problem near an end of the range is there partly by luck, so its held-out accuracy is nearer to the mean. Trust "
+    "the held-out column."
 )
 _PAPER = f"sanity test of arXiv 2510.26788, as {DPPO}, App. C"
 
@@ -40,15 +40,15 @@ def page(analysis: CurationAnalysis) -> ReportView:
     about = (
         ("Model", analysis.model),
         ("Problems", f"{analysis.problems} · {numbers.count(len(curation.accuracy))}"),
-        ("Samples of each", f"{curation.samples} that choose, {curation.held_out_samples} held out"),
+        ("Samples of each", f"{curation.samples} to choose, {curation.held_out_samples} held out"),
     )
     return ReportView(
-        title="Which problems can be perfected?",
+        title="Which problems are solved only sometimes?",
         about=about,
         notes=_notes(analysis),
         leading=_leading(analysis),
         screen=_screen(analysis),
-        outline=[Section("Chosen and held out", _TEXT, tables=(_table(analysis),))],
+        outline=[Section("Accuracy, chosen and held out", _TEXT, tables=(_table(analysis),))],
         settings=(("Configuration", _settings(analysis.config)),),
         command=suggest(*analysis.command),
         notation=_NOTATION,
@@ -78,19 +78,18 @@ def _notes(analysis: CurationAnalysis) -> tuple[str, ...]:
     if analysis.config["reward"]:
         notes.append(
             f"Accuracy here is the mean reward, by {analysis.config['reward']}. A problem whose samples all earn the "
-            "same teaches nothing, wherever that lies in the range."
+            "same reward teaches nothing, even if that is in the range."
         )
     if analysis.confirm:
         notes.append(
-            f"Written were the {numbers.count(len(analysis.curation.confirmed))} problems that the held-out samples "
-            "confirm. Their held-out accuracies are thereby selected, too: what this report says of the held-out "
-            "samples is of all that were kept."
+            f"Only the {numbers.count(len(analysis.curation.confirmed))} problems confirmed on held-out samples were "
+            "written. That selects on held-out accuracy, so the held-out numbers here cover all kept problems."
         )
     return tuple(notes)
 
 
 def _settings(config: Mapping[str, Any]) -> Facts:
-    """Every setting, those of a group one by one."""
+    """Every setting, with groups flattened."""
     flat = {
         name.replace("_", " "): value
         for key, group in config.items()
@@ -101,7 +100,7 @@ def _settings(config: Mapping[str, Any]) -> Facts:
 
 def _verdict(analysis: CurationAnalysis) -> Verdict:
     count = f"{len(analysis.curation.kept):,} OF {len(analysis.curation.accuracy):,} PROBLEMS KEPT"
-    return Verdict(count, f"They are solved in {_range(analysis)} of the samples. {_held_out(analysis)}", "good")
+    return Verdict(count, f"They are solved in {_range(analysis)} of their samples. {_held_out(analysis)}", "good")
 
 
 def _range(analysis: CurationAnalysis) -> str:
@@ -110,8 +109,8 @@ def _range(analysis: CurationAnalysis) -> str:
 
 def _held_out(analysis: CurationAnalysis) -> str:
     mean = numbers.number(analysis.pairs_K2[:, 1].mean())
-    again = f"{len(analysis.curation.confirmed):,} of them are in the range again"
-    return f"On held-out samples their mean accuracy is {mean}, and {again}."
+    staying = f"{len(analysis.curation.confirmed):,} of them stay in the range"
+    return f"On held-out samples their mean accuracy is {mean}, and {staying}."
 
 
 def _leading(analysis: CurationAnalysis) -> tuple[MetricRow, ...]:
@@ -134,7 +133,7 @@ def _table(analysis: CurationAnalysis) -> Table:
         return sum(map(analysis.curation.within, accuracy_K)) / len(accuracy_K)
 
     return table(
-        "By accuracy on the samples that chose",
+        "By accuracy when chosen",
         analysis.bins,  # each (low, high, accuracies when chosen and held out)
         [
             text("accuracy", lambda row: f"{row[0]:.3g} to {row[1]:.3g}"),

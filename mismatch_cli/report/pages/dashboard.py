@@ -1,4 +1,4 @@
-"""Quoted numbers as a screen: the limits, what others measured nearest to them, what to check first, the verdict."""
+"""The screen of quoted numbers: published limits, the closest measured values, what to check first, the verdict."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,16 +14,16 @@ from mismatch_cli.studies.dashboard import OWN, DashboardNumbers
 from mismatch_cli.verdict.assess import HEALTHY
 
 _MOST_LIMITS, _MOST_MEASURED, _MOST_SUSPECTS = 8, 4, 4
-_FEW = 3  # limits that make something healthy; numbers of which each has room for a note
+_FEW = 3  # limits needed to call a number healthy; numbers up to which each gets a note
 _COMPARES = {
-    "mismatch": "trainer at the weights that sampled against the engine",
-    "total": "trainer as it is now against the engine: staleness is in it",
-    UPDATE: "trainer now against itself before the update: not the engine",
+    "mismatch": "trainer at the weights that sampled, against the engine",
+    "total": "trainer as it is now, against the engine (includes staleness)",
+    UPDATE: "trainer now, against itself before the update (not the engine)",
 }
 
 
 def page(study: DashboardNumbers) -> ReportView:
-    """Nothing but the screen: there is no trace to say more of."""
+    """The screen alone: there is no trace for a page."""
     found = study.result
     words, status = _words(found)
     said = " ".join(_sentences(found))
@@ -40,7 +40,7 @@ def page(study: DashboardNumbers) -> ReportView:
 def _subject(found: Mapping[str, Any]) -> tuple[str, ...]:
     rows = found["numbers"]
     quoted = (f"{_whose(row)}{row['name']} = {row['value']:g}" for row in rows)
-    kind = [found["family"] or "dense or MoE: not told", found["precision"] or "precision: not told"]
+    kind = [found["family"] or "dense or MoE: not given", found["precision"] or "precision: not given"]
     return " · ".join(quoted), " · ".join([*(_definition(row) for row in rows if len(rows) == 1), *kind])
 
 
@@ -54,10 +54,10 @@ def _definition(row: Row) -> str:
 
 
 def _limits(found: Sequence[Row]) -> Table:
-    """Every published limit with its status; the strictest stand first."""
+    """Every published limit with its status, the strictest first."""
     rows = [(row, limit) for row in found for limit in sorted(row["bars"], key=lambda limit: float(limit["healthy"]))]
     columns: list[Col[tuple[Row, Row]]] = [
-        text("whose limit", lambda pair: pair[1]["who"]),
+        text("published by", lambda pair: pair[1]["who"]),
         text("metric", lambda pair: pair[0]["name"].rpartition("/")[2]),
         col("limit", lambda pair: f"{pair[1]['healthy']:g}"),
         text("status", lambda pair: f"{SIGNS[pair[1]['standing']]} {_status(pair[1])}"),
@@ -89,10 +89,10 @@ def _span(low: float, high: float) -> str:
 
 
 def _remarks(found: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """What makes values of this size, and what the definition has of its own."""
+    """What causes values of this size, and notes on the definition."""
     for row in found:
         name = f"{row['name'].rpartition('/')[2]}: " if len(found) > 1 else ""
-        for label, fault in (("Usual in", False), ("As broken as", True)):
+        for label, fault in (("Usual for", False), ("Same size as", True)):
             cases = (case for case in row["made_by"] if case["fault"] is fault)
             if said := "; ".join(f"{case['what']}, {_span(case['low'], case['high'])}" for case in cases):
                 yield label, name + said
@@ -101,13 +101,13 @@ def _remarks(found: Sequence[Row]) -> Iterator[tuple[str, str]]:
 
 
 def _suspects(found: Mapping[str, Any]) -> Table:
-    """The likeliest; the more numbers there are, the fewer have room."""
+    """The likeliest settings; several numbers leave room for fewer."""
     return table(
         "",
         found["suspects"][: max(1, _MOST_SUSPECTS + 1 - len(found["numbers"]))],
         [
             text("check first", lambda suspect: suspect["setting"]),
-            text("here", lambda suspect: "not told" if suspect["value"] is None else str(suspect["value"])),
+            text("here", lambda suspect: "not given" if suspect["value"] is None else str(suspect["value"])),
             text("why it can make a gap", lambda suspect: suspect["why"]),
         ],
     )
@@ -115,13 +115,13 @@ def _suspects(found: Mapping[str, Any]) -> Table:
 
 def _words(found: Mapping[str, Any]) -> tuple[str, Status]:
     if not found["status"] and all(row["metric"] is None for row in found["numbers"]):
-        return "ANOTHER QUANTITY", ""
+        return "DIFFERENT QUANTITY", ""
     places = {row["usual"]["where"] for row in found["numbers"] if row["usual"]}
     for place in ("far above", "above"):
         if found["status"] == HEALTHY and place in places:
-            return f"WITHIN LIMITS, {place.upper()} THE USUAL", "mixed"
+            return f"WITHIN LIMITS, {place.upper()} USUAL", "mixed"
     if found["status"] == HEALTHY and sum(len(row["bars"]) for row in found["numbers"]) < _FEW:
-        return "WITHIN LIMITS", "good"  # one or two loose ones make nothing healthy
+        return "WITHIN LIMITS", "good"  # one or two loose limits do not make a number healthy
     return STATUS_WORDS[found["status"]]
 
 
@@ -134,37 +134,37 @@ def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
 def _of_number(row: Row) -> Iterator[str]:
     limits, usual = row["bars"], row["usual"]
     if row["pair"] == UPDATE:
-        yield "It compares the trainer with itself, what an update changed: no limit for the engine's gap applies."
+        yield "It compares the trainer with itself before an update, so no limit for the engine's gap applies."
         return
     if limits:
         yield counted(limits)
     elif row["metric"] is None:
-        yield f"It is {row['formula']}, for which nobody has published a limit; its definition is none of ours."
+        yield f"It is {row['formula']}: it has no published limit and none of our metrics matches it."
     else:
-        yield f"Nobody has published a limit for {METRICS[row['metric']].label} alone."
+        yield f"There is no published limit for {METRICS[row['metric']].label} alone."
     if row["metric"] is None and limits:
-        yield "It is another average than ours: only what speaks of this very metric is shown."
+        yield "It is averaged differently from ours: only limits on this exact metric are shown."
     if usual:
         span = _span(usual["low"], usual["high"])
         where = "above, though not far above," if usual["where"] == "above" else usual["where"]
         yield f"{numbers.number(row['value'])} is {where} what is usual for {usual['who']}, {span} nats."
     if any(case["fault"] for case in row["made_by"]):
-        yield "Faults have made values of this size: look for one first."
+        yield "Faults have caused values of this size: look for one first."
 
 
 def _next(study: DashboardNumbers) -> Facts:
-    """From a number to a trace, which says why."""
+    """How to get from a number to a trace, which shows the cause."""
     frameworks = [number.framework for number in study.numbers if number.framework != OWN]
     known = [name for name in frameworks if name in registry.names("mismatch_cli.importers")]
     form = ("--format", known[0]) if known else ()
     shows = ("--as", frameworks[0]) if frameworks else ()
     first = next((row for row in study.result["suspects"] if row["test"]), None)
     lines = [
-        (suggest("import", "DUMP", *form, "--output", "run"), "a dump of the run as a trace"),
+        (suggest("import", "DUMP", *form, "--output", "run"), "turn a dump of the run into a trace"),
         (suggest("diagnose", "run"), "a mistake, or which setting?"),
-        (suggest("report", "run", *shows), "the same number, and where the gap sits"),
+        (suggest("report", "run", *shows), "the same number, and where the gap is"),
     ]
     if first is not None:
-        shows_first = f"or without a dump: how much {first['setting']} makes"
+        shows_first = f"or without a dump: how much {first['setting']} causes"
         lines += [(line, "" if number else shows_first) for number, line in enumerate(first["test"])]
     return tuple(lines)

@@ -1,4 +1,4 @@
-"""From a diagnosis to what is shown: one `ReportView`, which terminal and HTML both print."""
+"""The page of a diagnosis: a `ReportView`, which terminal and HTML print."""
 
 from mismatch_cli import numbers
 from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
@@ -12,16 +12,16 @@ from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.studies.study import typed
 
 _NOTATION = (
-    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats. A typical gap "
-    "is what 80 % of the tokens with about the same log μ stay below: in its units tokens can be compared whatever "
-    "their probability. z counts standard errors over prompts."
+    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats. The typical "
+    "gap is the 80th percentile of |d| among tokens with about the same log μ, so gaps in units of it are comparable "
+    "across probabilities. z counts standard errors over prompts."
 )
 _OWN = "mismatch-cli"
 GAP = METRICS["abs_d_mean"]
-EXPLAINED = Metric("explained", "explained by the first cause", "part of Σ|d| that goes with it", "share", _OWN)
-UNEXPLAINED = Metric("unexplained-gap", "left over", "mean |d| with every found cause undone", "nats", _OWN)
-FAULTS = Metric("faults", "faults found", "checks that answer “found”, noise and tails apart", "checks", _OWN)
-MADE = Metric("made", "checks made", "checks that the trace allows, of all there are", "checks", _OWN)
+EXPLAINED = Metric("explained", "explained by the first cause", "share of Σ|d| that it explains", "share", _OWN)
+UNEXPLAINED = Metric("unexplained-gap", "unexplained gap", "mean |d| with every cause found undone", "nats", _OWN)
+FAULTS = Metric("faults", "faults found", "checks that answer “found”, except noise and tails", "checks", _OWN)
+MADE = Metric("made", "checks made", "checks that the trace allows, of all checks", "checks", _OWN)
 _STAGES = {
     1: "values",
     2: "alignment",
@@ -36,13 +36,13 @@ _ANSWERS = {"found": "FOUND", "clear": "clear", "untested": "not tested"}
 
 
 def page(analysis: DiagnosisAnalysis) -> ReportView:
-    """What is wrong first, then everything that was looked at."""
+    """The faults first, then every check."""
     diagnosis = analysis.diagnosis
     sections = [_finding_section(finding, finding is diagnosis.first_cause) for finding in diagnosis.found]
     sections.insert(0 if diagnosis.is_minor or not diagnosis.first_cause else 1, _suspects_section(analysis))
     return ReportView(
         title="What is wrong with this trace?",
-        about=(*who_facts(analysis.result["about"]), ("Looked at", _looked_at(analysis))),
+        about=(*who_facts(analysis.result["about"]), ("Checked", _looked_at(analysis))),
         notes=left_out_of(analysis.result["about"], {}, {}),
         headline=_not_tested(analysis),
         screen=screen(analysis, _reasons(analysis)),
@@ -58,12 +58,12 @@ def _looked_at(analysis: DiagnosisAnalysis) -> str:
     counts, sample = analysis.diagnosis.evidence.counts, analysis.sample
     text = f"{numbers.things(len(sample.kept), 'token')} in {numbers.things(sample.num_responses, 'response')}"
     if sample.num_responses < counts.responses:
-        text += f", a sample of {numbers.count(counts.responses)}; values and placeholders in all of them"
+        text += f", a sample of {numbers.count(counts.responses)}; values and placeholders are checked in all"
     return text
 
 
 def _reasons(analysis: DiagnosisAnalysis) -> str:
-    """The fault, or what the gap goes with; then what is suspected."""
+    """The fault or the cause of the gap, then what is suspected."""
     diagnosis = analysis.diagnosis
     first = diagnosis.first_cause
     unexplained = next((f.sentence for f in diagnosis.faults if f.check == UNEXPLAINED.key), "")
@@ -75,9 +75,9 @@ def _reasons(analysis: DiagnosisAnalysis) -> str:
         tested = [_suspect(finding) for finding in diagnosis.suspects if finding.status != "untested"]
         untested = [_suspect(finding) for finding in diagnosis.suspects if finding.status == "untested"]
         may_be = " ".join(
-            f"{words} {'; or '.join(each)}."
-            for words, each in (("It may be", tested), ("Not tested:", untested))
-            if each
+            f"{words} {'; or '.join(suspects)}."
+            for words, suspects in (("It may be", tested), ("Not tested:", untested))
+            if suspects
         )
         return " ".join(filter(None, (unexplained, may_be, suspected)))
     also = f"{module(first.check).TITLE} explains {share(first.explains)} of the gap." if first else ""
@@ -97,23 +97,23 @@ def _suspect(finding: Finding) -> str:
     title = f"“{module(finding.check).TITLE}”"
     if finding.status == "untested":
         return f"{title} ({finding.needs})"
-    return f"{title}, which takes {share(finding.explains)} of it away"
+    return f"{title}, which explains {share(finding.explains)} of it"
 
 
 def _against_usual(analysis: DiagnosisAnalysis) -> str:
-    """Where the gap stands beside what its precisions usually make, in a sentence."""
+    """The gap compared with what is usual for its precisions, in a sentence."""
     gap, usual = analysis.diagnosis.evidence.gap.value, analysis.diagnosis.evidence.usual
     where = "less than" if gap < usual.low else "within" if gap <= usual.high else "above, though not far above,"
     if not usual.precision and gap <= usual.high:
         return (
-            f"The gap of {numbers.number(gap)} nats cannot be judged: the trace does not name its precisions, and from "
-            f"one to another {usual.text} nats are usual."
+            f"The gap of {numbers.number(gap)} nats cannot be judged: the trace does not name its precisions, and "
+            f"{usual.text} nats are usual, depending on them."
         )
     return f"The gap of {numbers.number(gap)} nats is {where} what is usual for {usual.who}, {usual.text} nats."
 
 
 def _not_tested(analysis: DiagnosisAnalysis) -> str:
-    """What was not tested and could be; nothing beside a finding, which comes first."""
+    """Checks that were not made but could be; empty beside a finding, which comes first."""
     diagnosis = analysis.diagnosis
     if diagnosis.faults or (diagnosis.first_cause and not diagnosis.is_minor):
         return ""
@@ -136,14 +136,14 @@ def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
 
 
 def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
-    """Settings that are known to make gaps, the likeliest first, and what to type to learn how much each makes here."""
+    """Settings known to cause gaps, the likeliest first, and the commands that measure how much each causes here."""
     suspects = table(
         "",
         analysis.suspects,
         [
             text("setting", lambda suspect: suspect.setting),
             text("value", lambda suspect: str(suspect.value)),
-            text("why it can make a gap", lambda suspect: suspect.why),
+            text("why it can cause a gap", lambda suspect: suspect.why),
             text("seen elsewhere", lambda suspect: suspect.seen, optional=True),
             text("source", lambda suspect: suspect.source, optional=True),
         ],
@@ -151,8 +151,8 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
     tests = ((f"{suspect.setting}: {suspect.change}", " && ".join(suspect.test)) for suspect in analysis.suspects)
     return Section(
         "Suspects",
-        "Settings of this trace that are known to make gaps, those first that have most often made large ones. None is "
-        "a finding: the line that tests one measures the same prompts without it.",
+        "Settings of this trace that are known to cause gaps, sorted by how often they caused large ones. They are not "
+        "findings: the command that tests one measures the same prompts without it.",
         tables=filled(suspects, pairs_table("To test", tests, "instead", "type")),
     )
 
@@ -160,10 +160,10 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
 def _finding_section(finding: Finding, is_first: bool) -> Section:
     check = module(finding.check)
     order = "First cause" if is_first else "Also found"
-    kind = " (noise of a precision, or a tail: no bookkeeping)" if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE) else ""
+    kind = " (rounding noise or a tail, not bookkeeping)" if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE) else ""
     explains = f" It explains about {share(finding.explains)} of the gap." if finding.explains else ""
     if check.STAGE == UNEXPLAINED_STAGE:
-        order, explains = "What is left", ""
+        order, explains = "Unexplained", ""
     facts = (
         ("Likely cause", finding.cause or check.CAUSE),
         ("What to change", finding.change or check.CHANGE),
@@ -180,11 +180,11 @@ def _finding_section(finding: Finding, is_first: bool) -> Section:
 
 
 def _evidence(finding: Finding, title: str, fold: str = "") -> Table:
-    """What the check measured; folded away, it stands on the page alone."""
+    """What the check measured; if folded, only the page shows it."""
     return table(
         title,
         finding.evidence,
-        [text("what was measured", lambda fact: fact[0]), col("value", lambda fact: _text(fact[1]))],
+        [text("measurement", lambda fact: fact[0]), col("value", lambda fact: _text(fact[1]))],
         fold=fold,
         terminal_rows=0 if fold else None,
     )
@@ -205,7 +205,7 @@ def _all_checks(analysis: DiagnosisAnalysis) -> Section:
             text("kind", lambda finding: _STAGES[module(finding.check).STAGE], optional=True),
             text("answer", lambda finding: _ANSWERS[finding.status]),
             col("effect", lambda finding: numbers.number(finding.effect)),
-            text("measured as, or why not", _measured_as),
+            text("measured as, or why not tested", _measured_as),
         ],
     )
     evidence = (
@@ -214,10 +214,9 @@ def _all_checks(analysis: DiagnosisAnalysis) -> Section:
         if finding.status == "clear"
     )
     return Section(
-        "Every check",
-        "What spoils tokens comes first; causes are then weighed by what they explain of the gap, each once the "
-        "stronger ones are undone. How surely each fault is found, and how small it may be: "
-        "mismatch-cli guide diagnose.",
+        "All checks",
+        "Faults that corrupt tokens come first; then causes by how much of the gap they explain once stronger ones are "
+        "undone. For detection rates and the smallest faults found: mismatch-cli guide diagnose.",
         tables=(checks, *filled(*evidence)),
     )
 

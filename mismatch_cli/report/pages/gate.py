@@ -1,4 +1,4 @@
-"""The gate as it is shown: on a terminal, as JUnit XML for CI systems, and as a table in Markdown."""
+"""The result of the gate for a terminal, as JUnit XML for CI systems, and as a Markdown table."""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&@$])")  # of Markdown
 
 
 def page(result: GateResult) -> ReportView:
-    """The whole answer but the verdict, which comes last."""
+    """The limits and their status; the verdict comes last."""
     summary = result.measured.summary
     sources = dict.fromkeys((check.limit.metric, source_text(check)) for check in result.checks if source_text(check))
     limits = table(
@@ -46,15 +46,15 @@ def page(result: GateResult) -> ReportView:
         ],
     )
     reasons = ((f"{check.limit.metric} {check.limit.text}", check.reason) for check in result.failed)
-    failed = pairs_table("What does not hold", reasons, "limit", "why")
-    said = pairs_table("Sources", sources, "metric", "source")
+    failed = pairs_table("Failed limits", reasons, "limit", "why")
+    listed = pairs_table("Sources", sources, "metric", "source")
     return ReportView(
         title="Does the gap stay within its limits?",
         about=about_facts(summary),
         notes=(*left_out(summary), *_notes(result)),
         headline="Judged by " + ", ".join(limit_set.name for limit_set in result.sets),
         screen=_screen(result),
-        outline=(Section("Checks", tables=(limits, *filled(failed, said))),),
+        outline=(Section("Checks", tables=(limits, *filled(failed, listed))),),
         command=command_line("gate", typed(result.measured.traces)),
     )
 
@@ -64,7 +64,7 @@ def _status(check: Check) -> str:
 
 
 def _screen(result: GateResult) -> Screen:
-    """Every limit, those that do not hold first, and why several sets come to several answers."""
+    """Every limit, failed ones first, and why sets of limits disagree."""
     counts = next(iter(result.measured.summary["pairs"].values()))["counts"]
     checks = sorted(result.checks, key=lambda check: check.holds)
     limits = table(
@@ -91,14 +91,16 @@ def _screen(result: GateResult) -> Screen:
 
 
 def _by_value_alone(result: GateResult) -> Facts:
-    """The limits that do not hold, of metrics without an interval: another sample could keep them."""
+    """Failed limits of metrics without an interval, which another sample could pass."""
     alone = [check for check in result.failed if check.known and measured_parts(check)[1] == numbers.MISSING]
     metrics = " and ".join(dict.fromkeys(check.limit.metric for check in alone))
-    return (("No interval", f"{metrics}: judged by the value alone, which a few prompts may decide."),) if alone else ()
+    return (
+        (("No interval", f"{metrics}: judged by the value alone, which may depend on a few prompts."),) if alone else ()
+    )
 
 
 def _reconciled(result: GateResult) -> Facts:
-    """Why one set of limits holds where another does not; nothing where all agree."""
+    """Why one set of limits holds and another fails; empty where all agree."""
     failed = {check.limits for check in result.failed}
     held = [limits.name for limits in result.sets if limits.name not in failed]
     if not failed or not held:
@@ -106,15 +108,15 @@ def _reconciled(result: GateResult) -> Facts:
     pairs = [{check.found.pair for check in result.checks if check.holds is holds} for holds in (False, True)]
     stale = pairs[0] == {"total"} and "total" not in pairs[1]
     why = (
-        "what fails speaks of the trainer as it is now, with staleness in it; what holds, of equal weights"
+        "failed limits cover the trainer as it is now, including staleness; the others, equal weights"
         if stale
-        else "each publisher limits other metrics, for other models, and their limits differ by more than ten times"
+        else "publishers limit different metrics for different models, and limits differ by more than ten times"
     )
-    return (("Why both", f"The limits of {' and '.join(held)} hold, although others do not: {why}."),)
+    return (("Why both", f"The limits of {' and '.join(held)} hold although others fail: {why}."),)
 
 
 def _next(result: GateResult) -> Facts:
-    """What to look at where a limit does not hold."""
+    """What to look at when a limit fails."""
     if result.passed:
         return ()
     return ((suggest("diagnose", *typed(result.measured.traces)), "a mistake, or which setting?"),)
@@ -126,12 +128,12 @@ def _notes(result: GateResult) -> tuple[str, ...]:
     partial = partial_notes(result.baseline.summary["about"])
     sampling = [s.traces[0].manifest.get("config", {}).get("sampling") for s in (result.measured, result.baseline)]
     if sampling[0] != sampling[1]:
-        return (*partial, "The baseline was sampled with other settings: its gap may differ for that reason alone.")
+        return (*partial, "The baseline was sampled with different settings: its gap may differ for that alone.")
     return partial
 
 
 def junit(result: GateResult) -> str:
-    """A suite per set of limits, a test case per limit, which has the same name in every run: so CI can follow it."""
+    """A suite per set of limits and a test case per limit, with the same name in every run so that CI can track it."""
     root = Element("testsuites", _attributes(_SUITES, result.checks, bool(result.refused)))
     for limit_set in result.sets:
         checks = [check for check in result.checks if check.limits == limit_set.name]
@@ -178,10 +180,7 @@ def _add_case(suite: Element, check: Check) -> None:
 
 
 def markdown(result: GateResult) -> str:
-    """A GitHub-flavoured table for a job's summary, a comment, or an issue: the answer, a row per limit, and who.
-
-    What does not hold stands first.
-    """
+    """GitHub Markdown for a job summary, a comment or an issue: the answer, and a row per limit, failed ones first."""
     lines = [
         f"### {_tick(result.passed)} mismatch-cli gate: {'passed' if result.passed else 'failed'}",
         "",
@@ -193,7 +192,7 @@ def markdown(result: GateResult) -> str:
     for check in sorted(result.checks, key=lambda check: check.holds):
         measured = measured_text(check) if check.known else check.reason
         if check.known and not check.holds and check.found.detail:
-            measured += f": {check.found.detail}"  # which fault it was, where a count alone would not say
+            measured += f": {check.found.detail}"  # which fault: a count alone does not say
         cells = (subject(check), measured, limit_text(check), check.limits, source_text(check))
         lines.append(" | ".join([f"| {_tick(check.holds)} {_status(check)}", *map(_escaped, cells)]) + " |")
     lines += ["", *(f"- {_escaped(why)} {_escaped(line)}" for line, why in _next(result))]
@@ -203,11 +202,11 @@ def markdown(result: GateResult) -> str:
 
 
 def annotations(result: GateResult) -> str:
-    """A workflow command of GitHub Actions for each limit that does not hold; it shows no more of a step than these."""
+    """A GitHub Actions workflow command per failed limit, at most as many as GitHub shows for a step."""
     said = [f"{subject(check)} {check.limit.text}: {check.reason}" for check in result.failed]
     said += [result.refused] * bool(result.refused)
     if len(said) > _ANNOTATIONS:
-        said[_ANNOTATIONS - 1 :] = [f"{len(said) - _ANNOTATIONS + 1} more limits do not hold: see the summary."]
+        said[_ANNOTATIONS - 1 :] = [f"{len(said) - _ANNOTATIONS + 1} more limits failed: see the summary."]
     return "".join(f"::error title=mismatch-cli gate::{visible(line).replace('%', '%25')}\n" for line in said)
 
 

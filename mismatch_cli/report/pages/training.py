@@ -1,4 +1,4 @@
-"""From recorded training runs to what is shown: one `ReportView`, which terminal and HTML both print."""
+"""The page of training runs: a `ReportView`, which terminal and HTML print."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,34 +25,34 @@ from mismatch_cli.studies.training import (
 )
 
 _NOTATION = (
-    "μ is the rollout’s probability of the sampled token and π the trainer’s, A the advantage. At equal weights π is "
-    "taken before the first update of the step; the weights of an update are those that it changes. A blocked token is "
-    "one that the algorithm’s mask keeps out of the update. After a mean over several seeds, ± covers 95 % over seeds "
-    "(Student’s t), and [low, high] are the lowest and the highest of them."
+    "μ is the rollout’s probability of the sampled token and π the trainer’s, A the advantage. At equal weights means "
+    "before the first update of the step; the weights of an update are those that it changes. A blocked token is one "
+    "that the algorithm’s mask keeps out of the update. After a mean over several seeds, ± covers 95 % over seeds "
+    "(Student’s t), and [low, high] are the lowest and highest of them."
 )
 _NO_BAD_UPDATES = "There were no bad updates. "
 _BAD_UPDATES = (
-    "A bad update pushes down a token whose probability has already fallen by 0.5 or more from the rollout's: A < 0 "
-    "and μ − π ≥ 0.5. The paper does not name its denominator, so both are shown. A blocked token contributes nothing "
-    "to the update."
+    "A bad update pushes down a token that already lost 0.5 or more in probability since the rollout: A < 0 and "
+    "μ − π ≥ 0.5. The paper does not name its denominator, so both are shown. A blocked token contributes nothing to "
+    "the update."
 )
-_LEADING = 3  # algorithms whose numbers stand beside the headline
+_LEADING = 3  # algorithms with their numbers beside the headline
 _NAMES_SHOWN = 3
 _IN_THE_TABLE = ("algorithm", "seed")  # of runs
 _CORRELATIONS = "Bad updates and reward over the steps"
 _LONG = 0.1  # of a step
-_MANY = 12  # rows of correlations: more are folded away, and not shown on a terminal
+_MANY = 12  # rows of correlations: more are folded on the page and cut on a terminal
 _RUN: Col[TrainingRun] = text("run", lambda run: run.name)
 
 
 def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
-    """One run or several; a page that reloads itself is one of a training that goes on."""
+    """One run or several; the page reloads itself while training continues."""
     runs, notes = study.runs, _notes(study)
     answer = screen(study, notes)
     return ReportView(
-        title="Training: does it stay stable?",
+        title="Does training stay stable?",
         about=_about(study),
-        notes=notes + ("Training goes on: this page looks for a newer one by itself.",) * bool(reload_seconds),
+        notes=notes + ("Training is still running: this page reloads itself.",) * bool(reload_seconds),
         leading=_leading(study),
         screen=answer,
         outline=_sections(study),
@@ -79,13 +79,13 @@ def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
 
 
 def _time_text(runs: Sequence[TrainingRun]) -> str:
-    """How much of a step the recomputing of log-probabilities takes, where it was done."""
+    """The share of a step that recomputing log-probabilities takes; empty where no run does."""
     phases = map(seconds_by_phase, runs)
     shares = [seconds["recompute"] / sum(seconds.values()) for seconds in phases if "recompute" in seconds]
     if not shares:
         return ""
     low, high = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
-    return f"Recomputing log π′ takes {low if low == high else f'{low} to {high}'} of a step where it is done."
+    return f"Recomputing log π′ takes {low if low == high else f'{low} to {high}'} of a step in runs that do it."
 
 
 def _about(study: TrainingAnalysis) -> Facts:
@@ -123,19 +123,19 @@ def _sampling(runs: Sequence[TrainingRun]) -> str:
 def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
     runs = study.runs
     going = [run for run in runs if not run.is_done]
-    notes = [f"PARTIAL: {run.name} stands at step {run.last_step:,} of {run.config['steps']:,}." for run in going]
+    notes = [f"PARTIAL: {run.name} is at step {run.last_step:,} of {run.config['steps']:,}." for run in going]
     if len(notes) > _NAMES_SHOWN:
         notes = [f"PARTIAL: {len(notes)} of {len(runs)} runs have not reached their last step."]
     for run in runs:
         if lost := (run.partial or {}).get("missing_steps"):
             notes.append(
-                f"PARTIAL: {run.name} has no line for {numbers.things(len(lost), 'step')} before its last one "
-                f"(the first is {lost[0]:,})."
+                f"PARTIAL: {run.name} has no record of {numbers.things(len(lost), 'step')} before its last "
+                f"(first: {lost[0]:,})."
             )
     for names in study.indistinguishable:
-        notes.append(f"{' and '.join(names)} made the same updates at every step: their lines lie on each other.")
+        notes.append(f"{' and '.join(names)} made the same updates at every step: their lines coincide.")
     if any(len({settings_of([run], key) for run in runs}) > 1 for key in ("model", "dataset")):
-        notes.append("The runs have different models or problems: their rewards are not comparable.")
+        notes.append("The runs use different models or problems, so their rewards are not comparable.")
     return tuple(notes)
 
 
@@ -146,7 +146,7 @@ def _with_range(values: Iterable[float | None], digits: int = 3) -> str:
 
 
 def _leading(study: TrainingAnalysis) -> tuple[MetricRow, ...]:
-    """Final reward and accuracy beside each other, of as many algorithms as have room."""
+    """Final reward and accuracy of each algorithm; empty where there are more than have room."""
     if len(study.algorithms) > _LEADING:
         return ()
     rows = []
@@ -165,7 +165,7 @@ def _leading(study: TrainingAnalysis) -> tuple[MetricRow, ...]:
 
 
 def _settings(runs: Sequence[TrainingRun]) -> tuple[tuple[str, Facts], ...]:
-    """Every setting: those that all runs share, then those in which they differ, run by run."""
+    """Every setting: those that all runs share, then those that differ, by run."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     same = [key for key in keys if len({repr(run.config.get(key)) for run in runs}) == 1]
     differing = [key for key in keys if key not in (*same, *_IN_THE_TABLE)]
@@ -180,7 +180,7 @@ def _setting(run: TrainingRun, key: str) -> tuple[str, str]:
 
 
 def _algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
-    """The mean over the seeds of each algorithm; nothing to say where every algorithm has one run."""
+    """Means over the seeds of each algorithm; empty where every algorithm has one run."""
     several = any(len(runs) > 1 for runs in algorithms.values())
     return table(
         "By algorithm",
@@ -190,11 +190,11 @@ def _algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
             col("seeds", lambda item: str(len(item[1]))),
             _over_seeds("final reward", lambda run: run.last("reward"), TRAINING["reward"]),
             _over_seeds("final accuracy", lambda run: run.final_accuracy, TRAINING["eval_accuracy"]),
-            _over_seeds("|π − μ| at the end", lambda run: run.last(*GAP), TRAINING["abs_dp_last"], 2),
+            _over_seeds("final |π − μ|", lambda run: run.last(*GAP), TRAINING["abs_dp_last"], 2),
             _share_over_seeds("blocked, %", "blocked"),
             _share_over_seeds("bad updates, % of A < 0", "bad_over_negative"),
         ],
-        note="Means over seeds, with the lowest and the highest of them.",
+        note="Mean [lowest, highest] over seeds.",
     )
 
 
@@ -212,7 +212,7 @@ def _share_over_seeds(title: str, key: str) -> Col[tuple[str, Sequence[TrainingR
 
 
 def _runs_table(study: TrainingAnalysis) -> Table:
-    """A row for each run; names that `train` gave say algorithm and seed already."""
+    """A row per run; names that `train` gave already say algorithm and seed."""
     runs, setting_of = study.runs, {id(run): name for name, part in study.settings.items() for run in part.runs}
     named = all(run.name == f"{re.sub('[:,]', '-', run.algorithm)}-seed-{run.seed}" for run in runs)
     who: list[Col[TrainingRun]] = [
@@ -231,16 +231,16 @@ def _runs_table(study: TrainingAnalysis) -> Table:
             col("final reward", lambda run: number(run.last("reward")), TRAINING["reward"]),
             col("best", lambda run: number(run.best_reward), TRAINING["best"], optional=True),
             col("final accuracy", lambda run: number(run.final_accuracy), TRAINING["eval_accuracy"]),
-            col("|π − μ| at first", lambda run: number(run.first(*GAP)), TRAINING["abs_dp_first"], optional=True),
-            col("at the end", lambda run: number(run.last(*GAP)), TRAINING["abs_dp_last"], optional=True),
-            col("s a step", _seconds, TRAINING["seconds"], optional=True),
+            col("first |π − μ|", lambda run: number(run.first(*GAP)), TRAINING["abs_dp_first"], optional=True),
+            col("final |π − μ|", lambda run: number(run.last(*GAP)), TRAINING["abs_dp_last"], optional=True),
+            col("s per step", _seconds, TRAINING["seconds"], optional=True),
         ],
         note=f"The final reward is the mean of the last {LAST} steps.",
     )
 
 
 def _sets_table(runs: Sequence[TrainingRun]) -> Table:
-    """Of runs with several evaluation sets, the accuracy on each."""
+    """The accuracy on each evaluation set, for runs with several."""
     rows = [(run.name, name, found) for run in runs for name, found in run.accuracy_by_set.items()]
     return table(
         "Accuracy by evaluation set",
@@ -252,7 +252,7 @@ def _sets_table(runs: Sequence[TrainingRun]) -> Table:
             col("final accuracy", lambda row: number(row[2]["final"]), TRAINING["eval_accuracy"]),
             col("best", lambda row: number(row[2]["best"])),
         ],
-        note="The accuracy elsewhere is the mean over the sets, each of which counts once.",
+        note="Elsewhere, accuracy is the mean over the sets, with equal weights.",
     )
 
 
@@ -265,7 +265,7 @@ def _whole(value: float | None) -> str:
 
 
 def _blocked_table(runs: Sequence[TrainingRun]) -> Table:
-    """Means over the steps; runs that recorded none of them are left out."""
+    """Means over the steps, without runs that recorded none."""
     columns = [
         _over_steps("blocked, %", "blocked", percent),
         _over_steps("A > 0, %", "blocked_positive", percent, optional=True),
@@ -273,7 +273,7 @@ def _blocked_table(runs: Sequence[TrainingRun]) -> Table:
         _over_steps("bad updates, % of A < 0", "bad_over_negative", percent),
         _over_steps("% of A ≠ 0", "bad_over_tokens", percent, optional=True),
         _over_steps("mean μ of blocked", "mu_blocked", number),
-        _over_steps("their entropy, nats", "entropy_blocked", number, optional=True),
+        _over_steps("entropy of blocked, nats", "entropy_blocked", number, optional=True),
     ]
     return table(
         "Blocked tokens and bad updates by run",
@@ -290,7 +290,7 @@ def _over_steps(
 
 
 def _correlation_table(runs: Sequence[TrainingRun]) -> Table:
-    """Bad updates, where there were any, with the reward of the step, and with how it differs from the step before."""
+    """Bad updates, if any, with the reward of the step and with its change from the step before."""
     rows = [row for run in runs for row in correlations(run)]
     return table(
         _CORRELATIONS,
@@ -302,22 +302,22 @@ def _correlation_table(runs: Sequence[TrainingRun]) -> Table:
             col("correlation", lambda row: numbers.estimate(*parts(row.found))[0], CLIPPING["correlations"]),
             col("95 % interval", lambda row: interval_or_note(row.found)),
         ],
-        note="Bad updates as a share of the tokens with A < 0. Steps follow each other and share their policy: an "
-        "association over them shows no cause.",
+        note="Bad updates as a share of the tokens with A < 0. Steps follow each other and share a policy: a "
+        "correlation over them does not show a cause.",
         fold=_CORRELATIONS if len(rows) > _MANY else "",
         terminal_rows=_MANY,
     )
 
 
 def _trainer_table(runs: Sequence[TrainingRun]) -> Table:
-    """What says whether the optimiser and the sync are sound."""
+    """Whether the optimiser and the weight sync are sound."""
     return table(
-        "The trainer by run",
+        "Trainer by run",
         runs,
         [
             _RUN,
-            col("entropy at first", lambda run: number(run.first("entropy"))),
-            col("at the end, nats", lambda run: number(run.last("entropy")), TRAINING["entropy"]),
+            col("first entropy, nats", lambda run: number(run.first("entropy"))),
+            col("final entropy, nats", lambda run: number(run.last("entropy")), TRAINING["entropy"]),
             col("KL(μ‖π), nats", lambda run: number(run.last("current", "k3")), TRAINING["k3"], optional=True),
             col("π/μ, 1 % to 99 %", _ratios, TRAINING["ratio"], optional=True),
             col("gradient norm", lambda run: number(run.median("grad_norm")), TRAINING["grad_norm"], optional=True),
@@ -327,9 +327,9 @@ def _trainer_table(runs: Sequence[TrainingRun]) -> Table:
             col("back-offs", lambda run: _whole(run.highest("back_offs")), TRAINING["back_offs"], optional=True),
             col("sync proven", _sync, TRAINING["sync"]),
         ],
-        note="Where steps are too small to tell the new weights from the old by their log-probabilities, the sync of "
-        "a step is undecidable: it counts as not proven, but for the first, which has no older weights to compare.",
-        fold="The trainer by run",
+        note="Where a step is too small to tell new weights from old by log-probabilities, its sync is undecidable and "
+        "counts as not proven, except for the first step, which has no older weights to compare.",
+        fold="Trainer by run",
         terminal_rows=0,
     )
 
@@ -340,7 +340,7 @@ def _ratios(run: TrainingRun) -> str:
 
 
 def _turns(run: TrainingRun) -> float | None:
-    """Nothing for a run without an environment, whose responses are all of one turn."""
+    """The mean number of turns; None where every response has one turn."""
     turns = run.last("turns")
     return None if turns == 1 else turns
 
@@ -351,17 +351,17 @@ def _sync(run: TrainingRun) -> str:
 
 
 def _time_table(runs: Sequence[TrainingRun]) -> Table:
-    """Seconds of each phase, and its share of the step; the short ones are given up where there is no room."""
+    """Seconds and share of each phase; a narrow terminal hides the short ones."""
     rows = [(run.name, seconds) for run in runs if (seconds := seconds_by_phase(run))]
     return table(
-        "Seconds of a step, and percent of it",
+        "Seconds per step, by phase",
         rows,
         [
             text("run", lambda row: row[0]),
             col("step", lambda row: number(sum(row[1].values())), TRAINING["seconds"]),
             *_phase_columns([seconds for _, seconds in rows]),
         ],
-        note="What takes less than half a percent is counted as other.",
+        note="Phases under half a percent count as other.",
     )
 
 

@@ -69,10 +69,10 @@ def test_no_line_is_wider_than_the_terminal(result, count, width):
 
 def test_the_first_lines_say_how_the_traces_are_paired(result):
     text, (a, b, c) = words(on_terminal(result, 120)), runs_of(result)
-    assert f"{b} with {a} on the same tokens: both hold the same 96 responses" in text
-    assert f"{c} with {a} by prompt: both hold responses to the same 24 prompts; 40 responses are the same" in text
+    assert f"{b} with {a} on the same tokens: both have the same 96 responses" in text
+    assert f"{c} with {a} by prompt: both have responses to the same 24 prompts; 40 responses are the same" in text
     assert "Paired on the same tokens" in words(on_terminal(first_two(result), 120))
-    assert text.index(f"{b} with {a}") < text.index("What differs in the settings")
+    assert text.index(f"{b} with {a}") < text.index("Differences in settings")
 
 
 def test_the_headline_says_what_chance_would_bring(result):
@@ -83,29 +83,29 @@ def test_the_headline_says_what_chance_would_bring(result):
         "about 1 would by chance." in text
     )
     a, b, _ = runs_of(result)
-    first = f"First among the settings that differ: libraries.torch (2.13.0+cpu in {a}, 2.14.0+cpu in {b})."
+    first = f"Likeliest of the settings that differ: libraries.torch (2.13.0+cpu in {a}, 2.14.0+cpu in {b})."
     assert first in text
-    assert "one in twenty would by chance" in words(on_terminal(result, 120))
+    assert "(by chance: one in twenty)" in words(on_terminal(result, 120))
     unknown = {"setting": "rollout.dtype", "first": None, "other": "float16", "likely": 8, "harmless": False}
     made = with_differences(result, 0.1, 20, settings=[unknown | {"why": "", "source": ""}])
-    assert "First among the settings" not in words(on_terminal(made, 120))
+    assert "Likeliest of the settings" not in words(on_terminal(made, 120))
 
 
 def test_where_no_setting_differs_the_hardware_is_named(result):
     text = words(on_terminal(with_differences(result, 0.1, 20, settings=[]), 120))
-    assert "No recorded setting differs that touches a log-probability. What is left" in text
+    assert "No recorded setting that affects a log-probability differs. That leaves" in text
     assert "hardware, the weights themselves" in text
     quiet = words(on_terminal(with_differences(result, 0.1, 1, settings=[]), 120))
-    assert "No recorded setting differs" in quiet and "hardware" not in quiet
+    assert "No recorded setting that affects" in quiet and "hardware" not in quiet
 
 
 def test_nothing_differs_and_too_few_prompts(result):
     nothing = with_differences(result, 0.0, 0)
     nothing["comparisons"][0] |= {"tested": 0, "differs": "untested"}
-    assert "No number differs." in words(on_terminal(nothing, 120))
+    assert "No metric differs." in words(on_terminal(nothing, 120))
     few = with_differences(result, 0.1, 0)
     few["comparisons"][0] |= {"tested": 0, "differs": "untested"}
-    assert "There are too few prompts to tell this from noise." in words(on_terminal(few, 120))
+    assert "Too few prompts to tell this from noise." in words(on_terminal(few, 120))
 
 
 def test_what_is_left_out_is_said(result):

@@ -87,9 +87,9 @@ def test_the_numbers_of_a_run() -> None:
     expected = {
         "steps": "60", "updates": "120", "final reward": f"{reward[-10:].mean():.3f}",
         "best": f"{max(reward[i : i + 10].mean() for i in range(51)):.3f}",
-        "final accuracy": f"{run.records[-1]['eval_accuracy']:.3f}", "|π − μ| at first": f"{gap[:5].mean():.5f}",
-        "at the end": f"{gap[-10:].mean():.5f}",
-        "s a step": f"{np.mean([sum(r['seconds'].values()) for r in run.records]):.2f}",
+        "final accuracy": f"{run.records[-1]['eval_accuracy']:.3f}", "first |π − μ|": f"{gap[:5].mean():.5f}",
+        "final |π − μ|": f"{gap[-10:].mean():.5f}",
+        "s per step": f"{np.mean([sum(r['seconds'].values()) for r in run.records]):.2f}",
     }  # fmt: skip
     assert {title: column(table, title) for title in expected} == {key: [value] for key, value in expected.items()}
     blocked = tables(view)["Blocked tokens and bad updates by run"]
@@ -97,7 +97,7 @@ def test_the_numbers_of_a_run() -> None:
     assert column(blocked, "bad updates, % of A < 0") == [f"{100 * run.series('bad_over_negative').mean():.4f}"]
     answers = [record["sync"] for record in run.records]
     proven = f"{answers.count('proven')} / {60 - (answers[0] == 'undecidable')}"
-    assert column(tables(view)["The trainer by run"], "sync proven") == [proven]
+    assert column(tables(view)["Trainer by run"], "sync proven") == [proven]
     assert "By algorithm" not in tables(view)
 
 
@@ -106,7 +106,7 @@ def test_algorithm_and_seed_have_columns_where_the_name_does_not_say_them() -> N
         [each.title for each in tables(view_of([run]))["By run"].columns]
         for run in (make_run("mask-0.5:max_drop=0"), replace(make_run(), name="mine"))
     ]
-    assert titles[0][:2] == ["run", "algorithm"]  # ":" is no part of a folder's name
+    assert titles[0][:2] == ["run", "algorithm"]  # ":" is not part of a folder's name
     assert titles[1][:3] == ["run", "algorithm", "seed"]
     plain = tables(view_of([replace(make_run("a:b=1"), name="a-b=1-seed-0")]))["By run"]
     assert [each.title for each in plain.columns][:2] == ["run", "steps"]
@@ -139,14 +139,15 @@ def test_algorithms_are_ranked_only_where_their_intervals_over_seeds_part() -> N
     part = {"good": (0.90, 0.92, 0.91), "bad": (0.50, 0.52, 0.51)}
     verdict = view_of(ending(part)).screen.verdict
     assert verdict.words == "good ABOVE bad"
-    assert verdict.text == "Final reward 0.910 ± 0.025 against 0.510 ± 0.025 of bad: 95 % intervals over seeds part."
+    said = "Final reward 0.910 ± 0.025, against 0.510 ± 0.025 of bad: 95 % intervals over seeds do not overlap."
+    assert verdict.text == said
     near = view_of(ending(part | {"near": (0.90, 0.91, 0.89)})).screen.verdict
-    assert near.words == "good ABOVE 1 OF 2" and near.text.endswith("Not told apart from it: near.")
+    assert near.words == "good ABOVE 1 OF 2" and near.text.endswith("Its interval overlaps: near.")
     overlap = view_of(ending({"a": (0.90, 0.6, 0.91), "b": (0.50, 0.72, 0.51)})).screen.verdict
-    assert (overlap.words, overlap.status) == ("NOT TOLD APART", "")
+    assert (overlap.words, overlap.status) == ("NO CLEAR DIFFERENCE", "")
     assert overlap.text.endswith("Their 95 % intervals over seeds overlap.")
     lucky = view_of(ending({"a": (0.9,), "b": (0.5,)})).screen.verdict
-    assert lucky.words == "NOT TOLD APART" and "One seed each" in lucky.text
+    assert lucky.words == "NO CLEAR DIFFERENCE" and "One seed each" in lucky.text
     many = view_of(ending({name: (0.1 * place,) for place, name in enumerate("abcdefgh", start=1)})).screen.verdict
     assert "of 8 algorithms: from 0.100 (a) to 0.800 (h)" in many.text
 
@@ -159,8 +160,8 @@ def test_rewards_are_ranked_on_one_task_alone() -> None:
     replay = view_of(trained(high, model="m", lora=True) + trained(low, model="m", lora=False)).screen.verdict
     assert replay.words == "a · LoRA ABOVE a · no LoRA"
     models = view_of(trained(high, model="m") + trained(low, model="n"))
-    assert models.screen.verdict.words == "NOT TOLD APART"
-    assert "within each of 2 models or problems, and none is above another" in models.screen.verdict.text
+    assert models.screen.verdict.words == "NO CLEAR DIFFERENCE"
+    assert "within each of 2 models or problems; none is above another" in models.screen.verdict.text
     assert "not comparable" in models.notes[-1] and ("Settings", "m; n") in models.about
     within = high | {"b": (0.70, 0.72, 0.71)}
     settings = column(tables(models)["By run"], "setting")
@@ -172,9 +173,9 @@ def test_a_reward_that_is_lost_is_a_collapse(eight: list[TrainingRun]) -> None:
     fallen = TrainingRun("a", "a", 0, [{"step": step, "reward": 0.9 if step < 20 else 0.1} for step in range(1, 41)])
     verdict = view_of([fallen]).screen.verdict
     assert (verdict.words, verdict.status) == ("COLLAPSED", "bad")
-    assert "Less than half of its best reward is left to a." in verdict.text
+    assert "Reward fell below half of its best: a." in verdict.text
     beside = view_of([fallen, make_run()]).screen.verdict
-    assert beside.status == "mixed" and beside.text.endswith("Less than half of its best reward is left to a.")
+    assert beside.status == "mixed" and beside.text.endswith("Reward fell below half of its best: a.")
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -200,8 +201,8 @@ def test_the_screen_counts_out_what_cannot_be_proven_and_says_what_never_happene
     view = view_of([replace(run, records=[records[0] | {"sync": "undecidable"}, *records[1:]])])
     remarks = dict(view.screen.remarks)
     assert remarks["Weight sync"] == "proven at 59 of 59 steps"
-    assert remarks["Bad updates"] == "none" and remarks["Blocked"] == "nothing, at any step"
-    assert column(tables(view)["The trainer by run"], "sync proven") == ["59 / 59"]
+    assert remarks["Bad updates"] == "none" and remarks["Blocked"] == "nothing at any step"
+    assert column(tables(view)["Trainer by run"], "sync proven") == ["59 / 59"]
     text = next(section.text for section in view.sections if section.title.startswith("Bad"))
     assert text.startswith("There were no bad updates.")
 
@@ -249,13 +250,13 @@ def test_time_by_phase_and_the_share_of_recomputing() -> None:
     seconds = {key: np.mean([r["seconds"][key] for r in run.records]) for key in run.records[0]["seconds"]}
     share = seconds["recompute"] / sum(seconds.values())
     view = view_of([run, make_run(steps=5)])
-    table = tables(view)["Seconds of a step, and percent of it"]
+    table = tables(view)["Seconds per step, by phase"]
     assert column(table, "recompute") == [f"{seconds['recompute']:.3f} ({100 * share:.0f} %)", "—"]
     text = next(section.text for section in view.sections if section.title == "Where the time goes")
     assert f"takes {100 * share:.0f} % of a step" in text
     skipped = replace(run, records=[{"seconds": {"sample": 1.0, "recompute": 2e-5, "evaluate": 3.0, "save": 1.0}}])
     view = view_of([skipped])
-    (row,) = tables(view)["Seconds of a step, and percent of it"].rows
+    (row,) = tables(view)["Seconds per step, by phase"].rows
     assert row[1:] == ("5.00", "1.00 (20 %)", "3.00 (60 %)", "1.00 (20 %)")
     assert "Recomputing" not in str(view.sections)
 
@@ -273,7 +274,7 @@ def test_lines_that_lie_on_each_other_are_named() -> None:
     run, other = make_run("pg-is"), make_run("pg-tis")
     twin = replace(run, algorithm="pg-is-twin", name="pg-is-twin-seed-0")
     assert view_of([run, other, twin]).notes == (
-        "pg-is and pg-is-twin made the same updates at every step: their lines lie on each other.",
+        "pg-is and pg-is-twin made the same updates at every step: their lines coincide.",
     )
     assert view_of([run, other]).notes == ()
 
@@ -281,7 +282,7 @@ def test_lines_that_lie_on_each_other_are_named() -> None:
 def test_a_page_of_a_training_that_goes_on_looks_for_a_newer_one() -> None:
     going = view_of([make_run(steps=2)], reload_seconds=60)
     assert '<meta http-equiv="refresh" content="60">' in render_html(going)
-    assert "looks for a newer one" in going.notes[-1]
+    assert "reloads itself" in going.notes[-1]
     assert 'http-equiv="refresh"' not in render_html(view_of([make_run(steps=2)]))
 
 
@@ -289,7 +290,7 @@ def test_a_run_that_goes_on_says_where_it_stands() -> None:
     going, done = make_run(steps=20), make_run("pg-is", steps=60)
     going = replace(going, config={**going.config, "steps": 1200})
     view = view_of([going, done])
-    assert view.notes == ("PARTIAL: dppo-binary-tv-seed-0 stands at step 20 of 1,200.",)
+    assert view.notes == ("PARTIAL: dppo-binary-tv-seed-0 is at step 20 of 1,200.",)
     assert view.screen.verdict.text.startswith("Rewards so far: ")
     alone = view_of([going]).screen.verdict
     assert (alone.words, alone.status) == ("NOT DONE", "mixed") and alone.text.endswith(" so far.")
@@ -324,7 +325,7 @@ def test_next_to_nothing_is_recorded(records: list[dict[str, object]]) -> None:
     runs = [TrainingRun("a", "a", None, records)]
     view = drawn(runs)
     assert view.screen.verdict.text == "No reward was recorded."
-    assert tables(view).keys() == {"By run", "The trainer by run"}
+    assert tables(view).keys() == {"By run", "Trainer by run"}
     assert "nan" not in printed(view)
     render_html(view)
 
