@@ -34,7 +34,7 @@ def write_page(
 ) -> bool:
     """Write `report.html`, with at most `responses` responses token by token, and `plots/`; whether it has figures.
 
-    Without `files` nothing is drawn. `drawing` gets the number of figures, the callback it yields how many more are done.
+    Without `files` nothing is drawn. `drawing` gets the number of figures; its callback, how many more are done.
     """
     from mismatch_cli.recording.ours import remove_pictures
     from mismatch_cli.report.explorer import explorer_view

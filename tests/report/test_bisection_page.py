@@ -68,7 +68,7 @@ def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
     assert all(row[1].startswith(f"{100 * share:.0f}") for row, share in zip(rows, shares, strict=True))
     assert re.fullmatch(r"\d+ ± \d+", rows[0][1])
     words = in_words(printed(views["whole"], 80))
-    assert "3 CAUSES FOUND" in words and "they overlap" in words
+    assert "3 CAUSES FOUND" in words and "shares of all causes overlap" in words
     assert "mismatch-cli probe --like /runs/probe-model --kv-cache-dtype auto" in words
     assert re.search(r"Makes it larger mlp, \+\d+ %; attn_implementation \(trainer\) = eager, \+\d+ % ", words)
     assert views["whole"].headline.startswith("Not every change helps: eager attention in the trainer makes the gap")

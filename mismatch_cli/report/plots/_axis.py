@@ -1,4 +1,4 @@
-"""Axes that draw their ticks, grid and labels at once: matplotlib makes five artists for each tick."""
+"""Axes that draw their ticks, grid and labels at once; matplotlib would make five artists per tick."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
@@ -11,13 +11,13 @@ from matplotlib.path import Path
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox, IdentityTransform
 
-_LENGTH, _PAD = 3.5, 3.5  # points of a tick, and from it to its label
-_CLOSE = 1e-9  # of an axis: what rounding may take a tick beyond its end
+_LENGTH, _PAD = 3.5, 3.5  # points: the length of a tick, and its distance to the label
+_CLOSE = 1e-9  # of an axis: how far rounding may put a tick beyond its end
 _WIDTH = 0.7  # points of ticks and of the grid
 
 
 class Words(Artist):
-    """Short texts that look alike, each with its x and y, in pixels where nothing else is set: one text that moves."""
+    """Short texts in one style, each with its x and y (in pixels by default), drawn as one moving text."""
 
     zorder = Text.zorder
 
@@ -26,7 +26,7 @@ class Words(Artist):
         self._words, self._text = words, Text(fontfamily="DejaVu Sans", **look)
 
     def each(self) -> Iterator[Text]:
-        """The text at each place in turn."""
+        """The text, moved to each place."""
         figure: Any = self.get_figure()
         self._text.set_figure(figure)
         self._text.set_transform(self.get_transform())
@@ -41,15 +41,15 @@ class Words(Artist):
 
 
 class _DrawnAtOnce(Axis):
-    """Major ticks alone; what `tick_params` can change is their `length` and `labelsize`, and the grid."""
+    """Major ticks only; `tick_params` can change their `length` and `labelsize`, and the grid."""
 
     axes: Any
     major: Any
     majorTicks: Any = ()
     minorTicks: Any = ()
     _update_label_position: Any
-    across: int  # the coordinate that is the same for all ticks: 0 for x
-    aligned: Mapping[str, str]  # labels, to their ticks
+    across: int  # the coordinate that all ticks share: 0 for x
+    aligned: Mapping[str, str]  # alignment of labels to ticks
 
     def get_major_ticks(self, numticks: int | None = None) -> list[Any]:  # noqa: ARG002
         return []
@@ -62,7 +62,7 @@ class _DrawnAtOnce(Axis):
         return super().set_ticklabels(labels, **text)
 
     def labels(self) -> Words:
-        """What is written at the ticks."""
+        """The tick labels."""
         style, looks = self.axes.style, self.get_tick_params()
         across = self._start() - (looks.get("length", _LENGTH) + _PAD) * self.axes.figure.dpi / 72
         words = Words(
@@ -99,7 +99,7 @@ class _DrawnAtOnce(Axis):
         gc.restore()
 
     def _ticks(self) -> list[tuple[float, str]]:
-        """Where a tick stands along the axis in pixels, and what is written there."""
+        """The place of each tick along the axis, in pixels, and its label."""
         values = self.get_majorticklocs()
         labels = self.major.formatter.format_ticks(values)
         low, high = self.get_transform().transform(self.get_view_interval())
@@ -110,7 +110,7 @@ class _DrawnAtOnce(Axis):
         return list(zip(places, compress(labels, inside), strict=True))
 
     def _start(self) -> float:
-        """Where the axis lies, in pixels."""
+        """The place of the axis, in pixels."""
         return float(self.axes.bbox.min[self.across])
 
     def _point(self, along: float, across: float) -> tuple[float, float]:
@@ -120,7 +120,7 @@ class _DrawnAtOnce(Axis):
         return []
 
     def _get_ticklabel_bboxes(self, _ticks: Any, renderer: Any) -> tuple[list[Bbox], list[Bbox]]:
-        """What matplotlib places the name of the axis by."""
+        """The boxes by which matplotlib places the axis label."""
         return [label.get_window_extent(renderer) for label in self.labels().each()], []
 
 

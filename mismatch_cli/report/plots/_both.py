@@ -1,4 +1,4 @@
-"""A figure drawn once, as SVG and as pixels: to go through its parts takes longer than to draw them."""
+"""A figure drawn once, as SVG and as pixels: traversing its parts takes longer than drawing them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mismatch_cli.report.plots._svg import SvgRenderer, font_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COMPRESSED = 3  # of 9: one more takes half as long again for a tenth
+_COMPRESSED = 3  # of 9: one more takes half as long again and saves a tenth
 
 
 def to_svg_and_pixels(figure: Figure, dpi: float) -> tuple[str, np.ndarray]:
-    """The figure as `to_svg` gives it, and on white with so many dots per inch."""
+    """The figure as from `to_svg`, and as pixels on white at `dpi`."""
     renderer = _Both(figure, dpi)
     figure.set_dpi(1 / CSS_PX)
     figure.draw(renderer)
@@ -31,9 +31,9 @@ def to_svg_and_pixels(figure: Figure, dpi: float) -> tuple[str, np.ndarray]:
 
 
 def to_png(pixels: np.ndarray, dpi: float, creator: str) -> bytes:
-    """The bytes of a file. Pillow tries five filters on each row, which takes longer and gains nothing."""
+    """The bytes of a PNG file. Pillow would try five filters per row, which takes longer and gains nothing."""
     height, width, _ = pixels.shape
-    rows = np.zeros((height, 1 + 3 * width), dtype=np.uint8)  # the first byte: no filter
+    rows = np.zeros((height, 1 + 3 * width), dtype=np.uint8)  # the first byte of a row: no filter
     for colour in range(3):
         rows[:, 1 + colour :: 3] = pixels[..., colour]
     per_metre = round(dpi / 0.0254)
@@ -52,7 +52,7 @@ def to_png(pixels: np.ndarray, dpi: float, creator: str) -> bytes:
 
 
 class _Both(SvgRenderer):
-    """Draws everything twice: as SVG, and enlarged by Agg as pixels."""
+    """Draws everything twice: as SVG, and as enlarged pixels by Agg."""
 
     def __init__(self, figure: Figure, dpi: float) -> None:
         super().__init__(figure, themed=True)
@@ -63,7 +63,7 @@ class _Both(SvgRenderer):
         np.asarray(self._pixels.buffer_rgba())[:] = 255
 
     def pixels(self) -> np.ndarray:
-        """Red, green and blue of each, uint8."""
+        """Red, green and blue of each pixel, uint8."""
         return np.asarray(self._pixels.buffer_rgba())[..., :3]
 
     def draw_path(self, gc: Any, path: Any, transform: Any, rgbFace: Any = None) -> None:
@@ -99,7 +99,7 @@ class _Both(SvgRenderer):
         self._pixels._renderer.draw_text_image(ink, *map(round, corner), angle, self._enlarged(gc))
 
     def _enlarged(self, gc: Any) -> Any:
-        """Widths of lines are in points, which Agg counts itself; only where a panel ends is in pixels."""
+        """Enlarge the clip rectangle, which is in pixels; line widths are in points, which Agg scales."""
         box = gc.get_clip_rectangle()
         if box is None:
             return gc
@@ -111,9 +111,9 @@ class _Both(SvgRenderer):
 
 @cache
 def _inked(text: str, size: float, bold: bool) -> tuple[np.ndarray, int, int]:
-    """The ink of a text, 0 to 255 per pixel, and how far right of and below its origin the picture begins; in pixels.
+    """The ink of a text, 0 to 255 per pixel, and the offset of its image right of and below its origin, in pixels.
 
-    Pillow renders a text at once, where matplotlib renders every letter anew at each place.
+    Pillow renders a text at once; matplotlib would render each letter again at each place.
     """
     font = font_of(size, bold)
     left, top, right, bottom = font.getbbox(text, anchor="ls")

@@ -1,4 +1,4 @@
-"""The curves of training runs in panels over the same steps, a line for each algorithm."""
+"""Curves of training runs in panels over the same steps, a line per algorithm."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,43 +13,43 @@ from mismatch_cli.studies.run_settings import SEPARATOR
 from mismatch_cli.studies.training import SMOOTHED_FROM, Curve, envelope, smoothed, thinned
 
 BANDS = (
-    "Colours are algorithms; a dash-dotted line is the mask of its colour, measured from π′ (the trainer recomputed at "
-    "the weights that sampled) in place of μ; beside other algorithms, relaxations of the clip are dashed. Of several "
-    "seeds the line is the mean, and the band goes from the lowest to the highest. Curves of more than "
-    f"{SMOOTHED_FROM} steps are smoothed by a Gaussian; of few lines the raw ones stand faint behind."
+    "Colours are algorithms; a dash-dotted line is the mask of its colour with π′ (recomputed by the trainer at the "
+    "weights that sampled) instead of μ; relaxations of the clip are dashed if other algorithms are shown. With "
+    f"several seeds, lines are means and bands the range from lowest to highest. Curves of more than {SMOOTHED_FROM} "
+    "steps are smoothed by a Gaussian, with the raw curves faint behind them if there are few."
 )
-AS_ABOVE = "Lines and bands are those of the training curves."
+AS_ABOVE = "Lines and bands as in the training curves."
 
-_POINTS, _COLUMNS = 200, 120  # of a smoothed line, and of the raw one behind it
-_MARKED_UP_TO = 40  # points of a line that are marked one by one
-_MARKED_APART = 12  # evaluations: of more the diamonds are small
-_NARROWEST = 0.01  # of the value: what a vertical axis shows at least
-_MARGIN = 0.05  # of the values, above and below them
-_MOST_IN_FULL = 1e5  # beyond, a tick is labelled with an exponent
-_FEW = 4  # lines whose bands can be told apart; those of more are fainter
-_FLAT = 0.3  # of a shared axis: what a panel on it has to fill
+_POINTS, _COLUMNS = 200, 120  # points of a smoothed line, and of the raw one behind it
+_MARKED_UP_TO = 40  # points up to which a line marks each
+_MARKED_APART = 12  # evaluations up to which diamonds are large
+_NARROWEST = 0.01  # of the value: the smallest range of a vertical axis
+_MARGIN = 0.05  # of the range of values, above and below
+_MOST_IN_FULL = 1e5  # larger tick labels have an exponent
+_FEW = 4  # lines up to which bands are strong
+_FLAT = 0.3  # of a shared axis: the least that each panel has to fill
 _RELAXED = "relax-"
-_ASIDE = 0.018  # of the steps, between the marks of two algorithms
-_TWIN = (0, (5, 1.5, 1.2, 1.5))  # dashes that no other line has
+_ASIDE = 0.018  # of the steps: offset between the marks of two algorithms
+_TWIN = (0, (5, 1.5, 1.2, 1.5))  # dashes of no other line
 
 
 class Chart(NamedTuple):
-    """A titled panel, with the curves of one or more numbers in it, each by the name of its look."""
+    """A titled panel with the curves of one or more quantities, by the names of their looks."""
 
     title: str
     curves: Sequence[Mapping[str, Curve]]
-    points: Mapping[str, Curve] = {}  # marks of their own, without a line
+    points: Mapping[str, Curve] = {}  # separate marks, without a line
     note: str = ""
     log: bool = False
     from_0: bool = False  # the axis begins at 0
     percent: bool = False
-    least: float = 0.0  # what the axis shows at least: less is noise
-    ideal: bool = False  # 0 is where all would be well, and has a line
+    least: float = 0.0  # the smallest range of the axis: less is noise
+    ideal: bool = False  # 0 is ideal, and has a line
     setting: str = ""  # below the title
 
 
 def draw_charts(figure: Sheet, charts: Iterable[Chart], names: Iterable[str]) -> None:
-    """Those that have curves, over the same steps; one legend below where there is more than one line to tell apart."""
+    """Draw the charts that have curves, over the same steps, with one legend below if there are several lines."""
     charts = [chart for chart in charts if any(chart.curves)]
     look_of = _shown(charts, _looks(names, figure.style))
     columns = 2 if len(charts) in (2, 4) else 3
@@ -61,9 +61,9 @@ def draw_charts(figure: Sheet, charts: Iterable[Chart], names: Iterable[str]) ->
 
 
 def draw_grid(figure: Sheet, rows: Sequence[Sequence[Chart]], names: Iterable[str], columns: int) -> None:
-    """A row of charts for each number, one for each setting; where it was not measured the place stays free.
+    """A row of charts per quantity, one chart per setting; unmeasured places stay empty.
 
-    Panels of a row share their axis, unless one of them would lie flat on it; those of a setting share the steps.
+    Panels of a row share their axis unless one of them would be flat on it; panels of a setting share the steps.
     """
     width = columns * -(-max(map(len, rows)) // columns)  # of a row, in cells
     placed = [
@@ -93,7 +93,7 @@ def draw_grid(figure: Sheet, rows: Sequence[Sequence[Chart]], names: Iterable[st
 
 
 def _shown(charts: Iterable[Chart], look_of: Mapping[str, Look]) -> dict[str, Look]:
-    """The looks that are on a chart."""
+    """The looks that the charts use."""
     drawn = {name for chart in charts for curves in (*chart.curves, chart.points) for name in curves}
     return {name: look for name, look in look_of.items() if name in drawn}
 
@@ -110,7 +110,7 @@ def draw_legend(figure: Sheet, look_of: Mapping[str, Look]) -> None:
 
 
 def _legend_columns(figure: Sheet, names: Collection[str]) -> int:
-    """Two of long names, such as those of algorithms in several settings."""
+    """Two columns for long names, such as algorithms in several settings."""
     most = 2 if any(SEPARATOR in name for name in names) else 4
     return figure.style.pick(min(len(names), most), 1)
 
@@ -136,7 +136,7 @@ def _name_setting(axes: Panel, setting: str) -> None:
 
 
 def _share_values(panels: Sequence[Panel]) -> None:
-    """One vertical axis for all, unless one of them would fill less than a part of it."""
+    """Share one vertical axis, unless a panel would fill too little of it."""
     limit_P2 = np.array([axes.get_ylim() for axes in panels])
     low, high = limit_P2[:, 0].min(), limit_P2[:, 1].max()
     if len({axes.get_yscale() for axes in panels}) == 1 and np.ptp(limit_P2, axis=1).min() >= _FLAT * (high - low):
@@ -145,12 +145,12 @@ def _share_values(panels: Sequence[Panel]) -> None:
 
 
 def _looks(names: Iterable[str], style: Style) -> dict[str, Look]:
-    """Those of the names: of several settings the colour is the algorithm's and the dashes are the setting's."""
+    """The look of each name; with several settings, colours are algorithms and dashes are settings."""
     parted = {name: name.partition(SEPARATOR)[::2] for name in names}
     algorithms, settings = (list(dict.fromkeys(part[place] for part in parted.values())) for place in (0, 1))
-    own = _looks_of_algorithms(algorithms, style)
+    look_of = _looks_of_algorithms(algorithms, style)
     if len(settings) < 2:
-        return {name: own[algorithm] for name, (algorithm, _) in parted.items()}
+        return {name: look_of[algorithm] for name, (algorithm, _) in parted.items()}
     if len(settings) > len(DASHES) or len(algorithms) > len(style.theme.accents):
         return looks(parted, style)
     colour_of = dict(zip(algorithms, style.theme.accents, strict=False))
@@ -161,25 +161,25 @@ def _looks(names: Iterable[str], style: Style) -> dict[str, Look]:
 
 
 def _looks_of_algorithms(names: Sequence[str], style: Style) -> dict[str, Look]:
-    """A mask that measures from the recomputed policy has the colour of its twin that does not.
+    """A mask on the recomputed policy has the colour of the same mask on the rollout.
 
-    Beside what they relax, relaxations are dashed, and nothing else.
+    If other algorithms are shown, relaxations are dashed, and nothing else.
     """
     twin_of = {f"{head}-recompute{colon}{rest}": f"{head}{colon}{rest}" for head, colon, rest in map(_parted, names)}
-    own = looks([name for name in names if name not in twin_of], style)
-    relaxed = [name for name in own if name.startswith(_RELAXED)]
-    if relaxed and len(own) <= len(style.theme.accents):
-        own = {name: Look(look.colour, DASHED if name in relaxed else "-") for name, look in own.items()}
-    return {name: own.get(name) or Look(own[twin_of[name]].colour, _TWIN) for name in names}
+    look_of = looks([name for name in names if name not in twin_of], style)
+    relaxed = [name for name in look_of if name.startswith(_RELAXED)]
+    if relaxed and len(look_of) <= len(style.theme.accents):
+        look_of = {name: Look(look.colour, DASHED if name in relaxed else "-") for name, look in look_of.items()}
+    return {name: look_of.get(name) or Look(look_of[twin_of[name]].colour, _TWIN) for name in names}
 
 
 def _parted(name: str) -> tuple[str, str, str]:
-    """Parameters follow the name of an algorithm after a colon."""
+    """The name of an algorithm, a colon, and its parameters."""
     return name.partition(":")
 
 
 def draw_curve(axes: Panel, curve: Curve, look: Look, *, log: bool = False, faint: bool = False) -> None:
-    """A line with its band; a long one is smoothed, with the raw one behind it where lines are few."""
+    """A line with its band; a long one is smoothed, with the raw curve behind it if there are few lines."""
     long = curve.is_long
     if long:
         if not faint:
@@ -195,7 +195,7 @@ def draw_curve(axes: Panel, curve: Curve, look: Look, *, log: bool = False, fain
 
 
 def _draw_points(axes: Panel, curve: Curve, colour: str, aside: float) -> None:
-    """Diamonds, each with a bar from the lowest to the highest seed; `aside`: of the steps, so that none is hidden."""
+    """Diamonds with bars from the lowest to the highest seed, offset by `aside` of the steps so that none is hidden."""
     step_N = curve.step_N + aside * max(np.ptp(curve.step_N), np.ptp(axes.dataLim.intervalx))
     many = len(axes.containers) > _FEW or len(curve.step_N) > _MARKED_APART
     bar_2N = np.nan_to_num(np.abs(np.array([curve.low_N, curve.high_N]) - curve.value_N))
@@ -206,7 +206,7 @@ def _draw_points(axes: Panel, curve: Curve, colour: str, aside: float) -> None:
 
 
 def _marked(value_N: np.ndarray, *, long: bool) -> list[int]:
-    """The points that get a mark: all where there are few, and those without a neighbour, which no line shows."""
+    """The points to mark: all if there are few, else those without a neighbour, which no line shows."""
     marked_N = np.isfinite(value_N)
     if long or marked_N.sum() > _MARKED_UP_TO:
         beside_N = np.pad(marked_N, 1)
@@ -215,7 +215,7 @@ def _marked(value_N: np.ndarray, *, long: bool) -> list[int]:
 
 
 def _scale(axes: Panel, chart: Chart) -> None:
-    """Room for lines and bands; 0 is marked where it lies between them."""
+    """Make room for lines and bands, and mark 0 if it is among them."""
     if chart.log:
         value_N = axes.drawn_values()
         value_N = value_N[np.isfinite(value_N) & (value_N > 0)]
@@ -238,7 +238,7 @@ def _scale(axes: Panel, chart: Chart) -> None:
 
 
 def _labels(span: float, factor: float) -> Callable[..., str]:
-    """Short labels of ticks in full, as far as they fit beside a panel: `0.0005`, `2e−6`, `1.5e6`."""
+    """Short tick labels that fit beside a panel: `0.0005`, `2e−6`, `1.5e6`."""
 
     def label(value: float, _position: float = 0) -> str:
         shown = 0.0 if abs(value) < 1e-9 * span else factor * value
@@ -250,7 +250,7 @@ def _labels(span: float, factor: float) -> Callable[..., str]:
 
 
 def _share_steps(panels: Sequence[Panel]) -> None:
-    """The same steps in every panel, whatever was recorded when; one step alone stands in the middle."""
+    """Give all panels the same range of steps; a single step is in the middle."""
     limit_P2 = np.array([axes.dataLim.intervalx for axes in panels])
     low, high = limit_P2[:, 0].min(), limit_P2[:, 1].max()
     margin = 0.03 * (high - low) or 0.5

@@ -1,4 +1,4 @@
-"""Panels filled with colour: many points as one transparent picture, and heat maps of shares."""
+"""Panels filled with colour: many points as one transparent image, and heat maps of shares."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -17,27 +17,27 @@ from mismatch_cli.report.plots._axis import Words
 from mismatch_cli.report.plots._panels import RIGHT, Panel, Sheet, width_of
 from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, Style
 
-_LEVELS = 15  # few different alphas compress well, and more cannot be told apart
+_LEVELS = 15  # few alphas compress well, and more would look the same
 _FAINTEST = 0.45
-_KEY = (1e-4, 1e-3, 0.01, 0.1, 0.5)  # the shares whose colours the key shows, and the highest
-_TITLE_PAD = 20  # points from a panel to its title, with one line for a key between them
+_KEY = (1e-4, 1e-3, 0.01, 0.1, 0.5)  # shares in the colour key, besides the highest
+_TITLE_PAD = 20  # points from a panel to its title, with a line for the key between them
 _CELL, _NAME = 17, 15  # pixels of a row of cells and of the name above it
 _ROOT = {2: "square-root", 3: "cube-root"}
 _GAP = 1  # pixel between two cells
 
 
 def thin(count: int, style: Style) -> slice:
-    """Every k-th token of a sample, so that no more are drawn than the layout can show."""
+    """Every k-th token of a sample: as many as the style draws."""
     return slice(None, None, max(1, -(-count // style.dots)))
 
 
 def draw_points(
     axes: Panel, x_N: np.ndarray, y_N: np.ndarray, colour: str, side: float = 0, faintest: float = _FAINTEST
 ) -> None:
-    """Draw points inside the axes' limits, which must be final, as alpha-blended dots at the price of a histogram.
+    """Draw points inside the axes' limits, which must be final, as alpha-blended dots at the cost of a histogram.
 
-    A point is a square of `side` CSS pixels: by default 1.4, and up to 4 where there are few. Alone it is as opaque as
-    `faintest` says, and more where many overlap.
+    A point is a square of `side` CSS pixels, by default 1.4 and up to 4 if there are few. A single point has the
+    opacity `faintest`; overlapping ones are more opaque.
     """
     columns, rows = _image_size(axes)
     side = side or (1.4 if len(x_N) > 30_000 else 2 if len(x_N) > 8_000 else 2.7 if len(x_N) > 1000 else 4)
@@ -53,13 +53,13 @@ def draw_points(
 
 
 def _image_size(axes: Panel) -> tuple[int, int]:
-    """Columns and rows of pixels of a picture that fills the panel."""
+    """Columns and rows of pixels of an image that fills the panel."""
     box, scale = axes.get_window_extent(), axes.style.image_scale / CSS_PX / axes.figure.dpi
     return max(16, int(box.width * scale)), max(16, int(box.height * scale))
 
 
 def _spread(counts: np.ndarray, dot: int) -> np.ndarray:
-    """Each count stands in `dot` rows."""
+    """Repeat each count in `dot` rows."""
     spread = counts.copy()
     for row in range(1, dot):
         spread[row:] += counts[:-row]
@@ -68,7 +68,7 @@ def _spread(counts: np.ndarray, dot: int) -> np.ndarray:
 
 def _shade(counts: np.ndarray, colour: str, faintest: float) -> np.ndarray:
     """RGBA, uint8: opacity grows with the logarithm of the number of points."""
-    occurs = np.bincount(counts.ravel())  # how often each count
+    occurs = np.bincount(counts.ravel())  # how often each count occurs
     occurs[0] = 0
     densest = np.searchsorted(np.cumsum(occurs), 0.995 * occurs.sum())
     strength = np.log1p(np.arange(len(occurs))) / np.log1p(max(densest, 8))
@@ -80,7 +80,7 @@ def _shade(counts: np.ndarray, colour: str, faintest: float) -> np.ndarray:
 
 
 class Scale(NamedTuple):
-    """From shares to colours: a root of share / reach is the opacity of `colour` on the grid's."""
+    """From shares to colours: the opacity of `colour` over the grid colour is a root of share / reach."""
 
     colour: str
     reach: float
@@ -91,7 +91,7 @@ class Scale(NamedTuple):
 
 
 def reach_of(*shares: np.ndarray) -> float:
-    """The share that gets the full colour: a round one that none exceeds."""
+    """The share with the full colour: a round number that none exceeds."""
     highest = max(float(np.nanmax(share, initial=0)) for share in shares)
     return min(
         round_ for power in range(-4, 1) for digit in (1, 2, 5) if (round_ := digit * 10.0**power) >= min(highest, 1)
@@ -110,17 +110,17 @@ def percent(share: float) -> str:
 
 
 def heat_row(style: Style) -> int:
-    """Pixels of a row of a heat map: of cells with the name beside them, or above them where there is little room."""
+    """Pixels per row of a heat map, with names beside the cells if wide, above them if narrow."""
     return style.pick(21, _CELL + _NAME)
 
 
 def middle_of_cell(style: Style) -> float:
-    """How far down in its row the middle of a cell lies."""
+    """The middle of a cell, as a fraction of its row from the top."""
     return 1 - 0.48 * (1 - _above(style))
 
 
 def _above(style: Style) -> float:
-    """The part of a row that is above its cells."""
+    """The fraction of a row above its cells."""
     return style.pick(0.0, _NAME / heat_row(style))
 
 
@@ -132,7 +132,7 @@ def draw_heat(
     names: Sequence[str],
     label: Callable[[float], str] = percent,
 ) -> None:
-    """Fill the panel with cells, first row on top; NaN stays empty. Above it a title, and what the colours mean."""
+    """Fill the panel with cells, first row on top, under a title and a colour key; NaN stays empty."""
     rows, columns = share_RC.shape
     axes.set_xlim(0, columns)
     axes.set_ylim(rows, 0)
@@ -156,7 +156,7 @@ def draw_heat(
 
 
 def _draw_cells(axes: Panel, share_RC: np.ndarray, scale: Scale) -> None:
-    """What is drawn in two layers follows the theme: first every cell in the colour of the grid."""
+    """Draw the cells in two layers, which follow the theme: first all cells in the grid colour."""
     (rows, columns), above = share_RC.shape, _above(axes.style)
     gap = np.array([axes.box.width / columns, axes.box.height / rows]) ** -1 * _GAP / 2
     corners = np.array([[0, 0], [1, 0], [1, 1], [0, 1]]) * (1 - 2 * gap - [0, above]) + gap + [0, above]
@@ -172,7 +172,7 @@ def _draw_cells(axes: Panel, share_RC: np.ndarray, scale: Scale) -> None:
 
 
 def _write_names(axes: Panel, names: Sequence[str]) -> None:
-    """Beside the rows, or above them."""
+    """Write names beside the rows, or above them."""
     rows, small = len(names), axes.style.small
     axes.set_yticks(np.arange(rows) + 0.5, axes.style.pick(names, [""] * rows), fontsize=small)
     for row, name in enumerate(axes.style.pick((), names)):
@@ -182,7 +182,7 @@ def _write_names(axes: Panel, names: Sequence[str]) -> None:
 
 
 def _draw_key(axes: Panel, scale: Scale) -> None:
-    """What the colours mean, in one line between title and panel."""
+    """The colour key, in one line between title and panel."""
     reach = scale.reach
     shares = np.array([0.0, *[share for share in _KEY if 1.5e-3 * reach < share < 0.8 * reach], reach])
     below = Patch(color=axes.theme.grid, linewidth=0)
@@ -195,7 +195,7 @@ def _draw_key(axes: Panel, scale: Scale) -> None:
 
 
 def note_left_out(figure: Sheet, silent: int, alike: int = 0) -> None:
-    """Say at the upper right how many algorithms are not drawn: they block nothing, or what another one blocks."""
+    """Note how many algorithms are not drawn because they block nothing, or the same as another."""
     if silent or alike:
         text = f"{silent + alike} left out"
         if not alike:
@@ -209,7 +209,7 @@ def note_left_out(figure: Sheet, silent: int, alike: int = 0) -> None:
 
 @cache
 def _turns(colour: str) -> float:
-    """From which opacity of a colour on the page's is read better than ink, in the theme where that is harder."""
+    """The opacity of a colour above which the page colour is more readable on it than ink, in the worse theme."""
     name = next(name for name, light in asdict(LIGHT).items() if light == colour)
     opacity_N = np.linspace(0, 1, 101)
     contrasts = []
@@ -221,7 +221,7 @@ def _turns(colour: str) -> float:
 
 
 def _contrast_N(rgb: np.ndarray, background_N3: np.ndarray) -> np.ndarray:
-    """The contrast of WCAG 2."""
+    """The contrast ratio of WCAG 2."""
 
     def luminance(rgb: np.ndarray) -> np.ndarray:
         linear = np.where(rgb <= 0.03928, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)

@@ -1,4 +1,4 @@
-"""A look for each line, and lines with their intervals."""
+"""The look of each line, and lines with their intervals."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import floor, log10
@@ -11,13 +11,13 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.plots._panels import Panel, Sheet, plain_label, power_label, short_names
 from mismatch_cli.report.plots._style import Style
 
-Part = Mapping[str, Any] | None  # an estimate of a JSON: value, low, high
+Part = Mapping[str, Any] | None  # an estimate from JSON: value, low, high
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 DASHED = DASHES[1]
 
-RUNS = 2  # names of runs in a line of a legend
-_LEVEL = 0.25  # around 1: what a profile shows at least, or noise would look like a pattern
+RUNS = 2  # names of runs per line of a legend
+_LEVEL = 0.25  # a profile shows at least this range around 1, or noise would look like a pattern
 
 
 class Look(NamedTuple):
@@ -29,12 +29,12 @@ class Look(NamedTuple):
 
     @property
     def of_line(self) -> dict[str, Any]:
-        """As matplotlib has it."""
+        """Keyword arguments for matplotlib."""
         return {"color": self.colour, "linestyle": self.dash, "alpha": self.opacity if self.opacity < 1 else None}
 
 
 def looks(names: Iterable[str], style: Style) -> dict[str, Look]:
-    """A colour for each name; every three of them the dashes change, so that eighteen stay apart."""
+    """A colour for each name; dashes change after every three, so that eighteen lines differ."""
     colours = style.theme.accents
     return {
         name: Look(colours[place % len(colours)], DASHES[place // 3 % len(DASHES)]) for place, name in enumerate(names)
@@ -42,12 +42,12 @@ def looks(names: Iterable[str], style: Style) -> dict[str, Look]:
 
 
 def run_labels(names: Sequence[str], style: Style) -> dict[str, str]:
-    """What the legend of a panel calls each run, `RUNS` beside each other."""
+    """The names of runs in a legend, shortened to fit `RUNS` per line."""
     return dict(zip(names, short_names(names, style.pick(185, 95), 0.94 * style.text * 0.75), strict=True))
 
 
 def parts_of(estimates: Iterable[Part]) -> np.ndarray:
-    """Value, low and high of each estimate in a row; NaN where there is none."""
+    """Value, low and high of each estimate, one row each; NaN where missing."""
     rows = [[(estimate or {}).get(part) for part in ("value", "low", "high")] for estimate in estimates]
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
@@ -63,7 +63,7 @@ def any_above_0(estimates: Iterable[Part]) -> bool:
 def draw_line(
     axes: Panel, x_B: np.ndarray, estimates: Sequence[Part], color: str, *, band: float = 0.17, **line: Any
 ) -> None:
-    """A line through the values, in a band of that opacity for the interval; what has no value leaves a gap."""
+    """A line through the values, in a band of opacity `band` for the interval; missing values leave a gap."""
     value_B, low_B, high_B = parts_of(estimates).T
     if not np.isfinite(value_B).any():
         return
@@ -73,7 +73,7 @@ def draw_line(
 
 
 def draw_bars(axes: Panel, x_B: Sequence[float], means: Iterable[Estimate], colour: str, **line: Any) -> np.ndarray:
-    """A line through means, each with a bar for its interval, if it has one; the ends of the bars, [B, 3]."""
+    """Draw a line through means, with bars for intervals; returns value, low and high of each, [B, 3]."""
     part_B3 = parts_of(map(vars, means))
     part_B3 = np.where(np.isnan(part_B3), part_B3[:, :1], part_B3)
     reach_2B = np.abs(part_B3[:, 1:] - part_B3[:, :1]).T
@@ -82,7 +82,7 @@ def draw_bars(axes: Panel, x_B: Sequence[float], means: Iterable[Estimate], colo
 
 
 def draw_profile(figure: Sheet, points: Sequence[tuple[float, Estimate]], along: str) -> None:
-    """Means with their bars along an axis, in typical gaps: around 1, so that a slope or a step can be seen."""
+    """Means with their bars along an axis, in units of the typical gap: around 1, to show a slope or a step."""
     (axes,) = figure.panels(1, height=(240, 190))
     x_B, means = zip(*points, strict=True)
     part_B3 = draw_bars(axes, x_B, means, axes.theme.blue, markersize=4.5, elinewidth=1)
@@ -90,16 +90,16 @@ def draw_profile(figure: Sheet, points: Sequence[tuple[float, Estimate]], along:
     axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
     axes.axhline(1, color=axes.theme.muted, linewidth=0.9, linestyle=":", zorder=1)
     axes.set_xlabel(along)
-    axes.headline("|Δlog p| relative to a typical token of the same probability (1 = typical)", "|Δlog p|, 1 = typical")
+    axes.headline("|Δlog p| relative to the typical gap at the same probability (1 = typical)", "|Δlog p|, 1 = typical")
 
 
 def middle_of_steps(rows: Iterable[Mapping[str, Any]]) -> np.ndarray:
-    """Where each row of `by_step` stands on the axis of steps."""
+    """The place of each row of `by_step` on an axis of steps."""
     return np.array([(row["first"] + row["last"]) / 2 for row in rows])
 
 
 def label_in_units(axes: Panel, factor: float) -> str:
-    """Few and short tick labels: small values in units of a power of ten, which is returned as a note."""
+    """Few and short tick labels, in units of a power of ten that is returned as a note."""
     low, high = axes.get_ylim()
     largest = factor * max(abs(low), abs(high))
     exponent = 0 if 0.01 <= largest < 1e5 else floor(log10(largest))

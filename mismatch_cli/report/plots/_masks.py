@@ -1,4 +1,4 @@
-"""Which algorithms a figure shows where it has no room for all: those that block other tokens."""
+"""The algorithms that a figure shows if it has no room for all: those that block different tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from mismatch_cli.report.plots._lines import values_of
 if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData, OneMask
 
-_ALIKE = 0.65  # algorithms whose Jaccard index is higher draw nearly the same
+_ALIKE = 0.65  # algorithms with a higher Jaccard index look nearly the same
 
 
 def apart(data: ClippingPlotData, rows: Iterable[Mapping[str, Any]], most: int) -> list[OneMask]:
-    """Of these rows the compared algorithms, then those that block other tokens than the ones before."""
+    """The compared algorithms among these rows, then those that block different tokens from the ones before."""
     compared = [algorithm.name for algorithm in data.compared]
     masks = sorted(data.masks(rows), key=lambda mask: mask.row["name"] not in compared)
     overlap = data.result.get("overlap") or {"names": [], "jaccard": []}

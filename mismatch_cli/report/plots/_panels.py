@@ -1,6 +1,6 @@
-"""The figure that a plot draws on and its panels, placed in CSS pixels, with titles and axes that read well.
+"""The figure that a plot draws on, and its panels: placed in CSS pixels, with readable titles and axes.
 
-No layout engine: it would draw everything twice.
+There is no layout engine because it would draw everything twice.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from mismatch_cli.report.plots._svg import measured, to_svg
 from mismatch_cli.text import for_mathtext
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 44  # pixels around a panel with ordinary labels
-LEGEND = 20  # pixels for a line of names between title and panel
-_SUBJECT, _SUBJECT_LINE = 22, 15  # pixels for the line below all panels, and for each more of them
-_NAMES = 4  # in a line of the legend above a panel
-_LINE = 18  # pixels of a line of the legend below all panels
-_CELL = 300  # pixels that a panel beside another one needs where text is small
-_LABEL = 20  # pixels of a turned label of two lines
+LEGEND = 20  # pixels for a legend line between title and panel
+_SUBJECT, _SUBJECT_LINE = 22, 15  # pixels for the first line below all panels, and for each further one
+_NAMES = 4  # names per line of the legend above a panel
+_LINE = 18  # pixels per line of the legend below all panels
+_CELL = 300  # pixels that each of several columns needs in small text
+_LABEL = 20  # pixels of a rotated label of two lines
 
 
 class Box(NamedTuple):
-    """Where a panel lies, in CSS pixels from the upper left corner of the figure."""
+    """The place of a panel, in CSS pixels from the upper left corner of the figure."""
 
     left: float
     top: float
     width: float
     height: float
-    legend: int = 0  # above the panel, for the names of its lines
+    legend: int = 0  # pixels above the panel for its legend
 
 
 class Sheet(Figure):
-    """A figure in a style, still without panels; of those it may show `only` one, by its number."""
+    """A figure in a style, without panels yet; it may show `only` one of them, by its number."""
 
     def __init__(self, style: Style, only: int | None = None) -> None:
         super().__init__()
         self.style, self.theme, self._only = style, style.theme, only
-        # Titles begin above the panel when wide, above its labels when narrow, which gives more room.
+        # Titles begin above the panel if wide; above its labels if narrow, which gives more room.
         self.flush = style.pick(LEFT, 8)
         self.subject_lines = style.pick(1, 2)
         self.subject_height = _SUBJECT + (self.subject_lines - 1) * _SUBJECT_LINE
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the picture on white, whatever the notebook's colours are."""
+        """The figure for a notebook, always on white."""
         svg = b64encode(to_svg(self, themed=False).encode()).decode()
         return f'<img src="data:image/svg+xml;base64,{svg}" style="max-width: 100%" alt="Plot">'
 
@@ -71,11 +71,11 @@ class Sheet(Figure):
         label: int = 0,
         cells: Sequence[int] = (),
     ) -> list[Panel]:
-        """Panels in `columns` when wide, one below the other when narrow, `height` pixels high, wide and narrow.
+        """Panels in `columns` if wide, in one column if narrow; `height` in pixels is for wide and narrow.
 
-        `legend` pixels are kept free above each panel, below its title; `between` those below a panel that has another
-        one under it, `below` more under the lowest, `label` at its left for the turned name of its axis.
-        `cells`: the places that are taken, row by row, where all columns have room; the others stay empty.
+        Free pixels: `legend` between the title and the panel, `between` below a panel above another, `below` more under
+        the lowest, `label` at the left for a rotated axis label.
+        `cells` are the occupied places, row by row, if all columns fit; the other places stay empty.
         """
         fitting = self.style.pick(columns, int(self.style.width // _CELL) if self._only is None else 1)
         taken = cells if cells and fitting >= columns else range(count)
@@ -89,7 +89,7 @@ class Sheet(Figure):
         return self.place(boxes, BOTTOM + below)
 
     def place(self, boxes: Sequence[Box], below: float = BOTTOM) -> list[Panel]:
-        """Set the figure's size and add a panel for each box, with `below` pixels under the lowest, and the subject."""
+        """Set the figure's size and add a panel for each box, with `below` pixels and the subject under the lowest."""
         if self._only is not None:
             chosen = boxes[self._only]
             boxes = [chosen._replace(top=TOP + chosen.legend)] * len(boxes)
@@ -104,17 +104,17 @@ class Sheet(Figure):
         return panels
 
     def add_subject(self, subject: str) -> None:
-        """Print who is compared below all panels, so that a copied picture says what it shows."""
+        """Print the subject below all panels, so that a copied picture says what it shows."""
         small, room, text = self.style.small, self.style.width - self.flush - RIGHT, for_mathtext(subject)
         if (width := width_of(text, small)) > room:
-            letters = int(0.95 * len(text) * room / width)  # some lines are of wider ones
+            letters = int(0.95 * len(text) * room / width)  # some lines have wider letters
             text = "\n".join(wrap(text, letters, max_lines=self.subject_lines, placeholder="…"))
         self.text(*self._fraction(self.flush, 7), text, color=self.theme.muted, fontsize=small)
 
     def legend_below(
         self, look_of: Mapping[str, Mapping[str, Any]], columns: int, *, beside: int = 62, **spacing: float
     ) -> None:
-        """The names of all lines, too long to stand above a panel, below all; `beside` pixels are not theirs."""
+        """A legend below all panels, for names too long to fit above one; `beside` pixels per name are for its mark."""
         names = short_names(list(look_of), (self.style.width - LEFT) / columns - beside, rcParams["legend.fontsize"])
         handles = [Line2D([], [], label=name, **look) for name, look in zip(names, look_of.values(), strict=True)]
         self.legend(
@@ -125,31 +125,31 @@ class Sheet(Figure):
         )  # fmt: skip
 
     def _fraction(self, x: float, y: float) -> tuple[float, float]:
-        """Pixels from the lower left corner in the figure's own coordinates."""
+        """Pixels from the lower left corner, as figure coordinates."""
         width, height = self.get_size_inches() / CSS_PX
         return x / width, y / height
 
 
 def legend_below_height(entries: int, columns: int) -> int:
-    """Pixels below all panels for the names of the lines in them."""
+    """Pixels for a legend below all panels."""
     return _LINE * -(-entries // columns)
 
 
 def legend_height(names: Collection[str], columns: int = _NAMES) -> int:
-    """Pixels above a panel for the names of its lines; a single one needs none."""
+    """Pixels for a legend above a panel; a single line needs none."""
     return LEGEND * -(-len(names) // columns) if len(names) > 1 else 0
 
 
 class Panel(Axes):
-    """Axes in a sheet, with plain labels at their ticks."""
+    """Axes in a sheet, with plain tick labels."""
 
     def __init__(self, sheet: Sheet, box: Box, height: float) -> None:
         width = sheet.style.width
         bottom = height - box.top - box.height
         super().__init__(sheet, (box.left / width, bottom / height, box.width / width, box.height / height))
         self.style, self.theme, self.box = sheet.style, sheet.theme, box
-        self.flush = (sheet.flush - LEFT) / box.width  # where its title begins, in its own coordinates
-        for side in ("left", "bottom"):  # as the first tick of matplotlib's would do
+        self.flush = (sheet.flush - LEFT) / box.width  # where its title begins, in axes coordinates
+        for side in ("left", "bottom"):  # as matplotlib's first tick would do
             self.spines[side].set_position(("outward", 0))
         self.xaxis.set_major_formatter(plain_label)
         self.yaxis.set_major_formatter(plain_label)
@@ -161,13 +161,13 @@ class Panel(Axes):
 
     @property
     def headline_room(self) -> float:
-        """Pixels from where the title begins to the right end of the panel."""
+        """Pixels from the beginning of the title to the right end of the panel."""
         return float(self.box.width * (1 - self.flush))
 
     def headline(self, text: str, short: str = "", note: str = "", *, is_axis: bool = True, **legend: Any) -> None:
-        """The title, the short one when narrow: where it is the name of the vertical axis, that has no label then.
+        """The title (`short` if narrow), which replaces the label of the vertical axis if it names that axis.
 
-        A note stands at its right; below it the names of the lines that have been drawn, if room was kept for them.
+        The note is at its right, and the legend of the lines drawn so far below it, if the panel has room for one.
         """
         pad = (7 + self.box.legend) * 0.75
         if is_axis and self.style.labelled:
@@ -187,7 +187,7 @@ class Panel(Axes):
     def set_xscale(self, value: Any, **how: Any) -> None:
         super().set_xscale(value, **how)
         if value == "log":
-            self.xaxis.set_major_formatter(power_label)  # matplotlib's writes markup
+            self.xaxis.set_major_formatter(power_label)  # matplotlib's formatter writes markup
 
     def set_yscale(self, value: Any, **how: Any) -> None:
         super().set_yscale(value, **how)
@@ -195,12 +195,12 @@ class Panel(Axes):
             self.yaxis.set_major_formatter(power_label)
 
     def set_xlabel(self, xlabel: str, *args: Any, **text: Any) -> Any:
-        """Below the middle of the panel; what is wider than the panel ends with it."""
+        """A label centred below the panel, or aligned with its right end if it is wider."""
         loc = "center" if width_of(xlabel, rcParams["axes.labelsize"]) <= self.box.width else "right"
         return super().set_xlabel(xlabel, *args, **{"loc": loc} | text)
 
     def _in_lines(self, text: str, short: str) -> str:
-        """As a label beside the panel: in one line or two, the short text where even they are too long."""
+        """The label beside the panel, in one or two lines; the short text if it does not fit two."""
         points, label = rcParams["axes.labelsize"], text
         for label in (text, short or text):
             lines = wrapped(label, self.box.height, points)
@@ -213,11 +213,11 @@ class Panel(Axes):
         return np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in self.lines])
 
     def in_percent(self, label: Callable[[float], str] | None = None) -> None:
-        """Shares with vertical ticks in percent."""
+        """Label vertical ticks in percent."""
         self.yaxis.set_major_formatter(lambda value, _position: (label or plain_label)(100 * value))
 
     def logarithmic(self, which: str) -> None:
-        """A logarithmic axis with at most six labelled ticks, at whole powers of ten where they suffice."""
+        """A logarithmic axis with at most six labelled ticks, at powers of ten if they suffice."""
         getattr(self, f"set_{which}scale")("log")
         axis = getattr(self, f"{which}axis")
         low, high = axis.get_view_interval()
@@ -231,7 +231,7 @@ class Panel(Axes):
         self.set_xlabel("step")
 
     def label_bins(self, rows: Sequence[Mapping[str, Any]], every: int = 2) -> None:
-        """An axis of bins of μ, one unit each: their edges, on a narrow one one in `every`."""
+        """An axis of bins of μ, one unit each, labelled at their edges; if narrow, at one in `every`."""
         edges = [*(row["mu_low"] for row in rows), rows[-1]["mu_high"]]
         every = self.style.pick(1, every)
         labels = [f"{edge:g}".removeprefix("0") or "0" for edge in edges]
@@ -242,13 +242,13 @@ class Panel(Axes):
 
 def plain_label(value: float, _position: float = 0) -> str:
     """A tick on a linear axis, without the offset above the axis that matplotlib would use."""
-    if 0 < abs(value - 1) < 5e-4:  # a ratio that hardly leaves 1: only the distance from it fits beside the panel
+    if 0 < abs(value - 1) < 5e-4:  # a ratio very close to 1: only its distance from 1 fits beside the panel
         return f"{value - 1:+.2g}".replace("e-0", "e-").replace("-", "−")
     return f"{value:.7g}".replace("e-0", "e-").replace("-", "−")
 
 
 def power_label(value: float, _position: float = 0) -> str:
-    """A tick on a logarithmic axis: 0.01 and 10 as such, further away 10⁻⁵."""
+    """A tick on a logarithmic axis: 0.01 and 10 in full, smaller and larger ones as 10⁻⁵."""
     if 1e-3 <= value < 1e4:
         return f"{value:.10f}".rstrip("0").rstrip(".") if value < 1 else f"{value:g}"
     exponent = round(log10(value))
@@ -256,12 +256,12 @@ def power_label(value: float, _position: float = 0) -> str:
 
 
 def width_of(text: str, points: float, *, bold: bool = False) -> float:
-    """How wide a text may be, in CSS pixels: letters are fitted to the dots of the output, which takes some percent."""
+    """The largest width of a text, in CSS pixels: fitting letters to output dots adds some percent."""
     return 1.07 * measured(text, points, bold)[0]
 
 
 def wrapped(text: str, room: float, points: float) -> list[str]:
-    """Lines of whole words, each at most `room` CSS pixels wide if its words are."""
+    """Lines of whole words, each at most `room` CSS pixels wide unless a single word is wider."""
     lines: list[str] = []
     for word in text.split():
         if lines and width_of(f"{lines[-1]} {word}", points) <= room:
@@ -272,17 +272,17 @@ def wrapped(text: str, room: float, points: float) -> list[str]:
 
 
 def short_names(names: Sequence[str], room: float, points: float, *, bold: bool = False) -> list[str]:
-    """Names for a figure, at most `room` CSS pixels wide: what is too long loses its middle.
+    """Names for a figure, at most `room` CSS pixels wide: long ones lose their middle.
 
-    Names that would look alike then lose the end that they share, too: their parameters tell them apart.
+    Names that would then look alike also lose the end that they share, so that their parameters tell them apart.
     """
     drawable = [for_mathtext(name).replace(r"\$", "$") for name in names]
     short = [_cut(name, room, points, bold) for name in drawable]
     for text in {text for text in short if short.count(text) > 1}:
-        alike = [index for index, other in enumerate(short) if other == text]
-        endings = zip(*(reversed(drawable[index]) for index in alike), strict=False)
+        same = [index for index, other in enumerate(short) if other == text]
+        endings = zip(*(reversed(drawable[index]) for index in same), strict=False)
         shared = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, endings))
-        for index in alike:
+        for index in same:
             short[index] = _cut(drawable[index][: len(drawable[index]) - shared] + "…", room, points, bold)
     return [text.replace("$", r"\$") for text in short]
 

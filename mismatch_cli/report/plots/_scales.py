@@ -8,25 +8,25 @@ from matplotlib.ticker import NullLocator
 
 from mismatch_cli.report.plots._panels import Panel, plain_label, power_label
 
-HIGHEST = 0.9995  # of a probability: what is above stands at the edge
+HIGHEST = 0.9995  # of a probability: higher ones are at the edge
 _LABELS = {
     1e-5: "10⁻⁵", 1e-4: "10⁻⁴", 1e-3: "0.001", 0.01: "0.01", 0.1: "0.1", 0.5: "0.5",
     0.9: "0.9", 0.99: "0.99", 0.999: "0.999",
 }  # fmt: skip
-_CROWDED = (1e-4, 0.01, 0.999)  # have no room for their label on a narrow axis
-_SHORT = -3  # the smallest power of ten of which 3, 2 and 5 have labels that are short enough
+_CROWDED = (1e-4, 0.01, 0.999)  # a narrow axis has no room for their labels
+_SHORT = -3  # the smallest power of ten whose multiples by 2, 3 and 5 have short labels
 _APART = 26  # pixels between two ticks of a stretched axis
 
 
 def lowest_of(log_mu_N: np.ndarray) -> float:
-    """Where an axis of probabilities begins: at a power of ten below nearly all of them, 10⁻⁵ at the least."""
+    """The lower end of an axis of probabilities: a power of ten below nearly all of them, at least 10⁻⁵."""
     finite_N = log_mu_N[np.isfinite(log_mu_N)]
     exponent = np.floor(np.quantile(finite_N, 2e-3) / np.log(10)) if len(finite_N) else -3
     return float(10.0 ** np.clip(exponent, -5, -3))
 
 
 def spread_probability(axes: Panel, lowest: float, which: str = "x") -> None:
-    """Axes of probabilities, `x` or `xy`, stretched towards 0 and 1."""
+    """Stretch axes of probabilities (`x` or `xy`) towards 0 and 1."""
     ticks = {tick: label for tick, label in _LABELS.items() if tick >= lowest}
     crowded = axes.style.pick((), _CROWDED)
     for name in which:
@@ -37,7 +37,7 @@ def spread_probability(axes: Panel, lowest: float, which: str = "x") -> None:
 
 
 def stretch(axes: Panel, linear: float, limits: tuple[float, float], *, percent: bool = False) -> None:
-    """A vertical axis that is linear up to `linear` on either side of 0 and logarithmic beyond: 0 has its place."""
+    """A vertical axis that is linear within `linear` of 0 and logarithmic beyond, so that it can show 0."""
     axes.set_yscale("asinh", linear_width=linear)
     axes.set_ylim(*limits)
     axes.yaxis.set_minor_locator(NullLocator())
@@ -46,7 +46,7 @@ def stretch(axes: Panel, linear: float, limits: tuple[float, float], *, percent:
 
 
 def _ticks(linear: float, limits: tuple[float, float], height: float, short: int) -> Sequence[float]:
-    """0 and round values far enough apart, powers of ten before twos and fives."""
+    """0 and round values far enough apart, powers of ten before their multiples."""
     place_of = np.arcsinh(np.array(limits) / linear)
     pixels = height / (place_of[1] - place_of[0])
     lowest, highest = floor(log10(linear)) - 1, floor(log10(max(map(abs, limits))))

@@ -1,4 +1,4 @@
-"""A mean along the response as a step over each bin, a line for each trace: by position, by turn."""
+"""A mean along the response, by position or turn: a step per bin, a line per trace."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from mismatch_cli.report.plots._panels import Panel
 
 Rows = Sequence[Mapping[str, Any]]
 
-_SPAN = 20  # between the largest values of two traces
-_BEYOND = 2  # times the largest value: where bands are cut, or one would flatten the lines
+_SPAN = 20  # times between the largest values of two traces: from there on the axis is logarithmic
+_BEYOND = 2  # times the largest value: bands are cut here, or they would flatten the lines
 
 
 def measured(rows_of: Mapping[str, Rows], key: str) -> dict[str, Rows]:
-    """Of each trace, the rows up to the last one that has a value."""
+    """The rows of each trace, up to the last one with a value."""
     found = {}
     for trace, rows in rows_of.items():
         last = max((place for place, row in enumerate(rows) if row[key]["value"] is not None), default=-1)
@@ -24,7 +24,7 @@ def measured(rows_of: Mapping[str, Rows], key: str) -> dict[str, Rows]:
 
 
 def draw_steps(axes: Panel, rows_of: Mapping[str, Rows], key: str) -> None:
-    """A step over each bin, in a band for its interval; each bin is as wide as the others."""
+    """Draw a step over each bin, in a band for its interval; all bins are equally wide."""
     labels = run_labels(list(rows_of), axes.style)
     for trace, look in looks(rows_of, axes.style).items():
         if rows_of[trace]:
@@ -40,9 +40,9 @@ def _draw(axes: Panel, rows: Rows, key: str, look: Look, label: str) -> None:
 
 
 def share_vertical(panels: Sequence[Panel], rows_of: Mapping[str, Rows], key: str) -> str:
-    """One scale for all panels: from 0, or logarithmic where one of these traces would lie flat on the axis.
+    """Give all panels one scale: from 0, or logarithmic if one of the traces would be flat on it.
 
-    Answers with the unit of its labels as a note, which is empty where it is 1.
+    Returns the unit of its labels as a note, empty if it is 1.
     """
     values = [values_of(row[key] for row in rows) for rows in rows_of.values()]
     above_0 = [value_B[value_B > 0] for value_B in values if (value_B > 0).any()]

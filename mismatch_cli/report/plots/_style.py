@@ -1,4 +1,4 @@
-"""How figures look: two styles, two themes, one set of colours that also the colour-blind can tell apart."""
+"""How figures look: two styles, two themes, and colours that colour-blind readers can tell apart."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,11 +26,11 @@ class Theme:
 
     @property
     def accents(self) -> tuple[str, ...]:
-        """Of lines that have to be told apart, in their order."""
+        """Colours of lines, in order."""
         return self.blue, self.orange, self.green, self.purple, self.gold, self.sky
 
 
-# Hues after Okabe and Ito (2008), lighter or darker until the contrast holds.
+# Hues after Okabe and Ito (2008), lightened or darkened for contrast.
 LIGHT = Theme(
     "light", "#ffffff", "#1b1f24", "#57606a", "#e4e7eb",
     "#0b66b5", "#c04a00", "#00795a", "#a1378b", "#8a6a00", "#2f8fb8",
@@ -43,22 +43,22 @@ DARK = Theme(
 
 @dataclass(frozen=True)
 class Style:
-    """A width in CSS pixels; text sizes are what the reader sees, because the figure is shown at this width."""
+    """A width in CSS pixels; a figure is shown at this width, so text sizes are what the reader sees."""
 
     name: str
     width: float
     text: float
-    dots: int  # at most so many points are drawn
+    dots: int  # points drawn at most
     image_scale: float  # pixels of a rasterised layer per CSS pixel
-    labelled: bool = False  # what names a vertical axis is turned and stands at it, as papers have it
+    labelled: bool = False  # vertical axes have rotated labels, as in papers
 
     @property
     def theme(self) -> Theme:
-        """All is drawn in light colours; the page's picture puts the reader's in their place."""
+        """Everything is drawn in light colours; the page replaces them with the reader's."""
         return LIGHT
 
     def pick(self, wide: T, narrow: T) -> T:
-        """What the width asks for."""
+        """The value for this width."""
         return wide if self.width >= WIDE.width else narrow
 
     @property
@@ -68,7 +68,7 @@ class Style:
 
     @property
     def tick_label(self) -> float:
-        """The size of what is written at ticks, in points."""
+        """The size of tick labels, in points."""
         return 0.94 * self.text * _PT
 
     def rc(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Style:
             "axes.titleweight": "bold",
             "axes.titlecolor": theme.ink,
             "axes.titlelocation": "left",
-            "axes.titley": 1.0,  # no axis is on top; to look for one takes an eighth of the drawing
+            "axes.titley": 1.0,  # there is no top axis, and looking for one takes an eighth of the drawing time
             "axes.labelsize": size,
             "axes.unicode_minus": True,
             "grid.color": theme.grid,
@@ -118,5 +118,5 @@ NARROW = Style("narrow", 344, 12, 30_000, 2)
 
 
 def paper(width: float) -> Style:
-    """For a column of a paper, in CSS pixels: the smallest text has 7 points, a layer of dots 300 dots per inch."""
+    """For a paper, `width` CSS pixels wide: the smallest text has 7 points, a layer of dots 300 dots per inch."""
     return Style("paper", width, 10.7, 30_000, 3, labelled=True)

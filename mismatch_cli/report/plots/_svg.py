@@ -1,7 +1,7 @@
-"""A figure as SVG: real text, few bytes, and the colours of whichever theme the reader has.
+"""A figure as SVG: real text, few bytes, and the colours of the reader's theme.
 
-A figure is drawn in the light theme; the page's picture names its colours by CSS variables, so that one drawing serves
-both. Looks that are equal are one class, markers that are equal one definition.
+A figure is drawn in the light theme; on the page its colours are CSS variables, so that one drawing serves both themes.
+Equal looks share a class, equal markers a definition.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-MARK = "<!-- mismatch-cli -->"  # by which a file is known to be ours
+MARK = "<!-- mismatch-cli -->"  # marks a file as written by mismatch-cli
 
 _DPI = 1 / CSS_PX  # a unit of the drawing is a CSS pixel
-_PX = _DPI / 72  # of a point
-_FINE = 32  # to measure a text it is laid out so many times larger, where its letters are fitted to no pixels
+_PX = _DPI / 72  # pixels per point
+_FINE = 32  # text is measured at this many times its size, where letters are not fitted to pixels
 _FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Liberation Sans',Arial,sans-serif"
 _LETTER = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
 _MORE = {Path.CURVE3: 1, Path.CURVE4: 2}  # points of a curve after its first
 _ANCHOR = {"left": "", "center": "text-anchor:middle", "right": "text-anchor:end"}
-_SHADES = 16  # of a layer of dots: four bits
+_SHADES = 16  # four bits per pixel of a layer of dots
 _NAME_OF = {colour: name for name, colour in asdict(LIGHT).items()}
 
 
 def to_svg(figure: Figure, *, themed: bool = True) -> str:
-    """The figure in CSS pixels; it follows the reader's light or dark, or holds the light colours themselves."""
+    """The figure in CSS pixels, in the reader's light or dark colours, or always in light ones."""
     renderer = SvgRenderer(figure, themed=themed)
     figure.set_dpi(_DPI)
     figure.draw(renderer)
@@ -51,7 +51,7 @@ def to_svg(figure: Figure, *, themed: bool = True) -> str:
 
 
 class SvgRenderer(RendererBase):
-    """What matplotlib draws on."""
+    """The renderer that matplotlib draws on."""
 
     def __init__(self, figure: Figure, *, themed: bool) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class SvgRenderer(RendererBase):
         self._body: list[str] = []
 
     def finish(self) -> str:
-        """All that was drawn."""
+        """The finished SVG."""
         rules = [_variables() if self._themed else "", f"text{{font-family:{_FONTS};white-space:pre}}"]
         rules += [f".{name}{{{look}}}" for look, name in self._class_of.items()]
         definitions = "".join(content.format(id=name) for content, name in self._defined.items())
@@ -84,7 +84,7 @@ class SvgRenderer(RendererBase):
             return
         codes: Any = path.codes
         is_line = rgbFace is None and (codes is None or codes.max(initial=0) <= Path.LINETO)
-        corners = self._corners(gc) if is_line else None  # a line is cut where it leaves, a surface is covered there
+        corners = self._corners(gc) if is_line else None  # lines are cut at the panel, surfaces are clipped
         if d := _d(path, transform + self._flip, corners, simplify=is_line and path.should_simplify):
             self._body.append(f'<path {look}{"" if is_line else self._clip(gc)} d="{d}"/>')
 
@@ -92,7 +92,7 @@ class SvgRenderer(RendererBase):
         self, gc: Any, marker_path: Path, marker_trans: Any, path: Path, trans: Any, rgbFace: Any = None
     ) -> None:
         places = trans.transform(path.vertices)
-        if len(places) == 1:  # so a surface of one piece comes too, such as the band of a line
+        if len(places) == 1:  # matplotlib also draws single surfaces this way, such as the band of a line
             place = marker_trans + Affine2D().translate(*places[0])
             self.draw_path(gc, marker_path, place, rgbFace)
             return
@@ -108,7 +108,7 @@ class SvgRenderer(RendererBase):
             self._body.append(f"<g {look}>{''.join(uses)}</g>")
 
     def draw_image(self, gc: Any, x: float, y: float, im: Any, transform: Any = None) -> None:  # noqa: ARG002
-        """A layer in one colour is a mask through which that colour is seen, so that it follows the theme."""
+        """Draw a layer in one colour as a mask on that colour, so that it follows the theme."""
         rows, columns = im.shape[:2]
         corners = [[0, 0], [columns, rows]] if transform is None else transform.transform([[0, 0], [1, 1]])
         (left, bottom), (right, top) = np.add(corners, [x, y])
@@ -131,7 +131,7 @@ class SvgRenderer(RendererBase):
         if prop.get_weight() in ("bold", 700):
             style.append("font-weight:700")
         if mtext is not None and (angle == 0 or mtext.get_rotation_mode() == "anchor"):
-            # Readers' fonts are narrower than the one that was measured: what ends or is centred somewhere stays so.
+            # Readers' fonts are narrower than the measured one: anchors keep text right-aligned or centred.
             style.append(_ANCHOR[str(mtext.get_horizontalalignment())])
             place_x, place_y = (mtext.get_transform() + self._flip).transform(mtext.get_unitless_position())
             along = cos(radians(angle)), -sin(radians(angle))
@@ -145,7 +145,7 @@ class SvgRenderer(RendererBase):
         return measured(s, prop.get_size_in_points(), prop.get_weight() in ("bold", 700))
 
     def _get_font_height_metrics(self, prop: FontProperties) -> tuple[float, float, float]:
-        """matplotlib looks for the font, and into its tables, for each text, unless a renderer has this."""
+        """Heights of a font, which matplotlib would otherwise look up for each text."""
         return _heights(prop.get_size_in_points(), prop.get_weight() in ("bold", 700))
 
     def get_canvas_width_height(self) -> tuple[float, float]:
@@ -158,13 +158,13 @@ class SvgRenderer(RendererBase):
         return True
 
     def option_scale_image(self) -> bool:
-        return True  # the reader's program stretches it
+        return True  # the browser stretches it
 
     def option_image_nocomposite(self) -> bool:
         return True  # layers in different colours stay apart
 
     def _look(self, gc: Any, face: Any) -> str | None:
-        """The class of a path, None of one that cannot be seen."""
+        """The class of a path; None if it is invisible."""
         line, width = gc.get_rgb(), gc.get_linewidth() * _PX
         opacity = gc.get_alpha() if gc.get_forced_alpha() else None
         has_line = width > 0 and (opacity or line[3]) > 0
@@ -194,7 +194,7 @@ class SvgRenderer(RendererBase):
         return f"var(--{_NAME_OF[colour]})" if self._themed and colour in _NAME_OF else colour
 
     def _corners(self, gc: Any) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom of what can be drawn on."""
+        """Left, top, right and bottom of the drawing area."""
         box = gc.get_clip_rectangle()
         if box is None:
             return 0, 0, self._width, self._height
@@ -214,7 +214,7 @@ def _short(value: float) -> str:
 
 
 def _d(path: Path, transform: Any, corners: Any = None, *, simplify: bool = False) -> str:
-    """The commands of a path, to a hundredth of a pixel."""
+    """The path commands, to a hundredth of a pixel."""
     cleaned: Any = path.cleaned(transform=transform, remove_nans=True, clip=corners, simplify=simplify)
     parts, more = [], 0
     for (x, y), code in zip(cleaned.vertices.round(2).tolist(), cleaned.codes.tolist(), strict=True):
@@ -241,7 +241,7 @@ def _line_style(gc: Any) -> list[str]:
 
 
 def _png(alpha: np.ndarray) -> str:
-    """How much of a colour is seen where, in as many greys as can be told apart, as a URI."""
+    """The opacity of a layer as a grey PNG in a data URI."""
     shades = np.ceil(np.arange(256) * ((_SHADES - 1) / 255)).astype(np.uint8)
     image = Image.fromarray(shades[alpha], "P")
     image.putpalette([grey for level in range(_SHADES) for grey in [round(255 * level / (_SHADES - 1))] * 3])
@@ -252,7 +252,7 @@ def _png(alpha: np.ndarray) -> str:
 
 @cache
 def font_of(pixels: float, bold: bool) -> Any:
-    """Pillow's, which lays a text out in a tenth of the time that matplotlib's takes."""
+    """The font in Pillow, which lays out text in a tenth of matplotlib's time."""
     return ImageFont.truetype(_font_file(bold), pixels)
 
 
@@ -263,7 +263,7 @@ def _font_file(bold: bool) -> str:
 
 @cache
 def _heights(points: float, bold: bool) -> tuple[float, float, float]:
-    """How far letters reach above and below their line, and what lies between two lines, in pixels."""
+    """Ascent, descent and line gap of the font, in pixels."""
     font = get_font(_font_file(bold))
     table: Any = font.get_sfnt_table("OS/2")
     scale = points * _PX / font.units_per_EM
@@ -278,7 +278,7 @@ def measured(text: str, points: float, bold: bool) -> tuple[float, float, float]
 
 
 def _variables() -> str:
-    """The colours of both themes under their names; paper is light."""
+    """CSS variables with the colours of both themes; print uses the light one."""
 
     def colours(theme: Theme) -> str:
         return ";".join(f"--{name}:{colour}" for name, colour in asdict(theme).items() if name != "name")

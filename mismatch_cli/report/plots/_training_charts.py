@@ -1,24 +1,24 @@
-"""The numbers of training runs as charts, each in one place: for all runs together, and for each setting."""
+"""The quantities of training runs as charts: for all runs together, and for each setting."""
 
 import numpy as np
 
 from mismatch_cli.report.plots._charts import Chart
 from mismatch_cli.studies.training import TrainingAnalysis
 
-_LEAST = 0.05  # of a reward: what is less is noise
+_LEAST = 0.05  # of a reward: a smaller range is noise
 _LEAST_MASS = 5e-3  # of a probability
-_DECADES = 30.0  # from the least to the highest entropy: beyond, its axis is logarithmic
+_DECADES = 30.0  # times between the lowest and highest entropy: beyond, its axis is logarithmic
 
 
 def reward(data: TrainingAnalysis, *, evaluations: bool) -> Chart:
-    """With the evaluations as marks, or without, where their sets have charts of their own."""
+    """The reward; evaluations are marks, unless their sets have charts of their own."""
     accuracy = data.curves("eval_accuracy", gaps=False) if evaluations else {}
     note = f"◆ {data.eval_name or 'evaluation'}" if accuracy else ""
     return Chart("Mean reward", [data.curves("reward")], accuracy, note, least=_LEAST)
 
 
 def accuracy(data: TrainingAnalysis, name: str) -> Chart:
-    """On one of several sets of evaluation."""
+    """The accuracy on one of several evaluation sets."""
     return Chart(f"Accuracy, {name}", [data.curves("eval", name, gaps=False)], least=_LEAST)
 
 
@@ -47,7 +47,7 @@ def entropy(data: TrainingAnalysis) -> Chart:
 
 
 def top_k_mass(data: TrainingAnalysis) -> Chart:
-    """Where an algorithm asks for the top K."""
+    """The mass of the top K, if an algorithm uses them."""
     return Chart(
         "Mass of the top K by μ, %", [data.curves("current", "topk_mass_rollout")], percent=True, least=_LEAST_MASS
     )

@@ -1,4 +1,4 @@
-"""How often each problem is solved, and what becomes of the kept ones on held-out samples."""
+"""How often each problem is solved, and the held-out accuracy of the kept ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ STUDY = "curation"
 SECTION = "Accuracy, chosen and held out"
 TITLE = "Accuracy of the problems, chosen and held out"
 CAPTION = (
-    "Left: problems by accuracy on the samples that chose; the range that is kept is shaded. Right: each kept problem "
-    "by that accuracy and by its accuracy on held-out samples, with the mean of each sixth of the range and its 95 % "
-    "interval. A line of means flatter than the diagonal is regression to the mean."
+    "Left: histogram of problems by accuracy when chosen; the kept range is shaded. Right: each kept problem by "
+    "accuracy when chosen and on held-out samples, with the mean of each sixth of the range and its 95 % interval. A "
+    "line of means flatter than the diagonal is regression to the mean."
 )
 
-_FEW = 100  # problems, whose dots are larger
-_JITTER = 0.35  # of the step between two accuracies: dots with the same numbers lie beside each other
+_FEW = 100  # problems up to which dots are larger
+_JITTER = 0.35  # of the step between two accuracies: separates dots with equal numbers
 
 
 def needs(data: CurationAnalysis) -> bool:
@@ -61,8 +61,8 @@ def _draw_kept(axes: Panel, data: CurationAnalysis) -> None:
     axes.plot(*dot_K2.T, ".", color=theme.blue, markersize=size, alpha=0.5, markeredgewidth=0, zorder=2)
     x_B = [pairs[:, 0].mean() for _, _, pairs in data.bins]
     means = [mean_over_problems(pairs[:, 1]) for _, _, pairs in data.bins]
-    draw_bars(axes, x_B, means, theme.orange, markersize=4, linewidth=1.6, label="mean of a sixth")
+    draw_bars(axes, x_B, means, theme.orange, markersize=4, linewidth=1.6, label="mean of each sixth")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    axes.set_xlabel("accuracy on the samples that chose")
+    axes.set_xlabel("accuracy when chosen")
     axes.headline("Held-out accuracy")

@@ -1,4 +1,4 @@
-"""Bad updates, which push down what has already fallen far: by their threshold, and by step beside the reward."""
+"""Bad updates, which push down tokens that already lost much probability: by threshold, and by step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ STUDY = "clipping"
 SECTION = "Bad updates"
 TITLE = "Bad updates"
 CAPTION = (
-    "A bad update pushes down a token of a negative sample that has already lost much probability: A < 0 and μ − π ≥ "
-    "δ. Their share for every δ; by step, on the same axis, the share at δ = 0.5; and the mean reward of the step. The"
-    " axis is logarithmic but for its lowest part, so that 0 has a place. Bands are 95 % intervals over prompts, where"
-    " there are enough."
+    "A bad update pushes down a token that already lost much probability: A < 0 and μ − π ≥ δ. Panels: the share of "
+    "bad updates by δ; the share at δ = 0.5 by step, on the same axis; the mean reward by step. The axis is "
+    "logarithmic except near 0. Bands are 95 % intervals over prompts, where there are enough."
 )
 
 _FEWEST_STEPS = 3
@@ -45,7 +44,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
         panels[2].headline("Mean reward")
     rows = [*_bad(data)["sweep"], *(steps if has_course else ())]
     share_N = values_of(row[key] for row in rows for key in ("over_negative", "over_tokens"))
-    for axes in panels[: 1 + has_course]:  # the same shares at the same height
+    for axes in panels[: 1 + has_course]:  # equal shares at equal heights
         stretch(axes, max(share_N[share_N > 0].min() / 2, 1e-4), (0, 3 * np.nanmax(share_N)), percent=True)
 
 
@@ -69,7 +68,7 @@ def _draw_sweep(axes: Panel, data: ClippingPlotData) -> None:
         va="top", color=theme.muted, fontsize=axes.style.small,
     )  # fmt: skip
     axes.set_xlabel("δ: bad where A < 0 and μ − π ≥ δ")
-    axes.headline("Bad updates by their threshold δ, %")
+    axes.headline("Bad updates by threshold δ, %")
 
 
 def _draw_steps(axes: Panel, steps: Sequence[Mapping[str, Any]], key: str, colour: str) -> None:

@@ -19,15 +19,15 @@ STUDY = "clipping"
 SECTION = "What each algorithm blocks"
 TITLE = "Blocked tokens by rollout probability"
 CAPTION = (
-    "For each algorithm the share of tokens that it blocks, in percent, by bin of the rollout probability μ; empty "
-    "where there are no tokens. Algorithms that decide alike on every token of this trace are one row; those that "
-    "block nothing are left out, and where there is little room those that block nearly what one above them blocks "
-    "(Jaccard index above 0.65). The limit of a ratio clip is the narrower the smaller μ is; binary TV is below μ or "
-    "π, so a limit on it cannot reach tokens that both call rare."
+    "The share of tokens that each algorithm blocks, in percent, by bin of the rollout probability μ; empty where "
+    "there are no tokens. Algorithms that decide alike on every token of this trace share a row; those that block "
+    "nothing are left out, and on a narrow figure also those that block nearly the same as one above (Jaccard index "
+    "above 0.65). A ratio clip is tighter at smaller μ; binary TV never exceeds max(π, μ), so a limit on it leaves "
+    "rare tokens alone."
 )
 
 _HEAD, _GAP, _BELOW = 54, 26, 44
-_MOST = 10  # masks where there is little room
+_MOST = 10  # masks on a narrow figure
 _SIGNS = (("positive", ">"), ("negative", "<"))
 
 
@@ -47,12 +47,12 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     places = [divmod(index, columns) for index in range(len(_SIGNS))]
     boxes = [Box(beside + j * (width + _GAP), _HEAD + i * (height + _HEAD + _BELOW), width, height) for i, j in places]
     shares = [_shares(rows, key) for key, _ in _SIGNS]
-    scale = Scale(style.theme.orange, reach_of(*shares), 3)  # a percent can be told from nothing below a hundred
+    scale = Scale(style.theme.orange, reach_of(*shares), 3)  # a cube root separates 1 % from 0 on a scale to 100 %
     for axes, (_, column), share_RC, (_, sign) in zip(figure.place(boxes, _BELOW), places, shares, _SIGNS, strict=True):
         axes.flush = 0
         draw_heat(axes, share_RC, scale, f"{data.when(sign)}: blocked, %", [""] * len(rows) if column else names)
         axes.label_bins(rows[0]["by_mu"])
-        axes.set_xlabel(style.pick("rollout probability μ, edges of the bins", "μ, edges of the bins"))
+        axes.set_xlabel(style.pick("rollout probability μ, bin edges", "μ, bin edges"))
     shown = sum(1 + len(mask.others) for mask in masks)
     note_left_out(figure, len(data.rows) - len(data.blocking), len(data.blocking) - shown)
 

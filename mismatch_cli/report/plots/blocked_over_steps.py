@@ -1,4 +1,4 @@
-"""Which tokens are blocked as training goes on: how many, how probable, how uncertain (DPPO paper, figure 6)."""
+"""Blocked tokens over training: their share, probability and entropy (DPPO paper, figure 6)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ STUDY = "clipping"
 SECTION = "What each algorithm blocks"
 TITLE = "Blocked tokens over the steps"
 CAPTION = (
-    "For each step the share of blocked tokens, on an axis that is logarithmic but for its lowest part, so that 0 has "
-    "a place; and over the blocked tokens the mean rollout probability μ and the mean entropy of π, interrupted where "
-    "nothing was blocked; dotted, the same over the tokens that the first algorithm keeps. Bands, for three algorithms"
-    " at most, are 95 % intervals over prompts; a step of fewer than ten prompts has none. At most six algorithms are "
-    "drawn: the compared ones, then those that block other tokens than the ones before (Jaccard index up to 0.65). "
-    "DPPO paper, figure 6."
+    "By step: the share of blocked tokens, on an axis that is logarithmic except near 0; the mean rollout probability "
+    "μ and the mean entropy of π over blocked tokens, with gaps where nothing is blocked; dotted, the same over the "
+    "tokens that the first algorithm keeps. Bands are 95 % intervals over prompts, for at most three algorithms and "
+    "for steps with at least ten prompts. At most six algorithms are drawn: the compared ones, then those that block "
+    "different tokens (Jaccard index up to 0.65). DPPO paper, figure 6."
 )
 
 _PANELS = (  # title, over blocked tokens, over kept tokens
@@ -34,7 +33,7 @@ _PANELS = (  # title, over blocked tokens, over kept tokens
     ("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept"),
 )
 _MOST = 6
-_FAR_APART = 40  # times: from there on a linear axis hides the smaller shares
+_FAR_APART = 40  # times between shares: beyond, a linear axis hides the smaller ones
 _FEWEST_STEPS = 3
 
 
@@ -74,13 +73,13 @@ def _has(row: Mapping[str, Any], key: str) -> bool:
 
 
 def _estimate(step: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
-    """Of all signs; without advantages there is no such share."""
+    """The estimate over both signs; without advantages there is none."""
     found: Mapping[str, Any] | None = step[key]["all"] if key == "blocked" else step[key]
     return found
 
 
 def _looks(style: Style) -> list[tuple[float, dict[str, Any]]]:
-    """Opacity of the band and look of each line: three solid ones with a band, then dashed."""
+    """Opacity of the band and look of each line: three solid ones with a band, then dashed ones."""
     colours, size = (style.theme.blue, style.theme.orange, style.theme.green), style.pick(4.5, 4)
     return [
         (0.17 * (marker in "os"), {"color": colour, "linestyle": line, "marker": marker, "markersize": size})
@@ -90,7 +89,7 @@ def _looks(style: Style) -> list[tuple[float, dict[str, Any]]]:
 
 
 def _scale_share(axes: Panel) -> None:
-    """Shares in percent, from 0; nearly logarithmic where the algorithms are far apart."""
+    """Shares in percent, from 0; nearly logarithmic if the algorithms are far apart."""
     values = axes.drawn_values()
     above_0 = values[values > 0]
     axes.in_percent()

@@ -1,4 +1,4 @@
-"""What is blocked, by sign, how probable and how uncertain it is, and bad updates (DPPO paper, figures 5 and 6)."""
+"""Blocked tokens by sign, their probability and entropy, and bad updates (DPPO paper, figures 5 and 6)."""
 
 from mismatch_cli.report.plots._charts import AS_ABOVE, Chart, draw_charts
 from mismatch_cli.report.plots._panels import Sheet
@@ -8,9 +8,9 @@ STUDY = "training"
 SECTION = "Bad updates and blocked tokens"
 TITLE = "Blocked tokens and bad updates over training"
 CAPTION = (
-    "The share of blocked tokens by the sign of the advantage; over the tokens that the algorithm blocks, the mean "
-    "rollout probability μ and the mean entropy of π, interrupted where nothing was blocked; bad updates (A < 0 and "
-    f"μ − π ≥ 0.5 at the weights of the update), where there were any. {AS_ABOVE} DPPO paper, figures 5 and 6."
+    "The share of blocked tokens by the sign of the advantage; the mean rollout probability μ and the mean entropy of "
+    "π over blocked tokens, with gaps where nothing is blocked; bad updates (A < 0 and μ − π ≥ 0.5 at the weights of "
+    f"the update), if any. {AS_ABOVE} DPPO paper, figures 5 and 6."
 )
 
 

@@ -1,4 +1,4 @@
-"""Several settings beside each other: models, problems, with and without (DPPO paper, figures 8 to 10)."""
+"""Training curves by setting, such as model or problems (DPPO paper, figures 8 to 10)."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,16 +11,16 @@ from mismatch_cli.studies.training import TrainingAnalysis
 STUDY = "training"
 SECTION = "Reward and mismatch"
 PLACE = 2
-TITLE = "The settings beside each other"
+TITLE = "Training curves by setting"
 CAPTION = (
-    "Runs that differ in more than algorithm and seed, a panel for each setting: mean reward of the batch with the "
-    "evaluations (◆), or a panel for each set of evaluation; mean |π − μ| at the weights that sampled; of few settings "
-    "also length and entropy of the responses. What differs stands above each panel. Panels of the same number share "
-    f"their axis, unless one would lie flat on it. {AS_ABOVE} DPPO paper, figures 8 to 10, and figure 20."
+    "Runs that differ in more than algorithm and seed, with a panel per setting, named above it: mean reward of the "
+    "batch with evaluations (◆), or a panel per evaluation set; mean |π − μ| at the weights that sampled; for few "
+    "settings also length and entropy of the responses. Panels of one quantity share their axis unless one would be "
+    f"flat on it. {AS_ABOVE} DPPO paper, figures 8 to 10, and figure 20."
 )
 
-_FEW = 3  # settings whose lengths and entropies are drawn too
-_MOST = 6  # settings: the tables have all
+_FEW = 3  # settings up to which length and entropy are drawn
+_MOST = 6  # settings drawn; the tables have all
 
 
 def needs(data: TrainingAnalysis) -> bool:
@@ -34,7 +34,7 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 
 
 def _rows(data: TrainingAnalysis) -> list[list[Chart]]:
-    """A row for each number, in it a chart for each setting."""
+    """A row per quantity, with a chart per setting."""
     settings = list(data.settings.items())[:_MOST]
     return [[chart(part)._replace(setting=setting) for setting, part in settings] for chart in _charts(data)]
 

@@ -1,4 +1,4 @@
-"""The gap along the response, in units of what is typical at each token's probability."""
+"""The gap by position, relative to the typical gap at each token's probability."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 STUDY = "diagnosis"
 SECTION = ("A gap that grows with position", "A gap that begins at a fixed position", "All checks")
-TITLE = "The gap along the response"
+TITLE = "Gap by position"
 CAPTION = (
-    "How large |log π − log μ| is beside that of a typical token of the same probability, on average over the tokens "
-    "of each sixteenth, in the order of their positions, with 95 % bars over prompts. Level is healthy; a steady rise "
-    "points to position encodings, a step at one position to a block, chunk or window of that size."
+    "|log π − log μ| relative to the typical gap at the same probability: the mean over each sixteenth of the tokens, "
+    "in order of position, with 95 % intervals over prompts. A level line is healthy; a steady rise points to position "
+    "encodings, a step at one position to a block, chunk or window of that size."
 )
 
 _FEWEST = 320  # tokens: twenty in each part

@@ -1,4 +1,4 @@
-"""The gap over the steps of training, in units of what is typical at each token's probability."""
+"""The gap by training step, relative to the typical gap at each token's probability."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 STUDY = "diagnosis"
 SECTION = ("A gap that grows over the steps", "A stale prefix cache", "All checks")
-TITLE = "The gap over the steps"
+TITLE = "Gap by step"
 CAPTION = (
-    "How large |log π − log μ| is beside that of a typical token of the same probability, on average over the tokens "
-    "of each step, with 95 % bars over prompts. At equal weights it should be level: a rise points to weights or "
-    "caches that the engine does not renew."
+    "|log π − log μ| relative to the typical gap at the same probability: the mean over the tokens of each step, with "
+    "95 % intervals over prompts. At equal weights it should be level: a rise points to weights or caches that the "
+    "engine does not refresh."
 )
 
 

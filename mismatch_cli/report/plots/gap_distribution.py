@@ -1,4 +1,4 @@
-"""How many tokens have a gap of at least a size, for each trace."""
+"""The share of tokens with at least a given gap, for each trace."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ STUDY = "comparison"
 SECTION = "Distribution of the gap"
 TITLE = "Distribution of the gap"
 CAPTION = (
-    "The share of tokens whose |log π − log μ| is at least the value below. A curve that lies further right has larger "
-    "gaps; curves that part only at the lower end differ in a few tokens, not in all of them. Each ends at its largest "
-    "gap."
+    "The share of tokens whose |log π − log μ| is at least the value on the axis. A curve further right has larger "
+    "gaps; curves that separate only at the lower end differ in a few tokens. Each ends at its largest gap."
 )
 
 
@@ -33,4 +32,4 @@ def draw(figure: Sheet, data: ComparisonPlotData) -> None:
     axes.logarithmic("x")
     axes.logarithmic("y")
     axes.set_xlabel("|log π − log μ|, nats")
-    axes.headline("Share of tokens with at least that gap", "Share of tokens", ncols=RUNS)
+    axes.headline("Share of tokens with at least this gap", "Share of tokens", ncols=RUNS)

@@ -1,4 +1,4 @@
-"""Whether the two columns of log-probabilities belong to the same tokens."""
+"""Whether both columns of log-probabilities belong to the same tokens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 STUDY = "diagnosis"
 SECTION = ("Shifted by some tokens", "Retokenised text", "All checks")
-TITLE = "The gap at every shift"
+TITLE = "Gap by shift"
 CAPTION = (
-    "Mean gap between log π of token t + lag and log μ of token t, each token counting for at most 2 nats: over "
-    "the responses that are out of step, if there are any. The axis is logarithmic; the lowest dot belongs at lag 0."
+    "Mean gap between log π of token t + lag and log μ of token t, with each token capped at 2 nats, over the "
+    "misaligned responses if there are any. The axis is logarithmic. In a healthy trace the lowest dot is at lag 0."
 )
 
-_BELOW = 3  # times below the smallest gap: where the axis begins
+_BELOW = 3  # the axis begins this many times below the smallest gap
 _NOTHING = 1e-7  # nats: the smallest gap where both sides agree to the bit at every lag
 
 

@@ -1,4 +1,4 @@
-"""How far the residual streams of engine and trainer are apart, layer by layer, and which block makes them so."""
+"""Distance between the residual streams of engine and trainer by layer, and what each block adds."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 STUDY = "bisection"
 SECTION = "Modules"
 PLACE = 3
-TITLE = "Error layer by layer"
+TITLE = "Error by layer"
 CAPTION = (
     "‖engine − trainer‖ / ‖trainer‖ of the residual stream in float64, over the responses whose modules were compared. "
-    "Left (on a phone above): what has gathered before the attention and the MLP of each layer, and behind its MLP. "
-    "Right (below): what attention and MLP of each layer bring in. A block that stands out computes otherwise; a "
-    "straight climb is rounding that adds up. Errors are on logarithmic axes; what is equal to the bit has no mark."
+    "Left (top on a phone): the error accumulated before the attention and the MLP of each layer, and after its MLP. "
+    "Right (bottom): the error that attention and MLP of each layer add. A block that stands out computes differently; "
+    "a straight climb is accumulated rounding. Axes are logarithmic; bit-equal values have no mark."
 )
-_POINTS = {"before": 0.0, "attention": 1 / 3, "mlp": 2 / 3}  # of a layer
-_MARKED = 40  # layers, of which every point is marked
+_POINTS = {"before": 0.0, "attention": 1 / 3, "mlp": 2 / 3}  # place within a layer
+_MARKED = 40  # layers up to which every point is marked
 _MARGIN = 1.6  # times, around the values
-_DECADES = 100.0  # what an axis shows at least
+_DECADES = 100.0  # the smallest range of an axis
 
 
 def needs(data: BisectionAnalysis) -> bool:
@@ -45,7 +45,7 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
             panels[1].plot(added[:, 0], added[:, 1], color=colour, label=label, **mark)
     for axes in panels:
         _scale(axes, len(rows))
-    panels[0].headline("Inherited: error of the stream, relative to it", "Inherited error, relative")
+    panels[0].headline("Inherited: error of the stream, relative", "Inherited error, relative")
     panels[1].headline("Added by each block, relative to the stream", "Added by each block, relative")
 
 
@@ -54,7 +54,7 @@ def _rows(data: BisectionAnalysis) -> Sequence[Any]:
 
 
 def _inherited(rows: Sequence[Any]) -> np.ndarray:
-    """Layer and error at every point of the stream where there is one, [N, 2]."""
+    """Layer and error at each point of the stream with an error, [N, 2]."""
     found = [(row["layer"] + place, _at(row, point, "inherited")) for row in rows for point, place in _POINTS.items()]
     return _above_0(found)
 

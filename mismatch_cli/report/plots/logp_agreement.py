@@ -1,4 +1,4 @@
-"""The difference of both log-probabilities of each token, against the one under which it was sampled."""
+"""The difference of both log-probabilities of each token, against the rollout's."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STUDY = "mismatch"
 SECTION = "The gap"
 TITLE = "Agreement of log-probabilities"
 CAPTION = (
-    "Each dot is a sampled token: d = log π − log μ against log μ. The vertical axis is linear around 0 and "
-    "logarithmic further out, so that single wrong values and the bulk are seen together. Healthy runs hug 0 evenly; a"
-    " tilt means another temperature, one side alone a truncated support. Dashed, where the data shows it: what logits"
-    " leave behind that were rounded in steps s, as by bfloat16: d = ±s − log(1 + μ(exp(±s) − 1))."
+    "Each dot is a sampled token: d = log π − log μ against log μ. The vertical axis is linear near 0 and logarithmic "
+    "further out, to show both outliers and the bulk. Healthy runs hug 0 evenly; a tilt means a different temperature, "
+    "dots on one side only a truncated support. Dashed lines, if the data shows the pattern: logits rounded in steps "
+    "s, as by bfloat16, give d = ±s − log(1 + μ(exp(±s) − 1))."
 )
 
-_BULK = 0.95  # of the tokens lie where the axis is linear
+_BULK = 0.95  # of the tokens are in the linear part of the axis
 
 
 def needs(data: PlotData) -> bool:
@@ -49,7 +49,7 @@ def draw(figure: Sheet, data: PlotData) -> None:
 
 
 def _draw_lattice(axes: Panel, steps: tuple[float, ...]) -> None:
-    """Where tokens lie whose own logit alone is off by ±s: their odds change by e^±s."""
+    """Lines for tokens whose own logit is off by ±s, which changes their odds by e^±s."""
     theme, low = axes.theme, axes.get_xlim()[0]
     log_mu = np.linspace(low, 0, 200)
     for step in steps:

@@ -1,4 +1,4 @@
-"""Two algorithms as regions in the plane of both probabilities, with the trace's tokens (DPPO paper, figure 1)."""
+"""Blocked regions of two algorithms in the plane of π and μ, with the trace's tokens (DPPO paper, figure 1)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ SECTION = "What each algorithm blocks"
 PLACE = 1
 TITLE = "Where the masks block"
 CAPTION = (
-    "Each dot is a token (of at most 10,000, drawn at random) at its probability when it was sampled (across) and now "
-    "(up); both axes are stretched "
-    "towards 0 and 1, and dots beyond them stand at their edge. In the shaded region the mask blocks. On the diagonal "
-    "nothing has moved: a ratio clip leaves only a thin strip beside it at low μ; a limit on the total variation "
-    "leaves improbable tokens alone, and stops those that move much probability."
+    "Each dot is a token (at most 10,000, chosen at random) at its probability when sampled (horizontal) and now "
+    "(vertical). Both axes are stretched towards 0 and 1; dots beyond them are at the edge. The mask blocks the shaded "
+    "region. On the diagonal nothing has moved: a ratio clip keeps only a thin strip around it at low μ; a limit on "
+    "total variation keeps improbable tokens and blocks those that move much probability."
 )
 
 _NODES = 128  # of the grid, along each axis
-_HALVINGS = 8  # of the step between two nodes
-_LABEL = 18  # pixels for the name of the vertical axis
+_HALVINGS = 8  # bisections of the step between two nodes
+_LABEL = 18  # pixels for the label of the vertical axis
 
 
 def needs(data: ClippingPlotData) -> bool:
@@ -57,7 +56,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
 
 
 def _draw_region(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str, lowest: float) -> bool:
-    """Shade where the masks block; whether there is such a region to ask for."""
+    """Shade where the masks block; returns whether there is such a region."""
     region = _region(data.blocked_at, algorithm, sign, lowest)
     if region is not None:
         axes.add_artist(
@@ -70,10 +69,10 @@ def _draw_region(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign
 
 @lru_cache(maxsize=8)
 def _region(blocked_at: Callable[..., Any], algorithm: Algorithm, sign: str, lowest: float) -> Path | None:
-    """The outline of what the masks block, in the panel's own coordinates: found on a grid, then to the pixel.
+    """The outline of what the masks block, in axes coordinates: found on a grid, then refined to the pixel.
 
-    Every point of an outline on a grid lies between a node that is blocked and one that is not, and moves there by
-    bisection to where the mask decides.
+    Each point of the outline is between a blocked node of the grid and one that is kept; bisection moves it to where
+    the decision changes.
     """
 
     def blocked(node_N2: np.ndarray) -> Any:
@@ -99,9 +98,9 @@ def _region(blocked_at: Callable[..., Any], algorithm: Algorithm, sign: str, low
 
 
 def _simple(ring_N2: np.ndarray) -> Path:
-    """A closed outline without points that lie on a line between others, to a ten thousandth of the panel."""
+    """A closed outline without collinear points, to a ten thousandth of the panel."""
     kept: Any = Path(1000 * ring_N2).cleaned(simplify=True).vertices
-    return Path(kept[:-1] / 1000, closed=True)  # the last one says that the path ends
+    return Path(kept[:-1] / 1000, closed=True)  # the last vertex only closes the path
 
 
 def _draw_tokens(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str) -> None:
@@ -129,7 +128,7 @@ def _write(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str,
 
 
 def _title(axes: Panel, when: str, algorithm: Algorithm) -> str:
-    """The sign, the algorithm's name, and its thresholds where they have room beside it."""
+    """The sign, the algorithm's name, and its thresholds if there is room for them."""
     points, name = rcParams["axes.titlesize"], algorithm.name.partition(":")[0]
     settings = "  " + ", ".join(mask.settings for mask in algorithm.limiting.masks if mask.settings)
     room = axes.headline_room - width_of(f"{when}:  ", points, bold=True)

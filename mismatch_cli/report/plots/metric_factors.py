@@ -1,4 +1,4 @@
-"""The gap of each other trace over that of the first, metric by metric."""
+"""The gap of each other trace divided by that of the first, by metric."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 STUDY = "comparison"
 SECTION = "Differences in the gap"
-TITLE = "How many times as far apart"
+TITLE = "Gap relative to the first run"
 CAPTION = (
-    "For each metric of the gap, how many times as far from agreement it is as in the first run (÷: that many times "
-    "closer), with 95 % intervals over prompts; hollow: no interval. On the line both are the same. KL and effective "
-    "sample sizes change with the square of a gap. Not drawn where every gap is more than a hundred times larger, or "
-    "smaller: the table says that."
+    "For each metric: its distance from agreement, as a multiple of that of the first run (÷: that many times "
+    "smaller), with 95 % intervals over prompts; hollow marks have no interval. On the vertical line both are equal. "
+    "KL and effective sample sizes change with the square of a gap. Not drawn if every gap differs more than a "
+    "hundredfold in one direction: see the table."
 )
 _SHOWN = (
     "tv_binary_mean", "tv_topk_mean", "abs_d_mean", "abs_d_p50", "abs_d_p99", "d_sd", "ratio_p99", "mult_prob_error",
     "k3", "kl_reverse_k3", "ess_token", "ess_sequence", "sequence_d_sd",
 )  # fmt: skip
-_ROW = 20  # pixels of a metric, and more for each trace
-_DECADES = 100  # a range of factors from here on has ticks at powers of ten alone
-_LINEAR = 2.5  # a range of factors below this needs no logarithm
-_CONTROL = 100  # times: gaps that are all beyond it, on one side, are those of a control
+_ROW = 20  # pixels per metric, and more for each trace
+_DECADES = 100  # from this range of factors on, ticks are at powers of ten only
+_LINEAR = 2.5  # below this range of factors, the axis is linear
+_CONTROL = 100  # times: if all gaps are beyond it on one side, a run is a control
 
 
 def needs(data: ComparisonPlotData) -> bool:
@@ -75,7 +75,7 @@ def draw(figure: Sheet, data: ComparisonPlotData) -> None:
 
 
 def _factors(data: ComparisonPlotData) -> dict[str, np.ndarray]:
-    """Value, low and high of each comparison by the metric's label: metrics of which one at least is above 0."""
+    """Value, low and high of each comparison by the metric's label, for metrics with a factor above 0."""
     found = {}
     for key in _SHOWN if data.comparisons else ():
         factor_C3 = parts_of(comparison["metrics"][key]["factor"] for comparison in data.comparisons)
@@ -94,7 +94,7 @@ def _draw_factors(axes: Panel, factor_R3: np.ndarray, place_R: np.ndarray, colou
 
 
 def _scale(axes: Panel, factor_RC3: np.ndarray, most: int) -> None:
-    """Room for every value and for 1, logarithmic where the values span much, with `most` ticks at most."""
+    """Show every value and 1, on a logarithmic axis if they span much, with at most `most` ticks."""
     reached = factor_RC3[factor_RC3 > 0]
     low, high = min(reached.min(), 0.95), max(reached.max(), 1.05)
     margin = (high / low) ** 0.03
@@ -110,7 +110,7 @@ def _scale(axes: Panel, factor_RC3: np.ndarray, most: int) -> None:
 
 
 def _ticks(low: float, high: float, most: int) -> list[float]:
-    """1, and what is as many times larger and smaller: powers of ten, or also 2 and 5 of each."""
+    """1, and factors to both sides of it: powers of ten, and their multiples by 2 and 5 if there is room."""
     powers = range(-int(log10(1 / low)) - 1, int(log10(high)) + 2)
     every = next(n for n in range(1, 100) if len([p for p in powers if p % n == 0]) <= most)
     fine = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]

@@ -1,4 +1,4 @@
-"""How far two algorithms block the same tokens."""
+"""How much the blocked tokens of two algorithms overlap."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ STUDY = "clipping"
 SECTION = "Overlap"
 TITLE = "Which algorithms block the same tokens"
 CAPTION = (
-    "Of the tokens that at least one of two algorithms blocks, the share that both block, in percent (Jaccard index). "
-    "Each row compares its algorithm with those of the numbers before it, whose columns begin below their own number. "
-    "Similar algorithms stand beside each other; those that decide alike on every token of this trace are one row, and "
-    "those that block nothing are left out."
+    "Tokens that both algorithms block ÷ tokens that at least one of them blocks, in percent (Jaccard index). Each row "
+    "compares its algorithm with those above it; a column begins below the number of its algorithm. Similar algorithms "
+    "are next to each other. Algorithms that decide alike on every token of this trace share a row; those that block "
+    "nothing are left out."
 )
 
 _HEAD, _BELOW = 54, 14
@@ -42,7 +42,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     width = min(64.0 * len(names), style.width - beside - RIGHT)
     (axes,) = figure.place([Box(beside, _HEAD, width, len(names) * heat_row(style))], _BELOW)
     below_NN = np.where(np.tri(len(names), k=-1, dtype=bool), jaccard, np.nan)
-    title = style.pick("Blocked by both, of what either blocks, %", "Jaccard index, %")
+    title = style.pick("Blocked by both, % of blocked by either", "Jaccard index, %")
     axes.flush = 0
     draw_heat(
         axes,
@@ -62,13 +62,13 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
 
 
 def _masks(data: ClippingPlotData) -> list[OneMask]:
-    """Those that block something, where it was counted how far they overlap."""
+    """Algorithms that block something and have a counted overlap."""
     counted = (data.result.get("overlap") or {"names": ()})["names"]
     return data.masks(row for row in data.blocking if row["name"] in counted)
 
 
 def _matrix(data: ClippingPlotData, names: Sequence[str]) -> np.ndarray:
-    """The Jaccard index of each two; NaN where there is none."""
+    """The Jaccard index of each pair; NaN where there is none."""
     overlap = data.result["overlap"]
     places = [overlap["names"].index(name) for name in names]
     return np.array([values_of(overlap["jaccard"][place])[places] for place in places])
@@ -76,7 +76,7 @@ def _matrix(data: ClippingPlotData, names: Sequence[str]) -> np.ndarray:
 
 def _side_by_side(jaccard: np.ndarray) -> np.ndarray:
     """An order that puts similar algorithms together: by the Fiedler vector of the graph of their similarities."""
-    similar = np.nan_to_num(jaccard) + 0.01  # what shares nothing is connected, too, or the order would be arbitrary
+    similar = np.nan_to_num(jaccard) + 0.01  # connects algorithms that share nothing, or their order would be arbitrary
     laplacian = np.diag(similar.sum(axis=1)) - similar
     fiedler = np.linalg.eigh(laplacian)[1][:, 1].round(6)  # equal algorithms keep their order
     return np.argsort(fiedler if fiedler[0] <= fiedler[-1] else -fiedler, kind="stable")

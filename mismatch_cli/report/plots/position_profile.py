@@ -1,4 +1,4 @@
-"""The gap along the response of each trace: from its first token, and from its last."""
+"""The gap of each trace by distance from the first and from the last token."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ STUDY = ("mismatch", "comparison")
 SECTION = "By position in the response"
 TITLE = "Gap by position in the response"
 _BINS = (
-    "Mean |log π − log μ| over the tokens at each distance from the first token and from the last (0), in bins that "
-    "double in width, with 95 % intervals over prompts where a bin has enough of them; one that reaches the top goes "
-    "on. "
+    "Mean |log π − log μ| by distance from the first token and from the last (0), in bins that double in width, with "
+    "95 % intervals over prompts where a bin has enough; an interval that reaches the top extends beyond it. "
 )
 CAPTION = {
-    "mismatch": _BINS + "A level line is healthy; a rise with position points to positional encoding or caches, a "
-    "jump at the last token to end-of-sequence handling.",
-    "comparison": _BINS + "Curves that part with the distance point to caches and position encoding, curves that part "
+    "mismatch": _BINS
+    + "A level line is healthy; a rise with position points to position encoding or caches, a jump at "
+    "the last token to end-of-sequence handling.",
+    "comparison": _BINS + "Curves that diverge with distance point to position encoding or caches, curves that diverge "
     "at the last token to end-of-sequence handling.",
 }
 
@@ -42,7 +42,7 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
         draw_steps(axes, rows_of, _GAP)
         if any(rows_of.values()):
             _label_positions(axes, max(rows_of.values(), key=len))
-        axes.set_xlabel(f"tokens from the {name} token, edges of the bins")
+        axes.set_xlabel(f"tokens from the {name} token, bin edges")
     unit = share_vertical(panels, data.by_trace("positions"), _GAP)
     for axes, name in zip(panels, ("first", "last"), strict=True):
         title, short = (f"{gap} from the {name} token, nats" for gap in ("Mean |log π − log μ|", "Mean |d|"))
@@ -50,9 +50,9 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
 
 
 def _label_positions(axes: Panel, rows: Rows) -> None:
-    """The first distance of each row at its left edge, and at the end the one behind the last."""
+    """Label each bin with its first distance, and the end with the distance after the last."""
     every = axes.style.pick(1, 2)
     edges = [*(row["first"] for row in rows), rows[-1]["last"] + 1]
     labels = [f"{edge}" if i % every == 0 else "" for i, edge in enumerate(edges)]
-    labels[-1] = labels[-1] if len(labels[-1]) <= 3 else ""  # it would reach out of the figure
+    labels[-1] = labels[-1] if len(labels[-1]) <= 3 else ""  # it would leave the figure
     axes.set_xticks(range(len(edges)), labels)

@@ -21,15 +21,15 @@ PLACE = 1
 TITLE = "Ratio and total variation by rollout probability"
 CAPTION = (
     "Each dot is a sampled token at its rollout probability μ, on an axis stretched towards 0 and 1: the ratio r = "
-    "π/μ, and the total variation (TV) between both distributions. Lines are percentiles of all tokens in a bin of μ, "
-    "in bands for their 95 % intervals over prompts, where a bin has enough tokens for one; a bin of fewer than 200 "
-    "has no line. The ratio fans out towards small μ even where the distributions hardly differ, so a clip on it hits "
-    "rare tokens; binary TV |π − μ| is small at low μ by construction."
+    "π/μ, and the total variation (TV) between both distributions. Lines are percentiles of the tokens in a bin of μ, "
+    "for bins of at least 200 tokens; bands are their 95 % intervals over prompts, where a bin has enough tokens. The "
+    "ratio fans out at small μ even where the distributions hardly differ, so a ratio clip hits rare tokens; binary TV "
+    "|π − μ| is small at low μ by construction."
 )
 
 _BINARY = "Binary TV |π − μ|, small at low μ by definition", "Binary TV |π − μ|"
-_CLOSE = 1e-3  # to 1: a ratio that stays within is drawn as its distance from there
-_FEWEST = 200  # tokens of a bin: two of them are beyond the percentile
+_CLOSE = 1e-3  # to 1: a ratio within it is drawn as its distance from 1
+_FEWEST = 200  # tokens of a bin, of which two are beyond the percentile
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -70,13 +70,13 @@ def _is_drawn(row: Mapping[str, Any]) -> bool:
 
 
 def _reach(distance_N: np.ndarray, lines_B3: np.ndarray, most: float) -> float:
-    """How far an axis goes: over every percentile line, and over all but one token in a thousand."""
+    """The range of an axis: every percentile line, and all but one token in a thousand."""
     finite_N, lines_B = distance_N[np.isfinite(distance_N)], np.abs(lines_B3[np.isfinite(lines_B3)])
     return float(np.clip(1.08 * max(np.quantile(finite_N, 0.999), lines_B.max(initial=0)), 1e-7, most))
 
 
 def _draw_tokens(axes: Panel, logq_N: np.ndarray, y_N: np.ndarray, title: str, short: str = "") -> None:
-    """The dots, and how many of them are off the scale; limits must be final."""
+    """Draw the dots, and note how many are off the scale; limits must be final."""
     low, high = axes.get_ylim()
     beyond = int(np.count_nonzero((y_N < low) | (y_N > high)))
     draw_points(axes, np.clip(np.exp(logq_N), axes.get_xlim()[0], HIGHEST), y_N, axes.theme.blue)
@@ -87,7 +87,7 @@ def _draw_tokens(axes: Panel, logq_N: np.ndarray, y_N: np.ndarray, title: str, s
 def _draw_percentile(
     axes: Panel, rows: Rows, key: str, colour: str, *, label: str = "", shift: float = 0.0, linestyle: Any = "-"
 ) -> None:
-    """A step over each bin of μ, in a band for its interval."""
+    """Draw a step over each bin of μ, in a band for its interval."""
     low, high = axes.get_xlim()
     for row in rows:
         ends = np.clip([row["mu_low"], row["mu_high"]], low, high)

@@ -1,4 +1,4 @@
-"""The routing of a mixture of experts: which layers flip, what a flip costs, and whether flips are near ties."""
+"""Expert routing: which layers flip, the gap of flipped tokens, and whether flips are near ties."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SECTION = "Routing"
 PLACE = 1
 TITLE = "Routing of engine and trainer"
 CAPTION = (
-    "Share of the tokens that each layer sends to other experts in the trainer than in the engine; mean "
-    "|log π − log μ| of the tokens that so many layers flip; how much the logit of the last chosen expert exceeds that "
-    "of the first left out, where the routers agree and where they flip. With 95 % intervals over prompts where there "
-    "are enough of them (a hollow mark: too few). Flips to the left of the others are near ties that rounding decides."
+    "Share of tokens that each layer sends to different experts in trainer and engine (flips); mean |log π − log μ| by "
+    "number of layers that flip a token; margin between the logits of the last chosen and the first rejected expert, "
+    "where routers agree and where they flip. With 95 % intervals over prompts where there are enough (hollow marks: "
+    "too few). Flips at smaller margins are near ties that rounding decides."
 )
 
 
@@ -67,7 +67,7 @@ def _span(row: dict[str, Any]) -> str:
 
 
 def _draw_margins(axes: Panel, margins: dict[str, Any]) -> None:
-    """Each side as shares of its own, or the flips would not be seen."""
+    """Draw each side as shares of its own total, or flips would be invisible."""
     inner = np.array(margins["edges"])  # and a bin beyond each end
     edges = np.concatenate([inner[:1] ** 2 / inner[1:2], inner, inner[-1:] ** 2 / inner[-2:-1]])
     for name, colour in (("agreeing", axes.theme.blue), ("flipped", axes.theme.orange)):

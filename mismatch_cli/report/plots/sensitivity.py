@@ -1,4 +1,4 @@
-"""Where training ends by its threshold, and the curves of each (DPPO paper, figure 19)."""
+"""Final results by threshold, and the curves of each (DPPO paper, figure 19)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,20 +15,20 @@ from mismatch_cli.studies.training import TrainingAnalysis
 STUDY = "training"
 SECTION = "Reward and mismatch"
 PLACE = 3
-TITLE = "How much the threshold matters"
+TITLE = "Sensitivity to the threshold"
 CAPTION = (
-    "Runs of one algorithm with several thresholds: the final reward and the final accuracy by threshold, with 95 % "
-    "intervals over seeds (Student’s t) where there are several; horizontal lines are the other algorithms. Then the "
-    "rewards over the steps, the stronger the larger the threshold. A level line between the thresholds says that the "
-    "choice does not matter. DPPO paper, figure 19."
+    "Runs of one algorithm with several thresholds: final reward and final accuracy by threshold, with 95 % intervals "
+    "over seeds (Student’s t) if there are several; horizontal lines are other algorithms. Then the reward over the "
+    "steps, in stronger colours for larger thresholds. A level line means that the threshold does not matter. DPPO "
+    "paper, figure 19."
 )
 
 _FAINTEST = 0.35  # opacity of the curve of the smallest threshold
-_LEAST = 0.05  # of a reward: what the axis shows at least
-_MARGIN = 0.08  # of what is drawn, around it
-_DECADES = 20  # from the smallest to the largest threshold: beyond, their axis is logarithmic
+_LEAST = 0.05  # of a reward: the smallest range of the axis
+_MARGIN = 0.08  # of the drawn range, around it
+_DECADES = 20  # times between thresholds: beyond, their axis is logarithmic
 _MOST_TICKS = 6
-_FAMILIES = 3  # colours of theirs; the others' follow
+_FAMILIES = 3  # accent colours for families; the rest are for other algorithms
 
 
 def needs(data: TrainingAnalysis) -> bool:
@@ -51,12 +51,12 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 
 
 def _measured(family: Family) -> list[str]:
-    """Final numbers, the accuracy where there was an evaluation."""
+    """The final numbers: the reward, and the accuracy if there was an evaluation."""
     return [key for key in ("reward", "accuracy") if any(getattr(end, key).value is not None for end in family.endings)]
 
 
 def _looks(found: Sequence[Family], style: Style) -> dict[str, Look]:
-    """A colour for each algorithm, the fainter the smaller the threshold; what stands beside them is dashed."""
+    """A colour per algorithm, fainter for smaller thresholds; other algorithms are dashed."""
     accents = style.theme.accents
     heads = list(dict.fromkeys(family.name.partition(SEPARATOR)[0] for family in found))
     looks = {}
@@ -68,7 +68,7 @@ def _looks(found: Sequence[Family], style: Style) -> dict[str, Look]:
     others = dict.fromkeys(
         ending.name for family in found for ending in family.others if ending.reward.value is not None
     )
-    shown = zip(others, (*accents[_FAMILIES:], style.theme.ink), strict=False)  # of more the tables say the rest
+    shown = zip(others, (*accents[_FAMILIES:], style.theme.ink), strict=False)  # the tables have the rest
     return looks | {name: Look(colour, DASHED) for name, colour in shown}
 
 
@@ -89,7 +89,7 @@ def _draw_ends(axes: Panel, family: Family, key: str, look_of: Mapping[str, Look
 
 
 def _scale(axes: Panel, values: Sequence[float], part_N3: np.ndarray) -> None:
-    """Room for every interval, and a tick at each threshold."""
+    """Show every interval, and a tick at each threshold."""
     low, high = float(np.nanmin(part_N3)), float(np.nanmax(part_N3))
     margin = max(_MARGIN * (high - low), (_LEAST - (high - low)) / 2)
     axes.set_ylim(low - margin, high + margin)

@@ -1,4 +1,4 @@
-"""The log-ratio of whole responses against their length, with the slope through the origin (FP16 paper, figure 5)."""
+"""The log-ratio of whole responses by length, with the slope through the origin (FP16 paper, figure 5)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ STUDY = "mismatch"
 SECTION = "Whole responses"
 TITLE = "Log-ratio of whole responses by length"
 CAPTION = (
-    "Each dot is a response: Σd = Σ (log π − log μ) over its tokens, against its length T. The line has the slope "
-    "1000 · E[T Σd] / E[T²] and passes through the origin, with its 95 % interval over prompts; it is thin and dashed "
-    "where that interval holds 0 or is not known. Minus the slope estimates KL(μ‖π) per 1,000 tokens: importance "
-    "weights exp(Σd) shrink exponentially with length."
+    "Each dot is a response: Σd = Σ (log π − log μ) over its tokens, against its length T. The line through the origin "
+    "has the slope 1000 · E[T Σd] / E[T²], with its 95 % interval over prompts; it is thin and dashed if that interval "
+    "contains 0 or is unknown. Minus the slope estimates KL(μ‖π) per 1,000 tokens: importance weights exp(Σd) shrink "
+    "exponentially with length."
 )
 
 _FEWEST = 3  # responses
-_FROM_0 = 0.25  # of the longest response: a shortest one below that makes the axis begin at 0
+_FROM_0 = 0.25  # of the longest response: if the shortest is below, the axis begins at 0
 
 
 def needs(data: PlotData) -> bool:
@@ -51,7 +51,7 @@ def draw(figure: Sheet, data: PlotData) -> None:
 
 
 def _lengths(length_S: np.ndarray) -> tuple[float, float]:
-    """The axis: from 0, or from the shortest response where a quarter of it would be empty."""
+    """The range of the axis: from 0, or from the shortest response if that leaves a quarter empty."""
     shortest, longest = float(length_S.min()), float(length_S.max())
     if shortest < _FROM_0 * longest:
         return 0, 1.04 * longest

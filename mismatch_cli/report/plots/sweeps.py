@@ -1,4 +1,4 @@
-"""What another threshold would block: blocked share and lost update as functions of it."""
+"""Blocked tokens and lost update by threshold."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 STUDY = "clipping"
 SECTION = "Threshold sweeps"
-TITLE = "What another threshold would block"
+TITLE = "Blocked tokens and lost update by threshold"
 CAPTION = (
-    "Share of tokens that a mask blocks and share of the update that is lost with them, as functions of the threshold,"
-    " with 95 % intervals over prompts where there are enough tokens; for the cap, the share of tokens above it and "
-    "the share of the update that it takes away. Dashed: the mask on top-K divergences. The vertical axis is "
-    "logarithmic but for its lowest part, so that 0 has a place. Vertical lines: published thresholds."
+    "Share of tokens that a mask blocks and share of the update that this loses, by threshold, with 95 % intervals "
+    "over prompts where there are enough tokens; for the cap, the share of tokens above it and the share of the update "
+    "that it removes. Dashed: the mask on top-K divergences. The vertical axis is logarithmic except near 0. Vertical "
+    "lines: published thresholds."
 )
 
 _LINEAR = 1e-3  # of the highest share: below, the vertical axis is linear
-_HEADROOM = 5  # times the highest share, for what is written at the thresholds
+_HEADROOM = 5  # times the highest share, for labels of thresholds
 
 
 class _Sweep(NamedTuple):
@@ -72,7 +72,7 @@ def _rows(data: ClippingPlotData, name: str) -> Sequence[Mapping[str, Any]]:
 
 
 def _is_drawn(data: ClippingPlotData, sweep: _Sweep) -> bool:
-    """Whether anything is blocked at two thresholds at least: one makes no line."""
+    """Whether at least two thresholds block anything, since one does not make a line."""
     shares = [values_of(row[sweep.key] for row in _rows(data, name)) for name in (sweep.solid, sweep.dashed)]
     return any((share_B > 0).sum() >= 2 for share_B in shares)
 
@@ -92,7 +92,7 @@ def _draw_sweep(axes: Panel, data: ClippingPlotData, sweep: _Sweep) -> None:
 
 
 def _set_scales(axes: Panel, published: Sequence[tuple[float, str]]) -> None:
-    """The horizontal axis goes on as long as anything is blocked, and to the published thresholds."""
+    """The horizontal axis covers all thresholds that block anything, and the published ones."""
     x, y = (np.concatenate(columns) for columns in zip(*(line.get_data() for line in axes.lines), strict=True))
     x, highest = x[y > 0], np.nanmax(y)
     axes.set_xlim(min(x.min(), published[0][0] / 1.3), max(x.max(), 1.3 * published[-1][0]))
@@ -101,7 +101,7 @@ def _set_scales(axes: Panel, published: Sequence[tuple[float, str]]) -> None:
 
 
 def _draw_published(axes: Panel, thresholds: Sequence[tuple[float, str]]) -> None:
-    """Each with its name: the first of two at its left, the last one at its right where there is room."""
+    """Draw each threshold with its name: on the left, but on the right for the last if there is room."""
     for row, (threshold, name) in enumerate(thresholds):
         axes.axvline(threshold, color=axes.theme.muted, linewidth=0.9, linestyle=":", zorder=1)
         place = axes.transAxes.inverted().transform(axes.transData.transform((threshold, 1)))[0]

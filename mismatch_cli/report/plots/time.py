@@ -10,10 +10,10 @@ STUDY = "training"
 SECTION = "Where the time goes"
 TITLE = "Where the time goes"
 CAPTION = (
-    "Seconds of a step by phase, the mean over steps and seeds, evaluations included; at the end of a bar their sum."
+    "Seconds per step by phase: means over steps and seeds, including evaluations; the sum is at the end of each bar."
 )
 
-_BAR, _NAMES = 15, 250  # pixels of a bar, and for the names beside the bars
+_BAR, _NAMES = 15, 250  # pixels of a bar, and of the names beside the bars
 _LEGEND = 22
 
 
@@ -33,7 +33,7 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     _write_names(axes, list(found))
     axes.set_xlabel("seconds")
     axes.flush = (figure.flush - left) / box.width
-    axes.headline("Seconds of a step", ncols=columns, handlelength=1.0, handletextpad=0.4, columnspacing=1.2)
+    axes.headline("Seconds per step", ncols=columns, handlelength=1.0, handletextpad=0.4, columnspacing=1.2)
 
 
 def _draw_bars(axes: Panel, rows: list[dict[str, float]], phases: list[str], height: float) -> None:
@@ -58,7 +58,7 @@ def _draw_bars(axes: Panel, rows: list[dict[str, float]], phases: list[str], hei
 
 
 def _write_names(axes: Panel, names: list[str]) -> None:
-    """At the left of the bars, or above them."""
+    """Write names to the left of the bars, or above them."""
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     style = axes.style

@@ -1,4 +1,4 @@
-"""How much probability the top K hold, over the steps of training (DPPO paper, figure 12)."""
+"""Probability mass of the top K over the steps of training (DPPO paper, figure 12)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 STUDY = "mismatch"
 SECTION = "The gap"
-TITLE = "What the top K hold over the steps"
+TITLE = "Probability mass of the top K by step"
 CAPTION = (
-    "The probability of the K tokens that the engine ranks highest, as many as were recorded, by step: the mean over "
-    "tokens by the engine (μ) and by the trainer (π), with 95 % intervals over prompts where there are enough. What is "
-    "left to 100 % is what top-K divergences see as one bucket. DPPO paper, figure 12: 99.4 % at first and 99.9 % "
-    "after 100 steps, with K = 20."
+    "Total probability of the K tokens that the engine ranks highest (the recorded K) by step: the mean over tokens "
+    "under the engine (μ) and the trainer (π), with 95 % intervals over prompts where there are enough. Top-K "
+    "divergences treat the rest as one bucket. DPPO paper, figure 12: 99.4 % at first and 99.9 % after 100 steps, with "
+    "K = 20."
 )
 
 _POLICIES = {"topk_mass_reference": "-", "topk_mass_current": DASHED}
-_LEAST = 5e-3  # of a probability: what the axis shows at least, as much as the paper saw
+_LEAST = 5e-3  # of a probability: the smallest range of the axis, the paper's
 
 
 def needs(data: PlotData) -> bool:

@@ -1,4 +1,4 @@
-"""How training went, number by number over the steps (DPPO paper, figures 3, 4 and 7, and figures 13 to 18)."""
+"""Training curves, a panel per quantity (DPPO paper, figures 3, 4 and 7, and figures 13 to 18)."""
 
 from mismatch_cli.report.plots._charts import BANDS, Chart, draw_charts
 from mismatch_cli.report.plots._lines import DASHES
@@ -20,11 +20,11 @@ SECTION = "Reward and mismatch"
 PLACE = 1
 TITLE = "Training curves"
 CAPTION = (
-    "Mean reward of the batch, and accuracy at the evaluations (◆, or a panel for each of several sets); at the "
-    "weights that sampled, mean |π − μ| over tokens and the largest and smallest π − μ of the step; the share of the "
-    "tokens with A ≠ 0 that the algorithm blocks; length and entropy of the responses, and what the top K hold, where "
-    f"an algorithm asks for them. {BANDS} Of several settings, dashes are settings. DPPO paper, figures 3, 4 "
-    "and 7, and figures 13 to 18."
+    "Mean reward of the batch, and accuracy at evaluations (◆, or a panel for each of several sets); at the weights "
+    "that sampled, mean |π − μ| over tokens and the largest and smallest π − μ of the step; the share of tokens with A "
+    "≠ 0 that the algorithm blocks; length and entropy of the responses; the probability mass of the top K, if an "
+    f"algorithm uses them. {BANDS} With several settings, dashes are settings. DPPO paper, figures 3, 4 and 7, and "
+    "figures 13 to 18."
 )
 
 
@@ -37,7 +37,7 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 
 
 def _charts(data: TrainingAnalysis) -> list[Chart]:
-    """The six panels of the paper stand first where there are several sets of evaluation."""
+    """All charts; with several evaluation sets, the paper's six panels come first."""
     mismatch, shape = (gap(data), blocked(data), extremes(data)), (length(data), entropy(data))
     if len(data.eval_sets) < 2:
         return [reward(data, evaluations=True), *mismatch, *shape, top_k_mass(data)]

@@ -1,4 +1,4 @@
-"""Engine, trainer and trainer in float32: how far each two of them are apart, beside the noise of each side."""
+"""Distances between engine, trainer and the trainer in float32, and the noise of each side."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SECTION = "Engine, trainer and float32"
 PLACE = 2
 TITLE = "Engine, trainer and float32"
 CAPTION = (
-    "Mean |difference| of the log-probabilities of the same tokens, in nats. In the triangle each edge is as wide as "
-    "its distance; the shorter of the two lower ones belongs to the side that is nearer to float32. The bars hold the "
-    "distances with their 95 % intervals over prompts beside those that a side has from itself: the engine decoding or "
-    "reading a response at once, and in batches or one response at a time; the trainer in two shapes of micro-batches."
+    "Mean |difference| of the log-probabilities of the same tokens, in nats. The width of an edge of the triangle is "
+    "its distance; the thinner of the two lower edges leads to the side that is closer to float32. Bars are the "
+    "distances with 95 % intervals over prompts, and those of a side from itself: the engine decoding and in one "
+    "prefill, and in batches and one response at a time; the trainer in two micro-batch shapes."
 )
 _Place = tuple[float, float]
 _ENGINE, _TRAINER, _REFERENCE = (0.15, 0.76), (0.85, 0.76), (0.5, 0.16)
@@ -33,12 +33,12 @@ _BARS = {
     "as_recorded": "engine – trainer, as recorded",
     "rollout_reference": "engine – float32",
     "trainer_reference": "trainer – float32",
-    "decode_prefill": "engine: decoding – at once",
-    "rollout_noise": "engine: batches – alone",
+    "decode_prefill": "engine: decode – prefill",
+    "rollout_noise": "engine: batches – single",
     "trainer_noise": "trainer: micro-batches",
 }
 _ROW = 31  # pixels of a bar
-_ASIDE = 18  # pixels for the half of the last label of the axis
+_ASIDE = 18  # pixels for half of the last tick label
 _HEIGHT = 210  # pixels of the triangle
 
 
@@ -51,7 +51,7 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     found = {key: vars(data.triangle[key]) for key in _BARS if data.triangle[key] is not None}
     style, height = figure.style, _ROW * len(found)
     left = max(width_of(_BARS[key], style.small) for key in found) + 14
-    beside = style.pick(0.42 * style.width, 0)  # where the bars begin, with their names
+    beside = style.pick(0.42 * style.width, 0)  # where the bars with their names begin
     room = style.pick(beside - figure.flush, style.width - 2 * figure.flush)
     corners = Box(figure.flush, style.pick(8, TOP), room, max(_HEIGHT, style.pick(height, 0)))
     top = style.pick(TOP, corners.top + corners.height + TOP + 10)
@@ -81,7 +81,7 @@ def _draw_corners(axes: Panel, found: Mapping[str, Any]) -> None:
 
 
 def _draw_edge(axes: Panel, value: float, one: _Place, other: _Place, width: float) -> None:
-    """A line as wide as its distance, with the distance outside of it."""
+    """A line as wide as its distance, labelled with it on the outside."""
     x, y = (one[0] + other[0]) / 2, (one[1] + other[1]) / 2
     look: dict[str, Any] = {"color": axes.theme.purple, "alpha": 0.4, "zorder": 1}
     axes.plot((one[0], other[0]), (one[1], other[1]), linewidth=width, solid_capstyle="butt", **look)
@@ -92,7 +92,7 @@ def _draw_edge(axes: Panel, value: float, one: _Place, other: _Place, width: flo
 
 
 def _draw_corner(axes: Panel, place: _Place, name: str, colour: str, noise: Estimate | None) -> None:
-    """A dot with its name, and what the side is from itself; above it, or below the lowest."""
+    """A dot with its name and its noise, above it, or below it for the lowest dot."""
     axes.plot(*place, "o", color=colour, markersize=11, zorder=2)
     below = place == _REFERENCE
     offset: dict[str, Any] = {"textcoords": "offset points", "ha": "center"}

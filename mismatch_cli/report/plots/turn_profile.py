@@ -1,4 +1,4 @@
-"""The gap in each turn of the responses of each trace, and how long the turns are."""
+"""The gap of each trace by turn, and the length of turns."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ STUDY = ("mismatch", "comparison")
 SECTION = "By position in the response"
 TITLE = "Gap by turn"
 _TURNS = (
-    "Mean |log π − log μ| over the tokens of each turn, and how many tokens a turn has on average, with 95 % intervals "
-    "over prompts where enough of them have such a turn. A turn is a run of trained tokens; what tools and users say "
-    "between two turns is not trained. "
+    "Mean |log π − log μ| over the tokens of each turn, and the mean number of tokens in it, with 95 % intervals over "
+    "prompts where enough have such a turn. A turn is a run of trained tokens; tool output and user messages between "
+    "turns are not trained. "
 )
 _REBUILT = "how the conversation is rebuilt between turns (chat template, tool output, dropped thoughts)"
 CAPTION = {
     "mismatch": f"{_TURNS}A level line is healthy; a jump at the second turn points to {_REBUILT}, a steady rise to "
-    "the length of the context.",
-    "comparison": f"{_TURNS}Curves that part at the second turn point to {_REBUILT}, curves that part slowly to the "
-    "length of the context.",
+    "context length.",
+    "comparison": f"{_TURNS}Curves that diverge at the second turn point to {_REBUILT}, curves that diverge slowly "
+    "to context length.",
 }
 
 _PANELS = {
@@ -49,7 +49,7 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
 
 
 def _label_turns(axes: Panel, rows: Rows) -> None:
-    """The number of each turn below the middle of its step; of many turns some, and always the last."""
+    """Number each turn below the middle of its step; of many turns, some and always the last."""
     every = 1 + len(rows) // axes.style.pick(13, 9)
     last = len(rows) - 1
     places = [*range(0, last + 1 - every, every), last]

@@ -1,4 +1,4 @@
-"""How much ratio and total variation scatter in each bin of the rollout probability, for each trace."""
+"""Spread of ratio and total variation in each bin of the rollout probability, for each trace."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ STUDY = ("mismatch", "comparison")
 SECTION = "Ratio and TV by probability"
 TITLE = {"mismatch": "Volatility by rollout probability", "comparison": "Ratio and TV by probability"}
 _INTERVALS = (
-    "with 95 % intervals over prompts (an arrow: down to less than a tenth; a hollow mark: too few tokens for one). "
+    "with 95 % intervals over prompts (arrow: reaches below a tenth of the value; hollow mark: too few tokens). "
 )
 CAPTION = {
     "mismatch": "For the tokens in each bin of μ: standard deviation and 99th percentile of the ratio r = π/μ, of the "
-    f"binary TV |π − μ| and of the top-K TV, {_INTERVALS}Of the ratio the percentile of r − 1. Where a line falls from "
-    "left to right, a threshold on that quantity is hit by rare tokens first.",
+    f"binary TV |π − μ| and of the top-K TV, {_INTERVALS}The percentile of the ratio is that of r − 1. If a line falls "
+    "from left to right, a threshold on that quantity hits rare tokens first.",
     "comparison": "For the tokens in each bin of μ, the standard deviation (SD) of the ratio r = π/μ and of the total "
-    f"variation, {_INTERVALS}Curves of the same shape at another height speak for one cause, stronger or weaker; "
-    "another shape for another cause.",
+    f"variation, {_INTERVALS}Curves of the same shape at different heights suggest one cause of different strength; "
+    "different shapes suggest different causes.",
 }
 
-_FEWEST = 100  # tokens in a bin: one of them is beyond the 99th percentile
-_LONGEST = 10  # times smaller than its value: where a whisker is cut, with an arrow
+_FEWEST = 100  # tokens in a bin, of which one is beyond the 99th percentile
+_LONGEST = 10  # times below the value: whiskers are cut here, with an arrow
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -41,7 +41,7 @@ class _Line(NamedTuple):
     estimates: Sequence[Part]
     colour: str
     marker: str = "o"
-    shift: float = 0.0  # is taken from every estimate
+    shift: float = 0.0  # subtracted from every estimate
 
 
 def needs(data: PlotData | ComparisonPlotData) -> bool:
@@ -62,13 +62,13 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
         for line in lines:
             _draw_line(axes, line)
         axes.label_bins(first)
-        axes.set_xlabel("rollout probability μ, edges of the bins")
+        axes.set_xlabel("rollout probability μ, bin edges")
         axes.headline(words, ncols=len(lines) if alone else RUNS)
     _set_vertical([axes for axes in panels if axes.lines], shared=alone)
 
 
 def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
-    """Of one trace, the ratio beside the total variations: their standard deviations, and their tails."""
+    """For one trace: standard deviations and tails of the ratio and of the total variations."""
     looks = (style.theme.blue, "o"), (style.theme.green, "s"), (style.theme.orange, "D")
     spread = (("ratio_sd", "ratio", 0.0), ("tv_binary_sd", "binary TV", 0.0), ("tv_topk_sd", "top-K TV", 0.0))
     tails = (("ratio_p99", "ratio − 1", 1.0), ("tv_binary_p99", "binary TV", 0.0), ("tv_topk_p99", "top-K TV", 0.0))
@@ -78,14 +78,14 @@ def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
             for (key, label, shift), look in zip(series, looks, strict=True)
         ]
         for words, fewest, series in (
-            ("Standard deviation in the bin", 0, spread),
-            ("99th percentile in the bin", _FEWEST, tails),
+            ("Standard deviation per bin", 0, spread),
+            ("99th percentile per bin", _FEWEST, tails),
         )
     }
 
 
 def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]:
-    """Of several traces, the ratio of each, and its TV: the top-K one where all traces have it."""
+    """For several traces: the ratio and the TV of each, top-K if all traces have it."""
     top_k = all(np.isfinite(values_of(row["tv_topk_sd"] for row in rows)).any() for rows in rows_of.values())
     tv = ("tv_topk_sd", "SD of top-K TV") if top_k else ("tv_binary_sd", "SD of |π − μ|")
     labels = run_labels(list(rows_of), style)
@@ -99,7 +99,7 @@ def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]
 
 
 def _draw_line(axes: Panel, line: _Line) -> None:
-    """Through the middles of the bins, with a whisker for each interval; a logarithmic axis has no zero."""
+    """A line through the middles of the bins, with whiskers for intervals; zeros are not drawn on the log axis."""
     value_B, low_B, high_B = parts_of(line.estimates).T - line.shift
     centre_B, drawn_B = np.arange(len(value_B)) + 0.5, value_B > 0
     if not drawn_B.any():
@@ -117,7 +117,7 @@ def _draw_line(axes: Panel, line: _Line) -> None:
 
 
 def _set_vertical(filled: Sequence[Panel], *, shared: bool) -> None:
-    """Logarithmic; the quantities of one trace share a scale, so that their heights compare."""
+    """Make vertical axes logarithmic; quantities of one trace share a scale, so that heights compare."""
     for axes in filled:
         axes.set_yscale("log")
     limits = [axes.get_ylim() for axes in filled]

@@ -1,4 +1,4 @@
-"""The gap as recorded, what goes with each cause, and what is left."""
+"""The recorded gap, the share of each cause, and what is left."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 STUDY = "bisection"
 SECTION = "Causes"
 PLACE = 1
-TITLE = "Where the gap goes"
+TITLE = "Share of the gap by cause"
 CAPTION = (
-    "The gap as recorded is 100 %. Each cause takes its share, measured alone, from what those above it leave; lines "
-    "are 95 % intervals over prompts. Orange is a setting of the rollout, blue one of the trainer, purple lies between "
-    "both. Where shares overlap, causes take less together than they add up to, and a hatched bar gives that back; "
-    "where they take more together, it takes the rest. Dashed is what the precision of both sides makes, measured from "
-    "the whole gap, for it contains shares of the causes. The noise is a part of what is left."
+    "The recorded gap is 100 %. Each cause removes its share, measured alone, from what those above leave; lines are "
+    "95 % intervals over prompts. Orange is a setting of the rollout, blue of the trainer, purple of both. If shares "
+    "overlap, the causes remove less together than their sum, and a hatched bar adds the difference back; if they "
+    "remove more together, it removes the rest. The dashed bar is the precision of both sides, measured from the full "
+    "gap because it includes shares of the causes. The noise is part of what is left."
 )
 _ROW = 30  # pixels
 _BAR = 0.62  # of a row
 _MOST = 8  # causes
-_LEAST = 0.005  # of the gap: what is smaller is neither overlap nor rest
-_OTHERS = "further causes"
+_LEAST = 0.005  # of the gap: smaller differences are not drawn
+_OTHERS = "other causes"
 
 
 class _Bar(NamedTuple):
-    """A row: from where to where, as parts of the gap."""
+    """A row: its two ends, as fractions of the gap."""
 
     label: str
     first: float
     last: float
-    share: str  # what is written beside it
+    share: str  # the label beside it
     colour: str
-    low: float | None = None  # where its last end may lie
+    low: float | None = None  # the interval of its last end
     high: float | None = None
     look: str = "full"  # or hatched, hollow
     leads: bool = True  # to the row below
@@ -58,7 +58,7 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     axes.flush = (figure.flush - left) / axes.box.width
     lowest = min(0.0, *(value for bar in bars for value in (bar.first, bar.last, bar.low or 0.0)))
     highest = max(1.0, *(value for bar in bars for value in (bar.first, bar.last, bar.high or 0.0)))
-    room = style.pick(0.13, 0.34) * (highest - lowest)  # for what is written at the right
+    room = style.pick(0.13, 0.34) * (highest - lowest)  # for labels at the right
     axes.set_xlim(lowest - 0.02, highest + room)
     axes.set_ylim(len(bars) - 0.4, -0.6)
     for row, bar in enumerate(bars):
@@ -77,9 +77,9 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
         [tick / 100 for tick in range(-200, 401, style.pick(20, 50)) if lowest - 0.02 <= tick / 100 <= highest + 0.02]
     )
     axes.xaxis.set_major_formatter(lambda value, _position: f"{100 * value:.0f} %".replace("-", "−"))
-    axes.set_xlabel(style.pick("of the gap as recorded", "of the gap"))
+    axes.set_xlabel(style.pick("share of the recorded gap", "share of the gap"))
     whole = numbers.number(data.search.gap)
-    axes.headline(f"What goes of the gap of {whole} nats", f"What goes of {whole} nats", is_axis=False)
+    axes.headline(f"Shares of the gap of {whole} nats", f"Shares of {whole} nats", is_axis=False)
 
 
 def _draw(axes: Panel, row: int, bar: _Bar) -> None:
@@ -100,7 +100,7 @@ def _draw(axes: Panel, row: int, bar: _Bar) -> None:
 
 
 def _hatch(axes: Panel, row: int, left: float, width: float, colour: str) -> None:
-    """Slanted lines within a bar, an eighth of its height apart."""
+    """Slanted lines within a bar."""
     low, high = axes.get_xlim()
     slant = (high - low) * _BAR * _ROW / axes.box.width  # as wide as the bar is high, in the units of the axis
     place = left - slant
@@ -112,7 +112,7 @@ def _hatch(axes: Panel, row: int, left: float, width: float, colour: str) -> Non
 
 
 def _bars(data: BisectionAnalysis, theme: Theme, *, sides: bool) -> Iterator[_Bar]:
-    """From the whole gap down to what is left; what is measured from the whole gap, or from nothing, comes last."""
+    """From the full gap down to what is left; then the precision, and the noise."""
     yield from _steps(data, theme, sides)
     if data.floor is not None:
         last, said = 1 - (data.floor.share.value or 0.0), _said(data.floor.share)
@@ -124,7 +124,7 @@ def _bars(data: BisectionAnalysis, theme: Theme, *, sides: bool) -> Iterator[_Ba
 
 
 def _steps(data: BisectionAnalysis, theme: Theme, sides: bool) -> Iterator[_Bar]:
-    """Each begins where the one above it ends; without `sides` in names, colours alone tell whose a setting is."""
+    """Each bar begins where the one above ends; without `sides` in names, only colours show the side."""
     colours = {"rollout": theme.orange, "trainer": theme.blue, "both": theme.purple}
     yield _Bar("as recorded", 0.0, 1.0, "100 %", theme.muted, leads=bool(data.named))
     at = 1.0
@@ -149,7 +149,7 @@ def _from_0(label: str, share: Estimate, colour: str) -> _Bar:
 
 
 def _ends(at: float, share: Estimate) -> tuple[float | None, float | None]:
-    """Where the end of a bar may lie."""
+    """The interval of the end of a bar."""
     return (None, None) if share.low is None or share.high is None else (at - share.high, at - share.low)
 
 
