@@ -92,7 +92,7 @@ def test_order_of_the_page(page: Page, view: ReportView) -> None:
         "Worst tokens",
         "How it was measured",
         "Definitions",
-        "Get this report again",
+        "Reproduce this report",
     ]
     places = [text.index(part) for part in order[:4]]
     for part in order[4:]:

@@ -1,5 +1,5 @@
-// Every token of the first responses: coloured, filtered, and linked to a dot. What a mask blocks was decided in Python
-// for each position of its slider: here a token's level is compared with that position, and no formula stands twice.
+// Every token of the first responses: coloured, filtered, and linked to a dot. Python decides what a mask blocks at
+// each position of its slider; this script only compares a token's level with that position: no formula is duplicated.
 (() => {
   "use strict";
   const section = document.getElementById("explorer"), source = document.getElementById("explorer-data");
@@ -53,9 +53,9 @@
       "": ["all tokens", () => true],
       a: ["blocked by A", t => blocks(masks.a, t)],
       b: ["blocked by B", t => blocks(masks.b, t)],
-      ab: ["by both", t => blocks(masks.a, t) && blocks(masks.b, t)],
-      "a-b": ["by A and not by B", t => blocks(masks.a, t) && !blocks(masks.b, t)],
-      "b-a": ["by B and not by A", t => blocks(masks.b, t) && !blocks(masks.a, t)],
+      ab: ["blocked by both", t => blocks(masks.a, t) && blocks(masks.b, t)],
+      "a-b": ["blocked by A, not by B", t => blocks(masks.a, t) && !blocks(masks.b, t)],
+      "b-a": ["blocked by B, not by A", t => blocks(masks.b, t) && !blocks(masks.a, t)],
     };
     const responseShown = response => (ui.reward.value === "" || String(response.reward) === ui.reward.value)
       && (ui.step.value === "" || String(response.step) === ui.step.value)
@@ -66,17 +66,17 @@
 
     // ---- Colours ----
     const colours = {};
-    let shade = 0; // how dark a token's paper gets at most: its letters stay legible
+    let shade = 0; // the darkest background of a token: its letters stay legible
     function readColours() {
       const style = getComputedStyle(section);
       for (const name of ["up", "down", "both", "ink", "muted", "line", "page"]) colours[name] = rgb(style.getPropertyValue(`--${name}`));
       shade = Number(style.getPropertyValue("--shade"));
     }
-    const rgb = hex => { // `#0b63b5`, as the theme has them
+    const rgb = hex => { // from `#0b63b5`, as in the theme
       const digits = hex.trim().slice(1), wide = digits.length === 3 ? [...digits].map(each => each + each).join("") : digits;
       return [0, 2, 4].map(place => parseInt(wide.slice(place, place + 2), 16)).join(" ");
     };
-    function largest(values) { // that colours reach: a few tokens beyond are as dark
+    function largest(values) { // the value with the full colour; the top 1 % share it
       const sizes = values.filter(Number.isFinite).map(Math.abs).sort();
       return sizes.length ? sizes[Math.min(sizes.length - 1, Math.floor(0.99 * sizes.length))] || 1 : 1;
     }
@@ -95,12 +95,12 @@
         title: "blocked by A, B",
         strength: t => blocks(masks.a, t) || blocks(masks.b, t) ? 1 : 0,
         hue: t => blocks(masks.a, t) ? (blocks(masks.b, t) ? "both" : "down") : "up",
-        legend: () => [["down", "by A alone"], ["up", "by B alone"], ["both", "by both"]],
+        legend: () => [["down", "only by A"], ["up", "only by B"], ["both", "by both"]],
       },
       d: scaled(d, head.gap, "π below μ", "π above μ"),
       dp: scaled(dp, "π − μ", "π below μ", "π above μ"),
-      ratio: scaled(d, "ratio π/μ, by its logarithm", "below 1", "above 1"),
-      ...(entropy && { entropy: scaled(entropy, "entropy of π", "", "uncertain") }),
+      ratio: scaled(d, "ratio π/μ, log scale", "below 1", "above 1"),
+      ...(entropy && { entropy: scaled(entropy, "entropy of π", "", "high entropy") }),
       ...(advantage && { advantage: scaled(advantage, "advantage", "A < 0", "A > 0") }),
     };
     if (!head.algorithms.length) delete MODES.blocked;
@@ -109,18 +109,18 @@
       return strength < 0.04 ? "" : `rgb(${colours[mode.hue(t)]} / ${(0.1 + (most - 0.1) * strength).toFixed(2)})`;
     };
 
-    // ---- The text: responses are filled when they come near ----
+    // ---- The text: responses are filled when scrolled near ----
     const spans = new Map();
     const byElement = new Map();
     const articles = responses.map((response, n) => {
       const article = make("article");
-      const told = [`prompt ${response.prompt}`, `sample ${response.sample}`];
-      if (responses.some(each => each.step)) told.unshift(`step ${response.step}`);
-      if (pooled) told.unshift(head.traces[response.trace]);
-      if (response.reward !== null) told.push(`reward ${number(response.reward)}`);
-      told.push(`${response.length} tokens${response.tokens < response.length ? `, the first ${response.tokens} here` : ""}`);
-      told.push(`Σ|d| ${number(response.absolute)}`);
-      article.append(make("h3", "", told.join(" · ")));
+      const facts = [`prompt ${response.prompt}`, `sample ${response.sample}`];
+      if (responses.some(each => each.step)) facts.unshift(`step ${response.step}`);
+      if (pooled) facts.unshift(head.traces[response.trace]);
+      if (response.reward !== null) facts.push(`reward ${number(response.reward)}`);
+      facts.push(`${response.length} tokens${response.tokens < response.length ? `, first ${response.tokens} shown` : ""}`);
+      facts.push(`Σ|d| ${number(response.absolute)}`);
+      article.append(make("h3", "", facts.join(" · ")));
       if (response.words) {
         const prompt = article.appendChild(make("details"));
         prompt.append(make("summary", "", "prompt"), make("p", "", response.words));
@@ -151,7 +151,7 @@
       span.classList.toggle("dim", !shown(t));
     }
     const SORTS = {
-      "": ["order of the trace", (a, b) => a - b],
+      "": ["trace order", (a, b) => a - b],
       absolute: ["Σ|d|, largest first", (a, b) => responses[b].absolute - responses[a].absolute],
       signed: ["Σd, lowest first", (a, b) => responses[a].signed - responses[b].signed],
       length: ["length, longest first", (a, b) => responses[b].length - responses[a].length],
@@ -166,10 +166,10 @@
         count++;
       }
       const order = responses.map((_, n) => n).filter(n => some[n]).sort(SORTS[ui.sort.value][1]);
-      const now = order.length ? order.map(n => articles[n]) : [make("p", "none", "No token is left: show more above.")];
+      const now = order.length ? order.map(n => articles[n]) : [make("p", "none", "No token matches: relax the filters above.")];
       const same = now.length === ui.texts.children.length && now.every((each, n) => each === ui.texts.children[n]);
-      if (!same) ui.texts.replaceChildren(...now); // which scrolls to the beginning
-      ui.said.textContent = `${count.toLocaleString("en")} of ${total.toLocaleString("en")} tokens in ${order.length} of ${responses.length} responses are shown.`;
+      if (!same) ui.texts.replaceChildren(...now); // replacing them scrolls to the top
+      ui.said.textContent = `${count.toLocaleString("en")} of ${total.toLocaleString("en")} tokens in ${order.length} of ${responses.length} responses shown.`;
     }
 
     // ---- The plot ----
@@ -229,29 +229,29 @@
       carded = span;
       follow();
     }
-    let carded = null; // the token that the card is about
+    let carded = null; // the token that the card describes
     function close() {
       carded = null;
       ui.card.hidden = true;
     }
-    function follow() { // beside its token, which may have been scrolled away
+    function follow() { // keeps the card beside its token, or hides it with the token
       if (!carded) return;
       const box = carded.getBoundingClientRect(), around = ui.texts.getBoundingClientRect();
       ui.card.hidden = box.bottom < around.top || box.top > around.bottom;
-      const own = ui.card.getBoundingClientRect();
-      ui.card.style.left = `${clamp(box.left, 8, Math.max(8, innerWidth - own.width - 8))}px`;
-      ui.card.style.top = `${box.bottom + own.height + 12 < innerHeight ? box.bottom + 6 : Math.max(6, box.top - own.height - 6)}px`;
+      const size = ui.card.getBoundingClientRect();
+      ui.card.style.left = `${clamp(box.left, 8, Math.max(8, innerWidth - size.width - 8))}px`;
+      ui.card.style.top = `${box.bottom + size.height + 12 < innerHeight ? box.bottom + 6 : Math.max(6, box.top - size.height - 6)}px`;
     }
     function judgement(mask, t) {
       if (mask.level[t] === head.notJudged) return advantage?.[t] === 0 ? "not judged: A = 0" : "not judged";
       const level = mask.level[t], positions = mask.thresholds.length, word = blocks(mask, t) ? "blocked" : "kept";
       if (positions < 2) return word;
-      if (level === 0 || level === positions) return `${word} wherever the slider is`;
+      if (level === 0 || level === positions) return `${word} at every threshold`;
       return `${word}; blocked up to ${mask.thresholds[level - 1]}`;
     }
     function rankTable(row) {
       const table = make("table"), headings = table.createTHead().insertRow(), body = table.createTBody();
-      for (const name of ["engine’s first", "μ", "π"]) headings.append(make("th", "", name));
+      for (const name of ["engine’s top K", "μ", "π"]) headings.append(make("th", "", name));
       for (let k = 0; k < head.ranks; k++) {
         const at = row * head.ranks + k;
         if (!Number.isFinite(rankLogq[at])) continue;
@@ -266,7 +266,7 @@
     ui.texts.addEventListener("click", event => { const span = token(event); if (span) go(Number(span.dataset.t)); });
     addEventListener("scroll", follow, { passive: true, capture: true });
 
-    // ---- All together ----
+    // ---- Everything together ----
     function share(side) {
       const mask = masks[side], out = ui[`share-${side}`];
       ui[`at-${side}`].textContent = mask.level ? [mask.thresholds[mask.at], mask.unmoved].filter(Boolean).join(" · ") : "";

@@ -1,8 +1,8 @@
-// What the explorer's scripts share: the tokens as they are packed, and numbers as the report writes them.
+// Shared by the explorer's scripts: unpacking tokens, and formatting numbers as the report does.
 "use strict";
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 
-// A head in JSON, then columns.
+// The data is a JSON head, then columns.
 const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f4: Float32Array };
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text.trim()), letter => letter.charCodeAt(0));

@@ -1,5 +1,5 @@
-// The explorer's plot: a dot for each token, a click that leads to it, and a frame that holds several. Both axes are
-// stretched: μ from 0 to 1 towards both ends, and what is far from agreement pressed together.
+// The explorer's plot: a dot per token, clicks that select a token, and a frame that selects several. Axes are not
+// linear: μ is stretched towards 0 and 1, and values far from agreement are compressed.
 "use strict";
 const WIDEST_TAP = 12; // pixels from a dot
 const MARGIN = { left: 46, right: 20, top: 8, bottom: 34 };
@@ -15,8 +15,8 @@ const AXES = {
   },
 };
 
-// `tokens` has the columns, each of an axis' name among them, and says which tokens are `drawn` and `shown`, `here`, and
-// their `colour`; `onToken` is told who was clicked, `onFrame` that the frame is another.
+// `tokens` has the columns, including one named after each axis, and says which tokens are `drawn`, `shown` and `here`,
+// and their `colour`; `onToken` gets the clicked token, `onFrame` is called when the frame has changed.
 function explorerPlot(canvas, axis, tokens, { onToken, onFrame }) {
   const logit = value => Math.log(value / (1 - value)), { total, logq } = tokens;
   const x = logq.map(value => value - Math.log(-Math.expm1(value)));
@@ -48,7 +48,7 @@ function explorerPlot(canvas, axis, tokens, { onToken, onFrame }) {
     const pen = canvas.getContext("2d"), y = bent[axis.value], colours = tokens.colours;
     pen.scale(scale, scale);
     axes(pen, width, height);
-    const dots = [[], []]; // those that are shown lie above
+    const dots = [[], []]; // shown tokens are drawn on top
     for (let t = 0; t < total; t++) if (measured(t) && tokens.drawn(t)) dots[tokens.shown(t) ? 1 : 0].push(t);
     for (const [kind, some] of dots.entries()) {
       for (const t of some) {
@@ -118,7 +118,7 @@ function explorerPlot(canvas, axis, tokens, { onToken, onFrame }) {
     return [event.clientX - box.left, event.clientY - box.top];
   };
   const moved = at => Math.hypot(at[0] - pressed[0], at[1] - pressed[1]) >= 4;
-  const between = (from, a, b) => [from(a), from(b)].sort((one, other) => one - other);
+  const between = (from, a, b) => [from(a), from(b)].sort((p, q) => p - q);
   canvas.addEventListener("pointerdown", event => { pressed = place(event); });
   addEventListener("pointermove", event => {
     if (!pressed || event.pointerType === "touch" || !moved(place(event))) return; // a finger scrolls the page

@@ -1,5 +1,5 @@
-// What the page shows without this, easier to look through: folded lists, sorted tables, one choice for many folds,
-// and where in the page one is.
+// Makes the page easier to browse: folded lists, sortable tables, a menu for many folds, and the current section in
+// the navigation.
 (() => {
   "use strict";
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -10,7 +10,7 @@
     return element;
   };
 
-  // A list shows its first entries, and all of them when asked for; `fold` again once their order has changed.
+  // A list shows its first entries until the user asks for all; call `fold` again after the order changes.
   const itemsOf = list => (list.tBodies ? all("tbody tr:not(.group)", list) : [...list.children]);
   function fold(list) {
     const items = itemsOf(list);
@@ -50,7 +50,7 @@
     return a.localeCompare(b, undefined, { numeric: true });
   }
 
-  // Up, down, and as it was; each group of rows by itself, and what has no value last.
+  // Descending, ascending, original order; each group of rows separately, with missing values last.
   const NEXT = { none: "descending", descending: "ascending", ascending: "none" };
   const NEXT_OF_TEXT = { none: "ascending", ascending: "descending", descending: "none" };
   function sort(table, column, order) {
@@ -73,7 +73,7 @@
     heads.forEach((head, column) => {
       const textual = head.matches(".text, .token") || (column === 0 && table.matches(".metrics"));
       const button = make("button", { type: "button", class: "sort", "aria-label": `Sort by ${said(head)}` });
-      head.append("\u2060", button); // on the same line as the last word
+      head.append("\u2060", button); // stays on the line of the last word
       head.classList.add("sortable");
       head.setAttribute("aria-sort", "none");
       head.addEventListener("click", event => {
@@ -86,7 +86,7 @@
     });
   }
 
-  // Many folds about the same thing: one choice, which opens one of them.
+  // Many folds on one subject get a menu that opens one of them.
   for (const choice of all(".choice")) {
     const folds = all(":scope > details", choice), about = choice.dataset.about;
     const label = make("label", { class: "chooser" }, `${about[0].toUpperCase()}${about.slice(1)} `);
@@ -103,7 +103,7 @@
     choice.classList.add("chosen");
   }
 
-  // The section that is being read.
+  // Highlights the current section in the navigation.
   const links = new Map(all("nav a").map(link => [link.hash.slice(1), link]));
   const seen = new Set();
   const sections = all("main > section").filter(section => links.has(section.id));
@@ -122,7 +122,7 @@
   }, { rootMargin: "-10% 0px -60% 0px" });
   sections.forEach(section => watch.observe(section));
 
-  // What a link leads to may be folded away, and paper folds nothing.
+  // Opens folds around the target of a link, and all folds for printing.
   const open = element => {
     for (let each = element; each; each = each.parentElement) if (each.tagName === "DETAILS") each.open = true;
   };

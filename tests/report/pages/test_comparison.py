@@ -114,7 +114,7 @@ def test_what_is_left_out_is_said(result):
     made["comparisons"][0]["on_tokens"]["masked_in_one"] = 7
     text = words(on_terminal(made, 120))
     a, b, c = runs_of(result)
-    assert f"{a}: 20 of 96 responses are left out, because another trace holds no partner for them" in text
+    assert f"{a}: 20 of 96 responses are left out because another trace has no match for them" in text
     assert f"7 tokens are masked in only one of {a} and {b}" in text
     assert "responses to a prompt" not in text
     assert f"{a} has 4 responses to a prompt and {c} 8" in words(on_terminal(result, 120))
