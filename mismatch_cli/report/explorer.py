@@ -43,10 +43,10 @@ class ExplorerView:
 
 def explorer_view(found: Exploration) -> ExplorerView:
     """The view of some responses."""
-    return ExplorerView(_said(found), packed(found))
+    return ExplorerView(_sentence(found), packed(found))
 
 
-def _said(found: Exploration) -> str:
+def _sentence(found: Exploration) -> str:
     what, _ = _LETTERS[found.pair.name]
     behind = found.judged and not found.judged_alike
     ahead = " A and B judge the trainer as it is now, some optimiser steps ahead." if behind else ""
@@ -96,16 +96,16 @@ def packed(found: Exploration) -> str:
     head = {
         "responses": [
             [
-                each.step,
-                each.prompt_id,
-                each.sample_index,
-                _finite(each.reward),
-                each.length,
-                each.tokens,
-                _shown(each.prompt, _LONGEST_PROMPT),
-                each.trace,
+                response.step,
+                response.prompt_id,
+                response.sample_index,
+                _finite(response.reward),
+                response.length,
+                response.tokens,
+                _shown(response.prompt, _LONGEST_PROMPT),
+                response.trace,
             ]
-            for each in found.responses
+            for response in found.responses
         ],
         "texts": [_shown(text, _LONGEST) for text in texts],
         "traces": [_shown(name, _LONGEST) for name in found.traces],

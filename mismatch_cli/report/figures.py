@@ -76,7 +76,7 @@ def _without_documentation() -> Iterator[None]:
         artist.kwdoc = written
 
 
-def said(plot: ModuleType, what: str, study: str) -> str:
+def text_of(plot: ModuleType, what: str, study: str) -> str:
     """The `TITLE` or `CAPTION` of a plot; a plot of several studies may have one for each."""
     text: str | dict[str, str] = getattr(plot, what)
     return text[study] if isinstance(text, dict) else text
@@ -130,7 +130,7 @@ def _figure_view(
     wide, narrow = draw(plot, data, WIDE), draw(plot, data, NARROW)
     svg, pixels = (to_svg(wide), None) if folder is None else files.for_page(wide)
     pictures = _picture(wide, svg), _picture(narrow, to_svg(narrow))
-    title, caption = said(plot, "TITLE", data.STUDY), said(plot, "CAPTION", data.STUDY)
+    title, caption = text_of(plot, "TITLE", data.STUDY), text_of(plot, "CAPTION", data.STUDY)
     view = FigureView(name, title, caption, _listed(getattr(plot, "SECTION", ())), *pictures)
     written = files.write(folder, name, partial(draw, plot, data), wide, pixels) if folder is not None else []
     return view, written

@@ -107,10 +107,10 @@ _Fold = tuple[str, list[Table]]  # the title of a fold ("" if unfolded), and its
 
 def _folds(tables: Iterable[Table]) -> Iterator[tuple[str, list[_Fold]]]:
     """Consecutive folds on one subject together, with the subject if they are many enough for a menu, else ""."""
-    folds = [(fold, list(together)) for fold, together in groupby(tables, key=lambda table: table.fold)]
-    for about, consecutive in groupby(folds, key=lambda fold: _about(fold[0])):
-        together = list(consecutive)
-        yield (about if len(together) >= _FEWEST_CHOICES else ""), together
+    folds = [(fold, list(group)) for fold, group in groupby(tables, key=lambda table: table.fold)]
+    for about, group in groupby(folds, key=lambda fold: _about(fold[0])):
+        consecutive = list(group)
+        yield (about if len(consecutive) >= _FEWEST_CHOICES else ""), consecutive
 
 
 def _about(fold: str) -> str:

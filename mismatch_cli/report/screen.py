@@ -25,7 +25,7 @@ def print_view(view: ReportView, console: Console, *, full: bool = False) -> Non
     if full or view.screen is None:
         print_report(view, console)
     if view.screen is not None and full:
-        others = tuple((line, what) for line, what in view.screen.next if not line.endswith(" --full"))
+        others = tuple((line, shows) for line, shows in view.screen.next if not line.endswith(" --full"))
         print_ending(replace(view.screen, next=others), console)
     elif view.screen is not None:
         print_screen(view.screen, console)

@@ -155,9 +155,9 @@ def in_words(metric: Metric, found: Found) -> tuple[str, str]:
 def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:
     """A metric with its value; an int is a count, and JSON of a measurement may have the noise too."""
     value, interval = (numbers.count(found), numbers.MISSING) if isinstance(found, int) else in_words(metric, found)
-    said = found if isinstance(found, Mapping) else {}
-    floor, _ = in_words(metric, said.get("floor"))
-    return MetricRow(metric, value, interval, floor, numbers.times(said.get("times_floor")), _note(found), name)
+    row = found if isinstance(found, Mapping) else {}
+    floor, _ = in_words(metric, row.get("floor"))
+    return MetricRow(metric, value, interval, floor, numbers.times(row.get("times_floor")), _note(found), name)
 
 
 def _note(found: Found) -> str:

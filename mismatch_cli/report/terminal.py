@@ -171,8 +171,8 @@ def _without_intervals(table: Table) -> Table:
 
 
 def _holds_intervals(cells: Sequence[str]) -> bool:
-    said = [cell for cell in cells if cell not in ("", MISSING)]
-    return bool(said) and all(_INTERVAL.fullmatch(cell) for cell in said)
+    values = [cell for cell in cells if cell not in ("", MISSING)]
+    return bool(values) and all(_INTERVAL.fullmatch(cell) for cell in values)
 
 
 def _grid(table: Table, width: int) -> RichTable:

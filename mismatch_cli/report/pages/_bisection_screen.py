@@ -29,7 +29,7 @@ def screen(analysis: BisectionAnalysis) -> Screen:
         notes=left_out_of(analysis.result["about"], {}, {}),
         tables=(_causes(analysis),) if analysis.causes else (),
         remarks=tuple(_remarks(analysis)),
-        verdict=Verdict(words, f"{analysis.verdict} {together(analysis)}".strip(), status),
+        verdict=Verdict(words, f"{analysis.verdict} {combined(analysis)}".strip(), status),
         next=_next(analysis),
     )
 
@@ -163,18 +163,18 @@ def _stages(rows: Sequence[Row]) -> Iterator[str]:
             yield from (f"{row['name']} {numbers.number(row['seconds'], 2)} s" for row in stages)
 
 
-def together(analysis: BisectionAnalysis) -> str:
+def combined(analysis: BisectionAnalysis) -> str:
     """What the causes explain together, and whether their shares overlap; empty for a single cause."""
-    found, overlap, said = analysis.result["together"], analysis.overlap or 0.0, []
+    found, overlap, sentences = analysis.result["together"], analysis.overlap or 0.0, []
     if analysis.is_equal:
         return ""
     if found is not None:
-        said.append(f"Together {' and '.join(found['settings'])} explain {rounded(found['share'])} % of the gap.")
+        sentences.append(f"Together {' and '.join(found['settings'])} explain {rounded(found['share'])} % of the gap.")
     if overlap > LEAST:
-        said.append(
+        sentences.append(
             f"The shares of all causes overlap: they add up to {100 * overlap:.0f} % more than they explain together."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def command(analysis: BisectionAnalysis, *flags: str) -> str:

@@ -68,7 +68,7 @@ def _notes(subject: Subject, notes: Sequence[str]) -> tuple[str, ...]:
 def _from_strict_to_loose(subject: Subject, rows: int) -> Table:
     """Some masks, always the compared ones; the same mask on π′ is on the page only."""
     masks = subject.masks(subject.rows, *ROW_KEYS)
-    ranked = sorted(masks, key=lambda one: -subject.strictness(one.row))
+    ranked = sorted(masks, key=lambda mask: -subject.strictness(mask.row))
     compared = [mask for mask in ranked if mask.row in subject.leading]
     others = [mask for mask in ranked if mask not in compared and subject.strictness(mask.row)]
     others = _evenly([mask for mask in others if not subject.is_twin(mask.row)], rows - len(compared))
@@ -103,8 +103,8 @@ def _overlap(subject: Subject) -> str:
     if len(compared) < 2 or not any(subject.strictness(row) for row in subject.leading):
         return ""
     i, j = map(overlap["names"].index, compared)
-    alone = (overlap["only_row"][i][j], overlap["only_row"][j][i])
-    parts = (f"{numbers.count(n)} only by {name}" for n, name in zip(alone, compared, strict=True))
+    only = (overlap["only_row"][i][j], overlap["only_row"][j][i])
+    parts = (f"{numbers.count(n)} only by {name}" for n, name in zip(only, compared, strict=True))
     jaccard = number(overlap["jaccard"][i][j])
     return f"{numbers.things(overlap['both'][i][j], 'token')} blocked by both, {', '.join(parts)} (Jaccard {jaccard})"
 
@@ -147,13 +147,13 @@ def _verdict(subject: Subject) -> Verdict:
     high, low = (subject.strictness(row) for row in (ranked[0], ranked[-1]))
     if not high:
         return Verdict("NOTHING BLOCKED", f"{names} would keep every update of this trace.")
-    text = f"{', '.join(_told(subject, row) for row in ranked)}. {_equal(subject)}".rstrip()
+    text = f"{', '.join(_share_blocked(subject, row) for row in ranked)}. {_equal(subject)}".rstrip()
     if high <= _ALIKE * low:
         return Verdict(_SAME if len(rows) > 1 else f"{numbers.share(high)[0]} BLOCKED", text)
     return Verdict(f"{numbers.number(high / low, 2)} × AS STRICT" if low else "ONLY ONE BLOCKS", text)
 
 
-def _told(subject: Subject, row: Row) -> str:
+def _share_blocked(subject: Subject, row: Row) -> str:
     """`grpo-clip-higher blocks 3.30 % (mean μ 0.343)`."""
     if subject.has_advantages:
         shares = share(row["blocked"]["all"])

@@ -76,8 +76,8 @@ def _untested(result: Row) -> Facts:
             labels.setdefault((found["note"] or "too few prompts").removesuffix(": no interval"), []).append(
                 METRICS[key].label
             )
-    said = "; ".join(f"{' and '.join(names)} ({reason})" for reason, names in labels.items())
-    return (("Not tested", f"{said}."),) if said else ()
+    untested = "; ".join(f"{' and '.join(names)} ({reason})" for reason, names in labels.items())
+    return (("Not tested", f"{untested}."),) if untested else ()
 
 
 def _suspicious(comparison: Row) -> list[Row]:
@@ -122,8 +122,8 @@ def setting_in_words(value: Any) -> str:
 
 def _verdict(comparisons: list[Row]) -> Verdict:
     found = min((row["differs"] for row in comparisons), key=list(_WORDS).index)
-    said = [f"{_how_much(row)} {_how_many(row)}{_first_setting(row)}" for row in comparisons]
-    return Verdict(_WORDS[found], " ".join(said), _STATUS[found])
+    sentences = [f"{_how_much(row)} {_how_many(row)}{_first_setting(row)}" for row in comparisons]
+    return Verdict(_WORDS[found], " ".join(sentences), _STATUS[found])
 
 
 def _how_much(comparison: Row) -> str:

@@ -135,12 +135,12 @@ def _verdict(verdict: Mapping[str, Any]) -> Verdict:
     exceeded = {row["pair"] for row in verdict["bars"] if row["standing"] == ABOVE}
     pairs = sorted(dict.fromkeys(row["pair"] for row in verdict["bars"]), key=lambda pair: pair not in exceeded)
     found = [counted([row for row in verdict["bars"] if row["pair"] == pair]) for pair in pairs]
-    said = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
+    sentences = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
     if any(row["low"] is None and row["standing"] == UNDECIDED for row in verdict["bars"]):
-        said.append(
+        sentences.append(
             f"Undecided values depend on a few prompts: they may be {WHERE_FEW_DECIDE:g} times as large, or as small."
         )
-    return Verdict(words, " ".join(said) or "There is no published limit for what was measured here.", status)
+    return Verdict(words, " ".join(sentences) or "There is no published limit for what was measured here.", status)
 
 
 def _suspect(suspects: Sequence[Mapping[str, Any]]) -> Facts:

@@ -53,7 +53,7 @@ def _subject(study: TrainingAnalysis) -> tuple[str, str]:
     facts = (
         numbers.things(len(runs), "run"),
         steps_of(runs),
-        " × ".join(filter(None, (settings_of(runs, f"{what}_per_{of}") for what, of in _BATCH))) + " responses",
+        " × ".join(filter(None, (settings_of(runs, f"{part}_per_{unit}") for part, unit in _BATCH))) + " responses",
         f"trainer {dtypes[0]}" if dtypes[0] else "",
         f"{engine} {dtypes[1]}" if dtypes[1] else "",
     )
@@ -166,18 +166,18 @@ def verdict(study: TrainingAnalysis) -> Verdict:
         (name,) = final
         if done and not fallen:
             gained = all(run.has_gained for run in study.runs)
-            return Verdict("DONE", _alone(name, study.runs), "good" if gained else "mixed")
-        return Verdict("COLLAPSED" if fallen else "NOT DONE", _alone(name, study.runs) + collapsed, status)
+            return Verdict("DONE", _single(name, study.runs), "good" if gained else "mixed")
+        return Verdict("COLLAPSED" if fallen else "NOT DONE", _single(name, study.runs) + collapsed, status)
     above = {name: study.above(name) for name in final}
     leader = max(final, key=lambda name: (len(above[name]), final[name].value or 0.0))
     rivals = len(study.rivals(leader))
     if not above[leader]:
-        return Verdict("NO CLEAR DIFFERENCE", _together(study) + collapsed, status if fallen or not done else "")
+        return Verdict("NO CLEAR DIFFERENCE", _undecided(study) + collapsed, status if fallen or not done else "")
     below = above[leader][0] if rivals == 1 else f"{len(above[leader])} OF {rivals}"
     return Verdict(f"{leader} ABOVE {below}", _above(study, leader) + collapsed, status)
 
 
-def _alone(name: str, runs: Sequence[TrainingRun]) -> str:
+def _single(name: str, runs: Sequence[TrainingRun]) -> str:
     """`NAME has a final reward of 0.932 ± 0.021 and a final accuracy of 0.961, from 0.512 … (3 seeds).`"""
     final = "final " if all(run.is_done for run in runs) else ""
     words = f"{name} has a {final}reward of {plain(over_seeds(run.last('reward') for run in runs))}"
@@ -190,7 +190,7 @@ def _alone(name: str, runs: Sequence[TrainingRun]) -> str:
     return f"{words}." if final else f"{words} so far."
 
 
-def _together(study: TrainingAnalysis) -> str:
+def _undecided(study: TrainingAnalysis) -> str:
     """Rewards that intervals do not separate, and why."""
     final, rewards = study.final_rewards, "Rewards so far" if _so_far(study.runs) else "Final rewards"
     by_reward = sorted(final.items(), key=lambda item: -(item[1].value or 0.0))
@@ -216,9 +216,9 @@ def _above(study: TrainingAnalysis, leader: str) -> str:
     """Algorithms whose interval over seeds is entirely below the leader's, and those that overlap it."""
     final, below = study.final_rewards, study.above(leader)
     others = ", ".join(f"{plain(final[name])} of {name}" for name in below[:_NAMED])
-    more = f" and {len(below) - _NAMED} more below" if len(below) > _NAMED else ""
+    rest_below = f" and {len(below) - _NAMED} more below" if len(below) > _NAMED else ""
     kind = "Reward so far" if _so_far(study.runs) else "Final reward"
-    sentence = f"{kind} {plain(final[leader])}, against {others}{more}: 95 % intervals over seeds do not overlap."
+    sentence = f"{kind} {plain(final[leader])}, against {others}{rest_below}: 95 % intervals over seeds do not overlap."
     rest = [name for name in study.rivals(leader) if name not in below]
     return sentence + (f" Its interval overlaps: {_list(rest)}." if rest else "")
 

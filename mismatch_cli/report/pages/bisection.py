@@ -11,12 +11,12 @@ from mismatch_cli.places import shown
 from mismatch_cli.report.about import left_out_of, measured, settings_tables, who_facts
 from mismatch_cli.report.excerpts import moved_excerpts
 from mismatch_cli.report.pages._bisection_screen import (
+    combined,
     command,
     cost,
     counts,
     makes_larger,
     screen,
-    together,
 )
 from mismatch_cli.report.pages.bisection_models import bookkeeping_section, modules_section, weights_section
 from mismatch_cli.report.tables import (
@@ -133,7 +133,7 @@ def _leading(analysis: BisectionAnalysis) -> tuple[MetricRow, ...]:
 
 
 def _causes_text(analysis: BisectionAnalysis) -> str:
-    return " ".join(filter(None, (_SHARES, together(analysis))))
+    return " ".join(filter(None, (_SHARES, combined(analysis))))
 
 
 def _larger(tested: Sequence[Row]) -> str:
@@ -221,15 +221,17 @@ def _answer(row: Row) -> str:
     return f"less than {100 * LEAST:.0f} %" if value < LEAST else "explains more elsewhere"
 
 
-def _cause_section(analysis: BisectionAnalysis, row: Ranked, said: Row) -> Section:
+def _cause_section(analysis: BisectionAnalysis, row: Ranked, cause: Row) -> Section:
     """Why it causes a gap, the commands that prove it, and the tokens that it moves most."""
-    title = f"{said['name']}: tokens that it moves"
-    facts: list[tuple[str, str]] = [("Why", said["cause"]), ("What to change", said["change"])]
-    facts += [("Parts", ", ".join(said["parts"]))] * bool(said["parts"])
-    facts += [("On the same tokens", shown(line)) for line in said["command"][:1]]
-    facts += [("On new samples", shown(line)) for line in said["command"][1:]]
+    title = f"{cause['name']}: tokens that it moves"
+    facts: list[tuple[str, str]] = [("Why", cause["cause"]), ("What to change", cause["change"])]
+    facts += [("Parts", ", ".join(cause["parts"]))] * bool(cause["parts"])
+    facts += [("On the same tokens", shown(line)) for line in cause["command"][:1]]
+    facts += [("On new samples", shown(line)) for line in cause["command"][1:]]
     excerpts = _moved(analysis, row)
-    effect = f"The change removes {percent(said['share'])} % of the gap; {numbers.number(said['left'])} nats are left."
+    effect = (
+        f"The change removes {percent(cause['share'])} % of the gap; {numbers.number(cause['left'])} nats are left."
+    )
     if excerpts:
         effect += " Below: the tokens whose |log π − log μ| shrinks most, before → after."
     return Section(title, effect, tables=(pairs_table("", facts),), excerpts=excerpts, terminal_excerpts=_ON_TERMINAL)
@@ -246,8 +248,8 @@ def _moved(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
 
 def _triangle_section(found: Row) -> Section:
     whole = value_of(found["as_recorded"]) or 0.0
-    rows = [(said, found[key]) for key, said in _DISTANCES.items() if found[key]]
-    apart = table(
+    rows = [(label, found[key]) for key, label in _DISTANCES.items() if found[key]]
+    distances = table(
         "",
         rows,
         [
@@ -257,7 +259,7 @@ def _triangle_section(found: Row) -> Section:
         ],
     )
     nearer = _NEARER.get(found["nearer"] or "", "")
-    return Section("Engine, trainer and float32", f"{_TRIANGLE} {nearer}".strip(), tables=(apart,))
+    return Section("Engine, trainer and float32", f"{_TRIANGLE} {nearer}".strip(), tables=(distances,))
 
 
 def _legs_text(analysis: BisectionAnalysis) -> str:

@@ -46,14 +46,14 @@ def weights_section(result: Row) -> Section:
         return Section("Weights and configurations")
     differing, unread = found.get("differing", ()), found.get("unread", ())
     compared = numbers.things(found.get("compared", 0), "tensor")
-    said = f"{compared} of the engine compared with the trainer’s: "
-    said += (
+    summary = f"{compared} of the engine compared with the trainer’s: "
+    summary += (
         f"{numbers.things(len(differing), 'differs') if len(differing) == 1 else f'{len(differing)} differ'}."
         if differing
         else "all are equal."
     )
     if unread:
-        said += f" {numbers.things(len(unread), 'tensor')} could not be read."
+        summary += f" {numbers.things(len(unread), 'tensor')} could not be read."
     tensors = table(
         "Tensors that differ",
         differing,
@@ -74,7 +74,7 @@ def weights_section(result: Row) -> Section:
         ],
     )
     missing = table("", unread, [text("not read", str)], fold="Tensors that could not be read", terminal_rows=0)
-    return Section("Weights and configurations", said, tables=filled(tensors, config, missing), stays=True)
+    return Section("Weights and configurations", summary, tables=filled(tensors, config, missing), stays=True)
 
 
 def modules_section(result: Row) -> Section:
@@ -83,14 +83,14 @@ def modules_section(result: Row) -> Section:
     if not found:
         return Section("Modules")
     responses = numbers.things(found["responses"], "response")
-    said = f"{_MODULES} Measured on {responses}, with the settings that cause gaps undone."
+    summary = f"{_MODULES} Measured on {responses}, with the settings that cause gaps undone."
     tables = (
         _grafts(found.get("grafts") or (), found.get("gap")),
         _isolated(found.get("isolated") or ()),
         _layers(found.get("layers") or ()),
         _missing(found.get("missing") or ()),
     )
-    return Section("Modules", said, tables=filled(*tables))
+    return Section("Modules", summary, tables=filled(*tables))
 
 
 def _grafts(rows: Sequence[Row], gap: float | None) -> Table:

@@ -43,7 +43,7 @@ def algorithms_section(subject: Subject) -> Section:
             same_strictness(subject),
             _lost_in_parts(subject),
             _formulas(subject),
-            *(part for one in subject.masks(subject.blocking) for part in _breakdown(subject, one)),
+            *(part for mask in subject.masks(subject.blocking) for part in _breakdown(subject, mask)),
         ),
     )
 
@@ -65,13 +65,13 @@ def _algorithms_text(subject: Subject) -> str:
 
 def _overview(subject: Subject) -> Table:
     masks = subject.masks(subject.rows, *ROW_KEYS)
-    masks.sort(key=lambda one: (one.row not in subject.leading, -subject.strictness(one.row)))
+    masks.sort(key=lambda mask: (mask.row not in subject.leading, -subject.strictness(mask.row)))
     return table(
         "Blocked tokens and lost update",
         masks,
         [
-            text("algorithm", lambda one: one.label),
-            text("anchor", lambda one: str(one.row["anchor"]), optional=True),
+            text("algorithm", lambda mask: mask.label),
+            text("anchor", lambda mask: str(mask.row["anchor"]), optional=True),
             *share_columns(subject),
         ],
         note="± is half the 95 % interval over prompts; none for fewer than 10 prompts, or where all prompts agree. "
@@ -90,7 +90,7 @@ def share_columns(subject: Subject, *, fewest: bool = False) -> list[Col[OneMask
 
 def _of_row(column: Col[Row]) -> Col[OneMask]:
     """A column of algorithms in a table of masks."""
-    return Col(column.head, lambda one: column.cell(one.row))
+    return Col(column.head, lambda mask: column.cell(mask.row))
 
 
 def _same(masks: Sequence[OneMask]) -> str:
@@ -127,7 +127,7 @@ def _lost_in_parts(subject: Subject) -> Table:
         "Breakdown of the lost update",
         subject.masks(lossy, *ROW_KEYS),
         [
-            text("algorithm", lambda one: one.label),
+            text("algorithm", lambda mask: mask.label),
             *map(
                 _of_row,
                 (
@@ -159,16 +159,16 @@ def _formulas(subject: Subject) -> Table:
     )
 
 
-def _breakdown(subject: Subject, one: OneMask) -> list[Table]:
+def _breakdown(subject: Subject, mask: OneMask) -> list[Table]:
     """One algorithm by μ, position and step; a terminal shows the compared pair only."""
-    row = one.row
+    row = mask.row
 
     def part(by: str, key: str, name: Callable[[Row], str], *means: Col[Row]) -> Table:
         return table(
-            f"{one.label}, by {by}",
+            f"{mask.label}, by {by}",
             [cell for cell in row[key] if cell["tokens"]],
             [col(by, name), keyed("tokens", "tokens", numbers.count), *_blocked(subject), *means],
-            fold=f"{one.label}, by μ, position and step",
+            fold=f"{mask.label}, by μ, position and step",
             terminal_rows=_ROWS_ON_TERMINAL if row in subject.leading else 0,
         )
 
@@ -185,8 +185,8 @@ def overlap_section(subject: Subject, examples: Sequence[Excerpt]) -> Section:
     """Which tokens two algorithms both block, and which only one of them blocks."""
     overlap = subject.result["overlap"]
     place = {name: number for number, name in enumerate(overlap["names"])}
-    masks = [one for one in subject.masks(subject.blocking) if one.row["name"] in place]
-    places = {place[one.row["name"]]: one.label for one in masks}
+    masks = [mask for mask in subject.masks(subject.blocking) if mask.row["name"] in place]
+    places = {place[mask.row["name"]]: mask.label for mask in masks}
     tables = (_pairs(subject, overlap, places), _jaccard(overlap, places)) if len(places) > 1 else ()
     return Section(
         "Overlap",
@@ -248,7 +248,7 @@ def tokens_section(subject: Subject) -> Section:
         "are means over the blocked occurrences.",
         tables=filled(
             _means(subject),
-            *(_tokens(subject, one, sign) for one in subject.masks(subject.blocking) for sign in SIGNS[1:]),
+            *(_tokens(subject, mask, sign) for mask in subject.masks(subject.blocking) for sign in SIGNS[1:]),
         ),
     )
 
@@ -262,16 +262,16 @@ def _means(subject: Subject) -> Table:
     return table(
         "Mean probability and entropy",
         subject.masks(subject.blocking),
-        [text("algorithm", lambda one: one.label), *map(_of_row, columns)],
+        [text("algorithm", lambda mask: mask.label), *map(_of_row, columns)],
         note="Means over blocked and over kept tokens: μ of the sampled token, entropy of π in nats."
         + ("" if entropy else " This trace has no entropy; probe records it."),
     )
 
 
-def _tokens(subject: Subject, one: OneMask, sign: str) -> Table:
-    row = one.row
+def _tokens(subject: Subject, mask: OneMask, sign: str) -> Table:
+    row = mask.row
     return table(
-        f"{one.label}, {when(sign, subject.has_advantages)}: most frequently blocked tokens",
+        f"{mask.label}, {when(sign, subject.has_advantages)}: most frequently blocked tokens",
         row["blocked_tokens"][sign][:_TOKENS_ON_PAGE],
         [
             text("token", lambda token: f"“{token['text']}”", kind="token"),  # quoted, so that spaces at its ends show
@@ -283,6 +283,6 @@ def _tokens(subject: Subject, one: OneMask, sign: str) -> Table:
             counted("π", "pi", number),
             counted("r", "ratio", number, optional=True),
         ],
-        fold=f"{one.label}: most frequently blocked tokens",
+        fold=f"{mask.label}: most frequently blocked tokens",
         terminal_rows=_TOKENS_ON_TERMINAL if row in subject.leading else 0,
     )

@@ -115,9 +115,9 @@ def _about(result: Row) -> Facts:
         tokens = measured(counts, f"{numbers.count(counts['tokens'])} tokens")
         known = (side["folder"], who_is_compared(about), about.get("imported", {}).get("title"), tokens)
         facts.append((side["name"], " · ".join(filter(None, known))))
-    alone = len(result["comparisons"]) == 1
+    single = len(result["comparisons"]) == 1
     for found in result["comparisons"]:
-        facts.append(("Paired" if alone else f"{found['trace']} with {found['against']}", _paired(found)))
+        facts.append(("Paired" if single else f"{found['trace']} with {found['against']}", _paired(found)))
     return (*facts, ("Gap", f"{result['pair']}: {GAPS[result['pair']]}"))
 
 

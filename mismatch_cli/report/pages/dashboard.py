@@ -94,8 +94,8 @@ def _remarks(found: Sequence[Row]) -> Iterator[tuple[str, str]]:
         name = f"{row['name'].rpartition('/')[2]}: " if len(found) > 1 else ""
         for label, fault in (("Usual for", False), ("Same size as", True)):
             cases = (case for case in row["made_by"] if case["fault"] is fault)
-            if said := "; ".join(f"{case['what']}, {_span(case['low'], case['high'])}" for case in cases):
-                yield label, name + said
+            if causes := "; ".join(f"{case['what']}, {_span(case['low'], case['high'])}" for case in cases):
+                yield label, name + causes
         if row["note"] and len(found) < _FEW:
             yield "Note", f"{name}{row['note']}"
 

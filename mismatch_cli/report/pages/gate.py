@@ -92,18 +92,20 @@ def _screen(result: GateResult) -> Screen:
 
 def _by_value_alone(result: GateResult) -> Facts:
     """Failed limits of metrics without an interval, which another sample could pass."""
-    alone = [check for check in result.failed if check.known and measured_parts(check)[1] == numbers.MISSING]
-    metrics = " and ".join(dict.fromkeys(check.limit.metric for check in alone))
+    without_interval = [check for check in result.failed if check.known and measured_parts(check)[1] == numbers.MISSING]
+    metrics = " and ".join(dict.fromkeys(check.limit.metric for check in without_interval))
     return (
-        (("No interval", f"{metrics}: judged by the value alone, which may depend on a few prompts."),) if alone else ()
+        (("No interval", f"{metrics}: judged by the value alone, which may depend on a few prompts."),)
+        if without_interval
+        else ()
     )
 
 
 def _reconciled(result: GateResult) -> Facts:
     """Why one set of limits holds and another fails; empty where all agree."""
     failed = {check.limits for check in result.failed}
-    held = [limits.name for limits in result.sets if limits.name not in failed]
-    if not failed or not held:
+    passed = [limits.name for limits in result.sets if limits.name not in failed]
+    if not failed or not passed:
         return ()
     pairs = [{check.found.pair for check in result.checks if check.holds is holds} for holds in (False, True)]
     stale = pairs[0] == {"total"} and "total" not in pairs[1]
@@ -112,7 +114,7 @@ def _reconciled(result: GateResult) -> Facts:
         if stale
         else "publishers limit different metrics for different models, and limits differ by more than ten times"
     )
-    return (("Why both", f"The limits of {' and '.join(held)} hold although others fail: {why}."),)
+    return (("Why both", f"The limits of {' and '.join(passed)} hold although others fail: {why}."),)
 
 
 def _next(result: GateResult) -> Facts:
@@ -203,11 +205,11 @@ def markdown(result: GateResult) -> str:
 
 def annotations(result: GateResult) -> str:
     """A GitHub Actions workflow command per failed limit, at most as many as GitHub shows for a step."""
-    said = [f"{subject(check)} {check.limit.text}: {check.reason}" for check in result.failed]
-    said += [result.refused] * bool(result.refused)
-    if len(said) > _ANNOTATIONS:
-        said[_ANNOTATIONS - 1 :] = [f"{len(said) - _ANNOTATIONS + 1} more limits failed: see the summary."]
-    return "".join(f"::error title=mismatch-cli gate::{visible(line).replace('%', '%25')}\n" for line in said)
+    lines = [f"{subject(check)} {check.limit.text}: {check.reason}" for check in result.failed]
+    lines += [result.refused] * bool(result.refused)
+    if len(lines) > _ANNOTATIONS:
+        lines[_ANNOTATIONS - 1 :] = [f"{len(lines) - _ANNOTATIONS + 1} more limits failed: see the summary."]
+    return "".join(f"::error title=mismatch-cli gate::{visible(line).replace('%', '%25')}\n" for line in lines)
 
 
 def _tick(holds: bool) -> str:

@@ -25,7 +25,7 @@ class Words(Artist):
         super().__init__()
         self._words, self._text = words, Text(fontfamily="DejaVu Sans", **look)
 
-    def each(self) -> Iterator[Text]:
+    def placed(self) -> Iterator[Text]:
         """The text, moved to each place."""
         figure: Any = self.get_figure()
         self._text.set_figure(figure)
@@ -36,7 +36,7 @@ class Words(Artist):
             yield self._text
 
     def draw(self, renderer: Any) -> None:
-        for text in self.each():
+        for text in self.placed():
             text.draw(renderer)
 
 
@@ -121,7 +121,7 @@ class _DrawnAtOnce(Axis):
 
     def _get_ticklabel_bboxes(self, _ticks: Any, renderer: Any) -> tuple[list[Bbox], list[Bbox]]:
         """The boxes by which matplotlib places the axis label."""
-        return [label.get_window_extent(renderer) for label in self.labels().each()], []
+        return [label.get_window_extent(renderer) for label in self.labels().placed()], []
 
 
 class PanelXAxis(_DrawnAtOnce, XAxis):

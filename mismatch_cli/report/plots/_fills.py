@@ -194,11 +194,11 @@ def _draw_key(axes: Panel, scale: Scale) -> None:
     )  # fmt: skip
 
 
-def note_left_out(figure: Sheet, silent: int, alike: int = 0) -> None:
+def note_left_out(figure: Sheet, silent: int, duplicates: int = 0) -> None:
     """Note how many algorithms are not drawn because they block nothing, or the same as another."""
-    if silent or alike:
-        text = f"{silent + alike} left out"
-        if not alike:
+    if silent or duplicates:
+        text = f"{silent + duplicates} left out"
+        if not duplicates:
             text = f"{silent} block{'s' * (silent == 1)} nothing" + figure.style.pick(": left out", "")
         width, height = figure.get_size_inches() / CSS_PX
         figure.text(

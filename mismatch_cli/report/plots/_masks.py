@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _ALIKE = 0.65  # algorithms with a higher Jaccard index look nearly the same
 
 
-def apart(data: ClippingPlotData, rows: Iterable[Mapping[str, Any]], most: int) -> list[OneMask]:
+def distinct_masks(data: ClippingPlotData, rows: Iterable[Mapping[str, Any]], most: int) -> list[OneMask]:
     """The compared algorithms among these rows, then those that block different tokens from the ones before."""
     compared = [algorithm.name for algorithm in data.compared]
     masks = sorted(data.masks(rows), key=lambda mask: mask.row["name"] not in compared)

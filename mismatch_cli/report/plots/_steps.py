@@ -47,11 +47,11 @@ def share_vertical(panels: Sequence[Panel], rows_of: Mapping[str, Rows], key: st
     values = [values_of(row[key] for row in rows) for rows in rows_of.values()]
     above_0 = [value_B[value_B > 0] for value_B in values if (value_B > 0).any()]
     largest = [value_B.max() for value_B in above_0]
-    apart = len(largest) > 1 and max(largest) >= _SPAN * min(largest)
+    far_apart = len(largest) > 1 and max(largest) >= _SPAN * min(largest)
     top = max(float(axes.dataLim.y1) for axes in panels if axes.patches)
     unit = ""
     for axes in panels:
-        if apart:
+        if far_apart:
             axes.set_yscale("log")
             axes.set_ylim(min(value_B.min() for value_B in above_0) / 2, 1.5 * top)
             axes.logarithmic("y")

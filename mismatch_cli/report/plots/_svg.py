@@ -216,13 +216,13 @@ def _short(value: float) -> str:
 def _d(path: Path, transform: Any, corners: Any = None, *, simplify: bool = False) -> str:
     """The path commands, to a hundredth of a pixel."""
     cleaned: Any = path.cleaned(transform=transform, remove_nans=True, clip=corners, simplify=simplify)
-    parts, more = [], 0
+    parts, pending = [], 0
     for (x, y), code in zip(cleaned.vertices.round(2).tolist(), cleaned.codes.tolist(), strict=True):
         if code == Path.CLOSEPOLY:
             parts.append("Z")
         elif code != Path.STOP:
-            parts.append(f"{' ' if more else _LETTER[code]}{x:g} {y:g}")
-            more = more - 1 if more else _MORE.get(code, 0)
+            parts.append(f"{' ' if pending else _LETTER[code]}{x:g} {y:g}")
+            pending = pending - 1 if pending else _MORE.get(code, 0)
     return "".join(parts)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatch_cli.report.plots._fills import Scale, draw_heat, heat_row, note_left_out, reach_of
 from mismatch_cli.report.plots._lines import values_of
-from mismatch_cli.report.plots._masks import apart
+from mismatch_cli.report.plots._masks import distinct_masks
 from mismatch_cli.report.plots._panels import LEFT, RIGHT, Box, Sheet, short_names, width_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def needs(data: ClippingPlotData) -> bool:
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
     style = figure.style
-    masks = style.pick(data.masks(data.blocking), apart(data, data.blocking, _MOST))
+    masks = style.pick(data.masks(data.blocking), distinct_masks(data, data.blocking, _MOST))
     rows = [mask.row for mask in masks]
     names = short_names([mask.label for mask in masks], style.pick(280, style.width - 30), style.small)
     beside = style.pick(max(LEFT, 14 + max(width_of(name, style.small) for name in names)), 8)

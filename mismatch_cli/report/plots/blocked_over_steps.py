@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mismatch_cli.report.plots._lines import DASHED, any_above_0, draw_line, middle_of_steps, parts_of
-from mismatch_cli.report.plots._masks import apart
+from mismatch_cli.report.plots._masks import distinct_masks
 from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height
 from mismatch_cli.report.plots._scales import stretch
 from mismatch_cli.report.plots._style import Style
@@ -42,7 +42,7 @@ def needs(data: ClippingPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    masks = apart(data, [row for row in data.rows if _has(row, "blocked")], _MOST)
+    masks = distinct_masks(data, [row for row in data.rows if _has(row, "blocked")], _MOST)
     rows = [mask.row for mask in masks]
     shown = [panel for panel in _PANELS if any(_has(row, panel[1]) for row in rows)]
     columns = figure.style.pick(len(shown), 1)

@@ -133,8 +133,8 @@ def _title(axes: Panel, when: str, algorithm: Algorithm) -> str:
     settings = "  " + ", ".join(mask.settings for mask in algorithm.limiting.masks if mask.settings)
     room = axes.headline_room - width_of(f"{when}:  ", points, bold=True)
     rooms = (inf, room - width_of(settings, points, bold=True), room)
-    whole, beside, alone = (short_names([name], each, points, bold=True)[0] for each in rooms)
-    return f"{when}:  {whole}{settings}" if beside == whole else f"{when}:  {alone}"
+    whole, with_settings, bare = (short_names([name], width, points, bold=True)[0] for width in rooms)
+    return f"{when}:  {whole}{settings}" if with_settings == whole else f"{when}:  {bare}"
 
 
 def _left_out(algorithm: Algorithm, region: bool) -> str:

@@ -72,19 +72,19 @@ def _draw_corners(axes: Panel, found: Mapping[str, Any]) -> None:
         edges += [("rollout_reference", _ENGINE, _REFERENCE), ("trainer_reference", _TRAINER, _REFERENCE)]
     known = [(found[key].value, *ends) for key, *ends in edges if found[key] is not None]
     most = max(value for value, *_ in known) or 1.0
-    for value, one, other in known:
-        _draw_edge(axes, value, one, other, max(0.8, _WIDEST * value / most))
+    for value, start, end in known:
+        _draw_edge(axes, value, start, end, max(0.8, _WIDEST * value / most))
     _draw_corner(axes, _ENGINE, "engine", axes.theme.orange, found["rollout_noise"])
     _draw_corner(axes, _TRAINER, "trainer", axes.theme.blue, found["trainer_noise"])
     if len(known) > 1:
         _draw_corner(axes, _REFERENCE, "trainer in float32", axes.theme.green, None)
 
 
-def _draw_edge(axes: Panel, value: float, one: _Place, other: _Place, width: float) -> None:
+def _draw_edge(axes: Panel, value: float, start: _Place, end: _Place, width: float) -> None:
     """A line as wide as its distance, labelled with it on the outside."""
-    x, y = (one[0] + other[0]) / 2, (one[1] + other[1]) / 2
+    x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
     look: dict[str, Any] = {"color": axes.theme.purple, "alpha": 0.4, "zorder": 1}
-    axes.plot((one[0], other[0]), (one[1], other[1]), linewidth=width, solid_capstyle="butt", **look)
+    axes.plot((start[0], end[0]), (start[1], end[1]), linewidth=width, solid_capstyle="butt", **look)
     aside = {-1: (-12, -6, "right"), 0: (0, 10, "center"), 1: (12, -6, "left")}[int(np.sign(round(x - 0.5, 6)))]
     axes.annotate(
         numbers.number(value), (x, y), xytext=aside[:2], textcoords="offset points", ha=aside[2], color=axes.theme.ink

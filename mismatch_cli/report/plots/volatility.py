@@ -55,16 +55,16 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
         place for place, bins in enumerate(zip(*rows_of.values(), strict=True)) if any(row["tokens"] for row in bins)
     ]
     rows_of = {trace: [rows[place] for place in occupied] for trace, rows in rows_of.items()}
-    first, alone = next(iter(rows_of.values())), len(rows_of) == 1
-    panels = figure.panels(2, height=(300, 240), legend=LEGEND if alone else legend_height(rows_of, RUNS))
-    lines_of = _quantities(first, figure.style) if alone else _traces(rows_of, figure.style)
+    first, single = next(iter(rows_of.values())), len(rows_of) == 1
+    panels = figure.panels(2, height=(300, 240), legend=LEGEND if single else legend_height(rows_of, RUNS))
+    lines_of = _quantities(first, figure.style) if single else _traces(rows_of, figure.style)
     for axes, (words, lines) in zip(panels, lines_of.items(), strict=True):
         for line in lines:
             _draw_line(axes, line)
         axes.label_bins(first)
         axes.set_xlabel("rollout probability μ, bin edges")
-        axes.headline(words, ncols=len(lines) if alone else RUNS)
-    _set_vertical([axes for axes in panels if axes.lines], shared=alone)
+        axes.headline(words, ncols=len(lines) if single else RUNS)
+    _set_vertical([axes for axes in panels if axes.lines], shared=single)
 
 
 def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:

@@ -115,9 +115,9 @@ def _bars(data: BisectionAnalysis, theme: Theme, *, sides: bool) -> Iterator[_Ba
     """From the full gap down to what is left; then the precision, and the noise."""
     yield from _steps(data, theme, sides)
     if data.floor is not None:
-        last, said = 1 - (data.floor.share.value or 0.0), _said(data.floor.share)
+        last, label = 1 - (data.floor.share.value or 0.0), _percent(data.floor.share)
         yield _Bar(
-            data.name(data.floor), 1.0, last, said, theme.green, *_ends(1.0, data.floor.share), "hollow", leads=False
+            data.name(data.floor), 1.0, last, label, theme.green, *_ends(1.0, data.floor.share), "hollow", leads=False
         )
     if data.noise is not None:
         yield _from_0("noise", data.noise, theme.gold)
@@ -130,7 +130,7 @@ def _steps(data: BisectionAnalysis, theme: Theme, sides: bool) -> Iterator[_Bar]
     at = 1.0
     for row in data.named[:_MOST]:
         name, last = data.name(row) if sides else row.experiment.setting, at - (row.share.value or 0.0)
-        yield _Bar(name, at, last, _said(row.share), colours[row.experiment.side], *_ends(at, row.share))
+        yield _Bar(name, at, last, _percent(row.share), colours[row.experiment.side], *_ends(at, row.share))
         at = last
     if others := data.named[_MOST:]:
         value = sum(row.share.value or 0.0 for row in others)
@@ -145,7 +145,7 @@ def _steps(data: BisectionAnalysis, theme: Theme, sides: bool) -> Iterator[_Bar]
 
 
 def _from_0(label: str, share: Estimate, colour: str) -> _Bar:
-    return _Bar(label, 0.0, share.value or 0.0, _said(share), colour, share.low, share.high, leads=False)
+    return _Bar(label, 0.0, share.value or 0.0, _percent(share), colour, share.low, share.high, leads=False)
 
 
 def _ends(at: float, share: Estimate) -> tuple[float | None, float | None]:
@@ -153,6 +153,6 @@ def _ends(at: float, share: Estimate) -> tuple[float | None, float | None]:
     return (None, None) if share.low is None or share.high is None else (at - share.high, at - share.low)
 
 
-def _said(share: Estimate) -> str:
+def _percent(share: Estimate) -> str:
     spread = "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
     return f"{100 * (share.value or 0.0):.0f} %{spread}".replace("-", "−")

@@ -47,7 +47,7 @@ def texts_of(figure: Any) -> Iterator[Text]:
         yield from (axes.title, axes._left_title, axes._right_title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
         cells = [artist for artist in axes.get_children() if isinstance(artist, Words)]
         for words in (*cells, axes.xaxis.labels(), axes.yaxis.labels()):
-            yield from map(copy, words.each())
+            yield from map(copy, words.placed())
 
 
 def check_texts(figure: Any, style: Style) -> None:

@@ -232,9 +232,9 @@ def test_without_advantages_each_sign_is_asked(tokens: Any, data_of: Callable[..
 
 
 def test_lines_that_would_coincide_are_left_out(many: ClippingPlotData) -> None:
-    from mismatch_cli.report.plots._masks import apart
+    from mismatch_cli.report.plots._masks import distinct_masks
 
-    masks = apart(many, many.blocking, 6)
+    masks = distinct_masks(many, many.blocking, 6)
     names = [mask.row["name"] for mask in masks]
     assert names[:2] == [algorithm.name for algorithm in many.compared]
     assert len(names) == 6

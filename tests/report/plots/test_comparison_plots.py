@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.report.figures import plots_for, plots_of, said
+from mismatch_cli.report.figures import plots_for, plots_of, text_of
 from mismatch_cli.report.plots._style import NARROW, WIDE, Style
 from mismatch_cli.studies.comparison import ComparisonAnalysis, ComparisonPlotData, exceedance
 from tests.report.plots.drawing import PAPER, check_texts, drawn
@@ -68,8 +68,8 @@ def with_factors(data: ComparisonPlotData, value: float, width: float) -> Compar
 
 
 def test_contract(plot: ModuleType) -> None:
-    assert said(plot, "TITLE", "comparison").strip()
-    assert said(plot, "CAPTION", "comparison").strip().endswith(".")
+    assert text_of(plot, "TITLE", "comparison").strip()
+    assert text_of(plot, "CAPTION", "comparison").strip().endswith(".")
     assert plot.needs(ComparisonPlotData({})) is False
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.report.figures import draw, plots_for, plots_of, said
+from mismatch_cli.report.figures import draw, plots_for, plots_of, text_of
 from mismatch_cli.report.plots._fills import draw_points
 from mismatch_cli.report.plots._panels import Box, Sheet
 from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
@@ -35,8 +35,8 @@ def test_the_paper_plots_are_there() -> None:
 
 
 def test_contract(plot: ModuleType) -> None:
-    assert said(plot, "TITLE", "mismatch").strip()
-    assert said(plot, "CAPTION", "mismatch").strip().endswith(".")
+    assert text_of(plot, "TITLE", "mismatch").strip()
+    assert text_of(plot, "CAPTION", "mismatch").strip().endswith(".")
     assert plot.needs(PlotData({})) is False
 
 
