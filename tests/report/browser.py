@@ -1,4 +1,4 @@
-"""A headless Chromium that tests drive over its debugging pipe: any width, both themes, with scripts or without."""
+"""A headless Chromium that tests drive over its debugging pipe: any width, both themes, with or without scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--force-device-scale-factor=1",
     "--remote-debugging-pipe",
 )  # fmt: skip
-# How wide the page is, which elements reach beyond the window, and how each picture is shown.
+# The width of the page, elements that reach beyond the window, and the sizes of pictures.
 LAYOUT = """(() => {
   const boxes = [...document.querySelectorAll("body *")].filter(e => !e.closest(".scroll, pre, thead, nav, .unseen"));
   const images = [...document.images].map(i => [i.complete, i.naturalWidth, Math.round(i.offsetWidth)]);
@@ -25,7 +25,7 @@ LAYOUT = """(() => {
     beyond: boxes.filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 200)),
   };
 })()"""
-# Texts that stand out too little from what is behind them, by their elements.
+# Elements whose text has too little contrast with its background.
 CONTRASTS = """(() => {
   const channels = color => {
     const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -61,7 +61,7 @@ class Browser:
         to_browser, self._to = os.pipe()
         self._from, from_browser = os.pipe()
 
-        def connect() -> None:  # Chromium reads from 3 and writes to 4
+        def connect() -> None:  # Chromium reads from descriptor 3 and writes to 4
             reading, writing = (os.dup(end) for end in (to_browser, from_browser))
             os.dup2(reading, 3)
             os.dup2(writing, 4)
@@ -76,7 +76,7 @@ class Browser:
         os.close(to_browser)
         os.close(from_browser)
         self._unread, self._number, self._session = b"", 0, ""
-        self.messages: list[dict[str, Any]] = []  # what was reported, besides answers
+        self.messages: list[dict[str, Any]] = []  # events, without answers
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Page.enable")
@@ -98,32 +98,32 @@ class Browser:
         media: str = "",
         fragment: str = "",
     ) -> None:
-        """Show a page, from what a fragment of its address names, once it has loaded."""
+        """Show a page, at a fragment, and wait until it has loaded."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", media=media, features=[theme])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        for address in ("about:blank", f"{page.as_uri()}#{fragment}"):  # one that is still there is not loaded again
+        for address in ("about:blank", f"{page.as_uri()}#{fragment}"):  # the same address would not be loaded again
             before = len(self.messages)
             self.call("Page.navigate", url=address)
             while not any(message["method"] == "Page.loadEventFired" for message in self.messages[before:]):
                 self._receive()
 
     def run(self, script: str) -> Any:
-        """The value of an expression in the page, awaited; also where the page's own scripts are off."""
+        """The awaited value of an expression in the page, even if the page's own scripts are off."""
         found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]["exception"]["description"]
         return found["result"].get("value")
 
     def press(self, key: str) -> None:
-        """A key, where the focus is."""
+        """Press a key on the focused element."""
         text = {"Enter": "\r"}.get(key, "")
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text if kind == "keyDown" else "")
 
     def mouse(self, kind: str, x: float, y: float) -> None:
-        """`mousePressed`, `mouseMoved` or `mouseReleased` at a place in the window."""
+        """Send `mousePressed`, `mouseMoved` or `mouseReleased` at a place in the window."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
 
     def screenshot(self) -> bytes:
@@ -131,7 +131,7 @@ class Browser:
         return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """A command of the DevTools protocol, and its answer."""
+        """Send a command of the DevTools protocol and return its answer."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -145,7 +145,7 @@ class Browser:
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._unread:
             part = os.read(self._from, 1 << 20)
-            assert part, "Chromium has left"
+            assert part, "Chromium has exited"
             self._unread += part
         message, _, self._unread = self._unread.partition(b"\0")
         answer: dict[str, Any] = json.loads(message)

@@ -1,4 +1,4 @@
-"""A synthetic measurement as real ones look: long-tailed μ, logits rounded to bf16, a little noise, a heavy tail."""
+"""A synthetic measurement that looks real: long-tailed μ, logits rounded to bf16, a little noise, a heavy tail."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _float32(values: np.ndarray) -> np.ndarray:
 
 
 def route(batch: TokenBatch, layers: int = 24, experts: int = 16, k: int = 4) -> tuple[TokenBatch, dict[str, Any]]:
-    """The batch as that of a mixture of experts, deeper layers flipping more, near ties more than others."""
+    """The batch as if from a mixture of experts: deeper layers flip more, and near ties more than others."""
     rng, offset_S1 = np.random.default_rng(1), batch.offset_S1
     trainer_TMK = rng.permuted(np.tile(np.arange(experts), (batch.num_tokens, layers, 1)), axis=-1)[..., : k + 1]
     margin_TM = np.exp(rng.normal(-0.5, 1.2, (batch.num_tokens, layers)))
@@ -134,7 +134,7 @@ def measure(batch: TokenBatch, *, tokens: int = 20_000, routes: dict[str, Any] |
 
 
 def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportView:
-    """A page with everything on it; its token text is hostile."""
+    """A page with all parts, and hostile token text."""
     pair = measured.summary
     gap = ("abs_d_mean", "abs_d_p99", "abs_d_max", "d_mean", "tv_binary_mean", "tv_topk_mean", "pearson", "k1", "k3")
     ratio = ("ratio_mean", "ratio_p01", "ratio_p99", "ratio_outside_0.8_1.28")
@@ -223,7 +223,7 @@ def measurer() -> Callable[..., SimpleNamespace]:
 
 @pytest.fixture(scope="session")
 def measured() -> SimpleNamespace:
-    """One response in three has turns, with tool output between them."""
+    """A measurement in which one response in three has turns, with tool output between them."""
     batch = make_batch(240, 120)
     mask_T = np.ones(batch.num_tokens, dtype=bool)
     for first, end in zip(batch.offset_S1[:-1:3].tolist(), batch.offset_S1[1::3].tolist(), strict=True):

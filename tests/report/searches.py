@@ -1,4 +1,4 @@
-"""A small search as `bisect` leaves it in a folder, made without a model: every leg is numbers with known parts."""
+"""A small search as `bisect` leaves it in a folder, made without a model: legs are numbers with known parts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WEIGHTS = {
 
 
 def modules(layers: int = 6) -> dict[str, Any]:
-    """What stage 3 keeps: rounding that adds up over the layers, and an attention in the middle that is another one."""
+    """What stage 3 keeps: rounding that accumulates over the layers, and a different attention in the middle."""
     rng = np.random.default_rng(3)
     rows, error = [], 1e-4
     for layer in range(layers):
@@ -83,7 +83,7 @@ def modules(layers: int = 6) -> dict[str, Any]:
 
 
 def make_search(folder: Path, *, gap: float = 1.0, stages: int = 4, responses: int = PROMPTS * SAMPLES) -> Path:
-    """A search that went through so many stages, over a gap of two causes, a precision and noise; `gap` scales all."""
+    """A search through `stages`, on a gap of two causes, a precision and noise; `gap` scales all of them."""
     rng = np.random.default_rng(0)
     tokens = responses * LENGTH
     logp = -0.5 - np.minimum(rng.exponential(1.0, tokens), 8.0)
@@ -119,7 +119,7 @@ def make_search(folder: Path, *, gap: float = 1.0, stages: int = 4, responses: i
 
 
 def analysis(folder: Path, **how: Any) -> BisectionAnalysis:
-    """The same, read."""
+    """The analysis of such a search."""
     return BisectionAnalysis.read(make_search(folder, **how))
 
 
@@ -146,7 +146,7 @@ def _record(folder: Path, rollout: np.ndarray, trainer: np.ndarray, responses: i
 
 
 def _readings(logp: np.ndarray, part: Mapping[str, np.ndarray]) -> list[tuple[int, Leg, np.ndarray]]:
-    """The stage of each leg, what it is, and what it read: the engine's part of the gap is its cache."""
+    """The stage of each leg, the leg, and its readings: the engine's part of the gap is its cache."""
     trainer = logp + part["head"] + part["rounding"] + part["noise"]
     engine = logp - part["cache"]
     without = trainer - part["head"]

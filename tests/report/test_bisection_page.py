@@ -1,4 +1,4 @@
-"""A search on a terminal, as a page and in pictures: what it says, at every width, also where little was found."""
+"""A search on a terminal, as a page and in figures: its words, every width, and searches that found little."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_everything_is_printed_in_full(views):
         printed(view, 60, full=True)
 
 
-def test_a_cause_leads_to_the_tokens_that_it_moves(searches, views):
+def test_a_cause_links_to_the_tokens_that_it_moves(searches, views):
     found, view = searches["whole"], views["whole"]
     html = render_html(view)
     causes = next(section for section in view.sections if section.title == "Causes").tables[0]
@@ -149,7 +149,7 @@ def test_text_in_figures_is_legible_inside_and_apart(name, searches):
 
 
 def test_the_waterfall_ends_at_what_is_left(searches):
-    """Shares and what is given back for their overlap add up: the last bar ends where all causes together do."""
+    """Shares and the bar for their overlap add up: the last bar ends where all causes together do."""
     found = searches["whole"]
     taken = sum(row.share.value for row in found.named)
     assert found.overlap == pytest.approx(taken - (1 - found.remaining.value), abs=1e-9)
@@ -169,7 +169,7 @@ def test_many_layers_and_equal_ones_are_drawn(searches, tmp_path):
 
 
 @pytest.mark.parametrize("width", [400, 1280])
-def test_nothing_sticks_out_of_the_page(width, browser: Browser, searches, views, tmp_path: Path):
+def test_nothing_overflows_the_page(width, browser: Browser, searches, views, tmp_path: Path):
     from dataclasses import replace
 
     page = tmp_path / "report.html"

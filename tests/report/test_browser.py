@@ -1,4 +1,4 @@
-"""The page in a real browser: on a phone and on a desk, in light and dark, with its script and without."""
+"""The page in a real browser: on a phone and a desktop, in light and dark, with and without its script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN = f"[...{WITHIN}.tBodies[0].rows].filter(row => row.checkVisibility()).map
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory, view: ReportView) -> Path:
-    """A page with one of everything that the script makes something of."""
+    """A page with one of each element that the script changes."""
     columns = (Column("name", kind="text"), Column("value"))
     rows = tuple((f"row {n}", text) for n, text in enumerate(NUMBERS))
     folds = tuple(replace(Table("", columns, rows[:2]), fold=f"{name}, by step") for name in ALGORITHMS)
@@ -46,9 +46,7 @@ CASES = [(400, LIGHT), (400, DARK), (1280, LIGHT), (1280, DARK)]
 
 
 @pytest.mark.parametrize(("width", "theme"), CASES, ids=lambda value: getattr(value, "name", value))
-def test_nothing_sticks_out_and_the_theme_is_the_readers(
-    browser: Browser, page: Path, width: int, theme: Theme
-) -> None:
+def test_nothing_overflows_and_the_theme_is_the_readers(browser: Browser, page: Path, width: int, theme: Theme) -> None:
     from PIL import Image
 
     browser.open(page, width, 1600, dark=theme is DARK)
@@ -59,7 +57,7 @@ def test_nothing_sticks_out_and_the_theme_is_the_readers(
         pixels = np.asarray(image.convert("RGB")).reshape(-1, 3)
     paper = np.array([int(theme.page[i : i + 2], 16) for i in (1, 3, 5)])
     share = np.mean(np.all(pixels == paper, axis=1))
-    assert 0.6 < share < 0.97  # most of it is paper, and something is printed on it
+    assert 0.6 < share < 0.97  # mostly background, with something on it
     assert len(np.unique(pixels[::7], axis=0)) > 30
 
 
@@ -70,14 +68,14 @@ def test_text_can_be_read(browser: Browser, page: Path, dark: bool) -> None:
     assert browser.run(CONTRASTS) == {}
 
 
-def test_the_answer_and_its_picture_come_first(browser: Browser, page: Path) -> None:
+def test_the_answer_and_its_figure_come_first(browser: Browser, page: Path) -> None:
     browser.open(page, 1280, 800)
     bottom = (
         "(selector => Math.max(...[...document.querySelectorAll(selector)].map(e => e.getBoundingClientRect().bottom)))"
     )
     assert browser.run(f"{bottom}('.verdict')") < browser.run(f"{bottom}('.leading li')") < 420
     box = browser.run("document.querySelector('figure img').getBoundingClientRect().toJSON()")
-    assert (box["top"] + box["bottom"]) / 2 < 800  # most of it is seen
+    assert (box["top"] + box["bottom"]) / 2 < 800  # most of it is visible
 
 
 def test_tables_sort_as_numbers_do(browser: Browser, page: Path) -> None:
@@ -108,7 +106,7 @@ def test_metrics_are_folded_after_six(browser: Browser, page: Path) -> None:
     assert (browser.run(shown), browser.run(f"{button}.ariaExpanded")) == (count, "true")
 
 
-def test_one_of_many_folds_is_chosen(browser: Browser, page: Path) -> None:
+def test_a_menu_opens_one_of_many_folds(browser: Browser, page: Path) -> None:
     browser.open(page, 1280)
     choose = "document.querySelector('#chosen select')"
     names = browser.run(f"[...{choose}.options].map(option => option.textContent)")
@@ -118,7 +116,7 @@ def test_one_of_many_folds_is_chosen(browser: Browser, page: Path) -> None:
     assert browser.run(tables) == [False, False, False, True, False]
 
 
-def test_contents_follow_the_reader_and_lead_to_what_is_folded(browser: Browser, page: Path) -> None:
+def test_the_navigation_follows_the_reader_and_opens_folds(browser: Browser, page: Path) -> None:
     browser.open(page, 1280)
     arrived = "new Promise(done => setTimeout(done, 300))"
     browser.run("document.querySelector('#sorted').scrollIntoView({ behavior: 'instant' })")
@@ -134,7 +132,7 @@ UNSEEN = """[...document.querySelectorAll("main td, main th, main figure img, ma
   .filter(e => !e.checkVisibility({ contentVisibilityAuto: true, visibilityProperty: true })).length"""
 
 
-def test_everything_is_there_without_script(browser: Browser, page: Path) -> None:
+def test_everything_is_visible_without_script(browser: Browser, page: Path) -> None:
     browser.open(page, 1280, scripts=False)
     assert browser.run("document.querySelectorAll('button, select').length") == 0
     for _ in range(2):  # a fold in a fold
@@ -143,7 +141,7 @@ def test_everything_is_there_without_script(browser: Browser, page: Path) -> Non
 
 
 @pytest.mark.parametrize("scripts", [False, True])
-def test_paper_folds_nothing_away(browser: Browser, page: Path, scripts: bool) -> None:
+def test_print_unfolds_everything(browser: Browser, page: Path, scripts: bool) -> None:
     browser.open(page, 794, dark=True, media="print", scripts=scripts)
     browser.run("dispatchEvent(new Event('beforeprint'))")
     assert browser.run(UNSEEN) == 0

@@ -1,4 +1,4 @@
-"""Every token of the first responses in a real browser: what is counted, followed, framed and filtered, and by whom."""
+"""Every token of the first responses in a real browser: counted, followed, framed and filtered."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Explored:
     found: Exploration
 
     def blocked(self, place: int) -> np.ndarray:
-        """The tokens that an algorithm blocks as it is published."""
+        """The tokens that an algorithm blocks with its published thresholds."""
         judged = self.found.judged[place]
         return (judged.level_T != NOT_JUDGED) & (judged.level_T > judged.published)
 
@@ -76,7 +76,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Explored:
 
 
 def look(browser: Browser, explored: Explored, width: int = 1280, *, dark: bool = False, fragment: str = "") -> None:
-    """Open the page, wait until its tokens are there, and fill in every response."""
+    """Open the page, wait for its tokens, and fill in every response."""
     browser.open(explored.page, width, 1000, dark=dark, fragment=fragment)
     browser.run("""new Promise(done => {
       const wait = () => document.querySelector("#explorer").dataset.ready ? done() : setTimeout(wait, 10); wait();
@@ -132,7 +132,7 @@ def test_the_slider_counts_what_clipstats_counts(
     assert asked.masks[0].parameters != find(name).masks[0].parameters  # it has moved
 
 
-def test_every_algorithm_that_is_chosen_is_counted_to_the_token(browser: Browser, explored: Explored) -> None:
+def test_every_algorithm_is_counted_to_the_token(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
     rows = {row["name"]: row for row in analyse_clipping([explored.trace], ALGORITHMS).to_json()["algorithms"]}
     for place, algorithm in enumerate(ALGORITHMS):
@@ -142,7 +142,7 @@ def test_every_algorithm_that_is_chosen_is_counted_to_the_token(browser: Browser
         assert blocked / judged == pytest.approx(rows[algorithm.name]["blocked"]["all"]["value"], abs=1e-12)
 
 
-def test_tokens_are_filtered_by_who_blocks_them_and_by_their_advantage(browser: Browser, explored: Explored) -> None:
+def test_tokens_are_filtered_by_mask_and_by_advantage(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
     fill(browser)
     a, b, advantage_T = explored.blocked(0), explored.blocked(GSPO), explored.found.advantage_T
@@ -187,7 +187,7 @@ BOX = "document.querySelector('[data-x=plot]').getBoundingClientRect().toJSON()"
 
 
 def test_a_dot_leads_to_its_token(browser: Browser, explored: Explored) -> None:
-    """A token of the address is ringed in the plot; a click on this place of a fresh page finds the same token."""
+    """A token in the address has a ring in the plot; a click there on a fresh page finds the same token."""
     lonely = lonely_token(explored.found)
     look(browser, explored)
     before = pixels(browser)
@@ -218,7 +218,7 @@ def pixels(browser: Browser) -> np.ndarray:
 
 
 def lonely_token(found: Exploration) -> int:
-    """The token farthest from all others in the plot, among those that lie within its axes."""
+    """The token farthest from all others in the plot, among those within its axes."""
     with np.errstate(invalid="ignore"):
         d_T = found.logp_T - found.logq_T
     inside = np.flatnonzero(np.isfinite(d_T) & (np.abs(d_T) < np.nanquantile(np.abs(d_T), 0.98)))
@@ -227,8 +227,8 @@ def lonely_token(found: Exploration) -> int:
     return int(inside[away.min(axis=1).argmax()])
 
 
-def test_a_frame_around_dots_leaves_their_tokens(browser: Browser, explored: Explored) -> None:
-    """The left half of the plot holds the improbable tokens, all of them, and no other."""
+def test_a_frame_around_dots_shows_only_their_tokens(browser: Browser, explored: Explored) -> None:
+    """The left half of the plot has exactly the improbable tokens."""
     look(browser, explored)
     fill(browser)
     box = browser.run(BOX)
@@ -275,8 +275,8 @@ def test_a_card_shows_what_both_sides_preferred(browser: Browser, explored: Expl
     assert browser.run("document.querySelector('.x-card h4').textContent").strip("“”")
 
 
-def test_what_a_page_holds_is_what_was_recorded(explored: Explored) -> None:
-    """To the bit, so that every digit of a card is right; also a reward that is infinite."""
+def test_the_page_holds_what_was_recorded(explored: Explored) -> None:
+    """To the bit, so that every digit of a card is right; including an infinite reward."""
     odd = replace(explored.found.responses[0], reward=float("-inf"))
     found = replace(explored.found, responses=(odd, *explored.found.responses[1:]))
     head, column = unpacked(explorer_view(found).data)
@@ -300,7 +300,7 @@ def unpacked(data: str) -> tuple[dict[str, Any], Callable[[str], np.ndarray]]:
     return head, column
 
 
-def test_pooled_traces_are_told_apart(browser: Browser, explored: Explored, tmp_path: Path) -> None:
+def test_pooled_traces_are_distinguished(browser: Browser, explored: Explored, tmp_path: Path) -> None:
     both = tuple(replace(each, trace=number % 2) for number, each in enumerate(explored.found.responses))
     first = replace(both[0], reward=float("inf"))
     found = replace(explored.found, responses=(first, *both[1:]), traces=("runs/<b>a", "runs/b"))
@@ -324,11 +324,11 @@ def test_hostile_texts_are_texts(browser: Browser, explored: Explored) -> None:
     for spelled in ("<script>pwned = 1</script>", "<img src=x", "<!--", "]]>&lt;", r"\x1b[2J", r"\u202eevil", "{{ 7"):
         assert spelled in texts, spelled
     assert not re.search("[\x00-\x09\x0b-\x1f\u202a-\u202e]", texts)
-    assert "x" * 121 not in texts  # what nobody reads is cut
+    assert "x" * 121 not in texts  # unreadably long text is cut
     assert len(explored.page.read_bytes()) < 400_000
 
 
-def test_nothing_is_asked_of_a_network_and_nothing_is_refused(browser: Browser, explored: Explored) -> None:
+def test_no_network_request_and_no_policy_violation(browser: Browser, explored: Explored) -> None:
     browser.call("Network.enable")
     browser.call("Log.enable")
     browser.call("Runtime.enable")
@@ -345,7 +345,7 @@ def test_nothing_is_asked_of_a_network_and_nothing_is_refused(browser: Browser, 
     assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
 
 
-def test_without_script_nothing_of_it_is_seen(browser: Browser, explored: Explored) -> None:
+def test_without_script_the_explorer_is_hidden(browser: Browser, explored: Explored) -> None:
     browser.open(explored.page, 1280, scripts=False)
     assert browser.run("document.querySelector('#explorer').checkVisibility()") is False
     links = browser.run("[...document.querySelectorAll('nav a')].filter(a => a.checkVisibility()).map(a => a.hash)")
@@ -358,7 +358,7 @@ WIDER = """[...document.querySelectorAll("#explorer *")].filter(e => e.checkVisi
 
 @pytest.mark.parametrize("width", [360, 400, 1280])
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_fits_a_phone_and_a_desk(browser: Browser, explored: Explored, width: int, dark: bool) -> None:
+def test_it_fits_a_phone_and_a_desktop(browser: Browser, explored: Explored, width: int, dark: bool) -> None:
     look(browser, explored, width, dark=dark, fragment="token-3")
     assert browser.run(WIDER) == []
     assert browser.run("document.documentElement.scrollWidth") == width
@@ -391,7 +391,7 @@ def test_letters_stay_legible_on_their_colours(browser: Browser, explored: Explo
         assert browser.run(LEAST_CONTRAST) >= 4.5, mode
 
 
-def test_a_command_puts_as_many_responses_on_its_page_as_are_asked_for(tmp_path: Path) -> None:
+def test_a_command_puts_the_requested_number_of_responses_on_its_page(tmp_path: Path) -> None:
     for asked, said in (("0", None), ("3", "of the first 3 responses, of step 0 (189 more")):
         assert run(["report", "--no-plots", "--quiet", "--page-responses", asked, "-o", str(tmp_path / asked)]) == 0
         page = (tmp_path / asked / "report.html").read_text(encoding="utf-8")

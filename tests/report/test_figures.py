@@ -54,7 +54,7 @@ def test_the_same_data_gives_the_same_bytes_and_files(
             assert image.convert("RGB").getpixel((2, 2)) == (255, 255, 255)
 
 
-def test_a_logarithmic_axis_shows_powers_and_no_markup() -> None:
+def test_a_logarithmic_axis_shows_powers_without_markup() -> None:
     sheet = Sheet(WIDE)
     (axes,) = sheet.panels(1)
     axes.set_xscale("log")
@@ -72,4 +72,4 @@ def test_a_hundred_thousand_tokens_stay_small_and_quick(
     began = time.process_time()
     size = sum(len(getattr(view, variant).uri) for view in figure_views(data) for variant in VARIANTS)
     assert size < 1.2e6
-    assert time.process_time() - began < 15  # 3 s where it was measured
+    assert time.process_time() - began < 15  # 3 s when measured

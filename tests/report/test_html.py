@@ -1,4 +1,4 @@
-"""The page as a file: well formed, self-contained, and deaf to what token text tries."""
+"""The page as a file: well formed, self-contained, and safe from hostile token text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOID = {"meta", "img", "source", "br", "link", "input"}
 
 
 class Page(HTMLParser):
-    """Elements in order, and whether every one is closed where it should be."""
+    """Elements in order, with a check that each is closed where it should be."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -74,7 +74,7 @@ def test_nothing_is_loaded_and_only_scripts_of_the_page_run(html: str, page: Pag
     assert len(scripts) == len(page.all("script")) == html.count("<script")
 
 
-def test_hostile_text_is_shown_not_obeyed(html: str, page: Page) -> None:
+def test_hostile_text_is_shown_and_never_run(html: str, page: Page) -> None:
     text = "".join(page.text)
     assert (
         text.count("<script>alert(1)</script> </style>{{ 7 * 7 }} $\\frac{1}{2}$ \\x1b[2J \\u202eevil\\u202c \\x00")
@@ -131,7 +131,7 @@ def test_a_picture_for_each_width(page: Page, view: ReportView) -> None:
     assert page.all("img")[0]["src"] == figure.narrow.uri
 
 
-def test_what_is_empty_is_left_out(view: ReportView) -> None:
+def test_empty_parts_are_left_out(view: ReportView) -> None:
     alone = Section("Alone", "Nothing but text.", stays=True)
     bare = replace(view, notes=(), leading=(), outline=(alone,), figures=(), settings=())
     page = Page(render_html(bare))
@@ -139,7 +139,7 @@ def test_what_is_empty_is_left_out(view: ReportView) -> None:
     assert "Nothing but text." in "".join(page.text)
 
 
-def test_written_whole_and_below_four_megabytes(tmp_path: Path, view: ReportView, html: str) -> None:
+def test_the_page_is_written_completely_and_below_four_megabytes(tmp_path: Path, view: ReportView, html: str) -> None:
     path = tmp_path / "run" / "report.html"
     write_html(path, view)
     assert path.read_text(encoding="utf-8") == html

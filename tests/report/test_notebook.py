@@ -1,4 +1,4 @@
-"""A screen in a notebook: whose styles are strong, whose colours are its own, and which keeps pages of others apart."""
+"""A screen in a notebook: it resists the notebook's styles, takes its colours, and leaves other output alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mismatch_cli.report.html import render_screen
 from mismatch_cli.report.view import Column, Excerpt, Piece, Screen, Table, Verdict
 from tests.report.browser import CONTRASTS, Browser
 
-# What Jupyter says of lists and tables in outputs.
+# Jupyter's rules for lists and tables in outputs.
 NOTEBOOK = """
 .jp.out:not(.md) dt { float: left; clear: both; width: 20%; font-weight: bold; }
 .jp.out:not(.md) dd { margin-bottom: 1em; margin-left: 1em; }
@@ -47,7 +47,7 @@ def test_a_screen_keeps_its_form_and_takes_the_colours_of_its_notebook(
         f'<div class="jp out" style="background: {paper}; color: {ink}">{shown}</div><dl id="mine"><dt>a</dl>',
         encoding="utf-8",
     )
-    browser.open(page, 900, dark=paper == "#fff")  # what the system prefers is not asked
+    browser.open(page, 900, dark=paper == "#fff")  # the system preference is ignored
     browser.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     browser.run("document.querySelectorAll('mark').forEach(each => each.remove())")  # half transparent
     assert browser.run(CONTRASTS) == {}
@@ -56,7 +56,7 @@ def test_a_screen_keeps_its_form_and_takes_the_colours_of_its_notebook(
     assert browser.run("document.querySelector('.remarks dt').getBoundingClientRect().height") < 30
     assert browser.run(f"({style})('td.text', 'textAlign')") == "left"
     assert browser.run(f"({style})('tbody tr', 'backgroundColor')") == "rgba(0, 0, 0, 0)"
-    assert browser.run(f"({style})('#mine', 'marginTop')") == "16px"  # what is not ours stays as it was
+    assert browser.run(f"({style})('#mine', 'marginTop')") == "16px"  # other elements stay as they were
     assert browser.run("document.documentElement.scrollWidth") == 900
 
 

@@ -1,4 +1,4 @@
-"""Where figures stand on a page: in the section that their plot names, and whatever is drawn stands somewhere."""
+"""Where figures are on a page: in the section that their plot names, and every drawn figure is somewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mismatch_cli.report.view import Section, with_figures
 from tests.pictures import leave_blank
 
 PICTURE = Picture("data:,", 1, 1)
-NEW = '''"""How long the responses are."""
+NEW = '''"""Length of the responses."""
 
 TITLE = "Lengths of the responses"
 CAPTION = "Responses by their length."
@@ -42,19 +42,19 @@ def placed(*figures: FigureView) -> dict[str, list[str]]:
     return {section.title: [figure.name for figure in section.figures] for section in sections}
 
 
-def test_a_figure_stands_in_the_first_section_that_it_names() -> None:
+def test_a_figure_is_in_the_first_section_that_it_names() -> None:
     assert placed(figure("b", "C", "B"), figure("a", "B"), figure("c", "no such section", "C")) == {
         "A": [], "B": ["b", "a"], "C": ["c"],
     }  # fmt: skip
 
 
-def test_what_the_page_has_no_section_for_comes_last() -> None:
+def test_a_figure_without_a_section_comes_last() -> None:
     assert placed(figure("a"), figure("b", "D")) == {"A": [], "More figures": ["a", "b"]}
     assert placed() == {"A": []}
 
 
 @pytest.mark.parametrize(("section", "where"), [("", "More figures"), ('SECTION = "Whole responses"', None)])
-def test_a_new_plot_stands_on_the_page(
+def test_a_new_plot_is_on_the_page(
     section: str, where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_blank(monkeypatch)
@@ -93,7 +93,7 @@ def test_every_page_has_the_sections_that_its_plots_name(
     checks = {module(name).TITLE for name in registry.names("mismatch_cli.diagnosis.checks")}
     plots = plots_of(STUDIES[command])
     leading = re.search('<figure id="figure-(.*?)">', page)
-    assert leading and plots.pop(leading[1])  # it stands beside the verdict
+    assert leading and plots.pop(leading[1])  # it is beside the verdict
     for plot in plots.values():
         named = [plot.SECTION] if isinstance(plot.SECTION, str) else plot.SECTION
         assert set(named) & titles

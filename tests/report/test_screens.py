@@ -1,4 +1,4 @@
-"""The screen of every study: an answer in 40 lines, whole names, and at the end the verdict and what to type."""
+"""The screen of every study: an answer in 40 lines, uncut names, and the verdict and what to type at the end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_it_is_forty_lines_of_eighty_characters_at_most(screens):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_no_line_is_wider_than_the_terminal_but_what_is_typed(screens, width):
+def test_only_commands_are_wider_than_the_terminal(screens, width):
     for name, screen in screens.items():
         typed = [command for command, _ in screen.next]
         for line in printed(screen, width).splitlines():
@@ -102,19 +102,19 @@ def test_the_verdict_and_what_to_type_come_last(screens):
         lines = printed(screen, 80).splitlines()
         verdict = next(place for place, line in enumerate(lines) if screen.verdict.words in line)
         after = in_words("\n".join(lines[verdict:])).replace(in_words(screen.verdict.text), "")
-        assert screen.next or name == "train", name  # runs that no folder holds
+        assert screen.next or name == "train", name  # runs without a folder
         assert all(command in after for command, _ in screen.next), name
         assert not any(row[0] in after for table in screen.tables for row in table.rows if len(row[0]) > 25), name
 
 
-def test_what_to_type_is_understood(screens):
+def test_suggested_commands_are_valid(screens):
     root = typer.main.get_command(build_app())
     for name, screen in screens.items():
         for line, _ in screen.next:
             program, command, *arguments = shlex.split(line)
             assert program == "mismatch-cli", (name, line)
             known = root.get_command(None, command)  # type: ignore[attr-defined,arg-type]
-            known.make_context(command, [*arguments])  # a flag or a value that is not known raises
+            known.make_context(command, [*arguments])  # raises for an unknown flag or value
 
 
 def test_the_verdict_has_the_colour_of_its_status(screens):

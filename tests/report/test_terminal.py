@@ -21,7 +21,7 @@ COLUMNS = (Column("metric", kind="text"), Column("value"), Column("95 % interval
 ROW = ("outside [0.8, 1.25]", "0.43 ± 0.02", "[0.1, 0.9]", "12")
 
 
-def test_a_narrow_table_gives_up_optional_columns_then_intervals_and_no_part_of_a_name():
+def test_a_narrow_table_hides_optional_columns_then_intervals_but_no_part_of_a_name():
     table = Table("", COLUMNS, (ROW,))
     wide = printed(80, table)
     assert all(cell in wide for cell in ROW) and "Hidden" not in wide
@@ -30,6 +30,6 @@ def test_a_narrow_table_gives_up_optional_columns_then_intervals_and_no_part_of_
     assert "outside [0.8, 1.25] 0.43 Hidden at 30 characters: seen by, intervals." in narrow
 
 
-def test_names_stay_where_nothing_else_has_room():
+def test_names_stay_even_if_nothing_else_fits():
     narrow = " ".join(printed(16, Table("", COLUMNS, (ROW,))).split())
     assert "outside 0.43 [0.8, 1.25]" in narrow

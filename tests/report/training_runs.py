@@ -66,7 +66,7 @@ def make_run(algorithm: str = "dppo-binary-tv", seed: int = 0, steps: int = 60, 
 
 
 def evaluated(run: TrainingRun, sets: Sequence[str]) -> TrainingRun:
-    """The same, evaluated every ten steps, each set harder than the one before it; not at all without a set."""
+    """The run, evaluated every ten steps on `sets`, each harder than the one before."""
 
     def record(record: dict[str, Any]) -> dict[str, Any]:
         asked = bool(sets) and (record["step"] == 1 or record["step"] % 10 == 0)

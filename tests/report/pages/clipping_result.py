@@ -163,7 +163,7 @@ class _Maker:
 def sample_result(
     names: Sequence[str] = NAMES, *, advantages: bool = True, steps: int = 8, theory: bool = True, seed: int = 0
 ) -> dict[str, Any]:
-    """A result with everything in it, as far as the arguments allow."""
+    """A result with all parts that the arguments allow."""
     make = _Maker(seed, advantages)
     levels = np.geomspace(0.01, 1, 7)
     return {
@@ -199,7 +199,7 @@ def sample_result(
 
 
 def _compared(names: Sequence[str]) -> list[str]:
-    """The paper's pair where it is there, else the first two."""
+    """The paper's pair if it exists, else the first two."""
     paper = [name for name in ("grpo-clip-higher", "dppo-binary-tv") if name in names]
     return list(dict.fromkeys([*paper, *names]))[:2]
 
@@ -215,7 +215,7 @@ def equal_weights_result() -> dict[str, Any]:
 
 
 def nothing_blocked(result: dict[str, Any]) -> dict[str, Any]:
-    """The same result with masks that never speak."""
+    """The same result with masks that never block."""
     quiet = copy.deepcopy(result)
     zero = {"value": 0.0, "low": 0.0, "high": 0.0, "note": None}
     for row in quiet["algorithms"]:

@@ -1,4 +1,4 @@
-"""The report of a result says what the JSON says: every number, every reason, and nothing that is not there."""
+"""The report of a result agrees with its JSON: every number, every reason, and nothing else."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def column(table: Table, title: str) -> list[str]:
 
 
 def shown(cell: str) -> float:
-    """The value of a cell, without its half interval, its mark and its thousands."""
+    """The value of a cell, without its half interval, mark and thousands separators."""
     text = re.sub(r" [±†].*", "", cell).removesuffix(" %").replace("−", "-").replace(",", "")
     return float(text)
 
@@ -70,7 +70,7 @@ def test_every_algorithm_with_its_numbers_the_compared_ones_first_then_by_strict
     assert_shows(column(table, "responses hit, %"), [row["responses_touched"] for row in ordered], 100)
 
 
-def test_recomputed_anchors_stand_after_the_rollout_whatever_order_was_asked_for():
+def test_recomputed_anchors_follow_the_rollout_in_any_order_asked_for():
     view = view_of(sample_result(("minirl", "dppo-binary-tv-recompute", "grpo-clip-higher", "dppo-binary-tv")))
     names = column(tables(view)["Mean probability and entropy"], "algorithm")
     assert names == ["grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-tv-recompute"]
@@ -112,7 +112,7 @@ def test_headline_and_leading_numbers_compare_the_papers_pair():
     assert "bad updates: pushed down although they already lost" in view.headline
 
 
-def test_the_algorithms_that_were_asked_for_lead():
+def test_the_algorithms_asked_for_lead():
     result = sample_result()
     result["compared"] = ["mask-0.5", "ipo"]
     assert [row["name"] for row in Subject(result).leading] == ["mask-0.5", "ipo"]
@@ -124,7 +124,7 @@ def test_the_compared_pair_leads():
     assert "Σ |A|" in headline  # gspo does not weigh by r
 
 
-def test_a_cap_is_told_from_a_mask_in_the_headline():
+def test_the_headline_distinguishes_a_cap_from_a_mask():
     assert view_of(sample_result(("pg-tis",))).headline.startswith("pg-tis blocks no token, but its cap takes ")
 
 
@@ -162,7 +162,7 @@ def test_pairs_carry_the_counts_of_both_directions():
     assert table.terminal_rows == 10
 
 
-def test_the_jaccard_table_leaves_out_what_blocks_nothing():
+def test_the_jaccard_table_leaves_out_algorithms_that_block_nothing():
     result = sample_result()
     table = tables(view_of(result))["Jaccard index of each pair of algorithms"]
     names = [row[0] for row in table.rows]
@@ -221,7 +221,7 @@ def test_equal_thresholds_and_sweeps():
     assert_shows(column(found["Cap of the weight, by C"], "C"), [2, 3, 5])
 
 
-def test_approximation_beside_the_full_divergence():
+def test_approximations_are_compared_with_the_full_divergence():
     result = sample_result()
     table = tables(view_of(result))["Approximations of TV and KL"]
     rows = result["approximation"]["rows"]
@@ -237,7 +237,7 @@ def test_a_rank_correlation_close_to_1_does_not_read_1():
     assert column(table, "rank correlation")[0] == "0.99985"
 
 
-def test_without_the_full_divergence_a_bracket_and_the_way_to_get_it():
+def test_without_the_full_divergence_bounds_and_how_to_record_it():
     result = sample_result()
     result["approximation"]["truth"] = None
     for row in result["approximation"]["rows"]:
@@ -255,7 +255,7 @@ def test_without_the_full_divergence_a_bracket_and_the_way_to_get_it():
     assert "--full-divergence" in all_text(view)
 
 
-def test_theory_only_when_asked_and_labelled():
+def test_theory_is_shown_only_on_request_with_its_limits():
     result = sample_result(theory=True)
     view = view_of(result)
     (section,) = [section for section in view.sections if section.title == "Theory"]
@@ -282,7 +282,7 @@ def test_without_advantages_everything_is_hypothetical():
     assert {row.metric.key for row in view.leading} == {"blocked"}
 
 
-def test_what_is_left_out_and_what_is_not_applicable():
+def test_left_out_tokens_and_skipped_algorithms_are_named():
     notes = "\n".join(view_of(equal_weights_result()).notes)
     assert "minirl, ppo: not applicable: the trainer has the weights that sampled" in notes
     assert "dppo-topk-tv: it needs the top 20 log-probs." in notes
@@ -313,7 +313,7 @@ def test_no_algorithm_at_all():
     assert "minirl: nobody recomputed π′." in view.notes
 
 
-def test_every_number_has_words_whose_key_the_documentation_names():
+def test_every_metric_has_a_key_that_the_documentation_names():
     documented = set(re.findall(r"`([a-z_]+)`", DOCS.read_text(encoding="utf-8")))
     assert set(CLIPPING) <= documented
 

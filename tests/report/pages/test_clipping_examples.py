@@ -1,4 +1,4 @@
-"""The pair that is drawn side by side, and the tokens on which it differs."""
+"""The compared pair, and the tokens on which it differs."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ def algorithms(*specs: str) -> tuple[Any, ...]:
         (["ipo:max_tv=0.2", "ipo:max_tv=0.1"], ["ipo:max_tv=0.2", "ipo:max_tv=0.1"]),
     ],
 )
-def test_what_is_compared_when_nobody_asks(traces, judged, expected):
+def test_the_default_pair(traces, judged, expected):
     analysis = analyse_clipping(traces[:1], algorithms(*judged))
     assert names(analysis.compared) == expected
 
 
-def test_as_asked(traces):
+def test_the_pair_asked_for(traces):
     asked = algorithms("ipo", "minirl")
     assert analyse_clipping(traces[:1], ALL, asked).compared == asked
 
 
-def test_what_cannot_be_judged_cannot_be_compared(tmp_path):
+def test_an_algorithm_that_cannot_be_judged_cannot_be_compared(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 12), without=("logp_recomputed", "topk_logp_recomputed"))
     with pytest.raises(UsageError, match=r"minirl cannot be compared: .*logp_recomputed"):
         analyse_clipping([trace], ALL, algorithms("ipo", "minirl"))
 
 
-def test_examples_stand_in_their_context(traces):
-    """At most three each way, from either trace, each at the place and with the numbers that the trace holds."""
+def test_examples_have_their_context(traces):
+    """At most three each way, from either trace, each at its place and with its numbers in the trace."""
     analysis = analyse_clipping(traces, ALL)
     excerpts = example_excerpts(analysis)
     chosen = [row for row in analysis.result["overlap"]["examples"] if {row["only"], row["not"]} == set(PAPER)]

@@ -72,7 +72,7 @@ def test_at_most_40_lines_that_end_with_what_to_type(make: Any) -> None:
     assert not [line for line in lines if line.startswith("Hidden at") and "algorithm" in line]
 
 
-def test_the_compared_pair_stands_among_the_strictest_and_is_marked() -> None:
+def test_the_compared_pair_is_marked_among_the_strictest() -> None:
     result = sample_result()
     lines = printed(screen_of(result))
     marked = [line.split()[1] for line in lines if line.startswith("▸")]
@@ -91,12 +91,12 @@ def test_algorithms_with_one_mask_are_one_row() -> None:
     result["algorithms"].append(twin)
     result["same_mask"] = [["minirl"], ["gspo", "gspo-too"], ["relax-both"]]
     assert any("gspo (+1 alike)" in line for line in printed(screen_of(result)))
-    twin["lost"] = result["algorithms"][0]["lost"]  # another weight: what it loses stands in a row of its own
+    twin["lost"] = result["algorithms"][0]["lost"]  # another weight: its lost update has a row of its own
     lines = printed(screen_of(result))
     assert any("gspo-too" in line for line in lines) and not any("alike)" in line for line in lines)
 
 
-def test_equal_thresholds_are_said_and_can_be_typed() -> None:
+def test_equal_thresholds_are_shown_and_can_be_typed() -> None:
     result = sample_result()
     for row, family, value in zip(result["same_strictness"], ("binary_tv", "ratio_clip"), (0.0734, 0.39), strict=True):
         row["thresholds"][family] |= {"value": value, "low": value - 0.01, "high": value + 0.01}
@@ -111,7 +111,7 @@ def test_equal_thresholds_are_said_and_can_be_typed() -> None:
     assert table.rows[1][:3] == ("dppo-binary-tv", "0.390 ± 0.010", "0.15")
 
 
-def test_a_file_is_no_name_to_type() -> None:
+def test_the_name_of_a_file_is_not_suggested() -> None:
     result = sample_result(("gspo", "ipo"))
     result["same_strictness"][0]["algorithm"] = "my_mask"
     result["same_strictness"] = result["same_strictness"][:1]
@@ -119,7 +119,7 @@ def test_a_file_is_no_name_to_type() -> None:
     assert "my_mask" in screen.verdict.text and "my_mask" not in screen.next[0][0]
 
 
-def test_a_token_of_each_that_the_other_keeps() -> None:
+def test_a_token_that_only_one_of_the_pair_blocks_each_way() -> None:
     screen = screen_of(sample_result())
     assert [each.title for each in screen.excerpts] == [
         "Only grpo-clip-higher blocks (A > 0): “43”", "Only dppo-binary-tv blocks (A > 0): “43”",

@@ -1,4 +1,4 @@
-"""The report on a terminal and as a page: legible at every width, and deaf to what names and tokens try."""
+"""The report on a terminal and as a page: legible at every width, and safe from hostile names and tokens."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_wide_terminal_shows_intervals_and_every_column():
     assert "responses hit, %" in text
 
 
-def test_the_terminal_shows_the_beginning_and_says_what_is_left():
+def test_the_terminal_shows_the_first_rows_and_counts_the_rest():
     text = on_terminal(sample_result(), 100)
     start = text.index("Pairs of algorithms")
     pairs = text[start : text.index("blocks, dppo-binary-tv keeps", start)]
@@ -92,7 +92,7 @@ def test_the_terminal_shows_the_beginning_and_says_what_is_left():
 
 
 @pytest.mark.parametrize("colours", [False, True])
-def test_the_terminal_obeys_no_token_and_no_name(colours):
+def test_the_terminal_escapes_tokens_and_names(colours):
     text = on_terminal(renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME), 120, colours=colours)
     without_colours = re.sub(r"\x1b\[[\d;]*m", "", text)
     assert not CONTROL.search(without_colours)
@@ -101,7 +101,7 @@ def test_the_terminal_obeys_no_token_and_no_name(colours):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_page_is_whole_and_its_links_lead_somewhere(case):
+def test_the_page_is_complete_and_its_links_have_targets(case):
     html = render_html(page_of_result(CASES[case](), (example(),)))
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(set(ids)) == len(ids)
@@ -110,7 +110,7 @@ def test_the_page_is_whole_and_its_links_lead_somewhere(case):
         assert len(re.findall(f"<{tag}[ >]", html)) == html.count(f"</{tag}>"), tag
 
 
-def test_the_page_obeys_no_token_and_no_name():
+def test_the_page_escapes_tokens_and_names():
     html = render_html(page_of_result(renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME), (example(),)))
     assert "<script>alert" not in html and "<b>" not in html
     assert "&lt;script&gt;alert(1)&lt;/script&gt; [red]x[/red] $\\frac{1}{2}$ \\x1b[2J \\u202eevil \\x00" in html
@@ -127,7 +127,7 @@ def test_long_tables_are_folded_together_by_algorithm():
     assert fold[: fold.index("</details>")].count("<table") == 3
 
 
-def test_the_letters_are_explained_for_this_report():
+def test_the_symbols_are_explained_for_this_report():
     html = render_html(page_of_result(sample_result(), ()))
     definitions = html[html.index('<section id="definitions">') :]
     assert "r′ = π/π′" in definitions and "noise" not in definitions

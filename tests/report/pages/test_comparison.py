@@ -1,4 +1,4 @@
-"""The report on a terminal and as a page: what it says first, at every width, and what it makes of hostile names."""
+"""The report on a terminal and as a page: its first lines, every width, and hostile names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def words(text: str) -> str:
 
 
 def with_differences(result: Row, value: float, marked: int, settings: list[Any] | None = None) -> Row:
-    """Two traces all of whose differences have one value."""
+    """Two traces whose differences all have one value."""
     made = copy.deepcopy(first_two(result))
     comparison = made["comparisons"][0]
     comparison |= {"tested": 40, "more_than_noise": marked, "expected_by_chance": 2.0}
@@ -75,7 +75,7 @@ def test_the_first_lines_say_how_the_traces_are_paired(result):
     assert text.index(f"{b} with {a}") < text.index("Differences in settings")
 
 
-def test_the_headline_says_what_chance_would_bring(result):
+def test_the_headline_says_how_many_would_differ_by_chance(result):
     text = words(on_terminal(first_two(result), 120))
     comparison = result["comparisons"][0]
     assert (
@@ -91,7 +91,7 @@ def test_the_headline_says_what_chance_would_bring(result):
     assert "Likeliest of the settings" not in words(on_terminal(made, 120))
 
 
-def test_where_no_setting_differs_the_hardware_is_named(result):
+def test_if_no_setting_differs_the_hardware_is_named(result):
     text = words(on_terminal(with_differences(result, 0.1, 20, settings=[]), 120))
     assert "No recorded setting that affects a log-probability differs. That leaves" in text
     assert "hardware, the weights themselves" in text
@@ -108,7 +108,7 @@ def test_nothing_differs_and_too_few_prompts(result):
     assert "Too few prompts to tell this from noise." in words(on_terminal(few, 120))
 
 
-def test_what_is_left_out_is_said(result):
+def test_left_out_responses_are_counted(result):
     made = copy.deepcopy(first_two(result))
     made["traces"][0]["compared_responses"] -= 20
     made["comparisons"][0]["on_tokens"]["masked_in_one"] = 7
@@ -120,7 +120,7 @@ def test_what_is_left_out_is_said(result):
     assert f"{a} has 4 responses to a prompt and {c} 8" in words(on_terminal(result, 120))
 
 
-def test_values_difference_and_mark_stand_beside_each_other(result):
+def test_values_difference_and_mark_share_a_row(result):
     text = on_terminal(first_two(result), 120)
     (row,) = re.findall(r"^mean Δlog p .*$", text, re.M)[:1]
     assert re.search(r"−0\.0201 +−0\.02005 ± 0\.00028 \* +—", row)
@@ -131,7 +131,7 @@ def test_values_difference_and_mark_stand_beside_each_other(result):
     assert row.count("*") == 2
 
 
-def test_the_page_is_whole_and_every_metric_is_defined(result):
+def test_the_page_is_complete_and_every_metric_is_defined(result):
     html = render_html(page_of_result(result))
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(set(ids)) == len(ids)
@@ -143,7 +143,7 @@ def test_the_page_is_whole_and_every_metric_is_defined(result):
     assert "{2} against {0}: every difference".format(*runs_of(result)) in html
 
 
-def test_neither_obeys_names_and_settings(result):
+def test_names_and_settings_are_escaped(result):
     made = copy.deepcopy(first_two(result))
     made["traces"][1]["folder"] = HOSTILE
     made["comparisons"][0]["settings"][0] |= {"setting": HOSTILE, "first": HOSTILE, "other": [HOSTILE]}

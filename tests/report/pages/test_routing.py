@@ -1,4 +1,4 @@
-"""What the section on routing says of the margins at which routers flip."""
+"""The section on routing: the margins at which routers flip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report says what the records say: every number, and nothing that is not there."""
+"""The report agrees with the records: every number, and nothing else."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def printed(view: ReportView, width: int = 100) -> str:
     return file.getvalue()
 
 
-def test_each_evaluation_set_has_a_row_where_there_are_several() -> None:
+def test_each_of_several_evaluation_sets_has_a_row() -> None:
     def evaluated(run: TrainingRun, names: tuple[str, ...]) -> TrainingRun:
         accuracies = [(0.1, 0.3), (0.4, 0.9), (0.5, 0.2)]
         lines = [
@@ -101,7 +101,7 @@ def test_the_numbers_of_a_run() -> None:
     assert "By algorithm" not in tables(view)
 
 
-def test_algorithm_and_seed_have_columns_where_the_name_does_not_say_them() -> None:
+def test_algorithm_and_seed_have_columns_unless_the_name_says_them() -> None:
     titles = [
         [each.title for each in tables(view_of([run]))["By run"].columns]
         for run in (make_run("mask-0.5:max_drop=0"), replace(make_run(), name="mine"))
@@ -123,7 +123,7 @@ def ending(ends: dict[str, tuple[float, ...]], **config: object) -> list[Trainin
     ]
 
 
-def test_one_algorithm_is_said_as_it_is() -> None:
+def test_the_verdict_on_one_algorithm() -> None:
     runs = [make_run(seed=seed) for seed in range(3)]
     ends = np.array([run.series("reward")[-10:].mean() for run in runs])
     half = 4.303 * ends.std(ddof=1) / np.sqrt(3)
@@ -135,7 +135,7 @@ def test_one_algorithm_is_said_as_it_is() -> None:
     assert alone == "one seed: no interval"
 
 
-def test_algorithms_are_ranked_only_where_their_intervals_over_seeds_part() -> None:
+def test_algorithms_are_ranked_only_if_their_intervals_over_seeds_do_not_overlap() -> None:
     part = {"good": (0.90, 0.92, 0.91), "bad": (0.50, 0.52, 0.51)}
     verdict = view_of(ending(part)).screen.verdict
     assert verdict.words == "good ABOVE bad"
@@ -152,7 +152,7 @@ def test_algorithms_are_ranked_only_where_their_intervals_over_seeds_part() -> N
     assert "of 8 algorithms: from 0.100 (a) to 0.800 (h)" in many.text
 
 
-def test_rewards_are_ranked_on_one_task_alone() -> None:
+def test_rewards_are_ranked_only_within_a_task() -> None:
     def trained(ends: dict[str, tuple[float, ...]], **config: object) -> list[TrainingRun]:
         return ending(ends, dataset="set", **config)
 
@@ -169,7 +169,7 @@ def test_rewards_are_ranked_on_one_task_alone() -> None:
     assert view_of(trained(within, model="m") + trained(low, model="n")).screen.verdict.words == "a · m ABOVE b · m"
 
 
-def test_a_reward_that_is_lost_is_a_collapse(eight: list[TrainingRun]) -> None:
+def test_a_lost_reward_is_a_collapse(eight: list[TrainingRun]) -> None:
     fallen = TrainingRun("a", "a", 0, [{"step": step, "reward": 0.9 if step < 20 else 0.1} for step in range(1, 41)])
     verdict = view_of([fallen]).screen.verdict
     assert (verdict.words, verdict.status) == ("COLLAPSED", "bad")
@@ -195,7 +195,7 @@ def test_the_screen_fits(width: int, eight: list[TrainingRun]) -> None:
             assert all(f"\n{name} " in file.getvalue() for name in EIGHT)  # none is cut
 
 
-def test_the_screen_counts_out_what_cannot_be_proven_and_says_what_never_happened() -> None:
+def test_the_screen_excludes_undecidable_syncs_and_says_what_never_happened() -> None:
     run = make_run("pg-is")
     records = [record | {"sync": "proven", "bad_over_negative": 0.0} for record in run.records]
     view = view_of([replace(run, records=[records[0] | {"sync": "undecidable"}, *records[1:]])])
@@ -207,7 +207,7 @@ def test_the_screen_counts_out_what_cannot_be_proven_and_says_what_never_happene
     assert text.startswith("There were no bad updates.")
 
 
-def test_a_run_that_ends_no_higher_than_it_began_is_not_said_to_be_good() -> None:
+def test_a_run_that_ends_no_higher_than_it_began_is_not_called_good() -> None:
     run = make_run(steps=20)
     ends = (run.records[-1]["eval_accuracy"] + sign * 0.1 for sign in (-1, 1))
     began = [replace(run, records=[{"step": 0, "eval_accuracy": end}, *run.records]) for end in ends]
@@ -226,7 +226,7 @@ def test_what_to_type_next(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_of_many_algorithms_no_number_stands_beside_the_headline(eight: list[TrainingRun]) -> None:
+def test_many_algorithms_have_no_numbers_beside_the_headline(eight: list[TrainingRun]) -> None:
     view = view_of(eight)
     assert not view.leading and ("Steps", "45 to 60") in view.about
 
@@ -261,7 +261,7 @@ def test_time_by_phase_and_the_share_of_recomputing() -> None:
     assert "Recomputing" not in str(view.sections)
 
 
-def test_an_evaluation_before_the_first_step_is_no_step() -> None:
+def test_an_evaluation_before_the_first_step_is_not_a_step() -> None:
     run = make_run(steps=20)
     before = replace(run, records=[{"step": 0, "eval_accuracy": 0.1}, *run.records])
     assert tables(view_of([before])) == tables(view_of([run]))
@@ -270,7 +270,7 @@ def test_an_evaluation_before_the_first_step_is_no_step() -> None:
     assert "0.100" not in said([unfinished])
 
 
-def test_lines_that_lie_on_each_other_are_named() -> None:
+def test_coinciding_lines_are_named() -> None:
     run, other = make_run("pg-is"), make_run("pg-tis")
     twin = replace(run, algorithm="pg-is-twin", name="pg-is-twin-seed-0")
     assert view_of([run, other, twin]).notes == (
@@ -279,14 +279,14 @@ def test_lines_that_lie_on_each_other_are_named() -> None:
     assert view_of([run, other]).notes == ()
 
 
-def test_a_page_of_a_training_that_goes_on_looks_for_a_newer_one() -> None:
+def test_the_page_of_a_running_training_reloads() -> None:
     going = view_of([make_run(steps=2)], reload_seconds=60)
     assert '<meta http-equiv="refresh" content="60">' in render_html(going)
     assert "reloads itself" in going.notes[-1]
     assert 'http-equiv="refresh"' not in render_html(view_of([make_run(steps=2)]))
 
 
-def test_a_run_that_goes_on_says_where_it_stands() -> None:
+def test_a_running_run_says_its_step() -> None:
     going, done = make_run(steps=20), make_run("pg-is", steps=60)
     going = replace(going, config={**going.config, "steps": 1200})
     view = view_of([going, done])
@@ -300,7 +300,7 @@ def test_a_run_that_goes_on_says_where_it_stands() -> None:
     assert "6 of 6 runs" in view_of([going] * 6).notes[0]
 
 
-def test_settings_that_differ_are_shown_run_by_run() -> None:
+def test_settings_that_differ_are_shown_by_run() -> None:
     view = view_of([make_run("pg-is", 0, learning_rate=0.1), make_run("pg-is", 7, learning_rate=0.2)])
     settings = dict(view.settings)
     assert ("temperature", "1.0") in settings["All runs"] and ("attn", "—") in settings["All runs"]
@@ -321,7 +321,7 @@ NOTHING = {"step": 1, "reward": None, "mismatch": None, "seconds": {}}
 
 
 @pytest.mark.parametrize("records", [[{}], [{"step": 1}], [NOTHING], [{"reward": float("nan")}] * 3])
-def test_next_to_nothing_is_recorded(records: list[dict[str, object]]) -> None:
+def test_almost_nothing_is_recorded(records: list[dict[str, object]]) -> None:
     runs = [TrainingRun("a", "a", None, records)]
     view = drawn(runs)
     assert view.screen.verdict.text == "No reward was recorded."
@@ -340,7 +340,7 @@ def test_hostile_names_are_data() -> None:
     assert "\\x1b[31m" in text
 
 
-def test_what_to_type_again() -> None:
+def test_the_command_that_reproduces_the_report() -> None:
     runs = [replace(make_run(steps=2), folder=Path("runs/a b"))]
     assert view_of(runs).command == "mismatch-cli report 'runs/a b'"
 

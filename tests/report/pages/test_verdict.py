@@ -1,4 +1,4 @@
-"""The verdict where it is read: terminal, page and summary.json, on the bundled traces."""
+"""The verdict on terminal, page and in summary.json, for the bundled traces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def on_terminal(study: MismatchAnalysis, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [50, 80, 120])
-def test_the_terminal_shows_every_bar_with_its_source(studies, width):
+def test_the_terminal_shows_every_limit_with_its_source(studies, width):
     study = studies["fp8-kv"]
     text = on_terminal(study, width)
     assert all(len(line) <= width for line in text.splitlines())
@@ -52,12 +52,12 @@ def test_the_page_shows_them_too(studies):
             assert row["source"].split(",")[0] in section
 
 
-def test_the_bundled_traces_stand_where_they_should(studies):
-    """The fp8 KV cache is far above the trainer's noise and below verl's bar; float32 is below every bar."""
+def test_the_bundled_traces_have_the_expected_status(studies):
+    """The fp8 KV cache is far above the trainer's noise and below verl's limit; float32 is below every limit."""
     coarse, fine = (studies[name].result["verdict"] for name in ("fp8-kv", "float32"))
     assert coarse["floor"]["low"] > 10
-    standing = {row["who"]: row["standing"] for row in coarse["bars"]}
-    assert standing["verl FAQ"] == "healthy"
+    status = {row["who"]: row["standing"] for row in coarse["bars"]}
+    assert status["verl FAQ"] == "healthy"
     assert {row["pair"] for row in coarse["bars"]} == {"mismatch", "total"}
     assert (coarse["family"], coarse["precision"]) == ("dense", "fp8")
     assert (fine["family"], fine["precision"]) == ("dense", "fp32")

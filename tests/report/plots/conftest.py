@@ -1,4 +1,4 @@
-"""A synthetic training trace, judged by the real algorithms: engine noise, staleness, tokens that fall far."""
+"""A synthetic training trace, judged by the real algorithms: engine noise, staleness, tokens that lose much."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUBJECT = "Qwen/Qwen3-1.7B-Base Â· vLLM bfloat16 against Hugging Face bfloat16 Â
 
 @dataclass
 class Tokens:
-    """Tokens laid flat, steps one after the other; log-probabilities in nats."""
+    """Flat tokens, step after step; log-probabilities in nats."""
 
     policies: Policies
     advantage_T: np.ndarray
@@ -64,7 +64,7 @@ def make_tokens(responses: int = 400, steps: int = 8, seed: int = 0) -> Tokens:
 
 
 def estimate(value: float, tokens: float) -> dict[str, Any]:
-    """With the interval of a share, twice as wide as for independent tokens."""
+    """An estimate with the interval of a share, twice as wide as for independent tokens."""
     if not tokens or not np.isfinite(value):
         return dict(NOTHING)
     width = 2 * 1.96 * np.sqrt(max(value * (1 - min(value, 1)), 1e-9) / tokens)

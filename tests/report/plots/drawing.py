@@ -1,4 +1,4 @@
-"""How a test draws a plot and looks at it: no warning, every text legible, inside the figure and apart."""
+"""Drawing a plot in a test and checking it: no warnings, and texts legible, inside the figure and apart."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mismatch_cli.report.plots._axis import Words
 from mismatch_cli.report.plots._style import Style, paper
 from mismatch_cli.report.plots._svg import to_svg
 
-PAPER = paper(3.25 * 96)  # the column of most conferences
+PAPER = paper(3.25 * 96)  # the column width of most conferences
 
 
 def drawn(plot: ModuleType, data: Any, style: Style) -> Any:
-    """The figure, drawn to the last pixel; every warning is an error."""
+    """The fully drawn figure; warnings are errors."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with warnings.catch_warnings():
@@ -33,13 +33,13 @@ def drawn(plot: ModuleType, data: Any, style: Style) -> Any:
 
 
 def check_colours(svg: str) -> None:
-    """None but those of the theme, which have names: any other would look the same in light and dark."""
+    """Only named colours of the theme: others would look the same in light and dark."""
     assert re.findall(r"(?:fill|stroke):(?!none|var\(--)[^;}]*", svg) == []
     assert not re.search(r'(?:fill|stroke|style)="(?!image-rendering)', svg)
 
 
 def texts_of(figure: Any) -> Iterator[Text]:
-    """Every text that is drawn."""
+    """All drawn texts."""
     yield from figure.texts
     for legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())):
         yield from legend.get_texts()
@@ -51,7 +51,7 @@ def texts_of(figure: Any) -> Iterator[Text]:
 
 
 def check_texts(figure: Any, style: Style) -> None:
-    """Legible, inside the figure, and none upon another."""
+    """Texts are legible, inside the figure, and do not overlap."""
     width, height = figure.get_size_inches()
     assert round(width * 96, 3) == style.width
     box = figure.get_tightbbox()  # of everything that is drawn, in inches

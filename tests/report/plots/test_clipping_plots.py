@@ -1,4 +1,4 @@
-"""Every plot of `clipstats`: the contract, all variants, and data that has hardly anything in it."""
+"""Every plot of `clipstats`: the contract, all variants, and poor data."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_draws_any_number_of_algorithms(
 
 
 def without(result: Any, keep: Callable[[], bool]) -> Any:
-    """The same result where some estimates have no value, as for a trace that could not support them."""
+    """The result without some values, as from a trace that does not support them."""
     if isinstance(result, list):
         return [without(item, keep) for item in result]
     if not isinstance(result, dict):
@@ -112,7 +112,7 @@ def test_estimates_without_value_leave_gaps(
         drawn(plot, data, STYLES[1])
 
 
-def test_a_single_step_has_no_course(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
+def test_a_single_step_has_no_curve(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
     data = data_of(replace(tokens, step_T=np.zeros_like(tokens.step_T)), [CLIP, TV])
     assert not load("blocked-over-steps").needs(data)
     assert len(drawn(load("bad-updates"), data, STYLES[0]).axes) == 1
@@ -170,7 +170,7 @@ def test_the_shaded_region_is_where_the_mask_blocks(many: ClippingPlotData) -> N
 
 @pytest.mark.parametrize("name", ["relax-both", "ipo", "ppo-icepop", "dppo-binary-kl"])
 def test_the_outline_is_drawn_to_the_pixel(name: str) -> None:
-    """Of two tokens on both sides of an outline, a thousandth of the panel from it, one is blocked."""
+    """Of two tokens on either side of an outline, a thousandth of the panel from it, one is blocked."""
     module = load("mask-regions")
     for sign in "><":
         region = module._region(ClippingPlotData.blocked_at, TABLE[name], sign, 1e-5)
@@ -191,7 +191,7 @@ def on_grid(algorithm: Algorithm, sign: str = ">") -> np.ndarray | None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_which_algorithms_have_a_region(name: str) -> None:
-    """Not those that need more of the distribution, nor whole responses, nor those without a mask."""
+    """Not those that need more of the distribution or whole responses, nor those without a mask."""
     algorithm = TABLE[name]
     without_region = {row.name for row in TABLE.values() if not row.limiting.masks or row.batch_rules}
     without_region |= {"gspo", "gspo-rollout", "ppo-opsm", "cppo", "trm-max", "trm-avg"}
@@ -225,7 +225,7 @@ def test_a_mask_of_the_users_own(tmp_path: Path) -> None:
     assert on_grid(find(str(tmp_path / "topk.py"))) is None
 
 
-def test_without_advantages_each_sign_is_asked(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
+def test_without_advantages_both_signs_are_judged(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
     data = data_of(tokens, [TABLE["dppo-binary-tv-recompute"], CLIP], advantages=False)
     titles = [axes.get_title(loc="left") for axes in drawn(load("mask-regions"), data, STYLES[0]).axes]
     assert titles[0].startswith("if A > 0") and titles[-1].startswith("if A < 0")
@@ -242,7 +242,7 @@ def test_lines_that_would_coincide_are_left_out(many: ClippingPlotData) -> None:
     assert "minirl-tis" not in names  # the same mask as minirl
 
 
-def test_similar_algorithms_stand_together() -> None:
+def test_similar_algorithms_are_neighbours() -> None:
     from mismatch_cli.report.plots.overlap import _side_by_side
 
     kind = np.array([0, 1, 0, 1, 0])

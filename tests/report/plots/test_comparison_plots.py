@@ -1,4 +1,4 @@
-"""Every plot of `compare`: the contract, all variants, and data that has hardly anything in it."""
+"""Every plot of `compare`: the contract, all variants, and poor data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STYLES = [WIDE, NARROW]
 
 @pytest.fixture(scope="module")
 def plot_data(analysis: ComparisonAnalysis) -> ComparisonPlotData:
-    """As measured, but for turns, which the bundled traces have none of: stretches of positions stand for them."""
+    """As measured, with ranges of positions as turns, which the bundled traces lack."""
     result: Row = copy.deepcopy(analysis.plot_data.result)
     for side in result["traces"]:
         positions = side["summary"]["positions"]
@@ -47,7 +47,7 @@ def of_two(data: ComparisonPlotData) -> ComparisonPlotData:
 
 
 def many(data: ComparisonPlotData) -> ComparisonPlotData:
-    """Six traces: the second one five times."""
+    """Six traces, the last five of which are the same."""
     side, comparison = data.result["traces"][1], data.result["comparisons"][0]
     result = dict(data.result)
     result["traces"] = [
@@ -59,7 +59,7 @@ def many(data: ComparisonPlotData) -> ComparisonPlotData:
 
 
 def with_factors(data: ComparisonPlotData, value: float, width: float) -> ComparisonPlotData:
-    """Two traces all of whose factors are one value."""
+    """Two traces whose factors all have one value."""
     result: Row = copy.deepcopy(first_two(data.result))
     for found in result["comparisons"][0]["metrics"].values():
         if found["factor"]["value"] is not None:
@@ -115,8 +115,8 @@ def test_legends_name_the_runs(plot_data: ComparisonPlotData) -> None:
         assert any("float32" in text for text in said) and not {"A", "B"} & set(said)
 
 
-def test_what_has_no_gap_is_drawn_or_declined(plot_data: ComparisonPlotData) -> None:
-    """A trace whose policies agree to the bit, beside one whose do not, and beside itself."""
+def test_traces_without_a_gap_are_drawn_or_declined(plot_data: ComparisonPlotData) -> None:
+    """A trace whose policies agree to the bit, compared with one whose policies do not, and with itself."""
     result: Row = copy.deepcopy(first_two(plot_data.result))
     for key in ("volatility", "positions", "from_end", "turns"):
         for row in result["traces"][1]["summary"][key]:
@@ -136,7 +136,7 @@ def test_what_has_no_gap_is_drawn_or_declined(plot_data: ComparisonPlotData) -> 
         assert "metric-factors" not in dict(plots_for(data))
 
 
-def test_the_curve_of_gaps_is_their_share() -> None:
+def test_the_curve_of_gaps_is_the_share_above_each() -> None:
     """|d| of 0, 0.1, 0.1 and 2: all but one of four at 0.1, one of four at 2."""
     from mismatch_cli.metrics.volatility import D_BINS
 

@@ -44,6 +44,6 @@ def test_text_is_legible_inside_the_figure_and_apart(name, style, healthy, broke
     check_texts(drawn(plot, shifted(healthy) if broken else healthy, style), style)
 
 
-def test_the_lag_scan_is_lowest_where_the_columns_fit(healthy):
+def test_the_lag_scan_is_lowest_where_the_columns_align(healthy):
     assert min(healthy.lags, key=healthy.lags.get) == 0
     assert min(shifted(healthy).lags, key=shifted(healthy).lags.get) == -1

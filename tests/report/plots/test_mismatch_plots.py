@@ -1,4 +1,4 @@
-"""Every file in report/plots: the contract, all variants, and data that has hardly anything in it."""
+"""Every plot of `report`: the contract, all variants, and poor data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def style(request: pytest.FixtureRequest) -> Style:
     return request.param
 
 
-def test_the_paper_plots_are_there() -> None:
+def test_the_plots_of_the_papers_exist() -> None:
     assert {"ratio-and-tv", "logp-agreement", "sequence-log-ratio", "volatility", "position-profile"} <= set(PLOTS)
 
 
@@ -110,7 +110,7 @@ def test_lattice_lines_are_drawn_only_where_the_data_shows_them(measured: Simple
     assert labels(()) == []
 
 
-def test_plots_for_leaves_out_what_has_no_data() -> None:
+def test_plots_without_data_are_left_out() -> None:
     assert list(plots_for(PlotData({}))) == []
 
 
@@ -125,7 +125,7 @@ def test_a_percentile_is_drawn_over_bins_with_enough_tokens() -> None:
     assert [step for step in steps if step[0][1] == 0.25] == [[[0.5, 0.25], [0.9, 0.25]]] * 3
 
 
-def test_a_slope_that_may_be_0_is_no_fat_line(measured: SimpleNamespace) -> None:
+def test_a_slope_that_may_be_0_is_a_thin_line(measured: SimpleNamespace) -> None:
     plot = plots_of("mismatch")["sequence-log-ratio"]
     looks = []
     for high in (-0.1, 0.1):
@@ -145,7 +145,7 @@ def test_points_land_where_they_belong() -> None:
     draw_points(axes, x_N, y_N, "#0b66b5")
     image = np.asarray(axes.images[0].get_array())
     rows, columns = np.nonzero(image[..., 3])
-    assert len(rows) == 36  # one dot of 6 × 6 pixels, as there are so few
+    assert len(rows) == 36  # one dot of 6 × 6 pixels, because there are few
     assert columns.mean() / image.shape[1] == pytest.approx(0.25, abs=0.01)
     assert rows.mean() / image.shape[0] == pytest.approx(0.5, abs=0.01)  # 0.1 is halfway on the logarithmic axis
     assert tuple(image[rows[0], columns[0], :3]) == (0x0B, 0x66, 0xB5)

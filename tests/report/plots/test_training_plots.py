@@ -1,4 +1,4 @@
-"""Every plot of `train`: the contract, all variants, and runs that have hardly anything in them."""
+"""Every plot of `train`: the contract, all variants, and runs with few records."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ MODELS = ("Qwen/Qwen3-30B-A3B-Base", "/models/Qwen3-8B-Base", "Llama-3.2-3B", "a
 
 
 def in_settings(count: int = 2, steps: int = 30, sets: Sequence[str] = SETS) -> list[TrainingRun]:
-    """Two algorithms with each of so many models, evaluated on so many sets."""
+    """Two algorithms with each of `count` models, evaluated on `sets`."""
     return [
         evaluated(make_run(name, steps=steps, model=model), sets)
         for model in MODELS[:count]
@@ -71,7 +71,7 @@ def in_settings(count: int = 2, steps: int = 30, sets: Sequence[str] = SETS) -> 
 
 
 def by_threshold(seeds: int = 2, steps: int = 20) -> list[TrainingRun]:
-    """One algorithm with three thresholds, another with two, and one beside them."""
+    """One algorithm with three thresholds, another with two, and a third."""
     names = ("dppo-binary-tv:max_tv=0.2", "dppo-binary-tv:delta=0.1", "dppo-binary-tv", "pg-tis:C=100", "pg-tis")
     return [make_run(name, seed, steps) for name in (*names, "grpo-clip-higher") for seed in range(seeds)]
 
@@ -113,7 +113,7 @@ def test_draws_any_runs(name: str, style: Style) -> None:
 
 
 @pytest.mark.parametrize("share", [0.03, 0.5])
-def test_what_was_not_measured_leaves_gaps(plot: ModuleType, share: float, eight: list[TrainingRun]) -> None:
+def test_missing_measurements_leave_gaps(plot: ModuleType, share: float, eight: list[TrainingRun]) -> None:
     rng = np.random.default_rng(3)
 
     def without(value: Any) -> Any:
@@ -136,7 +136,7 @@ def test_evaluations_are_marks_in_the_panel_of_the_reward() -> None:
     assert figures[0].axes[0].containers[0][0].get_xdata().tolist() == [20, 40, 45]
 
 
-def test_the_line_is_the_mean_of_the_seeds_and_the_band_no_wider_than_they_are() -> None:
+def test_the_line_is_the_mean_of_the_seeds_and_the_band_their_range() -> None:
     runs = [make_run(seed=seed, steps=19) for seed in range(3)]
     figure = drawn(load("training-curves"), TrainingAnalysis.of(runs), STYLES[0])
     rewards = np.array([run.series("reward") for run in runs])
@@ -153,7 +153,7 @@ def test_the_page_shows_the_bands_too() -> None:
     assert len(faint) == 2 and all(svg.count(f'<path class="{look}"') == 7 for look in faint)
 
 
-def test_what_is_blocked_has_a_panel_unless_nothing_is(eight: list[TrainingRun]) -> None:
+def test_blocked_tokens_have_a_panel_unless_there_are_none(eight: list[TrainingRun]) -> None:
     title = "Blocked, % of A ≠ 0"
     some, none = (
         drawn(load("training-curves"), TrainingAnalysis.of([run for run in eight if run.algorithm in names]), STYLES[0])
@@ -192,7 +192,7 @@ def test_twins_share_a_colour_and_entropy_that_collapses_has_a_logarithmic_axis(
     assert scales == ["linear", "log"]
 
 
-def test_bad_updates_have_a_panel_where_there_were_any() -> None:
+def test_bad_updates_have_a_panel_if_there_are_any() -> None:
     run = make_run()
     good = replace(run, records=[record | {"bad_over_negative": 0.0} for record in run.records])
     some, none = (drawn(load("blocked-tokens"), TrainingAnalysis.of([one]), STYLES[0]) for one in (run, good))
@@ -244,11 +244,11 @@ def test_a_long_comparison_stays_small_and_quick() -> None:
     runs = [make_run(name, steps=1500) for name in ("pg-is", "pg-tis", "relax-low", "relax-both")]
     began = time.process_time()
     views = figure_views(TrainingAnalysis.of(runs))
-    assert time.process_time() - began < 20  # 3 s where it was measured
+    assert time.process_time() - began < 20  # 3 s when measured
     assert sum(len(view.wide.uri) + len(view.narrow.uri) for view in views) < 4e6
 
 
-def test_each_set_of_evaluation_has_a_panel_and_a_single_one_its_name() -> None:
+def test_each_evaluation_set_has_a_panel_and_a_single_one_its_name() -> None:
     run = make_run(steps=40)
     six = ["Mean reward", "Accuracy, AIME24", "Accuracy, AIME25", "Response length, tokens", "Mean entropy, nats"]
     figure = drawn(load("training-curves"), TrainingAnalysis.of([evaluated(run, SETS)]), STYLES[0])
@@ -272,7 +272,7 @@ def test_no_mismatch_is_a_line_at_0_inside_the_panel() -> None:
         assert max(axes.drawn_values()) < high - 0.03 * (high - low)
 
 
-def test_the_mass_of_the_top_k_has_a_panel_where_it_was_recorded() -> None:
+def test_the_mass_of_the_top_k_has_a_panel_if_recorded() -> None:
     run = make_run(steps=4)
     records = [{**record, "current": {"topk_mass_rollout": 0.99 + 0.002 * record["step"]}} for record in run.records]
     figure = drawn(load("training-curves"), TrainingAnalysis.of([replace(run, records=records)]), STYLES[0])
@@ -288,7 +288,7 @@ def test_relaxations_are_dashed_and_what_they_relax_is_not() -> None:
     assert len({line.get_color() for line in lines}) == 5
 
 
-def test_settings_stand_beside_each_other_with_one_colour_for_an_algorithm() -> None:
+def test_settings_are_side_by_side_with_one_colour_per_algorithm() -> None:
     assert not load("by-setting").needs(TrainingAnalysis.of(in_settings(1)))
     figure = drawn(load("by-setting"), TrainingAnalysis.of(in_settings()), STYLES[0])
     assert titles(figure)[:6] == [
@@ -302,14 +302,14 @@ def test_settings_stand_beside_each_other_with_one_colour_for_an_algorithm() -> 
     assert left.get_ylim() == right.get_ylim() and left.get_position().y0 == right.get_position().y0
 
 
-def test_a_setting_that_would_lie_flat_has_an_axis_of_its_own() -> None:
+def test_a_setting_that_would_be_flat_has_an_axis_of_its_own() -> None:
     runs = in_settings(2, sets=())
     low = [scaled(run, 0.01) if run.config["model"] == MODELS[1] else run for run in runs]
     left, right, *_ = drawn(load("by-setting"), TrainingAnalysis.of(low), STYLES[0]).axes
     assert left.get_ylim()[1] > 10 * right.get_ylim()[1]
 
 
-def test_what_was_not_measured_in_a_setting_leaves_its_place_free() -> None:
+def test_a_missing_measurement_leaves_its_place_empty() -> None:
     runs = [evaluated(make_run(model=m, steps=5), s) for m, s in zip(MODELS[:2], (SETS, SETS[:1]), strict=True)]
     figure = drawn(load("by-setting"), TrainingAnalysis.of(runs), STYLES[0])
     rows = {title: titles(figure).count(title) for title in titles(figure)}
@@ -325,7 +325,7 @@ def test_in_one_panel_colours_are_algorithms_and_dashes_are_settings() -> None:
     assert not load("training-curves").needs(TrainingAnalysis.of(in_settings(4)))
 
 
-def test_the_end_by_threshold_beside_the_other_algorithms() -> None:
+def test_final_numbers_by_threshold_and_of_other_algorithms() -> None:
     study = TrainingAnalysis.of(by_threshold())
     figure = drawn(load("sensitivity"), study, STYLES[0])
     assert titles(figure) == [
