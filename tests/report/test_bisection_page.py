@@ -178,4 +178,4 @@ def test_nothing_overflows_the_page(width, browser: Browser, searches, views, tm
     found = browser.run(LAYOUT)
     assert (found["scroll"], found["beyond"]) == (width, [])
     browser.run("document.querySelector('#causes tbody a').click()")
-    assert browser.run("location.hash") == "#kv_cache_dtype-rollout-the-tokens-that-it-moves"
+    assert browser.run("location.hash") == "#kv_cache_dtype-rollout-tokens-that-it-moves"

@@ -114,7 +114,7 @@ def _bad_updates(subject: Subject) -> str:
     if value_of(bad["over_negative"]) is None:
         return ""
     where = "of tokens with A < 0" if subject.has_advantages else "of tokens, if A < 0"
-    return f"{share(bad['over_negative'])} {where}: already lost ≥ {bad['delta']:g} and pushed down further"
+    return f"{share(bad['over_negative'])} {where}: pushed down after losing ≥ {bad['delta']:g}"
 
 
 def _theory(subject: Subject) -> str:

@@ -206,7 +206,7 @@ def test_bad_updates_name_both_denominators():
     assert shown(column(correlations, "value")[0]) == pytest.approx(bad["correlations"][0]["value"], rel=0.01)
     assert column(correlations, "95 % interval")[1] == "fewer than 10 prompts"
     (section,) = [section for section in view_of(result).sections if section.title == "Bad updates"]
-    assert "tokens with A ≠ 0" in section.text and "tokens with A < 0" in section.text
+    assert "tokens with A ≠ 0" in section.text and "of those with A < 0" in section.text
     assert "training trace" not in section.text
 
 
@@ -286,7 +286,7 @@ def test_left_out_tokens_and_skipped_algorithms_are_named():
     notes = "\n".join(view_of(equal_weights_result()).notes)
     assert "minirl, ppo: not applicable: the trainer has the weights that sampled" in notes
     assert "dppo-topk-tv: it needs the top 20 log-probs." in notes
-    for count in ("512 tokens are masked", "37 tokens lack one of the columns", "9,216 tokens have an advantage of 0"):
+    for count in ("512 tokens are masked", "37 tokens lack a column", "9,216 tokens have an advantage of 0"):
         assert count in notes
 
 
