@@ -82,7 +82,7 @@ def test_what_staleness_leaves_out_is_said(said):
         ]
         return with_column(table, "logp_trainer", some)
 
-    assert "! With staleness, 659 tokens have no log-probability on one side" in said("report", without_some)
+    assert "! With staleness, 659 tokens have no valid log-probability on one side" in said("report", without_some)
 
 
 def test_flags_that_would_do_nothing_are_refused(said):

@@ -14,7 +14,7 @@ from mismatch_cli.places import bundled
 from mismatch_cli.trace.manifest import read_manifest
 
 FP8, FLOAT32 = (bundled("traces") / name for name in ("fp8-kv", "float32"))
-SAYS = "PARTIAL: lost is not whole"
+SAYS = "PARTIAL: lost is incomplete"
 WHY = "5 of 6 shards are there (missing: shard-00002.parquet)"
 
 
