@@ -89,7 +89,7 @@ class Browser:
 
     def open(
         self,
-        page: Path,
+        page: Path | str,
         width: int,
         height: int = 800,
         *,
@@ -98,15 +98,16 @@ class Browser:
         media: str = "",
         fragment: str = "",
     ) -> None:
-        """Show a page, from what a fragment of its address names, once it has loaded."""
+        """Show a page, a file or an address, from what a fragment of it names, once it has loaded."""
+        address = page if isinstance(page, str) else page.as_uri()
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", media=media, features=[theme])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        for address in ("about:blank", f"{page.as_uri()}#{fragment}"):  # one that is still there is not loaded again
+        for shown in ("about:blank", f"{address}#{fragment}"):  # one that is still there is not loaded again
             before = len(self.messages)
-            self.call("Page.navigate", url=address)
+            self.call("Page.navigate", url=shown)
             while not any(message["method"] == "Page.loadEventFired" for message in self.messages[before:]):
                 self._receive()
 
