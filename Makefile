@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2  # test processes; each may run a vLLM engine, about 3 GB
 
-.PHONY: help setup probe test test-trl test-verl lint audit browser
+.PHONY: help setup probe test test-trl test-verl lint audit browser docs docs-serve
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/'
 
@@ -38,6 +38,12 @@ test-verl: setup .verl/.installed  ## Record batches of verl's own trainer and q
 	$(BIN)/pip install --quiet --no-deps --target .verl -r $<
 	rm -rf .verl/tests .verl/scripts  # of packages that claim our own folder names
 	touch $@
+
+docs: setup  ## Build the guide as a site into site/, and fail at any broken link
+	$(BIN)/python -m tests.docs.site
+
+docs-serve: setup  ## Serve the guide at http://localhost:8000 while its pages are written
+	$(BIN)/python -m tests.docs.site serve
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .

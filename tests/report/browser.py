@@ -89,7 +89,7 @@ class Browser:
 
     def open(
         self,
-        page: Path,
+        page: Path | str,
         width: int,
         height: int = 800,
         *,
@@ -98,15 +98,16 @@ class Browser:
         media: str = "",
         fragment: str = "",
     ) -> None:
-        """Show a page, at a fragment, and wait until it has loaded."""
+        """Show a page (a file or an address), at a fragment, and wait until it has loaded."""
+        address = page if isinstance(page, str) else page.as_uri()
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", media=media, features=[theme])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        for address in ("about:blank", f"{page.as_uri()}#{fragment}"):  # the same address would not be loaded again
+        for shown in ("about:blank", f"{address}#{fragment}"):  # the same address would not be loaded again
             before = len(self.messages)
-            self.call("Page.navigate", url=address)
+            self.call("Page.navigate", url=shown)
             while not any(message["method"] == "Page.loadEventFired" for message in self.messages[before:]):
                 self._receive()
 
