@@ -104,11 +104,11 @@ def _prose(text: str | None, width: int) -> Iterator[Text]:
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
         lines = paragraph.splitlines()
         if paragraph := " ".join(line for line in lines if not line.startswith(" ")):
-            yield Text("\n" + textwrap.fill(said, width))
+            yield Text("\n" + textwrap.fill(paragraph, width))
         for line in (line.strip() for line in lines if line.startswith(" ")):
             command, dash, flags = line.partition(" -")
             unbroken = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)  # a flag stays with its values
-            broken = textwrap.wrap(whole, width - 6, break_long_words=False, break_on_hyphens=False)
+            broken = textwrap.wrap(unbroken, width - 6, break_long_words=False, break_on_hyphens=False)
             shown = "  " + " \\\n      ".join(broken).replace(_NO_BREAK, " ")
             yield Text(shown, style="cyan")
 

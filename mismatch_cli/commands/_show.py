@@ -164,7 +164,7 @@ class Common:
         own = [bundled("traces") / name for name in names] or [bundled_trace()]
         traces = [Trace.open(path, skip_broken=self.skip_broken) for path in named or own]
         if not named:
-            self.progress.say(said)
+            self.progress.say(notice)
         return traces
 
     def report(
