@@ -291,13 +291,13 @@ def uv(*arguments: str | Path, **variables: Path) -> str:
     return done.stdout + done.stderr
 
 
-def interpreter(version: str) -> str:
-    """A Python of that version; skipped where there is none that runs."""
-    found = shutil.which(f"python{version}")
-    asked = found and subprocess.run([found, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True)
-    if not asked or asked.returncode:
-        pytest.skip(f"There is no python{version} here.")
-    return asked.stdout.strip()
+def interpreter(version: str) -> Path:
+    """A Python of that version, from the PATH or from pyenv, whose shims run one version alone; skipped without."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for found in (shutil.which(f"python{version}"), *pyenv.glob(f"{version}.*/bin/python")):
+        if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
+            return Path(found)
+    pytest.skip(f"There is no python{version} here.")
 
 
 RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
