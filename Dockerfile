@@ -25,7 +25,7 @@ RUN apt-get update \
  && install --directory --owner runner --mode 777 /home/runner /runs
 COPY --from=build /opt/mismatch-cli /opt/mismatch-cli
 ENV PATH=/opt/mismatch-cli/bin:$PATH HOME=/home/runner USER=runner
-USER runner
+USER 1000
 WORKDIR /runs
 VOLUME /runs
 ENTRYPOINT ["mismatch-cli"]

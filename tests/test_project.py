@@ -138,7 +138,7 @@ def test_the_image_is_built_from_what_is_there():
     assert needed | set(PROJECT["license-files"]) <= kept
     python = re.search(r"^PYTHON \?= python(.*)$", text_of("Makefile"), re.M)[1]
     assert set(re.findall(r"^FROM python:([\d.]+)", lines, re.M)) == {python}
-    assert re.search(r"^USER runner$", lines, re.M) and 'ENTRYPOINT ["mismatch-cli"]' in lines
+    assert re.search(r"^USER 1000$", lines, re.M) and 'ENTRYPOINT ["mismatch-cli"]' in lines
 
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
