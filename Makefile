@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2  # test processes; each may run a vLLM engine, about 3 GB
 
-.PHONY: help setup probe test test-trl test-verl lint audit browser docs docs-serve
+.PHONY: help setup probe test test-trl test-verl lint audit dist browser docs docs-serve
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/'
 
@@ -52,6 +52,9 @@ lint: setup  ## Check style and types
 
 audit: setup  ## Look up known vulnerabilities of the versions that requirements/ pins
 	.ci/audit
+
+dist: setup  ## Build sdist and wheel into dist/ and check them; TAG=v1.2.3 refuses what may not be released under that tag
+	.ci/dist $(TAG)
 
 browser:  # The HTML report is tested in Chromium; without root, tests that need it are skipped with a message.
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \

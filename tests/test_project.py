@@ -1,17 +1,22 @@
-"""What surrounds the code: metadata, issue templates and hooks name things that exist."""
+"""What surrounds the code agrees with it: metadata, licences, issue templates, hooks, workflows, the container file."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import tomllib
+from datetime import date
 from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
+import typer
 import yaml
 
+from mismatch_cli import __version__
+from mismatch_cli.cli import build_app
 from mismatch_cli.places import guide_pages
+from tests.distribution import OWNER, latest_release
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -64,3 +69,91 @@ def test_hooks_run_the_tools_that_the_lock_pins():
         assert f"{tool}=={done.stdout.split()[1]} " in lock
     for hook in hooks[:2]:
         subprocess.run([*hook["entry"].split(), "mismatch_cli/commands/guide.py"], cwd=ROOT, check=True)
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_version_changelog_and_citation_agree():
+    version, day = latest_release()
+    cited = yaml.safe_load(text_of("CITATION.cff"))
+    assert (version, day) == (cited["version"], cited["date-released"]) and day >= date(2026, 11, 24)
+    ahead = "## [Unreleased]" in text_of("CHANGELOG.md")
+    assert ahead or version == __version__
+    assert f"\n[{version}]: {PROJECT['urls']['Source']}/releases/tag/v{version}\n" in text_of("CHANGELOG.md")
+    assert cited["repository-code"] == PROJECT["urls"]["Source"] and cited["license"] == PROJECT["license"]
+
+
+def test_the_citation_is_one_by_its_schema():
+    """What schema 1.2.0 of the Citation File Format demands of what is used here."""
+    cited = yaml.safe_load(text_of("CITATION.cff"))
+    assert cited["cff-version"] == "1.2.0" and cited["type"] in ("software", "dataset")
+    assert cited.keys() <= {
+        "abstract", "authors", "cff-version", "commit", "contact", "date-released", "doi", "identifiers", "keywords",
+        "license", "license-url", "message", "preferred-citation", "references", "repository", "repository-artifact",
+        "repository-code", "title", "type", "url", "version",
+    }  # fmt: skip
+    assert isinstance(cited["date-released"], date) and isinstance(cited["version"], str)
+    assert len(set(cited["keywords"])) == len(cited["keywords"])
+    for work in (cited, *cited["references"]):
+        assert work["title"] and work["authors"]
+        for author in work["authors"]:
+            assert author.keys() == {"name"} or author.keys() == {"family-names", "given-names"}
+    assert all(work["type"] in ("article", "conference-paper", "software") for work in cited["references"])
+
+
+def test_the_checklist_names_every_file_with_an_owner():
+    files = (*ROOT.glob("*.*"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".github").rglob("*.*"), ROOT / "Dockerfile")
+    named = {str(f.relative_to(ROOT)) for f in files if f.is_file() and OWNER.search(f.read_text(encoding="utf-8"))}
+    listed = re.search(r"Replace `OWNER`, .*? in (.*?)\n +\(", text_of("CONTRIBUTING.md"), re.S)
+    assert listed and set(re.findall(r"`([^`]+)`", listed[1])) == named - {"CONTRIBUTING.md"}
+
+
+def test_licences_are_named_for_what_the_core_needs():
+    rows = re.findall(r"^\| ([\w-]+) \| \S", text_of("THIRD_PARTY.md"), re.M)
+    needed = [re.match(r"[\w-]+", requirement).group() for requirement in PROJECT["dependencies"]]
+    assert [row for row in rows if row not in ("what", "package")] == needed
+    for name in re.findall(r"`((?:record|importers)/\S+)`", text_of("THIRD_PARTY.md")):
+        assert (ROOT / "tests" / name).is_file(), name
+
+
+def test_security_names_flags_and_tests_that_exist():
+    said = text_of("SECURITY.md")
+    group = typer.main.get_command(build_app())
+    commands = [group.get_command(None, name) for name in group.list_commands(None)]
+    flags = {flag for command in commands for parameter in command.params for flag in parameter.opts} | {"--version"}
+    named = {flag for code in re.findall(r"`([^`]*)`", said) for flag in re.findall(r"--[a-z-]+", code)}
+    assert len(named) > 5 and named <= flags
+    tests = re.findall(r"`(tests/[^`]+)`", said)
+    assert len(tests) > 5 and all((ROOT / name).exists() for name in tests)
+
+
+def test_the_image_is_built_from_what_is_there():
+    lines = re.sub(r"\\\n", " ", text_of("Dockerfile"))
+    kept = {line[1:] for line in text_of(".dockerignore").splitlines() if line.startswith("!")}
+    sources = {word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", lines, re.M) for word in line.split()} - {"."}
+    assert all((ROOT / name).exists() for name in kept | sources) and sources <= kept
+    needed = {"hatch_build.py", "pyproject.toml", "README.md", "mismatch_cli", "docs", "sample_data"}
+    assert needed | set(PROJECT["license-files"]) <= kept
+    python = re.search(r"^PYTHON \?= python(.*)$", text_of("Makefile"), re.M)[1]
+    assert set(re.findall(r"^FROM python:([\d.]+)", lines, re.M)) == {python}
+    assert re.search(r"^USER 1000$", lines, re.M) and 'ENTRYPOINT ["mismatch-cli"]' in lines
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_do_no_more_than_it_needs(path):
+    flow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert flow["permissions"] == {"contents": "read"} and flow[True]  # YAML 1.1 reads `on` as a truth
+    for name, job in flow["jobs"].items():
+        assert job["runs-on"] and ("permissions" in job) == (name == "publish")
+        for step in job["steps"]:
+            assert "${{ github" not in step.get("run", "")  # what others name reaches a script as a variable
+            if step.get("uses", "").startswith("actions/checkout"):
+                assert step["with"]["persist-credentials"] is False
+            for command in re.findall(r"^(\.ci/\w+|make \w+)", step.get("run", ""), re.M):
+                target = command.removeprefix("make ")
+                assert (ROOT / target).is_file() or f"\n{target}:" in text_of("Makefile"), command

@@ -1,6 +1,7 @@
 """The wheel as users get it: installed without extras into an empty environment, where every trace can be read.
 
-Real pip, real venv, the versions that requirements/ pins. Where no package index can be reached, the tests are skipped.
+Real pip and uv, real environments, the versions that requirements/ pins. Where no package index can be reached,
+or another Python is missing, the tests are skipped.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -49,9 +51,7 @@ def core(wheel, tmp_path_factory) -> Path:
     """The `bin` of an environment with nothing but the core."""
     folder = tmp_path_factory.mktemp("core")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    python, pins = folder / "bin" / "python", folder / "pins.txt"
-    lock = (ROOT / "requirements" / "cpu.lock").read_text(encoding="utf-8")
-    pins.write_text("\n".join(re.findall(r"^[\w.-]+==[\w.]+", lock, re.MULTILINE)))
+    python, pins = folder / "bin" / "python", pinned(folder)
     done = pip("--python", str(python), "install", "--no-compile", "--constraint", str(pins), str(wheel))
     if done.returncode:
         tiny = pip("download", "--no-deps", "--dest", str(folder), "--constraint", str(pins), TINY)
@@ -59,6 +59,14 @@ def core(wheel, tmp_path_factory) -> Path:
             pytest.skip(f"No package index can be reached: {why(tiny.stderr)}")
     assert done.returncode == 0, done.stderr
     return folder / "bin"
+
+
+def pinned(folder: Path) -> Path:
+    """The versions of requirements/cpu.lock, as constraints."""
+    lock = (ROOT / "requirements" / "cpu.lock").read_text(encoding="utf-8")
+    pins = folder / "pins.txt"
+    pins.write_text("\n".join(re.findall(r"^[\w.-]+==[\w.]+", lock, re.MULTILINE)))
+    return pins
 
 
 def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -111,6 +119,7 @@ def test_the_metadata_of_the_wheel(wheel):
     assert shipped == {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     assert len({line.split(",")[0] for line in metadata.get_all("Project-URL")} - {"Source"}) == 4
     assert metadata["Requires-Python"] == ">=3.11" and metadata["License-Expression"] == "MIT"
+    assert {f"{info}/licenses/LICENSE", f"{info}/licenses/THIRD_PARTY.md"} <= names
     assert set(metadata.get_all("Provides-Extra")) == {"hf", "cpu", "vllm", "pandas", "ray", "dev", *TRACKERS}
     classifiers = metadata.get_all("Classifier")
     assert {"Typing :: Typed", *(f"Programming Language :: Python :: 3.{n}" for n in (11, 12, 13))} <= set(classifiers)
@@ -265,3 +274,68 @@ def test_types_are_seen_from_outside(core, tmp_path):
     done = subprocess.run(line, cwd=tmp_path, env=without_python_path(), capture_output=True, text=True, check=False)
     assert 'Unsupported operand types for + ("str" and "int")' in done.stdout
     assert "Found 1 error" in done.stdout, done.stdout
+
+
+def uv(*arguments: str | Path, **variables: Path) -> str:
+    """Run uv; what it said. Skipped where it is not installed, or where no package index answers."""
+    program = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("uv is not installed: make setup installs it.")
+    given = without_python_path() | {name: str(path) for name, path in variables.items()}
+    done = subprocess.run(
+        [program, "--no-progress", *arguments], env=given, capture_output=True, text=True, check=False
+    )
+    if done.returncode and re.search(r"error sending request|dns error|Failed to fetch", done.stderr):
+        pytest.skip(f"No package index can be reached: {done.stderr[-200:]}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def interpreter(version: str) -> Path:
+    """A Python of that version, from the PATH or from pyenv, whose shims run one version alone; skipped without."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for found in (shutil.which(f"python{version}"), *pyenv.glob(f"{version}.*/bin/python")):
+        if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
+            return Path(found)
+    pytest.skip(f"There is no python{version} here.")
+
+
+RUNNING = f"{sys.version_info.major}.{sys.version_info.minor}"
+OTHERS = sorted({"3.11", "3.12", "3.13"} - {RUNNING})
+READING = (
+    ("report", "--worst", "3", "--output", "report"),
+    ("clipstats", "-a", "dppo-binary-tv", "--no-plots", "--output", "clipped"),
+    ("import", "--quiet"),
+    ("diagnose", "import-dumps", "--no-plots", "--output", "diagnosed"),
+    ("gate", str(bundled("traces") / "float32"), "--limits", "verl"),
+)
+
+
+@pytest.mark.parametrize("version", OTHERS)
+def test_the_core_reads_on_other_pythons(wheel, tmp_path, version):
+    uv("venv", "--quiet", "--python", interpreter(version), tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    uv("pip", "install", "--quiet", "--python", python, "--constraint", pinned(tmp_path), wheel)
+    lines = (
+        "import sys, warnings; warnings.simplefilter('error', SyntaxWarning)\n"
+        "from mismatch_cli.cli import run\n"
+        "print([run(line.split('|')) for line in sys.argv[1:]], '%d.%d' % sys.version_info[:2])"
+    )
+    line = [python, "-W", "error::DeprecationWarning:mismatch_cli", "-c", lines, *map("|".join, READING)]
+    done = subprocess.run(line, cwd=tmp_path, env=without_python_path(), capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == [f"{[0] * len(READING)} {version}"], done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    assert any((tmp_path / "report" / "plots").iterdir())
+
+
+def test_uv_installs_it_as_a_tool(wheel, tmp_path):
+    """As README.md says, and in folders of its own."""
+    here = {"UV_TOOL_DIR": tmp_path / "tools", "UV_TOOL_BIN_DIR": tmp_path / "bin"}
+    said = uv("tool", "install", "--python", sys.executable, "--constraints", pinned(tmp_path), wheel, **here)
+    assert "Installed 1 executable: mismatch-cli" in said
+    program = tmp_path / "bin" / "mismatch-cli"
+    for words in (("--version",), ("report", "--no-plots")):
+        done = subprocess.run(
+            [program, *words], cwd=tmp_path, env=without_python_path(), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0 and (__version__ in done.stdout or "fp8" in done.stdout), done.stderr

@@ -70,8 +70,11 @@ def phrases(path: Path) -> Iterator[Found]:
 
 
 def tracked() -> list[Path]:
-    """The files that people write and read."""
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    """The files that people write and read; in an unpacked sdist, which git does not know, all that are there."""
+    if (ROOT / ".git").exists():
+        names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    else:
+        names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if ".venv" not in path.parts]
     return [ROOT / n for n in names if Path(n).suffix in READ and not n.startswith(NOT_OURS) and (ROOT / n).is_file()]
 
 
