@@ -162,7 +162,7 @@ def test_what_is_not_an_adapter_is_reported(model, tmp_path):
         read_adapter(str(folder))
     whole = Path(save_adapter(model, tmp_path / "whole"))
     change_config(whole, modules_to_save=["lm_head"])
-    with pytest.raises(MismatchError, match=r"whole modules \(lm_head\)"):
+    with pytest.raises(MismatchError, match=r"full modules \(lm_head\)"):
         read_adapter(str(whole))
 
 

@@ -240,7 +240,7 @@ class TrainingView:
 
     def _sync(self) -> list[str]:
         words = [sync_in_words([self.records])]
-        first = ["step 1 has no older weights to compare with"] * (sync_proven(self.records)[1] < len(self.records))
+        first = ["step 1 has no older weights"] * (sync_proven(self.records)[1] < len(self.records))
         return [*filter(None, words), *first]
 
     def _times(self) -> list[str]:

@@ -67,7 +67,7 @@ def test_runs_that_would_share_a_folder_are_refused(tmp_path, capfd):
         (tmp_path / folder / "mask.py").touch()
     first, second = (str(tmp_path / folder / "mask.py") for folder in ("v1", "v2"))
     assert run([*TRAIN, "-a", first, "-a", second, "-o", str(tmp_path / "runs")]) == 2
-    assert f"-a {first} and -a {second} would both be the run mask.py-seed-0" in capfd.readouterr().err
+    assert f"-a {first} and -a {second} would both be called mask.py-seed-0" in capfd.readouterr().err
     assert run([*TRAIN, "-a", "pg-is", "-a", "pg-is", "-o", str(tmp_path / "runs")]) == 2
 
 
