@@ -32,9 +32,9 @@ def write_page(
     responses: int = PAGE_RESPONSES,
     drawing: _Drawing = lambda _count: nullcontext(lambda _drawn: None),
 ) -> bool:
-    """Write `report.html`, with at most `responses` responses token by token, and `plots/`; whether it has figures.
+    """Write `report.html`, with at most `responses` token by token, and `plots/`; return whether it has figures.
 
-    Without `files` nothing is drawn. `drawing` gets the number of figures; its callback, how many more are done.
+    Without `files` nothing is drawn. `drawing` gets the number of figures; what it yields, each one done.
     """
     from mismatch_cli.recording.ours import remove_pictures
     from mismatch_cli.report.explorer import explorer_view

@@ -443,7 +443,7 @@ def test_probe_end_to_end(url, raw_url, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "a-secret-key")
     folder = tmp_path / "run"
     assert run([*PROBE.split(), "--engine-url", f"{url}/v1", "-o", str(folder)]) == 0
-    assert "dtype not recorded" in " ".join(capsys.readouterr().out.split())  # the path decides where lines break
+    assert "dtype not recorded" in " ".join(capsys.readouterr().out.split())  # lines break by its length
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["pairs"]["mismatch"]["metrics"]["abs_d_max"]["value"] < 1e-4
     manifest = read_manifest(folder / "trace")
