@@ -29,13 +29,13 @@ class File:
 
 @dataclass(frozen=True)
 class Change:
-    """A `diff` block whose first line is `# NAME`: what the reader changes in a file that is there."""
+    """A `diff` block whose first line is `# NAME`: what the reader changes in an existing file."""
 
     name: str
     text: str
 
     def made_in(self, text: str) -> str:
-        """The file with the change: each part (`…` stands between them) is found by the lines that it keeps."""
+        """The file with the change: each part (separated by `…`) is found by the lines that it keeps."""
         for part in self.text.partition("\n")[2].split("\n…\n"):
             lines = part.splitlines(keepends=True)
             before = "".join(line[1:] for line in lines if line[0] != "+")
@@ -107,7 +107,7 @@ def not_in_a_session(page: Path) -> list[str]:
 
 
 def marked(text: str, mark: str) -> tuple[str, str, str]:
-    """What stands before, between and after `<!-- mark -->` and `<!-- /mark -->`."""
+    """The text before, between and after `<!-- mark -->` and `<!-- /mark -->`."""
     head, rest = text.split(f"<!-- {mark} -->\n")
     inside, tail = rest.split(f"<!-- /{mark} -->")
     return head, inside, tail

@@ -21,7 +21,7 @@ from mismatch_cli.cli import run
 from mismatch_cli.places import bundled
 from tests.docs.pages import ROOT, Change, File, additions
 
-# A line that would take long is run as it stands, with these flags behind it: the last one counts.
+# A line that would take long is run with these flags appended: the last one counts.
 SMALLER = (
     (r"^probe", "--num-prompts 12 --samples-per-prompt 2 --max-tokens 24 --noise-responses 4"),
     (r"^curate", "--num-prompts 4 --samples-per-prompt 2 --held-out-samples 2 --max-tokens 24 --keep 0 1"),

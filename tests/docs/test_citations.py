@@ -83,7 +83,7 @@ def cited(text: str) -> set[str]:
 
 
 def clauses(path: Path) -> list[str]:
-    """What stands from a name of the paper to the next semicolon, cell or line's end but one."""
+    """The text from a name of the paper to the next semicolon, cell or line's end but one."""
     text = re.sub(r"\bDPPO\}", "DPPO, arXiv 2602.04879", path.read_text(encoding="utf-8"))
     starts = [match.start() for match in _NAMED.finditer(text)]
     pieces = [re.split(r"\||\n\n|\"\"\"|\"\n|\",|\. [A-Z](?!\.)", text[start : start + 160])[0] for start in starts]

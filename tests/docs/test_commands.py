@@ -1,7 +1,7 @@
 """Every line of the guide and of README.md is typed, page by page, in a folder like the reader's.
 
 What a page shows below a line must be what the line prints. To take over new outputs:
-python -m tests.docs.test_commands [PAGE…]. It runs the lines as they stand: all of the pages that are named, else those
+python -m tests.docs.test_commands [PAGE…]. It runs the lines unchanged: all on the named pages, or by default those
 whose numbers are the same everywhere.
 """
 
@@ -74,7 +74,7 @@ def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made):
 
 
 def _typed_once(line: str, made: Path, *, again: bool) -> Ran:
-    """What comes of a line; of one that stood on another page, what came of it there. A page may mean it again."""
+    """What comes of a line; of a line on an earlier page, what came of it there. A page may mean it again."""
     before = set(os.listdir())
     if line in _RAN and not again:
         ran, left = _RAN[line]
@@ -96,7 +96,7 @@ def _copy(source: Path, target: Path, there: set[str]) -> None:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p != README], ids=lambda page: str(page.relative_to(DOCS)))
 def test_no_line_of_the_guide_is_overlooked(page):
-    """What looks like a line to type stands where lines are found, or says what else it needs."""
+    """Whatever looks like a line to type is found as one, or says what else it needs."""
     looks = [line for line in not_in_a_session(page) if re.search(r"(?<!`)mismatch-cli ", line)]
     found = {step.text for step in steps(page) if isinstance(step, Line)}
     assert [line for line in looks if not any(text in line for text in found)] == []
@@ -109,7 +109,7 @@ def test_what_cannot_be_typed_here_is_little():
 
 
 def renew(pages: list[Path], wanted: Callable[[str], bool]) -> None:
-    """Run the lines of pages as they stand, and take over what they print where the page shows the same lines."""
+    """Run the lines of pages unchanged, and take over what they print where the page shows the same lines."""
     for page in pages:
         with tempfile.TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
             folder, made = Path(temporary, "folder"), Path(temporary, "made")

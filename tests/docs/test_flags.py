@@ -1,4 +1,4 @@
-"""Every flag that the guide, a help, a message or a docstring names exists, in the command that it stands beside."""
+"""Every flag that the guide, a help, a message or a docstring names exists, in the command it is written for."""
 
 from __future__ import annotations
 
