@@ -191,7 +191,8 @@ def test_a_failed_drawing_is_reported_once_and_a_killed_one_leaves_nothing_behin
         refresher._next = 0
         refresher.step_done()
         wait_for(lambda: refresher.step_done() or refresher._child is None)
-    assert len(said) == 1 and "could not be refreshed, training continues" in said[0] and "line 1 is not a JSON object" in said[0]
+    assert len(said) == 1 and "could not be refreshed, training continues" in said[0]
+    assert "line 1 is not a JSON object" in said[0]
     refresher._next = 0
     refresher.step_done()
     pid = refresher._child.pid
