@@ -37,7 +37,7 @@ def write(path: Path, *rows: dict) -> str:
     ("arguments", "code", "message"),
     [
         (["/no/such/model"], 1, "There is no model folder /no/such/model"),
-        ([MODEL, "--prompts", "gone.jsonl"], 1, "There is no file gone.jsonl"),
+        ([MODEL, "--prompts", "gone.jsonl"], 1, "gone.jsonl does not exist"),
         ([MODEL, "--prompt-field", "problm"], 2, "Did you mean problem?"),
         ([MODEL, "--trainer-dtype", "bf16"], 2, "Unknown dtype 'bf16'. Did you mean bfloat16"),
         ([MODEL, "--rollout-dtype", "floot32"], 2, "Did you mean float32"),

@@ -77,8 +77,8 @@ def test_without_their_own_set_evaluations_use_the_training_problems(tokenizer):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dataset": "gone.jsonl"}, "There is no file gone.jsonl"),
-        ({"eval_dataset": "gone.jsonl"}, "There is no file gone.jsonl"),
+        ({"dataset": "gone.jsonl"}, "gone.jsonl does not exist"),
+        ({"eval_dataset": "gone.jsonl"}, "gone.jsonl does not exist"),
         ({"eval_dataset": "{unanswered}"}, "unanswered.jsonl has no problem with an answer"),
         (
             {"eval_dataset": "{unanswered}", "prompt_field": "problem", "answer_field": "answer"},
