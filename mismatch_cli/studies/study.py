@@ -86,7 +86,7 @@ def pi_of(imported: Mapping[str, Any]) -> str:
     counted = (
         "newer weights than those" if newer == scored else "the weights" if not newer else "the weights, or newer,"
     )
-    return f"{imported['holds']}; taken as of {counted} that sampled"
+    return f"{imported['holds']}; assumed to be at {counted} that sampled"
 
 
 def notes_of(imported: Mapping[str, Any] | None) -> tuple[str, ...]:
