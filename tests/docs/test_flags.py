@@ -13,7 +13,7 @@ import typer
 from mismatch_cli import registry
 
 ROOT = Path(__file__).parents[2]
-GUIDE = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "action.yml"]
+GUIDE = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "action.yml"]
 GUIDE += sorted((ROOT / ".github").rglob("*.*"))
 CODE = sorted((ROOT / "mismatch_cli").rglob("*.py"))
 COMMANDS = registry.names("mismatch_cli.commands")
