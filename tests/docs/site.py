@@ -1,7 +1,7 @@
 """The guide as a site, in site/: python -m tests.docs.site [serve]
 
-Its pages are those of docs/ and what they link to beside it; README.md is the front page. zensical.toml says in which
-order they stand. A page that it does not name, a link that leads nowhere or a warning ends the build.
+Its pages are those of docs/ and what they link to beside it; README.md is the front page. zensical.toml says their
+order. A page that it does not name, a link that leads nowhere or a warning ends the build.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _IN_TERMINAL = """
 
 
 def pages() -> dict[str, str]:
-    """Where each page of the repository stands in the site."""
+    """The page of the site that each page of the repository becomes."""
     guide = [path.relative_to(ROOT).as_posix() for path in sorted(DOCS.rglob("*.md"))]
     return {page: page.removeprefix("docs/").replace("README.md", "index.md") for page in guide} | _BESIDE
 

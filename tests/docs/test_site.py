@@ -16,7 +16,7 @@ from tests.docs import site
 from tests.docs.pages import DOCS
 from tests.report.browser import CHROMIUM, Browser
 
-# What a page loads by itself, in HTML and CSS; links that are followed by a click are no resource.
+# What a page loads by itself, in HTML and CSS; links that are followed by a click do not count.
 _LOADED = re.compile(
     r"""<(?:script|img|iframe|source|link(?![^>]*rel="?(?:canonical|prev|next|edit)))\b[^>]*?\b(?:src|href)="?([^"\s>]+)"""
 )
