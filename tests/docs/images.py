@@ -1,6 +1,7 @@
 """The pictures of README.md and of the guide, made again from bundled data: python -m tests.docs.images [NAME…]
 
 Figures are those that the commands draw, the explorer is its page in a real browser; all are reduced to few colours.
+`bisect` searches for a minute with vLLM. A figure of a longer run is taken over by its path: RUN/plots/training-curves.png
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 from PIL import Image
 
 from mismatch_cli.cli import run
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, File, steps
 from tests.report.browser import Browser
 
 IMAGES = DOCS / "images"
-COLOURS = 128
+COLOURS, WIDTH = 128, 1100
 _WINDOW, _SHARP = (1160, 800), 1.5
 _EXPLORED = """(async () => {
   const pause = milliseconds => new Promise(done => setTimeout(done, milliseconds));
@@ -57,7 +59,44 @@ def typed(line: str) -> None:
     assert run(line.split()) == 0, line
 
 
-MADE: dict[str, Callable[[Path], bytes]] = {"explorer": explorer}
+def drawn(line: str, figure: str) -> Callable[[Path], bytes]:
+    """A figure that a command draws."""
+
+    def draw(folder: Path) -> bytes:
+        typed(f"{line} --quiet --output {folder / 'page'}")
+        return narrow((folder / "page" / "plots" / f"{figure}.png").read_bytes())
+
+    return draw
+
+
+def shifted(folder: Path) -> bytes:
+    """What `diagnose` draws of the fault that its page makes: log-probabilities that are one token late."""
+    (script,) = (
+        step for step in steps(DOCS / "diagnose.md") if isinstance(step, File) and step.name == "shift_by_one.py"
+    )
+    with chdir(folder):
+        exec(script.text, {})
+        typed("import late/dump.parquet --quiet --output late-run")
+        return drawn("diagnose late-run", "lag-scan")(folder)
+
+
+def narrow(png: bytes) -> bytes:
+    picture, written = Image.open(io.BytesIO(png)).convert("RGB"), io.BytesIO()
+    height = round(picture.height * WIDTH / picture.width)
+    picture.resize((WIDTH, height), Image.Resampling.LANCZOS).save(written, "PNG")
+    return written.getvalue()
+
+
+MADE: dict[str, Callable[[Path], bytes]] = {
+    "explorer": explorer,
+    "ratio-and-tv": drawn("report", "ratio-and-tv"),
+    "position-profile": drawn("report", "position-profile"),
+    "mask-regions": drawn("clipstats", "mask-regions"),
+    "sweeps": drawn("clipstats", "sweeps"),
+    "gap-distribution": drawn("compare float32 fp8-kv", "gap-distribution"),
+    "lag-scan": shifted,
+    "waterfall": drawn("bisect", "waterfall"),
+}
 
 
 def reduced(png: bytes) -> bytes:
@@ -74,10 +113,13 @@ def reduced(png: bytes) -> bytes:
 
 def make(names: list[str]) -> None:
     for name in names or MADE:
-        with tempfile.TemporaryDirectory() as folder:
-            picture = reduced(MADE[name](Path(folder)))
-        (IMAGES / f"{name}.png").write_bytes(picture)
-        print(f"{name}.png: {len(picture) / 1000:.0f} kB")
+        if name.endswith(".png"):
+            picture = reduced(narrow(Path(name).read_bytes()))
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                picture = reduced(MADE[name](Path(folder)))
+        (IMAGES / f"{Path(name).stem}.png").write_bytes(picture)
+        print(f"{Path(name).stem}.png: {len(picture) / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.cli import run
-from mismatch_cli.places import bundled
+from mismatch_cli.places import bundled, bundled_trace
+from mismatch_cli.trace.reader import Trace
 from tests.docs.pages import ROOT, Change, File, additions
 
 # A line that would take long is run with these flags appended: the last one counts.
@@ -56,6 +57,7 @@ RUNS = ("probe-model", "probe-step-100", "after", "probe-after", "probe-bf16", "
 PROBLEMS = ("problems.jsonl", "math.jsonl", "tasks.jsonl", "aime.jsonl")
 PROBLEMS += ("curate-checkpoint/perfectible.jsonl", "curate-model/perfectible.jsonl")
 DUMPS = ("run/token_exports", "runs/math/token_exports")
+NEMO_RL = "logs/exp_001"
 FILES = {
     "my_reward.py": "def score(response, answer):\n    return float(answer in response)\n",
     "my_mask.py": (
@@ -93,6 +95,8 @@ def things(line: str, made: Path) -> None:
         put(name, bundled("dumps") / "token_exports", shutil.copytree)
     for name in (*TRAINING_RUNS, *RUNS):
         put(name, bundled("traces") / ("fp8-kv" if name in TRAINING_RUNS else "float32"), _as_run)
+    if named(NEMO_RL):
+        _nemo_rl(Path(NEMO_RL))
     if named("lora"):
         put("lora", _adapter(made / "lora"), _linked)
     for name, content in FILES.items():
@@ -112,6 +116,16 @@ def _first_problems(source: Path, path: Path) -> None:
 
 def _as_run(trace: Path, run_folder: Path) -> None:
     _linked(trace, run_folder / "trace")
+
+
+def _nemo_rl(folder: Path) -> None:
+    """The bundled training run as NeMo-RL logs its batches."""
+    from tests.importers.layouts import nemo_rl
+
+    rows = [row for table in Trace.open(bundled_trace()).tables() for row in table.to_pylist()]
+    folder.mkdir(parents=True)
+    for step in sorted({row["step"] for row in rows}):
+        nemo_rl(folder / f"train_data_step{step + 1}.jsonl", [row for row in rows if row["step"] == step])
 
 
 @cache

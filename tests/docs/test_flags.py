@@ -22,7 +22,8 @@ _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
 _TYPED = re.compile(r"^\s*\$ (.*)$|(mismatch-cli .*)$", re.MULTILINE)
 
 OTHERS = {
-    "pip": "--upgrade --python --disable-pip-version-check",
+    "pip": "--upgrade --python --disable-pip-version-check --dest --extra-index-url --find-links --no-index --wheel-dir",
+    "docker": "--rm --user --ipc",
     "venv": "--without-pip",
     "ray": "--head --num-cpus",
     "torchrun": "--nnodes --nproc-per-node",
@@ -38,7 +39,7 @@ OTHERS = {
     "oat": "--dump_replay_every",
     "benchmarks/": "--folder",
     "trackers": "--project --logdir --backend-store-uri",
-    "uv": "--generate-hashes --no-annotate --no-header --no-deps",
+    "uv": "--torch-backend --generate-hashes --no-annotate --no-header --no-deps",
 }
 FOREIGN = {flag for flags in OTHERS.values() for flag in flags.split()}
 
