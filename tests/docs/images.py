@@ -1,7 +1,8 @@
 """The pictures of README.md and of the guide, made again from bundled data: python -m tests.docs.images [NAME…]
 
 Figures are those that the commands draw, the explorer is its page in a real browser; all are reduced to few colours.
-`bisect` searches for a minute with vLLM. A figure of a longer run is taken over by its path: RUN/plots/training-curves.png
+`bisect` searches for a minute with vLLM. Take over a figure of a longer run by its path:
+RUN/plots/training-curves.png
 """
 
 from __future__ import annotations
