@@ -114,7 +114,7 @@ def try_share(case: Case, mounted: Path, whole: Path, size: int, *, over: bool) 
         shutil.rmtree(folder)
         return "", []  # it needed less than estimated
     lines = said.splitlines()
-    if code != 1 or len(lines) != 1 or str(folder) not in said or "make room" not in said.lower():
+    if code != 1 or len(lines) != 1 or str(folder) not in said or "free some space" not in said:
         wrong.append(f"exit code {code}: {said[-400:]}")
     resumable = case.resumes and ((folder / "trace/manifest.json").is_file() or "train" in case.line[:5])
     again = ["--resume"] if resumable and not over else [case.over] if case.over else []

@@ -138,7 +138,7 @@ def _run(arguments: Sequence[str]) -> int:
         raise
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return _fail(f"{error.strerror or error}{where}. Make room, or choose another --output.", 1)
+        return _fail(f"{error.strerror or error}{where}. Free some space, or choose another --output.", 1)
     except MemoryError:
         return _fail(
             "Out of memory. Close other programs, or reduce the work: fewer --workers, a smaller --token-budget, fewer "

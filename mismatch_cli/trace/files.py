@@ -151,7 +151,7 @@ def could_not_write(path: Path, error: Exception) -> MismatchError:
         reason = os.strerror(errno.ENOSPC)
     return MismatchError(
         f"Could not write {path} ({reason}). Existing files are unchanged: free some space or choose another --output. "
-        "Resume a run that was being recorded or trained with --resume."
+        "If a run was being recorded or trained, continue with --resume."
     )
 
 

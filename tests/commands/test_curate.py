@@ -148,7 +148,7 @@ def test_a_custom_reward_needs_no_answers(tmp_path, capfd, monkeypatch):
     assert "mean reward, by " in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     flags[3] = f"{tmp_path}/mine.py:two"
     assert run([*CURATE.split(), *flags, "-o", str(tmp_path / "two")]) == 1
-    assert "has a reward of 2." in " ".join(capfd.readouterr().err.split())
+    assert "has a reward of 2, but an accuracy must be from 0 to 1" in " ".join(capfd.readouterr().err.split())
     flags[3] = f"{tmp_path}/mine.py:typo"
     monkeypatch.setattr("mismatch_cli.recording.rollouts.create_engine", None)
     assert run([*CURATE.split(), *flags, "-o", str(tmp_path / "typo")]) == 1

@@ -155,7 +155,7 @@ def test_show_config_prints_a_preset_file(capfd):
         (["--samples-per-prompt", "1"], "a group of one response has no advantage"),
         (["--num-problems", "1"], "more than the 1 problems available"),
         (["--model", "/nowhere"], "There is no model folder"),
-        (["--dataset", "/nowhere.jsonl"], "There is no file"),
+        (["--dataset", "/nowhere.jsonl"], "/nowhere.jsonl does not exist"),
         (["--trainer-dtype", "foo"], "Unknown dtype 'foo'"),
         (["--engine", "foo"], "Unknown engine 'foo'"),
         (["--aggregation", "foo"], "Unknown aggregation 'foo'"),

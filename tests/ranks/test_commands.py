@@ -105,7 +105,7 @@ def test_a_killed_rank_restarts_as_often_as_requested(tmp_path):
     assert not set(first.values()) & set(training.ranks.values())
     os.kill(training.ranks[1], signal.SIGKILL)
     code, said = training.ended(within=20)
-    assert code == 1 and "mismatch-cli: Rank 1 was killed (SIGKILL). Every finished step is on record" in said
+    assert code == 1 and "mismatch-cli: Rank 1 was killed (SIGKILL). Every finished step is recorded" in said
     assert said.count("Training sample_data/model") == 2
     steps = [line["step"] for line in lines(tmp_path / "run")]
     assert steps == list(range(1, len(steps) + 1))
