@@ -30,7 +30,7 @@ from mismatch_cli.metrics.gaps import TokenGaps
 
 WHEN = (
     "Always logged, against the trainer before the update, or in each pass if ROLL does not recompute it; a response "
-    "without a trained token enters no mean. is_weight_clipfrac needs is_weight.enabled of train_infer_correction, "
+    "without a trained token is not averaged. is_weight_clipfrac needs is_weight.enabled of train_infer_correction, "
     "here with its defaults: level token, upper_bound 1.2. The two masks need a filter: here one, with its defaults."
 )
 _CORRECTION = "roll/utils/train_infer_corrections.py"

@@ -14,8 +14,8 @@ from mismatch_cli.trust_regions import Decision, ratio_clip
 from mismatch_cli.trust_regions._rules import shares
 
 FORMULA = (
-    "as ratio-clip ({r} > 1 + {ratio_high}, {r} < 1 − {ratio_low}); or drawn, {share} of the batch, among those "
-    "with (A − mean A)(log {p} − mean log {p}) between {cov_low} and {cov_high}"
+    "as ratio-clip ({r} > 1 + {ratio_high}, {r} < 1 − {ratio_low}); or drawn at random, {share} of the batch, from "
+    "tokens with (A − mean A)(log {p} − mean log {p}) between {cov_low} and {cov_high}"
 )
 SYMBOLS = {"ratio_low": "ε_low", "ratio_high": "ε_high"}
 NOT_ONE_SIDED = "It drops tokens to prevent a collapse of the entropy, wherever they have moved."

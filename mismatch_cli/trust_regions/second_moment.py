@@ -14,7 +14,7 @@ from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative, outward
 
-FORMULA = "(log {p} − log {q})² above what leaves a mean of {max_moment} in the batch, over {counted} tokens"
+FORMULA = "(log {p} − log {q})² above the cut that leaves a mean of {max_moment} in the batch, over {counted} tokens"
 SYMBOLS = {"max_moment": "τ"}
 NOT_ONE_SIDED = "With all tokens it ignores the advantage; with outward ones it is one-sided."
 SCOPE = "batch"

@@ -13,7 +13,7 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared, Level
 
 FORMULA = (
-    "−{beta} sign(log {r}) at the share {share} of the batch with the largest (A − mean A)(log {p} − mean log {p})"
+    "−{beta} sign(log {r}) for the share {share} of the batch with the largest (A − mean A)(log {p} − mean log {p})"
 )
 SYMBOLS = {"beta": "β"}
 SCOPE = "batch"

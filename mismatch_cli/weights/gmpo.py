@@ -8,7 +8,7 @@ of its gradient is the scale of `sequence-mean`.
 from mismatch_cli.arrays import Array, between, namespace, select
 from mismatch_cli.policies import Compared, Level
 
-FORMULA = "(Π clipped {r})^(1/|y|), where A > 0 holds log {r} at most at {log_high}, and A < 0 at least at −{log_low}"
+FORMULA = "(Π clipped {r})^(1/|y|), with log {r} at most {log_high} for A > 0, and at least −{log_low} for A < 0"
 SYMBOLS = {"log_low": "ε_low", "log_high": "ε_high"}
 
 

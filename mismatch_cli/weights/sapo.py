@@ -8,7 +8,7 @@ from mismatch_cli.arrays import Array, namespace, select
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared, Level
 
-FORMULA = "4 σ (1 − σ) {r} with σ = σ(τ ({r} − 1)), τ = {tau_pos} for A > 0 and {tau_neg} else"
+FORMULA = "4 σ (1 − σ) {r} with σ = σ(τ ({r} − 1)), τ = {tau_pos} for A > 0 and {tau_neg} otherwise"
 SYMBOLS = {"tau_pos": "τ_pos", "tau_neg": "τ_neg"}
 
 

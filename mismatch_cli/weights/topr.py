@@ -6,7 +6,7 @@ ROLL uses the token's ratio, and the sign of the episode's score instead of A's;
 from mismatch_cli.arrays import Array, namespace
 from mismatch_cli.policies import Compared, Level
 
-FORMULA = "1 for A > 0 and min({r}, 1) else"
+FORMULA = "1 for A > 0 and min({r}, 1) otherwise"
 SYMBOLS: dict[str, str] = {}
 
 

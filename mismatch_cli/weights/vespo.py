@@ -9,7 +9,8 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared, Level
 
 FORMULA = (
-    "e^λ w^k e^(−λw) with w = {r}, k = {k_pos} and λ = {lambda_pos} for A ≥ 0, k = {k_neg} and λ = {lambda_neg} else"
+    "e^λ w^k e^(−λw) with w = {r}, k = {k_pos} and λ = {lambda_pos} for A ≥ 0, "
+    "k = {k_neg} and λ = {lambda_neg} otherwise"
 )
 SYMBOLS = {"k_pos": "k_pos", "lambda_pos": "λ_pos", "k_neg": "k_neg", "lambda_neg": "λ_neg"}
 

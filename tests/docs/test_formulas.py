@@ -49,7 +49,7 @@ def masks() -> str:
         given = ", ".join(f"{letters.get(t, '')} `{t}` {value}".strip() for t, value in mask.parameters.items())
         source = inspect.getdoc(mask.module) or ""
         rows.append([f"`{name}`", mask.formula, given, " ".join(source.split())])
-    return table("| mask | blocks when | thresholds | what it is, and from where |", rows)
+    return table("| mask | blocks when | thresholds | description and source |", rows)
 
 
 def weight_functions() -> str:
@@ -60,7 +60,7 @@ def weight_functions() -> str:
         given = ", ".join(f"{letters.get(p, '')} `{p}` {x:g}".strip() for p, x in weights.parameters(module).items())
         formula = str(Factor(TRAINER_ROLLOUT, name)) if name != "capped-ratio" else "max(min(r, C), floor)"
         rows.append([f"`{name}`", formula, given, " ".join((inspect.getdoc(module) or "").split())])
-    return table("| weight | is | parameters | what it is, and from where |", rows)
+    return table("| weight | formula | parameters | description and source |", rows)
 
 
 def algorithms(named: Mapping[str, Algorithm] = TABLE) -> str:

@@ -184,7 +184,7 @@ def test_an_excluded_token_does_not_hide_the_covariance_of_others() -> None:
 
 def test_a_formula_shows_its_ratio_and_its_numbers() -> None:
     assert str(factor("vespo", Ratio(level="product"), k_pos=2.5)) == (
-        "e^λ w^k e^(−λw) with w = Πr, k = 2.5 and λ = 3 for A ≥ 0, k = 3 and λ = 2 else"
+        "e^λ w^k e^(−λw) with w = Πr, k = 2.5 and λ = 3 for A ≥ 0, k = 3 and λ = 2 otherwise"
     )
     assert str(factor("pull", Ratio("trainer", "recomputed"), beta=log(2))) == "−0.693147 log r′"
     assert str(factor("capped-ratio", Ratio("recomputed", "rollout"), floor=0.5, cap=2)) == "max(min(ρ, 2), 0.5)"
