@@ -108,7 +108,7 @@ def _suspects(found: Mapping[str, Any]) -> Table:
         [
             text("check first", lambda suspect: suspect["setting"]),
             text("here", lambda suspect: "not given" if suspect["value"] is None else str(suspect["value"])),
-            text("why it can make a gap", lambda suspect: suspect["why"]),
+            text("why it can cause a gap", lambda suspect: suspect["why"]),
         ],
     )
 
