@@ -68,7 +68,8 @@ def _found(name: str, pages: dict[str, Path]) -> Path:
     """
     from mismatch_cli.registry import unknown
 
-    asked = page_name(name.removeprefix("docs/"))
+    folder, _, inside = name.partition("/")
+    asked = page_name(inside if folder == "docs" else name)
     same = [asked] if asked in pages else [page for page in pages if page.rpartition("/")[2] == asked]
     if len(same) != 1:
         raise UsageError(unknown("page", name, same or pages))
