@@ -22,7 +22,7 @@ _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
 _TYPED = re.compile(r"^\s*\$ (.*)$|(mismatch-cli .*)$", re.MULTILINE)
 
 OTHERS = {
-    "pip": "--upgrade --python --disable-pip-version-check --dest --extra-index-url --find-links --no-index --wheel-dir",
+    "pip": "--upgrade --python --disable-pip-version-check --extra-index-url --find-links --no-index --wheel-dir",
     "docker": "--rm --user --ipc",
     "venv": "--without-pip",
     "ray": "--head --num-cpus",
