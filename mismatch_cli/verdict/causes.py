@@ -51,7 +51,7 @@ CAUSES = (
     Cause(_EITHER + r"(num_experts|routes)", "each side routes by itself: some tokens reach different experts",
           "arXiv 2510.11370, prime-rl PR#2808",
           "k3 0.0005–0.0015; 0.0002–0.0005 with routing replay (prime-rl PR#2808)"),
-    Cause(_EITHER + r"dtype", "bfloat16 keeps 8 bits of a number, float16 11, float32 24", "arXiv 2510.26788",
+    Cause(_EITHER + r"dtype", "bfloat16 keeps 8 significant bits, float16 11, float32 24", "arXiv 2510.26788",
           "k3 0.001 in bfloat16, 1e-5 to 4e-5 in float16 (AknA13/train-infer-mismatch)"),
     Cause(_EITHER + r"head_dtype", "rounded logits are a dominant source; a float32 head on one side only is worse",
           "NeMo-RL PR#3936, trl PR#4303",

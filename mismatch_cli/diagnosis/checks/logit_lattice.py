@@ -5,7 +5,7 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding
 NAME, STAGE = "logit-lattice", 7
 TITLE = "Rounded logits"
 CAUSE = "bfloat16 logits differ by whole steps of 1/16 to 1/2 nats; that is the noise of bfloat16, not a fault."
-CHANGE = "A float32 LM head on both sides removes the lattice; float16 weights shrink what is left."
+CHANGE = "A float32 LM head on both sides removes the rounding; float16 weights shrink what is left."
 SOURCE = "arXiv 2602.04879, Fig. 2; arXiv 2510.26788 (FP16)"
 
 
