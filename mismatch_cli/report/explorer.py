@@ -25,6 +25,7 @@ from mismatch_cli.text import for_html
 
 _LONGEST, _LONGEST_PROMPT = 120, 2_000  # characters of a token, and of a prompt
 _COMPRESSED = 6  # of 9, which takes eight times as long for 2 % less
+_LARGEST_EXACT = 2**53  # integer of a JavaScript number
 _TYPES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "float32": "f4"}
 _LETTERS = {  # what π is in a pair, and the name of its gap
     "mismatch": ("the same weights in the trainer", "log π − log μ"),
@@ -96,9 +97,9 @@ def packed(found: Exploration) -> str:
     head = {
         "responses": [
             [
-                response.step,
-                response.prompt_id,
-                response.sample_index,
+                _exact(response.step),
+                _exact(response.prompt_id),
+                _exact(response.sample_index),
                 _finite(response.reward),
                 response.length,
                 response.tokens,
@@ -127,6 +128,11 @@ def _shown(text: str, longest: int) -> str:
 def _finite(value: float | None) -> float | str | None:
     """A number for JSON; infinities become words that the script turns back into numbers."""
     return value if value is None or isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _exact(value: int) -> int | str:
+    """An integer for JSON: beyond 2⁵³ JavaScript rounds it, so it becomes text, which the script only shows."""
+    return value if abs(value) <= _LARGEST_EXACT else str(value)
 
 
 def _algorithm(judged: Judged) -> dict[str, Any]:

@@ -288,6 +288,17 @@ def test_the_page_holds_what_was_recorded(explored: Explored) -> None:
     np.testing.assert_array_equal(column("rank_logq").reshape(-1, head["ranks"]), found.ranks.logq_UK)
 
 
+def test_identifiers_beyond_javascripts_integers_stay_exact(explored: Explored) -> None:
+    large = 1705501428369022389
+    odd = replace(explored.found.responses[0], step=large, prompt_id=-large, sample_index=2**53 + 1)
+    found = replace(explored.found, responses=(odd, *explored.found.responses[1:]))
+    head, _ = unpacked(explorer_view(found).data)
+    assert head["responses"][0][:3] == [str(large), str(-large), str(2**53 + 1)]
+    assert head["responses"][1][:3] == [
+        getattr(found.responses[1], name) for name in ("step", "prompt_id", "sample_index")
+    ]
+
+
 def unpacked(data: str) -> tuple[dict[str, Any], Callable[[str], np.ndarray]]:
     content = gzip.decompress(base64.b64decode(data))
     first = 4 + int.from_bytes(content[:4], "little")
