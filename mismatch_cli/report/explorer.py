@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli import numbers
-from mismatch_cli.studies.exploration import NOT_JUDGED, Exploration, Judged
+from mismatch_cli.studies.exploration import MOST_TOKENS, NOT_JUDGED, Exploration, Judged
 from mismatch_cli.text import for_html
 
 _LONGEST, _LONGEST_PROMPT = 120, 2_000  # characters of a token, and of a prompt
@@ -66,7 +66,10 @@ def _which(found: Exploration) -> str:
         return which
     steps = sorted({response.step for response in found.responses})
     span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-    return f"{which}, of {span} ({numbers.count(found.left_out)} more: `--page-responses`)"
+    why = (
+        f" do not fit: a page has at most {numbers.count(MOST_TOKENS)} tokens" if found.full else ": `--page-responses`"
+    )
+    return f"{which}, of {span} ({numbers.count(found.left_out)} more{why})"
 
 
 def packed(found: Exploration) -> str:

@@ -96,6 +96,7 @@ class Exploration:
     ranks: TopRanks | None
     judged: tuple[Judged, ...]
     traces: tuple[str, ...] = ("",)  # their names
+    full: bool = False  # whether the tokens of a page, not the number requested, limited the responses
 
 
 def explore(
@@ -112,7 +113,7 @@ def explore(
     `found` is the result of the first pass of rules on whole batches, if an algorithm has one.
     A single response that is too long for a page is judged as a whole, then cut.
     """
-    parts = list(_first_parts(traces, pair, responses))
+    parts, full = _first_parts(traces, pair, responses)
     if not parts:
         return None
     words = [cache(partial(_word, trace.vocabulary)) for trace in traces]
@@ -132,6 +133,7 @@ def explore(
         _ranks(parts, pair, words),
         tuple(_judged(parts, algorithms, needs, found)),
         tuple(shown(str(name_of(trace))) for trace in traces),
+        full,
     )
 
 
@@ -152,34 +154,44 @@ class _Part(NamedTuple):
         return min(self.batch.num_tokens, MOST_TOKENS)
 
 
-def _first_parts(traces: Sequence[Trace], pair: Pair, responses: int) -> Iterator[_Part]:
-    """The scored part of each trace's first rows, until a page is full; traces share the remaining space equally."""
-    start = 0
+def _first_parts(traces: Sequence[Trace], pair: Pair, responses: int) -> tuple[list[_Part], bool]:
+    """The scored part of each trace's first rows, and whether a page was full before it had all requested responses.
+
+    Traces share the remaining space equally.
+    """
+    parts: list[_Part] = []
+    full = False
     for number, trace in enumerate(traces):
-        left = len(traces) - number
+        left, start = len(traces) - number, sum(part.batch.num_tokens for part in parts)
         quota, last = -(-responses // left), start + (MOST_TOKENS - start) // left
-        for part in _first_of(trace, number, pair, quota, start, last):
-            yield part
-            responses, start = responses - part.batch.num_responses, start + part.batch.num_tokens
+        found, cut = _first_of(trace, number, pair, quota, start, last)
+        parts, full = parts + found, full or cut
+        responses -= sum(part.batch.num_responses for part in found)
+    return parts, full and responses > 0
 
 
-def _first_of(trace: Trace, number: int, pair: Pair, responses: int, start: int, last: int) -> Iterator[_Part]:
-    """At most so many responses of a trace, up to a last token; a single one that is too long comes alone."""
+def _first_of(trace: Trace, number: int, pair: Pair, responses: int, start: int, last: int) -> tuple[list[_Part], bool]:
+    """At most so many responses of a trace, up to a last token, and whether that token was the limit.
+
+    A single response that is too long comes alone.
+    """
+    parts: list[_Part] = []
     for table in trace.tables(_COLUMNS):
         lengths_S = np.diff(np.from_dlpack(single(table.column("response_ids")).offsets))
         ends_S = start + lengths_S.cumsum(dtype=np.int64)
-        room = int(np.searchsorted(ends_S, last, side="right")) or int(start == 0)
-        fitting = min(room, responses, len(table))
+        room, wanted = int(np.searchsorted(ends_S, last, side="right")) or int(start == 0), min(responses, len(table))
+        fitting = min(room, wanted)
         if fitting == 0:
-            return
+            return parts, room < wanted
         rows = table.slice(0, fitting)
         batch = table_to_batch(rows)
         if not pair.measured_in(batch):
             continue
-        yield _Part(number, start, rows.column(PROMPT_COLUMN).to_pylist(), batch)
+        parts.append(_Part(number, start, rows.column(PROMPT_COLUMN).to_pylist(), batch))
         responses, start = responses - fitting, start + batch.num_tokens
         if fitting < len(table):
-            return
+            return parts, room < wanted
+    return parts, False
 
 
 def _judged_alike(batch: TokenBatch, pair: Pair) -> bool:

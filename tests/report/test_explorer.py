@@ -299,6 +299,13 @@ def test_identifiers_beyond_javascripts_integers_stay_exact(explored: Explored) 
     ]
 
 
+def test_the_sentence_names_the_limit_that_was_met(explored: Explored) -> None:
+    """More responses help only if the tokens fit."""
+    found = replace(explored.found, left_out=32)
+    assert "(32 more: `--page-responses`)" in explorer_view(found).text
+    assert "(32 more do not fit: a page has at most 12,000 tokens)" in explorer_view(replace(found, full=True)).text
+
+
 def unpacked(data: str) -> tuple[dict[str, Any], Callable[[str], np.ndarray]]:
     content = gzip.decompress(base64.b64decode(data))
     first = 4 + int.from_bytes(content[:4], "little")

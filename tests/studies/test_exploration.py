@@ -175,7 +175,7 @@ def test_tokens_keep_their_numbers(trace: Trace, explored: Exploration) -> None:
 
 def test_only_the_requested_responses_of_the_first_shards(trace: Trace) -> None:
     found = existing(analyse_clipping([trace], ALL[:3]).exploration(30))
-    assert (len(found.responses), found.left_out) == (30, 18)
+    assert (len(found.responses), found.left_out, found.full) == (30, 18, False)
     assert [response.prompt_id for response in found.responses][-6:] == [100, 100, 100, 101, 101, 101]
     assert explore([trace], PAIRS["total"], ALL[:3], PLAIN, responses=0) is None
 
@@ -248,7 +248,8 @@ def test_a_response_longer_than_a_page_is_cut_and_judged_as_a_whole(tmp_path: Pa
     found = existing(explore([trace], PAIRS["total"], algorithms, needs))
     (response,) = found.responses
     assert (response.length, response.tokens, len(found.text_T)) == (130_000, MOST_TOKENS, MOST_TOKENS)
-    assert found.left_out == 1
+    assert found.left_out == 1 and found.full
+    assert not existing(explore([trace], PAIRS["total"], algorithms, needs, responses=1)).full
     gspo, tv = found.judged
     assert (share(gspo), share(tv)) == (1.0, 0.0)
 
