@@ -10,7 +10,7 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.places import shown
 from mismatch_cli.positions import rescaled
 from mismatch_cli.report.view import Facts
-from mismatch_cli.studies.study import imported_fact, notes_of, program
+from mismatch_cli.studies.study import cache_of, imported_fact, notes_of, program
 from mismatch_cli.trace.recorder_notes import RECORD
 
 _SKIPPED_SHOWN = 3
@@ -81,9 +81,7 @@ def _sides(engine: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
 
 
 def _side(name: str, side: Mapping[str, Any]) -> str:
-    dtype, cache = side["dtype"] or "dtype not recorded", side.get("kv_cache_dtype")
-    said = "" if cache in (dtype, None, "auto") else f"with KV cache {cache}"
-    return " ".join(filter(None, (name, dtype, said)))
+    return " ".join(filter(None, (name, side["dtype"] or "dtype not recorded", cache_of(side))))
 
 
 def _name(side: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.places import shown
 from mismatch_cli.policies import Policies
 from mismatch_cli.studies.exploration import Exploration, explore
-from mismatch_cli.studies.study import Study, about, check_poolable, who_is_compared
+from mismatch_cli.studies.study import Study, about, check_poolable, subject_of
 from mismatch_cli.studies.support import PAPER, Support
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.workers import ALONE, Workers
@@ -198,7 +198,7 @@ class ClippingAnalysis(Study):
     @cached_property
     def plot_data(self) -> ClippingPlotData:
         """What the plots draw: the numbers, and the token sample under two algorithms."""
-        subject = f"{who_is_compared(self.traces[0].manifest)} · {self.result['counts']['tokens']:,} tokens"
+        subject = subject_of(self.traces[0].manifest, self.result["counts"]["tokens"])
         return ClippingPlotData(self.result, subject, self.compared, self.summary.sample.rows())
 
 

@@ -19,7 +19,7 @@ from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
-from mismatch_cli.studies.study import Study, about, check_poolable, name_of, who_is_compared
+from mismatch_cli.studies.study import Study, about, check_poolable, name_of, subject_of
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.verdict.suspects import Suspect, suspects
 from mismatch_cli.workers import ALONE, Workers
@@ -50,8 +50,7 @@ class DiagnosisAnalysis(Study):
 
     @property
     def subject(self) -> str:
-        who = who_is_compared(self.traces[0].manifest)
-        return f"{who} · {len(self.sample.kept):,} tokens" if who else f"{len(self.sample.kept):,} tokens"
+        return subject_of(self.traces[0].manifest, len(self.sample.kept))
 
     @cached_property
     def gap(self) -> Estimate:

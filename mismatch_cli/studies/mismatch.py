@@ -23,7 +23,7 @@ from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.places import shown
 from mismatch_cli.studies.exploration import Exploration, explore
-from mismatch_cli.studies.study import Study, about, check_poolable, name_of, who_is_compared, without_unknown
+from mismatch_cli.studies.study import Study, about, check_poolable, name_of, subject_of, without_unknown
 from mismatch_cli.studies.support import Support
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
@@ -161,7 +161,7 @@ class MismatchAnalysis(Study):
             pair,
             self.scatter.result(),
             [line["spacing"] for line in self.result["lattice"]],
-            f"{who_is_compared(self.manifest)} · {pair['counts']['tokens']:,} tokens",
+            subject_of(self.manifest, pair["counts"]["tokens"]),
         )
         return replace(found, routing=self.result["routing"])
 

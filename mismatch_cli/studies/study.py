@@ -183,9 +183,20 @@ def program(side: Mapping[str, Any]) -> str:
     return side.get("engine") or side.get("name") or ("transformers" if side.get("transformers") else "")
 
 
+def cache_of(side: Mapping[str, Any]) -> str:
+    """`with KV cache fp8`; empty if the cache has the dtype of the weights."""
+    cache = side.get("kv_cache_dtype")
+    return "" if cache in (side.get("dtype"), None, "auto") else f"with KV cache {cache}"
+
+
 def who_is_compared(manifest: Mapping[str, Any]) -> str:
-    """The line below every figure, so that a copied picture explains itself."""
-    sides = [side for side in (manifest.get("trainer"), manifest.get("rollout")) if side]
+    """Models, then `vllm bfloat16 with KV cache fp8 against transformers bfloat16`; empty if unknown."""
+    sides = [side for side in (manifest.get("rollout"), manifest.get("trainer")) if side]
     models = dict.fromkeys(shown(str(side["model"])) for side in sides if side.get("model"))
-    programs = (f"{program(side)} {side.get('dtype') or ''}".strip() for side in sides)
-    return " · ".join(filter(None, (" against ".join(models), " against ".join(programs))))
+    programs = (" ".join(filter(None, (program(side), side.get("dtype"), cache_of(side)))) for side in sides)
+    return " · ".join(filter(None, (" against ".join(models), " against ".join(filter(None, programs)))))
+
+
+def subject_of(manifest: Mapping[str, Any], tokens: int) -> str:
+    """The line below every figure, so that a copied picture explains itself."""
+    return " · ".join(filter(None, (who_is_compared(manifest), f"{tokens:,} tokens")))
