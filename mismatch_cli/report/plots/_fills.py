@@ -20,6 +20,7 @@ from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, Style
 _LEVELS = 15  # few alphas compress well, and more would look the same
 _FAINTEST = 0.45
 _KEY = (1e-4, 1e-3, 0.01, 0.1, 0.5)  # shares in the colour key, besides the highest
+HEAT_LEGEND = 24  # pixels above a heat map for its colour key
 _TITLE_PAD = 20  # points from a panel to its title, with a line for the key between them
 _CELL, _NAME = 17, 15  # pixels of a row of cells and of the name above it
 _ROOT = {2: "square-root", 3: "cube-root"}

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._fills import Scale, draw_heat, heat_row, note_left_out, reach_of
+from mismatch_cli.report.plots._fills import HEAT_LEGEND, Scale, draw_heat, heat_row, note_left_out, reach_of
 from mismatch_cli.report.plots._lines import values_of
 from mismatch_cli.report.plots._masks import distinct_masks
-from mismatch_cli.report.plots._panels import LEFT, RIGHT, Box, Sheet, short_names, width_of
+from mismatch_cli.report.plots._panels import LEFT, RIGHT, TOP, Box, Sheet, short_names, width_of
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData
@@ -26,7 +26,7 @@ CAPTION = (
     "rare tokens alone."
 )
 
-_HEAD, _GAP, _BELOW = 54, 26, 44
+_GAP, _BELOW = 26, 44
 _MOST = 10  # masks on a narrow figure
 _SIGNS = (("positive", ">"), ("negative", "<"))
 
@@ -45,7 +45,8 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     width = (style.width - beside - RIGHT - (columns - 1) * _GAP) / columns
     height = len(rows) * heat_row(style)
     places = [divmod(index, columns) for index in range(len(_SIGNS))]
-    boxes = [Box(beside + j * (width + _GAP), _HEAD + i * (height + _HEAD + _BELOW), width, height) for i, j in places]
+    top, row = TOP + HEAT_LEGEND, TOP + HEAT_LEGEND + height + _BELOW
+    boxes = [Box(beside + j * (width + _GAP), top + i * row, width, height, HEAT_LEGEND) for i, j in places]
     shares = [_shares(rows, key) for key, _ in _SIGNS]
     scale = Scale(style.theme.orange, reach_of(*shares), 3)  # a cube root separates 1 % from 0 on a scale to 100 %
     for axes, (_, column), share_RC, (_, sign) in zip(figure.place(boxes, _BELOW), places, shares, _SIGNS, strict=True):

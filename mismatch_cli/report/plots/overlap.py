@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.report.plots._fills import Scale, draw_heat, heat_row, middle_of_cell, note_left_out, reach_of
+from mismatch_cli.report.plots._fills import (
+    HEAT_LEGEND,
+    Scale,
+    draw_heat,
+    heat_row,
+    middle_of_cell,
+    note_left_out,
+    reach_of,
+)
 from mismatch_cli.report.plots._lines import values_of
-from mismatch_cli.report.plots._panels import LEFT, RIGHT, Box, Sheet, short_names, width_of
+from mismatch_cli.report.plots._panels import LEFT, RIGHT, TOP, Box, Sheet, short_names, width_of
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData, OneMask
@@ -24,7 +32,7 @@ CAPTION = (
     "nothing are left out."
 )
 
-_HEAD, _BELOW = 54, 14
+_BELOW = 14
 
 
 def needs(data: ClippingPlotData) -> bool:
@@ -40,7 +48,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     names = short_names(labels, style.pick(280, style.width - 30), style.small)
     beside = style.pick(max(LEFT, 14 + max(width_of(name, style.small) for name in names)), 8)
     width = min(64.0 * len(names), style.width - beside - RIGHT)
-    (axes,) = figure.place([Box(beside, _HEAD, width, len(names) * heat_row(style))], _BELOW)
+    (axes,) = figure.place([Box(beside, TOP + HEAT_LEGEND, width, len(names) * heat_row(style), HEAT_LEGEND)], _BELOW)
     below_NN = np.where(np.tri(len(names), k=-1, dtype=bool), jaccard, np.nan)
     title = style.pick("Blocked by both, % of blocked by either", "Jaccard index, %")
     axes.flush = 0

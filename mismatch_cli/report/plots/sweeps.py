@@ -101,7 +101,7 @@ def _set_scales(axes: Panel, published: Sequence[tuple[float, str]]) -> None:
 
 
 def _draw_published(axes: Panel, thresholds: Sequence[tuple[float, str]]) -> None:
-    """Draw each threshold with its name: on the left, but on the right for the last if there is room."""
+    """Draw each threshold with its name, which covers the lines: on the right for the last if there is room."""
     for row, (threshold, name) in enumerate(thresholds):
         axes.axvline(threshold, color=axes.theme.muted, linewidth=0.9, linestyle=":", zorder=1)
         place = axes.transAxes.inverted().transform(axes.transData.transform((threshold, 1)))[0]
@@ -109,5 +109,5 @@ def _draw_published(axes: Panel, thresholds: Sequence[tuple[float, str]]) -> Non
         axes.annotate(
             name, (threshold, 1), xycoords=("data", "axes fraction"), xytext=(3 if right else -3, -2 - 11 * row),
             textcoords="offset points", ha="left" if right else "right", va="top", color=axes.theme.muted,
-            fontsize=axes.style.small, zorder=6,
+            fontsize=axes.style.small, zorder=6, bbox={"facecolor": axes.theme.page, "linewidth": 0, "pad": 0.5},
         )  # fmt: skip

@@ -56,6 +56,24 @@ def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: St
     check_texts(drawn(plot, many, style), style)
 
 
+@pytest.mark.parametrize("only", [0, 1])
+def test_a_heat_map_in_a_file_of_its_own_has_room_for_its_head(many: ClippingPlotData, only: int) -> None:
+    """The title is in the figure, and the note of what is left out is above the colour key."""
+    plot = load("blocked-by-probability")
+    figure = drawn(plot, many, PAPER, only)
+    key = figure.axes[only].get_legend().get_window_extent()
+    head = [figure.axes[only]._left_title, *(text for text in figure.texts if "left out" in text.get_text())]
+    boxes = [text.get_window_extent() for text in head]
+    assert len(boxes) == 2
+    assert all(box.y1 <= figure.bbox.height and box.y0 >= key.y1 - 1 for box in boxes)
+
+
+def test_the_name_of_a_threshold_is_not_crossed_by_the_line_of_another(many: ClippingPlotData) -> None:
+    for axes in drawn(load("sweeps"), many, PAPER).axes:
+        lines = max(line.get_zorder() for line in axes.lines)
+        assert axes.texts and all(text.get_zorder() > lines and text.get_bbox_patch() for text in axes.texts)
+
+
 def cases() -> dict[str, tuple[list[Algorithm], bool]]:
     hostile = [replace(TABLE["ppo-icepop"], name="a$b<c>_$x^{2}$"), replace(TV, name="漢字\x1b[31m\\frac{1}{2}")]
     alike = [
