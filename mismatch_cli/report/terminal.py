@@ -24,6 +24,7 @@ WIDEST_PROSE = 100  # characters per line
 _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
 _HALF_WIDTH = re.compile(r" (± \S+|\[\S+ \S+\])")
 _INTERVAL = re.compile(r"\[\S+ \S+\]( %)?")
+_ID = re.compile(r"⟨\d+⟩")
 _UNLIMITED = 100_000  # columns
 _NAMES = 0.6  # of the width, for names
 
@@ -240,7 +241,17 @@ def excerpt_line(excerpt: Excerpt, width: int) -> list[RenderableType]:
     marked = next((span for span in context.spans if span.style == _WEIGHT_STYLES[-1]), None)
     room = width - 4
     first = 0 if marked is None else max(0, min((marked.start + marked.end - room) // 2, len(context) - room))
-    return [head, Text("  ").append_text(context[first : first + room])]
+    return [head, Text("  ").append_text(_between_ids(context, first, first + room))]
+
+
+def _between_ids(text: Text, first: int, end: int) -> Text:
+    """A slice without halves of ids, which are there for tokens whose text was not recorded."""
+    for known in _ID.finditer(text.plain):
+        if known.start() < first < known.end():
+            first = known.end()
+        if known.start() < end < known.end():
+            end = known.start()
+    return text[first:end]
 
 
 def _piece(piece: Piece) -> tuple[str, str]:
