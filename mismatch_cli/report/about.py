@@ -45,7 +45,7 @@ def about_facts(summary: Mapping[str, Any]) -> Facts:
 def who_facts(about: Mapping[str, Any]) -> Facts:
     """Models, dtypes, versions, temperature and prompts, as far as the manifest has them."""
     facts = [
-        ("Recorded by" if _is_recorded(about) else "Imported from", imported_fact(about)),
+        ("Recorded by" if is_recorded(about) else "Imported from", imported_fact(about)),
         ("Rollout engine", _engine(about.get("rollout", {}))),
         ("Trainer", _trainer(about.get("trainer", {}))),
         ("Trainer at the rollout's weights", _trainer(about.get("recomputed", {}))),
@@ -55,7 +55,8 @@ def who_facts(about: Mapping[str, Any]) -> Facts:
     return tuple((label, value) for label, value in facts if value)
 
 
-def _is_recorded(about: Mapping[str, Any]) -> bool:
+def is_recorded(about: Mapping[str, Any]) -> bool:
+    """Whether a recorder inside a run wrote the trace."""
     return bool(about.get("imported", {}).get("format") == RECORD)
 
 
