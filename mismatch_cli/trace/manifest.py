@@ -25,6 +25,7 @@ FORMAT_NAME = "mismatch-cli trace"
 FORMAT_VERSION = 1
 VOCABULARY = "vocab.parquet"
 _METRICS, _WATCH = "metrics.jsonl", "watch.json"  # of a training run; of a folder of `watch`, beside metrics too
+_NEAR_PATH = 0.7  # similarity; other folders have similar names by chance
 _TRACES_IN_RUNS = ("*/trace/", "*/", "*/traces/step-*/")  # in a folder of runs
 _MOST_SHARDS = 10**6
 _NUMBER, _TEXT = (int, float), (str, NoneType)
@@ -81,7 +82,7 @@ def missing(path: Path) -> MismatchError:
     """The error for a run that does not exist; it suggests the nearest folder beside it, or bundled trace."""
     beside = [] if is_store(path) else [p.name for p in path.parent.glob("[!.]*") if p.is_dir()]
     bundled_ones = bundled_names() if path.parent == Path() else ()
-    hint = meant(path.name, {*beside, *bundled_ones})
+    hint = meant(path.name, {*beside, *bundled_ones}, cutoff=_NEAR_PATH)
     return MismatchError(f"{path} does not exist. {hint}Name a run folder that `mismatch-cli` wrote.")
 
 
