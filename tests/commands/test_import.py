@@ -78,7 +78,7 @@ def test_what_was_left_out_is_reported_everywhere(capfd):
     path = dump()
     path.write_text(path.read_text() + '{"prompt_ids": [1], "response_ids": [2], "logp_rollout": [0.0, -1.0]}\n{"cut')
     code, out, _ = command(capfd, "import", str(path))
-    assert code == 0 and "1 truncated last lines (first: dump.jsonl, line 14)" in " ".join(out.split())
+    assert code == 0 and "1 truncated last line (first: dump.jsonl, line 14)" in " ".join(out.split())
     code, out, _ = command(capfd, "import", str(path), "--json", "--force", "--quiet")
     imported = json.loads(out)
     assert imported["left_out"] == {
@@ -87,7 +87,7 @@ def test_what_was_left_out_is_reported_everywhere(capfd):
     }
     assert (imported["format"], imported["rows"], imported["output"]) == ("plain", 12, "import-dump")
     _, out, _ = command(capfd, "report", "import-dump", "--quiet")
-    assert "Left out: 1 truncated last lines" in " ".join(out.split())
+    assert "Left out: 1 truncated last line" in " ".join(out.split())
 
 
 def test_a_dump_without_a_policy_says_what_comes_next(capfd):
