@@ -91,10 +91,8 @@ def things(value: int, noun: str) -> str:
     return f"{value:,} {noun}{'s' * (value != 1)}"
 
 
-_VERBS = {
-    **{"have": "has", "are": "is", "were": "was"},
-    **{verb: f"{verb}s" for verb in ("begin", "count", "do", "hold", "lack", "score")},
-}
+_REGULAR = ("begin", "count", "hold", "lack", "score")
+_VERBS = {"have": "has", "are": "is", "were": "was"} | {verb: f"{verb}s" for verb in _REGULAR}
 _NOUN = re.compile(rf"\b(\w+?)(?:(?<=ch)es|(?<![su])s)\b(?: (that )?({'|'.join(_VERBS)})\b)?")
 
 

@@ -103,6 +103,14 @@ def shards_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-*.parquet"))
 
 
+def is_manifest(folder: Path) -> bool:
+    """Whether this folder holds the manifest of one of our traces, readable or not."""
+    try:
+        return FORMAT_NAME in (folder / FILE_NAME).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest; a `MismatchError` says why this version cannot read the trace."""
     path = folder / FILE_NAME

@@ -128,6 +128,16 @@ def test_errors_are_one_sentence(capfd, flags, code, message):
     assert sorted(path.name for path in Path().iterdir()) == ["dump.jsonl", "empty", "foreign"]
 
 
+def test_a_trace_is_not_imported_again(capfd):
+    dump()
+    assert command(capfd, "import", "dump.jsonl", "-o", "run")[0] == 0
+    for path in ("run", "run/trace"):
+        code, _, err = command(capfd, "import", path)
+        assert code == 2 and err.endswith(f"{path} is a trace already. Read it with: mismatch-cli report {path}\n")
+    assert sorted(path.name for path in Path().iterdir()) == ["dump.jsonl", "run"]
+    assert command(capfd, "import", "run", "--format", "plain", "-o", "again")[0] == 0  # its shards are plain Parquet
+
+
 def test_an_older_run_stays_until_the_new_one_is_complete(capfd):
     dump()
     assert command(capfd, "import", "dump.jsonl", "-o", "run")[0] == 0
