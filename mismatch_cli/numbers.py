@@ -3,6 +3,7 @@
 Below 1e-4 and from 1e6 a number is scientific (`4.2e−5`); a missing value is a dash. The minus sign is `−`.
 """
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from math import floor, isfinite, log10
@@ -88,6 +89,21 @@ def count(value: int | None) -> str:
 def things(value: int, noun: str) -> str:
     """A count with its noun, whose plural ends in s: `1 response`, `12,345 responses`."""
     return f"{value:,} {noun}{'s' * (value != 1)}"
+
+
+_REGULAR = ("begin", "count", "hold", "lack", "score")
+_VERBS = {"have": "has", "are": "is", "were": "was"} | {verb: f"{verb}s" for verb in _REGULAR}
+_NOUN = re.compile(rf"\b(\w+?)(?:(?<=ch)es|(?<![su])s)\b(?: (that )?({'|'.join(_VERBS)})\b)?")
+
+
+def counted(value: int, words: str) -> str:
+    """A count with words about several things: `2 lines that are odd`, of one thing `1 line that is odd`."""
+    return f"{value:,} {_NOUN.sub(_singular, words, count=1) if value == 1 else words}"
+
+
+def _singular(found: re.Match[str]) -> str:
+    noun, that, verb = found.groups()
+    return f"{noun} {that or ''}{_VERBS[verb]}" if verb else noun
 
 
 def sparkline(values: Sequence[float | None], low: float, high: float) -> str:

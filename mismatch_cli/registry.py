@@ -7,7 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +16,8 @@ from typing import Any
 from mismatch_cli import entry_points
 from mismatch_cli.entry_points import EntryPoint
 from mismatch_cli.errors import UsageError
+
+_NEAR = 0.5  # similarity at which a name counts as misspelled
 
 
 def names(package: str) -> list[str]:
@@ -62,14 +64,27 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 def unknown(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
     """The message for an unknown name: the nearest one, if any, and the available ones, `listed` or known."""
-    known = sorted(known)
-    return f"Unknown {kind} '{name}'. {meant(name, known)}Available: {', '.join(sorted(listed) or known)}."
+    return f"Unknown {kind} '{name}'. {_instead(name, sorted(known), listed)}"
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def lacks(owner: object, kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
+    """The message for a name that this file or algorithm does not have; continues like that of `unknown`."""
+    return f"{owner} has no {kind} '{name}'. {_instead(name, sorted(known), listed)}"
+
+
+def _instead(name: str, known: Sequence[str], listed: Iterable[str]) -> str:
+    return f"{meant(name, known)}Available: {', '.join(sorted(listed) or known)}."
+
+
+def meant(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str:
     """`Did you mean …? ` with the nearest of these names; empty if none is near."""
     known = sorted(known)
     typed = name.upper() if name.isupper() else name.lower()
     containing = sorted((known_name for known_name in known if typed and typed in known_name), key=len)
-    near = (containing or difflib.get_close_matches(typed, known, n=2, cutoff=0.5))[:3]
-    return f"Did you mean {' or '.join(near)}? " if near else ""
+    near = (containing or difflib.get_close_matches(typed, known, n=2, cutoff=cutoff))[:3]
+    return f"Did you mean {alternatives(near)}? " if near else ""
+
+
+def alternatives(names: Sequence[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    return " or ".join([", ".join(names[:-1]), *names[-1:]] if len(names) > 1 else names)

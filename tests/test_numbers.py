@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_cli.numbers import MISSING, count, estimate, number, share, stretches, things, times
+from mismatch_cli.numbers import MISSING, count, counted, estimate, number, share, stretches, things, times
 
 
 @pytest.mark.parametrize(
@@ -81,3 +81,19 @@ def test_a_long_curve_becomes_means_of_stretches() -> None:
     assert stretches([1, None, 3], 3) == [1, None, 3]
     assert stretches([1, 3, None, None, 5, None], 3) == [2, None, 5]
     assert len(stretches(list(range(100)), 7)) == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "one"),
+    [
+        ("truncated last lines", "truncated last line"),
+        ("unknown columns (this, rows)", "unknown column (this, rows)"),
+        ("batches without token ids", "batch without token ids"),
+        ("responses whose logp_rollout does not have one value", "response whose logp_rollout does not have one value"),
+        ("responses have a reward that is odd", "response has a reward that is odd"),
+        ("lines that hold more than one sample", "line that holds more than one sample"),
+        ("rows of a loss", "row of a loss"),
+    ],
+)
+def test_one_thing_is_singular(words, one):
+    assert counted(1, words) == f"1 {one}" and counted(1200, words) == f"1,200 {words}" and counted(0, words)[0] == "0"

@@ -98,7 +98,7 @@ def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _Give
             raise UsageError(f"{algorithm.name} takes no parameters. Write only its name.")
         parameters = targets.get(trust_regions.spelled(name))
         if not parameters:
-            raise UsageError(registry.unknown(f"parameter of {algorithm.name}", name, targets, _listed(accepted)))
+            raise UsageError(registry.lacks(algorithm.name, "parameter", name, targets, _listed(accepted)))
         for parameter in parameters:
             if parameter in found:
                 raise UsageError(f"{found[parameter].name} and {name} both set {parameter}. Give each one once.")

@@ -81,7 +81,7 @@ def command(
     sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     SamplingSettings(**sampling)  # checked as `probe` checks them
     names = _named(columns, format)
-    _check_places(paths, tokenizer, common)
+    _check_places(paths, tokenizer, common, as_plain=bool(names) or format == "plain")
     if not paths:
         common.progress.say("No dump named: importing the bundled one.")
         paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled_trace())
@@ -103,14 +103,17 @@ def _named(columns: list[str] | None, format: str | None) -> dict[str, str]:
     return named(",".join(columns))
 
 
-def _check_places(paths: list[Path] | None, tokenizer: str | None, common: Common) -> None:
-    """Refuse paths that do not exist before importing anything that reads them."""
+def _check_places(paths: list[Path] | None, tokenizer: str | None, common: Common, *, as_plain: bool) -> None:
+    """Refuse paths that do not exist, or are traces, before importing anything that reads them."""
     from mismatch_cli.importers import files_at
     from mismatch_cli.models import check_model_folder
     from mismatch_cli.recording.folder import check_run_folder
+    from mismatch_cli.trace.manifest import is_manifest
 
     for path in paths or ():
         files_at(path)
+        if not as_plain and any(is_manifest(folder) for folder in (path, path / "trace")):
+            raise UsageError(f"{path} is a trace already. Read it with: {suggest('report', path)}")
     if tokenizer is not None and not _of_a_trace(tokenizer):
         check_model_folder(tokenizer)
     check_run_folder(common.output or _folder_of(paths), replaced=common.force, resumable=False)

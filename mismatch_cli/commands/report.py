@@ -58,7 +58,9 @@ def command(
             )
         _print_as(dialect, traces, common)
         return
-    training = [run for path in traces or [] for run in _training_runs(path)]
+    from mismatch_cli.trace.manifest import training_runs
+
+    training = [run for path in traces or [] for run in training_runs(path)]
     if training:
         _report_training(training, traces[0] if traces and len(traces) == 1 else None, common)
     else:
@@ -126,13 +128,6 @@ def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:
     from mismatch_cli.studies.translation import Translation
 
     common.print(Translation.of(common.opened(traces or _latest_run(common), _NO_RUN), name, common.read_by))
-
-
-def _training_runs(path: Path) -> list[Path]:
-    """The folder of a training run, or the folders of several inside it."""
-    return (
-        [path] if (path / "metrics.jsonl").is_file() else sorted(file.parent for file in path.glob("*/metrics.jsonl"))
-    )
 
 
 def _latest_run(common: Common) -> list[Path]:

@@ -21,6 +21,7 @@ from mismatch_cli.importers._rows import Completer
 from mismatch_cli.importers._sources import CUT_OFF, Source, find, first_rows, peek
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.memory import allowance, bounded, too_large
+from mismatch_cli.numbers import counted
 from mismatch_cli.text import visible
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.writer import shard_path, write_shard
@@ -96,7 +97,7 @@ def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, 
 def _cut_short(module: ModuleType, sources: list[Source], tally: Tally) -> dict[str, str]:
     """The manifest's note on a dump that was still being written."""
     lines = tally.left_out.get(CUT_OFF, 0)
-    found = [f"{lines:,} {CUT_OFF}"] * bool(lines)
+    found = [counted(lines, CUT_OFF)] * bool(lines)
     if hasattr(module, "unfinished") and (why := module.unfinished(sources)):
         found.append(why)
     return {"cut_short": f"the dump was still being written, or its run ended: {', '.join(found)}"} if found else {}

@@ -9,7 +9,7 @@ from mismatch_cli.text import visible
 
 # Words in column names, as `_words` spells them.
 PROMPT = ("prompt", "query", "context", "question", "input")
-RESPONSE = ("response", "completion", "output", "generated", "generation", "answer", "action")
+RESPONSE = ("response", "completion", "output", "out", "generated", "generation", "answer", "action")
 _ROLLOUT = {
     *("rollout", "sampling", "sampler", "sampled", "inference", "infer", "generation", "generated", "generator"),
     *("behav", "behavior", "behaviour", "vllm", "sglang", "engine", "server", "mu"),
@@ -50,7 +50,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "reward": ("reward", "score"),
     "prompt_id": ("prompt id", "group id|group|uid|problem id|question id|query id|example id"),
     "sample_index": ("sample id", "|".join(["sample", *(f"{word} id" for word in RESPONSE)])),
-    "step": ("step", "global step|train step|training step", "iteration"),
+    "step": ("step", "global step|train step|training step", "iteration|iter|it"),
     "epoch": ("epoch",),
     "minibatch": ("minibatch|mini batch",),
     "finish_reason": ("finish reason|stop reason",),
@@ -74,6 +74,7 @@ def guessed(rows: Sequence[Row], given: Mapping[str, str]) -> dict[str, str]:
     guess.take_log_probabilities()
     for ours, names in _NAMES.items():
         guess.take(ours, guess.called(ours, names))
+    guess.take("response_ids", guess.as_long_as("logp_rollout"))
     asked = dict.fromkeys(REQUIRED, OPEN) | guess.found
     in_order = dict.fromkeys([*REQUIRED, *known()])
     return {ours: asked[ours] for ours in in_order if asked.get(ours, ours) != ours}
@@ -112,6 +113,18 @@ class _Guess:
             return False  # prompt and response in one
         return bool(rows) and all(fits(ours, row[its], row.get(ids)) for row in rows)
 
+    def as_long_as(self, ours: str) -> list[str]:
+        """The only other column of token ids that has, in every row, one for each value of ours."""
+        values = [row.get(self.found.get(ours, "")) for row in self.rows]
+        left = (its for its in self.names if its not in self.found.values())
+        ids = {its: [row.get(its) for row in self.rows] for its in left}
+        found = [
+            its
+            for its, lists in ids.items()
+            if all(map(_one_for_each, lists, values)) and not all(fits("loss_mask", value) for value in lists)
+        ]
+        return found if len(found) == 1 else []
+
     def take_log_probabilities(self) -> None:
         """A name that hints at an engine, or at nothing, is μ; the others are the trainer's, current or recomputed."""
         roles: dict[str, list[str]] = {role: [] for role in ("rollout", "old", "recomputed", "trainer", "plain")}
@@ -145,6 +158,11 @@ def whose(name: str) -> str | None:
     roles = {"old": _OLD, "recomputed": _RECOMPUTED, "rollout": _ROLLOUT - {*RESPONSE}, "trainer": _TRAINER}
     found = next((role for role, its in roles.items() if rest & its), "plain")
     return "rollout" if found == "plain" and rest & _ROLLOUT else found
+
+
+def _one_for_each(ids: object, values: object) -> bool:
+    lists = isinstance(ids, list) and isinstance(values, list)
+    return lists and len(ids) == len(values) and fits("response_ids", ids)  # type: ignore[arg-type]
 
 
 def _with_ids(own: str, *others: str) -> list[str]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._padded import MASKS, kind_of
-from mismatch_cli.registry import unknown
+from mismatch_cli.registry import lacks, unknown
 from mismatch_cli.text import visible
 from mismatch_cli.trace.schema import TOKEN_COLUMNS, column_order
 
@@ -55,7 +55,7 @@ def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
                 f"{'' if ours in REQUIRED else f', or leave {ours} out'}. Available: {', '.join(present)}."
             )
         if visible(its) not in present:
-            raise UsageError(f"--columns: {unknown(f'column of {where}', its, present)}")
+            raise UsageError(f"--columns: {lacks(where, 'column', its, present)}")
     for row in responses(rows, columns.get("response_ids", "response_ids")):
         for ours, its in columns.items():
             if not fits(ours, row.get(its)):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mismatch_cli.numbers import counted
 from mismatch_cli.text import visible
 
 
@@ -45,4 +46,4 @@ class Tally:
 
     def left_out_lines(self) -> list[str]:
         wheres = {reason: f" (first: {where})" for reason, where in self.first.items()}
-        return [f"{count:,} {reason}{wheres.get(reason, '')}" for reason, count in self.left_out.most_common()]
+        return [f"{counted(count, reason)}{wheres.get(reason, '')}" for reason, count in self.left_out.most_common()]

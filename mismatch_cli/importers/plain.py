@@ -4,7 +4,7 @@ A trace's own shards are plain Parquet. Numbers may have any width; `loss_mask` 
 number per response (or a list of one) or one per token, `prompt_id` (or `group_id`) a number or a text.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers import _lists
+from mismatch_cli.importers._guess import guessed
 from mismatch_cli.importers._naming import REQUIRED, known
 from mismatch_cli.importers._padded import LISTS, apart, is_batch, kind_of, without_padding
 from mismatch_cli.importers._rows import text_key
-from mismatch_cli.importers._sources import Peek, Source, jsonl_tables, parquet_tables, peek, readable
+from mismatch_cli.importers._sources import Peek, Source, first_rows, jsonl_tables, parquet_tables, peek, readable
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
 
@@ -86,9 +87,12 @@ def recognises(peek: Peek) -> bool:
 
 def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
     unknown: set[str] = set()
+    guesses: dict[str, str] = {}
     for source in sources:
         names = [*known(), *source.also]
-        unknown |= peek(source).keys - {*names}
+        if foreign_keys := peek(source).keys - {*names}:
+            unknown |= foreign_keys
+            guesses = guesses or _guesses(source, foreign_keys)
         if source.kind == "parquet":
             tables = parquet_tables(source, names, "response_ids", advance)
         else:
@@ -97,7 +101,15 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
             yield from responses(table, source, tally)
     if unknown:
         named = ", ".join(sorted(unknown)[:_NAMED]) + (", …" if len(unknown) > _NAMED else "")
-        tally.leave_out(_FOREIGN.format(named), len(unknown))
+        hint = (
+            f"; to include: --columns {','.join(f'{ours}={its}' for ours, its in guesses.items())}" if guesses else ""
+        )
+        tally.leave_out(_FOREIGN.format(named) + hint, len(unknown))
+
+
+def _guesses(source: Source, unknown: Set[str]) -> dict[str, str]:
+    """The columns of ours that these unknown ones seem to be."""
+    return {ours: its for ours, its in guessed(first_rows(source), source.columns).items() if its in unknown}
 
 
 def responses(table: pa.Table, source: Source, tally: Tally) -> Iterator[tuple[pa.Table, str]]:

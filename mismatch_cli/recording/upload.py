@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.trace.manifest import FILE_NAME
+from mismatch_cli.trace.manifest import FILE_NAME, missing
 from mismatch_cli.trace.stores import StoreError, StorePath, forget
 
 _AT_ONCE = 8  # files
@@ -21,7 +21,7 @@ _CHUNK = 2**23  # bytes
 def check_upload(folder: Path, place: StorePath, *, force: bool) -> list[str]:
     """The files to upload, in order; a `MismatchError` if there is no trace, or already one at the place."""
     if not folder.is_dir():
-        raise MismatchError(f"{folder} does not exist. Name a run folder that `mismatch-cli` wrote.")
+        raise missing(folder)
     files = sorted(_files(folder), key=lambda name: (_says(name), Path(name).name == FILE_NAME, name))
     manifests = [name for name in files if Path(name).name == FILE_NAME]
     if not manifests:

@@ -45,7 +45,7 @@ def about_facts(summary: Mapping[str, Any]) -> Facts:
 def who_facts(about: Mapping[str, Any]) -> Facts:
     """Models, dtypes, versions, temperature and prompts, as far as the manifest has them."""
     facts = [
-        ("Recorded by" if _is_recorded(about) else "Imported from", imported_fact(about)),
+        ("Recorded by" if is_recorded(about) else "Imported from", imported_fact(about)),
         ("Rollout engine", _engine(about.get("rollout", {}))),
         ("Trainer", _trainer(about.get("trainer", {}))),
         ("Trainer at the rollout's weights", _trainer(about.get("recomputed", {}))),
@@ -55,7 +55,8 @@ def who_facts(about: Mapping[str, Any]) -> Facts:
     return tuple((label, value) for label, value in facts if value)
 
 
-def _is_recorded(about: Mapping[str, Any]) -> bool:
+def is_recorded(about: Mapping[str, Any]) -> bool:
+    """Whether a recorder inside a run wrote the trace."""
     return bool(about.get("imported", {}).get("format") == RECORD)
 
 
@@ -153,7 +154,7 @@ def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
     """What the numbers leave out, and why; also with staleness, where that leaves out more."""
     first, total = next(iter(summary["pairs"].values()))["counts"], summary["pairs"].get("total", {}).get("counts", {})
     of_total = (
-        f"With staleness, {numbers.count(count)} {text}."
+        f"With staleness, {numbers.counted(count, text)}."
         for name, text in _LEFT_OUT.items()
         if (count := total.get(name)) and count != first[name]
     )
@@ -166,9 +167,10 @@ def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapp
     notes = [*partial_notes(about), *map(warning, sides), *notes_of(about.get("imported"))]
     notes.append(rescaled(about.get("rollout", {}), about.get("trainer", {})))
     notes.append(_skipped(about.get("prompts", {}).get("skipped", [])))
-    notes += [f"{numbers.count(counts[name])} {text}." for name, text in words.items() if counts[name]]
+    notes += [f"{numbers.counted(counts[name], text)}." for name, text in words.items() if counts[name]]
     if about["grading_timeouts"]:
-        notes.append(f"{about['grading_timeouts']} responses score 0 because grading their answer took too long.")
+        late = numbers.counted(about["grading_timeouts"], "responses score 0")
+        notes.append(f"{late} because grading the answer took too long.")
     return tuple(note for note in notes if note)
 
 
@@ -186,7 +188,7 @@ def _skipped(skipped: list[Mapping[str, Any]]) -> str:
         return ""
     named = "; ".join(f"prompt {s['prompt_id']}: {s['reason']}" for s in skipped[:_SKIPPED_SHOWN])
     rest = f"; and {len(skipped) - _SKIPPED_SHOWN} more, in manifest.json" if len(skipped) > _SKIPPED_SHOWN else ""
-    return f"{len(skipped)} prompts were skipped ({named}{rest})."
+    return f"{numbers.counted(len(skipped), 'prompts were skipped')} ({named}{rest})."
 
 
 def settings_tables(summary: Mapping[str, Any]) -> tuple[tuple[str, Facts], ...]:

@@ -114,7 +114,7 @@ def figure_of(data: Drawable, name: str) -> Figure:
     """One plot of a study; raises a `UsageError` for an unknown name, a `MismatchError` if there is nothing to draw."""
     plots = plots_of(data.STUDY)
     if name not in plots:
-        raise UsageError(registry.unknown(f"plot of {data.STUDY}", name, plots))
+        raise UsageError(registry.lacks(data.STUDY, "plot", name, plots))
     if not plots[name].needs(data):
         has = ", ".join(found for found, _ in plots_for(data)) or "none"
         raise MismatchError(f"There is nothing to draw for {name}. The data suffices for: {has}.")

@@ -14,6 +14,7 @@ from mismatch_cli.dialects import Line
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.metrics.estimate import ABOVE_1, ABOVE_MINUS_1, CORRELATION, POSITIVE, SAMPLE_SIZE, SHARE, Scale
 from mismatch_cli.metrics.gap_table import METRICS, Metric
+from mismatch_cli.registry import alternatives
 from mismatch_cli.studies.study import Study
 from mismatch_cli.verdict.assess import assess, status
 from mismatch_cli.verdict.reference import family, precision, reference, usual_gap
@@ -233,7 +234,7 @@ def _same_name(known: str, given: str) -> bool:
 def _unknown(name: str, framework: str, known: Sequence[str]) -> str:
     names = list(dict.fromkeys(known))
     near = [other for other in names if name.lower() in other.lower()] or get_close_matches(name, names, 3, 0.5)
-    hint = f"Did you mean {' or '.join(near[:3])}? " if near else ""
+    hint = f"Did you mean {alternatives(near[:3])}? " if near else ""
     owner = f" of {framework}" if framework else ""
     if framework not in ("", OWN) and name in METRICS:
         hint = f"It is a mismatch-cli metric: leave out {framework}. "

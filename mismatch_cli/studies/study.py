@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.numbers import things
+from mismatch_cli.numbers import counted, things
 from mismatch_cli.places import bundled_trace, is_bundled, shown
 from mismatch_cli.trace.manifest import remedy
 from mismatch_cli.trace.recorder_notes import RECORD
@@ -83,10 +83,10 @@ def pi_of(imported: Mapping[str, Any]) -> str:
     scored, newer = imported["rows_with_trainer"], imported["rows_with_newer_trainer"]
     if not scored:
         return "none in this dump"
-    counted = (
+    weights = (
         "newer weights than those" if newer == scored else "the weights" if not newer else "the weights, or newer,"
     )
-    return f"{imported['holds']}; assumed to be at {counted} that sampled"
+    return f"{imported['holds']}; assumed to be at {weights} that sampled"
 
 
 def notes_of(imported: Mapping[str, Any] | None) -> tuple[str, ...]:
@@ -95,10 +95,10 @@ def notes_of(imported: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ()
     first = imported["left_out_first"]
     left_out = (
-        f"Left out: {count:,} {reason}" + (f" (first: {first[reason]})." if reason in first else ".")
+        f"Left out: {counted(count, reason)}" + (f" (first: {first[reason]})." if reason in first else ".")
         for reason, count in imported["left_out"].items()
     )
-    return (*left_out, *(f"{count:,} {what}." for what, count in imported["noted"].items()))
+    return (*left_out, *(f"{counted(count, what)}." for what, count in imported["noted"].items()))
 
 
 def without_unknown(result: dict[str, Any], imported: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -16,13 +16,17 @@ from typing import Any
 from mismatch_cli import custom_code
 from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.places import bundled, bundled_names
+from mismatch_cli.registry import meant
 from mismatch_cli.trace.files import write_atomically
-from mismatch_cli.trace.stores import StoreError, located
+from mismatch_cli.trace.stores import StoreError, is_store, located
 
 FILE_NAME = "manifest.json"
 FORMAT_NAME = "mismatch-cli trace"
 FORMAT_VERSION = 1
 VOCABULARY = "vocab.parquet"
+_METRICS, _WATCH = "metrics.jsonl", "watch.json"  # of a training run; of a folder of `watch`, beside metrics too
+_NEAR_PATH = 0.7  # similarity; other folders have similar names by chance
+_TRACES_IN_RUNS = ("*/trace/", "*/", "*/traces/step-*/")  # in a folder of runs
 _MOST_SHARDS = 10**6
 _NUMBER, _TEXT = (int, float), (str, NoneType)
 # What readers compute with or look into, by path: if present, it has one of these types.
@@ -65,13 +69,29 @@ def trace_folder(path: Path) -> Path:
     if not path.exists() and str(path) in bundled_names():
         return bundled("traces") / path
     if not path.exists():
-        raise MismatchError(f"{path} does not exist. Name a run folder that `mismatch-cli probe` wrote.")
+        raise missing(path)
     inner = path / "trace"
     folder = inner if (inner / FILE_NAME).is_file() else path
     manifest = read_manifest(folder)
     if not shards_in(folder):
         raise MismatchError(f"{folder} has no finished shard yet. {remedy(folder, manifest)}")
     return folder
+
+
+def missing(path: Path) -> MismatchError:
+    """The error for a run that does not exist; it suggests the nearest folder beside it, or bundled trace."""
+    beside = [] if is_store(path) else [p.name for p in path.parent.glob("[!.]*") if p.is_dir()]
+    bundled_ones = bundled_names() if path.parent == Path() else ()
+    hint = meant(path.name, {*beside, *bundled_ones}, cutoff=_NEAR_PATH)
+    return MismatchError(f"{path} does not exist. {hint}Name a run folder that `mismatch-cli` wrote.")
+
+
+def training_runs(folder: Path) -> list[Path]:
+    """The folder of a training run, or the folders of several in it; those of `watch` have the same file."""
+    if (folder / _METRICS).is_file():
+        return [folder]
+    found = (file.parent for file in folder.glob(f"*/{_METRICS}"))
+    return sorted(run for run in found if not (run / _WATCH).is_file())
 
 
 def run_folder_of(folder: Path) -> Path:
@@ -83,22 +103,19 @@ def shards_in(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-*.parquet"))
 
 
+def is_manifest(folder: Path) -> bool:
+    """Whether this folder holds the manifest of one of our traces, readable or not."""
+    try:
+        return FORMAT_NAME in (folder / FILE_NAME).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest; a `MismatchError` says why this version cannot read the trace."""
     path = folder / FILE_NAME
     if not path.is_file():
-        if folder.is_file():
-            raise MismatchError(
-                f"{folder} is a file, but a trace is a folder. If it is a dump: {suggest('import', folder)}"
-            )
-        if steps := sorted(folder.glob(f"traces/step-*/{FILE_NAME}")):
-            raise MismatchError(f"{folder} is a training run. Name one of its traces, such as {steps[-1].parent}")
-        if runs := [*folder.glob("metrics.jsonl"), *folder.glob("*/metrics.jsonl")]:
-            raise MismatchError(
-                f"{runs[0].parent} is a training run without traces (--trace-every). "
-                f"Look at it with: {suggest('report', folder)}"
-            )
-        raise MismatchError(f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ folder.")
+        raise MismatchError(_no_manifest_in(folder))
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except StoreError:
@@ -106,7 +123,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise MismatchError(f"{path} is damaged ({error}). Record the trace again, or restore the file.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
-        raise MismatchError(f"{path} is not the manifest of a mismatch-cli trace. Name a folder that `probe` wrote.")
+        raise MismatchError(
+            f"{path} is not the manifest of a mismatch-cli trace. Name a folder that `mismatch-cli` wrote."
+        )
     version = content.get("format_version")
     if not isinstance(version, int):
         raise _damaged(path, "format_version", f"is {version!r}")
@@ -122,6 +141,23 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if rows is not None and (type(rows) is not int or rows < 0):
             raise _damaged(path, f"shard_rows.{name}", f"is {shorten(repr(rows), 60, placeholder=' …')}")
     return content
+
+
+def _no_manifest_in(folder: Path) -> str:
+    """What the folder is instead of a trace, and what to type."""
+    if folder.is_file():
+        return f"{folder} is a file, but a trace is a folder. If it is a dump: {suggest('import', folder)}"
+    if steps := sorted(folder.glob(f"traces/step-*/{FILE_NAME}")):
+        return f"{folder} is a training run. Name one of its traces, such as {steps[-1].parent}"
+    if (folder / _WATCH).is_file():
+        return f"{folder} is a folder of `watch`, which holds no trace. Look at it with: {suggest('report', folder)}"
+    inner = [path for pattern in _TRACES_IN_RUNS for path in sorted(folder.glob(f"{pattern}{FILE_NAME}"))]
+    if not inner and (runs := training_runs(folder)):
+        return (
+            f"{runs[0]} is a training run without traces (--trace-every). Look at it with: {suggest('report', folder)}"
+        )
+    such = f", such as {run_folder_of(inner[0].parent)}" if inner else "."
+    return f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ folder{such}"
 
 
 def check_contents(path: Path, content: dict[str, Any]) -> None:

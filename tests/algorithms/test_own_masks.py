@@ -52,7 +52,7 @@ def test_an_own_mask_accepts_every_parameter_of_a_mask(tmp_path: Path) -> None:
     assert algorithm.weight == (capped(TRAINER_RECOMPUTED, cap=4),)
     assert algorithm.formulas == ("p < 0.1 or r′ > 3", "min(r′, 4)")
     with pytest.raises(
-        UsageError, match=r"Unknown parameter of my_mask 'low'\. .*lowest.*Available: anchor, cap \(C\), floor"
+        UsageError, match=r"my_mask has no parameter 'low'\. .*lowest.*Available: anchor, cap \(C\), floor"
     ):
         find(f"{path}:low=0.1")
 

@@ -213,7 +213,7 @@ MISTAKES = [
     ("ppo:ratio_low=0.1,", "is not an algorithm with parameters"),
     (
         "ppo:delta=0.1",
-        r"Unknown parameter of ppo 'delta'\. .*Available: anchor, cap \(C\), epsilon \(ε, both sides\), "
+        r"ppo has no parameter 'delta'\. .*Available: anchor, cap \(C\), epsilon \(ε, both sides\), "
         r"epsilon_high \(ε_high, ratio_high\), epsilon_low \(ε_low, ratio_low\), floor\.",
     ),
     (
@@ -230,7 +230,7 @@ MISTAKES = [
     ("dppo-binary-tv:delta=15", "δ=15 is out of range: choose a number from 0 to 1"),
     ("dppo-binary-tv:tv_high=15", "δ_high=15 is out of range: choose a number from 0 to 1"),
     ("ppo:ratio_lo=0.1", "Did you mean ratio_low"),
-    ("pg-is:anchor=rollout", r"Unknown parameter of pg-is 'anchor'\. Available: cap \(C\), floor"),
+    ("pg-is:anchor=rollout", r"pg-is has no parameter 'anchor'\. Available: cap \(C\), floor"),
     ("ppo:ratio_low=wide", r"ratio_low=wide is not a number\."),
     ("ppo:ratio_low=inf", r"ratio_low=inf is not a finite number\."),
     ("ppo:ratio_low=nan", r"ratio_low=nan is not a finite number\."),

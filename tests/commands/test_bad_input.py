@@ -103,7 +103,7 @@ def test_a_prompt_longer_than_the_context_is_skipped_and_named(tmp_path, capfd):
     arguments = ["probe", "--prompts", write(tmp_path / "p.jsonl", *rows), "--engine", "hf", "--max-tokens", "4"]
     assert run([*arguments, "--samples-per-prompt", "2", "--quiet", "--output", str(tmp_path / "run")]) == 0
     out = " ".join(capfd.readouterr().out.split())
-    assert "1 prompts were skipped (prompt 1: the prompt has" in out
+    assert "1 prompt was skipped (prompt 1: the prompt has" in out
 
 
 def test_an_existing_folder_is_not_overwritten(probe, tmp_path):

@@ -184,7 +184,7 @@ LIGHT = {
 }
 ALGORITHMS = (
     ("-a pg-is -a dpo-binary-tv", "Unknown algorithm 'dpo-binary-tv'. Did you mean"),
-    ("-a pg-is -a dppo-binary-tv:max_tvv=0.1", "Unknown parameter of dppo-binary-tv 'max_tvv'"),
+    ("-a pg-is -a dppo-binary-tv:max_tvv=0.1", "dppo-binary-tv has no parameter 'max_tvv'"),
     ("-a pg-is -a dppo-binary-tv:max_tv=-1", "δ=-1 is out of range"),
     ("-a gone.py", "gone.py does not exist"),
     ("-a ../files/broken.py", "cannot be imported"),

@@ -78,7 +78,7 @@ def test_what_was_left_out_is_reported_everywhere(capfd):
     path = dump()
     path.write_text(path.read_text() + '{"prompt_ids": [1], "response_ids": [2], "logp_rollout": [0.0, -1.0]}\n{"cut')
     code, out, _ = command(capfd, "import", str(path))
-    assert code == 0 and "1 truncated last lines (first: dump.jsonl, line 14)" in " ".join(out.split())
+    assert code == 0 and "1 truncated last line (first: dump.jsonl, line 14)" in " ".join(out.split())
     code, out, _ = command(capfd, "import", str(path), "--json", "--force", "--quiet")
     imported = json.loads(out)
     assert imported["left_out"] == {
@@ -87,7 +87,7 @@ def test_what_was_left_out_is_reported_everywhere(capfd):
     }
     assert (imported["format"], imported["rows"], imported["output"]) == ("plain", 12, "import-dump")
     _, out, _ = command(capfd, "report", "import-dump", "--quiet")
-    assert "Left out: 1 truncated last lines" in " ".join(out.split())
+    assert "Left out: 1 truncated last line" in " ".join(out.split())
 
 
 def test_a_dump_without_a_policy_says_what_comes_next(capfd):
@@ -126,6 +126,16 @@ def test_errors_are_one_sentence(capfd, flags, code, message):
     found, out, err = command(capfd, "import", *flags)
     assert found == code and message in err.splitlines()[-1] and not out and "Traceback" not in err
     assert sorted(path.name for path in Path().iterdir()) == ["dump.jsonl", "empty", "foreign"]
+
+
+def test_a_trace_is_not_imported_again(capfd):
+    dump()
+    assert command(capfd, "import", "dump.jsonl", "-o", "run")[0] == 0
+    for path in ("run", "run/trace"):
+        code, _, err = command(capfd, "import", path)
+        assert code == 2 and err.endswith(f"{path} is a trace already. Read it with: mismatch-cli report {path}\n")
+    assert sorted(path.name for path in Path().iterdir()) == ["dump.jsonl", "run"]
+    assert command(capfd, "import", "run", "--format", "plain", "-o", "again")[0] == 0  # its shards are plain Parquet
 
 
 def test_an_older_run_stays_until_the_new_one_is_complete(capfd):

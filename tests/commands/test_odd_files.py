@@ -48,7 +48,7 @@ def test_dumps_that_hold_no_response(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"logp_rollout": [[-1.0]], "prompt_ids": [[1]], "other": [1]}), "plain.parquet")
     assert run(["import", "plain.parquet", "--format", "plain", "--quiet"]) == 1
-    assert "No rows imported from plain.parquet: 1 responses without token ids" in capfd.readouterr().err
+    assert "No rows imported from plain.parquet: 1 response without token ids" in capfd.readouterr().err
     _zip(tmp_path / "rollout_0.pt")
     assert run(["import", "rollout_0.pt", "--quiet"]) == 1
     errors = capfd.readouterr().err

@@ -199,7 +199,7 @@ def test_a_dump_that_was_still_being_written_makes_a_partial_trace(tmp_path):
     path = jsonl(tmp_path / "d", [plain(row, i) for i, row in enumerate(real_rows(3))])
     path.write_bytes(path.read_bytes()[:-20])
     imported(path, into=tmp_path / "trace")
-    assert "1 truncated last lines" in Trace.open(tmp_path / "trace").completeness.reasons[0]
+    assert "1 truncated last line" in Trace.open(tmp_path / "trace").completeness.reasons[0]
     for step, marked in ((0, True), (1, False)):
         folder = tmp_path / "token_exports" / f"step_{step}"
         write_lines(folder / "rank_0.jsonl", [prime(row | {"step": step}, i) for i, row in enumerate(real_rows(2))])

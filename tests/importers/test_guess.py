@@ -53,6 +53,22 @@ KNOWN = {  # names that people use, and whose they are
         {"prompt": P, "completion": R, "output_token_logprobs": MU, "entropy": PI},
         "prompt_ids=prompt,response_ids=completion,logp_rollout=output_token_logprobs,entropy_trainer=entropy",
     ),
+    "short names": (
+        {"ctx": P, "out_tok": R, "behaviour_lp": MU, "learner_lp": PI, "it": 3},
+        "prompt_ids=?,response_ids=out_tok,logp_rollout=behaviour_lp,step=it,logp_trainer=learner_lp",
+    ),
+    "the only other list that is as long": (
+        {"prompt_ids": P, "chosen": R, "logps": MU},
+        "response_ids=chosen,logp_rollout=logps",
+    ),
+    "a mask is as long too": (
+        {"prompt_ids": P, "chosen": R, "learned": [[1] * len(r) for r in R], "logps": MU},
+        "response_ids=chosen,logp_rollout=logps",
+    ),
+    "two lists that are as long": (
+        {"prompt_ids": P, "chosen": R, "again": R, "logps": MU},
+        "response_ids=?,logp_rollout=logps",
+    ),
     "two candidates": (
         {"prompt_ids": P, "response_ids": R, "logprobs": MU, "old_logprobs": PI},
         "logp_rollout=?,logp_trainer=?",
@@ -97,6 +113,15 @@ def test_given_columns_stay(capsys, tmp_path, monkeypatch):
     assert guessed(rows(**columns), {"logp_rollout": "vllm_logps"}) == {"logp_rollout": "vllm_logps"}
     assert run(["import", "d.jsonl", "--columns", "response_ids=response_ids", "-q"]) == 1
     assert capsys.readouterr().err.endswith("mismatch-cli import d.jsonl --columns 'logp_rollout=?'\n")
+
+
+def test_unknown_columns_come_with_the_flag_that_includes_them(tmp_path):
+    found = rows(prompt_ids=P, response_ids=R, logp_rollout=MU, it=3, note="x")
+    path = write_lines(tmp_path / "d.jsonl", found)
+    left_out = imported(path, into=tmp_path / "trace")[1]["left_out"]
+    assert left_out == {"unknown columns (it, note); to include: --columns step=it": 2}
+    table, about = imported(path, into=tmp_path / "with", columns={"step": "it"})
+    assert about["left_out"] == {"unknown columns (note)": 1} and set(table["step"].to_pylist()) == {3}
 
 
 @pytest.mark.parametrize("way", ["jsonl", "parquet"])

@@ -77,7 +77,7 @@ def test_spaces_and_equal_signs_in_names():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"reward": "scor"}, UsageError, "Unknown column of .*d.jsonl 'scor'. Did you mean score"),
+        ({"reward": "scor"}, UsageError, "d.jsonl has no column 'scor'. Did you mean score"),
         (
             {"reward": "?"},
             UsageError,

@@ -173,7 +173,7 @@ def test_unmeasurable_dumps_are_refused_with_one_sentence(tmp_path):
     lines = [single(real_rows(1)[0]), record]
     assert imported(write_lines(tmp_path / "e.jsonl", lines), into=tmp_path / "trace")[1]["left_out"][NO_ROLLOUT] == 1
     (tmp_path / "f.jsonl").write_text(json.dumps({"prompt_ids": [], "completion_ids": [], "logprobs": []}))
-    with pytest.raises(MismatchError, match="1 responses without a token"):
+    with pytest.raises(MismatchError, match="1 response without a token"):
         imported(tmp_path / "f.jsonl", into=tmp_path / "trace")
 
 

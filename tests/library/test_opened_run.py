@@ -161,11 +161,13 @@ def test_mistakes_are_one_sentence(run, tmp_path):
         "nowhere does not exist": lambda: mismatch_cli.open("nowhere"),
         "is a training run": lambda: mismatch_cli.open(tmp_path / "trained"),
         "Did you mean dppo-binary-tv": lambda: run.clip("dpo-binary-tv"),
-        "Unknown parameter of dppo-binary-tv 'delt'": lambda: run.clip("dppo-binary-tv", delt=1),
+        "has no parameter 'delt'. Did you mean delta, delta_low or delta_high?": lambda: run.clip(
+            "dppo-binary-tv", delt=1
+        ),
         "Parameters belong to one algorithm": lambda: run.clip("ppo", "minirl", delta=1),
         "Did you mean mask-regions": lambda: run.plot("mask-region"),
         "run.compare.'OTHER'..plot.'metric-factors'": lambda: run.plot("metric-factors"),
-        "Unknown plot of diagnosis 'mask-regions'": lambda: run.diagnose().plot("mask-regions"),
+        "diagnosis has no plot 'mask-regions'": lambda: run.diagnose().plot("mask-regions"),
         "nothing to draw for gap-by-step": lambda: mismatch_cli.open(FLOAT32).plot("gap-by-step"),
         "Did you mean prime-rl": lambda: run.gate("prime"),
         "Add --baseline": lambda: run.gate({"k3": {"max_times_baseline": 2}}),

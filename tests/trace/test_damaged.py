@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import bundled_trace
 from mismatch_cli.trace.files import replacing_folder
+from mismatch_cli.trace.manifest import training_runs
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.vocabulary import Vocabulary
 from tests.trace.conftest import row_columns
@@ -97,6 +99,35 @@ def test_a_training_run_names_one_of_its_traces(write_trace, tmp_path):
     folder.rename(tmp_path / "run" / "traces" / "step-2")
     with pytest.raises(MismatchError, match=r"run is a training run. Name .* as .*run/traces/step-2"):
         Trace.open(tmp_path / "run")
+
+
+def test_a_folder_of_watch_is_not_a_training_run(write_trace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    watched = tmp_path / "watch-run"
+    watched.mkdir()
+    (watched / "metrics.jsonl").write_text("{}")
+    assert training_runs(Path()) == [Path("watch-run")]
+    (watched / "watch.json").write_text("{}")
+    assert training_runs(Path()) == [] and training_runs(Path("watch-run")) == [Path("watch-run")]
+    with pytest.raises(MismatchError, match=r"\. holds no trace: .* its trace/ folder\.$"):
+        Trace.open(Path())
+    with pytest.raises(MismatchError, match=r"watch-run is a folder of `watch`.*: mismatch-cli report watch-run$"):
+        Trace.open(Path("watch-run"))
+    (tmp_path / "run").mkdir()
+    write_trace(row_columns()).rename(tmp_path / "run" / "trace")
+    with pytest.raises(MismatchError, match=r"\. holds no trace: .* folder, such as run$"):
+        Trace.open(Path())
+
+
+def test_a_missing_run_suggests_the_nearest_folder_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "import-foo").mkdir()
+    (tmp_path / "import-fob").write_text("a file")
+    for typed, meant in (("import-fo", "import-foo"), (tmp_path / "import-fo", "import-foo"), ("fp8kv", "fp8-kv")):
+        with pytest.raises(MismatchError, match=rf"{typed} does not exist\. Did you mean {meant}\? Name a run folder"):
+            Trace.open(Path(typed))
+    with pytest.raises(MismatchError, match=r"^runs/foo does not exist\. Name a run folder that `mismatch-cli` wrote"):
+        Trace.open(Path("runs/foo"))
 
 
 def _fail_to_fill(folder):

@@ -11,7 +11,7 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.update_table import THEORY
 from mismatch_cli.report.about import subject_lines
 from mismatch_cli.report.pages.clipping_blocked import NOT_BY_RATIO, ROW_KEYS, share_columns
-from mismatch_cli.report.pages.clipping_subject import SIGNS, Subject, when
+from mismatch_cli.report.pages.clipping_subject import SIGNS, Subject, way_to, when
 from mismatch_cli.report.pages.clipping_thresholds import same_strictness
 from mismatch_cli.report.tables import Row, filled, in_words, number, share, table, text, value_of
 from mismatch_cli.report.view import Excerpt, Facts, Screen, Table, Verdict
@@ -54,12 +54,15 @@ def screen(subject: Subject, notes: Sequence[str], examples: Sequence[Excerpt], 
 
 
 def _notes(subject: Subject, notes: Sequence[str]) -> tuple[str, ...]:
-    left, skipped = len(notes) - _NOTES, len(subject.result["skipped"])
+    result = subject.result
+    left, skipped = len(notes) - _NOTES, len(result["skipped"])
     shown = list(notes[:_NOTES])
     if left > 0:
         shown.append(f"{numbers.things(left, 'more note')}: --full")
     if not subject.has_advantages:
-        shown.append("No advantages: tokens are judged for both signs. To get them: probe --answer-field FIELD")
+        shown.append(
+            f"No advantages: tokens are judged for both signs. To get them: {way_to('advantage', result['about'])}"
+        )
     if skipped:
         shown.append(f"{numbers.things(skipped, 'algorithm')} cannot be judged on this trace: --full says why")
     return tuple(shown)

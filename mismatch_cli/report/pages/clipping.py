@@ -11,7 +11,7 @@ from mismatch_cli.report.about import MASKED, command_line, left_out_of, measure
 from mismatch_cli.report.excerpts import token_excerpts
 from mismatch_cli.report.pages._clipping_screen import only_blocked_by, screen
 from mismatch_cli.report.pages.clipping_blocked import algorithms_section, overlap_section, tokens_section
-from mismatch_cli.report.pages.clipping_subject import BAD_UPDATE, SIGNS, Subject, counted, when
+from mismatch_cli.report.pages.clipping_subject import BAD_UPDATE, SIGNS, Subject, counted, way_to, when
 from mismatch_cli.report.pages.clipping_thresholds import approximation_section, theory_section, thresholds_section
 from mismatch_cli.report.tables import (
     Row,
@@ -48,7 +48,7 @@ _LEFT_OUT = {
 _NO_ADVANTAGES = (
     "The trace has no advantages, so every token is judged as if A > 0 and as if A < 0. Overlap, sweeps and means over "
     "blocked tokens count a token once per sign under which it is blocked. "
-    "To get advantages, record graded answers: mismatch-cli probe --answer-field FIELD."
+    "To get them: {way}."
 )
 _LACKING = (
     "{number} responses have no {column} and are left out, so that every algorithm is judged on the same tokens. "
@@ -131,14 +131,15 @@ def _left_out(result: Row) -> list[str]:
         if name != "logp_trainer"  # `left_out_of` names responses without a trainer score
     ]
     if "--theory" in result["arguments"] and not result["theory"]:
-        notes.append("--theory needs rewards, and the trace has none: record them with probe --answer-field FIELD.")
+        way = way_to("reward", result["about"])
+        notes.append(f"--theory needs rewards, and the trace has none. To get them: {way}.")
     return notes
 
 
 def _notes(result: Row) -> tuple[str, ...]:
     notes = _left_out(result)
     if not result["has"]["advantages"]:
-        notes.append(_NO_ADVANTAGES)
+        notes.append(_NO_ADVANTAGES.format(way=way_to("advantage", result["about"])))
     by_reason: dict[str, list[str]] = {}
     for skipped in result["skipped"]:
         by_reason.setdefault(skipped["reason"], []).append(skipped["algorithm"])

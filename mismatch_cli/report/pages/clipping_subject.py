@@ -1,9 +1,10 @@
 """The result of `clipstats` as its page and screen use it: the order of algorithms, and words for both signs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mismatch_cli.metrics.update_table import CLIPPING
+from mismatch_cli.report.about import is_recorded
 from mismatch_cli.report.tables import Col, Row, keyed, percent, value_of
 from mismatch_cli.studies.clipping import ClippingPlotData
 
@@ -45,6 +46,17 @@ class Subject(ClippingPlotData):
         """The compared pair, which figures and headline show."""
         by_name = {row["name"]: row for row in self.rows}
         return [by_name[name] for name in self.result["compared"]]
+
+
+def way_to(column: str, about: Mapping[str, Any]) -> str:
+    """How to get a trace with advantages or rewards: what to type, by where the trace comes from."""
+    if "imported" not in about:
+        return "probe --answer-field FIELD"
+    if is_recorded(about):
+        return f"pass {column}= to the recorder"
+    if about["imported"].get("format") == "plain":
+        return f"import DUMP --columns {column}=COLUMN"
+    return f"import a dump with {column}s"
 
 
 def _on_rollout(row: Row) -> str:

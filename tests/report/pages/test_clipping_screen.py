@@ -14,6 +14,7 @@ from mismatch_cli.report.view import Excerpt, Piece, Screen
 from tests.report.pages.clipping_result import NAMES, equal_weights_result, nothing_blocked, sample_result
 
 FACTS = (("μ", "0.1"), ("π", "0.2"))
+IMPORTED = {"title": "a dump", "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}
 CONTEXT = (Piece("We get 7*6="), Piece("43", 4), Piece(" ropes."))
 
 
@@ -124,6 +125,24 @@ def test_a_token_that_only_one_of_the_pair_blocks_each_way() -> None:
     assert [each.title for each in screen.excerpts] == [
         "Only grpo-clip-higher blocks (A > 0): “43”", "Only dppo-binary-tv blocks (A > 0): “43”",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("origin", "way"),
+    [
+        ({}, "probe --answer-field FIELD"),
+        ({"format": "plain"}, "import DUMP --columns {}=COLUMN"),
+        ({"format": "record"}, "pass {}= to the recorder"),
+        ({"format": "verl"}, "import a dump with {}s"),
+    ],
+)
+def test_what_to_type_for_advantages_and_rewards_depends_on_where_the_trace_is_from(origin: Any, way: str) -> None:
+    result = sample_result(advantages=False, steps=1) | {"arguments": ["--theory"], "theory": None}
+    result["about"] |= {"imported": IMPORTED | origin} if origin else {}
+    page = page_of_result(result, ())
+    assert page.screen is not None and any(f"To get them: {way.format('advantage')}" in n for n in page.screen.notes)
+    for column in ("advantage", "reward"):
+        assert any(note.endswith(f"To get them: {way.format(column)}.") for note in page.notes)
 
 
 def test_verdicts() -> None:
