@@ -127,7 +127,7 @@ def test_a_bad_trace_fails_with_a_summary_and_an_annotation(bad):
     assert bad.code == 3 and bad.outputs == {"verdict": "failed", "exit-code": "3"}, bad.log
     (command,) = bad.commands
     assert command == "::error title=mismatch-cli gate::tv_binary_mean (mismatch) ≤ 0.001: 0.00275945 is above 0.001"
-    assert bad.summary.startswith("### ❌ mismatch-cli gate: failed\n\n1 of 1 limits does not hold: ")
+    assert bad.summary.startswith("### ❌ mismatch-cli gate: failed\n\nThe limit does not hold: ")
     assert "sampled with different settings" not in bad.log and "tv_binary_mean" in bad.log
 
 

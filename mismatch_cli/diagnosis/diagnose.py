@@ -124,8 +124,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     present = weighing.tails(present)
     for name in weighing.last:
         weighing.answer(name, present)
-    left = float(np.abs(present.sample.d_N).sum())
-    tokens = len(present.sample.kept)
+    left_N = np.concatenate([np.abs(present.sample.d_N), *weighing.set_aside])
+    left, tokens = float(left_N.sum()), len(left_N)
     unexplained = Unexplained(left / tokens if tokens else 0.0, left / total if total else 0.0)
     return Diagnosis(evidence, tuple(weighing.answers[name] for name in names()), unexplained)
 
@@ -137,6 +137,7 @@ class _Weighing:
         """`total`: Σ|d| of the sample, nats, before anything is undone."""
         self._total = total
         self.answers: dict[str, Finding] = {}
+        self.set_aside: list[np.ndarray] = []  # |d| of repaired tokens that no later check sees: left, not explained
         self.exact = [name for name in names() if _stage(name) < COMPETE_STAGE or getattr(module(name), "EXACT", False)]
         weighed = [name for name in names() if name not in self.exact]
         self.causes = [name for name in weighed if _stage(name) < PRECISION_STAGE]
@@ -165,6 +166,7 @@ class _Weighing:
         spoiled_T = check.spoiled_T(evidence) if hasattr(check, "spoiled_T") else None
         sample = evidence.sample if finding.left_N is None else evidence.sample.with_gap(finding.left_N)
         if spoiled_T is not None:
+            self.set_aside.append(np.abs(sample.d_N)[spoiled_T[sample.kept]])
             sample = replace(sample, counts_T=sample.counts_T & ~spoiled_T)
         return evidence if sample is evidence.sample else replace(evidence, sample=sample)
 

@@ -231,12 +231,13 @@ class GateResult(Study):
         """How many limits hold, or which do not, and why the traces are refused."""
         total = len(self.checks)
         if self.passed:
-            return f"{total} of {total} limits hold." if total > 1 else "1 of 1 limits holds."
+            return f"{total} of {total} limits hold." if total > 1 else "The limit holds."
         said = []
         if self.failed:
             named = "; ".join(f"{subject(check)} {check.limit.text}" for check in self.failed)
             verb = "do" if len(self.failed) > 1 else "does"
-            said.append(f"{len(self.failed)} of {total} limits {verb} not hold: {named}.")
+            which = f"{len(self.failed)} of {total} limits" if total > 1 else "The limit"
+            said.append(f"{which} {verb} not hold: {named}.")
         if self.refused:
             said.append(f"{self.refused}.")
         return " ".join(said)

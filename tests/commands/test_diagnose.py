@@ -64,6 +64,28 @@ def test_a_shifted_trace(trace, capfd):
     assert "Shift that side by the reported lag" in page and "<script>alert" not in page
 
 
+def test_a_shifted_dump_is_imported_again(tmp_path, monkeypatch, capfd):
+    """The parts of the gap agree with what the shift explains, and the screen says how to replace the trace."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name, shift in (("good", 0), ("shifted", 1)):
+        rows = []
+        for prompt in range(40):
+            logq_T = -0.1 - rng.exponential(0.5, 40)
+            logp_T = np.roll(np.minimum(logq_T + rng.normal(0, 0.02, 40), -1e-3), -shift)
+            ids = {"prompt_ids": [1, prompt], "response_ids": rng.integers(5, 999, 40).tolist(), "prompt_id": prompt}
+            rows.append(json.dumps(ids | {"logp_rollout": logq_T.tolist(), "logp_trainer": logp_T.tolist()}))
+        Path(f"{name}.jsonl").write_text("\n".join(rows))
+        assert run(["import", f"{name}.jsonl", "--output", name, "--quiet"]) == 0
+        _, out, _ = diagnose(capfd, name)
+        assert ("mismatch-cli import DUMP --output shifted --force" in out) == bool(shift)
+        assert ("once DUMP is corrected" in out) == bool(shift)
+    summary = json.loads(Path("shifted/diagnosis/summary.json").read_text())
+    (shifted,) = (finding for finding in summary["findings"] if finding["status"] == "found")
+    assert shifted["check"] == "index-shift" and summary["shares"]["explained"] == pytest.approx(shifted["explains"])
+    assert summary["unexplained"]["nats"] == pytest.approx(0.02 * np.sqrt(2 / np.pi), rel=0.1)
+
+
 def test_impossible_values_are_counted_as_they_are_recorded(trace, capfd):
     change(trace, "logp_trainer", lambda row: np.where(np.arange(len(row)) == 3, np.float32(0.125), row))
     _, out, _ = diagnose(capfd, trace.parent, "--json")

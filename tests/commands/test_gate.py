@@ -55,11 +55,37 @@ def test_exit_codes_and_the_last_line(gate, tmp_path):
     kept = write(tmp_path / "kept.toml", "[limits.k3]\nmax = 0.01\n")
     broken = write(tmp_path / "broken.toml", "[limits.k3]\nmax = 1e-9\n")
     code, out, err = gate(FP8, "--limits", kept)
-    assert code == 0 and out.splitlines()[-1] == "✔ PASSED  1 of 1 limits holds."
+    assert code == 0 and out.splitlines()[-1] == "✔ PASSED  The limit holds."
     code, out, err = gate(FP8, "--limits", kept, "--limits", broken, "--quiet")
     assert code == 3 and err == ""
     assert "✘ FAILED  1 of 2 limits does not hold: k3 (mismatch) ≤ 1e−09." in " ".join(out.splitlines())
     assert "0.000756307 is above 1e-09" in gate(FP8, "--limits", broken, "--full")[1]
+
+
+def test_one_limit_needs_no_count(gate, tmp_path):
+    broken = write(tmp_path / "broken.toml", "[limits.k3]\nmax = 1e-9\n")
+    assert "The limit does not hold: k3 (mismatch) ≤ 1e−09." in " ".join(gate(FP8, "--limits", broken)[1].split())
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_a_metric_that_two_sets_limit_names_them(gate, tmp_path, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    mine = write(tmp_path / "mine.toml", "[limits.tv_binary_mean]\nmax = 0.1\n[limits.k3]\nmax = 0.1\n")
+    text = " ".join(gate(FP8, "--limits", mine, "--limits", "verl")[1].split())
+    assert "tv_binary_mean (mismatch), mine.toml" in text and "tv_binary_mean (mismatch), verl" in text
+    assert "k3 (mismatch) " in text
+    (tmp_path / "other").mkdir()
+    other = write(tmp_path / "other" / "mine.toml", "[limits.k3]\nmax = 0.2\n")
+    view = gate(FP8, "--limits", mine, "--limits", other)[1]
+    assert len(set(re.findall(r"\(mismatch\), (\S+)", view))) == 2 if width == 160 else "other" in view
+
+
+def test_a_baseline_that_no_limit_uses_is_named(gate, tmp_path):
+    kept = write(tmp_path / "kept.toml", "[limits.k3]\nmax = 0.01\n")
+    words = "No limit refers to the baseline"
+    assert words in gate(FP8, "--limits", kept, "--baseline", FLOAT32)[1]
+    kept = write(tmp_path / "relative.toml", "[limits.k3]\nmax_above_baseline = 1\n")
+    assert words not in gate(FP8, "--limits", kept, "--baseline", FLOAT32)[1]
 
 
 def test_without_arguments_the_bundled_trace_by_the_default(gate):
@@ -288,6 +314,8 @@ def test_a_fault_that_diagnose_finds_fails_the_gate(gate, tmp_path):
     assert code == 3 and faults["value"] == 1 and values["holds"]
     assert faults["reason"] == "1 is above 0: index-shift"
     assert gate(FLOAT32, "--limits", limits)[0] == 0
+    out = gate(broken_trace(tmp_path / "again"), "--limits", limits)[1]
+    assert "✘ EXCEEDED" in out and "No interval" not in out  # a count of faults needs none
 
 
 def test_a_gap_that_nothing_explains_fails_the_gate(gate, tmp_path):

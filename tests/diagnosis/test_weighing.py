@@ -95,6 +95,25 @@ def test_undoing_leaves_less_and_shares_add_up(pools):
     assert diagnosis.unexplained.nats < 0.02
 
 
+@pytest.mark.parametrize("name", ["shifted by one", "appended end-of-sequence, 0.0", "tool tokens in the loss"])
+def test_what_repair_leaves_of_spoiled_tokens_is_not_explained(pools, name):
+    """No later check sees these tokens, but their own gap is still part of the whole."""
+    broken = whole(pools["fp8-kv"])
+    next(f for f in FAULTS if f.name == name).plant(broken, 1.0, np.random.default_rng(0))
+    diagnosis = judged(broken, BF16)
+    explained = sum(fault.explains for fault in diagnosis.faults)
+    assert diagnosis.unexplained.share > 0 and diagnosis.shares.explained == pytest.approx(explained, abs=1e-9)
+    assert diagnosis.shares.explained + diagnosis.shares.usual + diagnosis.shares.unexplained == pytest.approx(1)
+
+
+def test_a_shift_of_every_response_leaves_the_gap_before_it(pools):
+    before = judged(whole(pools["fp8-kv"]), BF16).unexplained.nats
+    broken = whole(pools["fp8-kv"])
+    next(f for f in FAULTS if f.name == "shifted by one").plant(broken, 1.0, np.random.default_rng(0))
+    after = judged(broken, BF16).unexplained
+    assert after.nats == pytest.approx(before, rel=0.2) and 0 < after.share < 0.2
+
+
 def test_a_dense_model_has_no_experts_and_few_tokens_no_tail(pools):
     rng, fault = np.random.default_rng(0), next(f for f in FAULTS if f.name == "routing flips")
     broken = whole(pools["fp8-kv"])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mismatch_cli import numbers
-from mismatch_cli.diagnosis.diagnose import UNEXPLAINED_STAGE, Diagnosis, module
+from mismatch_cli.diagnosis.diagnose import COMPETE_STAGE, UNEXPLAINED_STAGE, Diagnosis, module
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.estimate import Estimate
@@ -14,6 +14,7 @@ from mismatch_cli.report.tables import col, share, table, text
 from mismatch_cli.report.view import Facts, Profile, Screen, Status, Table, Verdict
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.studies.study import typed
+from mismatch_cli.trace.recorder_notes import RECORD
 from mismatch_cli.verdict.suspects import Suspect
 
 _MOST_FOUND, _MOST_SUSPECTS = 4, 4
@@ -145,4 +146,15 @@ def _next(analysis: DiagnosisAnalysis) -> Facts:
     missing = [finding for finding in diagnosis.findings if finding.status == "untested" and finding.needs]
     if not lines:
         lines = [(analysis.line_that_tests(finding), _tests(missing, finding)) for finding in missing[:1]]
-    return ((suggest("diagnose", *typed(analysis.traces), "--full"), "every check, with its evidence"), *lines)
+    full = (suggest("diagnose", *typed(analysis.traces), "--full"), "every check, with its evidence")
+    return (full, *lines, *_import_again(analysis))
+
+
+def _import_again(analysis: DiagnosisAnalysis) -> Facts:
+    """How to replace an imported trace whose values or alignment are wrong; its dump has to be corrected first."""
+    spoiled = any(module(finding.check).STAGE < COMPETE_STAGE for finding in analysis.diagnosis.faults)
+    imported = analysis.result["about"].get("imported", {}).get("format", RECORD) != RECORD
+    if not (spoiled and imported and len(analysis.traces) == 1):
+        return ()
+    again = suggest("import", "DUMP", "--output", *typed(analysis.traces), "--force")
+    return ((again, "once DUMP is corrected; repeat your other options"),)

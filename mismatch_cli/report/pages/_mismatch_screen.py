@@ -163,7 +163,7 @@ def _test(suspects: Sequence[Mapping[str, Any]]) -> Facts:
 def _next(study: MismatchAnalysis) -> Facts:
     runs = typed(study.traces)
     return (
-        (suggest("diagnose", *runs), "which setting causes the gap"),
+        (suggest("diagnose", *runs), "a mistake, or which setting?"),
         (suggest("clipstats", *runs), "what PPO and DPPO would block"),
         (suggest("report", *runs, "--as", "all"), "the numbers on your framework's dashboard"),
         (suggest("report", *runs, "--full"), "every metric, bin and position"),

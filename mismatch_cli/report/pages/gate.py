@@ -1,14 +1,16 @@
 """The result of the gate for a terminal, as JUnit XML for CI systems, and as a Markdown table."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from mismatch_cli import numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import about_facts, command_line, left_out, partial_notes, subject_lines
-from mismatch_cli.report.tables import col, filled, pairs_table, table, text
+from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
 from mismatch_cli.report.view import Facts, ReportView, Screen, Section, Verdict
 from mismatch_cli.studies.gate import (
     Check,
@@ -19,7 +21,7 @@ from mismatch_cli.studies.gate import (
     source_text,
     subject,
 )
-from mismatch_cli.studies.limits import LimitSet
+from mismatch_cli.studies.limits import DIAGNOSIS, OF_BASELINE, LimitSet
 from mismatch_cli.studies.study import typed
 from mismatch_cli.text import visible
 
@@ -37,13 +39,7 @@ def page(result: GateResult) -> ReportView:
     limits = table(
         "Limits",
         result.checks,
-        [
-            text("metric", subject),
-            col("measured", lambda check: measured_parts(check)[0]),
-            col("95 % interval", lambda check: measured_parts(check)[1]),
-            text("limit", limit_text),
-            text("status", _status),
-        ],
+        _columns(result, _status),
     )
     reasons = ((f"{check.limit.metric} {check.limit.text}", check.reason) for check in result.failed)
     failed = pairs_table("Failed limits", reasons, "limit", "why")
@@ -59,6 +55,25 @@ def page(result: GateResult) -> ReportView:
     )
 
 
+def _columns(result: GateResult, status: Callable[[Check], str]) -> list[Col[Check]]:
+    """What each row says about its limit."""
+    return [
+        text("metric", partial(_named, result)),
+        col("measured", lambda check: measured_parts(check)[0]),
+        col("95 % interval", lambda check: measured_parts(check)[1]),
+        text("limit", limit_text),
+        text("status", status),
+    ]
+
+
+def _named(result: GateResult, check: Check) -> str:
+    """The metric, with the set that limits it if another set limits it too; a file without its folder."""
+    also = {other.limits for other in result.checks if subject(other) == subject(check)}
+    short = [Path(name).name for name in also]
+    own = Path(check.limits).name
+    return f"{subject(check)}, {own if short.count(own) == 1 else check.limits}" if len(also) > 1 else subject(check)
+
+
 def _status(check: Check) -> str:
     return "holds" if check.holds else "EXCEEDED" if check.known else "UNKNOWN"
 
@@ -70,13 +85,7 @@ def _screen(result: GateResult) -> Screen:
     limits = table(
         "",
         checks[:_MOST],
-        [
-            text("metric", subject),
-            col("measured", lambda check: measured_parts(check)[0]),
-            col("95 % interval", lambda check: measured_parts(check)[1]),
-            text("limit", limit_text),
-            text("status", lambda check: f"{_SIGNS[_status(check)]} {_status(check)}"),
-        ],
+        _columns(result, lambda check: f"{_SIGNS[_status(check)]} {_status(check)}"),
         note=f"{len(checks) - _MOST} more with --full." if len(checks) > _MOST else "",
     )
     unknown = ((check.limit.metric, check.reason) for check in result.failed if not check.known)
@@ -92,7 +101,8 @@ def _screen(result: GateResult) -> Screen:
 
 def _by_value_alone(result: GateResult) -> Facts:
     """Failed limits of metrics without an interval, which another sample could pass."""
-    without_interval = [check for check in result.failed if check.known and measured_parts(check)[1] == numbers.MISSING]
+    estimated = [check for check in result.failed if check.known and check.limit.framework != DIAGNOSIS]  # not counts
+    without_interval = [check for check in estimated if measured_parts(check)[1] == numbers.MISSING]
     metrics = " and ".join(dict.fromkeys(check.limit.metric for check in without_interval))
     return (
         (("No interval", f"{metrics}: judged by the value alone, which may depend on a few prompts."),)
@@ -127,11 +137,14 @@ def _next(result: GateResult) -> Facts:
 def _notes(result: GateResult) -> tuple[str, ...]:
     if result.baseline is None:
         return ()
-    partial = partial_notes(result.baseline.summary["about"])
+    notes = partial_notes(result.baseline.summary["about"])
+    if not any(check.limit.bound in OF_BASELINE for check in result.checks):
+        unused = "No limit refers to the baseline: add a relative one, such as max_times_baseline, or omit --baseline."
+        return (*notes, unused)
     sampling = [s.traces[0].manifest.get("config", {}).get("sampling") for s in (result.measured, result.baseline)]
     if sampling[0] != sampling[1]:
-        return (*partial, "The baseline was sampled with different settings: its gap may differ for that alone.")
-    return partial
+        return (*notes, "The baseline was sampled with different settings: its gap may differ for that alone.")
+    return notes
 
 
 def junit(result: GateResult) -> str:
