@@ -185,7 +185,7 @@ def test_impossible_log_probs_in_a_trace_are_left_out_and_counted(run_folder, ca
     before = json.loads((run_folder / "summary.json").read_text())["pairs"]["mismatch"]
     code, out, _ = report(capfd, str(run_folder))
     after = json.loads((run_folder / "summary.json").read_text())["pairs"]["mismatch"]
-    assert code == 0 and "1 tokens have no valid log-probability on one side" in " ".join(out.split())
+    assert code == 0 and "1 token has no valid log-probability on one side" in " ".join(out.split())
     assert after["counts"]["tokens"] == before["counts"]["tokens"] - 1
     assert after["metrics"]["abs_d_max"]["value"] <= before["metrics"]["abs_d_max"]["value"]
 
