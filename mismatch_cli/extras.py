@@ -32,10 +32,9 @@ def _line(extra: str) -> str:
 
 
 def _installs(extra: str) -> str:
-    prefix = Path(sys.prefix)
-    tool = "uv tool install" if (prefix / "uv-receipt.toml").is_file() else "pip install"
-    tool = "pipx install --force" if (prefix / "pipx_metadata.json").is_file() else tool
-    return f"{tool} '{_source()}[{extra}]'"
+    receipts = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
+    found = (installs for receipt, installs in receipts.items() if Path(sys.prefix, receipt).is_file())
+    return f"{next(found, 'pip install')} '{_source()}[{extra}]'"
 
 
 def _source() -> str:

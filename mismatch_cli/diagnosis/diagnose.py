@@ -200,7 +200,7 @@ class _Weighing:
         return sum(finding.explains or 0.0 for finding in findings)
 
     def tails(self, evidence: Evidence) -> Evidence:
-        """Run the checks for a few tokens that carry the gap, which count if the rest is no larger than usual."""
+        """Run the checks for a few tokens with most of the gap; they count only if the rest is as usual."""
         faults = [f for f in self.answers.values() if f.status == "found" and _stage(f.check) < PRECISION_STAGE]
         for name in self._tails:
             if faults:  # a fault that is not wholly undone leaves a tail
