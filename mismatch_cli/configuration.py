@@ -7,7 +7,7 @@ it: a measurement must not depend on the contents of the working folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,24 @@ def place_of(context: Any, parameter: Any) -> str:
     if source.name == "DEFAULT_MAP":
         return str(context.meta[CONFIG])
     return next(name for name in parameter.envvar if os.environ.get(name))
+
+
+def is_reserved(typed: bool | Callable[[Any], bool], value: Any) -> bool:
+    """Whether only the command line may give a setting this value, from its `typed`; an empty value starts nothing."""
+    return bool(value) and (typed(value) if callable(typed) else typed)
+
+
+def check_typed(context: Any) -> None:
+    """A `UsageError` for what only the command line may set, if a file or a variable sets it."""
+    reserved = getattr(context.command.callback, "reserved", {})
+    for known in context.command.params:
+        value, place = context.params.get(known.name), place_of(context, known)
+        if place and is_reserved(reserved.get(known.name, False), value):
+            flag = max(known.opts, key=len)
+            raise UsageError(
+                f"{place}: {key_of(known)} can start code or send keys to a host, so neither a file nor a variable "
+                f"may set it. If you trust it, type {flag} yourself."
+            )
 
 
 def read_into(context: Any, path: Path) -> None:

@@ -276,6 +276,47 @@ def known_vocabulary(model: str) -> int | None:
     return tokens if isinstance(tokens, int) else None
 
 
+def not_only_data(model: str) -> str:
+    """Why a model is more than data, as a clause; empty for safetensors without code, here or in the hub's cache."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        cached = _in_cache(model)
+        if cached is None:
+            return "which is neither a folder on this machine nor in the hub's cache."
+        folder = cached
+    if any(_names_code(path) for path in folder.glob("*config*.json")):
+        return f"which contains its own code and needs {custom_code.FLAG}."
+    if not any(folder.glob("*.safetensors")):
+        return "whose weights are not safetensors."
+    return ""
+
+
+def _in_cache(model: str) -> Path | None:
+    """The folder of a hub name in the local cache, without asking the hub."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        config = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def _names_code(path: Path) -> bool:
+    try:
+        return _has_key(json.loads(path.read_text(encoding="utf-8")), "auto_map")
+    except (OSError, ValueError, RecursionError):
+        return False  # whoever loads the model says what is wrong with the file
+
+
+def _has_key(content: Any, name: str) -> bool:
+    """Whether a JSON object, or one inside it, has this key."""
+    if isinstance(content, list):
+        return any(_has_key(item, name) for item in content)
+    return isinstance(content, dict) and (name in content or any(_has_key(item, name) for item in content.values()))
+
+
 def check_model_folder(model: str) -> None:
     """Report an invalid local path before a hub client takes it for the name of a repository."""
     path = Path(model).expanduser()

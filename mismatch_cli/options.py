@@ -2,14 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from mismatch_cli import registry
-from mismatch_cli.configuration import CONFIG, read_into
+from mismatch_cli.configuration import CONFIG, is_reserved, read_into
 from mismatch_cli.errors import UsageError
 
 _Settings = TypeVar("_Settings")
@@ -17,6 +17,7 @@ ABOVE_0: dict[str, Any] = {"valid": lambda value: value > 0, "wanted": "a number
 FROM_0: dict[str, Any] = {"valid": lambda value: value >= 0, "wanted": "0 or more"}
 SHARE: dict[str, Any] = {"valid": lambda value: 0 < value < 1, "wanted": "a share between 0 and 1"}
 UP_TO_1: dict[str, Any] = {"valid": lambda value: 0 < value <= 1, "wanted": "a number above 0, up to 1"}
+MODEL, DATA, ADAPTER = "model", "data", "adapter"  # kinds of `path`
 BELOW_1: dict[str, Any] = {"valid": lambda value: 0 <= value < 1, "wanted": "a number from 0 to below 1"}
 
 
@@ -28,7 +29,9 @@ def setting(default: Any, help: str, flag: str | None = None, **about: Any) -> A
     `choices`: the word for what is chosen, and the names or a function that lists them;
     `completes`: names that a shell completes, or a function that lists them; other values are possible too;
     `changeable`: a resumed run may have a different value, since it only decides how the work is done;
-    `path`: it may be a local path, which is recorded in one spelling;
+    `path`: it may be a local path, which is recorded in one spelling, and what is there: MODEL, DATA or ADAPTER;
+    `typed`: only the command line may set it, or, if this is a function, the values for which it is true: what runs
+    code, or names a host that gets the environment's keys. Never a file, a variable or somebody's manifest;
     `argument`: it is positional, without a flag;
     `short`: its one-letter flag; and what Typer takes: `min`, `max`, `metavar`, `show_default`, and `panel`, the title
     in `--help`.
@@ -46,6 +49,16 @@ def default_of(setting: Field[Any]) -> Any:
 def flag_of(setting: Field[Any]) -> str:
     """The flag of a setting, as messages name it."""
     return setting.name.upper() if setting.metadata.get("argument") else _flag(setting.name)
+
+
+def names_cluster(place: str) -> bool:
+    """Whether workers are on a Ray cluster of this address, whose answers are pickles."""
+    return place.startswith("ray://")
+
+
+def is_typed_only(setting: Field[Any], value: Any) -> bool:
+    """Whether only the command line may give a setting this value."""
+    return is_reserved(setting.metadata.get("typed", False), value)
 
 
 def _flag(name: str) -> str:
@@ -95,6 +108,11 @@ def resumed(kind: type, asked: Mapping[str, Any], typed: set[str], recorded: Map
                 f"{flag_of(known)} differs from the run to resume. Leave it out, or start in another --output."
             )
     return {**asked, **recorded, **{name: asked[name] for name in changeable & typed}}
+
+
+@dataclass(frozen=True)
+class _Nothing:
+    """Settings of a command that has none of its own."""
 
 
 class Saying(NamedTuple):
@@ -159,6 +177,12 @@ def flags(
             function(**objects, **{n: value for n, value in given.items() if takes_all or n in signature.parameters})
 
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        groups = [kind or _Nothing, *(group for group, _ in built.values())]
+        about = {known.name: known.metadata for group in groups for known in fields(group)}
+        about |= {name: known.metadata for name, known in own.items()}
+        command.reserved = {  # type: ignore[attr-defined]
+            name: limits["typed"] for name, limits in about.items() if "typed" in limits
+        }
         command.__annotations__ = {p.name: p.annotation for p in parameters}
         return command
 

@@ -20,6 +20,12 @@ from mismatch_cli.errors import UsageError
 _NEAR = 0.5  # similarity at which a name counts as misspelled
 
 
+def names_file(specs: str | Iterable[str]) -> bool:
+    """Whether one of these names, perhaps with parameters, is a Python file: to look it up runs it."""
+    each = [specs] if isinstance(specs, str) else specs
+    return any(spec.partition(":")[0].endswith(".py") for spec in each)
+
+
 def names(package: str) -> list[str]:
     """The public names of a package folder and of its entry points."""
     return sorted([*_own(package), *installed(package)])

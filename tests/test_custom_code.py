@@ -124,8 +124,10 @@ def test_with_the_flag_it_runs_and_is_recorded_by_name(hostile, proof, tmp_path,
         shard.unlink()
     proof.unlink()
     sys.modules.pop("code", None)
-    assert run(["probe", "--resume", *flags]) == 1  # a folder cannot give the user's permission
-    assert "--trust-remote-code" in capfd.readouterr().err and not proof.exists()
+    for more, code in ([], 2), (["--trust-remote-code"], 2), ([str(hostile)], 1):
+        assert run(["probe", "--resume", *flags, *more]) == code  # a folder cannot give the user's permission
+        assert "--trust-remote-code" in capfd.readouterr().err and not proof.exists()
+    assert run(["probe", str(hostile), "--resume", *flags, "--trust-remote-code"]) == 0
 
 
 def test_no_other_setting_is_a_way_around(hostile, proof, tmp_path, capfd):

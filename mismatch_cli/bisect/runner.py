@@ -17,6 +17,7 @@ from mismatch_cli.bisect.altered_model import folder_with, folder_with_config
 from mismatch_cli.bisect.experiments import Change, Leg
 from mismatch_cli.bisect.legs import Legs, engine_reads, trainer_reads
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, engine_part
+from mismatch_cli.bisect.toggles import SWITCHES
 from mismatch_cli.engines import Engine, create_engine
 from mismatch_cli.recording.score import load_trainer
 from mismatch_cli.scoring.trainer import Trainer
@@ -99,7 +100,8 @@ class Runner:
         if tensors := change.get("tensors"):
             names = [name for group in tensors.values() for name in group]
             model = str(folder_with(model, self.weights_folder, names, scratch / "tensors"))
-        if config := change.get("model_config"):
+        config = {name: value for name, value in change.get("model_config", {}).items() if name != "auto_map"}
+        if config:
             model = str(folder_with_config(model, config, scratch / "config"))
         return model
 
@@ -111,6 +113,7 @@ class Runner:
 
 @contextmanager
 def _environment(asked: Mapping[str, str]) -> Iterator[None]:
+    asked = {name: value for name, value in asked.items() if name in SWITCHES}  # of a resumed search: from its folder
     before = {name: os.environ.get(name) for name in asked}
     os.environ.update(asked)
     try:

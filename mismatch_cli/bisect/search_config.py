@@ -9,9 +9,10 @@ from typing import Any
 
 from mismatch_cli.engines import engine_names
 from mismatch_cli.errors import UsageError
-from mismatch_cli.options import setting
+from mismatch_cli.options import ADAPTER, DATA, MODEL, setting
 from mismatch_cli.places import bundled, bundled_names
 from mismatch_cli.recording.config import ProbeConfig
+from mismatch_cli.recording.engine_arguments import unlisted_arguments
 from mismatch_cli.recording.settings import (
     Recorded,
     ThreadSettings,
@@ -38,7 +39,7 @@ class BisectConfig(ThreadSettings, Recorded):
         lambda: str(bundled("traces") / "bfloat16"),
         "Run folder or trace folder, which is only read, or a model, which is probed first.",
         argument=True,
-        path=True,
+        path=DATA,
         show_default="the bundled bfloat16 trace",
     )
     stages: str = of_search(
@@ -62,22 +63,22 @@ class BisectConfig(ThreadSettings, Recorded):
         32, "Responses on which to compare modules: half the worst, half typical.", least=1
     )
     model: str | None = of_engine(
-        None, "The engine’s model: folder or hub name.", path=True, metavar="MODEL", **_OF_TRACE
+        None, "The engine’s model: folder or hub name.", path=MODEL, metavar="MODEL", **_OF_TRACE
     )
     engine: str | None = of_engine(None, "Engine that sampled.", choices=("engine", engine_names), **_OF_TRACE)
-    engine_url: str | None = of_engine(None, "Server that sampled.", changeable=True, metavar="URL", **_OF_TRACE)
+    engine_url: str | None = of_engine(None, "Server that sampled.", changeable=True, metavar="URL", typed=True)
     rollout_dtype: str | None = of_engine(None, "The engine’s dtype.", choices=("dtype", DTYPES), **_OF_TRACE)
     rollout_adapter: str | None = of_engine(
-        None, "The engine’s LoRA adapter.", path=True, metavar="ADAPTER", **_OF_TRACE
+        None, "The engine’s LoRA adapter.", path=ADAPTER, metavar="ADAPTER", **_OF_TRACE
     )
     engine_arg: list[str] | None = of_engine(  # noqa: RUF009
-        None, "Engine setting to use instead of the trace’s. Repeatable.", metavar="KEY=VALUE"
+        None, "Engine setting to use instead of the trace’s. Repeatable.", metavar="KEY=VALUE", typed=unlisted_arguments
     )
     trainer_model: str | None = of_trainer(
-        None, "The trainer’s model: folder or hub name.", path=True, metavar="MODEL", **_OF_TRACE
+        None, "The trainer’s model: folder or hub name.", path=MODEL, metavar="MODEL", **_OF_TRACE
     )
     trainer_adapter: str | None = of_trainer(
-        None, "The trainer’s LoRA adapter.", path=True, metavar="ADAPTER", **_OF_TRACE
+        None, "The trainer’s LoRA adapter.", path=ADAPTER, metavar="ADAPTER", **_OF_TRACE
     )
     trainer_dtype: str | None = of_trainer(None, "The trainer’s dtype.", choices=("dtype", DTYPES), **_OF_TRACE)
     attn: str | None = of_trainer(None, "The trainer’s attention, such as sdpa.", metavar="NAME", **_OF_TRACE)
@@ -85,7 +86,7 @@ class BisectConfig(ThreadSettings, Recorded):
         None, "Where the trainer runs, such as auto, cuda:1 or cpu.", changeable=True, metavar="DEVICE"
     )
     token_budget: int = of_trainer(8192, "Maximum tokens to score at a time.", least=1)
-    prompts: str | None = of_prompts(None, "For a model: file or data set of prompts.", path=True, metavar="FILE|NAME")
+    prompts: str | None = of_prompts(None, "For a model: file or data set of prompts.", path=DATA, metavar="FILE|NAME")
     num_prompts: int = of_prompts(64, "For a model: number of prompts.", min=1)
     samples_per_prompt: int = of_sampling(2, "For a model: responses per prompt.", least=1)
     max_tokens: int = of_sampling(256, "For a model: maximum response length in tokens.", least=1)

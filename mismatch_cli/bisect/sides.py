@@ -10,17 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from mismatch_cli.bisect.experiments import Change
 from mismatch_cli.bisect.search_config import BisectConfig
-from mismatch_cli.engines import EngineSettings
+from mismatch_cli.engines import EngineSettings, engine_module
 from mismatch_cli.errors import UsageError, suggest
-from mismatch_cli.places import BUNDLED_MODEL, bundled
-from mismatch_cli.recording.config import RescoreConfig, parsed_arguments
+from mismatch_cli.recording.config import RescoreConfig
+from mismatch_cli.recording.engine_arguments import parsed_arguments
+from mismatch_cli.recording.from_manifest import (
+    attention_of,
+    dtype_of,
+    engine_arguments,
+    engine_of,
+    model_of,
+    must_be_typed,
+    sampler_of,
+)  # fmt: skip
 from mismatch_cli.sampling import SamplingSettings
 
 _SAMPLER = ("temperature", "top_p", "top_k", "min_p")
+_TURNED = ("trainer_dtype", "float32_head", "attn", "merge_adapter")  # of the trainer, by the rules of `toggles`
 _ASKED = ("prefill", "alone", "cached")  # how to ask an engine that needs no restart
 _TOLD_ARGUMENTS = ("kv_cache_dtype", "quantization")  # that a manifest without engine arguments still has
 
@@ -60,9 +71,12 @@ class RolloutSide:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], config: BisectConfig) -> RolloutSide:
-        """From the manifest, overridden by flags; a `UsageError` if neither names a model and an engine."""
-        told, recorded = manifest.get("rollout", {}), manifest.get("config", {})
-        model = config.model or _local(recorded.get("model") or told.get("model"))
+        """From the manifest, overridden by flags; a `UsageError` if neither names a model and an engine.
+
+        The manifest may be somebody else's: `from_manifest` says what is taken from it.
+        """
+        told, recorded, source = manifest.get("rollout", {}), manifest.get("config", {}), Path(config.trace)
+        model = config.model or recorded.get("model") or told.get("model")
         sampled = recorded.get("engine") or told.get("engine")
         engine = config.engine or sampled
         if not model or not engine:
@@ -71,23 +85,33 @@ class RolloutSide:
                 f"{config.trace} does not say what sampled it. Name it with {missing}, or check only its columns: "
                 f"{suggest('diagnose', config.trace)}"
             )
+        engine = config.engine or engine_of(sampled, source)
         if engine != sampled:  # settings of another engine do not apply
             told, recorded = {}, {**recorded, "engine_args": {}}
-        arguments = dict(recorded.get("engine_args") or {})
-        for name in _TOLD_ARGUMENTS:
-            if told.get(name) not in (None, "auto", told.get("dtype")):
-                arguments.setdefault(name, told[name])
+        if not config.model:
+            model = model_of(model, source, "--model")
+        typed = parsed_arguments(config.engine_arg or ())
+        resolved = {
+            name: told[name] for name in _TOLD_ARGUMENTS if told.get(name) not in (None, "auto", told.get("dtype"))
+        }
+        arguments = engine_arguments(resolved | dict(recorded.get("engine_args") or {}), typed, source) | typed
         if config.engine_url:
             arguments["url"] = config.engine_url
-        arguments |= parsed_arguments(config.engine_arg or ())
-        sampling = SamplingSettings(**(recorded.get("sampling") or {}))
-        dtype = config.rollout_dtype or manifest.get("rollout", {}).get("dtype") or "auto"
-        adapter = config.rollout_adapter or recorded.get("adapter")
-        return cls(engine, model, dtype, arguments, adapter, sampling, int(recorded.get("seed") or 0), told)
+        if not config.rollout_adapter and recorded.get("adapter"):
+            raise must_be_typed(source, ["--rollout-adapter", str(recorded["adapter"])])
+        if engine_module(engine).REMOTE and not config.engine_url:
+            url = (recorded.get("engine_args") or {}).get("url", "URL")
+            raise must_be_typed(source, ["--engine-url", str(url)])
+        sampling = SamplingSettings(**sampler_of(recorded.get("sampling")))
+        dtype = config.rollout_dtype or dtype_of(manifest.get("rollout", {}), source)
+        seed = int(recorded.get("seed") or 0)
+        return cls(engine, model, dtype, arguments, config.rollout_adapter, sampling, seed, told)
 
     def settings(self, change: Change, **more: Any) -> EngineSettings:
         """The settings to start the engine with."""
-        arguments = _without_none(combined(self.arguments, change.get("engine_args", {})))
+        changed = change.get("engine_args", {})  # of a resumed search: read from its folder
+        engine_arguments(changed, (), Path("the search"))
+        arguments = _without_none(combined(self.arguments, changed))
         dtype, routes = change.get("dtype", self.dtype), False
         return EngineSettings(self.model, self.sampling, 0, dtype, self.seed, extra=arguments, adapter=self.adapter,
                               routes=routes, replays=True, **more)  # fmt: skip
@@ -110,19 +134,23 @@ class TrainerSide:
     @classmethod
     def of(cls, manifest: Mapping[str, Any], config: BisectConfig, rollout: RolloutSide) -> TrainerSide:
         """From the manifest, overridden by flags."""
-        told = manifest.get("trainer") or manifest.get("recomputed") or {}
-        model = config.trainer_model or _local(told.get("model")) or rollout.model
+        told, source = manifest.get("trainer") or manifest.get("recomputed") or {}, Path(config.trace)
+        model = config.trainer_model or rollout.model
+        if not config.trainer_model and told.get("model"):
+            model = model_of(told["model"], source, "--trainer-model")
+        if not config.trainer_adapter and told.get("adapter"):
+            raise must_be_typed(source, ["--trainer-adapter", str(told["adapter"])])
         named = config.trainer_model or told.get("model")  # a known trainer has the adapter recorded for it
-        adapter = config.trainer_adapter or told.get("adapter") or (None if named else rollout.adapter)
-        dtype = config.trainer_dtype or told.get("dtype") or "auto"
-        sampler = {name: told[name] for name in _SAMPLER if told.get(name) is not None}
+        adapter = config.trainer_adapter or (None if named else rollout.adapter)
+        dtype = config.trainer_dtype or dtype_of(told, source)
+        sampler = sampler_of(told)
         scoring = RescoreConfig(
             trace=config.trace,
             trainer_model=model,
             trainer_adapter=adapter,
             merge_adapter=bool(adapter and told.get("adapter_merged")),
             trainer_dtype=dtype,
-            attn=config.attn or told.get("attn_implementation"),
+            attn=config.attn or attention_of(told, source),
             float32_head=told.get("head_dtype") == "float32" and dtype != "float32",
             replay_routes=told.get("routes") == "replayed",
             device_map=config.device_map,
@@ -133,16 +161,13 @@ class TrainerSide:
         return cls(scoring, replace(rollout.sampling, **sampler), told)
 
     def changed(self, change: Change) -> TrainerSide:
-        """A copy with fields of its configuration or sampler replaced."""
+        """A copy with fields of its configuration or sampler replaced.
+
+        A resumed search reads changes from its folder: no other field is taken from there.
+        """
         sampler = {name: value for name, value in change.items() if name in _SAMPLER}
-        known = {name: value for name, value in change.items() if name in RescoreConfig.__dataclass_fields__}
-        known = {name: value for name, value in known.items() if name not in sampler}
+        known = {name: value for name, value in change.items() if name in _TURNED}
         return replace(self, config=replace(self.config, **known), sampling=replace(self.sampling, **sampler))
-
-
-def _local(model: str | None) -> str | None:
-    """The model that a manifest names; for the bundled traces, the bundled model."""
-    return str(bundled("model")) if model == BUNDLED_MODEL else model
 
 
 def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from mismatch_cli.verdict.causes import CAUSES, place
 
 _16_BITS = ("bfloat16", "float16")
 _SUPPORT = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+SWITCHES = {"VLLM_BATCH_INVARIANT": "1"}  # variables that a change may set for the engine
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def _on_gpu(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
     if rollout.engine != "vllm" or rollout.told.get("device") in (None, "cpu"):
         return
     yield Toggle("batch_invariant", "rollout", False, True, "batch-invariant kernels (VLLM_BATCH_INVARIANT=1)",
-                 {"environment": {"VLLM_BATCH_INVARIANT": "1"}})  # fmt: skip
+                 {"environment": dict(SWITCHES)})  # fmt: skip
     backend = rollout.told.get("attention_backend")
     better = "TRITON_ATTN" if backend != "TRITON_ATTN" else "FLASH_ATTN"
     yield Toggle(

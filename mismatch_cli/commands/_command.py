@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from mismatch_cli.commands._help import is_argument, panels, print_help, row_of
-from mismatch_cli.configuration import misspelt, place_of, told, variables
+from mismatch_cli.configuration import check_typed, misspelt, place_of, told, variables
 from mismatch_cli.ranks.joined import launched
 
 
@@ -35,7 +35,10 @@ class Command(typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: Sequence[str]) -> list[str]:
         """Parse as Typer does; an error in a value that was not typed names the file or variable it came from."""
         try:
-            return list(super().parse_args(ctx, list(args)))
+            left = list(super().parse_args(ctx, list(args)))
+            if not ctx.resilient_parsing:
+                check_typed(ctx)
+            return left
         except typer.BadParameter as error:
             if error.param is not None and error.param_hint is None:
                 typed = " / ".join(f"'{name}'" for name in error.param.opts)

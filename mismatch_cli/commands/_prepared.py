@@ -21,6 +21,7 @@ from mismatch_cli.models import check_attention, check_device, check_model_folde
 from mismatch_cli.options import resumed
 from mismatch_cli.recording.config import CurateConfig, ProbeConfig, RescoreConfig, RolloutConfig
 from mismatch_cli.recording.folder import run_folder
+from mismatch_cli.recording.from_manifest import settings_of
 from mismatch_cli.tasks.grading import gradable
 from mismatch_cli.tasks.prompts import check_prompts, load_problems
 from mismatch_cli.tasks.rewards import check_reward
@@ -54,7 +55,7 @@ def prepared_run(
     if like is not None:
         if common.resume:
             raise UsageError("--resume continues a run, --like starts a new one with its settings: use one of them.")
-        flags = flags | _as_recorded(like, command, set(flags) - _typed(context))
+        flags = flags | settings_of(kind, _flags_of(like, command), _typed(context), like)
     recorded = _recorded(kind, flags)
     config = kind.from_flags(recorded)  # invalid settings are reported before anything about folders
     folder = common.output or Path(f"{command}-{config.name}")
@@ -67,7 +68,8 @@ def prepared_run(
             yield config, folder, {"command": command, "flags": recorded}
             return
         manifest = _manifest_to_resume(folder, command)
-        recorded = resumed(kind, recorded, _typed(context), manifest["flags"])
+        typed, before = _typed(context), manifest["flags"]
+        recorded = resumed(kind, recorded, typed, before) | settings_of(kind, before, typed, folder)
         yield kind.from_flags(recorded), folder, manifest | {"flags": recorded}
 
 
@@ -86,15 +88,15 @@ def _recorded(kind: type[_Config], flags: Mapping[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(recorded)))
 
 
-def _as_recorded(run: Path, command: str, names: set[str]) -> dict[str, Any]:
-    """These flags as they were given to the run; a `MismatchError` if another command recorded it."""
+def _flags_of(run: Path, command: str) -> dict[str, Any]:
+    """The flags that were given to the run; a `MismatchError` if another command recorded it."""
     manifest = read_manifest(trace_folder(run))
     flags = manifest.get("flags")
     if flags is None or manifest.get("command", command) != command:
         raise MismatchError(
             f"{run} was not recorded by `{command}`, so it has no settings to take over. Leave out --like."
         )
-    return {name: flags[name] for name in names & flags.keys()}
+    return dict(flags)
 
 
 def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig | BisectConfig, command: str) -> None:

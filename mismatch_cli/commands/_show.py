@@ -20,7 +20,7 @@ from mismatch_cli import custom_code, places
 from mismatch_cli.commands._completed import runs
 from mismatch_cli.commands._progress import TerminalProgress, colour_system
 from mismatch_cli.errors import UsageError, suggest
-from mismatch_cli.options import saying, setting
+from mismatch_cli.options import names_cluster, saying, setting
 from mismatch_cli.ranks import World
 from mismatch_cli.trace.stores import is_store
 from mismatch_cli.workers import Workers
@@ -50,16 +50,17 @@ TRACES = setting(
 class Common:
     """Flags that are the same in every command that has them, and methods that show results accordingly."""
 
-    trust_remote_code: bool = setting(False, "Allow Python code that comes with a model to run.")
+    trust_remote_code: bool = setting(False, "Allow Python code that comes with a model to run.", typed=True)
     resume: bool = setting(False, "Resume the run in --output where it stopped.")
     workers: str = setting(
         "1",
         "Processes that read the trace, or a Ray cluster; the results are identical.",
         metavar="N|ray|ray://HOST:PORT",
         completes=("ray",),
+        typed=names_cluster,
     )
     cache: Path | None = setting(  # noqa: RUF009
-        None, "Folder that caches partial results, so that no shard is read twice.", metavar="DIR"
+        None, "Folder that caches partial results, so that no shard is read twice.", metavar="DIR", typed=True
     )
     skip_broken: bool = setting(False, "Skip shards that cannot be read, and report how many.")
     output: Path | None = of_output(  # noqa: RUF009

@@ -18,22 +18,42 @@ from mismatch_cli.commands._show import Common
 from mismatch_cli.commands._typed import truth, words
 from mismatch_cli.errors import MismatchError, UsageError, suggest
 from mismatch_cli.numbers import number, things
-from mismatch_cli.options import setting
+from mismatch_cli.options import is_typed_only, names_cluster, setting
 
 if TYPE_CHECKING:
     from mismatch_cli.recording.members import Member, Outcome
+
+
+def _varies_reserved(texts: Sequence[str]) -> bool:
+    """Whether one of these settings has a value that only the command line may give it."""
+    from mismatch_cli.recording.config import ProbeConfig, RescoreConfig
+
+    known = {each.name: each for kind in (ProbeConfig, RescoreConfig) for each in fields(kind)}
+    for text in texts:
+        typed, _, values = text.partition("=")
+        name = _setting_named(typed)
+        if name in known and any(is_typed_only(known[name], [value]) for value in values.split(",")):
+            return True
+    return False
+
+
+def _setting_named(typed: str) -> str:
+    return typed.strip().lstrip("-").replace("-", "_")
+
 
 VARY = setting(
     None,
     "Run once per value of a setting (with several --vary: per combination), and compare. Repeatable.",
     metavar="SETTING=VALUE,VALUE",
     completes=settings,
+    typed=_varies_reserved,
 )
 DEVICES = setting(
     None,
     "GPUs for the runs of --vary, one run per GPU at a time, or a Ray cluster.",
     metavar="0,1|ray|ray://HOST:PORT",
     show_default="all GPUs",
+    typed=names_cluster,
 )
 _OWN = ("vary", "devices", "output", "resume", "force", "json", "quiet", "full", "debug")  # of all runs together
 _WORST_FIRST = "abs_d_mean"
@@ -78,7 +98,7 @@ def _values(context: typer.Context, kind: type, vary: Sequence[str]) -> dict[str
     found: dict[str, list[str]] = {}
     for text in vary:
         typed, equals, values = text.partition("=")
-        name = typed.strip().lstrip("-").replace("-", "_")
+        name = _setting_named(typed)
         if not equals or not all(value.strip() for value in values.split(",")):
             raise UsageError(f"--vary {text} is invalid. Use SETTING=VALUE,VALUE, such as kv-cache-dtype=auto,fp8.")
         if name not in names:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+from mismatch_cli import registry
 from mismatch_cli.commands._completed import algorithms
 from mismatch_cli.commands._show import BUNDLED, TRACES, Judging
 from mismatch_cli.options import flags, saying, setting
@@ -18,6 +19,7 @@ def command(
         short="-a",
         metavar="ALGORITHM",
         completes=algorithms,
+        typed=registry.names_file,
         show_default="all in `mismatch-cli algorithms`",
     ),
     compare: tuple[str, str] | None = setting(
@@ -25,6 +27,7 @@ def command(
         "Two algorithms whose regions are drawn and whose blocked tokens are shown side by side.",
         metavar="NAME NAME",
         completes=algorithms,
+        typed=registry.names_file,
         show_default="grpo-clip-higher dppo-binary-tv",
     ),
     theory: bool = setting(False, "Add the paper's bounds on the policy improvement; needs rewards."),

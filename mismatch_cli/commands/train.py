@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mismatch_cli import registry
 from mismatch_cli.commands._completed import algorithms
 from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.commands._ranks import NPROC, launch_ranks
 from mismatch_cli.commands._show import DRAWING, Common
 from mismatch_cli.commands._tracked import AS_FRAMEWORK, TRACK, TRACK_NAME, TRACK_PROJECT, Tracking
 from mismatch_cli.errors import MismatchError, UsageError, quoted
-from mismatch_cli.options import flags, setting
+from mismatch_cli.options import flags, names_cluster, setting
 from mismatch_cli.places import bundled, shown
 from mismatch_cli.ranks import World
 from mismatch_cli.ranks.joined import joined, launched, restarted
@@ -46,6 +47,7 @@ def command(
         metavar="ALGORITHM",
         show_default=_SHOWN["algorithm"],
         completes=algorithms,
+        typed=registry.names_file,
     ),
     preset: str = setting(
         _PRESET,
@@ -67,6 +69,7 @@ def command(
         None,
         "Run several trainings at once, one per GPU of this list, or on a Ray cluster.",
         metavar="0,1|ray|ray://HOST:PORT",
+        typed=names_cluster,
         show_default="one after another",
         panel="Ranks",
     ),

@@ -44,6 +44,7 @@ def command(
         None,
         "Show the share of tokens that this algorithm blocks, for traces and dumps.",
         completes=algorithms,
+        typed=registry.names_file,
         show_default="the one that trains, or grpo-clip-higher",
     ),
     format: str | None = setting(
@@ -55,7 +56,10 @@ def command(
     limits: list[str] | None = LIMITS(show_default="none: no alarms"),
     baseline: list[Path] | None = BASELINE,
     on_alarm: str | None = at_alarm(
-        None, "Shell command to run at each alarm; $ALARM_TEXT and others say what happened.", metavar="COMMAND"
+        None,
+        "Shell command to run at each alarm; $ALARM_TEXT and others say what happened.",
+        metavar="COMMAND",
+        typed=True,
     ),
     stop_on_alarm: bool = at_alarm(False, "Exit with code 3 at the first alarm."),
     once: bool = at_end(False, "Read the existing data and exit, without waiting for more."),

@@ -276,7 +276,8 @@ class VllmEngine:
         return int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 
     def describe(self) -> dict[str, Any]:
-        described = describe_config(self.llm.llm_engine.vllm_config)
+        # the name as asked for: vLLM puts the folder of the cache in its place when the hub is not to be asked
+        described = describe_config(self.llm.llm_engine.vllm_config) | {"model": self._settings.model}
         return described | ({"router_layers": self._router_layers} if self._router_layers else {})
 
     def close(self) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from mismatch_cli import custom_code
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flag_of
 from mismatch_cli.places import BUNDLED_MODEL, is_bundled
+from mismatch_cli.recording.engine_arguments import parsed_arguments
 from mismatch_cli.recording.settings import (
     EQUAL,
     NEWER,
@@ -253,10 +252,11 @@ class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
 
 
 def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Flags for the model and adapter that the trace names for these weights; none if --trainer-model is given.
+    """The flag for the model that the trace names for these weights; none if --trainer-model is given.
 
-    Raises a `UsageError` if the trace names none either.
+    Raises a `UsageError` if the trace names none either, or an adapter, which has to be typed.
     """
+    from mismatch_cli.recording.from_manifest import model_of, must_be_typed
     from mismatch_cli.trace.manifest import read_manifest, trace_folder
 
     if flags["trainer_model"] is not None:
@@ -270,10 +270,10 @@ def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(
             "The trace does not name the model to score with. Add --trainer-model, a folder or a hub name."
         )
-    found = {"trainer_model": scorer["model"]}
     if scorer.get("adapter") and not flags.get("trainer_adapter"):
-        found |= {"trainer_adapter": scorer["adapter"], "merge_adapter": bool(scorer.get("adapter_merged"))}
-    return found
+        merged = ["--merge-adapter"] * bool(scorer.get("adapter_merged"))
+        raise must_be_typed(folder, ["--trainer-adapter", str(scorer["adapter"]), *merged])
+    return {"trainer_model": model_of(scorer["model"], folder, "--trainer-model")}
 
 
 def _named_scorer(manifest: Mapping[str, Any], weights: str) -> Mapping[str, Any] | None:
@@ -301,19 +301,3 @@ def _sampler(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     rollout = manifest.get("rollout", {})
     adapter = {"adapter": config.get("adapter"), "adapter_merged": False}
     return adapter | {"model": config["model"]} if rollout and isinstance(config.get("model"), str) else None
-
-
-def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
-    """The key=value pairs of `--engine-arg`: numbers, true/false, null and JSON as such; anything else is text."""
-    arguments = {}
-    for item in items:
-        key, separator, value = item.partition("=")
-        if not separator or not key:
-            raise UsageError(f"--engine-arg {item!r} is not key=value. Example: --engine-arg max_num_seqs=64")
-        if key.replace("-", "_") == "trust_remote_code":
-            raise UsageError(f"--engine-arg {item} would apply to one side only. Use {custom_code.FLAG}.")
-        try:
-            arguments[key.replace("-", "_")] = json.loads(value)
-        except ValueError:
-            arguments[key.replace("-", "_")] = value
-    return arguments

@@ -15,6 +15,7 @@ from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import check_model_folder, load_tokenizer
 from mismatch_cli.recording.config import EQUAL, RescoreConfig
+from mismatch_cli.recording.from_manifest import sampler_of
 from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.recording.rescore_plan import RescorePlan, plan_rescoring
 from mismatch_cli.recording.rollouts import Progress, is_whole
@@ -193,7 +194,7 @@ def _check_unchanged(plan: RescorePlan, manifest: dict[str, Any], source: Trace)
 
 def _sampling(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> SamplingSettings:
     """How the trainer transforms its logits: as typed, or else as the trace says that it was sampled."""
-    known = manifest.get("config", {}).get("sampling") or {}
+    known = sampler_of(manifest.get("config", {}).get("sampling"))
     asked = {name: value for name, value in config.sampling.items() if value is not None}
     if "temperature" not in known | asked:
         progress.say(

@@ -8,8 +8,9 @@ from typing import Any, Self
 from mismatch_cli import attention
 from mismatch_cli.engines import engine_names
 from mismatch_cli.errors import UsageError
-from mismatch_cli.options import build, check, setting
+from mismatch_cli.options import ADAPTER, DATA, MODEL, build, check, setting
 from mismatch_cli.places import bundled
+from mismatch_cli.recording.engine_arguments import unlisted_arguments
 from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
 from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
@@ -46,13 +47,13 @@ class PromptSettings(Recorded):
         lambda: str(bundled("model")),
         "Model folder or hub name.",
         argument=True,
-        path=True,
+        path=MODEL,
         show_default="the bundled model",
     )
     prompts: str = of_prompts(
         lambda: str(bundled("problems.jsonl")),
         "A .jsonl, .json, .parquet or .csv file, or a data set on the hub.",
-        path=True,
+        path=DATA,
         metavar="FILE|NAME",
         show_default="the bundled problems",
     )
@@ -63,7 +64,9 @@ class PromptSettings(Recorded):
     num_prompts: int | None = of_prompts(64, "Number of prompts to use.", min=1)
     shuffle: bool = of_prompts(False, "Shuffle the prompts with --seed before choosing.")
     prompt_template: str = of_prompts("chat", TEMPLATE_HELP, choices=("template", TEMPLATES))
-    reward: str = of_prompts(str, "Your own reward function instead of math-verify.", metavar="FILE.py:FUNCTION")
+    reward: str = of_prompts(
+        str, "Your own reward function instead of math-verify.", metavar="FILE.py:FUNCTION", typed=True
+    )
     reward_seconds: int = of_prompts(0, SECONDS_HELP, min=0, changeable=True)
     answer_format: str = of_prompts("auto", FORMAT_HELP, choices=("answer format", FORMATS))
 
@@ -110,6 +113,7 @@ class RolloutSettings(Recorded):
         "The server, such as http://localhost:8000; its API key is read from VLLM_API_KEY.",
         changeable=True,
         metavar="URL",
+        typed=True,
     )
     served_model: str | None = of_engine(None, "The model's name on the server, if it differs.", metavar="NAME")
     rollout_dtype: str = of_engine("auto", "Dtype of the engine; auto: the checkpoint's own.", **_DTYPE)
@@ -126,7 +130,7 @@ class RolloutSettings(Recorded):
     )
     max_model_len: int | None = of_engine(None, "Context length of the engine.", min=2)
     engine_arg: list[str] | None = of_engine(  # noqa: RUF009
-        None, "Any other engine setting. Repeatable.", metavar="KEY=VALUE"
+        None, "Any other engine setting. Repeatable.", metavar="KEY=VALUE", typed=unlisted_arguments
     )
 
 
@@ -145,12 +149,12 @@ class ProbeSettings(Recorded):
         None, "Memory limit for that, in GiB.", min=0, changeable=True, show_default="half of what is free"
     )
     trainer_model: str | None = of_trainer(
-        None, "Also score with these weights, to separate mismatch from staleness.", path=True, metavar="MODEL"
+        None, "Also score with these weights, to separate mismatch from staleness.", path=MODEL, metavar="MODEL"
     )
     adapter: str | None = setting(
-        None, "LoRA adapter for both sides: folder or hub name.", path=True, metavar="ADAPTER"
+        None, "LoRA adapter for both sides: folder or hub name.", path=ADAPTER, metavar="ADAPTER"
     )
-    rollout_adapter: str | None = of_engine(None, "LoRA adapter for the engine only.", path=True, metavar="ADAPTER")
+    rollout_adapter: str | None = of_engine(None, "LoRA adapter for the engine only.", path=ADAPTER, metavar="ADAPTER")
     routes: bool | None = of_engine(
         None,
         "Mixture of experts: record which experts the engine chose. vLLM needs a GPU and a prefix cache for that.",
@@ -170,13 +174,13 @@ class ScoredSettings(Recorded):
         lambda: str(bundled("traces") / "float32"),
         "Run or trace folder; it is only read.",
         argument=True,
-        path=True,
+        path=DATA,
         show_default="the bundled float32 trace",
     )
     trainer_model: str = of_trainer(
         lambda: str(bundled("model")),
         "Model to score with: folder or hub name.",
-        path=True,
+        path=MODEL,
         metavar="MODEL",
         show_default="the trace's own",
     )
@@ -197,7 +201,7 @@ class ScorerSettings(Recorded):
     """How the trainer scores."""
 
     trainer_adapter: str | None = of_trainer(
-        None, "LoRA adapter for the trainer only: folder or hub name.", path=True, metavar="ADAPTER"
+        None, "LoRA adapter for the trainer only: folder or hub name.", path=ADAPTER, metavar="ADAPTER"
     )
     merge_adapter: bool = of_trainer(
         False,

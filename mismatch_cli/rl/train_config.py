@@ -1,6 +1,7 @@
 """The configuration of a training run, as one flat object: a preset file, changed by flags, saved with the run."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -8,8 +9,19 @@ from typing import Any
 
 from mismatch_cli import attention, registry
 from mismatch_cli.engines import TRANSFERS, engine_names
-from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.options import ABOVE_0, BELOW_1, FROM_0, SHARE, UP_TO_1, check, default_of, setting
+from mismatch_cli.errors import MismatchError, UsageError, quoted
+from mismatch_cli.options import (
+    ABOVE_0,
+    BELOW_1,
+    FROM_0,
+    SHARE,
+    UP_TO_1,
+    check,
+    default_of,
+    flag_of,
+    is_typed_only,
+    setting,
+)
 from mismatch_cli.places import bundled
 from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
@@ -66,6 +78,7 @@ class TrainConfig:
         "",
         "Your own reward function.",
         metavar="FILE.py:FUNCTION",
+        typed=True,
         show_default="math-verify on the response's final answer",
     )
     reward_seconds: int = of_problems(0, SECONDS_HELP, least=0)
@@ -74,6 +87,7 @@ class TrainConfig:
         "",
         "An environment that replies to the model and assigns the reward: a class with reset and step.",
         metavar="FILE.py:NAME",
+        typed=True,
         show_default="a single turn, graded by --reward",
     )
     episodes: int = of_turns(
@@ -91,6 +105,7 @@ class TrainConfig:
     algorithm: str = of_algorithm(
         "dppo-binary-tv",
         "NAME, NAME:PARAMETER=VALUE,… or a file such as my_mask.py; see `mismatch-cli algorithms`.",
+        typed=registry.names_file,
     )
     aggregation: str = of_algorithm(
         "sequence-sum",
@@ -141,7 +156,7 @@ class TrainConfig:
     engine: str = of_compute(
         "vllm", "Rollout engine: vLLM, Hugging Face, or vLLM servers.", choices=("engine", engine_names)
     )
-    engine_url: str = of_compute("", "vLLM servers, separated by commas.", metavar="URL,URL")
+    engine_url: str = of_compute("", "vLLM servers, separated by commas.", metavar="URL,URL", typed=True)
     served_model: str = of_compute(
         "", "The model's name on the servers.", metavar="NAME", show_default="the one loaded from --model"
     )
@@ -228,7 +243,19 @@ def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:
         raise MismatchError(
             f"{path} cannot be read ({error}). Name a TOML file like the one that `train --show-config` prints."
         ) from error
+    _check_typed(content, changes, path)
     return TrainConfig(**_checked(content | changes, path))
+
+
+def _check_typed(content: Mapping[str, Any], changes: Mapping[str, Any], path: Path) -> None:
+    """A `UsageError` for what only the command line may set, if the file of a preset sets it."""
+    reserved = [known for known in fields(TrainConfig) if is_typed_only(known, content.get(known.name))]
+    for known in (known for known in reserved if known.name not in changes):
+        typed = quoted(flag_of(known), str(content[known.name]))
+        raise UsageError(
+            f"{path}: {known.name} can start code or send keys to a host, so a file may not set it. "
+            f"If you trust it, add: {typed}"
+        )
 
 
 def parsed(text: str) -> TrainConfig:

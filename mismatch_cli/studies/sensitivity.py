@@ -12,6 +12,7 @@ from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.registry import names_file
 from mismatch_cli.studies.run_settings import SEPARATOR
 from mismatch_cli.studies.training import Curve, TrainingAnalysis, curve_of, over_seeds
 
@@ -75,7 +76,9 @@ def _sweeps(names: Sequence[str]) -> Iterator[tuple[str, str, dict[float, str]]]
 
 @cache
 def _known(name: str) -> Algorithm | None:
-    """An algorithm by name; None if the user's file is gone, and then its runs are drawn like any others."""
+    """An algorithm by name; None for a user's file, whose runs are drawn like any others: a report runs no code."""
+    if names_file(name):
+        return None
     try:
         return find(name)
     except MismatchError:

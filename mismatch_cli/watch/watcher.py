@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 from mismatch_cli import dialects
 from mismatch_cli.algorithms.parse import find
-from mismatch_cli.errors import UsageError
+from mismatch_cli.errors import UsageError, quoted
+from mismatch_cli.registry import names_file
 from mismatch_cli.studies.limits import LimitSet
 from mismatch_cli.studies.watched import Judge
 from mismatch_cli.trace.reader import Trace
@@ -97,7 +98,11 @@ class Watcher:
             self.source = TrainingRun(run)
         elif kind == "trace":
             self.source = GrowingTrace(run if (run / "manifest.json").is_file() else run / "trace", self._told)
-        self.algorithm = asked.algorithm or (self.source.algorithm if kind != "dump" else "") or USUAL_ALGORITHM
+        named = "" if kind == "dump" else self.source.algorithm
+        self.algorithm = asked.algorithm or named or USUAL_ALGORITHM
+        if kind == "trace" and asked.algorithm is None and names_file(named):
+            say(f"The trace names the mask {named}. To run that file, add: {quoted('--algorithm', named)}")
+            self.algorithm = USUAL_ALGORITHM
         self.state = State(folder, run, asked.to_json(self.algorithm), lines=kind != "train")
         if kind == "dump":
             parts = Parts(self.state.parts, folder / "traces", self.state.save)

@@ -15,10 +15,13 @@ import typer
 from mismatch_cli.cli import build_app, run
 from mismatch_cli.commands._typed import words
 from mismatch_cli.configuration import CONFIG, key_of, without_variables
+from mismatch_cli.errors import UsageError
+from mismatch_cli.rl.train_config import load_config
 
 GROUP: Any = typer.main.get_command(build_app())
 ROOT = GROUP.make_context("mismatch-cli", ["report"], resilient_parsing=True)
 COMMANDS = GROUP.list_commands(None)
+ALWAYS_TYPED = {"trust_remote_code", "reward", "environment", "engine_url", "on_alarm", "cache"}
 FEW = "--engine hf --num-prompts 2 --samples-per-prompt 1 --noise-responses 0 --quiet --no-plots"
 
 
@@ -34,6 +37,8 @@ def sample(parameter: Any) -> Any:
     described = parameter.type_descriptor
     if described.is_tuple:
         return [0.3, 0.7] if parameter.name == "keep" else ["a", "b"]
+    if parameter.name == "engine_arg":
+        return ["max_num_seqs=1", "block_size=16"]
     if described.is_list:
         return ["1", "2"]
     return {bool: parameter.default is not True, int: 7, float: 7.5}.get(described.annotation, "text")
@@ -52,6 +57,8 @@ def test_every_parameter_of_every_command_is_a_key_and_a_variable(tmp_path, monk
     many = list(parameters())
     assert len(many) > 250
     for name, command, known in many:
+        if known.name in ALWAYS_TYPED:
+            continue
         key, value = key_of(known), sample(known)
         path = tmp_path / "mismatch.toml"
         path.write_text(f"{key} = {toml(value)}\n")
@@ -75,6 +82,44 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [as_plain(item) for item in value]
     return value if isinstance(value, bool | float | int) else str(value)
+
+
+def test_what_starts_code_or_sends_keys_is_typed(tmp_path, monkeypatch, capfd):
+    """Neither a file nor a variable may set it: they may be somebody else's."""
+    values = {
+        "algorithm": ["evil.py:limit=2"], "compare": ["ppo", "evil.py"], "workers": "ray://evil:1",
+        "devices": "ray://evil:1", "engine_arg": ["logits_processors=evil"], "vary": ["reward=evil.py:f,g.py:f"],
+    }  # fmt: skip
+    seen = set()
+    for name, command, known in parameters():
+        if known.name not in values and known.name not in ALWAYS_TYPED:
+            continue
+        value = values.get(known.name, sample(known))
+        if name in ("train", "watch") and known.name == "algorithm":
+            value = value if name == "train" else value[0]
+        seen.add(known.name)
+        path = tmp_path / "mismatch.toml"
+        path.write_text(f"[{name}]\n{key_of(known)} = {toml(value)}\n")
+        with pytest.raises(UsageError, match=r"mismatch.toml: .*neither a file nor a variable.*type --"):
+            context_of(name, command, "--config", str(path))
+        with monkeypatch.context() as patch:
+            variable = f"MISMATCH_{key_of(known).upper().replace('-', '_')}"
+            patch.setenv(variable, " ".join(value) if isinstance(value, list) else str(value))
+            with pytest.raises(UsageError, match=f"{variable}: .*neither a file nor a variable"):
+                context_of(name, command)
+    assert seen == {*values, *ALWAYS_TYPED}
+    capfd.readouterr()
+
+
+def test_the_file_of_a_preset_starts_nothing_either(tmp_path, capfd):
+    for name, value in (
+        ("reward", "evil.py:f"), ("environment", "evil.py:E"), ("algorithm", "evil.py"), ("engine_url", "http://evil"),
+    ):  # fmt: skip
+        path = tmp_path / "preset.toml"
+        path.write_text(f"{name} = {toml(value)}\n")
+        assert run(["train", "--preset", str(path), "--show-config"]) == 2
+        assert f"If you trust it, add: --{name.replace('_', '-')} {value}" in capfd.readouterr().err
+        assert getattr(load_config(str(path), {name: value}), name) == value
 
 
 def test_typed_wins_over_the_commands_variable_that_over_the_general_one_and_that_over_the_file(tmp_path, monkeypatch):
@@ -157,12 +202,22 @@ def test_a_run_records_resolved_settings_and_resumes_with_them(tmp_path, monkeyp
 
 def test_a_process_with_resolved_flags_reads_neither_again(tmp_path, monkeypatch):
     """The runs of `--vary` and `--devices`, which would otherwise vary again."""
-    (tmp_path / "m.toml").write_text("[probe]\nengine-arg = ['a=1', 'b=2']\neager = false\n")
+    (tmp_path / "m.toml").write_text("[probe]\nengine-arg = ['block_size=1', 'max_num_seqs=2']\neager = false\n")
     monkeypatch.setenv("MISMATCH_VARY", "seed=1,2")
     monkeypatch.setenv("MISMATCH_TOP_K", "5")
     context = context_of("probe", GROUP.get_command(None, "probe"), "--config", f"{tmp_path}/m.toml", "--top-p", "0.5")
     told = words(context, ("vary",), resolved=True)
-    expected = ["--top-k", "5", "--top-p", "0.5", "--compiled", "--engine-arg", "a=1", "--engine-arg", "b=2"]
+    expected = [
+        "--top-k",
+        "5",
+        "--top-p",
+        "0.5",
+        "--compiled",
+        "--engine-arg",
+        "block_size=1",
+        "--engine-arg",
+        "max_num_seqs=2",
+    ]
     assert sorted(told) == sorted(expected)
     assert words(context) == ["--top-p", "0.5", "--config", f"{tmp_path}/m.toml"]
     left = without_variables({"MISMATCH_VARY": "x", "MISMATCH_CLI_STOPPED": "1", "MISMATCH_RECORD": "r", "PATH": "p"})

@@ -119,9 +119,12 @@ def test_an_adapter_that_changed_is_not_resumed(tmp_path, capsys):
     model, lora, folder = str(bundled("model")), tmp_path / "lora", tmp_path / "run"
     save_adapter(model, lora)
     assert probe(folder, "--engine", "hf", "--adapter", str(lora)) == 0
-    assert run(["probe", "--resume", "--output", str(folder), "--quiet"]) == 0
+    resume = ["probe", "--resume", "--output", str(folder), "--quiet"]
+    assert run(resume) == 2, "a manifest loads no adapter"
+    assert "add these words to your command" in " ".join(capsys.readouterr().err.split())
+    assert run([*resume, "--adapter", str(lora)]) == 0
     save_adapter(model, lora, seed=1)
-    assert run(["probe", "--resume", "--output", str(folder), "--quiet"]) == 1
+    assert run([*resume, "--adapter", str(lora)]) == 1
     assert "has changed since this run began" in " ".join(capsys.readouterr().err.split())
 
 
