@@ -29,7 +29,7 @@ def manifest(**changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def turned(**changes: dict[str, Any]) -> list[Toggle]:
-    config = BisectConfig()
+    config = BisectConfig(trainer_adapter=changes.get("trainer", {}).get("adapter"))
     rollout = RolloutSide.of(manifest(**changes), config)
     return toggles(rollout, TrainerSide.of(manifest(**changes), config, rollout))
 
@@ -68,10 +68,12 @@ def test_flags_win_over_the_manifest():
 
 
 def test_an_adapter_of_the_rollout_is_not_given_to_a_known_trainer():
-    asked = manifest(config={"adapter": "a"})
-    rollout = RolloutSide.of(asked, BisectConfig())
+    asked, typed = manifest(config={"adapter": "a"}), BisectConfig(rollout_adapter="a")
+    with pytest.raises(UsageError, match="was recorded with --rollout-adapter a"):
+        RolloutSide.of(asked, BisectConfig())
+    rollout = RolloutSide.of(asked, typed)
     assert rollout.adapter == "a"
-    assert TrainerSide.of(asked, BisectConfig(), rollout).config.trainer_adapter is None
+    assert TrainerSide.of(asked, typed, rollout).config.trainer_adapter is None
     unknown = {name: section for name, section in asked.items() if name != "trainer"}
     assert TrainerSide.of(unknown, BisectConfig(), rollout).config.trainer_adapter == "a"
 
