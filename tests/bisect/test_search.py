@@ -104,13 +104,17 @@ def test_budget_and_stages_say_what_was_not_done(tmp_path):
 
 
 def test_two_ranks_find_the_same(unbroken, tmp_path):
-    """Each reads its part of every leg; in bfloat16, other batches round differently."""
+    """Each reads its part of every leg; in bfloat16, other batches round differently, by how much the processor decides.
+
+    A share may move within the half-width of its own interval.
+    """
     finish(start(tmp_path / "run", "--stages", "1,2", "--nproc", "2"))
     alone, together = result(unbroken), result(tmp_path / "run")
     assert [row["setting"] for row in together["causes"]] == [row["setting"] for row in alone["causes"]]
     assert {leg["name"]: leg["responses"] for leg in together["legs"]}.items() >= {("trainer-again", 16)}
     for row, same in zip(together["causes"], alone["causes"], strict=True):
-        assert row["share"]["value"] == pytest.approx(same["share"]["value"], abs=0.1)
+        low, high = same["share"]["low"], same["share"]["high"]
+        assert row["share"]["value"] == pytest.approx(same["share"]["value"], abs=(high - low) / 2)
 
 
 def test_a_model_is_probed_first(tmp_path):
