@@ -104,7 +104,7 @@ def test_budget_and_stages_say_what_was_not_done(tmp_path):
 
 
 def test_two_ranks_find_the_same(unbroken, tmp_path):
-    """Each reads its part of every leg; in bfloat16, other batches round differently, by how much the processor decides.
+    """Each reads its part of every leg; in bfloat16, other batches round differently, on each processor in its way.
 
     A share may move within the half-width of its own interval.
     """
