@@ -20,6 +20,7 @@ from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, engine_part
 from mismatch_cli.bisect.toggles import SWITCHES
 from mismatch_cli.engines import Engine, create_engine
 from mismatch_cli.recording.score import load_trainer
+from mismatch_cli.recording.work import home_of
 from mismatch_cli.scoring.trainer import Trainer
 
 WEIGHTS = "weights"
@@ -78,7 +79,7 @@ class Runner:
         """The rollout engine under a change of its settings and of the environment."""
         progress, world = self.legs.progress, self.legs.ranks.world
         progress.say(f"Loading {self.rollout.model} into the rollout engine ({self.rollout.engine}){_told(change)}")
-        log = self.legs.run_folder / "log" / f"{self.rollout.engine}{world.suffix}.log"
+        log = home_of(self.legs.run_folder) / "log" / f"{self.rollout.engine}{world.suffix}.log"
         settings = self.rollout.settings(change, log_file=log, say=progress.say, world=world, **more)
         with (
             _environment(change.get("environment", {})),

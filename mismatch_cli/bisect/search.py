@@ -18,6 +18,7 @@ from mismatch_cli.dealing import ALL_HERE, Ranks
 from mismatch_cli.recording.ours import remove_results
 from mismatch_cli.recording.record import record
 from mismatch_cli.recording.rollouts import Progress
+from mismatch_cli.recording.work import home_of
 from mismatch_cli.torch_settings import prepare_imports
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 from mismatch_cli.trace.reader import Trace
@@ -66,7 +67,9 @@ def search(
     run = Searching.begin(config, source, folder, progress, ranks, fresh)
     run.search.flags = dict(flags or {})
     if source.manifest.get("command") == "probe" and "flags" in source.manifest:
-        run.search.like = str(source.run_folder.resolve())
+        probed = source.run_folder
+        probed = home_of(folder) / PROBE if probed == folder / PROBE else probed
+        run.search.like = str(probed.resolve())
     run.search.gap = run.measured().sums(RECORDED).mean()
     run.save()
     if run.search.gap < NO_GAP:

@@ -22,6 +22,8 @@ from mismatch_cli.options import resumed
 from mismatch_cli.recording.config import CurateConfig, ProbeConfig, RescoreConfig, RolloutConfig
 from mismatch_cli.recording.folder import run_folder
 from mismatch_cli.recording.from_manifest import settings_of
+from mismatch_cli.recording.ours import results_in
+from mismatch_cli.recording.work import begun_beside, drop_begun, replacing_when_complete
 from mismatch_cli.tasks.grading import gradable
 from mismatch_cli.tasks.prompts import check_prompts, load_problems
 from mismatch_cli.tasks.rewards import check_reward
@@ -43,10 +45,10 @@ def prepared_run(
     check: Callable[[_Config, Path], None] = lambda _config, _folder: None,
     like: Path | None = None,
 ) -> Iterator[tuple[_Config, Path, dict[str, Any]]]:
-    """The configuration, the run folder, and the manifest to start with: a new one, or that of the run to resume.
+    """The configuration, where to record, and the manifest to start with: a new one, or that of the run to resume.
 
-    The folder is locked until the end of the block. Nothing is deleted here: an old run is removed once the new one has
-    loaded and is about to write. `check` may refuse configuration and folder before anything is created. `like` is a
+    The run folder is locked until the end of the block. An older run stays in it: the new one is recorded beside it
+    until `put_in_place`. `check` may refuse configuration and folder before anything is created. `like` is a
     run whose settings apply where none was typed.
     """
     flags, command = context.params, str(context.info_name)
@@ -63,14 +65,31 @@ def prepared_run(
     if not common.resume:
         _check_inputs(config, command)
     resumable = _is_resumable(folder, command)
-    with run_folder(folder, resume=common.resume, force=common.force, resumable=resumable):
+    with (
+        run_folder(folder, resume=common.resume, force=common.force, resumable=resumable),
+        _work_folder(folder, command, force=common.force) as work,
+    ):
         if not common.resume:
-            yield config, folder, {"command": command, "flags": recorded}
+            yield config, work, {"command": command, "flags": recorded}
             return
-        manifest = _manifest_to_resume(folder, command)
+        manifest = _manifest_to_resume(work, command)
         typed, before = _typed(context), manifest["flags"]
         recorded = resumed(kind, recorded, typed, before) | settings_of(kind, before, typed, folder)
-        yield kind.from_flags(recorded), folder, manifest | {"flags": recorded}
+        yield kind.from_flags(recorded), work, manifest | {"flags": recorded}
+
+
+@contextmanager
+def _work_folder(folder: Path, command: str, *, force: bool) -> Iterator[Path]:
+    """Where to record: beside an older run that is replaced, where such a run was begun, or in the folder itself."""
+    begun = begun_beside(folder)
+    if begun is not None and not force and not _note_of(begun, command).is_file():
+        drop_begun(folder)  # killed before there was anything to resume
+        begun = None
+    if begun is None and not (force and results_in(folder)):
+        yield folder
+        return
+    with replacing_when_complete(folder) as work:
+        yield work
 
 
 def checked(kind: type[_Config], flags: Mapping[str, Any], command: str) -> None:
@@ -155,8 +174,7 @@ def _is_resumable(folder: Path, command: str) -> bool:
 
 
 def _manifest_to_resume(folder: Path, command: str) -> dict[str, Any]:
-    path = folder / SEARCH_FILE if command == _SEARCH else folder / "trace" / FILE_NAME
-    if not path.is_file():
+    if not _note_of(folder, command).is_file():
         raise MismatchError(f"{folder} has no run to resume. Start one without --resume.")
     manifest = read_search(folder) if command == _SEARCH else read_manifest(folder / "trace")
     if not isinstance(manifest.get("flags"), dict) or manifest.get("command", command) != command:
@@ -164,3 +182,8 @@ def _manifest_to_resume(folder: Path, command: str) -> dict[str, Any]:
             f"{folder} was not written by `{command}`, so it cannot be resumed. Choose another --output."
         )
     return manifest
+
+
+def _note_of(folder: Path, command: str) -> Path:
+    """The file that makes a folder one of a run to resume."""
+    return folder / SEARCH_FILE if command == _SEARCH else folder / "trace" / FILE_NAME

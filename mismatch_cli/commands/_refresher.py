@@ -17,7 +17,7 @@ from pathlib import Path
 from mismatch_cli.commands._show import Common
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.text import visible
-from mismatch_cli.trace.files import remove_unfinished
+from mismatch_cli.trace.drafts import remove_unfinished
 
 _SHARE = 0.02  # of CPU time at most, for drawing
 _LOWEST = 19  # niceness: only what other processes leave
@@ -79,8 +79,7 @@ class Refresher:
         if self._child is not None and self._child.poll() is None:
             self._child.kill()  # it writes under temporary names first
             self._child.wait()
-            for folder in (self._output, self._output / "plots"):
-                remove_unfinished(folder)
+            remove_unfinished(self._output)
         self._child = None
 
     def _is_free(self) -> bool:

@@ -1,6 +1,6 @@
 """What commands share: flags, opening traces, and showing the result of a study.
 
-A study is printed and written as summary.json, plots and report.html. Numbers come first: pictures take seconds.
+A study is printed, and then written as summary.json, plots and report.html: pictures take seconds.
 """
 
 from __future__ import annotations
@@ -160,12 +160,19 @@ class Common:
     def opened(self, named: Sequence[Path] | None, notice: str, *names: str) -> list[Trace]:
         """The named traces; if there are none, the bundled ones called `names`, after printing `notice`."""
         from mismatch_cli.places import bundled, bundled_trace
+        from mismatch_cli.recording.work import begun_beside
         from mismatch_cli.trace.reader import Trace
 
         own = [bundled("traces") / name for name in names] or [bundled_trace()]
         traces = [Trace.open(path, skip_broken=self.skip_broken) for path in named or own]
         if not named:
             self.progress.say(notice)
+        for run in {trace.run_folder for trace in traces if not is_store(trace.folder)}:
+            if begun_beside(run):
+                self.progress.say(
+                    f"This reads the older run in {run}: the one that replaces it is unfinished. Continue that with "
+                    "--resume, or begin it again with --force."
+                )
         return traces
 
     def report(
@@ -219,21 +226,18 @@ class Common:
         except OSError as error:
             unread = error
         if folder is not None:
-            from mismatch_cli.report.written import write_numbers
-
-            summary = write_numbers(study, folder)
-            if view is None:
-                self.progress.say(f"Wrote {summary}")
-            else:
-                self._write_page(study, view, folder)
+            self._write(study, view, folder)
         if unread is not None:
             raise unread
 
-    def _write_page(self, study: Study, view: ReportView, folder: Path) -> None:
-        from mismatch_cli.report.written import HTML_FILE, PLOTS_FOLDER, SUMMARY_FILE, write_page
+    def _write(self, study: Study, view: ReportView | None, folder: Path) -> None:
+        from mismatch_cli.report.written import HTML_FILE, PLOTS_FOLDER, SUMMARY_FILE, write_numbers, write_report
 
+        if view is None:
+            self.progress.say(f"Wrote {write_numbers(study, folder)}")
+            return
         files, drawing = None if self.no_plots else self.files, partial(self.progress.working, "Drawing")
-        drawn = write_page(study, view, folder, files, self.page_responses, drawing)
+        drawn = write_report(study, view, folder, files, self.page_responses, drawing)
         others = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if drawn else f" and {SUMMARY_FILE}"
         self.progress.say(f"Wrote {folder / HTML_FILE}{others}")
 

@@ -71,7 +71,7 @@ def run_varied(context: typer.Context, common: Common, kind: type, vary: Sequenc
         raise UsageError("--resume continues a run, --force replaces it: use one of them.")
     command, values = str(context.info_name), _values(context, kind, vary)
     folder = common.output or Path(f"{command}-by-{'-'.join(name.replace('_', '-') for name in values)}")
-    members = _members(context, kind, values, folder.absolute())
+    members = _members(context, kind, values, folder.absolute(), force=common.force)
     if len(members) < 2:
         raise UsageError("--vary needs at least two values: with one there is nothing to compare.")
     _check_there(members, common)
@@ -112,7 +112,9 @@ def _values(context: typer.Context, kind: type, vary: Sequence[str]) -> dict[str
     return found
 
 
-def _members(context: typer.Context, kind: type, values: dict[str, list[str]], folder: Path) -> list[Member]:
+def _members(
+    context: typer.Context, kind: type, values: dict[str, list[str]], folder: Path, *, force: bool
+) -> list[Member]:
     """One member per combination; what would be refused in a single run is refused here."""
     from mismatch_cli.commands._prepared import checked
     from mismatch_cli.recording.members import Member
@@ -125,7 +127,7 @@ def _members(context: typer.Context, kind: type, values: dict[str, list[str]], f
         checked(kind, inner.params, str(context.info_name))
         if name in members:
             raise UsageError(f"--vary gives two runs the name {name}. Choose values whose last path parts differ.")
-        members[name] = Member(folder / name, (str(context.info_name), *typed), Path.cwd())
+        members[name] = Member(folder / name, (str(context.info_name), *typed), Path.cwd(), replaces=force)
     return list(members.values())
 
 
@@ -147,10 +149,10 @@ def _run(members: Sequence[Member], devices: str | None, common: Common) -> list
     from mismatch_cli.recording.members import RAY, run_members, run_on_ray, visible_devices
 
     if common.force:
-        from mismatch_cli.recording.ours import remove_results
+        from mismatch_cli.recording.work import drop_begun
 
         for member in members:
-            remove_results(member.folder)
+            drop_begun(member.folder)
 
     def report(outcome: Outcome) -> None:
         common.progress.say(f"{outcome.member.name}: {outcome.fault or _headline(outcome.member)}")

@@ -39,14 +39,16 @@ def command(
     with joined(KEPT) as world, told_to_all(world, prepared_run(context, common, BisectConfig, check)) as prepared:
         from mismatch_cli.bisect.search import search, traced
         from mismatch_cli.dealing import Ranks
+        from mismatch_cli.recording.work import put_in_place
         from mismatch_cli.studies.bisection import BisectionAnalysis
         from mismatch_cli.studies.diagnosis import faults
 
-        config, folder, manifest = prepared
+        config, work, manifest = prepared
         progress, ranks, is_new = common.progress_of(world), Ranks(world, sharded), not common.resume
-        source = traced(config, folder, progress, ranks, fresh=is_new)
-        search(config, source, folder, progress, faults, ranks, manifest["flags"], fresh=is_new)
+        source = traced(config, work, progress, ranks, fresh=is_new)
+        search(config, source, work, progress, faults, ranks, manifest["flags"], fresh=is_new)
         if world.first:
+            folder = put_in_place(work)
             common.show(BisectionAnalysis.read(folder), folder)
 
 

@@ -39,12 +39,14 @@ def command(
     """
     from mismatch_cli.commands._prepared import prepared_run
 
-    with prepared_run(context, common, CurateConfig) as (config, folder, manifest):
+    with prepared_run(context, common, CurateConfig) as (config, work, manifest):
         from mismatch_cli.places import shown
         from mismatch_cli.recording.curate import PROBLEMS_FILE, curate
+        from mismatch_cli.recording.work import put_in_place
         from mismatch_cli.studies.curation import CurationAnalysis
 
-        curation = curate(config, folder, manifest, common.progress, confirm=confirm)
+        curation = curate(config, work, manifest, common.progress, confirm=confirm)
+        folder = put_in_place(work)
         chosen = folder / PROBLEMS_FILE
         training = suggest(*_training(config, chosen))
         study = CurationAnalysis(curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])), training)

@@ -131,20 +131,18 @@ def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, 
     from mismatch_cli.importers._driver import import_dump
     from mismatch_cli.importers._torch_file import NeedsItsFramework
     from mismatch_cli.recording.folder import run_folder
-    from mismatch_cli.recording.ours import remove_results
-    from mismatch_cli.trace.files import unfinished_folder
+    from mismatch_cli.recording.work import replacing_run
 
     folder = common.output or _folder_of(what.paths)
     try:
         with (
             run_folder(folder, resume=False, force=common.force, resumable=False),
-            unfinished_folder(folder / "trace") as part,
+            replacing_run(folder) as new,
         ):
+            (trace := new / "trace").mkdir()
             vocabulary, size = _vocabulary(tokenizer)
-            imported = import_dump(replace(what, vocabulary=size), part, common.progress)
-            vocabulary(part)
-            remove_results(folder)
-            part.rename(folder / "trace")
+            imported = import_dump(replace(what, vocabulary=size), trace, common.progress)
+            vocabulary(trace)
     except NeedsItsFramework as error:
         if error.lines:
             TerminalProgress(quiet=False).say(error.lines)  # with --quiet too: the error refers to them

@@ -47,9 +47,11 @@ def command(
     with joined(KEPT) as world, told_to_all(world, prepared_run(context, common, ProbeConfig, like=like)) as prepared:
         from mismatch_cli.dealing import Ranks
         from mismatch_cli.recording.record import record
+        from mismatch_cli.recording.work import put_in_place
         from mismatch_cli.trace.reader import Trace
 
-        config, folder, manifest = prepared
-        record(config, folder, manifest, common.progress_of(world), Ranks(world, sharded))
+        config, work, manifest = prepared
+        record(config, work, manifest, common.progress_of(world), Ranks(world, sharded))
         if world.first:
+            folder = put_in_place(work)
             common.study_mismatch([Trace.open(folder)], folder)

@@ -44,11 +44,13 @@ def command(
     with joined(KEPT) as world, told_to_all(world, prepared_run(context, common, RescoreConfig, _check)) as prepared:
         from mismatch_cli.dealing import Ranks
         from mismatch_cli.recording.rescore import rescore
+        from mismatch_cli.recording.work import put_in_place
         from mismatch_cli.trace.reader import Trace
 
-        config, folder, manifest = prepared
-        rescore(config, folder, manifest, common.progress_of(world), Ranks(world, sharded))
+        config, work, manifest = prepared
+        rescore(config, work, manifest, common.progress_of(world), Ranks(world, sharded))
         if world.first:
+            folder = put_in_place(work)
             common.study_mismatch([Trace.open(folder)], folder)
 
 

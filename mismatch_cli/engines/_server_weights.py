@@ -5,7 +5,6 @@ This transport works everywhere. vLLM offers the routes for it in its developmen
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from mismatch_cli.engines._server_http import Refused, Server
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import saved_state
 from mismatch_cli.ranks import World
+from mismatch_cli.trace.drafts import remove_unfinished
 from mismatch_cli.trace.files import replacing_folder
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _HEADLESS = ("gemma",)  # families without a separate head in vLLM
 _ANSWER, _CHECKSUMS = 2**16, 2**24  # bytes: a word or two; a line for each weight
 _NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of weights that vLLM has packed
+_FILE = "model.safetensors"
 _NAME = "mismatch-cli-weights-"  # prefix of what we remove again: the user's folder may have other files
 MODE = "Start it with VLLM_SERVER_DEV_MODE=1 in its environment"
 
@@ -73,7 +74,7 @@ class SharedWeights:
         self._count += 1
         if self._world.first:
             with replacing_folder(self.path) as temporary:
-                save_file({name: kept[name].contiguous().clone() for name in names}, temporary / "model.safetensors")
+                save_file({name: kept[name].contiguous().clone() for name in names}, temporary / _FILE)
         self._world.barrier()
 
     async def give(self, server: Server, url: str) -> None:
@@ -101,9 +102,12 @@ class SharedWeights:
     def _remove_but(self, kept: Path | None) -> None:
         """Remove the other weights in the folder, including what a killed run has left, finished or not."""
         if self._world.first:
-            for path in (*self._folder.glob(f"{_NAME}*"), *self._folder.glob(f".{_NAME}*.part")):
+            remove_unfinished(self._folder, _NAME)
+            for path in self._folder.glob(f"{_NAME}*"):
                 if path != kept:
-                    shutil.rmtree(path, ignore_errors=True)
+                    with suppress(OSError):  # a folder with other files in it stays
+                        (path / _FILE).unlink(missing_ok=True)
+                        path.rmdir()
 
 
 def names_in_vllm(model: Any, state: Mapping[str, Tensor]) -> list[str]:

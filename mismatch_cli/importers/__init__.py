@@ -4,6 +4,7 @@ import glob
 from pathlib import Path
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.trace.drafts import UNFINISHED
 from mismatch_cli.trace.stores import is_store
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}  # by the suffix
@@ -18,7 +19,7 @@ def files_at(path: Path) -> tuple[list[Path], Path]:
     if path.is_file():
         return [path], path.parent
     if path.is_dir():
-        return [p for p in path.rglob("*") if p.is_file()], path
+        return [p for p in path.rglob("*") if p.is_file() and not any(map(UNFINISHED.fullmatch, p.parts))], path
     if files := [p for p in path.parent.glob(f"{glob.escape(path.name)}*") if p.is_file()]:
         return files, path.parent
     if is_store(path):

@@ -51,12 +51,11 @@ class Result:
         """Write `summary.json`, `report.html` and `plots/` into a folder, as the command does; `force` overwrites."""
         from mismatch_cli.recording.folder import report_folder
         from mismatch_cli.report.pages import page_of
-        from mismatch_cli.report.written import HTML_FILE, write_numbers, write_page
+        from mismatch_cli.report.written import HTML_FILE, write_report
 
         path = Path(folder).expanduser()
         with report_folder(path, self._study.FORMAT, force=force):
-            write_numbers(self._study, path)
-            write_page(self._study, page_of(self._study), path)
+            write_report(self._study, page_of(self._study), path)
         return path / HTML_FILE
 
     @cached_property

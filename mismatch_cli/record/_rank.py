@@ -19,7 +19,8 @@ from mismatch_cli.importers._rows import Completer
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.record._columns import as_table
 from mismatch_cli.record._responses import Padded, Row, responses_in
-from mismatch_cli.trace.files import remove_unfinished, write_atomically
+from mismatch_cli.trace.drafts import remove_unfinished
+from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.manifest import (
     FILE_NAME,
     VOCABULARY,

@@ -11,16 +11,24 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.recording.ours import LOCK, LOG, REPORT, foreign_in, format_of, is_ours, results_in
-from mismatch_cli.trace.files import UNFINISHED, remove_unfinished
+from mismatch_cli.recording.ours import (
+    FOLDERS,
+    LOCK,
+    LOG,
+    REPORT,
+    foreign_in,
+    format_of,
+    is_ours,
+    not_a_run_folder,
+    results_in,
+)
+from mismatch_cli.recording.work import begun_beside
+from mismatch_cli.trace.drafts import NEW, RUN, UNFINISHED, remove_unfinished
 
 _Key = tuple[int, int]  # of a file: device and inode
 _held: dict[_Key, int] = {}  # the locks that this process holds
 _OF_A_RUN = ("manifest.json", "trace/manifest.json", "metrics.jsonl")
-_WRITTEN_IN = (
-    *("", "trace", "held-out", "plots", "distributions", "checkpoints"),
-    *("clipstats", "clipstats/plots", "diagnosis", "diagnosis/plots"),
-)
+_WRITTEN_IN = (*sorted(FOLDERS), "checkpoints", "traces/step-*")
 
 
 def run_folder(folder: Path, *, resume: bool, force: bool, resumable: bool = True) -> AbstractContextManager[None]:
@@ -31,11 +39,8 @@ def run_folder(folder: Path, *, resume: bool, force: bool, resumable: bool = Tru
 def check_run_folder(folder: Path, *, replaced: bool, resumable: bool = True) -> None:
     """A `MismatchError` for a folder with foreign files, or with an old run that may not be replaced."""
     if foreign := foreign_in(folder):
-        raise MismatchError(
-            f"{folder} is not a run folder: it contains {foreign}, which mismatch-cli did not write. "
-            "Move it away, or choose another --output."
-        )
-    if not replaced and results_in(folder):
+        raise not_a_run_folder(folder, foreign)
+    if not replaced and (results_in(folder) or begun_beside(folder)):
         choices = "Continue it with --resume, replace" if resumable else "Replace"
         raise MismatchError(f"{folder} already exists. {choices} it with --force, or choose another --output.")
 
@@ -162,9 +167,10 @@ def claimed(folder: Path, check: Callable[[], None]) -> Iterator[None]:
         if any((outer / name).is_file() for name in _OF_A_RUN):
             stack.enter_context(_locked(outer, fcntl.LOCK_SH))
         stack.enter_context(_locked(folder, fcntl.LOCK_EX))
+        for root in (folder, folder / RUN / NEW):
+            for inside in (root, *(path for pattern in _WRITTEN_IN for path in root.glob(pattern))):
+                remove_unfinished(inside)
         check()  # another process may have written before it released the lock
-        for name in (*_WRITTEN_IN, *(f"traces/{path.name}" for path in (folder / "traces").glob("step-*"))):
-            remove_unfinished(folder / name)
         yield
 
 

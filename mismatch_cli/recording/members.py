@@ -18,7 +18,9 @@ from typing import Any
 from mismatch_cli.configuration import without_variables
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
+from mismatch_cli.recording.work import begun_beside
 from mismatch_cli.text import visible
+from mismatch_cli.trace.drafts import NEW, RUN
 from mismatch_cli.trace.manifest import FILE_NAME
 from mismatch_cli.workers.on_ray import connected
 
@@ -37,6 +39,7 @@ class Member:
     note: str = f"trace/{FILE_NAME}"  # exists once a run has begun
     result: str = "summary.json"  # exists once it has ended
     fresh: tuple[str, ...] = ("--force",)  # the flags that begin one
+    replaces: bool = False  # an older run that the folder may have
 
     @property
     def name(self) -> str:
@@ -44,12 +47,14 @@ class Member:
 
     @property
     def finished(self) -> bool:
-        return (self.folder / self.result).is_file()
+        return (self.folder / self.result).is_file() and begun_beside(self.folder) is None
 
     @property
     def command(self) -> list[str]:
         """The command line: begins the run, or resumes it."""
-        how = ("--resume",) if (self.folder / self.note).is_file() else self.fresh
+        beside = (self.folder / RUN / NEW / self.note).is_file()
+        begun = beside or (not self.replaces and (self.folder / self.note).is_file())
+        how = ("--resume",) if begun else self.fresh
         return [sys.executable, "-m", "mismatch_cli", *self.words, "--output", str(self.folder), "--quiet", *how]
 
 

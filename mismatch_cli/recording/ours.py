@@ -6,12 +6,14 @@ A name is not enough: people have their own `plots/` and `summary.json`.
 import csv
 import json
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
-from mismatch_cli.trace.files import LOG_HEAD, UNFINISHED
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.trace.drafts import UNFINISHED
+from mismatch_cli.trace.files import LOG_HEAD
 
 LOCK = ".lock"
 LOG = "log"
@@ -43,7 +45,7 @@ def is_ours(path: Path, root: Path) -> bool:
     except FileNotFoundError:  # the holder of the folder has removed it since it was listed
         return True
     if S_ISDIR(mode):
-        return any(fnmatchcase(name, pattern) for pattern in _FOLDERS)
+        return any(fnmatchcase(name, pattern) for pattern in FOLDERS)
     if not S_ISREG(mode):
         return False
     return any(fnmatchcase(name, pattern) and _holds(test, path) for pattern, test in _FILES.items())
@@ -58,6 +60,23 @@ def results_in(root: Path) -> str | None:
     """The first of our files that took work to make; a failed start leaves only a log or a trace without shards."""
     found = (path.relative_to(root).as_posix() for path, ours in _walk(root) if ours and not path.is_dir())
     return next((name for name in found if not any(fnmatchcase(name, start) for start in _OF_A_START)), None)
+
+
+def results(root: Path) -> list[Path]:
+    """Our files, except the lock and the log, which outlive a run; a `MismatchError` if there are others."""
+    found = list(_walk(root))
+    if foreign := next((path for path, ours in found if not ours), None):
+        raise not_a_run_folder(root, foreign.relative_to(root))
+    kept = (LOCK, f"{LOG}/*")
+    files = [path for path, _ in found if not path.is_dir()]
+    return [path for path in files if not any(fnmatchcase(path.relative_to(root).as_posix(), name) for name in kept)]
+
+
+def not_a_run_folder(root: Path, foreign: Path | str) -> MismatchError:
+    return MismatchError(
+        f"{root} is not a run folder: it contains {foreign}, which mismatch-cli did not write. "
+        "Move it away, or choose another --output."
+    )
 
 
 def remove_results(root: Path) -> None:
@@ -80,13 +99,9 @@ def remove_trace(folder: Path) -> None:
         path.unlink()
 
 
-def remove_pictures(folder: Path, kept: Collection[Path] = ()) -> None:
-    """Remove the pictures of an earlier report from its `plots/`, and the folder if that leaves it empty."""
-    for path in folder.glob("*"):
-        if path not in kept and is_ours(path, folder.parent):
-            path.unlink()
-    if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
-        folder.rmdir()
+def pictures_in(plots: Path) -> list[Path]:
+    """The pictures of a report in its `plots/`."""
+    return [path for path in plots.glob("*") if is_ours(path, plots.parent)]
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
@@ -202,5 +217,5 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     "perfectible.jsonl": lambda path: _is_empty(path) or _first_record(path) == _PROBLEM,
     "distributions/response-[0-9][0-9][0-9][0-9][0-9].float32": lambda _: True,
 }
-_FOLDERS = {parent.as_posix() for name in _FILES for parent in Path(name).parents} - {"."}
+FOLDERS = {parent.as_posix() for name in _FILES for parent in Path(name).parents} - {"."}
 _OF_A_START = (LOCK, f"{LOG}/*", "*/manifest.json", "*/vocab.parquet", "distributions/*")

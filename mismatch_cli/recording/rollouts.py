@@ -24,6 +24,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.config import RolloutConfig
 from mismatch_cli.recording.full_divergence import Distributions
 from mismatch_cli.recording.ours import remove_results
+from mismatch_cli.recording.work import home_of
 from mismatch_cli.tasks.grading import Grader, group_mean_advantages
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts
 from mismatch_cli.trace.manifest import promised_rows, recorded, write_manifest
@@ -148,7 +149,7 @@ def _load_engine(
         progress.say(f"Asking the server for {config.model}")
     else:
         progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
-    log_file = run_folder / "log" / f"{config.engine}{ranks.world.suffix}.log"
+    log_file = home_of(run_folder) / "log" / f"{config.engine}{ranks.world.suffix}.log"
     settings = config.engine_settings(log_file=log_file, full=full, say=progress.say, world=ranks.world)
     return create_engine(config.engine, settings)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.trace.drafts import UNFINISHED
 from mismatch_cli.trace.manifest import FILE_NAME, missing
 from mismatch_cli.trace.stores import StoreError, StorePath, forget
 
@@ -81,7 +82,8 @@ def _says(name: str) -> bool:
 
 def _files(folder: Path) -> Iterator[str]:
     """Every file by its path in the folder, except locks and files still being written."""
-    for root, _, names in os.walk(folder):
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not UNFINISHED.fullmatch(name)]
         for name in names:
             if not name.startswith("."):
                 yield (Path(root) / name).relative_to(folder).as_posix()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.recording.ours import remove_pictures
 from mismatch_cli.report.picture_files import PictureFiles
 from mismatch_cli.report.plots._style import CSS_PX, NARROW, WIDE, Style
 
@@ -99,15 +98,13 @@ def figure_views(
 ) -> list[FigureView]:
     """Every plot that the data suffices for, as `report.html` shows it; with a folder, also as files in it.
 
-    These files replace all earlier ones of mismatch-cli there. `on_drawn` gets the number of figures just drawn.
+    `on_drawn` gets the number of figures just drawn.
     """
     drawn = []
     for name, plot in plots_for(data):
         drawn.append(_figure_view(name, plot, data, folder, files))
         on_drawn(1)
-    if folder is not None:
-        remove_pictures(folder, {path for _, written in drawn for path in written})
-    return [view for view, _ in drawn]
+    return drawn
 
 
 def figure_of(data: Drawable, name: str) -> Figure:
@@ -121,19 +118,17 @@ def figure_of(data: Drawable, name: str) -> Figure:
     return draw(plots[name], data, WIDE)
 
 
-def _figure_view(
-    name: str, plot: ModuleType, data: Drawable, folder: Path | None, files: PictureFiles
-) -> tuple[FigureView, list[Path]]:
-    """A figure on the page, and its files."""
+def _figure_view(name: str, plot: ModuleType, data: Drawable, folder: Path | None, files: PictureFiles) -> FigureView:
+    """A figure on the page, which is also written as files if there is a folder."""
     from mismatch_cli.report.plots._svg import to_svg
 
     wide, narrow = draw(plot, data, WIDE), draw(plot, data, NARROW)
     svg, pixels = (to_svg(wide), None) if folder is None else files.for_page(wide)
     pictures = _picture(wide, svg), _picture(narrow, to_svg(narrow))
     title, caption = text_of(plot, "TITLE", data.STUDY), text_of(plot, "CAPTION", data.STUDY)
-    view = FigureView(name, title, caption, _listed(getattr(plot, "SECTION", ())), *pictures)
-    written = files.write(folder, name, partial(draw, plot, data), wide, pixels) if folder is not None else []
-    return view, written
+    if folder is not None:
+        files.write(folder, name, partial(draw, plot, data), wide, pixels)
+    return FigureView(name, title, caption, _listed(getattr(plot, "SECTION", ())), *pictures)
 
 
 def draw(plot: ModuleType, data: Drawable, style: Style, only: int | None = None) -> Figure:

@@ -64,17 +64,11 @@ class PictureFiles:
         draw: Callable[[Style, int | None], Figure],
         wide: Figure,
         pixels: np.ndarray | None,
-    ) -> list[Path]:
-        """Write a figure; `draw` draws it in a style, with all panels or one, and `wide` is the page's figure.
-
-        Files are replaced atomically, so a viewer of a running study never sees half a picture.
-        """
-        written = []
+    ) -> None:
+        """Write a figure; `draw` draws it in a style, with all panels or one, and `wide` is the page's figure."""
         for path, figure in self._figures(folder / name, draw, wide):
             for format_ in self.formats:
-                written.append(path.with_name(f"{path.name}.{format_}"))
-                _WRITERS[format_](figure, written[-1], pixels)
-        return written
+                _WRITERS[format_](figure, path.with_name(f"{path.name}.{format_}"), pixels)
 
     def _figures(
         self, path: Path, draw: Callable[[Style, int | None], Figure], wide: Figure

@@ -1,4 +1,4 @@
-"""What a study writes into a folder: its numbers first, then its page with the figures."""
+"""What a study writes into a folder: its numbers, its page and its figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from mismatch_cli.report.picture_files import PictureFiles
 from mismatch_cli.report.view import ReportView
 from mismatch_cli.studies.study import Study
-from mismatch_cli.trace.files import write_atomically
+from mismatch_cli.trace.files import replacing_entries, write_atomically
 
 SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER = "summary.json", "report.html", "plots"
 PAGE_RESPONSES = 200
@@ -24,7 +24,7 @@ def write_numbers(study: Study, folder: Path) -> Path:
     return folder / SUMMARY_FILE
 
 
-def write_page(
+def write_report(
     study: Study,
     view: ReportView,
     folder: Path,
@@ -32,22 +32,22 @@ def write_page(
     responses: int = PAGE_RESPONSES,
     drawing: _Drawing = lambda _count: nullcontext(lambda _drawn: None),
 ) -> bool:
-    """Write `report.html`, with at most `responses` token by token, and `plots/`; return whether it has figures.
+    """Replace the report in a folder, all at once; return whether the new one has figures.
 
-    Without `files` nothing is drawn. `drawing` gets the number of figures; what it yields, each one done.
+    It is `summary.json`, `report.html`, with at most `responses` token by token, and `plots/`. Without `files` nothing
+    is drawn. `drawing` gets the number of figures; what it yields, each one done.
     """
-    from mismatch_cli.recording.ours import remove_pictures
+    from mismatch_cli.recording.ours import pictures_in
     from mismatch_cli.report.explorer import explorer_view
     from mismatch_cli.report.figures import figure_views, plots_for
     from mismatch_cli.report.html import write_html
 
-    plots = folder / PLOTS_FOLDER
-    if files is None:
-        remove_pictures(plots)
-    elif count := len(list(plots_for(study.plot_data))):
-        with drawing(count) as on_drawn:
-            view = replace(view, figures=figure_views(study.plot_data, plots, files, on_drawn))
-    if responses and (explored := study.exploration(responses)) is not None:
-        view = replace(view, explorer=explorer_view(explored))
-    write_html(folder / HTML_FILE, view)
+    with replacing_entries(folder / HTML_FILE, lambda: pictures_in(folder / PLOTS_FOLDER)) as new:
+        write_numbers(study, new)
+        if files is not None and (count := len(list(plots_for(study.plot_data)))):
+            with drawing(count) as on_drawn:
+                view = replace(view, figures=figure_views(study.plot_data, new / PLOTS_FOLDER, files, on_drawn))
+        if responses and (explored := study.exploration(responses)) is not None:
+            view = replace(view, explorer=explorer_view(explored))
+        write_html(new / HTML_FILE, view)
     return bool(view.figures)

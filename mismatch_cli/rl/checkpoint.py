@@ -13,7 +13,7 @@ import shutil
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks import ALONE, World
+from mismatch_cli.recording.ours import remove_results, remove_trace
 from mismatch_cli.sharding import fill
 from mismatch_cli.trace.files import could_not_write, replacing_folder, write_atomically
 from mismatch_cli.trackers import METRICS_TABLE
@@ -179,7 +180,10 @@ def cut_back(run_folder: Path, step: int) -> None:
     for folder in (run_folder / "traces").glob("step-*"):
         number = folder.name.removeprefix("step-")
         if number.isdecimal() and int(number) > step:  # a user's copy has a different name
-            shutil.rmtree(folder)
+            remove_trace(folder)
+            remove_results(folder)  # reports on it
+            with suppress(OSError):  # the user has put files there
+                folder.rmdir()
 
 
 def last_step(run_folder: Path) -> int:

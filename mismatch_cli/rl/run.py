@@ -67,6 +67,7 @@ class Run:
     ) -> None:
         self.config, self.folder, self.say, self._on_phase, self.world = config, run_folder, say, on_phase, world
         self.framework = ""  # its names for the gap are in the lines too
+        self._has_model = False  # saved after the last step: it stays, with whatever the user has put beside it
         self._stated: int | None = 0  # answers that responses have stated so far; None once we have warned that none do
         self._threads = set_threads(config.threads or None, config.model)
         algorithm = find(config.algorithm, training=True)
@@ -180,6 +181,7 @@ class Run:
         judge = found.facts["judge"]  # every rank knows the given-up questions; only the first has the counts
         self.task.grader.load_state_dict(judge if self.world.first else judge | {"timeouts": 0})
         self._cut_back(found.step)
+        self._has_model = found.step == self.config.steps and self.world.told((self.folder / "model").is_dir())
         return found.step
 
     def _cut_back(self, step: int) -> None:
@@ -341,6 +343,8 @@ class Run:
         """Save the trained model as a folder that `probe` can read; an adapter both by itself and merged."""
         from transformers.utils import logging
 
+        if self._has_model:
+            return
         self._on_phase("model")
         logging.disable_progress_bar()
         trained = self.learner.model

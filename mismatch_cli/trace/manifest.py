@@ -17,6 +17,7 @@ from mismatch_cli import custom_code
 from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.places import bundled, bundled_names
 from mismatch_cli.registry import meant
+from mismatch_cli.trace.drafts import finish_exchanges
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.stores import StoreError, is_store, located
 
@@ -68,9 +69,12 @@ def trace_folder(path: Path) -> Path:
     path = located(path)
     if not path.exists() and str(path) in bundled_names():
         return bundled("traces") / path
+    inner = path / "trace"
+    if not is_store(path) and not any((folder / FILE_NAME).is_file() for folder in (inner, path)):
+        for folder in (path, path.parent):  # a kill while a trace was replaced
+            finish_exchanges(folder)
     if not path.exists():
         raise missing(path)
-    inner = path / "trace"
     folder = inner if (inner / FILE_NAME).is_file() else path
     manifest = read_manifest(folder)
     if not shards_in(folder):

@@ -18,7 +18,8 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers._driver import Import, import_dump
 from mismatch_cli.importers._sources import Source, find
 from mismatch_cli.importers.prime_rl import STABLE
-from mismatch_cli.trace.files import unfinished_folder
+from mismatch_cli.trace.drafts import files_in
+from mismatch_cli.trace.files import replacing_entries
 from mismatch_cli.watch.growing_trace import StepsOfShards
 from mismatch_cli.watch.training_run import Ready
 
@@ -54,10 +55,8 @@ class Parts:
         numbers = [int(row["name"].rpartition("-")[2]) for row in self.rows]
         name = f"part-{max(numbers, default=-1) + 1:05d}"
         folder = self._folder / name
-        shutil.rmtree(folder, ignore_errors=True)
-        with unfinished_folder(folder) as temporary:
-            write(temporary)
-            temporary.rename(folder)
+        with replacing_entries(folder, lambda: [folder / file for file in files_in(folder)]) as new:
+            write(new / name)
         self.rows.append({"name": name, "files": {file: list(span) for file, span in spans.items()}})
         self._keep()
         return folder

@@ -11,7 +11,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import KINDS, PICKLES
 from mismatch_cli.recording.folder import check_apart, claimed
 from mismatch_cli.recording.ours import LOCK
-from mismatch_cli.trace.files import UNFINISHED
+from mismatch_cli.trace.drafts import UNFINISHED
 
 FILE_NAME, FORMAT = "watch.json", "mismatch-cli watch"
 _SETTING = "prompts_per_step"  # of `train`: other programs write a config.toml too

@@ -1,0 +1,210 @@
+"""Drafts: what is being written, beside what it will replace. Whenever a kill or a failure comes, one of both counts.
+
+A draft is a hidden folder with our mark in it; without the mark inside, nothing is ever removed.
+
+    .trace.0123abcd.mismatch-cli.part/
+        .mismatch-cli   the mark, locked while its process lives
+        new             the file that is being written, or a folder of all entries to come
+        old/            the files that go, moved here once `new` is complete
+        ready/          `new` under its second name, once all of `old` is here
+
+Before the second name the old files count, and `settle` moves them back; from then on the new ones count, and `settle`
+moves them in. Whoever holds the folder next does the same for drafts whose process is gone.
+"""
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from stat import S_ISDIR
+
+from mismatch_cli.errors import MismatchError
+
+MARK = ".mismatch-cli"
+NEW, _OLD, _READY = "new", "old", "ready"
+_ENDING = f"{MARK}.part"
+RUN = f".run{_ENDING}"  # the draft of a run, which outlives its process: --resume continues it
+# Names that are no results: those of drafts, and of unfinished files of earlier versions, which stay where they are.
+UNFINISHED = re.compile(rf"\..+(\.[0-9a-f]{{8}}\.part|{re.escape(_ENDING)})|{re.escape(RUN)}")
+_LONGEST = 64  # characters of a name that are repeated in the name of its draft
+_locks: set[int] = set()
+
+
+@contextmanager
+def draft(path: Path) -> Iterator[Path]:
+    """A new draft beside `path`, settled and removed at the end of the block.
+
+    Whatever a failing disk prevents at that end, the next command does.
+    """
+    place = path.with_name(f".{path.name[:_LONGEST]}.{secrets.token_hex(4)}{_ENDING}")
+    place.mkdir(parents=True)
+    mark = None
+    try:
+        mark = _lock(place, os.O_CREAT | os.O_EXCL)
+        yield place
+    finally:
+        with suppress(OSError):
+            _end(place)
+        _unlock(mark)
+
+
+def finish_run(place: Path, old: Collection[Path]) -> None:
+    """Exchange the draft of a run, which is complete; if that fails, it stays to be resumed."""
+    mark = _lock(place)
+    try:
+        exchange(place, old)
+    finally:
+        with suppress(OSError):
+            _end(place)
+        _unlock(mark)
+
+
+def exchange(place: Path, old: Collection[Path]) -> None:
+    """Put everything in `new`, which is complete, into the folder around a draft, in place of the files `old`.
+
+    A `MismatchError`, and nothing changes, if other files appear among the old ones meanwhile.
+    """
+    folder = place.parent
+    going = {path.relative_to(folder) for path in old}
+    for name in sorted({path.parts[0] for path in going}):
+        inside = {Path(name) / path for path in files_in(folder / name)}
+        for path in [Path(name)] if inside <= going else sorted(inside & going):
+            (place / _OLD / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).rename(place / _OLD / path)
+    if strange := sorted(files_in(place / _OLD) - going):
+        raise MismatchError(
+            f"{folder / strange[0]} has appeared meanwhile, so nothing was replaced. "
+            "Move it away, and run the command again."
+        )
+    (place / NEW).rename(place / _READY)
+    try:
+        settle(place)
+    except OSError as error:
+        raise MismatchError(
+            f"What is new in {folder} is complete, but could not be moved into place ({error.strerror}). "
+            "The next command that writes there does it."
+        ) from error
+
+
+def settle(place: Path) -> None:
+    """Undo the replacement that a draft stands for, or finish it if all that goes has been moved aside."""
+    if _mode(place / NEW) is not None:
+        _move(place / _OLD, place.parent, over=False)
+    else:
+        _move(place / _READY, place.parent, over=True)
+
+
+def remove_unfinished(folder: Path, beginning: str = "") -> None:
+    """Settle and remove the drafts directly in a folder whose processes are gone, except that of a run to be resumed.
+
+    With `beginning`, only of names that start with it, where other processes write to the same folder.
+    """
+    for place in sorted(folder.glob(f".{beginning}*{_ENDING}")) if _is_folder(folder) else ():
+        if _is_folder(place):
+            clear(place)
+
+
+def finish_exchanges(folder: Path) -> None:
+    """Settle what was replaced by processes that are gone, for a reader: it does not hold the folder."""
+    for place in folder.glob(f".*{_ENDING}"):
+        with suppress(OSError):  # it may not write here
+            if _is_folder(place / _OLD):
+                clear(place)
+
+
+def clear(place: Path) -> None:
+    """Settle and remove a draft if it has our mark and its process is gone; the draft of a run stays to be resumed."""
+    try:
+        mark = _lock(place)
+    except FileNotFoundError:  # killed before there was a mark
+        with suppress(OSError):
+            place.rmdir()
+        return
+    except BlockingIOError:
+        return
+    try:
+        _end(place)
+    finally:
+        _unlock(mark)
+
+
+def is_begun(new: Path) -> bool:
+    """Whether something has been written into the `new` of a draft."""
+    return _is_folder(new) and any(new.iterdir())
+
+
+def _end(place: Path) -> None:
+    """Settle a draft and remove it, its mark last: a kill must not leave files that nobody may remove."""
+    settle(place)
+    if place.name == RUN and is_begun(place / NEW):
+        return
+    for path in place.iterdir():
+        if path.name != MARK:
+            shutil.rmtree(path) if _is_folder(path) else path.unlink()
+    (place / MARK).unlink(missing_ok=True)
+    place.rmdir()
+
+
+def _move(source: Path, target: Path, *, over: bool) -> None:
+    """Move everything in a folder, if it exists, into another: over files of the same name, or beside all others."""
+    for path in list(source.iterdir()) if _is_folder(source) else ():
+        there = target / path.name
+        if _is_folder(path) and _is_folder(there):
+            _move(path, there, over=over)
+        elif over or _mode(there) is None:
+            path.replace(there)
+        else:
+            raise FileExistsError(f"{there} is in the way of {path}")
+
+
+def files_in(path: Path) -> set[Path]:
+    """The files in a folder, relative to it; a file has itself."""
+    if not _is_folder(path):
+        return {Path()} if _mode(path) is not None else set()
+    return {file.relative_to(path) for file in path.rglob("*") if not _is_folder(file)}
+
+
+def _is_folder(path: Path) -> bool:
+    mode = _mode(path)
+    return mode is not None and S_ISDIR(mode)
+
+
+def _mode(path: Path) -> int | None:
+    """The mode of a file, None without one; any other failure is an error, since it does not say that there is none."""
+    try:
+        return os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _lock(place: Path, create: int = 0) -> int:
+    """Open the mark of a draft and lock it; a `BlockingIOError` if its process lives."""
+    mark = os.open(place / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | create, 0o666)
+    _locks.add(mark)
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if not create:  # a file system without locks can be written to all the same
+            _unlock(mark)
+            raise
+    return mark
+
+
+def _unlock(mark: int | None) -> None:
+    if mark in _locks:  # not in a child that was forked meanwhile
+        _locks.discard(mark)
+        os.close(mark)
+
+
+def _forget() -> None:
+    """A forked child must not keep the drafts of its parent alive."""
+    for mark in _locks:
+        os.close(mark)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
