@@ -5,11 +5,11 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from mismatch_cli.child_python import command, users_environment
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.tasks._worker import READY
 
@@ -39,7 +39,7 @@ class Child:
     def __init__(
         self, module: str, *arguments: str, cannot_start: str, seconds_to_start: float = _SECONDS_TO_START
     ) -> None:
-        self._command = [sys.executable, "-m", module, *arguments]
+        self._command = command(module, *arguments)
         self._seconds_to_start, self._cannot_start = seconds_to_start, cannot_start
         self.said_at_start: str | None = None
         self._given_up: set[str] = set()
@@ -90,7 +90,7 @@ class Child:
         """Start the process, as the first question does; a `MismatchError` if it does not get ready."""
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            bufsize=0, start_new_session=True,
+            bufsize=0, start_new_session=True, env=users_environment(),
         )  # fmt: skip
         self._heard.clear()
         reply = self._hear(self._process, 0, self._seconds_to_start)
