@@ -15,6 +15,7 @@ import typer
 import typer.core
 
 from mismatch_cli import __version__, entry_points, registry
+from mismatch_cli.child_python import safe_path
 from mismatch_cli.commands._command import Command
 from mismatch_cli.commands._help import Row, panels, print_help, summary
 from mismatch_cli.errors import MismatchError
@@ -186,7 +187,8 @@ def main() -> None:
         if getattr(sys, stream) is None:  # closed by the shell (`>&-`): nobody reads, which is not a failure
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     spell_out_what_streams_lack()
-    code = run(sys.argv[1:])
+    with safe_path():
+        code = run(sys.argv[1:])
     _end(0 if code == _INTERRUPTED and launched() else code)  # an interrupted rank has not failed
 
 

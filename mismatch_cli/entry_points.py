@@ -9,12 +9,12 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.extras import not_installed
@@ -33,6 +33,7 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # must not contain what separates
 _SECTION = b"[mismatch_cli."
 _METADATA = (".dist-info", ".egg-info")
 _ignored: list[str] = []
+_leave = os._exit
 
 
 class EntryPoint(NamedTuple):
@@ -69,14 +70,32 @@ def ignored() -> list[str]:
     return list(dict.fromkeys(_ignored))
 
 
-def load(package: str, point: EntryPoint, kind: str) -> ModuleType:
-    """Import the module of an entry point; a `MismatchError` names the package if that fails.
+@contextmanager
+def foreign_code() -> Iterator[None]:
+    """Keep code of others from writing to stdout, which belongs to the command, and from ending the program unnoticed.
 
-    Its output goes to stderr, since stdout belongs to the command.
+    `os._exit` raises a SystemExit; what the code has forked still ends with it.
     """
-    what = f"The {kind} '{point.name}' {point.whose}"
+    program = os.getpid()
+
+    def leave(status: int) -> NoReturn:
+        if os.getpid() != program:
+            _leave(status)
+        raise SystemExit(status)
+
+    os._exit = leave
     try:
         with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os._exit = _leave
+
+
+def load(package: str, point: EntryPoint, kind: str) -> ModuleType:
+    """Import the module of an entry point; a `MismatchError` names the package if that fails."""
+    what = f"The {kind} '{point.name}' {point.whose}"
+    try:
+        with foreign_code():
             module = importlib.import_module(point.module)
     except (Exception, SystemExit) as error:
         if sentence := not_installed(error, what):

@@ -63,7 +63,7 @@ FLOORS = [
     {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "sharding", "routing"},
     {"entry_points"},
     {"attention", "positions", "custom_code", "places", "extras", "ranks", "hashing"},
-    {"errors"},
+    {"errors", "child_python"},
     {"subprocess_site"},
 ]
 HEAVY = ("torch", "transformers", "vllm", "pandas", "matplotlib", "pyarrow", "numpy", "datasets", "math_verify")

@@ -157,3 +157,16 @@ def test_a_workflow_may_do_no_more_than_it_needs(path):
             for command in re.findall(r"^(\.ci/\w+|make \w+)", step.get("run", ""), re.M):
                 target = command.removeprefix("make ")
                 assert (ROOT / target).is_file() or f"\n{target}:" in text_of("Makefile"), command
+
+
+def test_every_action_is_pinned_by_commit():
+    """A tag or a branch can be moved to other code; the comment names the version for people."""
+    pages = [*WORKFLOWS, ROOT / "action.yml", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    # Ours is on docs/gate.md, which says that its reader writes a commit there.
+    lines = re.findall(r"^ *-? *uses: (?!.*/mismatch-cli@)(.*)$", text, re.M)
+    assert len(lines) > 8
+    pins = [re.fullmatch(r"([\w/.-]+)@([0-9a-f]{40})  # (v\d+\.\d+\.\d+)", line) for line in lines]
+    assert [line for line, pin in zip(lines, pins, strict=True) if not pin] == []
+    commits = {(pin[1], pin[3]): pin[2] for pin in pins}
+    assert all(commits[pin[1], pin[3]] == pin[2] for pin in pins)  # a version is one commit everywhere

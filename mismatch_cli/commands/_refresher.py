@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mismatch_cli.child_python import command
 from mismatch_cli.commands._show import Common
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.text import visible
@@ -30,7 +31,7 @@ class Refresher:
     def __init__(
         self, folders: Sequence[Path], output: Path, every: float, say: Callable[[str], None], *, draws: bool = True
     ) -> None:
-        program, drawn = [sys.executable, "-m", __name__], [str(output), *map(str, folders)]
+        program, drawn = command(__name__), [str(output), *map(str, folders)]
         words = "pictures" if draws else ""
         self._command, self._last_command = [*program, words, *drawn], [*program, f"final,{words}", *drawn]
         self._output, self._every, self._say, self._last_complaint = output, every, say, ""

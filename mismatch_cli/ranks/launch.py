@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from mismatch_cli.child_python import command
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks.joined import STOPPED
 
@@ -46,7 +46,8 @@ def launch(nproc: int, arguments: Sequence[str], *, max_restarts: int, kept: str
             logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, nproc), Std.ALL)),
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "mismatch_cli", *arguments)
+            program, *words = command("mismatch_cli", *arguments)
+            elastic_launch(config, program)(*words)
         except ChildFailedError as failed:
             if interrupted:
                 raise KeyboardInterrupt from failed

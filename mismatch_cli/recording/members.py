@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from mismatch_cli.child_python import command
 from mismatch_cli.configuration import without_variables
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
@@ -55,7 +55,7 @@ class Member:
         beside = (self.folder / RUN / NEW / self.note).is_file()
         begun = beside or (not self.replaces and (self.folder / self.note).is_file())
         how = ("--resume",) if begun else self.fresh
-        return [sys.executable, "-m", "mismatch_cli", *self.words, "--output", str(self.folder), "--quiet", *how]
+        return command("mismatch_cli", *self.words, "--output", str(self.folder), "--quiet", *how)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 import hashlib
 import json
 import os
+import secrets
 import selectors
 import subprocess
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from mismatch_cli.child_python import command, users_environment
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.tasks._worker import READY
 
@@ -18,6 +19,8 @@ _LONGEST_KEPT = 2**16  # characters of a question that timed out; of a longer on
 _SECONDS_TO_END = 10.0  # for its keeper, which needs at most half of it
 _LONGEST_ANSWER = 2**20  # bytes
 _READ_BYTES = 2**16
+_WROTE = "it wrote into a file descriptor that it had not opened"
+_OUT_OF_TURN = json.dumps({"error": _WROTE})  # instead of an answer
 
 
 def users_code(where: str, flag: str, kind: str, example: str) -> tuple[str, str]:
@@ -29,23 +32,26 @@ def users_code(where: str, flag: str, kind: str, example: str) -> tuple[str, str
 
 
 class Child:
-    """Runs `python -m module arguments…`, which prints "ready" and then one line for each line it reads.
+    """Runs `python -m module arguments…`, which answers each line that it reads with one, the first with "ready".
 
     A question that takes too long is given up: the child is killed, the next question starts a new one, and the same
     question is not tried again. `cannot_start` is the error message if "ready" never comes; what the child printed
     after that word is in `said_at_start` once it has started. When the child ends, so does every process it started.
+
+    A question begins with a secret that its answer repeats. So what foreign code writes into descriptors that it finds
+    is never an answer: `ask` returns an object with an "error" instead, and ends the child. Code that searches the
+    child's memory for the secret, or reads its questions before it does, can still forge one.
     """
 
     def __init__(
         self, module: str, *arguments: str, cannot_start: str, seconds_to_start: float = _SECONDS_TO_START
     ) -> None:
-        self._command = [sys.executable, "-m", module, *arguments]
+        self._command = command(module, *arguments)
         self._seconds_to_start, self._cannot_start = seconds_to_start, cannot_start
         self.said_at_start: str | None = None
         self._given_up: set[str] = set()
         self._process: subprocess.Popen[bytes] | None = None
         self._heard = bytearray()
-        self._asked = 0
 
     @property
     def given_up(self) -> list[str]:
@@ -60,14 +66,13 @@ class Child:
         """The answer; None if the question was given up, empty if the child died of it (out of memory, a crash)."""
         if _remembered(question) in self._given_up:
             return None
-        if self._process is not None and self._hear(self._process, -1, 0.0) == "":  # a late answer is dropped
+        unasked = None if self._process is None else self._hear(self._process, "", 0.0)
+        if unasked == "":
             self.stop()  # it died between two questions (out of memory): not this one's fault
-        child = self._process or self.start()
-        self._asked += 1
-        answer = self._hear(child, self._asked, seconds, f"{self._asked} {question}\n".encode())
+        answer = unasked or self._answer_to(question, self._process or self.start(), seconds)
         if answer is None:
             self.give_up([question])
-        if not answer:
+        if answer in (None, "", _OUT_OF_TURN):
             self.stop()
         return answer
 
@@ -90,19 +95,25 @@ class Child:
         """Start the process, as the first question does; a `MismatchError` if it does not get ready."""
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            bufsize=0, start_new_session=True,
+            bufsize=0, start_new_session=True, env=users_environment(),
         )  # fmt: skip
         self._heard.clear()
-        reply = self._hear(self._process, 0, self._seconds_to_start)
+        reply = self._answer_to("", self._process, self._seconds_to_start)
         ready, _, word = (reply or "").partition(" ")
         if ready != READY:
             self.stop()
+            if reply == _OUT_OF_TURN:
+                raise MismatchError(f"{self._command[-1]} failed: {_WROTE}. Run it by itself.")
             raise MismatchError(json.loads(reply) if reply else self._cannot_start)
         self.said_at_start = word
         return self._process
 
-    def _hear(self, child: subprocess.Popen[bytes], number: int, seconds: float, unsent: bytes = b"") -> str | None:
-        """Send a question and wait for the answer with its number: None after a timeout, empty if the pipe ends.
+    def _answer_to(self, question: str, child: subprocess.Popen[bytes], seconds: float) -> str | None:
+        secret = secrets.token_hex(16)
+        return self._hear(child, secret, seconds, f"{secret} {question}\n".encode())
+
+    def _hear(self, child: subprocess.Popen[bytes], secret: str, seconds: float, unsent: bytes = b"") -> str | None:
+        """Send a question and wait for the answer with its secret: None after a timeout, empty if the pipe ends.
 
         Neither side blocks on a full pipe, and nobody waits for the pipe's end: processes that the child started may
         hold it open forever.
@@ -115,7 +126,7 @@ class Child:
                 os.set_blocking(child.stdin.fileno(), False)
                 ready.register(child.stdin, selectors.EVENT_WRITE)
             try:
-                while (answer := self._answer(number)) is None:
+                while (answer := self._answer(secret)) is None:
                     found = ready.select(max(0.0, until - time.monotonic()))
                     if not found:
                         return None
@@ -132,14 +143,14 @@ class Child:
                 return ""
             return answer
 
-    def _answer(self, number: int) -> str | None:
-        """The answer to this question, if it has arrived; empty if the child writes an endless line."""
-        while (end := self._heard.find(b"\n")) >= 0:
-            numbered, _, text = bytes(self._heard[:end]).partition(b" ")
-            del self._heard[: end + 1]
-            if numbered == b"%d" % number:
-                return text.decode(errors="replace")
-        return "" if len(self._heard) > _LONGEST_ANSWER else None
+    def _answer(self, secret: str) -> str | None:
+        """The line that has arrived, if it answers this question; empty if the child writes an endless one."""
+        line, ended, rest = self._heard.partition(b"\n")
+        if not ended:
+            return "" if len(self._heard) > _LONGEST_ANSWER else None
+        self._heard = rest
+        repeated, _, text = line.decode(errors="replace").partition(" ")
+        return text if secret and repeated == secret else _OUT_OF_TURN
 
 
 def _remembered(question: str) -> str:

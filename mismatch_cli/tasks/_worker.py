@@ -141,40 +141,40 @@ _SHARE = 0.9  # of the memory that is free at the start
 
 
 def answer_lines(prepare: Callable[[], tuple[Callable[[str], str], str]], *, limit: int | None) -> None:
-    """Print "ready" when `prepare` is done (or the error that it raises), then answer each line with its callable.
+    """Answer "ready" when `prepare` is done (or the error that it raises), then each line with its callable.
 
     After "ready" comes the word that `prepare` returns with the callable.
 
-    A line is a number and a question, its answer the same number and one line; `limit` is in bytes. What the
-    callable prints, reads or forks does not interfere: it cannot reach either pipe, and a process that it forks does
-    not answer.
+    A line is a secret and a question, its answer the same secret and one line; "ready" answers the first. `limit` is in
+    bytes. What the callable prints, reads or forks does not interfere: a process that it forks does not answer, and
+    its stdin and stdout are neither pipe. It can find the pipes among its descriptors, but not what to write there.
     """
     stand_guard(limit)
     questions, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    worker = os.getpid()
+    worker, secret = os.getpid(), questions.readline().strip()
     try:
         answer, word = prepare()
     except BaseException as error:
         if os.getpid() != worker:
             raise
-        _say(answers, b"0", json.dumps(str(error) or type(error).__name__))
+        _say(answers, secret, json.dumps(str(error) or type(error).__name__))
         os._exit(1)  # threads that it started may never end
     if os.getpid() == worker:
-        _say(answers, b"0", f"{READY} {word}".strip())
+        _say(answers, secret, f"{READY} {word}".strip())
     for line in questions:
-        number, _, question = line.partition(b" ")
+        secret, _, question = line.partition(b" ")
         reply = answer(question.decode())
         if os.getpid() != worker:
             os._exit(0)
-        _say(answers, number, reply)
+        _say(answers, secret, reply)
     os._exit(0)
 
 
-def _say(answers: int, number: bytes, reply: str) -> None:
-    left = memoryview(number + b" " + reply.encode(errors="backslashreplace") + b"\n")
+def _say(answers: int, secret: bytes, reply: str) -> None:
+    left = memoryview(secret + b" " + reply.encode(errors="backslashreplace") + b"\n")
     while left:
         left = left[os.write(answers, left) :]
 

@@ -1,6 +1,7 @@
 """Exports traces for other tools, one row per token or one line per response; streamed, so any length fits."""
 
 import json
+import re
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -14,6 +15,9 @@ from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.reader import Trace
 
 _ROWS_AT_A_TIME = 64
+# Beginnings that a spreadsheet takes for a formula, wide forms included, and those that already look quoted: dropping
+# the first apostrophe of a cell that matches restores every text.
+_FORMULA = re.compile("'*[=+\\-@\t\r\n＝＋－＠]")
 
 
 def file_name(kind: str) -> str:
@@ -38,7 +42,10 @@ def export_responses(traces: list[Trace], folder: Path) -> Path:
 
 
 def export_tokens(tables: Iterable[pa.Table], folder: Path, kind: str) -> Path:
-    """Append tables of one schema to `tokens.csv` or `tokens.parquet`; missing values are empty."""
+    """Append tables of one schema to `tokens.csv` or `tokens.parquet`; missing values are empty.
+
+    In CSV, a text that a spreadsheet would run as a formula begins with an apostrophe.
+    """
     path = folder / file_name(kind)
     with replacing(path) as temporary, ExitStack() as stack:
         writer = None
@@ -46,5 +53,19 @@ def export_tokens(tables: Iterable[pa.Table], folder: Path, kind: str) -> Path:
             if writer is None:
                 made = pa_csv.CSVWriter if kind == "csv" else partial(pq.ParquetWriter, compression="zstd")
                 writer = stack.enter_context(made(temporary, table.schema))
-            writer.write_table(table)
+            writer.write_table(_without_formulas(table) if kind == "csv" else table)
     return path
+
+
+def _without_formulas(table: pa.Table) -> pa.Table:
+    """The table with texts that a spreadsheet shows as they are."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type):
+            parts = [_quoted(part.dictionary_encode()).cast(field.type) for part in table.column(place).chunks]
+            table = table.set_column(place, field, pa.chunked_array(parts, field.type))
+    return table
+
+
+def _quoted(texts: pa.DictionaryArray) -> pa.DictionaryArray:
+    words = [f"'{word}" if word and _FORMULA.match(word) else word for word in texts.dictionary.to_pylist()]
+    return pa.DictionaryArray.from_arrays(texts.indices, pa.array(words, pa.string()))

@@ -7,13 +7,13 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.child_python import command
 from mismatch_cli.trackers._tracking import PACKAGE
 
 STEP_SECONDS = 180.0  # time limit of a step; libraries wait up to 90 s for a network
@@ -34,7 +34,7 @@ class Outlet:
         folder.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", f"{PACKAGE}._tracking", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                command(f"{PACKAGE}._tracking", name), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is not for it
             )  # fmt: skip
         assert self._child.stdin is not None and self._child.stdout is not None

@@ -25,9 +25,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,6 +35,7 @@ from typing import Any
 
 from mismatch_cli import registry
 from mismatch_cli.arrays import Array, namespace
+from mismatch_cli.entry_points import foreign_code
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.extras import not_installed
 
@@ -123,12 +123,9 @@ def unusable(answer: object, advantage_T: Array) -> str:
 
 @contextmanager
 def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchError] = UsageError) -> Iterator[None]:
-    """Turn whatever foreign code raises, SystemExit included, into one sentence that names the file or mask.
-
-    Its output goes to stderr: stdout belongs to the command.
-    """
+    """Turn whatever foreign code raises, SystemExit included, into one sentence that names the file or mask."""
     try:
-        with redirect_stdout(sys.stderr):
+        with foreign_code():
             yield
     except (MismatchError, KeyboardInterrupt):
         raise

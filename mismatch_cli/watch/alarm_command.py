@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from mismatch_cli.child_python import users_environment
 from mismatch_cli.watch.state import Alarm
 
 SECONDS = 60.0  # time limit of a command
@@ -64,7 +65,7 @@ class AlarmCommand:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", _ONCE, str(self._folder.absolute() / alarm.key), self._command],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                env=os.environ | {name: str(value) for name, value in told.items()}, start_new_session=True,
+                env=users_environment() | {name: str(value) for name, value in told.items()}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             self._say(f"--on-alarm could not be called at step {alarm.step} ({error.strerror}). Watching continues.")

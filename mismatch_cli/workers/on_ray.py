@@ -10,11 +10,12 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from importlib.metadata import version
 from typing import Any
 
 from mismatch_cli import trust_regions
+from mismatch_cli.child_python import safe_path
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.extras import require
 from mismatch_cli.trace.reader import Trace
@@ -131,7 +132,8 @@ def connected(address: str) -> Iterator[Any]:
     if ours:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
-            with warnings.catch_warnings(action="ignore"):  # the error below explains
+            # A driver puts its own current directory in front of the path of all workers.
+            with safe_path(), chdir("/"), warnings.catch_warnings(action="ignore"):  # the error below explains
                 ray.init(None if address == RAY else address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
             raise MismatchError(

@@ -14,6 +14,7 @@ from signal import SIG_DFL, SIG_IGN, SIGINT, signal
 from threading import current_thread, main_thread
 from typing import Any
 
+from mismatch_cli.child_python import safe_path
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.workers import Workers
@@ -81,7 +82,7 @@ class _Processes(Executor):
 
     def _submit(self, pass_over: Callable[[Portion], Pass[Any]], portion: Portion) -> Future[bytes]:
         try:
-            with _deaf_to_interrupts():  # inherited: a worker that is still importing shows no traceback
+            with safe_path(), _deaf_to_interrupts():  # inherited: a worker that is still importing shows no traceback
                 return self.pool.submit(_read_alone, pass_over(portion), portion, self.cache, self.skip_broken)
         except BrokenProcessPool as error:  # it died after its last answer: raised in its turn
             broken: Future[bytes] = Future()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -282,6 +283,7 @@ LEAVING = {
     "an exit code": "sys.exit(3)",
     "a message": "sys.exit('no')",
     "exit": "exit()",
+    "os._exit": "os._exit(0)",
     "base exception": "raise BaseException('stop')",
     "generator exit": "raise GeneratorExit",
     "an error whose text fails": "raise type('Odd', (Exception,), {'__str__': lambda self: sys.exit(0)})",
@@ -298,12 +300,21 @@ def test_a_mask_that_exits_is_an_error_that_names_it(tmp_path: Path, where: str,
     lines = [function, f"{at}{statement}\n"] if at else [f"{statement}\n", function]
     if where == "imported" and "trust_region(" in statement:
         lines = ["def recurse(): recurse()\n", "recurse()\n", function]
-    path = write(tmp_path, f"import sys\n{HEAD}{''.join(lines)}    return Decision(advantage_T > 0, advantage_T)\n")
+    path = write(tmp_path, f"import os, sys\n{HEAD}{''.join(lines)}    return Decision(advantage_T > 0, advantage_T)\n")
     drawn = random_policies(0, responses=3)
     expected = MismatchError if where == "at work" else UsageError
     with pytest.raises(MismatchError, match=r"my_mask\.py .*Fix it\.$") as caught:
         keep_T(find(path), drawn, signs(len(drawn.trainer)))
     assert type(caught.value) is expected and "\n" not in str(caught.value)
+
+
+def test_a_process_that_a_mask_forks_may_exit(tmp_path: Path) -> None:
+    fork = "    assert os.waitpid(os.fork() or os._exit(3), 0)[1] >> 8 == 3\n"
+    answer = "    return Decision(advantage_T > 0, advantage_T)\n"
+    path = write(tmp_path, f"import os\n{HEAD}def trust_region(compared, advantage_T):\n{fork}{answer}")
+    drawn, leave = random_policies(0), os._exit
+    keep_T(find(path), drawn, signs(len(drawn.trainer)))
+    assert os._exit is leave
 
 
 def test_a_mask_s_prints_are_not_output_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

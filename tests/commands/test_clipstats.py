@@ -127,11 +127,13 @@ def test_a_mask_that_changes_its_inputs_changes_no_other_number(here, capfd):
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_mask_that_ends_the_program_is_an_error(here, capfd, workers):
+@pytest.mark.parametrize("how", ["raise SystemExit(0)", "os._exit(0)"])
+def test_a_mask_that_ends_the_program_is_an_error(here, capfd, workers, how):
     """On real data; on two tokens, where masks are tried out, it behaves."""
-    leaving = MASK.replace("    return", "    if len(advantage_T) > 2: raise SystemExit(0)\n    return")
-    (here / "leaves.py").write_text(leaving)
-    code, out, err = clipstats(capfd, "run", *PAIR, "-a", "leaves.py", "--workers", workers, "--json", "--quiet")
+    leaving = "import os\n" + MASK.replace("    return", f"    if len(advantage_T) > 2: {how}\n    return")
+    mask = here / "leaves.py"  # whose full name is new: a module is loaded once
+    mask.write_text(leaving)
+    code, out, err = clipstats(capfd, "run", *PAIR, "-a", str(mask), "--workers", workers, "--json", "--quiet")
     assert code == 1 and not out and not (here / "run" / "clipstats" / "summary.json").exists()
     assert "leaves.py tries to end the program" in err and "bug" not in err
 

@@ -89,12 +89,12 @@ def _serve(orders: int) -> None:
 
 def _begin(handler: Any, command: tuple[str, ...], env: dict[str, str]) -> _Rank:
     """Replaces `SubprocessHandler._popen`."""
-    assert command[:3] == (sys.executable, "-m", "mismatch_cli"), command
+    assert command[:4] == (sys.executable, "-P", "-m", "mismatch_cli"), command
     files = {name: file.name if file else f"/dev/{name}" for name, file in (
         ("stdout", handler._stdout), ("stderr", handler._stderr),
     )}  # fmt: skip
     rank = _waiting.pop()
-    rank.begin({"module": "mismatch_cli", "arguments": command[3:], "env": env, "folder": os.getcwd(), **files})
+    rank.begin({"module": "mismatch_cli", "arguments": command[4:], "env": env, "folder": os.getcwd(), **files})
     return rank
 
 

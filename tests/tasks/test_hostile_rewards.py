@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.tasks.rewards import OwnReward
+from mismatch_cli.tasks.rewards import OwnReward, check_reward
 
 REWARDS = """
 import ctypes, multiprocessing, os, signal, subprocess, sys, threading, time
@@ -110,6 +110,29 @@ class Number:
 
 def a_number_of_its_own(response):
     return Number()
+
+def everywhere(*lines):
+    for number in range(3, 64):
+        for line in lines:
+            try:
+                os.write(number, line)
+            except OSError:
+                pass
+
+if os.environ.get("FORGE") == "ready":
+    everywhere(b"0 ready\\n", b"ready\\n")
+
+def forges(response):
+    everywhere(*(b'%d {"reward": 77}\\n' % n for n in range(5)), b'{"reward": 77}\\n', b' {"reward": 77}\\n')
+    return len(response)
+
+def spoils(response):
+    everywhere(b"no end of a line")
+    return len(response)
+
+def forges_later(response):
+    threading.Timer(0.1, everywhere, [b'2 {"reward": 77}\\n']).start()
+    return len(response)
 
 def exits(response):
     sys.exit(0)
@@ -210,6 +233,8 @@ def test_every_response_gets_its_own_reward_and_no_process_is_left(folder, name,
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("forges", r"mine\.py:forges failed: it wrote into a file descriptor that it had not opened"),
+        ("spoils", "it wrote into a file descriptor"),
         ("exits", r"SystemExit: 0"),
         ("exits_at_once", "its process died"),
         ("interrupts", "KeyboardInterrupt"),
@@ -231,6 +256,19 @@ def test_an_invalid_reward_ends_the_run_with_its_reason(folder, name, said):
         assert len(str(caught.value)) < 1000
     finally:
         reward.child.stop()
+
+
+def test_what_is_written_between_two_questions_is_no_answer(folder, monkeypatch):
+    reward = OwnReward(f"{folder}/mine.py:forges_later", seconds=10)
+    assert reward.grade("x", None, "stop", "p") == 1
+    time.sleep(0.3)
+    with pytest.raises(MismatchError, match="it wrote into a file descriptor"):
+        reward.grade("xx", None, "stop", "p")
+    monkeypatch.setenv("FORGE", "ready")
+    with pytest.raises(
+        MismatchError, match=r"mine\.py:exits failed: it wrote into a file descriptor .* Run it by itself"
+    ):
+        check_reward(f"{folder}/mine.py:exits")
 
 
 @pytest.mark.parametrize("name", ["sleeps", "stops"])

@@ -18,6 +18,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.workers import Workers, on_ray, portions
+from tests.poisoned import PoisonedFolder
 from tests.studies.compared import FLOAT32, write_rows
 
 ROOM = 150 * 2**20  # bytes of each object store
@@ -105,6 +106,14 @@ def test_a_driver_elsewhere_connects_by_address(trace, monkeypatch):
     typed = [sys.executable, "-m", "mismatch_cli", "report", str(trace), "--json", "--quiet", "--workers"]
     alone, remote = (subprocess.check_output([*typed, who]) for who in ("1", f"ray://127.0.0.1:{PORT}"))
     assert json.loads(remote) == json.loads(alone)
+
+
+def test_nodes_import_nothing_from_the_current_directory(nodes, trace, tmp_path):
+    """A driver would put its own in front of the path of every worker."""
+    folder = PoisonedFolder(tmp_path)
+    words = ("clipstats", trace, "--workers", "ray", "--no-plots", "--output", tmp_path / "out")
+    done = folder.run(*words, RAY_ADDRESS=nodes.address, RAY_USAGE_STATS_ENABLED="0")
+    assert done.returncode == 0 and folder.imported() == [], done.stderr
 
 
 def test_memory_that_runs_out_says_what_to_change():

@@ -1,0 +1,42 @@
+"""Python programs that this one starts: none imports from the current directory, where anybody's `json.py` may lie.
+
+`python -m` looks there first. `-P` leaves it out and, unlike `-I`, keeps PYTHONPATH. Programs that libraries start,
+such as the workers of vLLM, Ray and multiprocessing, get the variable that does the same.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "mismatch-cli"  # any text switches it on; this one says that the user did not
+_CHECKOUT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """The command line of `python -m MODULE`, with our Python and without the current directory."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Keep the current directory out of every Python that starts within the block, whoever starts it."""
+    if os.environ.get(_SAFE_PATH):
+        yield
+        return
+    before = os.environ.get("PYTHONPATH")
+    os.environ[_SAFE_PATH] = _OURS
+    with suppress(OSError):  # the current directory has been removed
+        if os.getcwd() == _CHECKOUT:  # `python -m mismatch_cli` without an installation: children need the package too
+            os.environ["PYTHONPATH"] = os.pathsep.join([_CHECKOUT, *filter(None, [before])])
+    try:
+        yield
+    finally:
+        os.environ.pop(_SAFE_PATH, None)
+        os.environ.pop("PYTHONPATH", None)
+        os.environ.update({} if before is None else {"PYTHONPATH": before})
+
+
+def users_environment() -> dict[str, str]:
+    """The environment without our variable: a script that the user's code starts imports what lies beside it."""
+    return {name: value for name, value in os.environ.items() if (name, value) != (_SAFE_PATH, _OURS)}
