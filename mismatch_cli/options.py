@@ -29,7 +29,7 @@ def setting(default: Any, help: str, flag: str | None = None, **about: Any) -> A
     `choices`: the word for what is chosen, and the names or a function that lists them;
     `completes`: names that a shell completes, or a function that lists them; other values are possible too;
     `changeable`: a resumed run may have a different value, since it only decides how the work is done;
-    `path`: it may be a local path, which is recorded in one spelling, and what is there: MODEL, DATA or ADAPTER;
+    `path`: it may be a local path, which is recorded in one spelling: that of a MODEL, of DATA or of an ADAPTER;
     `typed`: only the command line may set it, or, if this is a function, the values for which it is true: what runs
     code, or names a host that gets the environment's keys. Never a file, a variable or somebody's manifest;
     `argument`: it is positional, without a flag;

@@ -82,7 +82,9 @@ def test_norms_that_one_side_rounds_to_bfloat16(tmp_path):
     """The trainer's code rounds; vLLM has its own model for the same folder."""
     model, trusted = with_rounded_norms(MODEL, tmp_path / "model"), "--trust-remote-code"
     trace = rescored(tmp_path / "trace", model, trusted)
-    found = bisected(trace, tmp_path / "run", trusted, "--stages", "3", "--module-responses", "12")
+    found = bisected(
+        trace, tmp_path / "run", "--trainer-model", model, trusted, "--stages", "3", "--module-responses", "12"
+    )
     first = first_of(found, planted("RMSNorm rounded in the trainer"))
     assert first["stage"] == 3 and "model.layers.0.input_layernorm" in first["parts"]
 
