@@ -133,10 +133,12 @@ def _run(arguments: Sequence[str]) -> int:
         code = _INTERRUPTED
     except BrokenPipeError:
         return _READER_HAS_LEFT
-    except SystemExit as stopped:  # how Typer ends if it sees the broken pipe first
-        if isinstance(stopped.__context__, BrokenPipeError):
+    except SystemExit as stopped:
+        if isinstance(stopped.__context__, BrokenPipeError):  # how Typer ends if it sees the broken pipe first
             return _READER_HAS_LEFT
-        raise
+        if stopped.code:
+            raise
+        return _fail_unexpectedly(stopped)  # an exit of foreign code is not the success of a command
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         return _fail(f"{error.strerror or error}{where}. Free some space, or choose another --output.", 1)
@@ -153,13 +155,7 @@ def _run(arguments: Sequence[str]) -> int:
             return _fail(sentence, 1)
         if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
             return _fail(f"{error.object[:300]} is not UTF-8. Rename the file of that name, or correct the text.", 1)
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        if package := entry_points.at_fault(error):
-            return _fail(
-                f"Unexpected error ({what}) in the package {package}. Report it to its author with the output of "
-                "--debug.", 1,
-            )  # fmt: skip
-        return _fail(f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1)
+        return _fail_unexpectedly(error)
     if code == _INTERRUPTED and launched():
         return code  # the launcher reports it
     if code == _INTERRUPTED:  # newer versions of Typer return this code for an interrupt
@@ -169,6 +165,16 @@ def _run(arguments: Sequence[str]) -> int:
         kept = f" What was recorded is kept: {resume}." if recorded else ""
         return _fail(f"Interrupted.{kept}", _INTERRUPTED)
     return code if isinstance(code, int) else 0
+
+
+def _fail_unexpectedly(error: BaseException) -> int:
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    if package := entry_points.at_fault(error):
+        return _fail(
+            f"Unexpected error ({what}) in the package {package}. Report it to its author with the output of --debug.",
+            1,
+        )
+    return _fail(f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1)
 
 
 def _fail(message: str, code: int) -> int:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from mismatch_cli import cli, registry
+
+
+def _leave() -> None:
+    sys.exit(0)
+
 
 MAIN = "import atexit, sys; atexit.register(print, 'registered'); from mismatch_cli.cli import main; main()"
 
@@ -38,6 +46,13 @@ def test_a_pipe_gets_everything():
     whole = subprocess.run(listed, capture_output=True, text=True, check=True).stdout
     through = subprocess.run(f"{' '.join(listed)} | cat", shell=True, capture_output=True, text=True, check=True).stdout
     assert through == whole and whole.count("\n") > 30
+
+
+def test_an_exit_within_a_command_is_not_its_success(monkeypatch, capsys):
+    """As of a check that a package has added, in `gate`."""
+    monkeypatch.setattr(registry, "load", lambda *_: SimpleNamespace(command=_leave))
+    assert cli.run(["gate"]) == 1
+    assert "Unexpected error (SystemExit: 0)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "| true"])
