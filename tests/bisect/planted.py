@@ -160,8 +160,9 @@ def _engine(run: str, **changes: Any) -> Callable[[Bed], Planted]:
 
 
 def _rounded_norms(bed: Bed) -> Planted:
-    trusted = "--trust-remote-code"
-    return Planted(bed.probed("rounded-norms", trusted, model=bed.rounded_norms()), (trusted,))
+    model, trusted = bed.rounded_norms(), "--trust-remote-code"
+    again = ("--model", model, "--trainer-model", model, trusted)  # a manifest does not start code
+    return Planted(bed.probed("rounded-norms", trusted, model=model), again)
 
 
 def other_base(bed: Bed) -> dict[str, Any]:
