@@ -18,6 +18,7 @@ from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers._rows import Completer
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.record._columns import as_table
+from mismatch_cli.record._folder import RANK_LOCK
 from mismatch_cli.record._responses import Padded, Row, responses_in
 from mismatch_cli.trace.drafts import remove_unfinished
 from mismatch_cli.trace.files import write_atomically
@@ -55,14 +56,16 @@ class RankFolder:
         vocabulary: int | None,
         warn: Callable[[str, int], None],
     ) -> None:
-        self._folder, self._rank, self._warn = folder, rank, warn
+        self.folder = self._folder = folder
+        self._rank, self._warn = rank, warn
         self.written = self.refused = 0  # responses, by this process
         self.last_step = -1  # of earlier processes
+        self.steps: set[int] = set()  # written by this process
         self._manifest: dict[str, Any] = {}  # of a new trace, written by rank 0
         if rank < 0:
             raise ValueError(f"rank is {rank}: ranks count from 0")
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _held(folder / f".recorder-{rank:05d}.lock")
+        self._lock = _held(folder / RANK_LOCK.format(rank))
         try:
             self._begin(manifest, tokenizer)
             for beginning in (f"shard-{rank:05d}-", NOTE.format(rank), *((FILE_NAME, VOCABULARY) if rank == 0 else ())):
@@ -162,6 +165,7 @@ class RankFolder:
             del self._shards[name]
             raise
         self.written += table.num_rows
+        self.steps.update(table["step"].to_pylist())
 
     def _complete(self, given: list[Row | Padded]) -> tuple[pa.Table, dict[str, int]]:
         """The responses in a trace's form, and counts for readers that do not open the shard."""

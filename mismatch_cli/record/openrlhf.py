@@ -11,14 +11,15 @@ from mismatch_cli.record.recorder import Recorder, after, never_raises
 
 
 def record() -> None:
-    """Record in the process that makes experiences; steps are counted, also across restarts."""
+    """Record in the process that makes experiences; steps are counted, and a resumed run counts on."""
     from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
     @never_raises
     def keep(maker: Any, experiences: Any) -> None:
         if not hasattr(maker, "recorder"):
             folder, tokenizer = os.environ.get("MISMATCH_RECORD", "recorded"), getattr(maker, "tokenizer", None)
-            maker.recorder = Recorder(folder, manifest={"trainer": {"name": "OpenRLHF"}}, tokenizer=tokenizer)
+            facts, resumed = {"trainer": {"name": "OpenRLHF"}}, is_resumed(getattr(maker, "args", None))
+            maker.recorder = Recorder(folder, manifest=facts, tokenizer=tokenizer, resume=resumed)
             maker.steps = count(maker.recorder.next_step)
         step = next(maker.steps)
         for experience in experiences:
@@ -28,6 +29,12 @@ def record() -> None:
     RemoteExperienceMaker.compute_advantages_and_returns = lambda maker, samples: after(
         make, lambda experiences: keep(maker, experiences)
     )(maker, samples)
+
+
+def is_resumed(args: Any) -> bool:
+    """Whether it loads a checkpoint: `--load_checkpoint`, and there is one of the actor, as OpenRLHF itself asks."""
+    loads, folder = getattr(args, "load_checkpoint", False), getattr(args, "ckpt_path", None)
+    return bool(loads and folder and os.path.exists(os.path.join(folder, "_actor")))
 
 
 def columns(experience: Any) -> dict[str, Any]:

@@ -8,24 +8,31 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from mismatch_cli.errors import first_line
+from mismatch_cli.errors import MismatchError, first_line, suggest
+from mismatch_cli.numbers import things
+from mismatch_cli.record._folder import choosing, places
 from mismatch_cli.record._rank import RankFolder
 from mismatch_cli.record._responses import Padded, Row, chosen, copied, responses_in
 from mismatch_cli.record._thread import Writer
 
 _LOG = logging.getLogger("mismatch_cli.record")
+Facts = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # a manifest's sections, or a function
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 class Recorder:
     """Writes responses to a trace folder, in complete shards, from its own thread.
 
-    Each rank of a run has a recorder with its `rank` in the same `folder`; rank 0 writes the manifest. With `every`
-    above 1, one in `every` prompts of a step is recorded, the same on all ranks, with all of its responses.
+    Each rank of a run has a recorder with its `rank` and the same `folder`; rank 0 writes the manifest. A run that is
+    not resumed never mixes with an earlier one: if the folder holds responses, or anything else, it records beside it
+    (`recorded-2`). `resume` says that the trainer continues from a checkpoint, and so does the recording: what it has
+    of a repeated step stays. A function for `resume` is called at the first response, when the trainer knows.
+
+    With `every` above 1, one in `every` prompts of a step is recorded, the same on all ranks, with all its responses.
 
     `manifest` holds what the tokens do not show: sections `rollout` (engine, version, model, dtype, kv_cache_dtype),
     `trainer` (name, version, model, dtype) and `sampling` (temperature, top_p, top_k), or a function that returns it.
@@ -40,21 +47,29 @@ class Recorder:
         folder: str | Path,
         every: int = 1,
         rank: int = 0,
-        manifest: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
+        manifest: Facts | None = None,
         *,
         tokenizer: Any = None,
         vocabulary: int | None = None,
+        resume: bool | Callable[[], bool] = False,
     ) -> None:
         self._every, self._warned, self._lock = 1, False, threading.Lock()
         self._given = self._not_sampled = self._lost = 0
         self._process = os.getpid()
         self._files: RankFolder | None = None
         self._writer: Writer | None = None
+        self._asked, self._rank, self._ended = Path(folder), rank, False
+        self._start: Callable[[], None] | None = partial(self._begin, manifest or {}, tokenizer, vocabulary, resume)
         with self._guarded("nothing is recorded"):
             self._every = max(1, int(every))
-            self._files = RankFolder(Path(folder), int(rank), manifest or {}, tokenizer, vocabulary, self._warn)
-            self._writer = Writer(self._files, self._warn)
             atexit.register(self.close)
+        if not callable(resume):
+            self._started()
+
+    @property
+    def folder(self) -> Path:
+        """Where the responses are; before the first one perhaps still where they were asked to be."""
+        return self._files.folder if self._files else self._asked
 
     @property
     def counts(self) -> dict[str, int]:
@@ -70,6 +85,7 @@ class Recorder:
     @property
     def next_step(self) -> int:
         """The step after the last one in the folder at the start, for runs that do not number their steps."""
+        self._started()
         return 1 + self._files.last_step if self._files else 0
 
     def add(self, **columns: Any) -> None:
@@ -114,19 +130,63 @@ class Recorder:
 
     def close(self) -> None:
         """Flush and end; later responses, and those that are not on disk by then, are lost and counted."""
-        writer, self._writer = self._writer, None
-        if writer is None or os.getpid() != self._process:
+        if self._ended or os.getpid() != self._process:
             return
+        self._ended, writer, self._writer = True, self._writer, None
         with self._guarded("the end of the recording is not noted"):
             atexit.unregister(self.close)
             try:
-                writer.close()
+                if writer is not None:
+                    writer.close()
             finally:
                 self._lost += self._given - sum(count for name, count in self.counts.items() if name != "given")
+                self._conclude()
+
+    def _conclude(self) -> None:
+        """Say where the responses are and how many: as a warning if that is not what was asked for."""
+        counts = self.counts
+        if not counts["given"]:
+            return
+        steps = things(len(self._files.steps) if self._files else 0, "step")
+        sentence = f"{counts['written']:,} of {things(counts['given'], 'response')} recorded in {self.folder}, {steps}"
+        others = [f"{counts[name]:,} {name}" for name in ("not sampled", "refused", "lost") if counts[name]]
+        what = "; ".join([sentence, *others])
+        unusual = counts["refused"] or counts["lost"] or self.folder != self._asked
+        _LOG.log(
+            logging.WARNING if unusual else logging.INFO, "%s. Look at them: %s", what, suggest("report", self.folder)
+        )
+
+    def _started(self) -> None:
+        """Begin, unless that has been tried: a function for `resume` waits for the first response."""
+        start, self._start = self._start, None
+        if start is not None:
+            with self._guarded("nothing is recorded"):
+                start()
+
+    def _begin(
+        self, manifest: Facts, tokenizer: Any, vocabulary: int | None, resume: bool | Callable[[], bool]
+    ) -> None:
+        resumed, rank, reason = bool(resume() if callable(resume) else resume), int(self._rank), ""
+        if rank < 0:
+            raise ValueError(f"rank is {rank}: ranks count from 0")
+        with choosing(self._asked):
+            for folder in places(self._asked, rank, resume=resumed):
+                try:
+                    self._files = RankFolder(folder, rank, manifest, tokenizer, vocabulary, self._warn)
+                    break
+                except MismatchError as error:  # another model, or a damaged note: the next place is as good
+                    reason = reason or first_line(error)
+        if self._files is None:
+            raise MismatchError(reason)
+        if folder != self._asked:
+            why = reason or f"{self._asked} holds another recording or trace, and this run does not resume it"
+            _LOG.warning("%s. Recording into %s.", why.rstrip("."), folder)
+        self._writer = Writer(self._files, self._warn)
 
     def _put(self, given: Row | Padded) -> None:
         if os.getpid() != self._process:
             raise RuntimeError("this process was forked from the recording one: give it its own recorder and rank")
+        self._started()
         if self._writer is None:
             raise RuntimeError("the recorder is closed" if self._files else "the recorder could not begin")
         if "step" not in (given.columns if isinstance(given, Padded) else given):

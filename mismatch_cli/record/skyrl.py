@@ -19,7 +19,8 @@ class Recording(TrainingCallback):
     def on_step_end(self, trainer: Any, callback_input: Any, _: Any) -> None:
         if self.recorder is None:
             manifest, tokenizer = lambda: run_facts(trainer.cfg), getattr(trainer, "tokenizer", None)
-            self.recorder = Recorder(self._folder, self._every, manifest=manifest, tokenizer=tokenizer)
+            resumed = callback_input.global_step > 1  # steps count from 1
+            self.recorder = Recorder(self._folder, self._every, manifest=manifest, tokenizer=tokenizer, resume=resumed)
         self.recorder.add_padded(step=callback_input.global_step, **columns(callback_input.batch))
 
     def on_train_end(self, *_: Any) -> None:

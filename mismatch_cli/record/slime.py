@@ -22,7 +22,7 @@ def record(args: Any, rollout_id: int | None = None, rollout_data: dict[str, Any
         raise ValueError("this hook got no data: use --dump-details instead, and import the dump")
     if rank not in _RECORDERS:
         folder = os.environ.get("MISMATCH_RECORD", "recorded")
-        _RECORDERS[rank] = Recorder(folder, rank=rank, manifest=lambda: run_facts(args))
+        _RECORDERS[rank] = Recorder(folder, rank=rank, manifest=lambda: run_facts(args), resume=bool(rollout_id))
     for number, tokens in enumerate(data["tokens"]):
         length = data["response_lengths"][number]
         row = {ours: data[name][number] for ours, name in _FIELDS.items() if data.get(name) is not None}

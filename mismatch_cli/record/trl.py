@@ -11,7 +11,8 @@ from mismatch_cli.record.recorder import Recorder, after
 def record(trainer: Any, folder: str, every: int = 1) -> Recorder:
     """Record what the trainer samples from now on: vLLM's log μ, and log π from TRL's own pass at the same weights."""
     sample, rank = trainer._generate_and_score_completions, trainer.accelerator.process_index
-    recorder = Recorder(folder, every, rank, lambda: run_facts(trainer), tokenizer=getattr(trainer, "_tokenizer", None))
+    recorder = Recorder(folder, every, rank, lambda: run_facts(trainer), tokenizer=getattr(trainer, "_tokenizer", None),
+                        resume=lambda: trainer.state.global_step > 0)  # fmt: skip
 
     def keep(batch: dict[str, Any]) -> None:
         if trainer.model.training:

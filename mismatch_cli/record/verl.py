@@ -18,7 +18,8 @@ class Recorded:
     @cached_property
     def _recorder(self: Any) -> Recorder:
         folder, sides = f"{self.config.trainer.default_local_dir}/recorded", self.config.actor_rollout_ref
-        return Recorder(folder, manifest=lambda: run_facts(sides), tokenizer=getattr(self, "tokenizer", None))
+        facts, tokenizer, first = lambda: run_facts(sides), getattr(self, "tokenizer", None), self.global_steps <= 1
+        return Recorder(folder, manifest=facts, tokenizer=tokenizer, resume=not first)  # steps count from 1
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         return after(super()._compute_advantage, lambda _: self._keep(batch))(batch, metrics)  # type: ignore[misc]

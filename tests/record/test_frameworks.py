@@ -250,6 +250,7 @@ def test_openrlhf(monkeypatch, tmp_path):
         """The part of OpenRLHF's RemoteExperienceMaker that is wrapped."""
 
         tokenizer = None
+        args = SimpleNamespace(load_checkpoint=True, ckpt_path=str(tmp_path / "checkpoints"))
 
         def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
             return experiences
@@ -258,11 +259,12 @@ def test_openrlhf(monkeypatch, tmp_path):
     stand_in(monkeypatch, name, RemoteExperienceMaker=Maker)
     monkeypatch.setenv("MISMATCH_RECORD", str(tmp_path / "run"))
     adapter(monkeypatch, "openrlhf").record()
-    for _ in range(2):  # a run, and its restart
+    for _ in range(2):  # a run, and its continuation from a checkpoint
         maker = Maker()
         for _ in range(2):
             assert maker.compute_advantages_and_returns([experience])[0] is experience
         maker.recorder.close()
+        (tmp_path / "checkpoints" / "_actor").mkdir(parents=True, exist_ok=True)
     rows = rows_of(tmp_path / "run")
     assert [row["step"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3]
     for row, expected in zip(rows, (TWO_TURNS, ONE_TURN) * 4, strict=True):

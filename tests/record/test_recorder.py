@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import shutil
@@ -122,7 +123,10 @@ def test_unrecordable_responses_are_counted_and_the_run_continues(tmp_path, capl
     first, second = recorded(tmp_path / "run")
     assert first["reward"] == 1.0 and second["reward"] is None  # not a number: left empty, as in an import
     assert recorder.counts == counts(given=len(refused) + 8, written=2, refused=len(refused) + 1, lost=5)
-    assert len(caplog.records) == 1 and "step is missing" in caplog.text
+    first, last = (record.getMessage() for record in caplog.records)  # one at the first fault, one at the end
+    assert (
+        "step is missing" in first and f"2 of {len(refused) + 7} responses recorded in {tmp_path}/run, 1 step" in last
+    )
     note = json.loads((tmp_path / "run" / "recorder-00000.json").read_text())
     assert sum(note["left_out"].values()) == len(refused) + 1 and note["closed"]
 
@@ -162,16 +166,65 @@ def test_every_command_reads_it_whatever_the_run_states(tmp_path, command, capsy
 
 def test_a_folder_of_another_run_is_left_alone(tmp_path, caplog):
     of_probe, of_run = shutil.copytree(bundled_trace(), tmp_path / "probe"), tmp_path / "run"
-    Recorder(of_run, manifest={"rollout": {"engine": "vllm", "model": "a"}}).close()
+    other = Recorder(of_run, manifest={"rollout": {"engine": "vllm", "model": "a"}})
+    other.add(**response(np.random.default_rng(0)))
+    other.close()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for folder, rank, said in ((of_probe, 0, "holds another trace"), (of_probe, 1, "holds another trace"),
-                               (of_run, 0, "a different rollout"), (of_run, 1, "a different rollout")):  # fmt: skip
+    cases = itertools.product((of_probe, of_run), (0, 1), (False, True))
+    for step, (folder, rank, resume) in enumerate(cases):
         caplog.clear()
-        recorder = Recorder(folder, rank=rank, manifest={"rollout": {"engine": "vllm", "model": "b"}})
-        recorder.add(**response(np.random.default_rng(0)))
+        facts = {"rollout": {"engine": "vllm", "model": "b"}}
+        recorder = Recorder(folder, rank=rank, manifest=facts, resume=resume)
+        recorder.add(**response(np.random.default_rng(0), step))
         recorder.close()
-        assert said in caplog.text and recorder.counts == counts(given=1, lost=1)
+        assert recorder.counts == counts(given=1, written=1), "nothing is lost"
+        assert recorder.folder != folder and caplog.text.count(f"{recorder.folder}") >= 2, "said at start and end"
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_an_empty_recording_is_replaced(tmp_path, caplog):
+    """A run crashed before its first batch; the next one has another setting."""
+    folder = tmp_path / "run"
+    for dtype in ("bfloat16", "float32"):
+        recorder = Recorder(folder, manifest={"trainer": {"name": "mine", "dtype": dtype}})
+        if dtype == "float32":
+            for sample in range(8):
+                recorder.add(**response(np.random.default_rng(0)) | {"sample_index": sample})
+        recorder.close()
+    assert recorder.counts == counts(given=8, written=8) and not caplog.text
+    assert Trace.open(folder).manifest["trainer"]["dtype"] == "float32"
+
+
+def test_a_start_that_is_no_resume_gets_its_own_folder(tmp_path, caplog):
+    """Yesterday's script with yesterday's settings: neither day is mixed into the other."""
+    for day, steps in enumerate((range(2), range(4), range(3))):
+        recorder = Recorder(tmp_path / "run")
+        for step in steps:
+            recorder.add(**response(np.random.default_rng(day), step))
+        recorder.close()
+    assert recorder.folder == tmp_path / "run-3"
+    assert f"Recording into {tmp_path}/run-3." in caplog.text and "3 of 3 responses recorded in" in caplog.text
+    found = [[row["step"] for row in recorded(tmp_path / name)] for name in ("run", "run-2", "run-3")]
+    assert found == [[0, 1], [0, 1, 2, 3], [0, 1, 2]]
+    resumed = Recorder(tmp_path / "run", resume=lambda: True)  # the newest
+    resumed.add(**response(np.random.default_rng(9), 3))
+    resumed.close()
+    assert resumed.folder == tmp_path / "run-3" and len(recorded(tmp_path / "run-3")) == 4
+
+
+def test_ranks_of_a_new_run_agree_on_its_folder(tmp_path):
+    """Rank 1 is slow: rank 0 has written by then. Then rank 1 is first."""
+    for order in ((0, 1), (1, 0), (0, 1)):
+        ranks = []
+        for rank in order:
+            ranks.append(Recorder(tmp_path / "run", rank=rank))
+            ranks[-1].add(**response(np.random.default_rng(rank), prompt=rank))
+            ranks[-1].flush()
+        assert len({recorder.folder for recorder in ranks}) == 1
+        for recorder in ranks:
+            recorder.close()
+    for name in ("run", "run-2", "run-3"):
+        assert sorted(row["prompt_id"] for row in recorded(tmp_path / name)) == [0, 1]
 
 
 def batch(**changes: Any) -> dict[str, Any]:
@@ -200,16 +253,13 @@ def test_folders_with_other_content_are_left_alone(tmp_path, caplog):
     shutil.copytree(bundled_trace(), tmp_path / "inner/trace")
     shutil.copytree(bundled_trace(), tmp_path / "shards")
     (tmp_path / "shards/manifest.json").unlink()
-    for folder, rank, said in (
-        ("inner", 0, "in its trace/"),
-        ("shards", 0, "holds foreign shards"),
-        ("new", -1, "rank is -1"),
-    ):
+    for folder, rank, written in (("inner", 0, 1), ("shards", 0, 1), ("new", -1, 0)):
         caplog.clear()
         recorder = Recorder(tmp_path / folder, rank=rank)
         recorder.add(**response(np.random.default_rng(0)))
         recorder.close()
-        assert said in caplog.text and recorder.counts == counts(given=1, lost=1)
+        assert recorder.counts == counts(given=1, written=written, lost=1 - written)
+        assert (f"Recording into {tmp_path / folder}-2" if written else "rank is -1") in caplog.text
 
 
 def test_a_removed_folder_is_created_again(tmp_path):
@@ -251,8 +301,9 @@ def test_a_damaged_note_is_reported(tmp_path, note, capsys, caplog):
     (tmp_path / "run/recorder-00000.json").write_text(note)
     assert run(["report", str(tmp_path / "run")]) == 1
     assert "recorder-00000.json is damaged" in capsys.readouterr().err
-    Recorder(tmp_path / "run").close()
-    assert "is damaged" in caplog.text
+    retry = Recorder(tmp_path / "run", resume=True)
+    assert "is damaged" in caplog.text and retry.folder == tmp_path / "run-2", "nothing is lost"
+    retry.close()
 
 
 def test_reasons_do_not_grow_with_refused_values(tmp_path):
@@ -312,7 +363,9 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path, caplog):
             recorder.add(**response(np.random.default_rng(0)))
         recorder.flush()
         recorder.close()
-    assert len(caplog.records) == 1 and "Training continues" in caplog.text and recorder.counts["lost"] >= 3
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "Training continues" in first and recorder.counts["lost"] >= 3
+    assert "0 of 3 responses recorded" in last and "3 lost" in last
 
 
 def test_all_ranks_choose_the_same_prompts(tmp_path):
@@ -343,14 +396,15 @@ def test_two_recorders_of_one_rank_do_not_mix(tmp_path, caplog):
     for recorder in (first, second):
         recorder.add(**response(np.random.default_rng(0)))
         recorder.close()
-    assert "another recorder of this rank is writing to" in caplog.text
-    assert len(recorded(tmp_path / "run")) == 1 and second.counts == counts(given=1, lost=1)
+    assert f"Recording into {tmp_path}/run-2" in caplog.text
+    assert len(recorded(tmp_path / "run")) == len(recorded(tmp_path / "run-2")) == 1
 
 
 def test_ranks_share_a_folder(tmp_path):
-    for rank in range(3):
-        recorder = Recorder(tmp_path / "run", rank=rank)
+    recorders = [Recorder(tmp_path / "run", rank=rank) for rank in range(3)]
+    for rank, recorder in enumerate(recorders):
         recorder.add(**response(np.random.default_rng(rank), prompt=rank))
+    for recorder in recorders:
         recorder.close()
     assert sorted(row["prompt_id"] for row in recorded(tmp_path / "run")) == [0, 1, 2]
 
@@ -359,7 +413,7 @@ _STEPS, _RANKS = 60, 2
 _KILLED = f"""
 import sys, numpy as np; from mismatch_cli.record import Recorder
 folder, rank = sys.argv[1], int(sys.argv[2])
-recorder = Recorder(folder, rank=rank)
+recorder = Recorder(folder, rank=rank, resume=True)
 for step in range({_STEPS}):
     for sample in range(3):
         logp_T = np.full(2000, -0.001 * (1 + step), dtype="f")
@@ -395,8 +449,8 @@ def test_kills_at_any_moment_lose_nothing_that_was_flushed_and_nothing_counts_tw
 
 
 def test_samples_without_an_index_are_numbered(tmp_path):
-    for rank in range(2):
-        recorder = Recorder(tmp_path / "run", rank=rank)
+    recorders = [Recorder(tmp_path / "run", rank=rank) for rank in range(2)]
+    for recorder in recorders:
         for step, prompt in ((0, 5), (0, 5), (1, 5), (0, 6), (0, 5)):
             recorder.add(**response(np.random.default_rng(0), step, prompt) | {"sample_index": None})
         recorder.close()
@@ -409,7 +463,7 @@ def test_samples_without_an_index_are_numbered(tmp_path):
 def test_a_restarted_run_counts_nothing_twice(tmp_path):
     rng = np.random.default_rng(0)
     for steps in (range(4), range(2, 6)):  # from the checkpoint of step 2
-        recorder = Recorder(tmp_path / "run")
+        recorder = Recorder(tmp_path / "run", resume=True)
         for step in steps:
             recorder.add(**response(rng, step))
             recorder.flush()

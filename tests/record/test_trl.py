@@ -13,6 +13,7 @@ import torch
 from transformers import AutoTokenizer
 
 from mismatch_cli.dialects import trl as dialect
+from mismatch_cli.record import Recorder
 from mismatch_cli.record.trl import columns, record
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import Trace
@@ -113,10 +114,21 @@ def test_a_batch_is_recorded_as_it_was(tmp_path):
 
 
 def test_each_rank_takes_its_own_rewards(tmp_path):
-    record(trainer([]), str(tmp_path / "run")).close()  # of rank 0
+    rank_0 = Recorder(tmp_path / "run")
     trace, _ = recorded(tmp_path / "run", batches()[:1], accelerator=SimpleNamespace(process_index=1))
     rows = [row for table in trace.tables() for row in table.to_pylist()]
     assert [row["reward"] for row in rows] == [1.5 * place for place in range(8, 16)]
+    rank_0.close()
+
+
+def test_only_a_resumed_training_continues_a_recording(tmp_path):
+    """TRL's trainer has a step above 0 at its first batch if it began from a checkpoint."""
+    for started, expected in ((0, "run"), (0, "run-2"), (3, "run-2")):
+        stand_in = trainer(batches()[:1], state=SimpleNamespace(global_step=started))
+        recorder = record(stand_in, str(tmp_path / "run"))
+        stand_in._generate_and_score_completions([])
+        recorder.close()
+        assert recorder.folder == tmp_path / expected
 
 
 def test_untrained_tokens_do_not_count(tmp_path):
