@@ -112,10 +112,12 @@ def _draw(output: Path, folders: Sequence[Path], *, pictures: bool, final: bool)
     """Draw the report of the runs that have started."""
     from mismatch_cli.studies.runs import read_runs
     from mismatch_cli.studies.training import TrainingAnalysis
+    from mismatch_cli.studies.watch_state import watch_state
 
     begun = [folder for folder in folders if (folder / "metrics.jsonl").is_file()]
     common = Common(quiet=True, no_plots=not pictures)
-    common.show(TrainingAnalysis.of(read_runs(begun)), output, reload_seconds=0 if final else _RELOAD_SECONDS)
+    study = TrainingAnalysis.of(read_runs(begun), watch_state(output))  # of `train`, there is no watch
+    common.show(study, output, reload_seconds=0 if final else _RELOAD_SECONDS)
 
 
 def _end_with_parent() -> None:

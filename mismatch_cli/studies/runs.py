@@ -5,6 +5,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.update_table import FIRST, LAST
 from mismatch_cli.places import shown, shown_apart
+from mismatch_cli.studies.watch_state import WatchState, watch_state
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
+_EVALUATION = {"step", "eval_accuracy", "eval"}  # what the line of an evaluation before training has
 _LARGEST = 1e300  # anything larger is not a measurement
 
 
@@ -28,6 +31,7 @@ class TrainingRun:
     records: list[dict[str, Any]]
     config: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    watched: WatchState | None = None  # for records that `watch` made of a trace or a dump
     _series: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -57,12 +61,25 @@ class TrainingRun:
         """The largest value, for a number that counts up over the run."""
         return _or_none(np.max, self.series(*keys))
 
-    def first(self, *keys: str) -> float | None:
-        """The mean over the first steps; step 0 is an evaluation before them."""
-        return _or_none(np.mean, self.series(*keys)[self.step_N > 0][:FIRST])
+    @cached_property
+    def is_step_N(self) -> np.ndarray:
+        """Whether each record is a step; `train` evaluates before its first one, as step 0, and others count from 0."""
+        return np.array([bool(record.keys() - _EVALUATION) for record in self.records], dtype=bool)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps are on record."""
+        return int(self.is_step_N.sum())
+
+    def ends(self, *keys: str) -> tuple[float | None, float | None]:
+        """The means over the first and over the last steps, which have none in common: of few steps, half each."""
+        value_N = self.series(*keys)[self.is_step_N]
+        first = min(FIRST, len(value_N) // 2)
+        last = min(LAST, len(value_N) - first)
+        return _or_none(np.mean, value_N[:first]), _or_none(np.mean, value_N[len(value_N) - last :])
 
     def last(self, *keys: str) -> float | None:
-        """The mean over the last steps."""
+        """The mean over the last steps, however few there are."""
         return _or_none(np.mean, self.series(*keys)[-LAST:])
 
     @property
@@ -102,7 +119,7 @@ class TrainingRun:
     def has_gained(self) -> bool:
         """Whether it ends higher than it began: in accuracy if it was evaluated before training, else in reward."""
         accuracy = self.accuracy_before, self.final_accuracy
-        first, last = (self.first("reward"), self.last("reward")) if None in accuracy else accuracy
+        first, last = self.ends("reward") if None in accuracy else accuracy
         return first is not None and last is not None and last > first
 
     @property
@@ -136,7 +153,8 @@ class TrainingRun:
     @property
     def partial(self) -> dict[str, Any] | None:
         """Which steps an incomplete run has: it is still running, was ended early, or its file lost lines."""
-        missing = sorted(set(range(1, self.last_step + 1)) - {int(step) for step in self.step_N})
+        first = 1 if self.watched is None or not self.records else int(self.step_N.min())  # a watch may begin late
+        missing = sorted(set(range(first, self.last_step + 1)) - {int(step) for step in self.step_N})
         if self.is_done and not missing:
             return None
         return {"steps": self.last_step, "planned_steps": self.planned_steps, "missing_steps": missing}
@@ -214,6 +232,7 @@ def _read_run(folder: Path, name: str) -> TrainingRun:
         records=records,
         config=config,
         folder=folder,
+        watched=watch_state(folder),
     )
 
 

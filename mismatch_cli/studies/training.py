@@ -13,6 +13,7 @@ from mismatch_cli.metrics.estimate import Estimate, student_t
 from mismatch_cli.studies.run_settings import SEPARATOR, settings_of_runs, short_name, task_of
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.study import Study
+from mismatch_cli.studies.watch_state import WatchState
 
 _TELLING = ("step", "reward", "grad_norm")  # runs that agree in these made the same updates
 _NAMED = 3  # at most so many models or data sets are named; of more only the number is given
@@ -51,10 +52,16 @@ class TrainingAnalysis(Study):
 
     runs: Sequence[TrainingRun]
     subject: str = ""  # what was trained on what, in one line
+    watched: WatchState | None = None  # what a watch of the only run answers
 
     @classmethod
-    def of(cls, runs: Sequence[TrainingRun]) -> TrainingAnalysis:
-        """An analysis with a subject line from the runs' configurations."""
+    def of(cls, runs: Sequence[TrainingRun], watched: WatchState | None = None) -> TrainingAnalysis:
+        """An analysis with a subject line from the runs' configurations.
+
+        `watched` is the state of a watch of them; by default that of a single run's own folder.
+        """
+        if watched is None and len(runs) == 1:
+            watched = runs[0].watched
         algorithms = cls(runs).algorithms
         seeds = max(map(len, algorithms.values()), default=0)
         parts = list(algorithms) if len(algorithms) == 1 else []
@@ -62,7 +69,7 @@ class TrainingAnalysis(Study):
         parts.append(f"{seeds} seeds" if seeds > 1 else "")
         dtypes = {policy: settings_of(runs, f"{policy}_dtype") for policy in ("trainer", "rollout")}
         parts += [f"{policy} {dtype}" for policy, dtype in dtypes.items() if dtype]
-        return cls(runs, " · ".join(filter(None, parts)))
+        return cls(runs, " · ".join(filter(None, parts)), watched)
 
     @cached_property
     def algorithms(self) -> dict[str, list[TrainingRun]]:
@@ -137,15 +144,15 @@ class TrainingAnalysis(Study):
                     "algorithm": run.algorithm,
                     "seed": run.seed,
                     "setting": setting,
-                    "steps": run.last_step,
+                    "steps": run.last_step if run.watched is None else run.num_steps,
                     "partial": run.partial,
                     "final_reward": run.last("reward"),
                     "best_reward": run.best_reward,
                     "accuracy_before": run.accuracy_before,
                     "final_accuracy": run.final_accuracy,
                     "accuracy_by_set": run.accuracy_by_set,
-                    "abs_dp_mean_first": run.first("mismatch", "abs_dp_mean"),
-                    "abs_dp_mean_last": run.last("mismatch", "abs_dp_mean"),
+                    "abs_dp_mean_first": run.ends("mismatch", "abs_dp_mean")[0],
+                    "abs_dp_mean_last": run.ends("mismatch", "abs_dp_mean")[1],
                     **{key: run.mean(key) for key in ("bad_over_tokens", "bad_over_negative", "blocked")},
                     "config": dict(run.config),
                 }
@@ -160,6 +167,7 @@ class TrainingAnalysis(Study):
                 }
                 for name, reward in self.final_rewards.items()
             ],
+            **({} if self.watched is None else {"watch": self.watched.to_json()}),
         }
 
     def curves(self, *keys: str, gaps: bool = True) -> dict[str, Curve]:

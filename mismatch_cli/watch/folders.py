@@ -11,9 +11,10 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers import KINDS, PICKLES
 from mismatch_cli.recording.folder import check_apart, claimed
 from mismatch_cli.recording.ours import LOCK
+from mismatch_cli.studies.watch_state import FILE_NAME
 from mismatch_cli.trace.drafts import UNFINISHED
 
-FILE_NAME, FORMAT = "watch.json", "mismatch-cli watch"
+FORMAT = "mismatch-cli watch"
 _SETTING = "prompts_per_step"  # of `train`: other programs write a config.toml too
 _LOCKS = ".*lock"  # of a process that has started to write a run or a trace there
 

@@ -16,8 +16,9 @@ from typing import Any
 from mismatch_cli.studies.gate import Check, row_of
 from mismatch_cli.studies.limits import Limit
 from mismatch_cli.studies.runs import METRICS
+from mismatch_cli.studies.watch_state import FILE_NAME, limit_name
 from mismatch_cli.trace.files import could_not_write, open_to_append, write_atomically
-from mismatch_cli.watch.folders import FILE_NAME, FORMAT, state_in
+from mismatch_cli.watch.folders import FORMAT, state_in
 from mismatch_cli.watch.training_run import Lines
 
 Record = dict[str, Any]
@@ -147,4 +148,4 @@ class State:
 
 
 def _name(limit: Limit) -> str:
-    return f"{limit.metric} {limit.pair} {limit.bound} {limit.threshold:g}"
+    return limit_name(asdict(limit))

@@ -20,6 +20,7 @@ from mismatch_cli.studies.training import (
     steps_of,
     what_was_trained,
 )
+from mismatch_cli.studies.watch_state import WatchState
 
 GAP = ("mismatch", "abs_dp_mean")  # of a step
 _NAMED = 3  # algorithms that a sentence names
@@ -39,7 +40,7 @@ def screen(study: TrainingAnalysis, notes: tuple[str, ...]) -> Screen:
         tables=(_ends(study),),
         remarks=_remarks(study.runs),
         profiles=_profiles(study),
-        verdict=verdict(study),
+        verdict=verdict(study) if study.watched is None else watch_verdict(study, study.watched),
         next=_next(study.runs),
     )
 
@@ -130,9 +131,9 @@ def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
     for title, key in keys.items():
         curves = study.curves(*key)
         for name in drawn:
-            if name in curves and (curves[name].value_N[curves[name].step_N > 0] > 0).any():
+            if name in curves and (_of_steps(curves[name], study, curves[name].value_N) > 0).any():
                 shown = f"{title} · {name}" if len(drawn) > 1 else title
-                found.append(_profile(shown, curves[name], 100 if "%" in title else 1, _BARS[len(drawn) > 1]))
+                found.append(_profile(shown, curves[name], study, 100 if "%" in title else 1, _BARS[len(drawn) > 1]))
     return tuple(found)
 
 
@@ -144,12 +145,18 @@ def _strongest(study: TrainingAnalysis) -> list[str]:
     return names if len(names) <= drawn else [*names[: drawn - 1], names[-1]]
 
 
-def _profile(title: str, curve: Curve, factor: float, bars: int) -> Profile:
-    value_N = factor * curve.value_N[curve.step_N > 0]
+def _of_steps(curve: Curve, study: TrainingAnalysis, value_N: np.ndarray) -> np.ndarray:
+    """What belongs to steps: step 0 of `train` is an evaluation, that of a recording is its first step."""
+    return value_N if study.watched is not None else value_N[curve.step_N > 0]
+
+
+def _profile(title: str, curve: Curve, study: TrainingAnalysis, factor: float, bars: int) -> Profile:
+    value_N = factor * _of_steps(curve, study, curve.value_N)
     known_N = value_N[np.isfinite(value_N)]
     values = [float(value) if np.isfinite(value) else None for value in value_N]
     ends = f"{numbers.number(float(known_N.min()), 2)} to {numbers.number(float(known_N.max()), 2)}"
-    first, last = (f"{curve.step_N[place]:.0f}" for place in (int((curve.step_N == 0).sum()), -1))
+    step_N = _of_steps(curve, study, curve.step_N)
+    first, last = (f"{step_N[place]:.0f}" for place in (0, -1))
     return Profile(title, tuple(numbers.stretches(values, bars)), first, last, ends, drawn=True)
 
 
@@ -175,6 +182,25 @@ def verdict(study: TrainingAnalysis) -> Verdict:
         return Verdict("NO CLEAR DIFFERENCE", _undecided(study) + collapsed, status if fallen or not done else "")
     below = above[leader][0] if rivals == 1 else f"{len(above[leader])} OF {rivals}"
     return Verdict(f"{leader} ABOVE {below}", _above(study, leader) + collapsed, status)
+
+
+def watch_verdict(study: TrainingAnalysis, watched: WatchState) -> Verdict:
+    """The state of the limits: what the terminal says and the exit code counts."""
+    (run,), alarms = study.runs, watched.alarms
+    steps, limits = numbers.things(run.num_steps, "step"), numbers.things(len(watched.limits), "limit")
+    before, now = (numbers.number(value) for value in run.ends(*GAP))
+    gap = f"mean |π − μ| {before} at first, {now} now"
+    if alarms:
+        named = "; ".join(f"{alarm['metric']} at step {alarm['step']}: {alarm['reason']}" for alarm in alarms[:_NAMED])
+        more = f"; {len(alarms) - _NAMED:,} more" if len(alarms) > _NAMED else ""
+        return Verdict(numbers.things(len(alarms), "ALARM"), f"{named}{more}. {steps}, {gap}.", "bad")
+    if watched.unmeasured:
+        missing = ", ".join(watched.unmeasured[:_NAMED])
+        return Verdict("NOT MEASURED", f"Never measured, which counts as exceeded: {missing}. {steps}, {gap}.", "bad")
+    if not watched.limits:
+        return Verdict("NO LIMITS", f"{steps}, {gap}. Limits become alarms with --limits.", "")
+    holds = "holds" if len(watched.limits) == 1 else "hold"
+    return Verdict("LIMITS HOLD", f"{limits} {holds} at each of {steps}, {gap}.", "good")
 
 
 def _single(name: str, runs: Sequence[TrainingRun]) -> str:

@@ -23,6 +23,7 @@ from mismatch_cli.studies.training import (
     settings_of,
     spread,
 )
+from mismatch_cli.studies.watch_state import WatchState
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s, A the advantage. At equal weights means "
@@ -66,8 +67,10 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
 def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
     runs = study.runs
     never_bad = study.has("bad_over_negative") and not study.occurs("bad_over_negative")
+    alarms = () if study.watched is None else _alarms(study.watched)
     rewards = (_algorithms_table(study.algorithms), _runs_table(study), _sets_table(runs), _trainer_table(runs))
     return (
+        *alarms,
         Section("Reward and mismatch", tables=filled(*rewards)),
         Section(
             "Bad updates and blocked tokens",
@@ -76,6 +79,21 @@ def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
         ),
         Section("Where the time goes", _time_text(runs), tables=filled(_time_table(runs))),
     )
+
+
+def _alarms(watched: WatchState) -> tuple[Section, ...]:
+    """Every step at which a limit did not hold."""
+    rows = table(
+        "Alarms",
+        list(watched.alarms),
+        [
+            text("step", lambda alarm: str(alarm["step"])),
+            text("metric", lambda alarm: f"{alarm['metric']} ({alarm['pair']})"),
+            text("what happened", lambda alarm: str(alarm["reason"])),
+            text("limits", lambda alarm: str(alarm["limits"])),
+        ],
+    )
+    return (Section("Alarms", tables=filled(rows)),) if watched.alarms else ()
 
 
 def _time_text(runs: Sequence[TrainingRun]) -> str:
@@ -91,7 +109,7 @@ def _time_text(runs: Sequence[TrainingRun]) -> str:
 def _about(study: TrainingAnalysis) -> Facts:
     runs = study.runs
     seeds = sorted({run.seed for run in runs if run.seed is not None})
-    steps = sorted({run.last_step for run in runs})
+    steps = sorted({run.last_step if run.watched is None else run.num_steps for run in runs})
     named = f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else ""
     facts = (
         ("Model", settings_of(runs, "model")),
@@ -190,7 +208,7 @@ def _algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
             col("seeds", lambda item: str(len(item[1]))),
             _over_seeds("final reward", lambda run: run.last("reward"), TRAINING["reward"]),
             _over_seeds("final accuracy", lambda run: run.final_accuracy, TRAINING["eval_accuracy"]),
-            _over_seeds("final |π − μ|", lambda run: run.last(*GAP), TRAINING["abs_dp_last"], 2),
+            _over_seeds("final |π − μ|", lambda run: run.ends(*GAP)[1], TRAINING["abs_dp_last"], 2),
             _share_over_seeds("blocked, %", "blocked"),
             _share_over_seeds("bad updates, % of A < 0", "bad_over_negative"),
         ],
@@ -226,13 +244,13 @@ def _runs_table(study: TrainingAnalysis) -> Table:
             _RUN,
             *([] if named else who),
             *[text("setting", lambda run: setting_of[id(run)])] * (len(study.settings) > 1),
-            col("steps", lambda run: numbers.count(run.last_step)),
+            col("steps", lambda run: numbers.count(run.last_step if run.watched is None else run.num_steps)),
             col("updates", lambda run: _whole(run.highest("updates")), optional=True),
             col("final reward", lambda run: number(run.last("reward")), TRAINING["reward"]),
             col("best", lambda run: number(run.best_reward), TRAINING["best"], optional=True),
             col("final accuracy", lambda run: number(run.final_accuracy), TRAINING["eval_accuracy"]),
-            col("first |π − μ|", lambda run: number(run.first(*GAP)), TRAINING["abs_dp_first"], optional=True),
-            col("final |π − μ|", lambda run: number(run.last(*GAP)), TRAINING["abs_dp_last"], optional=True),
+            col("first |π − μ|", lambda run: number(run.ends(*GAP)[0]), TRAINING["abs_dp_first"], optional=True),
+            col("final |π − μ|", lambda run: number(run.ends(*GAP)[1]), TRAINING["abs_dp_last"], optional=True),
             col("s per step", _seconds, TRAINING["seconds"], optional=True),
         ],
         note=f"The final reward is the mean of the last {LAST} steps.",
@@ -316,8 +334,8 @@ def _trainer_table(runs: Sequence[TrainingRun]) -> Table:
         runs,
         [
             _RUN,
-            col("first entropy, nats", lambda run: number(run.first("entropy"))),
-            col("final entropy, nats", lambda run: number(run.last("entropy")), TRAINING["entropy"]),
+            col("first entropy, nats", lambda run: number(run.ends("entropy")[0])),
+            col("final entropy, nats", lambda run: number(run.ends("entropy")[1]), TRAINING["entropy"]),
             col("KL(μ‖π), nats", lambda run: number(run.last("current", "k3")), TRAINING["k3"], optional=True),
             col("π/μ, 1 % to 99 %", _ratios, TRAINING["ratio"], optional=True),
             col("gradient norm", lambda run: number(run.median("grad_norm")), TRAINING["grad_norm"], optional=True),

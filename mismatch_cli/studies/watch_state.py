@@ -1,0 +1,47 @@
+"""What `watch` has found so far, from the state in its folder: the limits, the alarms, and what was never measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "watch.json"
+_KEYS = ("limits", "metric", "bound", "threshold")  # of a limit; an alarm's pair may be one that the trace chose
+
+
+@dataclass(frozen=True)
+class WatchState:
+    """The answer of a watch: an alarm is a step at which a limit did not hold."""
+
+    limits: Sequence[Mapping[str, Any]]  # metric, pair, bound, threshold and the set that they are from
+    alarms: Sequence[Mapping[str, Any]]  # the same, with step, value and reason
+    unmeasured: Sequence[str]  # limits that no step could be held against
+
+    def to_json(self) -> dict[str, Any]:
+        return {"limits": len(self.limits), "alarms": list(self.alarms), "unmeasured": list(self.unmeasured)}
+
+
+def limit_name(limit: Mapping[str, Any]) -> str:
+    """`k3 mismatch max 0.015`: how the state names a limit that has been measured."""
+    return f"{limit['metric']} {limit['pair']} {limit['bound']} {limit['threshold']:g}"
+
+
+def watch_state(folder: Path | None) -> WatchState | None:
+    """The state in a folder of `watch`; None for any other folder, and for a state that is not readable."""
+    try:
+        content = json.loads(((folder or Path()) / FILE_NAME).read_text(encoding="utf-8"))
+        sets = content["asked"]["limits"]
+        limits = [{**limit, "limits": of["name"]} for of in sets for limit in of["limits"]]
+        asked = {tuple(limit[key] for key in _KEYS) for limit in limits}
+        alarms = [{"step": row["step"], **row["check"]} for row in content["alarms"]]
+        known = set(content["known"])
+        return WatchState(
+            limits,
+            [alarm for alarm in alarms if tuple(alarm[key] for key in _KEYS) in asked],
+            [limit_name(limit) for limit in limits if limit_name(limit) not in known],
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
