@@ -38,5 +38,5 @@ def safe_path() -> Iterator[None]:
 
 
 def users_environment() -> dict[str, str]:
-    """The environment without our variable: a script that user code starts finds the modules beside it."""
+    """The environment without our variable: a script that the user's code starts finds its own folder."""
     return {name: value for name, value in os.environ.items() if (name, value) != (_SAFE_PATH, _OURS)}

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 _POISON = "import os\nos.close(os.open({marker!r}, os.O_CREAT))\nraise ImportError('this is not the real one')\n"
 _NOT_SHADOWED = ("importlib", "os", "__future__")  # of which Python itself has copies
-_PROGRAM = "import sys\nfrom mismatch_cli.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+_PROGRAM = "import sys\nfrom mismatch_cli.__main__ import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
 
 
 class PoisonedFolder:

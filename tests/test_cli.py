@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+import tomllib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from mismatch_cli import cli, registry
+
+ROOT = Path(__file__).parent.parent
 
 
 def _leave() -> None:
@@ -53,6 +60,27 @@ def test_an_exit_within_a_command_is_not_its_success(monkeypatch, capsys):
     monkeypatch.setattr(registry, "load", lambda *_: SimpleNamespace(command=_leave))
     assert cli.run(["gate"]) == 1
     assert "Unexpected error (SystemExit: 0)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["report", "--no-plots"], ["probe", "--engine", "hf"]], ids=" ".join)
+def test_ctrl_c_during_the_imports(words, tmp_path):
+    """They are most of the first second, and a KeyboardInterrupt within one often becomes another error.
+
+    Python's own start, before it runs the first line of the console script, is not ours.
+    """
+    module = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["mismatch-cli"].split(":")[0]
+    script = f"import mismatch_cli, signal; print('started', flush=True); from {module} import main; main()"
+    for wait in (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.45, 0.6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert process.stdout.readline() == "started\n"
+        time.sleep(wait)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1].splitlines()
+        assert process.returncode == 130 and said[-1].startswith("mismatch-cli: Interrupted."), (wait, said)
+        assert not [line for line in said if "Traceback" in line or "Error" in line], (wait, said)
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "| true"])

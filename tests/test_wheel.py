@@ -111,7 +111,7 @@ def test_the_metadata_of_the_wheel(wheel):
         info = f"mismatch_cli-{__version__}.dist-info"
         metadata: Message = Parser().parsestr(archive.read(f"{info}/METADATA").decode())
         entries = archive.read(f"{info}/entry_points.txt").decode().split("\n")
-    assert "mismatch-cli = mismatch_cli.cli:main" in entries
+    assert "mismatch-cli = mismatch_cli.__main__:main" in entries
     assert {"mismatch_cli/py.typed", "mismatch_cli/sample_data/model/model.safetensors"} <= names
     assert {Path(name).parts[0] for name in names} == {"mismatch_cli", info}
     guide, docs = "mismatch_cli/guide/", ROOT / "docs"
