@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -28,6 +27,7 @@ from mismatch_cli.recording.settings import (
     of_sampling,
 )  # fmt: skip
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.text import parsed_json
 
 if TYPE_CHECKING:
     from mismatch_cli.engines import EngineSettings
@@ -313,7 +313,7 @@ def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
         if key.replace("-", "_") == "trust_remote_code":
             raise UsageError(f"--engine-arg {item} would apply to one side only. Use {custom_code.FLAG}.")
         try:
-            arguments[key.replace("-", "_")] = json.loads(value)
+            arguments[key.replace("-", "_")] = parsed_json(value)
         except ValueError:
             arguments[key.replace("-", "_")] = value
     return arguments

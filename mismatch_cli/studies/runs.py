@@ -1,10 +1,9 @@
 """Training runs on disk, one JSON object per step beside the configuration, and the numbers of a run."""
 
-import json
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,10 @@ import numpy as np
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.update_table import FIRST, LAST
 from mismatch_cli.places import shown, shown_apart
+from mismatch_cli.text import parsed_json, parsed_toml
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
+MOST_MISSING = 10_000  # steps that are listed
 _LARGEST = 1e300  # anything larger is not a measurement
 
 
@@ -136,7 +137,8 @@ class TrainingRun:
     @property
     def partial(self) -> dict[str, Any] | None:
         """Which steps an incomplete run has: it is still running, was ended early, or its file lost lines."""
-        missing = sorted(set(range(1, self.last_step + 1)) - {int(step) for step in self.step_N})
+        there = set(self.step_N.tolist())
+        missing = list(islice((step for step in range(1, self.last_step + 1) if step not in there), MOST_MISSING))
         if self.is_done and not missing:
             return None
         return {"steps": self.last_step, "planned_steps": self.planned_steps, "missing_steps": missing}
@@ -227,8 +229,8 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = parsed_json(line)
+        except ValueError:
             record = None
         if isinstance(record, dict):
             records.append(record)
@@ -243,7 +245,7 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
 def read_config(path: Path) -> dict[str, Any]:
     """The settings; a run without the file is still read, under the name of its folder."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parsed_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
