@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli import custom_code
 from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.text import parsed_json
 from mismatch_cli.torch_settings import prepare_imports
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def read_adapter(name: str) -> Adapter:
 def _settings(name: str, folder: Path) -> tuple[dict[str, Any], int, float]:
     """The adapter's configuration as peft saves it, with its largest rank and its alpha."""
     with _readable(name):
-        config: dict[str, Any] = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        config: dict[str, Any] = parsed_json((folder / _CONFIG).read_text(encoding="utf-8"))
         rank, alpha = max(config["r"], *config.get("rank_pattern", {}).values(), 0), float(config["lora_alpha"])
     if config.get("modules_to_save"):
         raise MismatchError(

@@ -2,6 +2,7 @@
 
 import atexit
 import codecs
+import errno
 import gc
 import io
 import os
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 import typer
 import typer.core
 
-from mismatch_cli import __version__, entry_points, registry
+from mismatch_cli import __version__, entry_points, memory, registry
 from mismatch_cli.child_python import safe_path
 from mismatch_cli.commands._command import Command
 from mismatch_cli.commands._help import Row, panels, print_help, summary
@@ -37,6 +38,12 @@ _PANELS = {  # of `--help`, in the order in which users need them
 }
 _OTHERS = "More"
 _GUIDE = "The guide has a page per command: mismatch-cli guide NAME. To find a page: mismatch-cli guide README."
+_LOOP = "Symlink loop from "  # how pathlib begins its RuntimeError
+_REMEDY = "Free some space, or choose another --output."
+_REMEDIES = {
+    errno.ELOOP: "Remove the link, or name another path.",
+    errno.EACCES: "Allow it with chmod, or name another path.",
+}
 _SPELLED_OUT = "mismatch_cli.spelled_out"
 # Thresholds of Python's garbage collector. Its default of 700 new objects suits small programs, but importing torch and
 # vLLM makes two million permanent objects, and traversing them repeatedly takes seconds.
@@ -138,24 +145,12 @@ def _run(arguments: Sequence[str]) -> int:
             return _READER_HAS_LEFT
         if stopped.code:
             raise
-        return _fail_unexpectedly(stopped)  # an exit of foreign code is not the success of a command
-    except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        return _fail(f"{error.strerror or error}{where}. Free some space, or choose another --output.", 1)
-    except MemoryError:
-        return _fail(
-            "Out of memory. Close other programs, or reduce the work: fewer --workers, a smaller --token-budget, fewer "
-            "prompts.", 1,
-        )  # fmt: skip
+        return _fail(_unexpected(stopped), 1)  # an exit of foreign code is not the success of a command
     except _ClickError as error:  # type: ignore[misc]
         error.show()
         return error.exit_code
     except Exception as error:
-        if sentence := not_installed(error, f"`{arguments[0]}`"):
-            return _fail(sentence, 1)
-        if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
-            return _fail(f"{error.object[:300]} is not UTF-8. Rename the file of that name, or correct the text.", 1)
-        return _fail_unexpectedly(error)
+        return _fail(_sentence(error, arguments[0]), 1)
     if code == _INTERRUPTED and launched():
         return code  # the launcher reports it
     if code == _INTERRUPTED:  # newer versions of Typer return this code for an interrupt
@@ -167,14 +162,33 @@ def _run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _fail_unexpectedly(error: BaseException) -> int:
+def _sentence(error: Exception, command: str) -> str:
+    """What to say about an error that nobody has put into words."""
+    if memory.exhausted(error):
+        return (
+            "Out of memory. Close other programs, or reduce the work: fewer --workers, a smaller --token-budget, fewer "
+            "prompts."
+        )
+    if isinstance(error, OSError):
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror or error}{where}. {_REMEDIES.get(error.errno or 0, _REMEDY)}"
+    if isinstance(error, RuntimeError) and str(error).startswith(_LOOP):
+        link = str(error).removeprefix(_LOOP).strip("'\"")
+        return f"{link} is a link that leads back to itself. {_REMEDIES[errno.ELOOP]}"
+    if sentence := not_installed(error, f"`{command}`"):
+        return sentence
+    if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
+        return f"{error.object[:300]} is not UTF-8. Rename the file of that name, or correct the text."
+    return _unexpected(error)
+
+
+def _unexpected(error: BaseException) -> str:
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     if package := entry_points.at_fault(error):
-        return _fail(
-            f"Unexpected error ({what}) in the package {package}. Report it to its author with the output of --debug.",
-            1,
+        return (
+            f"Unexpected error ({what}) in the package {package}. Report it to its author with the output of --debug."
         )
-    return _fail(f"Unexpected error ({what}). This is a bug: please report it with the output of --debug.", 1)
+    return f"Unexpected error ({what}). This is a bug: please report it with the output of --debug."
 
 
 def _fail(message: str, code: int) -> int:

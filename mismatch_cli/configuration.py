@@ -13,6 +13,7 @@ from typing import Any
 
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.registry import meant, unknown
+from mismatch_cli.text import parsed_toml
 
 CONFIG = "config"  # the parameter that names the file
 PREFIX = "MISMATCH_"
@@ -121,13 +122,11 @@ def read_into(context: Any, path: Path) -> None:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    import tomllib
-
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parsed_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise MismatchError(f"--config {path} does not exist. Name a TOML file.") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise MismatchError(f"--config {path} cannot be read as TOML ({error}). Correct it.") from error
 
 

@@ -1,7 +1,11 @@
-"""Limits the memory for reading a foreign file: in many formats a few bytes can expand without bound."""
+"""Limits the memory for reading a foreign file, as a few bytes can expand without bound, and obeys limits of others.
+
+C libraries do not survive a small `ulimit -v`: OpenBLAS retries forever, and Arrow's threads end the process.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,11 @@ from mismatch_cli.errors import MismatchError
 
 _ALLOWED, _TIMES = 2**30, 20
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
-_NO_THREAD = "can't start new thread"
+_ROOM = 2**30  # libraries map this much for a small trace, mostly for stacks and heaps of threads that stay empty
+_BUFFER, _SQUARE = 2**26, 256  # OpenBLAS maps 32 MB for a product of this size
+_SIGNS = (
+    "can't start new thread", "failed to launch worker thread", "failed to map segment", "cannot allocate memory",
+)  # fmt: skip
 _TEXT, _ROW = 16, 200  # bytes of overhead per text, and per row
 
 
@@ -33,11 +41,13 @@ def bounded(what: object, file_bytes: int) -> Iterator[None]:
 
     On systems without such a limit (only Linux has it), only what readers check themselves is refused.
     """
-    with limited(allowance(file_bytes)):
+    allowed = allowance(file_bytes)
+    is_ours = room() > allowed
+    with limited(allowed):
         try:
             yield
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, MemoryError) or _NO_THREAD in str(error):  # no memory for its stack
+            if exhausted(error) and is_ours:
                 raise too_large(what, file_bytes) from error
             raise
 
@@ -58,6 +68,42 @@ def limited(allowed: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def room() -> float:
+    """Bytes that this process may still map under its limits; infinite without a limit, or if unknown."""
+    used = {name: _status("/proc/self/status", name) for name in ("VmSize:", "VmData:")}
+    if None in used.values():
+        return inf
+    import resource
+
+    softs = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    limits = zip(softs, used.values(), strict=True)
+    return min((soft - (has or 0) for soft, has in limits if soft != resource.RLIM_INFINITY), default=inf)
+
+
+def check_room(needed: int = _ROOM) -> None:
+    """A `MismatchError` if the limits leave less memory than that."""
+    if (left := room()) < needed:
+        raise MismatchError(
+            f"This process needs {needed >> 20} MB of memory, but a limit leaves it {max(0, int(left)) >> 20} MB. "
+            "Raise it with: ulimit -v unlimited; ulimit -d unlimited"
+        )
+
+
+def map_buffer_of_products() -> None:
+    """Let OpenBLAS map the buffer of its matrix products: where it cannot, it retries forever, deaf to Ctrl-C."""
+    check_room(_BUFFER)
+    import numpy as np
+
+    square = np.ones((_SQUARE, _SQUARE))
+    square @ square.T
+
+
+def exhausted(error: BaseException) -> bool:
+    """Whether an error says that there is no memory, or no room for a thread's stack or a library."""
+    told = str(error).lower()
+    return isinstance(error, MemoryError) or any(sign in told for sign in _SIGNS)
 
 
 def free() -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from mismatch_cli.attention import SAFE, attention_facts
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.extras import require
 from mismatch_cli.ranks.joined import is_lost_rank
+from mismatch_cli.text import parsed_json
 from mismatch_cli.torch_settings import DTYPES, prepare_imports
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from mismatch_cli.sharding import Sharding
 
+_COUNTS_MODULES, _MOST_MODULES = re.compile("layer|expert"), 4096
 _UP_TO_NUMBER = re.compile(r"([^.]*\.)*?\d+\.|")  # `model.layers.3.` for what is inside a layer, else empty
 _PLACED_BY_ACCELERATE = ("auto", "balanced", "balanced_low_0", "sequential")
 
@@ -233,7 +234,9 @@ def load_tokenizer(model: str) -> Any:
         config = load_config(model)
         tokenizer = AutoTokenizer.from_pretrained(model, **custom_code.loading())
         custom_code.note(model, tokenizer)
-    except (OSError, ValueError, KeyError) as error:
+    except (MismatchError, MemoryError):
+        raise
+    except Exception as error:  # transformers and huggingface_hub raise all kinds of errors for damaged files
         raise MismatchError(
             custom_code.refusal(model, error)
             or f"{model}: the model's configuration or tokenizer cannot be loaded ({first_line(error)}). "
@@ -270,7 +273,7 @@ def check_attention(implementation: str | None) -> None:
 def known_vocabulary(model: str) -> int | None:
     """The number of token ids, if a local model's config.json states it."""
     try:
-        tokens = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+        tokens = parsed_json((Path(model).expanduser() / "config.json").read_text(encoding="utf-8")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
         return None
     return tokens if isinstance(tokens, int) else None
@@ -305,8 +308,8 @@ def _in_cache(model: str) -> Path | None:
 
 def _names_code(path: Path) -> bool:
     try:
-        return _has_key(json.loads(path.read_text(encoding="utf-8")), "auto_map")
-    except (OSError, ValueError, RecursionError):
+        return _has_key(parsed_json(path.read_text(encoding="utf-8")), "auto_map")
+    except (OSError, ValueError):
         return False  # whoever loads the model says what is wrong with the file
 
 
@@ -335,3 +338,20 @@ def check_model_folder(model: str) -> None:
         )
     if not (path / "config.json").is_file():
         raise MismatchError(f"{path} is not a model folder: it has no config.json. Save it with save_pretrained.")
+    _check_config(path / "config.json")
+
+
+def _check_config(path: Path) -> None:
+    """Refuse a file that is no JSON object, and so many modules that libraries would build them for hours."""
+    try:
+        config = parsed_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise MismatchError(
+            f"{path} cannot be read ({first_line(error)}). Save the model with save_pretrained."
+        ) from error
+    if not isinstance(config, dict):
+        raise MismatchError(f"{path} is not a JSON object. Save the model with save_pretrained.")
+    for section in (config, *(value for value in config.values() if isinstance(value, dict))):
+        for name, value in section.items():
+            if _COUNTS_MODULES.search(name) and isinstance(value, int) and value > _MOST_MODULES:
+                raise MismatchError(f"{path} sets {name} to {value}, and no model has so many. Correct the file.")

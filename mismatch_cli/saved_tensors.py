@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli import custom_code
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.models import check_model_folder, load_config
+from mismatch_cli.text import parsed_json
 from mismatch_cli.torch_settings import prepare_imports
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _files_of(folder: Path) -> dict[str, Path]:
         if (folder / single).is_file():
             return dict.fromkeys(names_in(folder / single), folder / single)
         if (folder / index).is_file():
-            listed = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
+            listed = parsed_json((folder / index).read_text(encoding="utf-8"))["weight_map"]
             return {name: folder / file for name, file in listed.items()}
     raise MismatchError(
         f"{folder} contains neither {SINGLE} nor {INDEX}. Save the model with save_pretrained, and try again."

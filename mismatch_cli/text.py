@@ -1,4 +1,4 @@
-"""Token text is data: this makes it visible, and harmless for the terminal, for HTML and for text in plots.
+"""Text is data: this reads JSON and TOML, and makes token text harmless for the terminal, for HTML and for plots.
 
 A model can emit any character: escape sequences that clear the screen, overrides that reverse a line, markup, or
 nothing visible. Invisible characters become visible: `⏎` for a line break, `⇥` for a tab, else `\\x1b` or `\\u202e`.
@@ -6,22 +6,57 @@ nothing visible. Invisible characters become visible: `⏎` for a line break, `�
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.text import Text
 
 _HALVES = re.compile("[\ud800-\udfff]")
 _NAMED = {"\n": "⏎", "\t": "⇥"}
+_DEEPEST = 100  # levels of JSON or TOML; ours have 6, and functions that walk down a value stop at 1,000
+_TOO_DEEP = f"it is nested over {_DEEPEST} levels deep"
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format, surrogate, private, unassigned, separators
 
 
 def is_whole(text: str) -> bool:
     """Whether a text has no lone surrogates, which stand for bytes that are not UTF-8: libraries reject them."""
     return not _HALVES.search(text)
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """The value of JSON from anywhere; a ValueError if it is none, or is nested too deeply to be walked through."""
+    try:
+        return _shallow(json.loads(text))
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+
+
+def parsed_toml(text: str) -> dict[str, Any]:
+    """The content of TOML from anywhere; a ValueError likewise."""
+    import tomllib
+
+    try:
+        return dict(_shallow(tomllib.loads(text)))
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+
+
+def _shallow(value: Any) -> Any:
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, dict | list)
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return value
+    raise ValueError(_TOO_DEEP)
 
 
 def visible(text: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
-from mismatch_cli.text import for_html, for_mathtext, for_terminal, visible
+from mismatch_cli.text import for_html, for_mathtext, for_terminal, parsed_json, parsed_toml, visible
 
 NASTY = [
     ("[bold]x[/bold]", "[bold]x[/bold]"),
@@ -83,3 +83,23 @@ def _printed(renderable: object) -> str:
     console = Console(file=io.StringIO(), width=400, force_terminal=False)
     console.print(renderable, end="")
     return console.file.getvalue().removesuffix("\n")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("levels", [101, 900, 5000, 100_000])
+def test_json_and_toml_that_are_nested_too_deeply(levels):
+    for parse, text in (
+        (parsed_json, "[" * levels),
+        (parsed_json, "[" * levels + "]" * levels),
+        (parsed_json, '{"a":' * levels + "1" + "}" * levels),
+        (parsed_toml, "a = " + "[" * levels + "]" * levels),
+    ):
+        with pytest.raises(ValueError, match=r"over 100 levels deep|line \d"):
+            parse(text)
+
+
+def test_json_and_toml_that_are_not():
+    assert parsed_json('{"a": [NaN, {}]}')["a"][1] == {} and parsed_toml("a.b = [1]") == {"a": {"b": [1]}}
+    assert parsed_json("[" * 99 + "]" * 99)
+    for parse, text in ((parsed_json, b"\xff\x00"), (parsed_json, "1" * 5000), (parsed_toml, "a"), (parsed_json, "")):
+        with pytest.raises(ValueError):
+            parse(text)

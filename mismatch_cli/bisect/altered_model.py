@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.saved_tensors import INDEX, SINGLE, SavedTensors, model_folder, names_in, read_tensor, tied_names
+from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.files import replacing, replacing_folder
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def folder_with(trainer: str, kept: Path, names: Collection[str], into: Path) ->
 def folder_with_config(trainer: str, changes: Mapping[str, Any], into: Path) -> Path:
     """A model folder like the trainer's, with these configuration values changed; None removes a value."""
     source = model_folder(trainer)
-    config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+    config = parsed_json((source / CONFIG).read_text(encoding="utf-8"))
     for key, value in changes.items():
         _section(config, key)[key] = value
     with replacing_folder(into) as folder:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.manifest import FILE_NAME as MANIFEST
 from mismatch_cli.trace.manifest import shards_in
@@ -121,7 +122,7 @@ def read_search(folder: Path) -> dict[str, Any]:
     """The content of `search.json`; a `MismatchError` if it is damaged."""
     path = folder / FILE_NAME
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise MismatchError(f"{path} is damaged ({first_line(error)}). Start again with --force.") from error
     if not isinstance(held, dict) or held.get("format") != FORMAT:

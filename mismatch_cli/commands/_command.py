@@ -11,6 +11,7 @@ import typer.core
 
 from mismatch_cli.commands._help import is_argument, panels, print_help, row_of
 from mismatch_cli.configuration import check_typed, misspelt, place_of, told, variables
+from mismatch_cli.memory import check_room
 from mismatch_cli.ranks.joined import launched
 
 
@@ -54,4 +55,5 @@ class Command(typer.core.TyperCommand):
                 print(f"Settings from {places}", file=sys.stderr)
             for sentence in misspelt(ctx):
                 print(f"mismatch-cli: {sentence}", file=sys.stderr)
+        check_room()
         return super().invoke(ctx)

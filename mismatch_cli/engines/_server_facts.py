@@ -16,6 +16,7 @@ from mismatch_cli.engines._server_http import Refused, Server
 from mismatch_cli.engines._server_rollout import Completions
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.trace.contents import fits
 
 PROCESSED, RAW = "processed_logprobs", "raw_logprobs"
 _COMPILATION = {0: "NONE", 1: "STOCK_TORCH_COMPILE", 2: "DYNAMO_TRACE_ONCE", 3: "VLLM_COMPILE"}
@@ -140,7 +141,7 @@ async def read_settings(server: Server) -> dict[str, Any]:
     if settings["prefix_caching"] is None:
         settings["prefix_caching"] = cached
     settings["kv_cache_dtype"] = settings["dtype"] or cache if cache == "auto" else cache
-    return {name: value if isinstance(value, str | int | float) else None for name, value in settings.items()}
+    return {name: value if fits(f"rollout.{name}", value) else None for name, value in settings.items()}
 
 
 def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """From the user's paths to Arrow tables: finds files, peeks at them to detect the format, and reads them in blocks."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from mismatch_cli.importers import KINDS, PICKLES, _proto_file, _torch_file, fil
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers._torch_file import NeedsItsFramework
 from mismatch_cli.memory import allowance, decoded_bytes, too_large
-from mismatch_cli.text import is_whole
+from mismatch_cli.text import is_whole, parsed_json
 from mismatch_cli.trace import foreign
 
 _LONGEST_LINE = 3 * 2**24  # bytes; as Python objects a line can take 35 times as much
@@ -164,7 +163,7 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
         size += len(line)
         try:
             record = _parsed(line)
-        except (ValueError, RecursionError):
+        except ValueError:
             continue
         if isinstance(record, dict):
             yield record
@@ -276,7 +275,7 @@ def _record(line: bytes, where: str, tally: Tally) -> dict[str, Any] | None:
     """The object of a line; None for anything else, which is counted unless it is an empty line."""
     try:
         record = _parsed(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         if line.strip():
             tally.leave_out(NO_JSON if line.endswith(b"\n") else CUT_OFF, 1, where)
         return None
@@ -290,7 +289,7 @@ def _parsed(line: bytes) -> Any:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:  # NaN and −Infinity are not JSON, but Python writes them
-        return json.loads(line)
+        return parsed_json(line)
 
 
 def _tables(rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: str, tally: Tally) -> Iterator[pa.Table]:

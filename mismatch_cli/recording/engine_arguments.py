@@ -11,6 +11,7 @@ from typing import Any
 
 from mismatch_cli import custom_code
 from mismatch_cli.errors import UsageError
+from mismatch_cli.text import parsed_json
 
 Test = Callable[[Any], bool]
 _LARGEST = 2**48
@@ -98,8 +99,8 @@ def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
         if key.replace("-", "_") == "trust_remote_code":
             raise UsageError(f"--engine-arg {item} would apply to one side only. Use {custom_code.FLAG}.")
         try:
-            arguments[key.replace("-", "_")] = json.loads(value)
-        except (ValueError, RecursionError):
+            arguments[key.replace("-", "_")] = parsed_json(value)
+        except ValueError:
             arguments[key.replace("-", "_")] = value
     return arguments
 

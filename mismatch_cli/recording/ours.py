@@ -4,7 +4,6 @@ A name is not enough: people have their own `plots/` and `summary.json`.
 """
 
 import csv
-import json
 import os
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -12,6 +11,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.drafts import UNFINISHED
 from mismatch_cli.trace.files import LOG_HEAD
 
@@ -31,8 +31,8 @@ _PROBLEM = {"problem", "answer", "row", "accuracy", "held_out_accuracy"}
 def format_of(folder: Path) -> str | None:
     """The format of our report in a folder, None without one."""
     try:
-        found = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("format")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        found = parsed_json((folder / "summary.json").read_text(encoding="utf-8")).get("format")
+    except (OSError, ValueError, AttributeError):
         return None
     return found if isinstance(found, str) and found.startswith(_FORMAT) else None
 
@@ -129,7 +129,7 @@ def _listed(folder: Path) -> list[Path]:
 def _holds(test: Callable[[Path], bool], path: Path) -> bool:
     try:
         return test(path)
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError):
         return False
 
 
@@ -146,7 +146,7 @@ def _has(mark: bytes) -> Callable[[Path], bool]:
 
 
 def _is_json(path: Path) -> bool:
-    return str(json.loads(path.read_text(encoding="utf-8")).get("format")).startswith(_FORMAT)
+    return str(parsed_json(path.read_text(encoding="utf-8")).get("format")).startswith(_FORMAT)
 
 
 def _is_of_trace(path: Path) -> bool:
@@ -173,7 +173,7 @@ def _is_metrics_table(path: Path) -> bool:
 
 def _first_record(path: Path) -> set[str]:
     with path.open(encoding="utf-8") as file:
-        return set(json.loads(file.readline()))
+        return set(parsed_json(file.readline()))
 
 
 _TRACE: dict[str, Callable[[Path], bool]] = {

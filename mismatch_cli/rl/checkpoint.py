@@ -25,6 +25,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.recording.ours import remove_results, remove_trace
 from mismatch_cli.sharding import fill
+from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.files import could_not_write, replacing_folder, write_atomically
 from mismatch_cli.trackers import METRICS_TABLE
 
@@ -108,7 +109,7 @@ def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | No
         return _earlier(found[-1], damaged)
     folder = found[-1] / _TENSORS
     try:
-        facts = json.loads((found[-1] / _STATE).read_text(encoding="utf-8"))
+        facts = parsed_json((found[-1] / _STATE).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in facts["files"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged from error
@@ -202,6 +203,6 @@ def _checkpoints(run_folder: Path) -> list[Path]:
 def _step_of(line: str) -> float:
     """The step of a line; infinity for an unfinished line, which is always cut."""
     try:
-        return int(json.loads(line)["step"])
+        return int(parsed_json(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")

@@ -1,6 +1,5 @@
 """The configuration of a training run, as one flat object: a preset file, changed by flags, saved with the run."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -25,6 +24,7 @@ from mismatch_cli.options import (
 from mismatch_cli.places import bundled
 from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
+from mismatch_cli.text import parsed_toml
 from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
 
 _PRESETS = Path(__file__).parent.parent / "presets"
@@ -238,8 +238,8 @@ def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:
     elif not path.is_file():
         raise UsageError(registry.unknown("preset", preset, presets()))
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = parsed_toml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise MismatchError(
             f"{path} cannot be read ({error}). Name a TOML file like the one that `train --show-config` prints."
         ) from error
@@ -261,7 +261,7 @@ def _check_typed(content: Mapping[str, Any], changes: Mapping[str, Any], path: P
 def parsed(text: str) -> TrainConfig:
     """The settings saved with a run, as `to_toml` spells them; a `UsageError` for anything else."""
     try:
-        content = tomllib.loads(text)
+        content = parsed_toml(text)
     except ValueError as error:
         raise UsageError(f"{FILE_NAME} is not valid TOML ({error}).") from error
     return TrainConfig(**_checked(content, Path(FILE_NAME)))

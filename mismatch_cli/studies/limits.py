@@ -5,7 +5,6 @@ result of `diagnose`: `diagnosis:faults` is their number, and `diagnosis:index-s
 found something.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -15,6 +14,7 @@ from typing import Any
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.registry import unknown
+from mismatch_cli.text import parsed_toml
 
 PRESETS = Path(__file__).parent / "published_limits"
 DEFAULT = "prime-rl"
@@ -97,7 +97,7 @@ def load_limits(name: str) -> LimitSet:
             )
         raise UsageError(unknown("set of limits", name, presets()))
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = parsed_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise MismatchError(f"{path} is not a readable TOML file ({error}). See mismatch-cli guide gate.") from error
     return limits_in(content, name if name in presets() else str(path))

@@ -1,11 +1,10 @@
 """Training runs on disk, one JSON object per step beside the configuration, and the numbers of a run."""
 
-import json
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,10 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.update_table import FIRST, LAST
 from mismatch_cli.places import shown, shown_apart
 from mismatch_cli.studies.watch_state import WatchState, watch_state
+from mismatch_cli.text import parsed_json, parsed_toml
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
+MOST_MISSING = 10_000  # steps that are listed
 _EVALUATION = {"step", "eval_accuracy", "eval"}  # what the line of an evaluation before training has
 _LARGEST = 1e300  # anything larger is not a measurement
 
@@ -154,7 +155,9 @@ class TrainingRun:
     def partial(self) -> dict[str, Any] | None:
         """Which steps an incomplete run has: it is still running, was ended early, or its file lost lines."""
         first = 1 if self.watched is None or not self.records else int(self.step_N.min())  # a watch may begin late
-        missing = sorted(set(range(first, self.last_step + 1)) - {int(step) for step in self.step_N})
+        there = set(self.step_N.tolist())
+        absent = (step for step in range(first, self.last_step + 1) if step not in there)
+        missing = list(islice(absent, MOST_MISSING))
         if self.is_done and not missing:
             return None
         return {"steps": self.last_step, "planned_steps": self.planned_steps, "missing_steps": missing}
@@ -246,8 +249,8 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
+            record = parsed_json(line)
+        except ValueError:
             record = None
         if isinstance(record, dict):
             records.append(record)
@@ -262,7 +265,7 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
 def read_config(path: Path) -> dict[str, Any]:
     """The settings; a run without the file is still read, under the name of its folder."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parsed_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

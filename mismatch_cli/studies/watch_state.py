@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mismatch_cli.text import parsed_json
 
 FILE_NAME = "watch.json"
 _KEYS = ("limits", "metric", "bound", "threshold")  # of a limit; an alarm's pair may be one that the trace chose
@@ -32,7 +33,7 @@ def limit_name(limit: Mapping[str, Any]) -> str:
 def watch_state(folder: Path | None) -> WatchState | None:
     """The state in a folder of `watch`; None for any other folder, and for a state that is not readable."""
     try:
-        content = json.loads(((folder or Path()) / FILE_NAME).read_text(encoding="utf-8"))
+        content = parsed_json(((folder or Path()) / FILE_NAME).read_text(encoding="utf-8"))
         sets = content["asked"]["limits"]
         limits = [{**limit, "limits": of["name"]} for of in sets for limit in of["limits"]]
         asked = {tuple(limit[key] for key in _KEYS) for limit in limits}
@@ -43,5 +44,5 @@ def watch_state(folder: Path | None) -> WatchState | None:
             [alarm for alarm in alarms if tuple(alarm[key] for key in _KEYS) in asked],
             [limit_name(limit) for limit in limits if limit_name(limit) not in known],
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

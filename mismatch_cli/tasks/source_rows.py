@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.errors import MismatchError, UsageError, first_line
 from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
+from mismatch_cli.text import parsed_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ def _read_file(path: Path, unique_in: Sequence[str] | None) -> list[Numbered]:
             if path.suffix == ".parquet":
                 return list(_read_parquet(path, unique_in))
             return list(enumerate(readers[path.suffix](path)))
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise MismatchError(f"{path} cannot be read: {first_line(error)}. Fix it, or name another file.") from error
 
 
@@ -67,7 +67,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = parsed_json(line)
             except ValueError as error:
                 raise ValueError(f"line {number} is not JSON ({error}).") from error
             if not isinstance(row, dict):
@@ -76,7 +76,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 
 def _read_json(path: Path) -> Iterator[Row]:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = parsed_json(path.read_text(encoding="utf-8"))
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
         raise ValueError("the file is not a JSON list of objects.")
     yield from content

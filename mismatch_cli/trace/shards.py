@@ -50,6 +50,7 @@ def open_shard(path: Path) -> pq.ParquetFile:
     try:
         with decoding(path):
             shard = pq.ParquetFile(source_of(path), memory_map=True, pre_buffer=is_store(path))
+            _leaves(shard.metadata)  # a name that is not UTF-8 is damage
     except StoreError:
         raise
     except FileNotFoundError as error:  # it is not damaged, so it is not left out as broken
@@ -77,7 +78,7 @@ def open_shard(path: Path) -> pq.ParquetFile:
 def footer_of(path: Path) -> Footer:
     shard = open_shard(path)
     footer, schema = shard.metadata, shard.schema_arrow
-    leaves = [footer.schema.column(place).path for place in range(footer.num_columns)]
+    leaves = _leaves(footer)
     place = next(place for place, path in enumerate(leaves) if path.startswith("response_ids."))
     places = {name: leaves.index(name) for name in _RANGED if name in leaves}
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
@@ -86,6 +87,11 @@ def footer_of(path: Path) -> Footer:
     told = ({name: _range(group.column(at)) for name, at in places.items()} for group in groups)
     ranges = tuple({name: found for name, found in ranges.items() if found} for ranges in told)
     return Footer(frozenset(schema.names), schema.metadata or {}, rows, tokens, ranges)
+
+
+def _leaves(footer: pq.FileMetaData) -> list[str]:
+    """The paths of the columns in a footer, such as `response_ids.list.element`."""
+    return [footer.schema.column(place).path for place in range(footer.num_columns)]
 
 
 def _range(column: pq.ColumnChunkMetaData) -> tuple[int, int] | None:

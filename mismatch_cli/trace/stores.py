@@ -18,6 +18,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from mismatch_cli import memory
 from mismatch_cli.errors import MismatchError, first_line
 
 if TYPE_CHECKING:
@@ -213,12 +214,18 @@ def asking(path: object) -> Iterator[None]:
 
 @contextmanager
 def decoding(path: object) -> Iterator[None]:
-    """For decoding a file: an `OSError` blames the file, but a store that does not deliver is a `StoreError`."""
+    """For decoding a file: an error blames the file, unless a store, a permission or memory is to blame."""
     try:
         yield
-    except OSError:
-        if isinstance(path, StorePath):
+    except Exception as error:
+        if memory.exhausted(error):
+            raise MemoryError(first_line(error)) from error
+        if isinstance(error, OSError) and isinstance(path, StorePath):
             path.read_bytes()
+        elif isinstance(error, PermissionError):
+            raise MismatchError(
+                f"{path} is not readable ({error.strerror}). Allow it with chmod, or ask its owner."
+            ) from error
         raise
 
 

@@ -46,13 +46,13 @@ class Vocabulary:
                     raise too_large(path, size)
                 if file.schema_arrow.names != _SCHEMA.names:
                     raise pa.ArrowInvalid("it does not hold ids and their bytes")
-                table = file.read().cast(_SCHEMA)
+                table = file.read(use_threads=False).cast(_SCHEMA)
                 if any(column.null_count for column in table.columns):
                     raise pa.ArrowInvalid("it holds nulls")
                 return cls(dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True)))
         except StoreError:
             raise
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise MismatchError(
                 f"{path} is damaged ({first_line(error)}). Delete it, and reports will show token ids."
             ) from error

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mismatch_cli.trace.files import replacing
+from mismatch_cli.trace.manifest import SHARD
 from mismatch_cli.trace.schema import ROUTE_COLUMNS, TOKEN_COLUMNS, TOPK_COLUMNS, arrow_type, column_order
 
 MAX_TOKENS_PER_ROW_GROUP = 2**20
@@ -17,7 +18,7 @@ _MAX_TOPK_ENTRIES_PER_ROW_GROUP = 2**22  # three such columns are 48 MB, which a
 
 
 def shard_path(folder: Path, index: int) -> Path:
-    return folder / f"shard-{index:05d}.parquet"
+    return folder / SHARD.format(index)
 
 
 def rows_to_table(columns: dict[str, Sequence[Any]]) -> pa.Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from mismatch_cli.importers import KINDS, PICKLES
 from mismatch_cli.recording.folder import check_apart, claimed
 from mismatch_cli.recording.ours import LOCK
 from mismatch_cli.studies.watch_state import FILE_NAME
+from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.drafts import UNFINISHED
 
 FORMAT = "mismatch-cli watch"
@@ -63,9 +63,9 @@ def state_in(folder: Path) -> dict[str, Any]:
     """The state as it was last saved; empty if the folder is new."""
     path = folder / FILE_NAME
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parsed_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise MismatchError(f"{path} is damaged ({error}). Remove the folder, or choose another --output.") from error
     return found if isinstance(found, dict) and found.get("format") == FORMAT else {}

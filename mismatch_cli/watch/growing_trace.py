@@ -12,7 +12,7 @@ from typing import Any
 from mismatch_cli.trace.manifest import promised_rows, shards_in
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.recorder_notes import NOTE, RECORD, manifest_of, rank_of, read_note
-from mismatch_cli.trace.shards import DamagedShard, footer_of
+from mismatch_cli.trace.shards import DamagedShard, footer_of, open_shard, read_group
 from mismatch_cli.watch.training_run import Ready, changed
 
 
@@ -36,13 +36,12 @@ class StepsOfShards:
 
     def _added(self, folder: Path, shard: Path) -> set[int]:
         try:
-            ranges = [group["step"] for group in footer_of(shard).ranges if "step" in group]
+            steps = _steps_in(shard)
         except DamagedShard as error:
             self.unreadable[shard] = str(error)
             return set()
         self.unreadable.pop(shard, None)
         self._known.add(shard)
-        steps = {step for low, high in ranges for step in range(low, high + 1)}
         for step in steps:
             self._of_step[step][folder].append(shard)
         rank = rank_of(shard)
@@ -61,6 +60,18 @@ class StepsOfShards:
             shards = sha256("\n".join(names).encode()).hexdigest()[:16]
             if shards != told(step):
                 yield Ready(step, None, [Trace(folder).of_step(step, of) for folder, of in among.items()], shards)
+
+
+def _steps_in(shard: Path) -> set[int]:
+    """The steps that a shard may contain; exactly those if its statistics allow more steps than it has rows."""
+    footer, steps = footer_of(shard), set[int]()
+    for group, (ranges, rows) in enumerate(zip(footer.ranges, footer.rows, strict=True)):
+        low, high = ranges.get("step", (0, -1))
+        if high - low < rows:
+            steps.update(range(low, high + 1))
+        else:
+            steps.update(read_group(open_shard(shard), group, ["step"], shard).column("step").unique().to_pylist())
+    return steps
 
 
 class GrowingTrace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.studies.runs import CONFIG, METRICS, read_config
+from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.reader import Trace
 
 
@@ -82,8 +82,8 @@ class TrainingRun:
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
         try:
-            return dict(json.loads(line))
-        except (ValueError, TypeError, RecursionError) as error:
+            return dict(parsed_json(line))
+        except (ValueError, TypeError) as error:
             raise MismatchError(
                 f"{self._lines.path} is damaged: a line is not a JSON object. Type the command that started the run "
                 "with --resume: it cuts the file back to the newest checkpoint and continues."

@@ -16,6 +16,7 @@ from typing import Any
 
 from mismatch_cli.child_python import safe_path
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.memory import map_buffer_of_products
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.workers import Workers
 from mismatch_cli.workers.cache import Cache
@@ -126,3 +127,4 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 def _start_worker() -> None:
     signal(SIGINT, SIG_DFL)  # Ctrl-C ends a worker without a traceback; the parent reports it
+    map_buffer_of_products()

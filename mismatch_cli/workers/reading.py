@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from mismatch_cli.memory import map_buffer_of_products
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.workers import Workers
 from mismatch_cli.workers.executor import Executor, InThisProcess
@@ -14,6 +15,7 @@ from mismatch_cli.workers.portions import Part, Pass
 
 def executor(workers: Workers, traces: Sequence[Trace]) -> AbstractContextManager[Executor]:
     """The chosen executor; this process if there is only one portion or one worker."""
+    map_buffer_of_products()  # before the pass takes the memory
     if isinstance(workers.who, str):
         from mismatch_cli.workers.on_ray import cluster
 

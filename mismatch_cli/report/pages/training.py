@@ -12,7 +12,7 @@ from mismatch_cli.report.about import command_line
 from mismatch_cli.report.pages._training_screen import GAP, screen
 from mismatch_cli.report.tables import Col, col, filled, interval_or_note, number, parts, percent, plain, table, text
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
-from mismatch_cli.studies.runs import TrainingRun, sync_proven
+from mismatch_cli.studies.runs import MOST_MISSING, TrainingRun, sync_proven
 from mismatch_cli.studies.training import (
     TrainingAnalysis,
     correlations,
@@ -146,10 +146,8 @@ def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
         notes = [f"PARTIAL: {len(notes)} of {len(runs)} runs have not reached their last step."]
     for run in runs:
         if lost := (run.partial or {}).get("missing_steps"):
-            notes.append(
-                f"PARTIAL: {run.name} has no record of {numbers.things(len(lost), 'step')} before its last "
-                f"(first: {lost[0]:,})."
-            )
+            count = "at least " * (len(lost) == MOST_MISSING) + numbers.things(len(lost), "step")
+            notes.append(f"PARTIAL: {run.name} has no record of {count} before its last (first: {lost[0]:,}).")
     for names in study.indistinguishable:
         notes.append(f"{' and '.join(names)} made the same updates at every step: their lines coincide.")
     if any(len({settings_of([run], key) for run in runs}) > 1 for key in ("model", "dataset")):
