@@ -18,7 +18,7 @@ from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.importers._rows import Completer
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.record._columns import as_table
-from mismatch_cli.record._folder import RANK_LOCK
+from mismatch_cli.record._place import RANK_LOCK
 from mismatch_cli.record._responses import Padded, Row, responses_in
 from mismatch_cli.trace.drafts import remove_unfinished
 from mismatch_cli.trace.files import write_atomically

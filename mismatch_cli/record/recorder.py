@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from mismatch_cli.errors import MismatchError, first_line, suggest
 from mismatch_cli.numbers import things
-from mismatch_cli.record._folder import choosing, places
+from mismatch_cli.record._place import choosing, places
 from mismatch_cli.record._rank import RankFolder
 from mismatch_cli.record._responses import Padded, Row, chosen, copied, responses_in
 from mismatch_cli.record._thread import Writer

@@ -19,7 +19,7 @@ class WatchState:
 
     limits: Sequence[Mapping[str, Any]]  # metric, pair, bound, threshold and the set that they are from
     alarms: Sequence[Mapping[str, Any]]  # the same, with step, value and reason
-    unmeasured: Sequence[str]  # limits that no step could be held against
+    unmeasured: Sequence[str]  # limits that no step could be compared with
 
     def to_json(self) -> dict[str, Any]:
         return {"limits": len(self.limits), "alarms": list(self.alarms), "unmeasured": list(self.unmeasured)}

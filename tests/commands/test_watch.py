@@ -375,7 +375,7 @@ def test_the_page_is_that_of_a_training(trace: str, tmp_path: Path, capfd: pytes
     assert "Does training stay stable?" in page and 'http-equiv="refresh"' not in page  # it is final
     assert sorted(os.listdir(seen)) == ["metrics.jsonl", "report.html", "summary.json", "watch.json"]
     assert run(["report", str(seen), "--json", "--quiet"]) == 0
-    assert json.loads(capfd.readouterr().out)["runs"][0]["steps"] == 5
+    assert json.loads(capfd.readouterr().out)["runs"][0]["steps"] == 3
 
 
 def test_trackers_get_each_step_once_even_after_a_restart(trace: str, tmp_path: Path, watch: Watch) -> None:
@@ -416,3 +416,33 @@ def test_mistakes_are_reported_in_a_sentence(capfd: pytest.CaptureFixture[str], 
         assert run(["watch", *line, *given, *NOW]) == code
         assert said in " ".join(capfd.readouterr().err.split())
     assert not (tmp_path / "new").exists()
+
+
+def test_the_page_answers_with_the_alarms(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The gap of a recording doubles from step to step: screen, page and summary.json say the same."""
+    from mismatch_cli.report.pages.training import page
+    from mismatch_cli.studies.runs import read_runs
+    from mismatch_cli.studies.training import TrainingAnalysis
+
+    recorder = Recorder(tmp_path / "run")
+    for step in range(5):
+        for row in real_rows(8):
+            further = [logp - 0.004 * 2**step for logp in row["logp_rollout"]]
+            recorder.add(**response(step, row) | {"logp_trainer": further})
+    recorder.close()
+    for threshold, words in ((0.02, "3 ALARMS"), (0.5, "LIMITS HOLD")):
+        (tmp_path / "limits.toml").write_text(f"[limits.abs_d_mean]\nmax = {threshold}\n", encoding="utf-8")
+        seen = tmp_path / words.replace(" ", "-")
+        line = ["watch", str(tmp_path / "run"), "--limits", str(tmp_path / "limits.toml"), "--once", "-o", str(seen)]
+        assert run([*line, "--no-plots"]) == (3 if "ALARMS" in words else 0)
+        said, html = capfd.readouterr().err, (seen / "report.html").read_text(encoding="utf-8")
+        summary = json.loads((seen / "summary.json").read_text())
+        (measured,) = summary["runs"]
+        assert words in html and "final reward of" not in html
+        assert measured["steps"] == 5 and measured["partial"] is None
+        assert 3 < measured["abs_dp_mean_last"] / measured["abs_dp_mean_first"] < 12  # steps 2 to 4, and 0 and 1
+        alarms = summary["watch"]["alarms"]
+        assert [alarm["step"] for alarm in alarms] == ([2, 3, 4] if "ALARMS" in words else [])
+        assert all(f"at step {alarm['step']}" in html and f"at step {alarm['step']}" in said for alarm in alarms)
+        study = TrainingAnalysis.of(read_runs([seen]))
+        assert page(study).screen.verdict.words == words, "`report` of the folder answers the same"
