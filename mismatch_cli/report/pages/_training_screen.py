@@ -193,7 +193,7 @@ def watch_verdict(study: TrainingAnalysis, watched: WatchState) -> Verdict:
     if alarms:
         named = "; ".join(f"{alarm['metric']} at step {alarm['step']}: {alarm['reason']}" for alarm in alarms[:_NAMED])
         more = f"; {len(alarms) - _NAMED:,} more" if len(alarms) > _NAMED else ""
-        return Verdict(numbers.things(len(alarms), "ALARM"), f"{named}{more}. {steps}, {gap}.", "bad")
+        return Verdict(f"{len(alarms):,} ALARM{'S' * (len(alarms) > 1)}", f"{named}{more}. {steps}, {gap}.", "bad")
     if watched.unmeasured:
         missing = ", ".join(watched.unmeasured[:_NAMED])
         return Verdict("NOT MEASURED", f"Never measured, which counts as exceeded: {missing}. {steps}, {gap}.", "bad")
