@@ -28,7 +28,7 @@ def mounted():
     ("case", "share", "over", "file"),
     [
         (_TRAIN, 0.2, False, "checkpoints/step-000001"),
-        (CASES["import"], 0.9, True, ".part/vocab.parquet"),
+        (CASES["import"], 0.9, True, ".part/new/trace/vocab.parquet"),
     ],
     ids=["checkpoint", "import"],
 )
