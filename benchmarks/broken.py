@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 
 from mismatch_cli.cli import run as cli
 
-UNFINISHED = ("*.part", ".lock", "distributions")
+UNFINISHED = (".*.mismatch-cli.part", ".lock", "distributions")
 
 
 def phase(command: str, folder: Path, said: str) -> str:
     """What a run was doing when it ended, from its output and its files."""
-    if any(folder.rglob("*.part")):
+    if any(folder.rglob(UNFINISHED[0])):
         return "writing a shard" if command == "probe" else "writing a checkpoint or a trace"
     last = (said.splitlines() or [""])[-1]
     if "Next: " in said or last.startswith(f"Wrote {folder}/report.html"):
@@ -110,16 +110,17 @@ def left_over(folder: Path) -> list[str]:
     return sorted({str(path.relative_to(folder)) for pattern in UNFINISHED for path in folder.rglob(pattern)})
 
 
-def differences(folder: Path, unbroken: Path) -> list[str]:
+def differences(folder: Path, unbroken: Path, without: Container[str] = ()) -> list[str]:
     """Files in which a resumed run differs from the unbroken one, except for times and its name."""
-    names, expected = _files(folder), _files(unbroken)
+    names, expected = ({name for name in files_of(each) if name not in without} for each in (folder, unbroken))
     found = [f"{name}: only in one of them" for name in sorted(names ^ expected)]
     return found + [name for name in sorted(names & expected) if not _same(folder / name, unbroken / name)]
 
 
-def _files(folder: Path) -> set[str]:
+def files_of(folder: Path) -> set[str]:
+    """The files of a result: neither logs nor anything hidden."""
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return {name for name in files if not name.startswith("log/")}
+    return {name for name in files if not name.startswith((".", "log/")) and "/." not in name}
 
 
 def _same(path: Path, other: Path) -> bool:

@@ -109,7 +109,7 @@ def try_share(case: Case, mounted: Path, whole: Path, size: int, *, over: bool) 
         wrong = [f"half a file: {name}" for name in half_files(folder)]
         wrong += [f"left over: {name}" for name in left_over(folder) if "distributions" not in name]
         if over and code:
-            wrong += [f"gone from the earlier result: {name}" for name in _missing(folder, whole) if not case.resumes]
+            wrong += [f"gone from the earlier result: {name}" for name in _missing(folder, whole)]
     if code == 0:
         shutil.rmtree(folder)
         return "", []  # it needed less than estimated

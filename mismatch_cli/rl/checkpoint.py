@@ -27,7 +27,7 @@ from mismatch_cli.recording.ours import remove_results, remove_trace
 from mismatch_cli.sharding import fill
 from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.files import could_not_write, replacing_folder, write_atomically
-from mismatch_cli.trackers import METRICS_TABLE
+from mismatch_cli.trackers import METRICS_TABLE, renew_table
 
 METRICS_FILE = "metrics.jsonl"
 _KEPT = 2
@@ -171,13 +171,15 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def cut_back(run_folder: Path, step: int) -> None:
-    """Remove everything after `step`: lines of metrics and traces of steps; the table is rebuilt later."""
+def cut_back(run_folder: Path, step: int, say: Callable[[str], None] = lambda _: None) -> None:
+    """Remove everything after `step`: lines of metrics, which the table copies, and traces of steps."""
     (run_folder / METRICS_TABLE).unlink(missing_ok=True)
     path = run_folder / METRICS_FILE
     if path.is_file():
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
         write_atomically(path, "".join(f"{line}\n" for line in lines))
+        if lines:
+            renew_table(path, say)
     for folder in (run_folder / "traces").glob("step-*"):
         number = folder.name.removeprefix("step-")
         if number.isdecimal() and int(number) > step:  # a user's copy has a different name

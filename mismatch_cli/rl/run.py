@@ -112,14 +112,12 @@ class Run:
 
     def _context_length(self) -> dict[str, Any]:
         """The maximum length of prompt plus response, under the name that every engine gives it."""
-        longest = self.config.max_context_tokens
-        return {"max_model_len": longest} if longest else {}
+        return {"max_model_len": longest} if (longest := self.config.max_context_tokens) else {}
 
     def _server_settings(self, top_k: int) -> EngineSettings:
         """Dtypes and the like are decided when the servers start."""
-        config = self.config
+        config, folder = self.config, Path(self.config.weights_folder or self.folder / "weights")
         named = {"url": config.engine_url, "served_model": config.served_model, **self._context_length()}
-        folder = Path(config.weights_folder or self.folder / "weights")
         return EngineSettings(
             config.model, self._sampling, top_k, seed=config.seed, extra={k: v for k, v in named.items() if v},
             say=self.say, world=self.world, weights_folder=folder, weight_transfer=config.weight_transfer,
@@ -187,14 +185,13 @@ class Run:
     def _cut_back(self, step: int) -> None:
         self.world.barrier()  # until every rank has read the files
         if self.world.first:
-            cut_back(self.folder, step)
+            cut_back(self.folder, step, self.say)
 
     def save(self, step: int) -> None:
         """Save everything that the next step depends on.
 
-        No random state is needed: the trainer draws nothing (no dropout), problems and minibatches are shuffled by seed
-        and step, and every response is sampled from hash(seed, prompt, sample, step). So nothing depends on the number
-        of ranks.
+        No random state is needed, and nothing depends on the number of ranks: there is no dropout, seed and step
+        shuffle problems and minibatches, and a response is sampled from hash(seed, prompt, sample, step).
         """
         facts = {"learner": self.learner.facts(), "sync": self.sync.facts(), "judge": self._judge()}
         tensors = self.learner.tensors() | self.sync.tensors()

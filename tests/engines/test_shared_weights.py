@@ -5,6 +5,7 @@ from __future__ import annotations
 from mismatch_cli.engines._server_weights import SharedWeights
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.ranks import ALONE
+from tests.leftovers import leave_draft
 from tests.tiny_models import saved_model
 
 
@@ -13,18 +14,20 @@ def test_only_our_weights_are_removed_from_a_users_folder(tmp_path):
     (folder / "000001").mkdir(parents=True)  # such as the user's checkpoints
     (folder / "000001" / "model.safetensors").write_bytes(b"theirs")
     (folder / "notes.txt").write_text("theirs")
-    killed = folder / ".mismatch-cli-weights-000007.0123abcd.part"
-    killed.mkdir()
+    leave_draft(folder, "mismatch-cli-weights-000007")
+    (folder / "mismatch-cli-weights-000003").mkdir()
+    (folder / "mismatch-cli-weights-000003" / "notes.txt").write_text("theirs")
     model = load_causal_lm(str(saved_model(tmp_path, "Qwen3")), device_map="cpu")
     weights = SharedWeights(folder, ALONE)
     for _ in range(2):
         weights.publish(model)
     assert (weights.path / "model.safetensors").is_file()
     weights.forget_older()
-    ours = {path.name for path in folder.iterdir()} - {"000001", "notes.txt"}
+    theirs = {"000001", "notes.txt", "mismatch-cli-weights-000003"}
+    ours = {path.name for path in folder.iterdir()} - theirs
     assert ours == {weights.path.name}
     weights.remove()
-    assert {path.name for path in folder.iterdir()} == {"000001", "notes.txt"}
+    assert {path.name for path in folder.iterdir()} == theirs
     assert (folder / "000001" / "model.safetensors").read_bytes() == b"theirs"
 
 

@@ -17,6 +17,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.folder import claimed, report_folder, run_folder
 from mismatch_cli.recording.ours import foreign_in, remove_results, results_in
+from tests.leftovers import leave_draft
 
 FLOAT32 = str(bundled("traces") / "float32")
 DUMP = str(bundled("dumps"))
@@ -119,9 +120,9 @@ def test_everything_that_commands_write_is_known_as_ours_and_a_new_run_removes_i
     folder = shutil.copytree(reported, tmp_path / "run")
     assert foreign_in(folder) is None
     write(folder, "log/hf.log", "mismatch-cli: log\n")
-    (folder / ".trace.0123abcd.part").mkdir()
+    draft = leave_draft(folder, "trace")
     remove_results(folder)
-    assert sorted(path.name for path in folder.iterdir()) == [".trace.0123abcd.part", "log"]
+    assert sorted(path.name for path in folder.iterdir()) == [draft.name, "log"]
     assert foreign_in(folder) is None and results_in(folder) is None
 
 
@@ -183,7 +184,7 @@ def test_two_processes_cannot_hold_one_folder_and_the_refused_one_changes_nothin
     pictures.leave_blank(monkeypatch)
     folder = tmp_path / "run"
     shutil.copytree(FLOAT32, folder / "trace")
-    (folder / ".trace.0123abcd.part").mkdir()
+    draft = leave_draft(folder, "trace")
     with held_by_another(folder):
         before = contents(folder)
         for command in (*WRITERS.values(), *REPORTERS.values(), ["clipstats", str(folder)], ["report", str(folder)]):
@@ -197,9 +198,9 @@ def test_two_processes_cannot_hold_one_folder_and_the_refused_one_changes_nothin
                 assert run([*command, "-q", *arguments, *flag]) in (1, 2), command
                 said = capfd.readouterr().err
                 assert "is being written by another process" in said or (not own and "--force" not in flag), said
-                assert contents(folder) == before and (folder / ".trace.0123abcd.part").is_dir()
+                assert contents(folder) == before and draft.is_dir()
     assert run(["report", str(folder), "-q"]) == 0
-    assert not (folder / ".lock").exists() and not (folder / ".trace.0123abcd.part").exists()
+    assert not (folder / ".lock").exists() and not draft.exists()
 
 
 class held_by_another:

@@ -22,6 +22,7 @@ from mismatch_cli.models import load_causal_lm
 from mismatch_cli.recording.folder import claimed
 from mismatch_cli.rl.checkpoint import cut_back
 from mismatch_cli.rl.learner import Learner, LossScale
+from tests.leftovers import leave_draft
 from tests.rl.small_runs import EVALUATED, SMALL, assert_same_run, numbers, run, weights
 
 
@@ -37,9 +38,8 @@ def test_leftovers_of_a_kill_do_not_count(unbroken, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(unbroken, folder)
     shutil.rmtree(folder / "checkpoints" / "step-000004")
-    for name in (".step-000003.0123abcd.part", ".step-000004.4567cdef.part"):
-        (folder / "checkpoints" / name).mkdir()
-        (folder / "checkpoints" / name / "state.json").write_bytes(b'{"step": ')
+    for name in ("step-000003", "step-000004"):
+        leave_draft(folder / "checkpoints", name)
     (folder / "traces" / "step-3").mkdir(parents=True)
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
         lines.write('{"step": 5, "rew')
