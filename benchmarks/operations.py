@@ -49,7 +49,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a fork ended: its exit code (negative: the signal), its stderr, what it did to the folder, what it imported."""
+    """How a fork ended: its exit code (negative: the signal), its stderr, its file operations, what it imported."""
 
     code: int
     said: str
@@ -76,7 +76,7 @@ def attempt(action: Callable[[], int], inside: Path, fault: Fault | None = None)
     with open(reading, encoding="utf-8") as pipe:
         told = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    found = json.loads(told) if told else {"said": "", "operations": [], "modules": []}
+    found: dict[str, Any] = json.loads(told) if told else {"said": "", "operations": [], "modules": []}
     return Outcome(code, found["said"], tuple(found["operations"]), tuple(found["modules"]))
 
 

@@ -430,7 +430,7 @@ def test_the_page_answers_with_the_alarms(tmp_path: Path, capfd: pytest.CaptureF
             further = [logp - 0.004 * 2**step for logp in row["logp_rollout"]]
             recorder.add(**response(step, row) | {"logp_trainer": further})
     recorder.close()
-    for threshold, words in ((0.02, "3 ALARMS"), (0.5, "LIMITS HOLD")):
+    for threshold, words in ((0.01, "3 ALARMS"), (0.5, "LIMITS HOLD")):
         (tmp_path / "limits.toml").write_text(f"[limits.abs_d_mean]\nmax = {threshold}\n", encoding="utf-8")
         seen = tmp_path / words.replace(" ", "-")
         line = ["watch", str(tmp_path / "run"), "--limits", str(tmp_path / "limits.toml"), "--once", "-o", str(seen)]

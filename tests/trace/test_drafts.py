@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from operations import KILL, Fault, attempt, faults
+from operations import KILL, attempt, faults
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.folder import claimed
@@ -150,7 +150,7 @@ def test_a_file_that_appears_meanwhile_is_neither_replaced_nor_removed(tmp_path,
             replace_entries(folder)
             expected = NEW[replace_entries]
         except MismatchError as error:
-            assert "trace/notes.txt has appeared meanwhile" in str(error)
+            assert "trace/notes.txt has appeared meanwhile" in str(error)  # noqa: PT017 - either end is right
             expected = OLD
         assert contents(folder) == expected | {"trace/notes.txt": "mine"}, moment
         assert len(listed) >= moment

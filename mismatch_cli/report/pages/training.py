@@ -8,6 +8,7 @@ from pathlib import Path
 from mismatch_cli import numbers
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import CLIPPING, LAST, TRAINING
+from mismatch_cli.places import shown
 from mismatch_cli.report.about import command_line
 from mismatch_cli.report.pages._training_screen import GAP, screen
 from mismatch_cli.report.tables import Col, col, filled, interval_or_note, number, parts, percent, plain, table, text
@@ -90,7 +91,7 @@ def _alarms(watched: WatchState) -> tuple[Section, ...]:
             text("step", lambda alarm: str(alarm["step"])),
             text("metric", lambda alarm: f"{alarm['metric']} ({alarm['pair']})"),
             text("what happened", lambda alarm: str(alarm["reason"])),
-            text("limits", lambda alarm: str(alarm["limits"])),
+            text("limits", lambda alarm: str(shown(alarm["limits"]))),
         ],
     )
     return (Section("Alarms", tables=filled(rows)),) if watched.alarms else ()
