@@ -18,7 +18,7 @@ from mismatch_cli import __version__, entry_points, registry
 from mismatch_cli.child_python import safe_path
 from mismatch_cli.commands._command import Command
 from mismatch_cli.commands._help import Row, panels, print_help, summary
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, denied
 from mismatch_cli.extras import not_installed
 from mismatch_cli.ranks.joined import launched
 from mismatch_cli.text import is_whole, visible
@@ -140,6 +140,8 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         return _fail_unexpectedly(stopped)  # an exit of foreign code is not the success of a command
     except OSError as error:
+        if isinstance(error, PermissionError) and error.filename:
+            return _fail(str(denied(error.filename)), 1)
         where = f": {error.filename}" if error.filename else ""
         return _fail(f"{error.strerror or error}{where}. Free some space, or choose another --output.", 1)
     except MemoryError:

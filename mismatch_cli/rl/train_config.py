@@ -8,7 +8,7 @@ from typing import Any
 
 from mismatch_cli import attention, registry
 from mismatch_cli.engines import TRANSFERS, engine_names
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import UsageError, unreadable
 from mismatch_cli.options import ABOVE_0, BELOW_1, FROM_0, SHARE, UP_TO_1, check, default_of, setting
 from mismatch_cli.places import bundled
 from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
@@ -225,9 +225,8 @@ def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise MismatchError(
-            f"{path} cannot be read ({error}). Name a TOML file like the one that `train --show-config` prints."
-        ) from error
+        advice = "Name a TOML file like the one that `train --show-config` prints."
+        raise unreadable(path, error, advice, "cannot be read ({})") from error
     return TrainConfig(**_checked(content | changes, path))
 
 
