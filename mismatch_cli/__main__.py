@@ -9,11 +9,14 @@ TYPE_CHECKING = False  # instead of importing typing for it
 if TYPE_CHECKING:
     from types import FrameType
 
+_LATER = 0.01  # seconds until an interrupt within an import is tried again
+
 
 def main() -> None:
     """Run the program."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in a script's background
         signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGALRM, _interrupt)
     try:
         from mismatch_cli.cli import main as program
 
@@ -22,13 +25,18 @@ def main() -> None:
         _end()
 
 
-def _interrupt(_: int, frame: FrameType | None) -> None:
-    """Raise a KeyboardInterrupt, but within an import end the program: libraries make other errors of it, or abort."""
-    while frame is not None:
-        if frame.f_code.co_name == "_find_and_load":
-            _end()
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise a KeyboardInterrupt; if something is being imported, when that is done.
+
+    Within an import, libraries make another error of it, or abort. A second Ctrl-C does not wait for the import.
+    """
+    while frame is not None and frame.f_code.co_name != "_find_and_load":
         frame = frame.f_back
-    raise KeyboardInterrupt
+    if frame is None:
+        raise KeyboardInterrupt
+    if number == signal.SIGINT and signal.getitimer(signal.ITIMER_REAL)[0]:
+        _end()
+    signal.setitimer(signal.ITIMER_REAL, _LATER)
 
 
 def _end() -> None:

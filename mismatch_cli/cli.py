@@ -19,7 +19,7 @@ from mismatch_cli import __version__, entry_points, memory, registry
 from mismatch_cli.child_python import safe_path
 from mismatch_cli.commands._command import Command
 from mismatch_cli.commands._help import Row, panels, print_help, summary
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, denied
 from mismatch_cli.extras import not_installed
 from mismatch_cli.ranks.joined import launched
 from mismatch_cli.text import is_whole, visible
@@ -169,6 +169,8 @@ def _sentence(error: Exception, command: str) -> str:
             "Out of memory. Close other programs, or reduce the work: fewer --workers, a smaller --token-budget, fewer "
             "prompts."
         )
+    if isinstance(error, PermissionError) and error.filename:
+        return str(denied(error.filename))
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror or error}{where}. {_REMEDIES.get(error.errno or 0, _REMEDY)}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import MismatchError, UsageError, unreadable
 from mismatch_cli.registry import meant, unknown
 from mismatch_cli.text import parsed_toml
 
@@ -127,7 +127,7 @@ def _content(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise MismatchError(f"--config {path} does not exist. Name a TOML file.") from error
     except (OSError, ValueError) as error:
-        raise MismatchError(f"--config {path} cannot be read as TOML ({error}). Correct it.") from error
+        raise unreadable(f"--config {path}", error, "Correct it.", "cannot be read as TOML ({})") from error
 
 
 def _key(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The two exceptions that users see: each message says what happened, to what, and what to type next."""
+"""The exceptions that users see: each message says what happened, to what, and what to type next."""
 
 import shlex
 from pathlib import Path
@@ -14,6 +14,24 @@ class UsageError(MismatchError):
     """An invalid command line (exit code 2): an unknown name, a value out of range, conflicting flags."""
 
     exit_code = 2
+
+
+class Denied(MismatchError):
+    """The system does not let us read something, which may be whole."""
+
+
+def denied(path: object) -> Denied:
+    """The error for something that we may not read."""
+    return Denied(
+        f"{path}: permission denied. Get access to it and its folders (chmod, chown), or run this as its owner."
+    )
+
+
+def unreadable(path: object, error: BaseException, advice: str, fault: str = "is damaged ({})") -> MismatchError:
+    """The error for a file whose reading fails: without permission to read it, `fault` and `advice` would be wrong."""
+    if isinstance(error, PermissionError):
+        return denied(path)
+    return MismatchError(f"{path} {fault.format(first_line(error))}. {advice}")
 
 
 def first_line(error: BaseException) -> str:

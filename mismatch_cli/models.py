@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli import custom_code
 from mismatch_cli.attention import SAFE, attention_facts
-from mismatch_cli.errors import MismatchError, UsageError, first_line
+from mismatch_cli.errors import MismatchError, UsageError, denied, first_line
 from mismatch_cli.extras import require
 from mismatch_cli.ranks.joined import is_lost_rank
 from mismatch_cli.text import parsed_json
@@ -338,6 +338,9 @@ def check_model_folder(model: str) -> None:
         )
     if not (path / "config.json").is_file():
         raise MismatchError(f"{path} is not a model folder: it has no config.json. Save it with save_pretrained.")
+    read = (file for file in path.iterdir() if file.suffix in (".json", ".safetensors", ".bin"))
+    if closed := [file for file in read if not os.access(file, os.R_OK)]:
+        raise denied(closed[0])  # libraries report such a file as missing
     _check_config(path / "config.json")
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.errors import MismatchError, unreadable
 from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.manifest import FILE_NAME as MANIFEST
@@ -124,7 +124,7 @@ def read_search(folder: Path) -> dict[str, Any]:
     try:
         held = parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MismatchError(f"{path} is damaged ({first_line(error)}). Start again with --force.") from error
+        raise unreadable(path, error, "Start again with --force.") from error
     if not isinstance(held, dict) or held.get("format") != FORMAT:
         raise MismatchError(f"{path} was not written by `bisect`. Choose another --output.")
     return held

@@ -1,9 +1,10 @@
 """Turns dumps of other programs into traces: a file per format; `_driver.py` writes, other helpers read and check."""
 
 import glob
+import os
 from pathlib import Path
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, denied
 from mismatch_cli.trace.drafts import UNFINISHED
 from mismatch_cli.trace.stores import is_store
 
@@ -14,12 +15,15 @@ PICKLES = (".pkl", ".pickle", ".dp")  # only those that verl saves are read
 def files_at(path: Path) -> tuple[list[Path], Path]:
     """The files that a path names (a file, a whole folder, or all files with that prefix) and their folder.
 
-    Raises `MismatchError` where it names nothing.
+    Raises `MismatchError` where it names nothing, or a part of it may not be read.
     """
     if path.is_file():
         return [path], path.parent
     if path.is_dir():
-        return [p for p in path.rglob("*") if p.is_file() and not any(map(UNFINISHED.fullmatch, p.parts))], path
+        found = [path, *path.rglob("*")]  # which passes over folders that may not be read
+        if closed := [p for p in found if p.is_dir() and not os.access(p, os.R_OK | os.X_OK)]:
+            raise denied(closed[0])
+        return [p for p in found if p.is_file() and not any(map(UNFINISHED.fullmatch, p.parts))], path
     if files := [p for p in path.parent.glob(f"{glob.escape(path.name)}*") if p.is_file()]:
         return files, path.parent
     if is_store(path):

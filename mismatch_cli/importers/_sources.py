@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.errors import MismatchError, first_line, unreadable
 from mismatch_cli.importers import KINDS, PICKLES, _proto_file, _torch_file, files_at
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers._torch_file import NeedsItsFramework
@@ -33,6 +33,7 @@ _SHOWN = 160  # characters of an error, which may repeat a whole row
 CUT_OFF = "truncated last lines"
 NO_JSON = "lines without a JSON object"
 OTHER_TYPES = "lines with values of the wrong type"
+_ELSE = "Copy it again, or leave it out."
 _UNFIT = (pa.ArrowException, OverflowError, UnicodeError)
 SchemaFor = Callable[[dict[str, Any]], pa.Schema]
 _Row = tuple[int, list[Any]]  # line number, and the values in the schema's order
@@ -151,9 +152,7 @@ def open_parquet(source: Source) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(source.path, buffer_size=_READ_BYTES)  # mmap of a large file would count as memory
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise MismatchError(
-            f"{source.path} is broken or truncated ({first_line(error)}). Copy it again, or leave it out."
-        ) from error
+        raise unreadable(source.path, error, _ELSE, "is broken or truncated ({})") from error
 
 
 def records_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -215,9 +214,7 @@ def readable(source: Source) -> Iterator[None]:
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise MismatchError(
-            f"{source.path} is damaged ({first_line(error)}). Copy it again, or leave it out."
-        ) from error
+        raise unreadable(source.path, error, _ELSE) from error
 
 
 def _values_in(metadata: object, tokens: str | None = None) -> int:

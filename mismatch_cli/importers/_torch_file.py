@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.errors import MismatchError, first_line, unreadable
 from mismatch_cli.importers import _pickled_numpy
 
 
@@ -40,9 +40,8 @@ def load(path: Path) -> Any:
         raise NeedsItsFramework(path, reason) from error
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
         check_memory(error)
-        raise MismatchError(
-            f"{path} is broken, or torch.save did not write it ({first_line(error)}). Copy it again, or leave it out."
-        ) from error
+        fault = "is broken, or torch.save did not write it ({})"
+        raise unreadable(path, error, "Copy it again, or leave it out.", fault) from error
 
 
 def _refuse_packed(path: Path) -> None:
@@ -51,7 +50,7 @@ def _refuse_packed(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             packed = any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist())
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
-        raise MismatchError(f"{path} is broken ({first_line(error)}). Copy it again, or leave it out.") from error
+        raise unreadable(path, error, "Copy it again, or leave it out.", "is broken ({})") from error
     if packed:
         raise MismatchError(
             f"{path} holds compressed records, which torch.save never writes. Save it again, or leave it out."

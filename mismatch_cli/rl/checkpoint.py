@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, denied
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.recording.ours import remove_results, remove_trace
 from mismatch_cli.sharding import fill
@@ -111,6 +111,8 @@ def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | No
     try:
         facts = parsed_json((found[-1] / _STATE).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in facts["files"]}
+    except PermissionError as error:
+        raise denied(error.filename) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged from error
     if sizes != facts["files"]:

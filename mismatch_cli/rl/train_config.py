@@ -8,7 +8,7 @@ from typing import Any
 
 from mismatch_cli import attention, registry
 from mismatch_cli.engines import TRANSFERS, engine_names
-from mismatch_cli.errors import MismatchError, UsageError, quoted
+from mismatch_cli.errors import UsageError, quoted, unreadable
 from mismatch_cli.options import (
     ABOVE_0,
     BELOW_1,
@@ -240,9 +240,8 @@ def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:
     try:
         content = parsed_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MismatchError(
-            f"{path} cannot be read ({error}). Name a TOML file like the one that `train --show-config` prints."
-        ) from error
+        advice = "Name a TOML file like the one that `train --show-config` prints."
+        raise unreadable(path, error, advice, "cannot be read ({})") from error
     _check_typed(content, changes, path)
     return TrainConfig(**_checked(content | changes, path))
 

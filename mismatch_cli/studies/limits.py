@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.errors import MismatchError, UsageError, unreadable
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.registry import unknown
 from mismatch_cli.text import parsed_toml
@@ -99,7 +99,7 @@ def load_limits(name: str) -> LimitSet:
     try:
         content = parsed_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MismatchError(f"{path} is not a readable TOML file ({error}). See mismatch-cli guide gate.") from error
+        raise unreadable(path, error, "See mismatch-cli guide gate.", "is not a readable TOML file ({})") from error
     return limits_in(content, name if name in presets() else str(path))
 
 

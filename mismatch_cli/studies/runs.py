@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, unreadable
 from mismatch_cli.metrics.update_table import FIRST, LAST
 from mismatch_cli.places import shown, shown_apart
 from mismatch_cli.studies.watch_state import WatchState, watch_state
@@ -243,9 +243,7 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().decode(errors="replace").rstrip("\n").split("\n")
     except OSError as error:
-        raise MismatchError(
-            f"{path} cannot be read ({error.strerror or error}). Name the folder of a training run."
-        ) from error
+        raise unreadable(path, error, "Name the folder of a training run.", "cannot be read ({})") from error
     records = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -269,4 +267,4 @@ def read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise MismatchError(f"{path} cannot be read ({error}). Restore it from a copy of the run.") from error
+        raise unreadable(path, error, "Restore it from a copy of the run.", "cannot be read ({})") from error

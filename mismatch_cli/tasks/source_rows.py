@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.errors import MismatchError, UsageError, first_line
+from mismatch_cli.errors import MismatchError, UsageError, first_line, unreadable
 from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
 from mismatch_cli.text import parsed_json
 
@@ -58,7 +58,7 @@ def _read_file(path: Path, unique_in: Sequence[str] | None) -> list[Numbered]:
                 return list(_read_parquet(path, unique_in))
             return list(enumerate(readers[path.suffix](path)))
     except (OSError, ValueError, csv.Error) as error:
-        raise MismatchError(f"{path} cannot be read: {first_line(error)}. Fix it, or name another file.") from error
+        raise unreadable(path, error, "Fix it, or name another file.", "cannot be read: {}") from error
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:

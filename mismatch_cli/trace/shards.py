@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.errors import MismatchError, denied, first_line
 from mismatch_cli.memory import allowance, decoded_bytes, too_large
 from mismatch_cli.trace.manifest import read_manifest, remedy
 from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
@@ -57,6 +57,8 @@ def open_shard(path: Path) -> pq.ParquetFile:
         raise MismatchError(
             f"{path} is gone, or not visible here. Restore it, or put it on a file system that all readers see."
         ) from error
+    except PermissionError as error:  # nor is this one
+        raise denied(path) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DamagedShard(f"{path} is damaged ({first_line(error)}). {_again(path)}", path) from error
     schema = shard.schema_arrow

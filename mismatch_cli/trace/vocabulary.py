@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.errors import unreadable
 from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import VOCABULARY
@@ -53,9 +53,7 @@ class Vocabulary:
         except StoreError:
             raise
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise MismatchError(
-                f"{path} is damaged ({first_line(error)}). Delete it, and reports will show token ids."
-            ) from error
+            raise unreadable(path, error, "Delete it, and reports will show token ids.") from error
 
 
 def write_vocabulary(folder: Path, tokenizer: Any) -> None:

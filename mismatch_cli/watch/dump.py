@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import Denied, MismatchError
 from mismatch_cli.importers._driver import Import, import_dump
 from mismatch_cli.importers._sources import Source, find
 from mismatch_cli.importers.prime_rl import STABLE
@@ -111,6 +111,8 @@ class Dump:
     def _seen(self) -> dict[str, Seen]:
         try:
             sources = find([self._path])
+        except Denied:
+            raise
         except MismatchError:  # no file exists yet
             return {}
         found = {}

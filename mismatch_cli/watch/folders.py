@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, unreadable
 from mismatch_cli.importers import KINDS, PICKLES
 from mismatch_cli.recording.folder import check_apart, claimed
 from mismatch_cli.recording.ours import LOCK
@@ -67,5 +67,5 @@ def state_in(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise MismatchError(f"{path} is damaged ({error}). Remove the folder, or choose another --output.") from error
+        raise unreadable(path, error, "Remove the folder, or choose another --output.") from error
     return found if isinstance(found, dict) and found.get("format") == FORMAT else {}
