@@ -25,7 +25,6 @@ from tests.fuzz import world
 from tests.fuzz.properties import judge
 from tests.fuzz.strategies import PAYLOAD
 from tests.importers import layouts
-from tests.report.searches import make_search
 
 SECONDS = 10  # per command, on a trace of a few responses
 ROWS = 4
@@ -71,14 +70,12 @@ OF_WATCHED = (
     ["watch", "other", "--once", "--every", "0.1", "--no-plots", "--output", "run"],
     ["report", "run", "--output", "new"],
 )
-OF_SEARCH = (["report", "run", "--output", "new"], ["report", "run", "--json"])
 # The files of each kind of run that are changed, and the commands that read them.
 DOCUMENTS = {
     **dict.fromkeys((*bundled_names(), "imported"), (("manifest.json",), READERS)),
     "recorded": (("manifest.json", "recorder-00000.json"), READERS),
     "training": (("metrics.jsonl", "config.toml"), OF_TRAINING),
     "watched": (("watch.json", "metrics.jsonl"), OF_WATCHED),
-    "search": (("search.json",), OF_SEARCH),
 }
 
 
@@ -165,8 +162,7 @@ def folders() -> dict[str, Path]:
     with _laid(root / "absent", root / "float32") as folder:
         world.call(folder, *OF_WATCHED[0])
         shutil.copytree(folder / "run", root / "watched")
-    make_search(root / "search")
-    return made | {name: root / name for name in ("imported", "recorded", "training", "watched", "search")}
+    return made | {name: root / name for name in ("imported", "recorded", "training", "watched")}
 
 
 def shortened(source: Path, folder: Path) -> Path:
