@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.hashing import GROUPS, prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import POSITIVE, SHARE, Estimate, Scale
@@ -94,6 +95,11 @@ class Routing(Accumulator):
             return None
         k, numbers = side.get("experts_per_token") or 1, side.get("router_layers") or sorted(self.layers)
         layers = [self.layers[place] for place in sorted(self.layers)]
+        if len(numbers) != len(layers):
+            raise MismatchError(
+                f"The manifest names {len(numbers)} layers with a router, but responses have counts of {len(layers)}. "
+                "Record the trace again."
+            )
         whole = GroupSums(len(LAYER_COUNTS))
         for layer in layers:
             whole.sums_GM += layer.sums_GM

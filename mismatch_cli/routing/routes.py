@@ -20,6 +20,7 @@ _MOST = 254  # flips that a column can hold
 # Bins of router margins, in logits: half octaves from 2⁻¹⁶ to 2⁶, with one bin below and one above.
 MARGIN_EDGES = 2.0 ** np.arange(-16, 6.5, 0.5)
 MARGIN_BINS = len(MARGIN_EDGES) + 1
+MOST_LAYERS = 1024  # with a router; readers keep sums of each
 LAYER_COUNTS = ("tokens", "flips", "shared", "first")
 
 

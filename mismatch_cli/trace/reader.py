@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.routing.routes import NOT_MEASURED
+from mismatch_cli.routing.routes import LAYER_COUNTS, MARGIN_BINS, MOST_LAYERS, NOT_MEASURED
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.manifest import (
     Completeness,
@@ -49,6 +49,7 @@ _NEVER_NULL = (*ROW_KEY, "version_rollout", "version_trainer", "prompt_ids", "re
 _NOT_MEASURED = {"f": np.nan, "b": False, "i": -1, "u": NOT_MEASURED}
 _RENEW = "Record or import it again."
 _RECOMPUTED_OF = {"logp_trainer_T": "logp_recomputed_T", "topk_logp_trainer_TK": "topk_logp_recomputed_TK"}
+_ROUTE_COUNTS = {"route_layers": (len(LAYER_COUNTS), MOST_LAYERS), "route_margins": (2 * MARGIN_BINS, 1)}
 _AT_ONCE, _ASKED = 32, 1024  # footers requested from a store
 
 
@@ -264,6 +265,7 @@ def table_to_batch(table: pa.Table) -> TokenBatch:
     if empty := [name for name in _NEVER_NULL if name in columns and columns[name].null_count]:
         raise MismatchError(f"The trace is damaged: column {empty[0]} is empty in some rows. {_RENEW}")
     _check("prompt_ids", columns["prompt_ids"].flatten())
+    _check_routes(columns)
     offset_S1 = _offsets(columns["response_ids"])
     lengths_S = np.diff(offset_S1)
     flat = {f"{n}_T": _token_column(n, columns[n], lengths_S, 1) for n in TOKEN_COLUMNS if n in columns}
@@ -339,6 +341,18 @@ def _check(name: str, values: pa.Array) -> None:
             raise MismatchError(
                 f"The trace is damaged: column {name} holds {strange}, which is not a token id. {_RENEW}"
             )
+
+
+def _check_routes(columns: dict[str, pa.Array]) -> None:
+    """Refuse counts about routes of another size than readers expect, and the counts of one kind only."""
+    present = _ROUTE_COUNTS.keys() & columns.keys()
+    for name in present:
+        size, most = _ROUTE_COUNTS[name]
+        lengths_S, counts = np.diff(_offsets(columns[name])), columns[name].flatten()
+        wrong_S = (lengths_S % size != 0) | (lengths_S > most * size)
+        if len(present) < len(_ROUTE_COUNTS) or wrong_S.any() or (len(counts) and pc.min(counts).as_py() < 0):
+            raise MismatchError(f"The trace is damaged: column {name} does not hold the counts of routes. {_RENEW}")
+        _check(name, counts)
 
 
 def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:

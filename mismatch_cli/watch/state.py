@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.studies.gate import Check, row_of
 from mismatch_cli.studies.limits import Limit
 from mismatch_cli.studies.runs import METRICS
 from mismatch_cli.studies.watch_state import FILE_NAME, limit_name
+from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.files import could_not_write, open_to_append, write_atomically
 from mismatch_cli.watch.folders import FORMAT, state_in
 from mismatch_cli.watch.training_run import Lines
 
 Record = dict[str, Any]
+_PART = re.compile(r"part-\d{5,}")
 
 
 @dataclass(frozen=True)
@@ -57,17 +61,26 @@ class State:
     def __init__(self, folder: Path, run: Path, asked: Mapping[str, Any], *, lines: bool) -> None:
         """`lines`: keep the line of each step in our own metrics.jsonl, since the run has none."""
         self.folder, self._run, self._asked, self._lines = folder, run, json.loads(json.dumps(asked)), lines
-        found = state_in(folder)
-        same = found.get("asked") == self._asked
-        self.parts: list[dict[str, Any]] = found.get("parts", [])
-        self.alarms = [Alarm(row["step"], row["check"]) for row in found.get("alarms", [])]
-        self._called: set[str] = set(found.get("called", []))
-        self._known: set[str] = set(found.get("known", [])) if same else set()
-        self.told: dict[int, str] = {int(step): of for step, of in found.get("told", {}).items()} if same else {}
         self.records: dict[int, Record] = {}
-        if lines:
-            self._read_lines()
+        try:
+            self._continue(state_in(folder))
+            if lines:
+                self._read_lines()
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            raise MismatchError(
+                f"{folder} is damaged ({first_line(error)}). Remove the folder, or choose another --output."
+            ) from error
         self.save()
+
+    def _continue(self, found: Mapping[str, Any]) -> None:
+        """Take over what an earlier process has saved; raises anything if it is not of these types."""
+        same = found.get("asked") == self._asked
+        self.parts: list[dict[str, Any]] = [_part(**row) for row in found.get("parts", [])]
+        self.alarms = [Alarm(int(row["step"]), row["check"]) for row in found.get("alarms", [])]
+        self._called: set[str] = {alarm.key for alarm in self.alarms if alarm.text} & {*found.get("called", [])}
+        self._known: set[str] = set(map(str, found.get("known", []))) if same else set()
+        told = found.get("told", {}).items() if same else ()
+        self.told: dict[int, str] = {int(step): str(shards) for step, shards in told}
 
     def save(self) -> None:
         """Save everything but the lines, with one rename."""
@@ -126,7 +139,7 @@ class State:
     def _read_lines(self) -> None:
         """The lines of reported steps; the file is rewritten without incomplete lines and those of other steps."""
         lines, _ = Lines(self.folder / METRICS).new()
-        records = {record["step"]: record for record in map(json.loads, lines)}
+        records = {int(record["step"]): dict(record) for record in map(parsed_json, lines)}
         self.records = {step: record for step, record in records.items() if step in self.told}
         self.told = {step: shards for step, shards in self.told.items() if step in self.records}
         if (self.folder / METRICS).exists():
@@ -145,6 +158,13 @@ class State:
                 os.fsync(lines.fileno())
         except OSError as error:
             raise could_not_write(path, error) from error
+
+
+def _part(name: str, files: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a dump; a ValueError for a name that is not ours, since its folder may be removed."""
+    if not _PART.fullmatch(name):
+        raise ValueError(f"{name} is not the name of a part")
+    return {"name": name, "files": {file: [int(begin), int(end)] for file, (begin, end) in files.items()}}
 
 
 def _name(limit: Limit) -> str:
