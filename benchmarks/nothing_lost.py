@@ -38,7 +38,7 @@ _OF_USER = {"thesis.txt": "mine", "plots.txt": "mine", ".backup.20261122.part/ph
 
 @dataclass(frozen=True)
 class Case:
-    """A command that writes into OUT, the command that wrote there before, and how an interrupted one goes on."""
+    """A command that writes into OUT, the command that wrote there before, and how an interrupted one is resumed."""
 
     line: str
     older: str = ""
@@ -81,7 +81,7 @@ def write(folder: Path, files: dict[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case with its results: what was there before, and what an unbroken command makes of it."""
+    """A case with its results: what existed before, and what an unbroken command makes of it."""
 
     case: Case
     before: Path

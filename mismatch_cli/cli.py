@@ -143,7 +143,7 @@ def _run(arguments: Sequence[str]) -> int:
     except SystemExit as stopped:
         if isinstance(stopped.__context__, BrokenPipeError):  # how Typer ends if it sees the broken pipe first
             return _READER_HAS_LEFT
-        if stopped.code:
+        if stopped.code or not Command.running:  # completion of a shell ends so, too
             raise
         return _fail(_unexpected(stopped), 1)  # an exit of foreign code is not the success of a command
     except _ClickError as error:  # type: ignore[misc]

@@ -18,6 +18,7 @@ from mismatch_cli.ranks.joined import launched
 class Command(typer.core.TyperCommand):
     """A command whose parameters are also environment variables and keys of the `--config` file."""
 
+    running = False  # whether a command has begun: its flags are parsed
     debugging = False  # whether the running command was asked to show tracebacks
 
     def __init__(self, name: str | None, **attributes: Any) -> None:
@@ -49,7 +50,7 @@ class Command(typer.core.TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run it, but first name the settings that were not typed: numbers depend on them."""
-        Command.debugging = bool(ctx.params.get("debug"))
+        Command.running, Command.debugging = True, bool(ctx.params.get("debug"))
         if not ctx.params.get("quiet") and not launched():
             if places := told(ctx):
                 print(f"Settings from {places}", file=sys.stderr)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from mismatch_cli import memory
-from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.errors import MismatchError, denied, first_line
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -223,9 +223,7 @@ def decoding(path: object) -> Iterator[None]:
         if isinstance(error, OSError) and isinstance(path, StorePath):
             path.read_bytes()
         elif isinstance(error, PermissionError):
-            raise MismatchError(
-                f"{path} is not readable ({error.strerror}). Allow it with chmod, or ask its owner."
-            ) from error
+            raise denied(path) from error
         raise
 
 

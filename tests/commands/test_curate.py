@@ -166,7 +166,7 @@ def test_ctrl_c_says_how_to_continue(monkeypatch, tmp_path, capfd):
 
 def test_a_reward_has_one_name_from_wherever_it_is_given(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr("mismatch_cli.recording.curate.curate", lambda config, *_, **__: exit(seen.append(config)))
+    monkeypatch.setattr("mismatch_cli.recording.curate.curate", lambda config, *_, **__: exit(seen.append(config) or 3))
     (tmp_path / "mine.py").write_text("def f(response):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path)
     for where in ("mine.py:f", f"{tmp_path}/mine.py:f"):

@@ -22,8 +22,14 @@ def _zip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "line", "code", "message"),
     [
-        ("p.jsonl", DEEP, "probe --prompts p.jsonl", 1, "p.jsonl cannot be read: maximum recursion depth exceeded"),
-        ("p.json", DEEP, "probe --prompts p.json", 1, "p.json cannot be read: maximum recursion depth exceeded"),
+        (
+            "p.jsonl",
+            DEEP,
+            "probe --prompts p.jsonl",
+            1,
+            "p.jsonl cannot be read: line 1 is not JSON (it is nested over 100",
+        ),
+        ("p.json", DEEP, "probe --prompts p.json", 1, "p.json cannot be read: it is nested over 100"),
         ("p.jsonl", b"\xff\xfe{", "probe --prompts p.jsonl", 1, "Fix it, or name another file."),
         ("x.toml", "steps = 2\n".encode("utf-16"), "train --preset x.toml", 1, "x.toml cannot be read"),
         ("x.toml", b"steps = nan\n", "train --preset x.toml", 2, "steps = nan must be a whole number. See:"),
