@@ -344,7 +344,7 @@ def _check(name: str, values: pa.Array) -> None:
 
 
 def _check_routes(columns: dict[str, pa.Array]) -> None:
-    """Refuse counts about routes of a different size from that which readers expect, and the counts of one kind only."""
+    """Refuse counts about routes of a different size from what readers expect, and the counts of one kind only."""
     present = _ROUTE_COUNTS.keys() & columns.keys()
     for name in present:
         size, most = _ROUTE_COUNTS[name]
