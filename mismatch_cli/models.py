@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli import custom_code
 from mismatch_cli.attention import SAFE, attention_facts
-from mismatch_cli.errors import MismatchError, UsageError, denied, first_line
+from mismatch_cli.errors import MismatchError, UsageError, denied, first_line, unreadable
 from mismatch_cli.extras import require
 from mismatch_cli.ranks.joined import is_lost_rank
 from mismatch_cli.text import parsed_json
@@ -349,9 +349,7 @@ def _check_config(path: Path) -> None:
     try:
         config = parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise MismatchError(
-            f"{path} cannot be read ({first_line(error)}). Save the model with save_pretrained."
-        ) from error
+        raise unreadable(path, error, "Save the model with save_pretrained.", "cannot be read ({})") from error
     if not isinstance(config, dict):
         raise MismatchError(f"{path} is not a JSON object. Save the model with save_pretrained.")
     for section in (config, *(value for value in config.values() if isinstance(value, dict))):

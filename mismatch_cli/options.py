@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from types import NoneType
@@ -110,11 +110,6 @@ def resumed(kind: type, asked: Mapping[str, Any], typed: set[str], recorded: Map
     return {**asked, **recorded, **{name: asked[name] for name in changeable & typed}}
 
 
-@dataclass(frozen=True)
-class _Nothing:
-    """Settings of a command that has none of its own."""
-
-
 class Saying(NamedTuple):
     """A setting by name, with changes for one command."""
 
@@ -177,7 +172,7 @@ def flags(
             function(**objects, **{n: value for n, value in given.items() if takes_all or n in signature.parameters})
 
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        groups = [kind or _Nothing, *(group for group, _ in built.values())]
+        groups = [*filter(None, [kind]), *(group for group, _ in built.values())]
         about = {known.name: known.metadata for group in groups for known in fields(group)}
         about |= {name: known.metadata for name, known in own.items()}
         command.reserved = {  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.recording.config import RescoreConfig
 from mismatch_cli.recording.engine_arguments import parsed_arguments
 from mismatch_cli.recording.from_manifest import (
+    adapter_of,
     attention_of,
     dtype_of,
     engine_arguments,
@@ -85,7 +86,8 @@ class RolloutSide:
                 f"{config.trace} does not say what sampled it. Name it with {missing}, or check only its columns: "
                 f"{suggest('diagnose', config.trace)}"
             )
-        engine = config.engine or engine_of(sampled, source)
+        if not config.engine:
+            engine = engine_of(sampled, source)
         if engine != sampled:  # settings of another engine do not apply
             told, recorded = {}, {**recorded, "engine_args": {}}
         if not config.model:
@@ -97,15 +99,14 @@ class RolloutSide:
         arguments = engine_arguments(resolved | dict(recorded.get("engine_args") or {}), typed, source) | typed
         if config.engine_url:
             arguments["url"] = config.engine_url
-        if not config.rollout_adapter and recorded.get("adapter"):
-            raise must_be_typed(source, ["--rollout-adapter", str(recorded["adapter"])])
+        adapter = adapter_of(config.rollout_adapter, recorded.get("adapter"), source, "--rollout-adapter")
         if engine_module(engine).REMOTE and not config.engine_url:
             url = (recorded.get("engine_args") or {}).get("url", "URL")
             raise must_be_typed(source, ["--engine-url", str(url)])
         sampling = SamplingSettings(**sampler_of(recorded.get("sampling")))
         dtype = config.rollout_dtype or dtype_of(manifest.get("rollout", {}), source)
         seed = int(recorded.get("seed") or 0)
-        return cls(engine, model, dtype, arguments, config.rollout_adapter, sampling, seed, told)
+        return cls(engine, model, dtype, arguments, adapter, sampling, seed, told)
 
     def settings(self, change: Change, **more: Any) -> EngineSettings:
         """The settings to start the engine with."""
@@ -138,10 +139,9 @@ class TrainerSide:
         model = config.trainer_model or rollout.model
         if not config.trainer_model and told.get("model"):
             model = model_of(told["model"], source, "--trainer-model")
-        if not config.trainer_adapter and told.get("adapter"):
-            raise must_be_typed(source, ["--trainer-adapter", str(told["adapter"])])
+        typed = adapter_of(config.trainer_adapter, told.get("adapter"), source, "--trainer-adapter")
         named = config.trainer_model or told.get("model")  # a known trainer has the adapter recorded for it
-        adapter = config.trainer_adapter or (None if named else rollout.adapter)
+        adapter = typed or (None if named else rollout.adapter)
         dtype = config.trainer_dtype or dtype_of(told, source)
         sampler = sampler_of(told)
         scoring = RescoreConfig(

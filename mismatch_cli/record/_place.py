@@ -49,10 +49,10 @@ def places(asked: Path, rank: int, *, resume: bool) -> Iterator[Path]:
     for folder in existing:
         if _is_other(folder) or _is_live(folder, rank):
             continue
-        own = any(folder.glob(f"shard-{rank:05d}-*.parquet"))
-        if _others_live(folder, rank) and not own:
-            yield folder
-        elif not shards_in(folder) and not _others_live(folder, rank):
+        if _others_live(folder, rank):
+            if not any(folder.glob(f"shard-{rank:05d}-*.parquet")):
+                yield folder
+        elif not shards_in(folder):
             _empty(folder)
             yield folder
     yield next(folder for folder in _numbered(asked) if not folder.exists())

@@ -56,8 +56,7 @@ class RankFolder:
         vocabulary: int | None,
         warn: Callable[[str, int], None],
     ) -> None:
-        self.folder = self._folder = folder
-        self._rank, self._warn = rank, warn
+        self.folder, self._rank, self._warn = folder, rank, warn
         self.written = self.refused = 0  # responses, by this process
         self.last_step = -1  # of earlier processes
         self.steps: set[int] = set()  # written by this process
@@ -111,17 +110,17 @@ class RankFolder:
         except Exception as error:  # the run's own objects may lack what an adapter reads
             self._warn(f"{first_line(error)}: the manifest does not describe the run", 0)
             known = {}
-        if (self._folder / "trace" / FILE_NAME).exists():
-            raise MismatchError(f"{self._folder} holds a run in its trace/: give the recorder a separate folder")
-        if (self._folder / FILE_NAME).exists():
-            manifest = read_manifest(self._folder)
+        if (self.folder / "trace" / FILE_NAME).exists():
+            raise MismatchError(f"{self.folder} holds a run in its trace/: give the recorder a separate folder")
+        if (self.folder / FILE_NAME).exists():
+            manifest = read_manifest(self.folder)
             if manifest.get("command") != RECORD:
-                raise MismatchError(f"{self._folder} holds another trace: give the recorder a separate folder")
+                raise MismatchError(f"{self.folder} holds another trace: give the recorder a separate folder")
             if differing := _differing(manifest, known, self._rank):
-                raise MismatchError(f"{self._folder} holds a run with a different {differing[0]}: name a new folder")
+                raise MismatchError(f"{self.folder} holds a run with a different {differing[0]}: name a new folder")
         elif self._rank == 0:
-            if shards_in(self._folder) and not any(self._folder.glob(NOTE.replace("{:05d}", "*"))):
-                raise MismatchError(f"{self._folder} holds foreign shards: give the recorder a new folder")
+            if shards_in(self.folder) and not any(self.folder.glob(NOTE.replace("{:05d}", "*"))):
+                raise MismatchError(f"{self.folder} holds foreign shards: give the recorder a new folder")
             self._write_vocabulary(tokenizer)
             self._manifest = {"command": RECORD, "libraries": library_versions(), **known}
 
@@ -129,28 +128,28 @@ class RankFolder:
         if tokenizer is None:
             return
         try:
-            write_vocabulary(self._folder, tokenizer)
+            write_vocabulary(self.folder, tokenizer)
         except Exception as error:  # the run's own tokenizer may lack anything: ids are recorded regardless
             self._warn(f"{first_line(error)}: tokens are shown as ids", 0)
 
     def _earlier_shards(self) -> dict[str, dict[str, int]]:
         """The shards that this rank wrote before a restart; their rows are not recorded again."""
-        path = self._folder / NOTE.format(self._rank)
+        path = self.folder / NOTE.format(self._rank)
         note = read_note(path) if path.exists() else {"shards": {}}
         self._tally.left_out.update(note.get("left_out", {}))
         self._tally.noted.update(note.get("noted", {}))
         self._tally.first.update(note.get("left_out_first", {}))
-        shards = sorted(self._folder.glob(f"shard-{self._rank:05d}-*.parquet"))
+        shards = sorted(self.folder.glob(f"shard-{self._rank:05d}-*.parquet"))
         for shard in shards:
             with pq.ParquetFile(shard) as file:  # `read_table` would import pandas if installed
                 rows = file.read(list(ROW_KEY))
             self._completer.remember(rows)
             self.last_step = max(self.last_step, *rows["step"].to_pylist())
         if unknown := {shard.name for shard in shards} - note["shards"].keys():
-            raise MismatchError(f"{self._folder / min(unknown)} does not belong to this recording")
+            raise MismatchError(f"{self.folder / min(unknown)} does not belong to this recording")
         newest = max(note["shards"], default="")  # may be noted but not written, after a kill
         return {
-            name: facts for name, facts in note["shards"].items() if name != newest or (self._folder / name).exists()
+            name: facts for name, facts in note["shards"].items() if name != newest or (self.folder / name).exists()
         }
 
     def _write_shard(self, table: pa.Table, facts: dict[str, int]) -> None:
@@ -160,7 +159,7 @@ class RankFolder:
         self._shards[name] = facts
         try:
             self._note()
-            write_shard(self._folder / name, table)
+            write_shard(self.folder / name, table)
         except BaseException:
             del self._shards[name]
             raise
@@ -192,9 +191,9 @@ class RankFolder:
             "left_out_first": self._tally.first,
             "noted": dict(self._tally.noted),
         }
-        if self._manifest and not (self._folder / FILE_NAME).exists():  # a new trace, or the folder was removed
-            write_manifest(self._folder, self._manifest)
-        write_atomically(self._folder / NOTE.format(self._rank), json.dumps(found, indent=2) + "\n")
+        if self._manifest and not (self.folder / FILE_NAME).exists():  # a new trace, or the folder was removed
+            write_manifest(self.folder, self._manifest)
+        write_atomically(self.folder / NOTE.format(self._rank), json.dumps(found, indent=2) + "\n")
 
 
 def _held(lock: Path) -> int:

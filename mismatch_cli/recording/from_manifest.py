@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import Field, fields
 from pathlib import Path
 from textwrap import shorten
@@ -36,11 +36,13 @@ def settings_of(kind: type, recorded: Mapping[str, Any], given: Collection[str],
     Raises a `MismatchError` for a value of another type or range, and a `UsageError` that shows what has to be typed.
     """
     hints = get_type_hints(kind)
-    known = [each for each in fields(kind) if recorded.get(each.name) is not None]
-    taken = {each.name: recorded[each.name] for each in known if each.name not in given}
+    taken: dict[str, Any] = {}
     again: list[str] = []
-    for each in (each for each in known if each.name in taken):
-        value = taken[each.name]
+    for each in fields(kind):
+        value = recorded.get(each.name)
+        if value is None or each.name in given:
+            continue
+        taken[each.name] = value
         if not (_fits(value, hints[each.name]) and _in_range(value, each.metadata)):
             raise _damaged(source, each.name, value)
         if is_typed_only(each, value) or (each.metadata.get("path") == ADAPTER and value):
@@ -80,6 +82,13 @@ def model_of(name: Any, source: Path, flag: str) -> str:
         return name
     typed = quoted(name) if flag.isupper() else quoted(flag, name)
     raise UsageError(f"{source} names the model {name}, {reason} If you trust it, add: {typed}")
+
+
+def adapter_of(typed: str | None, recorded: Any, source: Path, flag: str) -> str | None:
+    """The adapter that was typed; a `UsageError` if only the manifest names one."""
+    if not typed and recorded:
+        raise must_be_typed(source, [flag, str(recorded)])
+    return typed
 
 
 def engine_arguments(arguments: Any, given: Collection[str], source: Path) -> dict[str, Any]:
@@ -172,14 +181,10 @@ def keep_off_the_hub() -> None:
 
 
 def _typed(setting: Field[Any], value: Any) -> list[str]:
+    """The words that type this value; a flag that can be repeated once for each item."""
+    flag = [] if setting.metadata.get("argument") else [flag_of(setting)]
     values = value if isinstance(value, list | tuple) else [value]
-    return [word for each in values for word in _words(setting, each)]
-
-
-def _words(setting: Field[Any], value: Any) -> Iterator[str]:
-    if not setting.metadata.get("argument"):
-        yield flag_of(setting)
-    yield str(value)
+    return [word for each in values for word in (*flag, str(each))]
 
 
 def _damaged(source: Path, name: str, value: Any) -> MismatchError:

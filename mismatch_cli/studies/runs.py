@@ -72,6 +72,11 @@ class TrainingRun:
         """How many steps are on record."""
         return int(self.is_step_N.sum())
 
+    @property
+    def steps(self) -> int:
+        """How far it is: `train` numbers its steps from 1; what is watched may count from 0, or be joined late."""
+        return self.last_step if self.watched is None else self.num_steps
+
     def ends(self, *keys: str) -> tuple[float | None, float | None]:
         """The means over the first and over the last steps, which have none in common: of few steps, half each."""
         value_N = self.series(*keys)[self.is_step_N]

@@ -144,7 +144,7 @@ class TrainingAnalysis(Study):
                     "algorithm": run.algorithm,
                     "seed": run.seed,
                     "setting": setting,
-                    "steps": run.last_step if run.watched is None else run.num_steps,
+                    "steps": run.steps,
                     "partial": run.partial,
                     "final_reward": run.last("reward"),
                     "best_reward": run.best_reward,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.text import parsed_json
+from mismatch_cli.trace.manifest import WATCH_FILE
 
-FILE_NAME = "watch.json"
-_KEYS = ("limits", "metric", "bound", "threshold")  # of a limit; an alarm's pair may be one that the trace chose
+LIMIT_KEYS = ("limits", "metric", "bound", "threshold")  # of a limit; an alarm's pair may be one that the trace chose
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ def limit_name(limit: Mapping[str, Any]) -> str:
 def watch_state(folder: Path | None) -> WatchState | None:
     """The state in a folder of `watch`; None for any other folder, and for a state that is not readable."""
     try:
-        content = parsed_json(((folder or Path()) / FILE_NAME).read_text(encoding="utf-8"))
+        content = parsed_json(((folder or Path()) / WATCH_FILE).read_text(encoding="utf-8"))
         sets = content["asked"]["limits"]
         limits = [{**limit, "limits": of["name"]} for of in sets for limit in of["limits"]]
-        asked = {tuple(limit[key] for key in _KEYS) for limit in limits}
+        asked = {tuple(limit[key] for key in LIMIT_KEYS) for limit in limits}
         alarms = [{"step": row["step"], **row["check"]} for row in content["alarms"]]
         known = set(content["known"])
         return WatchState(
             limits,
-            [alarm for alarm in alarms if tuple(alarm[key] for key in _KEYS) in asked],
+            [alarm for alarm in alarms if tuple(alarm[key] for key in LIMIT_KEYS) in asked],
             [limit_name(limit) for limit in limits if limit_name(limit) not in known],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -26,7 +26,7 @@ FILE_NAME = "manifest.json"
 FORMAT_NAME = "mismatch-cli trace"
 FORMAT_VERSION = 1
 VOCABULARY, SHARD = "vocab.parquet", "shard-{:05d}.parquet"
-_METRICS, _WATCH = "metrics.jsonl", "watch.json"  # of a training run; of a folder of `watch`, beside metrics too
+_METRICS, WATCH_FILE = "metrics.jsonl", "watch.json"  # of a training run; of a folder of `watch`, beside metrics too
 _NEAR_PATH = 0.7  # similarity; other folders have similar names by chance
 _TRACES_IN_RUNS = ("*/trace/", "*/", "*/traces/step-*/")  # in a folder of runs
 _RENEW = "Record the trace again, or restore the file."
@@ -73,7 +73,7 @@ def training_runs(folder: Path) -> list[Path]:
     if (folder / _METRICS).is_file():
         return [folder]
     found = (file.parent for file in folder.glob(f"*/{_METRICS}"))
-    return sorted(run for run in found if not (run / _WATCH).is_file())
+    return sorted(run for run in found if not (run / WATCH_FILE).is_file())
 
 
 def run_folder_of(folder: Path) -> Path:
@@ -130,7 +130,7 @@ def _no_manifest_in(folder: Path) -> str:
         return f"{folder} is a file, but a trace is a folder. If it is a dump: {suggest('import', folder)}"
     if steps := sorted(folder.glob(f"traces/step-*/{FILE_NAME}")):
         return f"{folder} is a training run. Name one of its traces, such as {steps[-1].parent}"
-    if (folder / _WATCH).is_file():
+    if (folder / WATCH_FILE).is_file():
         return f"{folder} is a folder of `watch`, which holds no trace. Look at it with: {suggest('report', folder)}"
     inner = [path for pattern in _TRACES_IN_RUNS for path in sorted(folder.glob(f"{pattern}{FILE_NAME}"))]
     if not inner and (runs := training_runs(folder)):

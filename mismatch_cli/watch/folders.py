@@ -10,9 +10,9 @@ from mismatch_cli.errors import MismatchError, unreadable
 from mismatch_cli.importers import KINDS, PICKLES
 from mismatch_cli.recording.folder import check_apart, claimed
 from mismatch_cli.recording.ours import LOCK
-from mismatch_cli.studies.watch_state import FILE_NAME
 from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.drafts import UNFINISHED
+from mismatch_cli.trace.manifest import WATCH_FILE
 
 FORMAT = "mismatch-cli watch"
 _SETTING = "prompts_per_step"  # of `train`: other programs write a config.toml too
@@ -61,7 +61,7 @@ def check_watch_folder(folder: Path, run: Path) -> None:
 
 def state_in(folder: Path) -> dict[str, Any]:
     """The state as it was last saved; empty if the folder is new."""
-    path = folder / FILE_NAME
+    path = folder / WATCH_FILE
     try:
         found = parsed_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -18,9 +18,10 @@ from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.studies.gate import Check, row_of
 from mismatch_cli.studies.limits import Limit
 from mismatch_cli.studies.runs import METRICS
-from mismatch_cli.studies.watch_state import FILE_NAME, limit_name
+from mismatch_cli.studies.watch_state import LIMIT_KEYS, limit_name
 from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.files import could_not_write, open_to_append, write_atomically
+from mismatch_cli.trace.manifest import WATCH_FILE
 from mismatch_cli.watch.folders import FORMAT, state_in
 from mismatch_cli.watch.training_run import Lines
 
@@ -95,7 +96,7 @@ class State:
             "called": sorted(self._called),
             "known": sorted(self._known),
         }
-        write_atomically(self.folder / FILE_NAME, json.dumps(content, indent=1) + "\n")
+        write_atomically(self.folder / WATCH_FILE, json.dumps(content, indent=1) + "\n")
 
     def raised(self, step: int, checks: Sequence[Check]) -> list[Alarm]:
         """Record the alarms of a step before anybody hears of them; return the new ones."""
@@ -123,8 +124,7 @@ class State:
     def alarms_of(self, sets: Sequence[Any]) -> list[Alarm]:
         """The alarms of the limits that are set now."""
         asked = {(of.name, limit.metric, limit.bound, limit.threshold) for of in sets for limit in of.limits}
-        keys = ("limits", "metric", "bound", "threshold")
-        return [alarm for alarm in self.alarms if tuple(alarm.check[key] for key in keys) in asked]
+        return [alarm for alarm in self.alarms if tuple(alarm.check[key] for key in LIMIT_KEYS) in asked]
 
     @property
     def uncalled(self) -> list[Alarm]:

@@ -110,7 +110,7 @@ def _time_text(runs: Sequence[TrainingRun]) -> str:
 def _about(study: TrainingAnalysis) -> Facts:
     runs = study.runs
     seeds = sorted({run.seed for run in runs if run.seed is not None})
-    steps = sorted({run.last_step if run.watched is None else run.num_steps for run in runs})
+    steps = sorted({run.steps for run in runs})
     named = f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else ""
     facts = (
         ("Model", settings_of(runs, "model")),
@@ -243,7 +243,7 @@ def _runs_table(study: TrainingAnalysis) -> Table:
             _RUN,
             *([] if named else who),
             *[text("setting", lambda run: setting_of[id(run)])] * (len(study.settings) > 1),
-            col("steps", lambda run: numbers.count(run.last_step if run.watched is None else run.num_steps)),
+            col("steps", lambda run: numbers.count(run.steps)),
             col("updates", lambda run: _whole(run.highest("updates")), optional=True),
             col("final reward", lambda run: number(run.last("reward")), TRAINING["reward"]),
             col("best", lambda run: number(run.best_reward), TRAINING["best"], optional=True),
