@@ -8,8 +8,8 @@ A draft is a hidden folder with our mark in it; without the mark inside, nothing
         old/            the files that go, moved here once `new` is complete
         ready/          `new` under its second name, once all of `old` is here
 
-Before the second name the old files count, and `settle` moves them back; from then on the new ones count, and `settle`
-moves them in. Whoever holds the folder next does the same for drafts whose process is gone.
+While there is no `ready`, the old files count, and `settle` moves them back; while there is one, the new ones count, and
+`settle` moves them in. Whoever holds the folder next does the same for drafts whose process is gone.
 """
 
 import fcntl
@@ -92,7 +92,7 @@ def exchange(place: Path, old: Collection[Path]) -> None:
 
 def settle(place: Path) -> None:
     """Undo the replacement that a draft stands for, or finish it if all that goes has been moved aside."""
-    if _mode(place / NEW) is not None:
+    if _mode(place / _READY) is None:
         _move(place / _OLD, place.parent, over=False)
     else:
         _move(place / _READY, place.parent, over=True)
@@ -112,7 +112,7 @@ def finish_exchanges(folder: Path) -> None:
     """Settle what was replaced by processes that are gone, for a reader: it does not hold the folder."""
     for place in folder.glob(f".*{_ENDING}"):
         with suppress(OSError):  # it may not write here
-            if _is_folder(place / _OLD):
+            if _is_folder(place) and _is_folder(place / _OLD):
                 clear(place)
 
 
@@ -138,14 +138,20 @@ def is_begun(new: Path) -> bool:
 
 
 def _end(place: Path) -> None:
-    """Settle a draft and remove it, its mark last: a kill must not leave files that nobody may remove."""
+    """Settle a draft and remove it.
+
+    `ready` goes after `old`, whose files it forbids to move back, and the mark last: a kill must not leave files that
+    nobody may remove.
+    """
     settle(place)
     if place.name == RUN and is_begun(place / NEW):
         return
-    for path in place.iterdir():
-        if path.name != MARK:
-            shutil.rmtree(path) if _is_folder(path) else path.unlink()
-    (place / MARK).unlink(missing_ok=True)
+    last = (_READY, MARK)
+    for path in [path for path in place.iterdir() if path.name not in last] + [place / name for name in last]:
+        if _is_folder(path):
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     place.rmdir()
 
 

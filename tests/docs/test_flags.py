@@ -35,7 +35,7 @@ OTHERS = {
     "miles": "--dump-details --use-rollout-logprobs",
     "open-instruct": "--save_traces --rollouts_save_path --loss_denominator",
     "ms-swift": "--log_rollout_offpolicy_metrics",
-    "OpenRLHF": "--algo.advantage.is_correction_enable",
+    "OpenRLHF": "--algo.advantage.is_correction_enable --load_checkpoint",
     "oat": "--dump_replay_every",
     "benchmarks/": "--folder",
     "trackers": "--project --logdir --backend-store-uri",

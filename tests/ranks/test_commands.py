@@ -164,8 +164,9 @@ def test_diagnose_finds_what_one_rank_finds(tmp_path):
         assert {name: finding["status"] for name, finding in other.items()} == {
             name: finding["status"] for name, finding in one.items()
         }
-        # The trace is from a bfloat16 trainer: other micro-batches choose other kernels.
-        assert other["stale-weights"]["effect"] == pytest.approx(one["stale-weights"]["effect"], abs=1e-3)
+        # The trace is from a bfloat16 trainer: other micro-batches choose other kernels, on each processor in its way.
+        # The factor is told with two digits; it may move by less than one of the third.
+        assert other["stale-weights"]["effect"] == pytest.approx(one["stale-weights"]["effect"], rel=1e-3)
 
 
 def assert_same_shards(one: Path, other: Path) -> None:
