@@ -4,6 +4,7 @@
     python benchmarks/kills.py train --folder /tmp/kills --kills 50
     python benchmarks/kills.py table --folder /tmp/kills
     python benchmarks/kills.py folders --folder /tmp/kills --kills 60   # two at once, and more: see folders.py
+    python benchmarks/kills.py operations --folder /tmp/kills [--only import] [--step 3]   # see nothing_lost.py
 
 Real processes, real vLLM. A moment is a share of the CPU time of an unbroken run, uniform from its start to its end, so
 that it hits the same work on a busy machine. The signal is a SIGKILL to the whole process group, one to only the main
@@ -254,17 +255,24 @@ def table(folder: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=[*COMMANDS, "table", "folders"])
+    parser.add_argument("command", choices=[*COMMANDS, "table", "folders", "operations"])
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=10, help="start no other process after this time")
+    parser.add_argument("--only", default="", help="operations: only cases whose names begin so")
+    parser.add_argument("--step", type=int, default=1, help="operations: a fault at every so many of them")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.command == "folders":
         from folders import all_classes
 
         print(all_classes(options.folder, options.kills, options.seed))
+        return
+    if options.command == "operations":
+        from nothing_lost import all_operations
+
+        print(all_operations(options.folder, lambda line: print(line, flush=True), options.only, options.step))
         return
     if options.command != "table":
         go_on(

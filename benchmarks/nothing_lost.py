@@ -135,10 +135,13 @@ class Trial:
         again = attempt(self.act(*["--resume"] * self._can_resume()), self.folder)
         if again.code and "no run to resume" in again.said:
             again = attempt(self.act(), self.folder)
+        if again.code and "already exists" in again.said:  # complete, and the fault came while the draft was removed
+            wrong += [f"neither new nor replaced: {name}" for name in self._of_new()]
+            again = attempt(self.act("--force"), self.folder)
         if again.code:
             wrong.append(f"the next command: {again.code}: {again.said[-500:]}")
         else:
-            wrong += [f"differs: {name}" for name in differences(self.folder, self.whole, without=_OF_USER)]
+            wrong += [f"differs: {name}" for name in self._of_new()]
         return wrong + [f"left over: {name}" for name in left_over(self.folder)] + self._gone()
 
     def _wrong_end(self, fault: Fault, outcome: Outcome) -> list[str]:
@@ -154,12 +157,16 @@ class Trial:
         has = {name for name in files_of(self.folder) if name not in _OF_USER}
         if not self.case.older and (self.case.resumes or not has):
             return wrong
-        of_new = differences(self.folder, self.whole, without=_OF_USER)
+        of_new = self._of_new()
         if self.case.resumes or self.case.in_project:  # a trace is there before its report, a report before an export
             whole = ("trace/", "held-out/", "plots/", "report.html", "summary.json")[: 2 if self.case.resumes else None]
             of_new = [name for name in of_new if name.startswith(whole) or name.partition(":")[0] in has]
         of_old = differences(self.folder, self.before, without=_OF_USER)
         return wrong + [f"neither old nor new: {of_old[:3]}, {of_new[:3]}"] * bool(of_old and of_new)
+
+    def _of_new(self) -> list[str]:
+        """Where the folder differs from the result of an unbroken command."""
+        return differences(self.folder, self.whole, without=_OF_USER)
 
     def _can_resume(self) -> bool:
         if not self.case.resumes:

@@ -1,8 +1,9 @@
-"""Limits the memory for reading a foreign file, as a few bytes can expand without bound, and obeys limits of others.
+"""Limits memory: for reading a foreign file, whose few bytes can expand without bound, and in programs that run long.
 
 C libraries do not survive a small `ulimit -v`: OpenBLAS retries forever, and Arrow's threads end the process.
 """
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
@@ -15,6 +16,7 @@ _ALLOWED, _TIMES = 2**30, 20
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 _ROOM = 2**30  # libraries map this much for a small trace, mostly for stacks and heaps of threads that stay empty
 _BUFFER, _SQUARE = 2**26, 256  # OpenBLAS maps 32 MB for a product of this size
+_OFTEN = (700, 10, 10)  # thresholds of the garbage collector: Python's own
 _SIGNS = (
     "can't start new thread", "failed to launch worker thread", "failed to map segment", "cannot allocate memory",
 )  # fmt: skip
@@ -104,6 +106,15 @@ def exhausted(error: BaseException) -> bool:
     """Whether an error says that there is no memory, or no room for a thread's stack or a library."""
     told = str(error).lower()
     return isinstance(error, MemoryError) or any(sign in told for sign in _SIGNS)
+
+
+def collect_often() -> None:
+    """Collect garbage as often as Python does by default, but for what exists now.
+
+    For programs that go on for hours: the program's own thresholds, made for imports, let cycles pile up.
+    """
+    gc.freeze()
+    gc.set_threshold(*_OFTEN)
 
 
 def free() -> int | None:

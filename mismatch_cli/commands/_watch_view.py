@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.commands._curves import LABEL, Curve, Line, blank, curve, curves, duration, flow, labelled, plain
 from mismatch_cli.commands._curves import most_important as fitting
 from mismatch_cli.numbers import number, things
 from mismatch_cli.text import visible
+from mismatch_cli.watch.history import gap
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from mismatch_cli.watch.history import History
     from mismatch_cli.watch.watcher import Watcher
 
 Record = Mapping[str, Any]
@@ -44,9 +46,8 @@ class WatchView:
             return [plain(line, "") for line in flow([self._name, "waiting for it to start"], width)][:height]
         alarms = watcher.alarms
         lines = [Line(0, plain(line, "bold")) for line in flow([self._name, *_progress(watcher)], width)]
-        if watcher.records:
-            records = [watcher.records[step] for step in sorted(watcher.records)]
-            lines += [blank(), *curves(_measures(records, watcher.algorithm), width), blank()]
+        if len(watcher.history):
+            lines += [blank(), *curves(_measures(watcher.history, watcher.algorithm), width), blank()]
         lines += [Line(1, plain(f"✘ {visible(alarm.text)}", "red")) for alarm in alarms[-_SHOWN:]]
         if len(alarms) > _SHOWN:
             lines.append(Line(6, plain(f"  and {things(len(alarms) - _SHOWN, 'earlier alarm')}", "dim")))
@@ -57,7 +58,7 @@ class WatchView:
 
 def _progress(watcher: Watcher) -> list[str]:
     """Its progress, in a few words."""
-    complete, newest = max(watcher.records, default=None), watcher.source.newest
+    complete, newest = max(watcher.state.told, default=None), watcher.source.newest
     found = ["no complete step yet" if complete is None else f"step {complete}"]
     if newest is not None and newest != complete:
         found.append(f"step {newest} has begun")
@@ -65,37 +66,30 @@ def _progress(watcher: Watcher) -> list[str]:
     return [*found, f"grew {grew} ago", f"alarms: {len(watcher.alarms)}"]
 
 
-def _gap(record: Record) -> Mapping[str, Any]:
-    """The gap at equal weights if it is known, else the gap with staleness."""
-    found: Mapping[str, Any] = record.get("mismatch") or record.get("current") or {}
-    return found
-
-
-def _measures(records: Sequence[Record], algorithm: str) -> list[tuple[int, Curve]]:
+def _measures(history: History, algorithm: str) -> list[tuple[int, Curve]]:
     """The metrics that are drawn over the steps, each with its rank."""
-    pair = "equal weights" if any(record.get("mismatch") for record in records) else "with staleness"
+    pair = "equal weights" if history.at_equal_weights else "with staleness"
     notes = {"ratio_outside": _OUTSIDE, "abs_dp_mean": pair}
     found = []
     for rank, label, key, digits in _OF_GAP:
-        found += curve(rank, label, [_gap(record).get(key) for record in records], notes.get(key, ""), digits)
-    blocked = [record.get("blocked") for record in records]
-    found += curve(3, "blocked", blocked, f"by {visible(algorithm)}" if algorithm else _OF_BLOCKED, 2)
-    rewards = curve(6, "reward", [record.get("reward") for record in records], "", 3)
-    return found + rewards or [(9, Curve("responses", records[-1].get("responses", 0), [0.0], 1.0))]
+        found += curve(rank, label, history.of(key), notes.get(key, ""), digits)
+    found += curve(3, "blocked", history.of("blocked"), f"by {visible(algorithm)}" if algorithm else _OF_BLOCKED, 2)
+    found += curve(6, "reward", history.of("reward"), "", 3)
+    return found or [(9, Curve("responses", history.of("responses")[-1] or 0, [0.0], 1.0))]
 
 
 def line_of(record: Record) -> str:
     """A step in one line, for a log."""
-    gap = _gap(record)
-    tails = [gap.get(f"ratio_p{percent}") for percent in ("01", "99")]
+    pair = gap(record)
+    tails = [pair.get(f"ratio_p{percent}") for percent in ("01", "99")]
     values = {
-        "|π − μ|": number(gap.get("abs_dp_mean"), 2),
-        "k3": number(gap.get("k3"), 2),
-        "outside": number(gap.get("ratio_outside"), 2),
+        "|π − μ|": number(pair.get("abs_dp_mean"), 2),
+        "k3": number(pair.get("k3"), 2),
+        "outside": number(pair.get("ratio_outside"), 2),
         "ratio": f"{number(tails[0], 3)}–{number(tails[1], 3)}",
         "blocked": number(record.get("blocked"), 2),
         "reward": number(record.get("reward")),
     }
-    if not gap:
+    if not pair:
         values = {"responses": number(record.get("responses")), "no log π": "", "reward": values["reward"]}
     return "  ".join([f"step {record['step']}", *(f"{name} {value}".strip() for name, value in values.items())])

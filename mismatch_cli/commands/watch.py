@@ -17,6 +17,7 @@ from mismatch_cli.commands._show import Common
 from mismatch_cli.commands._tracked import AS_FRAMEWORK, TRACK, TRACK_NAME, TRACK_PROJECT, Tracking
 from mismatch_cli.commands.gate import BASELINE, EXCEEDED, LIMITS
 from mismatch_cli.errors import UsageError
+from mismatch_cli.memory import collect_often
 from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.places import bundled_trace
 from mismatch_cli.trackers import flat
@@ -165,7 +166,7 @@ class _Watching:
                 self._view.note = "finishing"
                 if self._calls is not None:
                     self._calls.finish(watcher.state.called)
-                if watcher.records:
+                if watcher.state.told:
                     self._pages.finish()
             finally:
                 self._pages.stop()
@@ -185,10 +186,11 @@ class _Watching:
         return Watcher(self._run, self._folder, self._asked, self._progress.say)
 
     def _follow(self, watcher: Watcher) -> None:
+        collect_often()
         if self._calls is not None:
             for alarm in watcher.state.uncalled:
                 self._calls.add(alarm)
-        for step, record in sorted(watcher.records.items()):  # of earlier sessions: a tracker may lack them
+        for step, record in watcher.state.lines():  # of earlier sessions: a tracker may lack them
             self._trackers.log(step, flat(record))
         while True:
             if self._tell(watcher, final=False) or watcher.is_done(self._how.until_step, self._how.idle):
@@ -224,7 +226,7 @@ class _Watching:
         """Check on the calls and the page; both run in the background."""
         if self._calls is not None:
             self._calls.look(watcher.state.called)
-        if watcher.records:
+        if watcher.state.told:
             self._pages.step_done()
 
     def _say(self, told: Told) -> None:
@@ -245,8 +247,9 @@ class _Watching:
         from mismatch_cli.numbers import things
 
         alarms, unmeasured = watcher.alarms, watcher.unmeasured()
-        last = f", the last {max(watcher.records)}" if watcher.records else ""
-        sentences = [f"{things(len(watcher.records), 'step')} of {self._run}{last}."]
+        told = watcher.state.told
+        last = f", the last {max(told)}" if told else ""
+        sentences = [f"{things(len(told), 'step')} of {self._run}{last}."]
         if waiting := watcher.source.waiting:
             sentences.append(f"Left out: {waiting}.")
         if alarms:

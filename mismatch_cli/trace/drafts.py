@@ -8,8 +8,8 @@ A draft is a hidden folder with our mark in it; without the mark inside, nothing
         old/            the files that go, moved here once `new` is complete
         ready/          `new` under its second name, once all of `old` is here
 
-While there is no `ready`, the old files count, and `settle` moves them back; while there is one, the new ones count, and
-`settle` moves them in. Whoever holds the folder next does the same for drafts whose process is gone.
+Without `ready`, the old files count, and `settle` moves them back; with it, the new ones count, and `settle` moves them
+in. Whoever holds the folder next does the same for drafts whose process is gone.
 """
 
 import fcntl

@@ -20,8 +20,10 @@ class StepsOfShards:
     """The shards of some traces by the steps that they may contain; each shard's footer is read once."""
 
     def __init__(self) -> None:
-        self._of_step: dict[int, dict[Path, list[Path]]] = defaultdict(lambda: defaultdict(list))
-        self._known: set[Path] = set()
+        # The folders of the traces by name, and FOLDER/SHARD of those with the step: a path takes ten times the memory.
+        self._folders: dict[str, Path] = {}
+        self._of_step: dict[int, tuple[str, ...]] = {}
+        self._known: set[str] = set()
         self._highest: dict[str, int] = {}  # by rank
         self.unreadable: dict[Path, str] = {}  # shards that may still be copied here: retried at each look
 
@@ -31,19 +33,22 @@ class StepsOfShards:
 
     def add(self, folder: Path) -> set[int]:
         """Look at the new shards of a trace; return the steps that they may contain."""
-        new = [shard for shard in shards_in(folder) if shard not in self._known]
-        return {step for shard in new for step in self._added(folder, shard)}
+        self._folders[folder.name] = folder
+        return {step for shard in shards_in(folder) for step in self._added(shard)}
 
-    def _added(self, folder: Path, shard: Path) -> set[int]:
+    def _added(self, shard: Path) -> set[int]:
+        name = f"{shard.parent.name}/{shard.name}"
+        if name in self._known:
+            return set()
         try:
             steps = _steps_in(shard)
         except DamagedShard as error:
             self.unreadable[shard] = str(error)
             return set()
         self.unreadable.pop(shard, None)
-        self._known.add(shard)
+        self._known.add(name)
         for step in steps:
-            self._of_step[step][folder].append(shard)
+            self._of_step[step] = (*self._of_step.get(step, ()), name)
         rank = rank_of(shard)
         self._highest[rank] = max(self._highest.get(rank, 0), *steps, 0)
         return steps
@@ -55,11 +60,18 @@ class StepsOfShards:
     def ready(self, steps: set[int], told: Callable[[int], str]) -> Iterator[Ready]:
         """These steps in order, each with only its own rows, except those already `told` with the same shards."""
         for step in sorted(steps):
-            among = self._of_step[step]
-            names = sorted(f"{folder.name}/{shard.name}" for folder, shards in among.items() for shard in shards)
-            shards = sha256("\n".join(names).encode()).hexdigest()[:16]
+            names = self._of_step[step]
+            shards = sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
             if shards != told(step):
-                yield Ready(step, None, [Trace(folder).of_step(step, of) for folder, of in among.items()], shards)
+                yield Ready(step, None, self._traces(step), shards)
+
+    def _traces(self, step: int) -> list[Trace]:
+        """The traces that may contain a step, each with only the rows of the step."""
+        among = defaultdict[Path, list[Path]](list)
+        for name in self._of_step[step]:
+            folder, _, shard = name.rpartition("/")
+            among[self._folders[folder]].append(self._folders[folder] / shard)
+        return [Trace(folder).of_step(step, shards) for folder, shards in among.items()]
 
 
 def _steps_in(shard: Path) -> set[int]:

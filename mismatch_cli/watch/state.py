@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from mismatch_cli.studies.limits import Limit
 from mismatch_cli.studies.runs import METRICS
 from mismatch_cli.studies.watch_state import LIMIT_KEYS, limit_name
 from mismatch_cli.text import parsed_json
-from mismatch_cli.trace.files import could_not_write, open_to_append, write_atomically
+from mismatch_cli.trace.files import could_not_write, open_to_append, replacing, write_atomically
 from mismatch_cli.trace.manifest import WATCH_FILE
 from mismatch_cli.watch.folders import FORMAT, state_in
 from mismatch_cli.watch.training_run import Lines
@@ -62,11 +62,10 @@ class State:
     def __init__(self, folder: Path, run: Path, asked: Mapping[str, Any], *, lines: bool) -> None:
         """`lines`: keep the line of each step in our own metrics.jsonl, since the run has none."""
         self.folder, self._run, self._asked, self._lines = folder, run, json.loads(json.dumps(asked)), lines
-        self.records: dict[int, Record] = {}
         try:
             self._continue(state_in(folder))
             if lines:
-                self._read_lines()
+                self._check_lines()
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise MismatchError(
                 f"{folder} is damaged ({first_line(error)}). Remove the folder, or choose another --output."
@@ -78,6 +77,7 @@ class State:
         same = found.get("asked") == self._asked
         self.parts: list[dict[str, Any]] = [_part(**row) for row in found.get("parts", [])]
         self.alarms = [Alarm(int(row["step"]), row["check"]) for row in found.get("alarms", [])]
+        self._raised = {alarm.key for alarm in self.alarms}
         self._called: set[str] = {alarm.key for alarm in self.alarms if alarm.text} & {*found.get("called", [])}
         self._known: set[str] = set(map(str, found.get("known", []))) if same else set()
         told = found.get("told", {}).items() if same else ()
@@ -102,19 +102,17 @@ class State:
         """Record the alarms of a step before anybody hears of them; return the new ones."""
         self._known |= {_name(check.limit) for check in checks if check.known}
         found = [Alarm(step, row_of(check)) for check in checks if check.known and not check.holds]
-        before = {alarm.key for alarm in self.alarms}
-        new = [alarm for alarm in found if alarm.key not in before]
+        new = [alarm for alarm in found if alarm.key not in self._raised]
         if new:
             self.alarms += new
+            self._raised |= {alarm.key for alarm in new}
             self.save()
         return new
 
     def put(self, step: int, record: Record, shards: str) -> None:
         """Record a step; once saved, it is not read again unless it grows."""
         if self._lines:
-            again = step in self.records
-            self.records[step] = record
-            self._write_lines() if again else self._append(record)
+            self._rewrite_lines({step: record}) if step in self.told else self._append(record)
         self.told[step] = shards
 
     def unmeasured(self, limits: Sequence[Limit]) -> list[Limit]:
@@ -136,18 +134,29 @@ class State:
         self._called.add(alarm.key)
         self.save()
 
-    def _read_lines(self) -> None:
-        """The lines of reported steps; the file is rewritten without incomplete lines and those of other steps."""
-        lines, _ = Lines(self.folder / METRICS).new()
-        records = {int(record["step"]): dict(record) for record in map(parsed_json, lines)}
-        self.records = {step: record for step, record in records.items() if step in self.told}
-        self.told = {step: shards for step, shards in self.told.items() if step in self.records}
-        if (self.folder / METRICS).exists():
-            self._write_lines()
+    def lines(self) -> Iterator[tuple[int, Record]]:
+        """The steps with their lines in our own metrics.jsonl, read anew: a long run has too many to keep."""
+        if not self._lines:
+            return
+        unread = Lines(self.folder / METRICS)
+        while lines := unread.new():
+            for line in lines:
+                record = dict(parsed_json(line))
+                yield int(record["step"]), record
 
-    def _write_lines(self) -> None:
-        text = "".join(json.dumps(record) + "\n" for _, record in sorted(self.records.items()))
-        write_atomically(self.folder / METRICS, text)
+    def _check_lines(self) -> None:
+        """Keep the lines of reported steps and nothing else; a step without its line is to be read again."""
+        steps = {step for step, _ in self.lines()}
+        self.told = {step: shards for step, shards in self.told.items() if step in steps}
+        if (self.folder / METRICS).exists():
+            self._rewrite_lines({})
+
+    def _rewrite_lines(self, changed: Mapping[int, Record]) -> None:
+        """Write the lines of reported steps again, some of them changed."""
+        with replacing(self.folder / METRICS) as new, new.open("w", encoding="utf-8") as file:
+            for step, record in self.lines():
+                if step in self.told:
+                    file.write(json.dumps(changed.get(step, record)) + "\n")
 
     def _append(self, record: Record) -> None:
         path = self.folder / METRICS

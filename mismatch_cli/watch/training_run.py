@@ -13,6 +13,8 @@ from mismatch_cli.studies.runs import CONFIG, METRICS, read_config
 from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.reader import Trace
 
+_AT_ONCE = 2**22  # bytes
+
 
 class Ready(NamedTuple):
     """A complete step: a line of `train`, or traces that contain it."""
@@ -25,27 +27,28 @@ class Ready(NamedTuple):
 
 @dataclass
 class Lines:
-    """The complete lines of a growing file, each once; a rewritten file is read again."""
+    """The complete lines of a growing file, each once; a rewritten file is read again from its start."""
 
     path: Path
     _end: int = field(default=0, init=False)
     _last: bytes = field(default=b"", init=False)  # the last line read: while it is unchanged, so are those before
 
-    def new(self) -> tuple[list[bytes], bool]:
-        """The new lines, and whether the file was rewritten."""
+    def new(self) -> list[bytes]:
+        """The next new lines, a few megabytes of them; empty once all have been read."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._end - len(self._last))
-                again = file.read(len(self._last)) != self._last
-                file.seek(0 if again else self._end)
-                found = file.read()
+                if file.read(len(self._last)) != self._last:
+                    self._end, self._last = 0, b""
+                file.seek(self._end)
+                lines = file.readlines(_AT_ONCE)
         except FileNotFoundError:
-            return [], False
-        whole = found[: found.rfind(b"\n") + 1]
-        lines = whole.splitlines(keepends=True)
-        self._end = (0 if again else self._end) + len(whole)
-        self._last = lines[-1] if lines else b"" if again else self._last
-        return lines, again
+            return []
+        if lines and not lines[-1].endswith(b"\n"):
+            lines.pop()
+        if lines:
+            self._end, self._last = self._end + sum(map(len, lines)), lines[-1]
+        return lines
 
 
 class TrainingRun:
@@ -72,13 +75,12 @@ class TrainingRun:
 
     def look(self, *, final: bool) -> Iterator[Ready]:  # noqa: ARG002 - the file of a run that is over has whole lines
         """The new steps since the last look."""
-        lines, _ = self._lines.new()
-        for line in lines:
-            record = self._parsed(line)
-            step = record.get("step")
-            if isinstance(step, int) and step > 0:  # 0 is an evaluation before the first step
-                self.newest = step
-                yield Ready(step, record, self._kept(step))
+        while lines := self._lines.new():
+            for record in map(self._parsed, lines):
+                step = record.get("step")
+                if isinstance(step, int) and step > 0:  # 0 is an evaluation before the first step
+                    self.newest = step
+                    yield Ready(step, record, self._kept(step))
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,9 +21,11 @@ from mismatch_cli.trackers import AS
 from mismatch_cli.watch.dump import Dump, Parts
 from mismatch_cli.watch.folders import kind_of
 from mismatch_cli.watch.growing_trace import GrowingTrace
+from mismatch_cli.watch.history import History
 from mismatch_cli.watch.state import Alarm, Record, State
 from mismatch_cli.watch.training_run import Ready, TrainingRun
 
+_LINES = 1000  # steps of `train` that are recorded with one save
 USUAL_ALGORITHM = "grpo-clip-higher"  # shown if nothing says which algorithm trains
 
 
@@ -109,7 +112,9 @@ class Watcher:
             self.source = Dump(run, asked.format, parts, self._told, say)
         baseline = [Trace.open(path) for path in asked.baseline]
         self._judge = Judge.of(asked.sets, baseline, None if kind == "train" else find(self.algorithm))
-        self.records: dict[int, Record] = dict(self.state.records)
+        self.history = History()
+        for step, record in self.state.lines():
+            self.history.add(step, record)
         self._grew, self._changed = time.monotonic(), 0.0
 
     def _told(self, step: int) -> str:
@@ -138,7 +143,8 @@ class Watcher:
     def look(self, *, final: bool = False) -> Iterator[Told]:
         """The complete steps that were not reported yet, in order; each is recorded before it is yielded."""
         ready = self.source.look(final=final)
-        for some in [list(ready)] if self.source.kind == "train" else ([step] for step in ready):
+        together = _LINES if self.source.kind == "train" else 1
+        while some := list(islice(ready, together)):
             yield from self._on_record(some)
         if self.source.changed != self._changed:
             self._grew, self._changed = time.monotonic(), self.source.changed
@@ -149,11 +155,11 @@ class Watcher:
         for ready in some:
             known = ready.step in self.state.told
             if known and ready.record is not None:  # a `train` run: all its lines are read at the start
-                self.records[ready.step] = ready.record
+                self.history.add(ready.step, ready.record)
                 continue
             record, checks = self._judged(ready)
             alarms = self.state.raised(ready.step, checks)
-            self.records[ready.step] = record
+            self.history.add(ready.step, record)
             self.state.put(ready.step, record, ready.shards)
             found.append(Told(ready.step, record, alarms, known))
         if found:
@@ -180,4 +186,4 @@ class Watcher:
     def unmeasured(self) -> list[str]:
         """The limits that could not be measured at any step; empty if there was no step."""
         limits = [limit for of in self._sets for limit in of.limits]
-        return [f"{limit.metric} {limit.text}" for limit in self.state.unmeasured(limits)] if self.records else []
+        return [f"{limit.metric} {limit.text}" for limit in self.state.unmeasured(limits)] if self.state.told else []

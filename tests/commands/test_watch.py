@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from mismatch_cli.trace.writer import write_shard
 from mismatch_cli.trackers import flat
 from mismatch_cli.watch import alarm_command
 from mismatch_cli.watch.folders import kind_of
+from mismatch_cli.watch.growing_trace import StepsOfShards
 from mismatch_cli.watch.training_run import Lines
 from mismatch_cli.watch.watcher import Asked, Told, Watcher
 from tests import warm
@@ -139,14 +142,14 @@ def test_a_recorded_step_is_reported_once_every_rank_has_passed_it(tmp_path: Pat
     record(1, 0)
     assert steps(watcher.look()) == []  # rank 1 may still add to step 0
     record(1, 1)
-    assert steps(watcher.look()) == [0] and watcher.records[0]["responses"] == 8
+    assert steps(watcher.look()) == [0] and dict(watcher.state.lines())[0]["responses"] == 8
     ranks[0].close()
     assert steps(watcher.look()) == [] and not watcher.is_done(None, None)
     watcher = watcher_of(tmp_path / "run", tmp_path / "seen")  # killed and restarted
     record(1, 2)
     ranks[1].close()
     assert steps(watcher.look()) == [1, 2] and watcher.is_done(None, None)
-    assert watcher.records[2]["responses"] == 4 and sorted(watcher.records) == [0, 1, 2]
+    assert dict(watcher.state.lines())[2]["responses"] == 4 and sorted(dict(watcher.state.lines())) == [0, 1, 2]
 
 
 def test_a_reported_step_that_grows_is_reported_again(tmp_path: Path) -> None:
@@ -245,10 +248,11 @@ def test_only_the_step_is_read_whatever_its_shards_contain(trace: str, tmp_path:
     write_shard(tmp_path / "run" / "shard-00000.parquet", mixed_rows)
     mixed, apart = watcher_of(tmp_path / "run", tmp_path / "one"), watcher_of(Path(trace), tmp_path / "two")
     assert steps(mixed.look()) == steps(apart.look()) == [3, 4, 5]
-    for step, record in apart.records.items():
+    of_mixed = dict(mixed.state.lines())
+    for step, record in apart.state.lines():
         for name, value in record["mismatch"].items():
-            assert mixed.records[step]["mismatch"][name] == pytest.approx(value, rel=1e-6), name
-        assert mixed.records[step]["responses"] == record["responses"] == 32
+            assert of_mixed[step]["mismatch"][name] == pytest.approx(value, rel=1e-6), name
+        assert of_mixed[step]["responses"] == record["responses"] == 32
 
 
 def test_a_half_written_dump_is_waited_for(tmp_path: Path) -> None:
@@ -285,12 +289,12 @@ def test_a_step_of_prime_rl_waits_for_its_mark(tmp_path: Path) -> None:
     exports = tmp_path / "run" / "token_exports"
     (exports / "step_0" / "STABLE").touch()
     watcher = watcher_of(exports, tmp_path / "seen")
-    assert steps(watcher.look()) + steps(watcher.look()) == [] or sorted(watcher.records) == [0]
-    assert sorted(watcher.records) in ([], [0]) and "step_1" in watcher.source.waiting
+    assert steps(watcher.look()) + steps(watcher.look()) == [] or sorted(dict(watcher.state.lines())) == [0]
+    assert sorted(dict(watcher.state.lines())) in ([], [0]) and "step_1" in watcher.source.waiting
     (exports / "step_1" / "STABLE").touch()
     steps(watcher.look())
-    assert sorted(watcher.records) == [0, 1] and watcher.records[1]["responses"] == 6
-    assert watcher.records[1]["current"]["k3"] > 0 and watcher.state.parts[-1]["files"]
+    assert sorted(dict(watcher.state.lines())) == [0, 1] and dict(watcher.state.lines())[1]["responses"] == 6
+    assert dict(watcher.state.lines())[1]["current"]["k3"] > 0 and watcher.state.parts[-1]["files"]
 
 
 def test_steps_appended_to_one_file_are_imported_once(tmp_path: Path) -> None:
@@ -307,8 +311,8 @@ def test_steps_appended_to_one_file_are_imported_once(tmp_path: Path) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(lines[3:]))
     assert steps(watcher.look()) + steps(watcher.look()) == [2]
-    assert [watcher.records[step]["responses"] for step in (1, 2)] == [3, 4]
-    assert watcher.records[2]["current"] == watcher.records[2]["mismatch"] == {}
+    assert [dict(watcher.state.lines())[step]["responses"] for step in (1, 2)] == [3, 4]
+    assert dict(watcher.state.lines())[2]["current"] == dict(watcher.state.lines())[2]["mismatch"] == {}
     rows = [pq.read_table(shard).num_rows for shard in sorted((tmp_path / "seen" / "traces").rglob("shard-*"))]
     assert rows == [3, 4]
 
@@ -331,13 +335,56 @@ def test_what_has_just_started_is_not_a_dump(tmp_path: Path) -> None:
 def test_complete_lines_are_read_and_again_after_the_file_was_cut_back(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = Lines(path)
-    assert lines.new() == ([], False)
+    assert lines.new() == []
     path.write_bytes(b"one\ntw")
-    assert lines.new() == ([b"one\n"], False)
+    assert lines.new() == [b"one\n"]
     path.write_bytes(b"one\ntwo\n")
-    assert lines.new() == ([b"two\n"], False) and lines.new() == ([], False)
+    assert lines.new() == [b"two\n"] and lines.new() == []
     path.write_bytes(b"one\nother\n")  # `train --resume` went back to a checkpoint
-    assert lines.new() == ([b"one\n", b"other\n"], True)
+    assert lines.new() == [b"one\n", b"other\n"] and lines.new() == []
+
+
+FEW, MANY = 100, 1100  # steps
+
+
+def per_step(act: Callable[[int, int], object]) -> float:
+    """The bytes that stay in use for each step, from `FEW` to `MANY`."""
+    act(0, FEW)
+    gc.collect()
+    tracemalloc.start()
+    act(FEW, MANY)
+    gc.collect()
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return used / (MANY - FEW)
+
+
+def test_a_long_training_run_takes_half_a_kilobyte_a_step(tmp_path: Path, trace: str) -> None:
+    told = next(watcher_of(Path(trace), tmp_path / "other").look())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps(told.record | {"step": 0}) + "\n")
+    watcher = watcher_of(tmp_path / "run", tmp_path / "seen")
+
+    def go_on(first: int, last: int) -> None:
+        with (tmp_path / "run" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(told.record | {"step": step + 1}) + "\n" for step in range(first, last))
+        assert len(steps(watcher.look())) == last - first
+
+    assert per_step(go_on) < 200
+
+
+def test_a_long_recording_takes_half_a_kilobyte_a_step(tmp_path: Path, trace: str) -> None:
+    """The footers of its shards, one a step; what else stays of a step is that of a training run."""
+    row = next(Trace.open(Path(trace)).tables()).slice(0, 1)
+    at, found = row.schema.get_field_index("step"), StepsOfShards()
+
+    def go_on(first: int, last: int) -> None:
+        for step in range(first, last):
+            of_step = row.set_column(at, "step", pa.array([step], row.schema.field(at).type))
+            write_shard(tmp_path / f"shard-00000-{step:06d}.parquet", of_step)
+        assert found.add(tmp_path) == set(range(first, last))
+
+    assert per_step(go_on) < 300
 
 
 def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
