@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
     from mismatch_cli.sharding import Sharding
 
-_COUNTS_MODULES, _MOST_MODULES = re.compile("layer|expert"), 4096
+# `num_hidden_layers`, `n_routed_experts`, `decoder_layers`; not `shared_expert_intermediate_size`
+_COUNTS_MODULES = re.compile(r"(^|_)n(um)?_(\w+_)?(layer|expert)s?($|_per)|(layers|experts)$")
+_MOST_MODULES = 4096
 _UP_TO_NUMBER = re.compile(r"([^.]*\.)*?\d+\.|")  # `model.layers.3.` for what is inside a layer, else empty
 _PLACED_BY_ACCELERATE = ("auto", "balanced", "balanced_low_0", "sequential")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,16 @@ def test_loading_is_silent(save_model: SaveModel, capfd: pytest.CaptureFixture[A
     load_causal_lm(folder)
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer", "encoder_layers", "num_experts_per_tok", "n_experts"])
+def test_a_model_of_a_billion_modules_is_refused(name: str, save_model: SaveModel) -> None:
+    """Libraries would build them for hours. A size is no count, whatever its name."""
+    folder = Path(save_model("Qwen3"))
+    config = json.loads((folder / "config.json").read_text())
+    sizes = {"shared_expert_intermediate_size": 14_336, "layer_types_size": 8192, "router_expert_dim": 5000}
+    (folder / "config.json").write_text(json.dumps(config | sizes))
+    load_causal_lm(str(folder))
+    (folder / "config.json").write_text(json.dumps(config | {name: 10**9}))
+    with pytest.raises(MismatchError, match=f"sets {name} to 1000000000"):
+        load_causal_lm(str(folder))

@@ -16,7 +16,7 @@ from mismatch_cli.text import parsed_json
 Test = Callable[[Any], bool]
 _LARGEST = 2**48
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")  # the name of a dtype, a backend, a method: neither a module nor a path
-_SERVED = re.compile(r"[\w.:/-]{1,200}")
+_SERVED = re.compile(r"[\w.:/ -]{1,200}")
 _SPECULATION = {"method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
 
 
@@ -39,7 +39,7 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def _is_name_on_server(value: Any) -> bool:
+def is_name_on_server(value: Any) -> bool:
     """A server compares it with its own list of models."""
     return isinstance(value, str) and _SERVED.fullmatch(value) is not None and "://" not in value
 
@@ -73,7 +73,7 @@ _LISTED: dict[str, Test] = {
     **dict.fromkeys(_NUMBERS, is_number),
     **dict.fromkeys(_FLAGS, _is_flag),
     **dict.fromkeys(_WORDS, is_word),
-    "served_model": _is_name_on_server,
+    "served_model": is_name_on_server,
     "hf_overrides": _is_configuration,
     "speculative_config": _is_speculation,
 }

@@ -21,12 +21,18 @@ from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.models import not_only_data
 from mismatch_cli.options import ADAPTER, DATA, MODEL, flag_of, is_typed_only
 from mismatch_cli.places import BUNDLED_MODEL, bundled
-from mismatch_cli.recording.engine_arguments import is_count, is_listed, is_number, is_word, typed_again
+from mismatch_cli.recording.engine_arguments import (
+    is_count,
+    is_listed,
+    is_name_on_server,
+    is_number,
+    is_word,
+    typed_again,
+)
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.torch_settings import DTYPES
 
 _NAME = re.compile(r"[\w.:, -]{0,200}")  # of a field, a split, a device: no path and no URL
-_SERVED = re.compile(r"[\w.:/ -]{0,200}")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -156,8 +162,9 @@ def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
 
 
 def _is_name(name: str, value: str) -> bool:
-    allowed = _SERVED if name == "served_model" else _NAME
-    return allowed.fullmatch(value) is not None and "://" not in value
+    if name == "served_model":
+        return not value or is_name_on_server(value)
+    return _NAME.fullmatch(value) is not None and "://" not in value
 
 
 def _check_file(value: str, source: Path, setting: Field[Any]) -> None:

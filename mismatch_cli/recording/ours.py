@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.errors import MismatchError, denied
 from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.drafts import UNFINISHED
 from mismatch_cli.trace.files import LOG_HEAD
@@ -127,10 +127,19 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _holds(test: Callable[[Path], bool], path: Path) -> bool:
+    """Whether a file has our mark; an error if it cannot be read now, which does not make it another's."""
     try:
         return test(path)
-    except (OSError, ValueError, AttributeError):
+    except (FileNotFoundError, ValueError, AttributeError):
         return False
+    except PermissionError as error:
+        raise denied(path) from error
+    except OSError as error:
+        if error.errno is None:  # Arrow's own, for damage
+            return False
+        raise MismatchError(
+            f"{path} cannot be read ({error.strerror}). Try again, or choose another --output."
+        ) from error
 
 
 def _is_empty(path: Path) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import warnings
 from collections import defaultdict
@@ -113,8 +114,12 @@ def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | No
         sizes = {name: (folder / name).stat().st_size for name in facts["files"]}
     except PermissionError as error:
         raise denied(error.filename) from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise damaged from error
+    except OSError as error:
+        raise MismatchError(
+            f"{error.filename} cannot be read now ({error.strerror}). Check its file system."
+        ) from error
     if sizes != facts["files"]:
         raise damaged
 
@@ -126,6 +131,9 @@ def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | No
             with _quiet():
                 dcp.load(dict(tensors), storage_reader=reader, no_dist=world.size == 1)
         except (Exception, dcp.CheckpointException) as error:  # safetensors' and torch's share no base class
+            for name in facts["files"]:
+                if not os.access(folder / name, os.R_OK):
+                    raise denied(folder / name) from error
             raise damaged from error
 
     return Checkpoint(found[-1], facts, load)

@@ -60,6 +60,7 @@ def open_shard(path: Path) -> pq.ParquetFile:
     except PermissionError as error:  # nor is this one
         raise denied(path) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        _check_it_answers(path, error)
         raise DamagedShard(f"{path} is damaged ({first_line(error)}). {_again(path)}", path) from error
     schema = shard.schema_arrow
     missing = [name for name in REQUIRED if name not in schema.names]
@@ -111,8 +112,15 @@ def read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path
     except (MemoryError, StoreError):
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        _check_it_answers(path, error)
         message = f"{path} is damaged in row group {group} ({first_line(error)}). {_again(path)}"
         raise DamagedShard(message, path) from error
+
+
+def _check_it_answers(path: Path, error: Exception) -> None:
+    """A `MismatchError` for a failure of the file system, which has a number and says nothing of the file."""
+    if isinstance(error, OSError) and error.errno is not None:
+        raise MismatchError(f"{path} cannot be read now ({error.strerror}). Check its file system.") from error
 
 
 def _again(shard: Path) -> str:

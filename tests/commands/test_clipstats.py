@@ -129,8 +129,12 @@ def test_a_mask_that_changes_its_inputs_changes_no_other_number(here, capfd):
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("how", ["raise SystemExit(0)", "os._exit(0)"])
 def test_a_mask_that_ends_the_program_is_an_error(here, capfd, workers, how):
-    """On real data; on two tokens, where masks are tried out, it behaves."""
+    """On real data, where it behaves on the two tokens on which masks are tried out; and when it is imported."""
     leaving = "import os\n" + MASK.replace("    return", f"    if len(advantage_T) > 2: {how}\n    return")
+    early = here / "early.py"
+    early.write_text(f"import os\n{how}\n{MASK}")
+    code, out, err = clipstats(capfd, "run", *PAIR, "-a", str(early), "--json", "--quiet")
+    assert code == 1 and not out and "early.py tries to end the program" in err
     mask = here / "leaves.py"  # whose full name is new: a module is loaded once
     mask.write_text(leaving)
     code, out, err = clipstats(capfd, "run", *PAIR, "-a", str(mask), "--workers", workers, "--json", "--quiet")

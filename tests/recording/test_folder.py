@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.folder import claimed, report_folder, run_folder
 from mismatch_cli.recording.ours import foreign_in, remove_results, results_in
+from mismatch_cli.trace.drafts import RUN
 from tests.leftovers import leave_draft
 
 FLOAT32 = str(bundled("traces") / "float32")
@@ -124,6 +126,29 @@ def test_everything_that_commands_write_is_known_as_ours_and_a_new_run_removes_i
     remove_results(folder)
     assert sorted(path.name for path in folder.iterdir()) == [draft.name, "log"]
     assert foreign_in(folder) is None and results_in(folder) is None
+
+
+def test_a_file_that_cannot_be_read_now_is_not_taken_for_that_of_another(reported, tmp_path, monkeypatch):
+    """Neither left out when ours are replaced, nor told as a file of the user."""
+    folder, read = shutil.copytree(reported, tmp_path / "run"), Path.read_text
+
+    def fail(path, *arguments, **named):
+        if path.name == "summary.json":
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    for reader in (foreign_in, remove_results):
+        with pytest.raises(MismatchError, match=r"summary.json cannot be read \(Stale file handle\)"):
+            reader(folder)
+
+
+def test_a_run_is_not_recorded_through_a_link(reported, tmp_path, capfd):
+    folder, elsewhere = shutil.copytree(reported, tmp_path / "run"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (folder / RUN).symlink_to(elsewhere)
+    assert run(["rescore", "-q", "-o", str(folder), "--force"]) == 1
+    assert "which mismatch-cli did not write" in capfd.readouterr().err and not list(elsewhere.iterdir())
 
 
 def test_force_replaces_our_run_but_no_foreign_file_in_it(reported, tmp_path, capfd):
