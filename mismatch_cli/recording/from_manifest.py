@@ -87,7 +87,7 @@ def model_of(name: Any, source: Path, flag: str) -> str:
             keep_off_the_hub()
         return name
     typed = quoted(name) if flag.isupper() else quoted(flag, name)
-    raise UsageError(f"{source} names the model {name}, {reason} If you trust it, add: {typed}")
+    raise UsageError(f"{source} names the model {name}, {reason} Name another, or this one if you trust it: {typed}")
 
 
 def adapter_of(typed: str | None, recorded: Any, source: Path, flag: str) -> str | None:

@@ -130,7 +130,9 @@ def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchEr
     except (MismatchError, KeyboardInterrupt):
         raise
     except SystemExit as error:
-        raise MismatchError(f"{name} tries to end the program (SystemExit), which a mask must not do.") from error
+        raise MismatchError(
+            f"{name} tries to end the program (SystemExit), which a mask must not do. Remove the call."
+        ) from error
     except BaseException as error:
         if sentence := not_installed(error, str(name)):
             raise error_class(sentence) from error
