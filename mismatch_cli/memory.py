@@ -33,7 +33,7 @@ def too_large(what: object, file_bytes: int) -> MismatchError:
     allowed = allowance(file_bytes) / 2**30
     return MismatchError(
         f"{what} expands far beyond its size: reading it takes over {allowed:.3g} GiB (1 GiB + 20 × its size). "
-        "If it is valid, split it into smaller files; else name another one."
+        "Name another file, or split it into smaller ones if it is valid."
     )
 
 

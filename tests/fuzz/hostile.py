@@ -71,10 +71,11 @@ def rewards(draw: st.DrawFn) -> str:
 
 def try_reward(code: str) -> str:
     """Whatever it does, it returns, fails with a sentence, or is given up, and all its processes end."""
-    with copy() as folder, mock.patch("mismatch_cli.tasks._child._SECONDS_TO_START", 3.0):
+    with copy() as folder:
         (folder / "mine.py").write_text(code)
         before, began = _children(), time.monotonic()
         reward = OwnReward(f"{folder}/mine.py:reward", seconds=1.0)
+        reward.child._seconds_to_start = 3.0
         try:
             found = [reward.grade("x" * n, None, "stop", "p") for n in (2, 3)]
             outcome = "given up" if reward.timeouts else "done"
