@@ -111,7 +111,7 @@ def exhausted(error: BaseException) -> bool:
 def collect_often() -> None:
     """Collect garbage as often as Python does by default, but for what exists now.
 
-    For programs that go on for hours: the program's own thresholds, made for imports, let cycles pile up.
+    For programs that run for hours: the program's own thresholds, made for imports, let cycles pile up.
     """
     gc.freeze()
     gc.set_threshold(*_OFTEN)

@@ -98,7 +98,7 @@ def test_loading_is_silent(save_model: SaveModel, capfd: pytest.CaptureFixture[A
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer", "encoder_layers", "num_experts_per_tok", "n_experts"])
 def test_a_model_of_a_billion_modules_is_refused(name: str, save_model: SaveModel) -> None:
-    """Libraries would build them for hours. A size is no count, whatever its name."""
+    """Libraries would build them for hours. Sizes may be larger."""
     folder = Path(save_model("Qwen3"))
     config = json.loads((folder / "config.json").read_text())
     sizes = {"shared_expert_intermediate_size": 14_336, "layer_types_size": 8192, "router_expert_dim": 5000}

@@ -135,7 +135,7 @@ class State:
         self.save()
 
     def lines(self) -> Iterator[tuple[int, Record]]:
-        """The steps with their lines in our own metrics.jsonl, read anew: a long run has too many to keep."""
+        """The steps with their lines in our own metrics.jsonl, read again: a long run has too many to keep."""
         if not self._lines:
             return
         unread = Lines(self.folder / METRICS)
