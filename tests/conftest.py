@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,6 +39,15 @@ def _imports_are_not_garbage() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """The folder of the real pretrained model; skips the test where it is not."""
+    folder = Path(__file__).parents[1] / ".real-model"
+    if not (folder / "config.json").is_file():
+        pytest.skip("The real pretrained model is not here: `make real-model` gets it.")
+    return folder
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ FLOORS = [
     {"configuration"},
     {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "sharding", "routing"},
     {"entry_points"},
-    {"attention", "positions", "custom_code", "places", "extras", "ranks", "hashing"},
+    {"attention", "positions", "weights_note", "custom_code", "places", "extras", "ranks", "hashing"},
     {"errors", "child_python"},
     {"subprocess_site"},
 ]

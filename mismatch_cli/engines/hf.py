@@ -17,6 +17,7 @@ from mismatch_cli.engines._hf_replay import Forcing, read_at_once
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm, saved_by_layer
 from mismatch_cli.positions import first_context
+from mismatch_cli.weights_note import weights_facts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,6 +158,7 @@ class HfEngine:
             "kv_cache_dtype": str(self._model.dtype).removeprefix("torch."),
             "attention_backend": self._model.config._attn_implementation,
             **attention_facts(self._model),
+            **weights_facts(self._model.config),
             "batch_size": self._batch_size,
             "max_model_len": self.max_model_len,
             "device": self._model.device.type,

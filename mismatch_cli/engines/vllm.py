@@ -32,6 +32,7 @@ from mismatch_cli.extras import require
 from mismatch_cli.models import check_model_folder
 from mismatch_cli.saved_tensors import SavedTensors
 from mismatch_cli.torch_settings import TorchSettings, prepare_imports
+from mismatch_cli.weights_note import weights_facts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -335,6 +336,7 @@ def describe_config(config: Any) -> dict[str, Any]:
         "logprobs_mode": model.logprobs_mode,
         "device": config.device_config.device_type,
         "seed": model.seed,
+        **weights_facts(model.hf_config),
         **({"num_experts": experts} if (experts := model.get_num_experts()) else {}),
     }
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli import numbers
+from mismatch_cli import numbers, weights_note
 from mismatch_cli.attention import warning
 from mismatch_cli.errors import suggest
 from mismatch_cli.places import shown
@@ -166,6 +166,7 @@ def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapp
     sides = (about.get(name, {}) for name in ("rollout", "trainer", "recomputed"))
     notes = [*partial_notes(about), *map(warning, sides), *notes_of(about.get("imported"))]
     notes.append(rescaled(about.get("rollout", {}), about.get("trainer", {})))
+    notes.append(weights_note.noted(about.get("rollout", {}), about.get("trainer", {})))
     notes.append(_skipped(about.get("prompts", {}).get("skipped", [])))
     notes += [f"{numbers.counted(counts[name], text)}." for name, text in words.items() if counts[name]]
     if about["grading_timeouts"]:

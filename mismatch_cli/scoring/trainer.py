@@ -24,6 +24,7 @@ from mismatch_cli.scoring.layout import can_pack, micro_batches, other_shape, pa
 from mismatch_cli.scoring.proven_head import proven_head
 from mismatch_cli.scoring.routed_pass import Routing
 from mismatch_cli.sharding import Sharding, is_spread, padded, pass_through, without_gradients
+from mismatch_cli.weights_note import weights_facts
 
 R = TypeVar("R")
 
@@ -155,6 +156,7 @@ class Trainer:
             **self.routing.describe(),
             **attention_facts(self.model),
             **positions_facts(self.model.config),
+            **weights_facts(self.model.config),
             "device": str(self.model.device),
             "parameters": self.model.num_parameters(),
             "vocab_size": head.vocabulary,

@@ -62,7 +62,7 @@ _OF_SIDES = {
     _text: (
         "model dtype device engine version name transformers torch architecture quantization kv_cache_dtype head_dtype "
         "attn_implementation attention_backend attention_leaves_out logprobs_mode compilation_mode cudagraph_mode "
-        "routes served_model url adapter adapter_digest adapter_targets"
+        "weights_note routes served_model url adapter adapter_digest adapter_targets"
     ),
     _count: (
         "tensor_parallel_size max_num_seqs max_num_batched_tokens max_model_len batch_size num_experts "

@@ -1,0 +1,19 @@
+"""What a model's config.json says of its weights if they are not the published ones: for manifests and reports."""
+
+from collections.abc import Mapping
+from typing import Any
+
+KEY = "weights_note"  # in config.json and in manifests
+_LONGEST = 200  # characters
+
+
+def weights_facts(config: Any) -> dict[str, str]:
+    """For a manifest; empty if config.json says nothing."""
+    note = getattr(config, KEY, None)
+    return {KEY: note[:_LONGEST]} if isinstance(note, str) and note else {}
+
+
+def noted(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
+    """One sentence for reports; empty if neither side has a note."""
+    side = trainer if trainer.get(KEY) else rollout
+    return f"The weights of {side['model']} are {side[KEY]}." if side.get(KEY) else ""
