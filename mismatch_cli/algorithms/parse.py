@@ -214,6 +214,8 @@ def _try_out(algorithm: Algorithm, training: bool) -> None:
     for mask, as_array in product(algorithm.masks, libraries):
         try:
             mask.decide(*_two_tokens(algorithm.needs_top_k, as_array))
+        except trust_regions.EndsProgramError:
+            raise
         except MismatchError as error:
             raise UsageError(str(error)) from error
         with trust_regions.own_file(mask.region):

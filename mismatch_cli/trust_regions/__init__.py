@@ -121,6 +121,10 @@ def unusable(answer: object, advantage_T: Array) -> str:
     return ""
 
 
+class EndsProgramError(MismatchError):
+    """Foreign code that ends the program: not a mistake in a command line, however early it does so."""
+
+
 @contextmanager
 def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchError] = UsageError) -> Iterator[None]:
     """Turn whatever foreign code raises, SystemExit included, into one sentence that names the file or mask."""
@@ -130,7 +134,7 @@ def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchEr
     except (MismatchError, KeyboardInterrupt):
         raise
     except SystemExit as error:
-        raise MismatchError(
+        raise EndsProgramError(
             f"{name} tries to end the program (SystemExit), which a mask must not do. Remove the call."
         ) from error
     except BaseException as error:

@@ -305,8 +305,8 @@ def test_a_mask_that_exits_is_an_error_that_names_it(tmp_path: Path, where: str,
     with pytest.raises(MismatchError, match=r"my_mask\.py .*(Remove the call|Fix it)\.$") as caught:
         keep_T(find(path), drawn, signs(len(drawn.trainer)))
     message = str(caught.value)
-    expected = MismatchError if where == "at work" or "tries to end the program" in message else UsageError
-    assert type(caught.value) is expected and "\n" not in message
+    usage = where != "at work" and "tries to end the program" not in message
+    assert isinstance(caught.value, UsageError) == usage and "\n" not in message
 
 
 def test_a_process_that_a_mask_forks_may_exit(tmp_path: Path) -> None:
