@@ -44,7 +44,7 @@ from mismatch_cli.sharding import Sharding, is_spread, on_first, whole_state
 from mismatch_cli.tasks.answers import no_answers
 from mismatch_cli.tasks.environment import Environments
 from mismatch_cli.tasks.grading import group_mean_advantages
-from mismatch_cli.torch_settings import set_threads
+from mismatch_cli.torch_settings import DTYPES, set_threads
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing_folder, write_atomically
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.vocabulary import write_vocabulary
@@ -157,8 +157,14 @@ class Run:
         dtypes = config.trainer_dtype, config.rollout_dtype, config.kv_cache_dtype
         exact = dtypes == ("float32", "float32", "auto") and not remote
         self.sync = WeightSync(
-            self.engine, trainer, exact=exact, token_budget=config.token_budget, weights=weights, world=self.world
-        )
+            self.engine, trainer, exact=exact, token_budget=config.token_budget, dtype=self._dtype_of_engine(),
+            weights=weights, world=self.world,
+        )  # fmt: skip
+
+    def _dtype_of_engine(self) -> torch.dtype | None:
+        """In which the engine holds the weights; None if a server does not say."""
+        named = str(self.engine.describe().get("dtype"))
+        return getattr(torch, named) if named in DTYPES[1:] else None
 
     def restore(self) -> int | None:
         """Go back to the newest checkpoint; returns the number of finished steps, None without a checkpoint."""

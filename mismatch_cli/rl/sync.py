@@ -1,11 +1,13 @@
 """A weight sync that proves itself: the engine's log μ of its own tokens must fit the weights it was given."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from mismatch_cli.adapters import Merged
 from mismatch_cli.engines import Engine, engine_failures
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
@@ -16,7 +18,7 @@ from mismatch_cli.sharding import like, local
 
 PROVEN, NEWER, UNDECIDABLE = "proven", "newer", "undecidable"
 _SAME = 1e-5  # largest mean |π − μ| of two float32 implementations with the same weights; measured: 3.4e-7
-_PAIRED = 16  # responses to score at the older weights
+_LEAST, _PAIRED = 8, 16  # responses to score at the weights as sent
 _BROKEN = 5.0  # × the gap at the last proof: more than rounding can cause while the policy barely moves
 
 
@@ -25,9 +27,10 @@ class WeightSync:
 
     In float32 on both sides the proof is free: the trainer scores the first minibatch at the weights that sampled it
     anyway. In lower precision the engine never agrees exactly, so we test which weights it fits better, the new ones or
-    older ones. These are from the step before ("proven"), or from the last proof if the steps since were too small to
-    tell ("newer": than those, which an engine that lags by one small step would be too). That takes a copy of the
-    weights and a forward pass over a few responses.
+    older ones, both rounded to the engine's dtype as they were sent: rounding swallows most of a small step. The older
+    ones are from the step before ("proven"), or from the last proof if the steps since were too small to tell ("newer":
+    than those, which an engine that lags by one small step would be too). That takes a copy of the weights in the
+    engine's dtype, and two forward passes over a few responses.
     """
 
     def __init__(
@@ -37,34 +40,52 @@ class WeightSync:
         *,
         exact: bool,
         token_budget: int,
-        weights: Any = None,
+        dtype: torch.dtype | None = None,
+        weights: Merged | None = None,
         world: World = ALONE,
     ) -> None:
-        """`weights`: what the engine gets, if not the trainer's model itself but a merged adapter."""
-        self._engine, self._trainer, self._weights = engine, trainer, weights or trainer.model
+        """`dtype`: in which the engine holds the weights; None if that is not known, which leaves them unrounded.
+
+        `weights`: what the engine gets, if not the trainer's model itself but a merged adapter.
+        """
+        self._engine, self._trainer, self._merged = engine, trainer, weights
         self._exact, self._token_budget, self._world = exact, token_budget, world
-        self._before: list[torch.Tensor] | None = None  # older weights, for the paired test
+        self._dtype = dtype
+        # Whether the weights that score a minibatch stand for those that the engine got. A merged adapter is compared
+        # with the unmerged one, unrounded: merging it here by the same code would prove nothing about that code.
+        self._as_they_are = weights is not None or dtype in (None, trainer.dtype)
+        self._before: list[torch.Tensor] | None = None  # older trainable weights, for the paired test
         self._now: list[torch.Tensor] | None = None
-        self._logp_before: list[np.ndarray] | None = None
+        self._logp_before: list[np.ndarray] | None = None  # of the first responses, at the older weights as sent
+        self._logp_sent: list[np.ndarray] | None = None  # and at the present ones as sent
         self._age = 0  # steps between the older weights and now
         self._gap = np.inf  # mean |π − μ| at the last proof
 
     def load(self) -> None:
         """Give the engine all current weights."""
         with engine_failures("loading weights", "Every finished step is on record"):
-            self._engine.load_weights(self._weights)
+            self._engine.load_weights(self._merged or self._trainer.model)
 
     def look_back(self, samples: Sequence[Sample]) -> None:
-        """Before the first update of a step: score its first minibatch at the older weights."""
+        """Before the first update of a step: score some of its first minibatch at the weights as sent, new and old."""
         if self._exact:
             return
-        self._now, self._age = [part.to("cpu", copy=True) for part in self._trainable()], self._age + 1
-        if self._before is not None:
-            requests = [ScoreRequest.of(s.rollout) for s in samples[:_PAIRED]]
-            self._put(self._before)
-            scores = self._trainer.score(requests, token_budget=self._token_budget)
-            self._put(self._now)
-            self._logp_before = [s.rollout.of_sampled(score.logp_T) for s, score in zip(samples, scores, strict=False)]
+        self._age += 1
+        self._now = [self._kept(part) for part in self._trainable()]
+        if self._before is None and self._as_they_are:
+            return
+        with self._restored():
+            if not self._as_they_are:
+                self._put(self._now)
+                self._logp_sent = self._scored(samples)
+            if self._before is not None:
+                self._put(self._before)
+                self._logp_before = self._scored(samples)
+
+    def _scored(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        few = samples[: _few(samples)]
+        scores = self._trainer.score([ScoreRequest.of(s.rollout) for s in few], token_budget=self._token_budget)
+        return [s.rollout.of_sampled(score.logp_T) for s, score in zip(few, scores, strict=True)]
 
     def prove(self, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]) -> str:
         """Whether the engine sampled the first minibatch with the weights that scored it; a `MismatchError` if not.
@@ -75,9 +96,11 @@ class WeightSync:
         logp_trainer = [s.rollout.of_sampled(logp_T) for s, logp_T in zip(samples, logp_trainer, strict=True)]
         if self._exact:
             return prove_equal(logp_rollout, logp_trainer) if samples else UNDECIDABLE
-        gap, found = mean_gap(logp_rollout, logp_trainer), UNDECIDABLE
+        few = _few(samples)
+        logp_rollout, logp_sent = logp_rollout[:few], self._logp_sent or logp_trainer[:few]
+        gap, found = mean_gap(logp_rollout, logp_sent), UNDECIDABLE
         if self._logp_before is not None and samples:  # the first step has no older weights yet
-            found = prove_newer(logp_rollout[:_PAIRED], logp_trainer[:_PAIRED], self._logp_before)
+            found = prove_newer(logp_rollout, logp_sent, self._logp_before)
             if found == UNDECIDABLE and gap > max(_BROKEN * self._gap, _SAME):
                 raise MismatchError(
                     f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {gap:.2g}, which no "
@@ -102,10 +125,23 @@ class WeightSync:
         """Continue from `facts()`; `load` fills tensors of these names."""
         self._age, self._gap, self._before = facts["age"], facts["gap"], None
         if facts["before"]:
-            self._before = [torch.empty_like(part, device="cpu") for part in self._trainable()]
+            self._before = [torch.empty_like(self._kept(part)) for part in self._trainable()]
             named = self._named(self._before)
             load(named)
             self._before = [local(weight).to("cpu") for weight in named.values()]
+
+    def _kept(self, part: torch.Tensor) -> torch.Tensor:
+        """A copy of a trainable weight, in the precision in which the engine gets it."""
+        return part.to("cpu", part.dtype if self._as_they_are else self._dtype, copy=True)
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Whatever the block does to the weights is undone at its end."""
+        kept = [part.to("cpu", copy=True) for part in self._trainable()]
+        try:
+            yield
+        finally:
+            self._put(kept)
 
     @torch.no_grad()
     def _put(self, weights: Sequence[torch.Tensor]) -> None:
@@ -119,6 +155,11 @@ class WeightSync:
     def _named(self, parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         trainable = ((name, weight) for name, weight in self._trainer.model.named_parameters() if weight.requires_grad)
         return {f"before.{name}": like(weight, part) for (name, weight), part in zip(trainable, parts, strict=True)}
+
+
+def _few(samples: Sequence[Sample]) -> int:
+    """How many responses are scored again: both passes together take some hundredths of a step."""
+    return min(_PAIRED, max(_LEAST, len(samples) // 4))
 
 
 def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> str:

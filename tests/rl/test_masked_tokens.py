@@ -146,6 +146,37 @@ def test_the_mask_makes_the_difference(folder):
         assert_close(learnt(learner, whole)[1], expected)
 
 
+def test_what_rounding_swallows_is_no_failed_sync(folder):
+    """The engine holds exactly the rounded weights, which a small step leaves as they were."""
+    learner = made(folder, "reinforce")
+    trainer = learner.trainer
+    weights = [weight.detach() for weight in trainer.model.parameters()]
+    for weight in weights:
+        weight.copy_(weight.bfloat16())
+    samples = episodes(learner)
+    requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples]
+    engine = [score.logp_T for score in trainer.score(requests, token_budget=500)]
+    for sample, logp_T in zip(samples, engine, strict=True):
+        sample.rollout.logp_rollout_T[sample.rollout.sampled_T] = logp_T[sample.rollout.sampled_T]
+    as_sent, unrounded = (
+        WeightSync(None, trainer, exact=False, token_budget=500, dtype=dtype)  # type: ignore[arg-type]
+        for dtype in (torch.bfloat16, None)
+    )
+    for sync in (as_sent, unrounded):
+        sync.look_back(samples)
+        assert sync.prove(samples, engine) == "undecidable"
+    for weight in weights:
+        weight.mul_(1.001)  # at most half of the distance to the next number in bfloat16
+    later = [score.logp_T for score in trainer.score(requests, token_budget=500)]
+    kept = [weight.clone() for weight in weights]
+    for sync in (as_sent, unrounded):
+        sync.look_back(samples)
+        assert all(torch.equal(*pair) for pair in zip(weights, kept, strict=True))
+    assert as_sent.prove(samples, later) == "undecidable"
+    with pytest.raises(Exception, match="fit the weights of an earlier step better"):
+        unrounded.prove(samples, later)
+
+
 def test_the_proof_of_the_sync_leaves_masked_tokens_out(folder):
     learner = made(folder, "reinforce")
     samples = episodes(learner)
