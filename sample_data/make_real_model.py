@@ -23,7 +23,6 @@ NOTE = "4-bit values (GGUF Q4_1) in bfloat16, not the published weights"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EXPECTED = Path(__file__).parents[1] / "requirements" / "real-model.sha256"
 _LEFT_OUT = ("quantization_config", "_model_name_or_path")  # transformers does not save a model with the first one
-_BLOCK = 2**20
 
 
 def convert(packages: Path, output: Path) -> None:
@@ -42,11 +41,8 @@ def convert(packages: Path, output: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main() -> None:

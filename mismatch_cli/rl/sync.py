@@ -137,7 +137,9 @@ class WeightSync:
     @contextmanager
     def _restored(self) -> Iterator[None]:
         """Whatever the block does to the weights is undone at its end."""
-        kept = [part.to("cpu", copy=True) for part in self._trainable()]
+        # What `look_back` has just kept is a whole copy, unless it is rounded.
+        kept = self._now if self._as_they_are else [part.to("cpu", copy=True) for part in self._trainable()]
+        assert kept is not None
         try:
             yield
         finally:
