@@ -50,10 +50,9 @@ class WeightSync:
         """
         self._engine, self._trainer, self._merged = engine, trainer, weights
         self._exact, self._token_budget, self._world = exact, token_budget, world
-        self._dtype = dtype
-        # Whether the weights that score a minibatch stand for those that the engine got. A merged adapter is compared
+        # None: the weights that score a minibatch stand for those that the engine got. A merged adapter is compared
         # with the unmerged one, unrounded: merging it here by the same code would prove nothing about that code.
-        self._as_they_are = weights is not None or dtype in (None, trainer.dtype)
+        self._rounded_to = None if weights is not None or dtype == trainer.dtype else dtype
         self._before: list[torch.Tensor] | None = None  # older trainable weights, for the paired test
         self._now: list[torch.Tensor] | None = None
         self._logp_before: list[np.ndarray] | None = None  # of the first responses, at the older weights as sent
@@ -72,10 +71,10 @@ class WeightSync:
             return
         self._age += 1
         self._now = [self._kept(part) for part in self._trainable()]
-        if self._before is None and self._as_they_are:
+        if self._before is None and self._rounded_to is None:
             return
         with self._restored():
-            if not self._as_they_are:
+            if self._rounded_to is not None:
                 self._put(self._now)
                 self._logp_sent = self._scored(samples)
             if self._before is not None:
@@ -132,13 +131,13 @@ class WeightSync:
 
     def _kept(self, part: torch.Tensor) -> torch.Tensor:
         """A copy of a trainable weight, in the precision in which the engine gets it."""
-        return part.to("cpu", part.dtype if self._as_they_are else self._dtype, copy=True)
+        return part.to("cpu", self._rounded_to or part.dtype, copy=True)
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
         """Whatever the block does to the weights is undone at its end."""
         # What `look_back` has just kept is a whole copy, unless it is rounded.
-        kept = self._now if self._as_they_are else [part.to("cpu", copy=True) for part in self._trainable()]
+        kept = self._now if self._rounded_to is None else [part.to("cpu", copy=True) for part in self._trainable()]
         assert kept is not None
         try:
             yield
