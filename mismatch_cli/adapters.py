@@ -206,26 +206,51 @@ def state_below(wrapped: Any) -> dict[str, torch.Tensor]:
 
 
 class Merged:
-    """The weights of a model with its adapter merged, under the names of the plain model, for the rollout engine.
-
-    Each is computed from the untouched base as W + B A · scale in float32 and rounded once: merging in place and
-    subtracting again would accumulate the rounding of every step. Experts that are fused into one parameter have an
-    adapter for each parameter, one wrapped around the other.
-    """
+    """A model with its adapter merged, for the rollout engine: `state_dict` has the names of the plain model."""
 
     def __init__(self, model: Any) -> None:
         self.learning = model
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:
+        return _MergedState(self.learning)
+
+
+class _MergedState(Mapping[str, "torch.Tensor"]):
+    """The weights of a model by name, each merged only when requested; ranks must request the same ones in step.
+
+    Each is computed from the untouched base as W + B A · scale in float32 and rounded once: merging in place and
+    subtracting again would accumulate the rounding of every step.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._base, self._layers = state_below(model), adapted_layers(model)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
         from mismatch_cli.sharding import whole
 
-        state = state_below(self.learning)
-        for name, layer in self.learning.named_modules():
-            if hasattr(layer, "lora_A"):
-                key = f"{_WRAPPED.sub('', name)}.{getattr(layer, 'parameter_name', 'weight')}"
-                weight, delta = whole(state[key]), whole(layer.get_delta_weight("default").detach())
-                state[key] = (weight.float() + delta.float()).to(weight.dtype)
-        return state
+        weight, layer = self._base[name], self._layers.get(name)
+        if layer is None:
+            return weight
+        delta = whole(layer.get_delta_weight("default").detach())
+        return (whole(weight).float() + delta.float()).to(weight.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+
+def adapted_layers(model: Any) -> dict[str, Any]:
+    """The layers with an adapter, by the name of the weight that it changes in the plain model.
+
+    Experts that are fused into one parameter have an adapter for each parameter, one wrapped around the other.
+    """
+    return {
+        f"{_WRAPPED.sub('', name)}.{getattr(layer, 'parameter_name', 'weight')}": layer
+        for name, layer in model.named_modules()
+        if hasattr(layer, "lora_A")
+    }
 
 
 def _merge_head(model: Any) -> None:

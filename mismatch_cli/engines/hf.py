@@ -139,9 +139,11 @@ class HfEngine:
         return logps
 
     def load_weights(self, model: Any) -> None:
-        from mismatch_cli.sharding import whole_state
+        from mismatch_cli.sharding import fill, whole_state
 
-        self._model.load_state_dict(whole_state(model))
+        weights = whole_state(model)
+        for name, own in self._model.state_dict().items():
+            fill(own, weights[name])  # one at a time: each may have to be gathered
 
     def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002
         return saved_by_layer(self._model, state_below(self._model))

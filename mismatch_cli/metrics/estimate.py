@@ -251,5 +251,8 @@ def paired_test(
     better_S = gap_S2[:, 1] - gap_S2[:, 0]
     error = better_S.std(ddof=1) / np.sqrt(len(better_S)) if len(better_S) > 1 else np.inf
     decided = abs(better_S.mean()) > max(_DEVIATIONS * error, _PART * gap_S2.mean(axis=0).min())
-    deviations = float(better_S.mean() / error) if error > 0 else float(np.sign(better_S.mean()) * np.inf)
-    return PairedTest(float(gap_S2[:, 0].mean()), float(gap_S2[:, 1].mean()), deviations, bool(decided))
+    better = float(better_S.mean())
+    # Responses that all differ alike have no error: the deviation is infinite, or zero if they do not differ at all.
+    certain = np.copysign(np.inf, better) if better else 0.0
+    deviations = better / error if error > 0 else certain
+    return PairedTest(float(gap_S2[:, 0].mean()), float(gap_S2[:, 1].mean()), float(deviations), bool(decided))

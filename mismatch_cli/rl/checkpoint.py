@@ -161,7 +161,7 @@ def _earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
     facts = {
         "step": int(state["step"]),
         "learner": {"version": learner["version"], "loss_scale": learner["loss_scale"]},
-        "sync": {"before": sync["before"] is not None, "age": sync["age"], "gap": sync["gap"]},
+        "sync": {"before": sync["before"] is not None, "gap": sync["gap"]},
         "judge": state["judge"],
     }
     return Checkpoint(folder, facts, load)

@@ -39,7 +39,8 @@ def train(
     with _running(config, run_folder, say, on_phase, world) as run:
         run.framework = framework
         done, seconds = run.restore() if resume else None, _Seconds(on_phase)
-        run.sync.load()  # at the start too: the engine may have read the model in a different precision
+        # at the start too: the engine may have read the model in a different precision
+        run.sync.load((done or 0) + 1, at_start=True)
         if done is None and config.eval_every:
             with seconds("evaluate"):
                 evaluate_before(run)
@@ -49,15 +50,15 @@ def train(
                 current.recomputed = run.recompute(current)
             batches = run.minibatches(step)
             with seconds("sync"):
-                run.sync.look_back(run.samples(current, batches[0]))
+                run.sync.look_back(step, run.samples(current, batches[0]))
             with seconds("update"):
                 for batch in batches:
                     run.update(current, batch)
             with seconds("sync"):
-                sync = run.sync.prove(run.samples(current, batches[0]), current.uses[0].update.logp)
-                run.sync.load()
+                proof = run.sync.prove(step, run.samples(current, batches[0]), current.uses[0].update.logp)
+                run.sync.load(step + 1)
             with seconds("record"):
-                record = run.record(current) | {"sync": sync}
+                record = run.record(current) | proof
             last = step == config.steps
             if last or (config.eval_every and step % config.eval_every == 0):
                 with seconds("evaluate"):
@@ -67,9 +68,7 @@ def train(
                 on_step(record | {"seconds": seconds.spent})
             seconds, asked = _Seconds(on_phase), world.told(stop())
             if last or asked or step % config.checkpoint_every == 0:
-                with seconds(
-                    "checkpoint"
-                ):  # after the line, so that no kill loses it; its time is in the next step's line
+                with seconds("checkpoint"):  # after the line, which no kill loses; its time is in the next one
                     run.save(step)
             if asked and not last:
                 return False

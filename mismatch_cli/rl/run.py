@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from mismatch_cli.adapters import Merged, save_adapter, start_lora, target_names
 from mismatch_cli.algorithms.algorithm import Algorithm
@@ -19,8 +18,8 @@ from mismatch_cli.algorithms.parse import find
 from mismatch_cli.attention import warning
 from mismatch_cli.engines import (
     Engine,
-    EngineSettings,
     Request,
+    can,
     create_engine,
     engine_module,
     sample_checked,
@@ -34,8 +33,9 @@ from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest
 from mismatch_cli.rl.episodes import Episodes
 from mismatch_cli.rl.judged import Sample
 from mismatch_cli.rl.learner import Learner, NotFiniteError, response_scale
+from mismatch_cli.rl.run_engine import dtype_of_weights, engine_settings
 from mismatch_cli.rl.step import Minibatch, Responses, Step, Use, joined, step_record, step_responses
-from mismatch_cli.rl.sync import WeightSync
+from mismatch_cli.rl.sync import WeightSync, steps_between_checks
 from mismatch_cli.rl.task import Posed, Task, check_ranks
 from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
@@ -44,7 +44,7 @@ from mismatch_cli.sharding import Sharding, is_spread, on_first, whole_state
 from mismatch_cli.tasks.answers import no_answers
 from mismatch_cli.tasks.environment import Environments
 from mismatch_cli.tasks.grading import group_mean_advantages
-from mismatch_cli.torch_settings import DTYPES, set_threads
+from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing_folder, write_atomically
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.vocabulary import write_vocabulary
@@ -77,7 +77,8 @@ class Run:
         self.task = Task(config, self._tokenizer)  # first: errors in the data are reported before a model loads
         self._check_ranks()
         self._on_phase("engine")
-        self.engine: Engine = create_engine(config.engine, self._engine_settings(algorithm.needs_top_k))
+        settings = engine_settings(config, self._sampling, algorithm.needs_top_k, run_folder, say, world)
+        self.engine: Engine = create_engine(config.engine, settings)
         try:
             self._on_phase("trainer")
             self._load(algorithm)
@@ -92,36 +93,6 @@ class Run:
         problems = hashlib.sha256(repr(self.task.problems).encode()).hexdigest()
         self.world.check_same([*asdict(self.config).items(), ("problems", problems), *library_versions().items()])
         check_ranks(self.config, self.world.size)
-
-    def _engine_settings(self, top_k: int) -> EngineSettings:
-        config = self.config
-        if engine_module(config.engine).REMOTE:
-            return self._server_settings(top_k)
-        extra = self._context_length()
-        if config.kv_cache_dtype != "auto":
-            extra["kv_cache_dtype"] = config.kv_cache_dtype
-        share = engine_module(config.engine).MEMORY_SHARE
-        if share is not None and torch.cuda.is_available():  # the trainer is on the same device
-            extra[share] = config.engine_memory
-        log = self.folder / "log" / f"{config.engine}{self.world.suffix}.log"
-        settings = (config.model, self._sampling, top_k, config.rollout_dtype, config.seed, log, extra)
-        return EngineSettings(
-            *settings, world=self.world, tensor_parallel=config.tensor_parallel, sleeps=torch.cuda.is_available(),
-            routes=config.replay_routes,
-        )  # fmt: skip
-
-    def _context_length(self) -> dict[str, Any]:
-        """The maximum length of prompt plus response, under the name that every engine gives it."""
-        return {"max_model_len": longest} if (longest := self.config.max_context_tokens) else {}
-
-    def _server_settings(self, top_k: int) -> EngineSettings:
-        """Dtypes and the like are decided when the servers start."""
-        config, folder = self.config, Path(self.config.weights_folder or self.folder / "weights")
-        named = {"url": config.engine_url, "served_model": config.served_model, **self._context_length()}
-        return EngineSettings(
-            config.model, self._sampling, top_k, seed=config.seed, extra={k: v for k, v in named.items() if v},
-            say=self.say, world=self.world, weights_folder=folder, weight_transfer=config.weight_transfer,
-        )  # fmt: skip
 
     def _load(self, algorithm: Algorithm) -> None:
         """Encode the problems for the engine's context, and load the trainer beside the engine."""
@@ -153,18 +124,27 @@ class Run:
             )
             weights = Merged(trainer.model)
         self.learner = Learner(trainer, algorithm, self._sampling, config, self.world)
+        self.sync = self._weight_sync(trainer, weights)
+
+    def _weight_sync(self, trainer: Trainer, weights: Merged | None) -> WeightSync:
+        config = self.config
         remote = engine_module(config.engine).REMOTE  # a server decides on its own dtype
         dtypes = config.trainer_dtype, config.rollout_dtype, config.kv_cache_dtype
-        exact = dtypes == ("float32", "float32", "auto") and not remote
-        self.sync = WeightSync(
-            self.engine, trainer, exact=exact, token_budget=config.token_budget, dtype=self._dtype_of_engine(),
-            weights=weights, world=self.world,
-        )  # fmt: skip
-
-    def _dtype_of_engine(self) -> torch.dtype | None:
-        """In which the engine holds the weights; None if a server does not say."""
-        named = str(self.engine.describe().get("dtype"))
-        return getattr(torch, named) if named in DTYPES[1:] else None
+        dtype, why = dtype_of_weights(self.engine)
+        if why:
+            self.say(why)
+        responses = len(self.world.share(config.prompts_per_step)) * config.samples_per_prompt
+        return WeightSync(
+            self.engine,
+            trainer,
+            exact=dtypes == ("float32", "float32", "auto") and not remote,
+            token_budget=config.token_budget,
+            dtype=dtype,
+            reads=can(config.engine, "OPEN") and dtype is not None,
+            every=steps_between_checks(responses, config.epochs),
+            weights=weights,
+            world=self.world,
+        )
 
     def restore(self) -> int | None:
         """Go back to the newest checkpoint; returns the number of finished steps, None without a checkpoint."""

@@ -1,36 +1,54 @@
-"""A weight sync that proves itself: the engine's log μ of its own tokens must fit the weights it was given."""
+"""A weight sync that proves itself: the engine's tensors are read back, and its log μ must fit what it was sent."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from mismatch_cli.adapters import Merged
-from mismatch_cli.engines import Engine, engine_failures
+from mismatch_cli.engines import Engine, OpenEngine, Unread, engine_failures
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
+from mismatch_cli.models import saved_state
 from mismatch_cli.ranks import ALONE, World
+from mismatch_cli.rl.as_sent import AsSent
 from mismatch_cli.rl.judged import Sample
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.sharding import like, local
 
-PROVEN, NEWER, UNDECIDABLE = "proven", "newer", "undecidable"
-_SAME = 1e-5  # largest mean |π − μ| of two float32 implementations with the same weights; measured: 3.4e-7
-_LEAST, _PAIRED = 8, 16  # responses to score at the weights as sent
-_BROKEN = 5.0  # × the gap at the last proof: more than rounding can cause while the policy barely moves
+PROVEN, NEWER, UNDECIDABLE, UNCHECKED = "proven", "newer", "undecidable", "unchecked"
+_SAME = 1e-5  # largest mean |π − μ| of two float32 implementations, unless their tensors are known to be equal
+_BROKEN = 5.0  # × the gap at the last decision: more than rounding can cause while the policy barely moves
+_LEAST, _MOST = 8, 16  # responses to score at the weights as sent
+
+# What checks may cost, as a share of all forward passes. A response costs about 1.25 of them to sample and 3 an epoch
+# to learn from; a check scores a few responses twice, and reads the weights back, which takes as long as scoring them.
+_SHARE = 0.03
+_SAMPLED, _LEARNT, _CHECKED = 1.25, 3.0, 3.0
+
+
+def steps_between_checks(responses: int, epochs: int) -> int:
+    """Every how many steps a sync is checked, given the responses of a step."""
+    work = responses * (_SAMPLED + _LEARNT * epochs)
+    return math.ceil(_CHECKED * _few(responses) / (_SHARE * work))
 
 
 class WeightSync:
-    """Gives the engine the trainer's weights, and compares what it samples next with them.
+    """Gives the engine the trainer's weights, and checks that it samples with them.
 
-    In float32 on both sides the proof is free: the trainer scores the first minibatch at the weights that sampled it
-    anyway. In lower precision the engine never agrees exactly, so we test which weights it fits better, the new ones or
-    older ones, both rounded to the engine's dtype as they were sent: rounding swallows most of a small step. The older
-    ones are from the step before ("proven"), or from the last proof if the steps since were too small to tell ("newer":
-    than those, which an engine that lags by one small step would be too). That takes a copy of the weights in the
-    engine's dtype, and two forward passes over a few responses.
+    1. Every tensor of the engine is read back, and must equal what was sent, rounded to the engine's dtype: "proven".
+       A server's tensors, or packed ones, cannot be read.
+    2. In float32 on both sides the trainer scores the first minibatch at the weights that sampled it anyway, at every
+       step, and must agree.
+    3. In lower precision the engine never agrees exactly. There we test whether it fits the weights as sent better than
+       those of the last decision, as they were sent then: "newer", and "undecidable" if the steps since then were too
+       small to tell. Unrounded weights would not do: rounding swallows most of a small step.
+
+    1 and 3 are done at the first two steps, and then every `every` steps: "unchecked" in between. 3 takes copies of
+    the weights in the engine's dtype, and two forward passes over a few responses. Its first pass also measures what
+    rounding swallows: how far the engine, given the new weights, lags behind the trainer that learns.
     """
 
     def __init__(
@@ -41,135 +59,174 @@ class WeightSync:
         exact: bool,
         token_budget: int,
         dtype: torch.dtype | None = None,
+        reads: bool = False,
+        every: int = 1,
         weights: Merged | None = None,
         world: World = ALONE,
     ) -> None:
-        """`dtype`: in which the engine holds the weights; None if that is not known, which leaves them unrounded.
+        """`dtype`: in which the engine holds the weights; None if that is not known, or if it quantises them.
 
-        `weights`: what the engine gets, if not the trainer's model itself but a merged adapter.
+        `reads`: whether the engine is an `OpenEngine`. `weights`: what the engine gets, if not the trainer's model
+        itself but a merged adapter.
         """
-        self._engine, self._trainer, self._merged = engine, trainer, weights
+        self._engine, self._trainer, self._model = engine, trainer, weights or trainer.model
         self._exact, self._token_budget, self._world = exact, token_budget, world
-        # None: the weights that score a minibatch stand for those that the engine got. A merged adapter is compared
-        # with the unmerged one, unrounded: merging it here by the same code would prove nothing about that code.
-        self._rounded_to = None if weights is not None or dtype == trainer.dtype else dtype
-        self._before: list[torch.Tensor] | None = None  # older trainable weights, for the paired test
-        self._now: list[torch.Tensor] | None = None
-        self._logp_before: list[np.ndarray] | None = None  # of the first responses, at the older weights as sent
-        self._logp_sent: list[np.ndarray] | None = None  # and at the present ones as sent
-        self._age = 0  # steps between the older weights and now
-        self._gap = np.inf  # mean |π − μ| at the last proof
+        self._reads, self._every = reads, every
+        self._as_sent: AsSent | None = None
+        if dtype is not None and not exact:
+            self._as_sent = AsSent(trainer.model, dtype, adapter=weights is not None)
+        # Without rounding and merging, the weights that score the first minibatch are those that the engine got.
+        self._same = weights is None and dtype == trainer.dtype
+        self._sent: list[torch.Tensor] | None = None  # a copy of the weights that sample next
+        self._before: list[torch.Tensor] | None = None  # and of those of the last decision
+        self._equal = False  # whether all tensors of the engine were read back
+        self._changed: tuple[int, int] | None = None  # weights that the last step changed in the engine, of all
+        self._logp_sent: list[np.ndarray] | None = None  # of the first responses, at the weights as sent
+        self._logp_before: list[np.ndarray] | None = None  # and at those of the last decision
+        self._gap = np.inf  # mean |π − μ| at the last decision; in float32, at the first step
 
-    def load(self) -> None:
-        """Give the engine all current weights."""
+    def load(self, step: int, *, at_start: bool = False) -> None:
+        """Give the engine all current weights, with which it samples `step`."""
         with engine_failures("loading weights", "Every finished step is on record"):
-            self._engine.load_weights(self._merged or self._trainer.model)
+            self._engine.load_weights(self._model)
+            if at_start or self._due(step):
+                self._equal = self._reads and self._read_back()
+        before, self._sent = self._sent, None
+        if self._as_sent is None or not (self._due(step) or self._due(step + 1)):
+            return
+        self._sent = self._as_sent.copy()
+        if before is not None and self._due(step):
+            self._changed = self._as_sent.changed(before, self._sent)
 
-    def look_back(self, samples: Sequence[Sample]) -> None:
+    def look_back(self, step: int, samples: Sequence[Sample]) -> None:
         """Before the first update of a step: score some of its first minibatch at the weights as sent, new and old."""
-        if self._exact:
+        self._logp_sent = self._logp_before = None
+        if self._as_sent is None or not self._due(step):
             return
-        self._age += 1
-        self._now = [self._kept(part) for part in self._trainable()]
-        if self._before is None and self._rounded_to is None:
-            return
-        with self._restored():
-            if self._rounded_to is not None:
-                self._put(self._now)
+        assert self._sent is not None
+        if not self._same:
+            with self._as_sent.in_place(self._sent):
                 self._logp_sent = self._scored(samples)
-            if self._before is not None:
-                self._put(self._before)
+        if self._before is not None:
+            with self._as_sent.in_place(self._before):
                 self._logp_before = self._scored(samples)
 
-    def _scored(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        few = samples[: _few(samples)]
-        scores = self._trainer.score([ScoreRequest.of(s.rollout) for s in few], token_budget=self._token_budget)
-        return [s.rollout.of_sampled(score.logp_T) for s, score in zip(few, scores, strict=True)]
+    def prove(self, step: int, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]) -> dict[str, Any]:
+        """What the line of a step says: whether the engine sampled it with the weights that it was sent, and their lag.
 
-    def prove(self, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]) -> str:
-        """Whether the engine sampled the first minibatch with the weights that scored it; a `MismatchError` if not.
-
+        `logp_trainer`: of the first minibatch, before its update. A `MismatchError` if the engine had other weights.
         Every rank checks its own engine's responses; the answer holds for all engines.
         """
         logp_rollout = [s.rollout.of_sampled(s.rollout.logp_rollout_T) for s in samples]
         logp_trainer = [s.rollout.of_sampled(logp_T) for s, logp_T in zip(samples, logp_trainer, strict=True)]
         if self._exact:
-            return prove_equal(logp_rollout, logp_trainer) if samples else UNDECIDABLE
-        few = _few(samples)
-        logp_rollout, logp_sent = logp_rollout[:few], self._logp_sent or logp_trainer[:few]
-        gap, found = mean_gap(logp_rollout, logp_sent), UNDECIDABLE
-        if self._logp_before is not None and samples:  # the first step has no older weights yet
-            found = prove_newer(logp_rollout, logp_sent, self._logp_before)
-            if found == UNDECIDABLE and gap > max(_BROKEN * self._gap, _SAME):
+            return {"sync": self._prove_equal(logp_rollout, logp_trainer)}
+        if not self._due(step):
+            return {"sync": UNCHECKED}
+        if self._as_sent is None:
+            return {"sync": PROVEN if self._equal else UNDECIDABLE}
+        few = _few(len(samples))
+        logp_rollout, logp_trainer = logp_rollout[:few], logp_trainer[:few]
+        logp_sent = self._logp_sent or logp_trainer
+        gap, answer = mean_gap(logp_rollout, logp_sent), UNDECIDABLE
+        if self._logp_before is not None and samples:
+            answer = prove_newer(logp_rollout, logp_sent, self._logp_before)
+            if gap > max(_BROKEN * self._gap, _SAME):
                 raise MismatchError(
                     f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {gap:.2g}, which no "
-                    "older weights explain. The engine has broken or incomplete weights."
+                    f"older weights explain. The engine has broken or incomplete weights. {_INSTEAD}"
                 )
         tokens = sum(map(len, logp_rollout))
-        told = self._world.gather((found, gap, tokens))
-        if self._logp_before is not None and any(found == UNDECIDABLE for found, _, tokens in told if tokens):
-            return UNDECIDABLE
-        found = UNDECIDABLE if self._logp_before is None else PROVEN if self._age == 1 else NEWER
-        self._before, self._age, self._gap = self._now, 0, _mean(told)
-        return found
+        told = self._world.gather((answer, gap, mean_gap(logp_trainer, logp_sent), tokens, self._changed))
+        undecided = any(answer == UNDECIDABLE for answer, *_, count, _ in told if count)
+        # The first check has nothing to compare with: it is where the comparison begins.
+        if self._before is None or not undecided:
+            self._gap = _mean([(gap, count) for _, gap, _, count, _ in told])
+        decided = self._before is not None and not undecided
+        if self._before is None or decided:
+            self._before = self._sent
+        answer = NEWER if decided else UNDECIDABLE
+        return {"sync": PROVEN if self._equal else answer} | _rounding(told)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The older weights, by name: with `facts`, a resumed run gets the same results as an unbroken one."""
+        """The weights of the last decision, by name: with `facts`, a resumed run repeats an unbroken one."""
         return {} if self._before is None else self._named(self._before)
 
     def facts(self) -> dict[str, Any]:
-        return {"before": self._before is not None, "age": self._age, "gap": float(self._gap)}
+        return {
+            "before": self._before is not None,
+            "gap": float(self._gap),
+            "equal": self._equal,
+            "changed": self._changed,
+        }
 
     def restore(self, facts: dict[str, Any], load: Callable[[dict[str, torch.Tensor]], None]) -> None:
         """Continue from `facts()`; `load` fills tensors of these names."""
-        self._age, self._gap, self._before = facts["age"], facts["gap"], None
-        if facts["before"]:
-            self._before = [torch.empty_like(self._kept(part)) for part in self._trainable()]
-            named = self._named(self._before)
+        self._gap, self._before = facts["gap"], None
+        self._equal, self._changed = facts.get("equal", False), facts.get("changed")  # absent in older checkpoints
+        if facts["before"] and self._as_sent is not None:
+            named = self._named(self._as_sent.empty())
             load(named)
             self._before = [local(weight).to("cpu") for weight in named.values()]
 
-    def _kept(self, part: torch.Tensor) -> torch.Tensor:
-        """A copy of a trainable weight, in the precision in which the engine gets it."""
-        return part.to("cpu", self._rounded_to or part.dtype, copy=True)
+    def _due(self, step: int) -> bool:
+        return step <= 2 or step % self._every == 0
 
-    @contextmanager
-    def _restored(self) -> Iterator[None]:
-        """Whatever the block does to the weights is undone at its end."""
-        # What `look_back` has just kept is a whole copy, unless it is rounded.
-        kept = self._now if self._rounded_to is None else [part.to("cpu", copy=True) for part in self._trainable()]
-        assert kept is not None
-        try:
-            yield
-        finally:
-            self._put(kept)
+    def _scored(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        few = samples[: _few(len(samples))]
+        scores = self._trainer.score([ScoreRequest.of(s.rollout) for s in few], token_budget=self._token_budget)
+        return [s.rollout.of_sampled(score.logp_T) for s, score in zip(few, scores, strict=True)]
 
-    @torch.no_grad()
-    def _put(self, weights: Sequence[torch.Tensor]) -> None:
-        for part, value in zip(self._trainable(), weights, strict=True):
-            part.copy_(value)
+    def _read_back(self) -> bool:
+        """Whether every tensor of the engine could be read; a `MismatchError` if one is not what was sent."""
+        state, readable, differ, total = saved_state(self._model), True, [], 0
+        engine: OpenEngine = self._engine  # type: ignore[assignment]
+        for name, tensor in engine.weights():
+            if isinstance(tensor, Unread) or name not in state:
+                readable = False
+                continue
+            total += 1
+            if not torch.equal(tensor, state[name].to(tensor)):
+                differ.append(name)
+        if differ:
+            raise MismatchError(
+                f"The weight sync failed: {len(differ)} of {total} tensors in the engine are not what it was sent, "
+                f"such as {differ[0]}. {_INSTEAD}"
+            )
+        return readable and total > 0
 
-    def _trainable(self) -> list[torch.Tensor]:
-        """This rank's part of every trainable weight."""
-        return [local(weight.detach()) for weight in self._trainer.model.parameters() if weight.requires_grad]
+    def _prove_equal(self, logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> str:
+        """In float32 on both sides: the gap of equal tensors is the two implementations' own."""
+        if not logp_rollout:
+            return UNDECIDABLE
+        if self._gap == np.inf and self._equal:
+            self._gap = mean_gap(logp_rollout, logp_trainer)
+        return prove_equal(logp_rollout, logp_trainer, self._gap if self._gap < np.inf else 0.0)
 
     def _named(self, parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        trainable = ((name, weight) for name, weight in self._trainer.model.named_parameters() if weight.requires_grad)
-        return {f"before.{name}": like(weight, part) for (name, weight), part in zip(trainable, parts, strict=True)}
+        trained = ((name, weight) for name, weight in self._trainer.model.named_parameters() if weight.requires_grad)
+        return {f"before.{name}": like(weight, part) for (name, weight), part in zip(trained, parts, strict=True)}
 
 
-def _few(samples: Sequence[Sample]) -> int:
-    """How many responses are scored again: both passes together take some hundredths of a step."""
-    return min(_PAIRED, max(_LEAST, len(samples) // 4))
+_INSTEAD = "Everything learned from its samples would be meaningless: try another --engine, or another version of it."
 
 
-def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> str:
-    """In float32 on both sides log μ must equal log π: a `MismatchError` if it does not."""
+def _few(responses: int) -> int:
+    """How many responses are scored again."""
+    return min(_MOST, max(_LEAST, responses // 4))
+
+
+def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray], noise: float = 0.0) -> str:
+    """In float32 on both sides log μ must equal log π: a `MismatchError` if it does not.
+
+    `noise`: mean |π − μ| of the two with equal tensors, if it is known.
+    """
     gap = mean_gap(logp_rollout, logp_trainer)
-    if not gap <= _SAME:  # false for NaN too
+    most = max(_SAME, _BROKEN * noise)
+    if not gap <= most:  # false for NaN too
         raise MismatchError(
             f"The weight sync failed: the engine's probabilities differ by {gap:.2g} on average from the trainer's, "
-            f"and in float32 they should agree to {_SAME:g}. The engine has old or broken weights."
+            f"and in float32 they should agree to {most:.2g}. The engine has old or broken weights. {_INSTEAD}"
         )
     return PROVEN
 
@@ -182,11 +239,20 @@ def mean_gap(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarr
     return float(gap_T.mean()) if len(gap_T) else 0.0
 
 
-def _mean(told: Sequence[tuple[str, float, int]]) -> float:
-    """The mean over all ranks' tokens."""
-    if len(told) == 1:
-        return told[0][1]
-    return sum(gap * tokens for _, gap, tokens in told) / max(sum(tokens for *_, tokens in told), 1)
+def _mean(gaps: Sequence[tuple[float, int]]) -> float:
+    """The mean over all ranks' tokens, from each rank's mean and its tokens."""
+    if len(gaps) == 1:
+        return gaps[0][0]
+    return sum(gap * tokens for gap, tokens in gaps) / max(sum(tokens for _, tokens in gaps), 1)
+
+
+def _rounding(told: Sequence[tuple[str, float, float, int, tuple[int, int] | None]]) -> dict[str, Any]:
+    """What rounding to the engine's dtype swallows, over all ranks; without a step before, only the lag."""
+    lag = _mean([(lag, tokens) for _, _, lag, tokens, _ in told])
+    changes = [changed for *_, changed in told if changed is not None]
+    total = sum(total for _, total in changes)
+    share = sum(differ for differ, _ in changes) / total if total else None
+    return {"rounding": {"weights_changed": share, "abs_dp_mean": lag}}
 
 
 def prove_newer(
@@ -199,11 +265,11 @@ def prove_newer(
     """
     fit = paired_test(logp_rollout, logp_new, logp_old)
     if np.isnan(fit.first + fit.second):
-        raise MismatchError("The weight sync failed: the engine or the trainer returns NaN.")
+        raise MismatchError(f"The weight sync failed: the engine or the trainer returns NaN. {_INSTEAD}")
     if not fit.second_fits:
-        return PROVEN if fit.first_fits else UNDECIDABLE
+        return NEWER if fit.first_fits else UNDECIDABLE
     raise MismatchError(
         "The weight sync failed: the engine's probabilities fit the weights of an earlier step better than the new "
         f"ones (mean |π − μ| is {fit.second:.2g} and {fit.first:.2g}, "
-        f"{-fit.deviations:.0f} standard errors apart)."
+        f"{-fit.deviations:.0f} standard errors apart). {_INSTEAD}"
     )

@@ -17,7 +17,6 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import bundled
 from mismatch_cli.rl.evaluation import evaluate, evaluate_before
 from mismatch_cli.rl.run import Run
-from mismatch_cli.rl.sync import prove_newer
 from mismatch_cli.rl.train_config import load_config
 from mismatch_cli.tasks.grading import MathVerify
 from mismatch_cli.trace.reader import Trace
@@ -49,89 +48,11 @@ def test_other_algorithms_go_through_the_same_loop(algorithm, tmp_path):
     assert seen[0]["seconds"]["recompute"] >= 0
 
 
-def _stale(self: HfEngine, model: Any) -> None:
-    pass
-
-
-def _partial(self: HfEngine, model: Any) -> None:
-    state = model.state_dict()
-    self._model.load_state_dict({name: state[name] for name in list(state)[::2]}, strict=False)
-
-
-def _nan(self: HfEngine, model: Any) -> None:
-    self._model.load_state_dict(
-        {name: torch.full_like(weight, torch.nan) for name, weight in model.state_dict().items()}
-    )
-
-
-@pytest.mark.parametrize("broken", [_stale, _partial, _nan], ids=["stale", "partial", "nan"])
-@pytest.mark.parametrize("rollout_dtype", ["float32", "bfloat16"])
-def test_a_broken_sync_stops_the_run(broken, rollout_dtype, tmp_path, monkeypatch):
-    """In float32 at once; in lower precision as soon as the steps exceed the rounding, here at 5e-3."""
-    monkeypatch.setattr(HfEngine, "load_weights", broken)
-    with pytest.raises(MismatchError, match=r"weight sync failed|logits are NaN"):
-        run(tmp_path / "run", rollout_dtype=rollout_dtype, learning_rate=5e-3, steps=8)
-    began = (tmp_path / "run" / "metrics.jsonl").is_file()
-    assert began == (broken is not _nan)  # the engine also gets weights before the first step
-    if began:
-        done = len(numbers(tmp_path / "run"))
-        assert done == 1 if rollout_dtype == "float32" else done < 8
-
-
-def _one_step_late(model: Any, kept: list[dict[str, torch.Tensor]]) -> Any:
-    kept.append({name: weight.clone() for name, weight in model.state_dict().items()})
-    return kept[max(0, len(kept) - 2)]
-
-
-@pytest.mark.parametrize("learning_rate", [2e-6, 1e-3])
-def test_an_engine_that_lags_by_one_step_is_never_called_proven(learning_rate, tmp_path, monkeypatch):
-    """With large steps it is noticed; with steps too small to tell it is "newer" than older weights, which is true."""
-    kept: list[dict[str, torch.Tensor]] = []
-    monkeypatch.setattr(HfEngine, "load_weights", lambda self, m: self._model.load_state_dict(_one_step_late(m, kept)))
-    changes = {"rollout_dtype": "bfloat16", "learning_rate": learning_rate, "steps": 8}
-    if learning_rate > 1e-4:
-        with pytest.raises(MismatchError, match="weight sync failed"):
-            run(tmp_path / "run", **changes)
-    else:
-        run(tmp_path / "run", **changes)
-    assert "proven" not in {line["sync"] for line in numbers(tmp_path / "run")}
-
-
 def test_a_trace_of_every_nth_step_can_be_opened(tmp_path):
     run(tmp_path / "run", steps=2, trace_every=2)
     assert sorted(path.name for path in (tmp_path / "run" / "traces").iterdir()) == ["step-2"]
     batch = next(iter(Trace.open(tmp_path / "run" / "traces" / "step-2").batches()))
     assert batch.num_responses == 16
-
-
-def test_a_low_precision_engine_is_tested_for_which_weights_it_fits(tmp_path):
-    seen = run(tmp_path / "run", rollout_dtype="bfloat16")
-    assert [record["sync"] for record in seen] == ["undecidable", "proven", "proven", "proven"]
-
-
-def test_a_low_precision_engine_with_old_weights_stops_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(HfEngine, "load_weights", _stale)
-    with pytest.raises(MismatchError, match="fit the weights of an earlier step better"):
-        run(tmp_path / "run", rollout_dtype="bfloat16")
-
-
-def test_old_weights_are_noticed_even_if_each_step_is_too_small_to_tell(tmp_path, monkeypatch):
-    """The weights of the last proof are kept until the steps since then have added up."""
-    monkeypatch.setattr(HfEngine, "load_weights", _stale)
-    with pytest.raises(MismatchError, match="fit the weights of an earlier step better"):
-        run(tmp_path / "run", rollout_dtype="bfloat16", learning_rate=5e-5, steps=12)
-    assert [line["sync"] for line in numbers(tmp_path / "run")[:2]] == ["undecidable", "undecidable"]
-
-
-def test_a_difference_that_all_responses_share_proves_nothing():
-    """Rounding of the engine's weights shifts every response alike: significant, and still no evidence."""
-    rollout = [np.full(20, 0.5) for _ in range(16)]
-    new = [np.full(20, 0.501) + 1e-6 * i for i in range(16)]
-    old = [np.full(20, 0.5009) + 1e-6 * i for i in range(16)]
-    logs = [[np.log(x) for x in side] for side in (rollout, new, old)]
-    assert prove_newer(*logs) == prove_newer(logs[0], logs[2], logs[1]) == "undecidable"
-    far = [np.full(20, 0.502 + 1e-6 * i) for i in range(16)]
-    assert prove_newer(logs[0], logs[1], [np.log(x) for x in far]) == "proven"
 
 
 def test_a_resumed_low_precision_run_has_the_same_proofs(tmp_path):
@@ -263,6 +184,3 @@ def test_a_step_with_only_right_answers_moves_by_momentum_only(tmp_path, monkeyp
     assert [line["grad_norm"] == 0 for line in (first, second, third)] == [True, False, True]
     assert first["blocked"] is first["bad_over_negative"] is None
     assert third["updates"] == 6 and not torch.equal(weights[1], weights[2])
-    # After the first step the weights are the old ones: nothing can tell which of the two the engine has. After the
-    # second they are newer than those of two steps before.
-    assert [line["sync"] for line in (first, second, third)] == ["undecidable", "undecidable", "newer"]

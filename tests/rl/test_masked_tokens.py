@@ -146,6 +146,13 @@ def test_the_mask_makes_the_difference(folder):
         assert_close(learnt(learner, whole)[1], expected)
 
 
+class StillEngine:
+    """It takes weights and keeps none: the samples are given."""
+
+    def load_weights(self, model: object) -> None:
+        pass
+
+
 def test_what_rounding_swallows_is_no_failed_sync(folder):
     """The engine holds exactly the rounded weights, which a small step leaves as they were."""
     learner = made(folder, "reinforce")
@@ -159,22 +166,26 @@ def test_what_rounding_swallows_is_no_failed_sync(folder):
     for sample, logp_T in zip(samples, engine, strict=True):
         sample.rollout.logp_rollout_T[sample.rollout.sampled_T] = logp_T[sample.rollout.sampled_T]
     as_sent, unrounded = (
-        WeightSync(None, trainer, exact=False, token_budget=500, dtype=dtype)  # type: ignore[arg-type]
-        for dtype in (torch.bfloat16, None)
+        WeightSync(StillEngine(), trainer, exact=False, token_budget=500, dtype=dtype)  # type: ignore[arg-type]
+        for dtype in (torch.bfloat16, torch.float32)
     )
     for sync in (as_sent, unrounded):
-        sync.look_back(samples)
-        assert sync.prove(samples, engine) == "undecidable"
+        sync.load(1, at_start=True)
+        sync.look_back(1, samples)
+        assert sync.prove(1, samples, engine)["sync"] == "undecidable"
     for weight in weights:
         weight.mul_(1.001)  # at most half of the distance to the next number in bfloat16
     later = [score.logp_T for score in trainer.score(requests, token_budget=500)]
     kept = [weight.clone() for weight in weights]
     for sync in (as_sent, unrounded):
-        sync.look_back(samples)
+        sync.load(2)
+        sync.look_back(2, samples)
         assert all(torch.equal(*pair) for pair in zip(weights, kept, strict=True))
-    assert as_sent.prove(samples, later) == "undecidable"
+    answer = as_sent.prove(2, samples, later)
+    assert answer["sync"] == "undecidable"
+    assert answer["rounding"]["weights_changed"] < 0.5 and answer["rounding"]["abs_dp_mean"] > 1e-5
     with pytest.raises(Exception, match="fit the weights of an earlier step better"):
-        unrounded.prove(samples, later)
+        unrounded.prove(2, samples, later)
 
 
 def test_the_proof_of_the_sync_leaves_masked_tokens_out(folder):
@@ -185,12 +196,17 @@ def test_the_proof_of_the_sync_leaves_masked_tokens_out(folder):
     for sample, score in zip(samples, scores, strict=True):
         sample.rollout.logp_rollout_T[sample.rollout.sampled_T] = score.logp_T[sample.rollout.sampled_T]
     logp = learner.update(samples).logp
-    sync = WeightSync(None, learner.trainer, exact=True, token_budget=500)  # type: ignore[arg-type]
-    assert sync.prove(samples, logp) == "proven"
-    lower = WeightSync(None, learner.trainer, exact=False, token_budget=500)  # type: ignore[arg-type]
-    lower.look_back(samples)
-    assert lower.prove(samples, logp) == "undecidable" and lower._gap < 1e-6
-    lower.look_back(samples)  # the same weights, scored once more as the older ones
-    assert lower.prove(samples, logp) == "undecidable"
+    sync = WeightSync(StillEngine(), learner.trainer, exact=True, token_budget=500)  # type: ignore[arg-type]
+    assert sync.prove(1, samples, logp) == {"sync": "proven"}
+    lower = WeightSync(  # type: ignore[arg-type]
+        StillEngine(), learner.trainer, exact=False, token_budget=500, dtype=learner.trainer.dtype
+    )
+    for step in (1, 2):  # the same weights, scored once more as the older ones
+        lower.load(step)
+        lower.look_back(step, samples)
+        logp = [score.logp_T for score in learner.trainer.score(requests, token_budget=500)]
+        for sample, logp_T in zip(samples, logp, strict=True):
+            sample.rollout.logp_rollout_T[sample.rollout.sampled_T] = logp_T[sample.rollout.sampled_T]
+        assert lower.prove(step, samples, logp)["sync"] == "undecidable" and lower._gap < 1e-6
     with pytest.raises(Exception, match="weight sync failed"):
         prove_equal([s.rollout.logp_rollout_T for s in samples], logp)  # NaN, if they were not left out

@@ -234,8 +234,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("command", ["report", "compare"])
 def test_ctrl_c_ends_all_of_it_at_once(tmp_path, float32_rows, command):
     """Sent to the whole group, as by a terminal, while workers are reading or still starting."""
-    many: list[Row] = [row | {"step": step} for step in range(40) for row in float32_rows]
-    trace = write_rows(tmp_path / "trace", many, FLOAT32, shards=40)
+    many: list[Row] = [row | {"step": step} for step in range(160) for row in float32_rows]
+    trace = write_rows(tmp_path / "trace", many, FLOAT32, shards=160)
     (tmp_path / "run.py").write_text(INTERRUPTED)
     traces = [str(trace)] * (2 if command == "compare" else 1)
     process = subprocess.Popen(

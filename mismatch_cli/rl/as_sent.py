@@ -1,0 +1,84 @@
+"""The weights of a trainer as its engine holds them: an adapter merged, everything rounded to the engine's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mismatch_cli.adapters import Merged, adapted_layers
+from mismatch_cli.sharding import local
+
+
+class AsSent:
+    """Copies of what is trained, and the model as the engine would have it with one of them.
+
+    The adapter is merged by peft, not by the code that merges for the engine: a fault there would prove itself.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype, *, adapter: bool) -> None:
+        self._model, self._dtype, self._adapter = model, dtype, adapter
+
+    def copy(self) -> list[Tensor]:
+        """This rank's part of every trained weight: those of an adapter as they are, others in the engine's dtype."""
+        return [part.to("cpu", self._kept_in(part), copy=True) for part in self.trained()]
+
+    def empty(self) -> list[Tensor]:
+        """Room for a copy."""
+        return [torch.empty_like(part, dtype=self._kept_in(part), device="cpu") for part in self.trained()]
+
+    @contextmanager
+    def in_place(self, copy: Sequence[Tensor]) -> Iterator[None]:
+        """Let the model compute with a copy inside the block; then restore its own weights, to the bit."""
+        saved = [part.to("cpu", copy=True) for part in self._parts()]
+        layers = list(adapted_layers(self._model).values()) if self._adapter else []
+        try:
+            _fill(self.trained(), copy)
+            for layer in layers:
+                layer.merge()
+            _fill(self._parts(), (part.to(self._dtype) for part in self._parts()))
+            yield
+        finally:
+            for layer in layers:
+                if layer.merged:
+                    layer.unmerge()  # which only subtracts, inexactly
+            _fill(self._parts(), saved)
+
+    def changed(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[int, int]:
+        """How many of the weights that training changes differ between two copies, as the engine holds them; of all."""
+        differ = total = 0
+        for one, other in zip(self._held(before), self._held(after), strict=True):
+            differ += int((one != other).sum())
+            total += one.numel()
+        return differ, total
+
+    def trained(self) -> list[Tensor]:
+        """This rank's part of every trained weight."""
+        return [local(weight.detach()) for weight in self._model.parameters() if weight.requires_grad]
+
+    def _parts(self) -> Iterator[Tensor]:
+        return (local(weight.detach()) for weight in self._model.parameters())
+
+    def _kept_in(self, part: Tensor) -> torch.dtype:
+        return part.dtype if self._adapter else self._dtype
+
+    def _held(self, copy: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What the engine has instead of its first weights, given a copy."""
+        if not self._adapter:
+            return copy
+        own = [part.clone() for part in self.trained()]
+        try:
+            _fill(self.trained(), copy)
+            state = Merged(self._model).state_dict()
+            return [state[name].to(self._dtype) for name in adapted_layers(self._model)]
+        finally:
+            _fill(self.trained(), own)
+
+
+@torch.no_grad()
+def _fill(parts: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    for part, value in zip(parts, values, strict=True):
+        part.copy_(value)
