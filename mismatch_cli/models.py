@@ -198,6 +198,22 @@ def checkpoint_layers(model: Any) -> None:
             layer.training = True
 
 
+def round_weights(model: Any, dtype: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Round a model's weights to what an engine of this dtype holds, in place; each with what it was before.
+
+    Its own dtype stays, so the model computes as before.
+    """
+    import torch
+
+    from mismatch_cli.sharding import local
+
+    parts = [local(weight.detach()) for weight in model.parameters()]
+    kept = [(part, part.clone()) for part in parts]
+    for part in parts:
+        part.copy_(part.to(getattr(torch, dtype)))
+    return kept
+
+
 def saved_state(model: Any) -> Mapping[str, torch.Tensor]:
     """The weights of a Hugging Face model, perhaps with an adapter merged, under the names in its folder.
 

@@ -19,9 +19,11 @@ from mismatch_cli.bisect.legs import Legs, engine_reads, trainer_reads
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, engine_part
 from mismatch_cli.bisect.toggles import SWITCHES
 from mismatch_cli.engines import Engine, create_engine
+from mismatch_cli.models import round_weights
 from mismatch_cli.recording.score import load_trainer
 from mismatch_cli.recording.work import home_of
 from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.torch_settings import DTYPES
 
 WEIGHTS = "weights"
 Enough = Callable[[Leg], bool]
@@ -94,7 +96,10 @@ class Runner:
         with TemporaryDirectory(prefix="mismatch-cli-") as scratch:
             model = self.model_folder(side.config.trainer_model, change, Path(scratch))
             adapter = side.config.trainer_adapter
-            yield load_trainer(model, adapter, side.config, side.sampling, legs.progress, legs.ranks)
+            trainer = load_trainer(model, adapter, side.config, side.sampling, legs.progress, legs.ranks)
+            if change.get("rounded_to") in DTYPES[1:]:
+                round_weights(trainer.model, change["rounded_to"])
+            yield trainer
 
     def model_folder(self, model: str, change: Change, scratch: Path) -> str:
         """The trainer's model, with the change's tensors or configuration values from the engine."""

@@ -3,7 +3,7 @@
 A change is a JSON-serialisable dictionary: it names a leg, is saved in its manifest, and combines with other changes.
 To the rollout: `dtype`, `engine_args` (None removes one; `hf_overrides` key by key), `environment`, and how it reads:
 `prefill`, `alone`, `cached`. To the trainer: fields of `RescoreConfig`, fields of the sampler, `tensors` and
-`model_config` taken from the engine's model, and `other_shape`.
+`model_config` taken from the engine's model, `rounded_to` (a dtype for its weights), and `other_shape`.
 """
 
 from __future__ import annotations

@@ -60,6 +60,10 @@ def _dtypes(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
                      {"dtype": trained}, flags=("--rollout-dtype", trained))  # fmt: skip
         yield Toggle("dtype", "trainer", trained, rolled, f"the trainer in {rolled}, like the rollout",
                      trainer={"trainer_dtype": rolled}, flags=("--trainer-dtype", rolled))  # fmt: skip
+    if trained == "float32" and rolled in _16_BITS:
+        yield Toggle("rounded_weights", "trainer", trained, rolled,
+                     f"log π with the weights rounded to {rolled}, as the engine has them",
+                     trainer={"rounded_to": rolled})  # fmt: skip
     if {rolled, trained} & {*_16_BITS}:
         wide = {"dtype": "float32"}, {"trainer_dtype": "float32", "float32_head": False}
         yield Toggle("dtype", "both", f"{rolled} / {trained}" if rolled != trained else rolled, "float32",

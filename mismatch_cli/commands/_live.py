@@ -22,7 +22,7 @@ from mismatch_cli.commands._curves import (
 from mismatch_cli.metrics.update_table import LAST
 from mismatch_cli.numbers import number
 from mismatch_cli.rl.train_config import TrainConfig
-from mismatch_cli.studies.runs import evaluated_sets, sync_in_words, sync_proven
+from mismatch_cli.studies.runs import evaluated_sets, sync_in_words
 from mismatch_cli.text import visible
 
 if TYPE_CHECKING:
@@ -227,6 +227,9 @@ class TrainingView:
         found = [(8, "time", self._times())]
         if now.get("sync"):
             found.insert(0, (9, "sync", self._sync()))
+        if measured := [record["rounding"] for record in self.records if record.get("rounding")]:
+            lag = number(measured[-1]["abs_dp_mean"], 2)  # at the last step that measured it
+            found.insert(1, (11, "rounding", [f"the engine lags by |π − μ| {lag}"]))
         wrong = {"back_offs": "loss-scale back-offs", "grading_timeouts": "grading timeouts"}
         if troubles := [f"{words} {now[key]}" for key, words in wrong.items() if now.get(key)]:
             found.insert(0, (2, "trouble", troubles))
@@ -240,7 +243,7 @@ class TrainingView:
 
     def _sync(self) -> list[str]:
         words = [sync_in_words([self.records])]
-        first = ["step 1 has no older weights"] * (sync_proven(self.records)[1] < len(self.records))
+        first = ["step 1 has no older weights"] * (self.records[0].get("sync") == "undecidable")
         return [*filter(None, words), *first]
 
     def _times(self) -> list[str]:

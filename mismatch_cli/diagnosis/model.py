@@ -6,8 +6,8 @@ same tokens under each hypothesis can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,23 @@ class Hypothesis:
 
 
 AS_RECORDED = Hypothesis("as recorded")
+
+
+def rounded_to(dtype: str) -> Hypothesis:
+    """The weights as an engine of this dtype gets them; the model computes with them as before."""
+
+    @contextmanager
+    def changed(model: Any) -> Iterator[None]:
+        from mismatch_cli.models import round_weights
+
+        kept = round_weights(model, dtype)
+        try:
+            yield
+        finally:
+            for weight, value in kept:
+                weight.copy_(value)
+
+    return Hypothesis(f"weights in {dtype}", changed=changed)
 
 
 class ModelAtHand:

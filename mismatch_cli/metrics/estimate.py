@@ -212,17 +212,22 @@ def left_out(without_G: np.ndarray, occupied_G: np.ndarray) -> np.ndarray:
     return np.where(occupied_G, np.where(np.isnan(without_G), np.inf, without_G), np.nan)
 
 
-_DEVIATIONS = 3.0  # standard errors that a paired difference needs before the test decides
-# The difference must also be a large enough part of the smaller gap. The engine's weights are the trainer's, rounded,
-# and all responses share that rounding: if the step is smaller, either weights can fit significantly better.
+_DEVIATIONS = 3.0  # standard errors that the share of the way needs before the test decides
+# The mean gaps must also differ by a large enough part of the smaller one. The engine's weights are the trainer's,
+# rounded, and all responses share that rounding: if the step is smaller, either weights can fit significantly better.
 _PART = 0.25
 
 
 class PairedTest(NamedTuple):
-    """Mean |π − μ| over responses at two sets of weights, and by how many standard errors the second is larger."""
+    """Mean |π − μ| over responses at two sets of weights, and how surely the engine's are nearer to the first.
+
+    `share`: how far μ lies on the way from π at the second weights (0) to π at the first (1). `deviations`: its
+    distance from the middle in standard errors over responses.
+    """
 
     first: float
     second: float
+    share: float
     deviations: float
     decided: bool
 
@@ -238,21 +243,24 @@ class PairedTest(NamedTuple):
 def paired_test(
     logp_rollout: Sequence[np.ndarray], logp_first: Sequence[np.ndarray], logp_second: Sequence[np.ndarray]
 ) -> PairedTest:
-    """Which weights an engine sampled with, from the mean |π − μ| of each response.
+    """Which weights an engine sampled with: share = Σ (μ − π₂)(π₁ − π₂) / Σ (π₁ − π₂)² over tokens.
 
-    Undecided if the two sets of weights are too close, or NaN.
+    Least squares gives most weight to the tokens that the step moved most. Undecided if the two sets of weights are too
+    close, or NaN.
     """
     mu, first, second = ([np.exp(x) for x in side] for side in (logp_rollout, logp_first, logp_second))
-    gap_S2 = np.array(
-        [(np.abs(f - m).mean(), np.abs(s - m).mean()) for m, f, s in zip(mu, first, second, strict=True) if len(m)]
-    ).reshape(-1, 2)
-    if not len(gap_S2):
-        return PairedTest(0.0, 0.0, 0.0, False)
-    better_S = gap_S2[:, 1] - gap_S2[:, 0]
-    error = better_S.std(ddof=1) / np.sqrt(len(better_S)) if len(better_S) > 1 else np.inf
-    decided = abs(better_S.mean()) > max(_DEVIATIONS * error, _PART * gap_S2.mean(axis=0).min())
-    better = float(better_S.mean())
-    # Responses that all differ alike have no error: the deviation is infinite, or zero if they do not differ at all.
-    certain = np.copysign(np.inf, better) if better else 0.0
-    deviations = better / error if error > 0 else certain
-    return PairedTest(float(gap_S2[:, 0].mean()), float(gap_S2[:, 1].mean()), float(deviations), bool(decided))
+    sums_S4 = np.array([
+        (np.abs(f - m).mean(), np.abs(s - m).mean(), (m - s) @ (f - s), (f - s) @ (f - s))
+        for m, f, s in zip(mu, first, second, strict=True)
+        if len(m)
+    ]).reshape(-1, 4)  # fmt: skip
+    if not len(sums_S4):
+        return PairedTest(0.0, 0.0, 0.5, 0.0, False)
+    gap_first, gap_second = sums_S4[:, :2].mean(axis=0).tolist()
+    share, without_S = without_groups(np.divide, sums_S4[:, 2], sums_S4[:, 3])
+    error = standard_error(without_S) if len(sums_S4) > 1 else np.inf
+    with np.errstate(all="ignore"):
+        deviations = float(np.nan_to_num((share - 0.5) / error, nan=0.0))
+    apart = gap_second - gap_first
+    far = abs(apart) > _PART * min(gap_first, gap_second) and apart * deviations > 0
+    return PairedTest(gap_first, gap_second, float(share), deviations, bool(far and abs(deviations) > _DEVIATIONS))

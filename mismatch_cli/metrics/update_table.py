@@ -135,6 +135,12 @@ TRAINING = table(
          _COMMON),
     _row("sync", "weight sync", "steps at which the engine was shown to sample with the new weights / steps", "1",
          _COMMON),
+    _row("weights_changed", "weights changed in the engine",
+         f"share of the trained weights whose value in the engine's dtype changes in a step, last {LAST} checks",
+         "share", _COMMON),
+    _row("rounding_gap", "|π − μ| by rounding",
+         "mean |π − μ| between the trainer that learns and the trainer with the weights that the engine was sent, last "
+         f"{LAST} checks", "probability", _COMMON),
     _row("seconds", "time of a step", "sum over its phases, mean over steps", "s", _COMMON),
 )
 # fmt: on

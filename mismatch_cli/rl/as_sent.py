@@ -24,11 +24,15 @@ class AsSent:
 
     def copy(self) -> list[Tensor]:
         """This rank's part of every trained weight: those of an adapter as they are, others in the engine's dtype."""
-        return [part.to("cpu", self._kept_in(part), copy=True) for part in self.trained()]
+        if self._adapter:
+            return [part.to("cpu", copy=True) for part in self.trained()]
+        return [self._rounded(part).to("cpu", copy=True) for part in self.trained()]
 
     def empty(self) -> list[Tensor]:
         """Room for a copy."""
-        return [torch.empty_like(part, dtype=self._kept_in(part), device="cpu") for part in self.trained()]
+        dtypes = [part.dtype if self._adapter else self._dtype for part in self.trained()]
+        parts = zip(self.trained(), dtypes, strict=True)
+        return [torch.empty_like(part, dtype=dtype, device="cpu") for part, dtype in parts]
 
     @contextmanager
     def in_place(self, copy: Sequence[Tensor]) -> Iterator[None]:
@@ -39,7 +43,7 @@ class AsSent:
             _fill(self.trained(), copy)
             for layer in layers:
                 layer.merge()
-            _fill(self._parts(), (part.to(self._dtype) for part in self._parts()))
+            _fill(self._parts(), map(self._rounded, self._parts()))
             yield
         finally:
             for layer in layers:
@@ -62,8 +66,8 @@ class AsSent:
     def _parts(self) -> Iterator[Tensor]:
         return (local(weight.detach()) for weight in self._model.parameters())
 
-    def _kept_in(self, part: Tensor) -> torch.dtype:
-        return part.dtype if self._adapter else self._dtype
+    def _rounded(self, weight: Tensor) -> Tensor:
+        return weight.to(self._dtype)
 
     def _held(self, copy: Sequence[Tensor]) -> Sequence[Tensor]:
         """What the engine has instead of its first weights, given a copy."""
@@ -73,7 +77,7 @@ class AsSent:
         try:
             _fill(self.trained(), copy)
             state = Merged(self._model).state_dict()
-            return [state[name].to(self._dtype) for name in adapted_layers(self._model)]
+            return [self._rounded(state[name]) for name in adapted_layers(self._model)]
         finally:
             _fill(self.trained(), own)
 

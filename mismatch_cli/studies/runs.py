@@ -196,11 +196,12 @@ _SYNC = {"proven": "proven at {}", "newer": "newer weights at {}", "undecidable"
 
 
 def sync_proven(records: Sequence[Mapping[str, Any]]) -> tuple[Counter[str], int]:
-    """Counts of the steps' answers about the engine's weights, and the number of steps that had an answer.
+    """Counts of the answers about the engine's weights, and the number of steps that were checked and had an answer.
 
-    The first step has no older weights to compare with, unless the engine has the trainer's precision.
+    The first step has no older weights to compare with, unless the engine's tensors can be read.
     """
     answers = [record["sync"] for record in records if isinstance(record.get("sync"), str)]
+    answers = [answer for answer in answers if answer != "unchecked"]
     comparable = answers[1:] if answers[:1] == ["undecidable"] else answers
     return Counter(comparable), len(comparable)
 
@@ -210,7 +211,7 @@ def sync_in_words(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
     counts = [sync_proven(records) for records in runs]
     total, steps = sum((count for count, _ in counts), Counter()), sum(steps for _, steps in counts)
     words = [text.format(f"{total[answer]:,}") for answer, text in _SYNC.items() if total[answer] or answer == "proven"]
-    words[0] += f" of {steps:,} step{'s' * (steps != 1)}"
+    words[0] += f" of {steps:,} check{'s' * (steps != 1)}"
     return ", ".join(words) if steps else ""
 
 

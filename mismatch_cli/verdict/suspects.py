@@ -84,7 +84,7 @@ class _Settings:
         """Whether the manifest omits a setting; never for which weights there are, which only a trace shows."""
         if name == "rollout.logprobs_mode" and self["config.sampling.temperature"] == 1 and not self.truncates:
             return False  # raw and processed are the same
-        return name not in ("equal_weights", "rollout.model") and self[name] is None
+        return name not in ("equal_weights", "rollout.model", "trainer.rounded_weights") and self[name] is None
 
     @property
     def asked_of_engine(self) -> Mapping[str, Any]:
@@ -110,6 +110,11 @@ class _Settings:
     def can_be_repeated(self) -> bool:
         """Whether `probe --like` can repeat the sampling of this trace."""
         return bool(self.trace) and self.manifest.get("command", "probe") == "probe" and "flags" in self.manifest
+
+    @property
+    def was_trained(self) -> bool:
+        """Whether the trace is from a training run, in which weights are sent to the engine."""
+        return "training" in self.manifest or self.manifest.get("command") == "train"
 
     @property
     def is_served(self) -> bool:
@@ -238,6 +243,10 @@ _RULES = (
           and set(_dtypes(s)) & set(_16_BITS) != set(),
           "the rollout's routes in the trainer (routing replay); float32 shows what flips cause", _FLOAT32,
           lambda _: _SIXTEEN, value=lambda s: s["rollout.num_experts"] or s["trainer.num_experts"] or "moe"),
+    _Rule("trainer.rounded_weights",
+          lambda s: s.was_trained and s["trainer.dtype"] == "float32" and s["rollout.dtype"] in _16_BITS,
+          "the trainer's dtype in the engine, or log π with rounded weights",
+          rescore=lambda s: ("--trainer-dtype", str(s["rollout.dtype"])), value=lambda s: s["rollout.dtype"]),
     _Rule("trainer.dtype", lambda s: None not in _dtypes(s) and len(set(_dtypes(s))) > 1, "one dtype on both sides",
           rescore=lambda s: ("--trainer-dtype", str(s["rollout.dtype"]))),
     _Rule("rollout.dtype", lambda s: s["rollout.dtype"] in _16_BITS, "float32 on both sides, or float16",
@@ -256,7 +265,7 @@ _RULES = (
           "a different attention backend", _argument("attention_backend", "TRITON_ATTN"),
           lambda value: _argument("attention_backend", str(value))),
     _Rule("rollout.prefix_caching", lambda s: bool(s["rollout.prefix_caching"])
-          and ("training" in s.manifest or s.manifest.get("command") == "train"),
+          and s.was_trained,
           "a prefix cache reset after every update"),
     _Rule("rollout.speculative_config", lambda s: bool(s.asked_of_engine.get("speculative_config")),
           "no speculative decoding", _argument("speculative_config", "null"),

@@ -89,7 +89,7 @@ def test_what_is_shown() -> None:
     assert found["blocked"].startswith("0.0020") and found["blocked"].endswith("share of A ≠ 0")
     assert found["bad"].startswith("0.00040") and found["length"].startswith("80.0")
     assert found["entropy"].endswith("nats") and "trouble" not in found
-    assert found["sync"] == "proven at 30 of 30 steps"
+    assert found["sync"] == "proven at 30 of 30 checks"
     assert found["time"] == "3.0 s a step · sample 2.0 · update 1.0 · evaluate 30"
     view.enter("sample")
     assert rows(view)["now"] == "sampling 128 responses, 0 s"
@@ -99,8 +99,11 @@ def test_what_is_shown() -> None:
 def test_a_first_step_that_cannot_prove_the_sync_is_counted_out() -> None:
     first = {"sync": "undecidable"}
     assert rows(view_of(1, first))["sync"] == "step 1 has no older weights"
-    assert rows(view_of(6, first))["sync"] == "proven at 5 of 5 steps · step 1 has no older weights"
-    assert "proven at 1 of 2 steps, newer weights at 1" in rows(view_of(3, first, {}, {"sync": "newer"}))["sync"]
+    assert rows(view_of(6, first))["sync"] == "proven at 5 of 5 checks · step 1 has no older weights"
+    rounding = {"weights_changed": 0.02, "abs_dp_mean": 0.012}
+    mixed = rows(view_of(3, first, {}, {"sync": "newer", "rounding": rounding}))
+    assert "proven at 1 of 2 checks, newer weights at 1" in mixed["sync"]
+    assert mixed["rounding"] == "the engine lags by |π − μ| 0.012"
     unsound = rows(view_of(1, {"back_offs": 2, "grading_timeouts": 1}))
     assert unsound["trouble"] == "loss-scale back-offs 2 · grading timeouts 1"
 

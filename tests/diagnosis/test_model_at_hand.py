@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from variants import model_at_hand
 
 from mismatch_cli.diagnosis import readings
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
-from mismatch_cli.diagnosis.model import AS_RECORDED
+from mismatch_cli.diagnosis.model import AS_RECORDED, rounded_to
 from mismatch_cli.metrics.pairs import PAIRS
 from tests.diagnosis.conftest import MODEL
 from tests.diagnosis.few import few_hypotheses
@@ -100,6 +103,48 @@ def test_other_weights_in_the_engine_stay_a_set(few):
     diagnosis = judged(broken)
     assert diagnosis.first_cause is None
     assert "stale-weights" in [suspect.check for suspect in diagnosis.suspects]
+
+
+def moved(then: readings.Hypothesis = AS_RECORDED) -> readings.Hypothesis:
+    """The model after a small step of all weights, which are numbers of bfloat16 before it."""
+
+    @contextmanager
+    def changed(model: Any) -> Iterator[None]:
+        step(model, 1.0015)
+        with then.changed(model):
+            yield
+        step(model, 1 / 1.0015)
+
+    return readings.Hypothesis(f"moved, {then.name}", changed=changed)
+
+
+@torch.no_grad()
+def step(model: Any, factor: float) -> None:
+    for weight in model.parameters():
+        weight.mul_(factor)
+
+
+def test_rounded_weights_are_not_called_stale(few):
+    """A float32 trainer, whose engine has its weights in bfloat16: after a small step those before are as near."""
+    rounded = copied(few)
+    rounded.about = {"rollout": {"dtype": "bfloat16", "model": MODEL}, "trainer": {"dtype": "float32", "model": MODEL}}
+    rounded.tokens["logp_rollout"] = rescored(few, moved(rounded_to("bfloat16")))
+    rounded.tokens["logp_trainer"] = rescored(few, moved())
+    evidence = gather_tables([rounded.table()], PAIRS["mismatch"], {"temperature": 1.0}, rounded.about)
+    model = model_at_hand(rounded, evidence.sample)
+    earlier = replace(evidence, earlier_logp_T=model.logp_T())
+    model._scored.clear()
+    step(model._trainer.model, 1.0015)
+    answers = {finding.check: finding for finding in diagnose(replace(earlier, model=model)).findings}
+    assert answers["rounded-weights"].status == "found" and answers["rounded-weights"].explains > 0.9
+    assert answers["stale-weights"].status == "clear"
+    alone = {finding.check: finding for finding in diagnose(earlier).findings}
+    assert alone["rounded-weights"].status == "untested" and alone["rounded-weights"].needs == "--trainer-model MODEL"
+    assert "--trainer-model tells the two apart" in alone["stale-weights"].sentence
+    model._scored.clear()
+    step(model._trainer.model, 1 / 1.0015)
+    healthy = gather_tables([few.table()], PAIRS["mismatch"], {"temperature": 1.0}, rounded.about)
+    assert "rounded-weights" not in [fault.check for fault in diagnose(replace(healthy, model=model)).faults]
 
 
 def test_a_healthy_trace_asks_the_model_nothing(few):

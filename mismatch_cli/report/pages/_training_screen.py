@@ -104,9 +104,21 @@ def _remarks(runs: Sequence[TrainingRun]) -> Facts:
         ("Blocked", "nothing at any step" if _never(runs, "blocked") else ""),
         ("No signal", _no_signal(runs) if all(share is not None for share in signal) else ""),
         ("Weight sync", sync_in_words(run.records for run in runs)),
+        ("Rounding", _rounding(runs)),
         ("A step takes", f"{numbers.number(whole, 2)} s: {', '.join(long)}" if whole else ""),
     )
     return tuple((label, words) for label, words in facts if words)
+
+
+def _rounding(runs: Sequence[TrainingRun]) -> str:
+    """What the engine's dtype swallows of the trainer's steps; empty where both have the same digits."""
+    gaps = [gap for run in runs if (gap := run.last("rounding", "abs_dp_mean"))]
+    shares = [share for run in runs if (share := run.last("rounding", "weights_changed")) is not None]
+    if not gaps or not shares:
+        return ""
+    changed = numbers.number(100 * sum(shares) / len(shares), 2)
+    lag = numbers.number(sum(gaps) / len(gaps), 2)
+    return f"{changed} % of the weights change in the engine at a step; it lags the trainer by |π − μ| {lag}"
 
 
 def _never(runs: Iterable[TrainingRun], key: str) -> bool:

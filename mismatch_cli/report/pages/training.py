@@ -335,20 +335,25 @@ def _trainer_table(runs: Sequence[TrainingRun]) -> Table:
             _RUN,
             col("first entropy, nats", lambda run: number(run.ends("entropy")[0])),
             col("final entropy, nats", lambda run: number(run.ends("entropy")[1]), TRAINING["entropy"]),
-            col("KL(μ‖π), nats", lambda run: number(run.last("current", "k3")), TRAINING["k3"], optional=True),
+            _recent("KL(μ‖π), nats", "k3", number, "current", "k3"),
             col("π/μ, 1 % to 99 %", _ratios, TRAINING["ratio"], optional=True),
             col("gradient norm", lambda run: number(run.median("grad_norm")), TRAINING["grad_norm"], optional=True),
             col("length", lambda run: number(run.last("length")), TRAINING["length"]),
             col("turns", lambda run: number(_turns(run)), TRAINING["turns"], optional=True),
-            col("truncated, %", lambda run: percent(run.last("truncated")), TRAINING["truncated"], optional=True),
+            _recent("truncated, %", "truncated", percent, "truncated"),
             col("back-offs", lambda run: _whole(run.highest("back_offs")), TRAINING["back_offs"], optional=True),
             col("sync proven", _sync, TRAINING["sync"]),
+            _recent("weights changed in the engine, %", "weights_changed", percent, "rounding", "weights_changed"),
+            _recent("|π − μ| by rounding", "rounding_gap", number, "rounding", "abs_dp_mean"),
         ],
-        note="Where a step is too small to tell new weights from old by log-probabilities, its sync is undecidable and "
-        "counts as not proven, except for the first step, which has no older weights to compare.",
+        note="Of the checked steps; an engine that hides its tensors is never proven. Rounding: to the engine's dtype.",
         fold="Trainer by run",
         terminal_rows=0,
     )
+
+
+def _recent(title: str, metric: str, show: Callable[[float | None], str], *keys: str) -> Col[TrainingRun]:
+    return col(title, lambda run: show(run.last(*keys)), TRAINING[metric], optional=True)
 
 
 def _ratios(run: TrainingRun) -> str:

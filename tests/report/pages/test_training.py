@@ -200,7 +200,7 @@ def test_the_screen_excludes_undecidable_syncs_and_says_what_never_happened() ->
     records = [record | {"sync": "proven", "bad_over_negative": 0.0} for record in run.records]
     view = view_of([replace(run, records=[records[0] | {"sync": "undecidable"}, *records[1:]])])
     remarks = dict(view.screen.remarks)
-    assert remarks["Weight sync"] == "proven at 59 of 59 steps"
+    assert remarks["Weight sync"] == "proven at 59 of 59 checks"
     assert remarks["Bad updates"] == "none" and remarks["Blocked"] == "nothing at any step"
     assert column(tables(view)["Trainer by run"], "sync proven") == ["59 / 59"]
     text = next(section.text for section in view.sections if section.title.startswith("Bad"))
