@@ -18,12 +18,13 @@ import torch
 from mismatch_cli.adapters import Merged, start_lora
 from mismatch_cli.engines import EngineSettings, Request, create_engine
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import load_tokenizer, saved_state
+from mismatch_cli.models import load_tokenizer
 from mismatch_cli.rl.as_sent import AsSent
 from mismatch_cli.rl.judged import Sample
 from mismatch_cli.rl.sync import WeightSync, mean_gap
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.sharding import saved_state
 
 RESPONSES, TOKENS, BUDGET = 16, 64, 4096
 SIZES = (1e-6, 1e-5, 1e-4, 1e-3)

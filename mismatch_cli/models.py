@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 # `num_hidden_layers`, `n_routed_experts`, `decoder_layers`; not `shared_expert_intermediate_size`
 _COUNTS_MODULES = re.compile(r"(^|_)n(um)?_(\w+_)?(layer|expert)s?($|_per)|(layers|experts)$")
 _MOST_MODULES = 4096
-_UP_TO_NUMBER = re.compile(r"([^.]*\.)*?\d+\.|")  # `model.layers.3.` for what is inside a layer, else empty
 _PLACED_BY_ACCELERATE = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -212,33 +211,6 @@ def round_weights(model: Any, dtype: str) -> list[tuple[torch.Tensor, torch.Tens
     for part in parts:
         part.copy_(part.to(getattr(torch, dtype)))
     return kept
-
-
-def saved_state(model: Any) -> Mapping[str, torch.Tensor]:
-    """The weights of a Hugging Face model, perhaps with an adapter merged, under the names in its folder.
-
-    transformers fuses experts and renames old weights when it loads, but engines expect the names in the folder.
-    """
-    from transformers.core_model_loading import revert_weight_conversion
-
-    from mismatch_cli.sharding import is_spread, whole_state
-
-    learning, state = getattr(model, "learning", model), whole_state(model)
-    if is_spread(learning) and not learning._weight_conversions:
-        return state  # each one gathered only when requested
-    saved: Mapping[str, torch.Tensor] = revert_weight_conversion(learning, dict(state))
-    return saved
-
-
-def saved_by_layer(model: Any, state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """A model's state under the names in its folder, layer by layer; split weights are copies."""
-    from transformers.core_model_loading import revert_weight_conversion
-
-    layers: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in state.items():
-        layers.setdefault(_UP_TO_NUMBER.match(name)[0], {})[name] = tensor  # type: ignore[index]
-    for part in layers.values():
-        yield from revert_weight_conversion(model, part).items()
 
 
 def load_tokenizer(model: str) -> Any:

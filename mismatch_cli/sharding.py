@@ -7,6 +7,7 @@ of all communication; there the LM head is a module like any other, whose weight
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from mismatch_cli.adapters import state_below
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks import World
 
 R = TypeVar("R")
 Look = Callable[[Tensor, Tensor, Tensor | None], R]  # hidden states [B, L, H], weight [V, H] and bias [V] of the head
+_UP_TO_NUMBER = re.compile(r"([^.]*\.)*?\d+\.|")  # `model.layers.3.` for what is inside a layer, else empty
 _FREE = "free_full_weight"  # transformers' term: a module's weight is gathered only while it computes
 
 
@@ -250,6 +253,74 @@ def whole_state(model: Any) -> Mapping[str, Tensor]:
     """The state of a model, perhaps with an adapter merged, in its compute dtype."""
     learning, state = getattr(model, "learning", model), model.state_dict()
     return WholeWeights(state, learning.computes) if is_spread(learning) else state
+
+
+def saved_state(model: Any) -> Mapping[str, Tensor]:
+    """The weights of a Hugging Face model, perhaps with an adapter merged, under the names in its folder.
+
+    transformers fuses experts and renames old weights when it loads, but engines expect the names in the folder.
+    A model that is spread over ranks is gathered layer by layer: all ranks must request the same names in the same
+    order, best the order of the mapping.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    learning, state = getattr(model, "learning", model), whole_state(model)
+    if not is_spread(learning):
+        saved: Mapping[str, Tensor] = revert_weight_conversion(learning, dict(state))
+        return saved
+    return _SavedLayers(learning, state) if learning._weight_conversions else state
+
+
+class _SavedLayers(Mapping[str, Tensor]):
+    """A spread model's weights under the names in its folder; holds one whole layer at a time."""
+
+    def __init__(self, learning: Any, state: Mapping[str, Tensor]) -> None:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        self._learning, self._state, self._revert = learning, state, revert_weight_conversion
+        self._layers: dict[str, list[str]] = {}
+        for name in state:
+            self._layers.setdefault(_layer(name) or name, []).append(name)
+        shapes = {name: weight.shape for name, weight in state_below(learning).items()}
+        self._home = {}  # the layer of each name in the folder
+        for layer, names in self._layers.items():
+            for saved in revert_weight_conversion(
+                learning, {name: torch.empty(shapes[name], device="meta") for name in names}
+            ):
+                self._home[saved] = layer
+        self._held: tuple[str, Mapping[str, Tensor]] = "", {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        layer = self._home[name]
+        if self._held[0] != layer:
+            self._held = "", {}  # the one before may go first
+            part = {inner: self._state[inner] for inner in self._layers[layer]}
+            self._held = layer, self._revert(self._learning, part)
+        return self._held[1][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._home)
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+
+def _layer(name: str) -> str:
+    """`model.layers.3.` of a weight in a numbered layer, else empty."""
+    match = _UP_TO_NUMBER.match(name)
+    assert match is not None
+    return match[0]
+
+
+def saved_by_layer(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """A model's state under the names in its folder, layer by layer; split weights are copies."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    layers: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        layers.setdefault(_layer(name), {})[name] = tensor
+    for part in layers.values():
+        yield from revert_weight_conversion(model, part).items()
 
 
 def on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from mismatch_cli.engines._server_http import Address, Server
 from mismatch_cli.engines._server_weights import MODE, check_taken, names_in_vllm, told_version
 from mismatch_cli.errors import MismatchError, UsageError, first_line
-from mismatch_cli.models import saved_state
 from mismatch_cli.ranks import World
 
 if TYPE_CHECKING:
@@ -109,6 +108,8 @@ class Stream:
 
     def take(self, model: Any) -> None:
         """Read from this model's state from now on."""
+        from mismatch_cli.sharding import saved_state
+
         self._state = saved_state(model)
         self._names = names_in_vllm(model, self._state)
 

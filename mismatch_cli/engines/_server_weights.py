@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mismatch_cli.engines._server_http import Refused, Server
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import saved_state
 from mismatch_cli.ranks import World
 from mismatch_cli.trace.drafts import remove_unfinished
 from mismatch_cli.trace.files import replacing_folder
@@ -66,7 +65,7 @@ class SharedWeights:
     def publish(self, model: Any) -> None:
         from safetensors.torch import save_file
 
-        from mismatch_cli.sharding import on_first
+        from mismatch_cli.sharding import on_first, saved_state
 
         state = saved_state(model)
         names = names_in_vllm(model, state)

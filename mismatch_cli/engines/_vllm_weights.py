@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.models import saved_state
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,6 +17,8 @@ def take_over(llm: Any, model: Any) -> None:
     """Load the weights of a Hugging Face model, or of one with its adapter merged, into the engine."""
     # A tied head is included, though folders leave it out: without it vLLM on CPU silently keeps using its packed copy
     # of the old head. Gemma has no such name in vLLM.
+    from mismatch_cli.sharding import saved_state
+
     weights, headless = saved_state(model), not all(llm.apply_model(_has_head))
     named = ((name, weights[name]) for name in weights if not (headless and name.endswith("lm_head.weight")))
     copied = llm.llm_engine.vllm_config.model_config.architecture == _COPIED

@@ -15,7 +15,7 @@ from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, 
 from mismatch_cli.engines._checks import check_known
 from mismatch_cli.engines._hf_replay import Forcing, read_at_once
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.models import load_causal_lm, saved_by_layer
+from mismatch_cli.models import load_causal_lm
 from mismatch_cli.positions import first_context
 from mismatch_cli.weights_note import weights_facts
 
@@ -146,6 +146,8 @@ class HfEngine:
             fill(own, weights[name])  # one at a time: each may have to be gathered
 
     def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002
+        from mismatch_cli.sharding import saved_by_layer
+
         return saved_by_layer(self._model, state_below(self._model))
 
     def describe(self) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from mismatch_cli.adapters import Merged
 from mismatch_cli.engines import Engine, OpenEngine, Unread, engine_failures
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
-from mismatch_cli.models import saved_state
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.as_sent import AsSent
 from mismatch_cli.rl.judged import Sample
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
-from mismatch_cli.sharding import like, local
+from mismatch_cli.sharding import like, local, saved_state
 
 PROVEN, NEWER, UNDECIDABLE, UNCHECKED = "proven", "newer", "undecidable", "unchecked"
 _SAME = 1e-5  # largest mean |π − μ| of two float32 implementations, unless their tensors are known to be equal

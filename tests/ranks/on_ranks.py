@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from mismatch_cli.adapters import start_lora
 from mismatch_cli.algorithms.parse import find
@@ -27,7 +29,7 @@ from mismatch_cli.rl.loop import train
 from mismatch_cli.rl.train_config import TrainConfig, load_config
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
-from mismatch_cli.sharding import Sharding, whole
+from mismatch_cli.sharding import Sharding, saved_state, whole
 from tests.rl.small_runs import ON_RANKS, SHORT, SMALL, reward_file, talk_file, trained_dynamically
 from tests.warm import Forked
 
@@ -188,6 +190,34 @@ def dynamic(folder: Path, world: World) -> None:
     trained_dynamically(folder, world)
 
 
+# 150 MB in float32, nearly all of it in the experts.
+MIXTURE: dict[str, Any] = {
+    "num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "hidden_size": 256,
+    "num_hidden_layers": 12, "eos_token_id": 1,
+}  # fmt: skip
+
+
+def sent(folder: Path, world: World) -> None:
+    """What a sync sends of a sharded mixture: every tensor of the folder, with little alive at a time."""
+    path = str(folder / "mixture" / "Qwen3Moe")
+    trainer = Trainer.load(path, sampling=PLAIN, dtype="float32", sharding=Sharding(world, True))
+    expected = load_file(f"{path}/model.safetensors")
+    alive, before = [], _storage_bytes()
+    for name, weight in saved_state(trainer.model).items():
+        assert torch.equal(weight, expected.pop(name)), name
+        del weight
+        alive.append(_storage_bytes() - before)
+    assert not expected
+    _keep({"alive": max(alive)}, folder, world, "sent")
+
+
+def _storage_bytes() -> int:
+    """Bytes of all tensors that are alive, each storage once."""
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.device.type == "cpu"}
+    return sum(storages.values())
+
+
 def deserted(_: Path, world: World) -> None:
     """The first rank waits for one that has ended."""
     if world.first:
@@ -207,7 +237,7 @@ def kept(folder: Path, ranks: int, name: str = "found") -> dict:
 def main(what: str, folder: str) -> None:
     torch.set_num_threads(1)
     functions: dict[str, Callable[[Path, World], None]] = {
-        function.__name__: function for function in (gradients, restored, trained, dynamic, deserted)
+        function.__name__: function for function in (gradients, restored, trained, dynamic, sent, deserted)
     }
     with joined("What was made is kept.") as world:
         functions[what](Path(folder), world)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ranks.on_ranks import MODELS, VOCABULARY, kept, run_on
+from tests.ranks.on_ranks import MIXTURE, MODELS, VOCABULARY, kept, run_on
 from tests.tiny_models import saved_model
 
 TOLERANCE = 5e-6  # of each tensor's largest entry
@@ -94,3 +94,11 @@ def test_a_checkpoint_of_two_ranks_is_resumed_on_one_and_on_three(gradients, fol
             largest = float(one["after"][name].abs().max())
             torch.testing.assert_close(three["after"][name], one["after"][name], atol=TOLERANCE * largest, rtol=0)
             assert not torch.equal(one["after"][name], tensor)
+
+
+def test_a_sharded_mixture_is_sent_layer_by_layer(tmp_path):
+    """Not gathered whole on every rank: at the peak, at most twice the largest layer is alive beside the shards."""
+    saved_model(tmp_path / "mixture", "Qwen3Moe", vocab_size=VOCABULARY, **MIXTURE)
+    run_on(2, "sent", tmp_path)
+    experts = MIXTURE["num_experts"] * 3 * MIXTURE["hidden_size"] * MIXTURE["moe_intermediate_size"] * 4
+    assert 0.9 * experts < kept(tmp_path, 2, "sent")["alive"] < 2 * experts
