@@ -3,6 +3,7 @@
 C libraries do not survive a small `ulimit -v`: OpenBLAS retries forever, and Arrow's threads end the process.
 """
 
+import ctypes
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -115,6 +116,16 @@ def collect_often() -> None:
     """
     gc.freeze()
     gc.set_threshold(*_OFTEN)
+
+
+def release() -> None:
+    """Free the cycles made since the last call, and return memory that is free to the system.
+
+    For loops whose steps allocate the same again: without it, glibc keeps what its arenas cannot join.
+    """
+    gc.collect(1)
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc alone has it
+        trim(0)
 
 
 def free() -> int | None:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.memory import release
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.ranks.joined import is_lost_rank, lost_rank
 from mismatch_cli.rl.dynamic import with_other_problems
@@ -66,6 +67,7 @@ def train(
             run.write(record | {"seconds": seconds.spent})
             if world.first:
                 on_step(record | {"seconds": seconds.spent})
+            release()
             seconds, asked = _Seconds(on_phase), world.told(stop())
             if last or asked or step % config.checkpoint_every == 0:
                 with seconds("checkpoint"):  # after the line, which no kill loses; its time is in the next one
