@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from mismatch_cli.adapters import Merged, adapted_layers
 from mismatch_cli.sharding import local
+
+R = TypeVar("R")
 
 
 class AsSent:
@@ -34,22 +35,28 @@ class AsSent:
         parts = zip(self.trained(), dtypes, strict=True)
         return [torch.empty_like(part, dtype=dtype, device="cpu") for part, dtype in parts]
 
-    @contextmanager
-    def in_place(self, copy: Sequence[Tensor]) -> Iterator[None]:
-        """Let the model compute with a copy inside the block; then restore its own weights, to the bit."""
+    def at_each(self, copies: Sequence[Sequence[Tensor]], measure: Callable[[], R]) -> list[R]:
+        """What `measure` returns with the model at each copy; then the model has its own weights again, to the bit."""
         saved = [part.to("cpu", copy=True) for part in self._parts()]
+        try:
+            return [self._at(copy, saved, measure) for copy in copies]
+        finally:
+            _fill(self._parts(), saved)
+
+    def _at(self, copy: Sequence[Tensor], saved: Sequence[Tensor], measure: Callable[[], R]) -> R:
         layers = list(adapted_layers(self._model).values()) if self._adapter else []
         try:
             _fill(self.trained(), copy)
             for layer in layers:
                 layer.merge()
             _fill(self._parts(), map(self._rounded, self._parts()))
-            yield
+            return measure()
         finally:
             for layer in layers:
                 if layer.merged:
                     layer.unmerge()  # which only subtracts, inexactly
-            _fill(self._parts(), saved)
+            if layers:
+                _fill(self._parts(), saved)
 
     def changed(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[int, int]:
         """How many of the weights that training changes differ between two copies, as the engine holds them; of all."""

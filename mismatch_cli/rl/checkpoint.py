@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mismatch_cli.errors import MismatchError, denied
@@ -34,6 +36,7 @@ METRICS_FILE = "metrics.jsonl"
 _KEPT = 2
 _STATE, _TENSORS, _NAMES = "state.json", "state", "step-" + 6 * "[0-9]"
 _EARLIER = "state.pt"
+_ALONE = "shard-00001-model-00001-of-00001.safetensors"  # as torch's writer names it
 
 
 def save_checkpoint(
@@ -74,6 +77,15 @@ def _shared(folder: Path, world: World) -> Iterator[Path]:
 
 
 def _write_tensors(tensors: Mapping[str, Tensor], target: Path, folder: Path, world: World) -> None:
+    if world.size == 1:  # torch's writer makes a copy of everything in memory first
+        target.mkdir()
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / _ALONE)
+            with open(target / _ALONE, "rb") as written:
+                os.fsync(written.fileno())
+        except (OSError, SafetensorError) as error:
+            raise could_not_write(folder, error) from error
+        return
     from torch.distributed import checkpoint as dcp
 
     writer = dcp.HuggingFaceStorageWriter(str(target), save_distributed=True)

@@ -23,9 +23,9 @@ _BROKEN = 5.0  # × the gap at the last decision: more than rounding can cause w
 _LEAST, _MOST = 8, 16  # responses to score at the weights as sent
 
 # What checks may cost, as a share of all forward passes. A response costs about 1.25 of them to sample and 3 an epoch
-# to learn from; a check scores a few responses twice, and reads the weights back, which takes as long as scoring them.
-_SHARE = 0.03
-_SAMPLED, _LEARNT, _CHECKED = 1.25, 3.0, 3.0
+# to learn from. A check scores a few responses twice; copies of the weights, and reading them back, take as long again.
+_SHARE = 0.015
+_SAMPLED, _LEARNT, _CHECKED = 1.25, 3.0, 4.0
 
 
 def steps_between_checks(responses: int, epochs: int) -> int:
@@ -103,12 +103,11 @@ class WeightSync:
         if self._as_sent is None or not self._due(step):
             return
         assert self._sent is not None
-        if not self._same:
-            with self._as_sent.in_place(self._sent):
-                self._logp_sent = self._scored(samples)
-        if self._before is not None:
-            with self._as_sent.in_place(self._before):
-                self._logp_before = self._scored(samples)
+        copies = {"before": self._before, "sent": None if self._same else self._sent}
+        needed = {name: copy for name, copy in copies.items() if copy is not None}
+        scores = self._as_sent.at_each(list(needed.values()), lambda: self._scored(samples))
+        logp = dict(zip(needed, scores, strict=True))
+        self._logp_sent, self._logp_before = logp.get("sent"), logp.get("before")
 
     def prove(self, step: int, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]) -> dict[str, Any]:
         """What the line of a step says: whether the engine sampled it with the weights that it was sent, and their lag.
