@@ -50,7 +50,12 @@ _SPELLED_OUT = "mismatch_cli.spelled_out"
 _COLLECT_AFTER = (100_000, 50, 100)
 # Arrow's own pool keeps returning pages to the system: a third of the time of an import, and more memory.
 # numpy's matrix products are small here, and starting a thread per core takes a third of numpy's import time.
-ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "OPENBLAS_NUM_THREADS": "1",
+    # Threads of torch that wait for each other sleep: spinning beside other work on the machine is 10 times slower.
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
 
 
 class _Commands(typer.core.TyperGroup):
