@@ -212,17 +212,17 @@ def left_out(without_G: np.ndarray, occupied_G: np.ndarray) -> np.ndarray:
     return np.where(occupied_G, np.where(np.isnan(without_G), np.inf, without_G), np.nan)
 
 
-_DEVIATIONS = 3.0  # standard errors that the share of the way needs before the test decides
+_DEVIATIONS = 3.0  # standard errors that the place of μ between them needs before the test decides
 # The mean gaps must also differ by a large enough part of the smaller one. The engine's weights are the trainer's,
 # rounded, and all responses share that rounding: if the step is smaller, either weights can fit significantly better.
 _PART = 0.25
 
 
 class PairedTest(NamedTuple):
-    """Mean |π − μ| over responses at two sets of weights, and how surely the engine's are nearer to the first.
+    """Mean |π − μ| over responses at two sets of weights, and which of the two μ is nearer to.
 
-    `share`: how far μ lies on the way from π at the second weights (0) to π at the first (1). `deviations`: its
-    distance from the middle in standard errors over responses.
+    `share`: the place of μ between π at the second weights (0) and π at the first (1). `deviations`: its distance from
+    the middle in standard errors over responses.
     """
 
     first: float
