@@ -71,8 +71,11 @@ def share(value: float | None, low: float | None = None, high: float | None = No
     return tuple(part if part == MISSING else f"{part} %" for part in (text, interval))  # type: ignore[return-value]
 
 
-def times(factor: float | str | None) -> str:
-    """A factor, as `3.1 ×`; `noise ≈ 0` if the noise is below resolution."""
+def times(factor: float | str | None, between: Sequence[float] | None = None) -> str:
+    """A factor, as `3.1 ×`, or the range that it lies in; `noise ≈ 0` if the noise is below resolution."""
+    if between is not None and between[1] <= _LARGEST_FACTOR:
+        low, high = (number(float(f"{end:.2g}"), 2) for end in between)
+        return f"{low}–{high} ×"
     if isinstance(factor, str):
         return "noise ≈ 0"  # the noise is below resolution, the value is not
     if factor is not None and factor > _LARGEST_FACTOR:

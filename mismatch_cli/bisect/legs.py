@@ -191,10 +191,9 @@ def trainer_reads(trainer: Trainer, token_budget: int, other_shape: bool) -> Rea
     def read(table: pa.Table, on_read: Callable[[int], None]) -> dict[str, Any]:
         requests = requests_of(table, trainer.routing.layers)
         if other_shape:
-            scores = trainer.score_again(requests, token_budget=token_budget)
-            on_read(len(requests))
+            scores = trainer.score_again(requests, token_budget=token_budget, on_scored=lambda rows: on_read(len(rows)))
         else:
-            scores = trainer.score(requests, token_budget=token_budget, on_scored=on_read)
+            scores = trainer.score(requests, token_budget=token_budget, on_scored=lambda rows: on_read(len(rows)))
         return {
             "logp_trainer": [s.logp_T for s in scores],
             "entropy_trainer": [s.entropy_T for s in scores],

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mismatch_cli.commands._curves import duration
+from mismatch_cli.commands._sampling_meter import SamplingMeter, short
 from mismatch_cli.text import for_terminal
 
 if TYPE_CHECKING:
@@ -105,8 +107,34 @@ class TerminalProgress:
             yield advance
 
     @contextmanager
+    def sampling(self, phase: str, total: int, done: int, most_tokens: int) -> Iterator[SamplingMeter]:
+        """A phase that samples responses: its rate and the time left are those of tokens, as far as they are known."""
+        if self._console.is_terminal and not self._console.quiet:
+            with self._bar(counted=False) as bar:
+                task = bar.add_task(phase, total=None, rate="", count=f"{done}/{total}")
+
+                def draw(meter: SamplingMeter) -> None:
+                    count, reached = f"{done + meter.finished}/{total}", meter.sampled or meter.finished
+                    bar.update(task, completed=reached, total=reached + meter.left, count=count, rate=meter.words())
+
+                yield SamplingMeter(total - done, most_tokens, draw)
+            return
+        last = time.monotonic()
+
+        def tell(meter: SamplingMeter) -> None:
+            nonlocal last
+            reached, now = done + meter.finished, time.monotonic()
+            if now - last >= _SECONDS_BETWEEN_LINES or (reached >= total and not said_all):
+                last = now
+                said_all.extend([True] * (reached >= total))
+                self.say(f"{phase}: {reached}/{total} responses, {meter.words()}")
+
+        said_all: list[bool] = []
+        yield SamplingMeter(total - done, most_tokens, tell)
+
+    @contextmanager
     def counting(
-        self, phase: str, total: int, done: int = 0, unit: str = "responses"
+        self, phase: str, total: int, done: int = 0, *, unit: str = "responses"
     ) -> Iterator[Callable[[int], None]]:
         """A phase that lasts as long as its block; call the yielded function with how many more are finished."""
         began, finished = time.monotonic(), 0
@@ -121,7 +149,7 @@ class TerminalProgress:
                 def advance(count: int) -> None:
                     nonlocal finished
                     finished += count
-                    bar.update(task, advance=count, rate=f"{rate():.0f} {unit}/s")
+                    bar.update(task, advance=count, rate=f"{short(rate())} {unit}/s")
 
                 yield advance
             return
@@ -134,11 +162,12 @@ class TerminalProgress:
             if now - last >= _SECONDS_BETWEEN_LINES or reached >= total:
                 last = now
                 left = (total - reached) / max(rate(), 1e-9)
-                self.say(f"{phase}: {reached}/{total} {unit}, {rate():.0f}/s, {left:.0f} s left")
+                self.say(f"{phase}: {reached:,}/{total:,} {unit}, {short(rate())}/s, {duration(left)} left")
 
         yield tell
 
-    def _bar(self) -> Progress:
+    def _bar(self, counted: bool = True) -> Progress:
+        """A bar; with what is done of all and its own estimate, unless the task has them as `count` and `rate`."""
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -151,11 +180,10 @@ class TerminalProgress:
         return Progress(
             TextColumn("{task.description:<9}"),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
+            MofNCompleteColumn() if counted else TextColumn("{task.fields[count]}"),
             TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            *((TextColumn("left"), TimeRemainingColumn()) if counted else ()),
             console=self._console,
         )
 

@@ -271,6 +271,13 @@ def engine_failures(doing: str, kept: str) -> Iterator[None]:
         ) from error
 
 
+def tell_tokens(on_finished: Told, count: int) -> None:
+    """Tell a caller that counts tokens, with a method `tokens`, how many an engine has just sampled."""
+    tell = getattr(on_finished, "tokens", None)
+    if tell is not None:
+        tell(count)
+
+
 def sample_checked(
     engine: Engine,
     requests: Sequence[Request],

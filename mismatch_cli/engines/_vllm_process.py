@@ -134,6 +134,23 @@ def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
     return CountingBar
 
 
+@contextmanager
+def counted_steps(engine: Any, on_tokens: Callable[[int], None]) -> Iterator[None]:
+    """Count the tokens that vLLM's engine samples: one a step for each response that it has room to compute."""
+    step, most = engine.step, engine.vllm_config.scheduler_config.max_num_seqs
+
+    def counting() -> Any:
+        outputs = step()
+        on_tokens(min(engine.get_num_unfinished_requests(), most))
+        return outputs
+
+    engine.step = counting
+    try:
+        yield
+    finally:
+        engine.step = step
+
+
 def one_sentence(error: BaseException) -> str:
     """The part of a library's error that says what is wrong, on one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

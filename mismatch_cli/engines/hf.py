@@ -6,12 +6,13 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.adapters import put_on, read_adapter, state_below
 from mismatch_cli.attention import attention_facts
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told
+from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told, tell_tokens
 from mismatch_cli.engines._checks import check_known
 from mismatch_cli.engines._hf_replay import Forcing, read_at_once
 from mismatch_cli.errors import MismatchError, UsageError
@@ -96,7 +97,7 @@ class HfEngine:
 
             def of_kind(rows: list[int], batch: Any = batch, sink_of: dict[int, Sink] = sink_of) -> list[Rollout]:
                 wanting = {i: sink_of[row] for i, row in enumerate(rows) if row in sink_of}
-                return self._sample_batch([batch[row] for row in rows], wanting)
+                return self._sample_batch([batch[row] for row in rows], wanting, on_finished)
 
             rollouts += _by_kind(kinds, of_kind)
             on_finished(len(batch))
@@ -178,11 +179,11 @@ class HfEngine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _sample_batch(self, batch: Sequence[Request], sinks: dict[int, Sink]) -> list[Rollout]:
+    def _sample_batch(self, batch: Sequence[Request], sinks: dict[int, Sink], on_finished: Told) -> list[Rollout]:
         import torch
 
         settings = replace(self._settings, sampling=self._sampling(batch[0]))
-        recorder = _Recorder(settings, self._stop_ids, sinks, self._routers)
+        recorder = _Recorder(settings, self._stop_ids, sinks, self._routers, partial(tell_tokens, on_finished))
         torch.manual_seed(batch[0].seed)
         config = self._generation_config(max_new_tokens=max(map(self._wanted, batch)))
         sampled = self._generate([r.prompt_ids for r in batch], recorder, recorder, config)
@@ -258,11 +259,17 @@ class _Recorder:
     """
 
     def __init__(
-        self, settings: EngineSettings, stop_ids: set[int], sinks: dict[int, Sink], routers: Routers | None
+        self,
+        settings: EngineSettings,
+        stop_ids: set[int],
+        sinks: dict[int, Sink],
+        routers: Routers | None,
+        on_tokens: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._sampling, self._top_k = settings.sampling, settings.top_logprobs
         self._stop_ids = stop_ids
-        self._routers = routers
+        self._routers, self._on_tokens = routers, on_tokens
+        self._running_B: torch.Tensor | None = None  # rows that have not drawn a stop token
         self._routes: list[torch.Tensor] = []  # of the prompts, then one token at a time: [B, tokens, M, K]
         self._sinks = dict(sinks)  # row → the sink of its distributions, until it ends
         self._pending: torch.Tensor | None = None
@@ -289,6 +296,8 @@ class _Recorder:
 
     def record(self, sampled_B: torch.Tensor) -> None:
         """Record log μ of these tokens; `generate` does not call the processor after its last step."""
+        import torch
+
         logp_BV = self._pending
         assert logp_BV is not None
         logp_B1 = logp_BV.gather(1, sampled_B[:, None])
@@ -297,6 +306,10 @@ class _Recorder:
         if self._top_k:
             values, ids = logp_BV.topk(self._top_k, dim=-1)
             self._topk.append((values.cpu(), ids.int().cpu()))
+        running_B = torch.ones_like(sampled_B, dtype=torch.bool) if self._running_B is None else self._running_B
+        self._on_tokens(int(running_B.sum()))
+        stops = torch.tensor(sorted(self._stop_ids), device=sampled_B.device)
+        self._running_B = running_B & ~torch.isin(sampled_B, stops)
         for row, sink in list(self._sinks.items()):
             sink(logp_BV[row].cpu().numpy())
             if int(sampled_B[row]) in self._stop_ids:

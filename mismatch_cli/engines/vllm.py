@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from mismatch_cli import custom_code
 from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told
+from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told, tell_tokens
 from mismatch_cli.engines._vllm_answers import sampling_params, to_rollout
 from mismatch_cli.engines._vllm_process import (
     ModelClasses,
     TemporaryFolder,
+    counted_steps,
     engine_log,
     group_kept,
     kept_apart,
@@ -227,12 +228,13 @@ class VllmEngine:
         if not prompts:  # the ranks of this engine may have none left while those of another have
             return []
         try:
-            outputs: list[Any] = self.llm.generate(
-                [{"prompt_token_ids": ids} for ids in prompts],
-                parameters,
-                use_tqdm=progress_bar(on_finished),
-                lora_request=self._lora,
-            )
+            with counted_steps(self.llm.llm_engine, partial(tell_tokens, on_finished)):
+                outputs: list[Any] = self.llm.generate(
+                    [{"prompt_token_ids": ids} for ids in prompts],
+                    parameters,
+                    use_tqdm=progress_bar(on_finished),
+                    lora_request=self._lora,
+                )
         except BaseException as error:
             engine = self.llm.llm_engine  # drop queued requests: the next `generate` would run them first, or hang
             engine.abort_request(list(engine.output_processor.request_states), internal=True)

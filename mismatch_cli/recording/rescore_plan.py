@@ -161,7 +161,7 @@ def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreCo
             "rescore it with those weights first, then the result with these."
         )
     written = ["logp_trainer", *["topk_logp_trainer"] * topk, *carried]
-    written += ["logp_trainer_repeat"] * (config.noise_responses > 0)
+    written += ["logp_trainer_repeat"] * (config.noise_responses != 0)
     replaced = (*OF_TRAINER, *OF_RECOMPUTED, *(() if carries else OF_ROUTERS))
     return RescorePlan(
         Pass("logp_trainer", version_trainer=version, measures_routes=equal), version, equal,

@@ -40,8 +40,16 @@ class Progress(Protocol):
         """Report one line."""
         ...
 
-    def counting(self, phase: str, total: int, done: int = 0) -> AbstractContextManager[Callable[[int], None]]:
-        """A phase that counts responses; its block calls what it gets with the number of newly finished ones."""
+    def counting(
+        self, phase: str, total: int, done: int = 0, *, unit: str = "responses"
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """A phase that counts units of work; its block calls what it gets with the number of newly finished ones."""
+        ...
+
+    def sampling(
+        self, phase: str, total: int, done: int, most_tokens: int
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """A phase that samples responses of at most so many tokens; the engine also tells how many it has sampled."""
         ...
 
 
@@ -85,7 +93,7 @@ class Sampler:
                 write_manifest(folder, manifest)
         total = sum(rows.values())
         done = total - sum(rows[plan.path(folder)] for plan in todo)
-        with self.progress.counting(phase, total, done) as on_finished:
+        with self.progress.sampling(phase, total, done, config.max_tokens) as on_finished:
             for plan in self.ranks.own(todo):
                 sample_shard(
                     plan,

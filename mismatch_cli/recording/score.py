@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mismatch_cli.attention import warning
 from mismatch_cli.dealing import ALL_HERE, Ranks
@@ -21,6 +22,9 @@ from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.writer import rows_to_table, write_shard
+
+# Without a number, a fifth of the responses is scored twice, within these limits.
+_NOISE_PART, _LEAST_NOISE, _MOST_NOISE = 5, 16, 128
 
 
 @dataclass(frozen=True)
@@ -71,24 +75,44 @@ def score_shards(
     score: Callable[..., None],
     paths: Sequence[Path],
     done: Sequence[bool],
-    noise_responses: int,
+    noise_responses: int | None,
     progress: Progress,
     ranks: Ranks,
 ) -> None:
     """Call `score`, such as `score_shard`, for the shards that are not done; the noise responses are scored twice.
 
-    Each rank has its own shards, or all of them where the model is spread over ranks. All ranks return together.
+    Without a number of noise responses it is a fifth of all, but at least 16 and at most 128. Each rank has its own
+    shards, or all of them where the model is spread over ranks. All ranks return together.
     """
-    rows = [open_shard(path).metadata.num_rows for path in paths]
-    repeated = evenly_spaced(noise_responses, sum(rows))
-    scored = sum(count for count, is_done in zip(rows, done, strict=True) if is_done)
-    with progress.counting("Scoring", sum(rows), scored) as on_scored:
-        firsts = [0, *accumulate(rows)]
+    tokens = [_tokens_fed(path) for path in paths]
+    rows = [len(fed_S) for fed_S in tokens]
+    repeated = evenly_spaced(_noise_responses(noise_responses, sum(rows)), sum(rows))
+    firsts = [0, *accumulate(rows)]
+    repeats = [
+        np.array([repeated(first + row) for row in range(count)], dtype=bool)
+        for first, count in zip(firsts[:-1], rows, strict=True)
+    ]
+    # What is scored twice counts twice: a noise response takes as long again.
+    work = [int((fed_S * (1 + repeat_S)).sum()) for fed_S, repeat_S in zip(tokens, repeats, strict=True)]
+    scored = sum(count for count, is_done in zip(work, done, strict=True) if is_done)
+    with progress.counting("Scoring", sum(work), scored, unit="tokens") as on_scored:
         todo = [i for i, is_done in enumerate(done) if not is_done]
         for i in todo if ranks.spreads else ranks.own(todo):
-            repeat = [repeated(firsts[i] + row) for row in range(rows[i])]
-            score(paths[i], repeat=repeat, on_scored=on_scored, first_response=firsts[i])
+            score(paths[i], repeat=repeats[i].tolist(), on_scored=on_scored, first_response=firsts[i])
     ranks.world.barrier()
+
+
+def _noise_responses(asked: int | None, responses: int) -> int:
+    if asked is not None:
+        return asked
+    return min(_MOST_NOISE, max(_LEAST_NOISE, responses // _NOISE_PART))
+
+
+def _tokens_fed(path: Path) -> np.ndarray:
+    """How many tokens the trainer reads of each response of a shard, prompt included, `_S`."""
+    table = open_shard(path).read(["prompt_ids", "response_ids"])
+    lengths = [pc.list_value_length(table[name]).to_numpy() for name in table.column_names]
+    return np.maximum(sum(lengths) - 1, 0)
 
 
 def score_shard(
@@ -133,15 +157,22 @@ def score_rows(
     on_scored: Callable[[int], None],
     full_logp: Sequence[np.ndarray | None] | None = None,
 ) -> dict[str, Any]:
-    """One pass's columns for the rows of a table, one item per response; `full_logp` is log μ `[T, V]` where known."""
+    """One pass's columns for the rows of a table, one item per response; `full_logp` is log μ `[T, V]` where known.
+
+    `on_scored` is called with numbers of tokens that were read, those of prompts included.
+    """
     requests = requests_of(table, trainer.routing.layers)
     if full_logp is not None:
         requests = [replace(r, logp_rollout_TV=mu_TV) for r, mu_TV in zip(requests, full_logp, strict=True)]
-    scores = trainer.score(requests, token_budget=token_budget, on_scored=on_scored)
+
+    def tell(rows: Sequence[int]) -> None:
+        on_scored(sum(requests[row].num_fed for row in rows))
+
+    scores = trainer.score(requests, token_budget=token_budget, on_scored=tell)
     columns = _pass_columns(scoring, scores)
     if scoring.version_trainer is not None:
         repeated_rows = [row for row, chosen in enumerate(repeat) if chosen]
-        columns |= _repeat_column(trainer, requests, repeated_rows, token_budget)
+        columns |= _repeat_column(trainer, requests, repeated_rows, token_budget, tell)
     return columns
 
 
@@ -198,12 +229,16 @@ def _pass_columns(scoring: Pass, scores: Sequence[ResponseScores]) -> dict[str, 
 
 
 def _repeat_column(
-    trainer: Trainer, requests: Sequence[ScoreRequest], rows: Sequence[int], token_budget: int
+    trainer: Trainer,
+    requests: Sequence[ScoreRequest],
+    rows: Sequence[int],
+    token_budget: int,
+    tell: Callable[[Sequence[int]], None],
 ) -> dict[str, Any]:
     if not rows:
         return {}
     values: list[Any] = [None] * len(requests)
-    repeated = trainer.score_again(requests, token_budget=token_budget, rows=rows)
+    repeated = trainer.score_again(requests, token_budget=token_budget, rows=rows, on_scored=tell)
     for row, scores in zip(rows, repeated, strict=True):
         values[row] = scores.logp_T
     return {"logp_trainer_repeat": values}

@@ -227,8 +227,12 @@ class ScorerSettings(Recorded):
         completes=("auto", "cpu", "cuda"),
     )
     token_budget: int = of_trainer(8192, "Tokens to score at once.", least=1, changeable=True)
-    noise_responses: int = of_trainer(
-        128, "Responses to score twice, to measure the noise floor; 0 for none.", least=0, changeable=True
+    noise_responses: int | None = of_trainer(
+        None,
+        "Responses to score twice, to measure the noise floor; 0 for none.",
+        least=0,
+        changeable=True,
+        show_default="a fifth, 16 to 128",
     )
 
     def __post_init__(self) -> None:

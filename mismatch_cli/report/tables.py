@@ -157,7 +157,8 @@ def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:
     value, interval = (numbers.count(found), numbers.MISSING) if isinstance(found, int) else in_words(metric, found)
     row = found if isinstance(found, Mapping) else {}
     floor, _ = in_words(metric, row.get("floor"))
-    return MetricRow(metric, value, interval, floor, numbers.times(row.get("times_floor")), _note(found), name)
+    times = numbers.times(row.get("times_floor"), row.get("times_floor_range"))
+    return MetricRow(metric, value, interval, floor, times, _note(found), name)
 
 
 def _note(found: Found) -> str:

@@ -170,26 +170,31 @@ class Trainer:
         requests: Sequence[ScoreRequest],
         *,
         token_budget: int,
-        on_scored: Callable[[int], None] | None = None,
+        on_scored: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> list[ResponseScores]:
         """Score responses in micro-batches of at most `token_budget` tokens, padding included; results keep the order.
 
-        `on_scored` is called with the number of responses of each micro-batch. Raises a `MismatchError` for token ids
-        that the model lacks, NaN log-probs, and lack of memory; each names its response.
+        `on_scored` is called with the indices of the requests in each micro-batch. Raises a `MismatchError` for token
+        ids that the model lacks, NaN log-probs, and lack of memory; each names its response.
         """
         self._check(requests)
         scores = [_empty(r) for r in requests]
-        tell = on_scored or (lambda _: None)
-        tell(sum(not r.response_ids for r in requests))
-        self._score_all(scores, requests, micro_batches(requests, token_budget, self.packed), tell)
+        on_scored([i for i, request in enumerate(requests) if not request.response_ids])
+        self._score_all(scores, requests, micro_batches(requests, token_budget, self.packed), on_scored)
         return scores
 
     def score_again(
-        self, requests: Sequence[ScoreRequest], *, token_budget: int, rows: Sequence[int] | None = None
+        self,
+        requests: Sequence[ScoreRequest],
+        *,
+        token_budget: int,
+        rows: Sequence[int] | None = None,
+        on_scored: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> list[ResponseScores]:
         """Score the requests at `rows` (default: all) again, in a different micro-batch shape, to measure the noise.
 
-        `requests` and `token_budget` must be those given to `score`: they decide which shape each response had.
+        `on_scored` is called as in `score`, with indices in `rows` only. `requests` and `token_budget` must be those
+        given to `score`: they decide which shape each response had.
         """
         # The noise is that of log π: routes are needed if the trainer follows them, but not compared again.
         dropped: dict[str, Any] = {"logp_rollout_TV": None} | ({} if self.routing.replays else {"routes_FMK": None})
@@ -199,7 +204,8 @@ class Trainer:
         scores = [_empty(r) for r in requests]
         wanted = set(rows)
         batches = other_shape(micro_batches(requests, token_budget, self.packed))
-        self._score_all(scores, requests, [batch for batch in batches if wanted.intersection(batch)], lambda _: None)
+        batches = [batch for batch in batches if wanted.intersection(batch)]
+        self._score_all(scores, requests, batches, lambda batch: on_scored(sorted(wanted.intersection(batch))))
         return [scores[row] for row in rows]
 
     def _score_all(
@@ -207,19 +213,21 @@ class Trainer:
         scores: list[ResponseScores],
         requests: Sequence[ScoreRequest],
         batches: Sequence[list[int]],
-        tell: Callable[[int], None],
+        tell: Callable[[Sequence[int]], None],
     ) -> None:
         """Score micro-batches; if ranks share them, each gets the others' results."""
         share = batches[self._world.rank :: self._world.size] if self._dealt else batches
         for batch in padded(share, self._world):
             self._score_into(scores, requests, batch)
-            tell(len(batch))
+            tell(batch)
         if not self._dealt:
             return
         for found in self._world.gather({i: scores[i] for batch in share for i in batch}):
             for i, score in found.items():
                 scores[i] = score
-        tell(sum(map(len, batches)) - sum(map(len, share)))
+        for number, batch in enumerate(batches):
+            if number % self._world.size != self._world.rank:
+                tell(batch)
 
     def _check(self, requests: Sequence[ScoreRequest]) -> None:
         for i, request in enumerate(requests):

@@ -251,10 +251,24 @@ def _or_zero_mass(logp: float | None) -> float:
 
 
 def _with_floor(result: dict[str, Any], floor: dict[str, Any] | None) -> dict[str, Any]:
-    """Add to each gap metric its noise floor: the same metric of the trainer compared with itself."""
-    if floor is not None:
-        for key, estimate in result["metrics"].items():
-            if METRICS[key].agreement is not None:
-                value = floor["metrics"][key]["value"]
-                estimate |= {"floor": value, "times_floor": METRICS[key].times_floor(estimate["value"], value)}
+    """Add to each gap metric its noise floor: the same metric of the trainer compared with itself.
+
+    A factor above a noise of few tokens is a range: above the ends of the noise's own interval.
+    """
+    if floor is None:
+        return result
+    few = floor["counts"]["tokens"] < _FEW_NOISE_TOKENS
+    for key, estimate in result["metrics"].items():
+        metric = METRICS[key]
+        if metric.agreement is None:
+            continue
+        noise = floor["metrics"][key]
+        estimate |= {"floor": noise["value"], "times_floor": metric.times_floor(estimate["value"], noise["value"])}
+        factors = [metric.times_floor(estimate["value"], noise[end]) for end in ("low", "high")]
+        ends = sorted(factor for factor in factors if isinstance(factor, float))
+        if few and len(ends) == 2:
+            estimate["times_floor_range"] = ends
     return result
+
+
+_FEW_NOISE_TOKENS = 2000  # with fewer, the noise itself is only known within a factor

@@ -21,6 +21,7 @@ from mismatch_cli.places import bundled
 from mismatch_cli.recording.config import RescoreConfig
 from mismatch_cli.recording.rescore import rescore
 from mismatch_cli.recording.rescore_plan import OF_RECOMPUTED, OF_TRAINER
+from mismatch_cli.recording.score import _noise_responses
 from mismatch_cli.report.about import about_facts
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
@@ -42,7 +43,7 @@ class Talk:
     def say(self, message: str) -> None:
         self.said.append(message)
 
-    def counting(self, phase: str, total: int, done: int = 0):
+    def counting(self, phase: str, total: int, done: int = 0, *, unit: str = "responses"):
         return nullcontext(lambda count: None)
 
 
@@ -331,7 +332,7 @@ def await_shard(process: Forked, folder: Path, index: int) -> None:
 
 def test_killed_and_resumed_equals_unbroken(tmp_path):
     killed = tmp_path / "killed"
-    process = start(killed)
+    process = start(killed, "--noise-responses", "128")
     await_shard(process, killed, 1)
     process.send_signal(signal.SIGKILL)
     process.ended()
@@ -360,3 +361,8 @@ def test_a_run_whose_source_has_changed_is_not_resumed(tmp_path):
     with pytest.raises(MismatchError, match="has changed since this run began"):
         rescore(config(source, noise=0), tmp_path / "run", done.manifest, Talk())
     assert np.isfinite(flat(done, "logp_trainer_T")).all()
+
+
+def test_without_a_number_a_fifth_is_scored_twice():
+    assert [_noise_responses(None, count) for count in (5, 40, 200, 5000)] == [16, 16, 40, 128]
+    assert [_noise_responses(asked, 40) for asked in (0, 3, 500)] == [0, 3, 500]

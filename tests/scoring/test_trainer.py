@@ -88,8 +88,11 @@ def test_batches_results_in_order_and_padding_within_rounding(save_model: SaveMo
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
     requests = requests_for(rng, 512, (5, 0, 40, 12, 1, 33, 8))
     told: list[int] = []
-    got = trainer.score(requests, token_budget=100, on_scored=told.append)
-    assert sum(told) == len(requests)
+    got = trainer.score(requests, token_budget=100, on_scored=told.extend)
+    assert sorted(told) == list(range(len(requests)))
+    told.clear()
+    trainer.score_again(requests, token_budget=100, rows=[0, 2, 3], on_scored=told.extend)
+    assert sorted(told) == [0, 2, 3]
     for scores, request in zip(got, requests, strict=True):
         assert scores.logp_T.dtype == scores.entropy_T.dtype == np.float32
         assert scores.rank_T.dtype == np.int32

@@ -67,12 +67,16 @@ def _deciding(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> T
             text("", lambda row: row["metric"].label),
             col("value", lambda row: in_words(row["metric"], row["found"])[0]),
             col("95 % interval", lambda row: in_words(row["metric"], row["found"])[1], optional=True),
-            *([col("× noise", lambda row: numbers.times(row["found"].get("times_floor")))] if noise else []),
+            *([col("× noise", lambda row: _times_noise(row["found"]))] if noise else []),
             text("strictest limit", _limit),
             text("logged by", lambda row: frameworks(row["metric"]), optional=True),
         ],
         note=_NOISE if noise else "",
     )
+
+
+def _times_noise(found: Mapping[str, Any]) -> str:
+    return numbers.times(found.get("times_floor"), found.get("times_floor_range"))
 
 
 def _strictest(limits: Sequence[Mapping[str, Any]], key: str, pair: str) -> Mapping[str, Any] | None:
