@@ -223,22 +223,22 @@ class _MergedState(Mapping[str, "torch.Tensor"]):
     """
 
     def __init__(self, model: Any) -> None:
-        self._base, self._layers = state_below(model), adapted_layers(model)
+        self.base, self._layers = state_below(model), adapted_layers(model)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         from mismatch_cli.sharding import whole
 
-        weight, layer = self._base[name], self._layers.get(name)
+        weight, layer = self.base[name], self._layers.get(name)
         if layer is None:
             return weight
         delta = whole(layer.get_delta_weight("default").detach())
         return (whole(weight).float() + delta.float()).to(weight.dtype)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._base)
+        return iter(self.base)
 
     def __len__(self) -> int:
-        return len(self._base)
+        return len(self.base)
 
 
 def adapted_layers(model: Any) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def share(value: float | None, low: float | None = None, high: float | None = No
 
 
 def times(factor: float | str | None, between: Sequence[float] | None = None) -> str:
-    """A factor, as `3.1 ×`, or the range that it lies in; `noise ≈ 0` if the noise is below resolution."""
+    """A factor, as `3.1 ×`, or its range, as `2.4–4.0 ×`; `noise ≈ 0` if the noise is below resolution."""
     if between is not None and between[1] <= _LARGEST_FACTOR:
         low, high = (number(float(f"{end:.2g}"), 2) for end in between)
         return f"{low}–{high} ×"

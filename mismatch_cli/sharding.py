@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mismatch_cli.adapters import state_below
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks import World
 
@@ -242,6 +241,11 @@ class WholeWeights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return whole(self._state[name]).to(self._dtype)
 
+    def shape(self, name: str) -> torch.Size:
+        """That of the whole weight, without gathering it; an adapter changes none."""
+        state: Mapping[str, Tensor] = getattr(self._state, "base", self._state)
+        return state[name].shape
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._state)
 
@@ -268,24 +272,25 @@ def saved_state(model: Any) -> Mapping[str, Tensor]:
     if not is_spread(learning):
         saved: Mapping[str, Tensor] = revert_weight_conversion(learning, dict(state))
         return saved
-    return _SavedLayers(learning, state) if learning._weight_conversions else state
+    if isinstance(state, WholeWeights) and learning._weight_conversions:
+        return _SavedLayers(learning, state)
+    return state
 
 
 class _SavedLayers(Mapping[str, Tensor]):
     """A spread model's weights under the names in its folder; holds one whole layer at a time."""
 
-    def __init__(self, learning: Any, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, learning: Any, state: WholeWeights) -> None:
         from transformers.core_model_loading import revert_weight_conversion
 
         self._learning, self._state, self._revert = learning, state, revert_weight_conversion
         self._layers: dict[str, list[str]] = {}
         for name in state:
             self._layers.setdefault(_layer(name) or name, []).append(name)
-        shapes = {name: weight.shape for name, weight in state_below(learning).items()}
         self._home = {}  # the layer of each name in the folder
         for layer, names in self._layers.items():
             for saved in revert_weight_conversion(
-                learning, {name: torch.empty(shapes[name], device="meta") for name in names}
+                learning, {name: torch.empty(state.shape(name), device="meta") for name in names}
             ):
                 self._home[saved] = layer
         self._held: tuple[str, Mapping[str, Tensor]] = "", {}

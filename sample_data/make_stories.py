@@ -20,13 +20,13 @@ ADDED = "{name} has {a} {things} and finds {b} more. How many {things} does {nam
 TAKEN = "{name} has {c} {things} and gives away {b}. How many {things} are left?"
 TIMES = "There are {a} boxes with {s} {things} each. How many {things} are there in all?"
 ASKED = " Answer with a number only."
-REWARD = '''import re
+REWARD = """import re
 
 
 def last_number(response, answer):
     numbers = re.findall(r"\\d+", response)
     return float(bool(numbers) and numbers[-1] == answer)
-'''
+"""
 
 
 def problems() -> list[dict[str, str]]:

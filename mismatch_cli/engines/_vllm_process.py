@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
+from mismatch_cli.engines import tell_tokens
 from mismatch_cli.ranks import World
 from mismatch_cli.trace.files import LOG_HEAD, could_not_write, open_to_append
 
@@ -135,13 +136,17 @@ def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
 
 
 @contextmanager
-def counted_steps(engine: Any, on_tokens: Callable[[int], None]) -> Iterator[None]:
-    """Count the tokens that vLLM's engine samples: one a step for each response that it has room to compute."""
+def counted_steps(llm: Any, on_finished: Callable[[int], None]) -> Iterator[None]:
+    """Tell a caller that counts tokens what vLLM samples: one a step for each response that it has room to compute."""
+    if not hasattr(on_finished, "tokens"):
+        yield
+        return
+    engine = llm.llm_engine
     step, most = engine.step, engine.vllm_config.scheduler_config.max_num_seqs
 
     def counting() -> Any:
         outputs = step()
-        on_tokens(min(engine.get_num_unfinished_requests(), most))
+        tell_tokens(on_finished, min(engine.get_num_unfinished_requests(), most))
         return outputs
 
     engine.step = counting

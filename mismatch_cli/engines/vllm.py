@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from mismatch_cli import custom_code
 from mismatch_cli.adapters import Adapter, read_adapter
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told, tell_tokens
+from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told
 from mismatch_cli.engines._vllm_answers import sampling_params, to_rollout
 from mismatch_cli.engines._vllm_process import (
     ModelClasses,
@@ -228,7 +228,7 @@ class VllmEngine:
         if not prompts:  # the ranks of this engine may have none left while those of another have
             return []
         try:
-            with counted_steps(self.llm.llm_engine, partial(tell_tokens, on_finished)):
+            with counted_steps(self.llm, on_finished):
                 outputs: list[Any] = self.llm.generate(
                     [{"prompt_token_ids": ids} for ids in prompts],
                     parameters,

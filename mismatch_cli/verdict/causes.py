@@ -52,7 +52,7 @@ CAUSES = (
           "arXiv 2510.11370, prime-rl PR#2808",
           "k3 0.0005–0.0015; 0.0002–0.0005 with routing replay (prime-rl PR#2808)"),
     Cause(r"trainer\.rounded_weights", "rounding to the engine's dtype swallows most of a small step: the engine lags",
-          "measured: SmolLM2-135M, docs/traps.md",
+          "measured: SmolLM2-135M",
           "4 % of the weights change, mean |π − μ| 0.022 instead of 0.006, in bfloat16 after a step of 2e-5"),
     Cause(_EITHER + r"dtype", "bfloat16 keeps 8 significant bits, float16 11, float32 24", "arXiv 2510.26788",
           "k3 0.001 in bfloat16, 1e-5 to 4e-5 in float16 (AknA13/train-infer-mismatch)"),

@@ -47,7 +47,7 @@ def test_without_arguments_the_bundled_model_scores_the_control(without_argument
     folder, out, err = without_arguments
     words = " ".join(out.split())  # where a line wraps depends on how long the model's path is
     assert "vllm 0.32.0 float32 against transformers 5.19.0 bfloat16" in words
-    assert "Scoring: 96/96 responses" in err and "mismatch-cli diagnose rescore-float32" in words
+    assert "Scoring: 11,057/11,057 tokens" in err and "mismatch-cli diagnose rescore-float32" in words
     for name in ("summary.json", "report.html", "plots/ratio-and-tv.png", "trace/vocab.parquet"):
         assert (folder / name).stat().st_size > 0
     manifest = json.loads((folder / "trace" / "manifest.json").read_text())

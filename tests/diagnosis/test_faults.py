@@ -87,7 +87,8 @@ def test_a_healthy_trace_has_no_fault(pools, pool):
     assert diagnosis.faults == ()
     assert {f.check for f in diagnosis.found} <= ({"logit-lattice"} if pool == "fp8-kv" else set())
     untested = {f.check for f in diagnosis.findings if f.status == "untested"}
-    needing = {"stale-weights", "attention", *NEED_THE_MODEL}  # need an earlier checkpoint, a manifest, the model
+    # These need an earlier checkpoint, a manifest, or the model.
+    needing = {"stale-weights", "attention", "rounded-weights", *NEED_THE_MODEL}
     assert untested == (set() if pool == "float32" else needing)  # without a gap there is nothing to explain
 
 
@@ -170,5 +171,6 @@ def test_every_check_says_what_it_is():
         assert check.check.__doc__
     not_planted = {"other weights on one side", *IN_THE_SET, *MODEL_AT_HAND, *NOT_SCORED_HERE}
     assert set(SEVERITY) | not_planted == set(BY_NAME)
-    elsewhere = {"truncated-support", "logit-lattice", "unexplained-gap", "attention"}  # the last in tests/commands
+    # `attention` in tests/commands, `rounded-weights` in test_model_at_hand.py
+    elsewhere = {"truncated-support", "logit-lattice", "unexplained-gap", "attention", "rounded-weights"}
     assert {fault.check for fault in FAULTS} | elsewhere == set(names())
