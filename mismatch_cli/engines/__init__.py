@@ -271,11 +271,9 @@ def engine_failures(doing: str, kept: str) -> Iterator[None]:
         ) from error
 
 
-def tell_tokens(on_finished: Told, count: int) -> None:
-    """Tell a caller that counts tokens, with a method `tokens`, how many an engine has just sampled."""
-    tell = getattr(on_finished, "tokens", None)
-    if tell is not None:
-        tell(count)
+def token_counter(on_finished: Told) -> Callable[[int], None] | None:
+    """What to call with the number of newly sampled tokens; None if the caller counts only responses."""
+    return getattr(on_finished, "tokens", None)
 
 
 def sample_checked(

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from mismatch_cli.engines import tell_tokens
+from mismatch_cli.engines import token_counter
 from mismatch_cli.ranks import World
 from mismatch_cli.trace.files import LOG_HEAD, could_not_write, open_to_append
 
@@ -138,7 +138,8 @@ def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
 @contextmanager
 def counted_steps(llm: Any, on_finished: Callable[[int], None]) -> Iterator[None]:
     """Tell a caller that counts tokens what vLLM samples: one a step for each response that it has room to compute."""
-    if not hasattr(on_finished, "tokens"):
+    on_tokens = token_counter(on_finished)
+    if on_tokens is None:
         yield
         return
     engine = llm.llm_engine
@@ -146,7 +147,7 @@ def counted_steps(llm: Any, on_finished: Callable[[int], None]) -> Iterator[None
 
     def counting() -> Any:
         outputs = step()
-        tell_tokens(on_finished, min(engine.get_num_unfinished_requests(), most))
+        on_tokens(min(engine.get_num_unfinished_requests(), most))
         return outputs
 
     engine.step = counting

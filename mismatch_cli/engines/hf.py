@@ -6,13 +6,12 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.adapters import put_on, read_adapter, state_below
 from mismatch_cli.attention import attention_facts
 from mismatch_cli.batch import Rollout
-from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told, tell_tokens
+from mismatch_cli.engines import EngineSettings, Forced, Request, Shapes, Sink, Told, token_counter
 from mismatch_cli.engines._checks import check_known
 from mismatch_cli.engines._hf_replay import Forcing, read_at_once
 from mismatch_cli.errors import MismatchError, UsageError
@@ -183,7 +182,7 @@ class HfEngine:
         import torch
 
         settings = replace(self._settings, sampling=self._sampling(batch[0]))
-        recorder = _Recorder(settings, self._stop_ids, sinks, self._routers, partial(tell_tokens, on_finished))
+        recorder = _Recorder(settings, self._stop_ids, sinks, self._routers, token_counter(on_finished))
         torch.manual_seed(batch[0].seed)
         config = self._generation_config(max_new_tokens=max(map(self._wanted, batch)))
         sampled = self._generate([r.prompt_ids for r in batch], recorder, recorder, config)
@@ -264,7 +263,7 @@ class _Recorder:
         stop_ids: set[int],
         sinks: dict[int, Sink],
         routers: Routers | None,
-        on_tokens: Callable[[int], None] = lambda _: None,
+        on_tokens: Callable[[int], None] | None = None,
     ) -> None:
         self._sampling, self._top_k = settings.sampling, settings.top_logprobs
         self._stop_ids = stop_ids
@@ -296,8 +295,6 @@ class _Recorder:
 
     def record(self, sampled_B: torch.Tensor) -> None:
         """Record log μ of these tokens; `generate` does not call the processor after its last step."""
-        import torch
-
         logp_BV = self._pending
         assert logp_BV is not None
         logp_B1 = logp_BV.gather(1, sampled_B[:, None])
@@ -306,14 +303,21 @@ class _Recorder:
         if self._top_k:
             values, ids = logp_BV.topk(self._top_k, dim=-1)
             self._topk.append((values.cpu(), ids.int().cpu()))
-        running_B = torch.ones_like(sampled_B, dtype=torch.bool) if self._running_B is None else self._running_B
-        self._on_tokens(int(running_B.sum()))
-        stops = torch.tensor(sorted(self._stop_ids), device=sampled_B.device)
-        self._running_B = running_B & ~torch.isin(sampled_B, stops)
+        if self._on_tokens is not None:  # counting waits for the device
+            self._on_tokens(self._count(sampled_B))
         for row, sink in list(self._sinks.items()):
             sink(logp_BV[row].cpu().numpy())
             if int(sampled_B[row]) in self._stop_ids:
                 del self._sinks[row]
+
+    def _count(self, sampled_B: torch.Tensor) -> int:
+        """How many rows had not drawn a stop token before these tokens."""
+        import torch
+
+        running_B = torch.ones_like(sampled_B, dtype=torch.bool) if self._running_B is None else self._running_B
+        stops = torch.tensor(sorted(self._stop_ids), device=sampled_B.device)
+        self._running_B = running_B & ~torch.isin(sampled_B, stops)
+        return int(running_B.sum())
 
     def rollout(self, row: int, prompt_ids: list[int], ids: list[int]) -> Rollout:
         """The response of one row, with these tokens."""

@@ -88,10 +88,7 @@ def score_shards(
     rows = [len(fed_S) for fed_S in tokens]
     repeated = evenly_spaced(_noise_responses(noise_responses, sum(rows)), sum(rows))
     firsts = [0, *accumulate(rows)]
-    repeats = [
-        np.array([repeated(first + row) for row in range(count)], dtype=bool)
-        for first, count in zip(firsts[:-1], rows, strict=True)
-    ]
+    repeats = np.split(np.array([repeated(i) for i in range(firsts[-1])], dtype=bool), firsts[1:-1])
     # What is scored twice counts twice: a noise response takes as long again.
     work = [int((fed_S * (1 + repeat_S)).sum()) for fed_S, repeat_S in zip(tokens, repeats, strict=True)]
     scored = sum(count for count, is_done in zip(work, done, strict=True) if is_done)

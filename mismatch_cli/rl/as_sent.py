@@ -31,9 +31,8 @@ class AsSent:
 
     def empty(self) -> list[Tensor]:
         """Room for a copy."""
-        dtypes = [part.dtype if self._adapter else self._dtype for part in self.trained()]
-        parts = zip(self.trained(), dtypes, strict=True)
-        return [torch.empty_like(part, dtype=dtype, device="cpu") for part, dtype in parts]
+        dtype = None if self._adapter else self._dtype  # None: each its own
+        return [torch.empty_like(part, dtype=dtype, device="cpu") for part in self.trained()]
 
     def at_each(self, copies: Sequence[Sequence[Tensor]], measure: Callable[[], R]) -> list[R]:
         """What `measure` returns with the model at each copy; then the model has its own weights again, to the bit."""

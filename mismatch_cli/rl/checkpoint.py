@@ -91,7 +91,7 @@ def _write_tensors(tensors: Mapping[str, Tensor], target: Path, folder: Path, wo
     writer = dcp.HuggingFaceStorageWriter(str(target), save_distributed=True)
     try:
         with _quiet():
-            dcp.save(dict(tensors), storage_writer=writer, no_dist=world.size == 1)
+            dcp.save(dict(tensors), storage_writer=writer)
     except dcp.CheckpointException as error:  # not an `Exception`; has those of the failed ranks
         raise could_not_write(folder, next(iter(error.failures.values()))[0]) from error  # type: ignore[arg-type]
 

@@ -22,10 +22,15 @@ def engine_settings(
     world: World,
 ) -> EngineSettings:
     """The settings for this rank's engine; `folder` is that of the run."""
-    module = engine_module(config.engine)
-    if module.REMOTE:
-        return _server_settings(config, sampling, top_k, folder, say, world)
-    extra = _context_length(config)
+    module, context = engine_module(config.engine), _context_length(config)
+    if module.REMOTE:  # dtypes and the like are decided when the servers start
+        named = {"url": config.engine_url, "served_model": config.served_model, **context}
+        return EngineSettings(
+            config.model, sampling, top_k, seed=config.seed, extra={k: v for k, v in named.items() if v}, say=say,
+            world=world, weights_folder=Path(config.weights_folder or folder / "weights"),
+            weight_transfer=config.weight_transfer,
+        )  # fmt: skip
+    extra = context
     if config.kv_cache_dtype != "auto":
         extra["kv_cache_dtype"] = config.kv_cache_dtype
     if module.MEMORY_SHARE is not None and torch.cuda.is_available():  # the trainer is on the same device
@@ -41,23 +46,6 @@ def engine_settings(
 def _context_length(config: TrainConfig) -> dict[str, Any]:
     """The maximum length of prompt plus response, under the name that every engine gives it."""
     return {"max_model_len": longest} if (longest := config.max_context_tokens) else {}
-
-
-def _server_settings(
-    config: TrainConfig,
-    sampling: SamplingSettings,
-    top_k: int,
-    folder: Path,
-    say: Callable[[str], None],
-    world: World,
-) -> EngineSettings:
-    """Dtypes and the like are decided when the servers start."""
-    weights = Path(config.weights_folder or folder / "weights")
-    named = {"url": config.engine_url, "served_model": config.served_model, **_context_length(config)}
-    return EngineSettings(
-        config.model, sampling, top_k, seed=config.seed, extra={k: v for k, v in named.items() if v},
-        say=say, world=world, weights_folder=weights, weight_transfer=config.weight_transfer,
-    )  # fmt: skip
 
 
 def dtype_of_weights(engine: Engine) -> tuple[torch.dtype | None, str]:

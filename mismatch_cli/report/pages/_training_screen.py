@@ -112,12 +112,11 @@ def _remarks(runs: Sequence[TrainingRun]) -> Facts:
 
 def _rounding(runs: Sequence[TrainingRun]) -> str:
     """What the engine's dtype swallows of the trainer's steps; empty where both have the same digits."""
-    gaps = [gap for run in runs if (gap := run.last("rounding", "abs_dp_mean"))]
-    shares = [share for run in runs if (share := run.last("rounding", "weights_changed")) is not None]
-    if not gaps or not shares:
+    gap = over_seeds(run.last("rounding", "abs_dp_mean") or None for run in runs).value
+    share = over_seeds(run.last("rounding", "weights_changed") for run in runs).value
+    if gap is None or share is None:
         return ""
-    changed = numbers.number(100 * sum(shares) / len(shares), 2)
-    lag = numbers.number(sum(gaps) / len(gaps), 2)
+    changed, lag = numbers.number(100 * share, 2), numbers.number(gap, 2)
     return f"{changed} % of the weights change in the engine at a step; it lags the trainer by |π − μ| {lag}"
 
 
