@@ -1,6 +1,7 @@
 """The race: `train` and its scorer against TRL's, the scorer against a plain script's, `probe` against one by hand.
 
     python benchmarks/race.py train   --trl-python trl-venv/bin/python [--rounds 5] [--threads 1] [--racers own trl …]
+    python benchmarks/race.py train   --trl-python trl-venv/bin/python --threads 2 --racers own-real trl-real
     python benchmarks/race.py scoring --trl-python trl-venv/bin/python [--rounds 3] [--large]
     python benchmarks/race.py probe   [--rounds 2] [--sizes 64x4 256x4 1024x8]
 
@@ -15,7 +16,6 @@ import argparse
 import json
 import os
 import re
-import resource
 import shutil
 import statistics
 import subprocess
@@ -30,6 +30,11 @@ from turns import Died, Racer
 
 RIVALS, ROOT = Path(__file__).parent / "rivals", Path(__file__).parents[1]
 TARGET = 2.5
+# On the real model of `make real-model`, which does not end its answers within 64 tokens: both sample as many.
+REAL_MODEL = str(ROOT / ".real-model")
+REAL_OWN = [f"model={REAL_MODEL}", "prompts_per_step=8", "samples_per_prompt=4", "max_tokens=64", "learning_rate=1e-6"]
+REAL_TRL = ["--model", REAL_MODEL, "--prompts", "8", "--samples", "4", "--max-tokens", "64", "--micro-batch", "16"]
+REAL_TRL += ["--learning-rate", "1e-6"]
 Side = tuple[str, str, list[str]]  # whose Python, script, arguments
 TRAIN: dict[str, Side] = {
     "own": ("own", "own_train.py", []),
@@ -43,6 +48,11 @@ TRAIN: dict[str, Side] = {
     "trl-continuous": ("trl", "trl_grpo.py", ["--sampler", "continuous-batching"]),
     "trl-vllm": ("trl", "trl_grpo.py", ["--sampler", "vllm"]),  # crashes on a CPU at its first weight sync
     "trl-vllm-mended": ("trl", "trl_grpo.py", ["--sampler", "vllm-mended"]),
+    "own-real": ("own", "own_train.py", ["--set", *REAL_OWN]),
+    "own-real-float32": ("own", "own_train.py", ["--set", *REAL_OWN, "rollout_dtype=float32"]),
+    "own-real-lora": ("own", "own_train.py", ["--set", *REAL_OWN, "lora=yes", "lora_rank=16", "lora_alpha=32"]),
+    "trl-real": ("trl", "trl_grpo.py", REAL_TRL),
+    "trl-real-lora": ("trl", "trl_grpo.py", [*REAL_TRL, "--lora"]),
 }
 SCORING: dict[str, Side] = {
     "own": ("own", "own_scoring.py", []),
@@ -62,6 +72,7 @@ def main() -> None:
     parser.add_argument("--racers", nargs="+", help="racers; the first is compared with the others")
     parser.add_argument("--large", action="store_true", help="scoring: two layers with a vocabulary of 151,936")
     parser.add_argument("--sizes", nargs="+", default=["64x4", "256x4", "1024x8"], help="probe: prompts x responses")
+    parser.add_argument("--model", default=str(ROOT / "sample_data/model"), help="probe: a model folder")
     parser.add_argument("--arguments", nargs=argparse.REMAINDER, default=[], help="probe: arguments for both sides")
     options = parser.parse_args()
     lines = {"train": train, "scoring": scoring, "probe": probe}[options.what](options)
@@ -72,7 +83,8 @@ def main() -> None:
 def train(options: argparse.Namespace) -> Iterator[str]:
     names = options.racers or ["own", "trl"]
     rounds = race({name: command(options, *TRAIN[name]) for name in names}, options)
-    yield f"train: {options.threads} thread(s), {len(rounds)} rounds, 256 responses of at most 128 tokens, 2 updates"
+    responses = rounds[-1][names[0]]["samples"]
+    yield f"train: {options.threads} thread(s), {len(rounds)} rounds, {responses} responses, 2 updates"
     yield from table(rounds)
     yield from ratios(rounds)
     yield f"target: {TARGET}"
@@ -193,7 +205,8 @@ def probe(options: argparse.Namespace) -> Iterator[str]:
     Modules come compiled from a folder of the race, as on any machine that has imported them before.
     """
     compiled = tempfile.mkdtemp()
-    yield f"{'':<10}{'racer':<16}{'to the number, s':>24}{'to the end, s':>24}{'CPU s':>24}   mean |π − μ|"
+    heads = f"{'to the number, s':>24}{'to the end, s':>24}{'CPU s':>24}{'peak MB':>9}"
+    yield f"{'':<10}{'racer':<16}{heads}   mean |π − μ|"
     for size in options.sizes:
         prompts, samples = size.split("x")
         more = ["--num-prompts", prompts, "--samples-per-prompt", samples, *options.arguments]
@@ -206,7 +219,8 @@ def probe(options: argparse.Namespace) -> Iterator[str]:
         for name, runs in found.items():
             columns = (spread([run.first for run in runs]), spread([run.last for run in runs]))
             cpu = spread([run.cpu for run in runs])
-            yield f"{size:<10}{name:<16}{columns[0]:>24}{columns[1]:>24}{cpu:>24}   {runs[-1].number}"
+            peak = max(run.peak_mb for run in runs)
+            yield f"{size:<10}{name:<16}{columns[0]:>24}{columns[1]:>24}{cpu:>24}{peak:>9.0f}   {runs[-1].number}"
         first_name, *others = found
         for name in others:
             pairs = list(zip(found[first_name], found[name], strict=True))
@@ -219,11 +233,12 @@ def probe(options: argparse.Namespace) -> Iterator[str]:
 
 
 class Whole(NamedTuple):
-    """A whole process: seconds to its number and to its end, CPU seconds with children, and the number."""
+    """A whole process: seconds to its number and to its end, CPU seconds with children, peak memory, the number."""
 
     first: float
     last: float
     cpu: float
+    peak_mb: float
     number: str
 
 
@@ -231,13 +246,14 @@ def timed(name: str, more: Sequence[str], options: argparse.Namespace, compiled:
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "PYTHONPYCACHEPREFIX": compiled}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     folder = tempfile.mkdtemp()
-    model, problems = str(ROOT / "sample_data/model"), str(ROOT / "sample_data/problems.jsonl")
+    problems = str(ROOT / "sample_data/problems.jsonl")
     if name == "own":
-        start = [sys.executable, "-m", "mismatch_cli", "probe", "--quiet", "--force", "--output", folder]
+        start = [sys.executable, "-m", "mismatch_cli", "probe", options.model, "--prompts", problems]
+        start += ["--quiet", "--force", "--output", folder]
     else:
-        start = [sys.executable, str(RIVALS / "hand_probe.py"), model, problems]
+        start = [sys.executable, str(RIVALS / "hand_probe.py"), options.model, problems]
         start += ["--corrected"] if name == "corrected" else []
-    began, cpu_before = time.perf_counter(), cpu_of_children()
+    began = time.perf_counter()
     with subprocess.Popen([*start, *more], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         lines = [process.stdout.readline()]
@@ -245,20 +261,17 @@ def timed(name: str, more: Sequence[str], options: argparse.Namespace, compiled:
             lines.append(process.stdout.readline())
         first = time.perf_counter() - began
         lines += process.stdout.readlines()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     last = time.perf_counter() - began
     shutil.rmtree(folder)
     if process.returncode:
         raise SystemExit(f"{name} ended with exit code {process.returncode}.")
     pattern = r"mean \|π − μ\|\s+(\S+)|mean \|pi - mu\| (\S+)"
     number = next((match[1] or match[2] for line in lines if (match := re.search(pattern, line))), "?")
-    whole = Whole(first, last, cpu_of_children() - cpu_before, number)
+    whole = Whole(first, last, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, number)
     print(f"{name} {' '.join(more)}: {whole}", file=sys.stderr, flush=True)
     return whole
-
-
-def cpu_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

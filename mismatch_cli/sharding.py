@@ -8,7 +8,7 @@ of all communication; there the LM head is a module like any other, whose weight
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -284,9 +284,7 @@ class _SavedLayers(Mapping[str, Tensor]):
         from transformers.core_model_loading import revert_weight_conversion
 
         self._learning, self._state, self._revert = learning, state, revert_weight_conversion
-        self._layers: dict[str, list[str]] = {}
-        for name in state:
-            self._layers.setdefault(_layer(name) or name, []).append(name)
+        self._layers = _by_layer(state)
         self._home = {}  # the layer of each name in the folder
         for layer, names in self._layers.items():
             for saved in revert_weight_conversion(
@@ -310,22 +308,22 @@ class _SavedLayers(Mapping[str, Tensor]):
         return len(self._home)
 
 
-def _layer(name: str) -> str:
-    """`model.layers.3.` of a weight in a numbered layer, else empty."""
-    match = _UP_TO_NUMBER.match(name)
-    assert match is not None
-    return match[0]
+def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of weights by their layer, such as `model.layers.3.`; a weight outside of numbered layers is alone."""
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        match = _UP_TO_NUMBER.match(name)
+        layer = match[0] if match else ""
+        layers.setdefault(layer or name, []).append(name)
+    return layers
 
 
 def saved_by_layer(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """A model's state under the names in its folder, layer by layer; split weights are copies."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    layers: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in state.items():
-        layers.setdefault(_layer(name), {})[name] = tensor
-    for part in layers.values():
-        yield from revert_weight_conversion(model, part).items()
+    for names in _by_layer(state).values():
+        yield from revert_weight_conversion(model, {name: state[name] for name in names}).items()
 
 
 def on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:

@@ -53,6 +53,7 @@ def _hide_in_children(names: list[str]) -> None:
 
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16")  # common ones; an engine may have more
 DTYPES = ("auto", "float32", "bfloat16", "float16")  # of a model; "auto" is its checkpoint's own
+SIXTEEN_BITS = ("bfloat16", "float16", "half")  # as manifests name them; "half" is vLLM's name of float16
 _SMALL_MODEL_BYTES = 200_000_000
 _MOST_THREADS = 4096
 
@@ -67,6 +68,11 @@ def set_threads(asked: int | None, model: str) -> int:
         check_threads(asked)
         torch.set_num_threads(asked)
     return torch.get_num_threads()
+
+
+def sends_rounded(trainer_dtype: object, engine_dtype: object) -> bool:
+    """Whether an engine gets the weights with fewer digits than the trainer keeps."""
+    return trainer_dtype == "float32" and engine_dtype in SIXTEEN_BITS
 
 
 def check_threads(asked: int | None) -> None:

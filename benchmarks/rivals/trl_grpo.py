@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--micro-batch", type=int, default=128)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--lora", action="store_true", help="rank 16, alpha 32, all linear modules")
     options = parser.parse_args()
     lines = Path(options.problems).read_text(encoding="utf-8").splitlines()
     rows = [
@@ -141,6 +143,7 @@ def main() -> None:
             args=settings(options, folder),
             train_dataset=Dataset.from_list(rows),
             callbacks=[TakesTurns(rewards, options.updates)],
+            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if options.lora else None,
         )
         trainer.train()
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from mismatch_cli.bisect.experiments import Change
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, restarts
+from mismatch_cli.torch_settings import SIXTEEN_BITS, sends_rounded
 from mismatch_cli.verdict.causes import CAUSES, place
 
-_16_BITS = ("bfloat16", "float16")
 _SUPPORT = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 SWITCHES = {"VLLM_BATCH_INVARIANT": "1"}  # variables that a change may set for the engine
 
@@ -60,11 +60,11 @@ def _dtypes(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
                      {"dtype": trained}, flags=("--rollout-dtype", trained))  # fmt: skip
         yield Toggle("dtype", "trainer", trained, rolled, f"the trainer in {rolled}, like the rollout",
                      trainer={"trainer_dtype": rolled}, flags=("--trainer-dtype", rolled))  # fmt: skip
-    if trained == "float32" and rolled in _16_BITS:
+    if sends_rounded(trained, rolled):
         yield Toggle("rounded_weights", "trainer", trained, rolled,
                      f"log π with the weights rounded to {rolled}, as the engine has them",
                      trainer={"rounded_to": rolled})  # fmt: skip
-    if {rolled, trained} & {*_16_BITS}:
+    if {rolled, trained} & {*SIXTEEN_BITS}:
         wide = {"dtype": "float32"}, {"trainer_dtype": "float32", "float32_head": False}
         yield Toggle("dtype", "both", f"{rolled} / {trained}" if rolled != trained else rolled, "float32",
                      "float32 on both sides, or float16", *wide, flags=both, floor=rolled == trained)  # fmt: skip
@@ -78,13 +78,13 @@ def _heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
     """A float32 LM head on one side, the other, or both; or on neither, if one has it; or undo a lower precision."""
     own = rollout.overrides.get("head_dtype")
     in_engine, in_trainer = own == "float32", trainer.config.float32_head
-    can_engine = rollout.engine == "vllm" and _dtype(rollout.told, rollout.dtype) in _16_BITS
-    if own in _16_BITS and not can_engine:
+    can_engine = rollout.engine == "vllm" and _dtype(rollout.told, rollout.dtype) in SIXTEEN_BITS
+    if own in SIXTEEN_BITS and not can_engine:
         off = {"engine_args": {"hf_overrides": {"head_dtype": None}}}
         yield Toggle(
             "head_dtype", "rollout", own, "as the weights", "an LM head of the weights’ dtype in the engine", off
         )
-    can_trainer = _dtype(trainer.told, trainer.config.trainer_dtype) in _16_BITS
+    can_trainer = _dtype(trainer.told, trainer.config.trainer_dtype) in SIXTEEN_BITS
     on = {"engine_args": {"hf_overrides": {"head_dtype": "float32"}}}
     override = ("--engine-arg", 'hf_overrides={"head_dtype": "float32"}')
     value, trained = ("float32" if has else "as the weights" for has in (in_engine, in_trainer))

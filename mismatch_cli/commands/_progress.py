@@ -119,17 +119,13 @@ class TerminalProgress:
 
                 yield SamplingMeter(total - done, most_tokens, draw)
             return
-        last = time.monotonic()
+        due = _LogLines(total)
 
         def tell(meter: SamplingMeter) -> None:
-            nonlocal last
-            reached, now = done + meter.finished, time.monotonic()
-            if now - last >= _SECONDS_BETWEEN_LINES or (reached >= total and not said_all):
-                last = now
-                said_all.extend([True] * (reached >= total))
+            reached = done + meter.finished
+            if due.after(reached):
                 self.say(f"{phase}: {reached}/{total} responses, {meter.words()}")
 
-        said_all: list[bool] = []
         yield SamplingMeter(total - done, most_tokens, tell)
 
     @contextmanager
@@ -153,14 +149,13 @@ class TerminalProgress:
 
                 yield advance
             return
-        last = began
+        due = _LogLines(total)
 
         def tell(count: int) -> None:
-            nonlocal last, finished
+            nonlocal finished
             finished += count
-            now, reached = time.monotonic(), done + finished
-            if now - last >= _SECONDS_BETWEEN_LINES or reached >= total:
-                last = now
+            reached = done + finished
+            if due.after(reached):
                 left = (total - reached) / max(rate(), 1e-9)
                 self.say(f"{phase}: {reached:,}/{total:,} {unit}, {short(rate())}/s, {duration(left)} left")
 
@@ -186,6 +181,21 @@ class TerminalProgress:
             *((TextColumn("left"), TimeRemainingColumn()) if counted else ()),
             console=self._console,
         )
+
+
+class _LogLines:
+    """When a log gets a line of progress: every ten seconds, and once when all is done."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._last, self._complete = total, time.monotonic(), False
+
+    def after(self, reached: int) -> bool:
+        """Whether a line is due now that this much is done; if so, the next is due later."""
+        now, complete = time.monotonic(), reached >= self._total
+        due = now - self._last >= _SECONDS_BETWEEN_LINES or (complete and not self._complete)
+        if due:
+            self._last, self._complete = now, complete
+        return due
 
 
 def _take_back_broken_lines(console: Console, drawn: list[Text]) -> None:

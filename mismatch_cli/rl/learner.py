@@ -87,8 +87,7 @@ class Learner:
 
     def update(self, samples: Sequence[Sample]) -> Update:
         """Take one optimiser step; a `NotFiniteError`, and no step, if loss or gradient are not finite."""
-        for parameter in (*self._weights, *self._masters):
-            parameter.grad = None
+        self.drop_gradients()
         scale_S = self._scale(np.array([s.rollout.num_sampled for s in samples], dtype=np.int64))
         samples = self._with_average(samples)
         batches = list(self._micro_batches(samples, scale_S))
@@ -116,6 +115,11 @@ class Learner:
         if finite:
             self._step()
         return update
+
+    def drop_gradients(self) -> None:
+        """Free the gradients of the last update, which nothing needs while the engine samples."""
+        for parameter in (*self._weights, *self._masters):
+            parameter.grad = None
 
     def _scale(self, length_S: np.ndarray) -> np.ndarray:
         """The factor for the tokens of each response, given the whole minibatch."""

@@ -53,8 +53,7 @@ def train(
             with seconds("sync"):
                 run.sync.look_back(step, run.samples(current, batches[0]))
             with seconds("update"):
-                for batch in batches:
-                    run.update(current, batch)
+                run.learn(current, batches)
             with seconds("sync"):
                 proof = run.sync.prove(step, run.samples(current, batches[0]), current.uses[0].update.logp)
                 run.sync.load(step + 1)

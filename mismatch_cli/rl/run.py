@@ -262,7 +262,13 @@ class Run:
             for row, (logp_T, topk_logp_TK), key in zip(rows, scores, keys, strict=True)
         ]
 
-    def update(self, step: Step, batch: Minibatch) -> None:
+    def learn(self, step: Step, batches: Sequence[Minibatch]) -> None:
+        """An update with each minibatch; then memory for gradients is free until the next step learns."""
+        for batch in batches:
+            self._update(step, batch)
+        self.learner.drop_gradients()
+
+    def _update(self, step: Step, batch: Minibatch) -> None:
         """One optimiser step; if it is not finite, everything up to it is saved as a trace."""
         version = self.learner.version
         try:

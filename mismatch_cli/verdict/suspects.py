@@ -13,12 +13,12 @@ from typing import Any
 
 from mismatch_cli.errors import suggest
 from mismatch_cli.places import BUNDLED_MODEL, bundled, shown
+from mismatch_cli.torch_settings import SIXTEEN_BITS, sends_rounded
 from mismatch_cli.verdict.causes import CAUSES, leaves, place
 from mismatch_cli.verdict.reference import family
 
 MODEL = "MODEL"  # placeholder in a command for a model that the manifest does not name
 _LOW = re.compile(r"(fp|int|float|nvfp|mxfp|turboquant)_?\d", re.IGNORECASE)  # formats that only a cache has
-_16_BITS = ("bfloat16", "float16", "half")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _argument(name: str, value: str) -> tuple[str, str]:
 
 def _low_cache(s: _Settings) -> bool:
     cache = str(s["rollout.kv_cache_dtype"] or "")
-    return cache not in ("", "auto", s["rollout.dtype"], "float32", *_16_BITS) and bool(_LOW.search(cache))
+    return cache not in ("", "auto", s["rollout.dtype"], "float32", *SIXTEEN_BITS) and bool(_LOW.search(cache))
 
 
 def _on_gpu(s: _Settings) -> bool:
@@ -237,21 +237,21 @@ _RULES = (
     _Rule("rollout.kv_cache_dtype", _low_cache, "auto: a cache in the dtype of the weights",
           ("--kv-cache-dtype", "auto"), _flag("--kv-cache-dtype")),
     _Rule("rollout.num_experts", lambda s: s["trainer.routes"] == "own" and bool(s["rollout.router_layers"])
-          and set(_dtypes(s)) & set(_16_BITS) != set(),
+          and set(_dtypes(s)) & set(SIXTEEN_BITS) != set(),
           "the rollout's routes in the trainer (routing replay)", ("--replay-routes",)),
     _Rule("rollout.num_experts", lambda s: family(s.manifest) == "moe" and s["trainer.routes"] != "replayed"
-          and set(_dtypes(s)) & set(_16_BITS) != set(),
+          and set(_dtypes(s)) & set(SIXTEEN_BITS) != set(),
           "the rollout's routes in the trainer (routing replay); float32 shows what flips cause", _FLOAT32,
           lambda _: _SIXTEEN, value=lambda s: s["rollout.num_experts"] or s["trainer.num_experts"] or "moe"),
     _Rule("trainer.rounded_weights",
-          lambda s: s.was_trained and s["trainer.dtype"] == "float32" and s["rollout.dtype"] in _16_BITS,
+          lambda s: s.was_trained and sends_rounded(s["trainer.dtype"], s["rollout.dtype"]),
           "the trainer's dtype in the engine, or log π with rounded weights",
           rescore=lambda s: ("--trainer-dtype", str(s["rollout.dtype"])), value=lambda s: s["rollout.dtype"]),
     _Rule("trainer.dtype", lambda s: None not in _dtypes(s) and len(set(_dtypes(s))) > 1, "one dtype on both sides",
           rescore=lambda s: ("--trainer-dtype", str(s["rollout.dtype"]))),
-    _Rule("rollout.dtype", lambda s: s["rollout.dtype"] in _16_BITS, "float32 on both sides, or float16",
+    _Rule("rollout.dtype", lambda s: s["rollout.dtype"] in SIXTEEN_BITS, "float32 on both sides, or float16",
           _FLOAT32, lambda value: ("--rollout-dtype", str(value), "--trainer-dtype", str(value))),
-    _Rule("trainer.head_dtype", lambda s: s["trainer.head_dtype"] in _16_BITS, "a float32 LM head on both sides",
+    _Rule("trainer.head_dtype", lambda s: s["trainer.head_dtype"] in SIXTEEN_BITS, "a float32 LM head on both sides",
           rescore=lambda _: ("--float32-head",)),
     _Rule("trainer.attn_implementation", lambda s: bool(s["trainer.attention_leaves_out"]), "eager attention",
           rescore=lambda _: ("--attn", "eager")),
@@ -274,7 +274,7 @@ _RULES = (
           _argument("enable_chunked_prefill", "false"), lambda _: _argument("enable_chunked_prefill", "true")),
     _Rule("rollout.enforce_eager", lambda s: s["rollout.enforce_eager"] is False, "no graphs, no compilation",
           ("--eager",), lambda _: ("--compiled",)),
-    _Rule("trainer.adapter_merged", lambda s: bool(s["trainer.adapter_merged"]) and s["trainer.dtype"] in _16_BITS,
+    _Rule("trainer.adapter_merged", lambda s: bool(s["trainer.adapter_merged"]) and s["trainer.dtype"] in SIXTEEN_BITS,
           "an unmerged adapter", rescore=lambda _: ("--no-merge-adapter",)),
     _Rule("rollout.tensor_parallel_size", lambda s: (s["rollout.tensor_parallel_size"] or 1) > 1, "one GPU",
           ("--tensor-parallel", "1"), _flag("--tensor-parallel")),

@@ -7,6 +7,7 @@ import numpy as np
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.model import rounded_to
+from mismatch_cli.torch_settings import sends_rounded
 
 NAME, STAGE = "stale-weights", 4
 TITLE = "Stale weights"
@@ -17,7 +18,6 @@ CHANGE = (
 )
 SOURCE = "TRL 5312 (sleep mode: 0.010 to 0.201 at step 3), verl 7904, prime-rl PR 3543, SkyRL 1776"
 _LESS, _Z = 0.8, 4.0
-_SIXTEEN = ("bfloat16", "float16")
 
 
 def check(evidence: Evidence) -> Finding:
@@ -85,4 +85,4 @@ def finding_of(
 def narrower(evidence: Evidence) -> str | None:
     """The engine's dtype, if the manifest says that it has 16 bits and the trainer float32."""
     engine, trainer = (evidence.about.get(side, {}).get("dtype") for side in ("rollout", "trainer"))
-    return engine if trainer == "float32" and engine in _SIXTEEN else None
+    return engine if sends_rounded(trainer, engine) else None
