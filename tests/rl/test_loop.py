@@ -184,3 +184,16 @@ def test_a_step_with_only_right_answers_moves_by_momentum_only(tmp_path, monkeyp
     assert [line["grad_norm"] == 0 for line in (first, second, third)] == [True, False, True]
     assert first["blocked"] is first["bad_over_negative"] is None
     assert third["updates"] == 6 and not torch.equal(weights[1], weights[2])
+
+
+def test_no_gradient_takes_memory_while_the_engine_samples(tmp_path, monkeypatch):
+    gradients: list[bool] = []
+    sample = Run.sample
+
+    def counting(self: Run, *arguments: Any) -> list[Any]:
+        gradients.append(any(weight.grad is not None for weight in self.learner.model.parameters()))
+        return sample(self, *arguments)
+
+    monkeypatch.setattr(Run, "sample", counting)
+    run(tmp_path / "run", steps=2)
+    assert gradients and not any(gradients)
