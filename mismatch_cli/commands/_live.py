@@ -33,6 +33,7 @@ Record = Mapping[str, Any]
 STOPPING = "Finishing this step, then saving (Ctrl-C again: stop at once)"
 _RECENT = 20  # steps from which the time of the next ones is estimated
 _RARE = ("evaluate", "checkpoint")  # phases that only some steps have
+_IN_LOG = ("engine", "trainer", "evaluate", "sample")  # phases that a log names before the first step is done
 _LEAST = 0.02  # of a step: shorter phases are not named
 _NARROWEST_BAR, _WIDEST_BAR = 12, 30
 _SMOOTHED_OVER = 256  # responses: the mean reward of fewer is noise
@@ -45,7 +46,7 @@ _DOING = {
     "grade": "grading",
     "recompute": "recomputing log π′",
     "update": "updating the weights",
-    "sync": "sending the new weights to the engine",
+    "sync": "sending the new weights to the engine, and checking them",
     "record": "measuring",
     "evaluate": "evaluating",
     "checkpoint": "saving a checkpoint",
@@ -119,6 +120,12 @@ class TrainingView:
     def enter(self, phase: str) -> None:
         """A phase begins."""
         self._phases = [*self._phases, (phase, time.monotonic())]
+
+    def starting(self) -> str:
+        """What begins now, for a log; empty once a step is done, and for what takes no time."""
+        phase, _ = self._phases[-1]
+        words = self._doing(phase) if phase in _IN_LOG and not self.records else ""
+        return words[:1].upper() + words[1:]
 
     def line(self) -> str:
         """The last step in one line, for a log."""

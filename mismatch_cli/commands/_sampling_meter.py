@@ -38,14 +38,18 @@ class SamplingMeter:
 
     @property
     def left(self) -> float:
-        """Tokens (or responses) that are left, as if every token were as likely to be the last one."""
+        """Tokens (or responses) that are left, as if every token were as likely to be the last one.
+
+        Never more than if all responses had the longest length.
+        """
         running = self._responses - self.finished
         if not self.sampled:
             return running
-        if self.is_bound:
-            return max(0, running * self._most - self.sampled)
+        most = max(0, self._responses * self._most - self.sampled)
+        if self.is_bound or not running:
+            return most if running else 0
         ends = self.finished / self.sampled
-        return running * (1 - math.exp(-ends * self._most)) / ends
+        return min(most, running * (1 - math.exp(-ends * self._most)) / ends)
 
     def words(self) -> str:
         """The rate and what is left, such as `310 tokens/s, about 41 s left`."""

@@ -335,6 +335,11 @@ def _run(
             progress.say(view.line())
         refresher.step_done()
 
+    def on_phase(phase: str) -> None:
+        view.enter(phase)
+        if not progress.on_terminal and (words := view.starting()):
+            progress.say(words)
+
     if not progress.on_terminal:  # on one, the view says so
         model, where = shown(config.model), shown(str(folder))
         progress.say(f"Training {model} with {config.algorithm}, seed {config.seed}, into {where}")
@@ -345,7 +350,7 @@ def _run(
         ):  # fmt: skip
             done = train(
                 config, folder, on_step, resume=resume, stop=lambda: view.stopping, say=progress.say,
-                on_phase=view.enter, world=world, framework=tracking.framework,
+                on_phase=on_phase, world=world, framework=tracking.framework,
             )  # fmt: skip
     except KeyboardInterrupt:
         progress.say(

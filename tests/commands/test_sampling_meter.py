@@ -8,32 +8,38 @@ import pytest
 from mismatch_cli.commands import _sampling_meter
 from mismatch_cli.commands._sampling_meter import SamplingMeter, short
 
-RUNNING = 64  # responses that an engine computes at once
-MOST = 256
+RESPONSES, MOST = 256, 256
 
 
 def lengths(kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Lengths of 256 responses of at most 256 tokens."""
+    """Lengths of responses of at most 256 tokens."""
     drawn = {
-        "exponential": rng.exponential(60, RUNNING * 4),
-        "all cut off": np.full(RUNNING * 4, MOST),
-        "log-normal": rng.lognormal(4, 0.7, RUNNING * 4),
-        "two kinds": rng.choice([20, 250], RUNNING * 4),
-        "a few short ones": np.where(rng.random(RUNNING * 4) < 0.1, 5, MOST),
+        "exponential": rng.exponential(60, RESPONSES),
+        "all cut off": np.full(RESPONSES, MOST),
+        "log-normal": rng.lognormal(4, 0.7, RESPONSES),
+        "two kinds": rng.choice([20, 250], RESPONSES),
+        "a few short ones": np.where(rng.random(RESPONSES) < 0.1, 5, MOST),
     }
     return np.clip(drawn[kind].astype(int), 1, MOST)
 
 
-@pytest.mark.parametrize("kind", ["exponential", "all cut off", "log-normal", "two kinds", "a few short ones"])
-def test_after_a_tenth_the_estimate_is_within_a_factor_of_two(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "at_once"),
+    [
+        ("exponential", 64), ("all cut off", 64), ("log-normal", 64), ("two kinds", 64), ("a few short ones", 64),
+        ("exponential", 256), ("all cut off", 256), ("a few short ones", 256),
+    ],
+)  # fmt: skip
+def test_after_a_tenth_the_estimate_is_within_a_factor_of_two(kind: str, at_once: int) -> None:
     """As an engine works: so many at once, one token each a step, and the next begins when one ends.
 
-    A constant chance to end is a crude model of lengths: of short and long responses it misjudges the long ones more.
+    A constant chance to end is a crude model of lengths: of short and long responses it misjudges the long ones more,
+    and most where all begin at once.
     """
     length_S = lengths(kind, np.random.default_rng(0))
     total, waiting = int(length_S.sum()), length_S.tolist()
     meter = SamplingMeter(len(length_S), MOST, lambda _: None)
-    running = [waiting.pop() for _ in range(RUNNING)]
+    running = [waiting.pop() for _ in range(at_once)]
     wrong = []
     while running:
         meter.tokens(len(running))
@@ -42,7 +48,7 @@ def test_after_a_tenth_the_estimate_is_within_a_factor_of_two(kind: str) -> None
         running = [left for left in running if left] + [waiting.pop() for _ in range(min(ended, len(waiting)))]
         if ended:
             meter(ended)
-        if 0.1 * total <= meter.sampled <= 0.5 * total:
+        if 0.1 * total <= meter.sampled <= 0.9 * total:
             wrong.append(meter.left / (total - meter.sampled))
     factor = 2.4 if kind == "two kinds" else 2.1
     assert min(wrong) > 1 / factor and max(wrong) < factor

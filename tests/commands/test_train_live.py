@@ -144,6 +144,18 @@ def test_before_the_first_step_it_shows_what_it_waits_for() -> None:
     assert "Finishing this step, then saving (Ctrl-C again: stop at once)" in shown(view)
 
 
+def test_a_log_names_what_takes_long_before_the_first_step() -> None:
+    view, said = view_of(0), []
+    for phase in ("engine", "trainer", "evaluate", "sample", "grade", "sync", "update"):
+        view.enter(phase)
+        said.append(view.starting())
+    named = [words for words in said if words]
+    assert named == ["Loading the model into vllm", "Loading the trainer", "Evaluating", "Sampling 256 responses"]
+    later = view_of(1)
+    later.enter("sample")
+    assert later.starting() == ""
+
+
 @pytest.mark.parametrize("width", [1, 12, 37, 77, 300])
 @pytest.mark.parametrize("steps", [0, 1, 40, 100])
 def test_nothing_is_wider_than_the_terminal_nor_taken_for_markup(width: int, steps: int) -> None:
