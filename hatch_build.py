@@ -1,4 +1,6 @@
-"""README.md as a package index shows it: links and pictures lead into the repository, at the tag of this version."""
+"""README.md as a package index shows it: links and pictures lead into the repository, at the tag
+of this version.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The cost of analysing a trace: CPU seconds per million tokens, compared with decoding the same columns, and peak
-memory.
+"""The cost of analysing a trace: CPU seconds per million tokens, compared with decoding the same
+columns, and peak memory.
 
     python benchmarks/analysis.py                     # 20 million tokens, top-20: about 5 GB of disk, five minutes
     python benchmarks/analysis.py --tokens 1000000    # a quick run
 
-Every job runs in its own process with one thread; CPU time excludes imports. `decode` reads the same columns as the
-job and does nothing with them.
+Every job runs in its own process with one thread; CPU time excludes imports. `decode` reads the
+same columns as the job and does nothing with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from child import Job, Plan, main
 from mismatch_cli.metrics.volatility import MU_EDGES
 from mismatch_cli.trace.reader import Trace
 
-TOKENS = ("loss_mask", "logp_trainer", "version_rollout", "version_trainer", "reward", "entropy_trainer")
+TOKENS = (
+    "loss_mask",
+    "logp_trainer",
+    "version_rollout",
+    "version_trainer",
+    "reward",
+    "entropy_trainer",
+)
 TOPK = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer")
 REPEAT = ("logp_trainer_repeat",)
 
@@ -67,7 +74,12 @@ def polars(trace: Trace, _columns: tuple[str, ...]) -> None:
     r, tv = pl.col("r"), pl.col("tv")
     by_bin = tokens.group_by("bin").agg(
         pl.len(),
-        *(r.std(), r.quantile(0.01).alias("r01"), r.quantile(0.99).alias("r99"), r.max().alias("r_max")),
+        *(
+            r.std(),
+            r.quantile(0.01).alias("r01"),
+            r.quantile(0.99).alias("r99"),
+            r.max().alias("r_max"),
+        ),
         *(tv.std(), tv.quantile(0.99).alias("tv99"), tv.max().alias("tv_max")),
     )
     size = pl.col("d").abs()

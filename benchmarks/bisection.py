@@ -1,9 +1,10 @@
 """How well `mismatch-cli bisect` finds planted causes: `python benchmarks/bisection.py --folder F`.
 
-A row is a cause on a model: what is named first, its share, and how often it is named first in 100 resamples of the
-prompts over the recorded legs (which run no model). Further tables: float32 on both sides, where nothing may be named;
-two causes at once, whose shares are compared with those on many more prompts; and the time of the search compared with
-that of the probe that made its trace. `--plants` prints how large a gap each cause makes instead.
+A row is a cause on a model: what is named first, its share, and how often it is named first in 100
+resamples of the prompts over the recorded legs (which run no model). Further tables: float32 on
+both sides, where nothing may be named; two causes at once, whose shares are compared with those on
+many more prompts; and the time of the search compared with that of the probe that made its trace.
+`--plants` prints how large a gap each cause makes instead.
 
 (Not called bisect.py: programs in this folder would import it instead of Python's own `bisect`.)
 """
@@ -43,20 +44,35 @@ NOTHING = "nothing"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="models and runs; finished runs are not repeated")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="models and runs; finished runs are not repeated"
+    )
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
     parser.add_argument("--only", default="", help="causes whose name contains this")
-    parser.add_argument("--plants", action="store_true", help="print the gap of each cause, without `bisect`")
-    parser.add_argument("--parts", default="causes,healthy,pairs,time", help="parts of the benchmark, comma-separated")
+    parser.add_argument(
+        "--plants", action="store_true", help="print the gap of each cause, without `bisect`"
+    )
+    parser.add_argument(
+        "--parts",
+        default="causes,healthy,pairs,time",
+        help="parts of the benchmark, comma-separated",
+    )
     options = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}  # this checkout in every child
+    # This checkout in every child
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     folder = options.folder.resolve()
     beds = [Bed(folder, name, typed) for name in options.models.split(",")]
     chosen = [plant for plant in PLANTS if options.only in plant.name]
     parts = {"causes": lambda: causes_table(beds, chosen), "healthy": lambda: healthy_table(folder)}
     parts |= {"pairs": lambda: pairs_table(folder), "time": lambda: times_table(folder)}
-    tables = [plants_table(beds, chosen)] if options.plants else [parts[name]() for name in options.parts.split(",")]
+    tables = (
+        [plants_table(beds, chosen)]
+        if options.plants
+        else [parts[name]() for name in options.parts.split(",")]
+    )
     for table in tables:
         for line in table:
             print(line, flush=True)
@@ -64,7 +80,9 @@ def main() -> None:
 
 
 def typed(line: list[str]) -> None:
-    """Run a command in a fork of a process that has imported vLLM; keeps its seconds next to its folder."""
+    """Run a command in a fork of a process that has imported vLLM; keeps its seconds next to its
+    folder.
+    """
     run = Path(line[line.index("--output") + 1])
     shutil.rmtree(run, ignore_errors=True)
     run.parent.mkdir(parents=True, exist_ok=True)
@@ -97,9 +115,24 @@ class Bisected:
 
     @classmethod
     def of(cls, planted: Planted, by: Typed = typed) -> Bisected:
-        found = planted.run.parent.parent.parent / "bisected" / planted.run.parent.name / planted.run.name
+        found = (
+            planted.run.parent.parent.parent
+            / "bisected"
+            / planted.run.parent.name
+            / planted.run.name
+        )
         if not (found / "summary.json").exists():
-            by(["bisect", str(planted.run), *planted.flags, "--no-plots", "--quiet", "--output", str(found)])
+            by(
+                [
+                    "bisect",
+                    str(planted.run),
+                    *planted.flags,
+                    "--no-plots",
+                    "--quiet",
+                    "--output",
+                    str(found),
+                ]
+            )
         return cls(found)
 
     @property
@@ -112,21 +145,37 @@ class Bisected:
         return float(self.folder.with_suffix(".seconds").read_text())
 
     def first_of_resamples(self, rounds: int = RESAMPLES) -> list[dict[str, Any] | None]:
-        """The first cause in each resample of the prompts, with replacement, over the recorded legs."""
+        """The first cause in each resample of the prompts, with replacement, over the recorded
+        legs.
+        """
         held = BisectionAnalysis.read(self.folder)
         prompts, prompt_S = np.unique(held.measured.tokens.prompt_id_S, return_inverse=True)
         rng, found = np.random.default_rng(0), []
         for _ in range(rounds):
             count_P = rng.multinomial(len(prompts), np.full(len(prompts), 1 / len(prompts)))
-            causes = rank(held.measured, held.search, count_P[prompt_S].astype(float), details=False).causes
+            causes = rank(
+                held.measured, held.search, count_P[prompt_S].astype(float), details=False
+            ).causes
             first = causes[0].experiment if causes else None
-            found.append(None if first is None else {"setting": first.setting, "parts": first.parts})
+            found.append(
+                None if first is None else {"setting": first.setting, "parts": first.parts}
+            )
         return found
 
 
 def causes_table(beds: Sequence[Bed], plants: Sequence[Plant]) -> Iterator[str]:
     """One row for each cause on each model."""
-    head = ("cause", "model", "named first", "share", "left unexplained", "right of 100", "instead", "s", "probe s")
+    head = (
+        "cause",
+        "model",
+        "named first",
+        "share",
+        "left unexplained",
+        "right of 100",
+        "instead",
+        "s",
+        "probe s",
+    )
     yield f"{_row(*head)}\n|{'---|' * len(head)}"
     right = cells = 0
     for plant in plants:
@@ -152,7 +201,9 @@ def _cause(plant: Plant, bed: Bed) -> tuple[tuple[str, ...], str]:
     first = next(iter(found["causes"]), None)
     drawn = bisected.first_of_resamples()
     hits = sum(cause is not None and plant.is_named_by(cause) for cause in drawn)
-    others = Counter(_name(cause) for cause in drawn if cause is None or not plant.is_named_by(cause))
+    others = Counter(
+        _name(cause) for cause in drawn if cause is None or not plant.is_named_by(cause)
+    )
     named = first is not None and plant.is_named_by(first)
     said = f"{'' if named else '**no**: '}`{_name(first)}`"
     share, left = (_percent(first["share"]) if first else ""), _percent(found["unexplained"])
@@ -178,7 +229,9 @@ def healthy_table(folder: Path) -> Iterator[str]:
     """float32 against float32, on different prompts each time: nothing may be named."""
     yield "| float32 on both sides | gap | causes | resamples with a cause |\n|---|---|---|---|"
     for seed in range(HEALTHY_SEEDS):
-        bed = Bed(folder, BUNDLED, typed, f"{_SHUFFLED} --num-prompts 32 --seed {seed}", f"healthy-{seed}")
+        bed = Bed(
+            folder, BUNDLED, typed, f"{_SHUFFLED} --num-prompts 32 --seed {seed}", f"healthy-{seed}"
+        )
         bisected = Bisected.of(Planted(bed.clean()))
         drawn = sum(cause is not None for cause in bisected.first_of_resamples())
         named = ", ".join(_name(cause) for cause in bisected.found["causes"]) or NOTHING
@@ -205,21 +258,36 @@ def times_table(folder: Path) -> Iterator[str]:
     for stage in bisected.found["stages"]:
         why = f" ({stage['status']})" if stage["status"] != "done" else ""
         yield _row(
-            f"{stage['stage']} {stage['name']}{why}", f"{stage['seconds']:.1f}", f"{stage['seconds'] / probe:.1f}"
+            f"{stage['stage']} {stage['name']}{why}",
+            f"{stage['seconds']:.1f}",
+            f"{stage['seconds'] / probe:.1f}",
         )
-    yield _row("`bisect`", f"{bisected.seconds:.1f}", f"**{bisected.seconds / probe:.1f}**, target 10")
+    yield _row(
+        "`bisect`", f"{bisected.seconds:.1f}", f"**{bisected.seconds / probe:.1f}**, target 10"
+    )
     for leg in bisected.found["legs"]:
         yield _row(f"leg: {leg['what']}", f"{leg['seconds']:.1f}", f"{leg['responses']} responses")
 
 
 def plants_table(beds: Sequence[Bed], plants: Sequence[Plant]) -> Iterator[str]:
     """The gap of each cause on each model, and in brackets how many times the clean gap."""
-    yield f"| mean \\|Δlog p\\|, nats | {' | '.join(bed.name for bed in beds)} |\n|---|{'---|' * len(beds)}"
+    yield (
+        f"| mean \\|Δlog p\\|, nats | {' | '.join(bed.name for bed in beds)} "
+        f"|\n|---|{'---|' * len(beds)}"
+    )
     for dtype in dict.fromkeys(plant.dtype for plant in plants):
         yield _row(f"nothing planted, {dtype}", *(f"{gap(bed.clean(dtype)):.1e}" for bed in beds))
     for name in dict.fromkeys(plant.name for plant in plants):
-        of_model = {model: plant for plant in plants if plant.name == name for model in plant.models}
-        yield _row(name, *(_against_clean(of_model[bed.name], bed) if bed.name in of_model else "" for bed in beds))
+        of_model = {
+            model: plant for plant in plants if plant.name == name for model in plant.models
+        }
+        yield _row(
+            name,
+            *(
+                _against_clean(of_model[bed.name], bed) if bed.name in of_model else ""
+                for bed in beds
+            ),
+        )
 
 
 def _against_clean(plant: Plant, bed: Bed) -> str:

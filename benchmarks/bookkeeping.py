@@ -1,4 +1,6 @@
-"""Faults that do not touch either distribution: constants, orders, units, contradicting columns, duplicated rows."""
+"""Faults that do not touch either distribution: constants, orders, units, contradicting columns,
+duplicated rows.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def _add(pool: Pool, side: str, chosen_S: np.ndarray, nats: float | np.ndarray) 
 
 
 def permuted(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """Permute the engine's log-probabilities within some groups; a longer response keeps its own tail."""
+    """Permute the engine's log-probabilities within some groups; a longer response keeps its own
+    tail.
+    """
     prompts = np.unique(pool.rows["prompt_id"])
     for prompt in rng.choice(prompts, max(1, round(share * len(prompts))), replace=False):
         _exchange(pool, rng.permutation(np.flatnonzero(pool.rows["prompt_id"] == prompt)))
@@ -47,7 +51,10 @@ def permuted_anywhere(pool: Pool, share: float, rng: np.random.Generator) -> Non
 
 
 def _exchange(pool: Pool, members: np.ndarray) -> None:
-    own = [pool.tokens["logp_rollout"][pool.offset_S1[s] : pool.offset_S1[s + 1]].copy() for s in members]
+    own = [
+        pool.tokens["logp_rollout"][pool.offset_S1[s] : pool.offset_S1[s + 1]].copy()
+        for s in members
+    ]
     for s, other in zip(members, own[1:] + own[:1], strict=True):
         length = min(pool.length_S[s], len(other))
         pool.tokens["logp_rollout"][pool.offset_S1[s] : pool.offset_S1[s] + length] = other[:length]
@@ -79,7 +86,9 @@ def in_base(*sides: str) -> Plant:
 
 
 def columns_at_odds(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """Shift the engine's top-K of some responses by one token, so that sampled tokens have two log-probabilities."""
+    """Shift the engine's top-K of some responses by one token, so that sampled tokens have two
+    log-probabilities.
+    """
     for s in some(pool, share, rng):
         own = slice(pool.offset_S1[s], pool.offset_S1[s + 1])
         for name in ("topk_ids", "topk_logp_rollout", "topk_logp_trainer"):
@@ -88,7 +97,9 @@ def columns_at_odds(pool: Pool, share: float, rng: np.random.Generator) -> None:
 
 def raw_top_k(pool: Pool, temperature: float, _: np.random.Generator) -> None:
     """The engine's top-K from before the temperature, its sampled token from after it."""
-    pool.ranks["topk_logp_rollout"] = (pool.ranks["topk_logp_rollout"] * temperature).astype(np.float32)
+    pool.ranks["topk_logp_rollout"] = (pool.ranks["topk_logp_rollout"] * temperature).astype(
+        np.float32
+    )
 
 
 def _chosen(pool: Pool, share: float, rng: np.random.Generator) -> np.ndarray:

@@ -1,8 +1,10 @@
-"""The cost of files that expand far beyond their size: peak memory and seconds of real commands, file by file.
+"""The cost of files that expand far beyond their size: peak memory and seconds of real commands,
+file by file.
 
     python benchmarks/bounds.py [--only NAME] [--program mismatch-cli]
 
-The bound for an import is 1 GiB + 20 × the file size beyond what an ordinary import of a small file takes.
+The bound for an import is 1 GiB + 20 × the file size beyond what an ordinary import of a small file
+takes.
 """
 
 from __future__ import annotations
@@ -59,7 +61,12 @@ def record(inside: str) -> bytes:
 
 def sample(length: int) -> dict[str, Any]:
     ids, logp = torch.zeros(1, dtype=torch.int64).expand(length), torch.zeros(1).expand(length - 1)
-    return {"tokens": ids, "response_length": length - 1, "rollout_log_probs": logp, "loss_mask": logp}
+    return {
+        "tokens": ids,
+        "response_length": length - 1,
+        "rollout_log_probs": logp,
+        "loss_mask": logp,
+    }
 
 
 def saved(samples: list[Any]) -> bytes:
@@ -70,7 +77,10 @@ def saved(samples: list[Any]) -> bytes:
 
 def packed(content: bytes) -> bytes:
     sink = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as target:
+    with (
+        zipfile.ZipFile(io.BytesIO(content)) as source,
+        zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for name in source.namelist():
             target.writestr(name, source.read(name))
     return sink.getvalue()
@@ -100,7 +110,9 @@ DUMPS: dict[str, Callable[[], bytes]] = {
     "a line of 48 MB, empty objects.jsonl": lambda: record("{}," * 16_000_000),
     "a tensor of 10^9 ids, stored once.pt": lambda: saved([sample(10**9)]),
     "10,000 × the same sample.pt": lambda: saved([sample(_LONG)] * 10_000),
-    "a packed record of 800 MB.pt": lambda: packed(saved([{"tokens": torch.zeros(10**8, dtype=torch.int64)}])),
+    "a packed record of 800 MB.pt": lambda: packed(
+        saved([{"tokens": torch.zeros(10**8, dtype=torch.int64)}])
+    ),
     "30,000,000 empty lists.pt": lambda: many_lists(30_000_000),
 }
 
@@ -146,7 +158,9 @@ def trace_of(content: bytes, folder: Path) -> Path:
         elif pa.types.is_integer(kind):
             columns.append(pa.array(np.arange(rows), kind))
         else:
-            columns.append(pa.array(["stop"] * rows) if pa.types.is_string(kind) else pa.nulls(rows, kind))
+            columns.append(
+                pa.array(["stop"] * rows) if pa.types.is_string(kind) else pa.nulls(rows, kind)
+            )
     pq.write_table(pa.table(columns, schema=schema), shard, compression="zstd")
     return folder
 
@@ -157,11 +171,18 @@ def cases(program: str, folder: Path, only: str | None) -> Iterator[tuple[str, i
         if only is None or only in f"import: {name}":
             path = folder / name
             path.write_bytes(make())
-            yield f"import: {name}", path.stat().st_size, [program, "import", str(path), "-o", str(folder / "out")]
+            yield (
+                f"import: {name}",
+                path.stat().st_size,
+                [program, "import", str(path), "-o", str(folder / "out")],
+            )
             path.unlink()
     texts = written(pa.table({"problem": repeated("x" * 10**6, 100_000)}))
     empty = b"[" + b"[]," * 16_000_000 + b"1]"
-    prompts = {"a text of 1 MB in 100,000 rows.parquet": texts, "16,000,000 empty lists.json": empty}
+    prompts = {
+        "a text of 1 MB in 100,000 rows.parquet": texts,
+        "16,000,000 empty lists.json": empty,
+    }
     for name, content in prompts.items():
         if only is None or only in f"prompts: {name}":
             path = folder / f"prompts.{name.rsplit('.')[-1]}"
@@ -175,12 +196,18 @@ def cases(program: str, folder: Path, only: str | None) -> Iterator[tuple[str, i
         if only is None or only in f"trace: {name}":
             trace = trace_of(written(responses(rows, length)), folder / "trace")
             size = min(trace.glob("shard-*.parquet")).stat().st_size
-            yield f"report: {name}", size, [program, "report", str(trace), "-o", str(folder / "out")]
+            yield (
+                f"report: {name}",
+                size,
+                [program, "report", str(trace), "-o", str(folder / "out")],
+            )
             shutil.rmtree(trace)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", help="cases whose name contains this")
     parser.add_argument("--program", default=str(Path(sys.executable).with_name("mismatch-cli")))
     options = parser.parse_args()
@@ -191,7 +218,11 @@ def main() -> None:
             code, seconds, peak, said = measure(command, folder)
             shutil.rmtree(folder / "out", ignore_errors=True)
             bound = allowance(size) / _MEGABYTE
-            print(f"{name:<58}{size:>12,}{code:>6}{seconds:>9.1f}{peak:>9.0f}{bound:>14.0f}  {said[:200]}", flush=True)
+            print(
+                f"{name:<58}{size:>12,}{code:>6}{seconds:>9.1f}{peak:>9.0f}{bound:>14.0f}  "
+                f"{said[:200]}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -62,7 +62,9 @@ def _damaged(folder: Path) -> Iterator[tuple[Path, str]]:
                 except Exception as error:
                     yield path, repr(error)[:200]
     for model in folder.glob("model"):
-        missing = {"config.json", "model.safetensors", "tokenizer.json"} - {path.name for path in model.iterdir()}
+        missing = {"config.json", "model.safetensors", "tokenizer.json"} - {
+            path.name for path in model.iterdir()
+        }
         if missing:
             yield model, f"lacks {sorted(missing)}"
 
@@ -80,13 +82,21 @@ def _read_safetensors(path: Path) -> None:
 
 
 def look(folder: Path, scratch: Path, *, draw: bool) -> dict[str, Any]:
-    """Exit codes of `report` and `diagnose` on a folder, with or without figures, and what is wrong."""
+    """Exit codes of `report` and `diagnose` on a folder, with or without figures, and what is
+    wrong.
+    """
     found: dict[str, Any] = {"wrong": []}
     for command in ("report", "diagnose"):
         out, err = io.StringIO(), io.StringIO()
-        figures = contextlib.nullcontext() if draw else mock.patch("mismatch_cli.report.figures.plots_for", _none)
+        figures = (
+            contextlib.nullcontext()
+            if draw
+            else mock.patch("mismatch_cli.report.figures.plots_for", _none)
+        )
         with figures, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli([command, str(folder), "--quiet", "--force", "--output", str(scratch / command)])
+            code = cli(
+                [command, str(folder), "--quiet", "--force", "--output", str(scratch / command)]
+            )
         said = " ".join(err.getvalue().split())
         found[command] = code
         if (
@@ -107,14 +117,20 @@ def _none(_: Any) -> Iterator[Any]:
 
 def left_over(folder: Path) -> list[str]:
     """Temporary files that a finished run left behind."""
-    return sorted({str(path.relative_to(folder)) for pattern in UNFINISHED for path in folder.rglob(pattern)})
+    return sorted(
+        {str(path.relative_to(folder)) for pattern in UNFINISHED for path in folder.rglob(pattern)}
+    )
 
 
 def differences(folder: Path, unbroken: Path, without: Container[str] = ()) -> list[str]:
     """Files in which a resumed run differs from the unbroken one, except for times and its name."""
-    names, expected = ({name for name in files_of(each) if name not in without} for each in (folder, unbroken))
+    names, expected = (
+        {name for name in files_of(each) if name not in without} for each in (folder, unbroken)
+    )
     found = [f"{name}: only in one of them" for name in sorted(names ^ expected)]
-    return found + [name for name in sorted(names & expected) if not _same(folder / name, unbroken / name)]
+    return found + [
+        name for name in sorted(names & expected) if not _same(folder / name, unbroken / name)
+    ]
 
 
 def files_of(folder: Path) -> set[str]:
@@ -129,10 +145,16 @@ def _same(path: Path, other: Path) -> bool:
             _without_times(json.loads(line)) for line in other.read_text().splitlines()
         ]
     if path.suffix == ".json":
-        return bool(_without_times(json.loads(path.read_text())) == _without_times(json.loads(other.read_text())))
+        return bool(
+            _without_times(json.loads(path.read_text()))
+            == _without_times(json.loads(other.read_text()))
+        )
     if path.suffix == ".pt":
-        return _equal(*(torch.load(file, map_location="cpu", weights_only=True) for file in (path, other)))
-    if path.name == "metrics.parquet":  # a column for each number of metrics.jsonl, times among them
+        return _equal(
+            *(torch.load(file, map_location="cpu", weights_only=True) for file in (path, other))
+        )
+    # A column for each number of metrics.jsonl, times among them
+    if path.name == "metrics.parquet":
         return _without_seconds(path) == _without_seconds(other)
     if path.suffix == ".safetensors":  # whose tensors may be in any order
         return _equal(load_file(path), load_file(other))

@@ -28,7 +28,8 @@ from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import REQUIRED
 
 Job = Callable[[Trace, tuple[str, ...]], str | None]  # what it found, if that is to be compared
-Plan = tuple[tuple[str, str, tuple[str, ...], float | None], ...]  # the job, its label, its columns, its target ratio
+# The job, its label, its columns, its target ratio
+Plan = tuple[tuple[str, str, tuple[str, ...], float | None], ...]
 
 
 def decode(trace: Trace, columns: tuple[str, ...]) -> None:
@@ -39,7 +40,9 @@ def decode(trace: Trace, columns: tuple[str, ...]) -> None:
 
 
 def run_job(job: Job, folder: Path, columns: tuple[str, ...]) -> None:
-    """The child process: one job, its seconds and peak memory as JSON, and a digest of what it found."""
+    """The child process: one job, its seconds and peak memory as JSON, and a digest of what it
+    found.
+    """
     pa.set_cpu_count(1)
     trace = Trace.open(folder)
     if job is not decode:
@@ -51,17 +54,26 @@ def run_job(job: Job, folder: Path, columns: tuple[str, ...]) -> None:
         found = job(trace, columns)
         cpu, wall = _cpu() - cpu, time.monotonic() - wall
     digest = hashlib.sha256((found or "").encode()).hexdigest()
-    measured = {"cpu": cpu, "wall": wall, "peak_mb": _peak_mb(), "base_mb": base, "workers_mb": workers.peak_mb}
+    measured = {
+        "cpu": cpu,
+        "wall": wall,
+        "peak_mb": _peak_mb(),
+        "base_mb": base,
+        "workers_mb": workers.peak_mb,
+    }
     print(json.dumps(measured | {"digest": digest}))
 
 
 def _cpu() -> float:
-    waited_for = resource.getrusage(resource.RUSAGE_CHILDREN)  # os.times counts in hundredths of a second
+    # os.times counts in hundredths of a second
+    waited_for = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + waited_for.ru_utime + waited_for.ru_stime
 
 
 class _Watch(Thread):
-    """The peak memory of the largest process that a job starts; 0 if it starts none or the system does not say."""
+    """The peak memory of the largest process that a job starts; 0 if it starts none or the
+    system does not say.
+    """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -69,8 +81,16 @@ class _Watch(Thread):
 
     def run(self) -> None:
         while not self._over.wait(0.2):
-            children = {pid for task in Path("/proc/self/task").glob("*/children") for pid in _text(task).split()}
-            self.peak_mb = max(self.peak_mb, *(_high_water(_text(Path("/proc", pid, "status"))) for pid in children), 0)
+            children = {
+                pid
+                for task in Path("/proc/self/task").glob("*/children")
+                for pid in _text(task).split()
+            }
+            self.peak_mb = max(
+                self.peak_mb,
+                *(_high_water(_text(Path("/proc", pid, "status"))) for pid in children),
+                0,
+            )
 
     def __enter__(self) -> _Watch:
         self.start()
@@ -93,22 +113,40 @@ def _high_water(status: str) -> float:
 
 
 def _peak_mb() -> float:
-    if own := _high_water(_text(Path("/proc/self/status"))):  # getrusage would count the parent's memory at the fork
+    # Getrusage would count the parent's memory at the fork
+    if own := _high_water(_text(Path("/proc/self/status"))):
         return own
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        2**20 if sys.platform == "darwin" else 1024
+    )
 
 
 def environment_of(*, own: bool) -> dict[str, str]:
-    """Make this checkout importable; our own jobs get the program's settings, a floor keeps its defaults."""
+    """Make this checkout importable; our own jobs get the program's settings, a floor keeps its
+    defaults.
+    """
     root = str(Path(__file__).parents[1])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     return os.environ | {"PYTHONPATH": path} | (ENVIRONMENT if own else {})
 
 
-def measure(script: str, name: str, folder: Path, columns: tuple[str, ...], repeats: int) -> dict[str, Any]:
+def measure(
+    script: str, name: str, folder: Path, columns: tuple[str, ...], repeats: int
+) -> dict[str, Any]:
     """The best of several runs."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"), "1")
-    command = [sys.executable, script, "--job", name, "--folder", str(folder), "--columns", ",".join(columns)]
+    threads = dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"), "1"
+    )
+    command = [
+        sys.executable,
+        script,
+        "--job",
+        name,
+        "--folder",
+        str(folder),
+        "--columns",
+        ",".join(columns),
+    ]
     environment = environment_of(own=name != "decode") | threads
     runs = [
         json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout)
@@ -121,7 +159,10 @@ def report(script: str, plan: Plan, folder: Path, tokens: int, repeats: int) -> 
     """A line per job, next to decoding the same columns, run alternately: the best of each."""
     yield f"{'job':<28}{'CPU s / Mtok':>14}{'decode':>10}{'ratio':>8}{'target':>8}{'peak MB':>10}{'at start':>10}"
     for name, label, columns, target in plan:
-        turns = [[measure(script, of, folder, columns, 1) for of in ("decode", name)] for _ in range(repeats)]
+        turns = [
+            [measure(script, of, folder, columns, 1) for of in ("decode", name)]
+            for _ in range(repeats)
+        ]
         floor, job = (min(runs, key=lambda run: run["cpu"]) for runs in zip(*turns, strict=True))
         per_million = [run["cpu"] / tokens * 1e6 for run in (job, floor)]
         yield (
@@ -130,9 +171,13 @@ def report(script: str, plan: Plan, folder: Path, tokens: int, repeats: int) -> 
         )
 
 
-def command_line(doc: str | None, jobs: Mapping[str, Job], *, top_k: int, repeats: int) -> argparse.ArgumentParser:
+def command_line(
+    doc: str | None, jobs: Mapping[str, Job], *, top_k: int, repeats: int
+) -> argparse.ArgumentParser:
     """The flags of every trace benchmark, and those with which it calls itself for one job."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--top-k", type=int, default=top_k)
     parser.add_argument("--repeats", type=int, default=repeats)
     parser.add_argument("--folder", type=Path, help="keep the generated trace here, and reuse it")
@@ -144,11 +189,19 @@ def command_line(doc: str | None, jobs: Mapping[str, Job], *, top_k: int, repeat
 
 def run_asked(options: argparse.Namespace, jobs: Mapping[str, Job]) -> None:
     """The child process: run the requested job."""
-    run_job((dict(jobs) | {"decode": decode})[options.job], options.folder, tuple(options.columns.split(",")))
+    run_job(
+        (dict(jobs) | {"decode": decode})[options.job],
+        options.folder,
+        tuple(options.columns.split(",")),
+    )
 
 
-def main(script: str, doc: str | None, jobs: Mapping[str, Job], plan: Plan, *, top_k: int, updates: float) -> None:
-    """The command line of a benchmark: generate a trace and run the plan, or, as a child, one job."""
+def main(
+    script: str, doc: str | None, jobs: Mapping[str, Job], plan: Plan, *, top_k: int, updates: float
+) -> None:
+    """The command line of a benchmark: generate a trace and run the plan, or, as a child, one
+    job.
+    """
     parser = command_line(doc, jobs, top_k=top_k, repeats=2)
     parser.add_argument("--tokens", type=int, default=20_000_000)
     options = parser.parse_args()

@@ -1,11 +1,13 @@
-"""The cost of `clipstats`: CPU seconds per million tokens, compared with decoding the same columns, and peak memory.
+"""The cost of `clipstats`: CPU seconds per million tokens, compared with decoding the same columns,
+and peak memory.
 
     python benchmarks/clipstats.py                       # 20 million tokens, top-20: about 6 GB of disk, ten minutes
     python benchmarks/clipstats.py --tokens 60000000     # is memory flat?
     python benchmarks/clipstats.py --top-k 2 --only six  # six masks, on a trace that is smaller on disk
 
-Every job runs in its own process with one thread; CPU time excludes imports. polars computes the six masks,
-their counts by sign and the most frequently blocked tokens, exactly and without intervals.
+Every job runs in its own process with one thread; CPU time excludes imports. polars computes the
+six masks, their counts by sign and the most frequently blocked tokens, exactly and without
+intervals.
 """
 
 from __future__ import annotations
@@ -21,10 +23,19 @@ from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.trace.reader import Trace
 
 SIX = tuple(
-    TABLE[name] for name in ("grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-kl", "mask-0.5", "relax-both")
+    TABLE[name]
+    for name in (
+        "grpo-clip-higher",
+        "minirl",
+        "dppo-binary-tv",
+        "dppo-binary-kl",
+        "mask-0.5",
+        "relax-both",
+    )
 )
 COLUMNS = (
-    "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed", "entropy_trainer",
+    "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
+    "entropy_trainer",
     "advantage",
 )  # fmt: skip
 TOPK = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recomputed")
@@ -38,7 +49,9 @@ def clipstats(algorithms: tuple[Algorithm, ...], trace: Trace, _columns: tuple[s
 
 
 def masks(trace: Trace, columns: tuple[str, ...]) -> None:
-    """Only the six masks: blocked shares and lost weight with intervals, counts by μ and position, blocked tokens."""
+    """Only the six masks: blocked shares and lost weight with intervals, counts by μ and
+    position, blocked tokens.
+    """
     from mismatch_cli.hashing import prompt_groups
     from mismatch_cli.metrics.clipping.breakdown import BlockedCells
     from mismatch_cli.metrics.clipping.clipping_summary import response_sums, sums_dtype
@@ -47,7 +60,11 @@ def masks(trace: Trace, columns: tuple[str, ...]) -> None:
     from mismatch_cli.metrics.sums import GroupSums
 
     needs = Needs(advantages=True, recomputed=True, top_k=0, full=False)
-    sums, cells, table = GroupSums(sums_dtype(len(SIX)).itemsize // 8), BlockedCells(len(SIX)), TokenTable(len(SIX))
+    sums, cells, table = (
+        GroupSums(sums_dtype(len(SIX)).itemsize // 8),
+        BlockedCells(len(SIX)),
+        TokenTable(len(SIX)),
+    )
     for batch in trace.batches(columns):
         of_slices = []
         for (judged,) in apply_masks(batch, needs, SIX):
@@ -64,7 +81,12 @@ def polars(trace: Trace, _columns: tuple[str, ...]) -> None:
     import polars as pl
 
     names = ("response_ids", "logp_rollout", "logp_trainer", "logp_recomputed", "advantage")
-    a, q, p, again = pl.col("advantage"), pl.col("logp_rollout"), pl.col("logp_trainer"), pl.col("logp_recomputed")
+    a, q, p, again = (
+        pl.col("advantage"),
+        pl.col("logp_rollout"),
+        pl.col("logp_trainer"),
+        pl.col("logp_recomputed"),
+    )
     mu, pi = q.exp(), p.exp()
     up, down = a > 0, a < 0
     kl = mu * (q - p) + (1 - mu) * ((1 - mu + 1e-8) / (1 - pi + 1e-8)).log()
@@ -84,7 +106,13 @@ def polars(trace: Trace, _columns: tuple[str, ...]) -> None:
         pl.scan_parquet(trace.folder / "shard-*.parquet")
         .select(*names)
         .explode(*names)
-        .select("response_ids", up.alias("up"), mu.alias("mu"), pi.alias("pi"), *(m.alias(n) for n, m in masks.items()))
+        .select(
+            "response_ids",
+            up.alias("up"),
+            mu.alias("mu"),
+            pi.alias("pi"),
+            *(m.alias(n) for n, m in masks.items()),
+        )
     )
     counts = tokens.group_by("up").agg(pl.len(), *(pl.col(name).sum() for name in masks))
     tables = [

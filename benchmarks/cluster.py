@@ -1,11 +1,13 @@
-"""A Ray cluster compared with one and two processes: seconds, memory, lost workers, and many small shards.
+"""A Ray cluster compared with one and two processes: seconds, memory, lost workers, and many small
+shards.
 
     python benchmarks/cluster.py [--tokens 20] [--shards 10000] [--tasks 1000] [--kills 10] [--check]
 
-Two nodes of one CPU each run on this machine. `report` reads a generated trace with one process, two, and the cluster,
-alternately, each in its own process; then workers of the cluster are killed with SIGKILL while it reads; then it reads
-a trace of many small shards, and one of fewer shards that are a task each: three levels of the tree. Every answer must
-equal that of one process to the bit.
+Two nodes of one CPU each run on this machine. `report` reads a generated trace with one process,
+two, and the cluster, alternately, each in its own process; then workers of the cluster are killed
+with SIGKILL while it reads; then it reads a trace of many small shards, and one of fewer shards
+that are a task each: three levels of the tree. Every answer must equal that of one process to the
+bit.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def cluster() -> Iterator[str]:
 
     room = 512 * 2**20
     made = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": room, "include_dashboard": False}
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "object_store_memory": room, "include_dashboard": False},
     )
     made.add_node(num_cpus=1, object_store_memory=room)
     try:
@@ -50,8 +53,12 @@ def cluster() -> Iterator[str]:
         made.shutdown()
 
 
-def measured(folder: Path, who: int | str, address: str, portion: int | None, kills: int, answer: Any) -> None:
-    """In its own process: the JSON of `report`, seconds, and the peak memory of this process and of a worker."""
+def measured(
+    folder: Path, who: int | str, address: str, portion: int | None, kills: int, answer: Any
+) -> None:
+    """In its own process: the JSON of `report`, seconds, and the peak memory of this process and
+    of a worker.
+    """
     from mismatch_cli.studies.mismatch import analyse
     from mismatch_cli.trace.reader import Trace
     from mismatch_cli.workers import Workers, portions
@@ -86,13 +93,17 @@ def watch(done: threading.Event, largest: list[int], killed: list[int], kills: i
 
 
 def workers() -> Iterator[int]:
-    """Processes that read portions, on a cluster (`ray::_read_there`) or as children (`spawn_main`)."""
+    """Processes that read portions, on a cluster (`ray::_read_there`) or as children
+    (`spawn_main`).
+    """
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_bytes()
         except OSError:
             continue
-        if line.startswith(b"ray::_") or (b"spawn_main" in line and parent(path.parent) == os.getpid()):
+        if line.startswith(b"ray::_") or (
+            b"spawn_main" in line and parent(path.parent) == os.getpid()
+        ):
             yield int(path.parent.name)
 
 
@@ -111,7 +122,9 @@ def resident(pid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)
 
 
-def apart(folder: Path, who: int | str, address: str, portion: int | None = None, kills: int = 0) -> Any:
+def apart(
+    folder: Path, who: int | str, address: str, portion: int | None = None, kills: int = 0
+) -> Any:
     context = get_context("spawn")
     received, answer = context.Pipe(duplex=False)
     process = context.Process(target=measured, args=(folder, who, address, portion, kills, answer))
@@ -132,7 +145,10 @@ def race(folder: Path, address: str, tokens: int) -> float:
         own, worker = (max(one_round[who][at] for one_round in rounds) for at in (2, 3))
         typical, spread = statistics.median(seconds), f"({min(seconds):.2f}–{max(seconds):.2f})"
         memory = f"{own:.0f} MB here, {worker:.0f} MB in a worker"
-        print(f"--workers {who}: {typical:.2f} s {spread}, {typical / tokens:.3f} s per million tokens; {memory}")
+        print(
+            f"--workers {who}: {typical:.2f} s {spread}, {typical / tokens:.3f} s per million "
+            f"tokens; {memory}"
+        )
     return statistics.median(one_round["ray"][1] / one_round[2][1] for one_round in rounds)
 
 
@@ -142,7 +158,9 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=10_000)
     parser.add_argument("--tasks", type=int, default=1_000)
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--check", action="store_true", help=f"exit code 1 above {_TARGET:g} times two processes")
+    parser.add_argument(
+        "--check", action="store_true", help=f"exit code 1 above {_TARGET:g} times two processes"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, cluster() as address:
         trace = Path(folder) / "trace"
@@ -150,7 +168,9 @@ def main() -> None:
         ratio = race(trace, address, options.tokens)
         print(f"the cluster takes {ratio:.2f} times the seconds of two processes")
         expected = apart(trace, 1, address, portion=2**20)[0]
-        found, seconds, _, _, killed = apart(trace, "ray", address, portion=2**20, kills=options.kills)
+        found, seconds, _, _, killed = apart(
+            trace, "ray", address, portion=2**20, kills=options.kills
+        )
         assert found == expected, "lost workers changed the answer"
         print(f"{killed} workers killed while it read: the same bits, {seconds:.1f} s")
         small(Path(folder) / "small", options.shards, address, None)
@@ -166,8 +186,14 @@ def small(folder: Path, shards: int, address: str, portion: int | None) -> None:
     alone, found = (apart(folder, who, address, portion=portion) for who in (1, "ray"))
     assert found[0] == alone[0]
     tasks = "a task each" if portion else "in portions"
-    print(f"{shards:,} small shards, {tasks}: {found[1]:.0f} s on the cluster, {alone[1]:.0f} s in one process")
-    print(f"memory: {found[2]:.0f} MB here against {alone[2]:.0f} in one process, {found[3]:.0f} MB in a worker")
+    print(
+        f"{shards:,} small shards, {tasks}: {found[1]:.0f} s on the cluster, {alone[1]:.0f} s in "
+        "one process"
+    )
+    print(
+        f"memory: {found[2]:.0f} MB here against {alone[2]:.0f} in one process, {found[3]:.0f} "
+        "MB in a worker"
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""How often a 95 % interval covers the truth: simulated traces through the accumulators of every report.
+"""How often a 95 % interval covers the truth: simulated traces through the accumulators of every
+report.
 
     python benchmarks/coverage.py [--repetitions 1000] [--sizes 40x4 64x8 256x4] [--tails light heavy] [--json FILE]
 
-Each prompt has its own scale (log-normal, σ = 0.5: one prompt in forty has 2.7 times the typical gap), and so has each
-response (σ = 0.3); d = scale · noise, normal (light) or Student's t with 5 degrees of freedom (heavy). The truth is
-what the same accumulators find in very many prompts. Repetitions without an interval are counted separately. Misses are
-split by side: below means that the interval ends under the truth, so the gap is understated.
+Each prompt has its own scale (log-normal, σ = 0.5: one prompt in forty has 2.7 times the typical
+gap), and so has each response (σ = 0.3); d = scale · noise, normal (light) or Student's t with 5
+degrees of freedom (heavy). The truth is what the same accumulators find in very many prompts.
+Repetitions without an interval are counted separately. Misses are split by side: below means that
+the interval ends under the truth, so the gap is understated.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _TOP_K = 2
 
 @dataclass
 class Coverage:
-    """For one number: repetitions with an interval, and those whose interval ends below or begins above the truth."""
+    """For one number: repetitions with an interval, and those whose interval ends below or
+    begins above the truth.
+    """
 
     truth: float | None = None
     printed: int = 0
@@ -60,8 +64,11 @@ class Coverage:
         return 1 - (self.below + self.above) / self.printed
 
 
-def simulate(seeds: tuple[int, int], prompts: int, samples: int, tail: str, factor: float = 1.0) -> TokenBatch:
-    """A trace with top-K columns, rewards, advantages and an entropy; prompts are numbered from a random start.
+def simulate(
+    seeds: tuple[int, int], prompts: int, samples: int, tail: str, factor: float = 1.0
+) -> TokenBatch:
+    """A trace with top-K columns, rewards, advantages and an entropy; prompts are numbered from a
+    random start.
 
     The first seed makes the prompts, the second everything sampled from them.
     """
@@ -70,10 +77,14 @@ def simulate(seeds: tuple[int, int], prompts: int, samples: int, tail: str, fact
     count = prompts * samples
     length_S = rng.integers(LONGEST // 2, LONGEST + 1, count)
     tokens = int(length_S.sum())
-    scale_S = TYPICAL * np.exp(OF_PROMPTS * np.repeat(prompt_P, samples) + OF_RESPONSES * rng.normal(size=count))
+    scale_S = TYPICAL * np.exp(
+        OF_PROMPTS * np.repeat(prompt_P, samples) + OF_RESPONSES * rng.normal(size=count)
+    )
     logits = rng.gumbel(size=(tokens, _TOP_K + 1)) * 1.5
     logq = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
-    noise = rng.normal(size=logits.shape) if tail == "light" else rng.standard_t(5, size=logits.shape)
+    noise = (
+        rng.normal(size=logits.shape) if tail == "light" else rng.standard_t(5, size=logits.shape)
+    )
     moved = logits + factor * np.repeat(scale_S, length_S)[:, None] * noise
     logp = moved - np.logaddexp.reduce(moved, axis=1, keepdims=True)
     chosen = (np.exp(logq).cumsum(axis=1) < rng.random((tokens, 1))).sum(axis=1).clip(max=_TOP_K)
@@ -92,18 +103,29 @@ def simulate(seeds: tuple[int, int], prompts: int, samples: int, tail: str, fact
         "logp_rollout_T": logq[sampled].astype(np.float32),
         "logp_trainer_T": logp[sampled].astype(np.float32),
         "entropy_trainer_T": -(np.exp(logp) * logp).sum(axis=1).astype(np.float32),
-        "advantage_T": np.repeat(rng.choice([-1.0, -0.5, 0.5, 1.0], count), length_S).astype(np.float32),
+        "advantage_T": np.repeat(rng.choice([-1.0, -0.5, 0.5, 1.0], count), length_S).astype(
+            np.float32
+        ),
         "topk_ids_TK": np.tile(np.arange(_TOP_K, dtype=np.int32), (tokens, 1)),
         "topk_logp_rollout_TK": logq[:, :_TOP_K].astype(np.float32),
         "topk_logp_trainer_TK": logp[:, :_TOP_K].astype(np.float32),
     }
     tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
-    equal = {name.replace("trainer", "recomputed"): x for name, x in tensors.items() if "logp_trainer" in name}
-    return TokenBatch(**(dict.fromkeys(column.name for column in fields(TokenBatch)) | tensors | equal))  # type: ignore[arg-type]
+    equal = {
+        name.replace("trainer", "recomputed"): x
+        for name, x in tensors.items()
+        if "logp_trainer" in name
+    }
+    absent = dict.fromkeys(column.name for column in fields(TokenBatch))
+    return TokenBatch(**(absent | tensors | equal))  # type: ignore[arg-type]
 
 
-def pair(rng: np.random.Generator, prompts: int, samples: int, tail: str) -> tuple[TokenBatch, TokenBatch]:
-    """Two traces of the same prompts, each with its own responses and noise; the second has the larger gap."""
+def pair(
+    rng: np.random.Generator, prompts: int, samples: int, tail: str
+) -> tuple[TokenBatch, TokenBatch]:
+    """Two traces of the same prompts, each with its own responses and noise; the second has the
+    larger gap.
+    """
     of_prompts, *sampled = (int(seed) for seed in rng.integers(2**63, size=3))
     return tuple(  # type: ignore[return-value]
         simulate((of_prompts, seed), prompts, samples, tail, factor)
@@ -119,13 +141,17 @@ def mismatch(batch: TokenBatch) -> MismatchSummary:
 
 def clipping(batch: TokenBatch) -> ClippingSummary:
     needs = Needs(advantages=True, recomputed=False, top_k=_TOP_K)
-    summary = ClippingSummary(Question(tuple(find(name) for name in ALGORITHMS), needs, theory=True))
+    summary = ClippingSummary(
+        Question(tuple(find(name) for name in ALGORITHMS), needs, theory=True)
+    )
     summary.update(batch)
     return summary
 
 
 def estimates(found: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every value with low, high and note in a result, by its path; rows are named by their first entries."""
+    """Every value with low, high and note in a result, by its path; rows are named by their
+    first entries.
+    """
     if isinstance(found, Mapping):
         if {"value", "low", "high"} <= found.keys():
             yield path, found
@@ -139,12 +165,28 @@ def estimates(found: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, An
 def _name(row: Any, number: int) -> str:
     if not isinstance(row, Mapping):
         return str(number)
-    names = ("name", "mu_low", "first", "threshold", "cap", "delta", "algorithm", "family", "divergence", "k")
-    return " ".join(f"{row[name]:.3g}" if isinstance(row[name], float) else str(row[name]) for name in names
-                    if name in row and not isinstance(row[name], Mapping)) or str(number)  # fmt: skip
+    names = (
+        "name",
+        "mu_low",
+        "first",
+        "threshold",
+        "cap",
+        "delta",
+        "algorithm",
+        "family",
+        "divergence",
+        "k",
+    )
+    return " ".join(
+        f"{row[name]:.3g}" if isinstance(row[name], float) else str(row[name])
+        for name in names
+        if name in row and not isinstance(row[name], Mapping)
+    ) or str(number)
 
 
-def numbers(first: MismatchSummary, second: MismatchSummary, clips: ClippingSummary) -> dict[str, Mapping[str, Any]]:
+def numbers(
+    first: MismatchSummary, second: MismatchSummary, clips: ClippingSummary
+) -> dict[str, Mapping[str, Any]]:
     """Everything that `report`, `compare` and `clipstats` print with an interval."""
     pair = differences(Measured(first), Measured(second))
     found = {
@@ -155,7 +197,9 @@ def numbers(first: MismatchSummary, second: MismatchSummary, clips: ClippingSumm
     return dict(estimates(found))
 
 
-def truth(rng: np.random.Generator, samples: int, tail: str, traces: int) -> dict[str, float | None]:
+def truth(
+    rng: np.random.Generator, samples: int, tail: str, traces: int
+) -> dict[str, float | None]:
     """The truth: what the accumulators find in very many prompts."""
     sums: list[Any] = []
     for _ in range(traces):
@@ -167,7 +211,9 @@ def truth(rng: np.random.Generator, samples: int, tail: str, traces: int) -> dic
     return {name: found["value"] for name, found in numbers(*sums).items()}
 
 
-def cover(prompts: int, samples: int, tail: str, repetitions: int, traces: int, seed: int) -> dict[str, Coverage]:
+def cover(
+    prompts: int, samples: int, tail: str, repetitions: int, traces: int, seed: int
+) -> dict[str, Coverage]:
     rng = np.random.default_rng([seed, prompts, samples, len(tail)])
     found = {name: Coverage(value) for name, value in truth(rng, samples, tail, traces).items()}
     for _ in range(repetitions):
@@ -184,14 +230,19 @@ def show(title: str, found: Mapping[str, Coverage], repetitions: int) -> None:
             continue
         share = 100 / each.printed
         mark = " " if 0.93 <= each.covered <= 0.97 else "*"
-        print(f"{name:62s} {100 * each.covered:6.1f}{mark} {share * each.below:6.1f} {share * each.above:6.1f} "
-              f"{100 * each.printed / repetitions:7.0f}% {np.median(each.widths):7.2f}")  # fmt: skip
+        print(
+            f"{name:62s} {100 * each.covered:6.1f}{mark} {share * each.below:6.1f} "
+            f"{share * each.above:6.1f} {100 * each.printed / repetitions:7.0f}% "
+            f"{np.median(each.widths):7.2f}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=1000)
-    parser.add_argument("--truth", type=int, default=60, help="traces of 2,000 prompts for the truth")
+    parser.add_argument(
+        "--truth", type=int, default=60, help="traces of 2,000 prompts for the truth"
+    )
     parser.add_argument("--sizes", nargs="+", default=["40x4", "64x8", "256x4"])
     parser.add_argument("--tails", nargs="+", default=["light", "heavy"])
     parser.add_argument("--seed", type=int, default=0)
@@ -205,7 +256,12 @@ def main() -> None:
             found = cover(prompts, samples, tail, options.repetitions, options.truth, options.seed)
             show(f"{tail}, {size}", found, options.repetitions)
             rows[f"{tail} {size}"] = {
-                name: {"covered": each.covered, "below": each.below, "above": each.above, "printed": each.printed}
+                name: {
+                    "covered": each.covered,
+                    "below": each.below,
+                    "above": each.above,
+                    "printed": each.printed,
+                }
                 for name, each in found.items()
                 if each.printed
             }

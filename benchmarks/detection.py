@@ -1,9 +1,11 @@
-"""How well `mismatch-cli diagnose` finds faults: `python benchmarks/detection.py --folder F` prints fault × severity.
+"""How well `mismatch-cli diagnose` finds faults: `python benchmarks/detection.py --folder F` prints
+fault × severity.
 
-Healthy traces are recorded with vLLM in several precisions (once, into the folder). A trial takes some prompts of one,
-plants a fault, and counts as right if that fault is named as the first cause, or if the gap is called unexplained and
-that fault is among the suspects. Any cause other than the planted one is false. Healthy trials, large and tiny, count
-false alarms. Every second trial has only the sampled tokens' log-probabilities, like many dumps.
+Healthy traces are recorded with vLLM in several precisions (once, into the folder). A trial takes
+some prompts of one, plants a fault, and counts as right if that fault is named as the first cause,
+or if the gap is called unexplained and that fault is among the suspects. Any cause other than the
+planted one is false. Healthy trials, large and tiny, count false alarms. Every second trial has
+only the sampled tokens' log-probabilities, like many dumps.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace
 
-_COMMON = "--num-prompts 512 --samples-per-prompt 4 --max-tokens 128 --top-logprobs 8 --noise-responses 0"
+_COMMON = (
+    "--num-prompts 512 --samples-per-prompt 4 --max-tokens 128 --top-logprobs 8 --noise-responses 0"
+)
 POOLS = {
     "f32": "--rollout-dtype float32 --trainer-dtype float32",
     "bf16": "--rollout-dtype bfloat16 --trainer-dtype bfloat16",
@@ -42,28 +46,44 @@ TOP_P = (0.99, 0.95, 0.9, 0.8)
 RESPONSES = 1024  # of a pool, from which trials draw
 UNEXPLAINED, IN_THE_SET = "unexplained-gap", "in the set of an unexplained gap"
 TRUE_OF = {"mixed": ("lm-head",)}  # a head in bfloat16 on one side is true of this pool
-ALIKE = {"position-drift": {"position-encoding"}, "position-encoding": {"position-drift"}}  # two names of one fault
-FOLLOWS = {"end-of-sequence": {"columns-at-odds"}}  # the planted number does contradict the top-K column
+# Two names of one fault
+ALIKE = {"position-drift": {"position-encoding"}, "position-encoding": {"position-drift"}}
+# The planted number does contradict the top-K column
+FOLLOWS = {"end-of-sequence": {"columns-at-odds"}}
 OF_TOP_K = ("columns-at-odds",)  # checks that are about the top-K columns
-TRIALS_AT_HAND = 12  # of a fault for which the model reads the responses again, under hundreds of hypotheses
+# Of a fault for which the model reads the responses again, under hundreds of hypotheses
+TRIALS_AT_HAND = 12
 PROMPTS = 32  # per trial, with all their samples
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True, help="where pools are recorded and kept")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="where pools are recorded and kept"
+    )
     parser.add_argument("--trials", type=int, default=102, help="for each fault and severity")
-    parser.add_argument("--healthy", type=int, default=600, help="healthy trials over all pools, half of them tiny")
+    parser.add_argument(
+        "--healthy", type=int, default=600, help="healthy trials over all pools, half of them tiny"
+    )
     parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--json", type=Path, help="also write the counts here")
     options = parser.parse_args()
     pools = {name: load_pool(options.folder, name, flags) for name, flags in POOLS.items()}
     rows: list[dict[str, Any]] = []
     if not options.only:
-        print("| healthy | setting | false causes | unexplained | of | named |\n|---|---|---|---|---|---|", flush=True)
+        print(
+            "| healthy | setting | false causes | unexplained | of | named "
+            "|\n|---|---|---|---|---|---|",
+            flush=True,
+        )
         share = options.healthy // (2 * len(POOLS))
-        rows += [healthy_row(name, pools[name], share, tiny) for tiny in (False, True) for name in POOLS]
-    head = "| fault | first cause | severity | right | of | instead, or in the set | others beside | which |"
+        rows += [
+            healthy_row(name, pools[name], share, tiny) for tiny in (False, True) for name in POOLS
+        ]
+    head = (
+        "| fault | first cause | severity | right | of | instead, or in the set | others beside "
+        "| which |"
+    )
     print(f"{head}\n|---|---|---|---|---|---|---|---|", flush=True)
     for fault in FAULTS:
         if options.only in fault.name:
@@ -72,8 +92,15 @@ def main() -> None:
     for fault in (fault for fault in FAULTS if fault.check == "stale-weights"):
         alone = replace(fault, name=f"{fault.name}, without the earlier checkpoint")
         if options.only in alone.name:
-            rows += [fault_row(alone, severity, pools, options.trials, earlier=False) for severity in fault.severities]
-    rows += [top_p_row(options.folder, top_p, options.trials) for top_p in TOP_P if options.only in "top-p"]
+            rows += [
+                fault_row(alone, severity, pools, options.trials, earlier=False)
+                for severity in fault.severities
+            ]
+    rows += [
+        top_p_row(options.folder, top_p, options.trials)
+        for top_p in TOP_P
+        if options.only in "top-p"
+    ]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 
@@ -82,7 +109,11 @@ def load_pool(folder: Path, name: str, flags: str, variants: bool | None = None)
     run = folder / name
     if not (run / "summary.json").exists():
         command = f"probe {_COMMON} {flags} --force --quiet --json --output {run}"
-        subprocess.run([sys.executable, "-m", "mismatch_cli", *command.split()], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "mismatch_cli", *command.split()],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
     trace = Trace.open(run)
     import pyarrow as pa
 
@@ -160,7 +191,9 @@ def sampled_alone(pool: Pool) -> Pool:
 
 
 def healthy_row(name: str, pool: Pool, trials: int, tiny: bool) -> dict[str, Any]:
-    """Trials on healthy traces: 32 prompts, or 5 to 20 prompts with all or only some of their responses."""
+    """Trials on healthy traces: 32 prompts, or 5 to 20 prompts with all or only some of their
+    responses.
+    """
     rng, tally = np.random.default_rng(1), Tally()
     for trial in range(trials):
         index_S = draw(pool, rng, int(rng.integers(5, 21)) if tiny else PROMPTS)
@@ -168,18 +201,36 @@ def healthy_row(name: str, pool: Pool, trials: int, tiny: bool) -> dict[str, Any
         in_steps(healthy, rng)
         if trial % 2:
             sampled_alone(healthy)
-        tally.add("nothing", judged(healthy, pool.sampling), "plain" if trial % 2 else "top-K", TRUE_OF.get(name, ()))
-    wrong, unexplained = tally.beside.pop("any", 0), tally.named[UNEXPLAINED] + tally.named[IN_THE_SET]
+        tally.add(
+            "nothing",
+            judged(healthy, pool.sampling),
+            "plain" if trial % 2 else "top-K",
+            TRUE_OF.get(name, ()),
+        )
+    wrong, unexplained = (
+        tally.beside.pop("any", 0),
+        tally.named[UNEXPLAINED] + tally.named[IN_THE_SET],
+    )
     size = "tiny" if tiny else "whole"
-    print(f"| {size} | {name} | {wrong} | {unexplained} | {trials} | {_counts(tally.beside)} |", flush=True)
-    row = {"fault": f"healthy, {name}, {size}", "alarms": wrong, "unexplained": unexplained, "of": trials}
+    print(
+        f"| {size} | {name} | {wrong} | {unexplained} | {trials} | {_counts(tally.beside)} |",
+        flush=True,
+    )
+    row = {
+        "fault": f"healthy, {name}, {size}",
+        "alarms": wrong,
+        "unexplained": unexplained,
+        "of": trials,
+    }
     return row | {"named": dict(tally.beside)}
 
 
 def fault_row(
     fault: Fault, severity: float, pools: dict[str, Pool], trials: int, earlier: bool = True
 ) -> dict[str, Any]:
-    """Trials of one fault at one severity; `earlier`: give the earlier checkpoint if the check needs it."""
+    """Trials of one fault at one severity; `earlier`: give the earlier checkpoint if the check
+    needs it.
+    """
     rng, tally = np.random.default_rng(2), Tally()
     for trial in range(trials):
         name, plain = BROKEN_POOLS[trial % len(BROKEN_POOLS)], bool(trial // len(BROKEN_POOLS) % 2)
@@ -190,7 +241,12 @@ def fault_row(
         asked = earlier and fault.check == "stale-weights"
         earlier_T = pools[name].take(index_S).tokens["logp_trainer"] if asked else None
         diagnosis = judged(broken, pools[name].sampling, earlier_T, fault.at_hand)
-        tally.add(fault.check, diagnosis, f"{name}, {'plain' if plain else 'top-K'}", TRUE_OF.get(name, ()))
+        tally.add(
+            fault.check,
+            diagnosis,
+            f"{name}, {'plain' if plain else 'top-K'}",
+            TRUE_OF.get(name, ()),
+        )
     return _row(fault.name, fault.check, f"{severity:g} {fault.unit}".strip(), tally)
 
 
@@ -213,15 +269,24 @@ def _row(name: str, check: str, severity: str, tally: Tally) -> dict[str, Any]:
     right, beside = tally.right(check), tally.beside.pop("any", 0)
     others = {cause: count for cause, count in tally.named.most_common() if cause != check}
     print(
-        f"| {name} | `{check}` | {severity} | {right} | {tally.trials} | {_counts(others)} | {beside} | "
-        f"{_counts(tally.beside)} |",
+        f"| {name} | `{check}` | {severity} | {right} | {tally.trials} | {_counts(others)} | "
+        f"{beside} | {_counts(tally.beside)} |",
         flush=True,
     )
-    row = {"fault": name, "check": check, "severity": severity, "right": right, "of": tally.trials, "named": others}
+    row = {
+        "fault": name,
+        "check": check,
+        "severity": severity,
+        "right": right,
+        "of": tally.trials,
+        "named": others,
+    }
     return row | {
         "beside": beside,
         "false": dict(tally.beside),
-        "right_in": {cell: counts[check] + counts[IN_THE_SET] for cell, counts in tally.cells.items()},
+        "right_in": {
+            cell: counts[check] + counts[IN_THE_SET] for cell, counts in tally.cells.items()
+        },
     }
 
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.false_alarms --folder /tmp/alarms [--model .real-model] [--steps 20]
 
-`train` with real vLLM on sums of two numbers, 8 × 4 responses of at most 64 tokens and two updates a step: every
-learning rate, all weights and LoRA, an engine in bfloat16 and in float32. A finished combination is not run again.
+`train` with real vLLM on sums of two numbers, 8 × 4 responses of at most 64 tokens and two updates
+a step: every learning rate, all weights and LoRA, an engine in bfloat16 and in float32. A finished
+combination is not run again.
 """
 
 import argparse
@@ -33,27 +34,55 @@ def last_number(response, answer):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--model", default=".real-model")
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    sums = [{"problem": f"What is {7 + i} + {3 * i + 5}?", "answer": str(12 + 4 * i)} for i in range(16)]
+    sums = [
+        {"problem": f"What is {7 + i} + {3 * i + 5}?", "answer": str(12 + 4 * i)} for i in range(16)
+    ]
     (options.folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in sums))
     (options.folder / "reward.py").write_text(REWARD)
     for dtype, trained, rate in itertools.product(DTYPES, TRAINED, RATES):
         folder = options.folder / f"{dtype}-{trained.replace(' ', '-')}-{rate}"
-        code = 0 if len(steps(folder)) == options.steps else train(options, folder, dtype, TRAINED[trained], rate)
-        print(f"{dtype} | {trained} | {rate} | exit {code} | {' | '.join(summary(steps(folder)))}", flush=True)
+        code = (
+            0
+            if len(steps(folder)) == options.steps
+            else train(options, folder, dtype, TRAINED[trained], rate)
+        )
+        print(
+            f"{dtype} | {trained} | {rate} | exit {code} | {' | '.join(summary(steps(folder)))}",
+            flush=True,
+        )
 
 
-def train(options: argparse.Namespace, folder: Path, dtype: str, adapter: list[str], rate: str) -> int:
+def train(
+    options: argparse.Namespace, folder: Path, dtype: str, adapter: list[str], rate: str
+) -> int:
     """One run, from its beginning; its exit code."""
     shutil.rmtree(folder, ignore_errors=True)
     settings = ["--model", options.model, "--dataset", options.folder / "sums.jsonl"]
-    settings += ["--reward", f"{options.folder / 'reward.py'}:last_number", "--rollout-dtype", dtype, *adapter]
-    settings += ["--prompts-per-step", 8, "--samples-per-prompt", 4, "--max-tokens", 64, "--minibatches", 2]
+    settings += [
+        "--reward",
+        f"{options.folder / 'reward.py'}:last_number",
+        "--rollout-dtype",
+        dtype,
+        *adapter,
+    ]
+    settings += [
+        "--prompts-per-step",
+        8,
+        "--samples-per-prompt",
+        4,
+        "--max-tokens",
+        64,
+        "--minibatches",
+        2,
+    ]
     settings += ["--eval-every", 0, "--eval-samples", 1, "--no-plots", "--learning-rate", rate]
     settings += ["--steps", options.steps, "--output", folder]
     command = [sys.executable, "-c", ALWAYS + MAIN, "train", *map(str, settings)]

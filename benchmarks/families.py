@@ -1,8 +1,10 @@
-"""Model families: `python benchmarks/families.py --folder F` runs the commands on a tiny random model of each.
+"""Model families: `python benchmarks/families.py --folder F` runs the commands on a tiny random
+model of each.
 
-A row: the float32 control of `probe` with vLLM and Hugging Face (mean and largest |Δlog p|), the same trace against a
-trainer that lacks the family's distinctive part, `diagnose`, and three steps of `train`: all weights, LoRA, on two
-ranks. Refusals are printed below the table, word for word; if float32 is refused, bfloat16 is measured.
+A row: the float32 control of `probe` with vLLM and Hugging Face (mean and largest |Δlog p|), the
+same trace against a trainer that lacks the family's distinctive part, `diagnose`, and three steps
+of `train`: all weights, LoRA, on two ranks. Refusals are printed below the table, word for word; if
+float32 is refused, bfloat16 is measured.
 """
 
 from __future__ import annotations
@@ -22,13 +24,18 @@ from tests.rl.small_runs import reward_file
 from tests.warm import Forked
 
 ENGINES = ("vllm", "hf")
-SAMPLED = "--num-prompts 8 --samples-per-prompt 2 --max-tokens 48 --noise-responses 8 --no-plots --quiet --force"
+SAMPLED = (
+    "--num-prompts 8 --samples-per-prompt 2 --max-tokens 48 --noise-responses 8 --no-plots "
+    "--quiet --force"
+)
 STEPS = (
-    "--preset miniature --steps 3 --prompts-per-step 4 --samples-per-prompt 4 --max-tokens 24 --num-problems 4 "
-    "--eval-every 0 --checkpoint-every 3 --trace-every 0 --learning-rate 1e-3 --no-plots --quiet"
+    "--preset miniature --steps 3 --prompts-per-step 4 --samples-per-prompt 4 --max-tokens 24 "
+    "--num-problems 4 --eval-every 0 --checkpoint-every 3 --trace-every 0 --learning-rate 1e-3 "
+    "--no-plots --quiet"
 )
 COLUMNS = (
-    "family", "parameters", "probe vllm", "probe hf", "without its part", "diagnose", "train vllm", "train hf",
+    "family", "parameters", "probe vllm", "probe hf", "without its part", "diagnose", "train vllm",
+    "train hf",
     "LoRA vllm", "LoRA hf", "recomputed layers", "two ranks",
 )  # fmt: skip
 
@@ -38,14 +45,23 @@ class Refused(Exception):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="models and runs; finished runs are not repeated")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="models and runs; finished runs are not repeated"
+    )
     parser.add_argument("--only", default=",".join(FAMILIES), help="families, comma-separated")
-    parser.add_argument("--one-rank", action="store_true", help="leave out the runs on two ranks, the slowest")
+    parser.add_argument(
+        "--one-rank", action="store_true", help="leave out the runs on two ranks, the slowest"
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}  # this checkout in every child
-    for line in table(options.folder.resolve(), options.only.split(","), two_ranks=not options.one_rank):
+    # This checkout in every child
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    for line in table(
+        options.folder.resolve(), options.only.split(","), two_ranks=not options.one_rank
+    ):
         print(line, flush=True)
 
 
@@ -74,10 +90,25 @@ class Measured:
         probed = [self.or_refused(self.probe, engine) for engine in ENGINES]
         without, diagnosed = self.without(), self.diagnose()
         trained = [self.or_refused(self.train, engine) for engine in ENGINES]
-        lora = [self.or_refused(self.train, engine, "lora", "--lora", "--lora-rank", "4") for engine in ENGINES]
+        lora = [
+            self.or_refused(self.train, engine, "lora", "--lora", "--lora-rank", "4")
+            for engine in ENGINES
+        ]
         layers = self.or_refused(self.train, "hf", "layers", "--gradient-checkpointing")
-        ranks = self.or_refused(self.train, "hf", "ranks", "--nproc", "2") if two_ranks else "not tried"
-        return self.name, self.parameters(), *probed, without, diagnosed, *trained, *lora, layers, ranks
+        ranks = (
+            self.or_refused(self.train, "hf", "ranks", "--nproc", "2") if two_ranks else "not tried"
+        )
+        return (
+            self.name,
+            self.parameters(),
+            *probed,
+            without,
+            diagnosed,
+            *trained,
+            *lora,
+            layers,
+            ranks,
+        )
 
     def parameters(self) -> str:
         from safetensors import safe_open
@@ -103,21 +134,34 @@ class Measured:
         return " / ".join(f"{gap(run, metric):.1e}" for metric in ("abs_d_mean", "abs_d_max"))
 
     def without(self) -> str:
-        """The float32 Hugging Face trace, scored by a model that lacks the part: the gap must show it."""
-        flags = f"--trainer-model {self.changed} --trainer-dtype float32 --noise-responses 0 --no-plots --quiet --force"
-        run = self.typed("changed", "rescore", str(self.folder / f"{self.name}-hf-float32"), *flags.split())
+        """The float32 Hugging Face trace, scored by a model that lacks the part: the gap must
+        show it.
+        """
+        flags = (
+            f"--trainer-model {self.changed} --trainer-dtype float32 --noise-responses 0 "
+            "--no-plots --quiet --force"
+        )
+        run = self.typed(
+            "changed", "rescore", str(self.folder / f"{self.name}-hf-float32"), *flags.split()
+        )
         return f"{gap(run, 'abs_d_mean'):.2g}"
 
     def diagnose(self) -> str:
         flags = f"--trainer-model {self.model} --no-plots --quiet --force"
-        run = self.typed("diagnosis", "diagnose", str(self.folder / f"{self.name}-hf-float32"), *flags.split())
+        run = self.typed(
+            "diagnosis", "diagnose", str(self.folder / f"{self.name}-hf-float32"), *flags.split()
+        )
         faults = json.loads((run / "summary.json").read_text())["faults"]
         return ", ".join(faults) or "no fault"
 
     def train(self, engine: str, dtype: str, kind: str = "all", *more: str) -> str:
         flags = f"--engine {engine} --rollout-dtype {dtype} --reward {self.reward} {STEPS}"
-        run = self.typed(f"{kind}-{engine}-{dtype}", "train", "--model", self.model, *flags.split(), *more)
-        lines = [json.loads(line) for line in next(run.rglob("metrics.jsonl")).read_text().splitlines()]
+        run = self.typed(
+            f"{kind}-{engine}-{dtype}", "train", "--model", self.model, *flags.split(), *more
+        )
+        lines = [
+            json.loads(line) for line in next(run.rglob("metrics.jsonl")).read_text().splitlines()
+        ]
         syncs = [line["sync"] for line in lines if "sync" in line]
         return f"{syncs.count('proven')} of {len(syncs)}"
 

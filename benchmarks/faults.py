@@ -1,7 +1,7 @@
 """Faults from practice, planted into healthy traces, for `mismatch-cli diagnose` to find.
 
-A fault takes some responses of a pool and a severity, and returns the table that a broken framework would have
-written.
+A fault takes some responses of a pool and a severity, and returns the table that a broken framework
+would have written.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def minus_one(pool: Pool, share: float, rng: np.random.Generator) -> None:
 
 
 def appended_eos(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """Append a stop token to responses that did not stop: 0.0 from the engine, improbable for the trainer."""
+    """Append a stop token to responses that did not stop: 0.0 from the engine, improbable for
+    the trainer.
+    """
     last_T = pool.last_T[some(pool, share, rng)]
     pool.tokens["logp_rollout"][last_T] = 0.0
     pool.tokens["logp_trainer"][last_T] = -rng.uniform(2, 12, len(last_T))
@@ -48,7 +50,9 @@ def other_eos(pool: Pool, nats: float, _: np.random.Generator) -> None:
 
 
 def tool_tokens(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """A block of 6 to 16 unsampled tokens in the middle: 0.0 from the engine, improbable for the trainer."""
+    """A block of 6 to 16 unsampled tokens in the middle: 0.0 from the engine, improbable for the
+    trainer.
+    """
     for s in some(pool, share, rng, longer_than=24):
         length = int(rng.integers(6, 17))
         start = int(pool.offset_S1[s] + rng.integers(2, pool.length_S[s] - length - 2))
@@ -72,7 +76,10 @@ def retokenised(pool: Pool, share: float, rng: np.random.Generator) -> None:
 
 
 def in_steps(pool: Pool, rng: np.random.Generator) -> np.ndarray:
-    """Six steps; half the samples of every second prompt come a step later. Returns which responses these are."""
+    """Six steps; half the samples of every second prompt come a step later.
+
+    Returns which responses these are.
+    """
     prompts, of_S = np.unique(pool.rows["prompt_id"], return_inverse=True)
     order_P = rng.permutation(len(prompts))
     again_S = (order_P % 2 == 0)[of_S] & (pool.rows["sample_index"] % 2 == 1)
@@ -132,8 +139,8 @@ def stored_in_bfloat16(pool: Pool, _: float, __: np.random.Generator) -> None:
 class Fault:
     """One way to break a trace: the check that must name it first, and its severities.
 
-    `scored_as`: the variant that it takes its numbers from, named with the severity at its end; `top_k`: only the top-K
-    columns show it; `at_hand`: `diagnose` gets the trainer's model.
+    `scored_as`: the variant that it takes its numbers from, named with the severity at its end;
+    `top_k`: only the top-K columns show it; `at_hand`: `diagnose` gets the trainer's model.
     """
 
     name: str
@@ -148,10 +155,13 @@ class Fault:
     @property
     def variants(self) -> tuple[str, ...]:
         """The model variants to score for it."""
-        return tuple({_variant(self.scored_as, severity) for severity in self.severities if self.scored_as})
+        return tuple(
+            {_variant(self.scored_as, severity) for severity in self.severities if self.scored_as}
+        )
 
 
-WHOLE = ("retokenised", "weights0.1", "padded-to-longest", "prompt-dropped", "prompt-middle")  # have no severity
+# Have no severity
+WHOLE = ("retokenised", "weights0.1", "padded-to-longest", "prompt-dropped", "prompt-middle")
 
 
 def trainer(name: str) -> tuple[Callable[[Pool, Any, np.random.Generator], None], str]:
@@ -165,7 +175,9 @@ def engine(name: str) -> tuple[Callable[[Pool, Any, np.random.Generator], None],
 
 
 def alone(name: str) -> tuple[Callable[[Pool, Any, np.random.Generator], None], str]:
-    """A variant as the trainer, with only the sampled tokens' log-probabilities, like many dumps."""
+    """A variant as the trainer, with only the sampled tokens' log-probabilities, like many
+    dumps.
+    """
 
     def plant(pool: Pool, severity: float, _: np.random.Generator) -> None:
         pool.use(_variant(name, severity))
@@ -179,19 +191,33 @@ def _variant(name: str, severity: float) -> str:
     return name if name in WHOLE else f"{name}{severity:g}"
 
 
-SHARES, NOISES, TEMPERATURES = (0.02, 0.1, 0.5), (0.003, 0.01, 0.03, 0.1), (1.005, 1.01, 1.02, 1.05, 1.4)
+SHARES, NOISES, TEMPERATURES = (
+    (0.02, 0.1, 0.5),
+    (0.003, 0.01, 0.03, 0.1),
+    (1.005, 1.01, 1.02, 1.05, 1.4),
+)
 FAULTS = (
     Fault("log-probs above 0", "values", (1e-4, 1e-3, 1e-2), "of the tokens", positive_values),
     Fault("not a number", "values", (1e-4, 1e-3, 1e-2), "of the tokens", not_a_number),
     Fault("0.0 for a missing log-prob", "placeholders", (1e-4, 1e-3, 1e-2), "of the tokens", zeros),
-    Fault("−1.0 for a missing log-prob", "placeholders", (3e-3, 1e-2, 3e-2), "of the tokens", minus_one),
-    Fault("appended end-of-sequence, 0.0", "end-of-sequence", SHARES, "of the responses", appended_eos),
+    Fault(
+        "−1.0 for a missing log-prob",
+        "placeholders",
+        (3e-3, 1e-2, 3e-2),
+        "of the tokens",
+        minus_one,
+    ),
+    Fault(
+        "appended end-of-sequence, 0.0", "end-of-sequence", SHARES, "of the responses", appended_eos
+    ),
     Fault("another end-of-sequence token", "end-of-sequence", (0.02, 0.1, 0.5), "nats", other_eos),
     Fault("tool tokens in the loss", "masked-tokens", SHARES, "of the responses", tool_tokens),
     Fault("shifted by one", "index-shift", SHARES, "of the responses", shifted),
     Fault("retokenised", "retokenised", SHARES, "of the responses", retokenised, "retokenised"),
     Fault("temperature on one side", "temperature", TEMPERATURES, "T", *trainer("temperature")),
-    Fault("temperature, sampled tokens alone", "temperature", TEMPERATURES, "T", *alone("temperature")),
+    Fault(
+        "temperature, sampled tokens alone", "temperature", TEMPERATURES, "T", *alone("temperature")
+    ),
     Fault(
         "other weights on one side",
         "stale-weights",
@@ -199,52 +225,156 @@ FAULTS = (
         "noise / weight",
         *trainer("weights"),
     ),
-    Fault("weights that drift apart", "growth-over-steps", NOISES, "noise / weight, at the end", grows, "weights"),
-    Fault("stale prefix cache", "prefix-cache", NOISES, "noise / weight", stale_prefixes, "weights"),
+    Fault(
+        "weights that drift apart",
+        "growth-over-steps",
+        NOISES,
+        "noise / weight, at the end",
+        grows,
+        "weights",
+    ),
+    Fault(
+        "stale prefix cache", "prefix-cache", NOISES, "noise / weight", stale_prefixes, "weights"
+    ),
     Fault("RoPE base", "position-drift", (1.1, 1.5, 2, 4, 10), "times", *trainer("rope")),
-    Fault("other numbers from one position on", "sharp-onset", NOISES, "noise / weight", onset, "weights"),
+    Fault(
+        "other numbers from one position on",
+        "sharp-onset",
+        NOISES,
+        "noise / weight",
+        onset,
+        "weights",
+    ),
     Fault("log-probs stored in bfloat16", "lm-head", (1,), "", stored_in_bfloat16),
     Fault("routing flips", "heavy-tail", (0.003, 0.01, 0.03), "of the tokens", routing),
-    Fault("broken responses", "heavy-tail", (0.02, 0.05, 0.1), "of the responses", broken_responses, "weights0.1"),
-    Fault("a constant in half the responses", "constant-offset", (0.02, 0.05, 0.2, 1), "nats", bookkeeping.constant),
     Fault(
-        "a constant added, clipped at 0", "constant-offset", (0.02, 0.05, 0.3, 1.5), "nats", bookkeeping.constant_added
+        "broken responses",
+        "heavy-tail",
+        (0.02, 0.05, 0.1),
+        "of the responses",
+        broken_responses,
+        "weights0.1",
     ),
     Fault(
-        "a constant of each response", "constant-offset", (0.02, 0.1, 0.5), "of them", bookkeeping.constant_in_some
+        "a constant in half the responses",
+        "constant-offset",
+        (0.02, 0.05, 0.2, 1),
+        "nats",
+        bookkeeping.constant,
     ),
-    Fault("permuted within groups", "exchanged-responses", (0.05, 0.3, 1), "of the groups", bookkeeping.permuted),
-    Fault("permuted over the batch", "exchanged-responses", (0.05, 0.3, 1), "of it", bookkeeping.permuted_anywhere),
+    Fault(
+        "a constant added, clipped at 0",
+        "constant-offset",
+        (0.02, 0.05, 0.3, 1.5),
+        "nats",
+        bookkeeping.constant_added,
+    ),
+    Fault(
+        "a constant of each response",
+        "constant-offset",
+        (0.02, 0.1, 0.5),
+        "of them",
+        bookkeeping.constant_in_some,
+    ),
+    Fault(
+        "permuted within groups",
+        "exchanged-responses",
+        (0.05, 0.3, 1),
+        "of the groups",
+        bookkeeping.permuted,
+    ),
+    Fault(
+        "permuted over the batch",
+        "exchanged-responses",
+        (0.05, 0.3, 1),
+        "of it",
+        bookkeeping.permuted_anywhere,
+    ),
     Fault("duplicated rows", "repeated-responses", (0.02, 0.1, 0.5), "of them", bookkeeping.twice),
     Fault("another base in the engine", "log-base", (2, 10), "", bookkeeping.in_base("rollout")),
     Fault("another base in the trainer", "log-base", (2, 10), "", bookkeeping.in_base("trainer")),
     Fault(
-        "another base on both sides", "log-base", (2, 10), "", bookkeeping.in_base("rollout", "trainer"), top_k=True
+        "another base on both sides",
+        "log-base",
+        (2, 10),
+        "",
+        bookkeeping.in_base("rollout", "trainer"),
+        top_k=True,
     ),
-    Fault("top-K one token late", "columns-at-odds", (0.02, 0.1, 0.5), "of them", bookkeeping.columns_at_odds),
-    Fault("top-K before the temperature", "columns-at-odds", (0.7, 0.9, 1.1), "T", bookkeeping.raw_top_k),
-    Fault("repetition penalty", "repetition-penalty", (1.02, 1.05, 1.1, 1.3), "", *engine("penalised")),
+    Fault(
+        "top-K one token late",
+        "columns-at-odds",
+        (0.02, 0.1, 0.5),
+        "of them",
+        bookkeeping.columns_at_odds,
+    ),
+    Fault(
+        "top-K before the temperature",
+        "columns-at-odds",
+        (0.7, 0.9, 1.1),
+        "T",
+        bookkeeping.raw_top_k,
+    ),
+    Fault(
+        "repetition penalty", "repetition-penalty", (1.02, 1.05, 1.1, 1.3), "", *engine("penalised")
+    ),
     Fault("linear RoPE scaling", "position-encoding", (2, 4, 8), "times", *trainer("linear")),
     Fault("YaRN", "position-encoding", (2, 4, 8), "times", *trainer("yarn")),
     Fault("attended padding", "attended-padding", (4, 16, 64), "tokens", *trainer("padded")),
-    Fault("padded to the longest prompt", "attended-padding", (1,), "", *trainer("padded-to-longest")),
+    Fault(
+        "padded to the longest prompt", "attended-padding", (1,), "", *trainer("padded-to-longest")
+    ),
     Fault("prompt without its first token", "another-prompt", (1,), "", *trainer("prompt-dropped")),
     Fault("prompt with another token", "another-prompt", (1,), "", *trainer("prompt-middle")),
-    Fault("linear RoPE scaling, model at hand", "position-encoding", (2, 4), "times", *engine("linear"), at_hand=True),
-    Fault("RoPE base, model at hand", "position-encoding", (2, 4, 10), "times", *trainer("rope"), at_hand=True),
-    Fault("YaRN, model at hand", "position-encoding", (2, 4), "times", *trainer("yarn"), at_hand=True),
-    Fault("attended padding, model at hand", "attended-padding", (16, 64), "tokens", *trainer("padded"), at_hand=True),
     Fault(
-        "padded to the longest prompt, model at hand", "attended-padding", (1,), "", *trainer("padded-to-longest"),
+        "linear RoPE scaling, model at hand",
+        "position-encoding",
+        (2, 4),
+        "times",
+        *engine("linear"),
         at_hand=True,
     ),
     Fault(
-        "prompt with another token, model at hand", "not-reproduced", (1,), "", *trainer("prompt-middle"), at_hand=True
+        "RoPE base, model at hand",
+        "position-encoding",
+        (2, 4, 10),
+        "times",
+        *trainer("rope"),
+        at_hand=True,
     ),
-)  # fmt: skip
+    Fault(
+        "YaRN, model at hand", "position-encoding", (2, 4), "times", *trainer("yarn"), at_hand=True
+    ),
+    Fault(
+        "attended padding, model at hand",
+        "attended-padding",
+        (16, 64),
+        "tokens",
+        *trainer("padded"),
+        at_hand=True,
+    ),
+    Fault(
+        "padded to the longest prompt, model at hand",
+        "attended-padding",
+        (1,),
+        "",
+        *trainer("padded-to-longest"),
+        at_hand=True,
+    ),
+    Fault(
+        "prompt with another token, model at hand",
+        "not-reproduced",
+        (1,),
+        "",
+        *trainer("prompt-middle"),
+        at_hand=True,
+    ),
+)
 
 
-def planted(pool: Pool, fault: Fault, severity: float, index_S: np.ndarray, rng: np.random.Generator) -> Pool:
+def planted(
+    pool: Pool, fault: Fault, severity: float, index_S: np.ndarray, rng: np.random.Generator
+) -> Pool:
     """Some responses of a pool with the fault planted."""
     broken = pool.take(index_S)
     fault.plant(broken, severity, rng)

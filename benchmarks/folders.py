@@ -1,9 +1,11 @@
-"""What can go wrong with a folder, for `kills.py folders`: two processes at once, foreign files, links, hostile models.
+"""What can go wrong with a folder, for `kills.py folders`: two processes at once, foreign files,
+links, hostile models.
 
-The two processes are real: the second starts at a moment uniform in the run time of the first. Afterwards the folder
-must have all that the last command said it wrote, complete. The other classes are those of the tests
-(tests/recording/test_folder.py, tests/test_custom_code.py), each command with each case: foreign files stay the same
-bit by bit, nothing is executed, and there is no traceback.
+The two processes are real: the second starts at a moment uniform in the run time of the first.
+Afterwards the folder must have all that the last command said it wrote, complete. The other classes
+are those of the tests (tests/recording/test_folder.py, tests/test_custom_code.py), each command
+with each case: foreign files stay the same bit by bit, nothing is executed, and there is no
+traceback.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from tests.test_custom_code import MODEL, Payload, commands, make_hostile
 
 _ROWS = {"import of many": 6000, "import of few": 1500}
 _PROBE = (
-    "probe --engine hf --num-prompts 4 --samples-per-prompt 8 --max-tokens 8 --noise-responses 4 --threads 1 --force"
+    "probe --engine hf --num-prompts 4 --samples-per-prompt 8 --max-tokens 8 --noise-responses 4 "
+    "--threads 1 --force"
 )
 _TRAINS = (
     ["train", "--engine", "hf", "--model", "/nowhere"],
@@ -44,7 +47,9 @@ _TRAINS = (
 
 
 def two_at_once(folder: Path, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Two commands on one folder, the second at a random moment of the first: exit codes, and what is wrong."""
+    """Two commands on one folder, the second at a random moment of the first: exit codes, and
+    what is wrong.
+    """
     lines = _lines(folder)
     alone = {name: _alone(line, folder / "alone") for name, line in lines.items()}
     for number in range(rounds):
@@ -58,15 +63,26 @@ def two_at_once(folder: Path, rounds: int, seed: int) -> Iterator[dict[str, Any]
         moment = chance.random()
         time.sleep(moment * alone[names[0]])
         second = _start(lines[names[1]], target)
-        ended = [(*process.communicate(timeout=600), process.returncode) for process in (first, second)]
+        ended = [
+            (*process.communicate(timeout=600), process.returncode) for process in (first, second)
+        ]
         codes = [code for _, _, code in ended]
-        found = {"class": "two at once", "commands": names, "moment": round(moment, 3), "codes": codes}
+        found = {
+            "class": "two at once",
+            "commands": names,
+            "moment": round(moment, 3),
+            "codes": codes,
+        }
         yield found | {"wrong": _wrong(target, names, ended)}
     shutil.rmtree(folder / "alone", ignore_errors=True)
 
 
 def _lines(folder: Path) -> dict[str, list[str]]:
-    rows = [row for table in Trace.open(bundled("traces") / "float32").tables() for row in table.to_pylist()]
+    rows = [
+        row
+        for table in Trace.open(bundled("traces") / "float32").tables()
+        for row in table.to_pylist()
+    ]
     rows = [{key: value for key, value in row.items() if value is not None} for row in rows]
     imports = {}
     for name, count in _ROWS.items():
@@ -74,19 +90,31 @@ def _lines(folder: Path) -> dict[str, list[str]]:
         keyed = (rows[i % len(rows)] | {"prompt_id": i} for i in range(count))
         path.write_text("".join(json.dumps(row) + "\n" for row in keyed))
         imports[name] = ["import", str(path), "--force", "--json"]
-    reports = {name: [name, "RUN", "-q", *more] for name, more in (
-        ("report", ["--export", "jsonl"]), ("diagnose", []), ("clipstats", ["-a", "pg-is"]),
-    )}  # fmt: skip
-    return imports | {"probe": _PROBE.split(), "rescore": ["rescore", "--noise-responses", "4", "--force"]} | reports
+    reports = {
+        name: [name, "RUN", "-q", *more]
+        for name, more in (
+            ("report", ["--export", "jsonl"]),
+            ("diagnose", []),
+            ("clipstats", ["-a", "pg-is"]),
+        )
+    }
+    return (
+        imports
+        | {"probe": _PROBE.split(), "rescore": ["rescore", "--noise-responses", "4", "--force"]}
+        | reports
+    )
 
 
 def _start(line: list[str], target: Path) -> subprocess.Popen[str]:
     words = [str(target) if word == "RUN" else word for word in line]
     words += [] if "RUN" in line else ["-o", str(target)]
     return subprocess.Popen(
-        [sys.executable, "-m", "mismatch_cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "mismatch_cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-    )  # fmt: skip
+    )
 
 
 def _alone(line: list[str], target: Path) -> float:
@@ -117,14 +145,20 @@ def _wrong(target: Path, names: list[str], ended: list[tuple[str, str, int]]) ->
 
 
 def of_the_user(folder: Path) -> Iterator[dict[str, Any]]:
-    """A foreign file under each of our names, in the way of every command, with and without --force."""
+    """A foreign file under each of our names, in the way of every command, with and without
+    --force.
+    """
     for name, text in OF_THE_USER.items():
         for command, line in (WRITERS | REPORTERS).items():
             for force in ([], ["--force"]) if command != "train" else ([], ["--resume"]):
                 target = folder / "foreign"
                 shutil.rmtree(target, ignore_errors=True)
                 write(target, name, text)
-                yield _held_to(["foreign file", command, name], [*line, "-q", "-o", str(target), *force], target)
+                yield _held_to(
+                    ["foreign file", command, name],
+                    [*line, "-q", "-o", str(target), *force],
+                    target,
+                )
 
 
 def links(folder: Path) -> Iterator[dict[str, Any]]:
@@ -142,13 +176,17 @@ def links(folder: Path) -> Iterator[dict[str, Any]]:
                     shutil.rmtree(path, ignore_errors=True)
                 write(elsewhere, "precious", "precious")
                 (target / name).parent.mkdir(parents=True)
-                (os.link if hard else os.symlink)(elsewhere / "precious" if "." in name else elsewhere, target / name)
+                (os.link if hard else os.symlink)(
+                    elsewhere / "precious" if "." in name else elsewhere, target / name
+                )
                 what = ["hard link" if hard else "link", line[0], name]
                 yield _held_to(what, [*line, "-q", "-o", str(target)], elsewhere)
 
 
 def hostile_models(folder: Path) -> Iterator[dict[str, Any]]:
-    """Code in a model's folder, and pickles instead of weights, for every command, with a y on stdin."""
+    """Code in a model's folder, and pickles instead of weights, for every command, with a y on
+    stdin.
+    """
     proof = folder / "executed"
     models = {"code": make_hostile(folder / "hostile", proof)}
     models["pickle"] = shutil.copytree(MODEL, folder / "pickled", dirs_exist_ok=True)
@@ -163,8 +201,12 @@ def hostile_models(folder: Path) -> Iterator[dict[str, Any]]:
             target = folder / "run"
             shutil.rmtree(target, ignore_errors=True)
             with mock.patch.object(sys, "stdin", io.StringIO("y\n" * 20)):
-                found = _held_to([kind, command], [*line, "-q", "-o", str(target)], folder / "nothing")
-            executed = ["it was executed"] * proof.exists() + ["it was loaded"] * (found["codes"] == [0])
+                found = _held_to(
+                    [kind, command], [*line, "-q", "-o", str(target)], folder / "nothing"
+                )
+            executed = ["it was executed"] * proof.exists() + ["it was loaded"] * (
+                found["codes"] == [0]
+            )
             yield found | {"wrong": found["wrong"] + executed}
             proof.unlink(missing_ok=True)
 
@@ -189,7 +231,8 @@ def counted(found: list[dict[str, Any]]) -> str:
         codes = Counter("+".join(map(str, case["codes"])) for case in cases)
         ended = ", ".join(f"{code}: {count}" for code, count in codes.most_common())
         out.append(
-            f"{name}: {len(cases)} cases, {sum(bool(case['wrong']) for case in cases)} wrong; exit codes {ended}"
+            f"{name}: {len(cases)} cases, {sum(bool(case['wrong']) for case in cases)} wrong; "
+            f"exit codes {ended}"
         )
     return "\n".join(out + [f"  WRONG {case}" for case in found if case["wrong"]])
 
@@ -200,8 +243,11 @@ def all_classes(folder: Path, rounds: int, seed: int) -> str:
     with pytest.MonkeyPatch.context() as patch:
         leave_blank(patch)
         for cases in (
-            two_at_once(folder, rounds, seed), of_the_user(folder), links(folder), hostile_models(folder),
-        ):  # fmt: skip
+            two_at_once(folder, rounds, seed),
+            of_the_user(folder),
+            links(folder),
+            hostile_models(folder),
+        ):
             for case in cases:
                 found.append(case)
                 if case["wrong"] or case["class"] == "two at once":

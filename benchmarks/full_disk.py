@@ -1,11 +1,13 @@
-"""A disk that fills up under every command that writes: what it says, what it leaves, and whether it recovers.
+"""A disk that fills up under every command that writes: what it says, what it leaves, and whether
+it recovers.
 
     python benchmarks/full_disk.py [--only train]
 
-A real file system (tmpfs, mounted for this) is filled until only a share of what the command needs is free, so that it
-runs out of space at a different file each time. The command must end with exit code 1 and one sentence that names a
-file, and leave only complete files. Then there is room again, and the same command (with --resume, if it has that) must
-end with the bits of a run that always had room. Every command also runs over a folder with an earlier result.
+A real file system (tmpfs, mounted for this) is filled until only a share of what the command needs
+is free, so that it runs out of space at a different file each time. The command must end with exit
+code 1 and one sentence that names a file, and leave only complete files. Then there is room again,
+and the same command (with --resume, if it has that) must end with the bits of a run that always had
+room. Every command also runs over a folder with an earlier result.
 """
 
 from __future__ import annotations
@@ -32,10 +34,14 @@ from mismatch_cli.places import bundled
 
 MEGABYTES = 64
 SHARES = (0.0, 0.02, 0.1, 0.25, 0.4, 0.55, 0.7, 0.85, 0.97)
-_PROBE = "probe --engine hf --num-prompts 9 --samples-per-prompt 32 --max-tokens 8 --noise-responses 8 --threads 1"
+_PROBE = (
+    "probe --engine hf --num-prompts 9 --samples-per-prompt 32 --max-tokens 8 --noise-responses "
+    "8 --threads 1"
+)
 _TRAIN = (
-    "train --engine hf --rollout-dtype float32 --steps 3 --prompts-per-step 4 --samples-per-prompt 4 --max-tokens 48 "
-    "--num-problems 4 --eval-samples 1 --eval-every 0 --checkpoint-every 1 --trace-every 1 --threads 1"
+    "train --engine hf --rollout-dtype float32 --steps 3 --prompts-per-step 4 "
+    "--samples-per-prompt 4 --max-tokens 48 --num-problems 4 --eval-samples 1 --eval-every 0 "
+    "--checkpoint-every 1 --trace-every 1 --threads 1"
 )
 
 
@@ -63,7 +69,9 @@ def disk(megabytes: int = MEGABYTES) -> Iterator[Path]:
     """An empty file system of its own; an `OSError` if mounting is not allowed."""
     with tempfile.TemporaryDirectory(prefix="full-disk-") as folder:
         mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "full-disk", folder], capture_output=True, text=True
+            ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "full-disk", folder],
+            capture_output=True,
+            text=True,
         )
         if mounted.returncode:
             raise OSError(f"cannot mount a file system here: {mounted.stderr.strip()}")
@@ -99,7 +107,9 @@ def used(folder: Path) -> int:
     return (free.f_blocks - free.f_bfree) * free.f_frsize
 
 
-def try_share(case: Case, mounted: Path, whole: Path, size: int, *, over: bool) -> tuple[str, list[str]]:
+def try_share(
+    case: Case, mounted: Path, whole: Path, size: int, *, over: bool
+) -> tuple[str, list[str]]:
     """Run out of disk space, free it, and resume: what was said, and what is wrong."""
     folder, more = mounted / "run", [case.over] * over
     if over:
@@ -116,7 +126,9 @@ def try_share(case: Case, mounted: Path, whole: Path, size: int, *, over: bool) 
     lines = said.splitlines()
     if code != 1 or len(lines) != 1 or str(folder) not in said or "free some space" not in said:
         wrong.append(f"exit code {code}: {said[-400:]}")
-    resumable = case.resumes and ((folder / "trace/manifest.json").is_file() or "train" in case.line[:5])
+    resumable = case.resumes and (
+        (folder / "trace/manifest.json").is_file() or "train" in case.line[:5]
+    )
     again = ["--resume"] if resumable and not over else [case.over] if case.over else []
     code, error = call(case, folder, *again)
     if code:
@@ -133,7 +145,9 @@ def _missing(folder: Path, whole: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=list(CASES))
     parser.add_argument("--shares", type=float, nargs="*", default=SHARES)
     options = parser.parse_args()
@@ -154,7 +168,9 @@ def main() -> None:
                     failed += bool(wrong)
                     if said:
                         print(
-                            f"  {name}{' over an earlier result' * over}, {share:.0%}: {said.strip()[:300]}", flush=True
+                            f"  {name}{' over an earlier result' * over}, {share:.0%}: "
+                            f"{said.strip()[:300]}",
+                            flush=True,
                         )
                     for what in wrong:
                         print(f"    WRONG {what}", flush=True)

@@ -1,10 +1,11 @@
-"""The properties of tests/fuzz on many more cases than CI has time for: counts by kind of input and outcome.
+"""The properties of tests/fuzz on many more cases than CI has time for: counts by kind of input and
+outcome.
 
     python benchmarks/fuzz.py [--cases 10000] [--only dumps] [--seed 0]
 
-No traceback, no hang, nothing executed, nothing lost, no control characters on the terminal, no markup from the data in
-a page; imported responses and those left out for a reason add up to all. Failures are counted, and one case is shown
-for each place in the code.
+No traceback, no hang, nothing executed, nothing lost, no control characters on the terminal, no
+markup from the data in a page; imported responses and those left out for a reason add up to all.
+Failures are counted, and one case is shown for each place in the code.
 """
 
 from __future__ import annotations
@@ -31,20 +32,28 @@ from tests.fuzz.world import HangError  # noqa: E402
 
 _ALIKE, _SHOWN = 90, 400  # characters of a failure that identify it, and of a case
 SHARES = {
-    "arguments": 0.26, "prompt files": 0.12, "manifests": 0.09, "shards": 0.13, "dumps": 0.13, "settings": 0.08,
+    "arguments": 0.26, "prompt files": 0.12, "manifests": 0.09, "shards": 0.13, "dumps": 0.13,
+    "settings": 0.08,
     "masks": 0.05, "rewards": 0.02, "chat templates": 0.03, "server answers": 0.085, "bombs": 0.005,
 }  # fmt: skip
 KINDS = properties.KINDS | hostile.KINDS
 
 
-def many(name: str, kind: properties.Kind, cases: int, first: int) -> tuple[Counter[str], dict[str, str]]:
+def many(
+    name: str, kind: properties.Kind, cases: int, first: int
+) -> tuple[Counter[str], dict[str, str]]:
     """Outcomes of a number of cases, and one example of each failure."""
     counts: Counter[str] = Counter()
     failures: dict[str, str] = {}
 
     @seed(first)
-    @settings(max_examples=cases, database=None, deadline=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(
+        max_examples=cases,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(kind.cases)
     def one(case: Any) -> None:
         try:
@@ -63,7 +72,9 @@ def many(name: str, kind: properties.Kind, cases: int, first: int) -> tuple[Coun
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--only", choices=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
@@ -73,9 +84,13 @@ def main() -> None:
         if options.only in (None, name):
             share = 1.0 if options.only else SHARES[name]
             counts, failures = many(name, kind, round(options.cases * share), options.seed)
-            total, failed = total + counts.total(), failed + sum(n for what, n in counts.items() if "FAILED" in what)
+            total, failed = (
+                total + counts.total(),
+                failed + sum(n for what, n in counts.items() if "FAILED" in what),
+            )
             print(
-                f"{name}: {counts.total()}: " + " · ".join(f"{what} {n}" for what, n in counts.most_common()),
+                f"{name}: {counts.total()}: "
+                + " · ".join(f"{what} {n}" for what, n in counts.most_common()),
                 flush=True,
             )
             for example in failures.values():

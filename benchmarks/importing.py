@@ -1,13 +1,15 @@
-"""The cost of an import: CPU seconds per million tokens, compared with a fast parser of the same file, and peak memory.
+"""The cost of an import: CPU seconds per million tokens, compared with a fast parser of the same
+file, and peak memory.
 
     python benchmarks/importing.py                    # 10 million tokens: about 4 GB of disk, ten minutes
     python benchmarks/importing.py --tokens 1000000   # a quick run
 
-Three files: token exports in prime-rl's layout (17 arrays per token), plain JSONL and plain Parquet. The bar for JSONL
-is the fastest of three parsers that read the whole file: polars, pyarrow (which gets the columns that the import reads)
-and orjson if installed. For Parquet it is pyarrow decoding the same columns; `rewrite` also writes them as a trace.
-Each job runs in its own process, jobs take turns, and each uses its default threads: polars and the import several, the
-others one. Loading modules is not counted. Memory is measured at this size and at a quarter of it.
+Three files: token exports in prime-rl's layout (17 arrays per token), plain JSONL and plain
+Parquet. The bar for JSONL is the fastest of three parsers that read the whole file: polars, pyarrow
+(which gets the columns that the import reads) and orjson if installed. For Parquet it is pyarrow
+decoding the same columns; `rewrite` also writes them as a trace. Each job runs in its own process,
+jobs take turns, and each uses its default threads: polars and the import several, the others one.
+Loading modules is not counted. Memory is measured at this size and at a quarter of it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,16 @@ from traces import VOCABULARY
 
 RESPONSE, PROMPT = 900, 100  # tokens
 BLOCK = 2**24  # bytes to parse at a time
-PLAIN = ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer", "advantage", "reward", "prompt_id", "step")
+PLAIN = (
+    "prompt_ids",
+    "response_ids",
+    "logp_rollout",
+    "logp_trainer",
+    "advantage",
+    "reward",
+    "prompt_id",
+    "step",
+)
 
 
 def token_ids(rng: np.random.Generator, count: int) -> list[int]:
@@ -66,7 +77,13 @@ def write_prime(path: Path, tokens: int) -> None:
                 **dict.fromkeys(("is_masked", "is_masked_high", "is_masked_low"), off),
                 **dict.fromkeys(("rl_weights", "ce_weights", "ref_kl_weights"), [None] * size),
             }
-            scalars = {"schema_version": 1, "step": row // 512, "rank": 0, "micro_step": 0, "micro_sequence_idx": 0}
+            scalars = {
+                "schema_version": 1,
+                "step": row // 512,
+                "rank": 0,
+                "micro_step": 0,
+                "micro_sequence_idx": 0,
+            }
             record = scalars | {"export_sequence_idx": row, "env_name": "math"} | arrays
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
 
@@ -79,7 +96,9 @@ def plain_rows(tokens: int) -> Iterator[dict[str, object]]:
             "prompt_ids": token_ids(rng, PROMPT),
             "response_ids": token_ids(rng, RESPONSE),
             "logp_rollout": mu.tolist(),
-            "logp_trainer": np.minimum(mu + rng.normal(0, 0.03, RESPONSE).astype(np.float32), 0).tolist(),
+            "logp_trainer": np.minimum(
+                mu + rng.normal(0, 0.03, RESPONSE).astype(np.float32), 0
+            ).tolist(),
             "advantage": float(rng.choice([-0.5, 0.5])),
             "reward": float(rng.integers(0, 2)),
             "prompt_id": row // 8,
@@ -96,7 +115,9 @@ def write_plain_jsonl(path: Path, tokens: int) -> None:
 def write_plain_parquet(path: Path, tokens: int) -> None:
     from mismatch_cli.trace.schema import arrow_type
 
-    kinds = pa.schema({name: pa.float32() if name == "advantage" else arrow_type(name) for name in PLAIN})
+    kinds = pa.schema(
+        {name: pa.float32() if name == "advantage" else arrow_type(name) for name in PLAIN}
+    )
     rows, writer = plain_rows(tokens), pq.ParquetWriter(path, kinds, compression="zstd")
     with writer:
         while some := [row for row, _ in zip(rows, range(1000), strict=False)]:
@@ -188,7 +209,8 @@ FILES: dict[str, tuple[Callable[[Path, int], None], tuple[str, ...]]] = {
 
 def run_job(name: str, path: Path) -> None:
     """The child process: one job, its CPU and wall seconds and peak memory as JSON."""
-    with tempfile.TemporaryDirectory() as folder:  # once on a small file, so that loading is not timed
+    # Once on a small file, so that loading is not timed
+    with tempfile.TemporaryDirectory() as folder:
         small = Path(folder) / path.name
         FILES[path.name.removeprefix("quarter-")][0](small, 10 * RESPONSE)
         JOBS[name](small)
@@ -201,8 +223,13 @@ def run_job(name: str, path: Path) -> None:
 def measure(name: str, path: Path) -> dict[str, float] | None:
     """One run in its own process; None for a parser that is not installed."""
     environment = environment_of(own=name == "import")
-    done = subprocess.run([sys.executable, __file__, "--job", name, "--file", str(path)], env=environment,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, __file__, "--job", name, "--file", str(path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode and "No module named" in done.stderr:
         return None
     if done.returncode:
@@ -228,12 +255,19 @@ def compare(path: Path, bars: tuple[str, ...], tokens: int, repeats: int) -> Ite
         times = "".join(f"{seconds:>9.3f}" for seconds in (wall[0], medians[name], wall[-1], cpu))
         yield f"{path.name:<16}{name:<10}{times}{max(run['peak_mb'] for run in its):>10.0f}{its[0]['base_mb']:>10.0f}"
     bar = min((name for name in medians if name != "import"), key=medians.__getitem__)
-    yield f"{path.name:<16}import / {bar} = {medians['import'] / medians[bar]:.2f} (medians of wall time)"
+    yield (
+        f"{path.name:<16}import / {bar} = {medians['import'] / medians[bar]:.2f} (medians of "
+        "wall time)"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=10_000_000, help="tokens of responses, without prompts")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=10_000_000, help="tokens of responses, without prompts"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", help="files whose name contains this")
     parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)
@@ -243,7 +277,9 @@ def main() -> None:
         run_job(options.job, options.file)
         return
     print("Seconds per million tokens")
-    print(f"{'file':<16}{'job':<10}{'min':>9}{'median':>9}{'max':>9}{'CPU':>9}{'peak MB':>10}{'at start':>10}")
+    print(
+        f"{'file':<16}{'job':<10}{'min':>9}{'median':>9}{'max':>9}{'CPU':>9}{'peak MB':>10}{'at start':>10}"
+    )
     for name, (write, bars) in FILES.items():
         if options.only and options.only not in name:
             continue
@@ -257,7 +293,10 @@ def main() -> None:
             for line in compare(path, bars, options.tokens, options.repeats):
                 print(line, flush=True)
             peak = quarter["peak_mb"] if quarter else float("nan")
-            print(f"{name:<16}{size:,.0f} MB; the import of a quarter of it peaks at {peak:.0f} MB", flush=True)
+            print(
+                f"{name:<16}{size:,.0f} MB; the import of a quarter of it peaks at {peak:.0f} MB",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Runs of `probe` and `train` that are killed at random moments, resumed, and compared with an unbroken run.
+"""Runs of `probe` and `train` that are killed at random moments, resumed, and compared with an
+unbroken run.
 
     python benchmarks/kills.py probe --folder /tmp/kills --kills 50 [--seed 0] [--minutes 10]
     python benchmarks/kills.py train --folder /tmp/kills --kills 50
@@ -6,10 +7,11 @@
     python benchmarks/kills.py folders --folder /tmp/kills --kills 60   # two at once, and more: see folders.py
     python benchmarks/kills.py operations --folder /tmp/kills [--only import] [--step 3]   # see nothing_lost.py
 
-Real processes, real vLLM. A moment is a share of the CPU time of an unbroken run, uniform from its start to its end, so
-that it hits the same work on a busy machine. The signal is a SIGKILL to the whole process group, one to only the main
-process as from the kernel's out-of-memory killer, a Ctrl-C, or a SIGTERM. A resumed run may be killed again. Every kill
-is a line of FOLDER/kills.jsonl; calling it again continues where it stopped.
+Real processes, real vLLM. A moment is a share of the CPU time of an unbroken run, uniform from its
+start to its end, so that it hits the same work on a busy machine. The signal is a SIGKILL to the
+whole process group, one to only the main process as from the kernel's out-of-memory killer, a
+Ctrl-C, or a SIGTERM. A resumed run may be killed again. Every kill is a line of FOLDER/kills.jsonl;
+calling it again continues where it stopped.
 """
 
 from __future__ import annotations
@@ -35,9 +37,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from broken import differences, half_files, left_over, look, phase
 
 COMMANDS = {
-    "probe": "probe --eager --num-prompts 16 --samples-per-prompt 64 --max-tokens 16 --noise-responses 20 --threads 1",
-    "train": "train --steps 5 --prompts-per-step 8 --samples-per-prompt 4 --max-tokens 96 --threads 1 --num-problems 8"
-    " --eval-samples 2 --eval-every 3 --checkpoint-every 1 --trace-every 2 --report-every 10",
+    "probe": (
+        "probe --eager --num-prompts 16 --samples-per-prompt 64 --max-tokens 16 "
+        "--noise-responses 20 --threads 1"
+    ),
+    "train": (
+        "train --steps 5 --prompts-per-step 8 --samples-per-prompt 4 --max-tokens 96 --threads 1 "
+        "--num-problems 8 --eval-samples 2 --eval-every 3 --checkpoint-every 1 --trace-every 2 "
+        "--report-every 10"
+    ),
 }
 SIGNALS = {"SIGKILL, group": 60, "SIGKILL, main process": 15, "Ctrl-C": 15, "SIGTERM": 10}
 _MARK = "MISMATCH_KILLS"
@@ -58,15 +66,23 @@ class Running:
     mark: str = field(default_factory=lambda: f"{time.time_ns()}")
 
     def __post_init__(self) -> None:
-        arguments = [*COMMANDS[self.command].split(), "--output", str(self.folder), *["--resume"] * self.resume]
+        arguments = [
+            *COMMANDS[self.command].split(),
+            "--output",
+            str(self.folder),
+            *["--resume"] * self.resume,
+        ]
         temporary = self.said.parent / "tmp"
         temporary.mkdir(exist_ok=True)
         environment = os.environ | {_MARK: self.mark, "TMPDIR": str(temporary)}
         self._said = open(self.said, "wb")  # noqa: SIM115 - open as long as the process
         self.process = subprocess.Popen(
             [sys.executable, "-m", "mismatch_cli", *arguments],
-            env=environment, stdout=subprocess.DEVNULL, stderr=self._said, start_new_session=True,
-        )  # fmt: skip
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            start_new_session=True,
+        )
 
     def cpu(self) -> float:
         """CPU seconds of the process and its descendants, including ended ones."""
@@ -74,7 +90,9 @@ class Running:
 
     def all(self) -> list[int]:
         """Every process that inherited this one's environment, wherever it is in the tree."""
-        return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _is_marked(path, self.mark)]
+        return [
+            int(path.name) for path in Path("/proc").glob("[0-9]*") if _is_marked(path, self.mark)
+        ]
 
     def until(self, moment: float) -> bool:
         """Wait until this many CPU seconds are spent; returns whether it still runs."""
@@ -147,7 +165,9 @@ def unbroken(command: str, folder: Path) -> tuple[Path, float]:
         assert running.process.returncode == 0, running.stderr()
         note.write_text(json.dumps({"cpu": spent, "settings": COMMANDS[command]}))
     about = json.loads(note.read_text())
-    assert about["settings"] == COMMANDS[command], f"{note} is of other settings: choose another --folder"
+    assert about["settings"] == COMMANDS[command], (
+        f"{note} is of other settings: choose another --folder"
+    )
     return run, about["cpu"]
 
 
@@ -156,13 +176,20 @@ def can_resume(command: str, run: Path) -> bool:
     return (run / "trace" / "manifest.json").is_file() if command == "probe" else run.exists()
 
 
-def one_process(command: str, folder: Path, run: Path, chance: random.Random, whole: float) -> dict[str, Any]:
+def one_process(
+    command: str, folder: Path, run: Path, chance: random.Random, whole: float
+) -> dict[str, Any]:
     """Start or resume a run, and kill it at a moment unless it ends before."""
     share = chance.random()
     what = chance.choices(list(SIGNALS), weights=list(SIGNALS.values()))[0]
     resumed = can_resume(command, run)
     running = Running(command, run, resumed, folder / "said.log")
-    line: dict[str, Any] = {"moment": round(share, 4), "signal": what, "resumed": resumed, "wrong": []}
+    line: dict[str, Any] = {
+        "moment": round(share, 4),
+        "signal": what,
+        "resumed": resumed,
+        "wrong": [],
+    }
     if killed := running.until(share * whole):
         line |= {"cpu": round(running.cpu(), 2), "phase": phase(command, run, running.stderr())}
         running.send(what)
@@ -175,7 +202,8 @@ def one_process(command: str, folder: Path, run: Path, chance: random.Random, wh
     line |= {"killed": killed, "code": code, "orphans_gone_after": running.orphans()}
     said = running.stderr()
     expected = {"SIGTERM": (-15, 0), "Ctrl-C": (130, 0)}.get(what, (-9, 0)) if killed else (0,)
-    if line.get("phase") == "exit":  # everything is written; a shell shows a death by Ctrl-C as 130 too
+    # Everything is written; a shell shows a death by Ctrl-C as 130 too
+    if line.get("phase") == "exit":
         expected = (*expected, -signal.SIGINT)
     if code not in expected:
         line["wrong"].append(f"exit code {code}: {said[-500:]}")
@@ -193,13 +221,17 @@ def after_a_kill(run: Path, folder: Path, *, draw: bool) -> dict[str, Any]:
     return looked | {"wrong": looked["wrong"] + half_files(run)}
 
 
-def go_on(command: str, folder: Path, seed: int, kills: int, minutes: float, say: Callable[[str], None]) -> None:
+def go_on(
+    command: str, folder: Path, seed: int, kills: int, minutes: float, say: Callable[[str], None]
+) -> None:
     """Kill, resume and compare until there are enough kills and the last run is complete."""
     until = time.monotonic() + 60 * minutes
     whole_run, whole = unbroken(command, folder)
     record = folder / "kills.jsonl"
     while time.monotonic() < until:
-        lines = [line for line in read(folder) if (line["command"], line["seed"]) == (command, seed)]
+        lines = [
+            line for line in read(folder) if (line["command"], line["seed"]) == (command, seed)
+        ]
         done = sum(line["killed"] for line in lines)
         number = sum(not line["killed"] or line["code"] == 0 for line in lines)
         begun = any(line["run"] == number for line in lines)
@@ -239,14 +271,21 @@ def table(folder: Path) -> str:
         ended = [line for line in mine if line["code"] == 0]
         same = sum(not line["wrong"] for line in ended)
         out.append(
-            f"{command}: {len(killed)} kills, {len(ended)} runs to the end, {same} of them equal to the unbroken"
+            f"{command}: {len(killed)} kills, {len(ended)} runs to the end, {same} of them equal "
+            "to the unbroken"
         )
         for what in ("phase", "signal"):
             counts = Counter(line[what] for line in killed)
-            out.append(f"  by {what}: " + " · ".join(f"{name} {count}" for name, count in counts.most_common()))
+            out.append(
+                f"  by {what}: "
+                + " · ".join(f"{name} {count}" for name, count in counts.most_common())
+            )
         for reader in ("report", "diagnose"):
             codes = Counter(line[reader] for line in killed if reader in line)
-            out.append(f"  {reader} on the broken folder: " + ", ".join(f"exit {c}: {n}" for c, n in codes.items()))
+            out.append(
+                f"  {reader} on the broken folder: "
+                + ", ".join(f"exit {c}: {n}" for c, n in codes.items())
+            )
         slowest = max((line["orphans_gone_after"] or 0 for line in killed), default=0)
         out.append(f"  last process gone after at most {slowest:.1f} s")
         out += [f"  WRONG run {line['run']}: {wrong}" for line in mine for wrong in line["wrong"]]
@@ -254,14 +293,20 @@ def table(folder: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("command", choices=[*COMMANDS, "table", "folders", "operations"])
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=10, help="start no other process after this time")
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="start no other process after this time"
+    )
     parser.add_argument("--only", default="", help="operations: only cases whose names begin so")
-    parser.add_argument("--step", type=int, default=1, help="operations: a fault at every so many of them")
+    parser.add_argument(
+        "--step", type=int, default=1, help="operations: a fault at every so many of them"
+    )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.command == "folders":
@@ -272,7 +317,11 @@ def main() -> None:
     if options.command == "operations":
         from nothing_lost import all_operations
 
-        print(all_operations(options.folder, lambda line: print(line, flush=True), options.only, options.step))
+        print(
+            all_operations(
+                options.folder, lambda line: print(line, flush=True), options.only, options.step
+            )
+        )
         return
     if options.command != "table":
         go_on(

@@ -1,12 +1,14 @@
-"""Very long traces: time per million tokens, whether memory stays flat, and the gain from a second process.
+"""Very long traces: time per million tokens, whether memory stays flat, and the gain from a second
+process.
 
     python benchmarks/long_traces.py                            # 200 million tokens: 4 GB of disk, half an hour
     python benchmarks/long_traces.py --sizes 5 10 --only six    # a quick run
     python benchmarks/long_traces.py --top-k 20 --sizes 5 10 20 # with top-K columns: 0.3 GB per million tokens
 
-Every measurement is its own process; CPU and wall time exclude its imports, but not those of the workers it starts.
-`decode` reads the same columns as the job and does nothing with them. The line for a billion tokens is extrapolated
-by a straight line through the measured sizes, with the largest distance of one of them from it.
+Every measurement is its own process; CPU and wall time exclude its imports, but not those of the
+workers it starts. `decode` reads the same columns as the job and does nothing with them. The line
+for a billion tokens is extrapolated by a straight line through the measured sizes, with the largest
+distance of one of them from it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def report(workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
     return json.dumps(analyse([trace], 10, Workers(workers)).to_json())
 
 
-def clipstats(algorithms: Sequence[Algorithm], workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
+def clipstats(
+    algorithms: Sequence[Algorithm], workers: int, trace: Trace, _columns: tuple[str, ...]
+) -> str:
     """Everything that `clipstats` counts, to its JSON."""
     from mismatch_cli.studies.clipping import analyse_clipping
 
@@ -68,7 +72,9 @@ STUDIES: dict[str, Callable[..., str]] = {
     "six": partial(clipstats, SIX),
     "table": partial(clipstats, ALL),
 }
-JOBS: dict[str, Job] = {f"{name}-{n}": partial(study, n) for name, study in STUDIES.items() for n in (1, 2)}
+JOBS: dict[str, Job] = {
+    f"{name}-{n}": partial(study, n) for name, study in STUDIES.items() for n in (1, 2)
+}
 PLAN = (
     ("report", ("report-1", "report-2"), column_order()),
     ("diagnose", ("diagnose-1", "diagnose-2"), column_order()),
@@ -92,7 +98,11 @@ def _shards(millions: float) -> int:
 
 
 def lines(
-    label: str, jobs: Sequence[str], columns: Sequence[str], parts: Sequence[tuple[float, Path]], repeats: int
+    label: str,
+    jobs: Sequence[str],
+    columns: Sequence[str],
+    parts: Sequence[tuple[float, Path]],
+    repeats: int,
 ) -> Iterator[str]:
     """One line for each size and number of workers, and one for a billion tokens."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in jobs}
@@ -107,10 +117,14 @@ def lines(
                 f"{run['peak_mb']:>7.0f}{run['workers_mb']:>8.0f}"
             )
     for name, runs in found.items():
-        yield from _billion(f"{label:<24}{_workers(name):>3}  ", [millions for millions, _ in parts], runs)
+        yield from _billion(
+            f"{label:<24}{_workers(name):>3}  ", [millions for millions, _ in parts], runs
+        )
     if len(jobs) > 1:
         same = len({tuple(run["digest"] for run in runs) for runs in found.values()}) == 1
-        yield f"{label:<24}     JSON of any number of workers: {'the same' if same else 'DIFFERENT'}"
+        yield (
+            f"{label:<24}     JSON of any number of workers: {'the same' if same else 'DIFFERENT'}"
+        )
 
 
 def _workers(job: str) -> str:
@@ -125,14 +139,20 @@ def _billion(head: str, millions: Sequence[float], runs: Sequence[dict[str, Any]
         slope, start = np.polyfit(millions, seconds, 1)
         off = np.abs(slope * np.array(millions) + start - seconds).max()
         yield (
-            f"{head}10^9 tokens: {start + slope * BILLION:.0f} s {kind} = {start:.1f} + {slope:.4f} a million; "
-            f"no measured size is further than {off:.1f} s from the line"
+            f"{head}10^9 tokens: {start + slope * BILLION:.0f} s {kind} = {start:.1f} + "
+            f"{slope:.4f} a million; no measured size is further than {off:.1f} s from the line"
         )
 
 
 def main() -> None:
     parser = command_line(__doc__, JOBS, top_k=0, repeats=1)
-    parser.add_argument("--sizes", type=float, nargs="+", default=[10, 50, 200], help="million tokens, in whole shards")
+    parser.add_argument(
+        "--sizes",
+        type=float,
+        nargs="+",
+        default=[10, 50, 200],
+        help="million tokens, in whole shards",
+    )
     options = parser.parse_args()
     if options.job:
         run_asked(options, JOBS)
@@ -148,10 +168,16 @@ def main() -> None:
         for number, size in enumerate(sorted(options.sizes)):
             folder = Path(temporary) / f"part-{number}"
             parts.append((first_shards(whole, size, folder), folder))
-        print(f"{'':<24}{'':>3}{'Mtok':>8}{'CPU/M':>9}{'wall/M':>9}{'decode':>9}{'ratio':>7}{'MB':>7}{'worker':>8}")
+        print(
+            f"{'':<24}{'':>3}{'Mtok':>8}{'CPU/M':>9}{'wall/M':>9}{'decode':>9}{'ratio':>7}{'MB':>7}{'worker':>8}"
+        )
         for label, jobs, columns in PLAN:
             if options.only is None or options.only in label:
-                wanted = (*columns, *TOPK) if options.top_k and label == "clipstats, whole table" else columns
+                wanted = (
+                    (*columns, *TOPK)
+                    if options.top_k and label == "clipstats, whole table"
+                    else columns
+                )
                 for line in lines(label, jobs, wanted, parts, options.repeats):
                     print(line, flush=True)
 

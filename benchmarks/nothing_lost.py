@@ -1,7 +1,9 @@
-"""Commands that write, with a kill or a failure before each file operation, for `kills.py operations` and for tests.
+"""Commands that write, with a kill or a failure before each file operation, for `kills.py
+operations` and for tests.
 
-After each, the older result or the new one must be there, complete; files of the user must be untouched; and the same
-command again, with --resume if it has that, must end with the result of an unbroken one and leave nothing else.
+After each, the older result or the new one must be there, complete; files of the user must be
+untouched; and the same command again, with --resume if it has that, must end with the result of an
+unbroken one and leave nothing else.
 """
 
 from __future__ import annotations
@@ -30,15 +32,18 @@ _HF = "--engine hf --samples-per-prompt 2 --max-tokens 8 --threads 1"
 _PROBE = f"probe {_HF} --num-prompts 2 --noise-responses 2"
 _CURATE = f"curate {_HF} --num-prompts 6 --keep 0 1 --held-out-samples 2"
 _TRAIN = (
-    "train --engine hf --rollout-dtype float32 --steps 2 --prompts-per-step 2 --samples-per-prompt 2 --max-tokens 16 "
-    "--num-problems 2 --eval-samples 1 --eval-every 0 --checkpoint-every 1 --trace-every 1 --minibatches 1 --threads 1"
+    "train --engine hf --rollout-dtype float32 --steps 2 --prompts-per-step 2 "
+    "--samples-per-prompt 2 --max-tokens 16 --num-problems 2 --eval-samples 1 --eval-every 0 "
+    "--checkpoint-every 1 --trace-every 1 --minibatches 1 --threads 1"
 )
 _OF_USER = {"thesis.txt": "mine", "plots.txt": "mine", ".backup.20261122.part/photos/a.jpg": "mine"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command that writes into OUT, the command that wrote there before, and how an interrupted one is resumed."""
+    """A command that writes into OUT, the command that wrote there before, and how an
+    interrupted one is resumed.
+    """
 
     line: str
     older: str = ""
@@ -59,9 +64,17 @@ def _over(line: str, older: str, **more: Any) -> dict[str, Case]:
 CASES: dict[str, Case] = {
     **_over(f"import {bundled('dumps')}", f"import {bundled('dumps')} --temperature 0.5"),
     **_over(f"report {FLOAT32} --export jsonl", f"report {FP8} --plots svg", in_project=True),
-    **_over(f"clipstats {FLOAT32} -a pg-is", f"clipstats {FP8} -a pg-is -a cispo --plots svg", in_project=True),
+    **_over(
+        f"clipstats {FLOAT32} -a pg-is",
+        f"clipstats {FP8} -a pg-is -a cispo --plots svg",
+        in_project=True,
+    ),
     **_over(_PROBE, f"{_PROBE} --seed 7", resumes=True),
-    **_over("rescore --noise-responses 2 --threads 1", "rescore --trainer-dtype bfloat16 --threads 1", resumes=True),
+    **_over(
+        "rescore --noise-responses 2 --threads 1",
+        "rescore --trainer-dtype bfloat16 --threads 1",
+        resumes=True,
+    ),
     **_over(_CURATE, f"{_CURATE} --seed 7", resumes=True),
     "train": Case(_TRAIN, resumes=True, force=False),
 }
@@ -112,7 +125,9 @@ class Trial:
         return self.folder
 
     def act(self, *more: str) -> Callable[[], int]:
-        force = ["--force"] * (self.case.force and "--resume" not in more and bool(self.case.older or self._shares))
+        force = ["--force"] * (
+            self.case.force and "--resume" not in more and bool(self.case.older or self._shares)
+        )
         return self.case.act(self.folder, *force, *more)
 
     @property
@@ -126,7 +141,8 @@ class Trial:
         """What is wrong after a fault, and after the command that follows it."""
         outcome = attempt(self.act(), self.prepare(), fault)
         wrong = self._wrong_end(fault, outcome)
-        if (self.before / "trace").is_dir() and fault.at % 2:  # a reader may come first, which holds nothing
+        # A reader may come first, which holds nothing
+        if (self.before / "trace").is_dir() and fault.at % 2:
             try:
                 Trace.open(self.folder)
             except MismatchError as error:
@@ -135,7 +151,8 @@ class Trial:
         again = attempt(self.act(*["--resume"] * self._can_resume()), self.folder)
         if again.code and "no run to resume" in again.said:
             again = attempt(self.act(), self.folder)
-        if again.code and "already exists" in again.said:  # complete, and the fault came while the draft was removed
+        # Complete, and the fault came while the draft was removed
+        if again.code and "already exists" in again.said:
             wrong += [f"neither new nor replaced: {name}" for name in self._of_new()]
             again = attempt(self.act("--force"), self.folder)
         if again.code:
@@ -146,11 +163,15 @@ class Trial:
 
     def _wrong_end(self, fault: Fault, outcome: Outcome) -> list[str]:
         expected = (0, 1, 2) if fault.what != KILL else (0, -9)
-        odd = outcome.code not in expected or any(word in outcome.said for word in ("Traceback", "This is a bug"))
+        odd = outcome.code not in expected or any(
+            word in outcome.said for word in ("Traceback", "This is a bug")
+        )
         return [f"{outcome.code}: {outcome.said[-500:]}"] if odd else []
 
     def _wrong_now(self) -> list[str]:
-        """Whether the next one that holds the folder finds the older result or the new one, each complete."""
+        """Whether the next one that holds the folder finds the older result or the new one, each
+        complete.
+        """
         with claimed(self.folder, lambda: None):
             pass
         wrong = half_files(self.folder) + self._gone()
@@ -158,11 +179,18 @@ class Trial:
         if not self.case.older and (self.case.resumes or not has):
             return wrong
         of_new = self._of_new()
-        if self.case.resumes or self.case.in_project:  # a trace is there before its report, a report before an export
-            whole = ("trace/", "held-out/", "plots/", "report.html", "summary.json")[: 2 if self.case.resumes else None]
-            of_new = [name for name in of_new if name.startswith(whole) or name.partition(":")[0] in has]
+        # A trace is there before its report, a report before an export
+        if self.case.resumes or self.case.in_project:
+            whole = ("trace/", "held-out/", "plots/", "report.html", "summary.json")[
+                : 2 if self.case.resumes else None
+            ]
+            of_new = [
+                name for name in of_new if name.startswith(whole) or name.partition(":")[0] in has
+            ]
         of_old = differences(self.folder, self.before, without=_OF_USER)
-        return wrong + [f"neither old nor new: {of_old[:3]}, {of_new[:3]}"] * bool(of_old and of_new)
+        return wrong + [f"neither old nor new: {of_old[:3]}, {of_new[:3]}"] * bool(
+            of_old and of_new
+        )
 
     def _of_new(self) -> list[str]:
         """Where the folder differs from the result of an unbroken command."""
@@ -172,8 +200,12 @@ class Trial:
         if not self.case.resumes:
             return False
         if self.case.older:
-            return (self.folder / RUN / NEW / "trace/manifest.json").is_file() or self._has_new_trace()
-        return any((self.folder / name).is_file() for name in ("trace/manifest.json", "config.toml"))
+            return (
+                self.folder / RUN / NEW / "trace/manifest.json"
+            ).is_file() or self._has_new_trace()
+        return any(
+            (self.folder / name).is_file() for name in ("trace/manifest.json", "config.toml")
+        )
 
     def _has_new_trace(self) -> bool:
         manifests = [folder / "trace/manifest.json" for folder in (self.folder, self.before)]
@@ -183,7 +215,9 @@ class Trial:
         """The files of the user that are no longer as they were, beside OUT and in it."""
         places = [self.folder.parent, *[self.folder] * self.case.in_project]
         files = [place / name for place in places for name in _OF_USER]
-        return [f"lost: {path}" for path in files if not path.is_file() or path.read_text() != "mine"]
+        return [
+            f"lost: {path}" for path in files if not path.is_file() or path.read_text() != "mine"
+        ]
 
 
 def all_operations(base: Path, say: Callable[[str], None], only: str = "", step: int = 1) -> str:
@@ -203,4 +237,6 @@ def all_operations(base: Path, say: Callable[[str], None], only: str = "", step:
         told = ", ".join(f"{count} {what}" for what, count in counts.items())
         lines.append(f"{name}: {counts.total()} faults ({told}), {len(wrong)} wrong")
         say(lines[-1])
-    return "\n".join([*lines, f"{total.total()} kills and failed operations ({dict(total)}): {failed} wrong"])
+    return "\n".join(
+        [*lines, f"{total.total()} kills and failed operations ({dict(total)}): {failed} wrong"]
+    )

@@ -1,8 +1,10 @@
-"""A kill or a failure before every file operation of a command, for tests and for `kills.py operations`.
+"""A kill or a failure before every file operation of a command, for tests and for `kills.py
+operations`.
 
-The command runs in a fork of this process, whose imports are done. An audit hook, and wrappers of what has no audit
-event, count its operations on paths inside one folder; before the chosen one the process kills itself, or the
-operation fails as on a full disk, on a lost network file system or without permission: once, or from then on.
+The command runs in a fork of this process, whose imports are done. An audit hook, and wrappers of
+what has no audit event, count its operations on paths inside one folder; before the chosen one the
+process kills itself, or the operation fails as on a full disk, on a lost network file system or
+without permission: once, or from then on.
 """
 
 from __future__ import annotations
@@ -23,10 +25,13 @@ from typing import Any
 
 KILL = "SIGKILL"
 ERRORS = ("ESTALE", "ENOSPC", "EACCES")
-# The audit events of operations, and where their paths and the descriptors of their folders are among the arguments.
+# The audit events of operations, and where their paths and the descriptors of their folders are
+# among the arguments.
 _CHANGES = {
-    "os.mkdir": ((0, 2),), "os.rmdir": ((0, 1),), "os.remove": ((0, 1),), "os.rename": ((0, 2), (1, 3)),
-    "os.link": ((0, 2), (1, 3)), "os.symlink": ((1, 2),), "os.truncate": ((0, None),), "os.utime": ((0, 3),),
+    "os.mkdir": ((0, 2),), "os.rmdir": ((0, 1),), "os.remove": ((0, 1),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.link": ((0, 2), (1, 3)), "os.symlink": ((1, 2),), "os.truncate": ((0, None),),
+    "os.utime": ((0, 3),),
 }  # fmt: skip
 _READS = {"os.listdir": ((0, None),), "os.scandir": ((0, None),)}
 _WITHOUT_EVENT = ("stat", "lstat", "fsync")  # only the last is a change
@@ -49,7 +54,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a fork ended: its exit code (negative: the signal), its stderr, its file operations, what it imported."""
+    """How a fork ended: its exit code (negative: the signal), its stderr, its file operations,
+    what it imported.
+    """
 
     code: int
     said: str
@@ -57,7 +64,9 @@ class Outcome:
     modules: tuple[str, ...]
 
     def preload(self) -> None:
-        """Import here what the action imported: later forks save the time, and nothing has been computed."""
+        """Import here what the action imported: later forks save the time, and nothing has been
+        computed.
+        """
         for name in self.modules:
             with suppress(Exception):
                 importlib.import_module(name)
@@ -76,7 +85,9 @@ def attempt(action: Callable[[], int], inside: Path, fault: Fault | None = None)
     with open(reading, encoding="utf-8") as pipe:
         told = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    found: dict[str, Any] = json.loads(told) if told else {"said": "", "operations": [], "modules": []}
+    found: dict[str, Any] = (
+        json.loads(told) if told else {"said": "", "operations": [], "modules": []}
+    )
     return Outcome(code, found["said"], tuple(found["operations"]), tuple(found["modules"]))
 
 
@@ -92,14 +103,20 @@ def _in_the_fork(action: Callable[[], int], counter: _Counter, pipe: int) -> Non
     except BaseException as error:
         said.write(f"Traceback: {type(error).__name__}: {error}")
     finally:
-        told = {"said": said.getvalue()[-_SAID:], "operations": counter.seen, "modules": list(sys.modules)}
+        told = {
+            "said": said.getvalue()[-_SAID:],
+            "operations": counter.seen,
+            "modules": list(sys.modules),
+        }
         with open(pipe, "w", encoding="utf-8") as out:
             json.dump(told, out)
         os._exit(code)
 
 
 class _Counter:
-    """Counts the operations of this process in a folder, and brings the fault; a kill counts changes only."""
+    """Counts the operations of this process in a folder, and brings the fault; a kill counts
+    changes only.
+    """
 
     def __init__(self, inside: str, fault: Fault | None) -> None:
         self._inside, self._fault = inside, fault
@@ -130,7 +147,10 @@ class _Counter:
                 self._count("open", [_path(path, None)])
         elif event in _CHANGES or (self._reads and event in _READS):
             places = (_CHANGES | _READS)[event]
-            self._count(event, [_path(arguments[i], None if at is None else arguments[at]) for i, at in places])
+            self._count(
+                event,
+                [_path(arguments[i], None if at is None else arguments[at]) for i, at in places],
+            )
 
     def _count(self, name: str, paths: list[str]) -> None:
         if not any(path.startswith(self._inside) for path in paths):
@@ -146,7 +166,9 @@ class _Counter:
 
 
 def _path(path: Any, folder: Any) -> str:
-    """An absolute path, from what an operation was given: a name, a descriptor, or a name in an open folder."""
+    """An absolute path, from what an operation was given: a name, a descriptor, or a name in an
+    open folder.
+    """
     if isinstance(path, int):
         return _of_descriptor(path)
     try:
@@ -166,12 +188,17 @@ def _of_descriptor(descriptor: int) -> str:
         return ""
 
 
-def faults(action: Callable[[], int], prepare: Callable[[], Path], *, step: int = 1) -> Iterator[Fault]:
-    """A kill before each change that an action makes in a folder, and errors of all kinds before each operation.
+def faults(
+    action: Callable[[], int], prepare: Callable[[], Path], *, step: int = 1
+) -> Iterator[Fault]:
+    """A kill before each change that an action makes in a folder, and errors of all kinds before
+    each operation.
 
     `prepare` makes the folder as it was. With a `step`, only every so many.
     """
-    changes, operations = (len(attempt(action, prepare(), Fault(_NEVER, what)).operations) for what in (KILL, "ESTALE"))
+    changes, operations = (
+        len(attempt(action, prepare(), Fault(_NEVER, what)).operations) for what in (KILL, "ESTALE")
+    )
     assert changes, "the action changes nothing"
     yield from (Fault(at, KILL) for at in range(1, changes + 1, step))
     kinds = cycle([(what, stays) for stays in (False, True) for what in ERRORS])

@@ -1,17 +1,20 @@
-"""The cost of the policy-gradient head: loss and gradients from hidden states, compared with three matrix products.
+"""The cost of the policy-gradient head: loss and gradients from hidden states, compared with three
+matrix products.
 
     python benchmarks/policy_gradient.py [--tokens 2048] [--hidden 256] [--vocab 151936] [--rounds 3] [--dtype float32]
         [--device cuda]
 
-Time is CPU time of one thread. In every round each variant runs once next to the three products that no variant can
-avoid, `[T, H] × [H, V]`, `[T, V] × [V, H]` and `[V, T] × [T, H]`, into existing buffers; the figure is the median over
-rounds of the ratio to them. Memory is peak resident memory above hidden states and weight, each variant in its own
-process; it includes the weight's gradient, which is as large as the weight.
+Time is CPU time of one thread. In every round each variant runs once next to the three products
+that no variant can avoid, `[T, H] × [H, V]`, `[T, V] × [V, H]` and `[V, T] × [T, H]`, into existing
+buffers; the figure is the median over rounds of the ratio to them. Memory is peak resident memory
+above hidden states and weight, each variant in its own process; it includes the weight's gradient,
+which is as large as the weight.
 
-Targets, in float32: at most 1.15 times the products if the coefficient follows from the token's own log-prob, at most
-1.5 times if it needs a log-prob pass, and at most 400 MB. (A CPU with bfloat16 instructions halves the time of the
-products and more, but not of the exponentials, and its product with float32 sums costs twice one that rounds.) On a
-GPU, time is until the GPU is done, and memory is the GPU's.
+Targets, in float32: at most 1.15 times the products if the coefficient follows from the token's own
+log-prob, at most 1.5 times if it needs a log-prob pass, and at most 400 MB. (A CPU with bfloat16
+instructions halves the time of the products and more, but not of the exponentials, and its product
+with float32 sums costs twice one that rounds.) On a GPU, time is until the GPU is done, and memory
+is the GPU's.
 """
 
 from __future__ import annotations
@@ -34,7 +37,12 @@ from torch import Tensor
 
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head
-from mismatch_cli.scoring.policy_gradient import CoefficientOf, Known, logp_pass, policy_gradient_loss
+from mismatch_cli.scoring.policy_gradient import (
+    CoefficientOf,
+    Known,
+    logp_pass,
+    policy_gradient_loss,
+)
 
 TARGETS = {"token-level": 1.15, "sequence-level": 1.5}
 TARGET_MB = 400.0
@@ -43,7 +51,9 @@ CAP = 3.0
 
 
 class Case(NamedTuple):
-    """One problem: T hidden states and a head, both with gradients, the sampled ids, and log μ and A of each."""
+    """One problem: T hidden states and a head, both with gradients, the sampled ids, and log μ
+    and A of each.
+    """
 
     hidden_TH: Tensor
     weight_VH: Tensor
@@ -58,14 +68,20 @@ def make_case(tokens: int, hidden: int, vocabulary: int, dtype: str) -> Case:
     weight_VH = torch.empty(vocabulary, hidden, dtype=kind).normal_(std=1.5 / hidden**0.5)
     hidden_TH = torch.randn(tokens, hidden).to(kind)
     ids_T = torch.randint(0, vocabulary, (tokens,))
-    logp_rollout_T = logp_pass(hidden_TH, Head(weight_VH), ids_T, PLAIN).logp_N + 0.2 * torch.randn(tokens)
+    logp_rollout_T = logp_pass(hidden_TH, Head(weight_VH), ids_T, PLAIN).logp_N + 0.2 * torch.randn(
+        tokens
+    )
     advantage_T = torch.randn(tokens).sign()
-    return Case(hidden_TH.requires_grad_(), weight_VH.requires_grad_(), ids_T, logp_rollout_T, advantage_T)
+    return Case(
+        hidden_TH.requires_grad_(), weight_VH.requires_grad_(), ids_T, logp_rollout_T, advantage_T
+    )
 
 
 def loss_of(case: Case, coefficient_of: CoefficientOf, known: Known | None = None) -> Tensor:
     head = Head(case.weight_VH)
-    return policy_gradient_loss(case.hidden_TH, head, case.ids_T, coefficient_of, PLAIN, known=known).loss
+    return policy_gradient_loss(
+        case.hidden_TH, head, case.ids_T, coefficient_of, PLAIN, known=known
+    ).loss
 
 
 def capped(case: Case, rows: slice, logp_R: Tensor) -> Tensor:
@@ -79,7 +95,9 @@ def token_level(case: Case) -> Tensor:
 
 
 def half_without_advantage(case: Case) -> Tensor:
-    """A = 0 for the first half of the tokens, as when all answers to a prompt are right or all wrong."""
+    """A = 0 for the first half of the tokens, as when all answers to a prompt are right or all
+    wrong.
+    """
     advantage_T = case.advantage_T.clone()
     advantage_T[: len(advantage_T) // 2] = 0.0
     return token_level(case._replace(advantage_T=advantage_T))
@@ -113,7 +131,9 @@ def run(name: str, case: Case) -> None:
 
 
 def time_ratios(case: Case, rounds: int) -> tuple[dict[str, list[float]], float]:
-    """For each variant, the ratio to the plain products in every round; and their best time in seconds."""
+    """For each variant, the ratio to the plain products in every round; and their best time in
+    seconds.
+    """
     hidden_TH, weight_VH = case.hidden_TH.detach(), case.weight_VH.detach()
     logits_TV = torch.zeros(len(hidden_TH), len(weight_VH), dtype=weight_VH.dtype)
     grad_TH, grad_VH = torch.zeros_like(hidden_TH), torch.zeros_like(weight_VH)
@@ -135,14 +155,27 @@ def time_ratios(case: Case, rounds: int) -> tuple[dict[str, list[float]], float]
 
 def peak_mb(name: str, args: argparse.Namespace) -> float:
     """Run one variant once in a new process and read its peak."""
-    sizes = ["--hidden", args.hidden, "--vocab", args.vocab, "--tokens", args.memory_tokens, "--dtype", args.dtype]
+    sizes = [
+        "--hidden",
+        args.hidden,
+        "--vocab",
+        args.vocab,
+        "--tokens",
+        args.memory_tokens,
+        "--dtype",
+        args.dtype,
+    ]
     sizes += ["--device", args.device]
     command = [sys.executable, __file__, "--measure-memory", name, *map(str, sizes)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    return float(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
+    )
 
 
 def measure_memory(name: str, case: Case) -> float:
-    """Peak above the resident memory before, in MB; what a first call leaves behind is not counted."""
+    """Peak above the resident memory before, in MB; what a first call leaves behind is not
+    counted.
+    """
     ids_T = case.ids_T[:32] % 64
     small = Case(
         case.hidden_TH.detach()[:32].requires_grad_(),
@@ -159,7 +192,11 @@ def measure_memory(name: str, case: Case) -> float:
 
 def agree(case: Case) -> None:
     """Check that the variants agree: a benchmark of wrong numbers is worthless."""
-    case = Case(case.hidden_TH.detach()[:300].requires_grad_(), case.weight_VH, *(column[:300] for column in case[2:]))
+    case = Case(
+        case.hidden_TH.detach()[:300].requires_grad_(),
+        case.weight_VH,
+        *(column[:300] for column in case[2:]),
+    )
     run("autograd through logits", case)
     expected = case.hidden_TH.grad, case.weight_VH.grad
     run("token-level", case)
@@ -169,7 +206,9 @@ def agree(case: Case) -> None:
         assert (found - exact).float().norm() <= tolerance * exact.float().norm()
 
 
-def show(args: argparse.Namespace, ratios: dict[str, list[float]], memory: dict[str, float], floor: float) -> None:
+def show(
+    args: argparse.Namespace, ratios: dict[str, list[float]], memory: dict[str, float], floor: float
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -188,18 +227,24 @@ def show(args: argparse.Namespace, ratios: dict[str, list[float]], memory: dict[
     console.print(f"The three products take {1e3 * floor:.1f} ms; medians of {args.rounds} rounds.")
     for name, target in TARGETS.items() if args.device == "cpu" else ():
         verdict = "met" if medians[name] <= target and memory[name] <= TARGET_MB else "MISSED"
-        console.print(f"Targets, {name} (at most {target} × the products, {TARGET_MB:.0f} MB): {verdict}.")
+        console.print(
+            f"Targets, {name} (at most {target} × the products, {TARGET_MB:.0f} MB): {verdict}."
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per round")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--memory-tokens", type=int, default=2048, help="tokens of the memory measurement")
+    parser.add_argument(
+        "--memory-tokens", type=int, default=2048, help="tokens of the memory measurement"
+    )
     parser.add_argument("--measure-memory", choices=list(VARIANTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -42,16 +42,26 @@ class Pool:
     @classmethod
     def of(cls, table: pa.Table, most_responses: int | None = None) -> Pool:
         table = table.slice(0, most_responses).combine_chunks()
-        offsets = np.concatenate([[0], np.cumsum(table["response_ids"].combine_chunks().value_lengths().to_numpy())])
+        offsets = np.concatenate(
+            [[0], np.cumsum(table["response_ids"].combine_chunks().value_lengths().to_numpy())]
+        )
         names = (*ROW_KEY, "finish_reason", "version_rollout", "version_trainer")
         rows = {name: np.array(table[name].to_pylist()) for name in names}
         rows["prompt_ids"] = np.empty(len(offsets) - 1, dtype=object)
         rows["prompt_ids"][:] = table["prompt_ids"].to_pylist()
         columns = {
-            n: table[n].combine_chunks().flatten().to_numpy().copy() for n in _TOKEN_COLUMNS if n in table.column_names
+            n: table[n].combine_chunks().flatten().to_numpy().copy()
+            for n in _TOKEN_COLUMNS
+            if n in table.column_names
         }
-        ranks = {n: table[n].combine_chunks().flatten().to_numpy() for n in _TOPK_COLUMNS if n in table.column_names}
-        return cls(offsets, rows, columns, {n: v.reshape(offsets[-1], -1).copy() for n, v in ranks.items()})
+        ranks = {
+            n: table[n].combine_chunks().flatten().to_numpy()
+            for n in _TOPK_COLUMNS
+            if n in table.column_names
+        }
+        return cls(
+            offsets, rows, columns, {n: v.reshape(offsets[-1], -1).copy() for n, v in ranks.items()}
+        )
 
     @property
     def num_responses(self) -> int:
@@ -75,7 +85,9 @@ class Pool:
 
     def take(self, index_S: np.ndarray) -> Pool:
         """Some responses, copied: planting into them does not change the pool."""
-        tokens = np.concatenate([np.arange(self.offset_S1[s], self.offset_S1[s + 1]) for s in index_S])
+        tokens = np.concatenate(
+            [np.arange(self.offset_S1[s], self.offset_S1[s + 1]) for s in index_S]
+        )
         return Pool(
             np.concatenate([[0], np.cumsum(self.length_S[index_S])]),
             {name: values[index_S].copy() for name, values in self.rows.items()},
@@ -83,7 +95,9 @@ class Pool:
             {name: values[tokens].copy() for name, values in self.ranks.items()},
             {
                 name: Scores(
-                    v.logp_T[tokens], v.entropy_T[tokens], None if v.topk_logp_TK is None else v.topk_logp_TK[tokens]
+                    v.logp_T[tokens],
+                    v.entropy_T[tokens],
+                    None if v.topk_logp_TK is None else v.topk_logp_TK[tokens],
                 )
                 for name, v in self.variants.items()
             },
@@ -99,7 +113,9 @@ class Pool:
         }
         columns["finish_reason"] = pa.array(self.rows["finish_reason"].tolist(), pa.string())
         columns["prompt_ids"] = pa.array(list(self.rows["prompt_ids"]), pa.list_(pa.int32()))
-        columns |= {n: pa.ListArray.from_arrays(offsets, pa.array(v)) for n, v in self.tokens.items()}
+        columns |= {
+            n: pa.ListArray.from_arrays(offsets, pa.array(v)) for n, v in self.tokens.items()
+        }
         for name, values_TK in self.ranks.items():
             width = values_TK.shape[1]
             columns[name] = pa.ListArray.from_arrays(
@@ -121,7 +137,10 @@ class Pool:
         """Replace the engine's numbers with a variant's, keeping the engine's noise."""
         scores = self.variants[variant]
         where_T = np.ones(len(scores.logp_T), dtype=bool) if where_T is None else where_T
-        pairs = [(self.tokens, "logp_", scores.logp_T), (self.ranks, "topk_logp_", scores.topk_logp_TK)]
+        pairs = [
+            (self.tokens, "logp_", scores.logp_T),
+            (self.ranks, "topk_logp_", scores.topk_logp_TK),
+        ]
         for columns, name, logp in pairs:
             if f"{name}rollout" in columns and logp is not None:
                 moved = columns[f"{name}rollout"] + (logp - columns[f"{name}trainer"])
@@ -131,7 +150,9 @@ class Pool:
 def some(pool: Pool, share: float, rng: np.random.Generator, longer_than: int = 0) -> np.ndarray:
     """A share of the responses that are long enough, at least two."""
     long_S = np.flatnonzero(pool.length_S > longer_than)
-    return rng.choice(long_S, size=min(len(long_S), max(2, round(share * pool.num_responses))), replace=False)
+    return rng.choice(
+        long_S, size=min(len(long_S), max(2, round(share * pool.num_responses))), replace=False
+    )
 
 
 def some_tokens(pool: Pool, share: float, rng: np.random.Generator) -> np.ndarray:
@@ -141,7 +162,10 @@ def some_tokens(pool: Pool, share: float, rng: np.random.Generator) -> np.ndarra
 
 
 def gather_tables(
-    tables: Iterable[pa.Table], pair: Pair, sampling: Mapping[str, Any], about: Mapping[str, Any] | None = None
+    tables: Iterable[pa.Table],
+    pair: Pair,
+    sampling: Mapping[str, Any],
+    about: Mapping[str, Any] | None = None,
 ) -> Evidence:
     """Evidence from tables with the columns of a trace."""
     found = Gathering(pair)

@@ -2,8 +2,9 @@
 
     python benchmarks/probe.py [--engine vllm] [--num-prompts 512] [--samples-per-prompt 8]
 
-Wall time of one probe of the bundled model, without imports and loading of models, as a ratio to the time inside the
-engine's `sample` and the trainer's `score` (with the noise). Target: at most 1.1.
+Wall time of one probe of the bundled model, without imports and loading of models, as a ratio to
+the time inside the engine's `sample` and the trainer's `score` (with the noise). Target: at most
+1.1.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     watch = Stopwatch()
     engine = engines.registry.load("mismatch_cli.engines", arguments.engine, "engine")
     watch.wrap(getattr(engine, f"{arguments.engine.capitalize()}Engine"), "sample", "sampling")
-    watch.wrap(getattr(engine, f"{arguments.engine.capitalize()}Engine"), "close", "loading and freeing")
+    watch.wrap(
+        getattr(engine, f"{arguments.engine.capitalize()}Engine"), "close", "loading and freeing"
+    )
     watch.wrap(recording, "create_engine", "loading and freeing")
     watch.wrap(Trainer, "load", "loading and freeing")
     watch.wrap(Trainer, "score", "scoring")
@@ -114,7 +117,10 @@ def main() -> None:
     for name, value in seconds.items():
         print(f"{name:<24}{value:8.2f} s")
     print(f"{'everything else':<24}{whole - sum(seconds.values()):8.2f} s")
-    print(f"{'probe':<24}{whole:8.2f} s, {whole / own:.3f} × its sampling and scoring (target {TARGET})")
+    print(
+        f"{'probe':<24}{whole:8.2f} s, {whole / own:.3f} × its sampling and scoring (target "
+        f"{TARGET})"
+    )
 
 
 if __name__ == "__main__":

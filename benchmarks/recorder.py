@@ -1,11 +1,12 @@
-"""The cost of recording for a run: seconds on its thread, compared with a plain numpy copy of the same columns.
+"""The cost of recording for a run: seconds on its thread, compared with a plain numpy copy of the
+same columns.
 
     python benchmarks/recorder.py [--responses 512] [--tokens 1000] [--rounds 20] [--every 1] [--check]
 
-Each round is a step: every column of its responses is copied with `numpy.copy`, then passed to a recorder, response by
-response (`add`) or as padded matrices (`add_padded`, compared with a copy of the matrices); the recorder writes during
-the rest of the step (`flush`, timed separately). Ratios are within a round; medians and ranges. With `--check` a median
-above 5 gives exit code 1.
+Each round is a step: every column of its responses is copied with `numpy.copy`, then passed to a
+recorder, response by response (`add`) or as padded matrices (`add_padded`, compared with a copy of
+the matrices); the recorder writes during the rest of the step (`flush`, timed separately). Ratios
+are within a round; medians and ranges. With `--check` a median above 5 gives exit code 1.
 """
 
 from __future__ import annotations
@@ -31,20 +32,27 @@ def padded(step: int, count: int, tokens: int) -> dict[str, Any]:
     rng = np.random.default_rng(step)
     logp_ST = -rng.exponential(1.0, (count, tokens)).astype(np.float32)
     return {
-        "prompt_id": np.arange(count) // 8, "sample_index": np.arange(count) % 8,
-        "prompt_ids": rng.integers(0, 1000, (count, _PROMPT)), "response_ids": rng.integers(0, 1000, (count, tokens)),
+        "prompt_id": np.arange(count) // 8,
+        "sample_index": np.arange(count) % 8,
+        "prompt_ids": rng.integers(0, 1000, (count, _PROMPT)),
+        "response_ids": rng.integers(0, 1000, (count, tokens)),
         "prompt_mask": np.ones((count, _PROMPT), bool),
         "response_mask": np.arange(tokens) < rng.integers(tokens // 2, tokens + 1, count)[:, None],
-        "logp_rollout": logp_ST, "logp_trainer": logp_ST - np.float32(0.01),
-        "advantage": np.full((count, tokens), 0.5, np.float32), "reward": np.ones(count),
-    }  # fmt: skip
+        "logp_rollout": logp_ST,
+        "logp_trainer": logp_ST - np.float32(0.01),
+        "advantage": np.full((count, tokens), 0.5, np.float32),
+        "reward": np.ones(count),
+    }
 
 
 def apart(matrices: dict[str, Any]) -> list[dict[str, Any]]:
     """The same, one response at a time."""
     masks = ("prompt_mask", "response_mask")
     columns = {name: values for name, values in matrices.items() if name not in masks}
-    rows = ({name: values[row] for name, values in columns.items()} for row in range(len(matrices["prompt_ids"])))
+    rows = (
+        {name: values[row] for name, values in columns.items()}
+        for row in range(len(matrices["prompt_ids"]))
+    )
     return [dict(row) for row in rows]
 
 
@@ -89,14 +97,21 @@ def race(options: argparse.Namespace, form: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--responses", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--check", action="store_true", help=f"exit code 1 above {_TARGET:g} times a copy")
+    parser.add_argument(
+        "--check", action="store_true", help=f"exit code 1 above {_TARGET:g} times a copy"
+    )
     options = parser.parse_args()
-    print(f"steps of {options.responses} responses of {options.tokens} tokens, medians of {options.rounds}")
+    print(
+        f"steps of {options.responses} responses of {options.tokens} tokens, medians of "
+        f"{options.rounds}"
+    )
     slowest = max([race(options, form) for form in ("add", "add_padded")])
     if options.check and slowest > _TARGET:
         sys.exit(1)

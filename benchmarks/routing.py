@@ -2,9 +2,10 @@
 
     python benchmarks/routing.py [--layers 8] [--experts 64] [--top-k 8] [--hidden 512] [--rounds 5]
 
-A random Qwen3-MoE in float32, CPU time of one thread; in every round each variant runs once, in turn. Sampling by the
-Hugging Face engine with and without routes; scoring by the trainer without routes, with routes to compare, and with
-routes to replay. The figure is the median over rounds of the ratio to the variant without routes.
+A random Qwen3-MoE in float32, CPU time of one thread; in every round each variant runs once, in
+turn. Sampling by the Hugging Face engine with and without routes; scoring by the trainer without
+routes, with routes to compare, and with routes to replay. The figure is the median over rounds of
+the ratio to the variant without routes.
 """
 
 from __future__ import annotations
@@ -65,8 +66,16 @@ def seconds(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print a line for each variant."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("layers", 8), ("experts", 64), ("top-k", 8), ("hidden", 512), ("rounds", 5)):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, default in (
+        ("layers", 8),
+        ("experts", 64),
+        ("top-k", 8),
+        ("hidden", 512),
+        ("rounds", 5),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     arguments = parser.parse_args()
     prepare_imports()
@@ -76,14 +85,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = saved_model(Path(folder), arguments)
         engines = {
-            routes: create_engine("hf", EngineSettings(model, sampling, 0, dtype="float32", routes=routes))
+            routes: create_engine(
+                "hf", EngineSettings(model, sampling, 0, dtype="float32", routes=routes)
+            )
             for routes in (False, True)
         }
         rollouts = engines[True].sample(requests, lambda _: None)
         with_routes = list(map(ScoreRequest.of, rollouts))
         without = [replace(request, routes_FMK=None) for request in with_routes]
         own, replaying = (
-            Trainer.load(model, sampling=sampling, dtype="float32", replay_routes=replay) for replay in (False, True)
+            Trainer.load(model, sampling=sampling, dtype="float32", replay_routes=replay)
+            for replay in (False, True)
         )
         plain = Trainer.load(model, sampling=sampling, dtype="float32")
         variants = {
@@ -100,8 +112,10 @@ def main() -> None:
     for name, found in times.items():
         base = times[name.partition(",")[0]]
         ratios = [x / b for x, b in zip(found, base, strict=True)]
-        print(f"{name:<30} {statistics.median(found):6.2f} s   {statistics.median(ratios):.2f} "
-              f"({min(ratios):.2f}–{max(ratios):.2f})")  # fmt: skip
+        print(
+            f"{name:<30} {statistics.median(found):6.2f} s   {statistics.median(ratios):.2f} "
+            f"({min(ratios):.2f}–{max(ratios):.2f})"
+        )
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""The cost of the LM head: log-prob, entropy, rank and log-probs at 20 ids, compared with the plain matrix product.
+"""The cost of the LM head: log-prob, entropy, rank and log-probs at 20 ids, compared with the plain
+matrix product.
 
     python benchmarks/scoring.py [--tokens 512] [--hidden 1024] [--vocab 151936] [--rounds 5] [--dtype float32]
         [--device cuda]
 
-Time is CPU time of one thread. In every round each variant runs once next to the plain product `[T, H] × [H, V]` into a
-existing buffer; the figure is the median over rounds of the ratio to that product. Memory is peak resident memory above
-hidden states and weights, each variant in its own process; a scoring run can only add less to the peak of its backbone.
-On a GPU, time is until the GPU is done, and memory is the GPU's.
+Time is CPU time of one thread. In every round each variant runs once next to the plain product `[T,
+H] × [H, V]` into a existing buffer; the figure is the median over rounds of the ratio to that
+product. Memory is peak resident memory above hidden states and weights, each variant in its own
+process; a scoring run can only add less to the peak of its backbone. On a GPU, time is until the
+GPU is done, and memory is the GPU's.
 
-Targets, in float32: at most 1.2 times the product, and at most 100 MB. (A CPU with bfloat16 instructions halves the
-product but not the exponentials, so there the same work weighs more.)
+Targets, in float32: at most 1.2 times the product, and at most 100 MB. (A CPU with bfloat16
+instructions halves the product but not the exponentials, so there the same work weighs more.)
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ def make_case(tokens: int, hidden: int, vocabulary: int, dtype: str) -> Case:
 
 
 def tiles(case: Case) -> torch.Tensor:
-    return score_hidden(case.hidden_TH, Head(case.weight_VH), case.target_T, case.query_TK, SamplingSettings()).logp_T
+    return score_hidden(
+        case.hidden_TH, Head(case.weight_VH), case.target_T, case.query_TK, SamplingSettings()
+    ).logp_T
 
 
 def full_logits(case: Case) -> torch.Tensor:
@@ -87,7 +91,9 @@ class Variant(NamedTuple):
 
 VARIANTS = {
     "mismatch-cli": Variant(tiles, "log-prob, entropy, rank, log-prob at 20 ids"),
-    "full logits, the same outputs": Variant(full_logits_everything, "log-prob, entropy, rank, log-prob at 20 ids"),
+    "full logits, the same outputs": Variant(
+        full_logits_everything, "log-prob, entropy, rank, log-prob at 20 ids"
+    ),
     "full logits, log_softmax + gather": Variant(full_logits, "log-prob"),
     "TRL selective_log_softmax": Variant(trl, "log-prob"),
 }
@@ -107,7 +113,9 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def time_ratios(case: Case, names: list[str], rounds: int) -> tuple[dict[str, list[float]], float]:
-    """For each variant, the ratio to the plain product in every round; and the product's best time in seconds."""
+    """For each variant, the ratio to the plain product in every round; and the product's best
+    time in seconds.
+    """
     product_TV = torch.zeros(len(case.hidden_TH), len(case.weight_VH), dtype=case.weight_VH.dtype)
     ratios: dict[str, list[float]] = {name: [] for name in names}
     floors = []
@@ -123,15 +131,28 @@ def time_ratios(case: Case, names: list[str], rounds: int) -> tuple[dict[str, li
 
 def peak_mb(name: str, args: argparse.Namespace) -> float:
     """Run one variant once in a new process and read its peak."""
-    sizes = ["--hidden", args.hidden, "--vocab", args.vocab, "--tokens", args.memory_tokens, "--dtype", args.dtype]
+    sizes = [
+        "--hidden",
+        args.hidden,
+        "--vocab",
+        args.vocab,
+        "--tokens",
+        args.memory_tokens,
+        "--dtype",
+        args.dtype,
+    ]
     sizes += ["--device", args.device]
     command = [sys.executable, __file__, "--measure-memory", name, *map(str, sizes)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    return float(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
+    )
 
 
 def measure_memory(name: str, case: Case) -> float:
     """Peak above the resident memory before, in MB; a variant's imports are not counted."""
-    small = Case(case.hidden_TH[:32], case.weight_VH[:64], case.target_T[:32] % 64, case.query_TK[:32] % 64)
+    small = Case(
+        case.hidden_TH[:32], case.weight_VH[:64], case.target_T[:32] % 64, case.query_TK[:32] % 64
+    )
     VARIANTS[name].run(small)
     before = reset_peak()
     VARIANTS[name].run(case)
@@ -166,7 +187,9 @@ def agree(case: Case, names: list[str]) -> None:
         worst = (VARIANTS[name].run(case).float() - exact_T).abs().max().item()
         # TRL gathers in the logits' dtype: its bfloat16 log-probs are rounded to bfloat16.
         assert worst < (
-            1e-4 if case.weight_VH.dtype == torch.float32 or name != "TRL selective_log_softmax" else 0.1
+            1e-4
+            if case.weight_VH.dtype == torch.float32 or name != "TRL selective_log_softmax"
+            else 0.1
         ), name
 
 
@@ -176,7 +199,9 @@ def installed() -> tuple[list[str], str]:
     try:
         import trl
     except ImportError:
-        return [name for name in VARIANTS if not name.startswith("TRL")], "trl not installed: pip install trl"
+        return [
+            name for name in VARIANTS if not name.startswith("TRL")
+        ], "trl not installed: pip install trl"
     return list(VARIANTS), f"trl {trl.__version__}"
 
 
@@ -184,7 +209,9 @@ def where(device: str) -> str:
     return "one thread" if device == "cpu" else torch.cuda.get_device_name()
 
 
-def show(args: argparse.Namespace, ratios: dict[str, list[float]], memory: dict[str, float], floor: float) -> None:
+def show(
+    args: argparse.Namespace, ratios: dict[str, list[float]], memory: dict[str, float], floor: float
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -198,7 +225,11 @@ def show(args: argparse.Namespace, ratios: dict[str, list[float]], memory: dict[
     for name, values in ratios.items():
         spread = f"{min(values):.2f}–{max(values):.2f}"
         table.add_row(
-            name, VARIANTS[name].outputs, f"{statistics.median(values):.2f}", spread, f"{memory[name]:,.0f} MB"
+            name,
+            VARIANTS[name].outputs,
+            f"{statistics.median(values):.2f}",
+            spread,
+            f"{memory[name]:,.0f} MB",
         )
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)
@@ -211,14 +242,18 @@ def show(args: argparse.Namespace, ratios: dict[str, list[float]], memory: dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=512, help="tokens per round")
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--memory-tokens", type=int, default=2048, help="tokens of the memory measurement")
+    parser.add_argument(
+        "--memory-tokens", type=int, default=2048, help="tokens of the memory measurement"
+    )
     parser.add_argument("--measure-memory", choices=list(VARIANTS), help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,11 +1,13 @@
-"""From which step size on the weight sync finds what was not sent, by log-probs alone, with a real vLLM.
+"""From which step size on the weight sync finds what was not sent, by log-probs alone, with a real
+vLLM.
 
     python -m benchmarks.sync --model .real-model [--dtype bfloat16] [--lora] [--size 1e-5]
 
-One step of one size for every weight, in the direction of a gradient's sign as AdamW's first step makes it; then the
-engine gets all of it (right), nothing, all but one tensor, all but one layer, all but the head, or another model. The
-table also says how many tensors differ when they are read back, which needs no step size. fp8 and int8 stand for an
-engine that quantises: transformers in bfloat16 with weights that are quantised and dequantised, per output channel.
+One step of one size for every weight, in the direction of a gradient's sign as AdamW's first step
+makes it; then the engine gets all of it (right), nothing, all but one tensor, all but one layer,
+all but the head, or another model. The table also says how many tensors differ when they are read
+back, which needs no step size. fp8 and int8 stand for an engine that quantises: transformers in
+bfloat16 with weights that are quantised and dequantised, per output channel.
 """
 
 import argparse
@@ -33,7 +35,9 @@ SAMPLING = SamplingSettings(temperature=1.0, max_tokens=TOKENS)
 
 
 def quantised(weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """A matrix after quantising and dequantising, with a scale for each output channel; other weights in bfloat16."""
+    """A matrix after quantising and dequantising, with a scale for each output channel; other
+    weights in bfloat16.
+    """
     if weight.dim() != 2:
         return weight.bfloat16()
     dtype, largest = QUANTISED[kind]
@@ -53,7 +57,9 @@ class QuantisedAsSent(AsSent):
 
 
 class PartOf:
-    """A model of which the engine gets only some new tensors; the others are those from before the step."""
+    """A model of which the engine gets only some new tensors; the others are those from before
+    the step.
+    """
 
     def __init__(self, model: Any, before: dict[str, torch.Tensor], stale: list[str]) -> None:
         self.learning = getattr(model, "learning", model)
@@ -94,7 +100,9 @@ class Bench:
         held = "bfloat16" if self.kind else dtype
         name = "hf" if self.kind else "vllm"
         extra = {} if self.kind else {"max_model_len": 512}
-        self.engine: Any = create_engine(name, EngineSettings(model, SAMPLING, 0, held, 0, log, extra))
+        self.engine: Any = create_engine(
+            name, EngineSettings(model, SAMPLING, 0, held, 0, log, extra)
+        )
         self.trainer = Trainer.load(model, sampling=SAMPLING, dtype="float32")
         self.model: Any = self.trainer.model
         if lora:
@@ -143,15 +151,25 @@ class Bench:
     def sync(self) -> WeightSync:
         weights = self.model if isinstance(self.model, Merged) else None
         made = WeightSync(
-            self.engine, self.trainer, exact=False, token_budget=BUDGET, dtype=self.held, weights=weights, every=1
+            self.engine,
+            self.trainer,
+            exact=False,
+            token_budget=BUDGET,
+            dtype=self.held,
+            weights=weights,
+            every=1,
         )
         if self.kind:
-            made._as_sent = QuantisedAsSent(self.trainer.model, self.held, adapter=weights is not None)
+            made._as_sent = QuantisedAsSent(
+                self.trainer.model, self.held, adapter=weights is not None
+            )
             made._as_sent.kind = self.kind
         return made
 
     def scores(self, samples: list[Sample]) -> list[Any]:
-        scores = self.trainer.score([ScoreRequest.of(s.rollout) for s in samples], token_budget=BUDGET)
+        scores = self.trainer.score(
+            [ScoreRequest.of(s.rollout) for s in samples], token_budget=BUDGET
+        )
         return [score.logp_T for score in scores]
 
     def differing(self) -> str:
@@ -159,15 +177,23 @@ class Bench:
         if self.kind:
             return "–"
         state = saved_state(self.model)
-        read = [(name, tensor) for name, tensor in self.engine.weights() if isinstance(tensor, torch.Tensor)]
+        read = [
+            (name, tensor)
+            for name, tensor in self.engine.weights()
+            if isinstance(tensor, torch.Tensor)
+        ]
         differ = sum(not torch.equal(tensor, state[name].to(tensor)) for name, tensor in read)
         return f"{differ}/{len(read)}"
 
     def rows(self, sizes: list[float]) -> Iterator[tuple[Any, ...]]:
-        """Step size, what was sent, the answer, the gap to the weights as sent, the lag, and tensors that differ."""
+        """Step size, what was sent, the answer, the gap to the weights as sent, the lag, and
+        tensors that differ.
+        """
         kept = [weight.detach().clone() for weight in self.trained()]
         for size in sizes:
-            before = {name: weight.detach().clone() for name, weight in self.model.state_dict().items()}
+            before = {
+                name: weight.detach().clone() for name, weight in self.model.state_dict().items()
+            }
             parts = stale_parts(list(before))
             for planted in ("right", *parts, "another model"):
                 sync = self.sync()
@@ -190,7 +216,10 @@ class Bench:
                     proof = sync.prove(2, second, learning)
                     answer, lag = proof["sync"], proof["rounding"]
                 except MismatchError as error:
-                    answer, lag = "FOUND" + (" (older)" if "earlier step" in str(error) else " (gap)"), {}
+                    answer, lag = (
+                        "FOUND" + (" (older)" if "earlier step" in str(error) else " (gap)"),
+                        {},
+                    )
                 mu = [s.rollout.logp_rollout_T for s in second]
                 few = len(sync._logp_sent or [])
                 gap = mean_gap(mu[:few], sync._logp_sent or [])
@@ -205,7 +234,9 @@ class Bench:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=".real-model")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--lora", action="store_true")
@@ -216,8 +247,11 @@ def main() -> None:
     for size, planted, answer, gap, lag, differ in bench.rows(asked.size or list(SIZES)):
         changed = lag.get("weights_changed")
         words = f"changed {changed:.3%} lag {lag['abs_dp_mean']:.2g}" if changed is not None else ""
-        print(f"{asked.dtype} {'lora' if asked.lora else 'full'} {size:g} | {planted} | {answer} | {gap:.2g} | "
-              f"{differ} | {words}", flush=True)  # fmt: skip
+        print(
+            f"{asked.dtype} {'lora' if asked.lora else 'full'} {size:g} | {planted} | {answer} | "
+            f"{gap:.2g} | {differ} | {words}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

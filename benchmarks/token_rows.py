@@ -1,9 +1,11 @@
-"""The cost of a row per token: as one frame, frame by frame, with one more mask, and as exported files.
+"""The cost of a row per token: as one frame, frame by frame, with one more mask, and as exported
+files.
 
     python benchmarks/token_rows.py                   # 4 million tokens with top-20 columns: 2 GB of disk
     python benchmarks/token_rows.py --tokens 16000000 # which takes more memory?
 
-Every job runs in its own process with one thread; CPU seconds exclude imports, except for pandas (0.3 s).
+Every job runs in its own process with one thread; CPU seconds exclude imports, except for pandas
+(0.3 s).
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import mismatch_cli
 from mismatch_cli.trace.reader import Trace
 
 COLUMNS = (
-    "version_rollout", "version_trainer", "reward", "loss_mask", "rank_rollout", "logp_trainer", "logp_recomputed",
+    "version_rollout", "version_trainer", "reward", "loss_mask", "rank_rollout", "logp_trainer",
+    "logp_recomputed",
     "logp_trainer_repeat", "entropy_trainer", "rank_trainer", "advantage",
 )  # fmt: skip
 TOPK = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recomputed")

@@ -1,4 +1,6 @@
-"""Generated traces of any size for the benchmarks, with the columns that a probe or a training run writes."""
+"""Generated traces of any size for the benchmarks, with the columns that a probe or a training
+run writes.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,18 @@ _BLOCK = 2**14  # tokens drawn at a time, so that intermediates stay in cache
 
 
 def generate(
-    folder: Path, tokens: int, top_k: int, updates: float = 0.0, workers: int = 1, shard_tokens: int = SHARD_TOKENS
+    folder: Path,
+    tokens: int,
+    top_k: int,
+    updates: float = 0.0,
+    workers: int = 1,
+    shard_tokens: int = SHARD_TOKENS,
 ) -> None:
-    """A trace with top-K columns of a peaked model whose trainer differs by a little noise in the logits.
+    """A trace with top-K columns of a peaked model whose trainer differs by a little noise in the
+    logits.
 
-    With `updates`, optimiser steps have added that much noise to the logits, and there are advantages. Without `top_k`,
-    tokens are drawn as with 20, and only the columns are left out.
+    With `updates`, optimiser steps have added that much noise to the logits, and there are
+    advantages. Without `top_k`, tokens are drawn as with 20, and only the columns are left out.
     """
     write_manifest(folder, {"top_logprobs": top_k})
     write = partial(_write_shard, folder, tokens, top_k, updates, shard_tokens)
@@ -39,13 +47,17 @@ def generate(
         list(pool.map(write, indices))
 
 
-def _write_shard(folder: Path, tokens: int, top_k: int, updates: float, shard_tokens: int, index: int) -> None:
+def _write_shard(
+    folder: Path, tokens: int, top_k: int, updates: float, shard_tokens: int, index: int
+) -> None:
     rng = np.random.default_rng([0, index])  # per shard: any number of workers writes the same
     size = min(shard_tokens, tokens - index * shard_tokens)
     write_shard(shard_path(folder, index), _shard(rng, index, size, top_k, updates))
 
 
-def _shard(rng: np.random.Generator, index: int, tokens: int, top_k: int, updates: float) -> pa.Table:
+def _shard(
+    rng: np.random.Generator, index: int, tokens: int, top_k: int, updates: float
+) -> pa.Table:
     cuts = np.cumsum(np.maximum(rng.lognormal(6.7, 0.6, tokens // 200 + 2), 1).astype(np.int64))
     offsets = np.concatenate([[0], cuts[cuts < tokens], [tokens]])
     count = len(offsets) - 1
@@ -57,12 +69,14 @@ def _shard(rng: np.random.Generator, index: int, tokens: int, top_k: int, update
     names = [name for name in blocks[0] if top_k or not name.startswith("topk_")]
     columns = {name: np.concatenate([block[name] for block in blocks]) for name in names}
     if updates:
-        columns["advantage"] = np.repeat(rng.choice([-0.5, -0.25, 0.25, 0.5], count), np.diff(offsets)).astype(
-            np.float32
-        )
+        columns["advantage"] = np.repeat(
+            rng.choice([-0.5, -0.25, 0.25, 0.5], count), np.diff(offsets)
+        ).astype(np.float32)
     repeated = np.repeat(prompt % 8 == 0, np.diff(offsets))
     arrays = {name: _lists(values, offsets) for name, values in columns.items()}
-    arrays["logp_trainer_repeat"] = _some_lists(columns["logp_trainer"], repeated, offsets, prompt % 8 == 0, rng)
+    arrays["logp_trainer_repeat"] = _some_lists(
+        columns["logp_trainer"], repeated, offsets, prompt % 8 == 0, rng
+    )
     keys: dict[str, Any] = {
         "step": np.zeros(count, np.int32),
         "epoch": np.zeros(count, np.int32),
@@ -80,23 +94,33 @@ def _shard(rng: np.random.Generator, index: int, tokens: int, top_k: int, update
     return pa.table({name: table[name] for name in column_order() if name in table})
 
 
-def _token_columns(rng: np.random.Generator, tokens: int, top_k: int, updates: float) -> dict[str, np.ndarray]:
+def _token_columns(
+    rng: np.random.Generator, tokens: int, top_k: int, updates: float
+) -> dict[str, np.ndarray]:
     scale = rng.gamma(2.0, 1.0, (tokens, 1)).astype(np.float32) + np.float32(0.3)
     parts = rng.standard_exponential((tokens, top_k + 1), dtype=np.float32) * scale
     parts.sort(axis=1)
-    parts[:, 1:] += rng.standard_exponential((tokens, 1), dtype=np.float32) * 6  # most tokens are nearly certain
+    # Most tokens are nearly certain
+    parts[:, 1:] += rng.standard_exponential((tokens, 1), dtype=np.float32) * 6
     rollout = _log_softmax(-parts)
     again = rng.standard_normal(parts.shape, dtype=np.float32) * np.float32(0.03) - parts
     recomputed = _log_softmax(again)
-    trainer = _log_softmax(again + rng.standard_normal(parts.shape, dtype=np.float32) * np.float32(updates))
+    trainer = _log_softmax(
+        again + rng.standard_normal(parts.shape, dtype=np.float32) * np.float32(updates)
+    )
     ids = rng.integers(0, VOCABULARY, (tokens, top_k + 1), dtype=np.int32)
-    chosen = (np.exp(rollout).cumsum(axis=1) < rng.random((tokens, 1), dtype=np.float32)).sum(axis=1, keepdims=True)
+    chosen = (np.exp(rollout).cumsum(axis=1) < rng.random((tokens, 1), dtype=np.float32)).sum(
+        axis=1, keepdims=True
+    )
     chosen = np.minimum(chosen, top_k)
     sampled = {
         name: np.take_along_axis(x, chosen, 1)[:, 0]
         for name, x in (("ids", ids), ("q", rollout), ("p", trainer), ("again", recomputed))
     }
-    stale = {"logp_recomputed": sampled["again"], "topk_logp_recomputed": recomputed[:, :-1].reshape(-1)}
+    stale = {
+        "logp_recomputed": sampled["again"],
+        "topk_logp_recomputed": recomputed[:, :-1].reshape(-1),
+    }
     return (stale if updates else {}) | {
         "response_ids": sampled["ids"],
         "loss_mask": np.ones(tokens, dtype=bool),
@@ -122,10 +146,17 @@ def _lists(values: np.ndarray, offsets: np.ndarray) -> pa.ListArray:
 
 
 def _some_lists(
-    values: np.ndarray, chosen: np.ndarray, offsets: np.ndarray, rows: np.ndarray, rng: np.random.Generator
+    values: np.ndarray,
+    chosen: np.ndarray,
+    offsets: np.ndarray,
+    rows: np.ndarray,
+    rng: np.random.Generator,
 ) -> pa.ListArray:
     kept = values[chosen]
-    kept = np.minimum(kept + rng.standard_normal(len(kept), dtype=np.float32) * np.float32(1e-3), np.float32(-1e-7))
+    kept = np.minimum(
+        kept + rng.standard_normal(len(kept), dtype=np.float32) * np.float32(1e-3),
+        np.float32(-1e-7),
+    )
     starts = np.concatenate([[0], np.cumsum(np.where(rows, np.diff(offsets), 0))])
     lengths = pa.array(starts.astype(np.int32), mask=np.append(~rows, False))
     return pa.ListArray.from_arrays(lengths, pa.array(kept))

@@ -1,7 +1,9 @@
-"""Racers that take turns: programs that are all loaded, one of which does a step at a time when told to.
+"""Racers that take turns: programs that are all loaded, one of which does a step at a time when
+told to.
 
-This times two programs step by step on the same machine in the same minutes, without start-up. The driver writes a line
-to a racer's stdin, and the racer answers with a line of JSON on its stdout; lines that are not JSON are ignored.
+This times two programs step by step on the same machine in the same minutes, without start-up. The
+driver writes a line to a racer's stdin, and the racer answers with a line of JSON on its stdout;
+lines that are not JSON are ignored.
 """
 
 from __future__ import annotations
@@ -34,8 +36,12 @@ class Turn:
         return line.strip() == "go"
 
     def done(self, **facts: Any) -> None:
-        taken = {"seconds": time.perf_counter() - self._began, "cpu": time.process_time() - self._cpu}
-        taken["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # of the whole process, so far
+        taken = {
+            "seconds": time.perf_counter() - self._began,
+            "cpu": time.process_time() - self._cpu,
+        }
+        # Of the whole process, so far
+        taken["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         facts = taken | facts
         print(_MARK + json.dumps(facts), file=self._out, flush=True)
 

@@ -1,9 +1,10 @@
-"""Faulty variants of the trainer: another temperature, perturbed weights, other positions or context, a penalty.
+"""Faulty variants of the trainer: another temperature, perturbed weights, other positions or
+context, a penalty.
 
 Each variant scores the responses of a pool with the real model once; the result is kept in a file.
-`temperature1.05`, `weights0.1`, `rope4` (the base), `linear4`, `yarn4` (RoPE scaling), `padded16` (attended padding on
-the left), `padded-to-longest`, `prompt-first` (that token of the prompt is another one), `prompt-dropped`,
-`penalised1.05` (of repetition), `retokenised`.
+`temperature1.05`, `weights0.1`, `rope4` (the base), `linear4`, `yarn4` (RoPE scaling), `padded16`
+(attended padding on the left), `padded-to-longest`, `prompt-first` (that token of the prompt is
+another one), `prompt-dropped`, `penalised1.05` (of repetition), `retokenised`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def add_variants(pool: Pool, trace: Trace, cache: Path, names: Sequence[str] = (
 def model_at_hand(pool: Pool, sample: Sample) -> ModelAtHand:
     """The model that scored a pool, with which `diagnose` can read responses again."""
     who = pool.about["trainer"]
-    keys = zip(*(pool.rows[name].tolist() for name in ("step", "prompt_id", "sample_index")), strict=True)
+    keys = zip(
+        *(pool.rows[name].tolist() for name in ("step", "prompt_id", "sample_index")), strict=True
+    )
     prompts = {key: list(ids) for key, ids in zip(keys, pool.rows["prompt_ids"], strict=True)}
     return ModelAtHand(sample, prompts, lambda: _scoring(who["model"], who["dtype"]))
 
@@ -74,7 +77,9 @@ def _score(name: str, pool: Pool, trace: Trace, model: str, dtype: str) -> dict[
         "entropy_T": np.concatenate([s.entropy_T[:n] for s, n in zip(scores, cut, strict=True)]),
     }
     if "topk_ids" in pool.ranks and name != "retokenised":
-        found["topk_logp_TK"] = np.concatenate([s.logp_at_topk_TK for s in scores if s.logp_at_topk_TK is not None])
+        found["topk_logp_TK"] = np.concatenate(
+            [s.logp_at_topk_TK for s in scores if s.logp_at_topk_TK is not None]
+        )
     return found
 
 
@@ -136,13 +141,23 @@ def _requests(name: str, pool: Pool, trace: Trace) -> list[ScoreRequest]:
 def _context(name: str, prompt: list[int], longest: int) -> list[int]:
     """The prompt as the trainer reads it: padded, or with another token."""
     if name.startswith("padded"):
-        count = longest - len(prompt) if name == "padded-to-longest" else int(name.removeprefix("padded"))
+        count = (
+            longest - len(prompt)
+            if name == "padded-to-longest"
+            else int(name.removeprefix("padded"))
+        )
         return [_PADDING] * count + prompt
     if name == "prompt-dropped":
         return prompt[1:]
     if name.startswith("prompt-"):
-        at = {"first": 0, "middle": len(prompt) // 2, "last": len(prompt) - 1}[name.removeprefix("prompt-")]
-        return [*prompt[:at], _ANOTHER if prompt[at] != _ANOTHER else _ANOTHER + 1, *prompt[at + 1 :]]
+        at = {"first": 0, "middle": len(prompt) // 2, "last": len(prompt) - 1}[
+            name.removeprefix("prompt-")
+        ]
+        return [
+            *prompt[:at],
+            _ANOTHER if prompt[at] != _ANOTHER else _ANOTHER + 1,
+            *prompt[at + 1 :],
+        ]
     return prompt
 
 
@@ -169,14 +184,18 @@ def _penalised(penalty: float, model: Any, requests: list[ScoreRequest]) -> dict
         logp.append(logp_TV.gather(1, ids[start:, None])[:, 0].numpy())
         entropy.append(-(logp_TV.exp() * logp_TV).sum(-1).numpy())
         if request.topk_ids_TK is not None:
-            topk.append(logp_TV.gather(1, torch.from_numpy(request.topk_ids_TK.astype(np.int64))).numpy())
+            topk.append(
+                logp_TV.gather(1, torch.from_numpy(request.topk_ids_TK.astype(np.int64))).numpy()
+            )
     found = {"logp_T": np.concatenate(logp), "entropy_T": np.concatenate(entropy)}
     return found | ({"topk_logp_TK": np.concatenate(topk)} if topk else {})
 
 
 def _splits(trace: Trace) -> dict[int, tuple[int, int]]:
     """Token ids whose text is that of two other tokens."""
-    text_of = {i: text for i in range(4096) if not (text := trace.vocabulary.decode([i])).startswith("⟨")}
+    text_of = {
+        i: text for i in range(4096) if not (text := trace.vocabulary.decode([i])).startswith("⟨")
+    }
     id_of = {text: i for i, text in text_of.items()}
     found = {}
     for token, text in text_of.items():
@@ -187,9 +206,13 @@ def _splits(trace: Trace) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _with_one_split(ids: list[int], splits: dict[int, tuple[int, int]], rng: np.random.Generator) -> list[int]:
+def _with_one_split(
+    ids: list[int], splits: dict[int, tuple[int, int]], rng: np.random.Generator
+) -> list[int]:
     """The ids with one token of the first half split in two; unchanged if none can be split."""
-    possible = [i for i, token in enumerate(ids[: max(1, len(ids) // 2)]) if token in splits and i >= 3]
+    possible = [
+        i for i, token in enumerate(ids[: max(1, len(ids) // 2)]) if token in splits and i >= 3
+    ]
     if not possible:
         return ids
     at = int(rng.choice(possible))

@@ -1,4 +1,6 @@
-"""Measure the gap between the rollout engine and the trainer of a language model in reinforcement learning."""
+"""Measure the gap between the rollout engine and the trainer of a language model in
+reinforcement learning.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["MismatchError", "Run", "UsageError", "__version__", "open"]
 __version__ = "0.1.0"
 
-# Version 3 of 12 June 2026, also that of ICML 2026 (PMLR 306). docs/formulas.md lists what other versions number
-# differently.
+# Version 3 of 12 June 2026, also that of ICML 2026 (PMLR 306). docs/formulas.md lists what other
+# versions number differently.
 DPPO = "DPPO, arXiv 2602.04879v3"
 
 _WHERE = {"MismatchError": "errors", "UsageError": "errors", "Run": "library.opened_run"}
@@ -27,11 +29,13 @@ def open(
     cache: str | PathLike[str] | None = None,
     skip_broken: bool = False,
 ) -> Run:
-    """Open a recorded run by its folder, or pool the runs of several folders; by default the bundled one.
+    """Open a recorded run by its folder, or pool the runs of several folders; by default the
+    bundled one.
 
-    `workers` processes read it, or a cluster (`"ray"`); a script that uses several needs an `if __name__ == "__main__"`
-    guard. `cache` is a folder for partial results; `skip_broken` leaves out shards that cannot be read. An invalid
-    folder raises a `MismatchError`, a trace that lacks a part warns.
+    `workers` processes read it, or a cluster (`"ray"`); a script that uses several needs an `if
+    __name__ == "__main__"` guard. `cache` is a folder for partial results; `skip_broken` leaves out
+    shards that cannot be read. An invalid folder raises a `MismatchError`, a trace that lacks a
+    part warns.
     """
     from pathlib import Path
 

@@ -14,7 +14,8 @@ _LATER = 0.01  # seconds until an interrupt within an import is tried again
 
 def main() -> None:
     """Run the program."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored, as in a script's background
+    # Else it is ignored, as in a script's background
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGALRM, _interrupt)
     try:
@@ -28,7 +29,8 @@ def main() -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Raise a KeyboardInterrupt; if something is being imported, when that is done.
 
-    Within an import, libraries make another error of it, or abort. A second Ctrl-C does not wait for the import.
+    Within an import, libraries make another error of it, or abort. A second Ctrl-C does not wait
+    for the import.
     """
     while frame is not None and frame.f_code.co_name != "_find_and_load":
         frame = frame.f_back

@@ -22,12 +22,23 @@ if TYPE_CHECKING:
 
 _CONFIG = "adapter_config.json"
 _WRAPPED = re.compile(r"(\.base_layer)+(?=\.|$)")  # how peft wraps a module, perhaps repeatedly
-_SCALES = ("r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "lora_bias")
+_SCALES = (
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "use_dora",
+    "rank_pattern",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "lora_bias",
+)
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A saved adapter; `digest` hashes its weights and scales: equal digests mean equal adapters."""
+    """A saved adapter; `digest` hashes its weights and scales: equal digests mean equal
+    adapters.
+    """
 
     name: str  # as given
     folder: Path
@@ -49,13 +60,17 @@ class Adapter:
 
 
 def check_adapter(name: str) -> None:
-    """Raise an error if the settings of a local adapter are invalid, before peft reads its weights."""
+    """Raise an error if the settings of a local adapter are invalid, before peft reads its
+    weights.
+    """
     if (folder := _local(name)) is not None:
         _settings(name, folder)
 
 
 def read_adapter(name: str) -> Adapter:
-    """The adapter in a folder or under a hub name; a `MismatchError` if it is not a LoRA adapter that peft can load."""
+    """The adapter in a folder or under a hub name; a `MismatchError` if it is not a LoRA adapter
+    that peft can load.
+    """
     folder = _local(name) or _from_hub(name)
     config, rank, alpha = _settings(name, folder)
     prepare_imports()
@@ -71,11 +86,15 @@ def _settings(name: str, folder: Path) -> tuple[dict[str, Any], int, float]:
     """The adapter's configuration as peft saves it, with its largest rank and its alpha."""
     with _readable(name):
         config: dict[str, Any] = parsed_json((folder / _CONFIG).read_text(encoding="utf-8"))
-        rank, alpha = max(config["r"], *config.get("rank_pattern", {}).values(), 0), float(config["lora_alpha"])
+        rank, alpha = (
+            max(config["r"], *config.get("rank_pattern", {}).values(), 0),
+            float(config["lora_alpha"]),
+        )
     if config.get("modules_to_save"):
         raise MismatchError(
-            f"{name} contains full modules ({', '.join(config['modules_to_save'])}) beside its low-rank weights, which "
-            "rollout engines do not load. Merge it into the model, and probe that."
+            f"{name} contains full modules ({', '.join(config['modules_to_save'])}) beside its "
+            "low-rank weights, which rollout engines do not load. Merge it into the model, and "
+            "probe that."
         )
     return config, int(rank), alpha
 
@@ -93,7 +112,9 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def target_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What an adapter changes, by peft's settings: modules by the last part of their names, and parameters."""
+    """What an adapter changes, by peft's settings: modules by the last part of their names, and
+    parameters.
+    """
     modules, parameters = config["target_modules"], set(config.get("target_parameters") or ())
     if isinstance(modules, str):
         return (modules, *sorted(parameters))
@@ -102,17 +123,21 @@ def target_names(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def same_adapter(first: str | None, second: str | None) -> bool:
-    """Whether two adapters, or none, change the weights in the same way, regardless of their paths."""
+    """Whether two adapters, or none, change the weights in the same way, regardless of their
+    paths.
+    """
     if first is None or second is None:
         return first is second
     return first == second or read_adapter(first).digest == read_adapter(second).digest
 
 
 def put_on(model: Any, adapter: Adapter, *, merge: bool) -> Any:
-    """The model with an adapter, in eval mode; `merge` adds it to the weights, rounded to their dtype.
+    """The model with an adapter, in eval mode; `merge` adds it to the weights, rounded to their
+    dtype.
 
-    An unmerged adapter is in float32, as peft trains it. An adapter of the LM head is always merged, into an untied
-    copy of the head: the head runs in tiles, and changing a tied head would change the embeddings too.
+    An unmerged adapter is in float32, as peft trains it. An adapter of the LM head is always
+    merged, into an untied copy of the head: the head runs in tiles, and changing a tied head would
+    change the embeddings too.
     """
     from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 
@@ -121,19 +146,24 @@ def put_on(model: Any, adapter: Adapter, *, merge: bool) -> Any:
             config = PeftConfig.from_pretrained(str(adapter.folder))
             config.inference_mode = True
             wrapped = PeftModel(model, config)
-            loaded: Any = set_peft_model_state_dict(wrapped, load_peft_weights(str(adapter.folder), device="cpu"))
-    except Exception as error:  # peft raises all kinds of errors for a shape, module or option that does not fit
+            loaded: Any = set_peft_model_state_dict(
+                wrapped, load_peft_weights(str(adapter.folder), device="cpu")
+            )
+    except (
+        Exception
+    ) as error:  # peft raises all kinds of errors for a shape, module or option that does not fit
         raise MismatchError(
-            f"The adapter {adapter.name} does not fit {model.name_or_path or 'the model'} ({first_line(error)}) "
-            "Name the model that it was trained on."
+            f"The adapter {adapter.name} does not fit {model.name_or_path or 'the model'} "
+            f"({first_line(error)}) Name the model that it was trained on."
         ) from error
     missing = [key for key in loaded.missing_keys if "lora_" in key]
     if missing or loaded.unexpected_keys:
         odd = (missing or loaded.unexpected_keys)[0]
         raise MismatchError(
-            f"The adapter {adapter.name} would be applied only in part: {len(missing)} of its weights are missing and "
-            f"{len(loaded.unexpected_keys)} fit no module of {model.name_or_path or 'the model'}, such as {odd}. "
-            "Name the model that it was trained on."
+            f"The adapter {adapter.name} would be applied only in part: {len(missing)} of its "
+            f"weights are missing and {len(loaded.unexpected_keys)} fit no module of "
+            f"{model.name_or_path or 'the model'}, such as {odd}. Name the model that it was "
+            "trained on."
         )
     with _quiet():
         _merge_head(model)
@@ -141,10 +171,11 @@ def put_on(model: Any, adapter: Adapter, *, merge: bool) -> Any:
 
 
 def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) -> Any:
-    """Add a new adapter to a model in place, and freeze the rest; return peft's model, which can save the adapter.
+    """Add a new adapter to a model in place, and freeze the rest; return peft's model, which can
+    save the adapter.
 
-    `targets` are comma-separated names of modules or parameters (fused experts), or all-linear. B starts at 0, so the
-    initial policy is that of the model.
+    `targets` are comma-separated names of modules or parameters (fused experts), or all-linear. B
+    starts at 0, so the initial policy is that of the model.
     """
     prepare_imports()
     import torch
@@ -158,35 +189,51 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
             wrapped = PeftModel(model, config)
     except ValueError as error:
         raise MismatchError(
-            f"The model has no modules {targets} for an adapter ({first_line(error)}) Use --lora-targets all-linear."
+            f"The model has no modules {targets} for an adapter ({first_line(error)}) Use "
+            "--lora-targets all-linear."
         ) from error
     modules = [name for name, _ in model.named_modules()]
-    if nowhere := [name for name in sorted(config.target_modules or ()) if not _ends_one(name, modules)]:
+    if nowhere := [
+        name for name in sorted(config.target_modules or ()) if not _ends_one(name, modules)
+    ]:
         raise MismatchError(
-            f"The model has no modules {', '.join(nowhere)} for an adapter. Use --lora-targets all-linear."
+            f"The model has no modules {', '.join(nowhere)} for an adapter. Use --lora-targets "
+            "all-linear."
         )
-    if any(hasattr(layer, "lora_A") for layer in (model.get_output_embeddings(), model.get_input_embeddings())):
+    if any(
+        hasattr(layer, "lora_A")
+        for layer in (model.get_output_embeddings(), model.get_input_embeddings())
+    ):
         raise MismatchError(
-            f"--lora-targets {targets} includes the LM head or the embeddings, which an adapter cannot train here: the "
-            "head runs in tiles. Leave them out, or use all-linear."
+            f"--lora-targets {targets} includes the LM head or the embeddings, which an adapter "
+            "cannot train here: the head runs in tiles. Leave them out, or use all-linear."
         )
     model.eval()
     return wrapped
 
 
 def _targeted(model: Any, targets: str) -> dict[str, Any]:
-    """peft's settings for these targets: modules and parameters separately, and routers as plain matrices."""
+    """peft's settings for these targets: modules and parameters separately, and routers as plain
+    matrices.
+    """
     from torch import nn
 
     if targets == "all-linear":
-        linear = ((name, type(module)) for name, module in model.named_modules() if isinstance(module, nn.Linear))
+        linear = (
+            (name, type(module))
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear)
+        )
         routers = [name for name, kind in linear if kind.forward is not nn.Linear.forward]
         return {"target_modules": targets, "exclude_modules": routers or None}
     names = [name.strip() for name in targets.split(",")]
     modules = {name for name, _ in model.named_modules()}
     matrices = {name for name, weight in model.named_parameters() if weight.dim() == 3}
     fused = [name for name in names if not _ends_one(name, modules) and _ends_one(name, matrices)]
-    return {"target_modules": [name for name in names if name not in fused], "target_parameters": fused or None}
+    return {
+        "target_modules": [name for name in names if name not in fused],
+        "target_parameters": fused or None,
+    }
 
 
 def _ends_one(name: str, paths: Iterable[str]) -> bool:
@@ -194,7 +241,9 @@ def _ends_one(name: str, paths: Iterable[str]) -> bool:
 
 
 def save_adapter(wrapped: Any, folder: Path) -> None:
-    """Save a trained adapter as peft does, without the model's own weights, which may be sharded."""
+    """Save a trained adapter as peft does, without the model's own weights, which may be
+    sharded.
+    """
     learnt = {name: weight for name, weight in wrapped.named_parameters() if weight.requires_grad}
     wrapped.save_pretrained(str(folder), state_dict=learnt, save_embedding_layers=False)
 
@@ -206,7 +255,9 @@ def state_below(wrapped: Any) -> dict[str, torch.Tensor]:
 
 
 class Merged:
-    """A model with its adapter merged, for the rollout engine: `state_dict` has the names of the plain model."""
+    """A model with its adapter merged, for the rollout engine: `state_dict` has the names of the
+    plain model.
+    """
 
     def __init__(self, model: Any) -> None:
         self.learning = model
@@ -216,10 +267,11 @@ class Merged:
 
 
 class _MergedState(Mapping[str, "torch.Tensor"]):
-    """The weights of a model by name, each merged only when requested; ranks must request the same ones in step.
+    """The weights of a model by name, each merged only when requested; ranks must request the same
+    ones in step.
 
-    Each is computed from the untouched base as W + B A · scale in float32 and rounded once: merging in place and
-    subtracting again would accumulate the rounding of every step.
+    Each is computed from the untouched base as W + B A · scale in float32 and rounded once: merging
+    in place and subtracting again would accumulate the rounding of every step.
     """
 
     def __init__(self, model: Any) -> None:
@@ -244,7 +296,8 @@ class _MergedState(Mapping[str, "torch.Tensor"]):
 def adapted_layers(model: Any) -> dict[str, Any]:
     """The layers with an adapter, by the name of the weight that it changes in the plain model.
 
-    Experts that are fused into one parameter have an adapter for each parameter, one wrapped around the other.
+    Experts that are fused into one parameter have an adapter for each parameter, one wrapped around
+    the other.
     """
     return {
         f"{_WRAPPED.sub('', name)}.{getattr(layer, 'parameter_name', 'weight')}": layer
@@ -254,7 +307,9 @@ def adapted_layers(model: Any) -> dict[str, Any]:
 
 
 def _merge_head(model: Any) -> None:
-    """Untie a head or embeddings that the adapter changes, and merge the head into one plain matrix."""
+    """Untie a head or embeddings that the adapter changes, and merge the head into one plain
+    matrix.
+    """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if not (hasattr(head, "lora_A") or hasattr(embeddings, "lora_A")):
         return
@@ -274,7 +329,9 @@ def _local(name: str) -> Path | None:
     if not (path.is_dir() or path.is_absolute() or name.startswith(".") or name.count("/") != 1):
         return None
     if not (path / _CONFIG).is_file():
-        raise MismatchError(f"{path} is not an adapter: it has no {_CONFIG}. Name a folder that peft has saved.")
+        raise MismatchError(
+            f"{path} is not an adapter: it has no {_CONFIG}. Name a folder that peft has saved."
+        )
     return path.resolve()
 
 

@@ -1,8 +1,8 @@
 """One formula for two libraries: numpy arrays in the analysis, torch tensors in training.
 
-Formulas are written in the Python array API: operators, and the functions of `namespace(x)`. What the standard lacks,
-or what is slow on a CPU, is implemented here for both. numpy is as silent here as torch: an infinite ratio is a result,
-not a warning.
+Formulas are written in the Python array API: operators, and the functions of `namespace(x)`. What
+the standard lacks, or what is slow on a CPU, is implemented here for both. numpy is as silent here
+as torch: an infinite ratio is a result, not a warning.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def namespace(x: Array) -> Any:
-    """The array API functions for an array: numpy's own, or those of `array_api_compat` for torch."""
+    """The array API functions for an array: numpy's own, or those of `array_api_compat` for
+    torch.
+    """
     if isinstance(x, np.ndarray | np.generic):
         return np
-    from array_api_compat import array_namespace  # its numpy namespace would import all of numpy: 0.1 s
+    # Its numpy namespace would import all of numpy: 0.1 s
+    from array_api_compat import array_namespace
 
     return array_namespace(x)
 
@@ -58,7 +61,10 @@ def filled(x: Array, flags: Array, value: float) -> Array:
 
 
 def at_least(x: Array, low: float) -> Array:
-    """max(x, low); NaN stays. In numpy x itself if nothing is below, since checking is faster than computing."""
+    """max(x, low); NaN stays.
+
+    In numpy x itself if nothing is below, since checking is faster than computing.
+    """
     if not isinstance(x, np.ndarray):
         return x.clamp(min=low)
     return x if x.min(initial=low) >= low else np.maximum(x, x.dtype.type(low))
@@ -70,7 +76,9 @@ def between(x: Array, low: float, high: float) -> Array:
 
 
 def select(flags: Array, x: Array, y: Array) -> Array:
-    """x where the flag is set, else y, by bits: branch prediction fails on random flags (4 ns instead of 1)."""
+    """x where the flag is set, else y, by bits: branch prediction fails on random flags (4 ns
+    instead of 1).
+    """
     xp = namespace(x)
     if xp is not np and (not flags.is_cpu or x.requires_grad or y.requires_grad):
         return xp.where(flags, x, y)
@@ -83,8 +91,14 @@ def select(flags: Array, x: Array, y: Array) -> Array:
 
 
 def mostly(flags: Array, x: Array, otherwise: Callable[..., Array], *arguments: Array) -> Array:
-    """x where the flag is set, else `otherwise(*arguments)`, which numpy computes only there; x may be overwritten."""
-    number = x.size - np.count_nonzero(flags) if isinstance(x, np.ndarray) and x.flags.c_contiguous else None
+    """x where the flag is set, else `otherwise(*arguments)`, which numpy computes only there; x
+    may be overwritten.
+    """
+    number = (
+        x.size - np.count_nonzero(flags)
+        if isinstance(x, np.ndarray) and x.flags.c_contiguous
+        else None
+    )
     if number is None or 4 * number > x.size:
         return select(flags, x, otherwise(*arguments))
     if number:
@@ -97,7 +111,8 @@ def with_sign(x: Array, y: Array) -> Array:
     """x with the sign of y; x may be overwritten."""
     if not isinstance(x, np.ndarray):
         return namespace(x).copysign(x, y)
-    bits: Any = np.int32 if x.dtype == np.float32 else np.int64  # np.copysign takes three times as long
+    # np.copysign takes three times as long
+    bits: Any = np.int32 if x.dtype == np.float32 else np.int64
     sign, signed = np.iinfo(bits).min, x.view(bits)
     signed &= ~sign
     signed |= y.view(bits) & sign
@@ -106,12 +121,18 @@ def with_sign(x: Array, y: Array) -> Array:
 
 def row_sums(x_TK: Array) -> Array:
     """Σ over each row; numpy's own sum takes four times as long where rows are short."""
-    return np.einsum("tk->t", x_TK) if isinstance(x_TK, np.ndarray) else namespace(x_TK).sum(x_TK, axis=-1)
+    return (
+        np.einsum("tk->t", x_TK)
+        if isinstance(x_TK, np.ndarray)
+        else namespace(x_TK).sum(x_TK, axis=-1)
+    )
 
 
 def row_any(flags_TK: Array) -> Array:
     """Whether a flag is set in each row."""
-    return np.einsum("tk->t", flags_TK) if isinstance(flags_TK, np.ndarray) else flags_TK.any(dim=-1)
+    return (
+        np.einsum("tk->t", flags_TK) if isinstance(flags_TK, np.ndarray) else flags_TK.any(dim=-1)
+    )
 
 
 class Segments:
@@ -146,7 +167,9 @@ def response_extremes(x_T: Array, offset_S1: Array, response_T: Array, *, larges
     """The largest, or smallest, x of each response; 0 for an empty one."""
     if not isinstance(x_T, np.ndarray):
         zeros_S = x_T.new_zeros(len(offset_S1) - 1)
-        return zeros_S.scatter_reduce(0, response_T, x_T, "amax" if largest else "amin", include_self=False)
+        return zeros_S.scatter_reduce(
+            0, response_T, x_T, "amax" if largest else "amin", include_self=False
+        )
     found_S = np.zeros(len(offset_S1) - 1, dtype=x_T.dtype)
     filled = np.flatnonzero(np.diff(offset_S1))
     if len(filled):
@@ -155,13 +178,16 @@ def response_extremes(x_T: Array, offset_S1: Array, response_T: Array, *, larges
 
 
 def sorted_within(x_T: Array, response_T: Array) -> Array:
-    """x in ascending order within each response; numpy sorts float32 as integers, in a quarter of the time."""
+    """x in ascending order within each response; numpy sorts float32 as integers, in a quarter
+    of the time.
+    """
     if not isinstance(x_T, np.ndarray) or x_T.dtype != np.float32:
         xp = namespace(x_T)
         order_T = xp.argsort(x_T, stable=True)
         return x_T[order_T[xp.argsort(response_T[order_T], stable=True)]]
     bits_T = x_T.view(np.int32)
-    bits_T = bits_T ^ ((bits_T >> 31) & np.int32(0x7FFFFFFF))  # integers in the same order as the floats
+    # Integers in the same order as the floats
+    bits_T = bits_T ^ ((bits_T >> 31) & np.int32(0x7FFFFFFF))
     key_T = (response_T.astype(np.int64) << 32) + (bits_T.astype(np.int64) + 2**31)
     key_T.sort()
     bits_T = ((key_T & 0xFFFFFFFF) - 2**31).astype(np.int32)
@@ -170,7 +196,9 @@ def sorted_within(x_T: Array, response_T: Array) -> Array:
 
 def like(x_T: Array, values: np.ndarray) -> Array:
     """A numpy array in the library and on the device of x."""
-    return values if isinstance(x_T, np.ndarray) else namespace(x_T).asarray(values, device=x_T.device)
+    return (
+        values if isinstance(x_T, np.ndarray) else namespace(x_T).asarray(values, device=x_T.device)
+    )
 
 
 def as_numpy(x: Array) -> np.ndarray:

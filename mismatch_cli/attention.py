@@ -1,25 +1,37 @@
 """What a model requires of attention, and which implementations in transformers support it.
 
-transformers passes all arguments to each implementation, and one that does not know an argument drops it: no error, no
-warning, different numbers. What transformers refuses itself (ALiBi or chunks with flash attention) is not here.
+transformers passes all arguments to each implementation, and one that does not know an argument
+drops it: no error, no warning, different numbers. What transformers refuses itself (ALiBi or chunks
+with flash attention) is not here.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-USUAL = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")  # in transformers
+# In transformers
+USUAL = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 SAFE = "eager"  # each model's own code, which defines the correct result
 _SOFTCAP, _SINKS = "attn_logit_softcapping", "sinks"
-# A configuration field or a parameter of attention layers, and name parts of the implementations that honour it.
+# A configuration field or a parameter of attention layers, and name parts of the implementations
+# that honour it.
 HONOURED_BY = {
     _SOFTCAP: (SAFE, "flex", "flash"),
-    _SINKS: (SAFE, "flex", "flash_attention_4", "vllm-flash-attn3", "metal-flash-sdpa", "aiter-flash-attn"),
+    _SINKS: (
+        SAFE,
+        "flex",
+        "flash_attention_4",
+        "vllm-flash-attn3",
+        "metal-flash-sdpa",
+        "aiter-flash-attn",
+    ),
 }
 
 
 def left_out_by(implementation: str, asked: tuple[str, ...]) -> tuple[str, ...]:
     """The required features that an implementation silently drops."""
-    return tuple(name for name in asked if not any(part in implementation for part in HONOURED_BY[name]))
+    return tuple(
+        name for name in asked if not any(part in implementation for part in HONOURED_BY[name])
+    )
 
 
 def asked_by(model: Any) -> tuple[str, ...]:
@@ -42,9 +54,13 @@ def warning(side: Mapping[str, Any]) -> str:
     if not side.get("attention_leaves_out"):
         return ""
     engine = "engine" in side
-    who, flag = ("rollout engine", "--engine-arg attn_implementation=") if engine else ("trainer", "--attn ")
+    who, flag = (
+        ("rollout engine", "--engine-arg attn_implementation=")
+        if engine
+        else ("trainer", "--attn ")
+    )
     return (
-        f"The {who}'s {side['attention_backend' if engine else 'attn_implementation']} attention leaves out "
-        f"{side['attention_leaves_out']}, which {side['model']} needs: its log-probabilities are not the model's. "
-        f"Use {flag}{SAFE}."
+        f"The {who}'s {side['attention_backend' if engine else 'attn_implementation']} attention "
+        f"leaves out {side['attention_leaves_out']}, which {side['model']} needs: its "
+        f"log-probabilities are not the model's. Use {flag}{SAFE}."
     )

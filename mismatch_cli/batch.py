@@ -1,4 +1,6 @@
-"""The two forms of responses: one `Rollout` from an engine, or many flattened into a `TokenBatch`."""
+"""The two forms of responses: one `Rollout` from an engine, or many flattened into a
+`TokenBatch`.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ if TYPE_CHECKING:
 class Rollout:
     """One sampled response as its engine reports it.
 
-    `logp_rollout_T` is log μ of each sampled token in nats, under the distribution that was sampled (after temperature
-    and truncation). The top-K columns are the engine's ranks 1…K, most probable first; the sampled token is not
-    inserted. A rank beyond the support is -inf. `_F` is prompt and response without the last token, `_M` the layers
-    with a router.
+    `logp_rollout_T` is log μ of each sampled token in nats, under the distribution that was sampled
+    (after temperature and truncation). The top-K columns are the engine's ranks 1…K, most probable
+    first; the sampled token is not inserted. A rank beyond the support is -inf. `_F` is prompt and
+    response without the last token, `_M` the layers with a router.
     """
 
     prompt_ids: list[int]
@@ -52,8 +54,8 @@ class Rollout:
 class Episode(Rollout):
     """The turns of the model and the environment's output between them, as one response.
 
-    The engine sampled only the model's turns: elsewhere `logp_rollout_T` and the top-K log-probs are NaN, ranks −1,
-    ids 0.
+    The engine sampled only the model's turns: elsewhere `logp_rollout_T` and the top-K log-probs
+    are NaN, ranks −1, ids 0.
     """
 
     reward: float = 0.0  # sum over its turns
@@ -71,11 +73,13 @@ class Episode(Rollout):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Many responses laid flat, as numpy arrays; where possible these are read-only views of Arrow's buffers.
+    """Many responses laid flat, as numpy arrays; where possible these are read-only views of
+    Arrow's buffers.
 
-    Response `s` owns the tokens `offset_S1[s] : offset_S1[s + 1]`; `_S1` has one entry more than there are responses.
-    A column that was not measured is None; in a column measured for some responses only, the others hold NaN (-1 for
-    ranks). A NaN is never a measurement: log-probabilities are checked when they are recorded.
+    Response `s` owns the tokens `offset_S1[s] : offset_S1[s + 1]`; `_S1` has one entry more than
+    there are responses. A column that was not measured is None; in a column measured for some
+    responses only, the others hold NaN (-1 for ranks). A NaN is never a measurement:
+    log-probabilities are checked when they are recorded.
     """
 
     offset_S1: np.ndarray  # int64
@@ -101,8 +105,10 @@ class TokenBatch:
     advantage_T: np.ndarray | None
     tv_full_T: np.ndarray | None
     kl_full_T: np.ndarray | None
-    route_flips_T: np.ndarray | None  # uint8, layers where the trainer chose different experts; 255 = not measured
-    route_first_T: np.ndarray | None  # uint8, the first of them among the layers with a router; 255 = none
+    # uint8, layers where the trainer chose different experts; 255 = not measured
+    route_flips_T: np.ndarray | None
+    # uint8, the first of them among the layers with a router; 255 = none
+    route_first_T: np.ndarray | None
 
     topk_ids_TK: np.ndarray | None  # int32
     topk_logp_rollout_TK: np.ndarray | None

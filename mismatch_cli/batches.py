@@ -1,4 +1,6 @@
-"""Which responses a rule may look at together: those of one optimiser step, and those to one prompt."""
+"""Which responses a rule may look at together: those of one optimiser step, and those to one
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,11 @@ NOTHING_FOUND = np.zeros((0, 16))  # for no batch: look-ups find zero columns en
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """The batch of each response (all rows of the same step, epoch and minibatch), and its group (those of a prompt).
+    """The batch of each response (all rows of the same step, epoch and minibatch), and its group
+    (those of a prompt).
 
-    `found` is what rules on whole batches have computed before: a micro-batch or a shard holds only a part of one.
+    `found` is what rules on whole batches have computed before: a micro-batch or a shard holds only
+    a part of one.
     """
 
     batch_S: np.ndarray  # int64, a hash
@@ -55,8 +59,12 @@ class Batches:
     found: Mapping[Any, Found] = field(default_factory=dict)
 
     @classmethod
-    def of_rows(cls, key: RowKey, places: Callable[[], tuple[np.ndarray, np.ndarray]], trace: int = 0) -> Batches:
-        """From the row keys of a trace; `places` gives the response of each token, and its position there."""
+    def of_rows(
+        cls, key: RowKey, places: Callable[[], tuple[np.ndarray, np.ndarray]], trace: int = 0
+    ) -> Batches:
+        """From the row keys of a trace; `places` gives the response of each token, and its
+        position there.
+        """
 
         def hash_T() -> np.ndarray:
             response_T, position_T = places()

@@ -1,7 +1,9 @@
-"""Python programs that this one starts: none imports from the current directory, where anybody's `json.py` may lie.
+"""Python programs that this one starts: none imports from the current directory, where anybody's
+`json.py` may lie.
 
-`python -m` looks there first. `-P` leaves it out and, unlike `-I`, keeps PYTHONPATH. Programs that libraries start,
-such as the workers of vLLM, Ray and multiprocessing, get the variable that does the same.
+`python -m` looks there first. `-P` leaves it out and, unlike `-I`, keeps PYTHONPATH. Programs that
+libraries start, such as the workers of vLLM, Ray and multiprocessing, get the variable that does
+the same.
 """
 
 import os
@@ -9,7 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "mismatch-cli"  # any text switches it on; this one says that the user did not
+# Any text switches it on; this one says that the user did not
+_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "mismatch-cli"
 _CHECKOUT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -20,14 +23,17 @@ def command(module: str, *arguments: str) -> list[str]:
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Keep the current directory out of every Python that starts within the block, whoever starts it."""
+    """Keep the current directory out of every Python that starts within the block, whoever
+    starts it.
+    """
     if os.environ.get(_SAFE_PATH):
         yield
         return
     before = os.environ.get("PYTHONPATH")
     os.environ[_SAFE_PATH] = _OURS
     with suppress(OSError):  # the current directory has been removed
-        if os.getcwd() == _CHECKOUT:  # `python -m mismatch_cli` without an installation: children need the package too
+        # `python -m mismatch_cli` without an installation: children need the package too
+        if os.getcwd() == _CHECKOUT:
             os.environ["PYTHONPATH"] = os.pathsep.join([_CHECKOUT, *filter(None, [before])])
     try:
         yield
@@ -38,5 +44,9 @@ def safe_path() -> Iterator[None]:
 
 
 def users_environment() -> dict[str, str]:
-    """The environment without our variable: a script that the user's code starts finds its own folder."""
-    return {name: value for name, value in os.environ.items() if (name, value) != (_SAFE_PATH, _OURS)}
+    """The environment without our variable: a script that the user's code starts finds its own
+    folder.
+    """
+    return {
+        name: value for name, value in os.environ.items() if (name, value) != (_SAFE_PATH, _OURS)
+    }

@@ -1,4 +1,6 @@
-"""The entry point: a Typer app from the files in `commands/`; the only place that prints errors and sets exit codes."""
+"""The entry point: a Typer app from the files in `commands/`; the only place that prints errors
+and sets exit codes.
+"""
 
 import atexit
 import codecs
@@ -26,7 +28,8 @@ from mismatch_cli.text import is_whole, visible
 
 _INTERRUPTED = 130
 _READER_HAS_LEFT = 0  # `| head` has read enough, which is not a failure
-_ClickError = typer.BadParameter.__mro__[2]  # ClickException: newer versions of Typer vendor their own click
+# ClickException: newer versions of Typer vendor their own click
+_ClickError = typer.BadParameter.__mro__[2]
 
 
 _COMMANDS = "mismatch_cli.commands"
@@ -37,7 +40,10 @@ _PANELS = {  # of `--help`, in the order in which users need them
     "Train": ("curate", "train"),
 }
 _OTHERS = "More"
-_GUIDE = "The guide has a page per command: mismatch-cli guide NAME. To find a page: mismatch-cli guide README."
+_GUIDE = (
+    "The guide has a page per command: mismatch-cli guide NAME. To find a page: mismatch-cli "
+    "guide README."
+)
 _LOOP = "Symlink loop from "  # how pathlib begins its RuntimeError
 _REMEDY = "Free some space, or choose another --output."
 _REMEDIES = {
@@ -45,15 +51,18 @@ _REMEDIES = {
     errno.EACCES: "Allow it with chmod, or name another path.",
 }
 _SPELLED_OUT = "mismatch_cli.spelled_out"
-# Thresholds of Python's garbage collector. Its default of 700 new objects suits small programs, but importing torch and
-# vLLM makes two million permanent objects, and traversing them repeatedly takes seconds.
+# Thresholds of Python's garbage collector. Its default of 700 new objects suits small programs, but
+# importing torch and vLLM makes two million permanent objects, and traversing them repeatedly takes
+# seconds.
 _COLLECT_AFTER = (100_000, 50, 100)
-# Arrow's own pool keeps returning pages to the system: a third of the time of an import, and more memory.
-# numpy's matrix products are small here, and starting a thread per core takes a third of numpy's import time.
+# Arrow's own pool keeps returning pages to the system: a third of the time of an import, and more
+# memory. numpy's matrix products are small here, and starting a thread per core takes a third of
+# numpy's import time.
 ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "OPENBLAS_NUM_THREADS": "1",
-    # Threads of torch that wait for each other sleep: spinning beside other work on the machine is 10 times slower.
+    # Threads of torch that wait for each other sleep: spinning beside other work on the machine is
+    # 10 times slower.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 
@@ -97,7 +106,9 @@ def _row(name: str) -> Row:
 
 
 def build_app() -> typer.Typer:
-    """The app: its subcommands are the functions `command` in `commands/`, with their docstrings as help."""
+    """The app: its subcommands are the functions `command` in `commands/`, with their docstrings
+    as help.
+    """
     app = typer.Typer(
         name="mismatch-cli",
         cls=_Commands,
@@ -118,13 +129,17 @@ def _print_version(wanted: bool) -> None:
 
 
 def _global_options(
-    version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True, callback=_print_version),
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", is_eager=True, callback=_print_version
+    ),
 ) -> None:
     """Options before the subcommand; `--version` acts in its callback."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; the exit code is 0 ok, 1 expected error, 2 usage, 3 a limit exceeded, 130 interrupted."""
+    """Run one command line; the exit code is 0 ok, 1 expected error, 2 usage, 3 a limit
+    exceeded, 130 interrupted.
+    """
     try:
         return _run(arguments)
     finally:
@@ -146,11 +161,13 @@ def _run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return _READER_HAS_LEFT
     except SystemExit as stopped:
-        if isinstance(stopped.__context__, BrokenPipeError):  # how Typer ends if it sees the broken pipe first
+        # How Typer ends if it sees the broken pipe first
+        if isinstance(stopped.__context__, BrokenPipeError):
             return _READER_HAS_LEFT
         if stopped.code or not Command.running:  # completion of a shell ends so, too
             raise
-        return _fail(_unexpected(stopped), 1)  # an exit of foreign code is not the success of a command
+        # An exit of foreign code is not the success of a command
+        return _fail(_unexpected(stopped), 1)
     except _ClickError as error:  # type: ignore[misc]
         error.show()
         return error.exit_code
@@ -171,8 +188,8 @@ def _sentence(error: Exception, command: str) -> str:
     """What to say about an error that nobody has put into words."""
     if memory.exhausted(error):
         return (
-            "Out of memory. Close other programs, or reduce the work: fewer --workers, a smaller --token-budget, fewer "
-            "prompts."
+            "Out of memory. Close other programs, or reduce the work: fewer --workers, a smaller "
+            "--token-budget, fewer prompts."
         )
     if isinstance(error, PermissionError) and error.filename:
         return str(denied(error.filename))
@@ -185,7 +202,9 @@ def _sentence(error: Exception, command: str) -> str:
     if sentence := not_installed(error, f"`{command}`"):
         return sentence
     if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
-        return f"{error.object[:300]} is not UTF-8. Rename the file of that name, or correct the text."
+        return (
+            f"{error.object[:300]} is not UTF-8. Rename the file of that name, or correct the text."
+        )
     return _unexpected(error)
 
 
@@ -193,7 +212,8 @@ def _unexpected(error: BaseException) -> str:
     what = f"{type(error).__name__}: {error}".splitlines()[0]
     if package := entry_points.at_fault(error):
         return (
-            f"Unexpected error ({what}) in the package {package}. Report it to its author with the output of --debug."
+            f"Unexpected error ({what}) in the package {package}. Report it to its author with "
+            "the output of --debug."
         )
     return f"Unexpected error ({what}). This is a bug: please report it with the output of --debug."
 
@@ -211,7 +231,8 @@ def main() -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     for stream in ("stdout", "stderr"):
-        if getattr(sys, stream) is None:  # closed by the shell (`>&-`): nobody reads, which is not a failure
+        # Closed by the shell (`>&-`): nobody reads, which is not a failure
+        if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     spell_out_what_streams_lack()
     with safe_path():
@@ -220,7 +241,9 @@ def main() -> None:
 
 
 def spell_out_what_streams_lack() -> None:
-    """Escape characters that a terminal or pipe cannot encode, such as `\\u03bc`, which JSON reads as the same one."""
+    """Escape characters that a terminal or pipe cannot encode, such as `\\u03bc`, which JSON
+    reads as the same one.
+    """
     codecs.register_error(_SPELLED_OUT, _spelled_out)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -231,11 +254,15 @@ def _spelled_out(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     units = error.object[error.start : error.end].encode("utf-16-be", errors="surrogatepass")
-    return "".join(f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True)), error.end
+    return "".join(
+        f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True)
+    ), error.end
 
 
 def _end(code: int) -> NoReturn:
-    """Exit without destroying torch's and vLLM's objects, which takes seconds; exit handlers run."""
+    """Exit without destroying torch's and vLLM's objects, which takes seconds; exit handlers
+    run.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a late Ctrl-C exits at once, without a traceback
     atexit._run_exitfuncs()
     try:
@@ -243,5 +270,9 @@ def _end(code: int) -> NoReturn:
     except BrokenPipeError:
         pass  # the reader has left, as in `run`
     except OSError as error:
-        code = _fail(f"Could not write to stdout ({error.strerror}), so output is lost. Redirect it elsewhere.", 1)
+        code = _fail(
+            f"Could not write to stdout ({error.strerror}), so output is lost. Redirect it "
+            "elsewhere.",
+            1,
+        )
     os._exit(code)

@@ -1,7 +1,8 @@
-"""Settings that are not typed: in a file, `--config FILE.toml`, or in the environment, `MISMATCH_FLAG`.
+"""Settings that are not typed: in a file, `--config FILE.toml`, or in the environment,
+`MISMATCH_FLAG`.
 
-Flags win over environment variables, these over the file, and the file over defaults. A file is read only if you name
-it: a measurement must not depend on the contents of the working folder.
+Flags win over environment variables, these over the file, and the file over defaults. A file is
+read only if you name it: a measurement must not depend on the contents of the working folder.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _NO_FLAGS = (f"{PREFIX}RECORD",)  # read by the recorder inside a run
 
 
 def key_of(parameter: Any) -> str:
-    """The key of a parameter in a file: its flag without dashes, or the name of a positional argument."""
+    """The key of a parameter in a file: its flag without dashes, or the name of a positional
+    argument.
+    """
     if parameter.param_type_name == "argument":
         return str(parameter.name).replace("_", "-")
     return str(max(parameter.opts, key=len)).lstrip("-")
@@ -41,11 +44,19 @@ def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def misspelt(context: Any) -> list[str]:
     """A sentence for each variable that looks like ours but belongs to no command."""
-    own = {name for known in context.command.params for name in variables(str(context.info_name), known)}
+    own = {
+        name
+        for known in context.command.params
+        for name in variables(str(context.info_name), known)
+    }
     odd = [name for name in os.environ if _is_variable(name) and name not in own]
     if not odd:
         return []
-    known = {name for command, parameter in _parameters(context) for name in variables(command, parameter)}
+    known = {
+        name
+        for command, parameter in _parameters(context)
+        for name in variables(command, parameter)
+    }
     return [
         f"The variable {name} belongs to no command and is ignored. {meant(name, known)}".rstrip()
         for name in odd
@@ -58,7 +69,9 @@ def _is_variable(name: str) -> bool:
 
 
 def told(context: Any) -> str:
-    """The settings that were not typed, with their sources, in one line; empty if the rest are defaults."""
+    """The settings that were not typed, with their sources, in one line; empty if the rest are
+    defaults.
+    """
     by_place: dict[str, list[str]] = {}
     for known in context.command.params:
         if place := place_of(context, known):
@@ -77,7 +90,9 @@ def place_of(context: Any, parameter: Any) -> str:
 
 
 def is_reserved(typed: bool | Callable[[Any], bool], value: Any) -> bool:
-    """Whether only the command line may give a setting this value, from its `typed`; an empty value starts nothing."""
+    """Whether only the command line may give a setting this value, from its `typed`; an empty
+    value starts nothing.
+    """
     return bool(value) and (typed(value) if callable(typed) else typed)
 
 
@@ -89,16 +104,17 @@ def check_typed(context: Any) -> None:
         if place and is_reserved(reserved.get(known.name, False), value):
             flag = max(known.opts, key=len)
             raise UsageError(
-                f"{place}: {key_of(known)} can start code or send keys to a host, so neither a file nor a variable "
-                f"may set it. If you trust it, type {flag} yourself."
+                f"{place}: {key_of(known)} can start code or send keys to a host, so neither a "
+                f"file nor a variable may set it. If you trust it, type {flag} yourself."
             )
 
 
 def read_into(context: Any, path: Path) -> None:
     """Let a file set what neither a flag nor a variable sets.
 
-    Top-level keys apply to every command that has the flag, keys of a table to the command of that name. Raises a
-    `UsageError` that suggests the nearest name for an unknown key or table, or names the type of a wrong value.
+    Top-level keys apply to every command that has the flag, keys of a table to the command of that
+    name. Raises a `UsageError` that suggests the nearest name for an unknown key or table, or names
+    the type of a wrong value.
     """
     content, command = _content(path), str(context.info_name)
     own, commands = {key_of(known): known for known in context.command.params}, _commands(context)
@@ -116,7 +132,8 @@ def read_into(context: Any, path: Path) -> None:
             raise _stranger(name, own, f"{path}: [{command}]", command)
     found = {name: value for name, value in (everyones | commands_own).items() if name in own}
     context.default_map = {
-        own[name].name: _fitted(own[name], value, f"{path}: {name}") for name, value in found.items()
+        own[name].name: _fitted(own[name], value, f"{path}: {name}")
+        for name, value in found.items()
     }
     context.meta[CONFIG] = path
 
@@ -127,7 +144,9 @@ def _content(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise MismatchError(f"--config {path} does not exist. Name a TOML file.") from error
     except (OSError, ValueError) as error:
-        raise unreadable(f"--config {path}", error, "Correct it.", "cannot be read as TOML ({})") from error
+        raise unreadable(
+            f"--config {path}", error, "Correct it.", "cannot be read as TOML ({})"
+        ) from error
 
 
 def _key(name: str) -> str:
@@ -136,14 +155,20 @@ def _key(name: str) -> str:
 
 def _commands(context: Any) -> list[str]:
     group = context.find_root().command
-    return list(group.list_commands(context)) if hasattr(group, "list_commands") else [str(context.info_name)]
+    return (
+        list(group.list_commands(context))
+        if hasattr(group, "list_commands")
+        else [str(context.info_name)]
+    )
 
 
 def _parameters(context: Any) -> Iterator[tuple[str, Any]]:
     """Every parameter of every command; this builds all commands."""
     group = context.find_root().command
     for name in _commands(context):
-        command = group.get_command(context, name) if hasattr(group, "get_command") else context.command
+        command = (
+            group.get_command(context, name) if hasattr(group, "get_command") else context.command
+        )
         yield from ((name, known) for known in command.params)
 
 
@@ -155,7 +180,9 @@ def _check_somebodys(names: list[str], context: Any, path: Path) -> None:
 
 
 def _stranger(name: str, known: Iterable[str], where: str, command: str) -> UsageError:
-    return UsageError(f"{where}: Unknown setting '{name}'. {meant(name, known)}See: mismatch-cli {command} --help")
+    return UsageError(
+        f"{where}: Unknown setting '{name}'. {meant(name, known)}See: mismatch-cli {command} --help"
+    )
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

@@ -1,4 +1,6 @@
-"""Code that comes with a model: it runs only if the user allows it for this command, and is then recorded."""
+"""Code that comes with a model: it runs only if the user allows it for this command, and is then
+recorded.
+"""
 
 import pickle
 from typing import Any
@@ -21,10 +23,13 @@ def allowed() -> bool:
 
 
 def loading() -> dict[str, bool]:
-    """Arguments for every `from_pretrained`, which would otherwise ask and read an answer from stdin."""
+    """Arguments for every `from_pretrained`, which would otherwise ask and read an answer from
+    stdin.
+    """
     import transformers.dynamic_module_utils
 
-    transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # also for what libraries load themselves
+    # Also for what libraries load themselves
+    transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
     return {"trust_remote_code": _allowed}
 
 
@@ -38,17 +43,30 @@ def note(model: str, *loaded: Any) -> None:
 
 def on_record() -> dict[str, dict[str, list[str]]]:
     """For manifests: the classes that came with each model, by model; empty if none did."""
-    return {"custom_code": {model: sorted(names) for model, names in _classes.items()}} if _classes else {}
+    return (
+        {"custom_code": {model: sorted(names) for model, names in _classes.items()}}
+        if _classes
+        else {}
+    )
 
 
 def refusal(name: str, error: BaseException) -> str | None:
-    """The message for a model that was not loaded because it would run code; None for other failures."""
+    """The message for a model that was not loaded because it would run code; None for other
+    failures.
+    """
     reason = f"{error} {error.__cause__ or ''}"
     if "trust_remote_code" in reason:
-        return f"{name} contains its own code, which would run here. If you have read it and trust it, add {FLAG}."
-    if isinstance(error, pickle.UnpicklingError) or "weights_only" in reason or "Weights only load failed" in reason:
         return (
-            f"{name} contains a pickle of more than tensors, which could run any code, so it was not opened. "
-            "If you trust it, save it as safetensors and name that."
+            f"{name} contains its own code, which would run here. If you have read it and trust "
+            f"it, add {FLAG}."
+        )
+    if (
+        isinstance(error, pickle.UnpicklingError)
+        or "weights_only" in reason
+        or "Weights only load failed" in reason
+    ):
+        return (
+            f"{name} contains a pickle of more than tensors, which could run any code, so it was "
+            "not opened. If you trust it, save it as safetensors and name that."
         )
     return None

@@ -17,7 +17,9 @@ Shard = TypeVar("Shard")
 
 @dataclass(frozen=True)
 class Ranks:
-    """Each rank takes its own shards with its own model, or all take every shard with one model spread over them."""
+    """Each rank takes its own shards with its own model, or all take every shard with one model
+    spread over them.
+    """
 
     world: World = ALONE
     sharded: bool = False
@@ -36,7 +38,9 @@ class Ranks:
 
     @property
     def writes(self) -> bool:
-        """Whether this rank writes the shard it has scored; of ranks that score together, only the first."""
+        """Whether this rank writes the shard it has scored; of ranks that score together, only
+        the first.
+        """
         return self.world.first or not self.spreads
 
     def own(self, todo: Sequence[Shard]) -> Sequence[Shard]:
@@ -45,7 +49,9 @@ class Ranks:
 
     @contextmanager
     def first_before_others(self) -> Iterator[bool]:
-        """A block that other ranks leave only after the first one has; yields whether this is the first."""
+        """A block that other ranks leave only after the first one has; yields whether this is
+        the first.
+        """
         yield self.world.first
         self.world.barrier()
 

@@ -1,13 +1,15 @@
-"""TV and KL between rollout (μ) and trainer (π), from log-probabilities: on the sampled token, on the top-K, in full.
+"""TV and KL between rollout (μ) and trainer (π), from log-probabilities: on the sampled token, on
+the top-K, in full.
 
-Three rules hold throughout. KL is a sum of terms q·φ(log(p/q)) with φ(d) = e^d − 1 − d ≥ 0; because both sides of a
-partition sum to one, that equals Σ q·log(q/p), and no term can cancel another. The complement of a probability is
-−expm1(log p), never 1 − exp(log p). Half-precision input is computed in float32.
+Three rules hold throughout. KL is a sum of terms q·φ(log(p/q)) with φ(d) = e^d − 1 − d ≥ 0; because
+both sides of a partition sum to one, that equals Σ q·log(q/p), and no term can cancel another. The
+complement of a probability is −expm1(log p), never 1 − exp(log p). Half-precision input is computed
+in float32.
 
-log p = 0 exactly means that 1 − p is below half a unit in the last place (6e-8 in float32): a log-softmax cannot say
-how far below. The complement then counts as that half unit, the largest value that rounds to zero, so the binary KL is
-the smallest one that fits the data and stays finite. A trainer log-probability of −inf (outside its truncated support)
-gives Δp = −μ and an infinite KL.
+log p = 0 exactly means that 1 − p is below half a unit in the last place (6e-8 in float32): a
+log-softmax cannot say how far below. The complement then counts as that half unit, the largest
+value that rounds to zero, so the binary KL is the smallest one that fits the data and stays finite.
+A trainer log-probability of −inf (outside its truncated support) gives Δp = −μ and an infinite KL.
 """
 
 from __future__ import annotations
@@ -36,14 +38,19 @@ from mismatch_cli.arrays import (
 )
 
 _SERIES_BELOW = 0.125  # |d| from which e^d − 1 − d loses no more than four bits
-_SERIES_TERMS = {4: 5, 8: 10}  # by bytes: the first omitted term is below half a unit in the last place
-_SERIES = {size: [1 / factorial(k + 2) for k in range(terms)] for size, terms in _SERIES_TERMS.items()}
+# By bytes: the first omitted term is below half a unit in the last place
+_SERIES_TERMS = {4: 5, 8: 10}
+_SERIES = {
+    size: [1 / factorial(k + 2) for k in range(terms)] for size, terms in _SERIES_TERMS.items()
+}
 _BLOCK = 2**17  # entries of top-K columns per block: half a megabyte each, which stays in cache
 _BLOCK_TOKENS = 2**16  # tokens per block of the sampled token's columns
 
 
 class SampledToken:
-    """Quantities from the log-probabilities of the sampled token, computed together because they share their cost."""
+    """Quantities from the log-probabilities of the sampled token, computed together because they
+    share their cost.
+    """
 
     def __init__(self, blocks: Sequence[_Block]) -> None:
         self._blocks = blocks
@@ -77,7 +84,9 @@ class SampledToken:
     @silent
     def k3_T(self) -> Array:
         """φ(d), nats."""
-        return _joined([mostly(block.small_T, block.series_T, _plain_phi, block.d_T) for block in self._blocks])
+        return _joined(
+            [mostly(block.small_T, block.series_T, _plain_phi, block.d_T) for block in self._blocks]
+        )
 
 
 @dataclass(frozen=True)
@@ -98,14 +107,20 @@ def _joined(columns: Sequence[Array]) -> Array:
 
 @silent
 def sampled_token(logp_rollout_T: Array, logp_trainer_T: Array) -> SampledToken:
-    """Two policies compared on {sampled token, all others}, without cancellation or overflow. DPPO eq. 13 and 14.
+    """Two policies compared on {sampled token, all others}, without cancellation or overflow. DPPO
+    eq. 13 and 14.
 
-    π − μ = ± max(μ, π) · (1 − e^−|d|), whose absolute value is the binary TV; KL(μ‖π) = μ·φ(d) + (1 − μ)·φ(y) ≥ 0
-    in nats, with d = log π − log μ and y = log((1 − π)/(1 − μ)); the log-odds gap is d − y.
+    π − μ = ± max(μ, π) · (1 − e^−|d|), whose absolute value is the binary TV; KL(μ‖π) = μ·φ(d) + (1
+    − μ)·φ(y) ≥ 0 in nats, with d = log π − log μ and y = log((1 − π)/(1 − μ)); the log-odds gap is
+    d − y.
     """
     tokens = len(logp_rollout_T)
-    parts = blocks(tokens, _BLOCK_TOKENS if isinstance(logp_rollout_T, np.ndarray) else max(1, tokens))
-    return SampledToken([_sampled_token(_wide(logp_rollout_T[part]), _wide(logp_trainer_T[part])) for part in parts])
+    parts = blocks(
+        tokens, _BLOCK_TOKENS if isinstance(logp_rollout_T, np.ndarray) else max(1, tokens)
+    )
+    return SampledToken(
+        [_sampled_token(_wide(logp_rollout_T[part]), _wide(logp_trainer_T[part])) for part in parts]
+    )
 
 
 def _sampled_token(logp_rollout_T: Array, logp_trainer_T: Array) -> _Block:
@@ -113,7 +128,11 @@ def _sampled_token(logp_rollout_T: Array, logp_trainer_T: Array) -> _Block:
     difference_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
     rest_mu_T, rest_pi_T = _complement(logp_rollout_T), _complement(logp_trainer_T)
     y_T = _log_ratio(rest_mu_T, rest_pi_T, -difference_T)
-    small_T, series_T, mu_T = namespace(d_T).abs(d_T) < _SERIES_BELOW, _phi_series(d_T), _not_nothing(logp_rollout_T)
+    small_T, series_T, mu_T = (
+        namespace(d_T).abs(d_T) < _SERIES_BELOW,
+        _phi_series(d_T),
+        _not_nothing(logp_rollout_T),
+    )
     kl_T = mostly(small_T, mu_T * series_T, _plain_kl_term, mu_T, difference_T, d_T)
     kl_T += _kl_term(rest_mu_T, rest_pi_T - rest_mu_T, y_T)
     return _Block(difference_T, kl_T, rest_mu_T, rest_pi_T, d_T, y_T, small_T, series_T)
@@ -134,21 +153,32 @@ def topk_divergences(
     *,
     replace_last: bool = False,
 ) -> tuple[Array, Array]:
-    """TV and KL(μ‖π) over {top-K of μ} ∪ {sampled token} ∪ {all others}. DPPO eq. 15 and 16, with "others" in both.
+    """TV and KL(μ‖π) over {top-K of μ} ∪ {sampled token} ∪ {all others}. DPPO eq. 15 and 16, with
+    "others" in both.
 
-    `in_topk_T` comes from `sampled_in_topk`. With `replace_last` a sampled token outside the top-K takes the place of
-    the K-th, as the published code does, so that K = 1 is the binary divergence; the default keeps all K, the finer
-    partition. A rank that the rollout's support does not reach (log μ = −inf) belongs to the others.
+    `in_topk_T` comes from `sampled_in_topk`. With `replace_last` a sampled token outside the top-K
+    takes the place of the K-th, as the published code does, so that K = 1 is the binary divergence;
+    the default keeps all K, the finer partition. A rank that the rollout's support does not reach
+    (log μ = −inf) belongs to the others.
 
-    The others hold 1 − Σ, which rounding of the log-probabilities makes uncertain by 8 units in the last place (1e-6 in
-    float32). Both sides are clamped to at least that resolution, so their KL is a finite lower bound, and 0 when both
-    are below it. A top-K token that π excludes makes the KL infinite, which is correct.
+    The others hold 1 − Σ, which rounding of the log-probabilities makes uncertain by 8 units in the
+    last place (1e-6 in float32). Both sides are clamped to at least that resolution, so their KL is
+    a finite lower bound, and 0 when both are below it. A top-K token that π excludes makes the KL
+    infinite, which is correct.
     """
     tokens, k = topk_logp_rollout_TK.shape
     rows = max(1, _BLOCK // k) if is_on_cpu(topk_logp_rollout_TK) else max(1, tokens)
-    columns = (logp_rollout_T, logp_trainer_T, topk_logp_rollout_TK, topk_logp_trainer_TK, in_topk_T)
+    columns = (
+        logp_rollout_T,
+        logp_trainer_T,
+        topk_logp_rollout_TK,
+        topk_logp_trainer_TK,
+        in_topk_T,
+    )
     found = [
-        _topk_divergences(*(contiguous(column[block]) for column in columns), replace_last=replace_last)
+        _topk_divergences(
+            *(contiguous(column[block]) for column in columns), replace_last=replace_last
+        )
         for block in blocks(tokens, rows)
     ]
     tv, kl = zip(*found, strict=True)
@@ -166,7 +196,10 @@ def _topk_divergences(
     replace_last: bool,
 ) -> tuple[Array, Array]:
     logp_rollout_T, logp_trainer_T = _wide(logp_rollout_T), _wide(logp_trainer_T)
-    topk_logp_rollout_TK, topk_logp_trainer_TK = _wide(topk_logp_rollout_TK), _wide(topk_logp_trainer_TK)
+    topk_logp_rollout_TK, topk_logp_trainer_TK = (
+        _wide(topk_logp_rollout_TK),
+        _wide(topk_logp_trainer_TK),
+    )
     xp = namespace(logp_rollout_T)
     alone_T = ~in_topk_T  # the sampled token is its own part
     if replace_last:
@@ -187,7 +220,9 @@ def _topk_divergences(
 
 @silent
 def mass_beyond_topk(logp_T: Array, topk_p_TK: Array, in_topk_T: Array) -> Array:
-    """A policy's mass on all tokens except the sampled one and the top-K, given their probabilities: 1 − Σ ≥ 0."""
+    """A policy's mass on all tokens except the sampled one and the top-K, given their
+    probabilities: 1 − Σ ≥ 0.
+    """
     xp = namespace(logp_T)
     sampled_T = xp.exp(_wide(logp_T)) * ~in_topk_T
     return at_least(1 - row_sums(topk_p_TK) - sampled_T, 0.0)
@@ -197,12 +232,16 @@ def mass_beyond_topk(logp_T: Array, topk_p_TK: Array, in_topk_T: Array) -> Array
 def full_tv(logp_rollout_TV: Array, logp_trainer_TV: Array) -> Array:
     """Total variation over the whole vocabulary: ½ Σ |π − μ|."""
     xp = namespace(logp_rollout_TV)
-    return xp.sum(xp.abs(xp.exp(_wide(logp_rollout_TV)) - xp.exp(_wide(logp_trainer_TV))), axis=-1) / 2
+    return (
+        xp.sum(xp.abs(xp.exp(_wide(logp_rollout_TV)) - xp.exp(_wide(logp_trainer_TV))), axis=-1) / 2
+    )
 
 
 @silent
 def full_kl(logp_rollout_TV: Array, logp_trainer_TV: Array) -> Array:
-    """KL(μ‖π) over the whole vocabulary, in nats: Σ μ·φ(log π − log μ), plus π's mass where μ = 0."""
+    """KL(μ‖π) over the whole vocabulary, in nats: Σ μ·φ(log π − log μ), plus π's mass where μ =
+    0.
+    """
     logp_rollout_TV, logp_trainer_TV = _wide(logp_rollout_TV), _wide(logp_trainer_TV)
     xp = namespace(logp_rollout_TV)
     outside_TV = logp_rollout_TV == -inf
@@ -213,7 +252,9 @@ def full_kl(logp_rollout_TV: Array, logp_trainer_TV: Array) -> Array:
 
 @silent
 def phi(d: Array) -> Array:
-    """φ(d) = e^d − 1 − d ≥ 0; for small |d| by its series d²/2 + d³/6 + …, where the plain form would cancel."""
+    """φ(d) = e^d − 1 − d ≥ 0; for small |d| by its series d²/2 + d³/6 + …, where the plain form
+    would cancel.
+    """
     d = _wide(d)
     return mostly(namespace(d).abs(d) < _SERIES_BELOW, _phi_series(d), _plain_phi, d)
 
@@ -260,7 +301,9 @@ def _complement(logp_T: Array) -> Array:
 
 
 def _log_ratio(mu_T: Array, pi_T: Array, change_T: Array) -> Array:
-    """log(π/μ) of a part with known masses: log1p of the relative change, unless more than half is gone."""
+    """log(π/μ) of a part with known masses: log1p of the relative change, unless more than half
+    is gone.
+    """
     xp = namespace(mu_T)
     x_T = change_T / mu_T
     return mostly(x_T > -0.5, xp.log1p(x_T), _plain_log_ratio, mu_T, pi_T)

@@ -1,7 +1,8 @@
 """Masks, weights, engines, importers, checks and dialects that other packages add.
 
-A package names one of its modules in a group, such as `mismatch_cli.trust_regions`; the module defines what a file of
-that folder defines. Names come from the metadata of installed packages, without importing them.
+A package names one of its modules in a group, such as `mismatch_cli.trust_regions`; the module
+defines what a file of that folder defines. Names come from the metadata of installed packages,
+without importing them.
 """
 
 import importlib
@@ -28,8 +29,11 @@ _NEEDED = {  # what a module of each folder must define
     "diagnosis.checks": ("NAME", "STAGE", "TITLE", "CAUSE", "CHANGE", "SOURCE", "check"),
     "dialects": ("LINES", "WHEN"),
 }
-GROUPS = {f"mismatch_cli.{folder}": f"mismatch_cli.{folder.rpartition('.')[2]}" for folder in _NEEDED}
-_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # must not contain what separates names and parameters
+GROUPS = {
+    f"mismatch_cli.{folder}": f"mismatch_cli.{folder.rpartition('.')[2]}" for folder in _NEEDED
+}
+# Must not contain what separates names and parameters
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SECTION = b"[mismatch_cli."
 _METADATA = (".dist-info", ".egg-info")
 _ignored: list[str] = []
@@ -50,16 +54,25 @@ class EntryPoint(NamedTuple):
 
 
 def beside(package: str, taken: Collection[str]) -> Mapping[str, EntryPoint]:
-    """The entry points of a folder's group by name; unusable ones are left out, and `ignored` says why."""
+    """The entry points of a folder's group by name; unusable ones are left out, and `ignored`
+    says why.
+    """
     found: dict[str, EntryPoint] = {}
     for point in _of_group(GROUPS[package]):
         where = f"{GROUPS[package]}: '{point.name}' {point.whose} is ignored"
         if point.name in taken:
-            _ignored.append(f"{where}: mismatch-cli itself has that name. Ask its author for another name.")
+            _ignored.append(
+                f"{where}: mismatch-cli itself has that name. Ask its author for another name."
+            )
         elif point.name in found:
-            _ignored.append(f"{where}: {found[point.name].package} has that name too. Uninstall one of them.")
+            _ignored.append(
+                f"{where}: {found[point.name].package} has that name too. Uninstall one of them."
+            )
         elif not _NAME.fullmatch(point.name):
-            _ignored.append(f"{where}: a name has lower-case letters, digits and single hyphens. Ask for another.")
+            _ignored.append(
+                f"{where}: a name has lower-case letters, digits and single hyphens. Ask for "
+                "another."
+            )
         else:
             found[point.name] = point
     return found
@@ -72,7 +85,8 @@ def ignored() -> list[str]:
 
 @contextmanager
 def foreign_code() -> Iterator[None]:
-    """Keep code of others from writing to stdout, which belongs to the command, and from ending the program unnoticed.
+    """Keep code of others from writing to stdout, which belongs to the command, and from ending the
+    program unnoticed.
 
     `os._exit` raises a SystemExit; what the code has forked still ends with it.
     """
@@ -101,22 +115,30 @@ def load(package: str, point: EntryPoint, kind: str) -> ModuleType:
         if sentence := not_installed(error, what):
             raise MismatchError(sentence) from error
         raise MismatchError(
-            f"{what} cannot be imported ({type(error).__name__}: {first_line(error)}). Update the package, or: "
-            f"pip uninstall {point.package}"
+            f"{what} cannot be imported ({type(error).__name__}: {first_line(error)}). Update "
+            f"the package, or: pip uninstall {point.package}"
         ) from error
-    lacking = [name for name in _NEEDED[package.removeprefix("mismatch_cli.")] if not hasattr(module, name)]
+    lacking = [
+        name for name in _NEEDED[package.removeprefix("mismatch_cli.")] if not hasattr(module, name)
+    ]
     if lacking:
         raise MismatchError(
-            f"{what} lacks {', '.join(lacking)}: {point.module} must define what mismatch-cli guide extending lists. "
-            f"Update the package, or: pip uninstall {point.package}"
+            f"{what} lacks {', '.join(lacking)}: {point.module} must define what mismatch-cli "
+            f"guide extending lists. Update the package, or: pip uninstall {point.package}"
         )
     return module
 
 
 def at_fault(error: BaseException) -> str:
-    """The package (with version) whose entry point raised an unexpected error; empty if it is ours."""
+    """The package (with version) whose entry point raised an unexpected error; empty if it is
+    ours.
+    """
     modules = {frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)}
-    by_root = {point.module.partition(".")[0]: point for group in GROUPS.values() for point in _of_group(group)}
+    by_root = {
+        point.module.partition(".")[0]: point
+        for group in GROUPS.values()
+        for point in _of_group(group)
+    }
     guilty = (by_root.get(module.partition(".")[0]) for module in modules)
     return next((f"{point.package} {point.version}" for point in guilty if point), "")
 
@@ -141,7 +163,10 @@ def _of_group(group: str) -> tuple[EntryPoint, ...]:
     found: dict[str, list[EntryPoint]] = {}
     for folder in folders:
         distribution = Distribution.at(folder)
-        package, version = distribution.metadata["Name"] or Path(folder).stem, distribution.version or "of no version"
+        package, version = (
+            distribution.metadata["Name"] or Path(folder).stem,
+            distribution.version or "of no version",
+        )
         points = [
             EntryPoint(known.name.replace("_", "-"), known.module, package, version)
             for known in distribution.entry_points
@@ -153,7 +178,8 @@ def _of_group(group: str) -> tuple[EntryPoint, ...]:
 
 @cache
 def _metadata_folders() -> tuple[str, ...]:
-    """The metadata folders of installed packages that name one of our groups, in the order of the path.
+    """The metadata folders of installed packages that name one of our groups, in the order of the
+    path.
 
     Without importlib.metadata, which takes 30 ms to import and to read a hundred packages.
     """
@@ -161,7 +187,11 @@ def _metadata_folders() -> tuple[str, ...]:
     for folder in dict.fromkeys(sys.path):
         try:
             with os.scandir(folder or ".") as entries:
-                found += sorted(entry.path for entry in entries if entry.name.endswith(_METADATA) and _names_us(entry))
+                found += sorted(
+                    entry.path
+                    for entry in entries
+                    if entry.name.endswith(_METADATA) and _names_us(entry)
+                )
         except OSError:
             continue  # an archive, or a missing folder
     return tuple(found)

@@ -1,17 +1,23 @@
-"""The exceptions that users see: each message says what happened, to what, and what to type next."""
+"""The exceptions that users see: each message says what happened, to what, and what to type
+next.
+"""
 
 import shlex
 from pathlib import Path
 
 
 class MismatchError(Exception):
-    """An expected failure (exit code 1): a missing file, a damaged trace, an engine that cannot start."""
+    """An expected failure (exit code 1): a missing file, a damaged trace, an engine that cannot
+    start.
+    """
 
     exit_code = 1
 
 
 class UsageError(MismatchError):
-    """An invalid command line (exit code 2): an unknown name, a value out of range, conflicting flags."""
+    """An invalid command line (exit code 2): an unknown name, a value out of range, conflicting
+    flags.
+    """
 
     exit_code = 2
 
@@ -23,19 +29,26 @@ class Denied(MismatchError):
 def denied(path: object) -> Denied:
     """The error for something that we may not read."""
     return Denied(
-        f"{path}: permission denied. Get access to it and its folders (chmod, chown), or run this as its owner."
+        f"{path}: permission denied. Get access to it and its folders (chmod, chown), or run "
+        "this as its owner."
     )
 
 
-def unreadable(path: object, error: BaseException, advice: str, fault: str = "is damaged ({})") -> MismatchError:
-    """The error for a file whose reading fails: without permission to read it, `fault` and `advice` would be wrong."""
+def unreadable(
+    path: object, error: BaseException, advice: str, fault: str = "is damaged ({})"
+) -> MismatchError:
+    """The error for a file whose reading fails: without permission to read it, `fault` and
+    `advice` would be wrong.
+    """
     if isinstance(error, PermissionError):
         return denied(path)
     return MismatchError(f"{path} {fault.format(first_line(error))}. {advice}")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a foreign error, to put into our own message; its type if it has no text."""
+    """The first line of a foreign error, to put into our own message; its type if it has no
+    text.
+    """
     try:
         lines = str(error).splitlines()
     except BaseException:  # foreign code whose error cannot even be printed
@@ -44,10 +57,14 @@ def first_line(error: BaseException) -> str:
 
 
 def suggest(*words: str | Path) -> str:
-    """A `mismatch-cli` command of these words, quoted for a shell; a path that starts with a dash becomes `./-…`."""
+    """A `mismatch-cli` command of these words, quoted for a shell; a path that starts with a
+    dash becomes `./-…`.
+    """
     return f"mismatch-cli {quoted(*words)}"
 
 
 def quoted(*words: str | Path) -> str:
     """The words without `mismatch-cli`, quoted in the same way."""
-    return shlex.join(f"./{w}" if isinstance(w, Path) and str(w).startswith("-") else str(w) for w in words)
+    return shlex.join(
+        f"./{w}" if isinstance(w, Path) and str(w).startswith("-") else str(w) for w in words
+    )

@@ -1,4 +1,6 @@
-"""Hashes instead of random numbers: a sample or a group depends only on a key, not on order or sharding."""
+"""Hashes instead of random numbers: a sample or a group depends only on a key, not on order or
+sharding.
+"""
 
 import numpy as np
 
@@ -9,7 +11,9 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64, uint64 to uint64: every output bit depends on every input bit."""
+    """The finaliser of splitmix64, uint64 to uint64: every output bit depends on every input
+    bit.
+    """
     x = x + _STEP
     shifted = x >> np.uint64(30)
     x ^= shifted
@@ -34,7 +38,9 @@ def prompt_groups(prompt_id_P: np.ndarray) -> np.ndarray:
 
 
 def sum_by_group(group_S: np.ndarray, sums_SM: np.ndarray) -> np.ndarray:
-    """[S, M] → [GROUPS, M]; responses to one prompt are mostly adjacent, and are summed in place."""
+    """[S, M] → [GROUPS, M]; responses to one prompt are mostly adjacent, and are summed in
+    place.
+    """
     totals_GM = np.zeros((GROUPS, sums_SM.shape[1]))
     first_R = np.flatnonzero(np.diff(group_S, prepend=-1))
     if len(first_R):

@@ -1,4 +1,6 @@
-"""Loads a Hugging Face model or tokenizer, and reports whatever is wrong with it in one sentence."""
+"""Loads a Hugging Face model or tokenizer, and reports whatever is wrong with it in one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,10 @@ def load_causal_lm(
 ) -> Any:
     """Load a causal LM in eval mode, whole or spread over the ranks.
 
-    `dtype` "auto" is the checkpoint's own; without a device map the model goes to CUDA if available. Without an
-    attention implementation transformers chooses one; it is "eager" if that one would ignore what the model needs.
-    Raises a UsageError for an unknown dtype or device, a MismatchError for anything wrong with the model.
+    `dtype` "auto" is the checkpoint's own; without a device map the model goes to CUDA if
+    available. Without an attention implementation transformers chooses one; it is "eager" if that
+    one would ignore what the model needs. Raises a UsageError for an unknown dtype or device, a
+    MismatchError for anything wrong with the model.
     """
     check_attention(attn_implementation)
     if dtype not in DTYPES:
@@ -72,7 +75,9 @@ def load_causal_lm(
 
 
 def check_models(models: Sequence[str | None], who: str) -> None:
-    """A `MismatchError` for a folder without a model, or if the libraries that score are not installed."""
+    """A `MismatchError` for a folder without a model, or if the libraries that score are not
+    installed.
+    """
     for model in filter(None, models):
         check_model_folder(model)
         require("hf", who)
@@ -88,16 +93,20 @@ def _device(device_map: str | None) -> torch.device | None:
     device = torch.device(device_map or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MismatchError(
-            f"--device-map {device_map} is not available: torch sees {torch.cuda.device_count()} CUDA devices. "
-            "Use --device-map cpu, or leave it out."
+            f"--device-map {device_map} is not available: torch sees {torch.cuda.device_count()} "
+            "CUDA devices. Use --device-map cpu, or leave it out."
         )
     return device
 
 
 def check_device(device_map: str | None) -> None:
-    """Check the name of a device without initialising CUDA, which must not happen before the engine starts."""
+    """Check the name of a device without initialising CUDA, which must not happen before the
+    engine starts.
+    """
     if device_map in _PLACED_BY_ACCELERATE and importlib.util.find_spec("accelerate") is None:
-        raise MismatchError(f"--device-map {device_map} needs accelerate. Install it with: pip install accelerate")
+        raise MismatchError(
+            f"--device-map {device_map} needs accelerate. Install it with: pip install accelerate"
+        )
     if device_map is None or device_map in ("cpu", "cuda", *_PLACED_BY_ACCELERATE):
         return
     import torch
@@ -106,7 +115,8 @@ def check_device(device_map: str | None) -> None:
         torch.device(device_map)
     except RuntimeError as error:
         raise UsageError(
-            f"--device-map {device_map} is not a device. Use auto, cpu, cuda, cuda:0 or another name that torch knows."
+            f"--device-map {device_map} is not a device. Use auto, cpu, cuda, cuda:0 or another "
+            "name that torch knows."
         ) from error
 
 
@@ -130,7 +140,9 @@ def _spread(model: str, options: dict[str, Any], sharding: Sharding) -> tuple[An
     config, dtype = load_config(model), options["dtype"]
     computes = config.dtype if dtype == "auto" else getattr(torch, dtype)
     if computes is None:
-        raise MismatchError(f"{model} does not record the dtype of its weights. Name it with --trainer-dtype.")
+        raise MismatchError(
+            f"{model} does not record the dtype of its weights. Name it with --trainer-dtype."
+        )
     add_plan(config, model)
     with sharding.policy(computes):
         loaded, info = _from_pretrained(model, options | sharding.options(config, dtype))
@@ -139,7 +151,9 @@ def _spread(model: str, options: dict[str, Any], sharding: Sharding) -> tuple[An
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the progress bar and the table of missing weights, which are an error with its own message here."""
+    """Suppress the progress bar and the table of missing weights, which are an error with its
+    own message here.
+    """
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -156,30 +170,44 @@ def _quiet() -> Iterator[None]:
 def _why(model: str, error: Exception) -> str:
     import torch
 
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    reason = next(
+        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
+    )
     if refused := custom_code.refusal(model, error):
         return refused
     if "Unrecognized configuration class" in reason:
-        return f"{model} is not a causal language model. Name a model that generates text from left to right."
+        return (
+            f"{model} is not a causal language model. Name a model that generates text from left "
+            "to right."
+        )
     if isinstance(error, torch.OutOfMemoryError):
-        return f"{model} does not fit into the device's memory. Use --trainer-dtype bfloat16 or --device-map auto."
+        return (
+            f"{model} does not fit into the device's memory. Use --trainer-dtype bfloat16 or "
+            "--device-map auto."
+        )
     if "couldn't connect" in reason or "is not a local folder" in reason:
-        return f"{model} is not a local folder, and the Hugging Face hub cannot provide it ({reason}) Check the name."
+        return (
+            f"{model} is not a local folder, and the Hugging Face hub cannot provide it "
+            f"({reason}) Check the name."
+        )
     return f"{model} cannot be loaded by transformers: {reason}"
 
 
 def _check_complete(model: str, info: dict[str, Any]) -> None:
-    """Refuse missing weights: transformers warns and fills them with random numbers, which would look like mismatch."""
+    """Refuse missing weights: transformers warns and fills them with random numbers, which would
+    look like mismatch.
+    """
     missing = sorted(info["missing_keys"])
     if missing:
         raise MismatchError(
-            f"{model} is incomplete: {len(missing)} of its weights are missing, such as {missing[0]}. "
-            "Save the whole model (with its LM head) and try again."
+            f"{model} is incomplete: {len(missing)} of its weights are missing, such as "
+            f"{missing[0]}. Save the whole model (with its LM head) and try again."
         )
 
 
 def checkpoint_layers(model: Any) -> None:
-    """Checkpoint gradients: keep only the input of each layer, and recompute the rest, which trades time for memory.
+    """Checkpoint gradients: keep only the input of each layer, and recompute the rest, which trades
+    time for memory.
 
     Only the layers are set to training mode, so dropout stays off.
     """
@@ -198,7 +226,8 @@ def checkpoint_layers(model: Any) -> None:
 
 
 def round_weights(model: Any, dtype: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Round a model's weights to what an engine of this dtype holds, in place; each with what it was before.
+    """Round a model's weights to what an engine of this dtype holds, in place; each with what it
+    was before.
 
     Its own dtype stays, so the model computes as before.
     """
@@ -214,7 +243,9 @@ def round_weights(model: Any, dtype: str) -> list[tuple[torch.Tensor, torch.Tens
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load the tokenizer of a local folder or a hub name; a `MismatchError` if it is missing or does not fit."""
+    """Load the tokenizer of a local folder or a hub name; a `MismatchError` if it is missing or
+    does not fit.
+    """
     prepare_imports()
     from transformers import AutoTokenizer
 
@@ -226,7 +257,9 @@ def load_tokenizer(model: str) -> Any:
         custom_code.note(model, tokenizer)
     except (MismatchError, MemoryError):
         raise
-    except Exception as error:  # transformers and huggingface_hub raise all kinds of errors for damaged files
+    except (
+        Exception
+    ) as error:  # transformers and huggingface_hub raise all kinds of errors for damaged files
         raise MismatchError(
             custom_code.refusal(model, error)
             or f"{model}: the model's configuration or tokenizer cannot be loaded ({first_line(error)}). "
@@ -236,14 +269,17 @@ def load_tokenizer(model: str) -> Any:
     largest = max(tokenizer.get_vocab().values(), default=0)
     if vocabulary is not None and largest >= vocabulary:
         raise MismatchError(
-            f"The tokenizer of {model} has ids up to {largest}, but the model's vocabulary is {vocabulary}: they do "
-            "not match. Save the tokenizer that the model was trained with into the model's folder."
+            f"The tokenizer of {model} has ids up to {largest}, but the model's vocabulary is "
+            f"{vocabulary}: they do not match. Save the tokenizer that the model was trained "
+            "with into the model's folder."
         )
     return tokenizer
 
 
 def load_config(model: str) -> Any:
-    """The configuration of a local folder or a hub name; raises whatever transformers raises for an invalid one."""
+    """The configuration of a local folder or a hub name; raises whatever transformers raises for
+    an invalid one.
+    """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(os.path.expanduser(model), **custom_code.loading())
@@ -252,25 +288,31 @@ def load_config(model: str) -> Any:
 
 
 def check_attention(implementation: str | None) -> None:
-    """A `UsageError` for an implementation that is code on the hub, unless the user allows it to run."""
+    """A `UsageError` for an implementation that is code on the hub, unless the user allows it to
+    run.
+    """
     if implementation is not None and "/" in implementation and not custom_code.allowed():
         raise UsageError(
-            f"--attn {implementation} is code on the hub, which would run here. If you have read it and trust it, "
-            f"add {custom_code.FLAG}; otherwise use sdpa or eager."
+            f"--attn {implementation} is code on the hub, which would run here. If you have read "
+            f"it and trust it, add {custom_code.FLAG}; otherwise use sdpa or eager."
         )
 
 
 def known_vocabulary(model: str) -> int | None:
     """The number of token ids, if a local model's config.json states it."""
     try:
-        tokens = parsed_json((Path(model).expanduser() / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+        tokens = parsed_json(
+            (Path(model).expanduser() / "config.json").read_text(encoding="utf-8")
+        ).get("vocab_size")
     except (OSError, ValueError, AttributeError):
         return None
     return tokens if isinstance(tokens, int) else None
 
 
 def not_only_data(model: str) -> str:
-    """Why a model is more than data, as a clause; empty for safetensors without code, here or in the hub's cache."""
+    """Why a model is more than data, as a clause; empty for safetensors without code, here or in
+    the hub's cache.
+    """
     folder = Path(model).expanduser()
     if not folder.is_dir():
         cached = _in_cache(model)
@@ -307,7 +349,9 @@ def _has_key(content: Any, name: str) -> bool:
     """Whether a JSON object, or one inside it, has this key."""
     if isinstance(content, list):
         return any(_has_key(item, name) for item in content)
-    return isinstance(content, dict) and (name in content or any(_has_key(item, name) for item in content.values()))
+    return isinstance(content, dict) and (
+        name in content or any(_has_key(item, name) for item in content.values())
+    )
 
 
 def check_model_folder(model: str) -> None:
@@ -324,10 +368,13 @@ def check_model_folder(model: str) -> None:
         return
     if not path.is_dir():
         raise MismatchError(
-            f"There is no model folder {path}. Name a folder with config.json and weights, or a hub name."
+            f"There is no model folder {path}. Name a folder with config.json and weights, or a "
+            "hub name."
         )
     if not (path / "config.json").is_file():
-        raise MismatchError(f"{path} is not a model folder: it has no config.json. Save it with save_pretrained.")
+        raise MismatchError(
+            f"{path} is not a model folder: it has no config.json. Save it with save_pretrained."
+        )
     read = (file for file in path.iterdir() if file.suffix in (".json", ".safetensors", ".bin"))
     if closed := [file for file in read if not os.access(file, os.R_OK)]:
         raise denied(closed[0])  # libraries report such a file as missing
@@ -335,14 +382,20 @@ def check_model_folder(model: str) -> None:
 
 
 def _check_config(path: Path) -> None:
-    """Refuse a file that is no JSON object, and so many modules that libraries would build them for hours."""
+    """Refuse a file that is no JSON object, and so many modules that libraries would build them
+    for hours.
+    """
     try:
         config = parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise unreadable(path, error, "Save the model with save_pretrained.", "cannot be read ({})") from error
+        raise unreadable(
+            path, error, "Save the model with save_pretrained.", "cannot be read ({})"
+        ) from error
     if not isinstance(config, dict):
         raise MismatchError(f"{path} is not a JSON object. Save the model with save_pretrained.")
     for section in (config, *(value for value in config.values() if isinstance(value, dict))):
         for name, value in section.items():
             if _COUNTS_MODULES.search(name) and isinstance(value, int) and value > _MOST_MODULES:
-                raise MismatchError(f"{path} sets {name} to {value}, and no model has so many. Correct the file.")
+                raise MismatchError(
+                    f"{path} sets {name} to {value}, and no model has so many. Correct the file."
+                )

@@ -1,6 +1,8 @@
-"""Formats numbers for people: significant digits, intervals to the same decimal, × for factors. Used by all reports.
+"""Formats numbers for people: significant digits, intervals to the same decimal, × for factors.
+Used by all reports.
 
-Below 1e-4 and from 1e6 a number is scientific (`4.2e−5`); a missing value is a dash. The minus sign is `−`.
+Below 1e-4 and from 1e6 a number is scientific (`4.2e−5`); a missing value is a dash. The minus sign
+is `−`.
 """
 
 import re
@@ -21,14 +23,19 @@ def number(value: float | None, digits: int = _DIGITS) -> str:
     """A value to `digits` significant digits: `0.00421`, `12,300`, `4.21e−5`."""
     if value is None or not isfinite(value):
         return MISSING
-    return _scientific(value, digits) if _is_scientific(value) else _fixed(value, _decimals(value, digits))
+    return (
+        _scientific(value, digits)
+        if _is_scientific(value)
+        else _fixed(value, _decimals(value, digits))
+    )
 
 
 def estimate(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
-    """A value and its interval, as `0.00421` and `[0.00402, 0.00440]`; a missing interval is a dash.
+    """A value and its interval, as `0.00421` and `[0.00402, 0.00440]`; a missing interval is a
+    dash.
 
-    Both have as many decimals as the half width of the interval needs, so that `1.0004 [1.0002, 1.0006]` does not read
-    `1.00 [1.00, 1.00]`.
+    Both have as many decimals as the half width of the interval needs, so that `1.0004 [1.0002,
+    1.0006]` does not read `1.00 [1.00, 1.00]`.
     """
     if value is None or low is None or high is None or not (isfinite(low) and isfinite(high)):
         return number(value), MISSING
@@ -42,7 +49,8 @@ def estimate(value: float | None, low: float | None, high: float | None) -> tupl
 
 
 def plus_minus(value: float | None, low: float | None, high: float | None) -> str:
-    """A value with half the width of its interval, both to the same decimal, for tables: `0.0152 ± 0.0047`.
+    """A value with half the width of its interval, both to the same decimal, for tables: `0.0152 ±
+    0.0047`.
 
     A lopsided interval shows its ends: `5.9 [0, 19]`.
     """
@@ -58,21 +66,33 @@ def plus_minus(value: float | None, low: float | None, high: float | None) -> st
 
 
 def near(value: float | None, ideal: float) -> str:
-    """A value with three digits of its distance from `ideal`, so that a ratio of 1.00003 does not read 1.00."""
+    """A value with three digits of its distance from `ideal`, so that a ratio of 1.00003 does
+    not read 1.00.
+    """
     if value is None or not isfinite(value) or value == ideal:
         return number(value)
     distance = abs(value - ideal)
-    return number(value) if distance > 0.1 else _fixed(value, min(_MOST_DECIMALS + 3, _decimals(distance, 2)))
+    return (
+        number(value)
+        if distance > 0.1
+        else _fixed(value, min(_MOST_DECIMALS + 3, _decimals(distance, 2)))
+    )
 
 
-def share(value: float | None, low: float | None = None, high: float | None = None) -> tuple[str, str]:
+def share(
+    value: float | None, low: float | None = None, high: float | None = None
+) -> tuple[str, str]:
     """A share and its interval in percent, as `0.42 %` and `[0.40, 0.44] %`."""
-    text, interval = estimate(*(None if part is None else 100 * part for part in (value, low, high)))
+    text, interval = estimate(
+        *(None if part is None else 100 * part for part in (value, low, high))
+    )
     return tuple(part if part == MISSING else f"{part} %" for part in (text, interval))  # type: ignore[return-value]
 
 
 def times(factor: float | str | None, between: Sequence[float] | None = None) -> str:
-    """A factor, as `3.1 ×`, or its range, as `2.4–4.0 ×`; `noise ≈ 0` if the noise is below resolution."""
+    """A factor, as `3.1 ×`, or its range, as `2.4–4.0 ×`; `noise ≈ 0` if the noise is below
+    resolution.
+    """
     if between is not None and between[1] <= _LARGEST_FACTOR:
         low, high = (number(float(f"{end:.2g}"), 2) for end in between)
         return f"{low}–{high} ×"
@@ -100,7 +120,9 @@ _NOUN = re.compile(rf"\b(\w+?)(?:(?<=ch)es|(?<![su])s)\b(?: (that )?({'|'.join(_
 
 
 def counted(value: int, words: str) -> str:
-    """A count with words about several things: `2 lines that are odd`, of one thing `1 line that is odd`."""
+    """A count with words about several things: `2 lines that are odd`, of one thing `1 line that
+    is odd`.
+    """
     return f"{value:,} {_NOUN.sub(_singular, words, count=1) if value == 1 else words}"
 
 
@@ -110,16 +132,22 @@ def _singular(found: re.Match[str]) -> str:
 
 
 def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
-    """A curve in block characters, one per value between `low` and `high`; a blank for a missing one."""
+    """A curve in block characters, one per value between `low` and `high`; a blank for a missing
+    one.
+    """
     return "".join(_block(value, low, high) for value in values)
 
 
 def stretches(values: Sequence[float | None], most: int) -> list[float | None]:
-    """At most `most` values for a curve: longer ones become means over stretches of nearly equal length."""
+    """At most `most` values for a curve: longer ones become means over stretches of nearly equal
+    length.
+    """
     if len(values) <= most:
         return list(values)
     edges = [place * len(values) // most for place in range(most + 1)]
-    parts = [[value for value in values[low:high] if value is not None] for low, high in pairwise(edges)]
+    parts = [
+        [value for value in values[low:high] if value is not None] for low, high in pairwise(edges)
+    ]
     return [sum(part) / len(part) if part else None for part in parts]
 
 

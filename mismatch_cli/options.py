@@ -1,4 +1,6 @@
-"""A field of a dataclass is a setting: its flag, help, default and limits, and whether a resumed run may change it."""
+"""A field of a dataclass is a setting: its flag, help, default and limits, and whether a resumed
+run may change it.
+"""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +18,20 @@ _Settings = TypeVar("_Settings")
 ABOVE_0: dict[str, Any] = {"valid": lambda value: value > 0, "wanted": "a number above 0"}
 FROM_0: dict[str, Any] = {"valid": lambda value: value >= 0, "wanted": "0 or more"}
 SHARE: dict[str, Any] = {"valid": lambda value: 0 < value < 1, "wanted": "a share between 0 and 1"}
-UP_TO_1: dict[str, Any] = {"valid": lambda value: 0 < value <= 1, "wanted": "a number above 0, up to 1"}
+UP_TO_1: dict[str, Any] = {
+    "valid": lambda value: 0 < value <= 1,
+    "wanted": "a number above 0, up to 1",
+}
 MODEL, DATA, ADAPTER = "model", "data", "adapter"  # kinds of `path`
-BELOW_1: dict[str, Any] = {"valid": lambda value: 0 <= value < 1, "wanted": "a number from 0 to below 1"}
+BELOW_1: dict[str, Any] = {
+    "valid": lambda value: 0 <= value < 1,
+    "wanted": "a number from 0 to below 1",
+}
 
 
 def setting(default: Any, help: str, flag: str | None = None, **about: Any) -> Any:
-    """A field of a dataclass, or a parameter of a command, with a flag of its name, or with the given `flag`.
+    """A field of a dataclass, or a parameter of a command, with a flag of its name, or with the
+    given `flag`.
 
     A default that is a function is called if nothing is given, and `--help` shows no default. `about` is any of
     `least` (and `why`), `valid` with `wanted`: what the value must be;
@@ -66,7 +75,9 @@ def _flag(name: str) -> str:
 
 
 def check(settings: Any, *, typed: bool) -> None:
-    """A `UsageError` for the first invalid value; it names the flag if `typed`, else the key of a file."""
+    """A `UsageError` for the first invalid value; it names the flag if `typed`, else the key of
+    a file.
+    """
     for known in fields(settings):
         value, limits = getattr(settings, known.name), known.metadata
         if value is None:
@@ -74,7 +85,9 @@ def check(settings: Any, *, typed: bool) -> None:
         name = flag_of(known) if typed else known.name
         said = f"{name} {value}" if typed else f"{name} = {value}"
         if "least" in limits and value < limits["least"]:
-            raise UsageError(f"{said} is too small. Use at least {limits['least']}{limits.get('why', '')}.")
+            raise UsageError(
+                f"{said} is too small. Use at least {limits['least']}{limits.get('why', '')}."
+            )
         if "valid" in limits and not limits["valid"](value):
             raise UsageError(f"{said} is out of range. Use {limits['wanted']}.")
         _check_choice(name, value, limits)
@@ -89,14 +102,21 @@ def _check_choice(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 
 def build(kind: type[_Settings], given: Mapping[str, Any]) -> _Settings:
-    """Build settings of this kind from a mapping, perhaps read from JSON; missing and None values get defaults."""
+    """Build settings of this kind from a mapping, perhaps read from JSON; missing and None
+    values get defaults.
+    """
     named = {known.name: given.get(known.name) for known in fields(kind)}  # type: ignore[arg-type]
-    known = {name: tuple(value) if isinstance(value, list) else value for name, value in named.items()}
+    known = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in named.items()
+    }
     return kind(**{name: value for name, value in known.items() if value is not None})
 
 
-def resumed(kind: type, asked: Mapping[str, Any], typed: set[str], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a resumed run: the recorded ones, and those typed now that a resumed run may change.
+def resumed(
+    kind: type, asked: Mapping[str, Any], typed: set[str], recorded: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The settings of a resumed run: the recorded ones, and those typed now that a resumed run may
+    change.
 
     Raises a `UsageError` for any other typed setting that differs.
     """
@@ -105,7 +125,8 @@ def resumed(kind: type, asked: Mapping[str, Any], typed: set[str], recorded: Map
         name = known.name
         if name in typed - changeable and asked[name] != recorded.get(name):
             raise UsageError(
-                f"{flag_of(known)} differs from the run to resume. Leave it out, or start in another --output."
+                f"{flag_of(known)} differs from the run to resume. Leave it out, or start in "
+                "another --output."
             )
     return {**asked, **recorded, **{name: asked[name] for name in changeable & typed}}
 
@@ -118,7 +139,9 @@ class Saying(NamedTuple):
 
 
 def saying(name: str, **changes: Any) -> Saying:
-    """In the `Annotated` of a command: include this setting, with `changes` to what `setting` was given."""
+    """In the `Annotated` of a command: include this setting, with `changes` to what `setting`
+    was given.
+    """
     return Saying(name, changes)
 
 
@@ -159,7 +182,9 @@ def flags(
             elif declared.kind is not declared.VAR_KEYWORD:
                 parameters.append(declared.replace(kind=declared.KEYWORD_ONLY))
         parameters.append(_parameter(CONFIG, Path, _CONFIG.metadata))
-        takes_all = any(declared.kind is declared.VAR_KEYWORD for declared in signature.parameters.values())
+        takes_all = any(
+            declared.kind is declared.VAR_KEYWORD for declared in signature.parameters.values()
+        )
 
         @wraps(function)
         def command(**given: Any) -> None:
@@ -167,9 +192,15 @@ def flags(
             for name, known in own.items():
                 _check_choice(known.metadata["flag"] or _flag(name), given[name], known.metadata)
             objects: dict[str, Any] = {
-                name: build(group, {part: given.pop(part) for part in names}) for name, (group, names) in built.items()
+                name: build(group, {part: given.pop(part) for part in names})
+                for name, (group, names) in built.items()
             }
-            function(**objects, **{n: value for n, value in given.items() if takes_all or n in signature.parameters})
+            function(
+                **objects,
+                **{
+                    n: value for n, value in given.items() if takes_all or n in signature.parameters
+                },
+            )
 
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         groups = [*filter(None, [kind]), *(group for group, _ in built.values())]
@@ -192,28 +223,40 @@ def _read(context: Any, path: Path | None) -> Path | None:
 
 
 _CONFIG: Field[Any] = setting(
-    None, "Read settings that you do not type from this file.", metavar="FILE.toml", callback=_read, is_eager=True
+    None,
+    "Read settings that you do not type from this file.",
+    metavar="FILE.toml",
+    callback=_read,
+    is_eager=True,
 )
 
 
 def _elsewhere(name: str, defaults: Mapping[str, str] | None) -> dict[str, Any]:
     """The changes to a setting whose default is decided elsewhere, as `--help` shows it."""
-    return {} if defaults is None else {"unset": True, "show_default": defaults.get(name, "") or False}
+    return (
+        {} if defaults is None else {"unset": True, "show_default": defaults.get(name, "") or False}
+    )
 
 
 def _parameters(kind: type, named: Mapping[str, Mapping[str, Any]]) -> list[inspect.Parameter]:
     hints, known = get_type_hints(kind), {field.name: field.metadata for field in fields(kind)}
-    return [_parameter(name, hints[name], {**known[name], **changes}) for name, changes in named.items()]
+    return [
+        _parameter(name, hints[name], {**known[name], **changes}) for name, changes in named.items()
+    ]
 
 
 def _completing(about: Mapping[str, Any]) -> Callable[[str], list[str]] | None:
-    """The function that completes a value for a shell; if nothing fits, the shell completes files."""
+    """The function that completes a value for a shell; if nothing fits, the shell completes
+    files.
+    """
     names = about.get("completes") or about.get("choices", (None, None))[1]
     if names is None:
         return None
 
     def complete(incomplete: str) -> list[str]:
-        return [name for name in (names() if callable(names) else names) if name.startswith(incomplete)]
+        return [
+            name for name in (names() if callable(names) else names) if name.startswith(incomplete)
+        ]
 
     return complete
 
@@ -224,13 +267,17 @@ _MOST_NAMED = 60  # characters: longer lists of choices are not shown beside a f
 
 
 def _metavar(hint: Any, about: Mapping[str, Any]) -> str | None:
-    """The placeholder of a value in `--help`: the choices if they are few, else a letter for its type."""
+    """The placeholder of a value in `--help`: the choices if they are few, else a letter for its
+    type.
+    """
     if "choices" in about:
         _, names = about["choices"]
         choices = "|".join(names() if callable(names) else names)
         if len(choices) <= _MOST_NAMED:
             return choices
-    kinds = {kind for part in get_args(hint) or (hint,) for kind in get_args(part) or (part,)} - {NoneType}
+    kinds = {kind for part in get_args(hint) or (hint,) for kind in get_args(part) or (part,)} - {
+        NoneType
+    }
     return _METAVARS.get(kinds.pop()) if len(kinds) == 1 else None
 
 
@@ -244,7 +291,9 @@ def _parameter(name: str, hint: Any, about: Mapping[str, Any]) -> inspect.Parame
         option = typer.Argument(**{"show_default": False, **typed})
     else:
         typed.setdefault("metavar", _metavar(hint, about))
-        option = typer.Option(about["flag"] or _flag(name), *filter(None, [about.get("short")]), **typed)
+        option = typer.Option(
+            about["flag"] or _flag(name), *filter(None, [about.get("short")]), **typed
+        )
     unset = about["unset"]
     return inspect.Parameter(
         name,

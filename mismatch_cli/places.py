@@ -1,6 +1,8 @@
-"""Where to find the bundled model, data and guide: beside the code in a wheel, at the root in a checkout.
+"""Where to find the bundled model, data and guide: beside the code in a wheel, at the root in a
+checkout.
 
-Also how reports show local paths: reports are shared, and must not reveal the folders of their authors.
+Also how reports show local paths: reports are shared, and must not reveal the folders of their
+authors.
 """
 
 import os
@@ -12,7 +14,10 @@ from typing import Any
 BUNDLED_MODEL = "sample_data/model"  # its name in the manifests of bundled traces
 _IN_WHEEL = Path(__file__).parent / "sample_data"
 _IN_CHECKOUT = Path(__file__).parent.parent / "sample_data"
-_GUIDE_IN_WHEEL, _GUIDE_IN_CHECKOUT = Path(__file__).parent / "guide", Path(__file__).parent.parent / "docs"
+_GUIDE_IN_WHEEL, _GUIDE_IN_CHECKOUT = (
+    Path(__file__).parent / "guide",
+    Path(__file__).parent.parent / "docs",
+)
 
 
 def bundled(name: str) -> Path:
@@ -21,7 +26,9 @@ def bundled(name: str) -> Path:
 
 
 def guide_pages() -> dict[str, Path]:
-    """The pages of the guide by the names that users type: `gate`, `json/gate`; `json` lists that folder."""
+    """The pages of the guide by the names that users type: `gate`, `json/gate`; `json` lists
+    that folder.
+    """
     folder = _GUIDE_IN_WHEEL if _GUIDE_IN_WHEEL.is_dir() else _GUIDE_IN_CHECKOUT
     return {page_name(path.relative_to(folder).as_posix()): path for path in _in_order(folder)}
 
@@ -62,7 +69,8 @@ def show_full(yes: bool) -> None:
 
 
 def shown(value: Any) -> Any:
-    """The value, or everything in it, with absolute paths shortened: relative to the working folder, or `…/NAME`.
+    """The value, or everything in it, with absolute paths shortened: relative to the working
+    folder, or `…/NAME`.
 
     For settings and names; never for text of models or data.
     """
@@ -76,11 +84,17 @@ def shown(value: Any) -> Any:
         return Path(shown(str(value))) if value.is_absolute() else value
     if not isinstance(value, str) or "/" not in value:
         return value
-    return _short(value) if os.path.isabs(value) else _ABSOLUTE.sub(lambda found: _short(found.group()), value)
+    return (
+        _short(value)
+        if os.path.isabs(value)
+        else _ABSOLUTE.sub(lambda found: _short(found.group()), value)
+    )
 
 
 def shown_apart(*values: Any) -> tuple[Any, ...]:
-    """Different values, shown so that they still differ: each path with as many names as that takes."""
+    """Different values, shown so that they still differ: each path with as many names as that
+    takes.
+    """
     short = tuple(map(shown, values))
     if _all_differ(short) or not all(isinstance(value, str) for value in values):
         return short
@@ -94,7 +108,9 @@ def _all_differ(values: tuple[Any, ...]) -> bool:
 
 
 def _short(path: str, names: int = 1) -> str:
-    """The path relative to the working folder; elsewhere its last names, and for a trace in a run that of the run."""
+    """The path relative to the working folder; elsewhere its last names, and for a trace in a
+    run that of the run.
+    """
     folder = Path(path)
     if folder.is_relative_to(Path.cwd()):
         return str(folder.relative_to(Path.cwd()))

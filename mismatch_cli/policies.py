@@ -1,4 +1,6 @@
-"""The policies on the same sampled tokens, and everything that compares two of them, computed once."""
+"""The policies on the same sampled tokens, and everything that compares two of them, computed
+once.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,9 @@ _SYMBOLS = {
 class Ratio:
     """Which two policies are compared, and at which level.
 
-    `token`: current / anchor of each token. `product`: the product over the response, exp(Σd). `mean`: the geometric
-    mean over the response, exp(Σd / |y|). Each token has the value of its response.
+    `token`: current / anchor of each token. `product`: the product over the response, exp(Σd).
+    `mean`: the geometric mean over the response, exp(Σd / |y|). Each token has the value of its
+    response.
     """
 
     current: Policy = "trainer"
@@ -40,12 +43,16 @@ class Ratio:
 
     @property
     def symbols(self) -> dict[str, str]:
-        """The symbols in formulas: `r` for the token's ratio, `p` for the current probability, `q` for the anchor's."""
+        """The symbols in formulas: `r` for the token's ratio, `p` for the current probability,
+        `q` for the anchor's.
+        """
         return dict(zip("rpq", _SYMBOLS[self.current, self.anchor], strict=True))
 
     def __str__(self) -> str:
         symbol = self.symbols["r"]
-        return {"token": symbol, "product": f"Π{symbol}", "mean": f"(Π{symbol})^(1/|y|)"}[self.level]
+        return {"token": symbol, "product": f"Π{symbol}", "mean": f"(Π{symbol})^(1/|y|)"}[
+            self.level
+        ]
 
 
 TRAINER_ROLLOUT = Ratio("trainer", "rollout")  # r
@@ -56,7 +63,9 @@ TRAINER_AVERAGE = Ratio("trainer", "average")  # r̄
 
 @dataclass(frozen=True)
 class TopKLogProbs:
-    """Log-probabilities in nats at the engine's K most probable ids, which are the same for every policy."""
+    """Log-probabilities in nats at the engine's K most probable ids, which are the same for
+    every policy.
+    """
 
     response_ids_T: Array
     ids_TK: Array
@@ -84,10 +93,11 @@ class TopKLogProbs:
 
 @dataclass(frozen=True, eq=False)
 class Policies:
-    """Log-probabilities of the sampled tokens in nats, laid flat; response `s` owns `offset_S1[s] : offset_S1[s + 1]`.
+    """Log-probabilities of the sampled tokens in nats, laid flat; response `s` owns `offset_S1[s] :
+    offset_S1[s + 1]`.
 
-    `recomputed` is the trainer at the weights that sampled, `average` at an average of its weights; None if they were
-    not scored separately.
+    `recomputed` is the trainer at the weights that sampled, `average` at an average of its weights;
+    None if they were not scored separately.
     """
 
     rollout: Array  # _T
@@ -98,16 +108,22 @@ class Policies:
     entropy_T: Array | None = None  # of the trainer, nats
     batches: Batches | None = None  # None: these are all the tokens of one batch
     average: Array | None = None  # _T
-    _compared: dict[tuple[Policy, Policy], Compared] = field(default_factory=dict, init=False, repr=False)
+    _compared: dict[tuple[Policy, Policy], Compared] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def compare(self, ratio: Ratio) -> Compared:
-        """The two policies of a ratio; always the same object, so that nothing is computed twice."""
+        """The two policies of a ratio; always the same object, so that nothing is computed
+        twice.
+        """
         pair = (ratio.current, ratio.anchor)
         if missing := [policy for policy in pair if getattr(self, policy) is None]:
             raise ValueError(f"{ratio} needs the log-probabilities of the {missing[0]} policy")
         if pair not in self._compared:
             current_T, anchor_T = (getattr(self, policy) for policy in pair)
-            current_TK, anchor_TK = (None if self.topk is None else getattr(self.topk, policy, None) for policy in pair)
+            current_TK, anchor_TK = (
+                None if self.topk is None else getattr(self.topk, policy, None) for policy in pair
+            )
             columns = (self.topk, current_TK, anchor_TK, self.entropy_T, self.hash_T)
             self._compared[pair] = Compared(current_T, anchor_T, self.responses, *columns)
         return self._compared[pair]
@@ -116,7 +132,9 @@ class Policies:
         """A copy for code that may modify its input; it includes the top-K only if `topk`."""
         recomputed = None if self.recomputed is None else copied(self.recomputed)
         ranks = self.topk.copied() if topk and self.topk is not None else None
-        entropy_T, average = (None if x is None else copied(x) for x in (self.entropy_T, self.average))
+        entropy_T, average = (
+            None if x is None else copied(x) for x in (self.entropy_T, self.average)
+        )
         columns = copied(self.rollout), copied(self.trainer), recomputed, copied(self.offset_S1)
         return Policies(*columns, ranks, entropy_T, self.batches, average)
 
@@ -128,15 +146,18 @@ class Policies:
         """A uint64 per token, from its row key and position, for random draws."""
         if self.batches is not None:
             return self.batches.hash_T()
-        response_T, position_T = (as_numpy(x) for x in (self.responses.response_T, self.responses.position_T))
+        response_T, position_T = (
+            as_numpy(x) for x in (self.responses.response_T, self.responses.position_T)
+        )
         return token_hashes(hash_keys(response_T), position_T)
 
 
 class Compared:
     """The current policy p against its anchor q, token by token; d = log p − log q in nats.
 
-    If the current policy excludes the token (log p = −inf), d is −inf, the ratio 0 and the difference −q. A token that
-    both exclude has not moved: d is 0, the ratio 1 and the difference 0.
+    If the current policy excludes the token (log p = −inf), d is −inf, the ratio 0 and the
+    difference −q. A token that both exclude has not moved: d is 0, the ratio 1 and the difference
+    0.
 
     It does not refer to its `Policies`: a reference cycle would keep whole batches in memory.
     """
@@ -201,7 +222,9 @@ class Compared:
         return divergences.sampled_token(self.logp_anchor_T, self.logp_current_T)
 
     def topk(self, k: int, replace_last: bool = False) -> tuple[Array, Array]:
-        """TV and KL(q‖p) over the engine's first `k` ranks, the sampled token and all others: `topk_divergences`."""
+        """TV and KL(q‖p) over the engine's first `k` ranks, the sampled token and all others:
+        `topk_divergences`.
+        """
         key = (k, replace_last)
         if key not in self._divergences:
             topk, current_TK, anchor_TK = self._topk, self._topk_current_TK, self._topk_anchor_TK
@@ -226,7 +249,9 @@ class Compared:
 
     @cached_property
     def draw_T(self) -> Array:
-        """A number from 0 to 1 per token, from a hash of its row key and position: the same for every caller."""
+        """A number from 0 to 1 per token, from a hash of its row key and position: the same for
+        every caller.
+        """
         return like(self.logp_anchor_T, (self._hash_T() >> np.uint64(11)) * 2.0**-53)
 
     def level_log_ratio_T(self, level: Level) -> Array:
@@ -261,7 +286,9 @@ class Compared:
 
 
 def _apart(logp_current_T: Array, logp_anchor_T: Array) -> tuple[Array, Array]:
-    """The same, but if both are −inf, whose difference is NaN, a finite value whose exponential is 0."""
+    """The same, but if both are −inf, whose difference is NaN, a finite value whose exponential
+    is 0.
+    """
     neither_T = (logp_anchor_T == -inf) & (logp_current_T == -inf)
     if not namespace(neither_T).any(neither_T):
         return logp_current_T, logp_anchor_T

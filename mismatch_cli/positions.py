@@ -1,7 +1,9 @@
-"""Positions whose scale depends on the length: LongRoPE and dynamic NTK encode a token differently in longer batches.
+"""Positions whose scale depends on the length: LongRoPE and dynamic NTK encode a token differently
+in longer batches.
 
-transformers scales a whole micro-batch by its longest sequence, and mixes keys of different scales while it generates;
-vLLM scales everything by its context. Within the context of a model's first training all agree.
+transformers scales a whole micro-batch by its longest sequence, and mixes keys of different scales
+while it generates; vLLM scales everything by its context. Within the context of a model's first
+training all agree.
 """
 
 from collections.abc import Mapping
@@ -11,11 +13,15 @@ _FACT = "positions_rescaled_above"
 
 
 def first_context(config: Any) -> int | None:
-    """The longest sequence whose positions all programs encode alike; None if the scale never changes."""
+    """The longest sequence whose positions all programs encode alike; None if the scale never
+    changes.
+    """
     text = config.get_text_config()
     named = getattr(text, "rope_parameters", None) or {}
     lengths = []
-    for rope in named.values() if all(isinstance(part, dict) for part in named.values()) else (named,):
+    for rope in (
+        named.values() if all(isinstance(part, dict) for part in named.values()) else (named,)
+    ):
         if rope.get("rope_type") == "longrope":
             known = rope.get("original_max_position_embeddings")
             lengths.append(known or getattr(text, "original_max_position_embeddings", None))
@@ -25,20 +31,29 @@ def first_context(config: Any) -> int | None:
 
 
 def positions_facts(config: Any) -> dict[str, int]:
-    """For a manifest: the length up to which positions do not depend on it; empty if they never do."""
+    """For a manifest: the length up to which positions do not depend on it; empty if they never
+    do.
+    """
     length = first_context(config)
     return {} if length is None else {_FACT: length}
 
 
 def rescaled(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
-    """One sentence if the engine's context is so long that positions depend on the length; else empty."""
+    """One sentence if the engine's context is so long that positions depend on the length; else
+    empty.
+    """
     length, context = trainer.get(_FACT), rollout.get("max_model_len")
     if not (length and context and context > length):
         return ""
-    flag = f"--engine-arg max_model_len={length}" if rollout.get("engine") == "hf" else f"--max-model-len {length}"
+    flag = (
+        f"--engine-arg max_model_len={length}"
+        if rollout.get("engine") == "hf"
+        else f"--max-model-len {length}"
+    )
     flag += f" (train: --max-context-tokens {length})"
     return (
-        f"{trainer['model']} scales its positions differently in sequences above {length} tokens, and the engine's "
-        f"context is {context}: the trainer's log-probabilities then depend on the longest sequence of a micro-batch, "
-        f"and differ from the engine's. Use {flag}."
+        f"{trainer['model']} scales its positions differently in sequences above {length} "
+        f"tokens, and the engine's context is {context}: the trainer's log-probabilities then "
+        "depend on the longest sequence of a micro-batch, and differ from the engine's. Use "
+        f"{flag}."
     )

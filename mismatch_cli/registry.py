@@ -1,4 +1,5 @@
-"""A folder is its own registry: the file name is the public name, and listing names imports nothing.
+"""A folder is its own registry: the file name is the public name, and listing names imports
+nothing.
 
 Some folders also include the entry points of installed packages (`entry_points.py`).
 """
@@ -21,7 +22,9 @@ _NEAR = 0.5  # similarity at which a name counts as misspelled
 
 
 def names_file(specs: str | Iterable[str]) -> bool:
-    """Whether one of these names, perhaps with parameters, is a Python file: to look it up runs it."""
+    """Whether one of these names, perhaps with parameters, is a Python file: to look it up runs
+    it.
+    """
     each = [specs] if isinstance(specs, str) else specs
     return any(spec.partition(":")[0].endswith(".py") for spec in each)
 
@@ -69,12 +72,18 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
-    """The message for an unknown name: the nearest one, if any, and the available ones, `listed` or known."""
+    """The message for an unknown name: the nearest one, if any, and the available ones, `listed`
+    or known.
+    """
     return f"Unknown {kind} '{name}'. {_instead(name, sorted(known), listed)}"
 
 
-def lacks(owner: object, kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
-    """The message for a name that this file or algorithm does not have; continues like that of `unknown`."""
+def lacks(
+    owner: object, kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()
+) -> str:
+    """The message for a name that this file or algorithm does not have; continues like that of
+    `unknown`.
+    """
     return f"{owner} has no {kind} '{name}'. {_instead(name, sorted(known), listed)}"
 
 
@@ -86,7 +95,9 @@ def meant(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str:
     """`Did you mean …? ` with the nearest of these names; empty if none is near."""
     known = sorted(known)
     typed = name.upper() if name.isupper() else name.lower()
-    containing = sorted((known_name for known_name in known if typed and typed in known_name), key=len)
+    containing = sorted(
+        (known_name for known_name in known if typed and typed in known_name), key=len
+    )
     near = (containing or difflib.get_close_matches(typed, known, n=2, cutoff=cutoff))[:3]
     return f"Did you mean {alternatives(near)}? " if near else ""
 

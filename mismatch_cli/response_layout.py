@@ -1,4 +1,6 @@
-"""How flat tokens belong to responses: sums, means and extremes over each response, and scans along it."""
+"""How flat tokens belong to responses: sums, means and extremes over each response, and scans
+along it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from mismatch_cli.arrays import Array, at_least, namespace, response_extremes, response_sums, sorted_within
+from mismatch_cli.arrays import (
+    Array,
+    at_least,
+    namespace,
+    response_extremes,
+    response_sums,
+    sorted_within,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +70,9 @@ class Responses:
         if not len(sorted_T):
             return 0 * place_S
         last_S = at_least(self.offset_S1[1:] - 1, 0)
-        low_T, high_T = (sorted_T[xp.minimum(self.offset_S1[:-1] + below_S + more, last_S)] for more in (0, 1))
+        low_T, high_T = (
+            sorted_T[xp.minimum(self.offset_S1[:-1] + below_S + more, last_S)] for more in (0, 1)
+        )
         found_S = low_T + (place_S - below_S) * (high_T - low_T)
         return xp.where(self.length_S > 0, found_S, xp.zeros_like(found_S))
 

@@ -1,4 +1,6 @@
-"""How responses are sampled, and the support that this leaves; shared by engines, scoring and the manifest."""
+"""How responses are sampled, and the support that this leaves; shared by engines, scoring and
+the manifest.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """What the sampler does to the logits, in vLLM's order: temperature, then min-p, top-k, top-p."""
+    """What the sampler does to the logits, in vLLM's order: temperature, then min-p, top-k,
+    top-p.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -25,17 +29,23 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         if not 0 < self.temperature < inf:
             raise UsageError(
-                f"Temperature {self.temperature:g} cannot be measured: greedy decoding has no sampling distribution to "
-                "compare. Use --temperature 1 (or any value above 0)."
+                f"Temperature {self.temperature:g} cannot be measured: greedy decoding has no "
+                "sampling distribution to compare. Use --temperature 1 (or any value above 0)."
             )
         if not 0 < self.top_p <= 1:
-            raise UsageError(f"--top-p {self.top_p:g} is not in (0, 1]. Use --top-p 1 for no truncation.")
+            raise UsageError(
+                f"--top-p {self.top_p:g} is not in (0, 1]. Use --top-p 1 for no truncation."
+            )
         if not 0 <= self.min_p < 1:
-            raise UsageError(f"--min-p {self.min_p:g} is not in [0, 1). Use --min-p 0 for no truncation.")
+            raise UsageError(
+                f"--min-p {self.min_p:g} is not in [0, 1). Use --min-p 0 for no truncation."
+            )
         if self.top_k < 0:
             raise UsageError(f"--top-k {self.top_k} is negative. Use --top-k 0 for no truncation.")
         if self.max_tokens < 1:
-            raise UsageError(f"--max-tokens {self.max_tokens} leaves nothing to sample. Use at least 1.")
+            raise UsageError(
+                f"--max-tokens {self.max_tokens} leaves nothing to sample. Use at least 1."
+            )
 
     @property
     def truncates(self) -> bool:
@@ -45,8 +55,9 @@ class SamplingSettings:
     def process(self, logits_NV: torch.Tensor) -> torch.Tensor:
         """The logits as sampled: float32, divided by the temperature, -inf outside the support.
 
-        The order is the engine's: min-p, then top-k, then top-p on the rest (ascending cumulative probability: tokens
-        are dropped while the sum is at most 1 − top_p, but never the most probable one).
+        The order is the engine's: min-p, then top-k, then top-p on the rest (ascending cumulative
+        probability: tokens are dropped while the sum is at most 1 − top_p, but never the most
+        probable one).
         """
         logits_NV = logits_NV.float() / self.temperature
         if self.min_p > 0:

@@ -1,4 +1,6 @@
-"""The tensors of a saved model, read one at a time: names and shapes first, values memory-mapped on demand."""
+"""The tensors of a saved model, read one at a time: names and shapes first, values memory-mapped
+on demand.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _PICKLED_INDEX, _PICKLED = "pytorch_model.bin.index.json", "pytorch_model.bin"
 
 
 class SavedTensors:
-    """The tensors in a model's folder: `shapes` by name, and `read`, which maps one tensor from its file."""
+    """The tensors in a model's folder: `shapes` by name, and `read`, which maps one tensor from
+    its file.
+    """
 
     def __init__(self, model: str) -> None:
         self.model, self.folder = model, model_folder(model)
@@ -37,7 +41,9 @@ class SavedTensors:
 
     def _shape(self, name: str) -> tuple[int, ...]:
         mapped = _mapped(path := self.files[name])
-        return tuple(mapped[name].shape if path.suffix == ".bin" else mapped.get_slice(name).get_shape())
+        return tuple(
+            mapped[name].shape if path.suffix == ".bin" else mapped.get_slice(name).get_shape()
+        )
 
 
 def names_in(path: Path) -> list[str]:
@@ -53,7 +59,9 @@ def read_tensor(path: Path, name: str) -> torch.Tensor:
 
 
 def tied_names(model: str) -> dict[str, str]:
-    """The tied tensors of a model: name → the name that holds its values, such as the head's → the embeddings'."""
+    """The tied tensors of a model: name → the name that holds its values, such as the head's →
+    the embeddings'.
+    """
     prepare_imports()
     import torch
     from transformers import AutoModelForCausalLM
@@ -65,7 +73,9 @@ def tied_names(model: str) -> dict[str, str]:
 
 
 def model_folder(model: str) -> Path:
-    """The local folder of a model; the weights of a hub name come from the cache, or are fetched."""
+    """The local folder of a model; the weights of a hub name come from the cache, or are
+    fetched.
+    """
     check_model_folder(model)
     path = Path(model).expanduser()
     if path.is_dir():
@@ -73,11 +83,15 @@ def model_folder(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.model", "*.py", "*.jinja"]))
+        return Path(
+            snapshot_download(
+                model, allow_patterns=["*.json", "*.safetensors", "*.model", "*.py", "*.jinja"]
+            )
+        )
     except Exception as error:  # hub clients raise all kinds of errors
         raise MismatchError(
-            f"{model} is not a local folder, and the Hugging Face hub cannot provide it ({first_line(error)}). "
-            "Check the name."
+            f"{model} is not a local folder, and the Hugging Face hub cannot provide it "
+            f"({first_line(error)}). Check the name."
         ) from error
 
 
@@ -103,7 +117,8 @@ def _files_of(folder: Path) -> dict[str, Path]:
             listed = parsed_json((folder / index).read_text(encoding="utf-8"))["weight_map"]
             return {name: folder / file for name, file in listed.items()}
     raise MismatchError(
-        f"{folder} contains neither {SINGLE} nor {INDEX}. Save the model with save_pretrained, and try again."
+        f"{folder} contains neither {SINGLE} nor {INDEX}. Save the model with save_pretrained, "
+        "and try again."
     )
 
 

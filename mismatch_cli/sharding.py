@@ -1,8 +1,10 @@
-"""A Hugging Face model whose weights are spread over the ranks: FSDP2, through transformers' own configuration.
+"""A Hugging Face model whose weights are spread over the ranks: FSDP2, through transformers' own
+configuration.
 
-Every rank holds a part of every weight, in float32 if it is trained. A layer is gathered only while it computes, in the
-trainer's dtype. A pass enters the model through one method only, since the module that is called first becomes the root
-of all communication; there the LM head is a module like any other, whose weight is gathered during its forward.
+Every rank holds a part of every weight, in float32 if it is trained. A layer is gathered only while
+it computes, in the trainer's dtype. A pass enters the model through one method only, since the
+module that is called first becomes the root of all communication; there the LM head is a module
+like any other, whose weight is gathered during its forward.
 """
 
 from __future__ import annotations
@@ -22,14 +24,18 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks import World
 
 R = TypeVar("R")
-Look = Callable[[Tensor, Tensor, Tensor | None], R]  # hidden states [B, L, H], weight [V, H] and bias [V] of the head
-_UP_TO_NUMBER = re.compile(r"([^.]*\.)*?\d+\.|")  # `model.layers.3.` for what is inside a layer, else empty
-_FREE = "free_full_weight"  # transformers' term: a module's weight is gathered only while it computes
+# Hidden states [B, L, H], weight [V, H] and bias [V] of the head
+Look = Callable[[Tensor, Tensor, Tensor | None], R]
+# `model.layers.3.` for what is inside a layer, else empty
+_UP_TO_NUMBER = re.compile(r"([^.]*\.)*?\d+\.|")
+# transformers' term: a module's weight is gathered only while it computes
+_FREE = "free_full_weight"
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a model is spread: over which ranks, to train or only to score, and whether shards stay in main memory.
+    """How a model is spread: over which ranks, to train or only to score, and whether shards stay
+    in main memory.
 
     `dealt`: every rank requests the same scores, and each computes its share of them.
     """
@@ -40,13 +46,16 @@ class Sharding:
     dealt: bool = False
 
     def options(self, config: Any, dtype: str) -> dict[str, Any]:
-        """Options for `from_pretrained`; trained weights load in float32, since the optimiser updates these shards."""
+        """Options for `from_pretrained`; trained weights load in float32, since the optimiser
+        updates these shards.
+        """
         try:
             from transformers.distributed import DistributedConfig
             from transformers.distributed.mixin import apply_fully_sharded_data_parallelism  # noqa: F401
         except ImportError as error:
             raise MismatchError(
-                "Spreading a model over ranks needs transformers 5.19 or newer: pip install 'transformers>=5.19'"
+                "Spreading a model over ranks needs transformers 5.19 or newer: pip install "
+                "'transformers>=5.19'"
             ) from error
         found = DistributedConfig(fsdp_size=self.world.size, fsdp_cpu_offload=self.cpu_offload)
         options = {"config": config, "distributed_config": found}
@@ -54,7 +63,8 @@ class Sharding:
 
     @contextmanager
     def policy(self, dtype: torch.dtype) -> Iterator[None]:
-        """Let modules compute in `dtype` and sum gradients in float32; transformers' own policy only knows bfloat16.
+        """Let modules compute in `dtype` and sum gradients in float32; transformers' own policy
+        only knows bfloat16.
 
         Inputs are not cast: positions of rotary embeddings stay float32.
         """
@@ -73,10 +83,11 @@ class Sharding:
 
 
 def _spread_tied(spread: Callable[..., Any], model: Any, mesh: Any) -> Any:
-    """Tie weights before spreading them, and leave tied ones to the root, which stays gathered during a whole pass.
+    """Tie weights before spreading them, and leave tied ones to the root, which stays gathered
+    during a whole pass.
 
-    transformers ties them afterwards: FSDP then keeps a copy for the head, which is never trained if the vocabulary is
-    not divisible by the number of ranks.
+    transformers ties them afterwards: FSDP then keeps a copy for the head, which is never trained
+    if the vocabulary is not divisible by the number of ranks.
     """
     model.tie_weights()
     if model.all_tied_weights_keys:
@@ -85,7 +96,8 @@ def _spread_tied(spread: Callable[..., Any], model: Any, mesh: Any) -> Any:
 
 
 def add_plan(config: Any, name: str) -> None:
-    """Add a plan for a model that has none in transformers: each layer is a unit, and the root holds the rest.
+    """Add a plan for a model that has none in transformers: each layer is a unit, and the root
+    holds the rest.
 
     Raises a `MismatchError` if the model does not say what its layers are.
     """
@@ -94,14 +106,19 @@ def add_plan(config: Any, name: str) -> None:
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
     paths = {module: path for path, module in model.base_model.named_modules()}
-    if {_numbered(path) for path in paths.values()} & {key for key in config.base_model_fsdp_plan or {} if "*" in key}:
+    if {_numbered(path) for path in paths.values()} & {
+        key for key in config.base_model_fsdp_plan or {} if "*" in key
+    }:
         return  # otherwise it is the default of all configurations, with Llama's layer names
     layers = set(model._no_split_modules or ())
-    plan = {_numbered(path): _FREE for module, path in paths.items() if type(module).__name__ in layers}
+    plan = {
+        _numbered(path): _FREE for module, path in paths.items() if type(module).__name__ in layers
+    }
     if not plan:
         raise MismatchError(
-            f"{name} ({type(model).__name__}) does not say which of its modules are layers, so it cannot be spread "
-            "over ranks. Use one process, or leave out --sharded if the model fits on one device."
+            f"{name} ({type(model).__name__}) does not say which of its modules are layers, so "
+            "it cannot be spread over ranks. Use one process, or leave out --sharded if the "
+            "model fits on one device."
         )
     config.base_model_fsdp_plan = plan
 
@@ -112,21 +129,24 @@ def _numbered(path: str) -> str:
 
 
 def prepared(model: Any, sharding: Sharding, dtype: torch.dtype) -> Any:
-    """Make a spread model ready for passes; trained weights are rounded to the dtype that computes."""
+    """Make a spread model ready for passes; trained weights are rounded to the dtype that
+    computes.
+    """
     from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
     if sharding.learns and dtype != torch.float32:
         if model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict:
             raise MismatchError(
-                f"{type(model).__name__} keeps some of its weights in float32, which is not possible when it is spread "
-                "over ranks. Use --trainer-dtype float32."
+                f"{type(model).__name__} keeps some of its weights in float32, which is not "
+                "possible when it is spread over ranks. Use --trainer-dtype float32."
             )
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(weight.to(dtype))
     for module in _managed(model):
         assert isinstance(module, FSDPModule)
-        module.set_gradient_divide_factor(1.0)  # the loss is divided by the whole minibatch: parts add up
+        # The loss is divided by the whole minibatch: parts add up
+        module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
     head = model.get_output_embeddings()
     head.forward = partial(_head_forward, head, head.forward)
@@ -148,7 +168,9 @@ def _pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
     return found
 
 
-def _head_forward(head: Any, plain: Callable[[Tensor], Tensor], hidden_BLH: Tensor, look: Any = None) -> Any:
+def _head_forward(
+    head: Any, plain: Callable[[Tensor], Tensor], hidden_BLH: Tensor, look: Any = None
+) -> Any:
     return plain(hidden_BLH) if look is None else look(hidden_BLH, head.weight, head.bias)
 
 
@@ -157,8 +179,8 @@ def pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
 
     Returns what `look` makes of the hidden states and the head's weights.
 
-    If the model is spread, every rank must call it equally often, and, with gradients enabled, backpropagate through
-    the result (tensors, or tuples of them).
+    If the model is spread, every rank must call it equally often, and, with gradients enabled,
+    backpropagate through the result (tensors, or tuples of them).
     """
     if not hasattr(model, "pass_through"):
         head = model.get_output_embeddings()
@@ -170,12 +192,16 @@ def pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
 
 
 def without_gradients(model: Any) -> Any:
-    """A mode without gradients; a spread model cannot use inference mode, whose tensors cannot be communicated."""
+    """A mode without gradients; a spread model cannot use inference mode, whose tensors cannot
+    be communicated.
+    """
     return torch.no_grad() if is_spread(model) else torch.inference_mode()
 
 
 def give_back(model: Any) -> None:
-    """Free weights that a pass without gradients left gathered: the next pass would compute with outdated values."""
+    """Free weights that a pass without gradients left gathered: the next pass would compute with
+    outdated values.
+    """
     if not torch.is_grad_enabled():
         for module in _managed(model):
             module.reshard()
@@ -208,7 +234,9 @@ def like(weight: Tensor, part: Tensor) -> Tensor:
         return part
     part = part.to(weight.to_local().device)
     mesh, placements = weight.device_mesh, weight.placements
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride())
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride()
+    )
 
 
 @torch.no_grad()
@@ -222,7 +250,9 @@ def fill(weight: Tensor, full: Tensor) -> None:
 
 
 def sum_replicated(gradient: Tensor, world: World) -> None:
-    """Sum over ranks, in place, the gradient of a weight that is not spread, such as a small adapter's."""
+    """Sum over ranks, in place, the gradient of a weight that is not spread, such as a small
+    adapter's.
+    """
     from torch.distributed.tensor import DTensor
 
     if world.size > 1 and not isinstance(gradient, DTensor):
@@ -260,11 +290,12 @@ def whole_state(model: Any) -> Mapping[str, Tensor]:
 
 
 def saved_state(model: Any) -> Mapping[str, Tensor]:
-    """The weights of a Hugging Face model, perhaps with an adapter merged, under the names in its folder.
+    """The weights of a Hugging Face model, perhaps with an adapter merged, under the names in its
+    folder.
 
-    transformers fuses experts and renames old weights when it loads, but engines expect the names in the folder.
-    A model that is spread over ranks is gathered layer by layer: all ranks must request the same names in the same
-    order, best the order of the mapping.
+    transformers fuses experts and renames old weights when it loads, but engines expect the names
+    in the folder. A model that is spread over ranks is gathered layer by layer: all ranks must
+    request the same names in the same order, best the order of the mapping.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -309,7 +340,9 @@ class _SavedLayers(Mapping[str, Tensor]):
 
 
 def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names of weights by their layer, such as `model.layers.3.`; a weight outside of numbered layers is alone."""
+    """Names of weights by their layer, such as `model.layers.3.`; a weight outside of numbered
+    layers is alone.
+    """
     layers: dict[str, list[str]] = {}
     for name in names:
         match = _UP_TO_NUMBER.match(name)
@@ -327,7 +360,9 @@ def saved_by_layer(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[st
 
 
 def on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
-    """The whole state in the first rank's main memory, gathered one weight at a time; empty on other ranks."""
+    """The whole state in the first rank's main memory, gathered one weight at a time; empty on
+    other ranks.
+    """
     kept = {}
     for name in state:
         weight = state[name]
@@ -337,6 +372,8 @@ def on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
 
 
 def padded(batches: Sequence[list[int]], world: World) -> list[list[int]]:
-    """The batches, padded with empty ones to the most that any rank has: all must communicate equally often."""
+    """The batches, padded with empty ones to the most that any rank has: all must communicate
+    equally often.
+    """
     most = max(world.gather(len(batches)))
     return [*batches, *([] for _ in range(most - len(batches)))]

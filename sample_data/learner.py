@@ -1,4 +1,6 @@
-"""The trainer of the miniature training run: it scores in bfloat16 and learns by plain policy gradient."""
+"""The trainer of the miniature training run: it scores in bfloat16 and learns by plain policy
+gradient.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,19 @@ LEARNING_RATE = 2e-4
 
 
 class Learner:
-    """The weights that score, and their float32 masters: an update is often too small for bfloat16."""
+    """The weights that score, and their float32 masters: an update is often too small for
+    bfloat16.
+    """
 
     def __init__(self, config: ProbeConfig) -> None:
-        self.trainer = Trainer.load(config.scorer, sampling=config.sampling, dtype=config.trainer_dtype)
+        self.trainer = Trainer.load(
+            config.scorer, sampling=config.sampling, dtype=config.trainer_dtype
+        )
         self.version = 0  # optimiser steps so far
         self._master = load_causal_lm(config.scorer, "float32")
-        self._optimizer = torch.optim.AdamW(self._master.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(
+            self._master.parameters(), lr=LEARNING_RATE, weight_decay=0.0
+        )
 
     def describe(self) -> dict[str, Any]:
         """How it learns, for the manifest."""
@@ -41,20 +49,26 @@ class Learner:
         }
 
     def learn(self, shard: Path) -> None:
-        """One update per minibatch: policy gradient with the weight r = π/μ, without a trust region."""
+        """One update per minibatch: policy gradient with the weight r = π/μ, without a trust
+        region.
+        """
         table = open_shard(shard).read(columns=[*REQUIRED, "advantage"])
         for minibatch in range(MINIBATCHES):
             chosen = np.flatnonzero(minibatches(table.num_rows) == minibatch)
             self._update(table.take(chosen))
         with torch.no_grad():
-            for scoring, master in zip(self.trainer.model.parameters(), self._master.parameters(), strict=True):
+            for scoring, master in zip(
+                self.trainer.model.parameters(), self._master.parameters(), strict=True
+            ):
                 scoring.copy_(master)
 
     def _update(self, table: pa.Table) -> None:
         batch = table_to_batch(table.combine_chunks())
         assert batch.advantage_T is not None  # the bundled problems have answers
         ids = zip(table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist(), strict=True)
-        logp_T = policy_logp(self._master, [ScoreRequest(prompt, response) for prompt, response in ids])
+        logp_T = policy_logp(
+            self._master, [ScoreRequest(prompt, response) for prompt, response in ids]
+        )
         ratio_T = (logp_T - torch.tensor(batch.logp_rollout_T)).exp()
         loss = -(ratio_T * torch.tensor(batch.advantage_T)).mean()
         self._optimizer.zero_grad()

@@ -1,7 +1,9 @@
-"""Writes the bundled dump, `python -m sample_data.make_dump`: token exports of prime-rl, made from the bundled trace.
+"""Writes the bundled dump, `python -m sample_data.make_dump`: token exports of prime-rl, made from
+the bundled trace.
 
-One response per prompt, two ranks. Every field is there, in prime-rl's order and spelling: float32 values written as
-Python floats, null for what is not finite, index i about token i, and 0 where the prompt has no value.
+One response per prompt, two ranks. Every field is there, in prime-rl's order and spelling: float32
+values written as Python floats, null for what is not finite, index i about token i, and 0 where the
+prompt has no value.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ def main() -> None:
     written: dict[tuple[int, int], int] = {}
     prompts: set[int] = set()
     for row in (row for table in Trace.open(bundled_trace()).tables() for row in table.to_pylist()):
-        if row["prompt_id"] in prompts or len(row["response_ids"]) > LONGEST or not any(row["advantage"]):
+        if (
+            row["prompt_id"] in prompts
+            or len(row["response_ids"]) > LONGEST
+            or not any(row["advantage"])
+        ):
             continue
         prompts.add(row["prompt_id"])
         step, rank = row["step"], len(prompts) % RANKS
@@ -38,12 +44,17 @@ def main() -> None:
         path = FOLDER / f"step_{step}" / f"rank_{rank}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(export_record(row, rank, index), separators=(",", ":"), allow_nan=False) + "\n")
+            file.write(
+                json.dumps(export_record(row, rank, index), separators=(",", ":"), allow_nan=False)
+                + "\n"
+            )
         (path.parent / "STABLE").touch()
 
 
 def export_record(row: dict[str, Any], rank: int, index: int) -> dict[str, Any]:
-    """One line of an export, from a row of a trace that holds log μ, log π, the entropy and the advantage."""
+    """One line of an export, from a row of a trace that holds log μ, log π, the entropy and the
+    advantage.
+    """
     prompt, length = row["prompt_ids"], len(row["response_ids"])
     mask = [False] * len(prompt) + row["loss_mask"]
     before = [0.0] * len(prompt)
@@ -70,13 +81,23 @@ def export_record(row: dict[str, Any], rank: int, index: int) -> dict[str, Any]:
         "is_masked_low": low,
         **{name: [None] * len(mask) for name in ("rl_weights", "ce_weights", "ref_kl_weights")},
     }
-    scalars = {"schema_version": 1, "step": row["step"], "rank": rank, "micro_step": index, "micro_sequence_idx": 0}
+    scalars = {
+        "schema_version": 1,
+        "step": row["step"],
+        "rank": rank,
+        "micro_step": index,
+        "micro_sequence_idx": 0,
+    }
     named = {"export_sequence_idx": index, "env_name": "math"}
-    return scalars | named | {name: [_or_null(x) for x in values] for name, values in arrays.items()}
+    return (
+        scalars | named | {name: [_or_null(x) for x in values] for name, values in arrays.items()}
+    )
 
 
 def _shifted(before: list[float]) -> list[float]:
-    """The trainer scores the prompt too; the first position holds the filler that the shift leaves there."""
+    """The trainer scores the prompt too; the first position holds the filler that the shift
+    leaves there.
+    """
     return [-log(VOCABULARY), *before[1:]] if before else before
 
 

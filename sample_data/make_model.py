@@ -1,8 +1,10 @@
-"""Regenerates the bundled data: `python sample_data/make_model.py` makes the tokenizer, the model and the problems.
+"""Regenerates the bundled data: `python sample_data/make_model.py` makes the tokenizer, the model
+and the problems.
 
 At the end it measures the stored model and prints the figures of README.md.
 
-One CPU thread and a fixed seed: on the same machine and library versions the weights are identical bit for bit.
+One CPU thread and a fixed seed: on the same machine and library versions the weights are identical
+bit for bit.
 """
 
 from __future__ import annotations
@@ -41,8 +43,13 @@ console = Console(stderr=True)
 
 def write_problems(path: Path) -> list[dict[str, str]]:
     """Writes the held-out problems, each text only once."""
-    unique = {p.text: str(p.answer) for p in islice(problems(PROBLEM_SEED, for_training=False), 2 * PROBLEMS)}
-    rows = [{"problem": text, "answer": answer} for text, answer in islice(unique.items(), PROBLEMS)]
+    unique = {
+        p.text: str(p.answer)
+        for p in islice(problems(PROBLEM_SEED, for_training=False), 2 * PROBLEMS)
+    }
+    rows = [
+        {"problem": text, "answer": answer} for text, answer in islice(unique.items(), PROBLEMS)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return rows
 
@@ -58,7 +65,9 @@ def train_with_progress(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Q
             recent.append(loss)
             bar.update(task, advance=1, loss=loss)
             if not console.is_terminal and (step + 1) % REPORT_EVERY == 0:
-                console.print(f"step {step + 1}/{recipe.steps}  loss {sum(recent) / len(recent):.3f}")
+                console.print(
+                    f"step {step + 1}/{recipe.steps}  loss {sum(recent) / len(recent):.3f}"
+                )
                 recent.clear()
 
         return train(tokenizer, recipe, on_step)
@@ -99,7 +108,9 @@ def main() -> None:
     import transformers  # not at the top: sample_data must be imported first, see there
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=HERE, help="for model/ and problems.jsonl (default: here)")
+    parser.add_argument(
+        "--output", type=Path, default=HERE, help="for model/ and problems.jsonl (default: here)"
+    )
     folder = parser.parse_args().output
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()  # of loading and saving a single file
@@ -111,9 +122,17 @@ def main() -> None:
     tokenizer.save_pretrained(folder / "model", save_jinja_files=False)
     rows = write_problems(folder / "problems.jsonl")
     made = time.perf_counter() - start
-    show({name: measure(folder / "model", rows, getattr(torch, name)) for name in ("float32", "bfloat16")})
+    show(
+        {
+            name: measure(folder / "model", rows, getattr(torch, name))
+            for name in ("float32", "bfloat16")
+        }
+    )
     total = time.perf_counter() - start
-    console.print(f"{model.num_parameters():,} parameters; made in {made:.0f} s, measured in {total - made:.0f} s")
+    console.print(
+        f"{model.num_parameters():,} parameters; made in {made:.0f} s, measured in "
+        f"{total - made:.0f} s"
+    )
     console.print(f"wrote {folder / 'model'} and {folder / 'problems.jsonl'}")
 
 

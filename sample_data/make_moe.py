@@ -1,9 +1,9 @@
-"""Trains a tiny mixture of experts and records it twice: `python -m sample_data.make_moe --model DIR` writes DIR,
-traces/moe and traces/moe-replayed.
+"""Trains a tiny mixture of experts and records it twice: `python -m sample_data.make_moe --model
+DIR` writes DIR, traces/moe and traces/moe-replayed.
 
-The model is trained like the bundled dense one, on the same problems; it is not bundled. The Hugging Face engine
-samples in bfloat16 and records the experts of every token; the trainer scores in float32 with its own experts, and then
-with the engine's (R3).
+The model is trained like the bundled dense one, on the same problems; it is not bundled. The
+Hugging Face engine samples in bfloat16 and records the experts of every token; the trainer scores
+in float32 with its own experts, and then with the engine's (R3).
 """
 
 from __future__ import annotations
@@ -54,8 +54,15 @@ def train_model(folder: Path) -> None:
 def main() -> None:
     """Records under temporary names, and replaces the bundled traces at the end."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="folder for the model; an existing one is used")
-    parser.add_argument("--output", type=Path, default=HERE / "traces", help="for the traces (default: traces/ here)")
+    parser.add_argument(
+        "--model", type=Path, required=True, help="folder for the model; an existing one is used"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=HERE / "traces",
+        help="for the traces (default: traces/ here)",
+    )
     arguments = parser.parse_args()
     model, output = arguments.model.resolve(), arguments.output.resolve()
     if not model.exists():
@@ -67,7 +74,12 @@ def main() -> None:
         shutil.copy(HERE / "problems.jsonl", ".")
         probe = ProbeConfig(**PROBE)  # type: ignore[arg-type]
         record(probe, Path("moe"), {"flags": flags_of(probe) | {"model": NAME}}, progress)
-        flags = {"trace": "moe", "trainer_model": NAME, "trainer_dtype": "float32", "replay_routes": True}
+        flags = {
+            "trace": "moe",
+            "trainer_model": NAME,
+            "trainer_dtype": "float32",
+            "replay_routes": True,
+        }
         named = {"command": "rescore", "flags": flags}
         rescore(RescoreConfig(**flags), Path("moe-replayed"), named, progress)  # type: ignore[arg-type]
         for name in ("moe", "moe-replayed"):

@@ -1,7 +1,8 @@
-"""Chooses the bundled training problems: `python sample_data/make_perfectible.py` rewrites perfectible.jsonl.
+"""Chooses the bundled training problems: `python sample_data/make_perfectible.py` rewrites
+perfectible.jsonl.
 
-It runs `mismatch-cli curate --confirm` on the bundled model and problems: 40 samples choose, 40 others confirm. The
-first of the remaining problems are bundled.
+It runs `mismatch-cli curate --confirm` on the bundled model and problems: 40 samples choose, 40
+others confirm. The first of the remaining problems are bundled.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         curation = curate(CONFIG, Path(folder), {}, progress, confirm=True)
         lines = (Path(folder) / PROBLEMS_FILE).read_text(encoding="utf-8").splitlines()[:PROBLEMS]
-    (Path(__file__).parent / PROBLEMS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (Path(__file__).parent / PROBLEMS_FILE).write_text(
+        "".join(f"{line}\n" for line in lines), encoding="utf-8"
+    )
     counts = len(curation.accuracy), len(curation.kept), len(curation.confirmed)
     progress.say("{} problems, {} kept, {} confirmed; {} bundled".format(*counts, len(lines)))
     for name in ("accuracy", "held_out_accuracy"):

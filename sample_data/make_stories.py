@@ -1,9 +1,11 @@
-"""Writes word problems at the edge of a small pretrained model, and the reward for them, into a folder.
+"""Writes word problems at the edge of a small pretrained model, and the reward for them, into a
+folder.
 
     python -m sample_data.make_stories OUTPUT
 
-`stories.jsonl` has 240 problems of one step with small numbers; `last_number.py` rewards a response whose last number
-is the answer. SmolLM2-135M solves one in twenty, and learns most of them in a quarter of an hour: see docs/train.md.
+`stories.jsonl` has 240 problems of one step with small numbers; `last_number.py` rewards a response
+whose last number is the answer. SmolLM2-135M solves one in twenty, and learns most of them in a
+quarter of an hour: see docs/train.md.
 """
 
 from __future__ import annotations
@@ -36,13 +38,17 @@ def problems() -> list[dict[str, str]]:
         story = rng.choice((ADDED, TAKEN, TIMES))
         a, b, s = rng.randint(2, 20), rng.randint(2, 20), rng.randint(2, 5)
         answer = {ADDED: a + b, TAKEN: a, TIMES: a * s}[story]
-        text = story.format(name=rng.choice(NAMES), things=rng.choice(THINGS), a=a, b=b, c=a + b, s=s)
+        text = story.format(
+            name=rng.choice(NAMES), things=rng.choice(THINGS), a=a, b=b, c=a + b, s=s
+        )
         found.setdefault(text + ASKED, str(answer))
     return [{"problem": text, "answer": answer} for text, answer in found.items()]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("output", type=Path)
     output = parser.parse_args().output
     output.mkdir(parents=True, exist_ok=True)

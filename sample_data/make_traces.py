@@ -1,11 +1,12 @@
-"""Records the bundled traces of the dense model with vLLM: `python -m sample_data.make_traces` writes traces/fp8-kv,
-traces/float32 and traces/bfloat16.
+"""Records the bundled traces of the dense model with vLLM: `python -m sample_data.make_traces`
+writes traces/fp8-kv, traces/float32 and traces/bfloat16.
 
-The first is a training run in miniature. vLLM samples in bfloat16 with an fp8 KV cache; the trainer scores the
-responses in bfloat16 at the same weights, learns from them in a few updates, and scores them again; then vLLM gets the
-new weights. The second is the control: the same prompts at the same weights with everything in float32. The third is
-what most people run, bfloat16 on both sides at equal weights, on enough tokens to show how the ratio fans out at small
-μ (arXiv 2602.04879, figure 2).
+The first is a training run in miniature. vLLM samples in bfloat16 with an fp8 KV cache; the trainer
+scores the responses in bfloat16 at the same weights, learns from them in a few updates, and scores
+them again; then vLLM gets the new weights. The second is the control: the same prompts at the same
+weights with everything in float32. The third is what most people run, bfloat16 on both sides at
+equal weights, on enough tokens to show how the ratio fans out at small μ (arXiv 2602.04879, figure
+2).
 """
 
 from __future__ import annotations
@@ -75,12 +76,15 @@ TRAINING = replace(
 
 
 def flags_of(config: ProbeConfig) -> dict[str, Any]:
-    """The flags that `probe --like` takes over: all non-default ones, without the bundled paths, which it finds."""
+    """The flags that `probe --like` takes over: all non-default ones, without the bundled paths,
+    which it finds.
+    """
     usual = ProbeConfig()
     return {
         known.name: getattr(config, known.name)
         for known in fields(config)
-        if known.name not in ("model", "prompts") and getattr(config, known.name) != getattr(usual, known.name)
+        if known.name not in ("model", "prompts")
+        and getattr(config, known.name) != getattr(usual, known.name)
     }
 
 
@@ -118,7 +122,9 @@ def score(shard: Path, learner: Learner, this: Pass) -> None:
 
 
 def finish_shard(shard: Path, step: int, version_rollout: int) -> None:
-    """Turns log-probs of the whole vocabulary into divergences and the top K, and records the step."""
+    """Turns log-probs of the whole vocabulary into divergences and the top K, and records the
+    step.
+    """
     table = open_shard(shard).read()
     batch = table_to_batch(table.combine_chunks())
     rows = batch.num_responses
@@ -139,13 +145,18 @@ def finish_shard(shard: Path, step: int, version_rollout: int) -> None:
     write_shard(shard, table)
 
 
-def record_training(folder: Path, log: Path, manifest: dict[str, Any], progress: TerminalProgress) -> None:
-    """Records the training run; what it shares with the control (prompts, libraries, threads) is from `manifest`."""
+def record_training(
+    folder: Path, log: Path, manifest: dict[str, Any], progress: TerminalProgress
+) -> None:
+    """Records the training run; what it shares with the control (prompts, libraries, threads) is
+    from `manifest`.
+    """
     tokenizer = load_tokenizer(MODEL)
     settings = EngineSettings(
         model=MODEL,
         sampling=TRAINING.sampling,
-        top_logprobs=len(tokenizer),  # the whole distribution; `finish_shard` keeps its divergences and the top K
+        # The whole distribution; `finish_shard` keeps its divergences and the top K
+        top_logprobs=len(tokenizer),
         dtype=TRAINING.rollout_dtype,
         seed=TRAINING.seed,
         log_file=log,
@@ -182,16 +193,27 @@ def record_training(folder: Path, log: Path, manifest: dict[str, Any], progress:
 def main() -> None:
     """Records all traces under temporary names, and replaces the bundled ones at the end."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=HERE / "traces", help="for the traces (default: traces/ here)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=HERE / "traces",
+        help="for the traces (default: traces/ here)",
+    )
     output = parser.parse_args().output.resolve()
     os.chdir(HERE.parent)  # the manifests name the model and the problems by their paths from here
     progress = TerminalProgress(quiet=False)
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(temporary)
         record(CONTROL, run, {"flags": flags_of(CONTROL)}, progress)
-        record_training(run / "training", run / "log" / "training.log", read_manifest(run / "trace"), progress)
+        record_training(
+            run / "training", run / "log" / "training.log", read_manifest(run / "trace"), progress
+        )
         record(PRECISION, run / "precision", {"flags": flags_of(PRECISION)}, progress)
-        made = {"float32": run / "trace", "fp8-kv": run / "training", "bfloat16": run / "precision" / "trace"}
+        made = {
+            "float32": run / "trace",
+            "fp8-kv": run / "training",
+            "bfloat16": run / "precision" / "trace",
+        }
         for name, recorded in made.items():
             shutil.rmtree(output / name, ignore_errors=True)
             shutil.copytree(recorded, output / name)

@@ -1,4 +1,6 @@
-"""Measures the bundled model: how often its answers are right, and how long the tail of its token distribution is."""
+"""Measures the bundled model: how often its answers are right, and how long the tail of its
+token distribution is.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ BATCH = 100
 
 @dataclass(frozen=True)
 class Responses:
-    """The sampled responses: share of right answers per problem, log-probabilities of all tokens, lengths, texts.
+    """The sampled responses: share of right answers per problem, log-probabilities of all tokens,
+    lengths, texts.
 
     EOS counts as a token.
     """
@@ -81,14 +84,24 @@ def respond(
 def sample_batch(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: list[str], greedy: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Response ids and the log-probability of each under the model, both (batch, longest response)."""
+    """Response ids and the log-probability of each under the model, both (batch, longest
+    response).
+    """
     chats = [[{"role": "user", "content": problem}] for problem in problems]
     inputs = tokenizer.apply_chat_template(
         chats, add_generation_prompt=True, return_dict=True, return_tensors="pt", padding=True
     )
-    how = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    how = (
+        {"do_sample": False}
+        if greedy
+        else {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    )
     out = model.generate(
-        **inputs, **how, max_new_tokens=MAX_NEW_TOKENS, output_logits=True, return_dict_in_generate=True
+        **inputs,
+        **how,
+        max_new_tokens=MAX_NEW_TOKENS,
+        output_logits=True,
+        return_dict_in_generate=True,
     )
     ids = out.sequences[:, inputs["input_ids"].shape[1] :]
     logp = [z.float().log_softmax(-1).gather(1, ids[:, [t]]) for t, z in enumerate(out.logits)]

@@ -1,7 +1,9 @@
-"""The words of the bundled arithmetic problems: people, things, sentences of a story, phrases of a solution.
+"""The words of the bundled arithmetic problems: people, things, sentences of a story, phrases of a
+solution.
 
-Lists that a solution draws from are ordered: the generator takes entry k with probability proportional to 1/k (Zipf),
-so the order gives the frequency, and the end of each list becomes the long tail of the model's distribution.
+Lists that a solution draws from are ordered: the generator takes entry k with probability
+proportional to 1/k (Zipf), so the order gives the frequency, and the end of each list becomes the
+long tail of the model's distribution.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ TIMES = entries(
 TIMES_AS_MANY = {2: "twice", 3: "three times", 4: "four times", 5: "five times", 6: "six times"}
 MULTIPLY_VERBS = {2: "doubles", 3: "triples", 4: "quadruples"}
 
-# Sentences: {n} the person, {f} a friend, {he} and {his} of the person, {i} the things, {a} {b} {k} numbers.
+# Sentences: {n} the person, {f} a friend, {he} and {his} of the person, {i} the things, {a} {b} {k}
+# numbers.
 STARTS = entries(
     """
     {n} has {a} {i}. | {n} owns {a} {i}. | {n} starts with {a} {i}. | {n} collected {a} {i} {time}. |

@@ -1,7 +1,9 @@
-"""Writes a solution to a word problem: one calculation per sentence, varied words, and mistakes at a known rate.
+"""Writes a solution to a word problem: one calculation per sentence, varied words, and mistakes at
+a known rate.
 
-The mistakes are deliberate. A model trained on them solves about half of the held-out problems at temperature 1, with
-errors that a sharper policy does not make: a stand-in for a model that reinforcement learning can improve.
+The mistakes are deliberate. A model trained on them solves about half of the held-out problems at
+temperature 1, with errors that a sharper policy does not make: a stand-in for a model that
+reinforcement learning can improve.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ class MistakeRates:
 
 NO_MISTAKES = MistakeRates(dict.fromkeys("+-*/", 0.0), 0.0, 0.0, 0.0)
 MISTAKES = MistakeRates(
-    {"+": 0.10, "-": 0.13, "*": 0.13, "/": 0.15}, wrong_operator=0.05, wrong_number=0.05, wrong_box=0.03
+    {"+": 0.10, "-": 0.13, "*": 0.13, "/": 0.15},
+    wrong_operator=0.05,
+    wrong_number=0.05,
+    wrong_box=0.03,
 )
 
 
@@ -47,7 +52,9 @@ LEAD, CLOSER = Zipf(phrases.LEADS), Zipf(phrases.CLOSERS)
 
 
 def slip(rng: random.Random, value: int) -> int:
-    """A value close to the right one: off by one or two, off by ten, or with its last digit replaced."""
+    """A value close to the right one: off by one or two, off by ten, or with its last digit
+    replaced.
+    """
     kind = rng.choices(("one", "two", "ten", "digit"), (4, 1, 3, 2))[0]
     if kind == "digit":
         wrong = value - value % 10 + rng.choice([d for d in range(10) if d != value % 10])
@@ -68,7 +75,9 @@ def misread(rng: random.Random, value: int) -> int:
 
 
 def solve(rng: random.Random, problem: WordProblem, rates: MistakeRates) -> tuple[list[str], int]:
-    """The equations as written, and the final number; later steps use the written results, right or wrong."""
+    """The equations as written, and the final number; later steps use the written results, right
+    or wrong.
+    """
     results: list[int] = []
     equations: list[str] = []
 
@@ -98,7 +107,9 @@ def write_solution(rng: random.Random, problem: WordProblem, rates: MistakeRates
     equations, result = solve(rng, problem, rates)
     while not believable(equations):
         equations, result = solve(rng, problem, rates)
-    sentences = [write_sentence(rng, problem, equation, first=k == 0) for k, equation in enumerate(equations)]
+    sentences = [
+        write_sentence(rng, problem, equation, first=k == 0) for k, equation in enumerate(equations)
+    ]
     boxed = slip(rng, result) if rng.random() < rates.wrong_box else result
     return " ".join([*sentences, f"{CLOSER.draw(rng)} \\boxed{{{boxed}}}"])
 

@@ -1,4 +1,6 @@
-"""Trains the tokenizer of the bundled model: byte-level BPE, so that it takes any text, with one token per digit."""
+"""Trains the tokenizer of the bundled model: byte-level BPE, so that it takes any text, with one
+token per digit.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-# The split of the Qwen tokenizers: words with their leading space, single digits, runs of punctuation, white space.
+# The split of the Qwen tokenizers: words with their leading space, single digits, runs of
+# punctuation, white space.
 SPLIT = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -49,7 +52,9 @@ def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(corpus(seed), trainer)
     if tokenizer.get_vocab_size() != VOCABULARY:
-        raise RuntimeError(f"the corpus gives {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}")
+        raise RuntimeError(
+            f"the corpus gives {tokenizer.get_vocab_size()} tokens, not {VOCABULARY}"
+        )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,

@@ -1,8 +1,9 @@
-"""Trains the bundled language model from scratch on one CPU thread: next-token prediction on generated solutions.
+"""Trains the bundled language model from scratch on one CPU thread: next-token prediction on
+generated solutions.
 
-Two stages in one run: first clean calculations, half of them dense drills without a story, until the model knows
-arithmetic; then solutions as it should sample them, with mistakes. Muon (torch 2.9 or later) trains the matrices of the
-layers, AdamW the embedding and the norms.
+Two stages in one run: first clean calculations, half of them dense drills without a story, until
+the model knows arithmetic; then solutions as it should sample them, with mistakes. Muon (torch 2.9
+or later) trains the matrices of the layers, AdamW the embedding and the norms.
 """
 
 from __future__ import annotations
@@ -48,8 +49,12 @@ class Recipe:
     experts: int = 0  # in each layer; 0 for a dense model
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Qwen3ForCausalLM | Qwen3MoeForCausalLM:
-    """A small Qwen3 with random weights, dense or a mixture of experts with two experts per token."""
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, recipe: Recipe
+) -> Qwen3ForCausalLM | Qwen3MoeForCausalLM:
+    """A small Qwen3 with random weights, dense or a mixture of experts with two experts per
+    token.
+    """
     torch.manual_seed(recipe.seed)
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY,
@@ -76,11 +81,15 @@ Example = tuple[list[int], int]  # token ids, and how many of them are the promp
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, pairs: list[tuple[str, str]]) -> list[Example]:
-    """Prompt and response ids; the prompt uses the chat template as at inference, the response ends with EOS."""
+    """Prompt and response ids; the prompt uses the chat template as at inference, the response
+    ends with EOS.
+    """
     chats = [[{"role": "user", "content": problem}] for problem, _ in pairs]
     prompts = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
     responses = tokenizer([response for _, response in pairs]).input_ids
-    return [(p + r + [tokenizer.eos_token_id], len(p)) for p, r in zip(prompts, responses, strict=True)]
+    return [
+        (p + r + [tokenizer.eos_token_id], len(p)) for p, r in zip(prompts, responses, strict=True)
+    ]
 
 
 def drill(rng: random.Random, source: Iterator[WordProblem]) -> tuple[str, str]:
@@ -102,7 +111,9 @@ def examples(
             yield problem.text, write_solution(rng, problem, rates)
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    tokenizer: PreTrainedTokenizerFast, recipe: Recipe
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Token ids and labels; examples of similar length share a batch, to reduce padding."""
     rng = random.Random(recipe.seed)
     source = problems(recipe.seed + 1, for_training=True)
@@ -129,34 +140,49 @@ def pad(group: list[Example], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, labels
 
 
-def loss_on_responses(model: Any, ids: torch.Tensor, labels: torch.Tensor, experts: int) -> torch.Tensor:
-    """Mean cross entropy of the response tokens; the head runs only at their positions, which halves its time.
+def loss_on_responses(
+    model: Any, ids: torch.Tensor, labels: torch.Tensor, experts: int
+) -> torch.Tensor:
+    """Mean cross entropy of the response tokens; the head runs only at their positions, which
+    halves its time.
 
-    No attention mask: the padding is on the right, where causal attention never looks. A load-balancing loss keeps all
-    experts in use (Switch Transformer).
+    No attention mask: the padding is on the right, where causal attention never looks. A
+    load-balancing loss keeps all experts in use (Switch Transformer).
     """
     decoded = model.model(ids[:, :-1], **({"output_router_logits": True} if experts else {}))
     wanted = labels[:, 1:]
     chosen = wanted != IGNORED
     loss = F.cross_entropy(model.lm_head(decoded.last_hidden_state[chosen]), wanted[chosen])
-    return loss + BALANCE * load_balancing_loss_func(decoded.router_logits, experts, 2) if experts else loss
+    return (
+        loss + BALANCE * load_balancing_loss_func(decoded.router_logits, experts, 2)
+        if experts
+        else loss
+    )
 
 
 def optimizers(model: Any, learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for the rest, including routers and stacked experts."""
+    """Muon for the matrices inside the layers, AdamW for the rest, including routers and stacked
+    experts.
+    """
     inside = model.model.layers.named_parameters()
     matrices = [p for name, p in inside if p.ndim == 2 and not name.endswith("mlp.gate.weight")]
     others = [p for p in model.parameters() if not any(p is m for m in matrices)]
-    muon = torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    muon = torch.optim.Muon(
+        matrices, lr=learning_rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+    )
     return [muon, torch.optim.AdamW(others, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.0)]
 
 
 def schedule(step: int, recipe: Recipe) -> float:
     """Factor of the learning rate: linear warm-up, constant, linear decay to zero."""
-    return min(1.0, (step + 1) / recipe.warmup, (recipe.steps - step) / (recipe.steps * recipe.final_decay))
+    return min(
+        1.0, (step + 1) / recipe.warmup, (recipe.steps - step) / (recipe.steps * recipe.final_decay)
+    )
 
 
-def train(tokenizer: PreTrainedTokenizerFast, recipe: Recipe, on_step: Callable[[int, float], None]) -> Any:
+def train(
+    tokenizer: PreTrainedTokenizerFast, recipe: Recipe, on_step: Callable[[int, float], None]
+) -> Any:
     """A trained model in float32; `on_step` gets the step and its loss in nats."""
     model = build_model(tokenizer, recipe)
     steppers = optimizers(model, recipe.learning_rate)

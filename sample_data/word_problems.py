@@ -1,7 +1,8 @@
-"""Generates arithmetic word problems: a short story in English and the chain of calculations that answers it.
+"""Generates arithmetic word problems: a short story in English and the chain of calculations that
+answers it.
 
-Deterministic: the same `random.Random` state gives the same problem. Every number is between 1 and `LIMIT`, and every
-division is exact.
+Deterministic: the same `random.Random` state gives the same problem. Every number is between 1 and
+`LIMIT`, and every division is exact.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ Operand = int | Ref
 
 @dataclass(frozen=True)
 class Step:
-    """One calculation: `left operator right`, each side a number of the story or an earlier result."""
+    """One calculation: `left operator right`, each side a number of the story or an earlier
+    result.
+    """
 
     operator: str
     left: Operand
@@ -58,7 +61,9 @@ def apply(operator: str, left: int, right: int) -> int:
 
 @dataclass
 class Story:
-    """A problem in the making: the sentences and steps so far, and how many things the person has."""
+    """A problem in the making: the sentences and steps so far, and how many things the person
+    has.
+    """
 
     rng: random.Random
     person: str
@@ -73,7 +78,13 @@ class Story:
 
     def say(self, variants: list[str], **numbers: object) -> None:
         """Adds one of the sentences, with names, things and numbers filled in."""
-        words = {"n": self.person, "f": self.friend, "he": self.pronoun, "his": self.possessive, "i": self.items}
+        words = {
+            "n": self.person,
+            "f": self.friend,
+            "he": self.pronoun,
+            "his": self.possessive,
+            "i": self.items,
+        }
         rng = self.rng
         words |= {"place": rng.choice(phrases.PLACES), "time": rng.choice(phrases.TIMES)}
         words |= {"boxes": rng.choice(phrases.CONTAINERS), "friends": rng.choice(phrases.SHARERS)}
@@ -93,7 +104,9 @@ class Story:
 
 def begin(rng: random.Random) -> Story:
     """Introduces the person and the things."""
-    names, pronoun, possessive = rng.choice([(phrases.GIRLS, "she", "her"), (phrases.BOYS, "he", "his")])
+    names, pronoun, possessive = rng.choice(
+        [(phrases.GIRLS, "she", "her"), (phrases.BOYS, "he", "his")]
+    )
     person, friend = rng.choice(names), rng.choice(phrases.GIRLS + phrases.BOYS)
     while friend == person:
         friend = rng.choice(phrases.GIRLS + phrases.BOYS)
@@ -129,7 +142,9 @@ def multiply(story: Story) -> bool:
     if not factors:
         return False
     k = story.rng.choice(factors)
-    story.say(phrases.MULTIPLICATIONS, verb=phrases.MULTIPLY_VERBS[k], times=phrases.TIMES_AS_MANY[k])
+    story.say(
+        phrases.MULTIPLICATIONS, verb=phrases.MULTIPLY_VERBS[k], times=phrases.TIMES_AS_MANY[k]
+    )
     story.update("*", k, k)
     return True
 
@@ -203,11 +218,19 @@ def generate(rng: random.Random, least: int = 2, most: int = 4) -> WordProblem:
             rng.choice(EVENTS)(story)
         asked = rng.choice(QUESTIONS)(story)
         if asked and least <= len(story.steps) <= most:
-            return WordProblem(" ".join(story.sentences), tuple(story.steps), story.count, story.person, story.items)
+            return WordProblem(
+                " ".join(story.sentences),
+                tuple(story.steps),
+                story.count,
+                story.person,
+                story.items,
+            )
 
 
 def held_out(text: str) -> bool:
-    """Whether a problem is on the held-out side; only its text decides, so no text can be on both sides."""
+    """Whether a problem is on the held-out side; only its text decides, so no text can be on
+    both sides.
+    """
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % HELD_OUT_ONE_IN == 0
 
 

@@ -1,4 +1,6 @@
-"""What every test relies on: no hub, prepared imports, and one thread, which makes numbers reproducible bit for bit."""
+"""What every test relies on: no hub, prepared imports, and one thread, which makes numbers
+reproducible bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from mismatch_cli.torch_settings import prepare_imports
 
-# Many container images set it; every process would then compile torch, transformers and vLLM again, 6 to 10 s each.
+# Many container images set it; every process would then compile torch, transformers and vLLM again,
+# 6 to 10 s each.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 prepare_imports()
@@ -32,7 +35,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _imports_are_not_garbage() -> None:
-    """Engines collect garbage when they close, which takes 0.3 s if torch, transformers and vLLM are not frozen."""
+    """Engines collect garbage when they close, which takes 0.3 s if torch, transformers and vLLM
+    are not frozen.
+    """
     gc.collect()
     gc.freeze()
 

@@ -54,7 +54,9 @@ def metadata_of(sdist: Path, wheel: Path) -> Metadata:
 
 
 def check(folder: Path) -> Metadata:
-    """One sdist and one wheel of one version, with licences, without caches, with a README whose links are whole."""
+    """One sdist and one wheel of one version, with licences, without caches, with a README whose
+    links are whole.
+    """
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     metadata = metadata_of(sdist, wheel)
     with zipfile.ZipFile(wheel) as archive:
@@ -73,11 +75,12 @@ def may_be_released(metadata: Metadata, tag: str) -> list[str]:
     version, day = latest_release()
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     reasons = {
-        f"the tag is {tag}, the version {metadata.version}: tag v{metadata.version}": tag != f"v{metadata.version}",
-        f"CHANGELOG.md ends with {version}, not with {metadata.version}": Version(version) != metadata.version,
-        f"CITATION.cff names {cited['version']} of {cited['date-released']}, CHANGELOG.md {version} of {day}": (
-            (cited["version"], cited["date-released"]) != (version, day)
-        ),
+        f"the tag is {tag}, the version {metadata.version}: tag v{metadata.version}": tag
+        != f"v{metadata.version}",
+        f"CHANGELOG.md ends with {version}, not with {metadata.version}": Version(version)
+        != metadata.version,
+        f"CITATION.cff names {cited['version']} of {cited['date-released']}, CHANGELOG.md "
+        f"{version} of {day}": ((cited["version"], cited["date-released"]) != (version, day)),
         "pyproject.toml still names OWNER: CONTRIBUTING.md, Releasing": any(
             map(OWNER.search, PROJECT["urls"].values())
         ),

@@ -1,4 +1,6 @@
-"""A tiny random model of each family that people train, with its special features: scaled positions, caps, experts."""
+"""A tiny random model of each family that people train, with its special features: scaled
+positions, caps, experts.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,16 @@ _SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 1,
 }
-_WHOLE_HEADS = {"num_key_value_heads": 4}  # GPT-NeoX and Phi-1 have no groups; vLLM would trust the number
+# GPT-NeoX and Phi-1 have no groups; vLLM would trust the number
+_WHOLE_HEADS = {"num_key_value_heads": 4}
 _TRAINED = 64  # the context before its extension
 
 
 @dataclass(frozen=True)
 class Family:
-    """Its name in transformers, its settings, and the same with one feature changed that a correct engine honours."""
+    """Its name in transformers, its settings, and the same with one feature changed that a
+    correct engine honours.
+    """
 
     name: str
     settings: Mapping[str, Any]
@@ -48,7 +53,11 @@ FAMILIES = {
     "llama": Family(
         "Llama",
         _rope(
-            "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=_TRAINED,
+            "llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=_TRAINED,
         ),
         "the scaling of positions (llama3)",
         _rope(),
@@ -56,8 +65,11 @@ FAMILIES = {
     "gemma2": Family(
         "Gemma2",
         {
-            "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "query_pre_attn_scalar": 32,
-            "sliding_window": 32, "tie_word_embeddings": True,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 32,
+            "tie_word_embeddings": True,
         },
         "the soft caps of attention and of logits",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None},
@@ -73,8 +85,11 @@ FAMILIES = {
         {
             "original_max_position_embeddings": _TRAINED,
             **_rope(
-                "longrope", original_max_position_embeddings=_TRAINED, partial_rotary_factor=1.0,
-                short_factor=[1.0 + i / 8 for i in range(16)], long_factor=[1.0 + i / 4 for i in range(16)],
+                "longrope",
+                original_max_position_embeddings=_TRAINED,
+                partial_rotary_factor=1.0,
+                short_factor=[1.0 + i / 8 for i in range(16)],
+                long_factor=[1.0 + i / 4 for i in range(16)],
             ),
         },
         "the scaling of positions (LongRoPE)",
@@ -92,16 +107,32 @@ FAMILIES = {
         "normed weights of experts",
         {"norm_topk_prob": False},
     ),
-    "olmoe": Family("Olmoe", _WHOLE_HEADS | _experts(8), "the second expert of a token", {"num_experts_per_tok": 1}),
+    "olmoe": Family(
+        "Olmoe",
+        _WHOLE_HEADS | _experts(8),
+        "the second expert of a token",
+        {"num_experts_per_tok": 1},
+    ),
     "mixtral": Family(
-        "Mixtral", {"num_local_experts": 4}, "the second expert of a token", {"num_experts_per_tok": 1}
+        "Mixtral",
+        {"num_local_experts": 4},
+        "the second expert of a token",
+        {"num_experts_per_tok": 1},
     ),
     "gpt_oss": Family(
         "GptOss",
         {
-            "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 64, "sliding_window": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 64,
+            "sliding_window": 32,
             **_rope(
-                "yarn", 150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+                "yarn",
+                150000.0,
+                factor=8.0,
+                beta_fast=32.0,
+                beta_slow=1.0,
+                truncate=False,
                 original_max_position_embeddings=_TRAINED,
             ),
         },
@@ -112,13 +143,16 @@ FAMILIES = {
         "Qwen3Next",
         {
             **_experts(4, moe_intermediate_size=64, shared_expert_intermediate_size=64),
-            "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
         },
         "the second expert of a token",
         {"num_experts_per_tok": 1},
     ),
-}  # fmt: skip
+}
 
 
 def config_of(family: str, **changes: Any) -> Any:
@@ -132,8 +166,8 @@ def config_of(family: str, **changes: Any) -> Any:
 def save_family(into: Path, family: str, dtype: torch.dtype = torch.float32, **changes: Any) -> str:
     """Save a model with the bundled tokenizer in a folder of its own; return the folder.
 
-    Every weight is drawn, biases and norms too, and large enough that attention and experts choose: a part that is
-    computed differently changes log-probs by tenths of a nat.
+    Every weight is drawn, biases and norms too, and large enough that attention and experts choose:
+    a part that is computed differently changes log-probs by tenths of a nat.
     """
     from transformers import AutoModelForCausalLM
 

@@ -12,14 +12,22 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 def save_adapter(
-    model: str, folder: Path, targets: tuple[str, ...] = LINEAR, *, rank: int = 4, size: float = 0.05, seed: int = 0
+    model: str,
+    folder: Path,
+    targets: tuple[str, ...] = LINEAR,
+    *,
+    rank: int = 4,
+    size: float = 0.05,
+    seed: int = 0,
 ) -> str:
     """Save a random adapter of a model; return its folder."""
     from peft import LoraConfig, get_peft_model
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets), task_type="CAUSAL_LM")
+        config = LoraConfig(
+            r=rank, lora_alpha=2 * rank, target_modules=list(targets), task_type="CAUSAL_LM"
+        )
         wrapped = get_peft_model(load_causal_lm(model, "float32"), config)
         for name, weight in wrapped.named_parameters():
             if "lora_B" in name:

@@ -1,4 +1,6 @@
-"""Tiny mixtures of experts of each family with known routers, with the bundled tokenizer where one is needed."""
+"""Tiny mixtures of experts of each family with known routers, with the bundled tokenizer where
+one is needed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from mismatch_cli.places import bundled
 from tests.tiny_models import saved_model
 
 EXPERTS, TOP_K = 8, 2
-_COUNTED: dict[str, Any] = {"num_experts": EXPERTS, "num_experts_per_tok": TOP_K, "moe_intermediate_size": 32}
+_COUNTED: dict[str, Any] = {
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": TOP_K,
+    "moe_intermediate_size": 32,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": _COUNTED | {"norm_topk_prob": True},
     "Olmoe": {"num_experts": EXPERTS, "num_experts_per_tok": TOP_K, "eos_token_id": 1},
@@ -29,7 +35,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def with_tokenizer(into: Path, family: str = "Qwen3Moe", **settings: Any) -> str:
     """A model that commands can sample from."""
     tokenizer = load_tokenizer(str(bundled("model")))
-    room = {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "eos_token_id": tokenizer.eos_token_id}
+    room = {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 512,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
     folder = saved_model(into, family, **FAMILIES[family] | room | settings)
     tokenizer.save_pretrained(folder)
     return folder

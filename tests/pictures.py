@@ -1,4 +1,6 @@
-"""Pictures are the slowest part of a report, and tests/report checks them: elsewhere they may stay blank."""
+"""Pictures are the slowest part of a report, and tests/report checks them: elsewhere they may
+stay blank.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A folder of somebody else: files named like Python's own modules, which leave a trace where they are imported."""
+"""A folder of somebody else: files named like Python's own modules, which leave a trace where
+they are imported.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,26 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_POISON = "import os\nos.close(os.open({marker!r}, os.O_CREAT))\nraise ImportError('this is not the real one')\n"
+_POISON = (
+    "import os\nos.close(os.open({marker!r}, os.O_CREAT))\nraise ImportError('this is not the "
+    "real one')\n"
+)
 _NOT_SHADOWED = ("importlib", "os", "__future__")  # of which Python itself has copies
-_PROGRAM = "import sys\nfrom mismatch_cli.__main__ import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+_PROGRAM = (
+    "import sys\nfrom mismatch_cli.__main__ import main\nif __name__ == '__main__':\n    "
+    "sys.exit(main())\n"
+)
 
 
 class PoisonedFolder:
     """Commands run in it as from a shell, by a console script in another folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self._marks, self._program = folder / "stranger's", folder / "imported", folder / "mismatch-cli"
+        self.path, self._marks, self._program = (
+            folder / "stranger's",
+            folder / "imported",
+            folder / "mismatch-cli",
+        )
         self.path.mkdir()
         self._marks.mkdir()
         self._program.write_text(_PROGRAM)
@@ -26,9 +38,13 @@ class PoisonedFolder:
 
     def run(self, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, self._program, *words], cwd=self.path, capture_output=True, text=True, check=False,
+            [sys.executable, self._program, *words],
+            cwd=self.path,
+            capture_output=True,
+            text=True,
+            check=False,
             env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
-        )  # fmt: skip
+        )
 
     def imported(self) -> list[str]:
         """The names of its files that were imported."""

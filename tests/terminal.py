@@ -15,16 +15,22 @@ from pathlib import Path
 class Terminal:
     """A running command; `text` is its output so far."""
 
-    def __init__(self, command: list[str], columns: int, folder: Path | None = None, **variables: str) -> None:
+    def __init__(
+        self, command: list[str], columns: int, folder: Path | None = None, **variables: str
+    ) -> None:
         self._end, inside = pty.openpty()
         fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         ours = ("COLUMNS", "LINES", "NO_COLOR")
         environment = {name: value for name, value in os.environ.items() if name not in ours}
         self.process = subprocess.Popen(
-            command, stdin=inside, stdout=inside, stderr=inside, cwd=folder,
+            command,
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            cwd=folder,
             env=environment | {"TERM": "xterm"} | variables,
             preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
-        )  # fmt: skip
+        )
         os.close(inside)
         os.set_blocking(self._end, False)
         self.text = ""

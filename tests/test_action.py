@@ -1,6 +1,8 @@
-"""The GitHub Action, tested by running its steps: each `run:` in bash as on a runner, with inputs, files and outputs.
+"""The GitHub Action, tested by running its steps: each `run:` in bash as on a runner, with inputs,
+files and outputs.
 
-What is not run is actions/setup-python, which needs GitHub; it is only asked for where a Python version is named.
+What is not run is actions/setup-python, which needs GitHub; it is only asked for where a Python
+version is named.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Done(NamedTuple):
 
     @property
     def commands(self) -> list[str]:
-        """The lines of the log that a runner interprets: none between stop-commands and its token."""
+        """The lines of the log that a runner interprets: none between stop-commands and its
+        token.
+        """
         acted, token = [], ""
         for line in self.log.splitlines():
             if token:
@@ -56,7 +60,8 @@ class Runner:
         (folder / "bin" / "python3").symlink_to(sys.executable)
         self.temporary = folder / "temporary folder"
         self.temporary.mkdir()
-        # Dependencies come from this environment, so that nothing is fetched; mismatch-cli itself is installed.
+        # Dependencies come from this environment, so that nothing is fetched; mismatch-cli itself
+        # is installed.
         (folder / "site").mkdir()
         for path in Path(yaml.__file__).parents[1].iterdir():
             if "mismatch" not in path.name:
@@ -68,28 +73,47 @@ class Runner:
         given |= {key.replace("_", "-"): value for key, value in inputs.items()}
         assert given.keys() == ACTION["inputs"].keys() and not _EXPRESSION.search(step["run"])
         known = (
-            {f"inputs.{key}": value for key, value in given.items()} | self.outputs | {"github.action_path": str(ROOT)}
+            {f"inputs.{key}": value for key, value in given.items()}
+            | self.outputs
+            | {"github.action_path": str(ROOT)}
         )
-        variables = {key: _EXPRESSION.sub(lambda found: known[found[1]], value) for key, value in step["env"].items()}
+        variables = {
+            key: _EXPRESSION.sub(lambda found: known[found[1]], value)
+            for key, value in step["env"].items()
+        }
         for file in files:
             file.write_text("")
         (self.folder / "step.sh").write_text(step["run"], encoding="utf-8")
         done = subprocess.run(
-            ["bash", "--noprofile", "--norc", "-eo", "pipefail", self.folder / "step.sh"],  # as `shell: bash`
-            cwd=self.folder, env=self.environment(*files) | variables, text=True, check=False,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            # As `shell: bash`
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", self.folder / "step.sh"],
+            cwd=self.folder,
+            env=self.environment(*files) | variables,
+            text=True,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         said = dict(line.split("=", 1) for line in files[0].read_text().splitlines())
         self.outputs |= {f"steps.{name}.outputs.{key}": value for key, value in said.items()}
         return Done(done.returncode, done.stdout, said, files[1].read_text(encoding="utf-8"))
 
     def environment(self, output: Path, summary: Path) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GITHUB_", "PIP_"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "GITHUB_", "PIP_"))
+        }
         return kept | {
-            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(self.folder / "site"),
-            "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1", "COLUMNS": "100",
-            "RUNNER_TEMP": str(self.temporary), "GITHUB_OUTPUT": str(output), "GITHUB_STEP_SUMMARY": str(summary),
-        }  # fmt: skip
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(self.folder / "site"),
+            "PIP_NO_BUILD_ISOLATION": "0",
+            "PIP_NO_INDEX": "1",
+            "COLUMNS": "100",
+            "RUNNER_TEMP": str(self.temporary),
+            "GITHUB_OUTPUT": str(output),
+            "GITHUB_STEP_SUMMARY": str(summary),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -116,17 +140,29 @@ HOSTILE = "evil |`<b>\n::error::planted"
 
 @pytest.fixture(scope="module")
 def bad(runner) -> Done:
-    """A run with the gap of an fp8 cache in a folder with a hostile name, and limits with a hostile source."""
+    """A run with the gap of an fp8 cache in a folder with a hostile name, and limits with a
+    hostile source.
+    """
     run = Path(shutil.copytree(FP8, runner.folder / "a run" / "::warning::|`<i>x"))
     limits = runner.folder / "my limits.toml"
-    limits.write_text('[limits.tv_binary_mean]\nmax = 0.001\nsource = "' + HOSTILE.replace("\n", "\\n") + '"\n')
-    return runner.run("gate", traces=str(run), limits=str(limits), arguments=f"--baseline '{FLOAT32}' --full-paths")
+    limits.write_text(
+        '[limits.tv_binary_mean]\nmax = 0.001\nsource = "' + HOSTILE.replace("\n", "\\n") + '"\n'
+    )
+    return runner.run(
+        "gate",
+        traces=str(run),
+        limits=str(limits),
+        arguments=f"--baseline '{FLOAT32}' --full-paths",
+    )
 
 
 def test_a_bad_trace_fails_with_a_summary_and_an_annotation(bad):
     assert bad.code == 3 and bad.outputs == {"verdict": "failed", "exit-code": "3"}, bad.log
     (command,) = bad.commands
-    assert command == "::error title=mismatch-cli gate::tv_binary_mean (mismatch) ≤ 0.001: 0.00275945 is above 0.001"
+    assert (
+        command
+        == "::error title=mismatch-cli gate::tv_binary_mean (mismatch) ≤ 0.001: 0.00275945 is above 0.001"
+    )
     assert bad.summary.startswith("### ❌ mismatch-cli gate: failed\n\nThe limit does not hold: ")
     assert "sampled with different settings" not in bad.log and "tv_binary_mean" in bad.log
 
@@ -134,20 +170,30 @@ def test_a_bad_trace_fails_with_a_summary_and_an_annotation(bad):
 def test_names_and_sources_are_text_in_the_summary(bad):
     head, rule, row = [line for line in bad.summary.splitlines() if line.startswith("|")]
     assert [len(re.split(r"(?<!\\)\|", line)) for line in (head, rule, row)] == [8, 8, 8]
-    assert r"evil \|\`\<b\>⏎::error::planted" in row and r"0.00276 \[0.00225, 0.00425\]" in row and "≤ 0.001" in row
+    assert (
+        r"evil \|\`\<b\>⏎::error::planted" in row
+        and r"0.00276 \[0.00225, 0.00425\]" in row
+        and "≤ 0.001" in row
+    )
     assert not re.search(r"(?<!\\)[<`]", bad.summary)
 
 
 def test_a_job_may_continue_if_a_limit_does_not_hold(runner):
     done = runner.run("gate", traces=str(FP8), fail_on="error")
     assert done.code == 0 and done.outputs == {"verdict": "failed", "exit-code": "3"}
-    assert [line.partition(" ")[0] for line in done.commands] == ["::warning"] and "❌" in done.summary
+    assert [line.partition(" ")[0] for line in done.commands] == [
+        "::warning"
+    ] and "❌" in done.summary
 
 
 @pytest.mark.parametrize(
     ("inputs", "outputs", "said"),
     [
-        ({"traces": "/no/such/run"}, {"verdict": "error", "exit-code": "1"}, "/no/such/run does not exist"),
+        (
+            {"traces": "/no/such/run"},
+            {"verdict": "error", "exit-code": "1"},
+            "/no/such/run does not exist",
+        ),
         ({"traces": " \n"}, {"verdict": "error", "exit-code": "2"}, "No trace named"),
         ({"traces": "x", "arguments": "--baseline '"}, {}, "No closing quotation"),
         ({"traces": "x", "fail_on": "always"}, {}, "fail-on is one of"),
@@ -168,7 +214,11 @@ def test_an_error_fails_the_step_unless_fail_on_is_never(runner):
 def test_an_input_is_never_a_part_of_a_script(runner):
     """`$(…)`, quotes and line breaks in an input reach the program unchanged."""
     planted = runner.folder / "planted"
-    done = runner.run("gate", traces=f'$(touch {planted})"; touch {planted}; "', arguments="--limits '$(echo verl)'")
+    done = runner.run(
+        "gate",
+        traces=f'$(touch {planted})"; touch {planted}; "',
+        arguments="--limits '$(echo verl)'",
+    )
     assert done.outputs["verdict"] == "error" and not planted.exists()
     assert all("${{" not in step.get("run", "") for step in ACTION["runs"]["steps"])
 
@@ -181,7 +231,8 @@ def test_the_program_of_an_earlier_step_or_a_version_is_used_on_request(runner):
     mine.symlink_to(runner.outputs["steps.install.outputs.program"])
     assert others.run("install", version="installed").outputs == {"program": str(mine)}
     done = others.run("install", version="0.0.1", extras="hf")
-    assert done.code and "mismatch-cli[hf]==0.0.1" in done.log  # nothing is fetched here, so pip finds none
+    # Nothing is fetched here, so pip finds none
+    assert done.code and "mismatch-cli[hf]==0.0.1" in done.log
 
 
 def runner_without_program(runner: Runner) -> Done:
@@ -192,11 +243,18 @@ def runner_without_program(runner: Runner) -> Done:
 
 
 def test_the_metadata_of_the_action_is_true():
-    assert set(ACTION["outputs"]) == {"verdict", "exit-code"} and ACTION["runs"]["using"] == "composite"
+    assert (
+        set(ACTION["outputs"]) == {"verdict", "exit-code"}
+        and ACTION["runs"]["using"] == "composite"
+    )
     assert all("run" in step or "uses" in step for step in STEPS.values())
     uses = STEPS["Set up Python"]
-    assert uses["if"] == "inputs.python-version != ''" and uses["uses"].startswith("actions/setup-python@")
-    referred = set(re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text(encoding="utf-8")))
+    assert uses["if"] == "inputs.python-version != ''" and uses["uses"].startswith(
+        "actions/setup-python@"
+    )
+    referred = set(
+        re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text(encoding="utf-8"))
+    )
     assert referred == ACTION["inputs"].keys()
     page = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in page for name in (*ACTION["inputs"], *ACTION["outputs"]))

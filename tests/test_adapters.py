@@ -1,4 +1,6 @@
-"""Adapters on a model: the intended sum, whatever is tied; misfits are reported, never silently dropped."""
+"""Adapters on a model: the intended sum, whatever is tied; misfits are reported, never silently
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def model(save_model) -> str:
 
 
 def logits_of_the_sum(model: str, adapter: str) -> torch.Tensor:
-    """The logits of W + B A · alpha / rank written out, with the head untied from the embeddings."""
+    """The logits of W + B A · alpha / rank written out, with the head untied from the
+    embeddings.
+    """
     loaded, found = load_causal_lm(model, "float32"), read_adapter(adapter)
     weights = load_file(Path(adapter) / "adapter_model.safetensors")
     head = loaded.get_output_embeddings().weight.detach().clone()
@@ -83,8 +87,10 @@ FUSED = {
     "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
     "Mixtral": {"num_local_experts": 4},
     "DeepseekV3": {
-        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
-        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
+        "v_head_dim": 16,
         "n_group": 1, "topk_group": 1, "num_key_value_heads": 4,
     },
     "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2},
@@ -95,7 +101,11 @@ FUSED = {
 @pytest.mark.parametrize(
     ("family", "targets", "changed"),
     [
-        ("Qwen3Moe", "all-linear", {"gate_up_proj", "down_proj", "gate", "q_proj", "k_proj", "v_proj", "o_proj"}),
+        (
+            "Qwen3Moe",
+            "all-linear",
+            {"gate_up_proj", "down_proj", "gate", "q_proj", "k_proj", "v_proj", "o_proj"},
+        ),
         ("Mixtral", "gate_up_proj, q_proj", {"gate_up_proj", "q_proj"}),
         ("DeepseekV3", "experts.down_proj, q_a_proj", {"down_proj", "q_a_proj"}),
         ("GptOss", "gate_up_proj, down_proj", {"gate_up_proj", "down_proj"}),
@@ -103,8 +113,12 @@ FUSED = {
         ("GPT2", "c_attn, c_proj", {"c_attn", "c_proj"}),
     ],
 )
-def test_experts_in_one_parameter_are_merged_parameter_by_parameter(save_model, tmp_path, family, targets, changed):
-    """W + B A · scale of each expert written out, against peft's own merge of the saved adapter and its logits."""
+def test_experts_in_one_parameter_are_merged_parameter_by_parameter(
+    save_model, tmp_path, family, targets, changed
+):
+    """W + B A · scale of each expert written out, against peft's own merge of the saved adapter
+    and its logits.
+    """
     model = save_model(family, **FUSED.get(family, {}))
     loaded, base = load_causal_lm(model, "float32"), load_causal_lm(model, "float32").state_dict()
     wrapped = start_lora(loaded, rank=2, alpha=6, targets=targets, seed=0)
@@ -118,25 +132,36 @@ def test_experts_in_one_parameter_are_merged_parameter_by_parameter(save_model, 
     for layer in (layer for layer in loaded.modules() if hasattr(layer, "lora_A")):
         weight = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))
         name = next(n for n, value in base.items() if n in different and torch.equal(value, weight))
-        torch.testing.assert_close(state[name] - weight, sum_of_products(layer, weight), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            state[name] - weight, sum_of_products(layer, weight), atol=1e-6, rtol=1e-5
+        )
     save_adapter_of_run(wrapped, tmp_path / "lora")
-    again = put_on(load_causal_lm(model, "float32"), read_adapter(str(tmp_path / "lora")), merge=True)
+    again = put_on(
+        load_causal_lm(model, "float32"), read_adapter(str(tmp_path / "lora")), merge=True
+    )
     with torch.inference_mode():
         torch.testing.assert_close(again(IDS).logits, loaded(IDS).logits, atol=1e-4, rtol=1e-4)
     assert all(torch.equal(weight, state[name]) for name, weight in again.state_dict().items())
 
 
 def sum_of_products(layer, weight: torch.Tensor) -> torch.Tensor:
-    """B A · scale expert by expert, in the order of the experts: their ranks are A's rows in blocks, and every n-th
-    column of B."""
-    a, b, scale = layer.lora_A["default"].weight, layer.lora_B["default"].weight, layer.scaling["default"]
+    """B A · scale expert by expert, in the order of the experts: their ranks are A's rows in
+    blocks, and every n-th column of B.
+    """
+    a, b, scale = (
+        layer.lora_A["default"].weight,
+        layer.lora_B["default"].weight,
+        layer.scaling["default"],
+    )
     if weight.dim() == 2:
         delta = scale * b @ a
         return delta.T if layer.fan_in_fan_out else delta
     experts = len(weight)
     rank = len(a) // experts
     deltas = [scale * b[:, e::experts] @ a[e * rank : (e + 1) * rank] for e in range(experts)]
-    return torch.stack([d if d.shape == weight.shape[1:] and not transposed(layer) else d.T for d in deltas])
+    return torch.stack(
+        [d if d.shape == weight.shape[1:] and not transposed(layer) else d.T for d in deltas]
+    )
 
 
 def transposed(layer) -> bool:
@@ -171,12 +196,18 @@ def test_an_adapter_that_would_be_dropped_in_part_is_refused(model, save_model, 
     folder = Path(save_adapter(model, tmp_path / "lora"))
     path = folder / "adapter_model.safetensors"
     weights = load_file(path)
-    save_file({name.replace("layers.1", "layers.7"): weight for name, weight in weights.items()}, path)
-    with pytest.raises(MismatchError, match=r"only in part: 14 of its weights are missing and 14 fit no module"):
+    save_file(
+        {name.replace("layers.1", "layers.7"): weight for name, weight in weights.items()}, path
+    )
+    with pytest.raises(
+        MismatchError, match=r"only in part: 14 of its weights are missing and 14 fit no module"
+    ):
         put_on(load_causal_lm(model), read_adapter(str(folder)), merge=False)
     wide = save_model("Llama", hidden_size=96)
     with pytest.raises(MismatchError, match="does not fit"):
-        put_on(load_causal_lm(wide), read_adapter(save_adapter(model, tmp_path / "fits")), merge=True)
+        put_on(
+            load_causal_lm(wide), read_adapter(save_adapter(model, tmp_path / "fits")), merge=True
+        )
 
 
 @pytest.mark.parametrize(

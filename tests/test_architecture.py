@@ -26,12 +26,15 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
 TREES = {path: ast.parse(text) for path, text in TEXTS.items()}
 MODULES = {
-    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in FILES
 }
 
-# Folders whose files are found by name, and `pages`, whose files are named after the studies that they show.
+# Folders whose files are found by name, and `pages`, whose files are named after the studies that
+# they show.
 REGISTRIES = (
-    "commands", "diagnosis/checks", "dialects", "engines", "importers", "report/plots", "trackers", "trust_regions",
+    "commands", "diagnosis/checks", "dialects", "engines", "importers", "report/plots", "trackers",
+    "trust_regions",
     "weights",
 )  # fmt: skip
 PAGES = "report/pages"
@@ -60,13 +63,43 @@ FLOORS = [
     {"saved_tensors"},
     {"models", "adapters", "options", "dealing", "dissection"},
     {"configuration"},
-    {"arrays", "sampling", "batch", "text", "numbers", "registry", "torch_settings", "memory", "sharding", "routing"},
+    {
+        "arrays",
+        "sampling",
+        "batch",
+        "text",
+        "numbers",
+        "registry",
+        "torch_settings",
+        "memory",
+        "sharding",
+        "routing",
+    },
     {"entry_points"},
-    {"attention", "positions", "weights_note", "custom_code", "places", "extras", "ranks", "hashing"},
+    {
+        "attention",
+        "positions",
+        "weights_note",
+        "custom_code",
+        "places",
+        "extras",
+        "ranks",
+        "hashing",
+    },
     {"errors", "child_python"},
     {"subprocess_site"},
 ]
-HEAVY = ("torch", "transformers", "vllm", "pandas", "matplotlib", "pyarrow", "numpy", "datasets", "math_verify")
+HEAVY = (
+    "torch",
+    "transformers",
+    "vllm",
+    "pandas",
+    "matplotlib",
+    "pyarrow",
+    "numpy",
+    "datasets",
+    "math_verify",
+)
 
 
 def floor_of(room: str) -> int:
@@ -83,12 +116,16 @@ def folder_of(path: Path) -> str:
 
 
 def is_found_by_its_name(path: Path) -> bool:
-    """Found by a registry, or imported by the user of a framework: adapters of the recorder have its name."""
+    """Found by a registry, or imported by the user of a framework: adapters of the recorder have
+    its name.
+    """
     return folder_of(path) in (*REGISTRIES, "record") and not path.name.startswith("_")
 
 
 def imports_of(path: Path) -> set[str]:
-    """The modules of the package that a file imports, at its top, in functions, or only for types."""
+    """The modules of the package that a file imports, at its top, in functions, or only for
+    types.
+    """
     found = set()
     for node in ast.walk(TREES[path]):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -101,10 +138,15 @@ def imports_of(path: Path) -> set[str]:
 
 def for_types_alone(path: Path) -> set[str]:
     blocks = [
-        node for node in ast.walk(TREES[path]) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        node
+        for node in ast.walk(TREES[path])
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
     ]
     return {
-        node.module for block in blocks for node in ast.walk(block) if isinstance(node, ast.ImportFrom) and node.module
+        node.module
+        for block in blocks
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom) and node.module
     }
 
 
@@ -116,28 +158,35 @@ def test_imports_point_down():
         f"{module} imports {target}"
         for module, targets in IMPORTS.items()
         for target in targets
-        if room_of(module) != room_of(target) and floor_of(room_of(module)) >= floor_of(room_of(target))
+        if room_of(module) != room_of(target)
+        and floor_of(room_of(module)) >= floor_of(room_of(target))
     ]
     assert up == []
 
 
 def test_there_are_no_cycles_inside_rooms_either():
     """`prepare` names a cycle that it finds."""
-    TopologicalSorter({m: targets - for_types_alone(MODULES[m]) for m, targets in IMPORTS.items()}).prepare()
+    TopologicalSorter(
+        {m: targets - for_types_alone(MODULES[m]) for m, targets in IMPORTS.items()}
+    ).prepare()
 
 
-# What a figure may import: how figures are drawn, the result of its study, and the format of numbers and tokens.
+# What a figure may import: how figures are drawn, the result of its study, and the format of
+# numbers and tokens.
 _KNOWN_TO_PLOTS = {"studies", "metrics", "numbers", "text", "algorithms"}
 
 
 def test_a_figure_knows_its_study_and_no_other_figure():
-    plots = {m: targets for m, targets in IMPORTS.items() if m.startswith("mismatch_cli.report.plots.")}
+    plots = {
+        m: targets for m, targets in IMPORTS.items() if m.startswith("mismatch_cli.report.plots.")
+    }
     assert len(plots) > 20
     wrong = [
         f"{module} imports {target}"
         for module, targets in plots.items()
         for target in targets
-        if room_of(target) not in _KNOWN_TO_PLOTS and not target.startswith("mismatch_cli.report.plots._")
+        if room_of(target) not in _KNOWN_TO_PLOTS
+        and not target.startswith("mismatch_cli.report.plots._")
     ]
     assert wrong == []
 
@@ -146,10 +195,13 @@ def test_drawing_loads_no_torch():
     """Numbers are numpy arrays before they are drawn."""
     script = (
         "import sys; from mismatch_cli import registry; from mismatch_cli.report import plots; "
-        "loaded = [registry.load(plots.__name__, name, 'plot') for name in registry.names(plots.__name__)]; "
-        "print(len(loaded) > 15, [m for m in ('torch', 'transformers', 'vllm', 'pandas') if m in sys.modules])"
+        "loaded = [registry.load(plots.__name__, name, 'plot') for name in "
+        "registry.names(plots.__name__)]; print(len(loaded) > 15, [m for m in ('torch', "
+        "'transformers', 'vllm', 'pandas') if m in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "True []"
 
 
@@ -158,19 +210,28 @@ def test_what_is_shown_is_computed_elsewhere():
     readers = {
         module
         for module, targets in IMPORTS.items()
-        if room_of(module) == "report" and {"mismatch_cli.trace.reader", "mismatch_cli.trace.manifest"} & targets
+        if room_of(module) == "report"
+        and {"mismatch_cli.trace.reader", "mismatch_cli.trace.manifest"} & targets
     }
     assert readers == {"mismatch_cli.report.excerpts"}
     printing = ("rich", "typer", "matplotlib", "jinja2")
     studies = [path for path in FILES if folder_of(path).startswith("studies")]
-    assert [p.name for p in studies if re.search(rf"^ *(from|import) ({'|'.join(printing)})\b", TEXTS[p], re.M)] == []
+    assert [
+        p.name
+        for p in studies
+        if re.search(rf"^ *(from|import) ({'|'.join(printing)})\b", TEXTS[p], re.M)
+    ] == []
 
 
 def test_a_file_is_known_by_its_name():
     """Outside registries and pages, no two files share a name."""
     named = defaultdict(list)
     for path in FILES:
-        if path.name != "__init__.py" and not is_found_by_its_name(path) and folder_of(path) != PAGES:
+        if (
+            path.name != "__init__.py"
+            and not is_found_by_its_name(path)
+            and folder_of(path) != PAGES
+        ):
             named[path.stem.lstrip("_")].append(str(path.relative_to(PACKAGE)))
     assert {name: paths for name, paths in named.items() if len(paths) > 1} == {}
 
@@ -197,9 +258,12 @@ def test_files_and_functions_stay_short():
         f"{path.name}: {node.name}"
         for path in FILES
         for node in functions(TREES[path])
-        if node.end_lineno - node.lineno >= 60 and node.name != "command"  # its signature is its list of flags
+        # Its signature is its list of flags
+        if node.end_lineno - node.lineno >= 60 and node.name != "command"
     ] == []
-    lengths = [node.end_lineno - node.lineno + 1 for tree in TREES.values() for node in functions(tree)]
+    lengths = [
+        node.end_lineno - node.lineno + 1 for tree in TREES.values() for node in functions(tree)
+    ]
     assert statistics.median(lengths) <= 7
 
 
@@ -220,7 +284,9 @@ def test_help_imports_nothing_heavy():
         "import sys; from mismatch_cli.cli import run; run(['--help']); run(['probe', '--help']); "
         f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert result.stderr.strip() == "[]"
     assert "probe" in result.stdout
 
@@ -247,7 +313,8 @@ import --json
 import --formats
 import --schema
 """
-_ARROW_LOOKS_FOR_PANDAS = ("diagnose", "--export", "import")  # for its column types; it is not a dependency
+# For its column types; it is not a dependency
+_ARROW_LOOKS_FOR_PANDAS = ("diagnose", "--export", "import")
 _NOT_FOR_READING = ("torch", "transformers", "datasets", "peft", "math_verify", "vllm", "pandas")
 
 
@@ -258,24 +325,36 @@ def test_reading_imports_neither_torch_nor_what_samples(tmp_path):
     script = (
         "import sys; from matplotlib.figure import Figure; from mismatch_cli.cli import run; "
         "from mismatch_cli.places import bundled; from mismatch_cli.report import figures; "
-        "figures.draw = lambda *_: Figure(); float32 = str(bundled('traces') / 'float32')\n"
-        f"for line in {READING.split(chr(10))[1:-1]!r}:\n"
-        "    code = run([*line.replace('FLOAT32', float32).split(), *['--force'] * ('exported' in line)])\n"
-        f"    loaded = [m for m in {_NOT_FOR_READING!r} if m in sys.modules]\n"
-        "    print('@', line, code, loaded, flush=True, file=sys.stderr)"
+        "figures.draw = lambda *_: Figure(); float32 = str(bundled('traces') / 'float32')\nfor "
+        f"line in {READING.split(chr(10))[1:-1]!r}:\n    code = run([*line.replace('FLOAT32', "
+        "float32).split(), *['--force'] * ('exported' in line)])\n    loaded = [m for m in "
+        f"{_NOT_FOR_READING!r} if m in sys.modules]\n    print('@', line, code, loaded, "
+        "flush=True, file=sys.stderr)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path,
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
-    )  # fmt: skip
-    answers = [line.removeprefix("@ ") for line in result.stderr.splitlines() if line.startswith("@")]
+    )
+    answers = [
+        line.removeprefix("@ ") for line in result.stderr.splitlines() if line.startswith("@")
+    ]
     for line, answer in zip(READING.split("\n")[1:-1], answers, strict=True):
-        told = answer.replace("'pandas'", "") if any(words in line for words in _ARROW_LOOKS_FOR_PANDAS) else answer
+        told = (
+            answer.replace("'pandas'", "")
+            if any(words in line for words in _ARROW_LOOKS_FOR_PANDAS)
+            else answer
+        )
         assert told == f"{line} {3 if line == 'gate' else 0} []", result.stderr
 
 
 def test_start_up_is_close_to_a_bare_typer_program(tmp_path):
-    """CPU time of `--help`, best of interleaved runs, is at most 1.3 times that of a Typer app of two commands."""
+    """CPU time of `--help`, best of interleaved runs, is at most 1.3 times that of a Typer app
+    of two commands.
+    """
     bare = tmp_path / "bare.py"
     bare.write_text(
         "import typer\napp = typer.Typer()\n"
@@ -301,20 +380,33 @@ def test_start_up_is_close_to_a_bare_typer_program(tmp_path):
 # Used by vLLM's progress bar, rich's Console, matplotlib, and by users who record or open a run.
 _CALLED_BY_OTHERS = {
     "add_padded", "on_step_end", "on_train_end", "find_class",
-    *(name for kind in (Run, *Result.__subclasses__()) for name in vars(kind) if not name.startswith("_")),
-    "display", "on_broken_pipe", "collect_usage_pieces", "list_commands", "_get_font_height_metrics",
+    *(name for kind in (Run,
+                        *Result.__subclasses__()) for name in vars(kind) if not name.startswith("_")),
+    "display", "on_broken_pipe", "collect_usage_pieces", "list_commands",
+    "_get_font_height_metrics",
     *vars(RendererBase), *dir(Axes), *dir(Axis),
 }  # fmt: skip
 
 
 def test_nothing_is_defined_that_the_package_does_not_name_again():
-    """A function, method, class or constant whose name occurs once is unused; tests do not count."""
-    texts = [*TEXTS.values(), *(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.html"))]
+    """A function, method, class or constant whose name occurs once is unused; tests do not
+    count.
+    """
+    texts = [
+        *TEXTS.values(),
+        *(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.html")),
+    ]
     occurrences = Counter(word for text in texts for word in re.findall(r"\w+", text))
     defined = set()
     for tree in TREES.values():
-        defined |= {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+        defined |= {
+            node.name
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+        }
+        assigned = [
+            target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+        ]
         defined |= {target.id for target in assigned if isinstance(target, ast.Name)}
     once = {name for name in defined if occurrences[name] == 1 and not name.startswith("__")}
     assert once <= _CALLED_BY_OTHERS

@@ -1,4 +1,6 @@
-"""What a model requires of attention reaches the implementation in use, or a warning says that it does not."""
+"""What a model requires of attention reaches the implementation in use, or a warning says that
+it does not.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import Trainer
 
 IDS = torch.tensor([[5, 9, 300, 7, 41, 2, 77, 130]])
-ARGUMENTS = {"attn_logit_softcapping": "softcap", "sinks": "s_aux"}  # as models pass them to an implementation
+# As models pass them to an implementation
+ARGUMENTS = {"attn_logit_softcapping": "softcap", "sinks": "s_aux"}
 
 
 @pytest.fixture
@@ -32,7 +35,9 @@ def logits(model: str, attention: str | None) -> torch.Tensor:
 def test_the_attention_that_is_chosen_caps_where_the_model_does(capped, save_model):
     assert load_causal_lm(capped, "float32").config._attn_implementation == "eager"
     torch.testing.assert_close(logits(capped, None), logits(capped, "eager"), atol=0, rtol=0)
-    assert (logits(capped, "sdpa") - logits(capped, "eager")).abs().max() > 1e-3, "sdpa caps by now: change the table"
+    assert (logits(capped, "sdpa") - logits(capped, "eager")).abs().max() > 1e-3, (
+        "sdpa caps by now: change the table"
+    )
     uncapped = save_model("Gemma2", attn_logit_softcapping=None, query_pre_attn_scalar=16)
     assert load_causal_lm(uncapped, "float32").config._attn_implementation == "sdpa"
     assert load_causal_lm(save_model("Llama"), "float32").config._attn_implementation == "sdpa"
@@ -51,9 +56,15 @@ def test_a_wrong_implementation_on_request_is_reported_and_recorded(capped):
 
 
 def test_sinks_are_recognised_by_their_parameters(save_model):
-    model = load_causal_lm(save_model("GptOss", num_local_experts=2, num_experts_per_tok=1), "float32")
+    model = load_causal_lm(
+        save_model("GptOss", num_local_experts=2, num_experts_per_tok=1), "float32"
+    )
     assert asked_by(model) == ("sinks",) and attention_facts(model) == {}
-    assert left_out_by("sdpa", ("sinks",)) == left_out_by("flash_attention_2", ("sinks",)) == ("sinks",)
+    assert (
+        left_out_by("sdpa", ("sinks",))
+        == left_out_by("flash_attention_2", ("sinks",))
+        == ("sinks",)
+    )
     assert left_out_by("flash_attention_2", ("attn_logit_softcapping",)) == ()
 
 
@@ -63,7 +74,10 @@ def test_the_table_matches_what_implementations_take():
     for implementation in ("sdpa", "flex_attention"):
         taken = inspect.signature(ALL_ATTENTION_FUNCTIONS[implementation]).parameters
         for asked, argument in ARGUMENTS.items():
-            assert (argument in taken) == (not left_out_by(implementation, (asked,))), (implementation, asked)
+            assert (argument in taken) == (not left_out_by(implementation, (asked,))), (
+                implementation,
+                asked,
+            )
     assert HONOURED_BY.keys() == ARGUMENTS.keys()
 
 
@@ -75,9 +89,14 @@ def test_no_model_of_transformers_requires_more():
     for path in sorted(Path(transformers.__file__).parent.glob("models/*/modeling_*.py")):
         source = path.read_text(encoding="utf-8")
         if "ForCausalLM(" in source and "_supports_sdpa = True" in source:
-            asking |= {(path.parent.name, argument) for argument in re.findall(r"\b(softcap|s_aux)=self\.", source)}
+            asking |= {
+                (path.parent.name, argument)
+                for argument in re.findall(r"\b(softcap|s_aux)=self\.", source)
+            }
     assert {argument for _, argument in asking} <= set(ARGUMENTS.values())
     for family, argument in asking:
         assert argument == "softcap", f"{family} has sinks, and transformers runs it with sdpa"
-        configuration = next(Path(transformers.__file__).parent.glob(f"models/{family}/configuration_*.py"))
+        configuration = next(
+            Path(transformers.__file__).parent.glob(f"models/{family}/configuration_*.py")
+        )
         assert "attn_logit_softcapping" in configuration.read_text(encoding="utf-8"), family

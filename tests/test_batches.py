@@ -1,4 +1,6 @@
-"""Rules on whole batches and on a prompt's answers: on any parts, gathered, they decide as on the whole."""
+"""Rules on whole batches and on a prompt's answers: on any parts, gathered, they decide as on
+the whole.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,25 @@ from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.arrays import Array, as_numpy
 from mismatch_cli.batches import Batches, Found, RowKey
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
-from tests.trust_regions.cases import gathered, in_numpy, like, random_policies, settled, signs, taken, with_keys
+from tests.trust_regions.cases import (
+    gathered,
+    in_numpy,
+    like,
+    random_policies,
+    settled,
+    signs,
+    taken,
+    with_keys,
+)
 
 ROWS = {name: row for name, row in (TABLE | OWNERS).items() if row.batch_rules}
-MORE = [find(spec) for spec in ("clip-cov:share=0.1", "kl-cov:share=0.1", "m2po:max_moment=0.5", "gbpo:lambda=1")]
-RULES: list[Rule] = list(dict.fromkeys(rule for row in (*ROWS.values(), *MORE) for rule in row.batch_rules))
+MORE = [
+    find(spec)
+    for spec in ("clip-cov:share=0.1", "kl-cov:share=0.1", "m2po:max_moment=0.5", "gbpo:lambda=1")
+]
+RULES: list[Rule] = list(
+    dict.fromkeys(rule for row in (*ROWS.values(), *MORE) for rule in row.batch_rules)
+)
 World = Callable[[Policies], Policies]
 WORLDS: dict[str, World] = {"numpy": in_numpy, "torch": lambda given: given}
 NAMES = [f"{place} {rule.module.__name__.rpartition('.')[2]}" for place, rule in enumerate(RULES)]
@@ -50,7 +66,9 @@ def keys_of(rule: Rule, given: Policies) -> np.ndarray:
     return given.batches.key_S(rule.scope)
 
 
-def on_wholes(rule: Rule, given: Policies, advantage_T: Tensor, world: World = lambda given: given) -> np.ndarray:
+def on_wholes(
+    rule: Rule, given: Policies, advantage_T: Tensor, world: World = lambda given: given
+) -> np.ndarray:
     """The decisions batch by batch, each with exactly its own rows, at the tokens' positions."""
     found_T = np.full(len(advantage_T), np.nan)
     for key in np.unique(keys_of(rule, given)):
@@ -58,7 +76,9 @@ def on_wholes(rule: Rule, given: Policies, advantage_T: Tensor, world: World = l
         rows, rows_advantage_T = world(rows), like(world(rows), advantage_T[place_T])
         assert rows.batches is not None
         values_F = rule.settle(rule.collect(rows, rows_advantage_T))
-        rows = replace(rows, batches=rows.batches.settled({rule: Found(np.array([key]), values_F[None])}))
+        rows = replace(
+            rows, batches=rows.batches.settled({rule: Found(np.array([key]), values_F[None])})
+        )
         found_T[place_T.numpy()] = answer(rule, rows, rows_advantage_T)
     return found_T
 
@@ -66,7 +86,9 @@ def on_wholes(rule: Rule, given: Policies, advantage_T: Tensor, world: World = l
 def test_which_rules_look_at_batches() -> None:
     assert set(ROWS) == {"gbpo", "m2po", "m2po-areal", "clip-cov", "kl-cov", "top-entropy"}
     assert {rule.scope for rule in ROWS["gbpo"].batch_rules} == {"group"}
-    assert {rule.scope for name, row in ROWS.items() for rule in row.batch_rules if name != "gbpo"} == {"batch"}
+    assert {
+        rule.scope for name, row in ROWS.items() for rule in row.batch_rules if name != "gbpo"
+    } == {"batch"}
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
@@ -100,9 +122,14 @@ def test_a_part_alone_decides_differently() -> None:
         assert not np.array_equal(expected, rule.settle(rule.collect(given, advantage_T)))
         as_one = with_keys(alone, np.zeros(10, dtype=np.int64), np.zeros(10, dtype=np.int64))
         if "covariance_clip" not in rule.module.__name__:  # it draws by keys
-            alone_T = answer(rule, gathered(as_one, [rule], advantage_T[place_T]), advantage_T[place_T])
+            alone_T = answer(
+                rule, gathered(as_one, [rule], advantage_T[place_T]), advantage_T[place_T]
+            )
             np.testing.assert_array_equal(answer(rule, alone, advantage_T[place_T]), alone_T)
-    assert any((answer(rule, alone, advantage_T[place_T]) != whole_T[place_T.numpy()]).any() for rule in RULES)
+    assert any(
+        (answer(rule, alone, advantage_T[place_T]) != whole_T[place_T.numpy()]).any()
+        for rule in RULES
+    )
 
 
 def test_an_algorithm_decides_by_what_its_rules_have_found() -> None:
@@ -149,7 +176,9 @@ def test_found_values_by_key() -> None:
 
 def test_a_first_pass_keeps_nothing_of_what_was_read() -> None:
     """What is gathered must not be a view of a shard's column, whose memory would then stay."""
-    given = in_numpy(with_keys(random_policies(0), np.zeros(60, dtype=np.int64), np.arange(60) // 5))
+    given = in_numpy(
+        with_keys(random_policies(0), np.zeros(60, dtype=np.int64), np.arange(60) // 5)
+    )
     gathering = Gathering(ROWS["top-entropy"].batch_rules)
     gathering.update(given, signs(len(given.trainer)).numpy())
     (parts,) = gathering._rows[0].values()
@@ -166,7 +195,9 @@ def rows(**changed: int) -> Batches:
 def test_what_makes_a_batch_and_a_group() -> None:
     """A batch has the same step, epoch and minibatch; a group the same step, epoch and prompt."""
     differs = {
-        name: tuple(key_S[0] != key_S[1] for key_S in (rows(**{name: 9}).batch_S, rows(**{name: 9}).group_S))
+        name: tuple(
+            key_S[0] != key_S[1] for key_S in (rows(**{name: 9}).batch_S, rows(**{name: 9}).group_S)
+        )
         for name in ("step", "epoch", "minibatch", "prompt_id", "sample_index")
     }
     assert differs == {
@@ -184,7 +215,11 @@ def test_a_draw_follows_from_the_key_of_the_row_and_the_place() -> None:
     given, _ = keyed()
     draw_T = given.compare(TRAINER_ROLLOUT).draw_T
     assert draw_T.dtype == torch.float64 and draw_T.min() >= 0 and draw_T.max() < 1
-    assert len(draw_T.unique()) == len(draw_T) and abs(draw_T.mean() - 0.5) < 0.03 and abs(draw_T.var() - 1 / 12) < 0.01
+    assert (
+        len(draw_T.unique()) == len(draw_T)
+        and abs(draw_T.mean() - 0.5) < 0.03
+        and abs(draw_T.var() - 1 / 12) < 0.01
+    )
     for responses in ([59, 3, 17], list(range(60))[::-1], [3]):
         part, place_T = taken(given, responses)
         assert torch.equal(part.compare(TRAINER_ROLLOUT).draw_T, draw_T[place_T])
@@ -202,7 +237,9 @@ def test_draws_do_not_depend_on_the_cut() -> None:
     given, advantage_T = keyed()
     rule = mask("covariance-clip", share=0.02, cov_low=0.1)
     kept_T = answer(rule, gathered(given, [rule], advantage_T), advantage_T)
-    clipped_T = ~as_numpy(mask("ratio-clip", ratio_low=0.2, ratio_high=0.2).decide(given, advantage_T).keep_T)
+    clipped_T = ~as_numpy(
+        mask("ratio-clip", ratio_low=0.2, ratio_high=0.2).decide(given, advantage_T).keep_T
+    )
     batch_T = given.batches.batch_S[as_numpy(given.responses.response_T)]
     for key in np.unique(batch_T):
         of_T = batch_T == key

@@ -1,4 +1,6 @@
-"""No process that a command starts imports from the current directory; what the user names still imports its own."""
+"""No process that a command starts imports from the current directory; what the user names still
+imports its own.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from mismatch_cli.tasks.rewards import OwnReward
 from tests.poisoned import PoisonedFolder
 
 TRACE, OTHER = bundled("traces") / "fp8-kv", bundled("traces") / "float32"
-# What a library does in our process: it starts a Python, here to import what is in the current directory too.
+# What a library does in our process: it starts a Python, here to import what is in the current
+# directory too.
 MASK = """
 import subprocess, sys
 from mismatch_cli.trust_regions import Decision
@@ -44,17 +47,31 @@ def folder(tmp_path: Path) -> PoisonedFolder:
 
 @pytest.fixture
 def reward(tmp_path: Path) -> str:
-    """The file of two rewards: one imports what is beside it, the other starts a script that does."""
+    """The file of two rewards: one imports what is beside it, the other starts a script that
+    does.
+    """
     folder = tmp_path / "mine"
     folder.mkdir()
-    for name, text in {"beside": "HALF = 0.5", "script": "import beside\nprint(beside.HALF)", "it": REWARD}.items():
+    for name, text in {
+        "beside": "HALF = 0.5",
+        "script": "import beside\nprint(beside.HALF)",
+        "it": REWARD,
+    }.items():
         (folder / f"{name}.py").write_text(text)
     return str(folder / "it.py")
 
 
 def test_workers_and_what_libraries_start(folder, tmp_path):
     (tmp_path / "mask.py").write_text(MASK)
-    words = ("clipstats", TRACE, "-a", tmp_path / "mask.py", "--no-plots", "--output", tmp_path / "one")
+    words = (
+        "clipstats",
+        TRACE,
+        "-a",
+        tmp_path / "mask.py",
+        "--no-plots",
+        "--output",
+        tmp_path / "one",
+    )
     assert (done := folder.run(*words)).returncode == 0, done.stderr
     words = ("compare", TRACE, OTHER, "--workers", "2", "--no-plots", "--output", tmp_path / "two")
     assert (done := folder.run(*words)).returncode == 0, done.stderr
@@ -62,7 +79,10 @@ def test_workers_and_what_libraries_start(folder, tmp_path):
 
 
 def test_training_its_reward_its_tracker_and_its_report(folder, tmp_path, reward):
-    run, small = tmp_path / "run", ("--samples-per-prompt", "2", "--max-tokens", "8", "--threads", "1")
+    run, small = (
+        tmp_path / "run",
+        ("--samples-per-prompt", "2", "--max-tokens", "8", "--threads", "1"),
+    )
     words = (
         "--engine",
         "hf",
@@ -78,7 +98,9 @@ def test_training_its_reward_its_tracker_and_its_report(folder, tmp_path, reward
     done = folder.run("train", *words, "--reward", f"{reward}:reward", "--output", run)
     assert done.returncode == 0, done.stderr
     assert "could not be refreshed" not in done.stderr and list(run.rglob("events.out.tfevents.*"))
-    assert (done := folder.run("watch", run, "--once", "--no-plots", "--output", tmp_path / "w")).returncode == 0
+    assert (
+        done := folder.run("watch", run, "--once", "--no-plots", "--output", tmp_path / "w")
+    ).returncode == 0
     assert (tmp_path / "w/report.html").is_file(), done.stderr
     assert folder.imported() == []
 
@@ -92,7 +114,16 @@ def test_the_runs_of_vary(folder, tmp_path, monkeypatch):
 
 def test_the_ranks_of_nproc(folder, tmp_path):
     """A command that refuses its arguments, as soon as a rank has imported what it needs."""
-    done = folder.run("probe", tmp_path / "no-model", "--engine", "hf", "--nproc", "2", "--output", tmp_path / "run")
+    done = folder.run(
+        "probe",
+        tmp_path / "no-model",
+        "--engine",
+        "hf",
+        "--nproc",
+        "2",
+        "--output",
+        tmp_path / "run",
+    )
     assert done.returncode == 1 and "no-model" in done.stderr, done.stderr
     assert folder.imported() == []
 

@@ -1,4 +1,6 @@
-"""Models with their own code, and pickles that would run code: nothing is executed unless the user allows it."""
+"""Models with their own code, and pickles that would run code: nothing is executed unless the
+user allows it.
+"""
 
 from __future__ import annotations
 
@@ -68,9 +70,14 @@ def make_hostile(folder: Path, proof: Path) -> Path:
     (folder / "code.py").write_text(_CODE.format(proof=str(proof)))
     config = json.loads((folder / "config.json").read_text())
     names = {"AutoConfig": "code.MyConfig", "AutoModelForCausalLM": "code.MyModel"}
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "my-model", "auto_map": names}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"model_type": "my-model", "auto_map": names})
+    )
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    tokenizer = {"tokenizer_class": "MyTokenizer", "auto_map": {"AutoTokenizer": [None, "code.MyTokenizer"]}}
+    tokenizer = {
+        "tokenizer_class": "MyTokenizer",
+        "auto_map": {"AutoTokenizer": [None, "code.MyTokenizer"]},
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | tokenizer))
     return folder
 
@@ -92,11 +99,15 @@ def commands(model: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", commands(""))
-def test_no_command_runs_the_code_of_a_model_whatever_stdin_says(name, hostile, proof, tmp_path, capfd):
+def test_no_command_runs_the_code_of_a_model_whatever_stdin_says(
+    name, hostile, proof, tmp_path, capfd
+):
     code = run([*commands(str(hostile))[name], "-q", "-o", str(tmp_path / "run")])
     said = capfd.readouterr().err
     assert code == 1 and not proof.exists(), said
-    assert "contains its own code" in said and "--trust-remote-code" in said and said.count("\n") == 1
+    assert (
+        "contains its own code" in said and "--trust-remote-code" in said and said.count("\n") == 1
+    )
 
 
 def test_vllm_does_not_run_it_either(hostile, proof, tmp_path, capfd, monkeypatch):
@@ -116,7 +127,9 @@ def test_vllm_does_not_run_it_either(hostile, proof, tmp_path, capfd, monkeypatc
 
 def test_with_the_flag_it_runs_and_is_recorded_by_name(hostile, proof, tmp_path, capfd):
     flags = ["-q", "-o", str(tmp_path / "run")]
-    assert run([*commands(str(hostile))["probe"], *flags, "--trust-remote-code"]) == 0, capfd.readouterr().err
+    assert run([*commands(str(hostile))["probe"], *flags, "--trust-remote-code"]) == 0, (
+        capfd.readouterr().err
+    )
     assert proof.exists()
     (names,) = read_manifest(tmp_path / "run" / "trace")["custom_code"].values()
     assert {name.rpartition(".")[2] for name in names} == {"MyConfig", "MyModel", "MyTokenizer"}
@@ -125,38 +138,55 @@ def test_with_the_flag_it_runs_and_is_recorded_by_name(hostile, proof, tmp_path,
     proof.unlink()
     sys.modules.pop("code", None)
     for more, code in ([], 2), (["--trust-remote-code"], 2), ([str(hostile)], 1):
-        assert run(["probe", "--resume", *flags, *more]) == code  # a folder cannot give the user's permission
+        # A folder cannot give the user's permission
+        assert run(["probe", "--resume", *flags, *more]) == code
         assert "--trust-remote-code" in capfd.readouterr().err and not proof.exists()
     assert run(["probe", str(hostile), "--resume", *flags, "--trust-remote-code"]) == 0
 
 
 def test_no_other_setting_is_a_way_around(hostile, proof, tmp_path, capfd):
     out = ["-q", "-o", str(tmp_path / "run")]
-    assert run([*commands(str(hostile))["probe"], *out, "--engine-arg", "trust-remote-code=true"]) == 2
+    assert (
+        run([*commands(str(hostile))["probe"], *out, "--engine-arg", "trust-remote-code=true"]) == 2
+    )
     assert "Use --trust-remote-code." in capfd.readouterr().err
     assert run(["rescore", *out, "--attn", "somebody/kernels"]) == 2
     assert "is code on the hub" in capfd.readouterr().err and not proof.exists()
 
 
 def test_a_pickle_is_refused_in_one_sentence_of_ours(proof, tmp_path, capfd, monkeypatch):
-    """Weights of a model, an adapter, a dump: the message never repeats torch's advice on `weights_only`."""
+    """Weights of a model, an adapter, a dump: the message never repeats torch's advice on
+    `weights_only`.
+    """
     model = shutil.copytree(MODEL, tmp_path / "model")
     (model / "model.safetensors").unlink()
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    config = {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 4,
+        "target_modules": ["q_proj"],
+        "task_type": "CAUSAL_LM",
+    }
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     dump = tmp_path / "rollout.pt"
     for legacy in (False, True):
         for path in (model / "pytorch_model.bin", adapter / "adapter_model.bin", dump):
             torch.save({"weight": Payload(proof)}, path, _use_new_zipfile_serialization=not legacy)
-        for number, command in enumerate((
-            *[line for name, line in commands(str(model)).items() if name not in ("import", "train with vLLM")],
-            ["rescore", "--trainer-adapter", str(adapter)],
-            ["probe", *_SIZE, "--adapter", str(adapter)],
-            ["import", str(dump)],
-            ["import", "--format", "slime", str(dump)],
-        )):  # fmt: skip
+        for number, command in enumerate(
+            (
+                *[
+                    line
+                    for name, line in commands(str(model)).items()
+                    if name not in ("import", "train with vLLM")
+                ],
+                ["rescore", "--trainer-adapter", str(adapter)],
+                ["probe", *_SIZE, "--adapter", str(adapter)],
+                ["import", str(dump)],
+                ["import", "--format", "slime", str(dump)],
+            )
+        ):
             code = run([*command, "-q", "-o", str(tmp_path / f"run-{legacy}-{number}")])
             said = capfd.readouterr().err
             last = said.splitlines()[-1]

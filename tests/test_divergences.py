@@ -48,7 +48,9 @@ VECTORS = [
 
 @pytest.mark.parametrize(("mu", "pi", "ratio", "tv", "kl"), VECTORS)
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_worked_numbers(mu: float, pi: float, ratio: float, tv: float, kl: float, dtype: torch.dtype) -> None:
+def test_worked_numbers(
+    mu: float, pi: float, ratio: float, tv: float, kl: float, dtype: torch.dtype
+) -> None:
     logp_rollout = torch.tensor([mu], dtype=F64).log().to(dtype)
     logp_trainer = torch.tensor([pi], dtype=F64).log().to(dtype)
     assert (logp_trainer - logp_rollout).exp().item() == pytest.approx(ratio, abs=5e-5, rel=1e-4)
@@ -70,7 +72,9 @@ def _grid(points: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _published_binary_kl(logp_rollout: torch.Tensor, logp_trainer: torch.Tensor) -> torch.Tensor:
     mu, pi = logp_rollout.exp(), logp_trainer.exp()
-    return mu * (logp_rollout - logp_trainer) + (1 - mu) * torch.log((1 - mu + 1e-8) / (1 - pi + 1e-8))
+    return mu * (logp_rollout - logp_trainer) + (1 - mu) * torch.log(
+        (1 - mu + 1e-8) / (1 - pi + 1e-8)
+    )
 
 
 def test_binary_kl_decides_right_where_the_published_form_does_not() -> None:
@@ -83,13 +87,16 @@ def test_binary_kl_decides_right_where_the_published_form_does_not() -> None:
 
 
 def test_binary_kl_where_the_published_form_is_off_by_a_fifth() -> None:
-    mu, pi = torch.tensor([-0.0038]), torch.tensor([-1e-9])  # style.md §5: 0.0449 published, 0.0536 true
+    # style.md §5: 0.0449 published, 0.0536 true
+    mu, pi = torch.tensor([-0.0038]), torch.tensor([-1e-9])
     assert _published_binary_kl(mu, pi).item() == pytest.approx(0.0449, abs=2e-3)
     assert binary_kl(mu, pi).item() == pytest.approx(0.0536, abs=1e-4)
 
 
 def test_binary_kl_reference_is_independent() -> None:
-    """The float64 form used as truth above, compared with the textbook form in the middle of the simplex."""
+    """The float64 form used as truth above, compared with the textbook form in the middle of the
+    simplex.
+    """
     mu, pi = torch.rand(2, 1000, dtype=F64) * 0.8 + 0.1
     textbook = mu * (mu / pi).log() + (1 - mu) * ((1 - mu) / (1 - pi)).log()
     torch.testing.assert_close(binary_kl(mu.log(), pi.log()), textbook, rtol=1e-9, atol=1e-13)
@@ -111,7 +118,9 @@ def test_phi_does_not_cancel() -> None:
     d = torch.tensor([0.0, 1e-30, -1e-6, 1e-4, -0.1249, 0.1251, 3.0, -40.0, -INF])
     exact = [0.0, 0.0, 5e-13 * (1 - 1e-6 / 3), 5e-9 * (1 + 1e-4 / 3)]
     assert dv.phi(d)[:4].tolist() == pytest.approx(exact, rel=1e-6)
-    assert dv.phi(d)[4:8].tolist() == pytest.approx([math.expm1(x) - x for x in d[4:8].tolist()], rel=3e-6)
+    assert dv.phi(d)[4:8].tolist() == pytest.approx(
+        [math.expm1(x) - x for x in d[4:8].tolist()], rel=3e-6
+    )
     assert dv.phi(d)[8].item() == INF
 
 
@@ -138,7 +147,9 @@ def test_log_prob_zero_means_half_a_unit_in_the_last_place() -> None:
     assert binary_kl(zero, zero).item() == 0
     assert binary_kl(mu, zero).item() == pytest.approx(binary_kl(mu, tiny).item(), rel=1e-5)
     assert 0.05 < binary_kl(mu, zero).item() < INF
-    assert binary_kl(zero, mu).item() == pytest.approx(0.05 + 2**-24 * math.log(2**-24 / 0.0488), rel=1e-3)
+    assert binary_kl(zero, mu).item() == pytest.approx(
+        0.05 + 2**-24 * math.log(2**-24 / 0.0488), rel=1e-3
+    )
 
 
 def test_a_token_outside_the_trainers_support() -> None:
@@ -151,7 +162,9 @@ def test_a_token_outside_the_trainers_support() -> None:
 def test_enormous_gaps_stay_finite() -> None:
     mu, pi = torch.tensor([-101.0, -0.5]), torch.tensor([-1.0, -101.0])
     assert prob_difference(mu, pi).tolist() == pytest.approx([math.exp(-1), -math.exp(-0.5)])
-    assert binary_kl(mu, pi).tolist() == pytest.approx(binary_kl(mu.double(), pi.double()).tolist(), rel=1e-5)
+    assert binary_kl(mu, pi).tolist() == pytest.approx(
+        binary_kl(mu.double(), pi.double()).tolist(), rel=1e-5
+    )
 
 
 def test_log_odds_recover_a_shift_of_one_logit() -> None:
@@ -159,7 +172,9 @@ def test_log_odds_recover_a_shift_of_one_logit() -> None:
     shifted = logits.clone()
     shifted[:, 4] += 0.125
     mu, pi = (x.log_softmax(-1)[:, 4] for x in (logits, shifted))
-    torch.testing.assert_close(dv.sampled_token(mu, pi).log_odds_gap_T, torch.full_like(mu, 0.125), rtol=0, atol=1e-11)
+    torch.testing.assert_close(
+        dv.sampled_token(mu, pi).log_odds_gap_T, torch.full_like(mu, 0.125), rtol=0, atol=1e-11
+    )
     inner = mu < -0.01
     error = dv.sampled_token(mu.float(), pi.float()).log_odds_gap_T[inner] - 0.125
     assert error.abs().max().item() < 1e-4
@@ -179,11 +194,15 @@ def test_binary_properties(log_mu: float, log_pi: float) -> None:
         assert binary_tv(pi, mu).item() == pytest.approx(tv, rel=20 * slack, abs=1e-30)
 
 
-def _distributions(seed: int, vocabulary: int, gap: float, rows: int = 16) -> tuple[torch.Tensor, ...]:
+def _distributions(
+    seed: int, vocabulary: int, gap: float, rows: int = 16
+) -> tuple[torch.Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, vocabulary, generator=generator, dtype=F64) * 3
     mu = logits.log_softmax(-1)
-    pi = (logits + gap * torch.randn(rows, vocabulary, generator=generator, dtype=F64)).log_softmax(-1)
+    pi = (logits + gap * torch.randn(rows, vocabulary, generator=generator, dtype=F64)).log_softmax(
+        -1
+    )
     ids = torch.multinomial(mu.exp(), 1, generator=generator).squeeze(1)
     return mu, pi, ids
 
@@ -192,12 +211,21 @@ def _topk(mu, pi, ids, k: int, dtype=F64, **options) -> tuple[torch.Tensor, torc
     top = mu.topk(k, dim=-1).indices
     rows = torch.arange(len(ids))
     arguments = (mu[rows, ids], pi[rows, ids], mu.gather(1, top), pi.gather(1, top))
-    return dv.topk_divergences(*(x.to(dtype) for x in arguments), dv.sampled_in_topk(ids, top), **options)
+    return dv.topk_divergences(
+        *(x.to(dtype) for x in arguments), dv.sampled_in_topk(ids, top), **options
+    )
 
 
-@given(st.integers(0, 10**6), st.integers(2, 40), st.integers(1, 40), st.sampled_from([1e-6, 1e-2, 0.3, 3.0]))
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 40),
+    st.integers(1, 40),
+    st.sampled_from([1e-6, 1e-2, 0.3, 3.0]),
+)
 @settings(max_examples=150, deadline=None)
-def test_a_finer_partition_never_shrinks_a_divergence(seed: int, vocabulary: int, k: int, gap: float) -> None:
+def test_a_finer_partition_never_shrinks_a_divergence(
+    seed: int, vocabulary: int, k: int, gap: float
+) -> None:
     mu, pi, ids = _distributions(seed, vocabulary, gap)
     k = min(k, vocabulary)
     rows = torch.arange(len(ids))
@@ -205,7 +233,8 @@ def test_a_finer_partition_never_shrinks_a_divergence(seed: int, vocabulary: int
     published, topk = _topk(mu, pi, ids, k, replace_last=True), _topk(mu, pi, ids, k)
     full = dv.full_tv(mu, pi), dv.full_kl(mu, pi)
     for coarse, fine in ((binary, published), (published, topk), (topk, full)):
-        for one, other in zip(coarse, fine, strict=True):  # 1 − Σ is rounded, and the KL has its logarithm
+        # 1 − Σ is rounded, and the KL has its logarithm
+        for one, other in zip(coarse, fine, strict=True):
             assert (one >= 0).all() and (one <= other * (1 + 1e-6) + 1e-12).all()
     tv, kl = topk
     assert (tv**2 <= kl / 2 * (1 + 1e-6) + 1e-12).all()  # Pinsker
@@ -224,7 +253,9 @@ def test_top_1_with_replacement_is_binary() -> None:
 
 def test_full_kl_is_the_textbook_sum() -> None:
     mu, pi, _ = _distributions(1, 30, 0.5)
-    torch.testing.assert_close(dv.full_kl(mu, pi), (mu.exp() * (mu - pi)).sum(-1), rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(
+        dv.full_kl(mu, pi), (mu.exp() * (mu - pi)).sum(-1), rtol=1e-10, atol=1e-14
+    )
     mu[:, 0], pi[:, 1] = -INF, pi[:, 1]
     mu = mu.log_softmax(-1)
     inside = mu > -INF
@@ -233,7 +264,8 @@ def test_full_kl_is_the_textbook_sum() -> None:
 
 
 def test_topk_worked_by_hand() -> None:
-    # μ = .5 .3 .1 (.1 others), π = .4 .3 .2 (.1 others), K = 2, sampled the third: TV = (.1 + 0 + .1 + 0)/2 = .1
+    # μ = .5 .3 .1 (.1 others), π = .4 .3 .2 (.1 others), K = 2, sampled the third: TV = (.1 + 0 +
+    # .1 + 0)/2 = .1
     mu, pi = torch.tensor([[0.5, 0.3, 0.1]]).log(), torch.tensor([[0.4, 0.3, 0.2]]).log()
     arguments = (mu[:, 2], pi[:, 2], mu[:, :2], pi[:, :2], torch.tensor([False]))
     tv, kl = dv.topk_divergences(*arguments)
@@ -253,8 +285,12 @@ def test_others_below_the_resolution_give_no_infinity() -> None:
         in_topk = torch.ones(2000, dtype=torch.bool)
         tv, kl = dv.topk_divergences(mu[:, 0], pi[:, 0], mu + math.log1p(-others), pi, in_topk)
         assert torch.isfinite(kl).all() and (kl >= 0).all()
-        torch.testing.assert_close(kl.double(), dv.full_kl(mu.double(), pi.double()), atol=4e-6, rtol=1e-3)
-        torch.testing.assert_close(tv.double(), dv.full_tv(mu.double(), pi.double()), atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            kl.double(), dv.full_kl(mu.double(), pi.double()), atol=4e-6, rtol=1e-3
+        )
+        torch.testing.assert_close(
+            tv.double(), dv.full_tv(mu.double(), pi.double()), atol=1e-6, rtol=1e-4
+        )
 
 
 def test_equal_policies_have_no_divergence_at_all() -> None:
@@ -289,12 +325,16 @@ def test_block_size_changes_no_bit(dtype, replace_last, monkeypatch) -> None:
     mu, pi, ids = _distributions(3, 40, 0.5, rows=1000)
     top = mu.topk(20, dim=-1).indices
     rows = torch.arange(len(ids))
-    columns = [x.to(dtype) for x in (mu[rows, ids], pi[rows, ids], mu.gather(1, top), pi.gather(1, top))]
+    columns = [
+        x.to(dtype) for x in (mu[rows, ids], pi[rows, ids], mu.gather(1, top), pi.gather(1, top))
+    ]
     columns[1][::13] = columns[2][::7, -1] = columns[3][::11, 0] = -INF
     found = []
     for block in (2**30, 600, 1):
         monkeypatch.setattr(dv, "_BLOCK", block)
-        found.append(dv.topk_divergences(*columns, dv.sampled_in_topk(ids, top), replace_last=replace_last))
+        found.append(
+            dv.topk_divergences(*columns, dv.sampled_in_topk(ids, top), replace_last=replace_last)
+        )
         assert not any(x.isnan().any() for x in found[-1])
         assert all(torch.equal(x, y) for x, y in zip(found[0], found[-1], strict=True))
 

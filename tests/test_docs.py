@@ -11,17 +11,27 @@ ROOT = Path(__file__).parent.parent
 
 
 def metric_table() -> str:
-    """The table in docs/json/summary.md, from the catalog. To renew it: python tests/test_docs.py"""
+    """The table in docs/json/summary.md, from the catalog.
+
+    To renew it: python tests/test_docs.py
+    """
     rows = [
         f"| `{m.key}` | {m.label} | {m.formula} | {m.unit} | {m.source} |".replace("|d|", "\\|d\\|")
         for m in METRICS.values()
     ]
     rows = [re.sub(r"\|(Δlog p|π − μ)\|", r"\\|\1\\|", row) for row in rows]
-    return "\n".join(["| key | name | formula | unit | source |", "|---|---|---|---|---|", *rows]) + "\n"
+    return (
+        "\n".join(["| key | name | formula | unit | source |", "|---|---|---|---|---|", *rows])
+        + "\n"
+    )
 
 
 def test_the_table_of_metrics_matches_the_catalog():
-    _, table = (ROOT / "docs" / "json" / "summary.md").read_text(encoding="utf-8").split("<!-- metrics -->\n")
+    _, table = (
+        (ROOT / "docs" / "json" / "summary.md")
+        .read_text(encoding="utf-8")
+        .split("<!-- metrics -->\n")
+    )
     assert table.strip() == metric_table().strip()
 
 
@@ -45,7 +55,11 @@ def test_every_flag_in_the_readme_exists():
 
 def test_the_make_targets_of_the_readme_exist():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
-    used = set(re.findall(r"(?:^ {4}|`)make ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.M))
+    used = set(
+        re.findall(
+            r"(?:^ {4}|`)make ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.M
+        )
+    )
     assert {"probe", "test"} <= used <= targets
 
 

@@ -1,6 +1,8 @@
-"""Entry points of a package that pip has installed work like files in our own folders, in the commands that use them.
+"""Entry points of a package that pip has installed work like files in our own folders, in the
+commands that use them.
 
-Its modules are the examples of docs/extending.md, unchanged: what is written in a checkout moves as it is.
+Its modules are the examples of docs/extending.md, unchanged: what is written in a checkout moves as
+it is.
 """
 
 from __future__ import annotations
@@ -48,11 +50,21 @@ def installed(folder: Path, points: dict[str, dict[str, str]], modules: dict[str
     for name, text in modules.items():
         (package / name).write_text(text, encoding="utf-8")
     tables = (
-        f'[project.entry-points."mismatch_cli.{group}"]\n' + "".join(f'"{k}" = "{v}"\n' for k, v in named.items())
+        f'[project.entry-points."mismatch_cli.{group}"]\n'
+        + "".join(f'"{k}" = "{v}"\n' for k, v in named.items())
         for group, named in points.items()
     )
     (package.parent / "pyproject.toml").write_text(PYPROJECT + "".join(tables), encoding="utf-8")
-    line = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-index",
+    ]
     subprocess.run([*line, "--no-build-isolation", "--target", target, package.parent], check=True)
     return target
 
@@ -60,15 +72,24 @@ def installed(folder: Path, points: dict[str, dict[str, str]], modules: dict[str
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     texts = {file.name.removeprefix("mismatch_cli/"): file.text for file in additions(PAGE)}
-    modules = {f"{group}_{name}.py".replace("-", "_"): texts[path] for group, (name, path) in OFFERED.items()}
-    points = {group: {name: f"mismatch_toy.{group}_{name}".replace("-", "_")} for group, (name, _) in OFFERED.items()}
-    points["trust_regions"]["binary-tv"] = "mismatch_toy.trust_regions_two_sided_tv"  # we have that name
+    modules = {
+        f"{group}_{name}.py".replace("-", "_"): texts[path]
+        for group, (name, path) in OFFERED.items()
+    }
+    points = {
+        group: {name: f"mismatch_toy.{group}_{name}".replace("-", "_")}
+        for group, (name, _) in OFFERED.items()
+    }
+    # We have that name
+    points["trust_regions"]["binary-tv"] = "mismatch_toy.trust_regions_two_sided_tv"
     points["trust_regions"]["broken"] = "mismatch_toy.broken"
     points["weights"]["empty"] = "mismatch_toy"
     points["weights"]["raises"] = "mismatch_toy.raises"
     points["dialects"]["Not A Name"] = "mismatch_toy.nowhere"
     modules["broken.py"] = "print('imported')\nimport a_library_that_nobody_has\n"
-    modules["raises.py"] = "FORMULA = 'r'\ndef weight(compared, level, advantage_T):\n    return 1 / 0\n"
+    modules["raises.py"] = (
+        "FORMULA = 'r'\ndef weight(compared, level, advantage_T):\n    return 1 / 0\n"
+    )
     return installed(tmp_path_factory.mktemp("toy"), points, modules)
 
 
@@ -120,7 +141,9 @@ def test_each_is_used_by_the_command_that_it_is_for(here, capfd):
     assert code == 0 and "All 780 log μ are multiples of 0.01 nats." in " ".join(out.split())
 
     few = "--num-prompts 2 --samples-per-prompt 1 --max-tokens 4 --noise-responses 0 --no-plots"
-    code, _, err = typed(capfd, f"probe --engine coarse --engine-arg bits=4 {few} --output coarse --quiet")
+    code, _, err = typed(
+        capfd, f"probe --engine coarse --engine-arg bits=4 {few} --output coarse --quiet"
+    )
     assert code == 0, err
     rollout = json.loads(Path("coarse/trace/manifest.json").read_text(encoding="utf-8"))["rollout"]
     assert (rollout["engine"], rollout["mantissa_bits"]) == ("coarse", 4)
@@ -142,21 +165,30 @@ def test_a_name_of_ours_stays_ours_and_the_clash_is_reported(here, capfd):
     code, out, err = typed(capfd, "clipstats -a binary-tv --json")
     assert code == 0 and json.loads(out)["algorithms"][0]["name"] == "binary-tv"
     assert (
-        "mismatch_cli.trust_regions: 'binary-tv' of the package mismatch-toy 0.3 is ignored: mismatch-cli itself "
-        "has that name." in err
+        "mismatch_cli.trust_regions: 'binary-tv' of the package mismatch-toy 0.3 is ignored: "
+        "mismatch-cli itself has that name." in err
     )
     assert typed(capfd, "clipstats -a binary-tv --json --quiet")[2] == ""
     _, _, err = typed(capfd, "report --as nemo-rl --json")
-    assert "'Not A Name' of the package mismatch-toy 0.3 is ignored: a name has lower-case letters" in err
+    assert (
+        "'Not A Name' of the package mismatch-toy 0.3 is ignored: a name has lower-case letters"
+        in err
+    )
 
 
 def test_a_package_that_does_not_work_is_named(here, capfd):
     code, out, err = typed(capfd, "clipstats -a broken --json")
     assert (code, out) == (1, "imported\n") or "imported" in err
-    assert "The trust region 'broken' of the package mismatch-toy 0.3 cannot be imported (ModuleNotFoundError" in err
+    assert (
+        "The trust region 'broken' of the package mismatch-toy 0.3 cannot be imported "
+        "(ModuleNotFoundError" in err
+    )
     assert "pip uninstall mismatch-toy" in err
     code, _, err = typed(capfd, "clipstats -a empty")
-    assert code == 1 and "'empty' of the package mismatch-toy 0.3 lacks weight: mismatch_toy must define" in err
+    assert (
+        code == 1
+        and "'empty' of the package mismatch-toy 0.3 lacks weight: mismatch_toy must define" in err
+    )
     code, _, err = typed(capfd, "clipstats -a raises")
     assert code == 1 and "in the package mismatch-toy 0.3. Report it to its author" in err
 
@@ -164,7 +196,11 @@ def test_a_package_that_does_not_work_is_named(here, capfd):
 def test_another_process_finds_them_too(site, tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(DOCS.parent), str(site)])}
     done = subprocess.run(
-        [sys.executable, "-m", "mismatch_cli", "import", "--formats"], cwd=tmp_path, env=environment,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "mismatch_cli", "import", "--formats"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "toy trainer" in done.stdout

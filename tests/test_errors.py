@@ -23,11 +23,15 @@ def test_every_word_arrives_as_it_was_meant():
         assert words[:2] == ["mismatch-cli", "report"] and words[3:] == ["--worst", "10"]
         assert Path(words[2]) == Path(name) and not words[2].startswith("-")
     assert quoted("--output", Path("-o")) == "--output ./-o"
-    assert suggest("rescore", Path("runs/a"), "--trainer-model", "MODEL").endswith("runs/a --trainer-model MODEL")
+    assert suggest("rescore", Path("runs/a"), "--trainer-model", "MODEL").endswith(
+        "runs/a --trainer-model MODEL"
+    )
 
 
 def test_no_message_puts_a_command_together_by_itself():
-    """Values in a command that is shown go through `suggest`, the only function that quotes for shells."""
+    """Values in a command that is shown go through `suggest`, the only function that quotes for
+    shells.
+    """
     by_hand = re.compile(r"mismatch-cli [a-z]+ [^\"`]*\{[a-z_]*(folder|path|output|trace)")
     found = [
         f"{path.relative_to(PACKAGE)}: {line.strip()}"

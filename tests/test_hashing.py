@@ -8,7 +8,8 @@ from mismatch_cli.hashing import GROUPS, hash_keys, mix, prompt_groups, sum_by_g
 
 
 def test_mix_is_splitmix64() -> None:
-    assert int(mix(np.array([0], dtype=np.uint64))[0]) == 0xE220A8397B1DCDAF  # first output of splitmix64 seeded with 0
+    # First output of splitmix64 seeded with 0
+    assert int(mix(np.array([0], dtype=np.uint64))[0]) == 0xE220A8397B1DCDAF
 
 
 def test_groups_are_even() -> None:

@@ -13,13 +13,19 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.memory import bounded, exhausted, room
 
 
-def limited(tmp_path: Path, kilobytes: int, *line: str, kind: str = "v") -> subprocess.CompletedProcess[str]:
+def limited(
+    tmp_path: Path, kilobytes: int, *line: str, kind: str = "v"
+) -> subprocess.CompletedProcess[str]:
     """The end of a command under `ulimit`; a `TimeoutExpired` if it takes over ten seconds."""
     script = f'ulimit -{kind} {kilobytes}; exec "$@"'
     return subprocess.run(
-        ["sh", "-c", script, "sh", sys.executable, *line], capture_output=True, text=True, timeout=10, cwd=tmp_path,
+        ["sh", "-c", script, "sh", sys.executable, *line],
+        capture_output=True,
+        text=True,
+        timeout=10,
+        cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,7 +40,10 @@ def limited(tmp_path: Path, kilobytes: int, *line: str, kind: str = "v") -> subp
 def test_a_pass_under_a_small_limit_ends_with_one_sentence(tmp_path, kind, kilobytes, command):
     ended = limited(tmp_path, kilobytes, "-m", "mismatch_cli", *command.split(), kind=kind)
     assert ended.returncode == 1 and ended.stdout == ""
-    assert "needs 1024 MB of memory, but a limit leaves it" in ended.stderr and ended.stderr.count("\n") == 1
+    assert (
+        "needs 1024 MB of memory, but a limit leaves it" in ended.stderr
+        and ended.stderr.count("\n") == 1
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,9 +86,11 @@ def test_what_says_that_memory_is_exhausted(error):
 
 def test_a_small_limit_of_the_user_is_not_blamed_on_the_file(tmp_path):
     script = (
-        "from mismatch_cli.memory import bounded\n"
-        "with bounded('a file', 100): bytearray(2**31)"
-    )  # fmt: skip
+        "from mismatch_cli.memory import bounded\nwith bounded('a file', 100): bytearray(2**31)"
+    )
     assert "MemoryError" in limited(tmp_path, 10**6, "-c", script, kind="d").stderr.splitlines()[-1]
-    with pytest.raises(MismatchError, match="a file expands far beyond its size"), bounded("a file", 100):
+    with (
+        pytest.raises(MismatchError, match="a file expands far beyond its size"),
+        bounded("a file", 100),
+    ):
         bytearray(2**31)

@@ -19,7 +19,12 @@ SaveModel = Callable[..., str]
 
 @pytest.mark.parametrize(
     ("asked", "resolved"),
-    [("auto", torch.bfloat16), ("float32", torch.float32), ("bfloat16", torch.bfloat16), ("float16", torch.float16)],
+    [
+        ("auto", torch.bfloat16),
+        ("float32", torch.float32),
+        ("bfloat16", torch.bfloat16),
+        ("float16", torch.float16),
+    ],
 )
 def test_dtype(save_model: SaveModel, asked: str, resolved: torch.dtype) -> None:
     model = load_causal_lm(save_model("Qwen3", dtype=torch.bfloat16), asked)
@@ -51,10 +56,14 @@ def test_not_a_causal_model(tmp_path: Path) -> None:
         load_causal_lm(str(tmp_path))
 
 
-def test_missing_weights_are_not_filled_with_random_numbers(save_model: SaveModel, tmp_path: Path) -> None:
+def test_missing_weights_are_not_filled_with_random_numbers(
+    save_model: SaveModel, tmp_path: Path
+) -> None:
     model = load_causal_lm(save_model("Qwen3"))
     model.model.save_pretrained(tmp_path / "headless")
-    with pytest.raises(MismatchError, match=r"1 of its weights are missing, such as lm_head\.weight"):
+    with pytest.raises(
+        MismatchError, match=r"1 of its weights are missing, such as lm_head\.weight"
+    ):
         load_causal_lm(str(tmp_path / "headless"))
 
 
@@ -83,7 +92,9 @@ def test_devices(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None
         load_causal_lm(folder, device_map="auto")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed"
+)
 def test_a_device_map_of_accelerate(save_model: SaveModel) -> None:
     assert load_causal_lm(save_model("Qwen3"), device_map="auto").num_parameters() > 0
 
@@ -96,12 +107,18 @@ def test_loading_is_silent(save_model: SaveModel, capfd: pytest.CaptureFixture[A
     assert captured.out == captured.err == ""
 
 
-@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer", "encoder_layers", "num_experts_per_tok", "n_experts"])
+@pytest.mark.parametrize(
+    "name", ["num_hidden_layers", "n_layer", "encoder_layers", "num_experts_per_tok", "n_experts"]
+)
 def test_a_model_of_a_billion_modules_is_refused(name: str, save_model: SaveModel) -> None:
     """Libraries would build them for hours. Sizes may be larger."""
     folder = Path(save_model("Qwen3"))
     config = json.loads((folder / "config.json").read_text())
-    sizes = {"shared_expert_intermediate_size": 14_336, "layer_types_size": 8192, "router_expert_dim": 5000}
+    sizes = {
+        "shared_expert_intermediate_size": 14_336,
+        "layer_types_size": 8192,
+        "router_expert_dim": 5000,
+    }
     (folder / "config.json").write_text(json.dumps(config | sizes))
     load_causal_lm(str(folder))
     (folder / "config.json").write_text(json.dumps(config | {name: 10**9}))

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_cli.numbers import MISSING, count, counted, estimate, number, share, stretches, things, times
+from mismatch_cli.numbers import (
+    MISSING,
+    count,
+    counted,
+    estimate,
+    number,
+    share,
+    stretches,
+    things,
+    times,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +71,12 @@ def test_share_is_in_percent() -> None:
 
 def test_times_and_count() -> None:
     assert [times(x) for x in (3.14, 29.4, 1037.2, "below resolution", None)] == [
-        "3.1 ×", "29 ×", "> 1,000 ×", "noise ≈ 0", MISSING,
-    ]  # fmt: skip
+        "3.1 ×",
+        "29 ×",
+        "> 1,000 ×",
+        "noise ≈ 0",
+        MISSING,
+    ]
     assert (count(1234567), count(None)) == ("1,234,567", MISSING)
 
 
@@ -74,7 +88,11 @@ def test_a_number_reads_back_as_itself(value: float) -> None:
 
 
 def test_one_is_singular():
-    assert [things(n, "response") for n in (0, 1, 1234)] == ["0 responses", "1 response", "1,234 responses"]
+    assert [things(n, "response") for n in (0, 1, 1234)] == [
+        "0 responses",
+        "1 response",
+        "1,234 responses",
+    ]
 
 
 def test_a_long_curve_becomes_means_of_stretches() -> None:
@@ -89,11 +107,18 @@ def test_a_long_curve_becomes_means_of_stretches() -> None:
         ("truncated last lines", "truncated last line"),
         ("unknown columns (this, rows)", "unknown column (this, rows)"),
         ("batches without token ids", "batch without token ids"),
-        ("responses whose logp_rollout does not have one value", "response whose logp_rollout does not have one value"),
+        (
+            "responses whose logp_rollout does not have one value",
+            "response whose logp_rollout does not have one value",
+        ),
         ("responses have a reward that is odd", "response has a reward that is odd"),
         ("lines that hold more than one sample", "line that holds more than one sample"),
         ("rows of a loss", "row of a loss"),
     ],
 )
 def test_one_thing_is_singular(words, one):
-    assert counted(1, words) == f"1 {one}" and counted(1200, words) == f"1,200 {words}" and counted(0, words)[0] == "0"
+    assert (
+        counted(1, words) == f"1 {one}"
+        and counted(1200, words) == f"1,200 {words}"
+        and counted(0, words)[0] == "0"
+    )

@@ -25,7 +25,10 @@ def _not_in_full():
 def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert shown(str(tmp_path / "runs" / "a")) == "runs/a" and shown("runs/a") == "runs/a"
-    assert shown("/home/alice/models/my model") == "…/my model" and shown("/data/run/trace") == "…/run/trace"
+    assert (
+        shown("/home/alice/models/my model") == "…/my model"
+        and shown("/data/run/trace") == "…/run/trace"
+    )
     assert shown({"a": ["/x/y/z", 3, None], "Qwen/Qwen3": "owner/name"}) == {
         "a": ["…/z", 3, None],
         "Qwen/Qwen3": "owner/name",
@@ -33,9 +36,18 @@ def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
     assert shown(Path("runs/a b")) == Path("runs/a b") and shown(Path("/data/run")) == Path("…/run")
     sentence = "Resume with: mismatch-cli probe --resume --output /data/runs/a"
     assert shown(sentence) == "Resume with: mismatch-cli probe --resume --output …/a"
-    for kept in ("|π − μ|/token", "tokens/s/core", "1/2", "see docs/import.md", "a / b / c", "50 % of 3/4"):
+    for kept in (
+        "|π − μ|/token",
+        "tokens/s/core",
+        "1/2",
+        "see docs/import.md",
+        "a / b / c",
+        "50 % of 3/4",
+    ):
         assert shown(kept) == kept
-    assert shown_apart("/a/x/ckpt", "/b/y/ckpt") == ("…/x/ckpt", "…/y/ckpt") and shown_apart(1, 2) == (1, 2)
+    assert shown_apart("/a/x/ckpt", "/b/y/ckpt") == ("…/x/ckpt", "…/y/ckpt") and shown_apart(
+        1, 2
+    ) == (1, 2)
     show_full(True)
     assert shown("/data/runs/a") == "/data/runs/a"
 
@@ -47,10 +59,19 @@ def contents(folder: Path) -> str:
 
 def write_training_run(folder: Path, secret: Path) -> None:
     folder.mkdir(parents=True)
-    made = make_run(steps=3, model=f"{secret}/model", dataset=f"{secret}/data.jsonl", reward=f"{secret}/reward.py:f")
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in made.records))
+    made = make_run(
+        steps=3,
+        model=f"{secret}/model",
+        dataset=f"{secret}/data.jsonl",
+        reward=f"{secret}/reward.py:f",
+    )
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in made.records)
+    )
     settings = made.config | {"output": str(folder), "init_from": f"{secret}/other"}
-    (folder / "config.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items()))
+    (folder / "config.toml").write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    )
 
 
 def test_no_report_reveals_local_paths(tmp_path, monkeypatch, capfd):
@@ -67,7 +88,10 @@ def test_no_report_reveals_local_paths(tmp_path, monkeypatch, capfd):
     one, other = (str(secret / name / "run") for name in ("one", "other"))
     for name in ("one", "other"):
         write_training_run(secret / name / "trained", secret)
-    shutil.copy(bundled("model").parents[1] / "mismatch_cli" / "trust_regions" / "ratio_clip.py", secret / "mask.py")
+    shutil.copy(
+        bundled("model").parents[1] / "mismatch_cli" / "trust_regions" / "ratio_clip.py",
+        secret / "mask.py",
+    )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     commands = {
@@ -80,11 +104,25 @@ def test_no_report_reveals_local_paths(tmp_path, monkeypatch, capfd):
     for name, command in commands.items():
         for full in (False, True):
             flags = ["--full-paths"] * full
-            assert run([*command, "-q", "--force", "--json", "-o", name, *flags]) == 0, capfd.readouterr().err
+            assert run([*command, "-q", "--force", "--json", "-o", name, *flags]) == 0, (
+                capfd.readouterr().err
+            )
             found = contents(Path(name)) + capfd.readouterr().out
-            assert (str(secret) in found) == full, (name, found[max(0, found.find(str(secret)) - 200) :][:400])
+            assert (str(secret) in found) == full, (
+                name,
+                found[max(0, found.find(str(secret)) - 200) :][:400],
+            )
     for full in (False, True):
-        files = ["--junit", "gate.xml", "--markdown", "gate.md", "--force", *["--full-paths"] * full]
-        assert run(["gate", one, "--baseline", other, "--json", "-q", "--allow-partial", *files]) in (0, 3)
+        files = [
+            "--junit",
+            "gate.xml",
+            "--markdown",
+            "gate.md",
+            "--force",
+            *["--full-paths"] * full,
+        ]
+        assert run(
+            ["gate", one, "--baseline", other, "--json", "-q", "--allow-partial", *files]
+        ) in (0, 3)
         found = capfd.readouterr().out + Path("gate.xml").read_text() + Path("gate.md").read_text()
         assert (str(secret) in found) == full

@@ -8,12 +8,20 @@ import pytest
 import torch
 
 from mismatch_cli.divergences import sampled_in_topk
-from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
+from mismatch_cli.policies import (
+    ENGINE_GAP,
+    TRAINER_RECOMPUTED,
+    TRAINER_ROLLOUT,
+    Policies,
+    Ratio,
+    TopKLogProbs,
+)
 
 F64 = torch.float64
 INF = float("inf")
 ROLLOUT, TRAINER, RECOMPUTED = (
-    torch.tensor(p, dtype=F64).log() for p in ([0.5, 0.2, 0.8, 0.1], [0.25, 0.4, 0.8, 0.3], [0.4, 0.1, 0.9, 0.3])
+    torch.tensor(p, dtype=F64).log()
+    for p in ([0.5, 0.2, 0.8, 0.1], [0.25, 0.4, 0.8, 0.3], [0.4, 0.1, 0.9, 0.3])
 )
 
 
@@ -32,14 +40,21 @@ def test_ratios_of_the_three_pairs() -> None:
     for ratio, numbers in expected.items():
         compared = given.compare(ratio)
         assert compared.ratio_T.tolist() == pytest.approx(numbers)
-        assert compared.ratio_less_1_T.tolist() == pytest.approx([x - 1 for x in numbers], abs=1e-14)
-        assert compared.log_ratio_T.tolist() == pytest.approx([math.log(x) for x in numbers], abs=1e-14)
+        assert compared.ratio_less_1_T.tolist() == pytest.approx(
+            [x - 1 for x in numbers], abs=1e-14
+        )
+        assert compared.log_ratio_T.tolist() == pytest.approx(
+            [math.log(x) for x in numbers], abs=1e-14
+        )
 
 
 def test_difference_and_binary_kl() -> None:
     compared = policies().compare(TRAINER_ROLLOUT)
     assert compared.difference_T.tolist() == pytest.approx([-0.25, 0.2, 0, 0.2], abs=1e-15)
-    kl = [q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p)) for q, p in ((0.5, 0.25), (0.2, 0.4), (0.1, 0.3))]
+    kl = [
+        q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
+        for q, p in ((0.5, 0.25), (0.2, 0.4), (0.1, 0.3))
+    ]
     assert compared.binary_kl_T.tolist() == pytest.approx([kl[0], kl[1], 0, kl[2]], abs=1e-15)
     gap = policies().compare(ENGINE_GAP)
     assert gap.difference_T.tolist() == pytest.approx([-0.1, -0.1, 0.1, 0.2])
@@ -77,7 +92,8 @@ def test_responses_of_tokens() -> None:
 def test_nothing_is_computed_twice() -> None:
     given = policies()
     compared = given.compare(TRAINER_ROLLOUT)
-    assert given.compare(Ratio("trainer", "rollout", "mean")) is compared  # the level is an argument of its methods
+    # The level is an argument of its methods
+    assert given.compare(Ratio("trainer", "rollout", "mean")) is compared
     assert given.compare(ENGINE_GAP) is not compared
     assert compared.binary_kl_T is given.compare(TRAINER_ROLLOUT).binary_kl_T
     other = policies()
@@ -88,7 +104,11 @@ def test_a_token_that_the_current_policy_excludes() -> None:
     trainer = TRAINER.clone()
     trainer[1] = -INF
     compared = policies(trainer=trainer).compare(TRAINER_ROLLOUT)
-    assert compared.log_ratio_T[1] == -INF and compared.ratio_T[1] == 0 and compared.ratio_less_1_T[1] == -1
+    assert (
+        compared.log_ratio_T[1] == -INF
+        and compared.ratio_T[1] == 0
+        and compared.ratio_less_1_T[1] == -1
+    )
     assert compared.difference_T[1].item() == pytest.approx(-0.2)
     assert compared.binary_kl_T[1] == INF
     assert compared.level_log_ratio_T("mean")[:3].tolist() == [-INF] * 3
@@ -96,10 +116,14 @@ def test_a_token_that_the_current_policy_excludes() -> None:
 
 
 def test_a_token_that_both_policies_exclude_has_not_moved() -> None:
-    """At equal weights a truncated support excludes it from the recomputed policy too: ratio 1, and no NaN anywhere."""
+    """At equal weights a truncated support excludes it from the recomputed policy too: ratio 1,
+    and no NaN anywhere.
+    """
     trainer = TRAINER.clone()
     trainer[1] = -INF
-    compared = Policies(ROLLOUT, trainer, trainer, torch.tensor([0, 3, 3, 4])).compare(TRAINER_RECOMPUTED)
+    compared = Policies(ROLLOUT, trainer, trainer, torch.tensor([0, 3, 3, 4])).compare(
+        TRAINER_RECOMPUTED
+    )
     for values_T, same in (
         (compared.log_ratio_T, 0),
         (compared.ratio_T, 1),
@@ -115,7 +139,9 @@ def test_symbols_and_text() -> None:
     assert TRAINER_ROLLOUT.symbols == {"r": "r", "p": "p", "q": "q"}
     assert TRAINER_RECOMPUTED.symbols == {"r": "r′", "p": "p", "q": "p′"}
     assert ENGINE_GAP.symbols == {"r": "ρ", "p": "p′", "q": "q"}
-    assert [str(Ratio("recomputed", "rollout", level)) for level in ("token", "product", "mean")] == [
+    assert [
+        str(Ratio("recomputed", "rollout", level)) for level in ("token", "product", "mean")
+    ] == [
         "ρ",
         "Πρ",
         "(Πρ)^(1/|y|)",
@@ -140,16 +166,20 @@ def test_top_k_of_each_pair_by_hand() -> None:
     assert kl_T[1].item() == pytest.approx(0.6 * math.log(0.6 / 0.4) + 0.2 * math.log(0.2 / 0.4))
     tv_T, _ = given.compare(ENGINE_GAP).topk(2)
     assert tv_T.tolist() == pytest.approx([0.1, 0.1, 0.1, 0.2])
-    first_T, _ = given.compare(TRAINER_ROLLOUT).topk(1)  # the second id joins the others, not the sampled one
+    # The second id joins the others, not the sampled one
+    first_T, _ = given.compare(TRAINER_ROLLOUT).topk(1)
     assert first_T.tolist() == pytest.approx([0.25, 0.2, 0, 0.2])
     replaced_T, _ = given.compare(TRAINER_ROLLOUT).topk(2, replace_last=True)
-    assert replaced_T.tolist() == pytest.approx([0.25, 0.2, 0, 0.2])  # of the last token, .2 + .2 sampled and 0 others
+    # Of the last token, .2 + .2 sampled and 0 others
+    assert replaced_T.tolist() == pytest.approx([0.25, 0.2, 0, 0.2])
 
 
 def test_top_k_is_computed_once_for_each_k() -> None:
     compared = policies(topk=columns()).compare(TRAINER_ROLLOUT)
     assert compared.topk(2) is compared.topk(2)
-    assert compared.topk(1) is not compared.topk(2) and compared.topk(2) is not compared.topk(2, replace_last=True)
+    assert compared.topk(1) is not compared.topk(2) and compared.topk(2) is not compared.topk(
+        2, replace_last=True
+    )
 
 
 def test_the_sampled_token_among_the_first_ranks() -> None:

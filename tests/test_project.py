@@ -1,4 +1,6 @@
-"""What surrounds the code agrees with it: metadata, licences, issue templates, hooks, workflows, the container file."""
+"""What surrounds the code agrees with it: metadata, licences, issue templates, hooks, workflows,
+the container file.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_urls_lead_into_one_repository_to_existing_files():
         assert urlparse(url).hostname == "github.com" and url.startswith(urls["Homepage"])
         if "/blob/main/" in url:
             assert (ROOT / url.partition("/blob/main/")[2]).is_file(), url
-    action = re.search(r"uses: (\S+)/mismatch-cli@", (ROOT / "docs" / "gate.md").read_text(encoding="utf-8"))
+    action = re.search(
+        r"uses: (\S+)/mismatch-cli@", (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
+    )
     assert action and urls["Homepage"] == f"https://github.com/{action[1]}/mismatch-cli"
 
 
@@ -50,25 +54,39 @@ def test_github_shows_the_forms(path):
 def test_forms_request_what_an_answer_needs():
     said = {path.stem: path.read_text(encoding="utf-8") for path in FORMS}
     assert said.keys() == {"bug", "feature", "question"}
-    assert all(word in said["bug"] for word in ("mismatch-cli --version", "manifest.json", "--debug"))
-    assert all(word in said["question"] for word in ("mismatch-cli verdict", "mismatch-cli diagnose"))
-    named = {page for text in said.values() for page in re.findall(r"mismatch-cli guide ([\w-]+)", text)}
+    assert all(
+        word in said["bug"] for word in ("mismatch-cli --version", "manifest.json", "--debug")
+    )
+    assert all(
+        word in said["question"] for word in ("mismatch-cli verdict", "mismatch-cli diagnose")
+    )
+    named = {
+        page for text in said.values() for page in re.findall(r"mismatch-cli guide ([\w-]+)", text)
+    }
     assert len(named) >= 4 and named <= guide_pages().keys()
 
 
 def test_hooks_run_the_tools_that_the_lock_pins():
     """In a checkout after `make setup`; hooks use .venv, so that versions are pinned only once."""
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][
+        0
+    ]["hooks"]
     assert {hook["id"] for hook in hooks} >= {"ruff-check", "ruff-format", "mypy"}
-    assert all(hook["entry"].startswith(".venv/bin/") and hook["language"] == "system" for hook in hooks)
+    assert all(
+        hook["entry"].startswith(".venv/bin/") and hook["language"] == "system" for hook in hooks
+    )
     lock = (ROOT / "requirements" / "dev.lock").read_text(encoding="utf-8")
     if not (ROOT / ".venv").exists():
         pytest.skip("There is no .venv here: make setup makes it.")
     for tool in ("ruff", "mypy"):
-        done = subprocess.run([ROOT / ".venv" / "bin" / tool, "--version"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [ROOT / ".venv" / "bin" / tool, "--version"], capture_output=True, text=True, check=True
+        )
         assert f"{tool}=={done.stdout.split()[1]} " in lock
     for hook in hooks[:2]:
-        subprocess.run([*hook["entry"].split(), "mismatch_cli/commands/guide.py"], cwd=ROOT, check=True)
+        subprocess.run(
+            [*hook["entry"].split(), "mismatch_cli/commands/guide.py"], cwd=ROOT, check=True
+        )
 
 
 def text_of(name: str) -> str:
@@ -78,11 +96,18 @@ def text_of(name: str) -> str:
 def test_version_changelog_and_citation_agree():
     version, day = latest_release()
     cited = yaml.safe_load(text_of("CITATION.cff"))
-    assert (version, day) == (cited["version"], cited["date-released"]) and day >= date(2026, 11, 24)
+    assert (version, day) == (cited["version"], cited["date-released"]) and day >= date(
+        2026, 11, 24
+    )
     ahead = "## [Unreleased]" in text_of("CHANGELOG.md")
     assert ahead or version == __version__
-    assert f"\n[{version}]: {PROJECT['urls']['Source']}/releases/tag/v{version}\n" in text_of("CHANGELOG.md")
-    assert cited["repository-code"] == PROJECT["urls"]["Source"] and cited["license"] == PROJECT["license"]
+    assert f"\n[{version}]: {PROJECT['urls']['Source']}/releases/tag/v{version}\n" in text_of(
+        "CHANGELOG.md"
+    )
+    assert (
+        cited["repository-code"] == PROJECT["urls"]["Source"]
+        and cited["license"] == PROJECT["license"]
+    )
 
 
 def test_the_citation_is_one_by_its_schema():
@@ -90,22 +115,51 @@ def test_the_citation_is_one_by_its_schema():
     cited = yaml.safe_load(text_of("CITATION.cff"))
     assert cited["cff-version"] == "1.2.0" and cited["type"] in ("software", "dataset")
     assert cited.keys() <= {
-        "abstract", "authors", "cff-version", "commit", "contact", "date-released", "doi", "identifiers", "keywords",
-        "license", "license-url", "message", "preferred-citation", "references", "repository", "repository-artifact",
-        "repository-code", "title", "type", "url", "version",
-    }  # fmt: skip
+        "abstract",
+        "authors",
+        "cff-version",
+        "commit",
+        "contact",
+        "date-released",
+        "doi",
+        "identifiers",
+        "keywords",
+        "license",
+        "license-url",
+        "message",
+        "preferred-citation",
+        "references",
+        "repository",
+        "repository-artifact",
+        "repository-code",
+        "title",
+        "type",
+        "url",
+        "version",
+    }
     assert isinstance(cited["date-released"], date) and isinstance(cited["version"], str)
     assert len(set(cited["keywords"])) == len(cited["keywords"])
     for work in (cited, *cited["references"]):
         assert work["title"] and work["authors"]
         for author in work["authors"]:
             assert author.keys() == {"name"} or author.keys() == {"family-names", "given-names"}
-    assert all(work["type"] in ("article", "conference-paper", "software") for work in cited["references"])
+    assert all(
+        work["type"] in ("article", "conference-paper", "software") for work in cited["references"]
+    )
 
 
 def test_the_checklist_names_every_file_with_an_owner():
-    files = (*ROOT.glob("*.*"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".github").rglob("*.*"), ROOT / "Dockerfile")
-    named = {str(f.relative_to(ROOT)) for f in files if f.is_file() and OWNER.search(f.read_text(encoding="utf-8"))}
+    files = (
+        *ROOT.glob("*.*"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / ".github").rglob("*.*"),
+        ROOT / "Dockerfile",
+    )
+    named = {
+        str(f.relative_to(ROOT))
+        for f in files
+        if f.is_file() and OWNER.search(f.read_text(encoding="utf-8"))
+    }
     listed = re.search(r"Replace `OWNER`, .*? in (.*?)\n +\(", text_of("CONTRIBUTING.md"), re.S)
     assert listed and set(re.findall(r"`([^`]+)`", listed[1])) == named - {"CONTRIBUTING.md"}
 
@@ -122,8 +176,12 @@ def test_security_names_flags_and_tests_that_exist():
     said = text_of("SECURITY.md")
     group = typer.main.get_command(build_app())
     commands = [group.get_command(None, name) for name in group.list_commands(None)]
-    flags = {flag for command in commands for parameter in command.params for flag in parameter.opts} | {"--version"}
-    named = {flag for code in re.findall(r"`([^`]*)`", said) for flag in re.findall(r"--[a-z-]+", code)}
+    flags = {
+        flag for command in commands for parameter in command.params for flag in parameter.opts
+    } | {"--version"}
+    named = {
+        flag for code in re.findall(r"`([^`]*)`", said) for flag in re.findall(r"--[a-z-]+", code)
+    }
     assert len(named) > 5 and named <= flags
     tests = re.findall(r"`(tests/[^`]+)`", said)
     assert len(tests) > 5 and all((ROOT / name).exists() for name in tests)
@@ -132,9 +190,20 @@ def test_security_names_flags_and_tests_that_exist():
 def test_the_image_is_built_from_what_is_there():
     lines = re.sub(r"\\\n", " ", text_of("Dockerfile"))
     kept = {line[1:] for line in text_of(".dockerignore").splitlines() if line.startswith("!")}
-    sources = {word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", lines, re.M) for word in line.split()} - {"."}
+    sources = {
+        word
+        for line in re.findall(r"^COPY (?!--from)(.*) \S+$", lines, re.M)
+        for word in line.split()
+    } - {"."}
     assert all((ROOT / name).exists() for name in kept | sources) and sources <= kept
-    needed = {"hatch_build.py", "pyproject.toml", "README.md", "mismatch_cli", "docs", "sample_data"}
+    needed = {
+        "hatch_build.py",
+        "pyproject.toml",
+        "README.md",
+        "mismatch_cli",
+        "docs",
+        "sample_data",
+    }
     assert needed | set(PROJECT["license-files"]) <= kept
     python = re.search(r"^PYTHON \?= python(.*)$", text_of("Makefile"), re.M)[1]
     assert set(re.findall(r"^FROM python:([\d.]+)", lines, re.M)) == {python}
@@ -147,11 +216,13 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_a_workflow_may_do_no_more_than_it_needs(path):
     flow = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert flow["permissions"] == {"contents": "read"} and flow[True]  # YAML 1.1 reads `on` as a truth
+    # YAML 1.1 reads `on` as a truth
+    assert flow["permissions"] == {"contents": "read"} and flow[True]
     for name, job in flow["jobs"].items():
         assert job["runs-on"] and ("permissions" in job) == (name == "publish")
         for step in job["steps"]:
-            assert "${{ github" not in step.get("run", "")  # what others name reaches a script as a variable
+            # What others name reaches a script as a variable
+            assert "${{ github" not in step.get("run", "")
             if step.get("uses", "").startswith("actions/checkout"):
                 assert step["with"]["persist-credentials"] is False
             for command in re.findall(r"^(\.ci/\w+|make \w+)", step.get("run", ""), re.M):
@@ -169,4 +240,5 @@ def test_every_action_is_pinned_by_commit():
     pins = [re.fullmatch(r"([\w/.-]+)@([0-9a-f]{40})  # (v\d+\.\d+\.\d+)", line) for line in lines]
     assert [line for line, pin in zip(lines, pins, strict=True) if not pin] == []
     commits = {(pin[1], pin[3]): pin[2] for pin in pins}
-    assert all(commits[pin[1], pin[3]] == pin[2] for pin in pins)  # a version is one commit everywhere
+    # A version is one commit everywhere
+    assert all(commits[pin[1], pin[3]] == pin[2] for pin in pins)

@@ -1,4 +1,6 @@
-"""Sums, extremes, quantiles and scans of responses, compared with numpy on each response, in numpy and torch."""
+"""Sums, extremes, quantiles and scans of responses, compared with numpy on each response, in
+numpy and torch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ WORLDS: list[Callable[[np.ndarray], Array]] = [np.asarray, torch.from_numpy]
 
 
 def responses(lengths: list[int], as_array: Callable[[np.ndarray], Array]) -> Responses:
-    return Responses(as_array(np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))]).astype(np.int64)))
+    return Responses(
+        as_array(
+            np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))]).astype(np.int64)
+        )
+    )
 
 
 def drawn(dtype: type = np.float64) -> list[np.ndarray]:
@@ -35,7 +41,9 @@ def infinite() -> list[np.ndarray]:
     return parts
 
 
-def each(parts: list[np.ndarray], function: Callable[[np.ndarray], float], empty: float = 0.0) -> list[float]:
+def each(
+    parts: list[np.ndarray], function: Callable[[np.ndarray], float], empty: float = 0.0
+) -> list[float]:
     return [function(part) if len(part) else empty for part in parts]
 
 
@@ -43,9 +51,13 @@ def each(parts: list[np.ndarray], function: Callable[[np.ndarray], float], empty
 def test_positions_of_tokens(as_array: Callable[[np.ndarray], Array]) -> None:
     asked = responses(LENGTHS, as_array)
     assert asked.length_S.tolist() == LENGTHS
-    assert asked.response_T.tolist() == [s for s, length in enumerate(LENGTHS) for _ in range(length)]
+    assert asked.response_T.tolist() == [
+        s for s, length in enumerate(LENGTHS) for _ in range(length)
+    ]
     assert asked.position_T.tolist() == [t for length in LENGTHS for t in range(length)]
-    assert asked.per_token(10 * asked.length_S).tolist() == [10 * n for n in LENGTHS for _ in range(n)]
+    assert asked.per_token(10 * asked.length_S).tolist() == [
+        10 * n for n in LENGTHS for _ in range(n)
+    ]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -55,10 +67,16 @@ def test_reductions(as_array: Callable[[np.ndarray], Array], dtype: type) -> Non
     asked, parts = responses(LENGTHS, as_array), drawn(dtype)
     x_T = as_array(np.concatenate(parts))
     exact = [part.astype(np.float64) for part in parts]
-    for found, expected in ((asked.sum(x_T), each(exact, np.sum)), (asked.mean(x_T), each(exact, np.mean))):
+    for found, expected in (
+        (asked.sum(x_T), each(exact, np.sum)),
+        (asked.mean(x_T), each(exact, np.mean)),
+    ):
         assert np.asarray(found).dtype == np.float64
         np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-13, atol=1e-13)
-    for found, expected in ((asked.largest(x_T), each(parts, np.max)), (asked.smallest(x_T), each(parts, np.min))):
+    for found, expected in (
+        (asked.largest(x_T), each(parts, np.max)),
+        (asked.smallest(x_T), each(parts, np.min)),
+    ):
         assert np.asarray(found).dtype == dtype and np.asarray(found).tolist() == expected
 
 
@@ -108,7 +126,9 @@ def test_ahead_and_behind(as_array: Callable[[np.ndarray], Array], tokens: int) 
 
 @pytest.mark.parametrize("as_array", WORLDS)
 def test_an_infinity_stays_in_its_response(as_array: Callable[[np.ndarray], Array]) -> None:
-    """∞ − ∞ of a neighbour would be NaN: finite responses give the same numbers as among finite ones."""
+    """∞ − ∞ of a neighbour would be NaN: finite responses give the same numbers as among finite
+    ones.
+    """
     asked = responses(LENGTHS, as_array)
     finite_S = np.array([i % 2 == 0 for i in range(len(LENGTHS))])
     finite_T = np.repeat(finite_S, LENGTHS)
@@ -124,15 +144,24 @@ def test_an_infinity_stays_in_its_response(as_array: Callable[[np.ndarray], Arra
             (finite_T, lambda x_T: asked.ahead(x_T, 1, 0.0)),
             (finite_T, lambda x_T: asked.behind(x_T, 1, 0.0)),
         ):
-            found, expected = (np.asarray(function(as_array(np.concatenate(parts)))) for parts in (infinite(), drawn()))
+            found, expected = (
+                np.asarray(function(as_array(np.concatenate(parts))))
+                for parts in (infinite(), drawn())
+            )
             np.testing.assert_array_equal(found[kept], expected[kept])
         parts = infinite()
         x_T = as_array(np.concatenate(parts))
         assert np.asarray(asked.smallest(x_T)).tolist() == each(parts, np.min)
         assert np.asarray(asked.largest(x_T)).tolist() == each(parts, np.max)
-        for function, alone in ((asked.running_sum, np.cumsum), (asked.running_smallest, np.minimum.accumulate)):
+        for function, alone in (
+            (asked.running_sum, np.cumsum),
+            (asked.running_smallest, np.minimum.accumulate),
+        ):
             np.testing.assert_allclose(
-                np.asarray(function(x_T)), np.concatenate([alone(part) for part in parts]), rtol=1e-12, atol=1e-12
+                np.asarray(function(x_T)),
+                np.concatenate([alone(part) for part in parts]),
+                rtol=1e-12,
+                atol=1e-12,
             )
 
 

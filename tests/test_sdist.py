@@ -1,4 +1,6 @@
-"""The sdist holds all that is tracked, gives the same wheel as the checkout, and its tests run where it is unpacked."""
+"""The sdist holds all that is tracked, gives the same wheel as the checkout, and its tests run
+where it is unpacked.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,26 @@ def unpacked(folder: Path, where: Path) -> Path:
 
 def test_both_are_sound(built):
     metadata = check(built)
-    assert metadata.license_expression == "MIT" and metadata.license_files == ["LICENSE", "THIRD_PARTY.md"]
+    assert metadata.license_expression == "MIT" and metadata.license_files == [
+        "LICENSE",
+        "THIRD_PARTY.md",
+    ]
 
 
 def test_the_sdist_holds_what_is_tracked(built):
     (sdist,) = built.glob("*.tar.gz")
     held = sdist_files(sdist) - {"PKG-INFO"}
-    assert {"Makefile", ".ci/run", "action.yml", "requirements/cpu.lock", "tests/conftest.py", "Dockerfile"} <= held
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert {
+        "Makefile",
+        ".ci/run",
+        "action.yml",
+        "requirements/cpu.lock",
+        "tests/conftest.py",
+        "Dockerfile",
+    } <= held
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     if listed.returncode or not (ROOT / ".git").exists():
         pytest.skip("This is not a checkout of git.")
     tracked = {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
@@ -68,26 +82,45 @@ def test_the_wheel_is_that_of_the_checkout(built, tmp_path):
     build("wheel", ROOT, tmp_path)
     (one,), (other,) = built.glob("*.whl"), tmp_path.glob("*.whl")
     with zipfile.ZipFile(one) as first, zipfile.ZipFile(other) as second:
-        assert {i.filename: i.CRC for i in first.infolist()} == {i.filename: i.CRC for i in second.infolist()}
+        assert {i.filename: i.CRC for i in first.infolist()} == {
+            i.filename: i.CRC for i in second.infolist()
+        }
 
 
 def test_its_tests_run_where_it_is_unpacked(built, tmp_path):
     source = unpacked(built, tmp_path)
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{name}" for name in QUICK)]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *(f"tests/{name}" for name in QUICK),
+    ]
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "PYTEST"))
+    }
     done = subprocess.run(line, cwd=source, env=kept, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-    assert "passed" in done.stdout and str(ROOT) not in done.stdout  # it is the unpacked code that they test
+    # It is the unpacked code that they test
+    assert "passed" in done.stdout and str(ROOT) not in done.stdout
 
 
 def test_a_tag_must_be_that_of_the_version(built, monkeypatch):
     metadata = check(built)
-    owned = {name: url.replace("OWNER", "somebody") for name, url in distribution.PROJECT["urls"].items()}
+    owned = {
+        name: url.replace("OWNER", "somebody") for name, url in distribution.PROJECT["urls"].items()
+    }
     monkeypatch.setitem(distribution.PROJECT, "urls", owned)
     assert may_be_released(metadata, f"v{metadata.version}") == []
     assert [why.split(":")[0] for why in may_be_released(metadata, "v9.0.0")] == [
         f"the tag is v9.0.0, the version {metadata.version}"
     ]
     monkeypatch.setattr(distribution, "latest_release", lambda: ("9.0.0", date(2030, 1, 1)))
-    monkeypatch.setitem(distribution.PROJECT, "urls", {"Source": "https://github.com/OWNER/mismatch-cli"})
+    monkeypatch.setitem(
+        distribution.PROJECT, "urls", {"Source": "https://github.com/OWNER/mismatch-cli"}
+    )
     assert len(may_be_released(metadata, f"v{metadata.version}")) == 3

@@ -1,4 +1,6 @@
-"""Token text for a terminal, a page and a figure: nothing in it is interpreted, and everything is visible."""
+"""Token text for a terminal, a page and a figure: nothing in it is interpreted, and everything
+is visible.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.table import Table
 
-from mismatch_cli.text import for_html, for_mathtext, for_terminal, parsed_json, parsed_toml, visible
+from mismatch_cli.text import (
+    for_html,
+    for_mathtext,
+    for_terminal,
+    parsed_json,
+    parsed_toml,
+    visible,
+)
 
 NASTY = [
     ("[bold]x[/bold]", "[bold]x[/bold]"),
@@ -98,8 +107,15 @@ def test_json_and_toml_that_are_nested_too_deeply(levels):
 
 
 def test_json_and_toml_that_are_not():
-    assert parsed_json('{"a": [NaN, {}]}')["a"][1] == {} and parsed_toml("a.b = [1]") == {"a": {"b": [1]}}
+    assert parsed_json('{"a": [NaN, {}]}')["a"][1] == {} and parsed_toml("a.b = [1]") == {
+        "a": {"b": [1]}
+    }
     assert parsed_json("[" * 99 + "]" * 99)
-    for parse, text in ((parsed_json, b"\xff\x00"), (parsed_json, "1" * 5000), (parsed_toml, "a"), (parsed_json, "")):
+    for parse, text in (
+        (parsed_json, b"\xff\x00"),
+        (parsed_json, "1" * 5000),
+        (parsed_toml, "a"),
+        (parsed_json, ""),
+    ):
         with pytest.raises(ValueError):
             parse(text)

@@ -1,7 +1,8 @@
-"""The wheel as users get it: installed without extras into an empty environment, where every trace can be read.
+"""The wheel as users get it: installed without extras into an empty environment, where every trace
+can be read.
 
-Real pip and uv, real environments, the versions that requirements/ pins. Where no package index can be reached,
-or another Python is missing, the tests are skipped.
+Real pip and uv, real environments, the versions that requirements/ pins. Where no package index can
+be reached, or another Python is missing, the tests are skipped.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def core(wheel, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("core")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python, pins = folder / "bin" / "python", pinned(folder)
-    done = pip("--python", str(python), "install", "--no-compile", "--constraint", str(pins), str(wheel))
+    done = pip(
+        "--python", str(python), "install", "--no-compile", "--constraint", str(pins), str(wheel)
+    )
     if done.returncode:
         tiny = pip("download", "--no-deps", "--dest", str(folder), "--constraint", str(pins), TINY)
         if tiny.returncode:
@@ -70,8 +73,18 @@ def pinned(folder: Path) -> Path:
 
 
 def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--retries", "1", *arguments]
-    return subprocess.run(line, env=without_python_path(), capture_output=True, text=True, check=False)
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--retries",
+        "1",
+        *arguments,
+    ]
+    return subprocess.run(
+        line, env=without_python_path(), capture_output=True, text=True, check=False
+    )
 
 
 def why(said: str) -> str:
@@ -86,12 +99,20 @@ def without_python_path() -> dict[str, str]:
 
 @pytest.fixture
 def typed(core, tmp_path):
-    """Run a command in a folder of its own; return exit code, stdout and stderr. Prints its CPU time."""
+    """Run a command in a folder of its own; return exit code, stdout and stderr.
+
+    Prints its CPU time.
+    """
 
     def typed(*words: str) -> tuple[int, str, str]:
         line, before = [core / "mismatch-cli", *words], cpu_seconds()
         done = subprocess.run(
-            line, cwd=tmp_path, env=without_python_path(), capture_output=True, text=True, check=False
+            line,
+            cwd=tmp_path,
+            env=without_python_path(),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         print(f"{cpu_seconds() - before:5.1f} CPU s  mismatch-cli {' '.join(words)}")
         assert "Traceback" not in done.stderr and "This is a bug" not in done.stderr, done.stderr
@@ -120,17 +141,34 @@ def test_the_metadata_of_the_wheel(wheel):
     assert len({line.split(",")[0] for line in metadata.get_all("Project-URL")} - {"Source"}) == 4
     assert metadata["Requires-Python"] == ">=3.11" and metadata["License-Expression"] == "MIT"
     assert {f"{info}/licenses/LICENSE", f"{info}/licenses/THIRD_PARTY.md"} <= names
-    assert set(metadata.get_all("Provides-Extra")) == {"hf", "cpu", "vllm", "pandas", "ray", "dev", *TRACKERS}
+    assert set(metadata.get_all("Provides-Extra")) == {
+        "hf",
+        "cpu",
+        "vllm",
+        "pandas",
+        "ray",
+        "dev",
+        *TRACKERS,
+    }
     classifiers = metadata.get_all("Classifier")
-    assert {"Typing :: Typed", *(f"Programming Language :: Python :: 3.{n}" for n in (11, 12, 13))} <= set(classifiers)
+    assert {
+        "Typing :: Typed",
+        *(f"Programming Language :: Python :: 3.{n}" for n in (11, 12, 13)),
+    } <= set(classifiers)
     needed = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert len(needed) == 8 and not any(line.startswith(ABSENT) for line in needed)
 
 
 def test_the_core_is_small_and_contains_no_extra(core):
-    lines = "import importlib.util, sys; print([m for m in sys.argv[1:] if importlib.util.find_spec(m)])"
+    lines = (
+        "import importlib.util, sys; print([m for m in sys.argv[1:] if "
+        "importlib.util.find_spec(m)])"
+    )
     done = subprocess.run(
-        [core / "python", "-c", lines, *ABSENT], env=without_python_path(), capture_output=True, text=True
+        [core / "python", "-c", lines, *ABSENT],
+        env=without_python_path(),
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.strip() == "[]", done.stderr
     packages = next(core.parent.glob("lib/python*/site-packages"))
@@ -140,7 +178,10 @@ def test_the_core_is_small_and_contains_no_extra(core):
         if not folder.name.startswith(("pip", "setuptools", "pkg_resources", "_distutils"))
     }
     largest = sorted(size.items(), key=lambda item: -item[1])[:8]
-    print(f"{sum(size.values()):.0f} MB:", ", ".join(f"{name} {megabytes:.0f}" for name, megabytes in largest))
+    print(
+        f"{sum(size.values()):.0f} MB:",
+        ", ".join(f"{name} {megabytes:.0f}" for name, megabytes in largest),
+    )
     assert sum(size.values()) < MOST_MEGABYTES
 
 
@@ -151,7 +192,10 @@ def test_every_command_explains_itself(core):
     )
     names = registry.names("mismatch_cli.commands")
     done = subprocess.run(
-        [core / "python", "-c", lines, *names], env=without_python_path(), capture_output=True, text=True
+        [core / "python", "-c", lines, *names],
+        env=without_python_path(),
+        capture_output=True,
+        text=True,
     )
     assert len(names) == 16 and done.stdout.splitlines()[-1] == "0 False", done.stderr
 
@@ -184,22 +228,29 @@ def test_a_report_with_its_pictures(typed, tmp_path, words):
     code, out, err = typed(*words, "--output", "out")
     assert code == 0 and out, err
     wrote = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"report.html", "summary.json", "plots"} <= wrote and any((tmp_path / "out" / "plots").iterdir())
+    assert {"report.html", "summary.json", "plots"} <= wrote and any(
+        (tmp_path / "out" / "plots").iterdir()
+    )
     assert ("tokens.parquet" in wrote) == ("parquet" in words)
 
 
 def test_the_library_does_without_pandas_but_for_frames(core, tmp_path):
     lines = (
-        "import mismatch_cli\nrun = mismatch_cli.open()\n"
-        "print(run.gate('verl').passed, 'BLOCKED' in str(run.clip('ppo')), 'verdict' in run._repr_html_())\n"
-        "try: run.tokens\nexcept mismatch_cli.MismatchError as error: print(error)"
+        "import mismatch_cli\nrun = mismatch_cli.open()\nprint(run.gate('verl').passed, "
+        "'BLOCKED' in str(run.clip('ppo')), 'verdict' in run._repr_html_())\ntry: "
+        "run.tokens\nexcept mismatch_cli.MismatchError as error: print(error)"
     )
     done = subprocess.run(
-        [core / "python", "-c", lines], cwd=tmp_path, env=without_python_path(), capture_output=True, text=True
+        [core / "python", "-c", lines],
+        cwd=tmp_path,
+        env=without_python_path(),
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.splitlines() == [
         "True True True",
-        "`tokens` needs pandas, which is not installed. Install it with: pip install 'mismatch-cli[pandas]'",
+        "`tokens` needs pandas, which is not installed. Install it with: pip install "
+        "'mismatch-cli[pandas]'",
     ], done.stderr
 
 
@@ -254,7 +305,9 @@ def test_commands_that_need_an_extra_say_so_and_leave_nothing(typed, tmp_path, l
     code, out, err = typed(*line.replace("MODEL", str(bundled("model"))).split())
     assert code in (1, 2) and not out
     assert f"which is not installed. Install it with: {LACKING[line]}" in err
-    assert [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts] == before
+    assert [
+        path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts
+    ] == before
 
 
 def test_types_are_seen_from_outside(core, tmp_path):
@@ -271,28 +324,43 @@ def test_types_are_seen_from_outside(core, tmp_path):
         tmp_path,
         theirs,
     ]
-    done = subprocess.run(line, cwd=tmp_path, env=without_python_path(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        line, cwd=tmp_path, env=without_python_path(), capture_output=True, text=True, check=False
+    )
     assert 'Unsupported operand types for + ("str" and "int")' in done.stdout
     assert "Found 1 error" in done.stdout, done.stdout
 
 
 def uv(*arguments: str | Path, **variables: Path) -> str:
-    """Run uv; what it said. Skipped where it is not installed, or where no package index answers."""
-    program = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    """Run uv; what it said.
+
+    Skipped where it is not installed, or where no package index answers.
+    """
+    program = shutil.which(
+        "uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
     if program is None:
         pytest.skip("uv is not installed: make setup installs it.")
     given = without_python_path() | {name: str(path) for name, path in variables.items()}
     done = subprocess.run(
-        [program, "--no-progress", *arguments], env=given, capture_output=True, text=True, check=False
+        [program, "--no-progress", *arguments],
+        env=given,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    if done.returncode and re.search(r"error sending request|dns error|Failed to fetch", done.stderr):
+    if done.returncode and re.search(
+        r"error sending request|dns error|Failed to fetch", done.stderr
+    ):
         pytest.skip(f"No package index can be reached: {done.stderr[-200:]}")
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
 def interpreter(version: str) -> Path:
-    """A Python of that version, from the PATH or from pyenv, whose shims run one version alone; skipped without."""
+    """A Python of that version, from the PATH or from pyenv, whose shims run one version alone;
+    skipped without.
+    """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     for found in (shutil.which(f"python{version}"), *pyenv.glob(f"{version}.*/bin/python")):
         if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
@@ -321,8 +389,17 @@ def test_the_core_reads_on_other_pythons(wheel, tmp_path, version):
         "from mismatch_cli.cli import run\n"
         "print([run(line.split('|')) for line in sys.argv[1:]], '%d.%d' % sys.version_info[:2])"
     )
-    line = [python, "-W", "error::DeprecationWarning:mismatch_cli", "-c", lines, *map("|".join, READING)]
-    done = subprocess.run(line, cwd=tmp_path, env=without_python_path(), capture_output=True, text=True, check=False)
+    line = [
+        python,
+        "-W",
+        "error::DeprecationWarning:mismatch_cli",
+        "-c",
+        lines,
+        *map("|".join, READING),
+    ]
+    done = subprocess.run(
+        line, cwd=tmp_path, env=without_python_path(), capture_output=True, text=True, check=False
+    )
     assert done.stdout.splitlines()[-1:] == [f"{[0] * len(READING)} {version}"], done.stderr
     assert "Warning" not in done.stderr, done.stderr
     assert any((tmp_path / "report" / "plots").iterdir())
@@ -331,11 +408,27 @@ def test_the_core_reads_on_other_pythons(wheel, tmp_path, version):
 def test_uv_installs_it_as_a_tool(wheel, tmp_path):
     """As README.md says, and in folders of its own."""
     here = {"UV_TOOL_DIR": tmp_path / "tools", "UV_TOOL_BIN_DIR": tmp_path / "bin"}
-    said = uv("tool", "install", "--python", sys.executable, "--constraints", pinned(tmp_path), wheel, **here)
+    said = uv(
+        "tool",
+        "install",
+        "--python",
+        sys.executable,
+        "--constraints",
+        pinned(tmp_path),
+        wheel,
+        **here,
+    )
     assert "Installed 1 executable: mismatch-cli" in said
     program = tmp_path / "bin" / "mismatch-cli"
     for words in (("--version",), ("report", "--no-plots")):
         done = subprocess.run(
-            [program, *words], cwd=tmp_path, env=without_python_path(), capture_output=True, text=True, check=False
+            [program, *words],
+            cwd=tmp_path,
+            env=without_python_path(),
+            capture_output=True,
+            text=True,
+            check=False,
         )
-        assert done.returncode == 0 and (__version__ in done.stdout or "fp8" in done.stdout), done.stderr
+        assert done.returncode == 0 and (__version__ in done.stdout or "fp8" in done.stdout), (
+            done.stderr
+        )

@@ -1,4 +1,6 @@
-"""One formula, two libraries: numpy and torch decide alike, and agree within a few units in the last place."""
+"""One formula, two libraries: numpy and torch decide alike, and agree within a few units in the
+last place.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from mismatch_cli.algorithms.parts import Mask, factor
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.arrays import Array, between, namespace, response_sums, select, sorted_within
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, Ratio
-from tests.trust_regions.cases import INF, REGIONS, cast, in_numpy, random_policies, settled, signs, with_keys
+from tests.trust_regions.cases import (
+    INF,
+    REGIONS,
+    cast,
+    in_numpy,
+    random_policies,
+    settled,
+    signs,
+    with_keys,
+)
 
 DTYPES = (torch.float32, torch.float64)
 RATIOS = [Ratio(level=level) for level in ("token", "product", "mean")]
@@ -30,8 +41,11 @@ def worlds(dtype: torch.dtype, seeds: int = 3) -> Iterator[tuple[Policies, Polic
         yield given, in_numpy(given)
 
 
-def same_numbers(x: Array, y: Array, ulps: float, context: object, dtype: torch.dtype | None = None) -> None:
-    """Within some units in the last place of each number, or of 1, the probabilities that it was computed from.
+def same_numbers(
+    x: Array, y: Array, ulps: float, context: object, dtype: torch.dtype | None = None
+) -> None:
+    """Within some units in the last place of each number, or of 1, the probabilities that it was
+    computed from.
 
     The units are those of the policies' dtype, where float64 sums were formed of them.
     """
@@ -40,17 +54,23 @@ def same_numbers(x: Array, y: Array, ulps: float, context: object, dtype: torch.
     finite = np.isfinite(x)
     np.testing.assert_array_equal(x[~finite], y[~finite], err_msg=str(context))
     eps = np.finfo(x.dtype).eps if dtype is None else torch.finfo(dtype).eps
-    np.testing.assert_allclose(x[finite], y[finite], rtol=ulps * eps, atol=ulps * eps, err_msg=str(context))
+    np.testing.assert_allclose(
+        x[finite], y[finite], rtol=ulps * eps, atol=ulps * eps, err_msg=str(context)
+    )
 
 
 def same_weights(pair: Sequence[Array], dtype: torch.dtype, name: str) -> None:
     """Within the rounding of Σd over a response; exp amplifies it by Σ|d|."""
     nothing = 1e-20  # for a vanishing weight, where exp amplifies by its exponent
-    np.testing.assert_allclose(*map(np.asarray, pair), rtol=256 * torch.finfo(dtype).eps, atol=nothing, err_msg=name)
+    np.testing.assert_allclose(
+        *map(np.asarray, pair), rtol=256 * torch.finfo(dtype).eps, atol=nothing, err_msg=name
+    )
 
 
 def near(statistic_T: np.ndarray, thresholds: list[float], dtype: str) -> np.ndarray:
-    """Whether a statistic lies within `CLOSE` units in the last place of a threshold, on either side of 0."""
+    """Whether a statistic lies within `CLOSE` units in the last place of a threshold, on either
+    side of 0.
+    """
     near_T = np.zeros(len(statistic_T), dtype=bool)
     for threshold in thresholds:
         for limit in (threshold, -threshold, threshold - 1, 1 - threshold):
@@ -64,7 +84,11 @@ ASKED = dict.fromkeys((*map(Mask, REGIONS), *(mask for row in ROWS.values() for 
 WEIGHTS = dict.fromkeys(
     (
         *(factor(name, ratio) for name in registry.names(weights.PACKAGE) for ratio in RATIOS),
-        *(part for row in ROWS.values() for part in (*row.weight, *([row.term] if row.term else []))),
+        *(
+            part
+            for row in ROWS.values()
+            for part in (*row.weight, *([row.term] if row.term else []))
+        ),
     )
 )
 
@@ -85,13 +109,23 @@ def test_every_mask_decides_alike_on_numpy_and_torch(dtype: torch.dtype) -> None
     for of_torch, of_numpy in worlds(dtype):
         advantage_T = signs(len(of_torch.trainer), dtype=dtype)
         for mask in ASKED:
-            settled_F = mask.settle(mask.collect(of_numpy, advantage_T.numpy())).tolist() if mask.scope else []
-            torch_says, numpy_says = mask.decide(of_torch, advantage_T), mask.decide(of_numpy, advantage_T.numpy())
+            settled_F = (
+                mask.settle(mask.collect(of_numpy, advantage_T.numpy())).tolist()
+                if mask.scope
+                else []
+            )
+            torch_says, numpy_says = (
+                mask.decide(of_torch, advantage_T),
+                mask.decide(of_numpy, advantage_T.numpy()),
+            )
             assert isinstance(numpy_says.keep_T, np.ndarray) and numpy_says.keep_T.dtype == bool
-            ulps = 4096 if mask.region.startswith("top-k") else 16  # there 1 − Σ is uncertain by 8 units
+            # There 1 − Σ is uncertain by 8 units
+            ulps = 4096 if mask.region.startswith("top-k") else 16
             same_numbers(numpy_says.statistic_T, torch_says.statistic_T, ulps, mask, dtype)
             differ_T = numpy_says.keep_T != torch_says.keep_T.numpy()
-            assert not (differ_T & ~near(numpy_says.statistic_T, limits(mask, settled_F), str(dtype)[6:])).any(), mask
+            assert not (
+                differ_T & ~near(numpy_says.statistic_T, limits(mask, settled_F), str(dtype)[6:])
+            ).any(), mask
             blocked[mask] += int((~numpy_says.keep_T).sum())
     assert {mask.region for mask, tokens in blocked.items() if not tokens} == {"none"}
 
@@ -121,12 +155,18 @@ def test_rules_on_batches_find_the_same_in_numpy_and_torch(dtype: torch.dtype) -
             for rule in rules:
                 pair = [settled(rule, [side]) for side in sides]
                 assert np.array_equal(*(found.key_B for found in pair))
-                np.testing.assert_allclose(*(found.values_BF for found in pair), rtol=1e-6, atol=1e-7)
+                np.testing.assert_allclose(
+                    *(found.values_BF for found in pair), rtol=1e-6, atol=1e-7
+                )
             found = {rule: settled(rule, [sides[0]]) for rule in rules}
-            seen = [(replace(given, batches=given.batches.settled(found)), x_T) for given, x_T in sides]
+            seen = [
+                (replace(given, batches=given.batches.settled(found)), x_T) for given, x_T in sides
+            ]
             kept_N, kept_T = (np.asarray(keep_T(ROWS[name], *side)) for side in seen)
             assert (kept_N != kept_T).sum() <= 1  # within rounding of PPO's clip
-            coefficients = [np.asarray(coefficient_T(ROWS[name], *side))[kept_N == kept_T] for side in seen]
+            coefficients = [
+                np.asarray(coefficient_T(ROWS[name], *side))[kept_N == kept_T] for side in seen
+            ]
             same_weights(coefficients, dtype, name)
 
 
@@ -138,7 +178,9 @@ def test_every_algorithm_weighs_alike_on_numpy_and_torch(dtype: torch.dtype) -> 
         for name, algorithm in ROWS.items():
             same_weights([weight_T(algorithm, *side) for side in sides], dtype, name)
             kept_N, kept_T = (np.asarray(keep_T(algorithm, *side)) for side in sides)
-            coefficients = [np.asarray(coefficient_T(algorithm, *side))[kept_N == kept_T] for side in sides]
+            coefficients = [
+                np.asarray(coefficient_T(algorithm, *side))[kept_N == kept_T] for side in sides
+            ]
             assert coefficients[0].dtype == coefficients[1].dtype == advantage_T.numpy().dtype
             same_weights(coefficients, dtype, name)
 
@@ -148,8 +190,11 @@ def test_a_divergence_is_the_same_number_on_numpy_and_torch(dtype: torch.dtype) 
     for of_torch, of_numpy in worlds(dtype):
         pairs = [policies.compare(TRAINER_ROLLOUT) for policies in (of_numpy, of_torch)]
         for k, replace_last in ((1, False), (5, True), (20, False)):
-            for found, expected in zip(*(compared.topk(k, replace_last) for compared in pairs), strict=True):
-                same_numbers(found, expected, 4096, (k, replace_last))  # 1 − Σ is uncertain by 8 units
+            for found, expected in zip(
+                *(compared.topk(k, replace_last) for compared in pairs), strict=True
+            ):
+                # 1 − Σ is uncertain by 8 units
+                same_numbers(found, expected, 4096, (k, replace_last))
         for name in ("difference_T", "binary_kl_T", "ratio_less_1_T", "log_ratio_T"):
             same_numbers(*(getattr(compared, name) for compared in pairs), 16, name)
         samples = [divergences.sampled_token(p.rollout, p.trainer) for p in (of_numpy, of_torch)]
@@ -157,12 +202,17 @@ def test_a_divergence_is_the_same_number_on_numpy_and_torch(dtype: torch.dtype) 
             same_numbers(*(getattr(sample, name) for sample in samples), 64, name)
         topk = [p.topk for p in (of_numpy, of_torch)]
         for function in (divergences.full_tv, divergences.full_kl):
-            same_numbers(*(function(t.rollout, t.trainer) for t in topk if t is not None), 64, function)
+            same_numbers(
+                *(function(t.rollout, t.trainer) for t in topk if t is not None), 64, function
+            )
 
 
 def test_what_the_standard_lacks() -> None:
     offset_S1 = np.array([0, 2, 2, 5, 5])
-    x_T, response_T = np.array([1, 2, 3, -4, 8], dtype=np.float32), np.repeat(np.arange(4), [2, 0, 3, 0])
+    x_T, response_T = (
+        np.array([1, 2, 3, -4, 8], dtype=np.float32),
+        np.repeat(np.arange(4), [2, 0, 3, 0]),
+    )
     expected = [3.0, 0.0, 7.0, 0.0]
     assert response_sums(x_T, offset_S1, response_T).tolist() == expected
     assert response_sums(*map(torch.from_numpy, (x_T, offset_S1, response_T))).tolist() == expected
@@ -170,7 +220,9 @@ def test_what_the_standard_lacks() -> None:
     odd = np.array([np.nan, -INF, INF, -0.0, 0.5], dtype=np.float32)
     for as_array in (np.asarray, torch.from_numpy):
         held = np.asarray(between(as_array(odd.copy()), 0.25, 2.0))
-        np.testing.assert_array_equal(held, np.array([np.nan, 0.25, 2.0, 0.25, 0.5], dtype=np.float32))
+        np.testing.assert_array_equal(
+            held, np.array([np.nan, 0.25, 2.0, 0.25, 0.5], dtype=np.float32)
+        )
         flags = as_array(np.array([True, False, True, False, True]))
         chosen = np.asarray(select(flags, as_array(odd.copy()), as_array(x_T.copy())))
         np.testing.assert_array_equal(chosen, np.array([np.nan, 2, INF, -4, 0.5], dtype=np.float32))
@@ -192,8 +244,12 @@ def test_any_memory_layout_of_a_column_works() -> None:
     d_TK = np.random.default_rng(0).normal(size=(64, 20)).astype(np.float32) * 0.02
     d_TK[::7, ::3] = 2.5
     for apart in (np.asfortranarray(d_TK), d_TK[::2, ::3], d_TK.T):
-        np.testing.assert_array_equal(divergences.phi(apart), divergences.phi(np.ascontiguousarray(apart)))
-    mu_TK, pi_TK = (np.log(np.random.default_rng(seed).dirichlet(np.ones(30), 64)[:, :20]) for seed in (0, 1))
+        np.testing.assert_array_equal(
+            divergences.phi(apart), divergences.phi(np.ascontiguousarray(apart))
+        )
+    mu_TK, pi_TK = (
+        np.log(np.random.default_rng(seed).dirichlet(np.ones(30), 64)[:, :20]) for seed in (0, 1)
+    )
     logq_T, logp_T, outside_T = mu_TK[:, 0].copy(), pi_TK[:, 0].copy(), np.ones(64, dtype=bool)
     found, expected = (
         divergences.topk_divergences(logq_T, logp_T, *map(layout, (mu_TK, pi_TK)), outside_T)
@@ -210,7 +266,13 @@ def test_numpy_is_as_silent_as_torch(recwarn: pytest.WarningsRecorder) -> None:
     """An infinite ratio is a result, not a reason for warnings."""
     logp_T = np.array([-0.1, -200.0, -INF, 0.0], dtype=np.float32)
     policies = Policies(
-        logp_T, logp_T[::-1].copy(), logp_T, np.array([0, 2, 4]), None, np.ones_like(logp_T), average=logp_T
+        logp_T,
+        logp_T[::-1].copy(),
+        logp_T,
+        np.array([0, 2, 4]),
+        None,
+        np.ones_like(logp_T),
+        average=logp_T,
     )
     for algorithm in ROWS.values():
         if not algorithm.needs_top_k:

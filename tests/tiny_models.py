@@ -24,12 +24,16 @@ _SIZES = {
 
 @pytest.fixture
 def save_model(tmp_path: Path) -> Callable[..., str]:
-    """Save a tiny random model of a family, such as `save_model("Qwen3", vocab_size=1003)`; return its folder."""
+    """Save a tiny random model of a family, such as `save_model("Qwen3", vocab_size=1003)`;
+    return its folder.
+    """
 
     return partial(saved_model, tmp_path)
 
 
-def saved_model(into: Path, family: str, dtype: torch.dtype = torch.float32, **settings: Any) -> str:
+def saved_model(
+    into: Path, family: str, dtype: torch.dtype = torch.float32, **settings: Any
+) -> str:
     """Save it into a given folder."""
     import transformers
 

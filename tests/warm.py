@@ -1,7 +1,9 @@
-"""Programs forked from a Python that has already imported torch, transformers and vLLM, the slowest part of most.
+"""Programs forked from a Python that has already imported torch, transformers and vLLM, the slowest
+part of most.
 
-Each is a process and a session of its own, as if a shell had started it. Run as a program this module reads one order
-per line from stdin; when stdin ends, however its owner ended, it kills all that it started.
+Each is a process and a session of its own, as if a shell had started it. Run as a program this
+module reads one order per line from stdin; when stdin ends, however its owner ended, it kills all
+that it started.
 """
 
 from __future__ import annotations
@@ -23,17 +25,24 @@ ROOT = Path(__file__).parents[1]
 
 
 class Forked:
-    """A running program with the part of `subprocess.Popen`'s interface that tests use; it prints into a file."""
+    """A running program with the part of `subprocess.Popen`'s interface that tests use; it
+    prints into a file.
+    """
 
     def __init__(
-        self, module: str, *arguments: str, env: dict[str, str] | None = None, log: Path | None = None
+        self,
+        module: str,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        log: Path | None = None,
     ) -> None:
         """`log`: the file to which its output is appended, instead of a temporary one."""
         self._files = tempfile.TemporaryDirectory(prefix="forked-")
         self._code = Path(self._files.name) / "code"
         self._errors = log or Path(self._files.name) / "stderr"
         order = {
-            "module": module, "arguments": arguments, "env": env or dict(os.environ), "folder": os.getcwd(),
+            "module": module, "arguments": arguments, "env": env or dict(os.environ),
+            "folder": os.getcwd(),
             "code": str(self._code), "stderr": str(self._errors), "stdout": str(log or os.devnull),
         }  # fmt: skip
         self.pid = _warm_python().fork(order)
@@ -69,9 +78,13 @@ def cli(*arguments: str, env: dict[str, str] | None = None) -> Forked:
 class _WarmPython:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm"], text=True, cwd=ROOT,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.warm"],
+            text=True,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def fork(self, order: dict[str, object]) -> int:
         assert self._process.stdin is not None and self._process.stdout is not None

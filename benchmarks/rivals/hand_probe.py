@@ -1,9 +1,10 @@
 """The usual hand-written script: sample with vLLM, score with transformers, subtract.
 
-As in public issues and repositories (vllm-project/vllm#18352, open-instruct's scripts/analysis): vLLM's default
-settings, the sampled token's log-prob from a dict per token, padded batches through the model one by one, a log_softmax
-over full logits in the model's dtype, gather, subtract. `--corrected` avoids the known traps: log-probs as processed by
-the sampler, logits divided by the temperature and converted to float32.
+As in public issues and repositories (vllm-project/vllm#18352, open-instruct's scripts/analysis):
+vLLM's default settings, the sampled token's log-prob from a dict per token, padded batches through
+the model one by one, a log_softmax over full logits in the model's dtype, gather, subtract.
+`--corrected` avoids the known traps: log-probs as processed by the sampler, logits divided by the
+temperature and converted to float32.
 """
 
 # ruff: noqa: B905, E402, SIM115
@@ -13,7 +14,8 @@ import os
 import sys
 from typing import Any
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # from here to the companions: needed to start on a CPU
+# From here to the companions: needed to start on a CPU
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 for companion in ("torchvision", "torchaudio", "torchcodec"):
@@ -39,18 +41,29 @@ tokenizer = AutoTokenizer.from_pretrained(args.model)
 problems = [json.loads(line)["problem"] for line in open(args.problems)][: args.num_prompts]
 prompts = [
     tokenizer.apply_chat_template(
-        [{"role": "user", "content": problem}], add_generation_prompt=True, tokenize=True, return_dict=False
+        [{"role": "user", "content": problem}],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=False,
     )
     for problem in problems
 ]
 mode: dict[str, Any] = {"logprobs_mode": "processed_logprobs"} if args.corrected else {}
 llm = LLM(args.model, seed=0, enforce_eager=True, kv_cache_memory_bytes=1 << 30, **mode)
 sampling = SamplingParams(
-    n=args.samples_per_prompt, temperature=args.temperature, top_p=args.top_p, max_tokens=args.max_tokens, logprobs=0
+    n=args.samples_per_prompt,
+    temperature=args.temperature,
+    top_p=args.top_p,
+    max_tokens=args.max_tokens,
+    logprobs=0,
 )
 outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
 rows = [
-    (ids, list(sample.token_ids), [at[token].logprob for token, at in zip(sample.token_ids, sample.logprobs)])
+    (
+        ids,
+        list(sample.token_ids),
+        [at[token].logprob for token, at in zip(sample.token_ids, sample.logprobs)],
+    )
     for ids, output in zip(prompts, outputs)
     for sample in output.outputs
 ]
@@ -76,6 +89,7 @@ with torch.no_grad():
             differences.append((pi - mu).abs())
 gap, difference = torch.cat(gaps), torch.cat(differences)
 print(
-    f"tokens {len(gap)}  mean |pi - mu| {gap.mean():.6g}  max {gap.max():.6g}  mean |dlogp| {difference.mean():.6g}",
+    f"tokens {len(gap)}  mean |pi - mu| {gap.mean():.6g}  max {gap.max():.6g}  mean |dlogp| "
+    f"{difference.mean():.6g}",
     flush=True,
 )

@@ -1,7 +1,9 @@
-"""`mismatch-cli train`'s own loop as a racer of `benchmarks/race.py`: the other side of `trl_grpo.py`.
+"""`mismatch-cli train`'s own loop as a racer of `benchmarks/race.py`: the other side of
+`trl_grpo.py`.
 
-The first turn includes loading, so the driver leaves it out. Every step is recorded as in any run (a line of
-metrics.jsonl, flushed to disk); checkpoints, traces and evaluations are off, as on the other side.
+The first turn includes loading, so the driver leaves it out. Every step is recorded as in any run
+(a line of metrics.jsonl, flushed to disk); checkpoints, traces and evaluations are off, as on the
+other side.
 """
 
 from __future__ import annotations
@@ -23,8 +25,16 @@ from mismatch_cli.rl.train_config import TrainConfig, load_config
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of `train`, by field name")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings of `train`, by field name",
+    )
     options = parser.parse_args()
     turn = Turn()
     over = not turn.wait()
@@ -33,7 +43,12 @@ def main() -> None:
         nonlocal over
         samples = config.prompts_per_step * config.samples_per_prompt
         phases = {name: seconds for name, seconds in record["seconds"].items() if seconds > 0.0005}
-        turn.done(samples=samples, tokens=round(record["length"] * samples), reward=record["reward"], phases=phases)
+        turn.done(
+            samples=samples,
+            tokens=round(record["length"] * samples),
+            reward=record["reward"],
+            phases=phases,
+        )
         over = not turn.wait()
 
     kinds = {known.name: type(default_of(known)) for known in fields(TrainConfig)}

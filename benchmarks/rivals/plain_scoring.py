@@ -1,4 +1,6 @@
-"""A plain script's scoring as a racer: batches as they come, padded, log_softmax over full logits, gather."""
+"""A plain script's scoring as a racer: batches as they come, padded, log_softmax over full
+logits, gather.
+"""
 
 from __future__ import annotations
 

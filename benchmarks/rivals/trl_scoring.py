@@ -1,4 +1,6 @@
-"""TRL's own scoring as a racer: GRPOTrainer's `_get_per_token_logps_and_entropies`, as its step pads and calls it."""
+"""TRL's own scoring as a racer: GRPOTrainer's `_get_per_token_logps_and_entropies`, as its step
+pads and calls it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def main() -> None:
     def padded(rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
         tensors = [torch.tensor(row) for row in rows]
         masks = [torch.ones_like(row) for row in tensors]
-        return pad(tensors, padding_value=fill, padding_side=side), pad(masks, padding_value=0, padding_side=side)
+        return pad(tensors, padding_value=fill, padding_side=side), pad(
+            masks, padding_value=0, padding_side=side
+        )
 
     @torch.no_grad()
     def score(responses: list[Response]) -> list[float]:

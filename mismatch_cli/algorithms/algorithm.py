@@ -2,9 +2,11 @@
 
     coefficient = keep · weight · A + term; the gradient of every algorithm's loss is −Σ scale · coefficient · ∇log π
 
-The scale belongs to the aggregation (`rl/learner.py`) alone: a coefficient never divides by a length.
+The scale belongs to the aggregation (`rl/learner.py`) alone: a coefficient never divides by a
+length.
 
-r = trainer/rollout, r′ = trainer/recomputed, ρ = recomputed/rollout (the engine gap); A is the token's advantage.
+r = trainer/rollout, r′ = trainer/recomputed, ρ = recomputed/rollout (the engine gap); A is the
+token's advantage.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from mismatch_cli.response_layout import Responses
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A row of the table: a token counts if every mask keeps it, with the product of the factors as its weight.
+    """A row of the table: a token counts if every mask keeps it, with the product of the factors as
+    its weight.
 
-    `term` is added whatever the masks and the advantage: it pulls the trainer to the other policy, even at A = 0.
+    `term` is added whatever the masks and the advantage: it pulls the trainer to the other policy,
+    even at A = 0.
     """
 
     name: str
@@ -43,7 +47,9 @@ class Algorithm:
 
     @cached_property
     def batch_rules(self) -> tuple[Rule, ...]:
-        """The rules that look at whole batches, or at all samples of a prompt, before they decide."""
+        """The rules that look at whole batches, or at all samples of a prompt, before they
+        decide.
+        """
         return tuple(rule for rule in self.rules if rule.scope is not None)
 
     @cached_property
@@ -71,12 +77,17 @@ class Algorithm:
     @property
     def needs_top_k(self) -> int:
         """The number of top-K columns that a mask reads; 0 for none."""
-        ranks = [mask.parameters["k"] for mask in self.masks if getattr(mask.module, "READS_TOP_K", False)]
+        ranks = [
+            mask.parameters["k"]
+            for mask in self.masks
+            if getattr(mask.module, "READS_TOP_K", False)
+        ]
         return max((int(k) for k in ranks), default=0)
 
     @property
     def anchor(self) -> str:
-        """The policy whose distance from the trainer is limited: rollout, recomputed, average, both, or none.
+        """The policy whose distance from the trainer is limited: rollout, recomputed, average,
+        both, or none.
 
         Masks, weights that fall off and terms limit it; a cap does not limit how far a token moves.
         """
@@ -89,16 +100,22 @@ class Algorithm:
     @property
     def limiting(self) -> Algorithm:
         """The algorithm without masks on the engine gap, which do not limit the trainer."""
-        return replace(self, masks=tuple(mask for mask in self.masks if mask.ratio.current == "trainer"))
+        return replace(
+            self, masks=tuple(mask for mask in self.masks if mask.ratio.current == "trainer")
+        )
 
     @property
     def weighs_by_ratio(self) -> bool:
         """Whether the weight is r, perhaps with bounds: only then can a cap be told from a mask."""
-        return len(self.weight) == 1 and replace(self.weight[0], chosen=()) == Factor(TRAINER_ROLLOUT)
+        return len(self.weight) == 1 and replace(self.weight[0], chosen=()) == Factor(
+            TRAINER_ROLLOUT
+        )
 
     @property
     def formulas(self) -> tuple[str, str]:
-        """When a token is blocked, and the weight of the others with the term that is always added."""
+        """When a token is blocked, and the weight of the others with the term that is always
+        added.
+        """
         blocked = "; or ".join(mask.formula for mask in self.masks) or "never"
         weight = " · ".join(map(str, self.weight)) or "1"
         return blocked, f"{weight}, and {self.term} is added to weight · A" if self.term else weight
@@ -122,12 +139,13 @@ def weight_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Ar
 
 @silent
 def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Array:
-    """keep · weight · A + term: the gradient of the algorithm's objective is Σ scale · coefficient · ∇log π_trainer.
+    """keep · weight · A + term: the gradient of the algorithm's objective is Σ scale · coefficient
+    · ∇log π_trainer.
 
-    A weight that is a geometric mean over the response (GSPO) applies to each of its tokens. The 1/|y| from ∇ of a mean
-    is the scale of `sequence-mean`, for which GSPO is published; in other aggregations the sum over |y| tokens cancels
-    it, as in TRL. Blocked tokens are exactly 0 (plus a term), even if the weight is infinite. Without gradient; in the
-    dtype of the log-probs.
+    A weight that is a geometric mean over the response (GSPO) applies to each of its tokens. The
+    1/|y| from ∇ of a mean is the scale of `sequence-mean`, for which GSPO is published; in other
+    aggregations the sum over |y| tokens cancels it, as in TRL. Blocked tokens are exactly 0 (plus a
+    term), even if the weight is infinite. Without gradient; in the dtype of the log-probs.
     """
     with without_gradient(advantage_T):
         coefficient = weight_T(algorithm, policies, advantage_T) * advantage_T
@@ -135,28 +153,37 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) 
         coefficient = filled(coefficient, ~kept_T, 0.0)
         if algorithm.term is not None:
             term_T = algorithm.term.weight_T(policies, advantage_T)
-            unbounded_T = namespace(term_T).isinf(term_T)  # an excluded token in the response: no gradient
+            # An excluded token in the response: no gradient
+            unbounded_T = namespace(term_T).isinf(term_T)
             coefficient = coefficient + filled(term_T, unbounded_T, 0.0)
         return namespace(coefficient).astype(coefficient, policies.trainer.dtype)
 
 
 @cache
 def judges_single_tokens(algorithm: Algorithm) -> bool:
-    """Whether a token's coefficient depends only on its own log-probs, not on its response or other tokens.
+    """Whether a token's coefficient depends only on its own log-probs, not on its response or other
+    tokens.
 
-    This is tested on the algorithm itself: its rules must not look at responses, and a user's mask must give tokens the
-    same coefficients as one response and as many.
+    This is tested on the algorithm itself: its rules must not look at responses, and a user's mask
+    must give tokens the same coefficients as one response and as many.
     """
     if algorithm.needs_top_k or algorithm.needs_entropy or algorithm.batch_rules:
         return False
     generator = np.random.default_rng(0)
-    size_2T = 10 ** (-5 * generator.random((2, 512)))  # nats, from 1e-5 to 1: inside and outside bands
+    # Nats, from 1e-5 to 1: inside and outside bands
+    size_2T = 10 ** (-5 * generator.random((2, 512)))
     rollout_T, advantage_T = -6 * generator.random(512) ** 3, generator.random(512) - 0.5
-    recomputed_T, trainer_T = rollout_T + np.cumsum(size_2T * generator.standard_normal((2, 512)), axis=0)
+    recomputed_T, trainer_T = rollout_T + np.cumsum(
+        size_2T * generator.standard_normal((2, 512)), axis=0
+    )
     coefficients = []
     for offset_S1 in (np.arange(513), np.array([0, 512])):
         policies = Policies(
-            rollout_T, np.minimum(trainer_T, 0), np.minimum(recomputed_T, 0), offset_S1, average=recomputed_T
+            rollout_T,
+            np.minimum(trainer_T, 0),
+            np.minimum(recomputed_T, 0),
+            offset_S1,
+            average=recomputed_T,
         )
         policies.__dict__["responses"] = responses = _WatchedResponses(offset_S1)
         coefficients.append(coefficient_T(algorithm, policies, advantage_T))
@@ -171,6 +198,7 @@ class _WatchedResponses(Responses):
     used = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("length_S", "response_T", "position_T"):  # nothing can be learned of a response without these
+        # Nothing can be learned of a response without these
+        if name in ("length_S", "response_T", "position_T"):
             object.__setattr__(self, "used", True)
         return super().__getattribute__(name)

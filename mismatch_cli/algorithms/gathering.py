@@ -1,4 +1,6 @@
-"""The first pass of rules on whole batches: collects rows, token by token, until each batch has been seen."""
+"""The first pass of rules on whole batches: collects rows, token by token, until each batch has
+been seen.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,13 @@ class Gathering:
         for rule, rows in zip(self.rules, self._rows, strict=True):
             assert rule.scope is not None
             key_S, collected_TM = batches.key_S(rule.scope), rule.collect(policies, advantage_T)
-            first_R = np.flatnonzero(np.diff(key_S, prepend=~key_S[:1]))  # first responses of runs of one batch
+            # First responses of runs of one batch
+            first_R = np.flatnonzero(np.diff(key_S, prepend=~key_S[:1]))
             for first, last in pairwise([*first_R.tolist(), len(key_S)]):
                 if offset_S1[first] < offset_S1[last]:
                     rows_UM = collected_TM[offset_S1[first] : offset_S1[last]]
-                    rows.setdefault(int(key_S[first]), []).append(rows_UM.copy())  # a view would keep all in memory
+                    # A view would keep all in memory
+                    rows.setdefault(int(key_S[first]), []).append(rows_UM.copy())
 
     def merge(self, other: Self) -> None:
         """Add the rows that another one has collected."""
@@ -50,12 +54,17 @@ class Gathering:
 
     def found(self) -> dict[Rule, Found]:
         """The numbers that each rule settles for each batch."""
-        return {rule: _settled(rule, rows) for rule, rows in zip(self.rules, self._rows, strict=True)}
+        return {
+            rule: _settled(rule, rows) for rule, rows in zip(self.rules, self._rows, strict=True)
+        }
 
 
 def _settled(rule: Rule, rows: dict[int, list[np.ndarray]]) -> Found:
     keys = sorted(rows)
     values = [rule.settle(np.concatenate(rows[key])) for key in keys]
     if len({len(values_F) for values_F in values}) > 1:
-        raise MismatchError(f"{rule.module.__name__}: settle must return equally many numbers for each batch. Fix it.")
+        raise MismatchError(
+            f"{rule.module.__name__}: settle must return equally many numbers for each batch. "
+            "Fix it."
+        )
     return Found(np.array(keys, dtype=np.int64), np.stack(values) if values else NOTHING_FOUND)

@@ -1,4 +1,6 @@
-"""Parses `name:parameter=value,…` into an algorithm: a row of the table, a mask by name, or a user's mask file."""
+"""Parses `name:parameter=value,…` into an algorithm: a row of the table, a mask by name, or a
+user's mask file.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,12 +24,14 @@ from mismatch_cli.trust_regions._rules import MOST_RANKS
 
 
 def find(spec: str, *, training: bool = False) -> Algorithm:
-    """An algorithm from `name` or `name:parameter=value,…`: of the table, of trust_regions/, or a user's mask file.
+    """An algorithm from `name` or `name:parameter=value,…`: of the table, of trust_regions/, or a
+    user's mask file.
 
-    Parameters are the thresholds of the masks by name or letter (`delta`, `δ`; `epsilon` sets both sides), those of the
-    weight (`cap`, `C`, `floor`; `tau`), and `anchor` (rollout or recomputed), from which both masks and weight then
-    measure the trainer. A user's file is tried on numpy arrays, and for `training` also on torch tensors. A
-    `UsageError` says what is wrong and what the choices are.
+    Parameters are the thresholds of the masks by name or letter (`delta`, `δ`; `epsilon` sets both
+    sides), those of the weight (`cap`, `C`, `floor`; `tau`), and `anchor` (rollout or recomputed),
+    from which both masks and weight then measure the trainer. A user's file is tried on numpy
+    arrays, and for `training` also on torch tensors. A `UsageError` says what is wrong and what the
+    choices are.
     """
     name, colon, given = spec.partition(":")
     algorithm = _by_name(name)
@@ -51,7 +55,9 @@ def _by_name(name: str) -> Algorithm:
     foreign = registry.installed(weights.PACKAGE)  # our own weights are used in rows of the table
     if name in foreign:
         return Algorithm(name, (), (Factor(TRAINER_ROLLOUT, name),), "a weight by its own name")
-    unknown = registry.unknown("algorithm", name, [*rows, *ALIASES, *regions, *foreign], [*TABLE, *ALIASES])
+    unknown = registry.unknown(
+        "algorithm", name, [*rows, *ALIASES, *regions, *foreign], [*TABLE, *ALIASES]
+    )
     raise UsageError(f"{unknown} Masks and framework variants: mismatch-cli algorithms")
 
 
@@ -64,7 +70,10 @@ def _short(spec: str) -> str:
 def _parse(spec: str, given: str) -> dict[str, str]:
     pairs = [part.partition("=") for part in given.split(",")]
     if any(not name or not value for name, _, value in pairs):
-        raise UsageError(f"'{spec}' is not an algorithm with parameters. Write NAME:PARAMETER=VALUE,PARAMETER=VALUE.")
+        raise UsageError(
+            f"'{spec}' is not an algorithm with parameters. Write "
+            "NAME:PARAMETER=VALUE,PARAMETER=VALUE."
+        )
     parameters = {name.strip(): value.strip() for name, _, value in pairs}
     if len(parameters) < len(pairs):
         raise UsageError(f"'{spec}' gives a parameter twice. Give each one once.")
@@ -77,7 +86,9 @@ def _with_parameters(algorithm: Algorithm, typed: Mapping[str, str]) -> Algorith
     factors = [*algorithm.weight, *([algorithm.term] if algorithm.term else [])]
     tuned_factors = _weighed(factors, given)
     weight = tuned_factors[: len(algorithm.weight)]
-    tuned = replace(algorithm, masks=masks, weight=weight, term=next(iter(tuned_factors[len(weight) :]), None))
+    tuned = replace(
+        algorithm, masks=masks, weight=weight, term=next(iter(tuned_factors[len(weight) :]), None)
+    )
     return _anchored(tuned, given["anchor"].text) if "anchor" in given else tuned
 
 
@@ -98,17 +109,25 @@ def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _Give
             raise UsageError(f"{algorithm.name} takes no parameters. Write only its name.")
         parameters = targets.get(trust_regions.spelled(name))
         if not parameters:
-            raise UsageError(registry.lacks(algorithm.name, "parameter", name, targets, _listed(accepted)))
+            raise UsageError(
+                registry.lacks(algorithm.name, "parameter", name, targets, _listed(accepted))
+            )
         for parameter in parameters:
             if parameter in found:
-                raise UsageError(f"{found[parameter].name} and {name} both set {parameter}. Give each one once.")
+                raise UsageError(
+                    f"{found[parameter].name} and {name} both set {parameter}. Give each one once."
+                )
             found[parameter] = _Given(name, text)
     return found
 
 
 def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
     """The parameters that each name sets: its own, the one with its letter, or both sides of ε."""
-    letters = {name: symbol for rule in algorithm.rules for name, symbol in trust_regions.symbols(rule.module).items()}
+    letters = {
+        name: symbol
+        for rule in algorithm.rules
+        for name, symbol in trust_regions.symbols(rule.module).items()
+    }
     accepted: dict[str, list[str]] = {}
     for module in {rule.module for rule in algorithm.rules if hasattr(rule.module, "BOTH_SIDES")}:
         accepted[module.BOTH_SIDES] = list(trust_regions.symbols(module))
@@ -116,17 +135,22 @@ def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
         for key in dict.fromkeys([symbol, symbol.partition("_")[0]]):
             accepted.setdefault(key, []).append(name)
     names = {name for rule in algorithm.rules for name in rule.parameters}
-    names |= {"anchor"} if any(mask.ratio.current == "trainer" for mask in algorithm.masks) else set()
+    names |= (
+        {"anchor"} if any(mask.ratio.current == "trainer" for mask in algorithm.masks) else set()
+    )
     return accepted | {name: [name] for name in names}
 
 
 def _listed(accepted: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names to choose from, each with its aliases: `delta (δ, max_drop)`, `cap (C)`, `delta (δ, both sides)`."""
+    """The names to choose from, each with its aliases: `delta (δ, max_drop)`, `cap (C)`, `delta
+    (δ, both sides)`.
+    """
     letters = {key: names for key, names in accepted.items() if names != [key]}
     named = {names[0] for names in letters.values() if len(names) == 1}
     listed = [name for name in accepted if name not in letters and name not in named]
     for meant in dict.fromkeys(map(tuple, letters.values())):
-        symbols = sorted((key for key in letters if tuple(letters[key]) == meant), key=str.isascii)  # Greek ones first
+        # Greek ones first
+        symbols = sorted((key for key in letters if tuple(letters[key]) == meant), key=str.isascii)
         spelled = [trust_regions.spelled(symbol) for symbol in symbols]
         if len(meant) > 1:
             names = [spelled[0], *symbols, "both sides"]
@@ -138,12 +162,18 @@ def _listed(accepted: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _tuned(mask: Mask, given: Mapping[str, _Given]) -> Mask:
-    chosen = {name: _like(default, given[name]) for name, default in mask.parameters.items() if name in given}
+    chosen = {
+        name: _like(default, given[name])
+        for name, default in mask.parameters.items()
+        if name in given
+    }
     return replace(mask, chosen=tuple((dict(mask.chosen) | chosen).items()))
 
 
 def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
-    """Measure the trainer from `anchor` in both masks and weight: one without the other is not a known algorithm."""
+    """Measure the trainer from `anchor` in both masks and weight: one without the other is not a
+    known algorithm.
+    """
     if anchor not in ("rollout", "recomputed"):
         raise UsageError(f"anchor={anchor} is unknown. Choose one of: rollout, recomputed.")
     ratios = [rule.ratio for rule in algorithm.rules]
@@ -153,19 +183,25 @@ def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
     if len(anchors) > 1:
         others = " and ".join(sorted(anchors - {"rollout"}))
         raise UsageError(
-            f"{algorithm.name} is decoupled: it measures the trainer from both the {others} policy and the rollout, so "
-            "it has no single anchor. Leave out anchor=, or choose an algorithm with one anchor."
+            f"{algorithm.name} is decoupled: it measures the trainer from both the {others} "
+            "policy and the rollout, so it has no single anchor. Leave out anchor=, or choose an "
+            "algorithm with one anchor."
         )
     if ENGINE_GAP in (replace(ratio, level="token") for ratio in ratios):
         raise UsageError(
-            f"{algorithm.name} corrects the engine gap by ρ, and a ratio to the rollout already contains that gap: "
-            f"anchor={anchor} would count it twice. Leave out anchor=, or use ppo:anchor={anchor}, which has no ρ."
+            f"{algorithm.name} corrects the engine gap by ρ, and a ratio to the rollout already "
+            f"contains that gap: anchor={anchor} would count it twice. Leave out anchor=, or use "
+            f"ppo:anchor={anchor}, which has no ρ."
         )
     return replace(
         algorithm,
         masks=tuple(replace(mask, ratio=_from(anchor, mask.ratio)) for mask in algorithm.masks),
-        weight=tuple(replace(factor, ratio=_from(anchor, factor.ratio)) for factor in algorithm.weight),
-        term=None if algorithm.term is None else replace(algorithm.term, ratio=_from(anchor, algorithm.term.ratio)),
+        weight=tuple(
+            replace(factor, ratio=_from(anchor, factor.ratio)) for factor in algorithm.weight
+        ),
+        term=None
+        if algorithm.term is None
+        else replace(algorithm.term, ratio=_from(anchor, algorithm.term.ratio)),
     )
 
 
@@ -181,12 +217,16 @@ def _like(default: Threshold, given: _Given) -> Threshold:
     if isinstance(default, bool):
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise UsageError(f"{name}={text} is neither true nor false. Example: {name}={str(default).lower()}")
+        raise UsageError(
+            f"{name}={text} is neither true nor false. Example: {name}={str(default).lower()}"
+        )
     try:
         value = int(text) if isinstance(default, int) else float(text)
     except ValueError:
         whole = "whole " * isinstance(default, int)
-        raise UsageError(f"{name}={text} is not a {whole}number. Example: {name}={default}") from None
+        raise UsageError(
+            f"{name}={text} is not a {whole}number. Example: {name}={default}"
+        ) from None
     if not isfinite(value):
         raise UsageError(f"{name}={text} is not a finite number. Example: {name}={default}")
     return value
@@ -197,7 +237,10 @@ def _weighed(factors: Sequence[Factor], given: Mapping[str, _Given]) -> tuple[Fa
     left, tuned = dict(given), list[Factor]()
     for factor in reversed(factors):
         defaults = {name: default for name, default in factor.parameters.items() if name in left}
-        typed = {name: _like(0.0 if default == inf else default, left.pop(name)) for name, default in defaults.items()}
+        typed = {
+            name: _like(0.0 if default == inf else default, left.pop(name))
+            for name, default in defaults.items()
+        }
         tuned.insert(0, factor.with_parameters(**typed))
     return tuple(tuned)
 
@@ -225,7 +268,14 @@ def _try_out(algorithm: Algorithm, training: bool) -> None:
 def _two_tokens(top_k: int, as_array: Callable[[np.ndarray], Array]) -> tuple[Policies, Array]:
     """A response of two tokens, and their advantages."""
     k = min(max(top_k, 1), MOST_RANKS)
-    logp_T, advantage_T = (as_array(np.array(pair, dtype=np.float32)) for pair in ((-0.1, -2.0), (1.0, -1.0)))
-    logp_2K, ids_2K = as_array(np.full((2, k), -k, dtype=np.float32)), as_array(np.zeros((2, k), dtype=np.int32))
+    logp_T, advantage_T = (
+        as_array(np.array(pair, dtype=np.float32)) for pair in ((-0.1, -2.0), (1.0, -1.0))
+    )
+    logp_2K, ids_2K = (
+        as_array(np.full((2, k), -k, dtype=np.float32)),
+        as_array(np.zeros((2, k), dtype=np.int32)),
+    )
     topk = TopKLogProbs(ids_2K[:, 0], ids_2K, logp_2K, logp_2K, logp_2K)
-    return Policies(logp_T, logp_T, logp_T, as_array(np.array([0, 2])), topk, -logp_T, average=logp_T), advantage_T
+    return Policies(
+        logp_T, logp_T, logp_T, as_array(np.array([0, 2])), topk, -logp_T, average=logp_T
+    ), advantage_T

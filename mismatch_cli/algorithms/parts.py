@@ -1,7 +1,8 @@
-"""The parts of an algorithm: masks and factors of its weight, each a function in its own file, with parameters.
+"""The parts of an algorithm: masks and factors of its weight, each a function in its own file, with
+parameters.
 
-Some rules look at all samples of a prompt, or at the whole batch. Such a rule first collects what it needs from each
-token, settles a few numbers from all of it, and then decides with these.
+Some rules look at all samples of a prompt, or at the whole batch. Such a rule first collects what
+it needs from each token, settles a few numbers from all of it, and then decides with these.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Rule(ABC):
 
     @property
     def scope(self) -> Scope | None:
-        """What it must see completely before it decides: a batch, or all answers to a prompt in a step."""
+        """What it must see completely before it decides: a batch, or all answers to a prompt in
+        a step.
+        """
         return getattr(self.module, "SCOPE", None)
 
     @silent
@@ -53,10 +56,13 @@ class Rule(ABC):
     @silent
     def settle(self, rows_UM: np.ndarray) -> np.ndarray:
         """The numbers that follow from the tokens of one batch, in any order, [F]."""
-        return np.array(self.module.settle(rows_UM.astype(np.float64), **self.parameters), dtype=np.float64)
+        return np.array(
+            self.module.settle(rows_UM.astype(np.float64), **self.parameters), dtype=np.float64
+        )
 
     def _settled(self, policies: Policies, advantage_T: Array) -> tuple[Array, ...]:
-        """The numbers settled for each token's batch, [T, F]; empty if the rule does not look at batches.
+        """The numbers settled for each token's batch, [T, F]; empty if the rule does not look at
+        batches.
 
         If the batches are unknown, these tokens are one batch.
         """
@@ -67,13 +73,17 @@ class Rule(ABC):
             values_TF = np.tile(values_F, (len(advantage_T), 1))
         else:
             key_S = policies.batches.key_S(self.scope)
-            values_TF = policies.batches.found[self].of(key_S[as_numpy(policies.responses.response_T)])
+            values_TF = policies.batches.found[self].of(
+                key_S[as_numpy(policies.responses.response_T)]
+            )
         return (like(advantage_T, values_TF),)
 
 
 @dataclass(frozen=True)
 class Mask(Rule):
-    """A trust region, the two policies it compares, and the thresholds that differ from its own defaults."""
+    """A trust region, the two policies it compares, and the thresholds that differ from its own
+    defaults.
+    """
 
     region: str  # a name in trust_regions/, or the path of a user's file
     ratio: Ratio = TRAINER_ROLLOUT
@@ -91,9 +101,14 @@ class Mask(Rule):
     @property
     def formula(self) -> str:
         """When a token is blocked, followed by the values of the letters: `… > δ (δ = 0.15)`."""
-        values = {name: f"{value:g}" if isinstance(value, float) else value for name, value in self.parameters.items()}
+        values = {
+            name: f"{value:g}" if isinstance(value, float) else value
+            for name, value in self.parameters.items()
+        }
         shown = values | trust_regions.symbols(self.module)
-        words = getattr(self.module, "FORMULA", f"as {self.region} decides").format(**self.ratio.symbols, **shown)
+        words = getattr(self.module, "FORMULA", f"as {self.region} decides").format(
+            **self.ratio.symbols, **shown
+        )
         return f"{words} ({self.settings})" if self.settings else words
 
     @property
@@ -102,16 +117,22 @@ class Mask(Rule):
         sides: dict[str, list[str]] = {}
         for name, symbol in trust_regions.symbols(self.module).items():
             sides.setdefault(symbol.partition("_")[0], []).append(f"{self.parameters[name]:g}")
-        return ", ".join(f"{letter} = {' / '.join(dict.fromkeys(values))}" for letter, values in sides.items())
+        return ", ".join(
+            f"{letter} = {' / '.join(dict.fromkeys(values))}" for letter, values in sides.items()
+        )
 
     @silent
     def decide(self, policies: Policies, advantage_T: Array) -> Decision:
-        """The trust region's decision for each token; a token without an advantage has no update, and is kept."""
+        """The trust region's decision for each token; a token without an advantage has no
+        update, and is kept.
+        """
         if self._is_foreign:
             decision = self._ask_own_file(policies, advantage_T)
         else:
             settled = self._settled(policies, advantage_T)
-            decision = self.module.trust_region(policies.compare(self.ratio), advantage_T, *settled, **self.parameters)
+            decision = self.module.trust_region(
+                policies.compare(self.ratio), advantage_T, *settled, **self.parameters
+            )
         return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
 
     def collect(self, policies: Policies, advantage_T: Array) -> np.ndarray:
@@ -122,8 +143,8 @@ class Mask(Rule):
             rows_TM = super().collect(self._copies(policies), copied(advantage_T))
         if rows_TM.ndim != 2 or len(rows_TM) != len(advantage_T):
             raise MismatchError(
-                f"{self.region}: collect must return one row per token, [T, M]. It returned the shape "
-                f"{rows_TM.shape} for {len(advantage_T):,} tokens. Fix it."
+                f"{self.region}: collect must return one row per token, [T, M]. It returned the "
+                f"shape {rows_TM.shape} for {len(advantage_T):,} tokens. Fix it."
             )
         return rows_TM
 
@@ -134,7 +155,9 @@ class Mask(Rule):
         with trust_regions.own_file(self.region, error_class=MismatchError):
             values_F = super().settle(rows_UM)
         if values_F.ndim != 1:
-            raise MismatchError(f"{self.region}: settle must return a list of numbers, always equally many. Fix it.")
+            raise MismatchError(
+                f"{self.region}: settle must return a list of numbers, always equally many. Fix it."
+            )
         return values_F
 
     @property
@@ -142,25 +165,34 @@ class Mask(Rule):
         return trust_regions.is_foreign(self.region)
 
     def _copies(self, policies: Policies) -> Policies:
-        """Copies for foreign code, whose in-place changes must not reach other algorithms or the trace in memory."""
+        """Copies for foreign code, whose in-place changes must not reach other algorithms or the
+        trace in memory.
+        """
         return policies.copied(topk=getattr(self.module, "READS_TOP_K", False))
 
     def _ask_own_file(self, policies: Policies, advantage_T: Array) -> Decision:
-        copies, columns = self._copies(policies), (copied(advantage_T), *self._settled(policies, advantage_T))
+        copies, columns = (
+            self._copies(policies),
+            (copied(advantage_T), *self._settled(policies, advantage_T)),
+        )
         with trust_regions.own_file(self.region, error_class=MismatchError):
-            answer: Decision = self.module.trust_region(copies.compare(self.ratio), *columns, **self.parameters)
+            answer: Decision = self.module.trust_region(
+                copies.compare(self.ratio), *columns, **self.parameters
+            )
             why = trust_regions.unusable(answer, advantage_T)
         if why:
             raise MismatchError(
-                f"{self.region} must return Decision(keep_T, statistic_T): one bool and one number for each token. "
-                f"{why} Fix it."
+                f"{self.region} must return Decision(keep_T, statistic_T): one bool and one "
+                f"number for each token. {why} Fix it."
             )
         return answer
 
 
 @dataclass(frozen=True)
 class Factor(Rule):
-    """A function of two policies in the weight of an update, and the parameters that differ from its defaults."""
+    """A function of two policies in the weight of an update, and the parameters that differ from
+    its defaults.
+    """
 
     ratio: Ratio
     function: str = "capped-ratio"  # a name in weights/
@@ -185,21 +217,33 @@ class Factor(Rule):
         return self.bounds != (0.0, inf)
 
     def with_parameters(self, **chosen: Any) -> Factor:
-        """The factor with other parameters, cast to the types of their defaults; defaults are not stored."""
+        """The factor with other parameters, cast to the types of their defaults; defaults are
+        not stored.
+        """
         values, defaults = self.parameters | chosen, weights.parameters(self.module)
-        changed = {name: type(defaults[name])(value) for name, value in values.items() if value != defaults[name]}
+        changed = {
+            name: type(defaults[name])(value)
+            for name, value in values.items()
+            if value != defaults[name]
+        }
         return replace(self, chosen=tuple(changed.items()))
 
     @silent
     def weight_T(self, policies: Policies, advantage_T: Array) -> Array:
         """The factor of each token."""
         compared, settled = policies.compare(self.ratio), self._settled(policies, advantage_T)
-        found: Array = self.module.weight(compared, self.ratio.level, advantage_T, *settled, **self.parameters)
+        found: Array = self.module.weight(
+            compared, self.ratio.level, advantage_T, *settled, **self.parameters
+        )
         return found
 
     def __str__(self) -> str:
         values = {name: f"{value:g}" for name, value in self.parameters.items()}
-        text = self.module.formula(self.parameters) if hasattr(self.module, "formula") else self.module.FORMULA
+        text = (
+            self.module.formula(self.parameters)
+            if hasattr(self.module, "formula")
+            else self.module.FORMULA
+        )
         return str(text.format(**self.ratio.symbols | {"r": str(self.ratio)}, **values))
 
 

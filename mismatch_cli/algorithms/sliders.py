@@ -15,7 +15,8 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import Policies, TopKLogProbs
 
 _DOUBLINGS, _EACH = 4, 8  # doublings of a threshold in either direction, and positions in each
-_FIXED = ("alpha", "least_weight")  # these select and weight tokens, and do not limit how far they move
+# These select and weight tokens, and do not limit how far they move
+_FIXED = ("alpha", "least_weight")
 _ABOUT_1 = ("band_low", "band_high", "max_ratio")  # ratios: equal policies are at 1
 _NONE_T = np.zeros(0, dtype=np.float32)
 
@@ -23,10 +24,11 @@ Position = tuple[Algorithm, Mapping[str, float]]  # thresholds by letter, if the
 
 
 def sliders(algorithm: Algorithm) -> list[Position]:
-    """The algorithm with its thresholds times 1/16 … 16, itself included, and the thresholds of each.
+    """The algorithm with its thresholds times 1/16 … 16, itself included, and the thresholds of
+    each.
 
-    Bounds on a ratio are raised to that power. Thresholds have three digits, so that they are easy to type. Only the
-    first mask that limits the trainer moves; values that it refuses are left out.
+    Bounds on a ratio are raised to that power. Thresholds have three digits, so that they are easy
+    to type. Only the first mask that limits the trainer moves; values that it refuses are left out.
     """
     moved = next((mask for mask in algorithm.masks if mask.ratio.current == "trainer"), None)
     movable = {} if moved is None else _movable(moved)
@@ -37,9 +39,13 @@ def sliders(algorithm: Algorithm) -> list[Position]:
     positions: list[Position] = []
     for step in range(-_DOUBLINGS * _EACH, _DOUBLINGS * _EACH + 1):
         if step == 0:
-            positions.append((algorithm, {letters.get(name, name): value for name, value in movable.items()}))
+            positions.append(
+                (algorithm, {letters.get(name, name): value for name, value in movable.items()})
+            )
             continue
-        thresholds = {name: _scaled(name, value, 2 ** (step / _EACH)) for name, value in movable.items()}
+        thresholds = {
+            name: _scaled(name, value, 2 ** (step / _EACH)) for name, value in movable.items()
+        }
         mask = replace(moved, chosen=tuple({**dict(moved.chosen), **thresholds}.items()))
         if _is_accepted(mask):
             masks = (*algorithm.masks[:place], mask, *algorithm.masks[place + 1 :])
@@ -49,7 +55,9 @@ def sliders(algorithm: Algorithm) -> list[Position]:
 
 
 def _movable(mask: Mask) -> dict[str, float]:
-    """The thresholds above 0 that limit how far a token moves; none for masks that look at whole batches."""
+    """The thresholds above 0 that limit how far a token moves; none for masks that look at whole
+    batches.
+    """
     if mask.scope is not None:
         return {}
     numbers = {name: value for name, value in mask.parameters.items() if isinstance(value, float)}
@@ -75,4 +83,6 @@ def _is_accepted(mask: Mask) -> bool:
 def _no_token(k: int) -> Policies:
     none_TK = np.zeros((0, k), dtype=np.float32)
     topk = TopKLogProbs(_NONE_T, none_TK, none_TK, none_TK, none_TK)
-    return Policies(_NONE_T, _NONE_T, _NONE_T, np.zeros(1, dtype=np.int64), topk, _NONE_T, average=_NONE_T)
+    return Policies(
+        _NONE_T, _NONE_T, _NONE_T, np.zeros(1, dtype=np.int64), topk, _NONE_T, average=_NONE_T
+    )

@@ -1,7 +1,7 @@
 """The trainer's model with some tensors, or one configuration value, taken from the engine.
 
-It is a folder of links to the trainer's files; only the altered files are new, so that loading it renames, fuses and
-ties as usual.
+It is a folder of links to the trainer's files; only the altered files are new, so that loading it
+renames, fuses and ties as usual.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.saved_tensors import INDEX, SINGLE, SavedTensors, model_folder, names_in, read_tensor, tied_names
+from mismatch_cli.saved_tensors import (
+    INDEX,
+    SINGLE,
+    SavedTensors,
+    model_folder,
+    names_in,
+    read_tensor,
+    tied_names,
+)
 from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.files import replacing, replacing_folder
 
@@ -21,12 +29,15 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 _BUFFERED = 1 << 28  # bytes of tensors to collect before writing a file
-# transformers reads files in the order of their names; if two files hold the same tensor, the last one counts.
+# transformers reads files in the order of their names; if two files hold the same tensor, the last
+# one counts.
 _KEPT, _TO_TRAINER = "~engine-{:05d}.safetensors", "trainer-{}"
 
 
 class KeptTensors:
-    """Writes tensors to a folder as they arrive, in files of 256 MiB; without a folder it drops them."""
+    """Writes tensors to a folder as they arrive, in files of 256 MiB; without a folder it drops
+    them.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -70,24 +81,32 @@ def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 
 def folder_with(trainer: str, kept: Path, names: Collection[str], into: Path) -> Path:
-    """A model folder like the trainer's, with these tensors taken from those `KeptTensors` wrote to `kept`.
+    """A model folder like the trainer's, with these tensors taken from those `KeptTensors` wrote to
+    `kept`.
 
     Tensors tied to one of them, but not named themselves, keep the trainer's values.
     """
     saved = SavedTensors(trainer)
     if any(path.suffix == ".bin" for path in saved.files.values()):
         raise MismatchError(
-            f"{trainer} stores its weights as pickles, whose tensors cannot be replaced one by one. Save it again with "
-            "save_pretrained, which writes safetensors."
+            f"{trainer} stores its weights as pickles, whose tensors cannot be replaced one by "
+            "one. Save it again with save_pretrained, which writes safetensors."
         )
     engines = {name: path for path in kept_files(kept) for name in names_in(path)}
     untied = {
         name: source
         for name, source in tied_names(trainer).items()
-        if source in names and name not in names and name not in saved.files and source in saved.files
+        if source in names
+        and name not in names
+        and name not in saved.files
+        and source in saved.files
     }
     with replacing_folder(into) as folder:
-        _link(saved.folder, folder, leave_out=(INDEX, SINGLE, *{path.name for path in saved.files.values()}))
+        _link(
+            saved.folder,
+            folder,
+            leave_out=(INDEX, SINGLE, *{path.name for path in saved.files.values()}),
+        )
         places = {name: _TO_TRAINER.format(path.name) for name, path in saved.files.items()}
         for path in set(saved.files.values()):
             (folder / _TO_TRAINER.format(path.name)).symlink_to(path.resolve())
@@ -103,7 +122,9 @@ def folder_with(trainer: str, kept: Path, names: Collection[str], into: Path) ->
 
 
 def folder_with_config(trainer: str, changes: Mapping[str, Any], into: Path) -> Path:
-    """A model folder like the trainer's, with these configuration values changed; None removes a value."""
+    """A model folder like the trainer's, with these configuration values changed; None removes a
+    value.
+    """
     source = model_folder(trainer)
     config = parsed_json((source / CONFIG).read_text(encoding="utf-8"))
     for key, value in changes.items():
@@ -115,7 +136,9 @@ def folder_with_config(trainer: str, changes: Mapping[str, Any], into: Path) -> 
 
 
 def _section(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """The section that holds a setting of the text model, in a configuration that may cover several models."""
+    """The section that holds a setting of the text model, in a configuration that may cover
+    several models.
+    """
     text = config.get("text_config")
     return text if isinstance(text, dict) and key not in config else config
 

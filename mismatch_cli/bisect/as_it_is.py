@@ -1,4 +1,6 @@
-"""Stages 0 and 1, with both sides as in the manifest: bookkeeping, weights and configurations; then the legs."""
+"""Stages 0 and 1, with both sides as in the manifest: bookkeeping, weights and configurations;
+then the legs.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,21 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.reader import Trace
 
 _NOT_THE_ENGINE = (
-    "this engine does not reproduce the recorded log μ: check what differs from the run that recorded it, and how "
-    "it was written"
+    "this engine does not reproduce the recorded log μ: check what differs from the run that "
+    "recorded it, and how it was written"
 )
 _NOT_THE_TRAINER = (
-    "this trainer does not reproduce the recorded log π: check its inputs (token ids, mask, positions), and how it "
-    "was written"
+    "this trainer does not reproduce the recorded log π: check its inputs (token ids, mask, "
+    "positions), and how it was written"
 )
-Diagnose = Callable[[Trace, str], list[dict[str, Any]]]  # faults of a trace whose trainer has this model
+# Faults of a trace whose trainer has this model
+Diagnose = Callable[[Trace, str], list[dict[str, Any]]]
 
 
 def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
-    """Find faults in the columns and differences of weights and configurations, and read a leg without each."""
+    """Find faults in the columns and differences of weights and configurations, and read a leg
+    without each.
+    """
     legs, trainer = run.runner.legs, run.runner.trainer
     if run.search.findings is None:
         trace = Trace.open(legs.folder(AS_RECORDED))
@@ -57,7 +62,9 @@ def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
         leg = leg_of(TRAINER, change, f"trainer with the rollout’s {experiment['setting']}")
         try:
             run.runner.read_trainer([leg], run.enough(lambda read: (run.search.base[0], read.name)))
-        except MismatchError as error:  # pickled weights, or a configuration that does not fit the trainer's weights
+        except (
+            MismatchError
+        ) as error:  # pickled weights, or a configuration that does not fit the trainer's weights
             run.cannot_try(experiment["setting"], TRAINER, experiment["better"], str(error))
             continue
         after = (run.search.base[0], leg.name)
@@ -65,7 +72,9 @@ def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
 
 
 def legs_of_both(run: Searching) -> None:
-    """Read what stage 0 did not read of the unchanged sides, and the float32 trainer, which is the reference."""
+    """Read what stage 0 did not read of the unchanged sides, and the float32 trainer, which is
+    the reference.
+    """
     read_sides(run)
     run.add(*_of_columns(run))
     if trainer_dtype(run) != "float32":
@@ -86,7 +95,9 @@ def trainer_dtype(run: Searching) -> str:
 
 
 def read_rollout(run: Searching) -> None:
-    """Read every leg of the unchanged engine while it is loaded, and compare its weights if they are wanted."""
+    """Read every leg of the unchanged engine while it is loaded, and compare its weights if they
+    are wanted.
+    """
     runner = run.runner
     name = runner.rollout.engine
     legs = [DECODED, ALONE, UNCACHED] if can(name, "REPLAYS") else []
@@ -94,7 +105,9 @@ def read_rollout(run: Searching) -> None:
     compares = 0 in run.config.wanted and run.search.weights is None and can(name, "OPEN")
 
     def compare(engine: Engine) -> None:
-        run.search.weights = run.ranks.world.told(compared(run, engine) if run.ranks.world.first else None)
+        run.search.weights = run.ranks.world.told(
+            compared(run, engine) if run.ranks.world.first else None
+        )
 
     narrow = run.enough(lambda leg: (leg.name, AS_RECORDED))
     if legs or compares:
@@ -112,20 +125,30 @@ def can_be_whole(run: Searching) -> bool:
 
 def base_of(run: Searching) -> tuple[str, str]:
     """The legs that changes are measured against: both sides read again, where that is possible."""
-    engine = next((leg.name for leg in (DECODED, WHOLE) if run.runner.legs.is_done(leg.name)), AS_RECORDED)
+    engine = next(
+        (leg.name for leg in (DECODED, WHOLE) if run.runner.legs.is_done(leg.name)), AS_RECORDED
+    )
     trainer = SCORED.name if run.runner.legs.is_done(SCORED.name) else AS_RECORDED
     return engine, trainer
 
 
 def _of_columns(run: Searching) -> list[Experiment]:
-    """What part of the gap is only in the recorded columns, not in what made them; the diagnosis names it if it can."""
+    """What part of the gap is only in the recorded columns, not in what made them; the diagnosis
+    names it if it can.
+    """
     findings, (engine, trainer) = run.search.findings or [], run.search.base
     found = next(iter(findings), None)
     columns = []
     if engine == DECODED.name:
-        columns.append(Experiment("logp_rollout", ROLLOUT, 0, RECORDED, (engine, AS_RECORDED), _NOT_THE_ENGINE))
+        columns.append(
+            Experiment("logp_rollout", ROLLOUT, 0, RECORDED, (engine, AS_RECORDED), _NOT_THE_ENGINE)
+        )
     if trainer == SCORED.name:
-        columns.append(Experiment("logp_trainer", TRAINER, 0, RECORDED, (AS_RECORDED, trainer), _NOT_THE_TRAINER))
+        columns.append(
+            Experiment(
+                "logp_trainer", TRAINER, 0, RECORDED, (AS_RECORDED, trainer), _NOT_THE_TRAINER
+            )
+        )
     if found is None:
         return columns
     causes = rank(run.measured(), replace(run.search, experiments=columns), details=False).causes
@@ -135,7 +158,9 @@ def _of_columns(run: Searching) -> list[Experiment]:
 
 
 def compared(run: Searching, engine: Engine) -> dict[str, Any]:
-    """The engine's weights and configuration compared with the trainer's, in the form of `search.json`."""
+    """The engine's weights and configuration compared with the trainer's, in the form of
+    `search.json`.
+    """
     rollout, trainer = run.runner.rollout, run.runner.trainer.config
     found = compare_weights(
         cast(OpenEngine, engine),
@@ -145,23 +170,42 @@ def compared(run: Searching, engine: Engine) -> dict[str, Any]:
     )
     config = config_differences(rollout.model, trainer.trainer_model, rollout.overrides)
     groups = [asdict(group) for group in found.groups()]
-    return found.to_json() | {"groups": groups, "config": [difference.to_json() for difference in config]}
+    return found.to_json() | {
+        "groups": groups,
+        "config": [difference.to_json() for difference in config],
+    }
 
 
 def _of_models(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
-    """For each difference between the two models: an experiment without its legs, and the change to the trainer."""
-    found, rollout, trainer = run.search.weights or {}, run.runner.rollout, run.runner.trainer.config
+    """For each difference between the two models: an experiment without its legs, and the change
+    to the trainer.
+    """
+    found, rollout, trainer = (
+        run.search.weights or {},
+        run.runner.rollout,
+        run.runner.trainer.config,
+    )
     about: dict[str, Any]
     if rollout.adapter != trainer.trainer_adapter and compare_adapters(
         {"adapter": rollout.adapter}, {"adapter": trainer.trainer_adapter}
     ):
         words = "use the adapter on both sides, or on neither"
-        about = {"setting": "adapter", "value": trainer.trainer_adapter, "better": rollout.adapter, "change": words}
+        about = {
+            "setting": "adapter",
+            "value": trainer.trainer_adapter,
+            "better": rollout.adapter,
+            "change": words,
+        }
         lacks = TRAINER if rollout.adapter else ROLLOUT
         yield about | {"side": lacks}, {"trainer_adapter": rollout.adapter}
     for group in found.get("groups", ()):
         words = f"load the same weights on both sides: {_details(found, group['tensors'])}"
-        about = {"setting": group["name"], "value": group["relation"], "better": "the rollout’s", "change": words}
+        about = {
+            "setting": group["name"],
+            "value": group["relation"],
+            "better": "the rollout’s",
+            "change": words,
+        }
         yield (
             about | {"side": TRAINER, "parts": tuple(group["tensors"])},
             {"tensors": {group["name"]: group["tensors"]}},

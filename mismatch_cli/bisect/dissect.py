@@ -1,4 +1,6 @@
-"""Takes both sides apart on recorded responses: trainer passes compared with one engine pass, one by one."""
+"""Takes both sides apart on recorded responses: trainer passes compared with one engine pass,
+one by one.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,13 @@ class Response(Protocol):
 
 
 def graft(
-    engine: Engine, trainer: Trainer, responses: Sequence[Response], on_done: Callable[[int], None] = lambda _: None
+    engine: Engine,
+    trainer: Trainer,
+    responses: Sequence[Response],
+    on_done: Callable[[int], None] = lambda _: None,
 ) -> ModuleFindings:
-    """Take both sides apart on these responses, such as those from `choose_responses`; calls `on_done` for each.
+    """Take both sides apart on these responses, such as those from `choose_responses`; calls
+    `on_done` for each.
 
     Raises a `MismatchError` where that is impossible; `missing` names what could not be compared.
     """
@@ -46,7 +52,9 @@ def graft(
     findings = ModuleFindings()
     for response in responses:
         request = ScoreRequest(list(response.prompt_ids), list(response.response_ids))
-        with cast(OpenEngine, engine).pass_over((request.prompt_ids + request.response_ids)[:-1]) as engine_pass:
+        with cast(OpenEngine, engine).pass_over(
+            (request.prompt_ids + request.response_ids)[:-1]
+        ) as engine_pass:
             _Dissection(engine_pass, trainer, request, findings).run()
         on_done(1)
     _settle(findings)
@@ -56,22 +64,26 @@ def graft(
 def _settle(findings: ModuleFindings) -> None:
     """Leave out kinds that produced no numbers for some response, and name them."""
     for columns in (findings.grafted, findings.alone):
-        for kind in [kind for kind, rows in columns.items() if len(rows) < len(findings.logp_trainer)]:
+        for kind in [
+            kind for kind, rows in columns.items() if len(rows) < len(findings.logp_trainer)
+        ]:
             del columns[kind]
-            findings.missing.append(f"{kind}: the engine's returns no numbers for the trainer's hidden states")
+            findings.missing.append(
+                f"{kind}: the engine's returns no numbers for the trainer's hidden states"
+            )
 
 
 def check_open(engine: Engine, trainer: Trainer) -> None:
     """Raise a `MismatchError` if either side cannot be taken apart."""
     if not hasattr(engine, "pass_over"):
         raise MismatchError(
-            "The modules of a server are out of reach. To compare modules, run the engine in this process: "
-            "--engine vllm or --engine hf."
+            "The modules of a server are out of reach. To compare modules, run the engine in "
+            "this process: --engine vllm or --engine hf."
         )
     if is_spread(trainer.model):
         raise MismatchError(
-            "The trainer is sharded: each rank holds a part of every weight, so its modules cannot be compared "
-            "with the engine's. Use one process."
+            "The trainer is sharded: each rank holds a part of every weight, so its modules "
+            "cannot be compared with the engine's. Use one process."
         )
 
 
@@ -86,7 +98,9 @@ class _Dissection:
     heard: Listener = field(init=False)  # of the trainer's own pass
 
     def run(self) -> None:
-        """Run the trainer's own pass, one that compares modules with the engine's, and one for each graft."""
+        """Run the trainer's own pass, one that compares modules with the engine's, and one for
+        each graft.
+        """
         found = self.findings
         first_row, ids_T = len(self.request.prompt_ids) - 1, torch.tensor(self.request.response_ids)
         found.logp_prefill.append(self.engine.own_logp(first_row, ids_T).numpy())
@@ -107,17 +121,30 @@ class _Dissection:
             self._graft(grafts, found.alone, kind, own - {kind}, inner=False)
         self._graft(grafts, found.grafted, ALL, own, inner=False)
         found.missing = found.missing or _missing(self.heard.called, alone, grafts.refused, seen)
-        if not found.missing and torch.finfo(grafts.stream_dtype).eps < torch.finfo(self._stream_dtype()).eps:
+        if (
+            not found.missing
+            and torch.finfo(grafts.stream_dtype).eps < torch.finfo(self._stream_dtype()).eps
+        ):
             coarse = str(self._stream_dtype()).removeprefix("torch.")
-            found.missing = [f"residual: the trainer adds in {coarse}, which cannot represent the engine's stream"]
+            found.missing = [
+                f"residual: the trainer adds in {coarse}, which cannot represent the engine's "
+                "stream"
+            ]
 
     def _stream_dtype(self) -> torch.dtype:
         return self.heard.streams[-1]["mlp"][0].dtype
 
     def _graft(
-        self, grafts: Grafts, into: dict[str, list[np.ndarray]], name: str, kinds: Collection[str], inner: bool = True
+        self,
+        grafts: Grafts,
+        into: dict[str, list[np.ndarray]],
+        name: str,
+        kinds: Collection[str],
+        inner: bool = True,
     ) -> None:
-        """Score a graft; a pass without numbers leaves its kind one response short, which `_settle` reports."""
+        """Score a graft; a pass without numbers leaves its kind one response short, which
+        `_settle` reports.
+        """
         with grafts.on(kinds, inner=inner), suppress(MismatchError):
             into.setdefault(name, []).append(self._score(kinds))
 
@@ -126,7 +153,9 @@ class _Dissection:
         if "head" not in kinds:
             (scores,) = self.trainer.score([self.request], token_budget=1)
             return scores.logp_T
-        logp_T: np.ndarray = self._look_at(lambda hidden_TH, ids_T, _: self.engine.logp(hidden_TH, ids_T).numpy())
+        logp_T: np.ndarray = self._look_at(
+            lambda hidden_TH, ids_T, _: self.engine.logp(hidden_TH, ids_T).numpy()
+        )
         if np.isnan(logp_T).any():
             raise MismatchError("The engine's head returns NaN for the trainer's hidden states.")
         return logp_T
@@ -135,7 +164,9 @@ class _Dissection:
         with without_gradients(self.trainer.model):
             return self.trainer.look_at([self.request], look)
 
-    def _isolated(self, seen: set[str], name: str, kind: str, engine: Tensor, trainer: Tensor) -> None:
+    def _isolated(
+        self, seen: set[str], name: str, kind: str, engine: Tensor, trainer: Tensor
+    ) -> None:
         seen.add(kind)
         isolated = self.findings.isolated.setdefault(name, Isolated(name, kind))
         isolated.add(engine, trainer)
@@ -143,21 +174,30 @@ class _Dissection:
     def _compare_heads(self, seen: set[str], hidden_TH: Tensor) -> None:
         head = self.trainer.head
         for rows_TH in hidden_TH.split(_ROWS):
-            theirs_TV, ours_TV = self.engine.logits(rows_TH), head.logits(rows_TH.to(head.weight_VH))
+            theirs_TV, ours_TV = (
+                self.engine.logits(rows_TH),
+                head.logits(rows_TH.to(head.weight_VH)),
+            )
             width = min(theirs_TV.shape[-1], ours_TV.shape[-1])  # one of them may be padded
             self._isolated(seen, "head", "head", theirs_TV[:, :width], ours_TV[:, :width])
 
 
 def _outermost(kinds: Collection[str]) -> set[str]:
-    """These kinds without those nested in another: a grafted block brings its inner modules along."""
+    """These kinds without those nested in another: a grafted block brings its inner modules
+    along.
+    """
     inside = {"rotary": "attention", "router": "experts"}
     return {kind for kind in kinds if inside.get(kind) not in kinds}
 
 
-def _missing(called: Sequence[Part], alone: Sequence[Part], refused: dict[str, str], seen: set[str]) -> list[str]:
+def _missing(
+    called: Sequence[Part], alone: Sequence[Part], refused: dict[str, str], seen: set[str]
+) -> list[str]:
     """Which of the trainer's modules could not be compared, by kind."""
     kinds = {part.name: part.kind for part in called}
-    lost = {part.name: "the engine has no counterpart" for part in alone if part.kind != "rotary"} | refused
+    lost = {
+        part.name: "the engine has no counterpart" for part in alone if part.kind != "rotary"
+    } | refused
     said = []
     for kind in KINDS:
         names = [name for name in lost if kinds.get(name, name) == kind]

@@ -39,8 +39,15 @@ WHOLE = Leg("rollout-prefill", ROLLOUT, "engine, whole responses at once", {"pre
 ALONE = Leg("rollout-alone", ROLLOUT, "engine, one response at a time", {"alone": True})
 UNCACHED = Leg("rollout-uncached", ROLLOUT, "engine, without a prefix cache", {"cached": False})
 SCORED = Leg("trainer-again", TRAINER, "trainer, scoring again")
-OTHER_SHAPE = Leg("trainer-other-shape", TRAINER, "trainer, other micro-batches", {"other_shape": True})
-REFERENCE = Leg("trainer-float32", TRAINER, "trainer in float32", {"trainer_dtype": "float32", "float32_head": False})
+OTHER_SHAPE = Leg(
+    "trainer-other-shape", TRAINER, "trainer, other micro-batches", {"other_shape": True}
+)
+REFERENCE = Leg(
+    "trainer-float32",
+    TRAINER,
+    "trainer in float32",
+    {"trainer_dtype": "float32", "float32_head": False},
+)
 
 
 @dataclass(frozen=True)
@@ -72,15 +79,18 @@ class Search:
     folder: Path
     gap: float = 0.0  # mean |Δlog p| as recorded, nats
     experiments: list[Experiment] = field(default_factory=list)
-    stages: dict[str, dict[str, Any]] = field(default_factory=dict)  # by number: status, why, seconds
+    # By number: status, why, seconds
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     findings: list[dict[str, Any]] | None = None  # of the diagnosis
     weights: dict[str, Any] | None = None
     modules: dict[str, Any] | None = None
-    untried: list[dict[str, Any]] = field(default_factory=list)  # settings that could not be changed here, and why
+    # Settings that could not be changed here, and why
+    untried: list[dict[str, Any]] = field(default_factory=list)
     together: dict[str, Any] | None = None
     base: Pair = (AS_RECORDED, AS_RECORDED)
     flags: dict[str, Any] | None = None  # what was typed, for --resume
-    like: str | None = None  # the `probe` run that was searched, whose settings `probe --like` copies
+    # The `probe` run that was searched, whose settings `probe --like` copies
+    like: str | None = None
 
     @classmethod
     def of(cls, folder: Path) -> Search:
@@ -96,24 +106,39 @@ class Search:
     @property
     def pair_together(self) -> Pair | None:
         """The legs with all needed settings changed at once; None where no two settings help."""
-        return None if self.together is None else (self.together["after"][0], self.together["after"][1])
+        return (
+            None
+            if self.together is None
+            else (self.together["after"][0], self.together["after"][1])
+        )
 
     def save(self) -> None:
         """Write `search.json` by atomic rename."""
-        held = {known.name: getattr(self, known.name) for known in fields(self) if known.name != "folder"}
+        held = {
+            known.name: getattr(self, known.name)
+            for known in fields(self)
+            if known.name != "folder"
+        }
         held["experiments"] = [asdict(experiment) for experiment in self.experiments]
-        write_atomically(self.folder / FILE_NAME, json.dumps({"format": FORMAT, "version": 1, **held}, indent=1) + "\n")
+        write_atomically(
+            self.folder / FILE_NAME,
+            json.dumps({"format": FORMAT, "version": 1, **held}, indent=1) + "\n",
+        )
 
     def add(self, experiments: Sequence[Experiment], *, write: bool = True) -> None:
         """Add these, replacing those with the same setting and legs."""
         keys = {_key(experiment) for experiment in experiments}
-        self.experiments = [known for known in self.experiments if _key(known) not in keys] + list(experiments)
+        self.experiments = [known for known in self.experiments if _key(known) not in keys] + list(
+            experiments
+        )
         if write:
             self.save()
 
 
 def leg_names(run_folder: Path) -> list[str]:
-    """The legs of a run folder that have read something; a killed search may leave a manifest without shards."""
+    """The legs of a run folder that have read something; a killed search may leave a manifest
+    without shards.
+    """
     folders = (path.parent for path in (run_folder / LEGS).glob(f"*/{MANIFEST}"))
     return sorted(folder.name for folder in folders if shards_in(folder))
 

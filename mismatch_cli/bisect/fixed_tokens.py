@@ -1,4 +1,5 @@
-"""The responses that every experiment reads: chosen once from a trace, in portions so that it may stop early.
+"""The responses that every experiment reads: chosen once from a trace, in portions so that it may
+stop early.
 
 Each portion covers as many prompts as possible, so that an interval over prompts exists early.
 """
@@ -26,35 +27,61 @@ Key = tuple[int, int, int]
 _PORTIONS = (1 / 4, 1 / 2, 1.0)  # share of the responses read by the end of each
 _KEY = ("step", "prompt_id", "sample_index")
 _KEPT = (
-    *("step", "epoch", "minibatch", "prompt_id", "sample_index", "version_rollout", "version_trainer", "reward"),
-    *("finish_reason", "prompt_ids", "response_ids", "loss_mask", "logp_rollout", "rank_rollout", "logp_trainer"),
+    *(
+        "step",
+        "epoch",
+        "minibatch",
+        "prompt_id",
+        "sample_index",
+        "version_rollout",
+        "version_trainer",
+        "reward",
+    ),
+    *(
+        "finish_reason",
+        "prompt_ids",
+        "response_ids",
+        "loss_mask",
+        "logp_rollout",
+        "rank_rollout",
+        "logp_trainer",
+    ),
     *("entropy_trainer", "rank_trainer", "routes"),
 )
 
 
-def choose(trace: Trace, most: int, version: int | None = None, *, equal: bool = False) -> list[pa.Table]:
-    """Up to `most` responses with log π and log μ, one table per portion; of all sampling versions, or of one.
+def choose(
+    trace: Trace, most: int, version: int | None = None, *, equal: bool = False
+) -> list[pa.Table]:
+    """Up to `most` responses with log π and log μ, one table per portion; of all sampling versions,
+    or of one.
 
-    `equal`: log π is that at the weights that sampled, whichever column has it. One response of each prompt comes
-    first, in an order that follows from their keys; a duplicated key counts once. Memory holds one row group at a
-    time and the chosen responses. Raises a `MismatchError` if there are none.
+    `equal`: log π is that at the weights that sampled, whichever column has it. One response of
+    each prompt comes first, in an order that follows from their keys; a duplicated key counts once.
+    Memory holds one row group at a time and the chosen responses. Raises a `MismatchError` if there
+    are none.
     """
     names = [name for name in (*_KEPT, "logp_recomputed") if name in trace.columns()]
 
     def tables() -> Iterator[pa.Table]:
         return (_usable(table, version, equal) for table in trace.tables(names))
 
-    key_SK = np.concatenate([np.stack([t[name].to_numpy() for name in _KEY], axis=1) for t in tables()])
+    key_SK = np.concatenate(
+        [np.stack([t[name].to_numpy() for name in _KEY], axis=1) for t in tables()]
+    )
     if not len(key_SK):
         raise MismatchError(
-            f"{trace.folder} has no response with a trainer’s log π and prompt ids at weights that a model here "
-            f"has. {trace.how_to_score}"
+            f"{trace.folder} has no response with a trainer’s log π and prompt ids at weights "
+            f"that a model here has. {trace.how_to_score}"
         )
     order = _order(key_SK)[:most]
     ends = [max(1, round(len(order) * part)) for part in _PORTIONS]
     cuts = [0, *sorted({*ends, len(order)})]
     chosen = _taken(tables(), order)
-    return [chosen.take(np.sort(np.argsort(np.argsort(order))[start:stop])) for start, stop in pairwise(cuts)]
+    return [
+        chosen.take(np.sort(np.argsort(np.argsort(order))[start:stop]))
+        for start, stop in pairwise(cuts)
+    ]
 
 
 def versions(trace: Trace) -> list[int]:
@@ -69,32 +96,49 @@ def versions(trace: Trace) -> list[int]:
 
 def _usable(table: pa.Table, version: int | None, equal: bool) -> pa.Table:
     """The rows with everything an experiment needs."""
-    from mismatch_cli.recording.rescore_plan import versions_of  # it imports torch, which readers must not
+    # It imports torch, which readers must not
+    from mismatch_cli.recording.rescore_plan import versions_of
 
     table = _at_equal_weights(table) if equal else table
     usable = pc.greater(pc.list_value_length(table["response_ids"]), 0)
-    usable = pc.and_(usable, pc.greater(pc.fill_null(pc.list_value_length(table["prompt_ids"]), 0), 0))
+    usable = pc.and_(
+        usable, pc.greater(pc.fill_null(pc.list_value_length(table["prompt_ids"]), 0), 0)
+    )
     for name in ("logp_rollout", "logp_trainer"):
-        known = table[name].is_valid() if name in table.column_names else pa.array(np.zeros(len(table), dtype=bool))
+        known = (
+            table[name].is_valid()
+            if name in table.column_names
+            else pa.array(np.zeros(len(table), dtype=bool))
+        )
         usable = pc.and_(usable, known)
     if version is not None:
         usable = pc.and_(usable, pa.array(versions_of(table, "version_rollout", 0) == version))
     table = table.filter(usable)
-    return table.drop_columns(["logp_recomputed"]) if "logp_recomputed" in table.column_names else table
+    return (
+        table.drop_columns(["logp_recomputed"])
+        if "logp_recomputed" in table.column_names
+        else table
+    )
 
 
 def _at_equal_weights(table: pa.Table) -> pa.Table:
-    """The table with log π at the sampling weights in the trainer's column, null where it was not measured."""
+    """The table with log π at the sampling weights in the trainer's column, null where it was
+    not measured.
+    """
     from mismatch_cli.recording.rescore_plan import versions_of
     from mismatch_cli.recording.score import with_columns
 
     batch = table_to_batch(table.combine_chunks())
     logp_T = batch.logp_recomputed_T
     if logp_T is None:
-        return table.drop_columns([name for name in ("logp_trainer",) if name in table.column_names])
+        return table.drop_columns(
+            [name for name in ("logp_trainer",) if name in table.column_names]
+        )
     rows = np.split(logp_T, batch.offset_S1[1:-1])
     columns = {"logp_trainer": [None if np.isnan(row).all() else row for row in rows]}
-    return with_columns(table, columns | {"version_trainer": versions_of(table, "version_rollout", 0)})
+    return with_columns(
+        table, columns | {"version_trainer": versions_of(table, "version_rollout", 0)}
+    )
 
 
 def _order(key_SK: np.ndarray) -> np.ndarray:
@@ -121,7 +165,12 @@ def _taken(tables: Iterator[pa.Table], rows: np.ndarray) -> pa.Table:
 
 
 def _keys(batch: TokenBatch) -> Iterator[Key]:
-    return zip(batch.step_S.tolist(), batch.prompt_id_S.tolist(), batch.sample_index_S.tolist(), strict=True)
+    return zip(
+        batch.step_S.tolist(),
+        batch.prompt_id_S.tolist(),
+        batch.sample_index_S.tolist(),
+        strict=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -139,7 +188,9 @@ class FixedTokens:
     def read(cls, folder: Path) -> FixedTokens:
         """Read the trace of the chosen responses, one shard per portion."""
         trace = Trace.open(folder)
-        batches = [table_to_batch(open_shard(path).read().combine_chunks()) for path in trace.shards]
+        batches = [
+            table_to_batch(open_shard(path).read().combine_chunks()) for path in trace.shards
+        ]
         keys = [key for batch in batches for key in _keys(batch)]
         lengths = np.concatenate([np.diff(batch.offset_S1) for batch in batches])
         return cls(
@@ -161,9 +212,11 @@ class FixedTokens:
         return len(self.prompt_id_S)
 
     def known_to(self, columns: Iterable[np.ndarray]) -> FixedTokens:
-        """The same without tokens for which a leg that read them has no finite number: all legs count the same tokens.
+        """The same without tokens for which a leg that read them has no finite number: all legs
+        count the same tokens.
 
-        Truncation excludes tokens under some settings (−∞), and an environment's tokens have no log μ (NaN).
+        Truncation excludes tokens under some settings (−∞), and an environment's tokens have no log
+        μ (NaN).
         """
         unknown_T = np.zeros(len(self.counts_T), dtype=bool)
         for logp_T in columns:

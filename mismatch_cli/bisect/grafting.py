@@ -1,8 +1,9 @@
-"""The engine's modules in the trainer's forward pass: how much of the gap remains when one kind of them is grafted.
+"""The engine's modules in the trainer's forward pass: how much of the gap remains when one kind of
+them is grafted.
 
-A graft is the trainer's own pass over a response, except that the engine computes every module of one kind, on the
-input that the trainer has there. That kind causes what |log π − log μ| loses. Of nested kinds (norms inside
-attention) the outer one takes the inner along.
+A graft is the trainer's own pass over a response, except that the engine computes every module of
+one kind, on the input that the trainer has there. That kind causes what |log π − log μ| loses. Of
+nested kinds (norms inside attention) the outer one takes the inner along.
 """
 
 from __future__ import annotations
@@ -26,32 +27,42 @@ from mismatch_cli.dissection.streams import total
 from mismatch_cli.errors import first_line
 
 _RECENT = 4  # inputs of norms and outputs of modules to search for a residual and a branch
-_ROTATION = "apply_rotary_pos_emb"  # the function in transformers' model files that rotates queries and keys
-Seen = Callable[[str, str, Tensor, Tensor], None]  # name and kind of a module, the engine's answer and the trainer's
+# The function in transformers' model files that rotates queries and keys
+_ROTATION = "apply_rotary_pos_emb"
+# Name and kind of a module, the engine's answer and the trainer's
+Seen = Callable[[str, str, Tensor, Tensor], None]
 
 
 class Grafts:
-    """Hooks on the trainer's model that call the engine's modules, and use their outputs or only report them."""
+    """Hooks on the trainer's model that call the engine's modules, and use their outputs or only
+    report them.
+    """
 
     def __init__(self, engine: EnginePass, trainer: Listener, pairs: Sequence[Pair]) -> None:
         self._engine, self._trainer = engine, trainer
         self._pairs = {pair.trainer.name: pair for pair in pairs}
-        self.refused: dict[str, str] = {}  # trainer modules whose counterpart cannot compute this, and why
+        # Trainer modules whose counterpart cannot compute this, and why
+        self.refused: dict[str, str] = {}
         self._kinds: Collection[str] = ()
         self._seen: Seen | None = None
         self._inner = True
         self._times = Counter[str]()  # how often each module has been called in the pass
         self._norm_inputs = deque[Tensor](maxlen=_RECENT)
-        self._outputs = deque[tuple[Tensor, Tensor]](maxlen=_RECENT)  # as the trainer adds them, and as they came
+        # As the trainer adds them, and as they came
+        self._outputs = deque[tuple[Tensor, Tensor]](maxlen=_RECENT)
         self._stream: Tensor | None = None  # the input of the trainer's layer
         self._blocks = list[Tensor]()  # outputs of the layer's blocks
         self._branches = set(trainer.branches)
-        self._attention: Part | None = None  # the engine's counterpart of the attention that is running
+        # The engine's counterpart of the attention that is running
+        self._attention: Part | None = None
         self._hooks: list[Any] = []
 
     @contextmanager
-    def on(self, kinds: Collection[str], seen: Seen | None = None, *, inner: bool = True) -> Iterator[None]:
-        """Within the `with` block, modules of these kinds are the engine's; with `seen`, outputs are only reported.
+    def on(
+        self, kinds: Collection[str], seen: Seen | None = None, *, inner: bool = True
+    ) -> Iterator[None]:
+        """Within the `with` block, modules of these kinds are the engine's; with `seen`, outputs
+        are only reported.
 
         `inner`: also modules inside attention, MLPs or experts.
         """
@@ -64,10 +75,14 @@ class Grafts:
                 self._hook(part)
             layers = list(self._trainer.parts.layers.values())
             if "embedding" in kinds:
-                self._hooks.append(layers[0].register_forward_pre_hook(self._enter_stack, with_kwargs=True))
+                self._hooks.append(
+                    layers[0].register_forward_pre_hook(self._enter_stack, with_kwargs=True)
+                )
             if self._rounds():
                 for layer in layers:
-                    self._hooks.append(layer.register_forward_pre_hook(self._enter_layer, with_kwargs=True))
+                    self._hooks.append(
+                        layer.register_forward_pre_hook(self._enter_layer, with_kwargs=True)
+                    )
                     self._hooks.append(layer.register_forward_hook(self._leave_layer))
             with self._rotating():
                 yield
@@ -79,21 +94,40 @@ class Grafts:
     def _hook(self, part: Part) -> None:
         if part.name in self._pairs and part.kind in self._kinds and self._reaches(part):
             answer = (
-                self._turned if part.kind == "rotary" else self._routed if part.kind == "router" else self._answered
+                self._turned
+                if part.kind == "rotary"
+                else self._routed
+                if part.kind == "router"
+                else self._answered
             )
             hook = partial(self._leave, answer, self._pairs[part.name])
             self._hooks.append(part.module.register_forward_hook(hook, with_kwargs=True))
         if part.kind == "attention" and part.name in self._pairs:
             enter = partial(self._enter_attention, self._pairs[part.name].engine)
             self._hooks.append(part.module.register_forward_pre_hook(enter))
-        if not part.inside and part.kind != "rotary":  # after the graft: the trainer continues with its outputs
-            self._hooks.append(part.module.register_forward_hook(partial(self._remember, part), with_kwargs=True))
+        # After the graft: the trainer continues with its outputs
+        if not part.inside and part.kind != "rotary":
+            self._hooks.append(
+                part.module.register_forward_hook(partial(self._remember, part), with_kwargs=True)
+            )
 
     def _reaches(self, part: Part) -> bool:
-        """Whether this part is replaced by itself, not inside a block that is the engine's as a whole."""
-        return not part.inside or (self._inner and (self._seen is not None or part.inside not in self._kinds))
+        """Whether this part is replaced by itself, not inside a block that is the engine's as a
+        whole.
+        """
+        return not part.inside or (
+            self._inner and (self._seen is not None or part.inside not in self._kinds)
+        )
 
-    def _leave(self, answer: Callable[..., Any], pair: Pair, _module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+    def _leave(
+        self,
+        answer: Callable[..., Any],
+        pair: Pair,
+        _module: Any,
+        args: Any,
+        kwargs: Any,
+        output: Any,
+    ) -> Any:
         """Replace the output of the trainer's module with the engine's, where there is one."""
         name = pair.trainer.name
         time = self._times[name]
@@ -117,15 +151,21 @@ class Grafts:
         return [first(self._engine.call(pair.engine, *tensors, time=time))]
 
     def _unfused(self, stream: Tensor) -> list[Tensor]:
-        """A branch's output and the residual if they sum to this input: the engine's norm adds them unrounded."""
+        """A branch's output and the residual if they sum to this input: the engine's norm adds
+        them unrounded.
+        """
         for residual in reversed(self._norm_inputs):
             for added, branch in reversed(self._outputs):
-                if added.shape == residual.shape == stream.shape and torch.equal(self._sum(residual, added), stream):
+                if added.shape == residual.shape == stream.shape and torch.equal(
+                    self._sum(residual, added), stream
+                ):
                     return [branch, residual]
         return [stream]
 
     def _routed(self, pair: Pair, args: Any, kwargs: Any, output: Any, time: int) -> Any:
-        """The engine's logits and its choice of experts, however many, in the form of the trainer's router."""
+        """The engine's logits and its choice of experts, however many, in the form of the
+        trainer's router.
+        """
         (hidden, *_) = flowing(args, kwargs).values()
         theirs = self._engine.route(pair.engine, hidden, time)
         return theirs if isinstance(output, tuple) and len(output) == 3 else [theirs[0]]
@@ -165,7 +205,8 @@ class Grafts:
 
     def _leave_layer(self, _layer: Any, _args: Any, output: Any) -> Any:
         stream, self._stream = self._stream, None
-        if self._trainer.parallel and stream is not None:  # the blocks are summed before the stream is added
+        # The blocks are summed before the stream is added
+        if self._trainer.parallel and stream is not None:
             answers = [block.to(self.stream_dtype) for block in self._blocks]
             return _in_place_of([sum(answers) + stream.to(self.stream_dtype)], output)
         return _in_place_of([first(output).to(self.stream_dtype)], output)
@@ -174,7 +215,9 @@ class Grafts:
         self._attention = engine
 
     def _enter_stack(self, _layer: Any, args: Any, kwargs: Any) -> Any:
-        """Replace the first layer's input: embeddings with their scale, norm or positions, wherever computed."""
+        """Replace the first layer's input: embeddings with their scale, norm or positions,
+        wherever computed.
+        """
         (key, own), *_ = flowing(args, kwargs).items()
         pieces = self._engine.streams[0]["before"]
         theirs = pieces[0] if len(pieces) == 1 else total(pieces)
@@ -191,11 +234,21 @@ class Grafts:
 
     @contextmanager
     def _rotating(self) -> Iterator[None]:
-        """Replace transformers' rotation function with the engine's module, if the engine has one."""
-        own = any(part.kind == "rotary" and part.name in self._pairs for part in self._trainer.called)
+        """Replace transformers' rotation function with the engine's module, if the engine has
+        one.
+        """
+        own = any(
+            part.kind == "rotary" and part.name in self._pairs for part in self._trainer.called
+        )
         attentions = [part.module for part in self._trainer.called if part.kind == "attention"]
-        files = {type(module).__module__ for module in attentions} if "rotary" in self._kinds and not own else set()
-        rotating = [sys.modules[name] for name in files if hasattr(sys.modules.get(name), _ROTATION)]
+        files = (
+            {type(module).__module__ for module in attentions}
+            if "rotary" in self._kinds and not own
+            else set()
+        )
+        rotating = [
+            sys.modules[name] for name in files if hasattr(sys.modules.get(name), _ROTATION)
+        ]
         before = [getattr(file, _ROTATION) for file in rotating]
         try:
             for file, function in zip(rotating, before, strict=True):
@@ -205,15 +258,21 @@ class Grafts:
             for file, function in zip(rotating, before, strict=True):
                 setattr(file, _ROTATION, function)
 
-    def _rotated(self, function: Callable[..., Any], q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Rotate queries and keys `[1, heads, tokens, size]`, or tokens before heads if `unsqueeze_dim` says so."""
+    def _rotated(
+        self, function: Callable[..., Any], q: Tensor, k: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Rotate queries and keys `[1, heads, tokens, size]`, or tokens before heads if
+        `unsqueeze_dim` says so.
+        """
         call = inspect.signature(function).bind(q, k, *args, **kwargs)
         call.apply_defaults()
         heads_first = call.arguments.get("unsqueeze_dim", 1) == 1
         theirs = None
         if self._attention is not None and "rotary" not in self.refused:
             try:
-                theirs = self._engine.rotate(self._attention, *(_by_token(x, heads_first) for x in (q, k)))
+                theirs = self._engine.rotate(
+                    self._attention, *(_by_token(x, heads_first) for x in (q, k))
+                )
             except Exception as error:
                 self.refused["rotary"] = _why(error)
         if theirs is None:
@@ -240,7 +299,9 @@ def _in_place_of(theirs: Sequence[Tensor], own: Any) -> Any:
 
 
 def _why(error: Exception) -> str:
-    return str(error) if isinstance(error, Unlike) else f"{type(error).__name__}: {first_line(error)}"
+    return (
+        str(error) if isinstance(error, Unlike) else f"{type(error).__name__}: {first_line(error)}"
+    )
 
 
 def _by_token(x: Tensor, heads_first: bool) -> Tensor:

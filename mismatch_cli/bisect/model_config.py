@@ -11,14 +11,21 @@ from mismatch_cli.torch_settings import prepare_imports
 
 # Keys for a model's origin, training, run-time options, special tokens or dtypes.
 _BOOKKEEPING = {
-    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "attn_pdrop", "auto_map",
-    "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "dtype", "embd_pdrop", "embedding_dropout",
-    "eos_token_id", "head_dtype", "hidden_dropout", "id2label", "initializer_range", "is_encoder_decoder", "label2id",
-    "model_type", "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id", "problem_type",
-    "quantization_config", "resid_pdrop", "return_dict", "router_aux_loss_coef", "router_jitter_noise",
-    "router_z_loss_coef", "sep_token_id", "torch_dtype", "transformers_version", "use_cache", "vocab_size",
+    "_attn_implementation", "_name_or_path", "architectures", "attention_dropout", "attn_pdrop",
+    "auto_map",
+    "bos_token_id", "chunk_size_feed_forward", "classifier_dropout", "dtype", "embd_pdrop",
+    "embedding_dropout",
+    "eos_token_id", "head_dtype", "hidden_dropout", "id2label", "initializer_range",
+    "is_encoder_decoder", "label2id",
+    "model_type", "output_attentions", "output_hidden_states", "output_router_logits",
+    "pad_token_id", "problem_type",
+    "quantization_config", "resid_pdrop", "return_dict", "router_aux_loss_coef",
+    "router_jitter_noise",
+    "router_z_loss_coef", "sep_token_id", "torch_dtype", "transformers_version", "use_cache",
+    "vocab_size",
 }  # fmt: skip
-_OVERRULED = ("rope_theta", "rope_scaling")  # by `rope_parameters`, which both sides read if it exists
+# By `rope_parameters`, which both sides read if it exists
+_OVERRULED = ("rope_theta", "rope_scaling")
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,9 @@ class ConfigDifference:
 def config_differences(
     rollout: str, trainer: str, overrides: Mapping[str, Any] | None = None
 ) -> list[ConfigDifference]:
-    """Compare key by key, as transformers resolves both configurations; `overrides` are those the engine was given."""
+    """Compare key by key, as transformers resolves both configurations; `overrides` are those
+    the engine was given.
+    """
     prepare_imports()
     rollout_config, trainer_config = _resolved(rollout, overrides or {}), _resolved(trainer, {})
     found = []
@@ -62,10 +71,16 @@ def _resolved(model: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
     if getattr(text, "rope_parameters", None) is not None:
         text.standardize_rope_params()
     settings: dict[str, Any] = text.to_dict()
-    return {key: value for key, value in settings.items() if not ("rope_parameters" in settings and key in _OVERRULED)}
+    return {
+        key: value
+        for key, value in settings.items()
+        if not ("rope_parameters" in settings and key in _OVERRULED)
+    }
 
 
 def _inner(rolled: Any, trained: Any) -> tuple[str, ...]:
     if not (isinstance(rolled, Mapping) and isinstance(trained, Mapping)):
         return ()
-    return tuple(sorted(key for key in rolled.keys() | trained.keys() if rolled.get(key) != trained.get(key)))
+    return tuple(
+        sorted(key for key in rolled.keys() | trained.keys() if rolled.get(key) != trained.get(key))
+    )

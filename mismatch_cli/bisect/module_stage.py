@@ -1,4 +1,6 @@
-"""Stage 3: compare the modules of both sides on some responses, with the settings that cause gaps changed."""
+"""Stage 3: compare the modules of both sides on some responses, with the settings that cause
+gaps changed.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,13 @@ _MEMORY_SHARE = 0.4  # of a GPU
 
 
 def compare_modules(run: Searching) -> None:
-    """Hook both models, then graft each kind of the engine's modules into the trainer's forward pass."""
+    """Hook both models, then graft each kind of the engine's modules into the trainer's forward
+    pass.
+    """
     if run.ranks.spreads:
-        raise MismatchError("modules can only be compared with a trainer in one process: leave out --sharded")
+        raise MismatchError(
+            "modules can only be compared with a trainer in one process: leave out --sharded"
+        )
     run.search.base = base_of(run)
     rollout, trainer = _undone(run)
     rows = _chosen(run)
@@ -51,12 +57,21 @@ def compare_modules(run: Searching) -> None:
 
 
 def _undone(run: Searching) -> tuple[Change, Change]:
-    """The changes to both sides that undo the settings that cause gaps: the modules cause what is left."""
+    """The changes to both sides that undo the settings that cause gaps: the modules cause what
+    is left.
+    """
     helping, together = run.helping(), run.search.together
-    needed = helping[:1] if together is None else [e for e in helping if e.setting in together["settings"]]
+    needed = (
+        helping[:1]
+        if together is None
+        else [e for e in helping if e.setting in together["settings"]]
+    )
     rollout, trainer = changes_of(run, needed)
     asked = ("alone", "cached", "other_shape")
-    kept = [{name: value for name, value in change.items() if name not in asked} for change in (rollout, trainer)]
+    kept = [
+        {name: value for name, value in change.items() if name not in asked}
+        for change in (rollout, trainer)
+    ]
     return combined(_beside_trainer(run), kept[0]), kept[1]
 
 
@@ -66,7 +81,9 @@ def _beside_trainer(run: Searching) -> Change:
         return {}
     share = engine_module("vllm").MEMORY_SHARE
     described = run.runner.legs.described(run.search.base[0], ROLLOUT)
-    room = {} if share is None or described.get("device") in (None, "cpu") else {share: _MEMORY_SHARE}
+    room = (
+        {} if share is None or described.get("device") in (None, "cpu") else {share: _MEMORY_SHARE}
+    )
     return {"engine_args": {"enforce_eager": True, **room}}
 
 
@@ -83,8 +100,13 @@ def _grafted(
     run: Searching, rows: Sequence[int], rollout: Change, trainer: Change
 ) -> tuple[ModuleFindings, dict[str, Any]]:
     """What grafts find, and how both sides describe themselves."""
-    tables = [open_shard(path).read(columns=["prompt_ids", "response_ids"]) for path in run.runner.legs.tokens.shards]
-    ids = [zip(t["prompt_ids"].to_pylist(), t["response_ids"].to_pylist(), strict=True) for t in tables]
+    tables = [
+        open_shard(path).read(columns=["prompt_ids", "response_ids"])
+        for path in run.runner.legs.tokens.shards
+    ]
+    ids = [
+        zip(t["prompt_ids"].to_pylist(), t["response_ids"].to_pylist(), strict=True) for t in tables
+    ]
     forced = [Forced(*pair) for pair in chain.from_iterable(ids)]
     responses = [forced[row] for row in rows]
     with (
@@ -97,13 +119,22 @@ def _grafted(
 
 
 def _keep(
-    run: Searching, rows: Sequence[int], found: ModuleFindings, described: Mapping[str, Any], seconds: float
+    run: Searching,
+    rows: Sequence[int],
+    found: ModuleFindings,
+    described: Mapping[str, Any],
+    seconds: float,
 ) -> None:
-    """Keep a leg for each kind, legs of both sides' own passes over the same responses, and the experiments."""
+    """Keep a leg for each kind, legs of both sides' own passes over the same responses, and the
+    experiments.
+    """
     legs = run.runner.legs
     own = Leg("modules-rollout", ROLLOUT, "engine, eager, whole responses at once")
     scored = Leg("modules-trainer", TRAINER, "trainer, one response at a time")
-    kinds = {kind: Leg(f"graft-{kind}", TRAINER, f"trainer with {_WHAT[kind]} of the engine") for kind in found.grafted}
+    kinds = {
+        kind: Leg(f"graft-{kind}", TRAINER, f"trainer with {_WHAT[kind]} of the engine")
+        for kind in found.grafted
+    }
     written = [(own, found.logp_prefill), (scored, found.logp_trainer)]
     written += [(leg, found.grafted[kind]) for kind, leg in kinds.items()]
     for leg, logp in written:
@@ -111,7 +142,9 @@ def _keep(
     before = (own.name, scored.name)
     run.add(
         *(
-            _experiment([m.module for m in found.isolated.values() if m.kind == kind], kind, before, leg)
+            _experiment(
+                [m.module for m in found.isolated.values() if m.kind == kind], kind, before, leg
+            )
             for kind, leg in kinds.items()
         )
     )

@@ -1,8 +1,9 @@
-"""Both models taken apart on the same responses: module by module, layer by layer, and what grafts leave of the gap.
+"""Both models taken apart on the same responses: module by module, layer by layer, and what grafts
+leave of the gap.
 
-*Isolated*: each engine module on the trainer's own input. *Layers*: how far the two residual streams are apart, and
-what each block adds. *Grafted*: log π of a trainer in which one kind of modules is the engine's, which is causal
-(`grafting.py`).
+*Isolated*: each engine module on the trainer's own input. *Layers*: how far the two residual
+streams are apart, and what each block adds. *Grafted*: log π of a trainer in which one kind of
+modules is the engine's, which is causal (`grafting.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from mismatch_cli.dissection.streams import POINTS, Stream, total
 BITS, ROUNDING, DIFFERENT = "bits", "rounding", "different"
 # The number of successive roundings in a module of each kind, with that of its output.
 _ROUNDINGS = {
-    "embedding": 1, "norm": 3, "rotary": 3, "attention": 8, "router": 2, "mlp": 5, "experts": 8, "head": 2,
+    "embedding": 1, "norm": 3, "rotary": 3, "attention": 8, "router": 2, "mlp": 5, "experts": 8,
+    "head": 2,
 }  # fmt: skip
-# The RMS error of rounding to a dtype, in units of its ε: ε/2 · 1/√3, and 0.73 of that averaged over mantissas.
+# The RMS error of rounding to a dtype, in units of its ε: ε/2 · 1/√3, and 0.73 of that averaged
+# over mantissas.
 _RMS = 0.21
 _SLACK = 1.5  # cancellation enlarges errors relative to the sum
 ALL = "all"
@@ -30,7 +33,9 @@ ALL = "all"
 
 @dataclass
 class Isolated:
-    """One module over all responses: the engine's outputs for the trainer's inputs, compared with the trainer's."""
+    """One module over all responses: the engine's outputs for the trainer's inputs, compared
+    with the trainer's.
+    """
 
     module: str
     kind: str
@@ -64,9 +69,11 @@ class Isolated:
 
     @property
     def bound(self) -> float:
-        """The relative error that rounding explains: independent roundings on both sides, each with an RMS of 0.21 ε.
+        """The relative error that rounding explains: independent roundings on both sides, each with
+        an RMS of 0.21 ε.
 
-        In float32 sums round too, term by term: their errors grow with the root of the number of terms.
+        In float32 sums round too, term by term: their errors grow with the root of the number of
+        terms.
         """
         terms = self.width if self.eps == torch.finfo(torch.float32).eps else 1
         return _SLACK * _RMS * self.eps * float(np.sqrt(2 * _ROUNDINGS[self.kind] * terms))
@@ -89,7 +96,9 @@ class Isolated:
 
 @dataclass
 class _Sums:
-    """Sums of squares (float64) over the tokens of all responses: the error, what its block added, and the stream."""
+    """Sums of squares (float64) over the tokens of all responses: the error, what its block
+    added, and the stream.
+    """
 
     error: float = 0.0
     added: float = 0.0
@@ -98,11 +107,15 @@ class _Sums:
 
 @dataclass
 class LayerErrors:
-    """How far apart the residual streams of both models' own passes are, at three points of each layer."""
+    """How far apart the residual streams of both models' own passes are, at three points of each
+    layer.
+    """
 
     sums: list[dict[str, _Sums]] = field(default_factory=list)
 
-    def add(self, engine: Sequence[dict[str, Stream]], trainer: Sequence[dict[str, Stream]]) -> None:
+    def add(
+        self, engine: Sequence[dict[str, Stream]], trainer: Sequence[dict[str, Stream]]
+    ) -> None:
         """Add a response; skips a point that either side does not show."""
         if len(engine) != len(trainer):  # the matching of modules says what is missing
             return
@@ -146,12 +159,15 @@ class ModuleFindings:
     """What stage 3 finds on some responses; `_T` arrays are float32, one per response."""
 
     logp_prefill: list[np.ndarray] = field(default_factory=list)  # of the engine's pass
-    logp_trainer: list[np.ndarray] = field(default_factory=list)  # of the trainer, one response at a time
-    grafted: dict[str, list[np.ndarray]] = field(default_factory=dict)  # of the trainer with one kind from the engine
+    # Of the trainer, one response at a time
+    logp_trainer: list[np.ndarray] = field(default_factory=list)
+    # Of the trainer with one kind from the engine
+    grafted: dict[str, list[np.ndarray]] = field(default_factory=dict)
     alone: dict[str, list[np.ndarray]] = field(default_factory=dict)  # with all kinds but this one
     isolated: dict[str, Isolated] = field(default_factory=dict)
     layers: LayerErrors = field(default_factory=LayerErrors)
-    missing: list[str] = field(default_factory=list)  # kinds, or modules, that could not be compared, and why
+    # Kinds, or modules, that could not be compared, and why
+    missing: list[str] = field(default_factory=list)
 
     @property
     def gap(self) -> float:
@@ -163,21 +179,30 @@ class ModuleFindings:
         return self._mean_gap(self.grafted[kind])
 
     def made_alone(self, kind: str) -> float | None:
-        """The gap that a kind causes when all others are the engine's; None for a kind nested in another.
+        """The gap that a kind causes when all others are the engine's; None for a kind nested in
+        another.
 
-        Where many kinds round, grafting one may remove nothing although it alone causes as much as all: rounding
-        errors do not add up, and one disturbance is enough.
+        Where many kinds round, grafting one may remove nothing although it alone causes as much as
+        all: rounding errors do not add up, and one disturbance is enough.
         """
         return self._mean_gap(self.alone[kind]) if kind in self.alone else None
 
     def counted(self) -> list[np.ndarray]:
         """For each response, bool `[T]`: tokens in the support of both sides under every graft."""
-        everything = [self.logp_prefill, self.logp_trainer, *self.grafted.values(), *self.alone.values()]
+        everything = [
+            self.logp_prefill,
+            self.logp_trainer,
+            *self.grafted.values(),
+            *self.alone.values(),
+        ]
         return [np.isfinite(np.stack(columns)).all(0) for columns in zip(*everything, strict=True)]
 
     def _mean_gap(self, logp: Sequence[np.ndarray]) -> float:
         rows = zip(logp, self.logp_prefill, self.counted(), strict=True)
-        apart = [np.abs(own_T[kept_T].astype(np.float64) - engine_T[kept_T]) for own_T, engine_T, kept_T in rows]
+        apart = [
+            np.abs(own_T[kept_T].astype(np.float64) - engine_T[kept_T])
+            for own_T, engine_T, kept_T in rows
+        ]
         total = np.concatenate(apart) if apart else np.zeros(0)
         return float(total.mean()) if len(total) else 0.0
 
@@ -202,8 +227,11 @@ class ModuleFindings:
         }
 
 
-def choose_responses(abs_d: Sequence[np.ndarray], prompt_ids: Sequence[int], count: int) -> list[int]:
-    """Which responses to examine: the worst by mean |Δ|, and as many with a mean nearest to the median.
+def choose_responses(
+    abs_d: Sequence[np.ndarray], prompt_ids: Sequence[int], count: int
+) -> list[int]:
+    """Which responses to examine: the worst by mean |Δ|, and as many with a mean nearest to the
+    median.
 
     They are of different prompts, as far as possible.
     """
@@ -219,7 +247,9 @@ def choose_responses(abs_d: Sequence[np.ndarray], prompt_ids: Sequence[int], cou
     return chosen + [i for i in worst if i not in chosen][: count - len(chosen)]
 
 
-def _pick(ordered: Sequence[int], prompt_ids: Sequence[int], chosen: list[int], count: int) -> list[int]:
+def _pick(
+    ordered: Sequence[int], prompt_ids: Sequence[int], chosen: list[int], count: int
+) -> list[int]:
     """`chosen`, filled up to `count` with the first response of each prompt not yet in it."""
     chosen, prompts = list(chosen), {prompt_ids[i] for i in chosen}
     for i in ordered:

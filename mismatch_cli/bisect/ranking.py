@@ -1,6 +1,8 @@
-"""From legs to causes: how much of the recorded gap each experiment removes, which of them count, in which order.
+"""From legs to causes: how much of the recorded gap each experiment removes, which of them count,
+in which order.
 
-It reads what was recorded and runs nothing; with other response weights it gives the ranking of a resample.
+It reads what was recorded and runs nothing; with other response weights it gives the ranking of a
+resample.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
 
 NO_GAP = 2e-5  # mean nats per token: float32 rounding, with nothing to explain
 LEAST = 0.05  # of the gap: what removes less is not a cause
-LARGE = 0.2  # of the gap: what removes this much is a cause even with too few prompts for an interval
+# Of the gap: what removes this much is a cause even with too few prompts for an interval
+LARGE = 0.2
 EXPLAINED = 0.1  # of the gap: if less is left, the search ends
 ALL_MODULES = "all"
 RECORDED: Pair = (AS_RECORDED, AS_RECORDED)
@@ -51,14 +54,20 @@ class Measured:
         return GapSums.between(self.tokens, self.logp_T(first, side), self.logp_T(other, side))
 
 
-def measured_in(tokens: FixedTokens, legs: Iterable[str], column: Callable[[str, str], np.ndarray]) -> Measured:
+def measured_in(
+    tokens: FixedTokens, legs: Iterable[str], column: Callable[[str, str], np.ndarray]
+) -> Measured:
     """All legs, on the tokens that are known to every leg that read them."""
-    return Measured(tokens.known_to(column(leg, side) for leg in legs for side in (ROLLOUT, TRAINER)), column)
+    return Measured(
+        tokens.known_to(column(leg, side) for leg in legs for side in (ROLLOUT, TRAINER)), column
+    )
 
 
 @dataclass(frozen=True)
 class Row:
-    """An experiment's effects: paired differences, its share of the recorded gap, and what is left, in nats."""
+    """An experiment's effects: paired differences, its share of the recorded gap, and what is
+    left, in nats.
+    """
 
     experiment: Experiment
     share: Estimate
@@ -67,7 +76,9 @@ class Row:
 
     @property
     def is_cause(self) -> bool:
-        """Whether it removes a notable part of the gap with 95 % confidence; without an interval, a large part."""
+        """Whether it removes a notable part of the gap with 95 % confidence; without an
+        interval, a large part.
+        """
         value, low = self.share.value or 0.0, self.share.low
         if low is None and self.share.note != NO_SPREAD:
             return value >= LARGE
@@ -76,31 +87,46 @@ class Row:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Causes, largest share first, a precision of both sides last; and what was tried and is not a cause."""
+    """Causes, largest share first, a precision of both sides last; and what was tried and is not
+    a cause.
+    """
 
     causes: tuple[Row, ...]
     tested: tuple[Row, ...]
 
     @property
     def named(self) -> tuple[Row, ...]:
-        """The causes on one side or between both, without the rounding of a precision that both sides share."""
+        """The causes on one side or between both, without the rounding of a precision that both
+        sides share.
+        """
         return tuple(row for row in self.causes if not row.experiment.floor)
 
 
-def rank(measured: Measured, search: Search, weight_S: np.ndarray | None = None, details: bool = True) -> Ranking:
-    """Every experiment with its share, one per setting: on both sides only if that removes clearly more than on one.
+def rank(
+    measured: Measured, search: Search, weight_S: np.ndarray | None = None, details: bool = True
+) -> Ranking:
+    """Every experiment with its share, one per setting: on both sides only if that removes clearly
+    more than on one.
 
-    `weight_S` reweights responses, as a resample of the prompts does; without `details` only shares are computed.
+    `weight_S` reweights responses, as a resample of the prompts does; without `details` only shares
+    are computed.
     """
     recorded = measured.sums(RECORDED)
     if recorded.mean() < NO_GAP:
         return Ranking((), ())
     effects = Effects(measured.tokens, weight_S)
-    rows = [_row(effects, measured, e, details) for e in search.experiments if e.setting != ALL_MODULES]
-    best = [_best([row for row in rows if row.experiment.setting == name]) for name in _settings(rows)]
+    rows = [
+        _row(effects, measured, e, details) for e in search.experiments if e.setting != ALL_MODULES
+    ]
+    best = [
+        _best([row for row in rows if row.experiment.setting == name]) for name in _settings(rows)
+    ]
     others = [row for row in rows if row not in best]
     order = sorted(best, key=lambda row: (row.experiment.floor, -(row.share.value or 0.0)))
-    return Ranking(tuple(row for row in order if row.is_cause), (*(row for row in order if not row.is_cause), *others))
+    return Ranking(
+        tuple(row for row in order if row.is_cause),
+        (*(row for row in order if not row.is_cause), *others),
+    )
 
 
 def _settings(rows: Iterable[Row]) -> list[str]:
@@ -108,11 +134,18 @@ def _settings(rows: Iterable[Row]) -> list[str]:
 
 
 def _best(rows: Sequence[Row]) -> Row:
-    """The row of one setting that removes most; both sides together only if that removes notably more."""
+    """The row of one setting that removes most; both sides together only if that removes notably
+    more.
+    """
     single = [row for row in rows if row.experiment.side != "both" or row.experiment.floor]
     double = [row for row in rows if row not in single]
-    strongest = [max(group, key=lambda row: row.share.value or 0.0) for group in (single, double) if group]
-    if len(strongest) == 2 and (strongest[1].share.value or 0.0) >= (strongest[0].share.value or 0.0) + LEAST:
+    strongest = [
+        max(group, key=lambda row: row.share.value or 0.0) for group in (single, double) if group
+    ]
+    if (
+        len(strongest) == 2
+        and (strongest[1].share.value or 0.0) >= (strongest[0].share.value or 0.0) + LEAST
+    ):
         return strongest[1]
     return strongest[0]
 
@@ -124,7 +157,8 @@ def _row(effects: Effects, measured: Measured, experiment: Experiment, details: 
     if not details:
         return Row(experiment, share)
     change = {measure: effects.change(before, after, measure) for measure in MEASURES}
-    left = effects.left(recorded, after).value or 0.0  # of the responses that were read, perhaps a few
+    # Of the responses that were read, perhaps a few
+    left = effects.left(recorded, after).value or 0.0
     return Row(experiment, share, change, left * recorded.mean())
 
 

@@ -1,4 +1,6 @@
-"""How an engine's tensor differs from the trainer's: scaled, rounded beyond what dtypes explain, or otherwise."""
+"""How an engine's tensor differs from the trainer's: scaled, rounded beyond what dtypes explain,
+or otherwise.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from torch import Tensor
 
 Relation = Literal["scaled", "rounded", "other"]
 _CHUNK = 1 << 22  # elements to compare at a time, in float64
-_LOOKED_AT = 1 << 24  # elements of a large tensor, in whole rows, that suffice to recognise a rounding
+# Elements of a large tensor, in whole rows, that suffice to recognise a rounding
+_LOOKED_AT = 1 << 24
 _DTYPES = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-_FP8 = ((torch.float8_e4m3fn, 1 / 16, 2.0**-9), (torch.float8_e5m2, 1 / 8, 2.0**-16))  # half a step: relative, least
+# Half a step: relative, least
+_FP8 = ((torch.float8_e4m3fn, 1 / 16, 2.0**-9), (torch.float8_e5m2, 1 / 8, 2.0**-16))
 _LEVELS = {127: "int8", 128: "int8", 7: "int4", 8: "int4"}  # level that the largest value maps to
 _IN_A_ROW = (128, 64, 32)  # neighbours that share a scale
 _FEWEST = 16  # elements in which a grid shows
@@ -23,7 +27,9 @@ _NEARLY_ALL = 0.999  # of the elements: double rounding may go either way
 
 @dataclass(frozen=True)
 class Difference:
-    """`relative`: the L2 norm of the difference over that of the trainer's tensor; `share`: elements that differ."""
+    """`relative`: the L2 norm of the difference over that of the trainer's tensor; `share`:
+    elements that differ.
+    """
 
     relation: Relation
     relative: float
@@ -31,14 +37,21 @@ class Difference:
     detail: str
 
 
-def difference(engine: Tensor, trainer: Tensor, computes: torch.dtype | None = None) -> Difference | None:
-    """None if both hold the same numbers up to the lower precision: dtype rounding is a cause of its own.
+def difference(
+    engine: Tensor, trainer: Tensor, computes: torch.dtype | None = None
+) -> Difference | None:
+    """None if both hold the same numbers up to the lower precision: dtype rounding is a cause of
+    its own.
 
     `computes` is the trainer's dtype, if not that of its folder.
     """
     if engine.shape != trainer.shape:
-        return Difference("other", math.inf, 1.0, f"of shape {tuple(engine.shape)}, not {tuple(trainer.shape)}")
-    if _coarseness(engine.dtype) >= _coarseness(trainer.dtype) and _is_equal(engine, trainer.to(engine.dtype)):
+        return Difference(
+            "other", math.inf, 1.0, f"of shape {tuple(engine.shape)}, not {tuple(trainer.shape)}"
+        )
+    if _coarseness(engine.dtype) >= _coarseness(trainer.dtype) and _is_equal(
+        engine, trainer.to(engine.dtype)
+    ):
         return None
     computed = trainer if computes is None else trainer.to(computes)
     common = max(engine.dtype, computed.dtype, key=_coarseness)
@@ -50,7 +63,9 @@ def difference(engine: Tensor, trainer: Tensor, computes: torch.dtype | None = N
     if not differing:
         return None
     relative = math.sqrt(squares / own) if own else math.inf
-    relation, detail = _relation(engine, computed, common, product / own if own else math.nan, relative)
+    relation, detail = _relation(
+        engine, computed, common, product / own if own else math.nan, relative
+    )
     return Difference(relation, relative, differing / engine.numel(), detail)
 
 
@@ -77,7 +92,9 @@ def _coarseness(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps)
 
 
-def _chunks(engine: Tensor, trainer: Tensor, common: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+def _chunks(
+    engine: Tensor, trainer: Tensor, common: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Chunks of both, rounded to the lower precision, in float64."""
     pairs = zip(engine.flatten().split(_CHUNK), trainer.flatten().split(_CHUNK), strict=True)
     for e, t in pairs:
@@ -95,8 +112,14 @@ def _is_scaled(engine: Tensor, trainer: Tensor, common: torch.dtype, factor: flo
 
 
 def _stored_coarseness(tensor: Tensor) -> float:
-    """The coarseness of the dtype in which it was saved: float32 weights may come from bfloat16 files."""
-    fits = (d for d in (torch.bfloat16, torch.float16) if torch.equal(tensor.to(d).to(tensor.dtype), tensor))
+    """The coarseness of the dtype in which it was saved: float32 weights may come from bfloat16
+    files.
+    """
+    fits = (
+        d
+        for d in (torch.bfloat16, torch.float16)
+        if torch.equal(tensor.to(d).to(tensor.dtype), tensor)
+    )
     return max(map(_coarseness, fits), default=_coarseness(tensor.dtype))
 
 
@@ -107,10 +130,14 @@ def _seen(tensor: Tensor) -> Tensor:
 
 
 def _rounding(coarse: Tensor, fine: Tensor, largest: float) -> str:
-    """What `coarse` is rounded to and `fine` is not: a dtype, or values on a grid; empty for neither."""
+    """What `coarse` is rounded to and `fine` is not: a dtype, or values on a grid; empty for
+    neither.
+    """
     finest = max(coarse.dtype, fine.dtype, key=_coarseness)
     for dtype in _DTYPES:
-        if _coarseness(dtype) > _coarseness(finest) and torch.equal(fine.to(dtype).float(), coarse.float()):
+        if _coarseness(dtype) > _coarseness(finest) and torch.equal(
+            fine.to(dtype).float(), coarse.float()
+        ):
             return _name(dtype)
     columns = coarse.shape[1]
     shapes = [("tensor", (1, -1)), ("row", (-1, columns))]
@@ -129,7 +156,9 @@ def _rounding(coarse: Tensor, fine: Tensor, largest: float) -> str:
 
 
 def _grids(c: Tensor, f: Tensor, top: Tensor, error: float) -> Iterator[tuple[str, Tensor, float]]:
-    """The grids that quantisers use: each with its step, and the share of elements at their nearest grid point."""
+    """The grids that quantisers use: each with its step, and the share of elements at their
+    nearest grid point.
+    """
     for levels, kind in _LEVELS.items():
         step = _refined(c, (top / levels).clamp_min(1e-30))
         yield kind, step, _fit(c, f, (c / step).round() * step, step / 2, error)
@@ -149,7 +178,9 @@ def _fit(c: Tensor, f: Tensor, on_grid: Tensor, half: Tensor, error: float) -> f
 
 
 def _smallest_gap(c: Tensor, top: Tensor, error: float) -> Tensor | None:
-    """The step of each row whose largest value is not at the end of the grid; None if it has too many values."""
+    """The step of each row whose largest value is not at the end of the grid; None if it has too
+    many values.
+    """
     gaps = c.sort(dim=1).values.diff(dim=1)
     step = gaps.masked_fill(gaps <= 2 * error * top + 1e-30, torch.inf).amin(1, keepdim=True)
     if not bool((top <= 256 * step).all()):
@@ -158,7 +189,8 @@ def _smallest_gap(c: Tensor, top: Tensor, error: float) -> Tensor | None:
 
 
 def _refined(c: Tensor, step: Tensor) -> Tensor:
-    """The step that fits all values best, since the step from the largest value inherits its rounding.
+    """The step that fits all values best, since the step from the largest value inherits its
+    rounding.
 
     First from small multiples, whose factors are certain, then from all.
     """

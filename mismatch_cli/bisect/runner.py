@@ -51,7 +51,10 @@ class Runner:
     trainer: TrainerSide
 
     def read_rollout(
-        self, legs: Sequence[Leg], enough: Enough = never, also: Callable[[Engine], None] | None = None
+        self,
+        legs: Sequence[Leg],
+        enough: Enough = never,
+        also: Callable[[Engine], None] | None = None,
     ) -> None:
         """Read the missing legs, all with one engine: their changes differ only in how it is asked.
 
@@ -62,27 +65,41 @@ class Runner:
             return
         with self.engine(engine_part(legs[0].change)) as engine:
             for leg in missing:
-                self.legs.read(leg, engine_reads(engine, leg.change), engine.describe(), lambda leg=leg: enough(leg))  # type: ignore[misc]
+                self.legs.read(
+                    leg,
+                    engine_reads(engine, leg.change),
+                    engine.describe(),
+                    lambda leg=leg: enough(leg),  # type: ignore[misc]
+                )
             if also is not None:
                 also(engine)
 
     def read_trainer(self, legs: Sequence[Leg], enough: Enough = never) -> None:
-        """Read the missing legs with one trainer: their changes differ only in the shape of micro-batches."""
+        """Read the missing legs with one trainer: their changes differ only in the shape of
+        micro-batches.
+        """
         missing = [leg for leg in legs if not self.legs.is_done(leg.name)]
         if not missing:
             return
         with self.loaded_trainer(missing[0].change) as trainer:
             for leg in missing:
-                read = trainer_reads(trainer, self.trainer.config.token_budget, bool(leg.change.get("other_shape")))
+                read = trainer_reads(
+                    trainer, self.trainer.config.token_budget, bool(leg.change.get("other_shape"))
+                )
                 self.legs.read(leg, read, trainer.describe(), lambda leg=leg: enough(leg))  # type: ignore[misc]
 
     @contextmanager
     def engine(self, change: Change, **more: Any) -> Iterator[Engine]:
         """The rollout engine under a change of its settings and of the environment."""
         progress, world = self.legs.progress, self.legs.ranks.world
-        progress.say(f"Loading {self.rollout.model} into the rollout engine ({self.rollout.engine}){_told(change)}")
+        progress.say(
+            f"Loading {self.rollout.model} into the rollout engine "
+            f"({self.rollout.engine}){_told(change)}"
+        )
         log = home_of(self.legs.run_folder) / "log" / f"{self.rollout.engine}{world.suffix}.log"
-        settings = self.rollout.settings(change, log_file=log, say=progress.say, world=world, **more)
+        settings = self.rollout.settings(
+            change, log_file=log, say=progress.say, world=world, **more
+        )
         with (
             _environment(change.get("environment", {})),
             closing(create_engine(self.rollout.engine, settings)) as engine,
@@ -96,17 +113,25 @@ class Runner:
         with TemporaryDirectory(prefix="mismatch-cli-") as scratch:
             model = self.model_folder(side.config.trainer_model, change, Path(scratch))
             adapter = side.config.trainer_adapter
-            trainer = load_trainer(model, adapter, side.config, side.sampling, legs.progress, legs.ranks)
+            trainer = load_trainer(
+                model, adapter, side.config, side.sampling, legs.progress, legs.ranks
+            )
             if change.get("rounded_to") in DTYPES[1:]:
                 round_weights(trainer.model, change["rounded_to"])
             yield trainer
 
     def model_folder(self, model: str, change: Change, scratch: Path) -> str:
-        """The trainer's model, with the change's tensors or configuration values from the engine."""
+        """The trainer's model, with the change's tensors or configuration values from the
+        engine.
+        """
         if tensors := change.get("tensors"):
             names = [name for group in tensors.values() for name in group]
             model = str(folder_with(model, self.weights_folder, names, scratch / "tensors"))
-        config = {name: value for name, value in change.get("model_config", {}).items() if name != "auto_map"}
+        config = {
+            name: value
+            for name, value in change.get("model_config", {}).items()
+            if name != "auto_map"
+        }
         if config:
             model = str(folder_with_config(model, config, scratch / "config"))
         return model
@@ -119,7 +144,8 @@ class Runner:
 
 @contextmanager
 def _environment(asked: Mapping[str, str]) -> Iterator[None]:
-    asked = {name: value for name, value in asked.items() if name in SWITCHES}  # of a resumed search: from its folder
+    # Of a resumed search: from its folder
+    asked = {name: value for name, value in asked.items() if name in SWITCHES}
     before = {name: os.environ.get(name) for name in asked}
     os.environ.update(asked)
     try:

@@ -27,9 +27,15 @@ PROBE = "probe"  # folder of the probe run inside that of a search
 
 
 def traced(
-    config: BisectConfig, folder: Path, progress: Progress, ranks: Ranks = ALL_HERE, *, fresh: bool = False
+    config: BisectConfig,
+    folder: Path,
+    progress: Progress,
+    ranks: Ranks = ALL_HERE,
+    *,
+    fresh: bool = False,
 ) -> Trace:
-    """The named trace; for a model, that of a probe of it in the folder, which resumes where it stopped.
+    """The named trace; for a model, that of a probe of it in the folder, which resumes where it
+    stopped.
 
     `fresh`: remove what an earlier search left in the folder before the probe.
     """
@@ -43,7 +49,13 @@ def traced(
             remove_results(folder)
     run_folder, manifest = folder / PROBE, {"command": "probe", "flags": {}}
     known = run_folder / "trace" / FILE_NAME
-    record(config.probe(), run_folder, read_manifest(known.parent) if known.is_file() else manifest, progress, ranks)
+    record(
+        config.probe(),
+        run_folder,
+        read_manifest(known.parent) if known.is_file() else manifest,
+        progress,
+        ranks,
+    )
     return Trace.open(run_folder)
 
 
@@ -58,10 +70,11 @@ def search(
     *,
     fresh: bool = False,
 ) -> None:
-    """Write `folder/legs/` and `folder/search.json`; existing legs are not measured again, except for a `fresh` start.
+    """Write `folder/legs/` and `folder/search.json`; existing legs are not measured again, except
+    for a `fresh` start.
 
-    The caller holds the folder's lock. `diagnose` returns the faults of a trace, the one that explains most first;
-    `flags` are kept for a resumed run.
+    The caller holds the folder's lock. `diagnose` returns the faults of a trace, the one that
+    explains most first; `flags` are kept for a resumed run.
     """
     prepare_imports()
     run = Searching.begin(config, source, folder, progress, ranks, fresh)

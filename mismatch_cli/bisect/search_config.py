@@ -1,4 +1,6 @@
-"""Settings of `bisect`: every field is a flag, is kept in the run's manifest, and is restored by `--resume`."""
+"""Settings of `bisect`: every field is a flag, is kept in the run's manifest, and is restored by
+`--resume`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from mismatch_cli.recording.settings import (
     of_prompts,
     of_sampling,
     of_trainer,
-)  # fmt: skip
+)
 from mismatch_cli.torch_settings import DTYPES
 from mismatch_cli.trace.manifest import FILE_NAME
 
@@ -44,13 +46,17 @@ class BisectConfig(ThreadSettings, Recorded):
     )
     stages: str = of_search(
         "0,1,2,3",
-        "Stages of the search: 0 bookkeeping and weights, 1 legs, 2 settings, 3 modules. The search ends once the gap "
-        "is explained.",
+        "Stages of the search: 0 bookkeeping and weights, 1 legs, 2 settings, 3 modules. The "
+        "search ends once the gap is explained.",
         metavar="N,N",
         changeable=True,
     )
     budget: float | None = of_search(
-        None, "Start no new experiment after this many minutes.", metavar="MINUTES", min=0, changeable=True
+        None,
+        "Start no new experiment after this many minutes.",
+        metavar="MINUTES",
+        min=0,
+        changeable=True,
     )
     version: int | None = of_search(
         None,
@@ -65,14 +71,23 @@ class BisectConfig(ThreadSettings, Recorded):
     model: str | None = of_engine(
         None, "The engine’s model: folder or hub name.", path=MODEL, metavar="MODEL", **_OF_TRACE
     )
-    engine: str | None = of_engine(None, "Engine that sampled.", choices=("engine", engine_names), **_OF_TRACE)
-    engine_url: str | None = of_engine(None, "Server that sampled.", changeable=True, metavar="URL", typed=True)
-    rollout_dtype: str | None = of_engine(None, "The engine’s dtype.", choices=("dtype", DTYPES), **_OF_TRACE)
+    engine: str | None = of_engine(
+        None, "Engine that sampled.", choices=("engine", engine_names), **_OF_TRACE
+    )
+    engine_url: str | None = of_engine(
+        None, "Server that sampled.", changeable=True, metavar="URL", typed=True
+    )
+    rollout_dtype: str | None = of_engine(
+        None, "The engine’s dtype.", choices=("dtype", DTYPES), **_OF_TRACE
+    )
     rollout_adapter: str | None = of_engine(
         None, "The engine’s LoRA adapter.", path=ADAPTER, metavar="ADAPTER", **_OF_TRACE
     )
     engine_arg: list[str] | None = of_engine(  # noqa: RUF009
-        None, "Engine setting to use instead of the trace’s. Repeatable.", metavar="KEY=VALUE", typed=unlisted_arguments
+        None,
+        "Engine setting to use instead of the trace’s. Repeatable.",
+        metavar="KEY=VALUE",
+        typed=unlisted_arguments,
     )
     trainer_model: str | None = of_trainer(
         None, "The trainer’s model: folder or hub name.", path=MODEL, metavar="MODEL", **_OF_TRACE
@@ -80,13 +95,22 @@ class BisectConfig(ThreadSettings, Recorded):
     trainer_adapter: str | None = of_trainer(
         None, "The trainer’s LoRA adapter.", path=ADAPTER, metavar="ADAPTER", **_OF_TRACE
     )
-    trainer_dtype: str | None = of_trainer(None, "The trainer’s dtype.", choices=("dtype", DTYPES), **_OF_TRACE)
-    attn: str | None = of_trainer(None, "The trainer’s attention, such as sdpa.", metavar="NAME", **_OF_TRACE)
+    trainer_dtype: str | None = of_trainer(
+        None, "The trainer’s dtype.", choices=("dtype", DTYPES), **_OF_TRACE
+    )
+    attn: str | None = of_trainer(
+        None, "The trainer’s attention, such as sdpa.", metavar="NAME", **_OF_TRACE
+    )
     device_map: str | None = of_trainer(
-        None, "Where the trainer runs, such as auto, cuda:1 or cpu.", changeable=True, metavar="DEVICE"
+        None,
+        "Where the trainer runs, such as auto, cuda:1 or cpu.",
+        changeable=True,
+        metavar="DEVICE",
     )
     token_budget: int = of_trainer(8192, "Maximum tokens to score at a time.", least=1)
-    prompts: str | None = of_prompts(None, "For a model: file or data set of prompts.", path=DATA, metavar="FILE|NAME")
+    prompts: str | None = of_prompts(
+        None, "For a model: file or data set of prompts.", path=DATA, metavar="FILE|NAME"
+    )
     num_prompts: int = of_prompts(64, "For a model: number of prompts.", min=1)
     samples_per_prompt: int = of_sampling(2, "For a model: responses per prompt.", least=1)
     max_tokens: int = of_sampling(256, "For a model: maximum response length in tokens.", least=1)
@@ -96,14 +120,18 @@ class BisectConfig(ThreadSettings, Recorded):
         super().__post_init__()
         self.wanted  # noqa: B018 - refuse invalid stages before anything is read
         if self.prompts and not self.is_model:
-            raise UsageError("--prompts is only for a model; a trace has its own prompts. Leave it out.")
+            raise UsageError(
+                "--prompts is only for a model; a trace has its own prompts. Leave it out."
+            )
 
     @property
     def wanted(self) -> tuple[int, ...]:
         """The chosen stages, in order."""
         found = sorted(set(self.stages.replace(" ", "").split(",")))
         if not found or not set(found) <= set(map(str, STAGES)):
-            raise UsageError(f"--stages {self.stages} is invalid. Name stages from 0 to 3, such as --stages 0,1.")
+            raise UsageError(
+                f"--stages {self.stages} is invalid. Name stages from 0 to 3, such as --stages 0,1."
+            )
         return tuple(map(int, found))
 
     @property
@@ -137,7 +165,20 @@ class BisectConfig(ThreadSettings, Recorded):
 
     def probe(self) -> ProbeConfig:
         """Settings for probing a model, whose trace is then searched."""
-        flags = self.named("prompts", "num_prompts", "samples_per_prompt", "max_tokens", "temperature", "threads")
-        flags |= self.named("engine", "engine_url", "rollout_dtype", "rollout_adapter", "engine_arg", "trainer_model")
-        flags |= self.named("trainer_adapter", "trainer_dtype", "attn", "device_map", "token_budget")
-        return ProbeConfig.from_flags(flags | {"model": self.trace, "noise_responses": 0, "top_logprobs": 0})
+        flags = self.named(
+            "prompts", "num_prompts", "samples_per_prompt", "max_tokens", "temperature", "threads"
+        )
+        flags |= self.named(
+            "engine",
+            "engine_url",
+            "rollout_dtype",
+            "rollout_adapter",
+            "engine_arg",
+            "trainer_model",
+        )
+        flags |= self.named(
+            "trainer_adapter", "trainer_dtype", "attn", "device_map", "token_budget"
+        )
+        return ProbeConfig.from_flags(
+            flags | {"model": self.trace, "noise_responses": 0, "top_logprobs": 0}
+        )

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.bisect.effects import Effects
-from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS, Experiment, Leg, Pair, Search, leg_names
+from mismatch_cli.bisect.experiments import (
+    AS_RECORDED,
+    LEGS,
+    Experiment,
+    Leg,
+    Pair,
+    Search,
+    leg_names,
+)
 from mismatch_cli.bisect.fixed_tokens import FixedTokens, choose, versions
 from mismatch_cli.bisect.legs import Legs, write_as_recorded
 from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, measured_in, rank
@@ -50,12 +58,21 @@ class Searching:
 
     @classmethod
     def begin(
-        cls, config: BisectConfig, source: Trace, folder: Path, progress: Progress, ranks: Ranks, fresh: bool
+        cls,
+        config: BisectConfig,
+        source: Trace,
+        folder: Path,
+        progress: Progress,
+        ranks: Ranks,
+        fresh: bool,
     ) -> Searching:
-        """Choose the tokens unless already chosen, and find both sides; `fresh` removes an earlier search first."""
+        """Choose the tokens unless already chosen, and find both sides; `fresh` removes an
+        earlier search first.
+        """
         chosen = folder / LEGS / AS_RECORDED
         begun = (chosen / FILE_NAME).is_file() and not fresh
-        manifest = read_manifest(chosen) if begun else source.manifest  # the source may have changed since
+        # The source may have changed since
+        manifest = read_manifest(chosen) if begun else source.manifest
         rollout = RolloutSide.of(manifest, config)
         trainer = TrainerSide.of(manifest, config, rollout)
         if not begun:
@@ -67,12 +84,18 @@ class Searching:
                 remove_results(folder)
             if first and not begun:
                 of_both = _names_both_models(source, config)
-                tables = choose(source, config.responses, _version(source, config), equal=not of_both)
-                write_as_recorded(chosen, tables, source.manifest, source.folder / VOCABULARY, equal=not of_both)
+                tables = choose(
+                    source, config.responses, _version(source, config), equal=not of_both
+                )
+                write_as_recorded(
+                    chosen, tables, source.manifest, source.folder / VOCABULARY, equal=not of_both
+                )
         legs = Legs(folder, FixedTokens.read(chosen), progress, ranks)
         set_threads(config.threads, trainer.config.trainer_model)
         deadline = None if config.budget is None else time.monotonic() + 60 * config.budget
-        return cls(config, Runner(legs, rollout, trainer), Search.of(folder), progress, ranks, deadline)
+        return cls(
+            config, Runner(legs, rollout, trainer), Search.of(folder), progress, ranks, deadline
+        )
 
     def stage(self, number: int, *works: Callable[[Searching], None]) -> None:
         """Run a stage unless it is done, not wanted, no longer needed, or out of time."""
@@ -100,7 +123,11 @@ class Searching:
                 raise
             status, why = "skipped", str(error)
             self.progress.say(f"Stage {number} stops here: {error}")
-        seconds = time.perf_counter() - started + self.search.stages.get(str(number), {}).get("seconds", 0.0)
+        seconds = (
+            time.perf_counter()
+            - started
+            + self.search.stages.get(str(number), {}).get("seconds", 0.0)
+        )
         self.search.stages[str(number)] = {"status": status, "why": why, "seconds": seconds}
         self.save()
 
@@ -128,12 +155,18 @@ class Searching:
         return [experiment for experiment in found if experiment.before != RECORDED]
 
     def share(self, after: Pair) -> Estimate:
-        """The share of the recorded gap that a pair of legs removes, compared with the unchanged sides."""
+        """The share of the recorded gap that a pair of legs removes, compared with the unchanged
+        sides.
+        """
         measured = self.measured()
-        return Effects(measured.tokens).share(*map(measured.sums, (RECORDED, self.search.base, after)))
+        return Effects(measured.tokens).share(
+            *map(measured.sums, (RECORDED, self.search.base, after))
+        )
 
     def enough(self, after: Callable[[Leg], Pair]) -> Callable[[Leg], bool]:
-        """A test of whether an experiment's share is precise enough; `after` gives its pair from the leg being read."""
+        """A test of whether an experiment's share is precise enough; `after` gives its pair from
+        the leg being read.
+        """
 
         def narrow(leg: Leg) -> bool:
             share = self.share(after(leg))
@@ -151,13 +184,19 @@ class Searching:
         """Record why a setting was not changed."""
         self.progress.say(f"{setting} = {better} cannot be tried here: {why}")
         told = {"setting": setting, "side": side, "better": better, "why": why}
-        known = [each for each in self.search.untried if (each["setting"], each["side"]) != (setting, side)]
+        known = [
+            each
+            for each in self.search.untried
+            if (each["setting"], each["side"]) != (setting, side)
+        ]
         self.search.untried = [*known, told]
         self.save()
 
     def tried(self, setting: str, side: str) -> None:
         """Forget that a setting could not be changed before."""
-        self.search.untried = [e for e in self.search.untried if (e["setting"], e["side"]) != (setting, side)]
+        self.search.untried = [
+            e for e in self.search.untried if (e["setting"], e["side"]) != (setting, side)
+        ]
 
     def check_time(self) -> None:
         """Raise an `OutOfBudgetError` once the minutes are over."""
@@ -175,17 +214,25 @@ class Searching:
 
 
 def _names_both_models(source: Trace, config: BisectConfig) -> bool:
-    """Whether both sides' weights are known, so that log π may be at weights other than those that sampled."""
-    return config.trainer_model is not None or source.manifest.get("command") in ("probe", "rescore", "curate")
+    """Whether both sides' weights are known, so that log π may be at weights other than those
+    that sampled.
+    """
+    return config.trainer_model is not None or source.manifest.get("command") in (
+        "probe",
+        "rescore",
+        "curate",
+    )
 
 
 def _version(source: Trace, config: BisectConfig) -> int | None:
-    """The version of the sampling weights to read; a `UsageError` if the trace has several and none was named."""
+    """The version of the sampling weights to read; a `UsageError` if the trace has several and
+    none was named.
+    """
     known = versions(source)
     if config.version is None and len(known) > 1 and (config.model or 0 not in known):
         span = f"{known[0]} to {known[-1]}"
         raise UsageError(
-            f"{source.folder} was sampled at {len(known)} versions of the weights ({span}), but a model has only one "
-            f"of them. Say which: --version {known[0]}"
+            f"{source.folder} was sampled at {len(known)} versions of the weights ({span}), but "
+            f"a model has only one of them. Say which: --version {known[0]}"
         )
     return config.version if config.version is not None else known[0] if len(known) > 1 else None

@@ -1,9 +1,11 @@
-"""Both sides of a trace as they can be started again: settings from the manifest and the flags, and changes to them.
+"""Both sides of a trace as they can be started again: settings from the manifest and the flags, and
+changes to them.
 
-A change is a JSON-serialisable dictionary: it names a leg, is saved in its manifest, and combines with other changes.
-To the rollout: `dtype`, `engine_args` (None removes one; `hf_overrides` key by key), `environment`, and how it reads:
-`prefill`, `alone`, `cached`. To the trainer: fields of `RescoreConfig`, fields of the sampler, `tensors` and
-`model_config` taken from the engine's model, `rounded_to` (a dtype for its weights), and `other_shape`.
+A change is a JSON-serialisable dictionary: it names a leg, is saved in its manifest, and combines
+with other changes. To the rollout: `dtype`, `engine_args` (None removes one; `hf_overrides` key by
+key), `environment`, and how it reads: `prefill`, `alone`, `cached`. To the trainer: fields of
+`RescoreConfig`, fields of the sampler, `tensors` and `model_config` taken from the engine's model,
+`rounded_to` (a dtype for its weights), and `other_shape`.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ from mismatch_cli.recording.from_manifest import (
     model_of,
     must_be_typed,
     sampler_of,
-)  # fmt: skip
+)
 from mismatch_cli.sampling import SamplingSettings
 
 _SAMPLER = ("temperature", "top_p", "top_k", "min_p")
-_TURNED = ("trainer_dtype", "float32_head", "attn", "merge_adapter")  # of the trainer, by the rules of `toggles`
+# Of the trainer, by the rules of `toggles`
+_TURNED = ("trainer_dtype", "float32_head", "attn", "merge_adapter")
 _ASKED = ("prefill", "alone", "cached")  # how to ask an engine that needs no restart
-_TOLD_ARGUMENTS = ("kv_cache_dtype", "quantization")  # that a manifest without engine arguments still has
+# That a manifest without engine arguments still has
+_TOLD_ARGUMENTS = ("kv_cache_dtype", "quantization")
 
 
 def combined(*changes: Change) -> dict[str, Any]:
@@ -72,19 +76,30 @@ class RolloutSide:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], config: BisectConfig) -> RolloutSide:
-        """From the manifest, overridden by flags; a `UsageError` if neither names a model and an engine.
+        """From the manifest, overridden by flags; a `UsageError` if neither names a model and an
+        engine.
 
         The manifest may be somebody else's: `from_manifest` says what is taken from it.
         """
-        told, recorded, source = manifest.get("rollout", {}), manifest.get("config", {}), Path(config.trace)
+        told, recorded, source = (
+            manifest.get("rollout", {}),
+            manifest.get("config", {}),
+            Path(config.trace),
+        )
         model = config.model or recorded.get("model") or told.get("model")
         sampled = recorded.get("engine") or told.get("engine")
         engine = config.engine or sampled
         if not model or not engine:
-            missing = "--model and --engine" if not (model or engine) else "--model" if not model else "--engine"
+            missing = (
+                "--model and --engine"
+                if not (model or engine)
+                else "--model"
+                if not model
+                else "--engine"
+            )
             raise UsageError(
-                f"{config.trace} does not say what sampled it. Name it with {missing}, or check only its columns: "
-                f"{suggest('diagnose', config.trace)}"
+                f"{config.trace} does not say what sampled it. Name it with {missing}, or check "
+                f"only its columns: {suggest('diagnose', config.trace)}"
             )
         if not config.engine:
             engine = engine_of(sampled, source)
@@ -94,12 +109,19 @@ class RolloutSide:
             model = model_of(model, source, "--model")
         typed = parsed_arguments(config.engine_arg or ())
         resolved = {
-            name: told[name] for name in _TOLD_ARGUMENTS if told.get(name) not in (None, "auto", told.get("dtype"))
+            name: told[name]
+            for name in _TOLD_ARGUMENTS
+            if told.get(name) not in (None, "auto", told.get("dtype"))
         }
-        arguments = engine_arguments(resolved | dict(recorded.get("engine_args") or {}), typed, source) | typed
+        arguments = (
+            engine_arguments(resolved | dict(recorded.get("engine_args") or {}), typed, source)
+            | typed
+        )
         if config.engine_url:
             arguments["url"] = config.engine_url
-        adapter = adapter_of(config.rollout_adapter, recorded.get("adapter"), source, "--rollout-adapter")
+        adapter = adapter_of(
+            config.rollout_adapter, recorded.get("adapter"), source, "--rollout-adapter"
+        )
         if engine_module(engine).REMOTE and not config.engine_url:
             url = (recorded.get("engine_args") or {}).get("url", "URL")
             raise must_be_typed(source, ["--engine-url", str(url)])
@@ -114,8 +136,18 @@ class RolloutSide:
         engine_arguments(changed, (), Path("the search"))
         arguments = _without_none(combined(self.arguments, changed))
         dtype, routes = change.get("dtype", self.dtype), False
-        return EngineSettings(self.model, self.sampling, 0, dtype, self.seed, extra=arguments, adapter=self.adapter,
-                              routes=routes, replays=True, **more)  # fmt: skip
+        return EngineSettings(
+            self.model,
+            self.sampling,
+            0,
+            dtype,
+            self.seed,
+            extra=arguments,
+            adapter=self.adapter,
+            routes=routes,
+            replays=True,
+            **more,
+        )
 
     @property
     def overrides(self) -> Mapping[str, Any]:
@@ -133,14 +165,20 @@ class TrainerSide:
     told: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any], config: BisectConfig, rollout: RolloutSide) -> TrainerSide:
+    def of(
+        cls, manifest: Mapping[str, Any], config: BisectConfig, rollout: RolloutSide
+    ) -> TrainerSide:
         """From the manifest, overridden by flags."""
-        told, source = manifest.get("trainer") or manifest.get("recomputed") or {}, Path(config.trace)
+        told, source = (
+            manifest.get("trainer") or manifest.get("recomputed") or {},
+            Path(config.trace),
+        )
         model = config.trainer_model or rollout.model
         if not config.trainer_model and told.get("model"):
             model = model_of(told["model"], source, "--trainer-model")
         typed = adapter_of(config.trainer_adapter, told.get("adapter"), source, "--trainer-adapter")
-        named = config.trainer_model or told.get("model")  # a known trainer has the adapter recorded for it
+        # A known trainer has the adapter recorded for it
+        named = config.trainer_model or told.get("model")
         adapter = typed or (None if named else rollout.adapter)
         dtype = config.trainer_dtype or dtype_of(told, source)
         sampler = sampler_of(told)
@@ -167,7 +205,9 @@ class TrainerSide:
         """
         sampler = {name: value for name, value in change.items() if name in _SAMPLER}
         known = {name: value for name, value in change.items() if name in _TURNED}
-        return replace(self, config=replace(self.config, **known), sampling=replace(self.sampling, **sampler))
+        return replace(
+            self, config=replace(self.config, **known), sampling=replace(self.sampling, **sampler)
+        )
 
 
 def _without_none(arguments: Mapping[str, Any]) -> dict[str, Any]:

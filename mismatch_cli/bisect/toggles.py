@@ -1,4 +1,5 @@
-"""The settings that a search changes one at a time: when each applies, what it changes on which side, what to type.
+"""The settings that a search changes one at a time: when each applies, what it changes on which
+side, what to type.
 
 Settings that need no engine restart come first, then those that caused large gaps elsewhere.
 """
@@ -41,7 +42,9 @@ class Toggle:
     @property
     def order(self) -> tuple[bool, int]:
         """What needs no restart first, then by the ranking of causes."""
-        found = place(f"{'trainer' if self.side == 'trainer' else 'rollout'}.{self.setting.partition('.')[0]}")
+        found = place(
+            f"{'trainer' if self.side == 'trainer' else 'rollout'}.{self.setting.partition('.')[0]}"
+        )
         return self.starts, found or len(CAUSES)
 
 
@@ -52,22 +55,54 @@ def toggles(rollout: RolloutSide, trainer: TrainerSide) -> list[Toggle]:
 
 
 def _dtypes(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
-    """One dtype on both sides where they differ; float32 on both where they share one of 16 bits."""
-    rolled, trained = _dtype(rollout.told, rollout.dtype), _dtype(trainer.told, trainer.config.trainer_dtype)
+    """One dtype on both sides where they differ; float32 on both where they share one of 16
+    bits.
+    """
+    rolled, trained = (
+        _dtype(rollout.told, rollout.dtype),
+        _dtype(trainer.told, trainer.config.trainer_dtype),
+    )
     both = ("--rollout-dtype", "float32", "--trainer-dtype", "float32")
     if rolled != trained:
-        yield Toggle("dtype", "rollout", rolled, trained, f"the rollout in {trained}, like the trainer",
-                     {"dtype": trained}, flags=("--rollout-dtype", trained))  # fmt: skip
-        yield Toggle("dtype", "trainer", trained, rolled, f"the trainer in {rolled}, like the rollout",
-                     trainer={"trainer_dtype": rolled}, flags=("--trainer-dtype", rolled))  # fmt: skip
+        yield Toggle(
+            "dtype",
+            "rollout",
+            rolled,
+            trained,
+            f"the rollout in {trained}, like the trainer",
+            {"dtype": trained},
+            flags=("--rollout-dtype", trained),
+        )
+        yield Toggle(
+            "dtype",
+            "trainer",
+            trained,
+            rolled,
+            f"the trainer in {rolled}, like the rollout",
+            trainer={"trainer_dtype": rolled},
+            flags=("--trainer-dtype", rolled),
+        )
     if sends_rounded(trained, rolled):
-        yield Toggle("rounded_weights", "trainer", trained, rolled,
-                     f"log π with the weights rounded to {rolled}, as the engine has them",
-                     trainer={"rounded_to": rolled})  # fmt: skip
+        yield Toggle(
+            "rounded_weights",
+            "trainer",
+            trained,
+            rolled,
+            f"log π with the weights rounded to {rolled}, as the engine has them",
+            trainer={"rounded_to": rolled},
+        )
     if {rolled, trained} & {*SIXTEEN_BITS}:
         wide = {"dtype": "float32"}, {"trainer_dtype": "float32", "float32_head": False}
-        yield Toggle("dtype", "both", f"{rolled} / {trained}" if rolled != trained else rolled, "float32",
-                     "float32 on both sides, or float16", *wide, flags=both, floor=rolled == trained)  # fmt: skip
+        yield Toggle(
+            "dtype",
+            "both",
+            f"{rolled} / {trained}" if rolled != trained else rolled,
+            "float32",
+            "float32 on both sides, or float16",
+            *wide,
+            flags=both,
+            floor=rolled == trained,
+        )
 
 
 def _dtype(told: Mapping[str, Any], asked: str) -> str:
@@ -75,14 +110,21 @@ def _dtype(told: Mapping[str, Any], asked: str) -> str:
 
 
 def _heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
-    """A float32 LM head on one side, the other, or both; or on neither, if one has it; or undo a lower precision."""
+    """A float32 LM head on one side, the other, or both; or on neither, if one has it; or undo a
+    lower precision.
+    """
     own = rollout.overrides.get("head_dtype")
     in_engine, in_trainer = own == "float32", trainer.config.float32_head
     can_engine = rollout.engine == "vllm" and _dtype(rollout.told, rollout.dtype) in SIXTEEN_BITS
     if own in SIXTEEN_BITS and not can_engine:
         off = {"engine_args": {"hf_overrides": {"head_dtype": None}}}
         yield Toggle(
-            "head_dtype", "rollout", own, "as the weights", "an LM head of the weights’ dtype in the engine", off
+            "head_dtype",
+            "rollout",
+            own,
+            "as the weights",
+            "an LM head of the weights’ dtype in the engine",
+            off,
         )
     can_trainer = _dtype(trainer.told, trainer.config.trainer_dtype) in SIXTEEN_BITS
     on = {"engine_args": {"hf_overrides": {"head_dtype": "float32"}}}
@@ -90,19 +132,51 @@ def _heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
     value, trained = ("float32" if has else "as the weights" for has in (in_engine, in_trainer))
     if can_engine and not in_engine:
         yield Toggle(
-            "head_dtype", "rollout", value, "float32", "an LM head in float32 in the engine", on, flags=override
+            "head_dtype",
+            "rollout",
+            value,
+            "float32",
+            "an LM head in float32 in the engine",
+            on,
+            flags=override,
         )
     if can_engine and in_engine:
         off = {"engine_args": {"hf_overrides": {"head_dtype": None}}}
-        yield Toggle("head_dtype", "rollout", value, "as the weights", "no LM head in float32 in the engine", off)
+        yield Toggle(
+            "head_dtype",
+            "rollout",
+            value,
+            "as the weights",
+            "no LM head in float32 in the engine",
+            off,
+        )
     if can_trainer:
         flags = () if in_trainer else ("--float32-head",)
-        words = "no LM head in float32 in the trainer" if in_trainer else "an LM head in float32 in the trainer"
-        yield Toggle("head_dtype", "trainer", trained, "as the weights" if in_trainer else "float32", words,
-                     trainer={"float32_head": not in_trainer}, flags=flags)  # fmt: skip
+        words = (
+            "no LM head in float32 in the trainer"
+            if in_trainer
+            else "an LM head in float32 in the trainer"
+        )
+        yield Toggle(
+            "head_dtype",
+            "trainer",
+            trained,
+            "as the weights" if in_trainer else "float32",
+            words,
+            trainer={"float32_head": not in_trainer},
+            flags=flags,
+        )
     if can_engine and can_trainer and not in_engine and not in_trainer:
-        yield Toggle("head_dtype", "both", value, "float32", "an LM head in float32 on both sides", on,
-                     {"float32_head": True}, flags=(*override, "--float32-head"))  # fmt: skip
+        yield Toggle(
+            "head_dtype",
+            "both",
+            value,
+            "float32",
+            "an LM head in float32 on both sides",
+            on,
+            {"float32_head": True},
+            flags=(*override, "--float32-head"),
+        )
 
 
 def _sampler(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
@@ -110,22 +184,43 @@ def _sampler(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
     for name in _SUPPORT:
         rolled, trained = getattr(rollout.sampling, name), getattr(trainer.sampling, name)
         if rolled != trained:
-            yield Toggle(name, "trainer", trained, rolled, f"the rollout’s {name.replace('_', '-')} in the trainer",
-                         trainer={name: rolled}, flags=())  # fmt: skip
+            yield Toggle(
+                name,
+                "trainer",
+                trained,
+                rolled,
+                f"the rollout’s {name.replace('_', '-')} in the trainer",
+                trainer={name: rolled},
+                flags=(),
+            )
 
 
 def _cache(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
     found = rollout.arguments.get("kv_cache_dtype")
     if found not in (None, "auto", _dtype(rollout.told, rollout.dtype)):
-        yield Toggle("kv_cache_dtype", "rollout", found, "auto", "a KV cache in the dtype of the weights",
-                     {"engine_args": {"kv_cache_dtype": None}}, flags=("--kv-cache-dtype", "auto"))  # fmt: skip
+        yield Toggle(
+            "kv_cache_dtype",
+            "rollout",
+            found,
+            "auto",
+            "a KV cache in the dtype of the weights",
+            {"engine_args": {"kv_cache_dtype": None}},
+            flags=("--kv-cache-dtype", "auto"),
+        )
 
 
 def _overrides(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
     for key, value in rollout.overrides.items():
         if key != "head_dtype":
-            yield Toggle(f"hf_overrides.{key}", "rollout", value, None, f"the model's own {key} in the engine",
-                         {"engine_args": {"hf_overrides": {key: None}}}, flags=())  # fmt: skip
+            yield Toggle(
+                f"hf_overrides.{key}",
+                "rollout",
+                value,
+                None,
+                f"the model's own {key} in the engine",
+                {"engine_args": {"hf_overrides": {key: None}}},
+                flags=(),
+            )
 
 
 def _argument(
@@ -137,7 +232,15 @@ def _argument(
         value = rollout.told.get(setting or name, rollout.arguments.get(name))
         if rollout.engine == "vllm" and when(value):
             flag = ("--engine-arg", f"{name}={_typed(better)}")
-            yield Toggle(setting or name, "rollout", value, better, words, {"engine_args": {name: better}}, flags=flag)
+            yield Toggle(
+                setting or name,
+                "rollout",
+                value,
+                better,
+                words,
+                {"engine_args": {name: better}},
+                flags=flag,
+            )
 
     return rule
 
@@ -151,18 +254,38 @@ def _without_restart(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[To
     batch = rollout.told.get("max_num_seqs") or rollout.told.get("batch_size")
     if batch != 1:
         name = "batch_size" if rollout.engine == "hf" else "max_num_seqs"
-        yield Toggle(name, "rollout", batch, 1, "one response at a time, or batch-invariant kernels "
-                     "(VLLM_BATCH_INVARIANT=1)", {"alone": True}, flags=("--engine-arg", f"{name}=1"))  # fmt: skip
+        yield Toggle(
+            name,
+            "rollout",
+            batch,
+            1,
+            "one response at a time, or batch-invariant kernels (VLLM_BATCH_INVARIANT=1)",
+            {"alone": True},
+            flags=("--engine-arg", f"{name}=1"),
+        )
     if rollout.engine == "vllm" and rollout.told.get("prefix_caching", True):
-        yield Toggle("prefix_caching", "rollout", True, False, "no prefix cache", {"cached": False},
-                     flags=("--no-prefix-caching",))  # fmt: skip
+        yield Toggle(
+            "prefix_caching",
+            "rollout",
+            True,
+            False,
+            "no prefix cache",
+            {"cached": False},
+            flags=("--no-prefix-caching",),
+        )
 
 
 def _on_gpu(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
     if rollout.engine != "vllm" or rollout.told.get("device") in (None, "cpu"):
         return
-    yield Toggle("batch_invariant", "rollout", False, True, "batch-invariant kernels (VLLM_BATCH_INVARIANT=1)",
-                 {"environment": dict(SWITCHES)})  # fmt: skip
+    yield Toggle(
+        "batch_invariant",
+        "rollout",
+        False,
+        True,
+        "batch-invariant kernels (VLLM_BATCH_INVARIANT=1)",
+        {"environment": dict(SWITCHES)},
+    )
     backend = rollout.told.get("attention_backend")
     better = "TRITON_ATTN" if backend != "TRITON_ATTN" else "FLASH_ATTN"
     yield Toggle(
@@ -180,16 +303,36 @@ def _trainer_attention(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[
     used = trainer.config.attn
     if used in ("sdpa", "eager", None):
         better = "sdpa" if used == "eager" else "eager"
-        yield Toggle("attn_implementation", "trainer", used, better, f"{better} attention in the trainer",
-                     trainer={"attn": better}, flags=("--attn", better))  # fmt: skip
+        yield Toggle(
+            "attn_implementation",
+            "trainer",
+            used,
+            better,
+            f"{better} attention in the trainer",
+            trainer={"attn": better},
+            flags=("--attn", better),
+        )
 
 
 def _trainer_rest(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
     if trainer.config.merge_adapter:
-        yield Toggle("adapter_merged", "trainer", True, False, "the adapter unmerged, beside the weights",
-                     trainer={"merge_adapter": False}, flags=("--no-merge-adapter",))  # fmt: skip
-    yield Toggle("token_budget", "trainer", trainer.config.token_budget, "another shape",
-                 "the micro-batches of the training step", trainer={"other_shape": True})  # fmt: skip
+        yield Toggle(
+            "adapter_merged",
+            "trainer",
+            True,
+            False,
+            "the adapter unmerged, beside the weights",
+            trainer={"merge_adapter": False},
+            flags=("--no-merge-adapter",),
+        )
+    yield Toggle(
+        "token_budget",
+        "trainer",
+        trainer.config.token_budget,
+        "another shape",
+        "the micro-batches of the training step",
+        trainer={"other_shape": True},
+    )
 
 
 _RULES: tuple[Callable[[RolloutSide, TrainerSide], Iterator[Toggle]], ...] = (
@@ -205,6 +348,8 @@ _RULES: tuple[Callable[[RolloutSide, TrainerSide], Iterator[Toggle]], ...] = (
     _argument("quantization", None, "weights as they are trained", bool),
     _argument("speculative_config", None, "no speculative decoding", bool),
     _argument("enable_chunked_prefill", False, "prefill in one piece", bool, "chunked_prefill"),
-    _argument("enforce_eager", True, "neither graphs nor compilation", lambda value: value is False),
+    _argument(
+        "enforce_eager", True, "neither graphs nor compilation", lambda value: value is False
+    ),
     _argument("tensor_parallel_size", 1, "one GPU", lambda value: (value or 1) > 1),
 )

@@ -1,4 +1,6 @@
-"""Stage 2: change settings one at a time, then all that help at once, without those that are not needed."""
+"""Stage 2: change settings one at a time, then all that help at once, without those that are not
+needed.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def turn_settings(run: Searching) -> None:
 
 
 def as_read(run: Searching) -> tuple[RolloutSide, TrainerSide]:
-    """Both sides as they described themselves when they read the tokens again, perhaps on another machine."""
+    """Both sides as they described themselves when they read the tokens again, perhaps on
+    another machine.
+    """
     legs, (engine, trainer) = run.runner.legs, run.search.base
     rollout = replace(run.runner.rollout, told=legs.described(engine, ROLLOUT))
     return rollout, replace(run.runner.trainer, told=legs.described(trainer, TRAINER))
@@ -70,12 +74,17 @@ def _out_of_reach(run: Searching, toggle: Toggle) -> str:
 
 
 def _experiment(run: Searching, toggle: Toggle, after: Pair) -> Experiment:
-    known = {name: getattr(toggle, name) for name in ("setting", "side", "value", "better", "change", "flags", "floor")}
+    known = {
+        name: getattr(toggle, name)
+        for name in ("setting", "side", "value", "better", "change", "flags", "floor")
+    }
     return Experiment(**known, parts=toggle.parts, stage=2, before=run.search.base, after=after)
 
 
 def _after(run: Searching, toggle: Toggle) -> Pair:
-    """The pair of legs with a setting changed; reads missing ones, the trainer's first, since it is cheaper."""
+    """The pair of legs with a setting changed; reads missing ones, the trainer's first, since it
+    is cheaper.
+    """
     engine, trainer = run.search.base
     what = f"{toggle.setting} = {toggle.better}"
     if toggle.trainer:
@@ -86,7 +95,9 @@ def _after(run: Searching, toggle: Toggle) -> Pair:
 
 
 def read_trainer(run: Searching, change: Change, what: str, *, whole: bool) -> str:
-    """The name of the trainer's leg under a change; `whole`: on all responses, to compare an engine's leg with it."""
+    """The name of the trainer's leg under a change; `whole`: on all responses, to compare an
+    engine's leg with it.
+    """
     known = (leg for leg in (OTHER_SHAPE, REFERENCE) if leg.change == change)
     leg = next(known, leg_of(TRAINER, change, f"trainer, {what}"))
     enough = run.enough(lambda read: (run.search.base[0], read.name))
@@ -95,7 +106,9 @@ def read_trainer(run: Searching, change: Change, what: str, *, whole: bool) -> s
 
 
 def read_engine(run: Searching, change: Change, what: str, trainer: str) -> str:
-    """The name of the engine's leg under a change; its gap to the trainer's leg decides when enough is read."""
+    """The name of the engine's leg under a change; its gap to the trainer's leg decides when
+    enough is read.
+    """
     leg = _AS_ASKED.get(tuple(change))
     if leg is None:
         asked = {} if run.search.base[0] == DECODED.name else {"prefill": True}
@@ -105,7 +118,9 @@ def read_engine(run: Searching, change: Change, what: str, trainer: str) -> str:
 
 
 def turn_together(run: Searching) -> None:
-    """Change all settings that help at once, then drop, one at a time, those that are not needed."""
+    """Change all settings that help at once, then drop, one at a time, those that are not
+    needed.
+    """
     helping = run.helping()[:_MOST_TOGETHER]
     if len(helping) < 2:
         return
@@ -115,7 +130,10 @@ def turn_together(run: Searching) -> None:
         other = _pair_of(run, without)
         if (run.share(pair).value or 0.0) - (run.share(other).value or 0.0) < LEAST / 2:
             helping, pair = without, other
-    run.search.together = {"settings": [experiment.setting for experiment in helping], "after": list(pair)}
+    run.search.together = {
+        "settings": [experiment.setting for experiment in helping],
+        "after": list(pair),
+    }
     run.save()
 
 
@@ -137,7 +155,9 @@ def changes_of(run: Searching, experiments: Sequence[Experiment]) -> tuple[Chang
     legs, unchanged = run.runner.legs, {*run.search.base, AS_RECORDED}
     sides: list[Change] = []
     for position in (0, 1):
-        names = dict.fromkeys(e.after[position] for e in experiments if e.after[position] not in unchanged)
+        names = dict.fromkeys(
+            e.after[position] for e in experiments if e.after[position] not in unchanged
+        )
         whole = combined(*(legs.about(name)["change"] for name in names))
         sides.append({name: value for name, value in whole.items() if name != "prefill"})
     return sides[0], sides[1]

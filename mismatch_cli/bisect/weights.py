@@ -1,4 +1,6 @@
-"""Compares the tensors an engine computes with to those of the trainer's folder: which differ, and how."""
+"""Compares the tensors an engine computes with to those of the trainer's folder: which differ,
+and how.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ ADAPTER = "adapter"  # used as a tensor's name
 
 @dataclass(frozen=True)
 class DifferingTensor:
-    """A tensor of the trainer whose values differ in the engine; see `relations.Difference` for the numbers."""
+    """A tensor of the trainer whose values differ in the engine; see `relations.Difference` for
+    the numbers.
+    """
 
     tensor: str
     relation: Relation
@@ -37,7 +41,12 @@ class DifferingTensor:
 
     def to_json(self) -> dict[str, Any]:
         relative = self.relative if math.isfinite(self.relative) else None
-        return {"tensor": self.tensor, "relation": self.relation, "relative": relative, "detail": self.detail}
+        return {
+            "tensor": self.tensor,
+            "relation": self.relation,
+            "relative": relative,
+            "detail": self.detail,
+        }
 
 
 @dataclass(frozen=True)
@@ -51,19 +60,26 @@ class TensorGroup:
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """How many tensors were compared, which were not and why, and which differ, in the engine's order."""
+    """How many tensors were compared, which were not and why, and which differ, in the engine's
+    order.
+    """
 
     compared: int
     unread: Mapping[str, str] = field(default_factory=dict)  # name → reason
     differing: tuple[DifferingTensor, ...] = ()
 
     def groups(self) -> list[TensorGroup]:
-        """Differing tensors by relation, without an adapter, which cannot be replaced like a tensor."""
+        """Differing tensors by relation, without an adapter, which cannot be replaced like a
+        tensor.
+        """
         by_relation: dict[Relation, list[str]] = defaultdict(list)
         for found in self.differing:
             if found.tensor != ADAPTER:
                 by_relation[found.relation].append(found.tensor)
-        return [TensorGroup(group_name(names), relation, tuple(names)) for relation, names in by_relation.items()]
+        return [
+            TensorGroup(group_name(names), relation, tuple(names))
+            for relation, names in by_relation.items()
+        ]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -81,7 +97,8 @@ def compare_weights(
     keep_in: Path | None = None,
     on_compared: Callable[[int], None] = lambda _: None,
 ) -> WeightComparison:
-    """Compare tensor by tensor; every tensor of the trainer's folder is compared or listed with a reason.
+    """Compare tensor by tensor; every tensor of the trainer's folder is compared or listed with a
+    reason.
 
     Saves the engine's differing tensors in the folder `keep_in`, for `folder_with`.
     """
@@ -99,13 +116,16 @@ def compare_weights(
 class _Comparing:
     """The comparison so far: of a tensor, only its numbers, and its digest if it differs."""
 
-    def __init__(self, trainer: SavedTensors, computes: torch.dtype | None, kept: KeptTensors) -> None:
+    def __init__(
+        self, trainer: SavedTensors, computes: torch.dtype | None, kept: KeptTensors
+    ) -> None:
         self._trainer, self._computes, self._kept = trainer, computes, kept
         self._named = _Names(trainer)
         self._compared: set[str] = set()
         self._unread: dict[str, str] = {}
         self._differing: dict[str, DifferingTensor] = {}
-        self._strangers: dict[str, tuple[tuple[int, ...], torch.dtype, bytes]] = {}  # of unknown relation
+        # Of unknown relation
+        self._strangers: dict[str, tuple[tuple[int, ...], torch.dtype, bytes]] = {}
 
     def take(self, name: str, tensor: Tensor | Unread) -> None:
         from mismatch_cli.bisect.relations import difference
@@ -121,7 +141,9 @@ class _Comparing:
         if (found := difference(tensor, self._trainer.read(own), self._computes)) is None:
             return
         self._kept.add(name, tensor)
-        self._differing[name] = DifferingTensor(name, found.relation, found.relative, found.share, found.detail)
+        self._differing[name] = DifferingTensor(
+            name, found.relation, found.relative, found.share, found.detail
+        )
         if found.relation == "other":
             self._strangers[name] = tuple(tensor.shape), tensor.dtype, _digest(tensor)
 
@@ -134,7 +156,9 @@ class _Comparing:
         return WeightComparison(len(self._compared), unread, tuple(self._differing.values()))
 
     def _recognised(self) -> Iterator[tuple[str, str]]:
-        """Which of them equal another tensor of the trainer; only tensors of the same shape are read again."""
+        """Which of them equal another tensor of the trainer; only tensors of the same shape are
+        read again.
+        """
         kinds = {(shape, dtype) for shape, dtype, _ in self._strangers.values()}
         known = {
             (shape, dtype, _digest(self._trainer.read(own).to(dtype))): own
@@ -154,7 +178,9 @@ class _Names:
         self._tails = {_tail(name): name for name in trainer.shapes}
 
     def find(self, name: str) -> tuple[str, str | None]:
-        """The trainer's name, and the tensor of its folder to read: under another name, if weights are tied."""
+        """The trainer's name, and the tensor of its folder to read: under another name, if
+        weights are tied.
+        """
         if name in self._shapes:
             return name, name
         if (tied := self._tied.get(name)) in self._shapes:
@@ -175,7 +201,9 @@ def _digest(tensor: Tensor) -> bytes:
     return hashlib.blake2b(flat.view(torch.uint8).numpy().data).digest()
 
 
-def compare_adapters(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> DifferingTensor | None:
+def compare_adapters(
+    rollout: Mapping[str, Any], trainer: Mapping[str, Any]
+) -> DifferingTensor | None:
     """None if both sides of a manifest use the same adapter, or none."""
     digests = [_adapter_digest(side) for side in (rollout, trainer)]
     if digests[0] == digests[1]:
@@ -191,7 +219,9 @@ def _adapter_digest(side: Mapping[str, Any]) -> str | None:
 
 
 def group_name(names: Sequence[str]) -> str:
-    """The tensor, or the module within one layer that has all of them; `weights` if they are in several layers."""
+    """The tensor, or the module within one layer that has all of them; `weights` if they are in
+    several layers.
+    """
     if len(names) == 1:
         return names[0]
     by_place = zip(*(name.split(".") for name in names), strict=False)

@@ -1,4 +1,6 @@
-"""`train --devices`: several runs at once, each in a process and on a device of its own, and one report at the end."""
+"""`train --devices`: several runs at once, each in a process and on a device of its own, and one
+report at the end.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig
 if TYPE_CHECKING:
     from mismatch_cli.recording.members import Outcome
 
-_OF_ALL = ("algorithm", "seed", "seeds", "output", "resume", "devices", "quiet", "full", "json", "track_name")
+_OF_ALL = (
+    "algorithm",
+    "seed",
+    "seeds",
+    "output",
+    "resume",
+    "devices",
+    "quiet",
+    "full",
+    "json",
+    "track_name",
+)
 
 
 def _name(context: typer.Context, folder: Path) -> tuple[str, ...]:
@@ -27,22 +40,40 @@ def _name(context: typer.Context, folder: Path) -> tuple[str, ...]:
 
 
 def train_apart(
-    context: typer.Context, configs: Sequence[TrainConfig], folders: Sequence[Path], devices: str, common: Common
+    context: typer.Context,
+    configs: Sequence[TrainConfig],
+    folders: Sequence[Path],
+    devices: str,
+    common: Common,
 ) -> None:
-    """Start or continue each run, as many at once as there are devices; a `MismatchError` if one failed."""
+    """Start or continue each run, as many at once as there are devices; a `MismatchError` if one
+    failed.
+    """
     from mismatch_cli.recording.members import RAY, Member, run_members, run_on_ray
 
     typed = (str(context.info_name), *words(context, without=_OF_ALL, resolved=True))
     members = [
         Member(
             folder.absolute(),
-            (*typed, "--algorithm", config.algorithm, "--seed", str(config.seed), *_name(context, folder)),
-            Path.cwd(), note=FILE_NAME, result="model/config.json", fresh=(),
+            (
+                *typed,
+                "--algorithm",
+                config.algorithm,
+                "--seed",
+                str(config.seed),
+                *_name(context, folder),
+            ),
+            Path.cwd(),
+            note=FILE_NAME,
+            result="model/config.json",
+            fresh=(),
         )
         for config, folder in zip(configs, folders, strict=True)
-    ]  # fmt: skip
+    ]
     todo = [member for member in members if not member.finished]
-    common.progress.say(f"{things(len(members), 'run')}, {len(members) - len(todo)} of them finished")
+    common.progress.say(
+        f"{things(len(members), 'run')}, {len(members) - len(todo)} of them finished"
+    )
 
     def report(outcome: Outcome) -> None:
         common.progress.say(f"{outcome.member.name}: {outcome.fault or 'done'}")
@@ -53,6 +84,7 @@ def train_apart(
         outcomes = run_members(todo, devices.split(","), report)
     if failed := [outcome.member.name for outcome in outcomes if outcome.fault]:
         raise MismatchError(
-            f"{len(failed)} of {len(members)} runs failed for the reasons above: {', '.join(failed)}. Type the same "
-            "command with --resume to retry them from their last checkpoints."
+            f"{len(failed)} of {len(members)} runs failed for the reasons above: "
+            f"{', '.join(failed)}. Type the same command with --resume to retry them from their "
+            "last checkpoints."
         )

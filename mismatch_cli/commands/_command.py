@@ -35,7 +35,9 @@ class Command(typer.core.TyperCommand):
         print_help(self, ctx, panels(self.get_params(ctx)))
 
     def parse_args(self, ctx: Any, args: Sequence[str]) -> list[str]:
-        """Parse as Typer does; an error in a value that was not typed names the file or variable it came from."""
+        """Parse as Typer does; an error in a value that was not typed names the file or variable
+        it came from.
+        """
         try:
             left = list(super().parse_args(ctx, list(args)))
             if not ctx.resilient_parsing:

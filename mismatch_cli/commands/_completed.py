@@ -1,4 +1,6 @@
-"""Shell completion of the names that flags and arguments take: algorithms, runs, frameworks, settings."""
+"""Shell completion of the names that flags and arguments take: algorithms, runs, frameworks,
+settings.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,25 @@ from pathlib import Path
 from mismatch_cli import registry
 from mismatch_cli.places import bundled_names
 
-_MARKS = ("trace/manifest.json", "manifest.json", "metrics.jsonl")  # of a run, a trace, a training run
+# Of a run, a trace, a training run
+_MARKS = ("trace/manifest.json", "manifest.json", "metrics.jsonl")
 
 
 def algorithms() -> list[str]:
-    """Algorithms with their aliases, variants of single frameworks, masks, and weights of installed packages."""
+    """Algorithms with their aliases, variants of single frameworks, masks, and weights of
+    installed packages.
+    """
     from mismatch_cli import trust_regions, weights
     from mismatch_cli.algorithms.owners import OWNERS
     from mismatch_cli.algorithms.table import ALIASES, TABLE
 
-    return [*TABLE, *ALIASES, *OWNERS, *registry.names(trust_regions.PACKAGE), *registry.installed(weights.PACKAGE)]
+    return [
+        *TABLE,
+        *ALIASES,
+        *OWNERS,
+        *registry.names(trust_regions.PACKAGE),
+        *registry.installed(weights.PACKAGE),
+    ]
 
 
 def runs() -> list[str]:
@@ -42,5 +53,9 @@ def settings() -> list[str]:
     """The settings that `--vary` takes in `probe` and `rescore`, up to the `=`."""
     from mismatch_cli.recording.config import ProbeConfig, RescoreConfig
 
-    names = {known.name.replace("_", "-") for kind in (ProbeConfig, RescoreConfig) for known in fields(kind)}
+    names = {
+        known.name.replace("_", "-")
+        for kind in (ProbeConfig, RescoreConfig)
+        for known in fields(kind)
+    }
     return [f"{name}=" for name in sorted(names)]

@@ -1,4 +1,6 @@
-"""Metrics over the steps of a run, as lines that fit into a terminal: value, sparkline, axis limits."""
+"""Metrics over the steps of a run, as lines that fit into a terminal: value, sparkline, axis
+limits.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Curve(NamedTuple):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """From the lowest to the highest value, widened so that mere noise does not fill the axis."""
+        """From the lowest to the highest value, widened so that mere noise does not fill the
+        axis.
+        """
         low, high = min(self.values), max(self.values)
         short = max(0.0, self.least - (high - low))
         low = max(0.0, low - short / 2) if low >= 0 else low - short / 2
@@ -42,7 +46,9 @@ class Curve(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of the view; if there is not enough room, lines of the highest `rank` are dropped first."""
+    """A line of the view; if there is not enough room, lines of the highest `rank` are dropped
+    first.
+    """
 
     rank: int
     text: Text
@@ -56,7 +62,9 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def curve(rank: int, label: str, values: Sequence[float | None], note: str, digits: int) -> list[tuple[int, Curve]]:
+def curve(
+    rank: int, label: str, values: Sequence[float | None], note: str, digits: int
+) -> list[tuple[int, Curve]]:
     """The curve in a list, which is empty if the last step did not measure it."""
     if values[-1] is None:
         return []
@@ -65,17 +73,26 @@ def curve(rank: int, label: str, values: Sequence[float | None], note: str, digi
 
 
 def curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
-    """One line per curve: value, sparkline between its axis limits, note; what does not fit is left out."""
+    """One line per curve: value, sparkline between its axis limits, note; what does not fit is
+    left out.
+    """
     cells = [curve.cells for _, curve in measures]
     value, low, high = (max(map(len, column)) for column in zip(*cells, strict=True))
     note = max(len(curve.note) for _, curve in measures)
     beside = LABEL + value + 1
-    rooms = {"note": width - beside - low - high - note - 5, "ends": width - beside - low - high - 3}
+    rooms = {
+        "note": width - beside - low - high - note - 5,
+        "ends": width - beside - low - high - 3,
+    }
     shown = next((what for what, room in rooms.items() if room >= _NARROWEST_CURVE), "")
     room = min(_WIDEST_CURVE, rooms.get(shown, width - beside - 1))
     lines = []
     for (rank, curve), (now, least, most) in zip(measures, cells, strict=True):
-        bars = sparkline(stretches(curve.values, room), *curve.ends) if room >= _NARROWEST_CURVE else ""
+        bars = (
+            sparkline(stretches(curve.values, room), *curve.ends)
+            if room >= _NARROWEST_CURVE
+            else ""
+        )
         drawn = f"{least:>{low}} {bars:<{room}} {most:<{high}}" if shown else bars
         if len(curve.values) == 1:
             drawn = " " * len(drawn)

@@ -1,4 +1,6 @@
-"""What `--help` prints: panels of two columns, in which names, choices and defaults are never cut off."""
+"""What `--help` prints: panels of two columns, in which names, choices and defaults are never
+cut off.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 class Row(NamedTuple):
-    """A line of a panel: what to type, the placeholder of its value, what it does, and its default."""
+    """A line of a panel: what to type, the placeholder of its value, what it does, and its
+    default.
+    """
 
     names: str
     value: str
@@ -30,11 +34,15 @@ class Row(NamedTuple):
 
 
 def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
-    """Arguments and options by panel title: untitled ones first, Output last, and `--help` at the very end."""
+    """Arguments and options by panel title: untitled ones first, Output last, and `--help` at
+    the very end.
+    """
     found: dict[str, list[Row]] = {"Arguments": [], "Options": []}
     *others, help_option = sorted(parameters, key=lambda known: known.name == "help")
     for known in others:
-        title = getattr(known, "rich_help_panel", None) or ("Arguments" if is_argument(known) else "Options")
+        title = getattr(known, "rich_help_panel", None) or (
+            "Arguments" if is_argument(known) else "Options"
+        )
         found.setdefault(title, []).append(row_of(known))
     found |= {"Output": found.pop("Output", [])}
     found = {title: rows for title, rows in found.items() if rows}
@@ -43,12 +51,17 @@ def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
 
 
 def row_of(parameter: Any) -> Row:
-    """The line of a parameter: what to type, such as `[TRACES]...` or `--output, -o PATH`, and what it does."""
+    """The line of a parameter: what to type, such as `[TRACES]...` or `--output, -o PATH`, and
+    what it does.
+    """
     value, does = parameter.metavar or "", parameter.help or ""
     if is_argument(parameter):
         name = value or f"[{parameter.name.upper()}]" + "..." * (parameter.nargs == -1)
         return Row(name, "", does, _default(parameter))
-    names = (", ".join(sorted(names, key=len, reverse=True)) for names in (parameter.opts, parameter.secondary_opts))
+    names = (
+        ", ".join(sorted(names, key=len, reverse=True))
+        for names in (parameter.opts, parameter.secondary_opts)
+    )
     return Row(" / ".join(filter(None, names)), value, does, _default(parameter))
 
 
@@ -76,7 +89,10 @@ def print_help(command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]]) -> Non
     console = Console(color_system=colour_system(), highlight=False, emoji=False, markup=False)
     console.width = min(console.width, _WIDEST)
     lengths = [len(_typed(row)) for members in rows.values() for row in members]
-    column = min(console.width // 2, 2 + max((length for length in lengths if length + 2 <= _COLUMN), default=0))
+    column = min(
+        console.width // 2,
+        2 + max((length for length in lengths if length + 2 <= _COLUMN), default=0),
+    )
     console.print(Text(command.get_usage(ctx), style="bold"))
     for line in (*_prose(command.help, console.width), Text()):
         console.print(line, soft_wrap=True)  # never break a line that users copy
@@ -98,7 +114,9 @@ def _typed(row: Row) -> Text:
 
 
 def _prose(text: str | None, width: int) -> Iterator[Text]:
-    """Paragraphs; an indented line is a command to copy, broken with backslashes so that a shell reads one line."""
+    """Paragraphs; an indented line is a command to copy, broken with backslashes so that a shell
+    reads one line.
+    """
     from rich.text import Text
 
     for paragraph in inspect.cleandoc(text or "").split("\n\n"):
@@ -107,8 +125,11 @@ def _prose(text: str | None, width: int) -> Iterator[Text]:
             yield Text("\n" + textwrap.fill(prose, width))
         for line in (line.strip() for line in lines if line.startswith(" ")):
             command, dash, flags = line.partition(" -")
-            unbroken = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)  # a flag stays with its values
-            broken = textwrap.wrap(unbroken, width - 6, break_long_words=False, break_on_hyphens=False)
+            # A flag stays with its values
+            unbroken = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)
+            broken = textwrap.wrap(
+                unbroken, width - 6, break_long_words=False, break_on_hyphens=False
+            )
             shown = "  " + " \\\n      ".join(broken).replace(_NO_BREAK, " ")
             yield Text(shown, style="cyan")
 
@@ -122,7 +143,9 @@ def _panel(title: str, rows: Iterable[Row], column: int, console: Console) -> Re
 
 
 def _lines(row: Row, column: int, console: Console) -> Iterator[Text]:
-    """The description beside the flag, or below a long flag; then the default, on one line if it fits."""
+    """The description beside the flag, or below a long flag; then the default, on one line if it
+    fits.
+    """
     from rich.text import Text
 
     typed, room = _typed(row), console.width - _FRAME - column

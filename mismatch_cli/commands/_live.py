@@ -33,7 +33,8 @@ Record = Mapping[str, Any]
 STOPPING = "Finishing this step, then saving (Ctrl-C again: stop at once)"
 _RECENT = 20  # steps from which the time of the next ones is estimated
 _RARE = ("evaluate", "checkpoint")  # phases that only some steps have
-_IN_LOG = ("engine", "trainer", "evaluate", "sample")  # phases that a log names before the first step is done
+# Phases that a log names before the first step is done
+_IN_LOG = ("engine", "trainer", "evaluate", "sample")
 _LEAST = 0.02  # of a step: shorter phases are not named
 _NARROWEST_BAR, _WIDEST_BAR = 12, 30
 _SMOOTHED_OVER = 256  # responses: the mean reward of fewer is noise
@@ -55,7 +56,9 @@ _DOING = {
 
 
 class Pace:
-    """Estimates how long a run will take from its steps so far; phases that only some steps have count separately."""
+    """Estimates how long a run will take from its steps so far; phases that only some steps have
+    count separately.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
         self._steps = config.steps
@@ -69,7 +72,9 @@ class Pace:
         self._done.append(record["seconds"])
 
     def of_step(self) -> dict[str, float]:
-        """Mean seconds of each phase over recent steps; for a rare phase, over the steps that had it."""
+        """Mean seconds of each phase over recent steps; for a rare phase, over the steps that
+        had it.
+        """
         recent = self._done[-_RECENT:]
         names = dict.fromkeys(name for step in recent for name in step)
         means = {name: _mean(step.get(name, 0.0) for step in recent) for name in names}
@@ -86,14 +91,18 @@ class Pace:
 
     def _seconds(self, done: int) -> float:
         means = self.of_step()
-        rare = sum(means.pop(name, 0.0) * self._times(every, done) for name, every in self._every.items())
+        rare = sum(
+            means.pop(name, 0.0) * self._times(every, done) for name, every in self._every.items()
+        )
         return rare + (self._steps - done) * sum(means.values())
 
     def _times(self, every: int, done: int) -> int:
         """How often a phase occurs that the last step always has; if `every` is 0, only there."""
         if done >= self._steps:
             return 0
-        return (self._steps // every - done // every if every else 0) + int(not every or self._steps % every > 0)
+        return (self._steps // every - done // every if every else 0) + int(
+            not every or self._steps % every > 0
+        )
 
 
 class TrainingView:
@@ -142,7 +151,11 @@ class TrainingView:
         rewards = [record["reward"] for record in self.records[-LAST:]]
         accuracy = self._evaluated()[-1:]
         pieces = [f"{visible(self._config.algorithm)} seed {self._config.seed}: "]
-        pieces[0] += f"reward {number(_mean(rewards))}" if step == steps else f"stopped at step {step} of {steps}"
+        pieces[0] += (
+            f"reward {number(_mean(rewards))}"
+            if step == steps
+            else f"stopped at step {step} of {steps}"
+        )
         pieces += [f"accuracy {number(record['eval_accuracy'])}" for record in accuracy]
         pieces += [part for part in _measured(self.records[-1]) if not part.startswith("accuracy")]
         return flow([*pieces[:2], duration(time.monotonic() - self._began), *pieces[2:]], width)[0]
@@ -155,7 +168,8 @@ class TrainingView:
             lines += [blank(), *curves(self._measures(), width), blank(), *self._facts(width)]
         else:
             started = self._start_up(width)
-            lines += [Line(len(started) - place, line) for place, line in enumerate(started)]  # the last ones stay
+            # The last ones stay
+            lines += [Line(len(started) - place, line) for place, line in enumerate(started)]
         if self.stopping:
             lines += [Line(0, plain(line, "bold")) for line in flow(STOPPING.split(), width, " ")]
         return [line.text for line in most_important(lines, height)]
@@ -164,14 +178,17 @@ class TrainingView:
         from rich.text import Text
 
         run_of_runs = f" · run {self._number} of {self._runs}" if self._runs > 1 else ""
-        return Text.assemble((visible(self._config.algorithm), "bold"), f" · seed {self._config.seed}{run_of_runs}")
+        return Text.assemble(
+            (visible(self._config.algorithm), "bold"), f" · seed {self._config.seed}{run_of_runs}"
+        )
 
     def _start_up(self, width: int) -> list[Text]:
         """The phases before the first step is done, each with its time."""
         now = time.monotonic()
         ends = [began for _, began in self._phases[1:]] + [now]
         rows = [
-            (self._doing(phase), duration(end - began)) for (phase, began), end in zip(self._phases, ends, strict=True)
+            (self._doing(phase), duration(end - began))
+            for (phase, began), end in zip(self._phases, ends, strict=True)
         ]
         longest = max(len(doing) for doing, _ in rows)
         lines = [plain(f"{doing:<{longest}}  {spent:>6}"[:width], "dim") for doing, spent in rows]
@@ -181,7 +198,8 @@ class TrainingView:
     def _doing(self, phase: str) -> str:
         config = self._config
         return _DOING[phase].format(
-            engine=visible(config.engine), responses=config.prompts_per_step * config.samples_per_prompt
+            engine=visible(config.engine),
+            responses=config.prompts_per_step * config.samples_per_prompt,
         )
 
     def _bar(self, width: int) -> list[Text]:
@@ -190,14 +208,21 @@ class TrainingView:
         step, steps = self.records[-1]["step"], self._config.steps
         waited = time.monotonic() - self._last
         left = max(0.0, self._pace.left() - waited)
-        pieces = [f"{step} of {steps} steps", f"{duration(left)} left" if step < steps else "saving"]
+        pieces = [
+            f"{step} of {steps} steps",
+            f"{duration(left)} left" if step < steps else "saving",
+        ]
         if runs_left := self._runs - self._number:
-            pieces.append(f"all runs {duration(left + runs_left * (self._start + self._pace.whole()))}")
+            pieces.append(
+                f"all runs {duration(left + runs_left * (self._start + self._pace.whole()))}"
+            )
         words = flow(pieces, width)
         room = min(_WIDEST_BAR, width - len(words[0]) - 2)
         beside = room >= _NARROWEST_BAR
         room = room if beside else width
-        bar = Text.assemble(("━" * (room * step // steps), "cyan"), ("─" * (room - room * step // steps), "dim"))
+        bar = Text.assemble(
+            ("━" * (room * step // steps), "cyan"), ("─" * (room - room * step // steps), "dim")
+        )
         return [bar.append("  " + words.pop(0)) if beside else bar, *map(Text, words)]
 
     def _evaluated(self) -> list[Record]:
@@ -245,8 +270,13 @@ class TrainingView:
             found[:0] = [(4, "by set", by_set)] if by_set else []
         if self._phases:
             phase, began = self._phases[-1]
-            found.append((10, "now", [f"{self._doing(phase)}, {duration(time.monotonic() - began)}"]))
-        return [Line(rank, labelled(label, flow(pieces, width - LABEL)[0])) for rank, label, pieces in found]
+            found.append(
+                (10, "now", [f"{self._doing(phase)}, {duration(time.monotonic() - began)}"])
+            )
+        return [
+            Line(rank, labelled(label, flow(pieces, width - LABEL)[0]))
+            for rank, label, pieces in found
+        ]
 
     def _sync(self) -> list[str]:
         words = [sync_in_words([self.records])]
@@ -257,22 +287,39 @@ class TrainingView:
         seconds = self._pace.of_step()
         rare = {name: seconds.pop(name) for name in _RARE if name in seconds}
         whole = sum(seconds.values())
-        named = sorted((name for name in seconds if seconds[name] > _LEAST * whole), key=seconds.__getitem__)
-        pieces = [f"{number(whole, 2)} s a step", *(f"{name} {number(seconds[name], 2)}" for name in reversed(named))]
-        return pieces + [f"{name} {number(value, 2)}" for name, value in rare.items() if value > _LEAST * whole]
+        named = sorted(
+            (name for name in seconds if seconds[name] > _LEAST * whole), key=seconds.__getitem__
+        )
+        pieces = [
+            f"{number(whole, 2)} s a step",
+            *(f"{name} {number(seconds[name], 2)}" for name in reversed(named)),
+        ]
+        return pieces + [
+            f"{name} {number(value, 2)}" for name, value in rare.items() if value > _LEAST * whole
+        ]
 
 
 def _measured(record: Record) -> list[str]:
-    """The metrics of a step in words, formatted as in the view; shares are not percentages, as in metrics.jsonl."""
+    """The metrics of a step in words, formatted as in the view; shares are not percentages, as
+    in metrics.jsonl.
+    """
     values = {
         "accuracy": (record.get("eval_accuracy"), 3),
         "|π − μ|": (record["mismatch"].get("abs_dp_mean"), 2),
         "blocked": (record.get("blocked"), 2),
         "bad": (record.get("bad_over_negative"), 2),
     }
-    found = [f"{name} {number(value, digits)}" for name, (value, digits) in values.items() if value is not None]
+    found = [
+        f"{name} {number(value, digits)}"
+        for name, (value, digits) in values.items()
+        if value is not None
+    ]
     sets = evaluated_sets(record).items()
-    return [*found[:1], *(f"{visible(name)} {number(accuracy)}" for name, accuracy in sets), *found[1:]]
+    return [
+        *found[:1],
+        *(f"{visible(name)} {number(accuracy)}" for name, accuracy in sets),
+        *found[1:],
+    ]
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -1,4 +1,6 @@
-"""Turns the flags of `probe`, `curate`, `rescore` and `bisect` into a configuration and a run folder to write to."""
+"""Turns the flags of `probe`, `curate`, `rescore` and `bisect` into a configuration and a run
+folder to write to.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -45,21 +47,26 @@ def prepared_run(
     check: Callable[[_Config, Path], None] = lambda _config, _folder: None,
     like: Path | None = None,
 ) -> Iterator[tuple[_Config, Path, dict[str, Any]]]:
-    """The configuration, where to record, and the manifest to start with: a new one, or that of the run to resume.
+    """The configuration, where to record, and the manifest to start with: a new one, or that of the
+    run to resume.
 
-    The run folder is locked until the end of the block. An older run stays in it: the new one is recorded beside it
-    until `put_in_place`. `check` may refuse configuration and folder before anything is created. `like` is a
-    run whose settings apply where none was typed.
+    The run folder is locked until the end of the block. An older run stays in it: the new one is
+    recorded beside it until `put_in_place`. `check` may refuse configuration and folder before
+    anything is created. `like` is a run whose settings apply where none was typed.
     """
     flags, command = context.params, str(context.info_name)
     if common.resume and common.force:
         raise UsageError("--resume continues a run, --force replaces it: use one of them.")
     if like is not None:
         if common.resume:
-            raise UsageError("--resume continues a run, --like starts a new one with its settings: use one of them.")
+            raise UsageError(
+                "--resume continues a run, --like starts a new one with its settings: use one of "
+                "them."
+            )
         flags = flags | settings_of(kind, _flags_of(like, command), _typed(context), like)
     recorded = _recorded(kind, flags)
-    config = kind.from_flags(recorded)  # invalid settings are reported before anything about folders
+    # Invalid settings are reported before anything about folders
+    config = kind.from_flags(recorded)
     folder = common.output or Path(f"{command}-{config.name}")
     check(config, folder)
     if not common.resume:
@@ -80,7 +87,9 @@ def prepared_run(
 
 @contextmanager
 def _work_folder(folder: Path, command: str, *, force: bool) -> Iterator[Path]:
-    """Where to record: beside an older run that is replaced, where such a run was begun, or in the folder itself."""
+    """Where to record: beside an older run that is replaced, where such a run was begun, or in
+    the folder itself.
+    """
     begun = begun_beside(folder)
     if begun is not None and not force and not _note_of(begun, command).is_file():
         drop_begun(folder)  # killed before there was anything to resume
@@ -100,7 +109,11 @@ def checked(kind: type[_Config], flags: Mapping[str, Any], command: str) -> None
 def _recorded(kind: type[_Config], flags: Mapping[str, Any]) -> dict[str, Any]:
     """The flags as a manifest records them, with pairs as lists."""
     paths = {known.name: known.metadata.get("path", False) for known in fields(kind)}
-    recorded = {name: _resolved(value) if paths[name] else value for name, value in flags.items() if name in paths}
+    recorded = {
+        name: _resolved(value) if paths[name] else value
+        for name, value in flags.items()
+        if name in paths
+    }
     if reward := recorded.get("reward"):
         file, colon, function = str(reward).rpartition(":")
         recorded["reward"] = f"{_resolved(file) or ''}{colon}{function}"
@@ -113,19 +126,26 @@ def _flags_of(run: Path, command: str) -> dict[str, Any]:
     flags = manifest.get("flags")
     if flags is None or manifest.get("command", command) != command:
         raise MismatchError(
-            f"{run} was not recorded by `{command}`, so it has no settings to take over. Leave out --like."
+            f"{run} was not recorded by `{command}`, so it has no settings to take over. Leave "
+            "out --like."
         )
     return dict(flags)
 
 
-def _check_inputs(config: ProbeConfig | CurateConfig | RescoreConfig | BisectConfig, command: str) -> None:
-    """Check every model, adapter and file on this machine before creating a folder; a resumed run has been checked.
+def _check_inputs(
+    config: ProbeConfig | CurateConfig | RescoreConfig | BisectConfig, command: str
+) -> None:
+    """Check every model, adapter and file on this machine before creating a folder; a resumed run
+    has been checked.
 
-    The order is by cost: first what needs no library, then which libraries are installed, then device names (torch),
-    then the weights of adapters (peft).
+    The order is by cost: first what needs no library, then which libraries are installed, then
+    device names (torch), then the weights of adapters (peft).
     """
     given = {name: getattr(config, name, None) for name in _LOOKED_AT}  # where the command has them
-    models, adapters = [given[name] for name in ("model", "scorer")], [given[name] for name in _ADAPTERS]
+    models, adapters = (
+        [given[name] for name in ("model", "scorer")],
+        [given[name] for name in _ADAPTERS],
+    )
     for model in filter(None, models):
         check_model_folder(model)
     for adapter in filter(None, adapters):
@@ -154,7 +174,9 @@ def _check_sampled(config: RolloutConfig) -> None:
 
 
 def _resolved(name: str | None) -> str | None:
-    """One spelling per local path, so that equal weights are recognised; hub names stay as they are."""
+    """One spelling per local path, so that equal weights are recognised; hub names stay as they
+    are.
+    """
     path = Path(name or "").expanduser()
     return str(path.resolve()) if name and path.exists() else name
 
@@ -162,7 +184,11 @@ def _resolved(name: str | None) -> str | None:
 def _typed(context: typer.Context) -> set[str]:
     """The parameters that were typed; with --resume the others come from the run."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    return {
+        name
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    }
 
 
 def _is_resumable(folder: Path, command: str) -> bool:
@@ -179,7 +205,8 @@ def _manifest_to_resume(folder: Path, command: str) -> dict[str, Any]:
     manifest = read_search(folder) if command == _SEARCH else read_manifest(folder / "trace")
     if not isinstance(manifest.get("flags"), dict) or manifest.get("command", command) != command:
         raise MismatchError(
-            f"{folder} was not written by `{command}`, so it cannot be resumed. Choose another --output."
+            f"{folder} was not written by `{command}`, so it cannot be resumed. Choose another "
+            "--output."
         )
     return manifest
 

@@ -1,4 +1,6 @@
-"""Progress on stderr: a bar or a live view on a terminal, plain lines in a log, nothing with --quiet."""
+"""Progress on stderr: a bar or a live view on a terminal, plain lines in a log, nothing with
+--quiet.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
 
 _SECONDS_BETWEEN_LINES = 10.0
 _REFRESHES_PER_SECOND = 2.0
-_WIDEST = 80  # columns of a view: longer lines are hard to read, and break when the terminal is narrowed
+# Columns of a view: longer lines are hard to read, and break when the terminal is narrowed
+_WIDEST = 80
 _ECHO = 3  # columns left free for the ^C that a terminal prints
 
 
 def colour_system() -> Any:
-    """The `color_system` of a rich console: None under NO_COLOR, where rich would still print bold and dim."""
+    """The `color_system` of a rich console: None under NO_COLOR, where rich would still print
+    bold and dim.
+    """
     return None if os.environ.get("NO_COLOR") else "auto"
 
 
@@ -35,8 +40,11 @@ class TerminalProgress:
     def __init__(self, quiet: bool) -> None:
         from rich.console import Console
 
-        self._console = Console(stderr=True, quiet=quiet, color_system=colour_system(), highlight=False)
-        self.on_terminal = not quiet and self._console.is_interactive and sys.stderr.isatty()  # a person watches
+        self._console = Console(
+            stderr=True, quiet=quiet, color_system=colour_system(), highlight=False
+        )
+        # A person watches
+        self.on_terminal = not quiet and self._console.is_interactive and sys.stderr.isatty()
 
     @property
     def width(self) -> int:
@@ -49,7 +57,8 @@ class TerminalProgress:
 
     @contextmanager
     def view(self, lines: Callable[[int, int], list[Text]]) -> Iterator[None]:
-        """Keep lines, drawn for a width and a height, at the bottom of the terminal; messages go above them.
+        """Keep lines, drawn for a width and a height, at the bottom of the terminal; messages go
+        above them.
 
         A log has no view.
         """
@@ -76,9 +85,13 @@ class TerminalProgress:
                 return Group(*drawn)
 
             live = Live(
-                console=console, get_renderable=draw, refresh_per_second=_REFRESHES_PER_SECOND, transient=True,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
+                console=console,
+                get_renderable=draw,
+                refresh_per_second=_REFRESHES_PER_SECOND,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             try:
                 with live:
                     self._console = console
@@ -88,7 +101,9 @@ class TerminalProgress:
 
     @contextmanager
     def working(self, phase: str, total: int = 0) -> Iterator[Callable[[int], None]]:
-        """A phase with its elapsed time, and how much is done if the yielded function is called with it."""
+        """A phase with its elapsed time, and how much is done if the yielded function is called
+        with it.
+        """
         from rich.text import Text
 
         if not self.on_terminal:
@@ -107,15 +122,28 @@ class TerminalProgress:
             yield advance
 
     @contextmanager
-    def sampling(self, phase: str, total: int, done: int, most_tokens: int) -> Iterator[SamplingMeter]:
-        """A phase that samples responses: its rate and the time left are those of tokens, as far as they are known."""
+    def sampling(
+        self, phase: str, total: int, done: int, most_tokens: int
+    ) -> Iterator[SamplingMeter]:
+        """A phase that samples responses: its rate and the time left are those of tokens, as far
+        as they are known.
+        """
         if self._console.is_terminal and not self._console.quiet:
             with self._bar(counted=False) as bar:
                 task = bar.add_task(phase, total=None, rate="", count=f"{done}/{total}")
 
                 def draw(meter: SamplingMeter) -> None:
-                    count, reached = f"{done + meter.finished}/{total}", meter.sampled or meter.finished
-                    bar.update(task, completed=reached, total=reached + meter.left, count=count, rate=meter.words())
+                    count, reached = (
+                        f"{done + meter.finished}/{total}",
+                        meter.sampled or meter.finished,
+                    )
+                    bar.update(
+                        task,
+                        completed=reached,
+                        total=reached + meter.left,
+                        count=count,
+                        rate=meter.words(),
+                    )
 
                 yield SamplingMeter(total - done, most_tokens, draw)
             return
@@ -132,7 +160,9 @@ class TerminalProgress:
     def counting(
         self, phase: str, total: int, done: int = 0, *, unit: str = "responses"
     ) -> Iterator[Callable[[int], None]]:
-        """A phase that lasts as long as its block; call the yielded function with how many more are finished."""
+        """A phase that lasts as long as its block; call the yielded function with how many more
+        are finished.
+        """
         began, finished = time.monotonic(), 0
 
         def rate() -> float:
@@ -157,12 +187,17 @@ class TerminalProgress:
             reached = done + finished
             if due.after(reached):
                 left = (total - reached) / max(rate(), 1e-9)
-                self.say(f"{phase}: {reached:,}/{total:,} {unit}, {short(rate())}/s, {duration(left)} left")
+                self.say(
+                    f"{phase}: {reached:,}/{total:,} {unit}, {short(rate())}/s, {duration(left)} "
+                    "left"
+                )
 
         yield tell
 
     def _bar(self, counted: bool = True) -> Progress:
-        """A bar; with what is done of all and its own estimate, unless the task has them as `count` and `rate`."""
+        """A bar; with what is done of all and its own estimate, unless the task has them as
+        `count` and `rate`.
+        """
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -199,7 +234,9 @@ class _LogLines:
 
 
 def _take_back_broken_lines(console: Console, drawn: list[Text]) -> None:
-    """Wipe the extra rows into which a narrowed terminal has broken the lines; rich does not know about them."""
+    """Wipe the extra rows into which a narrowed terminal has broken the lines; rich does not
+    know about them.
+    """
     width = console.width
     for _ in range(sum((line.cell_len - 1) // width for line in drawn if line.cell_len)):
         console.file.write("\x1b[2K\x1b[1A")

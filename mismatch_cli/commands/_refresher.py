@@ -1,4 +1,5 @@
-"""Refreshes the report of a training run from time to time, in another process: this file run as a program.
+"""Refreshes the report of a training run from time to time, in another process: this file run as a
+program.
 
 Neither training nor `watch` waits for it.
 """
@@ -26,18 +27,30 @@ _RELOAD_SECONDS = 60  # after which an open page reloads itself
 
 
 class Refresher:
-    """Draws the report of these runs into `output`, at most once every `every` seconds, one process at a time."""
+    """Draws the report of these runs into `output`, at most once every `every` seconds, one
+    process at a time.
+    """
 
     def __init__(
-        self, folders: Sequence[Path], output: Path, every: float, say: Callable[[str], None], *, draws: bool = True
+        self,
+        folders: Sequence[Path],
+        output: Path,
+        every: float,
+        say: Callable[[str], None],
+        *,
+        draws: bool = True,
     ) -> None:
         program, drawn = command(__name__), [str(output), *map(str, folders)]
         words = "pictures" if draws else ""
-        self._command, self._last_command = [*program, words, *drawn], [*program, f"final,{words}", *drawn]
+        self._command, self._last_command = (
+            [*program, words, *drawn],
+            [*program, f"final,{words}", *drawn],
+        )
         self._output, self._every, self._say, self._last_complaint = output, every, say, ""
         self._next = time.monotonic() + every
         self._child: subprocess.Popen[bytes] | None = None
-        # Not a pipe: nobody reads it before the process ends, and a full one would block the process.
+        # Not a pipe: nobody reads it before the process ends, and a full one would block the
+        # process.
         self._errors = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - as long as this object
 
     def step_done(self) -> None:
@@ -67,9 +80,14 @@ class Refresher:
         self._errors.seek(0)
         self._errors.truncate()
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=self._errors,
-            env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C must not reach it
-        )  # fmt: skip
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            # Ctrl-C must not reach it
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
 
     def stop(self) -> None:
         """End the process that draws, whatever its progress."""
@@ -86,7 +104,8 @@ class Refresher:
     def _is_free(self) -> bool:
         if self._child is None:
             return True
-        pid, status, usage = os.wait4(self._child.pid, os.WNOHANG)  # `poll` does not report CPU time
+        # `poll` does not report CPU time
+        pid, status, usage = os.wait4(self._child.pid, os.WNOHANG)
         if pid == 0:
             return False
         self._child.returncode = os.waitstatus_to_exitcode(status)
@@ -102,7 +121,10 @@ class Refresher:
 
     def _complain(self, error: str) -> None:
         """Say why it failed, each reason once: it will be tried again."""
-        reason = next((line.strip() for line in reversed(error.splitlines()) if line.strip()), "no reason given")
+        reason = next(
+            (line.strip() for line in reversed(error.splitlines()) if line.strip()),
+            "no reason given",
+        )
         if reason != self._last_complaint:
             self._last_complaint = reason
             self._say(f"The report could not be refreshed, training continues: {visible(reason)}")
@@ -116,12 +138,15 @@ def _draw(output: Path, folders: Sequence[Path], *, pictures: bool, final: bool)
 
     begun = [folder for folder in folders if (folder / "metrics.jsonl").is_file()]
     common = Common(quiet=True, no_plots=not pictures)
-    study = TrainingAnalysis.of(read_runs(begun), watch_state(output))  # of `train`, there is no watch
+    # Of `train`, there is no watch
+    study = TrainingAnalysis.of(read_runs(begun), watch_state(output))
     common.show(study, output, reload_seconds=0 if final else _RELOAD_SECONDS)
 
 
 def _end_with_parent() -> None:
-    """End when stdin closes: its owner holds the folder, and once it is gone another process may write there."""
+    """End when stdin closes: its owner holds the folder, and once it is gone another process may
+    write there.
+    """
     os.read(0, 1)
     os._exit(1)
 
@@ -130,6 +155,11 @@ if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         asked = sys.argv[1].split(",")
-        _draw(Path(sys.argv[2]), list(map(Path, sys.argv[3:])), pictures="pictures" in asked, final="final" in asked)
+        _draw(
+            Path(sys.argv[2]),
+            list(map(Path, sys.argv[3:])),
+            pictures="pictures" in asked,
+            final="final" in asked,
+        )
     except MismatchError as error:
         sys.exit(str(error))

@@ -1,4 +1,6 @@
-"""How far sampling has come, counted in tokens: how long the responses will be is only known once some have ended."""
+"""How far sampling has come, counted in tokens: how long the responses will be is only known
+once some have ended.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,16 @@ from mismatch_cli.commands._curves import duration
 
 
 class SamplingMeter:
-    """Called with numbers of finished responses, and by engines that can with numbers of sampled tokens (`tokens`)."""
+    """Called with numbers of finished responses, and by engines that can with numbers of sampled
+    tokens (`tokens`).
+    """
 
-    def __init__(self, responses: int, most_tokens: int, changed: Callable[[SamplingMeter], None]) -> None:
-        """`responses` are still to be sampled, of at most `most_tokens` each; `changed` is called after every count."""
+    def __init__(
+        self, responses: int, most_tokens: int, changed: Callable[[SamplingMeter], None]
+    ) -> None:
+        """`responses` are still to be sampled, of at most `most_tokens` each; `changed` is
+        called after every count.
+        """
         self._responses, self._most, self._changed = responses, most_tokens, changed
         self._began = time.monotonic()
         self.finished = self.sampled = 0

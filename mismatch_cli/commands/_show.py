@@ -48,9 +48,13 @@ TRACES = setting(
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
-    """Flags that are the same in every command that has them, and methods that show results accordingly."""
+    """Flags that are the same in every command that has them, and methods that show results
+    accordingly.
+    """
 
-    trust_remote_code: bool = setting(False, "Allow Python code that comes with a model to run.", typed=True)
+    trust_remote_code: bool = setting(
+        False, "Allow Python code that comes with a model to run.", typed=True
+    )
     resume: bool = setting(False, "Resume the run in --output where it stopped.")
     workers: str = setting(
         "1",
@@ -60,18 +64,27 @@ class Common:
         typed=names_cluster,
     )
     cache: Path | None = setting(  # noqa: RUF009
-        None, "Folder that caches partial results, so that no shard is read twice.", metavar="DIR", typed=True
+        None,
+        "Folder that caches partial results, so that no shard is read twice.",
+        metavar="DIR",
+        typed=True,
     )
     skip_broken: bool = setting(False, "Skip shards that cannot be read, and report how many.")
     output: Path | None = of_output(  # noqa: RUF009
-        None, "Folder for summary.json, report.html and plots/.", short="-o",
+        None,
+        "Folder for summary.json, report.html and plots/.",
+        short="-o",
         show_default="in the run or here, named after the command",
-    )  # fmt: skip
+    )
     worst: int | None = of_output(
-        None, "Show the N worst tokens and responses in context.", min=0,
+        None,
+        "Show the N worst tokens and responses in context.",
+        min=0,
         show_default="1 on the screen, 10 on the page",
-    )  # fmt: skip
-    page_responses: int = of_output(200, "Responses that the page shows token by token, at most; 0 for none.", min=0)
+    )
+    page_responses: int = of_output(
+        200, "Responses that the page shows token by token, at most; 0 for none.", min=0
+    )
     plots: str | None = of_output(
         None,
         "Formats of the files in plots/: png, svg, pdf; separate several with commas.",
@@ -100,12 +113,21 @@ class Common:
         custom_code.allow(self.trust_remote_code)  # never because a resumed folder says so
         places.show_full(self.full_paths)
         if self.output is not None and is_store(self.output):
-            raise UsageError(f"--output is a local folder. Upload it afterwards: {suggest('upload', 'RUN', 'URL')}")
-        for flag, asked in (("plots", self.plots), ("plot-width", self.plot_width), ("plot-panels", self.plot_panels)):
+            raise UsageError(
+                "--output is a local folder. Upload it afterwards: "
+                f"{suggest('upload', 'RUN', 'URL')}"
+            )
+        for flag, asked in (
+            ("plots", self.plots),
+            ("plot-width", self.plot_width),
+            ("plot-panels", self.plot_panels),
+        ):
             if self.no_plots and asked:
                 raise UsageError(f"--no-plots draws nothing: leave out --{flag}.")
             if self.only_numbers and asked:
-                raise UsageError(f"--json without --output draws nothing: leave out --{flag}, or name --output.")
+                raise UsageError(
+                    f"--json without --output draws nothing: leave out --{flag}, or name --output."
+                )
         _ = self.files, self.read_by  # report invalid --plots and --workers before anything is read
 
     @cached_property
@@ -134,7 +156,9 @@ class Common:
         """The progress of a rank: only the first one prints."""
         return self.progress if world.first else TerminalProgress(quiet=True)
 
-    def check(self, named: Sequence[Path] | None, folder: Path | None = None, *, own: bool = False) -> None:
+    def check(
+        self, named: Sequence[Path] | None, folder: Path | None = None, *, own: bool = False
+    ) -> None:
         """Refuse invalid traces and report folders before importing anything that reads and draws.
 
         `own`: the folder is the run's own, which a report may go into.
@@ -148,7 +172,9 @@ class Common:
             check_report_folder(folder, force=own or self.force)
 
     def report_folder(self, named: Sequence[Path] | None, name: str) -> Path | None:
-        """Where a report goes: --output, else the only run named, else here; None if only numbers are wanted."""
+        """Where a report goes: --output, else the only run named, else here; None if only
+        numbers are wanted.
+        """
         from mismatch_cli.trace.manifest import run_folder_of, trace_folder
 
         if self.output is not None or self.only_numbers:
@@ -158,7 +184,9 @@ class Common:
         return (Path() if own is None or elsewhere else run_folder_of(own)) / name
 
     def opened(self, named: Sequence[Path] | None, notice: str, *names: str) -> list[Trace]:
-        """The named traces; if there are none, the bundled ones called `names`, after printing `notice`."""
+        """The named traces; if there are none, the bundled ones called `names`, after printing
+        `notice`.
+        """
         from mismatch_cli.places import bundled, bundled_trace
         from mismatch_cli.recording.work import begun_beside
         from mismatch_cli.trace.reader import Trace
@@ -170,8 +198,8 @@ class Common:
         for run in {trace.run_folder for trace in traces if not is_store(trace.folder)}:
             if begun_beside(run):
                 self.progress.say(
-                    f"This reads the older run in {run}: the one that replaces it is unfinished. Continue that with "
-                    "--resume, or begin it again with --force."
+                    f"This reads the older run in {run}: the one that replaces it is unfinished. "
+                    "Continue that with --resume, or begin it again with --force."
                 )
         return traces
 
@@ -184,10 +212,16 @@ class Common:
         phase: str,
         **how: Any,
     ) -> None:
-        """Study traces into the folder of a report, as `study` does; without a folder, only print the result."""
+        """Study traces into the folder of a report, as `study` does; without a folder, only
+        print the result.
+        """
         from mismatch_cli.recording.folder import report_folder
 
-        with nullcontext() if folder is None else report_folder(folder, study_format, force=self.force):
+        with (
+            nullcontext()
+            if folder is None
+            else report_folder(folder, study_format, force=self.force)
+        ):
             self.study(analyse, traces, folder, phase, **how)
 
     def study(
@@ -199,23 +233,30 @@ class Common:
         passes: int = 1,
         **page: Any,
     ) -> None:
-        """Study traces in so many passes, with a bar that counts their responses, and show the result."""
-        with self.progress.counting(phase, passes * sum(trace.num_responses for trace in traces)) as advance:
+        """Study traces in so many passes, with a bar that counts their responses, and show the
+        result.
+        """
+        with self.progress.counting(
+            phase, passes * sum(trace.num_responses for trace in traces)
+        ) as advance:
             study = analyse(traces, workers=self.read_by, on_responses=advance)
         self.show(study, folder, **page)
 
     def study_mismatch(self, traces: Sequence[Trace], folder: Path | None) -> None:
-        """How `probe`, `rescore` and `report` end; the page always shows some of the worst tokens."""
+        """How `probe`, `rescore` and `report` end; the page always shows some of the worst
+        tokens.
+        """
         from mismatch_cli.studies.mismatch import WORST, analyse
 
         kept = max(self.worst or 0, WORST)
         self.study(partial(analyse, worst=kept), traces, folder, "Measuring", worst=self.worst)
 
     def show(self, study: Study, folder: Path | None, **page: Any) -> None:
-        """Print a study, or its JSON, on stdout, and write everything into a folder; `page` configures its page.
+        """Print a study, or its JSON, on stdout, and write everything into a folder; `page`
+        configures its page.
 
-        Files are written even if the reader of stdout has left (`| head`). If only numbers are wanted, a run folder
-        still gets its summary.json, but a report folder gets no files.
+        Files are written even if the reader of stdout has left (`| head`). If only numbers are
+        wanted, a run folder still gets its summary.json, but a report folder gets no files.
         """
         from mismatch_cli.report.pages import page_of
 
@@ -231,18 +272,29 @@ class Common:
             raise unread
 
     def _write(self, study: Study, view: ReportView | None, folder: Path) -> None:
-        from mismatch_cli.report.written import HTML_FILE, PLOTS_FOLDER, SUMMARY_FILE, write_numbers, write_report
+        from mismatch_cli.report.written import (
+            HTML_FILE,
+            PLOTS_FOLDER,
+            SUMMARY_FILE,
+            write_numbers,
+            write_report,
+        )
 
         if view is None:
             self.progress.say(f"Wrote {write_numbers(study, folder)}")
             return
-        files, drawing = None if self.no_plots else self.files, partial(self.progress.working, "Drawing")
+        files, drawing = (
+            None if self.no_plots else self.files,
+            partial(self.progress.working, "Drawing"),
+        )
         drawn = write_report(study, view, folder, files, self.page_responses, drawing)
         others = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if drawn else f" and {SUMMARY_FILE}"
         self.progress.say(f"Wrote {folder / HTML_FILE}{others}")
 
     def print(self, study: Study, view: ReportView | None = None) -> None:
-        """Print a study on stdout, as JSON or as its page; `view` is that page if it already exists."""
+        """Print a study on stdout, as JSON or as its page; `view` is that page if it already
+        exists.
+        """
         from mismatch_cli.report.pages import page_of
         from mismatch_cli.report.screen import print_view
 
@@ -263,8 +315,12 @@ Reporting = Annotated[Common, *READ_BY, "output", "worst", "page_responses", *_L
 Diagnosing = Annotated[Common, "trust_remote_code", *READ_BY, "output", *_LOOKING]
 _RUN = saying("output", help="Run folder: trace/, summary.json, report.html, plots/ and log/.")
 Recording = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, *_TALKING]
-Searching = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, "full_paths", *_TALKING]
-Probing = Annotated[Common, "trust_remote_code", "resume", _RUN, "worst", "page_responses", *_SHOWING, *_TALKING]
+Searching = Annotated[
+    Common, "trust_remote_code", "resume", _RUN, *_SHOWING, "full_paths", *_TALKING
+]
+Probing = Annotated[
+    Common, "trust_remote_code", "resume", _RUN, "worst", "page_responses", *_SHOWING, *_TALKING
+]
 
 
 def print_json(content: Any) -> None:
@@ -292,7 +348,12 @@ def console() -> Any:
     width = _PIPE_WIDTH if not sys.stdout.isatty() and "COLUMNS" not in os.environ else None
     file: Any = _Unpadded(sys.stdout)
     return PipeableConsole(
-        file=file, width=width, color_system=colour_system(), highlight=False, emoji=False, markup=False
+        file=file,
+        width=width,
+        color_system=colour_system(),
+        highlight=False,
+        emoji=False,
+        markup=False,
     )
 
 

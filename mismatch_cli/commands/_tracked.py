@@ -1,4 +1,6 @@
-"""`--track` and its companions: where the metrics of a run go besides metrics.jsonl, and under which names."""
+"""`--track` and its companions: where the metrics of a run go besides metrics.jsonl, and under
+which names.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -45,7 +47,13 @@ class Tracking:
 
     @classmethod
     def asked(
-        cls, track: Sequence[str] | None, project: str, name: str | None, framework: str | None, *, several: bool
+        cls,
+        track: Sequence[str] | None,
+        project: str,
+        name: str | None,
+        framework: str | None,
+        *,
+        several: bool,
     ) -> "Tracking":
         """From the flags; a `MismatchError` for a tracker that is unknown or not installed."""
         return cls(asked(track), project, name, framework or "", several)
@@ -53,7 +61,9 @@ class Tracking:
     def of(
         self, folder: Path, config: Mapping[str, Any], say: Callable[[str], None]
     ) -> AbstractContextManager[Trackers]:
-        """The trackers of one run; of several, each run is called after --track-name and its folder."""
+        """The trackers of one run; of several, each run is called after --track-name and its
+        folder.
+        """
         own = folder.resolve().name
         name = own if self.name is None else f"{self.name}-{own}" if self.several else self.name
         return open_trackers(self.names, folder, self.project, name, config, say)

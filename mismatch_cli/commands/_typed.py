@@ -22,7 +22,8 @@ def words(
 ) -> list[str]:
     """The arguments of a command `without` some, and with `chosen` values for others.
 
-    `resolved`: include environment variables and the --config file, for a process that must not read them again.
+    `resolved`: include environment variables and the --config file, for a process that must not
+    read them again.
     """
     sources = _ANYWHERE if resolved else _ANYWHERE[:1]
     without = {*without, CONFIG} if resolved else without
@@ -32,7 +33,9 @@ def words(
         source = context.get_parameter_source(name)
         typed = source is not None and source.name in sources and name not in without
         if chosen and name in chosen:
-            found += _spelled(known, truth(chosen[name]) if getattr(known, "is_flag", False) else chosen[name])
+            found += _spelled(
+                known, truth(chosen[name]) if getattr(known, "is_flag", False) else chosen[name]
+            )
         elif typed:
             found += _spelled(known, context.params[name])
     return found
@@ -43,9 +46,17 @@ def _spelled(known: Any, value: Any) -> list[str]:
         return list(map(str, value)) if known.nargs != 1 else [str(value)]
     flag = max(known.opts, key=len)
     if known.is_flag:
-        return [flag if value else max(known.secondary_opts, key=len)] if value or known.secondary_opts else []
+        return (
+            [flag if value else max(known.secondary_opts, key=len)]
+            if value or known.secondary_opts
+            else []
+        )
     several = value if known.multiple or isinstance(value, list) else [value]
-    return [word for item in several for word in (flag, *map(str, item if isinstance(item, tuple) else (item,)))]
+    return [
+        word
+        for item in several
+        for word in (flag, *map(str, item if isinstance(item, tuple) else (item,)))
+    ]
 
 
 def truth(text: str) -> bool:

@@ -1,4 +1,6 @@
-"""`--vary`: a command once for each combination of settings, spread over devices, and one comparison at the end."""
+"""`--vary`: a command once for each combination of settings, spread over devices, and one
+comparison at the end.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def _varies_reserved(texts: Sequence[str]) -> bool:
     for text in texts:
         typed, _, values = text.partition("=")
         name = _setting_named(typed)
-        if name in known and any(is_typed_only(known[name], [value]) for value in values.split(",")):
+        if name in known and any(
+            is_typed_only(known[name], [value]) for value in values.split(",")
+        ):
             return True
     return False
 
@@ -43,7 +47,8 @@ def _setting_named(typed: str) -> str:
 
 VARY = setting(
     None,
-    "Run once per value of a setting (with several --vary: per combination), and compare. Repeatable.",
+    "Run once per value of a setting (with several --vary: per combination), and compare. "
+    "Repeatable.",
     metavar="SETTING=VALUE,VALUE",
     completes=settings,
     typed=_varies_reserved,
@@ -55,11 +60,14 @@ DEVICES = setting(
     show_default="all GPUs",
     typed=names_cluster,
 )
-_OWN = ("vary", "devices", "output", "resume", "force", "json", "quiet", "full", "debug")  # of all runs together
+# Of all runs together
+_OWN = ("vary", "devices", "output", "resume", "force", "json", "quiet", "full", "debug")
 _WORST_FIRST = "abs_d_mean"
 
 
-def run_varied(context: typer.Context, common: Common, kind: type, vary: Sequence[str], devices: str | None) -> None:
+def run_varied(
+    context: typer.Context, common: Common, kind: type, vary: Sequence[str], devices: str | None
+) -> None:
     """Run each combination and compare the runs; a `MismatchError` at the end if one failed.
 
     Every setting is checked before the first run starts.
@@ -70,14 +78,19 @@ def run_varied(context: typer.Context, common: Common, kind: type, vary: Sequenc
     if common.resume and common.force:
         raise UsageError("--resume continues a run, --force replaces it: use one of them.")
     command, values = str(context.info_name), _values(context, kind, vary)
-    folder = common.output or Path(f"{command}-by-{'-'.join(name.replace('_', '-') for name in values)}")
+    folder = common.output or Path(
+        f"{command}-by-{'-'.join(name.replace('_', '-') for name in values)}"
+    )
     members = _members(context, kind, values, folder.absolute(), force=common.force)
     if len(members) < 2:
         raise UsageError("--vary needs at least two values: with one there is nothing to compare.")
     _check_there(members, common)
     with folder_of_runs(folder, ComparisonAnalysis.FORMAT):
         todo = [member for member in members if not (common.resume and member.finished)]
-        common.progress.say(f"{things(len(members), 'run')} into {folder}, {len(members) - len(todo)} of them finished")
+        common.progress.say(
+            f"{things(len(members), 'run')} into {folder}, {len(members) - len(todo)} of them "
+            "finished"
+        )
         outcomes = _run(todo, devices, common)
         failed = [outcome for outcome in outcomes if outcome.fault]
         lost = {outcome.member.name for outcome in failed}
@@ -85,11 +98,16 @@ def run_varied(context: typer.Context, common: Common, kind: type, vary: Sequenc
     if failed:
         first = failed[0]
         resume = suggest(
-            command, *words(context, _OWN), *(f"--vary={text}" for text in vary), "--output", folder, "--resume"
+            command,
+            *words(context, _OWN),
+            *(f"--vary={text}" for text in vary),
+            "--output",
+            folder,
+            "--resume",
         )
         raise MismatchError(
-            f"{len(failed)} of {things(len(members), 'run')} failed, the first {first.member.name}: {first.fault} "
-            f"Continue with: {resume}"
+            f"{len(failed)} of {things(len(members), 'run')} failed, the first "
+            f"{first.member.name}: {first.fault} Continue with: {resume}"
         )
 
 
@@ -100,9 +118,14 @@ def _values(context: typer.Context, kind: type, vary: Sequence[str]) -> dict[str
         typed, equals, values = text.partition("=")
         name = _setting_named(typed)
         if not equals or not all(value.strip() for value in values.split(",")):
-            raise UsageError(f"--vary {text} is invalid. Use SETTING=VALUE,VALUE, such as kv-cache-dtype=auto,fp8.")
+            raise UsageError(
+                f"--vary {text} is invalid. Use SETTING=VALUE,VALUE, such as "
+                "kv-cache-dtype=auto,fp8."
+            )
         if name not in names:
-            raise UsageError(registry.unknown("setting", typed, [name.replace("_", "-") for name in names]))
+            raise UsageError(
+                registry.unknown("setting", typed, [name.replace("_", "-") for name in names])
+            )
         if name in found:
             raise UsageError(f"--vary names {typed} twice: give all of its values to one --vary.")
         found[name] = [value.strip() for value in values.split(",")]
@@ -122,12 +145,22 @@ def _members(
     members: dict[str, Member] = {}
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
-        typed, name = words(context, _OWN, chosen, resolved=True), "-".join(map(_named, combination))
-        inner = context.command.make_context(str(context.info_name), list(typed), parent=context.parent)
+        typed, name = (
+            words(context, _OWN, chosen, resolved=True),
+            "-".join(map(_named, combination)),
+        )
+        inner = context.command.make_context(
+            str(context.info_name), list(typed), parent=context.parent
+        )
         checked(kind, inner.params, str(context.info_name))
         if name in members:
-            raise UsageError(f"--vary gives two runs the name {name}. Choose values whose last path parts differ.")
-        members[name] = Member(folder / name, (str(context.info_name), *typed), Path.cwd(), replaces=force)
+            raise UsageError(
+                f"--vary gives two runs the name {name}. Choose values whose last path parts "
+                "differ."
+            )
+        members[name] = Member(
+            folder / name, (str(context.info_name), *typed), Path.cwd(), replaces=force
+        )
     return list(members.values())
 
 
@@ -140,8 +173,8 @@ def _check_there(members: Sequence[Member], common: Common) -> None:
     existing = [member.folder for member in members if member.folder.exists()]
     if existing and not (common.resume or common.force):
         raise MismatchError(
-            f"{existing[0]} already exists. Continue it with --resume, replace it with --force, or choose another "
-            "--output."
+            f"{existing[0]} already exists. Continue it with --resume, replace it with --force, "
+            "or choose another --output."
         )
 
 
@@ -173,7 +206,9 @@ def _gap(member: Member) -> float:
 
 
 def _compare(members: Sequence[Member], folder: Path, common: Common) -> None:
-    """Compare the first run with the others; if there are too many, with those whose gaps differ most from its own."""
+    """Compare the first run with the others; if there are too many, with those whose gaps differ
+    most from its own.
+    """
     from mismatch_cli.studies.comparison import analyse_comparison
     from mismatch_cli.studies.settings_compared import NAMES
     from mismatch_cli.trace.reader import Trace
@@ -182,9 +217,12 @@ def _compare(members: Sequence[Member], folder: Path, common: Common) -> None:
         return
     first, *others = members
     if len(members) > len(NAMES):
-        others = sorted(others, key=lambda member: abs(_gap(member) - _gap(first)), reverse=True)[: len(NAMES) - 1]
+        others = sorted(others, key=lambda member: abs(_gap(member) - _gap(first)), reverse=True)[
+            : len(NAMES) - 1
+        ]
         common.progress.say(
-            f"Comparing {first.name} with the {len(others)} of the runs whose gap differs most from its."
+            f"Comparing {first.name} with the {len(others)} of the runs whose gap differs most "
+            "from its."
         )
     traces = [Trace.open(member.folder) for member in (first, *others)]
     common.study(analyse_comparison, traces, folder, "Comparing", passes=2)

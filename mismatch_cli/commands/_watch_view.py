@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.commands._curves import LABEL, Curve, Line, blank, curve, curves, duration, flow, labelled, plain
+from mismatch_cli.commands._curves import (
+    LABEL,
+    Curve,
+    Line,
+    blank,
+    curve,
+    curves,
+    duration,
+    flow,
+    labelled,
+    plain,
+)
 from mismatch_cli.commands._curves import most_important as fitting
 from mismatch_cli.numbers import number, things
 from mismatch_cli.text import visible
@@ -43,16 +54,28 @@ class WatchView:
         """The screen."""
         watcher = self._watcher
         if watcher is None:
-            return [plain(line, "") for line in flow([self._name, "waiting for it to start"], width)][:height]
+            return [
+                plain(line, "") for line in flow([self._name, "waiting for it to start"], width)
+            ][:height]
         alarms = watcher.alarms
-        lines = [Line(0, plain(line, "bold")) for line in flow([self._name, *_progress(watcher)], width)]
+        lines = [
+            Line(0, plain(line, "bold")) for line in flow([self._name, *_progress(watcher)], width)
+        ]
         if len(watcher.history):
-            lines += [blank(), *curves(_measures(watcher.history, watcher.algorithm), width), blank()]
+            lines += [
+                blank(),
+                *curves(_measures(watcher.history, watcher.algorithm), width),
+                blank(),
+            ]
         lines += [Line(1, plain(f"✘ {visible(alarm.text)}", "red")) for alarm in alarms[-_SHOWN:]]
         if len(alarms) > _SHOWN:
-            lines.append(Line(6, plain(f"  and {things(len(alarms) - _SHOWN, 'earlier alarm')}", "dim")))
+            lines.append(
+                Line(6, plain(f"  and {things(len(alarms) - _SHOWN, 'earlier alarm')}", "dim"))
+            )
         if now := self.note or watcher.source.waiting:
-            lines.append(Line(7, labelled("now", flow(visible(now).split(), width - LABEL, " ")[0])))
+            lines.append(
+                Line(7, labelled("now", flow(visible(now).split(), width - LABEL, " ")[0]))
+            )
         return [line.text for line in fitting(lines, height)]
 
 
@@ -73,7 +96,13 @@ def _measures(history: History, algorithm: str) -> list[tuple[int, Curve]]:
     found = []
     for rank, label, key, digits in _OF_GAP:
         found += curve(rank, label, history.of(key), notes.get(key, ""), digits)
-    found += curve(3, "blocked", history.of("blocked"), f"by {visible(algorithm)}" if algorithm else _OF_BLOCKED, 2)
+    found += curve(
+        3,
+        "blocked",
+        history.of("blocked"),
+        f"by {visible(algorithm)}" if algorithm else _OF_BLOCKED,
+        2,
+    )
     found += curve(6, "reward", history.of("reward"), "", 3)
     return found or [(9, Curve("responses", history.of("responses")[-1] or 0, [0.0], 1.0))]
 
@@ -91,5 +120,11 @@ def line_of(record: Record) -> str:
         "reward": number(record.get("reward")),
     }
     if not pair:
-        values = {"responses": number(record.get("responses")), "no log π": "", "reward": values["reward"]}
-    return "  ".join([f"step {record['step']}", *(f"{name} {value}".strip() for name, value in values.items())])
+        values = {
+            "responses": number(record.get("responses")),
+            "no log π": "",
+            "reward": values["reward"],
+        }
+    return "  ".join(
+        [f"step {record['step']}", *(f"{name} {value}".strip() for name, value in values.items())]
+    )

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @flags()
 def command(*, common: Annotated[Common, "json", "debug"]) -> None:
-    """List the algorithms that clipstats knows: when each blocks a token, and how it weights the rest.
+    """List the algorithms that clipstats knows: when each blocks a token, and how it weights the
+    rest.
 
     Examples:
       mismatch-cli algorithms
@@ -70,8 +71,9 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
 
     parts: list[RenderableType] = [
         Text(
-            "p = π (trainer), q = μ (rollout), p′ = π′ (recomputed), all of the sampled token; r = p/q, r′ = p/p′, "
-            "ρ = p′/q; r̄ = p/p̄, where p̄ is from an average of the trainer's weights; A is the advantage."
+            "p = π (trainer), q = μ (rollout), p′ = π′ (recomputed), all of the sampled token; r "
+            "= p/q, r′ = p/p′, ρ = p′/q; r̄ = p/p̄, where p̄ is from an average of the trainer's "
+            "weights; A is the advantage."
         )
     ]
     for heading, rows in (
@@ -83,14 +85,22 @@ def _parts(table: dict[str, list[dict[str, Any]]]) -> list[RenderableType]:
             continue
         parts += [Text(""), Text(heading, style="bold underline")] if heading else []
         for row in rows:
-            title = Text.assemble((row["name"], "bold"), *(f", {alias}" for alias in row["aliases"]))
+            title = Text.assemble(
+                (row["name"], "bold"), *(f", {alias}" for alias in row["aliases"])
+            )
             lines = f"blocked when  {row['blocked_when']}\nweight        {row['weight']}"
             parts += [Text(""), title, below(lines), below(row["source"], "dim")]
     parts += [Text(""), Text("Masks by name (anchor rollout, weight r)", style="bold underline")]
     for mask in table["masks"]:
         letters = trust_regions.symbols(trust_regions.find(mask["name"]))
-        typed = {trust_regions.spelled(letters.get(name, name)): value for name, value in mask["thresholds"].items()}
+        typed = {
+            trust_regions.spelled(letters.get(name, name)): value
+            for name, value in mask["thresholds"].items()
+        }
         given = ",".join(f"{name}={value}" for name, value in typed.items())
-        parts += [Text(mask["name"] + (f":{given}" if given else "")), below(mask["blocked_when"], "dim")]
+        parts += [
+            Text(mask["name"] + (f":{given}" if given else "")),
+            below(mask["blocked_when"], "dim"),
+        ]
     use = "Use: mismatch-cli clipstats --algorithm NAME:PARAMETER=VALUE --algorithm my_mask.py"
     return [*parts, Text(""), Text(use)]

@@ -6,7 +6,14 @@ from typing import Annotated
 import typer
 
 from mismatch_cli.bisect.search_config import BisectConfig
-from mismatch_cli.commands._ranks import KEPT, NPROC, SHARDED, check_sharded, launch_ranks, told_to_all
+from mismatch_cli.commands._ranks import (
+    KEPT,
+    NPROC,
+    SHARDED,
+    check_sharded,
+    launch_ranks,
+    told_to_all,
+)
 from mismatch_cli.commands._show import Searching
 from mismatch_cli.options import flags, saying
 from mismatch_cli.ranks.joined import joined
@@ -20,10 +27,11 @@ def command(
     sharded: bool = SHARDED,
     common: Annotated[Searching, saying("output", show_default="bisect-RUN")],
 ) -> None:
-    """Find what causes the gap: change one setting at a time on the same tokens, and rank how much of it each removes.
+    """Find what causes the gap: change one setting at a time on the same tokens, and rank how much
+    of it each removes.
 
-    The tokens of a trace stay fixed: the engine and the trainer score them again under other settings. Every
-    experiment is kept as a trace.
+    The tokens of a trace stay fixed: the engine and the trainer score them again under other
+    settings. Every experiment is kept as a trace.
 
     Examples:
       mismatch-cli bisect
@@ -36,7 +44,10 @@ def command(
     check = _no_check if common.resume else _check
     check_sharded(sharded, nproc)
     launch_ranks(context, nproc, KEPT)
-    with joined(KEPT) as world, told_to_all(world, prepared_run(context, common, BisectConfig, check)) as prepared:
+    with (
+        joined(KEPT) as world,
+        told_to_all(world, prepared_run(context, common, BisectConfig, check)) as prepared,
+    ):
         from mismatch_cli.bisect.search import search, traced
         from mismatch_cli.dealing import Ranks
         from mismatch_cli.recording.work import put_in_place
@@ -44,7 +55,11 @@ def command(
         from mismatch_cli.studies.diagnosis import faults
 
         config, work, manifest = prepared
-        progress, ranks, is_new = common.progress_of(world), Ranks(world, sharded), not common.resume
+        progress, ranks, is_new = (
+            common.progress_of(world),
+            Ranks(world, sharded),
+            not common.resume,
+        )
         source = traced(config, work, progress, ranks, fresh=is_new)
         search(config, source, work, progress, faults, ranks, manifest["flags"], fresh=is_new)
         if world.first:

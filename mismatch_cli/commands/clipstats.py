@@ -1,4 +1,6 @@
-"""`mismatch-cli clipstats`: what every trust region blocks on the tokens of a trace, and what that loses."""
+"""`mismatch-cli clipstats`: what every trust region blocks on the tokens of a trace, and what
+that loses.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +17,8 @@ def command(
     traces: list[Path] | None = TRACES,
     algorithm: list[str] | None = setting(
         None,
-        "Analyse only this one: NAME, NAME:PARAMETER=VALUE,… or a file such as my_mask.py. Repeatable.",
+        "Analyse only this one: NAME, NAME:PARAMETER=VALUE,… or a file such as my_mask.py. "
+        "Repeatable.",
         short="-a",
         metavar="ALGORITHM",
         completes=algorithms,
@@ -30,10 +33,13 @@ def command(
         typed=registry.names_file,
         show_default="grpo-clip-higher dppo-binary-tv",
     ),
-    theory: bool = setting(False, "Add the paper's bounds on the policy improvement; needs rewards."),
+    theory: bool = setting(
+        False, "Add the paper's bounds on the policy improvement; needs rewards."
+    ),
     common: Annotated[Judging, saying("output", show_default="clipstats, in the run or here")],
 ) -> None:
-    """Show which tokens each trust region blocks, how much update mass that drops, and how many updates are bad.
+    """Show which tokens each trust region blocks, how much update mass that drops, and how many
+    updates are bad.
 
     Examples:
       mismatch-cli clipstats
@@ -51,5 +57,7 @@ def command(
 
     found = common.opened(traces, f"No trace named: analysing {BUNDLED}")
     arguments = asked.clipping_arguments(algorithm or (), compare, theory=theory)
-    analyse = partial(analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory)
+    analyse = partial(
+        analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory
+    )
     common.report(analyse, ClippingAnalysis.FORMAT, found, folder, "Analysing")

@@ -27,16 +27,18 @@ def command(
     ),
     pair: str | None = setting(
         None,
-        "Gap to compare: at equal weights, with staleness, only staleness, or the trainer's own noise.",
+        "Gap to compare: at equal weights, with staleness, only staleness, or the trainer's own "
+        "noise.",
         choices=("pair", _pairs),
         show_default="mismatch, or total if a trace lacks it",
     ),
     common: Annotated[Reading, saying("output", show_default="compare")],
 ) -> None:
-    """Show how traces differ: in every metric with intervals, token by token, and in their settings.
+    """Show how traces differ: in every metric with intervals, token by token, and in their
+    settings.
 
-    Traces of the same responses (two trainers, two dtypes, before and after an upgrade) are paired token by token;
-    traces of the same prompts, prompt by prompt.
+    Traces of the same responses (two trainers, two dtypes, before and after an upgrade) are paired
+    token by token; traces of the same prompts, prompt by prompt.
 
     Examples:
       mismatch-cli compare
@@ -49,7 +51,8 @@ def command(
 
     if traces and len(traces) == 1:
         raise UsageError(
-            f"compare needs two traces, and one is named. Name a second: {suggest('compare', traces[0], 'OTHER')}"
+            "compare needs two traces, and one is named. Name a second: "
+            f"{suggest('compare', traces[0], 'OTHER')}"
         )
     check_number(len(traces or ()))
     folder = common.report_folder(None, "compare")
@@ -58,5 +61,7 @@ def command(
 
     notice = "No traces named: comparing the two bundled ones, an fp8 KV cache and float32."
     found = common.opened(traces, notice, "fp8-kv", "float32")
-    analyse = partial(analyse_comparison, pair_name=pair, arguments=["--pair", pair] if pair else [])
+    analyse = partial(
+        analyse_comparison, pair_name=pair, arguments=["--pair", pair] if pair else []
+    )
     common.report(analyse, ComparisonAnalysis.FORMAT, found, folder, "Comparing", passes=2)

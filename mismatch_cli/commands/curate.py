@@ -17,20 +17,27 @@ from mismatch_cli.recording.config import CurateConfig
 def command(
     context: typer.Context,
     *,
-    confirm: bool = setting(False, "Drop problems whose held-out accuracy is outside the range.", panel="Choice"),
+    confirm: bool = setting(
+        False, "Drop problems whose held-out accuracy is outside the range.", panel="Choice"
+    ),
     common: Annotated[
         Recording,
         saying(
             "output",
-            help="Run folder: perfectible.jsonl, trace/, held-out/, summary.json, report.html, plots/ and log/.",
+            help=(
+                "Run folder: perfectible.jsonl, trace/, held-out/, summary.json, report.html, "
+                "plots/ and log/."
+            ),
             show_default="curate-MODEL",
         ),
     ],
 ) -> None:
-    """Find the problems that a model solves only sometimes: on these, a sound algorithm must reach full accuracy.
+    """Find the problems that a model solves only sometimes: on these, a sound algorithm must reach
+    full accuracy.
 
-    It samples every problem, keeps those whose accuracy is within --keep, and measures these again on held-out
-    samples: an accuracy near an end of the range is partly luck, and regresses to the mean.
+    It samples every problem, keeps those whose accuracy is within --keep, and measures these again
+    on held-out samples: an accuracy near an end of the range is partly luck, and regresses to the
+    mean.
 
     Examples:
       mismatch-cli curate --num-prompts 64
@@ -49,14 +56,24 @@ def command(
         folder = put_in_place(work)
         chosen = folder / PROBLEMS_FILE
         training = suggest(*_training(config, chosen))
-        study = CurationAnalysis(curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])), training)
+        study = CurationAnalysis(
+            curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])), training
+        )
         common.show(study, folder)
     common.progress.say(f"Wrote {chosen}")
 
 
 def _training(config: CurateConfig, problems: Path) -> list[str | Path]:
-    """The command that trains on them as they were measured; the default preset suits only the bundled model."""
-    command: list[str | Path] = ["train", "--dataset", problems, "--max-tokens", str(config.max_tokens)]
+    """The command that trains on them as they were measured; the default preset suits only the
+    bundled model.
+    """
+    command: list[str | Path] = [
+        "train",
+        "--dataset",
+        problems,
+        "--max-tokens",
+        str(config.max_tokens),
+    ]
     if Path(config.model).resolve() != bundled("model").resolve():
         command += ["--model", config.model, "--learning-rate", "1e-6"]
     if config.temperature != 1:

@@ -20,18 +20,22 @@ def command(
     *,
     traces: list[Path] | None = TRACES,
     earlier_model: str | None = setting(
-        None, "Earlier checkpoint, or the base model: tests whether the engine agrees better with it.", metavar="MODEL"
+        None,
+        "Earlier checkpoint, or the base model: tests whether the engine agrees better with it.",
+        metavar="MODEL",
     ),
     trainer_model: str | None = setting(
         None,
-        "The trainer's model at the weights that sampled: scores some responses again to tell which side is at fault.",
+        "The trainer's model at the weights that sampled: scores some responses again to tell "
+        "which side is at fault.",
         metavar="MODEL",
     ),
     nproc: int = NPROC,
     sharded: bool = SHARDED,
     common: Annotated[Diagnosing, saying("output", show_default="diagnosis, in the run or here")],
 ) -> None:
-    """Look for faults that precision cannot explain: shifts, temperature, placeholders, stale weights, and more.
+    """Look for faults that precision cannot explain: shifts, temperature, placeholders, stale
+    weights, and more.
 
     Each finding comes with its evidence, its size, its likely cause and the setting to change.
 
@@ -46,7 +50,10 @@ def command(
     from mismatch_cli.models import check_models
 
     if nproc > 1 and not (earlier_model or trainer_model):
-        raise UsageError("--nproc spreads the scoring of a model. Name one with --trainer-model or --earlier-model.")
+        raise UsageError(
+            "--nproc spreads the scoring of a model. Name one with --trainer-model or "
+            "--earlier-model."
+        )
     check_sharded(sharded, nproc)
     check_models((earlier_model, trainer_model), "`diagnose` with a model")
     folder = common.report_folder(traces, "diagnosis")
@@ -59,7 +66,9 @@ def command(
         shown = common if world.first else replace(common, quiet=True)
         found = shown.opened(traces, f"No trace named: diagnosing {BUNDLED}")
         ranks = Ranks(world, sharded)
-        analyse = partial(analyse_diagnosis, earlier_model=earlier_model, trainer_model=trainer_model, ranks=ranks)
+        analyse = partial(
+            analyse_diagnosis, earlier_model=earlier_model, trainer_model=trainer_model, ranks=ranks
+        )
         if world.first:
             common.report(analyse, DiagnosisAnalysis.FORMAT, found, folder, "Reading")
         else:

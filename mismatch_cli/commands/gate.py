@@ -31,7 +31,9 @@ LIMITS = partial(
     metavar="NAME|FILE.toml",
     completes=completed.limits,
 )
-BASELINE = of_limits(None, "Trace that relative limits refer to.", metavar="TRACE", completes=completed.runs)
+BASELINE = of_limits(
+    None, "Trace that relative limits refer to.", metavar="TRACE", completes=completed.runs
+)
 
 
 @flags()
@@ -42,22 +44,29 @@ def command(
     baseline: list[Path] | None = BASELINE,
     list_presets: bool = of_limits(False, "List published limits with their sources.", "--list"),
     allow_partial: bool = of_limits(
-        False, "Judge a trace that lacks shards, responses or scores by what it has, instead of failing it."
+        False,
+        "Judge a trace that lacks shards, responses or scores by what it has, instead of failing "
+        "it.",
     ),
     init: Path | None = of_limits(
-        None, "Derive limits from good runs and write them to this file; each trace is one run.", metavar="FILE.toml"
+        None,
+        "Derive limits from good runs and write them to this file; each trace is one run.",
+        metavar="FILE.toml",
     ),
     junit: Path | None = for_ci(None, "Write JUnit XML, one test case per limit.", metavar="FILE"),
-    markdown: Path | None = for_ci(None, "Write a Markdown table for a job summary or a comment.", metavar="FILE"),
+    markdown: Path | None = for_ci(
+        None, "Write a Markdown table for a job summary or a comment.", metavar="FILE"
+    ),
     annotations: Path | None = for_ci(
         None, "Write one GitHub Actions annotation per limit that does not hold.", metavar="FILE"
     ),
     common: Annotated[Common, *READ_BY, "force", "full", "full_paths", "json", "quiet", "debug"],
 ) -> None:
-    """Check a trace against limits: exit code 0 if all hold, 3 if one is exceeded or cannot be measured.
+    """Check a trace against limits: exit code 0 if all hold, 3 if one is exceeded or cannot be
+    measured.
 
-    Limits are absolute, relative to the trainer's noise, or relative to another trace (--baseline). A partial trace
-    fails too. `--init` derives your own limits from good runs.
+    Limits are absolute, relative to the trainer's noise, or relative to another trace (--baseline).
+    A partial trace fails too. `--init` derives your own limits from good runs.
 
     Examples:
       mismatch-cli gate run --limits limits.toml
@@ -122,7 +131,9 @@ def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: 
     partial = [part for summary in summaries for part in summary["about"]["partial"]]
     if partial and not allow_partial:
         lacks = f"{partial[0]['trace']} is partial ({', '.join(partial[0]['reasons'])})"
-        raise MismatchError(f"{lacks}: limits need complete runs. Name a complete one, or add --allow-partial.")
+        raise MismatchError(
+            f"{lacks}: limits need complete runs. Name a complete one, or add --allow-partial."
+        )
     measured = {str(run.folder): summary for run, summary in zip(runs, summaries, strict=True)}
     text = limits_file(limits_from(summaries), measured, path.name)
     write_named(path, text, replace=common.force)
@@ -131,7 +142,9 @@ def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: 
 
 
 def _show(result: GateResult, common: Common) -> None:
-    """Print the result; a reader that stops early (`| head`) must not turn a failure into a success."""
+    """Print the result; a reader that stops early (`| head`) must not turn a failure into a
+    success.
+    """
     try:
         common.print(result)
         sys.stdout.flush()
@@ -140,7 +153,9 @@ def _show(result: GateResult, common: Common) -> None:
 
 
 def _show_presets(
-    sets: Sequence[LimitSet], as_json: bool, use: str = "mismatch-cli gate TRACE --limits NAME --limits FILE.toml"
+    sets: Sequence[LimitSet],
+    as_json: bool,
+    use: str = "mismatch-cli gate TRACE --limits NAME --limits FILE.toml",
 ) -> None:
     from dataclasses import asdict
 

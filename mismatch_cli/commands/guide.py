@@ -38,10 +38,11 @@ def command(
     path: bool = setting(False, "Print the path of the page, for an editor or a browser."),
     common: Annotated[Common, "debug"],
 ) -> None:
-    """Show a page of the guide: what a command measures, its examples, its options, what can go wrong.
+    """Show a page of the guide: what a command measures, its examples, its options, what can go
+    wrong.
 
-    On a terminal the page is formatted, and shown in $PAGER if it is longer than the screen; a file or a pipe gets
-    Markdown. It works offline.
+    On a terminal the page is formatted, and shown in $PAGER if it is longer than the screen; a file
+    or a pipe gets Markdown. It works offline.
 
     Examples:
       mismatch-cli guide
@@ -50,7 +51,9 @@ def command(
     """
     pages = guide_pages()
     if not pages:
-        raise UsageError("This installation lacks the guide. Reinstall mismatch-cli from a wheel or a checkout.")
+        raise UsageError(
+            "This installation lacks the guide. Reinstall mismatch-cli from a wheel or a checkout."
+        )
     if page is None:
         print(pages[CONTENTS].parent) if path else print_parts(*_contents(pages))
         return
@@ -58,11 +61,14 @@ def command(
     if path:
         print(found)
     else:
-        _show(found.read_text(encoding="utf-8"), found.relative_to(pages[CONTENTS].parent).as_posix())
+        _show(
+            found.read_text(encoding="utf-8"), found.relative_to(pages[CONTENTS].parent).as_posix()
+        )
 
 
 def _found(name: str, pages: dict[str, Path]) -> Path:
-    """The page behind a name, as links and messages write it: `gate`, `gate.md`, `docs/gate.md`, `json/gate`.
+    """The page behind a name, as links and messages write it: `gate`, `gate.md`, `docs/gate.md`,
+    `json/gate`.
 
     The last part is enough if it is unique: `summary` is `json/summary`.
     """
@@ -70,7 +76,9 @@ def _found(name: str, pages: dict[str, Path]) -> Path:
 
     folder, _, inside = name.partition("/")
     asked = page_name(inside if folder == "docs" else name)
-    same = [asked] if asked in pages else [page for page in pages if page.rpartition("/")[2] == asked]
+    same = (
+        [asked] if asked in pages else [page for page in pages if page.rpartition("/")[2] == asked]
+    )
     if len(same) != 1:
         raise UsageError(unknown("page", name, same or pages))
     return pages[same[0]]
@@ -83,7 +91,9 @@ def _contents(pages: dict[str, Path]) -> list[RenderableType]:
     names = [name for name in (CONTENTS, *pages) if name in pages]
     widest = max(map(len, names))
     rows = [
-        Text.assemble((f"{name:<{widest}}  ", "bold cyan"), _title(pages[name].read_text(encoding="utf-8")))
+        Text.assemble(
+            (f"{name:<{widest}}  ", "bold cyan"), _title(pages[name].read_text(encoding="utf-8"))
+        )
         for name in dict.fromkeys(names)
     ]
     return [*rows, Text(""), Text(f"Use: {suggest('guide')} NAME")]
@@ -127,10 +137,14 @@ def _laid_out(text: str) -> RenderableType:
 
 
 def for_reading(text: str, file: str) -> str:
-    """The page for a terminal, which cannot follow links: a link says what to type, a picture what it shows."""
+    """The page for a terminal, which cannot follow links: a link says what to type, a picture
+    what it shows.
+    """
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     typed = partial(_typed, folder=file.rpartition("/")[0])
-    return "".join(part if n % 2 else _LINK.sub(typed, _COMMENT.sub("", part)) for n, part in enumerate(parts))
+    return "".join(
+        part if n % 2 else _LINK.sub(typed, _COMMENT.sub("", part)) for n, part in enumerate(parts)
+    )
 
 
 def _typed(link: re.Match[str], folder: str) -> str:

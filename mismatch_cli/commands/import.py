@@ -1,4 +1,6 @@
-"""`mismatch-cli import`: turns another framework's dump into a trace that every other command reads."""
+"""`mismatch-cli import`: turns another framework's dump into a trace that every other command
+reads.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ of_sampling = partial(setting, panel="Sampling")
 def command(
     *,
     paths: list[Path] | None = setting(
-        None, "Files of a dump, or a run folder of the framework.", argument=True, show_default="a small bundled dump"
+        None,
+        "Files of a dump, or a run folder of the framework.",
+        argument=True,
+        show_default="a small bundled dump",
     ),
     format: str | None = setting(
         None,
@@ -38,7 +43,9 @@ def command(
     formats: bool = setting(False, "List the formats and what each contains."),
     schema: bool = setting(False, "Print the plain schema and code that writes it."),
     columns: list[str] | None = setting(
-        None, "For any other layout: its names for the columns of the plain schema.", metavar="OURS=THEIRS,…"
+        None,
+        "For any other layout: its names for the columns of the plain schema.",
+        metavar="OURS=THEIRS,…",
     ),
     weights: str | None = setting(
         None,
@@ -47,7 +54,9 @@ def command(
         show_default="as the format defines it",
     ),
     tokenizer: str | None = setting(
-        None, "Model (or a trace of it) whose tokenizer turns ids into text in reports.", metavar="MODEL"
+        None,
+        "Model (or a trace of it) whose tokenizer turns ids into text in reports.",
+        metavar="MODEL",
     ),
     temperature: float | None = of_sampling(None, "Sampling temperature; `rescore` needs it."),
     top_p: float | None = of_sampling(None, "Sampling top-p; 1 if none."),
@@ -56,14 +65,17 @@ def command(
     common: Annotated[
         Common,
         "trust_remote_code",
-        saying("output", help="Run folder; the trace goes into its trace/.", show_default="import-NAME"),
+        saying(
+            "output", help="Run folder; the trace goes into its trace/.", show_default="import-NAME"
+        ),
         "force",
         "json",
         "quiet",
         "debug",
     ],
 ) -> None:
-    """Turn a dump of TRL, verl, prime-rl, NeMo-RL, slime, miles or open-instruct, or plain JSONL, into a trace.
+    """Turn a dump of TRL, verl, prime-rl, NeMo-RL, slime, miles or open-instruct, or plain JSONL,
+    into a trace.
 
     It never unpickles anything, and never skips a response silently.
 
@@ -87,7 +99,9 @@ def command(
         paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled_trace())
     from mismatch_cli.importers._driver import Import
 
-    what = Import(paths, format, None if weights is None else weights == "newer", sampling, columns=names)
+    what = Import(
+        paths, format, None if weights is None else weights == "newer", sampling, columns=names
+    )
     folder, imported = _import(what, tokenizer, common)
     _tell(imported, folder, common)
 
@@ -97,13 +111,18 @@ def _named(columns: list[str] | None, format: str | None) -> dict[str, str]:
     if not columns:
         return {}
     if format not in (None, "plain"):
-        raise UsageError(f"--columns is for files of another layout, --format {format} for its own: leave out one.")
+        raise UsageError(
+            f"--columns is for files of another layout, --format {format} for its own: leave out "
+            "one."
+        )
     from mismatch_cli.importers._naming import named
 
     return named(",".join(columns))
 
 
-def _check_places(paths: list[Path] | None, tokenizer: str | None, common: Common, *, as_plain: bool) -> None:
+def _check_places(
+    paths: list[Path] | None, tokenizer: str | None, common: Common, *, as_plain: bool
+) -> None:
     """Refuse paths that do not exist, or are traces, before importing anything that reads them."""
     from mismatch_cli.importers import files_at
     from mismatch_cli.models import check_model_folder
@@ -125,7 +144,9 @@ def _folder_of(paths: Sequence[Path] | None) -> Path:
 
 
 def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, dict[str, Any]]:
-    """Write beside an old trace, and replace it once the new one is complete: an interrupt changes nothing."""
+    """Write beside an old trace, and replace it once the new one is complete: an interrupt
+    changes nothing.
+    """
     from dataclasses import replace
 
     from mismatch_cli.importers._driver import import_dump
@@ -145,13 +166,16 @@ def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, 
             vocabulary(trace)
     except NeedsItsFramework as error:
         if error.lines:
-            TerminalProgress(quiet=False).say(error.lines)  # with --quiet too: the error refers to them
+            # With --quiet too: the error refers to them
+            TerminalProgress(quiet=False).say(error.lines)
         raise
     return folder, imported
 
 
 def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
-    """Load the tokenizer before reading the dump: what writes its vocabulary, and the model's number of ids."""
+    """Load the tokenizer before reading the dump: what writes its vocabulary, and the model's
+    number of ids.
+    """
     if tokenizer is None:
         return lambda _folder: None, None
     if known := _of_a_trace(tokenizer):
@@ -161,14 +185,21 @@ def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
     from mismatch_cli.trace.vocabulary import write_vocabulary
 
     loaded = load_tokenizer(tokenizer)
-    return lambda folder: write_vocabulary(folder, loaded), max(len(loaded), vocabulary_of(tokenizer, loaded))
+    return lambda folder: write_vocabulary(folder, loaded), max(
+        len(loaded), vocabulary_of(tokenizer, loaded)
+    )
 
 
 def _of_a_trace(tokenizer: str) -> Path | None:
     """The vocabulary of the trace that was named instead of a model."""
     from mismatch_cli.trace.manifest import VOCABULARY
 
-    return next(filter(Path.is_file, (Path(tokenizer) / VOCABULARY, Path(tokenizer) / "trace" / VOCABULARY)), None)
+    return next(
+        filter(
+            Path.is_file, (Path(tokenizer) / VOCABULARY, Path(tokenizer) / "trace" / VOCABULARY)
+        ),
+        None,
+    )
 
 
 def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
@@ -181,7 +212,8 @@ def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
     else:
         tokens, rows = things(imported["tokens"], "token"), things(imported["rows"], "response")
         parts = [
-            f"Imported {tokens} in {rows} of {things(imported['steps'], 'step')} from {imported['title']}.",
+            f"Imported {tokens} in {rows} of {things(imported['steps'], 'step')} from "
+            f"{imported['title']}.",
             f"π: {pi_of(imported)}.",
         ]
         parts += [f"Index: {imported['shift']}.", f"Padding: {imported['padding']}."]
@@ -191,7 +223,11 @@ def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
     if imported["rows_with_trainer"]:
         progress.say(
             "\n      ".join(
-                [f"Next: {suggest('diagnose', folder)}", suggest("report", folder), suggest("clipstats", folder)]
+                [
+                    f"Next: {suggest('diagnose', folder)}",
+                    suggest("report", folder),
+                    suggest("clipstats", folder),
+                ]
             )
         )
     else:
@@ -221,7 +257,9 @@ def _print_schema(as_json: bool) -> None:
 
     kinds = {name: str(kind_of(name)).replace("item: ", "") for name in MEANING}
     if as_json:
-        print_json({name: {"type": kinds[name], "meaning": meaning} for name, meaning in MEANING.items()})
+        print_json(
+            {name: {"type": kinds[name], "meaning": meaning} for name, meaning in MEANING.items()}
+        )
         return
     from rich.table import Table
 
@@ -230,5 +268,9 @@ def _print_schema(as_json: bool) -> None:
         table.add_column(column, overflow="fold")
     for name, meaning in MEANING.items():
         table.add_row(name, kinds[name], meaning)
-    print_parts("One response per line (JSONL) or row (Parquet); lists are as long as response_ids.", table, "")
+    print_parts(
+        "One response per line (JSONL) or row (Parquet); lists are as long as response_ids.",
+        table,
+        "",
+    )
     print(WRITER, end="")

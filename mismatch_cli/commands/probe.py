@@ -5,7 +5,14 @@ from typing import Annotated
 
 import typer
 
-from mismatch_cli.commands._ranks import KEPT, NPROC, SHARDED, check_sharded, launch_ranks, told_to_all
+from mismatch_cli.commands._ranks import (
+    KEPT,
+    NPROC,
+    SHARDED,
+    check_sharded,
+    launch_ranks,
+    told_to_all,
+)
 from mismatch_cli.commands._show import Probing
 from mismatch_cli.commands._vary import DEVICES, VARY, run_varied
 from mismatch_cli.options import flags, saying, setting
@@ -19,7 +26,9 @@ def command(
     *,
     vary: list[str] | None = VARY,
     devices: str | None = DEVICES,
-    like: Path | None = setting(None, "Take all settings from this `probe` run, except those you type.", metavar="RUN"),
+    like: Path | None = setting(
+        None, "Take all settings from this `probe` run, except those you type.", metavar="RUN"
+    ),
     nproc: int = NPROC,
     sharded: bool = SHARDED,
     common: Annotated[Probing, saying("output", show_default="probe-MODEL")],
@@ -44,7 +53,10 @@ def command(
 
     check_sharded(sharded, nproc)
     launch_ranks(context, nproc, KEPT)
-    with joined(KEPT) as world, told_to_all(world, prepared_run(context, common, ProbeConfig, like=like)) as prepared:
+    with (
+        joined(KEPT) as world,
+        told_to_all(world, prepared_run(context, common, ProbeConfig, like=like)) as prepared,
+    ):
         from mismatch_cli.dealing import Ranks
         from mismatch_cli.recording.record import record
         from mismatch_cli.recording.work import put_in_place

@@ -30,7 +30,8 @@ def command(
     ),
     export: str | None = setting(
         None,
-        "Also write one row per token (csv, parquet) or per response (jsonl, readable by `import`).",
+        "Also write one row per token (csv, parquet) or per response (jsonl, readable by "
+        "`import`).",
         choices=("format", ("csv", "parquet", "jsonl")),
     ),
     dialect: str | None = setting(
@@ -86,7 +87,9 @@ def _report_training(runs: list[Path], own: Path | None, common: Common) -> None
 
 
 def _report_traces(named: list[Path], export: str | None, common: Common) -> None:
-    """Report into the folder of the run, unless --output names another; if only numbers are wanted, into none."""
+    """Report into the folder of the run, unless --output names another; if only numbers are
+    wanted, into none.
+    """
     from mismatch_cli.places import is_bundled
     from mismatch_cli.recording.folder import report_folder
     from mismatch_cli.trace.manifest import run_folder_of, trace_folder
@@ -108,7 +111,9 @@ def _report_traces(named: list[Path], export: str | None, common: Common) -> Non
         from mismatch_cli.trace.export import file_name
 
         files = (file_name(export),)
-    with report_folder(folder, MismatchAnalysis.FORMAT, force=common.force, own=in_own, files=files):
+    with report_folder(
+        folder, MismatchAnalysis.FORMAT, force=common.force, own=in_own, files=files
+    ):
         common.study_mismatch(found, None if common.only_numbers else folder)
         if export is not None:
             wrote = _exported(found, folder, export)
@@ -119,7 +124,11 @@ def _exported(traces: list[Trace], folder: Path, kind: str) -> Path:
     from mismatch_cli.studies.tokens import token_tables
     from mismatch_cli.trace.export import export_responses, export_tokens
 
-    return export_responses(traces, folder) if kind == "jsonl" else export_tokens(token_tables(traces), folder, kind)
+    return (
+        export_responses(traces, folder)
+        if kind == "jsonl"
+        else export_tokens(token_tables(traces), folder, kind)
+    )
 
 
 def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:
@@ -127,7 +136,9 @@ def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:
     common.check(traces)
     from mismatch_cli.studies.translation import Translation
 
-    common.print(Translation.of(common.opened(traces or _latest_run(common), _NO_RUN), name, common.read_by))
+    common.print(
+        Translation.of(common.opened(traces or _latest_run(common), _NO_RUN), name, common.read_by)
+    )
 
 
 def _latest_run(common: Common) -> list[Path]:
@@ -135,5 +146,7 @@ def _latest_run(common: Common) -> list[Path]:
     runs = [path.parent.parent for path in Path().glob("*/trace/manifest.json")]
     latest = sorted(runs, key=lambda run: (run / "trace" / "manifest.json").stat().st_mtime)[-1:]
     if latest:
-        common.progress.say(f"No trace named: reporting on {latest[0]}, the latest run in this folder.")
+        common.progress.say(
+            f"No trace named: reporting on {latest[0]}, the latest run in this folder."
+        )
     return latest

@@ -1,11 +1,20 @@
-"""`mismatch-cli rescore`: log π of a trace from another model, dtype or checkpoint, in a new run folder."""
+"""`mismatch-cli rescore`: log π of a trace from another model, dtype or checkpoint, in a new run
+folder.
+"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mismatch_cli.commands._ranks import KEPT, NPROC, SHARDED, check_sharded, launch_ranks, told_to_all
+from mismatch_cli.commands._ranks import (
+    KEPT,
+    NPROC,
+    SHARDED,
+    check_sharded,
+    launch_ranks,
+    told_to_all,
+)
 from mismatch_cli.commands._show import Probing
 from mismatch_cli.commands._vary import DEVICES, VARY, run_varied
 from mismatch_cli.options import flags, saying
@@ -25,8 +34,8 @@ def command(
 ) -> None:
     """Score the responses of a trace with another model, dtype or checkpoint, and report the gap.
 
-    The new trace goes into its own run folder. Without arguments the bundled model scores the bundled float32 trace
-    in its own dtype.
+    The new trace goes into its own run folder. Without arguments the bundled model scores the
+    bundled float32 trace in its own dtype.
 
     Examples:
       mismatch-cli rescore
@@ -41,7 +50,10 @@ def command(
 
     check_sharded(sharded, nproc)
     launch_ranks(context, nproc, KEPT)
-    with joined(KEPT) as world, told_to_all(world, prepared_run(context, common, RescoreConfig, _check)) as prepared:
+    with (
+        joined(KEPT) as world,
+        told_to_all(world, prepared_run(context, common, RescoreConfig, _check)) as prepared,
+    ):
         from mismatch_cli.dealing import Ranks
         from mismatch_cli.recording.rescore import rescore
         from mismatch_cli.recording.work import put_in_place

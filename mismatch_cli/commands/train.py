@@ -1,4 +1,6 @@
-"""`mismatch-cli train`: the sanity test with any algorithm, real rollouts, and every step recorded."""
+"""`mismatch-cli train`: the sanity test with any algorithm, real rollouts, and every step
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,25 @@ from mismatch_cli.options import flags, names_cluster, setting
 from mismatch_cli.places import bundled, shown
 from mismatch_cli.ranks import World
 from mismatch_cli.ranks.joined import joined, launched, restarted
-from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig, load_config, parsed, presets, shown_defaults
+from mismatch_cli.rl.train_config import (
+    FILE_NAME,
+    TrainConfig,
+    load_config,
+    parsed,
+    presets,
+    shown_defaults,
+)
 
 if TYPE_CHECKING:
     from mismatch_cli.commands._live import TrainingView
     from mismatch_cli.commands._refresher import Refresher
 
 # Settings whose flags here say more than in the dataclass.
-_OWN = {known.name: known.metadata["help"] for known in fields(TrainConfig) if known.name in ("algorithm", "seed")}
+_OWN = {
+    known.name: known.metadata["help"]
+    for known in fields(TrainConfig)
+    if known.name in ("algorithm", "seed")
+}
 _PRESET, _METRICS = "miniature", "metrics.jsonl"
 _SHOWN = shown_defaults(_PRESET)
 
@@ -75,7 +88,11 @@ def command(
     ),
     nproc: int = NPROC,
     max_restarts: int = setting(
-        0, "Restarts of all processes from the last checkpoint after one has died.", min=0, panel="Ranks", metavar="N"
+        0,
+        "Restarts of all processes from the last checkpoint after one has died.",
+        min=0,
+        panel="Ranks",
+        metavar="N",
     ),
     show_config: bool = setting(False, "Check the settings, print them all as TOML, and stop."),
     report_every: float = setting(
@@ -92,10 +109,11 @@ def command(
     common: Annotated[Common, "trust_remote_code", *DRAWING, "full", "quiet", "debug"],
     **chosen: Any,
 ) -> None:
-    """Train on a small set of problems to full accuracy, with any algorithm, and record what its trust region does.
+    """Train on a small set of problems to full accuracy, with any algorithm, and record what its
+    trust region does.
 
-    Every setting of a preset is also a flag. The defaults below are those of the preset miniature; type --preset paper
-    --show-config to print those of paper.
+    Every setting of a preset is also a flag. The defaults below are those of the preset miniature;
+    type --preset paper --show-config to print those of paper.
 
     Examples:
       mismatch-cli train
@@ -126,12 +144,18 @@ def command(
     require(first.engine, f"--engine {first.engine}")
     require("hf", "`train`")
     if devices is not None and (len(configs) == 1 or nproc > 1 or launched()):
-        raise UsageError("--devices runs several trainings, a process each: add -a or --seeds, without --nproc.")
+        raise UsageError(
+            "--devices runs several trainings, a process each: add -a or --seeds, without --nproc."
+        )
     if devices is not None and first.engine_url:
-        raise UsageError("--devices trains several models, but servers hold the weights of one. Leave out --devices.")
+        raise UsageError(
+            "--devices trains several models, but servers hold the weights of one. Leave out "
+            "--devices."
+        )
     if not launched():
         check_ranks(first, nproc)
-        if nproc > 1 or max_restarts:  # check here too: restarted ranks continue with existing files
+        # Check here too: restarted ranks continue with existing files
+        if nproc > 1 or max_restarts:
             with _held(configs, folders, output, resume):
                 pass
     launch_ranks(context, nproc, _KEPT, max_restarts)
@@ -150,14 +174,18 @@ def command(
 
 
 _KEPT = (
-    "Every finished step is recorded: the same command with --resume continues from the newest checkpoint, and "
-    "--max-restarts N does so automatically."
+    "Every finished step is recorded: the same command with --resume continues from the newest "
+    "checkpoint, and --max-restarts N does so automatically."
 )
 
 
 @contextmanager
-def _held(configs: Sequence[TrainConfig], folders: Sequence[Path], output: Path, resume: bool) -> Iterator[None]:
-    """Lock the folders of these runs and of their report; a `MismatchError` for one that must not be overwritten."""
+def _held(
+    configs: Sequence[TrainConfig], folders: Sequence[Path], output: Path, resume: bool
+) -> Iterator[None]:
+    """Lock the folders of these runs and of their report; a `MismatchError` for one that must
+    not be overwritten.
+    """
     from mismatch_cli.recording.folder import folder_of_runs, training_folder
 
     with ExitStack() as held:
@@ -166,12 +194,16 @@ def _held(configs: Sequence[TrainConfig], folders: Sequence[Path], output: Path,
 
             held.enter_context(folder_of_runs(output, TrainingAnalysis.FORMAT))
         for config, folder in zip(configs, folders, strict=False):
-            held.enter_context(training_folder(folder, FILE_NAME, partial(_is_saved, config), resume=resume))
+            held.enter_context(
+                training_folder(folder, FILE_NAME, partial(_is_saved, config), resume=resume)
+            )
         yield
 
 
 def _is_saved(config: TrainConfig, text: str) -> bool:
-    """Whether a run was started with these settings; settings that are newer than the run count as their defaults."""
+    """Whether a run was started with these settings; settings that are newer than the run count
+    as their defaults.
+    """
     try:
         return parsed(text) == config
     except MismatchError:
@@ -179,7 +211,9 @@ def _is_saved(config: TrainConfig, text: str) -> bool:
 
 
 def _follow(config: TrainConfig, folder: Path, resume: bool, world: World) -> None:
-    """Take part in a run while the first rank prints and writes; that one handles the first Ctrl-C."""
+    """Take part in a run while the first rank prints and writes; that one handles the first
+    Ctrl-C.
+    """
     from mismatch_cli.torch_settings import prepare_imports
 
     prepare_imports()
@@ -191,7 +225,9 @@ def _follow(config: TrainConfig, folder: Path, resume: bool, world: World) -> No
 
 
 def _run_folders(configs: Sequence[TrainConfig], output: Path) -> list[Path]:
-    """One run takes the whole folder, several take one folder each; a `UsageError` if two have the same name."""
+    """One run takes the whole folder, several take one folder each; a `UsageError` if two have
+    the same name.
+    """
     if len(configs) == 1:
         return [output]
     by_name: dict[str, TrainConfig] = {}
@@ -199,8 +235,8 @@ def _run_folders(configs: Sequence[TrainConfig], output: Path) -> list[Path]:
         other = by_name.setdefault(_run_name(config), config)
         if other is not config:
             raise UsageError(
-                f"-a {other.algorithm} and -a {config.algorithm} would both be called {_run_name(config)}. "
-                "Leave one out, or train it into another --output."
+                f"-a {other.algorithm} and -a {config.algorithm} would both be called "
+                f"{_run_name(config)}. Leave one out, or train it into another --output."
             )
     return [output / name for name in by_name]
 
@@ -209,12 +245,14 @@ def _run_name(config: TrainConfig) -> str:
     return f"{Path(config.algorithm).name.replace(':', '-').replace(',', '-')}-seed-{config.seed}"
 
 
-def _say_whose_rate(config: TrainConfig, preset: str, changes: dict[str, Any], common: Common) -> None:
+def _say_whose_rate(
+    config: TrainConfig, preset: str, changes: dict[str, Any], common: Common
+) -> None:
     chosen = preset != _PRESET or "learning_rate" in changes
     if not chosen and Path(config.model).resolve() != bundled("model").resolve():
         common.progress.say(
-            f"The learning rate of the preset miniature, {config.learning_rate:g}, was chosen for the bundled model. "
-            "For another model, set --learning-rate or use --preset paper."
+            f"The learning rate of the preset miniature, {config.learning_rate:g}, was chosen "
+            "for the bundled model. For another model, set --learning-rate or use --preset paper."
         )
 
 
@@ -228,7 +266,9 @@ def _train(
     world: World,
     tracking: Tracking,
 ) -> None:
-    """Train one run after another, and report on the results, even if a run failed or the user stopped."""
+    """Train one run after another, and report on the results, even if a run failed or the user
+    stopped.
+    """
     from mismatch_cli.commands._live import TrainingView
     from mismatch_cli.commands._refresher import Refresher
 
@@ -242,7 +282,9 @@ def _train(
             view = TrainingView(config, number, len(configs))
             try:
                 begun.append(folder)
-                stopped = not _run(config, folder, resume, view, refresher, progress, world, tracking)
+                stopped = not _run(
+                    config, folder, resume, view, refresher, progress, world, tracking
+                )
             except MismatchError as error:
                 if len(configs) == 1 or world.size > 1:  # other ranks do not expect a next run
                     raise
@@ -259,12 +301,16 @@ def _train(
     refresher.stop()
     _report(begun, output, common)
     if stopped:
-        progress.say(f"Stopped and saved. Continue with the same command and: {quoted('--resume', '--output', output)}")
+        progress.say(
+            "Stopped and saved. Continue with the same command and: "
+            f"{quoted('--resume', '--output', output)}"
+        )
         raise KeyboardInterrupt
     if failed:
         raise MismatchError(
-            f"{len(failed)} of {len(configs)} runs failed for the reasons above: {', '.join(failed)}. Type the same "
-            "command with --resume to retry them from their last checkpoints."
+            f"{len(failed)} of {len(configs)} runs failed for the reasons above: "
+            f"{', '.join(failed)}. Type the same command with --resume to retry them from their "
+            "last checkpoints."
         )
 
 
@@ -277,12 +323,16 @@ def _train_apart(
     resume: bool,
     common: Common,
 ) -> None:
-    """Train as many runs at once as there are devices, and report on the results, even if a run failed."""
+    """Train as many runs at once as there are devices, and report on the results, even if a run
+    failed.
+    """
     from mismatch_cli.commands._apart import train_apart
 
     for folder in folders:
         if folder.exists() and not resume:
-            raise MismatchError(f"{folder} already exists. Continue it with --resume, or choose another --output.")
+            raise MismatchError(
+                f"{folder} already exists. Continue it with --resume, or choose another --output."
+            )
     try:
         train_apart(context, configs, folders, devices, common)
     finally:
@@ -345,22 +395,34 @@ def _run(
         progress.say(f"Training {model} with {config.algorithm}, seed {config.seed}, into {where}")
     try:
         with (
-            _interruptible(progress, view), progress.view(view.lines),
+            _interruptible(progress, view),
+            progress.view(view.lines),
             tracking.of(folder, asdict(config), progress.say) as trackers,
-        ):  # fmt: skip
+        ):
             done = train(
-                config, folder, on_step, resume=resume, stop=lambda: view.stopping, say=progress.say,
-                on_phase=on_phase, world=world, framework=tracking.framework,
-            )  # fmt: skip
+                config,
+                folder,
+                on_step,
+                resume=resume,
+                stop=lambda: view.stopping,
+                say=progress.say,
+                on_phase=on_phase,
+                world=world,
+                framework=tracking.framework,
+            )
     except KeyboardInterrupt:
         progress.say(
-            "Stopped at once. The same command with --resume continues from the last checkpoint, if there is one."
+            "Stopped at once. The same command with --resume continues from the last checkpoint, "
+            "if there is one."
         )
         raise
     if progress.on_terminal and view.records:
         progress.say(view.result(progress.width))  # the view is gone
     elif done:
-        progress.say(f"Wrote {folder}/metrics.jsonl, checkpoints/, model/" + " and traces/" * bool(config.trace_every))
+        progress.say(
+            f"Wrote {folder}/metrics.jsonl, checkpoints/, model/"
+            + " and traces/" * bool(config.trace_every)
+        )
     return done
 
 

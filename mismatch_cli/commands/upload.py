@@ -1,4 +1,6 @@
-"""`mismatch-cli upload`: copies a run folder to an object store, where every reading command finds it."""
+"""`mismatch-cli upload`: copies a run folder to an object store, where every reading command
+finds it.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +15,10 @@ def command(
     *,
     run: Path | None = setting(None, "Run folder or trace folder.", argument=True, metavar="RUN"),
     url: str | None = setting(
-        None, "Destination: s3://, gs://, abfs:// or any other scheme of fsspec.", argument=True, metavar="URL"
+        None,
+        "Destination: s3://, gs://, abfs:// or any other scheme of fsspec.",
+        argument=True,
+        metavar="URL",
     ),
     common: Annotated[Common, "force", "quiet", "debug"],
 ) -> None:
@@ -26,10 +31,15 @@ def command(
     from mismatch_cli.trace.stores import StorePath, located
 
     if run is None or url is None:
-        raise UsageError(f"Name a run and a destination, such as: {suggest('upload', 'RUN', 's3://BUCKET/RUN')}")
+        raise UsageError(
+            f"Name a run and a destination, such as: {suggest('upload', 'RUN', 's3://BUCKET/RUN')}"
+        )
     place = located(Path(url))
     if not isinstance(place, StorePath):
-        raise UsageError(f"{url} is not on an object store. Name a URL: s3://BUCKET/RUN, gs://BUCKET/RUN or another.")
+        raise UsageError(
+            f"{url} is not on an object store. Name a URL: s3://BUCKET/RUN, gs://BUCKET/RUN or "
+            "another."
+        )
     from mismatch_cli.recording.upload import check_upload, upload
 
     files = check_upload(run, place, force=common.force)

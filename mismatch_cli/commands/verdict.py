@@ -1,4 +1,6 @@
-"""`mismatch-cli verdict`: is this number normal? For a metric from any framework's dashboard, without a trace."""
+"""`mismatch-cli verdict`: is this number normal? For a metric from any framework's dashboard,
+without a trace.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _OWN, _EXAMPLE = "mismatch", "trl sampling/sampling_logp_difference/mean=0.02"
-_BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"  # the mean |Δlog p| of the bundled trace, its dtype and its KV cache
+# The mean |Δlog p| of the bundled trace, its dtype and its KV cache
+_BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"
 _FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16"}
 _DTYPES = ("bf16", "fp16", "fp32", "fp8", "int8", "fp4", "bfloat16", "float16", "float32")
 _WIDE = ("bfloat16", "float16", "float32")
@@ -30,24 +33,36 @@ of_run = partial(setting, panel="The run behind the number")
 def command(
     *,
     numbers: list[str] | None = setting(
-        None, "A framework and its metrics; without a framework, metrics of mismatch-cli or of only one framework.",
-        argument=True, metavar="[FRAMEWORK] [NAME=VALUE]...", completes=frameworks,
+        None,
+        "A framework and its metrics; without a framework, metrics of mismatch-cli or of only "
+        "one framework.",
+        argument=True,
+        metavar="[FRAMEWORK] [NAME=VALUE]...",
+        completes=frameworks,
         show_default="the mean |Δlog p| of the bundled trace",
     ),
     list_names: bool = setting(False, "List the metrics of one framework or of all.", "--list"),
     model: str | None = of_run(
-        None, "dense or moe, or one of these with a size, such as dense-7b.", metavar="KIND", completes=("dense", "moe")
+        None,
+        "dense or moe, or one of these with a size, such as dense-7b.",
+        metavar="KIND",
+        completes=("dense", "moe"),
     ),
-    dtype: str | None = of_run(None, "Dtype of the rollout engine's weights.", choices=("dtype", _DTYPES)),
-    trainer_dtype: str | None = of_run(None, "Dtype of the trainer, if different.", choices=("dtype", _DTYPES)),
+    dtype: str | None = of_run(
+        None, "Dtype of the rollout engine's weights.", choices=("dtype", _DTYPES)
+    ),
+    trainer_dtype: str | None = of_run(
+        None, "Dtype of the trainer, if different.", choices=("dtype", _DTYPES)
+    ),
     kv_cache_dtype: str | None = of_run(
         None, "Dtype of the KV cache, such as fp8.", metavar="DTYPE", completes=KV_CACHE_DTYPES
     ),
     temperature: float | None = of_run(None, "Sampling temperature."),
     top_p: float | None = of_run(None, "Sampling top-p."),
     common: Annotated[Common, "json", "quiet", "debug"],
-) -> None:  # fmt: skip
-    """Say whether a number is normal: which limits it meets, what others measured, what to check first.
+) -> None:
+    """Say whether a number is normal: which limits it meets, what others measured, what to check
+    first.
 
     It needs no trace. The exit code is 0 whether limits hold or not; use `gate` to fail a job.
 
@@ -59,10 +74,16 @@ def command(
     """
     framework, values = _parsed(numbers or [], list_names)
     if not numbers and not list_names:
-        words, dtype, kv_cache_dtype = [_BUNDLED[0]], dtype or _BUNDLED[1], kv_cache_dtype or _BUNDLED[2]
+        words, dtype, kv_cache_dtype = (
+            [_BUNDLED[0]],
+            dtype or _BUNDLED[1],
+            kv_cache_dtype or _BUNDLED[2],
+        )
         framework, values = _parsed(words, list_names)
         common.progress.say("No metric named: judging the mean |Δlog p| of the bundled trace.")
-    about = _about(model, dtype, trainer_dtype, kv_cache_dtype, {"temperature": temperature, "top_p": top_p})
+    about = _about(
+        model, dtype, trainer_dtype, kv_cache_dtype, {"temperature": temperature, "top_p": top_p}
+    )
     from mismatch_cli.studies.dashboard import DashboardNumbers, Quoted, listed
 
     if list_names:
@@ -76,13 +97,18 @@ def _parsed(words: Sequence[str], without_numbers: bool) -> tuple[str, list[tupl
     """The framework (empty if none was named), and each metric with its value."""
     framework = words[0] if words and "=" not in words[0] else ""
     if framework and framework != _OWN:
-        if len(words) == 1 and not without_numbers and framework not in registry.names("mismatch_cli.dialects"):
+        if (
+            len(words) == 1
+            and not without_numbers
+            and framework not in registry.names("mismatch_cli.dialects")
+        ):
             _number(framework)  # not a framework but a metric without a value
         registry.check("mismatch_cli.dialects", framework, "framework")
     rest = words[bool(framework) :]
     if framework and not rest and not without_numbers:
         raise UsageError(
-            f"Which metric of {framework}? Give NAME=VALUE. For names: {suggest('verdict', '--list', framework)}"
+            f"Which metric of {framework}? Give NAME=VALUE. For names: "
+            f"{suggest('verdict', '--list', framework)}"
         )
     if rest and without_numbers:
         raise UsageError(f"--list only lists names: leave out {rest[0]}.")
@@ -103,19 +129,31 @@ def _number(word: str) -> tuple[str, float]:
 
 
 def _about(
-    model: str | None, dtype: str | None, trainer_dtype: str | None, cache: str | None, sampling: dict[str, Any]
+    model: str | None,
+    dtype: str | None,
+    trainer_dtype: str | None,
+    cache: str | None,
+    sampling: dict[str, Any],
 ) -> dict[str, Any]:
     """The facts about the run, as a manifest has them; a `UsageError` for an invalid one."""
     if model is not None and not re.match(r"(dense|moe)\b", model):
-        raise UsageError(f"--model {model} is not a kind of model. Use dense, moe, or a size too, such as dense-7b.")
+        raise UsageError(
+            f"--model {model} is not a kind of model. Use dense, moe, or a size too, such as "
+            "dense-7b."
+        )
     for name, value, valid in (
         ("temperature", sampling["temperature"], (0, 100)),
         ("top-p", sampling["top_p"], (0, 1)),
     ):
         if value is not None and not valid[0] < value <= valid[1]:
-            raise UsageError(f"--{name} {value:g} is out of range. Use a number above 0 and at most {valid[1]}.")
+            raise UsageError(
+                f"--{name} {value:g} is out of range. Use a number above 0 and at most {valid[1]}."
+            )
     rollout = {"architecture": model, **_stored(dtype), "kv_cache_dtype": cache}
-    trainer = {"architecture": model, **_stored(trainer_dtype or (dtype if _full(dtype) in _WIDE else None))}
+    trainer = {
+        "architecture": model,
+        **_stored(trainer_dtype or (dtype if _full(dtype) in _WIDE else None)),
+    }
     return {"rollout": rollout, "trainer": trainer, "config": {"sampling": sampling}}
 
 
@@ -142,5 +180,7 @@ def _show_names(rows: Sequence[dict[str, str | None]], as_json: bool) -> None:
         parts.append(Text(str(framework), style="bold"))
         for row in own:
             ours = f"  = {row['metric']}" if row["metric"] and framework != _OWN else ""
-            parts.append(Text.assemble(f"  {row['name']:<{widest}}  ", (f"{row['formula']}{ours}", "dim")))
+            parts.append(
+                Text.assemble(f"  {row['name']:<{widest}}  ", (f"{row['formula']}{ours}", "dim"))
+            )
     print_parts(*parts, Text("Use: mismatch-cli verdict FRAMEWORK NAME=VALUE"))

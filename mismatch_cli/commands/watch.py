@@ -35,7 +35,8 @@ def command(
     *,
     run: Path | None = setting(
         None,
-        "A training run, a trace that a Recorder writes, or a framework's dump folder; it need not exist yet.",
+        "A training run, a trace that a Recorder writes, or a framework's dump folder; it need "
+        "not exist yet.",
         argument=True,
         show_default="the bundled trace",
         completes=runs,
@@ -65,25 +66,36 @@ def command(
     stop_on_alarm: bool = at_alarm(False, "Exit with code 3 at the first alarm."),
     once: bool = at_end(False, "Read the existing data and exit, without waiting for more."),
     until_step: int | None = at_end(None, "Exit once this step is complete.", min=0),
-    idle: float | None = at_end(None, "Exit after so many minutes without new data.", metavar="MINUTES", min=0.0),
-    report_every: float = setting(60.0, "Seconds between refreshes of the page; 0 for no page.", panel="Output", min=0),
+    idle: float | None = at_end(
+        None, "Exit after so many minutes without new data.", metavar="MINUTES", min=0.0
+    ),
+    report_every: float = setting(
+        60.0, "Seconds between refreshes of the page; 0 for no page.", panel="Output", min=0
+    ),
     track: list[str] | None = TRACK,
     track_project: str = TRACK_PROJECT,
     track_name: str | None = TRACK_NAME,
     framework: str | None = AS_FRAMEWORK,
     common: Annotated[
         Common,
-        saying("output", help="Folder for the page and the state; watching again into it continues.",
-               show_default="watch-NAME"),
-        "no_plots", "full_paths",
+        saying(
+            "output",
+            help="Folder for the page and the state; watching again into it continues.",
+            show_default="watch-NAME",
+        ),
+        "no_plots",
+        "full_paths",
         saying("json", help="Print one JSON line per step."),
-        "quiet", "debug",
+        "quiet",
+        "debug",
     ],
-) -> None:  # fmt: skip
-    """Follow a run while it trains: its gap step by step, limits as alarms, and a page that stays current.
+) -> None:
+    """Follow a run while it trains: its gap step by step, limits as alarms, and a page that stays
+    current.
 
-    It ends with the run or as the flags say; exit code 3 if a limit was exceeded, or could not be measured at any step.
-    Killed and restarted, it continues: no step is reported twice, and no alarm is raised twice.
+    It ends with the run or as the flags say; exit code 3 if a limit was exceeded, or could not be
+    measured at any step. Killed and restarted, it continues: no step is reported twice, and no
+    alarm is raised twice.
 
     Examples:
       mismatch-cli watch train-miniature
@@ -97,15 +109,23 @@ def command(
     from mismatch_cli.watch.folders import check_there, check_watch_folder, watch_folder
 
     run = run or bundled_trace()
-    tracking = Tracking.asked(track, track_project, track_name or run.resolve().name, framework, several=False)
+    tracking = Tracking.asked(
+        track, track_project, track_name or run.resolve().name, framework, several=False
+    )
     if is_store(run):
-        raise UsageError(f"{run} is not on this machine, but watch follows local files. Start it where the run writes.")
+        raise UsageError(
+            f"{run} is not on this machine, but watch follows local files. Start it where the "
+            "run writes."
+        )
     common.check(baseline)
     check_there(run)
     folder = common.output or Path(f"watch-{run.resolve().name}")
     check_watch_folder(folder, run)
     if not limits and (on_alarm is not None or stop_on_alarm or baseline):
-        raise UsageError("Without limits there are no alarms. Add --limits with a name of gate --list or a TOML file.")
+        raise UsageError(
+            "Without limits there are no alarms. Add --limits with a name of gate --list or a "
+            "TOML file."
+        )
     sets = limit_sets(limits, has_baseline=bool(baseline)) if limits else []
     if algorithm is not None:
         from mismatch_cli.algorithms.parse import find
@@ -117,9 +137,13 @@ def command(
     how = _How(every, once, until_step, None if idle is None else 60 * idle, stop_on_alarm)
     try:
         with watch_folder(folder, run):
-            exceeded = _Watching(run, folder, asked, how, common).whole(on_alarm, report_every, tracking)
+            exceeded = _Watching(run, folder, asked, how, common).whole(
+                on_alarm, report_every, tracking
+            )
     except KeyboardInterrupt:
-        common.progress.say(f"Stopped watching {run}. The state is kept in {folder}: the same command continues.")
+        common.progress.say(
+            f"Stopped watching {run}. The state is kept in {folder}: the same command continues."
+        )
         raise
     if exceeded:
         raise typer.Exit(EXCEEDED)
@@ -141,7 +165,13 @@ class _Watching:
     def __init__(self, run: Path, folder: Path, asked: Asked, how: _How, common: Common) -> None:
         from mismatch_cli.commands._watch_view import WatchView
 
-        self._run, self._folder, self._asked, self._how, self._common = run, folder, asked, how, common
+        self._run, self._folder, self._asked, self._how, self._common = (
+            run,
+            folder,
+            asked,
+            how,
+            common,
+        )
         self._progress, self._view = common.progress, WatchView(run.name or str(run))
 
     def whole(self, on_alarm: str | None, report_every: float, tracking: Tracking) -> bool:
@@ -159,8 +189,13 @@ class _Watching:
             watcher = self._begun()
             self._view.show(watcher)
             self._calls = AlarmCommand(on_alarm, self._run, self._folder, say) if on_alarm else None
-            every, draws = 0 if self._common.only_numbers else report_every, not self._common.no_plots
-            self._pages = Refresher([watcher.folder_of_lines], self._folder, every, say, draws=draws)
+            every, draws = (
+                0 if self._common.only_numbers else report_every,
+                not self._common.no_plots,
+            )
+            self._pages = Refresher(
+                [watcher.folder_of_lines], self._folder, every, say, draws=draws
+            )
             try:
                 self._follow(watcher)
                 self._view.note = "finishing"
@@ -180,8 +215,12 @@ class _Watching:
 
         began = time.monotonic()
         while not kind_of(self._run):
-            if self._how.once or (self._how.idle is not None and time.monotonic() - began > self._how.idle):
-                raise MismatchError(f"{self._run} has nothing to watch yet: no step, no trace, no dump.")
+            if self._how.once or (
+                self._how.idle is not None and time.monotonic() - began > self._how.idle
+            ):
+                raise MismatchError(
+                    f"{self._run} has nothing to watch yet: no step, no trace, no dump."
+                )
             time.sleep(min(self._how.every, 1.0))
         return Watcher(self._run, self._folder, self._asked, self._progress.say)
 
@@ -193,9 +232,13 @@ class _Watching:
         for step, record in watcher.state.lines():  # of earlier sessions: a tracker may lack them
             self._trackers.log(step, flat(record))
         while True:
-            if self._tell(watcher, final=False) or watcher.is_done(self._how.until_step, self._how.idle):
+            if self._tell(watcher, final=False) or watcher.is_done(
+                self._how.until_step, self._how.idle
+            ):
                 break
-            if self._how.once and (not watcher.source.waiting or watcher.idle > 2 * self._how.every):
+            if self._how.once and (
+                not watcher.source.waiting or watcher.idle > 2 * self._how.every
+            ):
                 break
             self._sleep(watcher)
         if self._how.once or watcher.is_done(None, self._how.idle):
@@ -253,8 +296,12 @@ class _Watching:
         if waiting := watcher.source.waiting:
             sentences.append(f"Left out: {waiting}.")
         if alarms:
-            named = ", ".join(f"{alarm.check['metric']} at step {alarm.step}" for alarm in alarms[:_NAMED])
-            sentences.append(f"{things(len(alarms), 'alarm')}: {named}{', …' * (len(alarms) > _NAMED)}.")
+            named = ", ".join(
+                f"{alarm.check['metric']} at step {alarm.step}" for alarm in alarms[:_NAMED]
+            )
+            sentences.append(
+                f"{things(len(alarms), 'alarm')}: {named}{', …' * (len(alarms) > _NAMED)}."
+            )
         if unmeasured:
             sentences.append(f"Never measured, which counts as exceeded: {', '.join(unmeasured)}.")
         self._progress.say(" ".join(sentences))

@@ -1,4 +1,5 @@
-"""Where two columns of log-probabilities match: in place, shifted, up to some token, or in another response.
+"""Where two columns of log-probabilities match: in place, shifted, up to some token, or in another
+response.
 
 Letters: `_R` responses whose first tokens are kept, `_H` these tokens.
 """
@@ -28,7 +29,9 @@ _FITS_BETTER = 0.8  # or this much, if other responses are clearly shifted
 
 @dataclass(frozen=True)
 class Alignment:
-    """For each response: its mean gap unshifted, the lag that fits best, and where the shift begins."""
+    """For each response: its mean gap unshifted, the lag that fits best, and where the shift
+    begins.
+    """
 
     gap_S: np.ndarray  # nats, mean of min(|d|, 2)
     lag_S: np.ndarray  # π[t + lag] fits μ[t]; 0 = unshifted
@@ -54,7 +57,9 @@ def align(sample: Sample) -> Alignment:
 
 
 def in_step_N(sample: Sample, alignment: Alignment, chosen_S: np.ndarray) -> np.ndarray:
-    """log π − log μ of the tokens that count, with the chosen responses shifted back; NaN where nothing fits."""
+    """log π − log μ of the tokens that count, with the chosen responses shifted back; NaN where
+    nothing fits.
+    """
     left_T = sample.logp_T - sample.logq_T
     for s, span in enumerate(sample.spans()):
         if chosen_S[s]:
@@ -70,7 +75,9 @@ def in_step_N(sample: Sample, alignment: Alignment, chosen_S: np.ndarray) -> np.
 
 
 def lag_scan(sample: Sample, alignment: Alignment) -> dict[int, float]:
-    """The mean of min(|π[t + lag] − μ[t]|, 2) in nats, by lag; over the shifted responses, if there are any."""
+    """The mean of min(|π[t + lag] − μ[t]|, 2) in nats, by lag; over the shifted responses, if
+    there are any.
+    """
     sums = {lag: np.zeros(2) for lag in sorted((0, *LAGS))}
     out_of_step_S = alignment.lag_S != 0
     for s, span in enumerate(sample.spans()):
@@ -80,10 +87,14 @@ def lag_scan(sample: Sample, alignment: Alignment) -> dict[int, float]:
             cost_T = _cost(sample.logq_T[span], sample.logp_T[span], sample.counts_T[span], lag)
             known = np.isfinite(cost_T)
             sums[lag] += (cost_T[known].sum(), known.sum())
-    return {lag: float(total / count) if count else float("nan") for lag, (total, count) in sums.items()}
+    return {
+        lag: float(total / count) if count else float("nan") for lag, (total, count) in sums.items()
+    }
 
 
-def _align(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> tuple[float, int, int, bool]:
+def _align(
+    logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray
+) -> tuple[float, int, int, bool]:
     zero_T = _cost(logq_T, logp_T, counts_T, 0)
     gap = _mean(zero_T)
     if not gap >= _REAL or np.isfinite(zero_T).sum() < _SHORTEST:
@@ -113,7 +124,8 @@ def _best_start(head_T: np.ndarray, cost_T: np.ndarray) -> tuple[float, int]:
     mean_T = np.where(possible, (head_T + tail_T) / np.maximum(starts + after_T, 1), np.inf)
     start = int(np.argmin(mean_T))
     whole = mean_T[0]
-    if start and possible[0] and whole <= 1.1 * mean_T[start] + 0.01:  # the simpler explanation, if about as good
+    # The simpler explanation, if about as good
+    if start and possible[0] and whole <= 1.1 * mean_T[start] + 0.01:
         return float(whole), 0
     return float(mean_T[start]), start
 
@@ -159,18 +171,27 @@ class Heads:
     @cached_property
     def group_R(self) -> np.ndarray:
         """The group number of each response: the same for the same prompt in the same step."""
-        return np.unique(np.stack([self.step_R, self.prompt_id_R]), axis=1, return_inverse=True)[1].ravel()
+        return np.unique(np.stack([self.step_R, self.prompt_id_R]), axis=1, return_inverse=True)[
+            1
+        ].ravel()
 
     @cached_property
     def rows(self) -> dict[tuple[int, int, int], int]:
         """The index of each response, by step, prompt and sample."""
-        keys = zip(self.step_R.tolist(), self.prompt_id_R.tolist(), self.sample_index_R.tolist(), strict=True)
+        keys = zip(
+            self.step_R.tolist(),
+            self.prompt_id_R.tolist(),
+            self.sample_index_R.tolist(),
+            strict=True,
+        )
         return {key: row for row, key in enumerate(keys)}
 
 
 @dataclass(frozen=True)
 class Exchanges:
-    """Which responses do not fit their own values, and whose log-probabilities they have instead."""
+    """Which responses do not fit their own values, and whose log-probabilities they have
+    instead.
+    """
 
     heads: Heads
     misfit_R: np.ndarray  # bool
@@ -182,12 +203,16 @@ class Exchanges:
 
 
 class HeadCollector(Accumulator):
-    """Keeps the groups with the smallest hashes, up to a number of responses: the same groups for any sharding.
+    """Keeps the groups with the smallest hashes, up to a number of responses: the same groups for
+    any sharding.
 
-    Hashes of `limit` or above can no longer be kept. A `limit` may be passed in if everything below it is complete.
+    Hashes of `limit` or above can no longer be kept. A `limit` may be passed in if everything below
+    it is complete.
     """
 
-    def __init__(self, pair: Pair, most_responses: int = MOST_RESPONSES, limit: int = NO_LIMIT) -> None:
+    def __init__(
+        self, pair: Pair, most_responses: int = MOST_RESPONSES, limit: int = NO_LIMIT
+    ) -> None:
         self._pair, self._most, self.limit = pair, most_responses, limit
         self._rows: dict[tuple[int, int, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
@@ -195,14 +220,18 @@ class HeadCollector(Accumulator):
         """Add one table; of a response used several times, the first use."""
         keys = (batch.step_S, batch.prompt_id_S, batch.sample_index_S)
         hash_S = hash_keys(*keys[:2], seed=4)
-        logq_T, logp_T = (getattr(batch, name) for name in (self._pair.reference, self._pair.current))
+        logq_T, logp_T = (
+            getattr(batch, name) for name in (self._pair.reference, self._pair.current)
+        )
         mask_T, offset_S1 = batch.loss_mask_T, batch.offset_S1
         for s in np.flatnonzero(hash_S <= np.uint64(min(self.limit, NO_LIMIT - 1))).tolist():
             step, prompt, index = (int(k[s]) for k in keys)
             key = (int(hash_S[s]), step, prompt, index)
             if key[0] >= self.limit or key in self._rows:
                 continue
-            own = slice(int(offset_S1[s]), min(int(offset_S1[s + 1]), int(offset_S1[s]) + HEAD_TOKENS))
+            own = slice(
+                int(offset_S1[s]), min(int(offset_S1[s + 1]), int(offset_S1[s]) + HEAD_TOKENS)
+            )
             self._rows[key] = (_head(logq_T[own], mask_T[own]), _head(logp_T[own], mask_T[own]))
             if len(self._rows) > 2 * self._most:
                 self._shrink()
@@ -210,7 +239,9 @@ class HeadCollector(Accumulator):
     def merge(self, other: HeadCollector) -> None:
         """Add another collector's responses: those below both limits, and the first of two uses."""
         self.limit = min(self.limit, other.limit)
-        self._rows = {key: row for key, row in (other._rows | self._rows).items() if key[0] < self.limit}
+        self._rows = {
+            key: row for key, row in (other._rows | self._rows).items() if key[0] < self.limit
+        }
         self._shrink()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -230,7 +261,10 @@ class HeadCollector(Accumulator):
         self._shrink()
         order = sorted(self._rows, key=lambda key: key[1:])
         keys = np.array([key[1:] for key in order], dtype=np.int64).reshape(-1, 3)
-        logq, logp = (np.array([self._rows[k][side] for k in order]).reshape(-1, HEAD_TOKENS) for side in (0, 1))
+        logq, logp = (
+            np.array([self._rows[k][side] for k in order]).reshape(-1, HEAD_TOKENS)
+            for side in (0, 1)
+        )
         return Heads(keys[:, 0], keys[:, 1], keys[:, 2], logq, logp)
 
 
@@ -241,12 +275,16 @@ def _head(logp_H: np.ndarray, mask_H: np.ndarray) -> np.ndarray:
 
 
 def find_exchanges(heads: Heads) -> Exchanges:
-    """Find, for each response that does not fit its own values, another that does: in its group, else anywhere."""
+    """Find, for each response that does not fit its own values, another that does: in its group,
+    else anywhere.
+    """
     own_R = _costs(heads.logq_RH, heads.logp_RH, _SHORTEST)
     misfit_R = np.isfinite(own_R) & (own_R >= MISFIT)
     partner_R = np.full(len(own_R), -1)
     for r in np.flatnonzero(misfit_R).tolist():
-        partner_R[r] = _partner(heads, r, np.flatnonzero(heads.group_R == heads.group_R[r]), own_R[r], _SHORTEST)
+        partner_R[r] = _partner(
+            heads, r, np.flatnonzero(heads.group_R == heads.group_R[r]), own_R[r], _SHORTEST
+        )
     alone = np.flatnonzero(misfit_R & (partner_R < 0))
     everywhere = np.arange(len(own_R))
     tried = alone[:: max(1, len(alone) // _TRIED)]
@@ -258,7 +296,9 @@ def find_exchanges(heads: Heads) -> Exchanges:
 
 
 def _partner(heads: Heads, r: int, among: np.ndarray, own: float, shortest: int) -> int:
-    """The response whose log π fits this one's log μ far better than its own and than most do; −1 = none."""
+    """The response whose log π fits this one's log μ far better than its own and than most do;
+    −1 = none.
+    """
     cost = _costs(heads.logq_RH[r][None], heads.logp_RH[among], shortest)
     cost[~np.isfinite(cost) | (among == r)] = np.inf
     best = int(np.argmin(cost))
@@ -270,7 +310,11 @@ def _partner(heads: Heads, r: int, among: np.ndarray, own: float, shortest: int)
 
 
 def _costs(logq_RH: np.ndarray, logp_RH: np.ndarray, shortest: int) -> np.ndarray:
-    """The mean of min(|log π − log μ|, 2) over shared tokens, nats; NaN for fewer than `shortest`."""
+    """The mean of min(|log π − log μ|, 2) over shared tokens, nats; NaN for fewer than
+    `shortest`.
+    """
     cost_RH = np.minimum(np.abs(logp_RH - logq_RH), _MOST)
     known_R = np.isfinite(cost_RH).sum(axis=1)
-    return np.where(known_R >= shortest, np.nansum(cost_RH, axis=1) / np.maximum(known_R, 1), np.nan)
+    return np.where(
+        known_R >= shortest, np.nansum(cost_RH, axis=1) / np.maximum(known_R, 1), np.nan
+    )

@@ -1,4 +1,6 @@
-"""Counts over every token of a trace: impossible values, placeholders, contradictions and repeated responses."""
+"""Counts over every token of a trace: impossible values, placeholders, contradictions and
+repeated responses.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from mismatch_cli.trace.foreign import unpacked_flags
 
 SIDES = ("logp_rollout", "logp_trainer", "logp_recomputed")
 ROUNDING = 1e-6  # nats: a float32 log-softmax can end this far above 0
-UNCERTAIN = -1.0  # nats: if the other side is below this, an exact 0.0 was not computed, not even under top-p
+# Nats: if the other side is below this, an exact 0.0 was not computed, not even under top-p
+UNCERTAIN = -1.0
 _RUN = 3  # placeholders next to each other
 
 
@@ -36,7 +39,9 @@ class SideCounts(Accumulator):
 
 @dataclass
 class ZeroCounts(Accumulator):
-    """Tokens with an exact 0.0 on one side while the other side is uncertain, and where they are."""
+    """Tokens with an exact 0.0 on one side while the other side is uncertain, and where they
+    are.
+    """
 
     tokens: int = 0
     last: int = 0  # at the end of a response that was not truncated
@@ -54,7 +59,9 @@ class Counts(Accumulator):
     out_of_support: int = 0
 
     def update(self, table: pa.Table, batch: TokenBatch, pair: Pair) -> None:
-        """Add one table: its columns as recorded, and the two policies as the reader returns them."""
+        """Add one table: its columns as recorded, and the two policies as the reader returns
+        them.
+        """
         offset_S1, mask_T = batch.offset_S1, batch.loss_mask_T
         logq_T, logp_T = (getattr(batch, name) for name in (pair.reference, pair.current))
         self.responses += batch.num_responses
@@ -66,7 +73,10 @@ class Counts(Accumulator):
         counts_T = mask_T & np.isfinite(logq_T) & np.isfinite(logp_T)
         self.out_of_support += int((mask_T & np.isfinite(logq_T) & (logp_T == -np.inf)).sum())
         ends = offset_S1[1:][~batch.truncated_S & (np.diff(offset_S1) > 0)] - 1
-        for side, own_T, other_T in (("logp_rollout", logq_T, logp_T), ("logp_trainer", logp_T, logq_T)):
+        for side, own_T, other_T in (
+            ("logp_rollout", logq_T, logp_T),
+            ("logp_trainer", logp_T, logq_T),
+        ):
             zero_T = counts_T & (own_T == 0) & (other_T < UNCERTAIN)
             if zero_T.any():
                 zeros = self.zeros.setdefault(side, ZeroCounts())
@@ -75,7 +85,9 @@ class Counts(Accumulator):
                 zeros.in_runs += int((zero_T & in_runs(counts_T & (own_T == 0), offset_S1)).sum())
                 zeros.gap += float(d_T[zero_T].sum(dtype=np.float64))
 
-    def _update_side(self, side: str, column: pa.ListArray, offset_S1: np.ndarray, mask_T: np.ndarray) -> None:
+    def _update_side(
+        self, side: str, column: pa.ListArray, offset_S1: np.ndarray, mask_T: np.ndarray
+    ) -> None:
         own_N = mask_T[np.repeat(unpacked_flags(column.is_valid()), np.diff(offset_S1))]
         values_N = np.from_dlpack(column.flatten())[own_N]
         counts = self.sides.setdefault(side, SideCounts())
@@ -83,7 +95,9 @@ class Counts(Accumulator):
         counts.not_a_number += int(np.isnan(values_N).sum() + np.isposinf(values_N).sum())
         counts.above_zero += int(((values_N > ROUNDING) & np.isfinite(values_N)).sum())
         counts.impossible += int(np.isneginf(values_N).sum())
-        counts.largest = max(counts.largest, float(values_N.max(initial=-np.inf, where=np.isfinite(values_N))))
+        counts.largest = max(
+            counts.largest, float(values_N.max(initial=-np.inf, where=np.isfinite(values_N)))
+        )
 
 
 def in_runs(flag_T: np.ndarray, offset_S1: np.ndarray, shortest: int = _RUN) -> np.ndarray:
@@ -103,7 +117,8 @@ _COLUMNS = {
     "trainer": ("logp_trainer_T", "topk_logp_trainer_TK"),
     "recomputed": ("logp_recomputed_T", "topk_logp_recomputed_TK"),
 }
-_ABSOLUTE, _RELATIVE = 1e-3, 2.0**-7  # nats: more than storing one of the columns in bfloat16 explains
+# Nats: more than storing one of the columns in bfloat16 explains
+_ABSOLUTE, _RELATIVE = 1e-3, 2.0**-7
 
 
 @dataclass
@@ -131,7 +146,9 @@ class OwnColumns(Accumulator):
             if logp_T is not None and logp_TK is not None:
                 self._update_side(side, logp_T, logp_TK, sampled_TK)
 
-    def _update_side(self, side: str, logp_T: np.ndarray, logp_TK: np.ndarray, sampled_TK: np.ndarray) -> None:
+    def _update_side(
+        self, side: str, logp_T: np.ndarray, logp_TK: np.ndarray, sampled_TK: np.ndarray
+    ) -> None:
         agreement = self.sides.setdefault(side, SideAgreement())
         known_TK = np.isfinite(logp_TK)
         in_topk_T = (sampled_TK & known_TK).any(axis=1) & np.isfinite(logp_T)
@@ -151,9 +168,9 @@ UNREPEATABLE = 16.0  # nats: so improbable a response is sampled twice in one of
 class Copies(Accumulator):
     """Two hashes, of tokens and key, for every response that is too improbable to be sampled twice.
 
-    A long trace forgets responses by the hash of their tokens, so that a response and its copy are both kept or both
-    forgotten, and shares are unbiased. Hashes of `limit` or above are not remembered; a `limit` may be passed in if
-    everything below it is complete.
+    A long trace forgets responses by the hash of their tokens, so that a response and its copy are
+    both kept or both forgotten, and shares are unbiased. Hashes of `limit` or above are not
+    remembered; a `limit` may be passed in if everything below it is complete.
     """
 
     def __init__(self, most_responses: int = MOST_RESPONSES, limit: int = NO_LIMIT) -> None:
@@ -164,7 +181,9 @@ class Copies(Accumulator):
     def update(self, batch: TokenBatch) -> None:
         """Add the responses of one table; all tokens count, whether in the loss or not."""
         offset_S1, logq_T = batch.offset_S1, batch.logp_rollout_T
-        surprise_S = _sums(np.nan_to_num(-logq_T.astype(np.float64), nan=0.0, posinf=0.0), offset_S1)
+        surprise_S = _sums(
+            np.nan_to_num(-logq_T.astype(np.float64), nan=0.0, posinf=0.0), offset_S1
+        )
         content_S = content_hashes(batch.response_ids_T, offset_S1)
         key_S = hash_keys(batch.step_S, batch.prompt_id_S, batch.sample_index_S, seed=3)
         taken_S = (surprise_S >= UNREPEATABLE) & self._below_limit(content_S)
@@ -199,7 +218,9 @@ class Copies(Accumulator):
         self._hashes, self._kept = [hashes], hashes.shape[1]
 
     def count(self) -> tuple[int, int]:
-        """How many remembered responses also occur under another key, and how many are remembered."""
+        """How many remembered responses also occur under another key, and how many are
+        remembered.
+        """
         self._forget()
         content_R = self._hashes[0][0]
         return len(content_R) - len(np.unique(content_R)), len(content_R)
@@ -211,7 +232,9 @@ def content_hashes(ids_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
     position_T = np.arange(len(ids_T)) - np.repeat(offset_S1[:-1], length_S)
     token_T = mix(ids_T.astype(np.int64).view(np.uint64) ^ mix(position_T.astype(np.uint64)))
     with np.errstate(over="ignore"):
-        total_T1 = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(token_T, dtype=np.uint64)])
+        total_T1 = np.concatenate(
+            [np.zeros(1, dtype=np.uint64), np.cumsum(token_T, dtype=np.uint64)]
+        )
         return mix(total_T1[offset_S1[1:]] - total_T1[offset_S1[:-1]])
 
 

@@ -1,8 +1,10 @@
-"""Runs every check on one trace: spoiled data goes first, then causes compete by how much of the gap they explain.
+"""Runs every check on one trace: spoiled data goes first, then causes compete by how much of the
+gap they explain.
 
-Stages 1 and 2 find values, tokens and responses that are not log-probabilities of the sampled tokens, and remove them.
-Stages 3 to 5 are causes: the one that explains most is undone, and the others must be found again in what is left.
-Stage 6 is the tail of that, stage 7 what a precision makes, and stage 8 the gap that nothing explains.
+Stages 1 and 2 find values, tokens and responses that are not log-probabilities of the sampled
+tokens, and remove them. Stages 3 to 5 are causes: the one that explains most is undone, and the
+others must be found again in what is left. Stage 6 is the tail of that, stage 7 what a precision
+makes, and stage 8 the gap that nothing explains.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,9 @@ _MOST = 0.5  # of the gap: what explains less is not a cause if the rest is far 
 
 @dataclass(frozen=True)
 class Unexplained:
-    """The gap that is left once every fault found is undone: mean nats per token, and its share of the gap."""
+    """The gap that is left once every fault found is undone: mean nats per token, and its share
+    of the gap.
+    """
 
     nats: float
     share: float
@@ -32,7 +36,9 @@ class Unexplained:
 
 @dataclass(frozen=True)
 class Shares:
-    """The parts of the gap: explained by the faults found, usual for the precisions, and unexplained."""
+    """The parts of the gap: explained by the faults found, usual for the precisions, and
+    unexplained.
+    """
 
     explained: float
     usual: float
@@ -49,19 +55,29 @@ class Diagnosis:
 
     @property
     def found(self) -> tuple[Finding, ...]:
-        """Found faults, the one that explains most first; precision floors and unexplained gaps last."""
+        """Found faults, the one that explains most first; precision floors and unexplained gaps
+        last.
+        """
         found = [finding for finding in self.findings if finding.status == "found"]
-        return tuple(sorted(found, key=lambda f: (max(_stage(f.check), PRECISION_STAGE), -(f.explains or 0.0))))
+        return tuple(
+            sorted(
+                found, key=lambda f: (max(_stage(f.check), PRECISION_STAGE), -(f.explains or 0.0))
+            )
+        )
 
     @property
     def faults(self) -> tuple[Finding, ...]:
-        """What is found and is not just a floor or tail of the precision; an unexplained gap counts as a fault."""
+        """What is found and is not just a floor or tail of the precision; an unexplained gap
+        counts as a fault.
+        """
         stages = (*range(PRECISION_STAGE), UNEXPLAINED_STAGE)
         return tuple(f for f in self.found if _stage(f.check) in stages)
 
     @property
     def first_cause(self) -> Finding | None:
-        """The finding that explains most, unless the gap is far above the usual and remains mostly unexplained."""
+        """The finding that explains most, unless the gap is far above the usual and remains
+        mostly unexplained.
+        """
         causes = [f for f in self.found if _stage(f.check) < FLOOR_STAGE]
         too_large = any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found)
         if not causes or (too_large and (causes[0].explains or 0.0) < _MOST):
@@ -70,14 +86,26 @@ class Diagnosis:
 
     @property
     def is_minor(self) -> bool:
-        """Whether the first cause is noise or a tail and leaves most of the gap: its advice should not come first."""
+        """Whether the first cause is noise or a tail and leaves most of the gap: its advice
+        should not come first.
+        """
         first = self.first_cause
-        return first is not None and _stage(first.check) >= PRECISION_STAGE and (first.explains or 0.0) < _MOST
+        return (
+            first is not None
+            and _stage(first.check) >= PRECISION_STAGE
+            and (first.explains or 0.0) < _MOST
+        )
 
     @property
     def shares(self) -> Shares:
-        """What the faults found explain, and what is left: within the usual range, and beyond it."""
-        left, nats, high = min(1.0, self.unexplained.share), self.unexplained.nats, self.evidence.usual.high
+        """What the faults found explain, and what is left: within the usual range, and beyond
+        it.
+        """
+        left, nats, high = (
+            min(1.0, self.unexplained.share),
+            self.unexplained.nats,
+            self.evidence.usual.high,
+        )
         usual = left if nats <= high else left * high / nats
         return Shares(1 - left, usual, left - usual)
 
@@ -94,10 +122,14 @@ class Diagnosis:
 
     @property
     def suspects(self) -> tuple[Finding, ...]:
-        """Possible causes of an unexplained gap: what shows in it, and what could be tested with more input."""
+        """Possible causes of an unexplained gap: what shows in it, and what could be tested with
+        more input.
+        """
         if not any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found):
             return ()
-        showing = [f for f in self.findings if f.status == "clear" and (f.explains or 0.0) >= _LEAST]
+        showing = [
+            f for f in self.findings if f.status == "clear" and (f.explains or 0.0) >= _LEAST
+        ]
         showing.sort(key=lambda f: -(f.explains or 0.0))
         return (*showing, *(f for f in self.findings if f.status == "untested" and f.needs))
 
@@ -137,8 +169,13 @@ class _Weighing:
         """`total`: Σ|d| of the sample, nats, before anything is undone."""
         self._total = total
         self.answers: dict[str, Finding] = {}
-        self.set_aside: list[np.ndarray] = []  # |d| of repaired tokens that no later check sees: left, not explained
-        self.exact = [name for name in names() if _stage(name) < COMPETE_STAGE or getattr(module(name), "EXACT", False)]
+        # |d| of repaired tokens that no later check sees: left, not explained
+        self.set_aside: list[np.ndarray] = []
+        self.exact = [
+            name
+            for name in names()
+            if _stage(name) < COMPETE_STAGE or getattr(module(name), "EXACT", False)
+        ]
         weighed = [name for name in names() if name not in self.exact]
         self.causes = [name for name in weighed if _stage(name) < PRECISION_STAGE]
         self._tails = [name for name in weighed if _stage(name) == PRECISION_STAGE]
@@ -164,14 +201,18 @@ class _Weighing:
             return evidence
         check = module(finding.check)
         spoiled_T = check.spoiled_T(evidence) if hasattr(check, "spoiled_T") else None
-        sample = evidence.sample if finding.left_N is None else evidence.sample.with_gap(finding.left_N)
+        sample = (
+            evidence.sample if finding.left_N is None else evidence.sample.with_gap(finding.left_N)
+        )
         if spoiled_T is not None:
             self.set_aside.append(np.abs(sample.d_N)[spoiled_T[sample.kept]])
             sample = replace(sample, counts_T=sample.counts_T & ~spoiled_T)
         return evidence if sample is evidence.sample else replace(evidence, sample=sample)
 
     def compete(self, evidence: Evidence) -> Evidence:
-        """Undo the cause that explains most, check the others again on what is left, and repeat until none is found."""
+        """Undo the cause that explains most, check the others again on what is left, and repeat
+        until none is found.
+        """
         total_gap = float(np.abs(evidence.sample.d_N).sum())
         waiting, present = list(self.causes), evidence
         undone: list[Finding] = []
@@ -186,12 +227,17 @@ class _Weighing:
             present = self.undo(strongest, present)
             undone.append(strongest)
             waiting.remove(strongest.check)
-            if self._explained(undone) * self._total >= _MOST * total_gap and present.gap.value <= present.usual.high:
+            if (
+                self._explained(undone) * self._total >= _MOST * total_gap
+                and present.gap.value <= present.usual.high
+            ):
                 break  # what is left is usual, or cannot be undone
         self._demote([self.answers[name] for name in waiting], "explains only {share} of the gap")
         largest = self._explained(undone[:1]) * self._total
         if undone and largest < _MOST * total_gap and present.gap_is_too_large:
-            self._demote(undone, "explains only {share} of the gap, and the rest is far above the usual")
+            self._demote(
+                undone, "explains only {share} of the gap, and the rest is far above the usual"
+            )
             return evidence
         return present
 
@@ -200,16 +246,27 @@ class _Weighing:
         return sum(finding.explains or 0.0 for finding in findings)
 
     def tails(self, evidence: Evidence) -> Evidence:
-        """Run the checks for a few tokens with most of the gap; they count only if the rest is as usual."""
-        faults = [f for f in self.answers.values() if f.status == "found" and _stage(f.check) < PRECISION_STAGE]
+        """Run the checks for a few tokens with most of the gap; they count only if the rest is
+        as usual.
+        """
+        faults = [
+            f
+            for f in self.answers.values()
+            if f.status == "found" and _stage(f.check) < PRECISION_STAGE
+        ]
         for name in self._tails:
             if faults:  # a fault that is not wholly undone leaves a tail
                 title = module(faults[0].check).TITLE
-                self.answers[name] = untested(name, f"what is left of “{title}” looks like a tail: fix that first")
+                self.answers[name] = untested(
+                    name, f"what is left of “{title}” looks like a tail: fix that first"
+                )
                 continue
             without = self.undo(self.answer(name, evidence), evidence)
             if without.gap_is_too_large:
-                self._demote([self.answers[name]], "explains {share} of the gap; the rest is far above the usual")
+                self._demote(
+                    [self.answers[name]],
+                    "explains {share} of the gap; the rest is far above the usual",
+                )
             else:
                 evidence = without
         return evidence
@@ -227,7 +284,9 @@ class _Weighing:
         for finding in findings:
             if finding.status == "found":
                 share = f"{100 * (finding.explains or 0.0):.0f} %"
-                self.answers[finding.check] = replace(finding, status="clear", reason=reason.format(share=share))
+                self.answers[finding.check] = replace(
+                    finding, status="clear", reason=reason.format(share=share)
+                )
 
 
 def _stage(name: str) -> int:
@@ -238,6 +297,8 @@ def _check(name: str, evidence: Evidence) -> Finding:
     check = module(name)
     gap = evidence.gap.value
     if check.STAGE >= COMPETE_STAGE and gap < _NO_GAP and getattr(check, "NEEDS_A_GAP", True):
-        return Finding(name, "clear", sentence=f"The mean gap is {gap:.2g} nats: there is nothing to explain.")
+        return Finding(
+            name, "clear", sentence=f"The mean gap is {gap:.2g} nats: there is nothing to explain."
+        )
     finding: Finding = check.check(evidence)
     return finding

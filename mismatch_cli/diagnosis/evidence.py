@@ -1,4 +1,6 @@
-"""What the checks see: the sample, counts over the whole trace, and what the manifest says about sampling."""
+"""What the checks see: the sample, counts over the whole trace, and what the manifest says about
+sampling.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -9,7 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.diagnosis.alignment import Alignment, Exchanges, HeadCollector, Heads, align, find_exchanges
+from mismatch_cli.diagnosis.alignment import (
+    Alignment,
+    Exchanges,
+    HeadCollector,
+    Heads,
+    align,
+    find_exchanges,
+)
 from mismatch_cli.diagnosis.counts import Copies, Counts, OwnColumns
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand
@@ -29,11 +38,12 @@ Row = tuple[str, float | int | str | None]  # a figure with its label
 class Finding:
     """The answer of one check.
 
-    `effect` is the size of the fault, in the unit `measure`. `left_N` is what undoing the fault leaves of
-    log π − log μ on each token that counts, in nats (NaN where it cannot be repaired and the token is dropped).
-    `explains`, the share of the sample's Σ|log π − log μ| that this removes, is computed from it in the same way for
-    every check, so checks leave it empty. `evidence` holds labelled figures; `reason` says why a check was not possible
-    or does not count, `needs` what to type to make it possible.
+    `effect` is the size of the fault, in the unit `measure`. `left_N` is what undoing the fault
+    leaves of log π − log μ on each token that counts, in nats (NaN where it cannot be repaired and
+    the token is dropped). `explains`, the share of the sample's Σ|log π − log μ| that this removes,
+    is computed from it in the same way for every check, so checks leave it empty. `evidence` holds
+    labelled figures; `reason` says why a check was not possible or does not count, `needs` what to
+    type to make it possible.
     """
 
     check: str
@@ -50,8 +60,14 @@ class Finding:
     explains: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "left_N"}
-        return values | {"evidence": [{"label": label, "value": value} for label, value in self.evidence]}
+        values = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name != "left_N"
+        }
+        return values | {
+            "evidence": [{"label": label, "value": value} for label, value in self.evidence]
+        }
 
 
 def untested(check: str, reason: str, needs: str = "") -> Finding:
@@ -69,9 +85,11 @@ class Evidence:
     own_columns: OwnColumns
     copies: Copies
     heads: Heads
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # from the manifest; empty if it does not say
+    # From the manifest; empty if it does not say
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     about: Mapping[str, Any] = field(default_factory=dict)  # the manifest: who sampled, who scored
-    earlier_logp_T: np.ndarray | None = None  # log π of the sample's tokens at an earlier checkpoint; NaN = not scored
+    # Log π of the sample's tokens at an earlier checkpoint; NaN = not scored
+    earlier_logp_T: np.ndarray | None = None
     model: ModelAtHand | None = None  # the trainer's model at the sampling weights, if it was named
 
     @cached_property
@@ -104,9 +122,14 @@ class Evidence:
 
     @property
     def gap_is_too_large(self) -> bool:
-        """Whether the gap is far above the usual for the trace's precisions, by two standard errors."""
+        """Whether the gap is far above the usual for the trace's precisions, by two standard
+        errors.
+        """
         gap = self.gap
-        return bool(gap.value - (2 * gap.error if np.isfinite(gap.error) else gap.value / 2) > self.usual.far_above)
+        return bool(
+            gap.value - (2 * gap.error if np.isfinite(gap.error) else gap.value / 2)
+            > self.usual.far_above
+        )
 
 
 class Limits(NamedTuple):
@@ -123,8 +146,16 @@ class Gathering(Accumulator):
     SETTINGS = ("pair",)
 
     def __init__(self, pair: Pair, limits: Limits = Limits()) -> None:
-        self.pair, self.counts, self.lattice, self.own_columns = pair, Counts(), Lattice(), OwnColumns()
-        self.sample, self.heads = SampleCollector(pair, limit=limits.sample), HeadCollector(pair, limit=limits.heads)
+        self.pair, self.counts, self.lattice, self.own_columns = (
+            pair,
+            Counts(),
+            Lattice(),
+            OwnColumns(),
+        )
+        self.sample, self.heads = (
+            SampleCollector(pair, limit=limits.sample),
+            HeadCollector(pair, limit=limits.heads),
+        )
         self.copies = Copies(limit=limits.copies)
 
     @property
@@ -144,7 +175,9 @@ class Gathering(Accumulator):
         for gaps in token_gaps(batch, self.pair):
             self.lattice.update(gaps)
 
-    def evidence(self, sampling: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> Evidence:
+    def evidence(
+        self, sampling: Mapping[str, Any], about: Mapping[str, Any] | None = None
+    ) -> Evidence:
         """The evidence gathered, with what the manifest says."""
         whole = (self.counts, self.lattice, self.own_columns, self.copies, self.heads.result())
         return Evidence(self.pair, self.sample.result(), *whole, sampling, about or {})

@@ -37,13 +37,22 @@ class Mean:
 
 
 def as_normal(t: float, groups: int) -> float:
-    """The standard normal deviate that is as improbable as Student's t with groups − 1 degrees (Wallace, 1959)."""
+    """The standard normal deviate that is as improbable as Student's t with groups − 1 degrees
+    (Wallace, 1959).
+    """
     degrees = max(groups - 1, 1)
-    return float(np.sign(t) * np.sqrt(degrees * np.log1p(t * t / degrees)) * (8 * degrees + 1) / (8 * degrees + 3))
+    return float(
+        np.sign(t)
+        * np.sqrt(degrees * np.log1p(t * t / degrees))
+        * (8 * degrees + 1)
+        / (8 * degrees + 3)
+    )
 
 
 def mean_over_prompts(value_N: np.ndarray, group_N: np.ndarray) -> Mean:
-    """The mean over tokens (or anything with a prompt group), with its error over groups, infinite for too few."""
+    """The mean over tokens (or anything with a prompt group), with its error over groups,
+    infinite for too few.
+    """
     if not len(group_N):
         return Mean(float("nan"), float("inf"), 0)
     value, error, groups = _ratio(*_sums(group_N, value_N, None))
@@ -59,7 +68,9 @@ def _sums(group_N: np.ndarray, *weights: np.ndarray | None) -> list[np.ndarray]:
 
 
 def _ratio(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[float, float, int]:
-    """Σ part / Σ whole, its standard error, and the number of groups; for too few groups infinity and 0."""
+    """Σ part / Σ whole, its standard error, and the number of groups; for too few groups
+    infinity and 0.
+    """
     present_G, part, whole = whole_G > 0, part_G.sum(), whole_G.sum()
     value = float(part / whole) if whole else float("nan")
     if present_G.sum() < _FEWEST_GROUPS:
@@ -68,19 +79,29 @@ def _ratio(part_G: np.ndarray, whole_G: np.ndarray) -> tuple[float, float, int]:
     return value, standard_error(without_G), int(present_G.sum())
 
 
-def estimate_over_prompts(value_N: np.ndarray, group_N: np.ndarray, prompt_id_N: np.ndarray) -> Estimate:
+def estimate_over_prompts(
+    value_N: np.ndarray, group_N: np.ndarray, prompt_id_N: np.ndarray
+) -> Estimate:
     """The mean of positive values, with the interval used in all reports."""
     sum_G, count_G = _sums(group_N, value_N, None)
     return grouped_ratio(sum_G, count_G, len(np.unique(prompt_id_N)))
 
 
-def slope_over_prompts(x_N: np.ndarray, y_N: np.ndarray, group_N: np.ndarray) -> tuple[float, float]:
-    """The least-squares slope of y on x through the origin, and its standard error over groups of prompts."""
+def slope_over_prompts(
+    x_N: np.ndarray, y_N: np.ndarray, group_N: np.ndarray
+) -> tuple[float, float]:
+    """The least-squares slope of y on x through the origin, and its standard error over groups
+    of prompts.
+    """
     slope, error, groups = _ratio(*_sums(group_N, x_N * y_N, x_N * x_N))
     return (slope, error) if groups else (float("nan"), error)
 
 
-def is_share_above(chosen_N: np.ndarray, weight_N: np.ndarray, group_N: np.ndarray, least: float) -> bool:
-    """Whether the chosen tokens' share of all weight is above `least` by two standard errors over groups of prompts."""
+def is_share_above(
+    chosen_N: np.ndarray, weight_N: np.ndarray, group_N: np.ndarray, least: float
+) -> bool:
+    """Whether the chosen tokens' share of all weight is above `least` by two standard errors
+    over groups of prompts.
+    """
     share, error, _ = _ratio(*_sums(group_N, np.where(chosen_N, weight_N, 0.0), weight_N))
     return share - 2 * error > least

@@ -1,7 +1,8 @@
-"""The trainer's model, which reads responses of the sample again: as recorded, or as a side may have misread them.
+"""The trainer's model, which reads responses of the sample again: as recorded, or as a side may
+have misread them.
 
-Log-probabilities alone cannot distinguish another prompt from older weights or other positions. A model that reads the
-same tokens under each hypothesis can.
+Log-probabilities alone cannot distinguish another prompt from older weights or other positions. A
+model that reads the same tokens under each hypothesis can.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ Key = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """How one side may have read the responses: after which prompt, and with which change to the model.
+    """How one side may have read the responses: after which prompt, and with which change to the
+    model.
 
-    `prompt` maps the recorded prompt ids to those that were read. `changed` makes a context manager from the Hugging
-    Face model, entered while it scores: it sets hooks or settings and restores them.
+    `prompt` maps the recorded prompt ids to those that were read. `changed` makes a context manager
+    from the Hugging Face model, entered while it scores: it sets hooks or settings and restores
+    them.
     """
 
     name: str
@@ -63,16 +66,25 @@ def rounded_to(dtype: str) -> Hypothesis:
 
 
 class ModelAtHand:
-    """A model, and the sample's responses that it scores: up to 128, the same ones under every hypothesis."""
+    """A model, and the sample's responses that it scores: up to 128, the same ones under every
+    hypothesis.
+    """
 
     def __init__(
-        self, sample: Sample, prompts: Mapping[Key, list[int]], load: Callable[[], Trainer], ranks: Ranks = ALL_HERE
+        self,
+        sample: Sample,
+        prompts: Mapping[Key, list[int]],
+        load: Callable[[], Trainer],
+        ranks: Ranks = ALL_HERE,
     ) -> None:
         """`prompts`: ids by step, prompt and sample; `load` is called for the first hypothesis.
 
-        All ranks must try the same hypotheses in the same order; each scores a part of the responses.
+        All ranks must try the same hypotheses in the same order; each scores a part of the
+        responses.
         """
-        spread = np.unique(np.linspace(0, sample.num_responses - 1, _RESPONSES).astype(int)).tolist()
+        spread = np.unique(
+            np.linspace(0, sample.num_responses - 1, _RESPONSES).astype(int)
+        ).tolist()
         self.rows = [s for s in spread if prompts.get(_key(sample, s))]
         self.few = self.rows[:: max(1, len(self.rows) // _FEW)][:_FEW]
         self._sample, self._prompts, self._load, self._ranks = sample, prompts, load, ranks
@@ -109,7 +121,8 @@ class ModelAtHand:
         own = rows if self._ranks.spreads else self._ranks.own(rows)
         requests = [
             ScoreRequest(
-                hypothesis.prompt(self._prompts[_key(self._sample, s)]), self._sample.response_ids_T[spans[s]].tolist()
+                hypothesis.prompt(self._prompts[_key(self._sample, s)]),
+                self._sample.response_ids_T[spans[s]].tolist(),
             )
             for s in own
         ]
@@ -124,19 +137,36 @@ class ModelAtHand:
 
 
 def model_at_hand(
-    path: str, sample: Sample, sampling: Mapping[str, Any], traces: Sequence[Trace], ranks: Ranks = ALL_HERE
+    path: str,
+    sample: Sample,
+    sampling: Mapping[str, Any],
+    traces: Sequence[Trace],
+    ranks: Ranks = ALL_HERE,
 ) -> ModelAtHand:
-    """A model from a folder or the hub, with the dtype and sampler settings of the trace's trainer."""
+    """A model from a folder or the hub, with the dtype and sampler settings of the trace's
+    trainer.
+    """
 
     def load() -> Trainer:
         from mismatch_cli.scoring.trainer import Trainer
 
-        support = SamplingSettings(**{name: sampling[name] for name in _SUPPORT if name in sampling})
+        support = SamplingSettings(
+            **{name: sampling[name] for name in _SUPPORT if name in sampling}
+        )
         recorded = traces[0].manifest.get("trainer", {})
-        # Use attention without the model's cap or sinks if the trace did. Other kinds may need another machine.
-        attention = recorded.get("attn_implementation") if recorded.get("attention_leaves_out") else None
+        # Use attention without the model's cap or sinks if the trace did. Other kinds may need
+        # another machine.
+        attention = (
+            recorded.get("attn_implementation") if recorded.get("attention_leaves_out") else None
+        )
         dtype = recorded.get("dtype", "auto")
-        return Trainer.load(path, dtype=dtype, attn_implementation=attention, sampling=support, sharding=ranks.sharding)
+        return Trainer.load(
+            path,
+            dtype=dtype,
+            attn_implementation=attention,
+            sampling=support,
+            sharding=ranks.sharding,
+        )
 
     return ModelAtHand(sample, _prompts_of(sample, traces), load, ranks)
 
@@ -147,7 +177,10 @@ def _prompts_of(sample: Sample, traces: Sequence[Trace]) -> dict[Key, list[int]]
     found = {}
     for trace in traces:
         for table in trace.tables(("step", "prompt_id", "sample_index", "prompt_ids")):
-            keys = zip(*(table.column(n).to_pylist() for n in ("step", "prompt_id", "sample_index")), strict=True)
+            keys = zip(
+                *(table.column(n).to_pylist() for n in ("step", "prompt_id", "sample_index")),
+                strict=True,
+            )
             for row, key in enumerate(keys):
                 if key in wanted:
                     found[key] = table.column("prompt_ids")[row].as_py()

@@ -1,7 +1,9 @@
-"""Which misreading of the responses reproduces one side, when the other side agrees with the model on them as recorded.
+"""Which misreading of the responses reproduces one side, when the other side agrees with the model
+on them as recorded.
 
-The model reads the recorded tokens; one side agrees with it, the other does not. Then the model reads a few responses
-under each hypothesis, and the one that fits the other side best is scored on all.
+The model reads the recorded tokens; one side agrees with it, the other does not. Then the model
+reads a few responses under each hypothesis, and the one that fits the other side best is scored on
+all.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _ROUND = (8, 64, 128, 256, 512, 1024, 2048)  # common multiples for padded lengt
 
 @dataclass(frozen=True)
 class Reading:
-    """A hypothesis that fits one side; `left_T` is what undoing it leaves of log π − log μ, NaN where not scored."""
+    """A hypothesis that fits one side; `left_T` is what undoing it leaves of log π − log μ, NaN
+    where not scored.
+    """
 
     name: str
     side: str
@@ -41,7 +45,9 @@ class Reading:
     left: float  # of the scored tokens' Σ|d|
 
     def left_N(self, sample: Sample) -> np.ndarray:
-        """The gap without the misreading; tokens that were not scored shrink by the same factor as those that were."""
+        """The gap without the misreading; tokens that were not scored shrink by the same factor
+        as those that were.
+        """
         left_N = self.left_T[sample.kept]
         return np.where(np.isfinite(left_N), left_N, sample.d_N * min(1.0, self.left))
 
@@ -72,12 +78,17 @@ class Readings:
     @cached_property
     def positions(self) -> Reading | None:
         """Another base or scaling of RoPE, with a search between the usual factors."""
-        between = (self._between(scaled_positions, FACTORS), self._between(scaled_base, BASE_FACTORS))
+        between = (
+            self._between(scaled_positions, FACTORS),
+            self._between(scaled_base, BASE_FACTORS),
+        )
         return self._best([*positions_of(self._model.config), *between])
 
     @cached_property
     def padding(self) -> Reading | None:
-        """Left padding that attention sees: the same number of tokens everywhere, or prompts padded to one length."""
+        """Left padding that attention sees: the same number of tokens everywhere, or prompts
+        padded to one length.
+        """
         return self._best(paddings(self._model))
 
     @cached_property
@@ -87,11 +98,17 @@ class Readings:
 
     def _cost(self, d_T: np.ndarray, few: bool = False) -> float:
         """The mean |d| over the tokens that count and were scored, nats."""
-        known_T = self._sample.counts_T & np.isfinite(self._model.logp_T(AS_RECORDED, few)) & np.isfinite(d_T)
+        known_T = (
+            self._sample.counts_T
+            & np.isfinite(self._model.logp_T(AS_RECORDED, few))
+            & np.isfinite(d_T)
+        )
         return float(np.abs(d_T[known_T]).mean()) if known_T.any() else np.inf
 
     def _left_T(self, hypothesis: Hypothesis, few: bool) -> np.ndarray:
-        """log π − log μ with the differing side moved from the hypothesis back to the recorded tokens."""
+        """log π − log μ with the differing side moved from the hypothesis back to the recorded
+        tokens.
+        """
         moved_T = self._model.logp_T(AS_RECORDED, few) - self._model.logp_T(hypothesis, few)
         return self._d_T + (moved_T if self.side == "trainer" else -moved_T)
 
@@ -99,20 +116,26 @@ class Readings:
         return self._cost(self._left_T(hypothesis, few=True), few=True)
 
     def _between(self, make: Callable[[float], Hypothesis], factors: Sequence[float]) -> Hypothesis:
-        """The best factor near the best of these: a ternary search on the logarithm between its neighbours."""
+        """The best factor near the best of these: a ternary search on the logarithm between its
+        neighbours.
+        """
         costs = [self._few_cost(make(factor)) for factor in factors]
         at = int(np.argmin(costs))
         low, high = (np.log(factors[i]) for i in (max(0, at - 1), min(len(factors) - 1, at + 1)))
         for _ in range(_STEPS):
             left, right = low + (high - low) / 3, high - (high - low) / 3
-            if self._few_cost(make(float(np.exp(left)))) < self._few_cost(make(float(np.exp(right)))):
+            if self._few_cost(make(float(np.exp(left)))) < self._few_cost(
+                make(float(np.exp(right)))
+            ):
                 high = right
             else:
                 low = left
         return min((make(factors[at]), make(float(np.exp((low + high) / 2)))), key=self._few_cost)
 
     def _best(self, hypotheses: Iterable[Hypothesis]) -> Reading | None:
-        """The hypothesis that fits a few responses best, if it fits them well enough, and then all."""
+        """The hypothesis that fits a few responses best, if it fits them well enough, and then
+        all.
+        """
         if self.side is None:
             return None
         best = min(hypotheses, key=self._few_cost)
@@ -143,7 +166,9 @@ def scaled_base(factor: float) -> Hypothesis:
 
 def positions_of(config: Any) -> list[Hypothesis]:
     """What to try first: common factors, and YaRN from this model's context lengths."""
-    found = [scaled_positions(factor) for factor in FACTORS] + [scaled_base(factor) for factor in BASE_FACTORS]
+    found = [scaled_positions(factor) for factor in FACTORS] + [
+        scaled_base(factor) for factor in BASE_FACTORS
+    ]
     parameters = getattr(config, "rope_parameters", None) or {}
     if "rope_theta" not in parameters:
         return found
@@ -165,7 +190,9 @@ YARN_FACTORS = (2.0, 4.0, 8.0, 32.0)
 
 def padded(count: int, token: int) -> Hypothesis:
     """A number of padding tokens on the left, which attention sees."""
-    return Hypothesis(f"{count} tokens {token} before the prompt", prompt=lambda ids: [token] * count + ids)
+    return Hypothesis(
+        f"{count} tokens {token} before the prompt", prompt=lambda ids: [token] * count + ids
+    )
 
 
 def padded_to(length: int, token: int) -> Hypothesis:
@@ -196,7 +223,9 @@ def other_prompts(config: Any) -> list[Hypothesis]:
     for count in (2, 3, 4):
         missing[f"without the first {count} tokens"] = range(count)
         missing[f"without the last {count} tokens"] = range(-count, 0)
-    return found + [Hypothesis(name, prompt=partial(_without, places)) for name, places in missing.items()]
+    return found + [
+        Hypothesis(name, prompt=partial(_without, places)) for name, places in missing.items()
+    ]
 
 
 MOST_MISSING = 4  # tokens from either end of the prompt
@@ -205,11 +234,17 @@ MOST_MISSING = 4  # tokens from either end of the prompt
 def _token_ids(config: Any, *names: str) -> dict[str, int]:
     """The special tokens in the configuration; the first of several."""
     found = {name: getattr(config, f"{name}_token_id", None) for name in names}
-    return {name: ids[0] if isinstance(ids, list) else int(ids) for name, ids in found.items() if ids is not None}
+    return {
+        name: ids[0] if isinstance(ids, list) else int(ids)
+        for name, ids in found.items()
+        if ids is not None
+    }
 
 
 def _without(places: Sequence[int], ids: list[int]) -> list[int]:
-    """The ids without those at some places, counted from either end; all of them if none would be left."""
+    """The ids without those at some places, counted from either end; all of them if none would
+    be left.
+    """
     missing = {place % len(ids) for place in places}
     return [token for i, token in enumerate(ids) if i not in missing] or ids
 
@@ -218,9 +253,17 @@ def _rope(name: str, frequencies: Frequencies) -> Hypothesis:
     """Change the inverse frequencies in every rotary embedding of the model."""
 
     def changed(model: Any) -> AbstractContextManager[None]:
-        buffers = [(module, *buffer) for module in model.modules() for buffer in module.named_buffers(recurse=False)]
+        buffers = [
+            (module, *buffer)
+            for module in model.modules()
+            for buffer in module.named_buffers(recurse=False)
+        ]
         return _set(
-            [(module, name, frequencies(buffer_F)) for module, name, buffer_F in buffers if name.endswith("inv_freq")]
+            [
+                (module, name, frequencies(buffer_F))
+                for module, name, buffer_F in buffers
+                if name.endswith("inv_freq")
+            ]
         )
 
     return Hypothesis(name, changed=changed)
@@ -238,9 +281,16 @@ def _with_parameters(name: str, parameters: dict[str, Any]) -> Hypothesis:
         kind, changes = parameters["rope_type"], []
         for module in model.modules():
             if isinstance(frequency_F := getattr(module, "inv_freq", None), torch.Tensor):
-                compute = module.compute_default_rope_parameters if kind == "default" else ROPE_INIT_FUNCTIONS[kind]
+                compute = (
+                    module.compute_default_rope_parameters
+                    if kind == "default"
+                    else ROPE_INIT_FUNCTIONS[kind]
+                )
                 new_F, scaling = compute(config, device=frequency_F.device)  # some models ignore it
-                changes += [(module, "inv_freq", new_F.to(frequency_F)), (module, "attention_scaling", scaling)]
+                changes += [
+                    (module, "inv_freq", new_F.to(frequency_F)),
+                    (module, "attention_scaling", scaling),
+                ]
         return _set(changes)
 
     return Hypothesis(name, changed=changed)

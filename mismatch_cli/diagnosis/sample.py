@@ -1,7 +1,8 @@
-"""The responses that a diagnosis looks at: whole responses, chosen by hash, as many as fit into memory.
+"""The responses that a diagnosis looks at: whole responses, chosen by hash, as many as fit into
+memory.
 
-Letters: `_T` every token of the sample, laid flat; `_S` its responses; `_N` the tokens that count: in the loss mask,
-with a finite log-probability on both sides.
+Letters: `_T` every token of the sample, laid flat; `_S` its responses; `_N` the tokens that count:
+in the loss mask, with a finite log-probability on both sides.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ class Sample:
     counts_T: np.ndarray  # bool
     topk_logq_TK: np.ndarray | None
     topk_logp_TK: np.ndarray | None
-    topk_d_T: np.ndarray | None = None  # log π − log μ of the sampled token from the top-K columns; NaN = not in them
-    seen_T: np.ndarray | None = None  # bool: the token occurs in the prompt or earlier in the response
+    # Log π − log μ of the sampled token from the top-K columns; NaN = not in them
+    topk_d_T: np.ndarray | None = None
+    # Bool: the token occurs in the prompt or earlier in the response
+    seen_T: np.ndarray | None = None
     topk_seen_TK: np.ndarray | None = None
 
     @property
@@ -65,9 +68,15 @@ class Sample:
         return np.arange(len(self.logq_T)) - self.offset_S1[self.response_T]
 
     def axis_N(self, axis: str) -> np.ndarray:
-        """The position of the tokens that count, from 0: in the "response", or in the "context" with its prompt."""
+        """The position of the tokens that count, from 0: in the "response", or in the "context"
+        with its prompt.
+        """
         position_N = self.position_T[self.kept]
-        return position_N if axis == "response" else position_N + self.prompt_length_S[self.response_T[self.kept]]
+        return (
+            position_N
+            if axis == "response"
+            else position_N + self.prompt_length_S[self.response_T[self.kept]]
+        )
 
     @cached_property
     def last_T(self) -> np.ndarray:
@@ -106,12 +115,18 @@ class Sample:
 
     @cached_property
     def typical_N(self) -> np.ndarray:
-        """The 80 % quantile of |d| among tokens with similar log μ, nats; half of them may have no gap at all."""
+        """The 80 % quantile of |d| among tokens with similar log μ, nats; half of them may have
+        no gap at all.
+        """
         abs_d_N, order = np.abs(self.d_N), np.argsort(self.logq_T[self.kept], kind="stable")
         typical_N = np.empty(len(abs_d_N))
         smallest = max(1e-3 * float(abs_d_N.mean()), 1e-9) if len(abs_d_N) else 1.0
         for part in np.array_split(order, max(1, min(_LEVELS, len(order) // _TOKENS_PER_LEVEL))):
-            typical_N[part] = max(float(np.quantile(abs_d_N[part], _TYPICAL)), smallest) if len(part) else smallest
+            typical_N[part] = (
+                max(float(np.quantile(abs_d_N[part], _TYPICAL)), smallest)
+                if len(part)
+                else smallest
+            )
         return typical_N
 
     def left_without(self, drop_T: np.ndarray) -> np.ndarray:
@@ -141,9 +156,11 @@ NO_LIMIT = 2**64  # above every hash
 
 
 class SampleCollector(Accumulator):
-    """Keeps the responses with the smallest hashes, up to a number of tokens: the same responses for any sharding.
+    """Keeps the responses with the smallest hashes, up to a number of tokens: the same responses
+    for any sharding.
 
-    Hashes of `limit` or above can no longer be kept. A `limit` may be passed in if everything below it is complete.
+    Hashes of `limit` or above can no longer be kept. A `limit` may be passed in if everything below
+    it is complete.
     """
 
     def __init__(self, pair: Pair, most_tokens: int = MOST_TOKENS, limit: int = NO_LIMIT) -> None:
@@ -160,8 +177,12 @@ class SampleCollector(Accumulator):
         columns, offset_S1 = self._columns(batch), batch.offset_S1
         for s in np.flatnonzero(hash_S < np.uint64(min(self.limit, NO_LIMIT - 1))).tolist():
             start, stop = int(offset_S1[s]), int(offset_S1[s + 1])
-            if stop > start and int(hash_S[s]) < self.limit:  # the limit may have fallen in this loop
-                row = {n: v[start:stop].copy() if n.endswith(("_T", "_TK")) else v[s] for n, v in columns.items()}
+            # The limit may have fallen in this loop
+            if stop > start and int(hash_S[s]) < self.limit:
+                row = {
+                    n: v[start:stop].copy() if n.endswith(("_T", "_TK")) else v[s]
+                    for n, v in columns.items()
+                }
                 if prompt_ids is not None:
                     row["prompt_ids"] = np.from_dlpack(prompt_ids[s].values).copy()
                 self._rows.append((int(hash_S[s]), row))
@@ -170,7 +191,9 @@ class SampleCollector(Accumulator):
                 self._shrink()
 
     def merge(self, other: SampleCollector) -> None:
-        """Add what another collector kept of later rows; for equal hashes, the earlier row comes first."""
+        """Add what another collector kept of later rows; for equal hashes, the earlier row comes
+        first.
+        """
         earlier = [row for row in self._rows if row[0] <= other.limit]
         self._rows = earlier + [row for row in other._rows if row[0] < self.limit]
         self.limit = min(self.limit, other.limit)
@@ -183,16 +206,26 @@ class SampleCollector(Accumulator):
 
     def _columns(self, batch: TokenBatch) -> dict[str, np.ndarray]:
         found = {name: getattr(batch, name) for name in (*_ROW_COLUMNS, *_TOKEN_COLUMNS)}
-        found |= {"logq_T": getattr(batch, self._pair.reference), "logp_T": getattr(batch, self._pair.current)}
+        found |= {
+            "logq_T": getattr(batch, self._pair.reference),
+            "logp_T": getattr(batch, self._pair.current),
+        }
         if self._pair.topk_measured_in(batch):
-            topk = {"topk_logq_TK": self._pair.topk_reference, "topk_logp_TK": self._pair.topk_current}
+            topk = {
+                "topk_logq_TK": self._pair.topk_reference,
+                "topk_logp_TK": self._pair.topk_current,
+            }
             found |= {name: getattr(batch, str(column)) for name, column in topk.items()}
             found |= {"topk_ids_TK": batch.topk_ids_TK}
         columns = {name: column for name, column in found.items() if column is not None}
         if "topk_ids_TK" in columns:
             sampled_TK = columns["topk_ids_TK"] == columns["response_ids_T"][:, None]
-            columns["topk_d_T"] = _at(sampled_TK, columns["topk_logp_TK"]) - _at(sampled_TK, columns["topk_logq_TK"])
-        return columns | {name: columns[name][:, :TOP_K] for name in _TOPK_COLUMNS if name in columns}
+            columns["topk_d_T"] = _at(sampled_TK, columns["topk_logp_TK"]) - _at(
+                sampled_TK, columns["topk_logq_TK"]
+            )
+        return columns | {
+            name: columns[name][:, :TOP_K] for name in _TOPK_COLUMNS if name in columns
+        }
 
     def _shrink(self) -> None:
         self._rows.sort(key=lambda row: row[0])
@@ -215,7 +248,9 @@ class SampleCollector(Accumulator):
                 row |= seen_before(row["prompt_ids"], row["response_ids_T"], row.get("topk_ids_TK"))
         flat = {name: _joined([row.get(name) for row in rows], rows) for name in _ALL_TOKEN_COLUMNS}
         per_row = {n: np.array([row[n] for row in rows]) for n in _ROW_COLUMNS}
-        logq_T, logp_T = (np.asarray(flat.pop(name), dtype=np.float64) for name in ("logq_T", "logp_T"))
+        logq_T, logp_T = (
+            np.asarray(flat.pop(name), dtype=np.float64) for name in ("logq_T", "logp_T")
+        )
         mask_T = np.asarray(flat.pop("loss_mask_T"), dtype=bool)
         return Sample(
             offset_S1=np.cumsum([0, *(len(row["logq_T"]) for row in rows)]),
@@ -234,7 +269,8 @@ def _at(sampled_TK: np.ndarray, logp_TK: np.ndarray) -> np.ndarray:
 
 _ROW_COLUMNS = ("prompt_id_S", "sample_index_S", "step_S", "prompt_length_S", "truncated_S")
 _ALL_TOKEN_COLUMNS = (
-    "logq_T", "logp_T", *_TOKEN_COLUMNS, "topk_logq_TK", "topk_logp_TK", "topk_d_T", "seen_T", "topk_seen_TK",
+    "logq_T", "logp_T", *_TOKEN_COLUMNS, "topk_logq_TK", "topk_logp_TK", "topk_d_T", "seen_T",
+    "topk_seen_TK",
 )  # fmt: skip
 
 
@@ -255,7 +291,9 @@ def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -
 def seen_before(
     prompt: np.ndarray, response_ids_T: np.ndarray, topk_ids_TK: np.ndarray | None
 ) -> dict[str, np.ndarray]:
-    """Whether the sampled ids and the recorded ranks occur in the prompt or earlier in the response."""
+    """Whether the sampled ids and the recorded ranks occur in the prompt or earlier in the
+    response.
+    """
     context = np.concatenate([prompt, response_ids_T])
     ids_U, first_U = np.unique(context, return_index=True)
     now_T = len(prompt) + np.arange(len(response_ids_T))

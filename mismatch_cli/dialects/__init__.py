@@ -1,8 +1,9 @@
 """The same tokens in other frameworks' metrics: their names, formulas and averages.
 
-Each file is a framework, and its name the public name (`nemo_rl.py` is `nemo-rl`): `LINES` is what its dashboard shows
-about the gap between rollout and trainer, and `WHEN` says when. Everything is measured over all tokens of the traces at
-once; a dashboard shows the mean of such numbers over micro-batches, ranks or steps.
+Each file is a framework, and its name the public name (`nemo_rl.py` is `nemo-rl`): `LINES` is what
+its dashboard shows about the gap between rollout and trainer, and `WHEN` says when. Everything is
+measured over all tokens of the traces at once; a dashboard shows the mean of such numbers over
+micro-batches, ranks or steps.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from mismatch_cli.workers.portions import Portion
 
 __all__ = [
-    "UPDATE", "Line", "Reading", "Readings", "dashboard", "lines", "logged_as", "metric_of", "named", "names",
+    "UPDATE", "Line", "Reading", "Readings", "dashboard", "lines", "logged_as", "metric_of",
+    "named", "names",
     "readings", "when",
 ]  # fmt: skip
 
@@ -43,7 +45,9 @@ def names() -> list[str]:
 
 
 def lines(framework: str) -> tuple[Line, ...]:
-    """What a framework logs about the gap; a `UsageError` with the nearest names if it is unknown."""
+    """What a framework logs about the gap; a `UsageError` with the nearest names if it is
+    unknown.
+    """
     found: tuple[Line, ...] = registry.load(__name__, framework, "framework").LINES
     return found
 
@@ -55,7 +59,9 @@ def when(framework: str) -> str:
 
 
 def metric_of(line: Line) -> str:
-    """Our metric with the same definition; empty if there is none, or if the trainer is compared with itself."""
+    """Our metric with the same definition; empty if there is none, or if the trainer is compared
+    with itself.
+    """
     return "" if line.pair == UPDATE else line.metric or _by_formula().get(line.formula, "")
 
 
@@ -66,7 +72,9 @@ def _by_formula() -> Mapping[str, str]:
 
 @cache
 def logged_as() -> Mapping[str, tuple[tuple[str, str], ...]]:
-    """For each of our metrics, the frameworks that log the same formula, with the name on their dashboards."""
+    """For each of our metrics, the frameworks that log the same formula, with the name on their
+    dashboards.
+    """
     found: dict[str, tuple[tuple[str, str], ...]] = {}
     for framework in names():
         for line in lines(framework):
@@ -76,7 +84,15 @@ def logged_as() -> Mapping[str, tuple[tuple[str, str], ...]]:
 
 
 _VERSIONS = ("version_rollout", "version_trainer")  # if equal, log π also serves as recomputed
-_READ = ("loss_mask", "logp_trainer", "logp_recomputed", "advantage", "entropy_trainer", "reward", *_VERSIONS)
+_READ = (
+    "loss_mask",
+    "logp_trainer",
+    "logp_recomputed",
+    "advantage",
+    "entropy_trainer",
+    "reward",
+    *_VERSIONS,
+)
 _NOT_DEFINED = "not defined for these tokens: too few, or none that it applies to"
 
 
@@ -124,7 +140,9 @@ class _Seen(Accumulator):
         self.moments = [Moments() for _ in group.quantities]
 
     def update(self, batch: TokenBatch, group: _Group) -> None:
-        if not PAIRS[group.pair].measured_in(batch) or any(getattr(batch, name) is None for name in group.needs):
+        if not PAIRS[group.pair].measured_in(batch) or any(
+            getattr(batch, name) is None for name in group.needs
+        ):
             return
         columns = [name for name in group.needs if name.endswith("_T")]
         for gaps in token_gaps(batch, PAIRS[group.pair], required=columns):
@@ -174,7 +192,9 @@ class _Translating:
 
 @dataclass(frozen=True)
 class Readings:
-    """The readings of the requested frameworks, and how many tokens π excludes, which no metric of logs includes."""
+    """The readings of the requested frameworks, and how many tokens π excludes, which no metric
+    of logs includes.
+    """
 
     by_framework: Mapping[str, list[Reading]]
     out_of_support: int
@@ -186,12 +206,16 @@ def readings(
     workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> Readings:
-    """Every line of the requested frameworks on the tokens of all traces, in one pass and bounded memory."""
-    from mismatch_cli.workers.reading import read_through  # looking up names must not import the readers
+    """Every line of the requested frameworks on the tokens of all traces, in one pass and
+    bounded memory.
+    """
+    # Looking up names must not import the readers
+    from mismatch_cli.workers.reading import read_through
 
     found = read_through(traces, _Translating(tuple(frameworks)), workers, on_responses)
     return Readings(
-        _by_framework(found, tuple(frameworks)), max((part.out_of_support for part in found.seen), default=0)
+        _by_framework(found, tuple(frameworks)),
+        max((part.out_of_support for part in found.seen), default=0),
     )
 
 
@@ -209,8 +233,14 @@ def named(found: Sequence[Reading]) -> dict[str, float]:
 
 def _by_framework(found: _Everything, frameworks: tuple[str, ...]) -> dict[str, list[Reading]]:
     groups = _groups(frameworks)
-    seen = {(group.pair, group.needs): (group, part) for group, part in zip(groups, found.seen, strict=True)}
-    return {name: [_reading(line, seen.get((line.pair, line.needs))) for line in lines(name)] for name in frameworks}
+    seen = {
+        (group.pair, group.needs): (group, part)
+        for group, part in zip(groups, found.seen, strict=True)
+    }
+    return {
+        name: [_reading(line, seen.get((line.pair, line.needs))) for line in lines(name)]
+        for name in frameworks
+    }
 
 
 def _reading(line: Line, found: tuple[_Group, _Seen] | None) -> Reading:
@@ -224,5 +254,7 @@ def _reading(line: Line, found: tuple[_Group, _Seen] | None) -> Reading:
         return Reading(line, None, OVERFLOW)
     if seen.tokens:
         return Reading(line, None, _NOT_DEFINED)
-    columns = [f"logp_{policy}" for policy in COMPARES[line.pair]] + [name.rpartition("_")[0] for name in line.needs]
+    columns = [f"logp_{policy}" for policy in COMPARES[line.pair]] + [
+        name.rpartition("_")[0] for name in line.needs
+    ]
     return Reading(line, None, f"not measured: needs {' and '.join(columns)}")

@@ -1,11 +1,13 @@
-"""One number of a framework's dashboard: its name there, what it is computed from, and the source file.
+"""One number of a framework's dashboard: its name there, what it is computed from, and the source
+file.
 
-Frameworks average columns over tokens, means over responses, and functions of these. Every column is computed from
-`TokenGaps`: here π stands for the current policy of a line's pair and μ for its reference. A token that π excludes
-(log π = −inf) has ratio 0 and Δp = −μ; it has no d, and is left out of everything computed from d.
+Frameworks average columns over tokens, means over responses, and functions of these. Every column
+is computed from `TokenGaps`: here π stands for the current policy of a line's pair and μ for its
+reference. A token that π excludes (log π = −inf) has ratio 0 and Δp = −μ; it has no d, and is left
+out of everything computed from d.
 
-A response without a trained token enters means over responses as in most frameworks, with means and sums of 0; one
-that was not scored does not.
+A response without a trained token enters means over responses as in most frameworks, with means and
+sums of 0; one that was not scored does not.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ class Tokens:
 
     def response_means(self, gaps: TokenGaps) -> np.ndarray:
         """The mean over each response; 0 without tokens."""
-        length_S = gaps.responses.length_S if self._outside_N(gaps) is None else gaps.length_and_d_sum[0]
+        length_S = (
+            gaps.responses.length_S if self._outside_N(gaps) is None else gaps.length_and_d_sum[0]
+        )
         return self.response_sums(gaps) / np.maximum(length_S, 1)
 
     def _outside_N(self, gaps: TokenGaps) -> np.ndarray | None:
@@ -70,7 +74,9 @@ class Tokens:
 
 @dataclass(frozen=True)
 class ResponseMeans:
-    """The mean of a column over each response's counted tokens; 0 for a response without any, if it is included."""
+    """The mean of a column over each response's counted tokens; 0 for a response without any, if
+    it is included.
+    """
 
     tokens: Tokens
     include_empty: bool = True
@@ -84,7 +90,9 @@ class ResponseMeans:
 
 @dataclass(frozen=True)
 class ResponseSums:
-    """The sum of a column over each response's counted tokens; 0 for a response without any, if it is included."""
+    """The sum of a column over each response's counted tokens; 0 for a response without any, if
+    it is included.
+    """
 
     tokens: Tokens
     include_empty: bool = True
@@ -95,7 +103,9 @@ class ResponseSums:
 
 @dataclass(frozen=True)
 class OfResponses:
-    """A function of a mean or sum over each response; `empty` replaces its value at 0 if there are no tokens."""
+    """A function of a mean or sum over each response; `empty` replaces its value at 0 if there
+    are no tokens.
+    """
 
     function: Callable[[np.ndarray], np.ndarray]
     values: Quantity
@@ -121,7 +131,9 @@ class AtTokens:
 
 
 def included(gaps: TokenGaps, empty: bool = True) -> np.ndarray:
-    """Which responses have a counted token, or (`empty`) nothing to train; never those without log-probabilities."""
+    """Which responses have a counted token, or (`empty`) nothing to train; never those without
+    log-probabilities.
+    """
     if not empty:
         return gaps.responses.length_S > 0
     tokens = slice(*gaps.batch.offset_S1[[gaps.first, gaps.last]].tolist())
@@ -154,8 +166,12 @@ def _squared_less_1(log_ratio: np.ndarray) -> np.ndarray:
 
 
 def _jensen_shannon_N(gaps: TokenGaps) -> np.ndarray:
-    """½ φ(log p/m) + ½ φ(log q/m) with m = (p + q)/2 and φ(u) = e^u − 1 − u: log q/m = −log((1 + r)/2)."""
-    log_p_share_N, log_q_share_N = (-np.log1p(np.expm1(np.float64(sign) * gaps.d_N) / 2) for sign in (-1, 1))
+    """½ φ(log p/m) + ½ φ(log q/m) with m = (p + q)/2 and φ(u) = e^u − 1 − u: log q/m = −log((1 +
+    r)/2).
+    """
+    log_p_share_N, log_q_share_N = (
+        -np.log1p(np.expm1(np.float64(sign) * gaps.d_N) / 2) for sign in (-1, 1)
+    )
     terms_N = divergences.phi(log_p_share_N) + divergences.phi(log_q_share_N)
     return terms_N / 2
 
@@ -169,12 +185,16 @@ def clamped_d(bound: float = BOUND) -> Tokens:
 @cache
 def weight(cap: float = inf, floor: float = 0.0, bound: float = BOUND) -> Tokens:
     """min(max(r, floor), cap) of each token, with d clamped to ±`bound`."""
-    return Tokens(lambda gaps: np.clip(np.exp(clamped_d(bound).column(gaps)), floor, cap), logs=False)
+    return Tokens(
+        lambda gaps: np.clip(np.exp(clamped_d(bound).column(gaps)), floor, cap), logs=False
+    )
 
 
 @cache
 def zeroed(tokens: Tokens) -> Tokens:
-    """A column of d for frameworks that set an infinite d to 0: the token counts, as if it had not moved."""
+    """A column of d for frameworks that set an infinite d to 0: the token counts, as if it had
+    not moved.
+    """
     return replace(tokens, logs=False)
 
 
@@ -193,7 +213,10 @@ def ratio_below(threshold: float) -> Tokens:
 @cache
 def ratio_outside(low: float, high: float) -> Tokens:
     """Whether r is outside an interval."""
-    return Tokens(lambda gaps: (gaps.ratio_N < np.float32(low)) | (gaps.ratio_N > np.float32(high)), logs=False)
+    return Tokens(
+        lambda gaps: (gaps.ratio_N < np.float32(low)) | (gaps.ratio_N > np.float32(high)),
+        logs=False,
+    )
 
 
 @cache
@@ -209,7 +232,8 @@ def masked_product(cap: float) -> Quantity:
 
 @cache
 def blocked(algorithm: str, sign: int = 0) -> Tokens:
-    """Whether the masks of an algorithm block a token; with a `sign`, only tokens whose advantage has that sign.
+    """Whether the masks of an algorithm block a token; with a `sign`, only tokens whose advantage
+    has that sign.
 
     The reference of the line's pair stands in for the policy that the masks are anchored to.
     """
@@ -260,7 +284,9 @@ GEOMETRIC_LESS_1 = OfResponses(_squared_less_1, ResponseMeans(LOG_RATIO))
 
 
 class Moments(Accumulator):
-    """Count, mean, Σ(x − mean)², smallest and largest value, in float64; batches are merged by Chan's update."""
+    """Count, mean, Σ(x − mean)², smallest and largest value, in float64; batches are merged by
+    Chan's update.
+    """
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
@@ -288,7 +314,9 @@ class Moments(Accumulator):
         else:
             with np.errstate(over="ignore"):
                 step = np.float64(other.mean) - self.mean
-                self.squares += float(other.squares + step * step * self.count * other.count / total)
+                self.squares += float(
+                    other.squares + step * step * self.count * other.count / total
+                )
                 self.mean += float(step * other.count / total)
         self.count = total
         self.least, self.largest = min(self.least, other.least), max(self.largest, other.largest)
@@ -358,13 +386,15 @@ COMPARES = {
 
 @dataclass(frozen=True)
 class Line:
-    """A metric of a framework: `reduce` of the quantities `measured`, or a metric of `metrics/gap_table.py`.
+    """A metric of a framework: `reduce` of the quantities `measured`, or a metric of
+    `metrics/gap_table.py`.
 
-    `pair` names the two policies that the framework compares; in the formula π is the first of them and μ the second.
-    `needs` are columns of the batch besides the log-probabilities; `lacks` is an input that no trace has, so the number
-    cannot be measured. `of_nothing` is what the framework shows if nothing is left to reduce. Lines with the same
-    `word` share a name across frameworks but are different numbers. Lines of a `topic`, an option with many numbers,
-    have their own table.
+    `pair` names the two policies that the framework compares; in the formula π is the first of them
+    and μ the second. `needs` are columns of the batch besides the log-probabilities; `lacks` is an
+    input that no trace has, so the number cannot be measured. `of_nothing` is what the framework
+    shows if nothing is left to reduce. Lines with the same `word` share a name across frameworks
+    but are different numbers. Lines of a `topic`, an option with many numbers, have their own
+    table.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""The metrics of `mis.py`, which slime and miles ship as an example TIS function, each under its own path."""
+"""The metrics of `mis.py`, which slime and miles ship as an example TIS function, each under its
+own path.
+"""
 
 from __future__ import annotations
 
@@ -48,31 +50,122 @@ def _with_catastrophe(gaps: TokenGaps) -> np.ndarray:
 
 
 def mis_lines(source: str) -> tuple[Line, ...]:
-    """The lines of a framework with `mis.py` at this path; weights and rejection use the settings of mis.yaml."""
+    """The lines of a framework with `mis.py` at this path; weights and rejection use the
+    settings of mis.yaml.
+    """
     return (
-        Line(f"{_PREFIX}kl", ENGINE_GAP, "E_y mean (−d)", source, ResponseMeans(MINUS_D), word="KL"),
-        Line(f"{_PREFIX}k3_kl", ENGINE_GAP, "E_y mean (r − 1 − d)", source, ResponseMeans(K3), word="KL"),
+        Line(
+            f"{_PREFIX}kl", ENGINE_GAP, "E_y mean (−d)", source, ResponseMeans(MINUS_D), word="KL"
+        ),
+        Line(
+            f"{_PREFIX}k3_kl",
+            ENGINE_GAP,
+            "E_y mean (r − 1 − d)",
+            source,
+            ResponseMeans(K3),
+            word="KL",
+        ),
         *_perplexity_lines(source),
-        Line(f"{_PREFIX}chi2_token", ENGINE_GAP, "E_y mean r² − 1", source, ResponseMeans(SQUARED_RATIO_LESS_1),
-             word="χ²", note=_BOUND),
-        Line(f"{_PREFIX}chi2_seq", ENGINE_GAP, "E_y exp(2 Σd) − 1", source, PRODUCT_LESS_1, word="χ²", note=_BOUND),
-        Line(f"{_PREFIX}tis_weight_before_bound", ENGINE_GAP, "E_y mean r", source, ResponseMeans(weight()),
-             word="importance ratio", note=_HELD),
-        Line(f"{_PREFIX}tis_weight_after_bound", ENGINE_GAP, "E_y mean min(r, 2)", source, ResponseMeans(weight(_CAP)),
-             word="importance ratio", note=_TIS),
-        Line(f"{_PREFIX}tis_truncate_fraction", ENGINE_GAP, "E_y share with r > 2", source,
-             ResponseMeans(ratio_above(_CAP)), note=_TIS),
-        Line(f"{_PREFIX}rs_mask_fraction_low", ENGINE_GAP, "E_y share with r < 1/2", source,
-             ResponseMeans(ratio_below(1 / _CAP)), note=_RS),
-        Line(f"{_PREFIX}rs_mask_fraction_high", ENGINE_GAP, "E_y share with r > 2", source,
-             ResponseMeans(ratio_above(_CAP)), note=_RS),
-        Line(f"{_PREFIX}rs_catastrophic_token_fraction", ENGINE_GAP, "E_y share with r < 1e-4", source,
-             ResponseMeans(ratio_below(_VETO)), note="rs_veto_threshold 1e-4"),
-        Line(f"{_PREFIX}rs_catastrophic_seq_fraction", ENGINE_GAP, "share of responses with a token r < 1e-4", source,
-             _with_catastrophe, note="rs_veto_threshold 1e-4"),
-        Line(f"{_PREFIX}is_ratio_mean_after_tis_rs", ENGINE_GAP, "E_y mean min(r, 2)", source,
-             ResponseMeans(weight(_CAP)), word="importance ratio", note=_TIS),
-        Line(f"{_PREFIX}batch_norm_factor", ENGINE_GAP, "mean min(r, 2) of a micro-batch", source, lacks=_BATCH_NORM),
-        *(Line(f"{_PREFIX}is_ratio_{part}_final", ENGINE_GAP, f"E_y {part} w, w = min(r, 2) over its mean", source,
-               lacks=_BATCH_NORM) for part in ("mean", "min", "max")),
-    )  # fmt: skip
+        Line(
+            f"{_PREFIX}chi2_token",
+            ENGINE_GAP,
+            "E_y mean r² − 1",
+            source,
+            ResponseMeans(SQUARED_RATIO_LESS_1),
+            word="χ²",
+            note=_BOUND,
+        ),
+        Line(
+            f"{_PREFIX}chi2_seq",
+            ENGINE_GAP,
+            "E_y exp(2 Σd) − 1",
+            source,
+            PRODUCT_LESS_1,
+            word="χ²",
+            note=_BOUND,
+        ),
+        Line(
+            f"{_PREFIX}tis_weight_before_bound",
+            ENGINE_GAP,
+            "E_y mean r",
+            source,
+            ResponseMeans(weight()),
+            word="importance ratio",
+            note=_HELD,
+        ),
+        Line(
+            f"{_PREFIX}tis_weight_after_bound",
+            ENGINE_GAP,
+            "E_y mean min(r, 2)",
+            source,
+            ResponseMeans(weight(_CAP)),
+            word="importance ratio",
+            note=_TIS,
+        ),
+        Line(
+            f"{_PREFIX}tis_truncate_fraction",
+            ENGINE_GAP,
+            "E_y share with r > 2",
+            source,
+            ResponseMeans(ratio_above(_CAP)),
+            note=_TIS,
+        ),
+        Line(
+            f"{_PREFIX}rs_mask_fraction_low",
+            ENGINE_GAP,
+            "E_y share with r < 1/2",
+            source,
+            ResponseMeans(ratio_below(1 / _CAP)),
+            note=_RS,
+        ),
+        Line(
+            f"{_PREFIX}rs_mask_fraction_high",
+            ENGINE_GAP,
+            "E_y share with r > 2",
+            source,
+            ResponseMeans(ratio_above(_CAP)),
+            note=_RS,
+        ),
+        Line(
+            f"{_PREFIX}rs_catastrophic_token_fraction",
+            ENGINE_GAP,
+            "E_y share with r < 1e-4",
+            source,
+            ResponseMeans(ratio_below(_VETO)),
+            note="rs_veto_threshold 1e-4",
+        ),
+        Line(
+            f"{_PREFIX}rs_catastrophic_seq_fraction",
+            ENGINE_GAP,
+            "share of responses with a token r < 1e-4",
+            source,
+            _with_catastrophe,
+            note="rs_veto_threshold 1e-4",
+        ),
+        Line(
+            f"{_PREFIX}is_ratio_mean_after_tis_rs",
+            ENGINE_GAP,
+            "E_y mean min(r, 2)",
+            source,
+            ResponseMeans(weight(_CAP)),
+            word="importance ratio",
+            note=_TIS,
+        ),
+        Line(
+            f"{_PREFIX}batch_norm_factor",
+            ENGINE_GAP,
+            "mean min(r, 2) of a micro-batch",
+            source,
+            lacks=_BATCH_NORM,
+        ),
+        *(
+            Line(
+                f"{_PREFIX}is_ratio_{part}_final",
+                ENGINE_GAP,
+                f"E_y {part} w, w = min(r, 2) over its mean",
+                source,
+                lacks=_BATCH_NORM,
+            )
+            for part in ("mean", "min", "max")
+        ),
+    )

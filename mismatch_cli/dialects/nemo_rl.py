@@ -31,10 +31,11 @@ from mismatch_cli.dialects._line import (
 from mismatch_cli.metrics.gaps import TokenGaps
 
 WHEN = (
-    "Always logged, except is_oob_ratio, which needs truncated_importance_sampling_type: here each type in brackets, "
-    "with the bounds of NVIDIA's configurations. The two KL errors follow reference_policy_kl_type: here its default, "
-    "k3. *_after_mask and masked_* use seq_logprob_error_threshold 2, as in NVIDIA's recipes; it is off by default, "
-    "and then nothing is masked."
+    "Always logged, except is_oob_ratio, which needs truncated_importance_sampling_type: here "
+    "each type in brackets, with the bounds of NVIDIA's configurations. The two KL errors follow "
+    "reference_policy_kl_type: here its default, k3. *_after_mask and masked_* use "
+    "seq_logprob_error_threshold 2, as in NVIDIA's recipes; it is off by default, and then "
+    "nothing is masked."
 )
 _LOSS = "nemo_rl/algorithms/loss/loss_functions.py"
 _GRPO = "nemo_rl/algorithms/grpo.py"
@@ -75,43 +76,151 @@ def _mean_is_outside(d_S: np.ndarray) -> np.ndarray:
 
 
 def _after_mask(part: str, symbol: str, reduce: Callable[[Moments], float]) -> Line:
-    name, formula = f"train/{part}_seq_mult_prob_error_after_mask", f"{symbol} mean exp |d|, of those up to 2"
-    return Line(name, ENGINE_GAP, formula, _GRPO, _kept_error, reduce, note=_NOTHING, of_nothing=0.0)
+    name, formula = (
+        f"train/{part}_seq_mult_prob_error_after_mask",
+        f"{symbol} mean exp |d|, of those up to 2",
+    )
+    return Line(
+        name, ENGINE_GAP, formula, _GRPO, _kept_error, reduce, note=_NOTHING, of_nothing=0.0
+    )
 
 
 LINES = (
-    Line("train/token_mult_prob_error", ENGINE_GAP, "E exp |d|", _LOSS, metric="mult_prob_error", word="gap"),
+    Line(
+        "train/token_mult_prob_error",
+        ENGINE_GAP,
+        "E exp |d|",
+        _LOSS,
+        metric="mult_prob_error",
+        word="gap",
+    ),
     Line("train/gen_kl_error", ENGINE_GAP, "E (r − 1 − d)", _LOSS, metric="k3", word="KL"),
-    Line("train/policy_kl_error", ENGINE_GAP, "E (1/r − 1 + d)", _LOSS, REVERSED_K3, word="KL",
-         note="the reverse form, but on tokens that the rollout sampled: not an estimate of KL(π‖μ)"),
-    Line("train/js_divergence_error", ENGINE_GAP, "E ½ [k(π/m) + k(μ/m)], k(x) = x − 1 − log x", _LOSS,
-         JENSEN_SHANNON, word="KL", note="m = (π + μ)/2, of the sampled token only: an estimate, not a divergence"),
-    Line("train/sampling_importance_ratio", ENGINE_GAP, "E r", _LOSS, FINITE_RATIO, word="importance ratio",
-         note="as it enters the loss: if truncated_importance_sampling_ratio is set, truncated, or 0 if filtered; here "
-              f"unset, the default; {_FINITE}"),
+    Line(
+        "train/policy_kl_error",
+        ENGINE_GAP,
+        "E (1/r − 1 + d)",
+        _LOSS,
+        REVERSED_K3,
+        word="KL",
+        note=(
+            "the reverse form, but on tokens that the rollout sampled: not an estimate of KL(π‖μ)"
+        ),
+    ),
+    Line(
+        "train/js_divergence_error",
+        ENGINE_GAP,
+        "E ½ [k(π/m) + k(μ/m)], k(x) = x − 1 − log x",
+        _LOSS,
+        JENSEN_SHANNON,
+        word="KL",
+        note="m = (π + μ)/2, of the sampled token only: an estimate, not a divergence",
+    ),
+    Line(
+        "train/sampling_importance_ratio",
+        ENGINE_GAP,
+        "E r",
+        _LOSS,
+        FINITE_RATIO,
+        word="importance ratio",
+        note=(
+            "as it enters the loss: if truncated_importance_sampling_ratio is set, truncated, "
+            f"or 0 if filtered; here unset, the default; {_FINITE}"
+        ),
+    ),
     Line(f"{_OOB} (tis)", ENGINE_GAP, "share with r > 2", _LOSS, _ABOVE, note=_FINITE),
-    Line(f"{_OOB} (icepop)", ENGINE_GAP, "share with r outside [0.5, 5]", _LOSS, ratio_outside(0.5, 5)),
-    Line(f"{_OOB} (seq-mask-tis)", ENGINE_GAP, "share of y, exp(mean d) not in [0.999, 1.002]", _LOSS,
-         OfResponses(_mean_is_outside, ResponseMeans(zeroed(D), include_empty=False)),
-         note="an infinite d counts as 0; the only is_oob_ratio over responses"),
-    Line("train/max_seq_mult_prob_error", ENGINE_GAP, "max_y mean exp |d|", _GRPO, _BY_RESPONSE, largest),
-    Line("train/mean_seq_mult_prob_error", ENGINE_GAP, "E_y mean exp |d|", _GRPO, _BY_RESPONSE, mean),
-    Line("train/min_seq_mult_prob_error", ENGINE_GAP, "min_y mean exp |d|", _GRPO, _error, least,
-         note="infinite if π excludes a token"),
+    Line(
+        f"{_OOB} (icepop)",
+        ENGINE_GAP,
+        "share with r outside [0.5, 5]",
+        _LOSS,
+        ratio_outside(0.5, 5),
+    ),
+    Line(
+        f"{_OOB} (seq-mask-tis)",
+        ENGINE_GAP,
+        "share of y, exp(mean d) not in [0.999, 1.002]",
+        _LOSS,
+        OfResponses(_mean_is_outside, ResponseMeans(zeroed(D), include_empty=False)),
+        note="an infinite d counts as 0; the only is_oob_ratio over responses",
+    ),
+    Line(
+        "train/max_seq_mult_prob_error",
+        ENGINE_GAP,
+        "max_y mean exp |d|",
+        _GRPO,
+        _BY_RESPONSE,
+        largest,
+    ),
+    Line(
+        "train/mean_seq_mult_prob_error", ENGINE_GAP, "E_y mean exp |d|", _GRPO, _BY_RESPONSE, mean
+    ),
+    Line(
+        "train/min_seq_mult_prob_error",
+        ENGINE_GAP,
+        "min_y mean exp |d|",
+        _GRPO,
+        _error,
+        least,
+        note="infinite if π excludes a token",
+    ),
     _after_mask("max", "max_y", largest),
     _after_mask("mean", "E_y", mean),
     _after_mask("min", "min_y", least),
-    Line("train/num_masked_seqs_by_logprob_error", ENGINE_GAP, "number of y with mean exp |d| > 2", _GRPO,
-         _is_masked, total, note="over all responses of the traces; a step logs those of its batch"),
-    Line("train/masked_correct_pct", ENGINE_GAP, "share with reward 1 of y, mean exp |d| > 2",
-         _GRPO, _masked_is_right, note="a fraction, not a percentage; 0 if none is masked", needs=("reward_S",),
-         of_nothing=0.0),
-    Line("train/probs_ratio", UPDATE, "E r", _LOSS, metric="ratio_mean", word="importance ratio",
-         note="change by the update, not the engine gap"),
+    Line(
+        "train/num_masked_seqs_by_logprob_error",
+        ENGINE_GAP,
+        "number of y with mean exp |d| > 2",
+        _GRPO,
+        _is_masked,
+        total,
+        note="over all responses of the traces; a step logs those of its batch",
+    ),
+    Line(
+        "train/masked_correct_pct",
+        ENGINE_GAP,
+        "share with reward 1 of y, mean exp |d| > 2",
+        _GRPO,
+        _masked_is_right,
+        note="a fraction, not a percentage; 0 if none is masked",
+        needs=("reward_S",),
+        of_nothing=0.0,
+    ),
+    Line(
+        "train/probs_ratio",
+        UPDATE,
+        "E r",
+        _LOSS,
+        metric="ratio_mean",
+        word="importance ratio",
+        note="change by the update, not the engine gap",
+    ),
     Line("train/probs_ratio_min", UPDATE, "min r", _LOSS, RATIO, least),
     Line("train/probs_ratio_max", UPDATE, "max r", _LOSS, RATIO, largest),
-    Line("train/probs_ratio_clamped", UPDATE, "E min(max(r, 0.8), 1.2)", _LOSS, _CLAMPED, word="importance ratio",
-         note=f"change by the update, not the engine gap; {_CLIP}"),
-    Line("train/probs_ratio_clamped_min", UPDATE, "min of min(max(r, 0.8), 1.2)", _LOSS, _CLAMPED, least, note=_CLIP),
-    Line("train/probs_ratio_clamped_max", UPDATE, "max of min(max(r, 0.8), 1.2)", _LOSS, _CLAMPED, largest, note=_CLIP),
-)  # fmt: skip
+    Line(
+        "train/probs_ratio_clamped",
+        UPDATE,
+        "E min(max(r, 0.8), 1.2)",
+        _LOSS,
+        _CLAMPED,
+        word="importance ratio",
+        note=f"change by the update, not the engine gap; {_CLIP}",
+    ),
+    Line(
+        "train/probs_ratio_clamped_min",
+        UPDATE,
+        "min of min(max(r, 0.8), 1.2)",
+        _LOSS,
+        _CLAMPED,
+        least,
+        note=_CLIP,
+    ),
+    Line(
+        "train/probs_ratio_clamped_max",
+        UPDATE,
+        "max of min(max(r, 0.8), 1.2)",
+        _LOSS,
+        _CLAMPED,
+        largest,
+        note=_CLIP,
+    ),
+)

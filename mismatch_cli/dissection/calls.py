@@ -14,12 +14,16 @@ from torch import Tensor
 from mismatch_cli.errors import MismatchError
 
 Key = int | str  # an argument's position or name
-_NOT_HIDDEN = ("mask", "position", "cos", "sin", "cache")  # argument names with these words are not hidden states
-_ADDRESSES = ("scheduler_metadata",)  # of vLLM's CPU attention: it points into itself, and is never written
+# Argument names with these words are not hidden states
+_NOT_HIDDEN = ("mask", "position", "cos", "sin", "cache")
+# Of vLLM's CPU attention: it points into itself, and is never written
+_ADDRESSES = ("scheduler_metadata",)
 
 
 class Unlike(MismatchError):
-    """The two sides' modules take hidden states of different shapes, so they are not counterparts."""
+    """The two sides' modules take hidden states of different shapes, so they are not
+    counterparts.
+    """
 
 
 class Flow(NamedTuple):
@@ -38,7 +42,9 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One call: its arguments, and which of them were hidden states, of which only the form is kept."""
+    """One call: its arguments, and which of them were hidden states, of which only the form is
+    kept.
+    """
 
     module: Any
     args: tuple[Any, ...]
@@ -57,7 +63,8 @@ class Call:
         most: int = 1,
         copied: bool = True,
     ) -> Call:
-        """Record a call whose first `most` hidden states will be replaced; arguments after them are kept.
+        """Record a call whose first `most` hidden states will be replaced; arguments after them are
+        kept.
 
         `copied`: copy them, since vLLM passes views of buffers that its next pass overwrites.
         """
@@ -81,7 +88,9 @@ class Call:
         return len(self.flows) == 2
 
     def again(self, *tensors: Tensor) -> Any:
-        """The module's output for other hidden states; with fewer than it had, the last (a norm's residual) is None."""
+        """The module's output for other hidden states; with fewer than it had, the last (a
+        norm's residual) is None.
+        """
         args, kwargs = list(self.args), dict(self.kwargs)
         for (key, flow), tensor in zip(self.flows.items(), tensors, strict=False):
             if isinstance(key, int):
@@ -96,8 +105,14 @@ def _unchanged(value: Any) -> Any:
 
 
 def flowing(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, Tensor]:
-    """The arguments that are hidden states, by position or name: float tensors other than masks and positions."""
-    named = {name: value for name, value in kwargs.items() if not any(word in name for word in _NOT_HIDDEN)}
+    """The arguments that are hidden states, by position or name: float tensors other than masks
+    and positions.
+    """
+    named = {
+        name: value
+        for name, value in kwargs.items()
+        if not any(word in name for word in _NOT_HIDDEN)
+    }
     given: dict[Key, Any] = dict(enumerate(args))
     given.update(named)
     return {key: value for key, value in given.items() if is_hidden(value)}

@@ -1,4 +1,6 @@
-"""An engine's pass over one sequence, taken apart: its log-probs, its stream, and modules that can be called again."""
+"""An engine's pass over one sequence, taken apart: its log-probs, its stream, and modules that
+can be called again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _ROWS = 64  # tokens whose logits are in memory at a time
 
 @dataclass(frozen=True)
 class EnginePass:
-    """What the engine computed for the tokens it read; its modules can be called within the `with` block of the pass.
+    """What the engine computed for the tokens it read; its modules can be called within the `with`
+    block of the pass.
 
     `within`: the context that a module call needs, such as vLLM's forward context.
     """
@@ -29,7 +32,8 @@ class EnginePass:
     heard: Listener
     hidden_NH: Tensor  # after the final norm
     sampling: SamplingSettings
-    head: Callable[[Tensor], Tensor]  # hidden states → logits, as the engine rounds, scales and caps them
+    # Hidden states → logits, as the engine rounds, scales and caps them
+    head: Callable[[Tensor], Tensor]
     positions_N: Tensor
     within: Callable[[], AbstractContextManager[Any]]
 
@@ -53,7 +57,9 @@ class EnginePass:
             return self.head(hidden_TH.to(self.hidden_NH))
 
     def logp(self, hidden_TH: Tensor, ids_T: Tensor) -> Tensor:
-        """Log-probs `[T]` float32 from the engine's head and sampler for these hidden states, in tiles of rows."""
+        """Log-probs `[T]` float32 from the engine's head and sampler for these hidden states, in
+        tiles of rows.
+        """
         parts = []
         for rows_TH, tile_T in zip(hidden_TH.split(_ROWS), ids_T.split(_ROWS), strict=True):
             logp_TV = self.sampling.process(self.logits(rows_TH)).log_softmax(-1)
@@ -75,27 +81,35 @@ class EnginePass:
         logits_NE = first(answer)
         (flow,) = self.call_of(part, time).flows.values()
         with torch.inference_mode(), self.within():
-            weight_NK, chosen_NK = runner.router.select_experts(hidden_states=flow.of(hidden), router_logits=logits_NE)
+            weight_NK, chosen_NK = runner.router.select_experts(
+                hidden_states=flow.of(hidden), router_logits=logits_NE
+            )
         return logits_NE, weight_NK, chosen_NK
 
     def _runner(self, router: Part) -> Any:
-        """What dispatches tokens to experts in a router's block, if it selects experts in its own function."""
+        """What dispatches tokens to experts in a router's block, if it selects experts in its
+        own function.
+        """
         block = router.name.rpartition(".")[0]
         (owner,) = (part.module for part in self.heard.parts.parts if part.name == block)
         experts = getattr(owner, "experts", None)
         return experts if hasattr(getattr(experts, "router", None), "select_experts") else None
 
     def rotate(self, attention: Part, q_NAD: Tensor, k_NAD: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Queries and keys (tokens × heads × size) rotated by the rotary embedding of this attention.
+        """Queries and keys (tokens × heads × size) rotated by the rotary embedding of this
+        attention.
 
-        None if it has none that rotates by itself. For partial rotation, pass only the rotated part of each head.
+        None if it has none that rotates by itself. For partial rotation, pass only the rotated part
+        of each head.
         """
         rotary = next(filter(turns, attention.module.modules()), None)
         if rotary is None:
             return None
         (flow, *_) = self.call_of(attention).flows.values()
         with torch.inference_mode(), self.within():
-            whole = [_filled(x.to(flow.device, flow.dtype), rotary.head_size) for x in (q_NAD, k_NAD)]
+            whole = [
+                _filled(x.to(flow.device, flow.dtype), rotary.head_size) for x in (q_NAD, k_NAD)
+            ]
             turned = rotary(self.positions_N, *whole)
         pairs = zip(turned, (q_NAD, k_NAD), strict=True)
         return tuple(x.view(len(own), own.shape[1], -1)[..., : own.shape[2]] for x, own in pairs)

@@ -1,4 +1,6 @@
-"""Hooks that record one pass of a model: its module calls, in order, and the stream between its layers."""
+"""Hooks that record one pass of a model: its module calls, in order, and the stream between its
+layers.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,14 @@ from mismatch_cli.dissection.calls import Call
 from mismatch_cli.dissection.model_parts import Part, Parts
 from mismatch_cli.dissection.streams import Stream, Watched
 
-Wanted = Callable[[tuple[Any, ...], dict[str, Any]], bool]  # whether a call of the root is the pass to record
+# Whether a call of the root is the pass to record
+Wanted = Callable[[tuple[Any, ...], dict[str, Any]], bool]
 
 
 class Listener:
-    """Records what one pass of a model does; ignores unwanted passes, such as an engine's warm-up."""
+    """Records what one pass of a model does; ignores unwanted passes, such as an engine's
+    warm-up.
+    """
 
     def __init__(self, model: Any, *, copied: bool = False) -> None:
         """`copied`: copy the inputs of calls, which may be overwritten."""
@@ -23,7 +28,8 @@ class Listener:
         self.parts = Parts.of(model)
         self.calls: dict[str, list[Call]] = {}  # by name, in order of first call
         self.streams: list[dict[str, Stream]] = []
-        self.branches: list[str | None] = []  # which module of each layer adds to the stream after attention
+        # Which module of each layer adds to the stream after attention
+        self.branches: list[str | None] = []
         self.parallel = False  # whether attention and MLP of a layer read the same stream
         self.output: Any = None  # of the root
         self._listening = False
@@ -38,7 +44,9 @@ class Listener:
         return [own[name] for name in self.calls]
 
     @contextmanager
-    def on(self, root: Any, wanted: Wanted, at_start: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def on(
+        self, root: Any, wanted: Wanted, at_start: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
         """Listen to passes through `root`; afterwards the hooks are removed."""
         try:
             self._hook(root, partial(self._begin, wanted, at_start), self._end)
@@ -57,7 +65,9 @@ class Listener:
         self._hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
         self._hooks.append(module.register_forward_hook(after, with_kwargs=True))
 
-    def _begin(self, wanted: Wanted, at_start: Callable[[], None], _root: Any, args: Any, kwargs: Any) -> None:
+    def _begin(
+        self, wanted: Wanted, at_start: Callable[[], None], _root: Any, args: Any, kwargs: Any
+    ) -> None:
         self._listening = self.output is None and wanted(args, kwargs)
         if self._listening:
             at_start()

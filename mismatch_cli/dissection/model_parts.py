@@ -1,7 +1,8 @@
-"""Finds a model's modules by kind, layer by layer: norms, attention, MLPs or experts, routers, rotary embeddings.
+"""Finds a model's modules by kind, layer by layer: norms, attention, MLPs or experts, routers,
+rotary embeddings.
 
-Engine and trainer name and nest modules differently; both have decoder layers, each with attention, an MLP or
-experts, and norms.
+Engine and trainer name and nest modules differently; both have decoder layers, each with attention,
+an MLP or experts, and norms.
 """
 
 from __future__ import annotations
@@ -14,13 +15,22 @@ from typing import Any
 
 from mismatch_cli.errors import MismatchError
 
-# In the order in which a token passes them. `mlp` and `experts` are whole blocks, `attention` includes its projections;
-# `residual` is not a module but the precision of the stream between them.
+# In the order in which a token passes them. `mlp` and `experts` are whole blocks, `attention`
+# includes its projections; `residual` is not a module but the precision of the stream between them.
 KINDS = ("embedding", "residual", "norm", "rotary", "attention", "router", "mlp", "experts", "head")
 _NORM = re.compile("Norm")
 _ROTARY = re.compile(r"Rotary|RoPE|Rope")
 _MIXES_TOKENS = re.compile(r"Attention|Attn|DeltaNet|Mamba|Mixer|Recurrent|ShortConv|Retention")
-_MIXERS = ("self_attn", "attn", "attention", "self_attention", "linear_attn", "mamba", "mixer", "temporal_block")
+_MIXERS = (
+    "self_attn",
+    "attn",
+    "attention",
+    "self_attention",
+    "linear_attn",
+    "mamba",
+    "mixer",
+    "temporal_block",
+)
 _IS_MLP = re.compile(r"MLP|Mlp|FeedForward|FFN|MoE|Moe|SparseMoe")
 _MLPS = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "mlp_block")
 _ROUTERS = ("gate", "router")
@@ -29,7 +39,9 @@ BLOCKS = ("attention", "mlp", "experts")
 
 @dataclass(frozen=True)
 class Part:
-    """A module of one kind; `place` is its name within its layer, or its own name outside the layers."""
+    """A module of one kind; `place` is its name within its layer, or its own name outside the
+    layers.
+    """
 
     name: str
     kind: str
@@ -40,12 +52,16 @@ class Part:
 
     @property
     def inputs(self) -> int:
-        """How many hidden states it can take: a norm may take a residual or a gate with its input."""
+        """How many hidden states it can take: a norm may take a residual or a gate with its
+        input.
+        """
         return 2 if self.kind == "norm" else 1
 
     @property
     def slot(self) -> tuple[Any, ...]:
-        """Where to look for its counterpart in another model; a dense MLP may correspond to experts."""
+        """Where to look for its counterpart in another model; a dense MLP may correspond to
+        experts.
+        """
         return self.layer, "mlp" if self.kind == "experts" else self.kind, bool(self.inside)
 
 
@@ -61,12 +77,18 @@ class Parts:
         """Find them; a `MismatchError` for a model without a stack of layers."""
         path, stack = _stack(model)
         layers = {f"{path}.{number}": layer for number, layer in enumerate(stack)}
-        parts = [part for at, (name, layer) in enumerate(layers.items()) for part in _of_layer(at, name, layer)]
+        parts = [
+            part
+            for at, (name, layer) in enumerate(layers.items())
+            for part in _of_layer(at, name, layer)
+        ]
         return cls(parts + list(_outside(model, path)), layers)
 
 
 def _stack(model: Any) -> tuple[str, Any]:
-    """The decoder layers: the list with as many as the text model's configuration says, nearest to the root."""
+    """The decoder layers: the list with as many as the text model's configuration says, nearest
+    to the root.
+    """
     import torch
 
     config: Any = getattr(model, "config", None)
@@ -76,12 +98,16 @@ def _stack(model: Any) -> tuple[str, Any]:
         ((len(module) != layers, name.count("."), -len(module)), name, module)
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.ModuleList)
-        and any(_block_kind(own, child) == "attention" for layer in module for own, child in layer.named_children())
+        and any(
+            _block_kind(own, child) == "attention"
+            for layer in module
+            for own, child in layer.named_children()
+        )
     ]
     if not lists:
         raise MismatchError(
-            f"{type(model).__name__} has no list of decoder layers with attention, so its modules cannot be compared "
-            "one by one. Leave out that stage: --stages 0,1,2"
+            f"{type(model).__name__} has no list of decoder layers with attention, so its "
+            "modules cannot be compared one by one. Leave out that stage: --stages 0,1,2"
         )
     _, name, module = min(lists, key=lambda found: found[0])
     return name, module
@@ -124,7 +150,9 @@ def _is_rotary(module: Any) -> bool:
 
 
 def _block_kind(name: str, module: Any) -> str | None:
-    """The kind of a layer's child, by its class, else by its name; None for dropout and the like."""
+    """The kind of a layer's child, by its class, else by its name; None for dropout and the
+    like.
+    """
     kind = type(module).__name__
     if _NORM.search(kind):
         return "norm"
@@ -136,7 +164,9 @@ def _block_kind(name: str, module: Any) -> str | None:
 
 
 def _outside(model: Any, stack: str) -> Iterator[Part]:
-    """The final norm, and a rotary embedding that all layers share; norms before the stack are of embeddings."""
+    """The final norm, and a rotary embedding that all layers share; norms before the stack are
+    of embeddings.
+    """
     after_stack = False
     for name, module in model.named_modules():
         if name == stack or name.startswith(f"{stack}."):
@@ -157,7 +187,9 @@ class Pair:
 
 
 def matched(trainer: Iterable[Part], engine: Iterable[Part]) -> tuple[list[Pair], list[Part]]:
-    """Pairs by name within a layer, the rest of a layer and kind by order; and the trainer's parts without a pair."""
+    """Pairs by name within a layer, the rest of a layer and kind by order; and the trainer's
+    parts without a pair.
+    """
     offered: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
     for part in engine:
         offered[part.slot].append(part)

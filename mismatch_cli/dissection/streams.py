@@ -1,7 +1,8 @@
-"""The residual stream of a pass: before each layer, after its attention, after its MLP, wherever it is added.
+"""The residual stream of a pass: before each layer, after its attention, after its MLP, wherever it
+is added.
 
-A stream is a tuple of tensors that sum to it: vLLM passes on a branch's output and the residual, and adds them inside
-the next norm. For comparison they are summed in float64.
+A stream is a tuple of tensors that sum to it: vLLM passes on a branch's output and the residual,
+and adds them inside the next norm. For comparison they are summed in float64.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Watched:
     attended: Tensor | None = None  # its attention's output
     entered: Tensor | None = None  # its MLP's input
     norms: list[tuple[Stream, Tensor]] = field(default_factory=list)  # their inputs and outputs
-    branches: dict[str, Tensor] = field(default_factory=dict)  # what may be added to the stream after attention
+    # What may be added to the stream after attention
+    branches: dict[str, Tensor] = field(default_factory=dict)
     branch: str | None = None  # the one that is added
     parallel: bool = False  # attention and MLP start from the same stream
 
@@ -69,14 +71,22 @@ class Watched:
         if self.attended is None or self.entered is None:
             return None
         entered = self.entered
-        source = next((given for given, answer in self.norms if _equal(answer, entered)), (entered,))
+        source = next(
+            (given for given, answer in self.norms if _equal(answer, entered)), (entered,)
+        )
         if _equal(total(source), total(self.before)):
             self.parallel = True
             return (*self.before, self.attended)
         if len(self.before) == len(source) == 1:
             (stream,), (middle,) = self.before, source
-            fitting = {name: x for name, x in self.branches.items() if x.shape == stream.shape == middle.shape}
-            self.branch = next((name for name, x in fitting.items() if torch.equal(stream + x, middle)), None)
+            fitting = {
+                name: x
+                for name, x in self.branches.items()
+                if x.shape == stream.shape == middle.shape
+            }
+            self.branch = next(
+                (name for name, x in fitting.items() if torch.equal(stream + x, middle)), None
+            )
         return source
 
 

@@ -1,6 +1,7 @@
 """Engines turn prompts into responses with log μ; one file each, loaded when chosen.
 
-Sampling has the same rules for each: seeds depend on what is sampled, and log-probs must be possible for a sampler.
+Sampling has the same rules for each: seeds depend on what is sampled, and log-probs must be
+possible for a sampler.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Forced:
-    """A recorded response of at least one token, for an engine to read again under its own settings."""
+    """A recorded response of at least one token, for an engine to read again under its own
+    settings.
+    """
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -76,10 +79,12 @@ class EngineSettings:
     world: World = ALONE  # the ranks of a training run, each with an engine or a part of one
     tensor_parallel: int = 1  # ranks that share an engine
     sleeps: bool = False  # whether it frees its GPU memory between calls
-    routes: bool | None = None  # whether rollouts report the experts of each token; None: where that is free
+    # Whether rollouts report the experts of each token; None: where that is free
+    routes: bool | None = None
     weights_folder: Path | None = None  # visible to servers, for new weights
     weight_transfer: str = TRANSFERS[0]
-    replays: bool = False  # whether `replay` will be called: vLLM on a GPU must know before it starts
+    # Whether `replay` will be called: vLLM on a GPU must know before it starts
+    replays: bool = False
 
 
 class Engine(Protocol):
@@ -90,17 +95,23 @@ class Engine(Protocol):
         """The context length: prompt plus response, in tokens."""
         ...
 
-    def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
-        """Sample one response per request, in the order of the requests, and report how many have finished.
+    def sample(
+        self, requests: Sequence[Request], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
+        """Sample one response per request, in the order of the requests, and report how many have
+        finished.
 
-        A request may have its own sampling settings: log μ is always that of the distribution it was drawn from.
+        A request may have its own sampling settings: log μ is always that of the distribution it
+        was drawn from.
         """
         ...
 
     def load_weights(self, model: Any) -> None:
-        """Load every weight of a Hugging Face model of the same architecture, and drop what the old ones left cached.
+        """Load every weight of a Hugging Face model of the same architecture, and drop what the old
+        ones left cached.
 
-        Always all weights: an engine that packs or ties them keeps old copies of any that it does not get.
+        Always all weights: an engine that packs or ties them keeps old copies of any that it does
+        not get.
         """
         ...
 
@@ -114,9 +125,12 @@ class Engine(Protocol):
 
 
 class EngineModule(Protocol):
-    """What a file in this folder must have: a function, and facts that callers need before they call it."""
+    """What a file in this folder must have: a function, and facts that callers need before they
+    call it.
+    """
 
-    REMOTE: bool  # it talks to a server by its URL, which may restart with other settings between two shards
+    # It talks to a server by its URL, which may restart with other settings between two shards
+    REMOTE: bool
     TAKES_WEIGHTS: bool  # whether `load_weights` works; training needs it
     MEMORY_SHARE: str | None  # its argument for the share of GPU memory, if it reserves one
     # also RETURNS_ROUTES = True if its rollouts can report the experts of each token,
@@ -136,22 +150,29 @@ class CheckingModule(EngineModule, Protocol):
 
 
 class FullEngine(Engine, Protocol):
-    """An engine whose module has `full_bytes(vocabulary, tokens)`: the memory for one response of that length."""
+    """An engine whose module has `full_bytes(vocabulary, tokens)`: the memory for one response
+    of that length.
+    """
 
     def sample_full(
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
-        """Like `sample`; the first responses, one per sink, also send it log μ of all their tokens in order."""
+        """Like `sample`; the first responses, one per sink, also send it log μ of all their
+        tokens in order.
+        """
         ...
 
 
 class PrefillingEngine(Engine, Protocol):
     """An engine whose module has `PREFILLS`."""
 
-    def prefill(self, responses: Sequence[Forced], on_finished: Callable[[int], None]) -> list[np.ndarray]:
+    def prefill(
+        self, responses: Sequence[Forced], on_finished: Callable[[int], None]
+    ) -> list[np.ndarray]:
         """Log μ of the tokens of each response, float32 [T], from one pass over the whole sequence.
 
-        After temperature and truncation, without any prefix cache. A `MismatchError` if the engine cannot apply them.
+        After temperature and truncation, without any prefix cache. A `MismatchError` if the engine
+        cannot apply them.
         """
         ...
 
@@ -160,11 +181,18 @@ class ReplayingEngine(PrefillingEngine, Protocol):
     """An engine whose module has `REPLAYS` too."""
 
     def replay(
-        self, responses: Sequence[Forced], on_finished: Told, *, alone: bool = False, cached: bool = True
+        self,
+        responses: Sequence[Forced],
+        on_finished: Told,
+        *,
+        alone: bool = False,
+        cached: bool = True,
     ) -> list[Rollout]:
-        """Decode the same tokens again, in the batches that `sample` makes: the result is what it would have reported.
+        """Decode the same tokens again, in the batches that `sample` makes: the result is what it
+        would have reported.
 
-        `alone`: each in a batch of its own. Not `cached`: without reading the prefix cache, if the engine has one.
+        `alone`: each in a batch of its own. Not `cached`: without reading the prefix cache, if the
+        engine has one.
         """
         ...
 
@@ -177,34 +205,40 @@ class Unread:
 
 
 class OpenEngine(Engine, Protocol):
-    """An engine whose tensors and modules can be inspected one by one: its module has OPEN = True."""
+    """An engine whose tensors and modules can be inspected one by one: its module has OPEN =
+    True.
+    """
 
     def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor | Unread]]:
         """Each tensor that it computes with, under the names of its model folder, one at a time.
 
-        Fused tensors are split; one that cannot be read comes with the reason. With an adapter, the base weights.
-        `plain`: the tensors of an unquantised folder, whose names a quantised engine uses.
+        Fused tensors are split; one that cannot be read comes with the reason. With an adapter, the
+        base weights. `plain`: the tensors of an unquantised folder, whose names a quantised engine
+        uses.
         """
         ...
 
     def pass_over(self, token_ids: list[int]) -> AbstractContextManager[EnginePass]:
-        """Read these tokens in one pass, and keep what its modules need to run again inside the `with` block.
+        """Read these tokens in one pass, and keep what its modules need to run again inside the
+        `with` block.
 
-        A `MismatchError` says why they cannot: a separate process, captured graphs, sharded modules.
+        A `MismatchError` says why they cannot: a separate process, captured graphs, sharded
+        modules.
         """
         ...
 
 
 def full_bytes(engine: str, vocabulary: int, tokens: int) -> int:
-    """Memory, in bytes, that the engine needs for the full distributions of a response of `tokens` tokens.
+    """Memory, in bytes, that the engine needs for the full distributions of a response of `tokens`
+    tokens.
 
     Raises a `UsageError` for an engine that does not return them.
     """
     module = registry.load(__name__, engine, "engine")
     if not hasattr(module, "full_bytes"):
         raise UsageError(
-            f"--engine {engine} does not return full distributions. Use --engine vllm or --engine hf with "
-            "--full-divergence."
+            f"--engine {engine} does not return full distributions. Use --engine vllm or "
+            "--engine hf with --full-divergence."
         )
     return int(module.full_bytes(vocabulary, tokens))
 
@@ -233,8 +267,8 @@ def check_returns_routes(name: str) -> None:
     """A `UsageError` for an engine whose rollouts never report the experts of their tokens."""
     if not getattr(engine_module(name), "RETURNS_ROUTES", False):
         raise UsageError(
-            f"--engine {name} does not report which experts it chose. Use --engine hf, or vllm on a GPU, or leave out "
-            "--routes and --replay-routes."
+            f"--engine {name} does not report which experts it chose. Use --engine hf, or vllm "
+            "on a GPU, or leave out --routes and --replay-routes."
         )
 
 
@@ -244,12 +278,16 @@ def can(name: str, what: str) -> bool:
 
 
 def create_engine(name: str, settings: EngineSettings) -> Engine:
-    """Start the engine with this public name; a `MismatchError` says what is missing and how to get it."""
+    """Start the engine with this public name; a `MismatchError` says what is missing and how to
+    get it.
+    """
     return engine_module(name).create(settings)
 
 
 def sample_seed(seed: int, prompt_id: int, sample_index: int, step: int = 0, turn: int = 0) -> int:
-    """A 31-bit seed from hash(seed, prompt, sample, step): a resumed run samples what the unbroken one would have."""
+    """A 31-bit seed from hash(seed, prompt, sample, step): a resumed run samples what the
+    unbroken one would have.
+    """
     key = f"{seed}/{prompt_id}/{sample_index}/{step}" + (f"/{turn}" if turn else "")
     digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -257,7 +295,9 @@ def sample_seed(seed: int, prompt_id: int, sample_index: int, step: int = 0, tur
 
 @contextmanager
 def engine_failures(doing: str, kept: str) -> Iterator[None]:
-    """Turn any failure inside an engine into a `MismatchError` that says what is kept and how to resume."""
+    """Turn any failure inside an engine into a `MismatchError` that says what is kept and how to
+    resume.
+    """
     try:
         yield
     except MismatchError:
@@ -266,13 +306,16 @@ def engine_failures(doing: str, kept: str) -> Iterator[None]:
         if is_lost_rank(error):  # in a collective call: not the engine's failure
             raise
         raise MismatchError(
-            f"The rollout engine failed while {doing} ({type(error).__name__}: {first_line(error)}). "
-            f"{kept}: continue with --resume. --debug shows where it failed."
+            f"The rollout engine failed while {doing} ({type(error).__name__}: "
+            f"{first_line(error)}). {kept}: continue with --resume. --debug shows where it "
+            "failed."
         ) from error
 
 
 def token_counter(on_finished: Told) -> Callable[[int], None] | None:
-    """What to call with the number of newly sampled tokens; None if the caller counts only responses."""
+    """What to call with the number of newly sampled tokens; None if the caller counts only
+    responses.
+    """
     return getattr(on_finished, "tokens", None)
 
 
@@ -283,7 +326,8 @@ def sample_checked(
     on_finished: Callable[[int], None],
     sinks: Sequence[Sink] = (),
 ) -> list[Rollout]:
-    """Sample, and refuse what no sampler can have drawn; a `MismatchError` names the response and its prompt.
+    """Sample, and refuse what no sampler can have drawn; a `MismatchError` names the response and
+    its prompt.
 
     `sinks` take the full distributions of the first responses.
     """
@@ -306,39 +350,59 @@ def replay_checked(
     alone: bool = False,
     cached: bool = True,
 ) -> list[Rollout]:
-    """Decode recorded tokens again; a `MismatchError` names the prompt of a response that came back different.
+    """Decode recorded tokens again; a `MismatchError` names the prompt of a response that came back
+    different.
 
-    A response without tokens comes back unchanged; a token that truncation excludes under these settings has −∞.
+    A response without tokens comes back unchanged; a token that truncation excludes under these
+    settings has −∞.
     """
     read = _readable(engine, responses, prompt_id_S, on_finished)
     with engine_failures("replaying recorded tokens", "Everything computed before is kept"):
-        found = iter(cast(ReplayingEngine, engine).replay(read, on_finished, alone=alone, cached=cached))
-    rollouts = [next(found) if response.response_ids else _without_tokens(response) for response in responses]
+        found = iter(
+            cast(ReplayingEngine, engine).replay(read, on_finished, alone=alone, cached=cached)
+        )
+    rollouts = [
+        next(found) if response.response_ids else _without_tokens(response)
+        for response in responses
+    ]
     for prompt_id, response, rollout in zip(prompt_id_S, responses, rollouts, strict=True):
-        if (rollout.prompt_ids, rollout.response_ids) != (response.prompt_ids, response.response_ids):
+        if (rollout.prompt_ids, rollout.response_ids) != (
+            response.prompt_ids,
+            response.response_ids,
+        ):
             raise MismatchError(
-                f"The engine did not decode the recorded tokens of a response to prompt {prompt_id}. Switch off "
-                "whatever chooses tokens besides its sampler (speculative decoding, structured outputs, a plug-in)."
+                "The engine did not decode the recorded tokens of a response to prompt "
+                f"{prompt_id}. Switch off whatever chooses tokens besides its sampler "
+                "(speculative decoding, structured outputs, a plug-in)."
             )
         check_replayed(prompt_id, rollout)
     return rollouts
 
 
 def prefill_checked(
-    engine: Engine, responses: Sequence[Forced], prompt_id_S: Sequence[int], on_finished: Callable[[int], None]
+    engine: Engine,
+    responses: Sequence[Forced],
+    prompt_id_S: Sequence[int],
+    on_finished: Callable[[int], None],
 ) -> list[np.ndarray]:
-    """Log μ of recorded tokens, read in one pass; a `MismatchError` names the prompt of an impossible value."""
+    """Log μ of recorded tokens, read in one pass; a `MismatchError` names the prompt of an
+    impossible value.
+    """
     import numpy as np
 
     read = _readable(engine, responses, prompt_id_S, on_finished)
     with engine_failures("reading recorded tokens", "Everything computed before is kept"):
         found = iter(cast(PrefillingEngine, engine).prefill(read, on_finished))
-    logps = [next(found) if response.response_ids else np.zeros(0, dtype=np.float32) for response in responses]
+    logps = [
+        next(found) if response.response_ids else np.zeros(0, dtype=np.float32)
+        for response in responses
+    ]
     for prompt_id, response, logp_T in zip(prompt_id_S, responses, logps, strict=True):
         if len(logp_T) != len(response.response_ids):
             raise MismatchError(
-                f"The engine returned {len(logp_T)} log-probs for the {len(response.response_ids)} tokens of a "
-                f"response to prompt {prompt_id}. Report this to the engine's authors."
+                f"The engine returned {len(logp_T)} log-probs for the "
+                f"{len(response.response_ids)} tokens of a response to prompt {prompt_id}. "
+                "Report this to the engine's authors."
             )
         check_read(prompt_id, logp_T)
     return logps
@@ -349,7 +413,9 @@ def _readable(
 ) -> list[Forced]:
     """The responses with tokens; the others count as finished."""
     for prompt_id, response in zip(prompt_id_S, responses, strict=True):
-        check_fits(prompt_id, len(response.prompt_ids) + len(response.response_ids), engine.max_model_len)
+        check_fits(
+            prompt_id, len(response.prompt_ids) + len(response.response_ids), engine.max_model_len
+        )
     readable = [response for response in responses if response.response_ids]
     if len(readable) < len(responses):
         on_finished(len(responses) - len(readable))

@@ -17,7 +17,9 @@ from mismatch_cli.sharding import pass_through
 
 
 @contextmanager
-def pass_over(model: Any, token_ids: Sequence[int], sampling: SamplingSettings) -> Iterator[EnginePass]:
+def pass_over(
+    model: Any, token_ids: Sequence[int], sampling: SamplingSettings
+) -> Iterator[EnginePass]:
     """Read the tokens as `generate` reads a prompt, all at once."""
     listener, decoder = Listener(model), model.get_decoder()
     ids_1N = torch.tensor([list(token_ids)], device=model.get_input_embeddings().weight.device)
@@ -25,11 +27,15 @@ def pass_over(model: Any, token_ids: Sequence[int], sampling: SamplingSettings) 
     with torch.inference_mode(), listener.on(decoder, lambda *_: True):
         hidden_NH = pass_through(model, inputs, lambda hidden_BLH, *_: hidden_BLH[0])
     positions_N = torch.arange(len(token_ids), device=ids_1N.device)
-    yield EnginePass(listener, hidden_NH, sampling, partial(_logits, model, decoder), positions_N, nullcontext)
+    yield EnginePass(
+        listener, hidden_NH, sampling, partial(_logits, model, decoder), positions_N, nullcontext
+    )
 
 
 def _logits(model: Any, decoder: Any, hidden_TH: Tensor) -> Tensor:
-    """Run the model's own head, with whatever it does to logits, on these rows instead of its decoder's output."""
+    """Run the model's own head, with whatever it does to logits, on these rows instead of its
+    decoder's output.
+    """
 
     def answer(_module: Any, _inputs: Any, output: Any) -> Any:
         output.last_hidden_state = hidden_TH[None]
@@ -37,7 +43,9 @@ def _logits(model: Any, decoder: Any, hidden_TH: Tensor) -> Tensor:
 
     hook = decoder.register_forward_hook(answer)
     try:
-        ids_11 = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+        ids_11 = torch.zeros(
+            1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device
+        )
         logits: Tensor = model(input_ids=ids_11, use_cache=False).logits[0]
         return logits
     finally:

@@ -1,4 +1,6 @@
-"""Recorded tokens in a Hugging Face model: force `generate` to choose them, or read the sequence in one pass."""
+"""Recorded tokens in a Hugging Face model: force `generate` to choose them, or read the sequence
+in one pass.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,22 @@ if TYPE_CHECKING:
 
     from mismatch_cli.sampling import SamplingSettings
 
-_ROWS = 256  # of logits to process together: float32 copies of all would be several times the logits
+# Of logits to process together: float32 copies of all would be several times the logits
+_ROWS = 256
 
 
 class Forcing:
-    """The last logits processor: shows another one the scores, and then leaves only the recorded token possible.
+    """The last logits processor: shows another one the scores, and then leaves only the recorded
+    token possible.
 
     A row that has ended reads `filler`, as in sampling.
     """
 
     def __init__(
-        self, seen_by: Callable[[torch.Tensor, torch.Tensor], Any], batch: Sequence[Forced], filler: int
+        self,
+        seen_by: Callable[[torch.Tensor, torch.Tensor], Any],
+        batch: Sequence[Forced],
+        filler: int,
     ) -> None:
         self._seen_by, self._step = seen_by, 0
         steps = max(len(response.response_ids) for response in batch)
@@ -48,10 +55,17 @@ def read_at_once(model: Any, response: Forced, sampling: SamplingSettings) -> np
 
     fed, tokens = response.prompt_ids + response.response_ids[:-1], len(response.response_ids)
     input_ids = torch.tensor([fed], device=model.device)
-    last = {"logits_to_keep": tokens} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    last = (
+        {"logits_to_keep": tokens}
+        if "logits_to_keep" in inspect.signature(model.forward).parameters
+        else {}
+    )
     with torch.inference_mode():
         logits_TV = model(input_ids=input_ids, use_cache=False, **last).logits[0, -tokens:]
         ids_T1 = torch.tensor(response.response_ids, device=logits_TV.device)[:, None]
         parts = zip(logits_TV.split(_ROWS), ids_T1.split(_ROWS), strict=True)
-        logps = [sampling.process(rows_NV).log_softmax(-1).gather(1, ids_N1)[:, 0] for rows_NV, ids_N1 in parts]
+        logps = [
+            sampling.process(rows_NV).log_softmax(-1).gather(1, ids_N1)[:, 0]
+            for rows_NV, ids_N1 in parts
+        ]
     return torch.cat(logps).cpu().numpy()

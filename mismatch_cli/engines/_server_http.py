@@ -1,4 +1,6 @@
-"""Requests to a server that may be busy, restarting or gone: one session, one retry policy, one message per failure."""
+"""Requests to a server that may be busy, restarting or gone: one session, one retry policy, one
+message per failure.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _BODY_SECONDS = 60.0  # answers are sent in one go: one that has begun must end
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server is, how many requests it gets at once, and how long it may be slow or away (seconds)."""
+    """Where the server is, how many requests it gets at once, and how long it may be slow or
+    away (seconds).
+    """
 
     url: str
     concurrency: int = 32
@@ -39,23 +43,33 @@ class Address:
     def __post_init__(self) -> None:
         for name, least in (("concurrency", 1), ("timeout", 0.001), ("patience", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
-                raise UsageError(f"--engine-arg {name}={value} is invalid. Use a number of at least {least}.")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not least <= value < float("inf")
+            ):
+                raise UsageError(
+                    f"--engine-arg {name}={value} is invalid. Use a number of at least {least}."
+                )
 
 
 def base_url(url: str) -> str:
-    """The root of the server, without the usual `/v1`; a `UsageError` for anything but a plain URL."""
+    """The root of the server, without the usual `/v1`; a `UsageError` for anything but a plain
+    URL.
+    """
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         valid = False
     if not valid:
-        raise UsageError(f"--engine-url {url} is not a server's URL. Example: --engine-url http://localhost:8000")
+        raise UsageError(
+            f"--engine-url {url} is not a server's URL. Example: --engine-url http://localhost:8000"
+        )
     if parts.username or parts.password or parts.query or parts.fragment:
         raise UsageError(
-            "--engine-url is saved in the manifest, so it must not contain a user name, password or query. "
-            f"Put an API key into the environment variable {API_KEY}."
+            "--engine-url is saved in the manifest, so it must not contain a user name, password "
+            f"or query. Put an API key into the environment variable {API_KEY}."
         )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
@@ -63,13 +77,16 @@ def base_url(url: str) -> str:
 class Server:
     """A session with the server; at most `concurrency` requests run at once.
 
-    The policy: a lost connection, a timeout, and statuses that mean "not now" are retried after a delay that doubles
-    from half a second to fifteen, with jitter, or that the server asks for. A request fails for good after failing for
-    `patience` seconds, or after `within` seconds with all its attempts, by default `timeout` + `patience`. Any other
-    status is the request's fault and is not retried.
+    The policy: a lost connection, a timeout, and statuses that mean "not now" are retried after a
+    delay that doubles from half a second to fifteen, with jitter, or that the server asks for. A
+    request fails for good after failing for `patience` seconds, or after `within` seconds with all
+    its attempts, by default `timeout` + `patience`. Any other status is the request's fault and is
+    not retried.
     """
 
-    def __init__(self, address: Address, say: Callable[[str], None], within: float | None = None) -> None:
+    def __init__(
+        self, address: Address, say: Callable[[str], None], within: float | None = None
+    ) -> None:
         self._address = address
         self._say = say
         self._within = address.timeout + address.patience if within is None else within
@@ -80,7 +97,8 @@ class Server:
     async def __aenter__(self) -> Server:
         key = os.environ.get(API_KEY, "").strip()
         self._session = aiohttp.ClientSession(
-            headers={"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {}),
+            headers={"Accept-Encoding": "identity"}
+            | ({"Authorization": f"Bearer {key}"} if key else {}),
             connector=aiohttp.TCPConnector(limit=0),  # `_slots` is the limit
             auto_decompress=False,  # a few bytes could expand to any number
         )
@@ -105,7 +123,9 @@ class Server:
 
         A `Refused` says why the server rejects the request.
         """
-        status, body = await self._request("POST", path, orjson.dumps(payload), min(most, MOST_BYTES))
+        status, body = await self._request(
+            "POST", path, orjson.dumps(payload), min(most, MOST_BYTES)
+        )
         if status != 200:
             raise Refused(self._address.url, path, status, _message(body))
         return self._json(path, body), body
@@ -138,7 +158,8 @@ class Server:
                     why = f"status {status}: {_message(content)}"
                 except aiohttp.ClientSSLError as error:
                     raise MismatchError(
-                        f"{self._address.url} has no valid certificate ({first_line(error)}). Check --engine-url."
+                        f"{self._address.url} has no valid certificate ({first_line(error)}). "
+                        "Check --engine-url."
                     ) from error
                 except (aiohttp.ClientError, TimeoutError, OSError) as error:
                     why = self._reason(error)
@@ -146,7 +167,11 @@ class Server:
                 failing_since = failing_since or now
                 left = min(failing_since + self._address.patience, until) - now
                 if left <= 0:
-                    raise _gone(self._address.url, self._within if now >= until else self._address.patience, why)
+                    raise _gone(
+                        self._address.url,
+                        self._within if now >= until else self._address.patience,
+                        why,
+                    )
                 if now - failing_since >= min(_SAID_AFTER, self._address.patience / 2):
                     self._is_away(why, failing_since)
                 await asyncio.sleep(min(max(delay * random.uniform(0.5, 1), retry_after), left))
@@ -176,8 +201,9 @@ class Server:
         packed = response.headers.get("Content-Encoding", "identity")
         if packed.lower() != "identity":
             raise MismatchError(
-                f"{self._address.url}{path} answered in the encoding {_told(packed)}, which was not requested. "
-                "Check that --engine-url names a vLLM server, not a proxy that rewrites answers."
+                f"{self._address.url}{path} answered in the encoding {_told(packed)}, which was "
+                "not requested. Check that --engine-url names a vLLM server, not a proxy that "
+                "rewrites answers."
             )
         found = bytearray()
         try:
@@ -186,11 +212,14 @@ class Server:
                     found += piece
                     if len(found) > most:
                         raise MismatchError(
-                            f"{self._address.url}{path} answered with more than {most / 2**20:.3g} MiB, more than was "
-                            "requested. Check --engine-url; very long responses need a lower --top-logprobs."
+                            f"{self._address.url}{path} answered with more than "
+                            f"{most / 2**20:.3g} MiB, more than was requested. Check "
+                            "--engine-url; very long responses need a lower --top-logprobs."
                         )
         except TimeoutError as error:
-            raise _DrippingError(f"an answer that began had not ended {_BODY_SECONDS:g} s later") from error
+            raise _DrippingError(
+                f"an answer that began had not ended {_BODY_SECONDS:g} s later"
+            ) from error
         return bytes(found)
 
     def _reason(self, error: Exception) -> str:
@@ -204,7 +233,10 @@ class Server:
     def _is_away(self, why: str, since: float) -> None:
         if not self._away and self._last_answer < since:
             self._away = True
-            self._say(f"{self._address.url} does not answer ({why}): trying for {self._address.patience:g} s")
+            self._say(
+                f"{self._address.url} does not answer ({why}): trying for "
+                f"{self._address.patience:g} s"
+            )
 
 
 class _DrippingError(TimeoutError):
@@ -218,28 +250,36 @@ class Refused(MismatchError):
         self.status, self.told = status, told
         if status in (401, 403):
             super().__init__(
-                f"{url} wants an API key (status {status}). Put it into the environment variable {API_KEY}."
+                f"{url} wants an API key (status {status}). Put it into the environment variable "
+                f"{API_KEY}."
             )
         else:
-            super().__init__(f"{url}{path} rejected a request (status {status}): {told.rstrip('.')}.")
+            super().__init__(
+                f"{url}{path} rejected a request (status {status}): {told.rstrip('.')}."
+            )
 
 
 def _gone(url: str, seconds: float, why: str) -> MismatchError:
     return MismatchError(
-        f"{url} has not answered for {seconds:g} s ({why}). Start the server (again), check --engine-url, or wait "
-        "longer with --engine-arg patience=SECONDS or timeout=SECONDS; then continue with --resume."
+        f"{url} has not answered for {seconds:g} s ({why}). Start the server (again), check "
+        "--engine-url, or wait longer with --engine-arg patience=SECONDS or timeout=SECONDS; "
+        "then continue with --resume."
     )
 
 
 def _message(body: bytes) -> str:
-    """The message of an error answer: vLLM's and OpenAI's `error.message`, FastAPI's `detail`, or its first line."""
+    """The message of an error answer: vLLM's and OpenAI's `error.message`, FastAPI's `detail`,
+    or its first line.
+    """
     try:
         content = orjson.loads(body)
     except ValueError:
         content = body.decode(errors="replace")
     if isinstance(content, dict):
         error = content.get("error", content)
-        content = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
+        content = (
+            (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
+        )
     return _told(str(content or "no reason given"))
 
 

@@ -1,4 +1,6 @@
-"""Recorded responses read in one pass by a server: as part of a prompt whose log-probs it returns, checked."""
+"""Recorded responses read in one pass by a server: as part of a prompt whose log-probs it
+returns, checked.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.engines import Forced, Told
-from mismatch_cli.engines._server_rollout import WITHOUT_IDS, Completions, finite, only_choice, unusable
+from mismatch_cli.engines._server_rollout import (
+    WITHOUT_IDS,
+    Completions,
+    finite,
+    only_choice,
+    unusable,
+)
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.sampling import SamplingSettings
 
@@ -18,15 +26,20 @@ _BYTES_PER_TOKEN = 300  # for a log-prob with its rank and text
 
 
 def check_as_it_comes(sampling: SamplingSettings) -> None:
-    """Refuse settings that a server ignores: its prompt log-probs are from before temperature and truncation."""
+    """Refuse settings that a server ignores: its prompt log-probs are from before temperature
+    and truncation.
+    """
     if sampling.truncates or sampling.temperature != 1:
         raise MismatchError(
-            "A server's log-probs of recorded tokens are from before temperature and truncation, so they are not those "
-            "of the sampler. Use --engine vllm or --engine hf, or a trace sampled at temperature 1 without truncation."
+            "A server's log-probs of recorded tokens are from before temperature and truncation, "
+            "so they are not those of the sampler. Use --engine vllm or --engine hf, or a trace "
+            "sampled at temperature 1 without truncation."
         )
 
 
-async def prefilled(completions: Completions, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
+async def prefilled(
+    completions: Completions, responses: Sequence[Forced], on_finished: Told
+) -> list[np.ndarray]:
     """Log μ of each response's tokens, float32 [T]; the first failure cancels the rest."""
     salt = secrets.token_hex(16)
     given: set[str] = set()
@@ -35,11 +48,14 @@ async def prefilled(completions: Completions, responses: Sequence[Forced], on_fi
         sequence = response.prompt_ids + response.response_ids
         if len(sequence) >= completions.context:
             raise MismatchError(
-                f"A prompt and its response have {len(sequence)} tokens, and the server must fit one more into its "
-                f"context of {completions.context}. Start it with --max-model-len {len(sequence) + 1}."
+                f"A prompt and its response have {len(sequence)} tokens, and the server must fit "
+                f"one more into its context of {completions.context}. Start it with "
+                f"--max-model-len {len(sequence) + 1}."
             )
         most = 2**20 + _BYTES_PER_TOKEN * len(sequence)
-        answer, _ = await completions.server.post("/v1/completions", _payload(sequence, completions.model, salt), most)
+        answer, _ = await completions.server.post(
+            "/v1/completions", _payload(sequence, completions.model, salt), most
+        )
         completions.check_whose(answer, given)
         logp_T = _logp(sequence, answer)[-len(response.response_ids) :]
         on_finished(1)
@@ -72,7 +88,9 @@ def _logp(token_ids: list[int], answer: Any) -> np.ndarray:
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list) or len(entries) != len(token_ids):
         raise unusable("it does not have a log-prob for each token of its prompt")
-    return np.array([_logp_of(*pair) for pair in zip(token_ids[1:], entries[1:], strict=True)], dtype=np.float32)
+    return np.array(
+        [_logp_of(*pair) for pair in zip(token_ids[1:], entries[1:], strict=True)], dtype=np.float32
+    )
 
 
 def _logp_of(token: int, entry: Any) -> float:

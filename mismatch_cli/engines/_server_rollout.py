@@ -1,4 +1,6 @@
-"""The completions API: requests for responses with all their log-probs, and answers turned into `Rollout`s."""
+"""The completions API: requests for responses with all their log-probs, and answers turned into
+`Rollout`s.
+"""
 
 import asyncio
 import secrets
@@ -24,8 +26,9 @@ _ID_PREFIX = "token_id:"
 _DIGITS = 20
 _SHOWN = 60  # characters of a server's name for something
 WITHOUT_IDS = (
-    "The server does not return token ids, and ids made from its text may not be the sampled ones. "
-    "Use vLLM 0.10.2 or newer: its /v1/completions knows return_token_ids and return_tokens_as_token_ids."
+    "The server does not return token ids, and ids made from its text may not be the sampled "
+    "ones. Use vLLM 0.10.2 or newer: its /v1/completions knows return_token_ids and "
+    "return_tokens_as_token_ids."
 )
 
 
@@ -70,7 +73,9 @@ class Completions:
         told = answer if isinstance(answer, dict) else {}
         model = told.get("model")
         if not isinstance(model, str) or model not in self.names:
-            raise unusable(f"it comes from the model {str(model)[:_SHOWN]!r} instead of {self.model!r}")
+            raise unusable(
+                f"it comes from the model {str(model)[:_SHOWN]!r} instead of {self.model!r}"
+            )
         if isinstance(name := told.get("id"), str):
             if name in given:
                 raise unusable(f"it repeats the answer {name[:_SHOWN]!r}")
@@ -81,12 +86,18 @@ def _check_no_token_twice(answer: dict[str, Any], sent: bytes) -> None:
     """Parsing loses a key that occurs twice in an object, so the names are counted in the bytes."""
     logprobs = answer["choices"][0]["logprobs"]
     names = len(logprobs["tokens"]) + sum(len(entries) for entries in logprobs["top_logprobs"])
-    if sent.count(b'"token_id:') - sent.count(b'\\"token_id:') > names:  # within a text the quote is escaped
+    # Within a text the quote is escaped
+    if sent.count(b'"token_id:') - sent.count(b'\\"token_id:') > names:
         raise unusable("it gives one token two log-probs")
 
 
 def payload(
-    request: Request, model: str, sampling: SamplingSettings, top_logprobs: int, max_tokens: int, salt: str
+    request: Request,
+    model: str,
+    sampling: SamplingSettings,
+    top_logprobs: int,
+    max_tokens: int,
+    salt: str,
 ) -> dict[str, Any]:
     """Every setting by name: a server fills in missing ones from the model's generation_config.
 
@@ -112,10 +123,14 @@ def payload(
     }
 
 
-def to_rollout(request: Request, answer: Any, top_logprobs: int, max_tokens: int, vocabulary: int) -> Rollout:
-    """Check an answer and convert it; whether log μ is possible is checked later, as for every engine.
+def to_rollout(
+    request: Request, answer: Any, top_logprobs: int, max_tokens: int, vocabulary: int
+) -> Rollout:
+    """Check an answer and convert it; whether log μ is possible is checked later, as for every
+    engine.
 
-    The API has no ranks: the sampled token's is known if it is among the top K, otherwise it is -1, not measured.
+    The API has no ranks: the sampled token's is known if it is among the top K, otherwise it is -1,
+    not measured.
     """
     choice = only_choice(answer)
     ids = choice.get("token_ids")
@@ -129,20 +144,27 @@ def to_rollout(request: Request, answer: Any, top_logprobs: int, max_tokens: int
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, dict):
         raise unusable("it has no log-probs")
-    columns: list[Any] = [logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs")]
+    columns: list[Any] = [
+        logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs")
+    ]
     if not all(isinstance(column, list) and len(column) == len(ids) for column in columns):
         raise unusable(f"it does not have {len(ids)} log-probs for {len(ids)} tokens")
     tokens, logp_T, top = columns
     if any(_id_of(token) != i for token, i in zip(tokens, ids, strict=True)):
         raise unusable("its log-probs do not belong to the tokens that it returns")
-    rows = [_ranked(*position, top_logprobs, vocabulary) for position in zip(ids, logp_T, top, strict=True)]
+    rows = [
+        _ranked(*position, top_logprobs, vocabulary)
+        for position in zip(ids, logp_T, top, strict=True)
+    ]
     return Rollout(
         prompt_ids=request.prompt_ids,
         response_ids=ids,
         logp_rollout_T=np.array([finite(logp) for logp in logp_T], dtype=np.float32),
         rank_rollout_T=np.array([rank for rank, _, _ in rows], dtype=np.int32),
         topk_ids_TK=np.array([ids for _, ids, _ in rows], dtype=np.int32) if top_logprobs else None,
-        topk_logp_rollout_TK=np.array([logp for _, _, logp in rows], dtype=np.float32) if top_logprobs else None,
+        topk_logp_rollout_TK=np.array([logp for _, _, logp in rows], dtype=np.float32)
+        if top_logprobs
+        else None,
         finish_reason=choice["finish_reason"],
     )
 
@@ -159,24 +181,27 @@ def only_choice(answer: Any) -> dict[str, Any]:
 def _check_end(reason: Any, length: int, max_tokens: int) -> None:
     if reason not in ("stop", "length"):
         raise MismatchError(
-            f"The server ended a response with {str(reason)[:40]!r}: it was stopped or paused, or it failed. "
-            "Continue with --resume when it runs again."
+            f"The server ended a response with {str(reason)[:40]!r}: it was stopped or paused, "
+            "or it failed. Continue with --resume when it runs again."
         )
     if not 0 < length <= max_tokens:
         raise unusable(f"it has {length} tokens instead of 1 to {max_tokens}")
     if reason == "length" and length < max_tokens:
         raise MismatchError(
-            f"The server cut a response at {length} of {max_tokens} tokens: it has its own limit (max_new_tokens in a "
-            f"generation config). Start it with --generation-config vllm, or use --max-tokens {length}."
+            f"The server cut a response at {length} of {max_tokens} tokens: it has its own limit "
+            "(max_new_tokens in a generation config). Start it with --generation-config vllm, or "
+            f"use --max-tokens {length}."
         )
 
 
 def _ranked(
     sampled: int, sampled_logp: Any, entries: Any, top_logprobs: int, vocabulary: int
 ) -> tuple[int, list[int], list[float]]:
-    """The sampled token's rank (-1: outside the top K) and the engine's ranks 1…K, most probable first.
+    """The sampled token's rank (-1: outside the top K) and the engine's ranks 1…K, most probable
+    first.
 
-    The server lists the sampled token first, then ranks 1…K without it: K entries if it is among them, otherwise K + 1.
+    The server lists the sampled token first, then ranks 1…K without it: K entries if it is among
+    them, otherwise K + 1.
     """
     if not isinstance(entries, dict):
         raise unusable("it has no top log-probs")
@@ -186,10 +211,14 @@ def _ranked(
     total = sum(exp(min(value, 1.0)) for value in logp.values())
     if not total <= _MOST_PROBABILITY or max(logp.values(), default=0.0) > _LARGEST:
         raise MismatchError(
-            f"The server's log-probs are invalid: the probabilities of {len(logp)} tokens add up to more than 1. "
-            "Start it with --logprobs-mode processed_logprobs."
+            f"The server's log-probs are invalid: the probabilities of {len(logp)} tokens add up "
+            "to more than 1. Start it with --logprobs-mode processed_logprobs."
         )
-    if sampled not in logp or logp[sampled] != finite(sampled_logp) or not all(0 <= i < vocabulary for i in logp):
+    if (
+        sampled not in logp
+        or logp[sampled] != finite(sampled_logp)
+        or not all(0 <= i < vocabulary for i in logp)
+    ):
         raise unusable("its top log-probs do not belong to its tokens")
     if len(logp) == top_logprobs + 1:  # the sampled token came on top of K
         ranked = sorted((i for i in logp if i != sampled), key=lambda i: -logp[i])
@@ -207,14 +236,20 @@ def _ranked(
 
 
 def _id_of(token: Any) -> int:
-    number = token[len(_ID_PREFIX) :] if isinstance(token, str) and token.startswith(_ID_PREFIX) else ""
-    if not (number.isascii() and number.isdecimal() and len(number) < _DIGITS) or number != str(int(number)):
+    number = (
+        token[len(_ID_PREFIX) :] if isinstance(token, str) and token.startswith(_ID_PREFIX) else ""
+    )
+    if not (number.isascii() and number.isdecimal() and len(number) < _DIGITS) or number != str(
+        int(number)
+    ):
         raise MismatchError(WITHOUT_IDS)
     return int(number)
 
 
 def finite(logp: Any) -> float:
-    """A log-prob as the server means it; NaN, which every later check refuses, for anything but a number."""
+    """A log-prob as the server means it; NaN, which every later check refuses, for anything but
+    a number.
+    """
     if isinstance(logp, bool) or not isinstance(logp, int | float):
         return float("nan")
     return float("-inf") if logp <= _MINUS_INFINITY else float(logp)
@@ -222,6 +257,6 @@ def finite(logp: Any) -> float:
 
 def unusable(what: str) -> MismatchError:
     return MismatchError(
-        f"An answer of the server cannot be used: {what}. Check that --engine-url names a vLLM server, not a "
-        "proxy that rewrites answers."
+        f"An answer of the server cannot be used: {what}. Check that --engine-url names a vLLM "
+        "server, not a proxy that rewrites answers."
     )

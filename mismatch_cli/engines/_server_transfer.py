@@ -32,14 +32,19 @@ def check_possible() -> None:
 
     if not torch.cuda.is_available():
         raise UsageError(
-            "--weight-transfer nccl sends weights from GPU to GPU, and torch sees no GPU here. Leave it out."
+            "--weight-transfer nccl sends weights from GPU to GPU, and torch sees no GPU here. "
+            "Leave it out."
         )
 
 
 class TransferredWeights:
-    """Weights that go straight from the ranks' memory into the servers', without a copy in between."""
+    """Weights that go straight from the ranks' memory into the servers', without a copy in
+    between.
+    """
 
-    def __init__(self, addresses: Sequence[Address], world: World, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], world: World, say: Callable[[str], None]
+    ) -> None:
         self._fleet, self._world = Fleet(addresses, say), world
         self._stream = Stream()
         self._transfer: Any = None
@@ -52,7 +57,9 @@ class TransferredWeights:
     def publish(self, model: Any) -> None:
         """Send the weights of a model to all servers; reconnect first if one has left the group."""
         self._stream.take(model)
-        connected = self._transfer is not None and self._world.told(self._fleet.all_have(self.version))
+        connected = self._transfer is not None and self._world.told(
+            self._fleet.all_have(self.version)
+        )
         try:
             if not connected:
                 self._connect()
@@ -73,17 +80,24 @@ class TransferredWeights:
 
         if self._transfer is not None:
             self._transfer.shutdown()
-        host, port, size = self._world.told(self._fleet.meeting_point() if self._world.first else ("", 0, 0))
+        host, port, size = self._world.told(
+            self._fleet.meeting_point() if self._world.first else ("", 0, 0)
+        )
         self._run = f"{host}:{port}"
         info = NCCLTrainerInitInfo(host, port, size, rank=self._world.rank)
-        self._transfer = WeightTransferTrainerFactory.trainer_init(info, client=self._fleet, source=self._stream)
+        self._transfer = WeightTransferTrainerFactory.trainer_init(
+            info, client=self._fleet, source=self._stream
+        )
 
     async def give(self, server: Server, url: str) -> None:
-        """Check only: publishing has sent them, and a restarted server cannot get them by itself."""
+        """Check only: publishing has sent them, and a restarted server cannot get them by
+        itself.
+        """
         if await told_version(server) != self.version:
             raise MismatchError(
-                f"{url} has lost its weights, and only a broadcast to all servers can restore them. Continue with "
-                "--resume; with --weight-transfer folder a restarted server gets its weights back at once."
+                f"{url} has lost its weights, and only a broadcast to all servers can restore "
+                "them. Continue with --resume; with --weight-transfer folder a restarted server "
+                "gets its weights back at once."
             )
         await check_taken(server, url, self.version)
 
@@ -96,9 +110,11 @@ class TransferredWeights:
 
 
 class Stream:
-    """A state as vLLM's transfer reads it: first the metadata, then one full weight after the other.
+    """A state as vLLM's transfer reads it: first the metadata, then one full weight after the
+    other.
 
-    A vLLM `WeightSource`. Ranks read it in step, since all of them gather each weight of a model that is spread.
+    A vLLM `WeightSource`. Ranks read it in step, since all of them gather each weight of a model
+    that is spread.
     """
 
     def __init__(self) -> None:
@@ -118,7 +134,9 @@ class Stream:
         from vllm.distributed.weight_transfer.base import ParamMeta
 
         if self._coming is None:
-            self._coming = [ParamMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in self]
+            self._coming = [
+                ParamMeta(name, weight.dtype, tuple(weight.shape)) for name, weight in self
+            ]
         return self._coming
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -127,10 +145,14 @@ class Stream:
 
 
 class Fleet:
-    """All servers as the one client that vLLM's transfer talks to: each request goes to all at once."""
+    """All servers as the one client that vLLM's transfer talks to: each request goes to all at
+    once.
+    """
 
     def __init__(self, addresses: Sequence[Address], say: Callable[[str], None]) -> None:
-        self._addresses = [replace(address, patience=0, timeout=_FOR_A_TRANSFER) for address in addresses]
+        self._addresses = [
+            replace(address, patience=0, timeout=_FOR_A_TRANSFER) for address in addresses
+        ]
         self._say = say
         self._sizes: list[int] = []
         self.version = ""  # of the weights that are sent next
@@ -138,12 +160,16 @@ class Fleet:
     def all_have(self, version: str) -> bool:
         """Whether every server reports this version."""
         try:
-            return all(told == version for told in self._on_all(lambda server, _: told_version(server)))
+            return all(
+                told == version for told in self._on_all(lambda server, _: told_version(server))
+            )
         except MismatchError:
             return False
 
     def meeting_point(self) -> tuple[str, int, int]:
-        """Host and port where the servers find the first rank, and the number of GPUs in the group with its own."""
+        """Host and port where the servers find the first rank, and the number of GPUs in the
+        group with its own.
+        """
         told = self._on_all(lambda server, _: server.get("/get_world_size"))
         self._sizes = [size.get("world_size", 0) if isinstance(size, dict) else 0 for size in told]
         if 0 in self._sizes:
@@ -151,13 +177,18 @@ class Fleet:
             raise MismatchError(f"{silent} does not report how many GPUs it has. {MODE}.")
         url = urlsplit(self._addresses[0].url)
         server = (url.hostname or "", url.port or (443 if url.scheme == "https" else 80))
-        with socket.create_connection(server, timeout=10) as seen, socket.create_server(("", 0)) as free:
+        with (
+            socket.create_connection(server, timeout=10) as seen,
+            socket.create_server(("", 0)) as free,
+        ):
             return seen.getsockname()[0], free.getsockname()[1], 1 + sum(self._sizes)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         offsets = list(accumulate(self._sizes, initial=1))
         infos = [{"init_info": init_info | {"rank_offset": offset}} for offset in offsets[:-1]]
-        self._on_all(lambda server, i: server.post("/init_weight_transfer_engine", infos[i], _ANSWER))
+        self._on_all(
+            lambda server, i: server.post("/init_weight_transfer_engine", infos[i], _ANSWER)
+        )
 
     def shutdown_weight_transfer_engine(self) -> None:
         self._post("/shutdown_weight_transfer_engine", {})
@@ -180,6 +211,8 @@ class Fleet:
                 return await ask(server, i)
 
         async def all_of_them() -> list[Any]:
-            return await asyncio.gather(*(one(i, address) for i, address in enumerate(self._addresses)))
+            return await asyncio.gather(
+                *(one(i, address) for i, address in enumerate(self._addresses))
+            )
 
         return asyncio.run(all_of_them())

@@ -1,4 +1,5 @@
-"""New weights for servers: a safetensors file in a folder that they can read, and the version that they report.
+"""New weights for servers: a safetensors file in a folder that they can read, and the version that
+they report.
 
 This transport works everywhere. vLLM offers the routes for it in its development mode only.
 """
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
 _HEADLESS = ("gemma",)  # families without a separate head in vLLM
 _ANSWER, _CHECKSUMS = 2**16, 2**24  # bytes: a word or two; a line for each weight
-_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"  # SHA-256 of weights that vLLM has packed
+# SHA-256 of weights that vLLM has packed
+_NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _FILE = "model.safetensors"
-_NAME = "mismatch-cli-weights-"  # prefix of what we remove again: the user's folder may have other files
+# Prefix of what we remove again: the user's folder may have other files
+_NAME = "mismatch-cli-weights-"
 MODE = "Start it with VLLM_SERVER_DEV_MODE=1 in its environment"
 
 
@@ -48,7 +51,9 @@ class Weights(Protocol):
 
 
 class SharedWeights:
-    """A folder with the newest weights, written by the first rank; every rank sees it once `publish` returns."""
+    """A folder with the newest weights, written by the first rank; every rank sees it once
+    `publish` returns.
+    """
 
     def __init__(self, folder: Path, world: World) -> None:
         self._folder, self._world = folder.absolute(), world
@@ -73,7 +78,9 @@ class SharedWeights:
         self._count += 1
         if self._world.first:
             with replacing_folder(self.path) as temporary:
-                save_file({name: kept[name].contiguous().clone() for name in names}, temporary / _FILE)
+                save_file(
+                    {name: kept[name].contiguous().clone() for name in names}, temporary / _FILE
+                )
         self._world.barrier()
 
     async def give(self, server: Server, url: str) -> None:
@@ -84,7 +91,8 @@ class SharedWeights:
         except Refused as refused:
             told = f"status {refused.status}: {refused.told}"
             raise MismatchError(
-                f"{url} cannot load weights ({told}). {MODE}, on a machine that can read the folder."
+                f"{url} cannot load weights ({told}). {MODE}, on a machine that can read the "
+                "folder."
             ) from refused
         await check_taken(server, url, self.version)
 
@@ -99,7 +107,9 @@ class SharedWeights:
                 self._folder.rmdir()
 
     def _remove_but(self, kept: Path | None) -> None:
-        """Remove the other weights in the folder, including what a killed run has left, finished or not."""
+        """Remove the other weights in the folder, including what a killed run has left, finished
+        or not.
+        """
         if self._world.first:
             remove_unfinished(self._folder, _NAME)
             for path in self._folder.glob(f"{_NAME}*"):
@@ -112,20 +122,30 @@ class SharedWeights:
 def names_in_vllm(model: Any, state: Mapping[str, Tensor]) -> list[str]:
     """The names of the weights to send to a server.
 
-    They include a tied head, though folders leave it out: without it vLLM on CPU keeps its old head.
+    They include a tied head, though folders leave it out: without it vLLM on CPU keeps its old
+    head.
     """
     kind = str(getattr(model, "learning", model).config.model_type)
-    return [name for name in state if not (kind.startswith(_HEADLESS) and name.endswith("lm_head.weight"))]
+    return [
+        name
+        for name in state
+        if not (kind.startswith(_HEADLESS) and name.endswith("lm_head.weight"))
+    ]
 
 
 async def check_taken(server: Server, url: str, version: str) -> None:
-    """A `MismatchError` unless a server has this version of the weights and has dropped its older cache."""
+    """A `MismatchError` unless a server has this version of the weights and has dropped its
+    older cache.
+    """
     dropped, _ = await server.post("/reset_prefix_cache", {}, _ANSWER)
     if not (isinstance(dropped, dict) and dropped.get("success")):
-        raise MismatchError(f"{url} did not drop its prefix cache, which has keys of the old weights. Is it shared?")
+        raise MismatchError(
+            f"{url} did not drop its prefix cache, which has keys of the old weights. Is it shared?"
+        )
     if await told_version(server) != version:
         raise MismatchError(
-            f"{url} does not report which weights it has, or another client sends it weights too. {MODE}."
+            f"{url} does not report which weights it has, or another client sends it weights "
+            f"too. {MODE}."
         )
 
 
@@ -150,11 +170,16 @@ async def told_checksums(server: Server) -> dict[str, str]:
     return {str(name): str(value) for name, value in found.items() if value != _NOTHING}
 
 
-def check_same_weights(first: str, other: str, expected: Mapping[str, str], found: Mapping[str, str]) -> None:
-    """A `MismatchError` if the checksum of a weight differs from that of the same weight elsewhere, or before."""
+def check_same_weights(
+    first: str, other: str, expected: Mapping[str, str], found: Mapping[str, str]
+) -> None:
+    """A `MismatchError` if the checksum of a weight differs from that of the same weight
+    elsewhere, or before.
+    """
     for name in expected.keys() & found.keys():
         if expected[name] != found[name]:
             raise MismatchError(
-                f"The weight sync failed: by their checksums, {other} does not have the weights of {first} ({name}). "
-                "Restart both servers with the same arguments, then continue with --resume."
+                f"The weight sync failed: by their checksums, {other} does not have the weights "
+                f"of {first} ({name}). Restart both servers with the same arguments, then "
+                "continue with --resume."
             )

@@ -26,8 +26,12 @@ def sampling_params(sampling: SamplingSettings, top_logprobs: int, request: Requ
     )
 
 
-def to_rollout(prompt_ids: list[int], completion: Any, top_k: int, sink: Sink | None = None) -> Rollout:
-    """Convert an answer: each position has the sampled token, then ranks 1…K; a sink gets all ranks."""
+def to_rollout(
+    prompt_ids: list[int], completion: Any, top_k: int, sink: Sink | None = None
+) -> Rollout:
+    """Convert an answer: each position has the sampled token, then ranks 1…K; a sink gets all
+    ranks.
+    """
     import numpy as np
 
     width = top_k + 1
@@ -35,8 +39,9 @@ def to_rollout(prompt_ids: list[int], completion: Any, top_k: int, sink: Sink | 
     shape = (len(completion.token_ids), width)
     if len(flat.token_ids) != shape[0] * shape[1]:
         raise MismatchError(
-            f"vLLM returned {len(flat.token_ids)} log-probs for {shape[0]} tokens instead of {width} each. "
-            f"Its vocabulary may be smaller than --top-logprobs {top_k}: use a lower one."
+            f"vLLM returned {len(flat.token_ids)} log-probs for {shape[0]} tokens instead of "
+            f"{width} each. Its vocabulary may be smaller than --top-logprobs {top_k}: use a "
+            "lower one."
         )
     ids_TK = np.asarray(flat.token_ids, dtype=np.int32).reshape(shape)
     logp_TK = np.asarray(flat.logprobs, dtype=np.float32).reshape(shape)
@@ -53,7 +58,9 @@ def to_rollout(prompt_ids: list[int], completion: Any, top_k: int, sink: Sink | 
 
 
 def _send_all(flat: Any, width: int, sink: Sink) -> Any:
-    """Send the sink log μ in vocabulary order, position by position; returns the first `width` entries."""
+    """Send the sink log μ in vocabulary order, position by position; returns the first `width`
+    entries.
+    """
     import numpy as np
 
     kept = type(flat)()
@@ -61,7 +68,9 @@ def _send_all(flat: Any, width: int, sink: Sink) -> Any:
         logp_V = np.full(stop - start - 1, np.nan, dtype=np.float32)
         logp_V[flat.token_ids[start + 1 : stop]] = flat.logprobs[start + 1 : stop]
         if np.isnan(logp_V).any():
-            raise MismatchError("vLLM did not return every token of its vocabulary. Use --engine hf.")
+            raise MismatchError(
+                "vLLM did not return every token of its vocabulary. Use --engine hf."
+            )
         sink(logp_V)
         for name in ("token_ids", "logprobs", "ranks"):
             getattr(kept, name).extend(getattr(flat, name)[start : start + width])

@@ -1,8 +1,10 @@
-"""Where vLLM puts each tensor of a model folder: we watch its own loader, so that no family needs a table here.
+"""Where vLLM puts each tensor of a model folder: we watch its own loader, so that no family needs a
+table here.
 
-The loader gets tensors without values (device "meta") for a second model without values. Each copy into a parameter
-shows which part of which tensor goes where. In reverse, that undoes fused projections, experts, renamings and padding.
-A tensor that the loader reorders is loaded again with its elements numbered.
+The loader gets tensors without values (device "meta") for a second model without values. Each copy
+into a parameter shows which part of which tensor goes where. In reverse, that undoes fused
+projections, experts, renamings and padding. A tensor that the loader reorders is loaded again with
+its elements numbered.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ from mismatch_cli.engines import Shapes
 from mismatch_cli.engines._vllm_process import ModelClasses
 from mismatch_cli.errors import first_line
 
-_FIRST, _STEP = 1 << 40, 7919  # number of element 0, and the step to the next: arithmetic would leave this grid
+# Number of element 0, and the step to the next: arithmetic would leave this grid
+_FIRST, _STEP = 1 << 40, 7919
 _aten = torch.ops.aten
 _WRITES = (_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor)
 
 
 @dataclass(frozen=True)
 class View:
-    """A part of a tensor, as torch lays it out; `elements`: their numbers, if their order differs."""
+    """A part of a tensor, as torch lays it out; `elements`: their numbers, if their order
+    differs.
+    """
 
     size: tuple[int, ...]
     stride: tuple[int, ...] = ()
@@ -55,7 +60,9 @@ class Piece:
     target: View
 
     def read(self, parameter: Tensor, into: Tensor) -> None:
-        """Copy this part of the engine's full parameter back to where it came from; both are contiguous."""
+        """Copy this part of the engine's full parameter back to where it came from; both are
+        contiguous.
+        """
         part = parameter.as_strided(self.target.size, self.target.stride, self.target.offset)
         if self.source.elements is None:
             into.as_strided(self.source.size, self.source.stride, self.source.offset).copy_(part)
@@ -65,7 +72,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the engine: its paths (several if weights are tied), its full shape, and its pieces."""
+    """A parameter of the engine: its paths (several if weights are tied), its full shape, and
+    its pieces.
+    """
 
     paths: tuple[str, ...]
     like: Tensor  # without values
@@ -73,11 +82,17 @@ class Parameter:
 
 
 def loading_plan(vllm_config: Any, shapes: Shapes) -> tuple[list[Parameter], dict[str, str]]:
-    """The parameters that a folder's tensors go to, in order; and why the place of a tensor is unknown."""
+    """The parameters that a folder's tensors go to, in order; and why the place of a tensor is
+    unknown.
+    """
     empty = _without_values(vllm_config)
-    single = [name for name, shape in shapes.items() if Size(shape).numel() == 1]  # loaders take its value
+    # Loaders take its value
+    single = [name for name, shape in shapes.items() if Size(shape).numel() == 1]
     with torch.device("meta"):
-        sources = {name: torch.empty(shape, dtype=vllm_config.model_config.dtype) for name, shape in shapes.items()}
+        sources = {
+            name: torch.empty(shape, dtype=vllm_config.model_config.dtype)
+            for name, shape in shapes.items()
+        }
     sources |= {name: _numbered(shapes[name], start).double() for start, name in enumerate(single)}
     watch = _Watch(empty, sources)
     watch.load(empty)
@@ -105,7 +120,9 @@ def _parameters(model: nn.Module, pieces: list[tuple[int, Piece]]) -> list[Param
         pieces_of[storage][piece.name, replace(piece.source, elements=None)] = piece
     found: dict[int, Parameter] = {}
     for path, tensor in _tensors(model):
-        known = found.get(key := _storage(tensor)) or Parameter((), tensor, tuple(pieces_of[key].values()))
+        known = found.get(key := _storage(tensor)) or Parameter(
+            (), tensor, tuple(pieces_of[key].values())
+        )
         found[key] = replace(known, paths=(*known.paths, path))
     return [parameter for parameter in found.values() if parameter.pieces]
 
@@ -115,7 +132,9 @@ def _numbered(shape: tuple[int, ...], start: int = 0) -> Tensor:
 
 
 def _without_values(vllm_config: Any) -> nn.Module:
-    """A second copy of the engine's model: without values or quantisation, and unknown to the engine's caches."""
+    """A second copy of the engine's model: without values or quantisation, and unknown to the
+    engine's caches.
+    """
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -146,7 +165,9 @@ def _classes_kept(model: str) -> Iterator[None]:
 
 @contextmanager
 def _ropes_kept() -> Iterator[None]:
-    """Restore vLLM's table of rotary embeddings, which models share: one without values must not stay there."""
+    """Restore vLLM's table of rotary embeddings, which models share: one without values must not
+    stay there.
+    """
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
 
     before = dict(_ROPE_DICT)
@@ -167,11 +188,14 @@ def _storage(tensor: Tensor) -> int:
 
 
 class _Watch(TorchDispatchMode):
-    """Records each copy of a folder's tensor into a parameter; nothing is copied, since parameters have no values."""
+    """Records each copy of a folder's tensor into a parameter; nothing is copied, since
+    parameters have no values.
+    """
 
     def __init__(self, model: nn.Module, sources: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self._targets = {_storage(tensor) for _, tensor in _tensors(model)}  # some backends give small tensors values
+        # Some backends give small tensors values
+        self._targets = {_storage(tensor) for _, tensor in _tensors(model)}
         self._left, self._handed, self._last = iter(sources.items()), 0, ""
         self._sources = sources
         self._plain = {_storage(tensor): name for name, tensor in sources.items() if tensor.is_meta}
@@ -205,7 +229,9 @@ class _Watch(TorchDispatchMode):
         if func is _aten._to_copy.default and not args[0].is_meta:
             kwargs = {**kwargs, "device": None}  # a numbered tensor keeps its numbers on any device
         made = func(*args, **kwargs)
-        names = set().union(*(self._of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)))
+        names = set().union(
+            *(self._of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor))
+        )
         for tensor in tree_leaves(made):
             if names and isinstance(tensor, Tensor) and not self._of(tensor):
                 self._derived[_storage(tensor)] = names
@@ -222,14 +248,19 @@ class _Watch(TorchDispatchMode):
             self._note_numbers(target, torch.as_tensor(source))
         elif _storage(source) in self._plain:
             name = self._plain[_storage(source)]
-            self._derived.setdefault(place, {name})  # the target may be a parameter, or copied to one later
+            # The target may be a parameter, or copied to one later
+            self._derived.setdefault(place, {name})
             self._made.append(target)
-            self.pieces.append((place, Piece(name, View.of(source.expand(target.shape)), View.of(target))))
+            self.pieces.append(
+                (place, Piece(name, View.of(source.expand(target.shape)), View.of(target)))
+            )
         else:
             self.reordered |= dict.fromkeys(self._of(source))
 
     def _note_numbers(self, target: Tensor, source: Tensor) -> None:
-        """Identify the elements by their numbers; anything else that a loader writes, such as zeros, is its own."""
+        """Identify the elements by their numbers; anything else that a loader writes, such as
+        zeros, is its own.
+        """
         number = source.double() - _FIRST
         which = (number / _STEP).long()
         if not self._numbered or (which * _STEP != number).any() or which.min() < 0:

@@ -1,8 +1,9 @@
-"""One pass of a vLLM in this process, taken apart: hooks on its modules, which can run again in the same context.
+"""One pass of a vLLM in this process, taken apart: hooks on its modules, which can run again in the
+same context.
 
-Attention finds its metadata, its slots of the KV cache and its keys in vLLM's forward context. We keep a copy, because
-the next pass overwrites the buffers. Modules that run again write other keys into the cache, so it is emptied at the
-end.
+Attention finds its metadata, its slots of the KV cache and its keys in vLLM's forward context. We
+keep a copy, because the next pass overwrites the buffers. Modules that run again write other keys
+into the cache, so it is emptied at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from mismatch_cli.sampling import SamplingSettings
 def pass_over(
     llm: Any, read: Callable[[list[int]], Any], token_ids: Sequence[int], sampling: SamplingSettings
 ) -> Iterator[EnginePass]:
-    """`read` sends a prompt through the engine; a `MismatchError` if its modules cannot be hooked."""
+    """`read` sends a prompt through the engine; a `MismatchError` if its modules cannot be
+    hooked.
+    """
     import torch
     from vllm.forward_context import get_forward_context, override_forward_context
 
@@ -33,12 +36,17 @@ def pass_over(
     listener, contexts = Listener(model, copied=True), list[Any]()
     llm.reset_prefix_cache()
     try:
-        with listener.on(model, partial(_reads, list(token_ids)), lambda: contexts.append(kept(get_forward_context()))):
+        with listener.on(
+            model,
+            partial(_reads, list(token_ids)),
+            lambda: contexts.append(kept(get_forward_context())),
+        ):
             read(list(token_ids))
         if not contexts:
             raise MismatchError(
-                f"vLLM did not read the {len(token_ids)} tokens of a response in one pass, so its modules cannot be "
-                f"compared. Use --engine-arg max_num_batched_tokens={len(token_ids)} or more."
+                f"vLLM did not read the {len(token_ids)} tokens of a response in one pass, so "
+                "its modules cannot be compared. Use --engine-arg "
+                f"max_num_batched_tokens={len(token_ids)} or more."
             )
         # Then a mixture of experts called alone is found by its name, not by its turn.
         context = dataclasses.replace(contexts[-1], all_moe_layers=None)
@@ -55,7 +63,8 @@ def _itself(model: Any) -> Any:
 
 
 def _reads(token_ids: list[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a pass reads these tokens, and is not one with which vLLM measures memory or warms up.
+    """Whether a pass reads these tokens, and is not one with which vLLM measures memory or warms
+    up.
 
     Those also see the last prompt's tokens in its buffers, but have no attention metadata.
     """
@@ -68,20 +77,24 @@ def _reads(token_ids: list[int], args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def check_in_reach(llm: Any) -> None:
-    """A `MismatchError` unless the engine's modules run in this process, one by one and unsharded."""
+    """A `MismatchError` unless the engine's modules run in this process, one by one and
+    unsharded.
+    """
     config = llm.llm_engine.vllm_config
     parallel = config.parallel_config
     if parallel.world_size > 1:
         raise MismatchError(
-            f"vLLM is spread over {parallel.world_size} processes, each with part of every module, so they cannot be "
-            "compared with the trainer's. Use --engine-arg tensor_parallel_size=1, without other parallelism."
+            f"vLLM is spread over {parallel.world_size} processes, each with part of every "
+            "module, so they cannot be compared with the trainer's. Use --engine-arg "
+            "tensor_parallel_size=1, without other parallelism."
         )
     if type(llm.llm_engine.engine_core).__name__ != "InprocClient":
         raise MismatchError(
-            "vLLM runs in a separate process, where its modules are out of reach. Unset VLLM_ENABLE_V1_MULTIPROCESSING."
+            "vLLM runs in a separate process, where its modules are out of reach. Unset "
+            "VLLM_ENABLE_V1_MULTIPROCESSING."
         )
     if not config.model_config.enforce_eager:
         raise MismatchError(
-            "vLLM runs compiled or from CUDA graphs, which do not call modules one by one: hooks would show the state "
-            "of the last capture. Use --enforce-eager."
+            "vLLM runs compiled or from CUDA graphs, which do not call modules one by one: hooks "
+            "would show the state of the last capture. Use --enforce-eager."
         )

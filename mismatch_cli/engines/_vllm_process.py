@@ -1,7 +1,9 @@
-"""Prevents or undoes what vLLM does to this process: its output, changed transformers classes, temporary files.
+"""Prevents or undoes what vLLM does to this process: its output, changed transformers classes,
+temporary files.
 
-vLLM's Transformers backend decorates the decoder class for torch.compile: from then on instances can be made only
-inside vLLM, and run through vLLM's compiler. For some model types vLLM also registers its own configuration class.
+vLLM's Transformers backend decorates the decoder class for torch.compile: from then on instances
+can be made only inside vLLM, and run through vLLM's compiler. For some model types vLLM also
+registers its own configuration class.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from mismatch_cli.trace.files import LOG_HEAD, could_not_write, open_to_append
 
 @contextmanager
 def engine_log(path: Path | None) -> Iterator[None]:
-    """Redirect everything that an engine prints, C++ included, to its log file; Python loggers at WARNING and above.
+    """Redirect everything that an engine prints, C++ included, to its log file; Python loggers at
+    WARNING and above.
 
     The file descriptors are redirected, not only `sys.stdout`: native code writes to them directly.
     """
@@ -73,11 +76,15 @@ class _LogFile(logging.FileHandler):
 
 
 def _log_to(path: Path | None) -> None:
-    """Keep vLLM's warnings in the log: "Failed to load weights" is the only sign of a failed sync."""
+    """Keep vLLM's warnings in the log: "Failed to load weights" is the only sign of a failed
+    sync.
+    """
     logger = logging.getLogger("vllm")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
-    handler = logging.NullHandler() if path is None else _LogFile(path, encoding="utf-8", delay=True)
+    handler = (
+        logging.NullHandler() if path is None else _LogFile(path, encoding="utf-8", delay=True)
+    )
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
@@ -86,9 +93,11 @@ def _log_to(path: Path | None) -> None:
 
 @contextmanager
 def kept_apart() -> Iterator[None]:
-    """Keep `gc.freeze` as it is: vLLM would freeze everything it loads, and unfreeze everything to free it.
+    """Keep `gc.freeze` as it is: vLLM would freeze everything it loads, and unfreeze everything to
+    free it.
 
-    Collecting its garbage then skips the million imported objects, which saves half a second when it closes.
+    Collecting its garbage then skips the million imported objects, which saves half a second when
+    it closes.
     """
     freeze, unfreeze = gc.freeze, gc.unfreeze
     gc.freeze = gc.unfreeze = lambda: None
@@ -100,7 +109,9 @@ def kept_apart() -> Iterator[None]:
 
 @contextmanager
 def group_kept(world: World) -> Iterator[None]:
-    """Keep the process group, which vLLM destroys when it closes: with several ranks it is not vLLM's."""
+    """Keep the process group, which vLLM destroys when it closes: with several ranks it is not
+    vLLM's.
+    """
     import torch.distributed as dist
 
     end = dist.destroy_process_group
@@ -137,7 +148,9 @@ def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
 
 @contextmanager
 def counted_steps(llm: Any, on_finished: Callable[[int], None]) -> Iterator[None]:
-    """Tell a caller that counts tokens what vLLM samples: one a step for each response that it has room to compute."""
+    """Tell a caller that counts tokens what vLLM samples: one a step for each response that it
+    has room to compute.
+    """
     on_tokens = token_counter(on_finished)
     if on_tokens is None:
         yield
@@ -162,7 +175,9 @@ def one_sentence(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and "validation error" in lines[0]:
         lines = [" ".join(lines[1:3])] if len(lines) > 2 else lines
-    told = next((line for line in lines if line.startswith(("Value error,", "Assertion failed,"))), None)
+    told = next(
+        (line for line in lines if line.startswith(("Value error,", "Assertion failed,"))), None
+    )
     text = told.split(",", 1)[1].strip() if told else (lines[0] if lines else type(error).__name__)
     text = text.split(" [type=")[0].strip()
     return text if text.endswith((".", "!", "?")) else text + "."
@@ -170,22 +185,34 @@ def one_sentence(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class ModelClasses:
-    """Model classes as they were before an engine loaded, and the table of configuration classes."""
+    """Model classes as they were before an engine loaded, and the table of configuration
+    classes.
+    """
 
     classes: dict[type, tuple[tuple[type, ...], dict[str, Any]]]  # bases and attributes
     configs: dict[Any, Any]
 
     @classmethod
     def current(cls, model: str) -> ModelClasses:
-        """The classes now, including those of the family of `model`, which transformers imports only on demand."""
-        from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
+        """The classes now, including those of the family of `model`, which transformers imports
+        only on demand.
+        """
+        from transformers import (
+            CONFIG_MAPPING,
+            AutoConfig,
+            AutoModel,
+            AutoModelForCausalLM,
+            PreTrainedModel,
+        )
 
         with suppress(Exception):  # transformers may not know a model that vLLM knows
             config = AutoConfig.from_pretrained(model, trust_remote_code=False)
             for kind in (config, config.get_text_config()):
                 for auto in (AutoModel, AutoModelForCausalLM):
                     auto._model_mapping.get(type(kind), None)
-        classes = {kind: (kind.__bases__, dict(vars(kind))) for kind in _with_subclasses(PreTrainedModel)}
+        classes = {
+            kind: (kind.__bases__, dict(vars(kind))) for kind in _with_subclasses(PreTrainedModel)
+        }
         return cls(classes, dict(CONFIG_MAPPING._extra_content))
 
     def give_back(self, llm: Any = None) -> None:
@@ -194,7 +221,11 @@ class ModelClasses:
 
         CONFIG_MAPPING._extra_content.clear()
         CONFIG_MAPPING._extra_content.update(self.configs)
-        changed = {kind: self._restored(kind) for kind in self.classes if kind.__bases__ != self.classes[kind][0]}
+        changed = {
+            kind: self._restored(kind)
+            for kind in self.classes
+            if kind.__bases__ != self.classes[kind][0]
+        }
         if changed and llm is not None:
             llm.apply_model(partial(_move, changed))
 
@@ -202,14 +233,20 @@ class ModelClasses:
         """Undo the changes of a class; returns a subclass that has them."""
         bases, attributes = self.classes[changed]
         added = tuple(base for base in changed.__bases__ if base not in bases)
-        changes = {name: value for name, value in vars(changed).items() if attributes.get(name) is not value}
+        changes = {
+            name: value
+            for name, value in vars(changed).items()
+            if attributes.get(name) is not value
+        }
         changed.__bases__ = bases
         for name in changes:
             if name in attributes:
                 setattr(changed, name, attributes[name])
             else:
                 delattr(changed, name)
-        return type(changed.__name__, (changed, *added), changes | {"__module__": changed.__module__})
+        return type(
+            changed.__name__, (changed, *added), changes | {"__module__": changed.__module__}
+        )
 
 
 def _move(changed: dict[type, type], model: Any) -> None:
@@ -229,7 +266,8 @@ _PREFIX, _LOCK = "mismatch-cli-engine-", "in-use"
 class TemporaryFolder:
     """The folder for temporary files of this process and its children, until `close`.
 
-    The process holds its lock for as long as it lives, which distinguishes a folder in use from one left by a kill.
+    The process holds its lock for as long as it lives, which distinguishes a folder in use from one
+    left by a kill.
     """
 
     _shared: ClassVar[TemporaryFolder | None] = None
@@ -249,8 +287,11 @@ class TemporaryFolder:
         self._tempdir, self._environment = tempfile.tempdir, os.environ.get("TMPDIR")
         system = Path(tempfile.gettempdir())
         remove_abandoned(system)
-        # Compiled code stays between runs on purpose; by default it would be in the temporary folder.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(system / f"torchinductor_{getpass.getuser()}"))
+        # Compiled code stays between runs on purpose; by default it would be in the temporary
+        # folder.
+        os.environ.setdefault(
+            "TORCHINDUCTOR_CACHE_DIR", str(system / f"torchinductor_{getpass.getuser()}")
+        )
         new = Path(tempfile.mkdtemp(prefix="mismatch-cli-new-", dir=system))
         self._lock = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -259,7 +300,9 @@ class TemporaryFolder:
         tempfile.tempdir = os.environ["TMPDIR"] = str(self.path)
 
     def close(self) -> None:
-        """Remove the folder if nobody else uses it, and restore the previous place of temporary files."""
+        """Remove the folder if nobody else uses it, and restore the previous place of temporary
+        files.
+        """
         self._users -= 1
         if self._users > 0:
             return
@@ -275,7 +318,9 @@ class TemporaryFolder:
 
 
 def remove_abandoned(system: Path) -> None:
-    """Remove the folders of this user's engines whose process is gone; other users' folders stay."""
+    """Remove the folders of this user's engines whose process is gone; other users' folders
+    stay.
+    """
     for folder in system.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if folder.is_symlink() or folder.lstat().st_uid != os.geteuid():

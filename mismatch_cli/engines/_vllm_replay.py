@@ -1,8 +1,9 @@
-"""Recorded tokens in a vLLM of this process: decoded again as if it had drawn them, or read in one pass as a prompt.
+"""Recorded tokens in a vLLM of this process: decoded again as if it had drawn them, or read in one
+pass as a prompt.
 
-In Model Runner V1, which a CPU uses, we replace the ids that its sampler drew, and everything before and after is
-vLLM's own: it gathers log μ of the recorded tokens from the distribution to draw from, with the caches, batches and
-kernels of sampling. Model Runner V2 can replay by itself.
+In Model Runner V1, which a CPU uses, we replace the ids that its sampler drew, and everything
+before and after is vLLM's own: it gathers log μ of the recorded tokens from the distribution to
+draw from, with the caches, batches and kernels of sampling. Model Runner V2 can replay by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _RECORDED = "recorded_token_ids"  # in a request's extra arguments, which vLLM passes on unread
-Ask = Callable[[list[list[int]], list[Any]], list[Any]]  # prompts and the parameters of each → vLLM's answers
+# Prompts and the parameters of each → vLLM's answers
+Ask = Callable[[list[list[int]], list[Any]], list[Any]]
 
 
 def start_replaying(kind: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -36,7 +38,13 @@ def start_replaying(kind: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 def replayed(
-    llm: Any, responses: Sequence[Forced], settings: EngineSettings, ask: Ask, *, alone: bool, cached: bool
+    llm: Any,
+    responses: Sequence[Forced],
+    settings: EngineSettings,
+    ask: Ask,
+    *,
+    alone: bool,
+    cached: bool,
 ) -> list[Any]:
     """vLLM's answers, as if it had drawn the recorded tokens."""
     _check(llm, responses)
@@ -48,26 +56,38 @@ def replayed(
     with _choosing(llm):
         if not alone:
             return ask(prompts, parameters)
-        return [output for pair in zip(prompts, parameters, strict=True) for output in ask(*([part] for part in pair))]
+        return [
+            output
+            for pair in zip(prompts, parameters, strict=True)
+            for output in ask(*([part] for part in pair))
+        ]
 
 
-def prefilled(llm: Any, responses: Sequence[Forced], settings: EngineSettings, ask: Ask) -> list[np.ndarray]:
+def prefilled(
+    llm: Any, responses: Sequence[Forced], settings: EngineSettings, ask: Ask
+) -> list[np.ndarray]:
     """Log μ of the response tokens, read as a prompt.
 
-    The last token is drawn after all others and not fed, since what follows it is not needed: so a sequence may fill
-    the whole context.
+    The last token is drawn after all others and not fed, since what follows it is not needed: so a
+    sequence may fill the whole context.
     """
     _check(llm, responses)
     sampling = settings.sampling
     fed = [response.prompt_ids + response.response_ids[:-1] for response in responses]
-    last = [_parameters(llm, response.response_ids[-1:], sampling, 0, cached=False) for response in responses]
+    last = [
+        _parameters(llm, response.response_ids[-1:], sampling, 0, cached=False)
+        for response in responses
+    ]
     if _replays_itself(llm):
         return _asked_twice(sampling, responses, fed, last, ask)
     for parameters in last:
         parameters.prompt_logprobs = 0
     with _choosing(llm), _processing(llm, sampling):
         outputs = ask(fed, last)
-    return [_joined(response, output, output) for response, output in zip(responses, outputs, strict=True)]
+    return [
+        _joined(response, output, output)
+        for response, output in zip(responses, outputs, strict=True)
+    ]
 
 
 def stop_ids(llm: Any) -> set[int]:
@@ -75,7 +95,9 @@ def stop_ids(llm: Any) -> set[int]:
     from vllm import SamplingParams
 
     processor, plain = llm.llm_engine.input_processor, SamplingParams()
-    plain.update_from_generation_config(processor.generation_config_fields, processor.renderer.get_eos_token_id())
+    plain.update_from_generation_config(
+        processor.generation_config_fields, processor.renderer.get_eos_token_id()
+    )
     ids: set[int] = plain.all_stop_token_ids
     return ids
 
@@ -85,8 +107,8 @@ def _check(llm: Any, responses: Sequence[Forced]) -> None:
     check_known([r.response_ids for r in responses], config.model_config.get_vocab_size())
     if config.use_v2_model_runner and not _replays_itself(llm):
         raise MismatchError(
-            "This vLLM was started without enable_trace_replay, so it cannot decode recorded tokens. Leave out "
-            "--engine-arg enable_trace_replay=…"
+            "This vLLM was started without enable_trace_replay, so it cannot decode recorded "
+            "tokens. Leave out --engine-arg enable_trace_replay=…"
         )
 
 
@@ -94,14 +116,21 @@ def _replays_itself(llm: Any) -> bool:
     return bool(llm.llm_engine.vllm_config.model_config.enable_trace_replay)
 
 
-def _parameters(llm: Any, ids: list[int], sampling: SamplingSettings, top_logprobs: int, cached: bool) -> Any:
+def _parameters(
+    llm: Any, ids: list[int], sampling: SamplingSettings, top_logprobs: int, cached: bool
+) -> Any:
     """vLLM's parameters to decode as many tokens as were recorded, past stop tokens.
 
-    Without a seed: nothing depends on what is drawn, and a chunked prompt would rewind its own generator.
+    Without a seed: nothing depends on what is drawn, and a chunked prompt would rewind its own
+    generator.
     """
     from vllm import SamplingParams
 
-    recorded = {"trace_decode_token_ids": ids} if _replays_itself(llm) else {"extra_args": {_RECORDED: ids}}
+    recorded = (
+        {"trace_decode_token_ids": ids}
+        if _replays_itself(llm)
+        else {"extra_args": {_RECORDED: ids}}
+    )
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -132,7 +161,9 @@ def _choosing(llm: Any) -> Iterator[None]:
 
 @contextmanager
 def _processing(llm: Any, sampling: SamplingSettings) -> Iterator[None]:
-    """Apply temperature and truncation to prompt log-probs inside the block, which vLLM does not do."""
+    """Apply temperature and truncation to prompt log-probs inside the block, which vLLM does not
+    do.
+    """
     llm.collective_rpc(partial(_process, sampling))
     try:
         yield
@@ -165,22 +196,32 @@ def _restore(name: str, worker: Any) -> None:
 def _recorded(runner: Any, drawn_B: Tensor) -> Tensor:
     """The next recorded token of each row; vLLM ignores rows whose prompt is not fully read."""
     states = [runner.requests[name] for name in runner.input_batch.req_ids]
-    ids = [state.sampling_params.extra_args[_RECORDED][len(state.output_token_ids)] for state in states]
+    ids = [
+        state.sampling_params.extra_args[_RECORDED][len(state.output_token_ids)] for state in states
+    ]
     return drawn_B.new_tensor(ids)
 
 
 def _asked_twice(
-    sampling: SamplingSettings, responses: Sequence[Forced], fed: list[list[int]], last: list[Any], ask: Ask
+    sampling: SamplingSettings,
+    responses: Sequence[Forced],
+    fed: list[list[int]],
+    last: list[Any],
+    ask: Ask,
 ) -> list[np.ndarray]:
-    """Ask twice: Model Runner V2 does not replay while it returns prompt log-probs, which ignore the temperature."""
+    """Ask twice: Model Runner V2 does not replay while it returns prompt log-probs, which ignore
+    the temperature.
+    """
     from vllm import SamplingParams
 
     if sampling.truncates or sampling.temperature != 1:
         raise MismatchError(
-            "vLLM's Model Runner V2 returns prompt log-probs from before temperature and truncation. Use --engine hf, "
-            "or a trace sampled at temperature 1 without truncation."
+            "vLLM's Model Runner V2 returns prompt log-probs from before temperature and "
+            "truncation. Use --engine hf, or a trace sampled at temperature 1 without truncation."
         )
-    parameters = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, flat_logprobs=True)
+    parameters = SamplingParams(
+        max_tokens=1, prompt_logprobs=0, detokenize=False, flat_logprobs=True
+    )
     prompts, ends = ask(fed, [parameters] * len(fed)), ask(fed, last)
     return [_joined(*parts) for parts in zip(responses, prompts, ends, strict=True)]
 
@@ -189,8 +230,16 @@ def _joined(response: Forced, prompt: Any, end: Any) -> np.ndarray:
     """Log μ of all response tokens but the last, from the prompt, and then of the last one."""
     import numpy as np
 
-    tokens, flat, last = len(response.response_ids) - 1, prompt.prompt_logprobs, end.outputs[0].logprobs
+    tokens, flat, last = (
+        len(response.response_ids) - 1,
+        prompt.prompt_logprobs,
+        end.outputs[0].logprobs,
+    )
     ids = [*flat.token_ids[len(flat.token_ids) - tokens :], *last.token_ids]
     if ids != response.response_ids:
-        raise MismatchError("vLLM returned log-probs that do not belong to the prompt's tokens. Use --engine hf.")
-    return np.asarray([*flat.logprobs[len(flat.logprobs) - tokens :], *last.logprobs], dtype=np.float32)
+        raise MismatchError(
+            "vLLM returned log-probs that do not belong to the prompt's tokens. Use --engine hf."
+        )
+    return np.asarray(
+        [*flat.logprobs[len(flat.logprobs) - tokens :], *last.logprobs], dtype=np.float32
+    )

@@ -1,7 +1,7 @@
 """The tensors that a vLLM in this process computes with, under the names of a model folder.
 
-Kernels pack weights: a packed layer is read by applying it to the identity, packed experts by packing numbers the same
-way. Both are exact.
+Kernels pack weights: a packed layer is read by applying it to the identity, packed experts by
+packing numbers the same way. Both are exact.
 """
 
 from __future__ import annotations
@@ -24,19 +24,25 @@ _DIGIT_BITS = 8  # integers of this many bits are exact in every dtype of weight
 _HEAD = "lm_head.weight"
 _IN_PROCESS = (None, "uni", "external_launcher")  # executors whose model is in this process
 _EXPERTS = ("w13_weight", "w2_weight")  # of all experts, as vLLM fuses them
-_WRAPPED = re.compile(r"\.base_layer(?=\.|$)")  # vLLM's wrapper around a layer that may have an adapter
+# vLLM's wrapper around a layer that may have an adapter
+_WRAPPED = re.compile(r"\.base_layer(?=\.|$)")
 
 
 def live_tensors(llm: Any, shapes: Shapes) -> Iterator[tuple[str, Tensor | Unread]]:
-    """Every tensor of a folder with these shapes, as the engine computes with it, one at a time; or why it is unread.
+    """Every tensor of a folder with these shapes, as the engine computes with it, one at a time; or
+    why it is unread.
 
-    A head that is tied to the embeddings is included, though folders leave it out: kernels have their own copy.
+    A head that is tied to the embeddings is included, though folders leave it out: kernels have
+    their own copy.
     """
     config = llm.llm_engine.vllm_config
     if config.parallel_config.distributed_executor_backend not in _IN_PROCESS:
         return ((name, Unread("the engine's model is in another process")) for name in shapes)
     (model,) = llm.apply_model(_itself)
-    modules = {_WRAPPED.sub("", path): module for path, module in model.named_modules(remove_duplicate=False)}
+    modules = {
+        _WRAPPED.sub("", path): module
+        for path, module in model.named_modules(remove_duplicate=False)
+    }
     return _all_of(modules, shapes, *loading_plan(config, shapes))
 
 
@@ -51,7 +57,11 @@ def _all_of(
         for name, tensor in _of_parameter(modules, parameter, parts):
             told.add(name)
             yield name, tensor
-    yield from ((name, Unread(reason)) for name, reason in {**nowhere, **parts.lacking()}.items() if name not in told)
+    yield from (
+        (name, Unread(reason))
+        for name, reason in {**nowhere, **parts.lacking()}.items()
+        if name not in told
+    )
 
 
 def _itself(model: nn.Module) -> nn.Module:
@@ -59,7 +69,9 @@ def _itself(model: nn.Module) -> nn.Module:
 
 
 class _Parts:
-    """Partly read tensors of the folder: one may be spread over several parameters of the engine."""
+    """Partly read tensors of the folder: one may be spread over several parameters of the
+    engine.
+    """
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
@@ -74,7 +86,9 @@ class _Parts:
             self._begun[piece.name] = parameter.new_empty(self._shapes[piece.name]), set()
         whole, seen = self._begun[piece.name]
         piece.read(parameter, whole)
-        seen.add((piece.source.numel, piece.source.offset, piece.source.stride, piece.target.offset))
+        seen.add(
+            (piece.source.numel, piece.source.offset, piece.source.stride, piece.target.offset)
+        )
         if sum(numel for numel, *_ in seen) < whole.numel():
             return None
         self._done.add(piece.name)
@@ -103,13 +117,23 @@ def _of_parameter(
             yield name, tensor
 
 
-def _tied_heads(modules: Mapping[str, nn.Module], paths: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """The path in the engine, and the name in a folder, of each head that shares the parameter of the embeddings."""
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+def _tied_heads(
+    modules: Mapping[str, nn.Module], paths: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
+    """The path in the engine, and the name in a folder, of each head that shares the parameter
+    of the embeddings.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
+        ParallelLMHead,
+        VocabParallelEmbedding,
+    )
 
-    yield from ((path, path) for path in paths[1:] if isinstance(_owner(modules, path), ParallelLMHead))
+    yield from (
+        (path, path) for path in paths[1:] if isinstance(_owner(modules, path), ParallelLMHead)
+    )
     headless = not any(isinstance(module, ParallelLMHead) for module in modules.values())
-    if headless and isinstance(_owner(modules, paths[0]), VocabParallelEmbedding):  # as in Gemma: it is also the head
+    # As in Gemma: it is also the head
+    if headless and isinstance(_owner(modules, paths[0]), VocabParallelEmbedding):
         yield paths[0], _HEAD
 
 
@@ -117,13 +141,17 @@ def _owner(modules: Mapping[str, nn.Module], path: str) -> nn.Module | None:
     return modules.get(path.rpartition(".")[0])
 
 
-def _read(modules: Mapping[str, nn.Module], path: str, like: Tensor, *, head: bool = False) -> Tensor | Unread:
+def _read(
+    modules: Mapping[str, nn.Module], path: str, like: Tensor, *, head: bool = False
+) -> Tensor | Unread:
     """A full parameter in the layout that it was loaded in."""
     layer, attribute = _owner(modules, path), path.rpartition(".")[2]
     if layer is None:
         return Unread("the engine has changed its module")
     try:
-        if attribute in _EXPERTS and hasattr(getattr(layer, "quant_method", None), "unquantized_backend"):
+        if attribute in _EXPERTS and hasattr(
+            getattr(layer, "quant_method", None), "unquantized_backend"
+        ):
             return _unpacked_experts(layer, attribute, like)
         if attribute == "weight" and (head or _is_packed(layer)):
             return _of_identity(layer, like)
@@ -136,19 +164,25 @@ def _read(modules: Mapping[str, nn.Module], path: str, like: Tensor, *, head: bo
 
 
 def _is_packed(layer: nn.Module) -> bool:
-    """Whether a layer multiplies with something else than its `weight`: a kernel's copy, or integers and scales."""
+    """Whether a layer multiplies with something else than its `weight`: a kernel's copy, or
+    integers and scales.
+    """
     from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     method = getattr(layer, "quant_method", None)
-    quantised = isinstance(method, LinearMethodBase) and not isinstance(method, UnquantizedLinearMethod)
+    quantised = isinstance(method, LinearMethodBase) and not isinstance(
+        method, UnquantizedLinearMethod
+    )
     linear = isinstance(method, LinearMethodBase) or isinstance(layer, ParallelLMHead)
     return quantised or (linear and hasattr(layer, "cpu_linear"))
 
 
 @torch.no_grad()
 def _of_identity(layer: nn.Module, like: Tensor) -> Tensor:
-    """Read a weight column by column from rows of the identity: a dot product with one nonzero term is exact."""
+    """Read a weight column by column from rows of the identity: a dot product with one nonzero
+    term is exact.
+    """
     outputs, inputs = like.shape
     method: Any = layer.quant_method
     read = torch.empty(outputs, inputs, dtype=like.dtype)
@@ -162,7 +196,9 @@ def _of_identity(layer: nn.Module, like: Tensor) -> Tensor:
 
 
 def _unpacked_experts(layer: Any, attribute: str, like: Tensor) -> Tensor:
-    """Undo a packing, which only moves numbers: packing their indices the same way shows where each has gone."""
+    """Undo a packing, which only moves numbers: packing their indices the same way shows where
+    each has gone.
+    """
     live: Tensor = getattr(layer, attribute).detach()
     experts, places = like.shape[0], like[0].numel()
     origin = torch.zeros(live[0].numel(), dtype=torch.long)
@@ -184,13 +220,17 @@ def _unpacked_experts(layer: Any, attribute: str, like: Tensor) -> Tensor:
 @torch.no_grad()
 def _packed_again(layer: Any, attribute: str, coded: Tensor) -> Tensor:
     """Pack one expert's matrix as vLLM does when it loads, with its own two steps."""
-    from vllm.model_executor.layers.fused_moe.oracle.unquantized import convert_to_unquantized_kernel_format
+    from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
+        convert_to_unquantized_kernel_format,
+    )
 
     method, moe_config = layer.quant_method, copy.copy(layer.moe_config)
     first, second = _EXPERTS
     gated = 2 if moe_config.is_act_and_mul else 1
     single, rows, columns = coded.shape
-    other = (single, columns, rows // gated) if attribute == first else (single, gated * columns, rows)
+    other = (
+        (single, columns, rows // gated) if attribute == first else (single, gated * columns, rows)
+    )
     matrices = {attribute: coded, second if attribute == first else first: coded.new_zeros(other)}
     made = nn.Module()
     for name, matrix in matrices.items():

@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-_COPIED = "GptOssForCausalLM"  # it copies all but attention matrices itself, bypassing vLLM's reloading
+# It copies all but attention matrices itself, bypassing vLLM's reloading
+_COPIED = "GptOssForCausalLM"
 _EXPERTS, _SINKS = ".mlp.experts.", ".self_attn.sinks"
 
 
 def take_over(llm: Any, model: Any) -> None:
-    """Load the weights of a Hugging Face model, or of one with its adapter merged, into the engine."""
-    # A tied head is included, though folders leave it out: without it vLLM on CPU silently keeps using its packed copy
-    # of the old head. Gemma has no such name in vLLM.
+    """Load the weights of a Hugging Face model, or of one with its adapter merged, into the
+    engine.
+    """
+    # A tied head is included, though folders leave it out: without it vLLM on CPU silently keeps
+    # using its packed copy of the old head. Gemma has no such name in vLLM.
     from mismatch_cli.sharding import saved_state
 
     weights, headless = saved_state(model), not all(llm.apply_model(_has_head))
-    named = ((name, weights[name]) for name in weights if not (headless and name.endswith("lm_head.weight")))
+    named = (
+        (name, weights[name])
+        for name in weights
+        if not (headless and name.endswith("lm_head.weight"))
+    )
     copied = llm.llm_engine.vllm_config.model_config.architecture == _COPIED
     loaded = _expert_by_expert(named) if copied else named
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": loaded})
@@ -35,7 +42,9 @@ def _has_head(model: Any) -> bool:
 
 
 def _expert_by_expert(named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """gpt-oss's fused experts under the names of single ones, which vLLM loads like all other weights."""
+    """gpt-oss's fused experts under the names of single ones, which vLLM loads like all other
+    weights.
+    """
     for name, weight in named:
         layer, experts, which = name.rpartition(_EXPERTS)
         if not experts:
@@ -46,7 +55,9 @@ def _expert_by_expert(named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str
 
 
 def _take_sinks(weights: Mapping[str, Tensor], model: Any) -> None:
-    """Copy the sinks in place, where the kernel reads them; each rank has those of its own heads."""
+    """Copy the sinks in place, where the kernel reads them; each rank has those of its own
+    heads.
+    """
     from vllm.distributed import get_tensor_model_parallel_rank
 
     sinks = {name: sink for name, sink in model.named_parameters() if name.endswith(".sinks")}
@@ -56,7 +67,9 @@ def _take_sinks(weights: Mapping[str, Tensor], model: Any) -> None:
 
 
 def _repack_experts(model: Any) -> None:
-    """vLLM on CPU packs fused experts when it loads, but not when it reloads, which silently gives garbage."""
+    """vLLM on CPU packs fused experts when it loads, but not when it reloads, which silently
+    gives garbage.
+    """
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
         if kernel is not None and hasattr(layer, "w13_weight"):

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, None, True
 REPLAYS = PREFILLS = OPEN = True
-_ARGUMENTS = {"batch_size": 64, "attn_implementation": None, "device_map": None, "max_model_len": None}
+_ARGUMENTS = {
+    "batch_size": 64,
+    "attn_implementation": None,
+    "device_map": None,
+    "max_model_len": None,
+}
 
 
 def check(settings: EngineSettings) -> None:
@@ -37,7 +42,8 @@ def check(settings: EngineSettings) -> None:
     unknown = sorted(set(settings.extra) - set(_ARGUMENTS))
     if unknown:
         raise UsageError(
-            f"--engine hf has no argument {', '.join(unknown)}. It takes: {', '.join(sorted(_ARGUMENTS))}."
+            f"--engine hf has no argument {', '.join(unknown)}. It takes: "
+            f"{', '.join(sorted(_ARGUMENTS))}."
         )
 
 
@@ -53,7 +59,12 @@ def create(settings: EngineSettings) -> HfEngine:
     )
     if settings.adapter is not None:
         model = put_on(model, read_adapter(settings.adapter), merge=False)
-    return HfEngine(model, settings, batch_size=int(arguments["batch_size"]), max_model_len=arguments["max_model_len"])
+    return HfEngine(
+        model,
+        settings,
+        batch_size=int(arguments["batch_size"]),
+        max_model_len=arguments["max_model_len"],
+    )
 
 
 def full_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001 - each token is passed on before the next
@@ -64,15 +75,22 @@ def full_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001 - each toke
 class HfEngine:
     """A loaded causal LM that samples in batches of a fixed size, in the order of the requests.
 
-    Each batch has its own seed, made from the seeds of its requests: a shard's numbers depend only on the shard.
+    Each batch has its own seed, made from the seeds of its requests: a shard's numbers depend only
+    on the shard.
     """
 
-    def __init__(self, model: Any, settings: EngineSettings, batch_size: int, max_model_len: int | None) -> None:
+    def __init__(
+        self, model: Any, settings: EngineSettings, batch_size: int, max_model_len: int | None
+    ) -> None:
         self._model = model
-        self._stop_ids = _as_set(model.generation_config.eos_token_id) | _as_set(model.config.eos_token_id)
+        self._stop_ids = _as_set(model.generation_config.eos_token_id) | _as_set(
+            model.config.eos_token_id
+        )
         self._settings = settings
         self._batch_size = batch_size
-        context = first_context(model.config) or int(getattr(model.config, "max_position_embeddings", 2**31))
+        context = first_context(model.config) or int(
+            getattr(model.config, "max_position_embeddings", 2**31)
+        )
         self._max_model_len = max_model_len or context
         self._routers = _routers(model, settings)
 
@@ -80,13 +98,17 @@ class HfEngine:
     def max_model_len(self) -> int:
         return self._max_model_len
 
-    def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+    def sample(
+        self, requests: Sequence[Request], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
         return self.sample_full(requests, (), on_finished)
 
     def sample_full(
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
-        """Makes the same batches with or without sinks: every step has the full distribution anyway."""
+        """Makes the same batches with or without sinks: every step has the full distribution
+        anyway.
+        """
         rollouts: list[Rollout] = []
         for start in range(0, len(requests), self._batch_size):
             batch = requests[start : start + self._batch_size]
@@ -94,7 +116,9 @@ class HfEngine:
             most = max(map(self._wanted, batch))
             kinds = [(min(most, self._room(request)), self._sampling(request)) for request in batch]
 
-            def of_kind(rows: list[int], batch: Any = batch, sink_of: dict[int, Sink] = sink_of) -> list[Rollout]:
+            def of_kind(
+                rows: list[int], batch: Any = batch, sink_of: dict[int, Sink] = sink_of
+            ) -> list[Rollout]:
                 wanting = {i: sink_of[row] for i, row in enumerate(rows) if row in sink_of}
                 return self._sample_batch([batch[row] for row in rows], wanting, on_finished)
 
@@ -115,7 +139,9 @@ class HfEngine:
         alone: bool = False,
         cached: bool = True,  # noqa: ARG002
     ) -> list[Rollout]:
-        """In the batches of `sample` for requests without their own limits; there is no prefix cache to read."""
+        """In the batches of `sample` for requests without their own limits; there is no prefix
+        cache to read.
+        """
         check_known([response.response_ids for response in responses], self._vocabulary)
         rollouts: list[Rollout] = []
         size = 1 if alone else self._batch_size
@@ -178,33 +204,48 @@ class HfEngine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _sample_batch(self, batch: Sequence[Request], sinks: dict[int, Sink], on_finished: Told) -> list[Rollout]:
+    def _sample_batch(
+        self, batch: Sequence[Request], sinks: dict[int, Sink], on_finished: Told
+    ) -> list[Rollout]:
         import torch
 
         settings = replace(self._settings, sampling=self._sampling(batch[0]))
-        recorder = _Recorder(settings, self._stop_ids, sinks, self._routers, token_counter(on_finished))
+        recorder = _Recorder(
+            settings, self._stop_ids, sinks, self._routers, token_counter(on_finished)
+        )
         torch.manual_seed(batch[0].seed)
         config = self._generation_config(max_new_tokens=max(map(self._wanted, batch)))
         sampled = self._generate([r.prompt_ids for r in batch], recorder, recorder, config)
-        ids = [self._until_stop(row[: self._wanted(r)]) for row, r in zip(sampled, batch, strict=True)]
+        ids = [
+            self._until_stop(row[: self._wanted(r)]) for row, r in zip(sampled, batch, strict=True)
+        ]
         return [recorder.rollout(row, r.prompt_ids, ids[row]) for row, r in enumerate(batch)]
 
     def _replay_batch(self, batch: Sequence[Forced]) -> list[Rollout]:
         recorder = _Recorder(self._settings, self._stop_ids, {}, self._routers)
-        config = self._generation_config(max_new_tokens=max(len(r.response_ids) for r in batch), forced=True)
+        config = self._generation_config(
+            max_new_tokens=max(len(r.response_ids) for r in batch), forced=True
+        )
         forcing = Forcing(recorder, batch, filler=config.pad_token_id)
         self._generate([r.prompt_ids for r in batch], recorder, forcing, config)
         return [recorder.rollout(row, r.prompt_ids, r.response_ids) for row, r in enumerate(batch)]
 
-    def _generate(self, prompts: list[list[int]], recorder: _Recorder, processor: Any, config: Any) -> list[list[int]]:
-        """The tokens that follow each prompt; `processor` decides what can be drawn, and calls the recorder."""
+    def _generate(
+        self, prompts: list[list[int]], recorder: _Recorder, processor: Any, config: Any
+    ) -> list[list[int]]:
+        """The tokens that follow each prompt; `processor` decides what can be drawn, and calls
+        the recorder.
+        """
         import torch
 
         longest = max(map(len, prompts))
         input_ids, attention_mask = _left_pad(prompts, longest, self._model.device)
         with torch.inference_mode():
             sequences = self._model.generate(
-                input_ids, attention_mask=attention_mask, generation_config=config, logits_processor=[processor]
+                input_ids,
+                attention_mask=attention_mask,
+                generation_config=config,
+                logits_processor=[processor],
             )
             recorder.record(sequences[:, -1])
         new: list[list[int]] = sequences[:, longest:].tolist()
@@ -216,10 +257,11 @@ class HfEngine:
         return ids[: stop + 1]
 
     def _generation_config(self, max_new_tokens: int, forced: bool = False) -> Any:
-        """Plain sampling; the model's own defaults (penalties, min-p, …) must not touch the distribution.
+        """Plain sampling; the model's own defaults (penalties, min-p, …) must not touch the
+        distribution.
 
-        With forced tokens nothing is drawn, and no token ends a row. `generate` fills unset values from
-        `model.generation_config`, so this replaces that too.
+        With forced tokens nothing is drawn, and no token ends a row. `generate` fills unset values
+        from `model.generation_config`, so this replaces that too.
         """
         from transformers import GenerationConfig
 
@@ -230,7 +272,8 @@ class HfEngine:
             top_p=1.0,
             max_new_tokens=max_new_tokens,
             eos_token_id=None if forced else sorted(self._stop_ids) or None,
-            pad_token_id=min(self._stop_ids, default=0),  # fills rows that have ended; cut off later
+            # Fills rows that have ended; cut off later
+            pad_token_id=min(self._stop_ids, default=0),
         )
         self._model.generation_config = config
         return config
@@ -247,14 +290,18 @@ class HfEngine:
         return min(self._sampling(request).max_tokens, self.max_model_len - len(request.prompt_ids))
 
     def _wanted(self, request: Request) -> int:
-        """The number of tokens in its row that are this request's: it may end before the others of its batch."""
+        """The number of tokens in its row that are this request's: it may end before the others
+        of its batch.
+        """
         return min(request.longest(self._settings.sampling), self._room(request))
 
 
 class _Recorder:
-    """The last logits processor: applies the sampler's settings and records, step by step, log μ of the sampled tokens.
+    """The last logits processor: applies the sampler's settings and records, step by step, log μ of
+    the sampled tokens.
 
-    `generate` would keep the scores of every step (batch × steps × vocabulary); this keeps one step at a time.
+    `generate` would keep the scores of every step (batch × steps × vocabulary); this keeps one step
+    at a time.
     """
 
     def __init__(
@@ -269,7 +316,8 @@ class _Recorder:
         self._stop_ids = stop_ids
         self._routers, self._on_tokens = routers, on_tokens
         self._running_B: torch.Tensor | None = None  # rows that have not drawn a stop token
-        self._routes: list[torch.Tensor] = []  # of the prompts, then one token at a time: [B, tokens, M, K]
+        # Of the prompts, then one token at a time: [B, tokens, M, K]
+        self._routes: list[torch.Tensor] = []
         self._sinks = dict(sinks)  # row → the sink of its distributions, until it ends
         self._pending: torch.Tensor | None = None
         self._logp: list[torch.Tensor] = []
@@ -283,18 +331,22 @@ class _Recorder:
             self.record(input_ids[:, -1])
         if self._routers is not None:
             chosen_NMK, _ = self._routers.choices()
-            self._routes.append(chosen_NMK.unflatten(0, (len(input_ids), -1)).to("cpu", torch.int16))
+            self._routes.append(
+                chosen_NMK.unflatten(0, (len(input_ids), -1)).to("cpu", torch.int16)
+            )
         processed_BV = self._sampling.process(scores_BV)
         self._pending = processed_BV.log_softmax(dim=-1)
         if self._pending[:, 0].isnan().any():  # one NaN logit makes the whole row NaN
             raise MismatchError(
-                "The engine's logits are NaN: its weights are broken, or its precision overflows. Try another "
-                "--rollout-dtype."
+                "The engine's logits are NaN: its weights are broken, or its precision "
+                "overflows. Try another --rollout-dtype."
             )
         return processed_BV
 
     def record(self, sampled_B: torch.Tensor) -> None:
-        """Record log μ of these tokens; `generate` does not call the processor after its last step."""
+        """Record log μ of these tokens; `generate` does not call the processor after its last
+        step.
+        """
         logp_BV = self._pending
         assert logp_BV is not None
         logp_B1 = logp_BV.gather(1, sampled_B[:, None])
@@ -314,7 +366,11 @@ class _Recorder:
         """How many rows had not drawn a stop token before these tokens."""
         import torch
 
-        running_B = torch.ones_like(sampled_B, dtype=torch.bool) if self._running_B is None else self._running_B
+        running_B = (
+            torch.ones_like(sampled_B, dtype=torch.bool)
+            if self._running_B is None
+            else self._running_B
+        )
         stops = torch.tensor(sorted(self._stop_ids), device=sampled_B.device)
         self._running_B = running_B & ~torch.isin(sampled_B, stops)
         return int(running_B.sum())
@@ -327,8 +383,12 @@ class _Recorder:
         return Rollout(
             prompt_ids=prompt_ids,
             response_ids=ids,
-            logp_rollout_T=np.array([step[row].item() for step in self._logp[:length]], dtype=np.float32),
-            rank_rollout_T=np.array([step[row].item() for step in self._rank[:length]], dtype=np.int32),
+            logp_rollout_T=np.array(
+                [step[row].item() for step in self._logp[:length]], dtype=np.float32
+            ),
+            rank_rollout_T=np.array(
+                [step[row].item() for step in self._rank[:length]], dtype=np.int32
+            ),
             topk_ids_TK=_stack(ids_BK[row] for _, ids_BK in self._topk[:length]),
             topk_logp_rollout_TK=_stack(values_BK[row] for values_BK, _ in self._topk[:length]),
             finish_reason="stop" if ids[-1] in self._stop_ids else "length",
@@ -336,7 +396,9 @@ class _Recorder:
         )
 
     def _routes_of(self, row: int, prompt: int, length: int) -> np.ndarray | None:
-        """Routes of the prompt, at the end of its padded row, and of every response token that was fed."""
+        """Routes of the prompt, at the end of its padded row, and of every response token that
+        was fed.
+        """
         import torch
 
         if not self._routes:
@@ -345,8 +407,12 @@ class _Recorder:
         return torch.cat([steps[0][-prompt:], *steps[1:]]).numpy().view("uint16")
 
 
-def _by_kind(kinds: Sequence[tuple[int, Any]], rollouts_of: Callable[[list[int]], list[Rollout]]) -> list[Rollout]:
-    """The rows of a batch, kind by kind: a row with less room must not run past the end of the context."""
+def _by_kind(
+    kinds: Sequence[tuple[int, Any]], rollouts_of: Callable[[list[int]], list[Rollout]]
+) -> list[Rollout]:
+    """The rows of a batch, kind by kind: a row with less room must not run past the end of the
+    context.
+    """
     found: dict[int, Rollout] = {}
     for wanted in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0]):
         rows = [row for row, kind in enumerate(kinds) if kind == wanted]
@@ -364,7 +430,9 @@ def _experts(model: Any, recorded: bool) -> dict[str, Any]:
 
 
 def _routers(model: Any, settings: EngineSettings) -> Routers | None:
-    """The routers whose choices to record; a `MismatchError` if they were requested and cannot be read."""
+    """The routers whose choices to record; a `MismatchError` if they were requested and cannot
+    be read.
+    """
     from mismatch_cli.routing.routers import Routers
 
     if settings.routes is False:
@@ -372,7 +440,8 @@ def _routers(model: Any, settings: EngineSettings) -> Routers | None:
     routers = Routers.proven(model)
     if routers is None and settings.routes:
         raise MismatchError(
-            f"{settings.model} has no routers whose choices can be read. Leave out --routes and --replay-routes."
+            f"{settings.model} has no routers whose choices can be read. Leave out --routes and "
+            "--replay-routes."
         )
     return routers
 
@@ -384,7 +453,9 @@ def _stack(rows: Any) -> np.ndarray | None:
     return torch.stack(rows).numpy() if rows else None
 
 
-def _left_pad(prompts: list[list[int]], length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _left_pad(
+    prompts: list[list[int]], length: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
 
     ids = torch.zeros(len(prompts), length, dtype=torch.long)
@@ -396,4 +467,10 @@ def _left_pad(prompts: list[list[int]], length: int, device: torch.device) -> tu
 
 
 def _as_set(token_ids: int | list[int] | None) -> set[int]:
-    return set() if token_ids is None else {token_ids} if isinstance(token_ids, int) else set(token_ids)
+    return (
+        set()
+        if token_ids is None
+        else {token_ids}
+        if isinstance(token_ids, int)
+        else set(token_ids)
+    )

@@ -1,4 +1,6 @@
-"""A running OpenAI-compatible vLLM server: requests in parallel, to a server that may go away and come back."""
+"""A running OpenAI-compatible vLLM server: requests in parallel, to a server that may go away
+and come back.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,14 @@ _ATTEMPTS = 3  # at sampling a batch while the server restarts
 _ADDRESS = ("concurrency", "timeout", "patience")
 _ARGUMENTS = ("url", "served_model", "max_model_len", *_ADDRESS)
 _PATIENCE_AT_START, _FOR_THE_LIST = 3.0, 5.0  # a wrong URL should fail at once
-_FIRST_ANSWER = 60.0  # seconds for the next answers of a server that may be busy, unless `timeout` is set
+# Seconds for the next answers of a server that may be busy, unless `timeout` is set
+_FIRST_ANSWER = 60.0
 
 
 def check(settings: EngineSettings) -> None:
-    """A `UsageError` for settings that are fixed when the server starts, or that a server needs and lacks."""
+    """A `UsageError` for settings that are fixed when the server starts, or that a server needs
+    and lacks.
+    """
     unknown = sorted(set(settings.extra) - set(_ARGUMENTS))
     if unknown:
         raise UsageError(
@@ -59,25 +64,33 @@ def check(settings: EngineSettings) -> None:
             f"It takes: {', '.join(_ARGUMENTS)}."
         )
     if settings.dtype != "auto":
-        raise UsageError(f"--rollout-dtype {settings.dtype} is set when you start the server. Leave it out.")
+        raise UsageError(
+            f"--rollout-dtype {settings.dtype} is set when you start the server. Leave it out."
+        )
     if not settings.extra.get("url"):
-        raise UsageError("--engine server needs --engine-url, such as --engine-url http://localhost:8000")
+        raise UsageError(
+            "--engine server needs --engine-url, such as --engine-url http://localhost:8000"
+        )
     if settings.adapter is not None and not settings.extra.get("served_model"):
         raise UsageError(
-            "A server loads its adapters itself (vllm serve --enable-lora --lora-modules NAME=PATH). "
-            "Give the adapter's name on the server: --served-model NAME."
+            "A server loads its adapters itself (vllm serve --enable-lora --lora-modules "
+            "NAME=PATH). Give the adapter's name on the server: --served-model NAME."
         )
 
 
 def create(settings: EngineSettings) -> Engine:
-    """Check the servers, and measure whether their log-probs are those of the distribution that they sample from.
+    """Check the servers, and measure whether their log-probs are those of the distribution that
+    they sample from.
 
-    Several URLs, separated by commas, are dealt to the ranks; a rank with several spreads its requests over them.
+    Several URLs, separated by commas, are dealt to the ranks; a rank with several spreads its
+    requests over them.
     """
     check(settings)
     check_model_folder(settings.model)
     given = {name: settings.extra[name] for name in _ADDRESS if name in settings.extra}
-    urls = list(dict.fromkeys(base_url(url.strip()) for url in str(settings.extra["url"]).split(",")))
+    urls = list(
+        dict.fromkeys(base_url(url.strip()) for url in str(settings.extra["url"]).split(","))
+    )
     world, folder = settings.world, settings.weights_folder
     weights: Weights | None = None
     if settings.weight_transfer == "nccl":
@@ -86,15 +99,24 @@ def create(settings: EngineSettings) -> Engine:
     elif folder is not None:
         weights = SharedWeights(folder, world)
     dealt = urls[world.rank :: world.size] or [urls[world.rank % len(urls)]]
-    engines = [ServerEngine(settings, Address(url, **given), weights, speaks=world.rank < len(urls)) for url in dealt]
+    engines = [
+        ServerEngine(settings, Address(url, **given), weights, speaks=world.rank < len(urls))
+        for url in dealt
+    ]
     return Servers(engines, weights, world)
 
 
 class ServerEngine:
-    """A server that runs, serves the model, and reports log μ; it is checked again after every shard."""
+    """A server that runs, serves the model, and reports log μ; it is checked again after every
+    shard.
+    """
 
     def __init__(
-        self, settings: EngineSettings, address: Address, weights: Weights | None = None, speaks: bool = True
+        self,
+        settings: EngineSettings,
+        address: Address,
+        weights: Weights | None = None,
+        speaks: bool = True,
     ) -> None:
         """`speaks`: whether this rank, among those that share the server, gives it its weights."""
         self._settings = settings
@@ -108,9 +130,13 @@ class ServerEngine:
     def max_model_len(self) -> int:
         return self._served.context
 
-    def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+    def sample(
+        self, requests: Sequence[Request], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
         sampling, top_logprobs = self._settings.sampling, self._settings.top_logprobs
-        return asyncio.run(self._asked(lambda server: server.sample(requests, sampling, top_logprobs, on_finished)))
+        return asyncio.run(
+            self._asked(lambda server: server.sample(requests, sampling, top_logprobs, on_finished))
+        )
 
     def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
         check_as_it_comes(self._settings.sampling)
@@ -155,40 +181,54 @@ class ServerEngine:
             return served, mode, await read_settings(server)
 
     async def _asked(self, ask: Callable[[Completions], Awaitable[list[Answer]]]) -> list[Answer]:
-        """The server's answers, given with the weights it was sent and the settings it had at the start."""
+        """The server's answers, given with the weights it was sent and the settings it had at
+        the start.
+        """
         async with Server(self._address, self._settings.say) as server:
             completions = self._completions(server, self._served)
             for _ in range(_ATTEMPTS):
                 await self._keep_weights(server)
                 answers = await ask(completions)
-                if await self._has_weights(server):  # otherwise it died, and restarted with its original ones
+                # Otherwise it died, and restarted with its original ones
+                if await self._has_weights(server):
                     break
             else:
                 raise MismatchError(
-                    f"{self._address.url} lost its weights {_ATTEMPTS} times while it answered: something restarts it. "
-                    "Read its log, then continue with --resume."
+                    f"{self._address.url} lost its weights {_ATTEMPTS} times while it answered: "
+                    "something restarts it. Read its log, then continue with --resume."
                 )
             await self._check_unchanged(server)
         return answers
 
     async def _has_weights(self, server: Server) -> bool:
-        return not (self._weights and self._weights.version) or await told_version(server) == self._weights.version
+        return (
+            not (self._weights and self._weights.version)
+            or await told_version(server) == self._weights.version
+        )
 
     async def _keep_weights(self, server: Server) -> None:
         """Send the weights again to a server that has restarted, and so has its original ones."""
         if self._weights is not None and not await self._has_weights(server):
-            self._settings.say(f"{self._address.url} has lost this step's weights: sending them again")
+            self._settings.say(
+                f"{self._address.url} has lost this step's weights: sending them again"
+            )
             await self._weights.give(server, self.url)
             check_same_weights("before", self.url, self.checksums, await told_checksums(server))
 
     async def _check_unchanged(self, server: Server) -> None:
-        """It may have restarted with other settings: then nobody knows which of them sampled what."""
+        """It may have restarted with other settings: then nobody knows which of them sampled
+        what.
+        """
         served = await self._find(server, self._served.name)
-        now, before = (served, await measure_mode(self._completions(server, served))), (self._served, self._mode)
+        now, before = (
+            (served, await measure_mode(self._completions(server, served))),
+            (self._served, self._mode),
+        )
         if now != before:
             raise MismatchError(
-                f"{self._address.url} changed its settings while it sampled: {_in_words(*before)} before, "
-                f"{_in_words(*now)} now. Start it as before and continue with --resume, or start over with --force."
+                f"{self._address.url} changed its settings while it sampled: "
+                f"{_in_words(*before)} before, {_in_words(*now)} now. Start it as before and "
+                "continue with --resume, or start over with --force."
             )
 
     async def _find(self, server: Server, name: str | None) -> Served:
@@ -200,9 +240,13 @@ class ServerEngine:
 
 
 class Servers:
-    """The servers of a rank, as one engine: each samples its share, and all get the same weights."""
+    """The servers of a rank, as one engine: each samples its share, and all get the same
+    weights.
+    """
 
-    def __init__(self, engines: Sequence[ServerEngine], weights: Weights | None, world: World) -> None:
+    def __init__(
+        self, engines: Sequence[ServerEngine], weights: Weights | None, world: World
+    ) -> None:
         self._engines, self._weights, self._world = engines, weights, world
         first, *others = (engine.describe() for engine in engines)
         for other in others:
@@ -216,7 +260,9 @@ class Servers:
     def max_model_len(self) -> int:
         return min(engine.max_model_len for engine in self._engines)
 
-    def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+    def sample(
+        self, requests: Sequence[Request], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
         return self._shared(requests, lambda engine, share: engine.sample(share, on_finished))
 
     def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
@@ -251,13 +297,18 @@ class Servers:
         return self._engines[0].describe()
 
     def close(self) -> None:
-        """Remove the newest weights, all that we keep between calls: the servers are not ours to stop."""
+        """Remove the newest weights, all that we keep between calls: the servers are not ours to
+        stop.
+        """
         if self._weights is not None:
             self._weights.remove()
 
 
 def _in_words(served: Served, mode: str) -> str:
-    return f"{served.name} from {served.model}, version {served.version}, context {served.context}, {mode}"
+    return (
+        f"{served.name} from {served.model}, version {served.version}, context {served.context}, "
+        f"{mode}"
+    )
 
 
 def _vocabulary(model: str) -> int:

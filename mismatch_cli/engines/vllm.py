@@ -46,17 +46,24 @@ Asked = TypeVar("Asked", Request, Forced)
 _PARTS = ("weights", "kv_cache")  # of vLLM's memory, in wake-up order
 _CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
 _MAX_CPU_SEQUENCES = 256
-_BYTES_PER_LOGPROB = 132  # an id, a log-prob and a rank, as Python objects in lists: measured 123 to 130
+# An id, a log-prob and a rank, as Python objects in lists: measured 123 to 130
+_BYTES_PER_LOGPROB = 132
 
 
 def create(settings: EngineSettings) -> VllmEngine:
-    """Load the model into vLLM with processed log-probs (μ as sampled) and nothing on the terminal."""
+    """Load the model into vLLM with processed log-probs (μ as sampled) and nothing on the
+    terminal.
+    """
     require("vllm", "--engine vllm")
     check_model_folder(settings.model)
     _set_environment()
     prepare_imports()
     adapter = None if settings.adapter is None else read_adapter(settings.adapter)
-    before, classes, temporary = TorchSettings.current(), ModelClasses.current(settings.model), TemporaryFolder.shared()
+    before, classes, temporary = (
+        TorchSettings.current(),
+        ModelClasses.current(settings.model),
+        TemporaryFolder.shared(),
+    )
     with engine_log(settings.log_file):
         try:
             llm = _load(settings, lora_arguments(adapter))
@@ -79,14 +86,19 @@ def create(settings: EngineSettings) -> VllmEngine:
 
 
 def full_bytes(vocabulary: int, tokens: int) -> int:
-    """Memory for the full distributions of a response: vLLM keeps them as Python objects until it ends."""
+    """Memory for the full distributions of a response: vLLM keeps them as Python objects until
+    it ends.
+    """
     return _BYTES_PER_LOGPROB * (vocabulary + 1) * tokens
 
 
 def _set_environment() -> None:
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # a killed run leaves no orphan worker
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # `engine_log` sends its log to a file instead
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # otherwise the trainer's threads would stay pinned
+    # A killed run leaves no orphan worker
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    # `engine_log` sends its log to a file instead
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    # Otherwise the trainer's threads would stay pinned
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
@@ -107,7 +119,8 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
             "enforce_eager": True,
             "kv_cache_memory_bytes": _CPU_KV_CACHE_BYTES,
             "max_num_seqs": _MAX_CPU_SEQUENCES,
-            # A prompt split over two steps makes vLLM rewind the request's generator, which a CPU generator cannot do.
+            # A prompt split over two steps makes vLLM rewind the request's generator, which a CPU
+            # generator cannot do.
             "enable_chunked_prefill": False,
         }
     if settings.world.size > 1:  # in the existing process group
@@ -118,71 +131,116 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
     if settings.routes:
         if current_platform.is_cpu():
             raise MismatchError(
-                "vLLM on a CPU does not report which experts it chose: that needs a GPU (its Model Runner V2). Use "
-                "--engine hf, or leave out --routes and --replay-routes."
+                "vLLM on a CPU does not report which experts it chose: that needs a GPU (its "
+                "Model Runner V2). Use --engine hf, or leave out --routes and --replay-routes."
             )
         arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
     if settings.replays and not current_platform.is_cpu():
         arguments["enable_trace_replay"] = True  # for Model Runner V2; V1 needs no preparation
     arguments |= lora | settings.extra
-    if not arguments.get("enable_chunked_prefill", True) and EngineArgs(**arguments).create_model_config().is_hybrid:
-        arguments.setdefault("enable_prefix_caching", False)  # caching recurrent states needs chunked prompts
+    if (
+        not arguments.get("enable_chunked_prefill", True)
+        and EngineArgs(**arguments).create_model_config().is_hybrid
+    ):
+        # Caching recurrent states needs chunked prompts
+        arguments.setdefault("enable_prefix_caching", False)
     if arguments.get("enforce_eager"):
         # Otherwise log-probs would compile one small function with inductor: seconds for nothing.
         torch._dynamo.config.disable = True
-    gc.freeze()  # everything imported: vLLM collects three times while it loads, and once when it closes
+    # Everything imported: vLLM collects three times while it loads, and once when it closes
+    gc.freeze()
     with kept_apart():
         return start_replaying(LLM, arguments)
 
 
 class VllmEngine:
-    """A loaded vLLM; `sample` starts with an empty prefix cache: a shard's numbers depend only on the shard."""
+    """A loaded vLLM; `sample` starts with an empty prefix cache: a shard's numbers depend only
+    on the shard.
+    """
 
     def __init__(
-        self, llm: Any, settings: EngineSettings, before: TorchSettings, temporary: TemporaryFolder, lora: Any = None
+        self,
+        llm: Any,
+        settings: EngineSettings,
+        before: TorchSettings,
+        temporary: TemporaryFolder,
+        lora: Any = None,
     ) -> None:
         self.llm = llm
         self._lora = lora  # vLLM's request object of the adapter, for every response
         self._settings = settings
         self._before, self._temporary = before, temporary
         self._asleep: set[str] = set()
-        self._router_layers: list[int] = next(iter(llm.apply_model(router_layers))) if settings.routes else []
+        self._router_layers: list[int] = (
+            next(iter(llm.apply_model(router_layers))) if settings.routes else []
+        )
 
-    def sample(self, requests: Sequence[Request], on_finished: Callable[[int], None]) -> list[Rollout]:
+    def sample(
+        self, requests: Sequence[Request], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
         with self._awake():
             together, part = self._of_all(requests)
             outputs = self._generate(together, self._settings.top_logprobs, on_finished)[part]
-        return [self._rollout(request, output) for request, output in zip(requests, outputs, strict=True)]
+        return [
+            self._rollout(request, output)
+            for request, output in zip(requests, outputs, strict=True)
+        ]
 
     def replay(
-        self, responses: Sequence[Forced], on_finished: Told, *, alone: bool = False, cached: bool = True
+        self,
+        responses: Sequence[Forced],
+        on_finished: Told,
+        *,
+        alone: bool = False,
+        cached: bool = True,
     ) -> list[Rollout]:
-        """Empties the prefix cache once, as `sample` does: alone, a response may read the cached prompt of another."""
+        """Empties the prefix cache once, as `sample` does: alone, a response may read the cached
+        prompt of another.
+        """
         with self._awake():
             together, part = self._of_all(responses)
             ask = partial(self._ask, on_finished=on_finished)
-            outputs = replayed(self.llm, together, self._settings, ask, alone=alone, cached=cached)[part]
+            outputs = replayed(self.llm, together, self._settings, ask, alone=alone, cached=cached)[
+                part
+            ]
         ends = stop_ids(self.llm)
-        rollouts = [self._rollout(response, output) for response, output in zip(responses, outputs, strict=True)]
-        return [replace(r, finish_reason="stop") if r.response_ids[-1] in ends else r for r in rollouts]
+        rollouts = [
+            self._rollout(response, output)
+            for response, output in zip(responses, outputs, strict=True)
+        ]
+        return [
+            replace(r, finish_reason="stop") if r.response_ids[-1] in ends else r for r in rollouts
+        ]
 
-    def prefill(self, responses: Sequence[Forced], on_finished: Callable[[int], None]) -> list[np.ndarray]:
+    def prefill(
+        self, responses: Sequence[Forced], on_finished: Callable[[int], None]
+    ) -> list[np.ndarray]:
         with self._awake():
             together, part = self._of_all(responses)
-            return prefilled(self.llm, together, self._settings, partial(self._ask, on_finished=on_finished))[part]
+            return prefilled(
+                self.llm, together, self._settings, partial(self._ask, on_finished=on_finished)
+            )[part]
 
     def _rollout(self, asked: Asked, output: Any, sink: Sink | None = None) -> Rollout:
         completion = output.outputs[0]
-        return self._routed(to_rollout(asked.prompt_ids, completion, self._settings.top_logprobs, sink), completion)
+        return self._routed(
+            to_rollout(asked.prompt_ids, completion, self._settings.top_logprobs, sink), completion
+        )
 
     def _routed(self, rollout: Rollout, completion: Any) -> Rollout:
-        """The rollout with vLLM's experts for each token that it read, in the layers with a router."""
+        """The rollout with vLLM's experts for each token that it read, in the layers with a
+        router.
+        """
         if not self._router_layers:
             return rollout
-        return replace(rollout, routes_FMK=completion.routed_experts[:, self._router_layers].astype("uint16"))
+        return replace(
+            rollout, routes_FMK=completion.routed_experts[:, self._router_layers].astype("uint16")
+        )
 
     def _of_all(self, requests: Sequence[Asked]) -> tuple[Sequence[Asked], slice]:
-        """All ranks that share an engine send it the same requests: those of all, and the slice that is this rank's."""
+        """All ranks that share an engine send it the same requests: those of all, and the slice
+        that is this rank's.
+        """
         world, size = self._settings.world, self._settings.tensor_parallel
         if size == 1:
             return requests, slice(None)
@@ -193,7 +251,9 @@ class VllmEngine:
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
-        """With an empty prefix cache; afterwards frees the GPU for the trainer, keeping the weights in main memory."""
+        """With an empty prefix cache; afterwards frees the GPU for the trainer, keeping the
+        weights in main memory.
+        """
         self._wake(*_PARTS)
         self.llm.reset_prefix_cache()
         yield
@@ -210,7 +270,9 @@ class VllmEngine:
     def sample_full(
         self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
-        """The first responses each in a separate batch; the others in the batch that `sample` would have made."""
+        """The first responses each in a separate batch; the others in the batch that `sample`
+        would have made.
+        """
         self._wake(*_PARTS)
         self.llm.reset_prefix_cache()
         alone = []
@@ -220,11 +282,17 @@ class VllmEngine:
             del output  # frees its full distributions before the next response begins
         return alone + self.sample(requests, after(len(alone), on_finished))[len(alone) :]
 
-    def _generate(self, requests: Sequence[Request], logprobs: int, on_finished: Callable[[int], None]) -> list[Any]:
-        parameters = [sampling_params(r.sampling or self._settings.sampling, logprobs, r) for r in requests]
+    def _generate(
+        self, requests: Sequence[Request], logprobs: int, on_finished: Callable[[int], None]
+    ) -> list[Any]:
+        parameters = [
+            sampling_params(r.sampling or self._settings.sampling, logprobs, r) for r in requests
+        ]
         return self._ask([r.prompt_ids for r in requests], parameters, on_finished)
 
-    def _ask(self, prompts: list[list[int]], parameters: list[Any], on_finished: Callable[[int], None]) -> list[Any]:
+    def _ask(
+        self, prompts: list[list[int]], parameters: list[Any], on_finished: Callable[[int], None]
+    ) -> list[Any]:
         if not prompts:  # the ranks of this engine may have none left while those of another have
             return []
         try:
@@ -236,14 +304,16 @@ class VllmEngine:
                     lora_request=self._lora,
                 )
         except BaseException as error:
-            engine = self.llm.llm_engine  # drop queued requests: the next `generate` would run them first, or hang
+            # Drop queued requests: the next `generate` would run them first, or hang
+            engine = self.llm.llm_engine
             engine.abort_request(list(engine.output_processor.request_states), internal=True)
             if not (isinstance(error, Exception) and _is_unsupported(error)):
                 raise
             model = self.llm.llm_engine.vllm_config.model_config
             raise MismatchError(
-                f"vLLM cannot compute {model.architecture} in {str(model.dtype).removeprefix('torch.')} here: "
-                f"{one_sentence(error)} Choose another --rollout-dtype. {_instead(error)}"
+                f"vLLM cannot compute {model.architecture} in "
+                f"{str(model.dtype).removeprefix('torch.')} here: {one_sentence(error)} Choose "
+                f"another --rollout-dtype. {_instead(error)}"
             ) from error
         return outputs
 
@@ -251,18 +321,20 @@ class VllmEngine:
         self._wake(*_PARTS)
         alone = partial(Request, seed=0, max_tokens=1)
         read = lambda ids: self._generate([alone(ids)], 0, lambda _: None)  # noqa: E731
-        from mismatch_cli.engines._vllm_modules import pass_over  # imports torch, which checking settings must not
+        # Imports torch, which checking settings must not
+        from mismatch_cli.engines._vllm_modules import pass_over
 
         return pass_over(self.llm, read, token_ids, self._settings.sampling)
 
     def load_weights(self, model: Any) -> None:
-        self._wake("weights")  # the cache sleeps until the next response: both models are in memory now
+        # The cache sleeps until the next response: both models are in memory now
+        self._wake("weights")
         with engine_log(self._settings.log_file):
             take_over(self.llm, model)
         if not self.llm.reset_prefix_cache():
             raise MismatchError(
-                "vLLM did not drop its prefix cache, which has keys of the old weights. Switch it off with "
-                "--no-prefix-caching."
+                "vLLM did not drop its prefix cache, which has keys of the old weights. Switch "
+                "it off with --no-prefix-caching."
             )
 
     def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, Any]]:
@@ -279,8 +351,11 @@ class VllmEngine:
         return int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 
     def describe(self) -> dict[str, Any]:
-        # the name as asked for: vLLM puts the folder of the cache in its place when the hub is not to be asked
-        described = describe_config(self.llm.llm_engine.vllm_config) | {"model": self._settings.model}
+        # the name as asked for: vLLM puts the folder of the cache in its place when the hub is not
+        # to be asked
+        described = describe_config(self.llm.llm_engine.vllm_config) | {
+            "model": self._settings.model
+        }
         return described | ({"router_layers": self._router_layers} if self._router_layers else {})
 
     def close(self) -> None:
@@ -302,7 +377,8 @@ def _is_unsupported(error: Exception) -> bool:
     """Whether vLLM says, in one of a dozen ways, that it lacks something for a model."""
     told = str(error).lower()
     return isinstance(error, AssertionError | NotImplementedError) or any(
-        lacks in told for lacks in ("not supported", "not implemented", "does not support", "unsupported")
+        lacks in told
+        for lacks in ("not supported", "not implemented", "does not support", "unsupported")
     )
 
 
@@ -350,7 +426,8 @@ def lora_arguments(adapter: Adapter | None) -> dict[str, Any]:
     from vllm.config.lora import MaxLoRARanks
 
     ranks = sorted(get_args(MaxLoRARanks))
-    rank = next((r for r in ranks if r >= adapter.rank), adapter.rank)  # vLLM refuses one that is too large
+    # vLLM refuses one that is too large
+    rank = next((r for r in ranks if r >= adapter.rank), adapter.rank)
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 

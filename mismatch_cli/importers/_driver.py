@@ -1,4 +1,6 @@
-"""The import itself: find the files, detect their format, stream them into shards, and report what was skipped."""
+"""The import itself: find the files, detect their format, stream them into shards, and report
+what was skipped.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,24 +42,33 @@ class Progress(Protocol):
 
     def say(self, message: str) -> None: ...
 
-    def counting(self, phase: str, total: int, *, unit: str) -> AbstractContextManager[Callable[[int], None]]: ...
+    def counting(
+        self, phase: str, total: int, *, unit: str
+    ) -> AbstractContextManager[Callable[[int], None]]: ...
 
 
 @dataclass(frozen=True)
 class Import:
-    """What to import: files or folders, and what the user knows about them that the dump does not say."""
+    """What to import: files or folders, and what the user knows about them that the dump does
+    not say.
+    """
 
     paths: Sequence[Path]
     format: str | None = None
-    newer_trainer: bool | None = None  # whether π has newer weights than μ; None: the format's default
+    # Whether π has newer weights than μ; None: the format's default
+    newer_trainer: bool | None = None
     sampling: dict[str, float] = field(default_factory=dict)
     vocabulary: int | None = None  # number of token ids, where known
-    columns: Mapping[str, str] = field(default_factory=dict)  # columns of the plain schema: their names in the files
-    spans: Mapping[Path, tuple[int, int]] | None = None  # if given, only these files and byte ranges are read
+    # Columns of the plain schema: their names in the files
+    columns: Mapping[str, str] = field(default_factory=dict)
+    # If given, only these files and byte ranges are read
+    spans: Mapping[Path, tuple[int, int]] | None = None
 
 
 def facts(name: str) -> dict[str, str | None]:
-    """How a format describes itself: files, how to enable it, its π, shift, padding and averaging."""
+    """How a format describes itself: files, how to enable it, its π, shift, padding and
+    averaging.
+    """
     module = registry.load(PACKAGE, name, "format")
     return {fact: getattr(module, fact.upper()) for fact in FACTS}
 
@@ -65,28 +76,42 @@ def facts(name: str) -> dict[str, str | None]:
 def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, Any]:
     """Write the trace into an empty `folder` and return the manifest's `imported` section.
 
-    Raises `MismatchError`, with the reason, where nothing can be imported. After an exception there is no manifest,
-    and so no trace.
+    Raises `MismatchError`, with the reason, where nothing can be imported. After an exception there
+    is no manifest, and so no trace.
     """
     files = find(request.paths)
     if request.spans is not None:
-        files = [replace(file, span=request.spans[file.path]) for file in files if file.path in request.spans]
+        files = [
+            replace(file, span=request.spans[file.path])
+            for file in files
+            if file.path in request.spans
+        ]
     with bounded(request.paths[0], _bytes(files)):
         tally = Tally()
         name, sources = _recognised(request, files, tally)
         module = registry.load(PACKAGE, name, "format")
-        newer = request.newer_trainer if request.newer_trainer is not None else module.PI == "trainer"
+        newer = (
+            request.newer_trainer if request.newer_trainer is not None else module.PI == "trainer"
+        )
         completer = Completer(tally, newer_trainer=newer, vocabulary=request.vocabulary)
-        progress.say(f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}")
+        progress.say(
+            f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}"
+        )
         size = _bytes(sources)
         with progress.counting("Importing", max(1, size // _MEGABYTE), unit="MB") as advance:
-            shards = _shards(_completed(module, sources, tally, _in_megabytes(advance, size), completer))
+            shards = _shards(
+                _completed(module, sources, tally, _in_megabytes(advance, size), completer)
+            )
             rows = _write(shards, folder, in_threads=size >= _LARGE)
         if not completer.rows:
-            reasons = "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "it holds no response"
+            reasons = (
+                "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "it holds no response"
+            )
             page = "schema" if name == "plain" else "formats"
             dump = request.paths[0]
-            raise MismatchError(f"No rows imported from {dump}: {reasons}. See mismatch-cli import --{page}")
+            raise MismatchError(
+                f"No rows imported from {dump}: {reasons}. See mismatch-cli import --{page}"
+            )
         imported = _description(name, module, sources, tally, completer)
         config = {"config": {"sampling": request.sampling}} if request.sampling else {}
         whole = recorded(rows) | _cut_short(module, sources, tally)
@@ -100,7 +125,11 @@ def _cut_short(module: ModuleType, sources: list[Source], tally: Tally) -> dict[
     found = [counted(lines, CUT_OFF)] * bool(lines)
     if hasattr(module, "unfinished") and (why := module.unfinished(sources)):
         found.append(why)
-    return {"cut_short": f"the dump was still being written, or its run ended: {', '.join(found)}"} if found else {}
+    return (
+        {"cut_short": f"the dump was still being written, or its run ended: {', '.join(found)}"}
+        if found
+        else {}
+    )
 
 
 def _bytes(sources: Sequence[Source]) -> int:
@@ -110,8 +139,9 @@ def _bytes(sources: Sequence[Source]) -> int:
 def _write(shards: Iterator[pa.Table], folder: Path, *, in_threads: bool) -> dict[str, int | None]:
     """Write the shards one by one and return their row counts.
 
-    With `in_threads`, two shards are written while the next one is read: compression does not hold the GIL. But where
-    memory runs out, C++ in another thread ends the process, and in this one it raises an error.
+    With `in_threads`, two shards are written while the next one is read: compression does not hold
+    the GIL. But where memory runs out, C++ in another thread ends the process, and in this one it
+    raises an error.
     """
     rows: dict[str, int | None] = {}
     writing: deque[Future[None]] = deque()
@@ -131,7 +161,11 @@ def _write(shards: Iterator[pa.Table], folder: Path, *, in_threads: bool) -> dic
 
 
 def _completed(
-    module: ModuleType, sources: list[Source], tally: Tally, advance: Callable[[int], None], completer: Completer
+    module: ModuleType,
+    sources: list[Source],
+    tally: Tally,
+    advance: Callable[[int], None],
+    completer: Completer,
 ) -> Iterator[pa.Table]:
     given = _bytes(sources)
     read = 0
@@ -179,7 +213,10 @@ def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str
     if not by_format:
         _refuse(unknown, request)
     if len(by_format) > 1:
-        raise UsageError(f"The files are dumps of {' and '.join(sorted(by_format))}. {_choose(sorted(by_format))}")
+        raise UsageError(
+            f"The files are dumps of {' and '.join(sorted(by_format))}. "
+            f"{_choose(sorted(by_format))}"
+        )
     name, sources = next(iter(by_format.items()), (str(asked), unknown))
     if by_format:
         tally.leave_out("files of another layout", len(unknown), unknown[0].name if unknown else "")
@@ -191,13 +228,19 @@ def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str
 
 
 def _format_of(group: list[Source], names: Sequence[str]) -> str | None:
-    """The format of the first nonempty file of a group; a `UsageError` where two formats accept it."""
+    """The format of the first nonempty file of a group; a `UsageError` where two formats accept
+    it.
+    """
     for source in group:
         seen = peek(source)
         if seen.keys:
-            known = [name for name in names if registry.load(PACKAGE, name, "format").recognises(seen)]
+            known = [
+                name for name in names if registry.load(PACKAGE, name, "format").recognises(seen)
+            ]
             if len(known) > 1:
-                raise UsageError(f"{source.path} has the layout of {' and of '.join(known)}. {_choose(known)}")
+                raise UsageError(
+                    f"{source.path} has the layout of {' and of '.join(known)}. {_choose(known)}"
+                )
             return known[0] if known else None
     return None
 
@@ -207,7 +250,9 @@ def _choose(names: Sequence[str]) -> str:
 
 
 def _refuse(unknown: Sequence[Source], request: Import) -> None:
-    """Raise a `MismatchError` for an unknown layout that says what the files are, or how to map their columns."""
+    """Raise a `MismatchError` for an unknown layout that says what the files are, or how to map
+    their columns.
+    """
     for source in {source.group: source for source in reversed(unknown)}.values():
         if why := text_only(first_rows(source)):
             raise MismatchError(f"{source.path} {why}")
@@ -225,10 +270,20 @@ def _refuse(unknown: Sequence[Source], request: Import) -> None:
             "to write a dump from any program: mismatch-cli import --schema"
         )
     columns = guessed(rows, request.columns)
-    line = suggest("import", *request.paths, "--columns", ",".join(f"{ours}={its}" for ours, its in columns.items()))
-    advice = "Going by its column names, try" if OPEN not in columns.values() else (
-        "Replace each ? with a column name (what they hold: mismatch-cli import --schema) and run"
-    )  # fmt: skip
+    line = suggest(
+        "import",
+        *request.paths,
+        "--columns",
+        ",".join(f"{ours}={its}" for ours, its in columns.items()),
+    )
+    advice = (
+        "Going by its column names, try"
+        if OPEN not in columns.values()
+        else (
+            "Replace each ? with a column name (what they hold: mismatch-cli import --schema) "
+            "and run"
+        )
+    )
     raise MismatchError(f"{begin} {advice}: {line}")
 
 
@@ -237,7 +292,9 @@ def _description(
 ) -> dict[str, Any]:
     return {
         "format": name,
-        **{fact: getattr(module, fact.upper()) for fact in FACTS if fact not in ("files", "enable")},
+        **{
+            fact: getattr(module, fact.upper()) for fact in FACTS if fact not in ("files", "enable")
+        },
         "files": [source.name for source in sources[:_FILES_IN_MANIFEST]],
         "file_count": len(sources),
         **completer.facts(),

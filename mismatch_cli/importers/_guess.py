@@ -1,4 +1,6 @@
-"""Guesses which columns of an unknown file are which of the plain schema, by names, types and lengths."""
+"""Guesses which columns of an unknown file are which of the plain schema, by names, types and
+lengths.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,14 +11,44 @@ from mismatch_cli.text import visible
 
 # Words in column names, as `_words` spells them.
 PROMPT = ("prompt", "query", "context", "question", "input")
-RESPONSE = ("response", "completion", "output", "out", "generated", "generation", "answer", "action")
+RESPONSE = (
+    "response",
+    "completion",
+    "output",
+    "out",
+    "generated",
+    "generation",
+    "answer",
+    "action",
+)
 _ROLLOUT = {
-    *("rollout", "sampling", "sampler", "sampled", "inference", "infer", "generation", "generated", "generator"),
+    *(
+        "rollout",
+        "sampling",
+        "sampler",
+        "sampled",
+        "inference",
+        "infer",
+        "generation",
+        "generated",
+        "generator",
+    ),
     *("behav", "behavior", "behaviour", "vllm", "sglang", "engine", "server", "mu"),
 }
 _OLD, _RECOMPUTED = {"old", "prev", "previous"}, {"recomputed", "recompute", "prox", "proximal"}
 _TRAINER = {
-    *("trainer", "train", "training", "learner", "policy", "actor", "action", "current", "new", "pi"),
+    *(
+        "trainer",
+        "train",
+        "training",
+        "learner",
+        "policy",
+        "actor",
+        "action",
+        "current",
+        "new",
+        "pi",
+    ),
     *("hf", "fsdp", "megatron"),
 }
 _SPELLINGS = {
@@ -34,14 +66,16 @@ _TEXT_LOGS = (
     ("TRL's table of completions", {"step", "prompt", "completion", "advantage"},
      "mismatch_cli.record.trl.record(trainer, folder) before trainer.train()"),
     ("verl's rollout data", {"input", "output", "score", "step"},
-     "VERL_USE_EXTERNAL_MODULES=mismatch_cli.record.verl and trainer.v1.trainer_mode=sync_recorded"),
+     "VERL_USE_EXTERNAL_MODULES=mismatch_cli.record.verl and "
+     "trainer.v1.trainer_mode=sync_recorded"),
     ("AReaL's rollout dump", {"task_id", "prompt", "completion", "head_version"}, _RECORDER),
     ("ms-swift's log of completions", {"prompt", "completion", "advantages"}, _RECORDER),
 )  # fmt: skip
 _CHATS = 3  # one more than the depth of a batch of conversations
 _OTHER_TEXTS = ("a log of prompts and responses", _RECORDER)
 
-# Other names of our columns, best first: the first entry that any column matches decides, if only one matches.
+# Other names of our columns, best first: the first entry that any column matches decides, if only
+# one matches.
 _NAMES: dict[str, tuple[str, ...]] = {
     "response_mask": ("|".join(f"{word} mask" for word in RESPONSE),),
     "prompt_mask": ("|".join(f"{word} mask" for word in PROMPT),),
@@ -93,12 +127,18 @@ class _Guess:
             self.found[ours] = candidates[0] if len(candidates) == 1 else OPEN
 
     def called(self, ours: str, lines: Iterable[str] = ()) -> list[str]:
-        """The column with our name, or those that match the first entry of names that any column matches."""
+        """The column with our name, or those that match the first entry of names that any column
+        matches.
+        """
         if ours in self.names and self._could_be(ours, ours):
             return [ours]
         for line in lines:
             wanted = {frozenset(name.split()) for name in line.split("|")}
-            if found := [its for its, words in self.names.items() if words in wanted and self._could_be(ours, its)]:
+            if found := [
+                its
+                for its, words in self.names.items()
+                if words in wanted and self._could_be(ours, its)
+            ]:
                 return found
         return []
 
@@ -121,17 +161,24 @@ class _Guess:
         found = [
             its
             for its, lists in ids.items()
-            if all(map(_one_for_each, lists, values)) and not all(fits("loss_mask", value) for value in lists)
+            if all(map(_one_for_each, lists, values))
+            and not all(fits("loss_mask", value) for value in lists)
         ]
         return found if len(found) == 1 else []
 
     def take_log_probabilities(self) -> None:
-        """A name that hints at an engine, or at nothing, is μ; the others are the trainer's, current or recomputed."""
-        roles: dict[str, list[str]] = {role: [] for role in ("rollout", "old", "recomputed", "trainer", "plain")}
+        """A name that hints at an engine, or at nothing, is μ; the others are the trainer's,
+        current or recomputed.
+        """
+        roles: dict[str, list[str]] = {
+            role: [] for role in ("rollout", "old", "recomputed", "trainer", "plain")
+        }
         for its in self.names:
             if (role := whose(its)) and self._could_be("logp_rollout", its):
                 roles[role].append(its)
-        rollout, plain, old, recomputed = (roles[role] for role in ("rollout", "plain", "old", "recomputed"))
+        rollout, plain, old, recomputed = (
+            roles[role] for role in ("rollout", "plain", "old", "recomputed")
+        )
         trainer = roles["trainer"]
         if "logp_rollout" in self.found or rollout:
             trainer = trainer + plain
@@ -150,12 +197,19 @@ class _Guess:
 
 
 def whose(name: str) -> str | None:
-    """Whose log-probabilities a column of this name holds ("plain": it does not say); None for any other column."""
+    """Whose log-probabilities a column of this name holds ("plain": it does not say); None for
+    any other column.
+    """
     words = _words(name)
     rest = words - {"logp"}
     if "logp" not in words or rest - {*RESPONSE, *_ROLLOUT, *_OLD, *_RECOMPUTED, *_TRAINER}:
         return None
-    roles = {"old": _OLD, "recomputed": _RECOMPUTED, "rollout": _ROLLOUT - {*RESPONSE}, "trainer": _TRAINER}
+    roles = {
+        "old": _OLD,
+        "recomputed": _RECOMPUTED,
+        "rollout": _ROLLOUT - {*RESPONSE},
+        "trainer": _TRAINER,
+    }
     found = next((role for role, its in roles.items() if rest & its), "plain")
     return "rollout" if found == "plain" and rest & _ROLLOUT else found
 
@@ -171,16 +225,23 @@ def _with_ids(own: str, *others: str) -> list[str]:
 
 
 def _words(name: str) -> frozenset[str]:
-    """The words of a name in a common spelling: `perTokenLogProbs` is {logp}, `output_tokens` {output, id}."""
+    """The words of a name in a common spelling: `perTokenLogProbs` is {logp}, `output_tokens`
+    {output, id}.
+    """
     parts = [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
-    singular = [part[:-1] if part.endswith("s") and not part.endswith(("ss", "us")) else part for part in parts]
+    singular = [
+        part[:-1] if part.endswith("s") and not part.endswith(("ss", "us")) else part
+        for part in parts
+    ]
     spelled = _LOG_PROBABILITY.sub("logp", " ".join(singular)).split()
     words = {_SPELLINGS.get(word, word) for word in spelled} - _FILLERS
     return frozenset(words - {"id"} if "logp" in words else words)
 
 
 def _can_be_typed(name: str) -> bool:
-    return bool(name) and not set(name) & {",", "="} and visible(name) == name.strip() and name != OPEN
+    return (
+        bool(name) and not set(name) & {",", "="} and visible(name) == name.strip() and name != OPEN
+    )
 
 
 def _ends_with(ids: object, response: object) -> bool:
@@ -189,26 +250,37 @@ def _ends_with(ids: object, response: object) -> bool:
 
 
 def text_only(rows: Sequence[Row]) -> str | None:
-    """Why a log of texts cannot be imported, and what to record instead; None for anything with token ids."""
+    """Why a log of texts cannot be imported, and what to record instead; None for anything with
+    token ids.
+    """
     words = {name: _words(name) for row in rows for name in row}
     if any(_speaks_of_tokens(words[name], value) for row in rows for name, value in row.items()):
         return None
-    said = {word for row in rows for name, value in row.items() if _is_text(value) for word in words[name]}
+    said = {
+        word
+        for row in rows
+        for name, value in row.items()
+        if _is_text(value)
+        for word in words[name]
+    }
     if not (said & {*PROMPT} and said & {*RESPONSE}):
         return None
     title, instead = next(
-        ((title, instead) for title, keys, instead in _TEXT_LOGS if keys <= rows[0].keys()), _OTHER_TEXTS
+        ((title, instead) for title, keys, instead in _TEXT_LOGS if keys <= rows[0].keys()),
+        _OTHER_TEXTS,
     )
     return (
-        f"is {title}: text without token ids or log-probabilities. {RETOKENISED}, so nothing in it can be compared. "
-        f"Record the run instead: {instead}; see mismatch-cli guide record."
+        f"is {title}: text without token ids or log-probabilities. {RETOKENISED}, so nothing in "
+        f"it can be compared. Record the run instead: {instead}; see mismatch-cli guide record."
     )
 
 
 def _speaks_of_tokens(words: frozenset[str], value: object) -> bool:
     while isinstance(value, list) and value and isinstance(value[0], list):
         value = value[0]
-    return "logp" in words or bool(words & {*PROMPT, *RESPONSE, "id"} and value and fits("response_ids", value))
+    return "logp" in words or bool(
+        words & {*PROMPT, *RESPONSE, "id"} and value and fits("response_ids", value)
+    )
 
 
 def _is_text(value: object) -> bool:

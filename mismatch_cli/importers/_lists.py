@@ -1,4 +1,6 @@
-"""Converts Arrow list columns to flat numpy values and offsets, and back, without a Python loop over tokens."""
+"""Converts Arrow list columns to flat numpy values and offsets, and back, without a Python loop
+over tokens.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +12,9 @@ import pyarrow.compute as pc
 
 def lengths_of(lists: pa.Array) -> np.ndarray:
     """Number of values in each row; 0 for a null row."""
-    return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return (
+        pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    )
 
 
 def is_null(array: pa.Array) -> np.ndarray:
@@ -31,11 +35,15 @@ def offsets_of(lengths_S: np.ndarray) -> np.ndarray:
 
 
 def flat(lists: pa.Array) -> np.ndarray:
-    """The values of all rows; a null inside a row is NaN for floats and an error for other types."""
+    """The values of all rows; a null inside a row is NaN for floats and an error for other
+    types.
+    """
     return np.asarray(lists.flatten().to_numpy(zero_copy_only=False))
 
 
-def from_flat(values_T: np.ndarray, lengths_S: np.ndarray, null_S: np.ndarray | None = None) -> pa.Array:
+def from_flat(
+    values_T: np.ndarray, lengths_S: np.ndarray, null_S: np.ndarray | None = None
+) -> pa.Array:
     """Rows of these lengths; rows in `null_S` are null and have no values."""
     offsets = pa.array(
         offsets_of(lengths_S).astype(np.int32),
@@ -49,7 +57,9 @@ def from_rows(rows: Sequence[np.ndarray | None], kind: pa.DataType) -> pa.Array:
     lengths_S = np.array([0 if row is None else len(row) for row in rows], dtype=np.int64)
     known = [row for row in rows if row is not None]
     values_T = np.concatenate(known) if known else np.empty(0, kind.to_pandas_dtype())
-    return from_flat(values_T, lengths_S, np.array([row is None for row in rows], dtype=bool)).cast(pa.list_(kind))
+    return from_flat(values_T, lengths_S, np.array([row is None for row in rows], dtype=bool)).cast(
+        pa.list_(kind)
+    )
 
 
 def rows_of(lengths_S: np.ndarray) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Reads `import --columns ours=theirs,…`, which maps columns of the plain schema to a file's, and checks it."""
+"""Reads `import --columns ours=theirs,…`, which maps columns of the plain schema to a file's,
+and checks it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,10 +32,14 @@ def named(text: str) -> dict[str, str]:
             swapped = f" Our name comes first: {theirs}={ours}." if theirs in known() else ""
             raise UsageError(f"--columns: {unknown('column', ours, known())}{swapped}")
         if ours in columns:
-            raise UsageError(f"--columns names {ours} twice, {columns[ours]} and {theirs}. Name it once.")
+            raise UsageError(
+                f"--columns names {ours} twice, {columns[ours]} and {theirs}. Name it once."
+            )
         if theirs != OPEN and theirs in columns.values():
             other = next(name for name, its in columns.items() if its == theirs)
-            raise UsageError(f"--columns maps {theirs} to both {other} and {ours}. Keep one of them.")
+            raise UsageError(
+                f"--columns maps {theirs} to both {other} and {ours}. Keep one of them."
+            )
         columns[ours] = theirs
     if not columns:
         raise UsageError(f"--columns is empty. Write it like {_EXAMPLE}.")
@@ -46,20 +52,27 @@ def known() -> list[str]:
 
 
 def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
-    """Raise for a name that is still open or missing from the file, and for values of the wrong kind."""
+    """Raise for a name that is still open or missing from the file, and for values of the wrong
+    kind.
+    """
     present = sorted({visible(name) for row in rows for name in row})
     for ours, its in columns.items():
         if its == OPEN:
             raise UsageError(
-                f"--columns does not say which column of {where} is {ours}: replace ? with a column"
-                f"{'' if ours in REQUIRED else f', or leave {ours} out'}. Available: {', '.join(present)}."
+                f"--columns does not say which column of {where} is {ours}: replace ? with a "
+                f"column{'' if ours in REQUIRED else f', or leave {ours} out'}. Available: "
+                f"{', '.join(present)}."
             )
         if visible(its) not in present:
             raise UsageError(f"--columns: {lacks(where, 'column', its, present)}")
     for row in responses(rows, columns.get("response_ids", "response_ids")):
         for ours, its in columns.items():
             if not fits(ours, row.get(its)):
-                retokenised = f" {RETOKENISED}: see mismatch-cli guide record." if isinstance(row[its], str) else ""
+                retokenised = (
+                    f" {RETOKENISED}: see mismatch-cli guide record."
+                    if isinstance(row[its], str)
+                    else ""
+                )
                 raise MismatchError(
                     f"--columns: {its} of {where} is {_said(row[its])}, but {ours} must be "
                     f"{_kind(ours)[0]}.{retokenised if ours in REQUIRED else ''}"
@@ -67,7 +80,9 @@ def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
 
 
 def responses(rows: Sequence[Row], ids: str) -> list[Row]:
-    """One row per response: a row whose token ids (the column `ids`) are a matrix is split into its rows."""
+    """One row per response: a row whose token ids (the column `ids`) are a matrix is split into
+    its rows.
+    """
     found: list[Row] = []
     for row in rows:
         if _lists.depth_of(row.get(ids)) < 2:
@@ -75,13 +90,19 @@ def responses(rows: Sequence[Row], ids: str) -> list[Row]:
             continue
         size = len(row[ids])
         for i in range(size):
-            of_each = {name: isinstance(value, list) and len(value) == size for name, value in row.items()}
-            found.append({name: value[i] if of_each[name] else value for name, value in row.items()})
+            of_each = {
+                name: isinstance(value, list) and len(value) == size for name, value in row.items()
+            }
+            found.append(
+                {name: value[i] if of_each[name] else value for name, value in row.items()}
+            )
     return found
 
 
 def fits(ours: str, value: Any, tokens: Any = None) -> bool:
-    """Whether a value fits this column, and, where the response's `tokens` are given, has one entry per token."""
+    """Whether a value fits this column, and, where the response's `tokens` are given, has one
+    entry per token.
+    """
     if value is None:
         return True
     if ours in ("prompt_id", "group_id") and isinstance(value, str):
@@ -89,7 +110,9 @@ def fits(ours: str, value: Any, tokens: Any = None) -> bool:
     if ours == "advantage" and not isinstance(value, list):
         return _is_number(value)
     if ours in TOKEN_COLUMNS and isinstance(tokens, list) and isinstance(value, list):
-        return _kind(ours)[1](value) and (len(value) == len(tokens) or (ours == "advantage" and len(value) == 1))
+        return _kind(ours)[1](value) and (
+            len(value) == len(tokens) or (ours == "advantage" and len(value) == 1)
+        )
     return _kind(ours)[1](value)
 
 
@@ -104,7 +127,9 @@ def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:
         return "text", lambda value: isinstance(value, str)
     leaf = kind.value_type
     if pa.types.is_integer(leaf):
-        return "a list of whole numbers", lambda value: _all_are(value, lambda v: _is_whole(v) and v >= 0)
+        return "a list of whole numbers", lambda value: _all_are(
+            value, lambda v: _is_whole(v) and v >= 0
+        )
     if pa.types.is_boolean(leaf):
         return "a list of 0 and 1", lambda value: _all_are(value, lambda v: v in (0, 1))
     return "a list of numbers", lambda value: _all_are(value, _is_number)
@@ -126,6 +151,18 @@ def _said(value: Any) -> str:
     """A value's kind, in words."""
     if isinstance(value, list):
         depth, found = _lists.depth_of(value), next((v for v in value if v is not None), None)
-        return "a list of lists" if depth > 1 else f"a list with {_said(found)}" if found is not None else "a list"
-    names = {bool: "true or false", str: "text", int: "a number", float: "a number", dict: "an object"}
+        return (
+            "a list of lists"
+            if depth > 1
+            else f"a list with {_said(found)}"
+            if found is not None
+            else "a list"
+        )
+    names = {
+        bool: "true or false",
+        str: "text",
+        int: "a number",
+        float: "a number",
+        dict: "an object",
+    }
     return names.get(type(value), "nothing")

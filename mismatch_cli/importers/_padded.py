@@ -1,4 +1,6 @@
-"""Batches as trainers hold them: matrices with one padded response per row, and masks that mark the tokens."""
+"""Batches as trainers hold them: matrices with one padded response per row, and masks that mark
+the tokens.
+"""
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +12,10 @@ from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.schema import PROMPT_COLUMN, TOKEN_COLUMNS, TOPK_COLUMNS, arrow_type
 
-MASKS = {"prompt_mask": PROMPT_COLUMN, "response_mask": "response_ids"}  # true where there is a token
-LISTS = {PROMPT_COLUMN, *TOKEN_COLUMNS, *TOPK_COLUMNS, *MASKS}  # a list per response, so a matrix per batch
+# True where there is a token
+MASKS = {"prompt_mask": PROMPT_COLUMN, "response_mask": "response_ids"}
+# A list per response, so a matrix per batch
+LISTS = {PROMPT_COLUMN, *TOKEN_COLUMNS, *TOPK_COLUMNS, *MASKS}
 NO_BATCH = "batches without token ids"
 OTHER_SIZE = "batches whose {name} and token ids differ in their number of rows"
 HIDDEN = "responses whose response_mask is all 0, so that their length is unknown"
@@ -30,19 +34,27 @@ def is_batch(ids: pa.DataType) -> bool:
 
 
 def apart(table: pa.Table, tally: Tally, where: str) -> pa.Table:
-    """Split rows that hold a batch into one row per response; single values are repeated for each response."""
+    """Split rows that hold a batch into one row per response; single values are repeated for
+    each response.
+    """
     columns = {name: foreign.single(table.column(name)) for name in table.column_names}
     size_S = _lists.lengths_of(columns["response_ids"])
     rows = {name: column for name, column in columns.items() if foreign.is_list(column.type)}
     bad_S = {NO_BATCH: _lists.is_null(columns["response_ids"])}
     for name, column in rows.items():
-        bad_S[OTHER_SIZE.format(name=name)] = (_lists.lengths_of(column) != size_S) & ~_lists.is_null(column)
+        bad_S[OTHER_SIZE.format(name=name)] = (
+            _lists.lengths_of(column) != size_S
+        ) & ~_lists.is_null(column)
     keep = pa.array(tally.sift(bad_S, where))
     batch_R = _lists.rows_of(size_S[np.asarray(keep)])
-    return pa.table({
-        name: _rows_of(column.filter(keep), batch_R) if name in rows else column.filter(keep).take(pa.array(batch_R))
-        for name, column in columns.items()
-    })  # fmt: skip
+    return pa.table(
+        {
+            name: _rows_of(column.filter(keep), batch_R)
+            if name in rows
+            else column.filter(keep).take(pa.array(batch_R))
+            for name, column in columns.items()
+        }
+    )
 
 
 def _rows_of(column: pa.Array, batch_R: np.ndarray) -> pa.Array:
@@ -57,8 +69,8 @@ def _rows_of(column: pa.Array, batch_R: np.ndarray) -> pa.Array:
 def without_padding(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     """Cut responses and prompts by their masks; the columns have a trace's types.
 
-    A response ends with the last 1 of `response_mask`; an earlier 0 is a token outside the loss. A prompt keeps the
-    tokens where `prompt_mask` is 1.
+    A response ends with the last 1 of `response_mask`; an earlier 0 is a token outside the loss. A
+    prompt keeps the tokens where `prompt_mask` is 1.
     """
     columns = {name: foreign.single(table.column(name)) for name in table.column_names}
     if not MASKS.keys() & columns.keys():
@@ -76,7 +88,9 @@ def without_padding(table: pa.Table, tally: Tally, where: str) -> pa.Table:
 
 def _misfits(columns: dict[str, pa.Array]) -> dict[str, np.ndarray]:
     """Rows without ids, and rows whose masks have the wrong length or mask everything."""
-    bad_S = {NO_IDS: _lists.is_null(columns["response_ids"]) | _lists.is_null(columns[PROMPT_COLUMN])}
+    bad_S = {
+        NO_IDS: _lists.is_null(columns["response_ids"]) | _lists.is_null(columns[PROMPT_COLUMN])
+    }
     masks = MASKS if "response_mask" in columns else {"prompt_mask": PROMPT_COLUMN}
     for name, ids in {**masks, "loss_mask": "response_ids"}.items():
         if name in columns:
@@ -86,7 +100,9 @@ def _misfits(columns: dict[str, pa.Array]) -> dict[str, np.ndarray]:
             bad_S[HOLES.format(name=name)] = known_S & _lists.holds_null(mask)
     if "response_mask" in columns:
         lengths_S = _lists.lengths_of(columns["response_mask"])
-        flags_T = pc.fill_null(columns["response_mask"].flatten(), False).to_numpy(zero_copy_only=False)
+        flags_T = pc.fill_null(columns["response_mask"].flatten(), False).to_numpy(
+            zero_copy_only=False
+        )
         bad_S[HIDDEN] = (lengths_S > 0) & (_lists.ends_of(flags_T, lengths_S)[1] < 0)
     return bad_S
 
@@ -100,19 +116,25 @@ def _masked(lists: pa.Array, mask: pa.Array) -> pa.Array:
 
 
 def _cut(columns: dict[str, pa.Array], mask: pa.Array) -> dict[str, pa.Array]:
-    """Columns with a value, or K values, per padded token, cut after the last token; and the loss mask."""
+    """Columns with a value, or K values, per padded token, cut after the last token; and the
+    loss mask.
+    """
     width_S = _lists.lengths_of(columns["response_ids"])
     loss_T = tokens_T = _lists.flat(all_true_where_null(mask, width_S))
     if "loss_mask" in columns:
         loss_T = tokens_T & _lists.flat(all_true_where_null(columns["loss_mask"], width_S))
     length_S = _lists.ends_of(tokens_T, width_S)[1] + 1
     of_tokens = LISTS - {PROMPT_COLUMN}
-    padded = {name: c for name, c in columns.items() if name in of_tokens and foreign.is_list(c.type)}
+    padded = {
+        name: c for name, c in columns.items() if name in of_tokens and foreign.is_list(c.type)
+    }
     found = {}
     for name, column in (padded | {"loss_mask": _lists.from_flat(loss_T, width_S)}).items():
         given_S = _lists.lengths_of(column)
         times_S, rest_S = np.divmod(given_S, np.maximum(width_S, 1))
-        found[name] = _lists.first_of_each(column, np.where(rest_S == 0, times_S * length_S, given_S))
+        found[name] = _lists.first_of_each(
+            column, np.where(rest_S == 0, times_S * length_S, given_S)
+        )
     return found
 
 

@@ -1,7 +1,8 @@
 """Reads numpy arrays and scalars from untrusted pickles.
 
-numpy's own `__setstate__` trusts its input: with a dtype that claims to hold no objects, raw bytes become an array of
-objects, pointers to anywhere. Stand-ins take the state here: numbers come as bytes, objects as a list.
+numpy's own `__setstate__` trusts its input: with a dtype that claims to hold no objects, raw bytes
+become an array of objects, pointers to anywhere. Stand-ins take the state here: numbers come as
+bytes, objects as a list.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ _ORDERS = ("<", ">", "=", "|")
 
 
 class Dtype:
-    """The letters of a type of numbers, text or objects; only the byte order of its state counts."""
+    """The letters of a type of numbers, text or objects; only the byte order of its state
+    counts.
+    """
 
     def __init__(self, letters: str = "", *_: Any) -> None:
         if not isinstance(letters, str) or not _TYPE.fullmatch(letters):
@@ -82,9 +85,11 @@ NAMES: dict[str, Callable[..., Any]] = {
 
 
 def with_arrays(content: Any, known: dict[int, Any] | None = None) -> Any:
-    """The same containers with arrays instead of stand-ins; lists that begin with a number stay as they are.
+    """The same containers with arrays instead of stand-ins; lists that begin with a number stay as
+    they are.
 
-    A container that occurs several times is converted once: `known` maps its identity to the result.
+    A container that occurs several times is converted once: `known` maps its identity to the
+    result.
     """
     known = {} if known is None else known
     if not isinstance(content, Array | dict | list | tuple):
@@ -99,7 +104,11 @@ def with_arrays(content: Any, known: dict[int, Any] | None = None) -> Any:
 
 def _converted(content: Any, known: dict[int, Any]) -> Any:
     if isinstance(content, Array):
-        return with_arrays(content.values, known) if isinstance(content.values, list) else content.values
+        return (
+            with_arrays(content.values, known)
+            if isinstance(content.values, list)
+            else content.values
+        )
     if isinstance(content, dict):
         return {key: with_arrays(value, known) for key, value in content.items()}
     return type(content)(with_arrays(item, known) for item in content)

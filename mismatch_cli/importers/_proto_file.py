@@ -1,7 +1,9 @@
-"""Reads verl's saved `DataProto` as data: a pickle from which only functions that rebuild arrays are called.
+"""Reads verl's saved `DataProto` as data: a pickle from which only functions that rebuild arrays
+are called.
 
-`DataProto.save_to_disk` pickles a pair of dicts: tensors, as `torch.save` or numpy packed them, and arrays of objects.
-Each name in the pickle must be one of a few that stand for data containers; any other is refused.
+`DataProto.save_to_disk` pickles a pair of dicts: tensors, as `torch.save` or numpy packed them, and
+arrays of objects. Each name in the pickle must be one of a few that stand for data containers; any
+other is refused.
 """
 
 import io
@@ -73,11 +75,15 @@ class _Reader(pickle.Unpickler):
             return tuple
         if found := _pickled_numpy.NAMES.get(f"{module}.{name}"):
             return found
-        raise _torch_file.NeedsItsFramework(self._path, f"is a pickle that names {module}.{name}, which could run code")
+        raise _torch_file.NeedsItsFramework(
+            self._path, f"is a pickle that names {module}.{name}, which could run code"
+        )
 
 
 def _of_torch(data: bytes, path: Path) -> dict[str, Any]:
-    """Read a consolidated TensorDict from `torch.save`: one storage, and the range of each tensor in it."""
+    """Read a consolidated TensorDict from `torch.save`: one storage, and the range of each
+    tensor in it.
+    """
     import torch
 
     name = "tensordict._reductions._rebuild_tensordict_files_consolidated"
@@ -85,13 +91,17 @@ def _of_torch(data: bytes, path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals([(_consolidated, name)]):
             found = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
-        raise _torch_file.NeedsItsFramework(path, "holds more than tensors and could run any code") from error
+        raise _torch_file.NeedsItsFramework(
+            path, "holds more than tensors and could run any code"
+        ) from error
     return dict(found)
 
 
 def _consolidated(metadata: dict[str, Any], storage: Any) -> dict[str, Any]:
-    leaves = {key: _tensor(storage[start:stop], dtype, shape) for key, (dtype, shape, start, stop, _) in
-              metadata["leaves"].items()}  # fmt: skip
+    leaves = {
+        key: _tensor(storage[start:stop], dtype, shape)
+        for key, (dtype, shape, start, stop, _) in metadata["leaves"].items()
+    }
     whole = {key: value for key, value in leaves.items() if not key.startswith(_NESTED)}
     for key in leaves:
         if key.startswith(_NESTED[1]):
@@ -101,7 +111,9 @@ def _consolidated(metadata: dict[str, Any], storage: Any) -> dict[str, Any]:
 
 
 def _of_numpy(packed: Any) -> dict[str, Any]:
-    """Read what VERL_DATAPROTO_SERIALIZATION_METHOD=numpy writes: each tensor by itself, as bytes."""
+    """Read what VERL_DATAPROTO_SERIALIZATION_METHOD=numpy writes: each tensor by itself, as
+    bytes.
+    """
     _, _, items = packed
     return {
         name: _tensor(_bytes(item[2]), f"torch.{item[0]}", item[1])

@@ -1,4 +1,6 @@
-"""Turns the tables of a format into rows of a trace: checks, counts and completes them, or cuts whole sequences."""
+"""Turns the tables of a format into rows of a trace: checks, counts and completes them, or cuts
+whole sequences.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -52,7 +54,8 @@ class Completer:
         self._numbers = 0  # rows so far, duplicates included
         self.rows = self.tokens = 0
         self.steps: set[int] = set()
-        self.scored = self.newer = 0  # rows with log π, and those of them whose trainer has newer weights
+        # Rows with log π, and those of them whose trainer has newer weights
+        self.scored = self.newer = 0
         self.unfinished = 0  # rows without a finish reason
         self.without_minibatch = 0  # rows that do not name their optimizer step
 
@@ -61,7 +64,9 @@ class Completer:
         self._seen.update(_keys(table).tolist())
 
     def facts(self) -> dict[str, int]:
-        """Counts of complete rows and tokens, and of rows that lack something or have a newer trainer."""
+        """Counts of complete rows and tokens, and of rows that lack something or have a newer
+        trainer.
+        """
         return {
             "rows": self.rows,
             "tokens": self.tokens,
@@ -82,7 +87,9 @@ class Completer:
         self._fill_keys(columns, table.num_rows)
         self._empty_strange_rewards(columns)
         names = [name for name in columns if name.startswith(NOTE)]
-        table = pa.table({name: columns[name] for name in (*column_order(), *names) if name in columns})
+        table = pa.table(
+            {name: columns[name] for name in (*column_order(), *names) if name in columns}
+        )
         table = _only(table, self._first_of_its_key(table, where))
         for name in _notes(table):
             self._tally.note(name.removeprefix(NOTE), pc.sum(table.column(name)).as_py() or 0)
@@ -100,7 +107,11 @@ class Completer:
             no_ids_S |= _lists.holds_null(columns[name]) if name in columns else nothing_S
         ids, mu = columns.get("response_ids"), columns.get("logp_rollout")
         lengths_S = np.zeros(table.num_rows, np.int64) if ids is None else _lists.lengths_of(ids)
-        bad_S = {NO_IDS: no_ids_S, EMPTY: lengths_S == 0, NO_ROLLOUT: nothing_S if mu is None else _lists.is_null(mu)}
+        bad_S = {
+            NO_IDS: no_ids_S,
+            EMPTY: lengths_S == 0,
+            NO_ROLLOUT: nothing_S if mu is None else _lists.is_null(mu),
+        }
         counts: dict[str, np.ndarray] = {}
         for name in TOKEN_COLUMNS:
             if name in columns:
@@ -118,14 +129,22 @@ class Completer:
             if reason not in counts:
                 return ""
             given = counts[reason][row]
-            return f": {given:,} {'value' if given == 1 else 'values'} for {lengths_S[row]:,} tokens"
+            return (
+                f": {given:,} {'value' if given == 1 else 'values'} for {lengths_S[row]:,} tokens"
+            )
 
         return self._tally.sift(bad_S, where, detail)
 
-    def _ragged_top_k(self, columns: dict[str, pa.Array], lengths_S: np.ndarray, good_S: np.ndarray) -> np.ndarray:
-        """Rows whose top-K columns lack K values per token; K is the most common one in the first block's good rows."""
+    def _ragged_top_k(
+        self, columns: dict[str, pa.Array], lengths_S: np.ndarray, good_S: np.ndarray
+    ) -> np.ndarray:
+        """Rows whose top-K columns lack K values per token; K is the most common one in the
+        first block's good rows.
+        """
         lists = [columns[name] for name in TOPK_COLUMNS if name in columns]
-        self._k = self._k or _usual_width([column.filter(pa.array(good_S)) for column in lists], lengths_S[good_S])
+        self._k = self._k or _usual_width(
+            [column.filter(pa.array(good_S)) for column in lists], lengths_S[good_S]
+        )
         bad_S = np.zeros(len(lengths_S), dtype=bool)
         for column in lists:
             bad_S |= ~_lists.is_null(column) & (_lists.lengths_of(column) != lengths_S * self._k)
@@ -137,7 +156,9 @@ class Completer:
         if name in ID_COLUMNS:
             known = column.filter(pa.array(known_S))
             strange_T = foreign.strange_ids(_lists.flat(known), self._vocabulary)
-            found_S[np.flatnonzero(known_S)[_lists.rows_of(_lists.lengths_of(known))[strange_T]]] = True
+            found_S[
+                np.flatnonzero(known_S)[_lists.rows_of(_lists.lengths_of(known))[strange_T]]
+            ] = True
         return found_S
 
     def _empty_strange_rewards(self, columns: dict[str, pa.Array]) -> None:
@@ -148,7 +169,9 @@ class Completer:
             columns[NOTE + NO_REWARD] = strange.cast(pa.int64())
 
     def _fill_tokens(self, columns: dict[str, pa.Array]) -> None:
-        """Replace nulls among values by NaN, "not measured"; without a mask every token is trained."""
+        """Replace nulls among values by NaN, "not measured"; without a mask every token is
+        trained.
+        """
         lengths_S = _lists.lengths_of(columns["response_ids"])
         mask = columns.get("loss_mask")
         if mask is None or mask.null_count:
@@ -156,7 +179,9 @@ class Completer:
         for name in (TOKEN_COLUMNS | TOPK_COLUMNS).keys() & columns.keys():
             column = columns[name]
             if pa.types.is_floating(column.type.value_type) and column.flatten().null_count:
-                columns[name] = _lists.from_flat(_lists.flat(column), _lists.lengths_of(column), _lists.is_null(column))
+                columns[name] = _lists.from_flat(
+                    _lists.flat(column), _lists.lengths_of(column), _lists.is_null(column)
+                )
 
     def _note_odd_values(self, table: pa.Table) -> None:
         """Note odd values in the responses that are kept."""
@@ -164,15 +189,21 @@ class Completer:
         trained_T = _lists.flat(foreign.single(table.column("loss_mask")))
         for side in _SIDES:
             if f"logp_{side}" in table.column_names:
-                self._note_odd(side, foreign.single(table.column(f"logp_{side}")), lengths_S, trained_T)
+                self._note_odd(
+                    side, foreign.single(table.column(f"logp_{side}")), lengths_S, trained_T
+                )
 
-    def _note_odd(self, side: str, column: pa.Array, lengths_S: np.ndarray, trained_T: np.ndarray) -> None:
+    def _note_odd(
+        self, side: str, column: pa.Array, lengths_S: np.ndarray, trained_T: np.ndarray
+    ) -> None:
         null_S, logp_T = _lists.is_null(column), _lists.flat(column)
         if (logp_T < 0).all():  # False for NaN too
             return
         counted = logp_T[trained_T[np.repeat(~null_S, lengths_S)] if null_S.any() else trained_T]
         tokens = f"trained tokens have a {side} log-probability"
-        self._tally.note(f"{tokens} of exactly 0 (placeholders? Run `diagnose`)", int((counted == 0).sum()))
+        self._tally.note(
+            f"{tokens} of exactly 0 (placeholders? Run `diagnose`)", int((counted == 0).sum())
+        )
         self._tally.note(f"{tokens} above 0: not measured", int((counted > 0).sum()))
         self._tally.note(f"{tokens} that is NaN: not measured", int(np.isnan(counted).sum()))
 
@@ -180,7 +211,13 @@ class Completer:
         """Fill in the keys that a row lacks."""
         minibatch = columns.get("minibatch")
         self.without_minibatch += rows if minibatch is None else minibatch.null_count
-        defaults = {"step": 0, "epoch": 0, "minibatch": 0, "version_rollout": 0, "finish_reason": UNKNOWN}
+        defaults = {
+            "step": 0,
+            "epoch": 0,
+            "minibatch": 0,
+            "version_rollout": 0,
+            "finish_reason": UNKNOWN,
+        }
         for name, value in defaults.items():
             columns[name] = _filled(columns.get(name), pa.scalar(value, ROW_COLUMNS[name]), rows)
         newer_S = np.full(rows, self._newer_trainer)
@@ -202,14 +239,19 @@ class Completer:
         for row, key in enumerate(keys):
             new_S[row] = key not in self._seen
             self._seen.add(key)
-        return self._tally.sift({"repeated responses (same step, prompt and sample index)": ~new_S}, where)
+        return self._tally.sift(
+            {"repeated responses (same step, prompt and sample index)": ~new_S}, where
+        )
 
     def _count(self, table: pa.Table) -> None:
         self.rows += table.num_rows
         self.tokens += int(_lists.lengths_of(foreign.single(table.column("response_ids"))).sum())
         self.unfinished += pc.sum(pc.equal(table.column("finish_reason"), UNKNOWN)).as_py() or 0
         if "logp_trainer" in table.column_names:
-            versions = (foreign.single(table.column(f"version_{side}")).to_numpy() for side in ("trainer", "rollout"))
+            versions = (
+                foreign.single(table.column(f"version_{side}")).to_numpy()
+                for side in ("trainer", "rollout")
+            )
             scored_S = ~_lists.is_null(foreign.single(table.column("logp_trainer")))
             self.scored += int(scored_S.sum())
             self.newer += int((scored_S & np.not_equal(*versions)).sum())
@@ -221,8 +263,12 @@ def _keys(table: pa.Table) -> np.ndarray:
 
 
 def _known_columns(table: pa.Table) -> pa.Table:
-    """The trace's columns among the given ones, in its types, and the notes; all-null columns are dropped."""
-    names = [n for n in column_order() if n in table.column_names and table.column(n).type != pa.null()]
+    """The trace's columns among the given ones, in its types, and the notes; all-null columns
+    are dropped.
+    """
+    names = [
+        n for n in column_order() if n in table.column_names and table.column(n).type != pa.null()
+    ]
     given = {name: foreign.single(table.column(name)) for name in names}
     if "advantage" in given and "response_ids" in given:
         given["advantage"] = _advantages(given["advantage"], given["response_ids"])
@@ -241,7 +287,9 @@ def _advantages(column: pa.Array, tokens: pa.Array) -> pa.Array:
     if np.array_equal(lengths_S, given_S):
         return column
     times_T = np.repeat(np.where(given_S == 1, wanted_S, 1), given_S)
-    return _lists.from_flat(np.repeat(_lists.flat(column), times_T), lengths_S, _lists.is_null(column))
+    return _lists.from_flat(
+        np.repeat(_lists.flat(column), times_T), lengths_S, _lists.is_null(column)
+    )
 
 
 def _notes(table: pa.Table) -> list[str]:
@@ -277,7 +325,9 @@ def _filled(column: pa.Array | None, values: pa.Array | pa.Scalar, rows: int) ->
 
 
 def _numbered(column: pa.Array | None, first: int, rows: int) -> pa.Array:
-    """Number the rows without a number by position, from `first`; a number already taken is replaced by a free one."""
+    """Number the rows without a number by position, from `first`; a number already taken is
+    replaced by a free one.
+    """
     number_S = np.arange(first, first + rows, dtype=np.int32)
     if column is None:
         return pa.array(number_S)
@@ -288,7 +338,9 @@ def _numbered(column: pa.Array | None, first: int, rows: int) -> pa.Array:
 
 
 def text_key(text: str) -> int:
-    """The id of a prompt with a text name: 63 bits of it, the same in every file and on every rank."""
+    """The id of a prompt with a text name: 63 bits of it, the same in every file and on every
+    rank.
+    """
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
@@ -297,7 +349,9 @@ def prompt_hash(prompts: pa.Array) -> np.ndarray:
     lengths_S = _lists.lengths_of(prompts)
     offset_S1 = _lists.offsets_of(lengths_S)
     position_T = np.arange(offset_S1[-1]) - np.repeat(offset_S1[:-1], lengths_S)
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hash_keys(position_T, _lists.flat(prompts)))])
+    sums = np.concatenate(
+        [np.zeros(1, np.uint64), np.cumsum(hash_keys(position_T, _lists.flat(prompts)))]
+    )
     total_S = sums[offset_S1[1:]] - sums[offset_S1[:-1]]  # modulo 2^64
     return (hash_keys(total_S.view(np.int64), lengths_S) >> np.uint64(1)).astype(np.int64)
 
@@ -310,16 +364,20 @@ def split(
     where: str,
     length_S: np.ndarray | None = None,
 ) -> tuple[dict[str, pa.Array], np.ndarray]:
-    """Split sequences into prompt and response; returns the response's columns, and which rows are kept.
+    """Split sequences into prompt and response; returns the response's columns, and which rows are
+    kept.
 
-    `ids`, `mask` (booleans) and `columns` hold one value per position of the sequence; positions from `length_S` on
-    are padding. The response begins at the first true position of the mask; later gaps in the mask stay.
+    `ids`, `mask` (booleans) and `columns` hold one value per position of the sequence; positions
+    from `length_S` on are padding. The response begins at the first true position of the mask;
+    later gaps in the mask stay.
     """
     total_S = _lists.lengths_of(ids)
     stop_S = total_S if length_S is None else length_S
     bad_S = {NO_IDS: _lists.holds_null(ids), TOO_LONG: stop_S > total_S}
     for name, column in {"loss mask": mask, **columns}.items():
-        bad_S[UNEQUAL.format(name=name)] = (_lists.lengths_of(column) != total_S) & ~_lists.is_null(column)
+        bad_S[UNEQUAL.format(name=name)] = (_lists.lengths_of(column) != total_S) & ~_lists.is_null(
+            column
+        )
     bad_S[NO_MASK] = _lists.holds_null(mask)
     keep_S = tally.sift(bad_S, where)
     ids, mask, stop_S = ids.filter(pa.array(keep_S)), mask.filter(pa.array(keep_S)), stop_S[keep_S]
@@ -330,7 +388,11 @@ def split(
     fits_S = tally.sift({NO_MASK: first_S < 0, BEYOND: last_S >= stop_S}, where)
     keep_S[np.flatnonzero(keep_S)[~fits_S]] = False
     cutter = _Cutter(total_S, np.where(fits_S, first_S, 0), np.where(fits_S, stop_S, 0), fits_S)
-    found = {"prompt_ids": cutter.prompt(ids), "response_ids": cutter.response(ids), "loss_mask": cutter.response(mask)}
+    found = {
+        "prompt_ids": cutter.prompt(ids),
+        "response_ids": cutter.response(ids),
+        "loss_mask": cutter.response(mask),
+    }
     found |= {name: cutter.response(column) for name, column in columns.items()}
     if "logp_rollout" in columns:
         found[NOTE + SHIFTED] = pa.array(cutter.shifted(columns["logp_rollout"]).astype(np.int64))
@@ -340,7 +402,9 @@ def split(
 class _Cutter:
     """Knows which positions of the flattened sequences are prompt, and which are response."""
 
-    def __init__(self, total_S: np.ndarray, first_S: np.ndarray, stop_S: np.ndarray, keep_S: np.ndarray) -> None:
+    def __init__(
+        self, total_S: np.ndarray, first_S: np.ndarray, stop_S: np.ndarray, keep_S: np.ndarray
+    ) -> None:
         start_S = _lists.offsets_of(total_S)[:-1]
         self._total_S, self._keep_S = total_S, keep_S
         self._first_S, self._start_S, self._stop_S = first_S, start_S, stop_S
@@ -366,7 +430,9 @@ class _Cutter:
         return pc.if_else(pa.array(~null_S[self._keep_S]), found, pa.nulls(len(found), found.type))
 
     def shifted(self, logp: pa.Array) -> np.ndarray:
-        """Kept rows with a log-probability at the last prompt position, but none at the last response position."""
+        """Kept rows with a log-probability at the last prompt position, but none at the last
+        response position.
+        """
         found_S = np.zeros(len(logp), dtype=bool)
         sure_S = self._keep_S & (self._first_S > 0)
         if not _lists.is_null(logp).any():

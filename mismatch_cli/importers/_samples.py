@@ -1,7 +1,8 @@
-"""Reads samples of slime and its fork miles: dicts of lists or tensors, with the response at the end of `tokens`.
+"""Reads samples of slime and its fork miles: dicts of lists or tensors, with the response at the
+end of `tokens`.
 
-Each sample has the keys of `Sample.to_dict()` (rollout data: singular) or of the trainer's columns (train data:
-plural).
+Each sample has the keys of `Sample.to_dict()` (rollout data: singular) or of the trainer's columns
+(train data: plural).
 """
 
 import re
@@ -25,7 +26,10 @@ NO_LENGTH = "samples without a response length"
 WRONG_TOTAL = "samples whose number of tokens differs from their stated length"
 NO_NUMBER = "responses have a reward that is not a number: it is left empty"
 OTHER_TYPES = "samples with values of the wrong type"
-NORMALISED = "responses have the reward that the trainer got, perhaps normalized: their raw reward is unknown"
+NORMALISED = (
+    "responses have the reward that the trainer got, perhaps normalized: their raw reward is "
+    "unknown"
+)
 
 # column of the trace: its keys in a sample
 _LISTS = {
@@ -48,7 +52,9 @@ def samples_of(content: Any, source: Source) -> list[Sample]:
     """The samples of a file; a `MismatchError` where it holds none."""
     samples = content.get("samples") if isinstance(content, dict) else None
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
-        raise MismatchError(f"{source.path} holds no samples. Formats: mismatch-cli import --formats")
+        raise MismatchError(
+            f"{source.path} holds no samples. Formats: mismatch-cli import --formats"
+        )
     return samples
 
 
@@ -59,7 +65,12 @@ def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> It
     for sample in samples:
         try:
             reason = _unusable(sample := _as_arrays(sample))
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # from numpy and torch
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+            RuntimeError,
+        ) as error:  # from numpy and torch
             check_memory(error)
             reason = OTHER_TYPES
         if reason is not None:
@@ -83,7 +94,9 @@ def _as_arrays(sample: Sample) -> Sample:
     for key in NUMBERS:
         if sample.get(key) is not None:
             value = sample[key]
-            found[key] = int(value) if isinstance(value, bool) else foreign.whole_number(value, np.int32)
+            found[key] = (
+                int(value) if isinstance(value, bool) else foreign.whole_number(value, np.int32)
+            )
     return found
 
 
@@ -93,7 +106,9 @@ def _unusable(sample: Sample) -> str | None:
     length, total = response_length(sample), sample.get("total_length", sample.get("total_lengths"))
     if length is None:
         return NO_LENGTH
-    if not 0 <= length <= len(sample["tokens"]) or (total is not None and total != len(sample["tokens"])):
+    if not 0 <= length <= len(sample["tokens"]) or (
+        total is not None and total != len(sample["tokens"])
+    ):
         return WRONG_TOTAL
     return None
 
@@ -104,18 +119,29 @@ def response_length(sample: Sample) -> int | None:
 
 def _table(samples: list[Sample], step: int) -> pa.Table:
     ids = [sample["tokens"] for sample in samples]
-    cuts = [len(row) - (response_length(sample) or 0) for row, sample in zip(ids, samples, strict=True)]
+    cuts = [
+        len(row) - (response_length(sample) or 0) for row, sample in zip(ids, samples, strict=True)
+    ]
     columns = {
-        "prompt_ids": _lists.from_rows([row[:cut] for row, cut in zip(ids, cuts, strict=True)], pa.int32()),
-        "response_ids": _lists.from_rows([row[cut:] for row, cut in zip(ids, cuts, strict=True)], pa.int32()),
+        "prompt_ids": _lists.from_rows(
+            [row[:cut] for row, cut in zip(ids, cuts, strict=True)], pa.int32()
+        ),
+        "response_ids": _lists.from_rows(
+            [row[cut:] for row, cut in zip(ids, cuts, strict=True)], pa.int32()
+        ),
         "step": pa.array(np.full(len(samples), step, np.int32)),
         "finish_reason": pa.array([_finish_reason(sample) for sample in samples], pa.string()),
     }
     columns |= _rewards(samples)
     for name, keys in _LISTS.items():
-        rows = [next((sample[key] for key in keys if sample.get(key) is not None), None) for sample in samples]
+        rows = [
+            next((sample[key] for key in keys if sample.get(key) is not None), None)
+            for sample in samples
+        ]
         if any(row is not None for row in rows):
-            columns[name] = _lists.from_rows(rows, pa.bool_() if name == "loss_mask" else pa.float32())
+            columns[name] = _lists.from_rows(
+                rows, pa.bool_() if name == "loss_mask" else pa.float32()
+            )
     _mask(columns, samples)
     numbers: dict[str, list[Any]] = {
         "sample_index": [sample.get("index", sample.get("sample_index")) for sample in samples],
@@ -138,7 +164,9 @@ def _mask(columns: dict[str, pa.Array], samples: list[Sample]) -> None:
     mask = pc.coalesce(columns["loss_mask"], ones) if "loss_mask" in columns else ones
     kept_S = np.array([not sample.get("remove_sample") for sample in samples])
     lengths_S = _lists.lengths_of(mask)
-    columns["loss_mask"] = _lists.from_flat(_lists.flat(mask) & np.repeat(kept_S, lengths_S), lengths_S)
+    columns["loss_mask"] = _lists.from_flat(
+        _lists.flat(mask) & np.repeat(kept_S, lengths_S), lengths_S
+    )
 
 
 def _finish_reason(sample: Sample) -> str | None:

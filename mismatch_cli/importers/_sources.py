@@ -1,4 +1,6 @@
-"""From the user's paths to Arrow tables: finds files, peeks at them to detect the format, and reads them in blocks."""
+"""From the user's paths to Arrow tables: finds files, peeks at them to detect the format, and
+reads them in blocks.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,10 +43,11 @@ _Row = tuple[int, list[Any]]  # line number, and the values in the schema's orde
 
 @dataclass(frozen=True)
 class Source:
-    """One file of a dump; `name` is its path below the user's path, `columns` its names for ours (ours: its).
+    """One file of a dump; `name` is its path below the user's path, `columns` its names for ours
+    (ours: its).
 
-    `also` holds further names (its: ours): the first one under which a row has a value counts. `span` limits reading
-    to a range of bytes: whole lines of a growing JSONL file.
+    `also` holds further names (its: ours): the first one under which a row has a value counts.
+    `span` limits reading to a range of bytes: whole lines of a growing JSONL file.
     """
 
     path: Path
@@ -68,9 +71,13 @@ class Source:
         return self.path.stat().st_size
 
     def renamed(self, names: Iterable[str]) -> dict[str, str]:
-        """Our name: the file's name, for each column; one of our names that maps to another column is not read."""
+        """Our name: the file's name, for each column; one of our names that maps to another
+        column is not read.
+        """
         ours = {its: name for name, its in self.columns.items()}
-        return {ours.get(name, name): name for name in names if name in ours or name not in self.columns}
+        return {
+            ours.get(name, name): name for name in names if name in ours or name not in self.columns
+        }
 
 
 @dataclass(frozen=True)
@@ -85,11 +92,14 @@ class Peek:
 
 
 def find(paths: Sequence[Path]) -> list[Source]:
-    """The files to read, in numeric order; a `MismatchError` for one that is missing or unreadable."""
+    """The files to read, in numeric order; a `MismatchError` for one that is missing or
+    unreadable.
+    """
     found = [source for path in paths for source in _below(path)]
     if not found:
         raise MismatchError(
-            f"{paths[0]} holds no files to import ({', '.join(KINDS)}). Formats: mismatch-cli import --formats"
+            f"{paths[0]} holds no files to import ({', '.join(KINDS)}). Formats: mismatch-cli "
+            "import --formats"
         )
     if odd := next((source.path for source in found if not is_whole(source.name)), None):
         raise MismatchError(f"The name of {odd} is not UTF-8. Rename it.")
@@ -101,7 +111,11 @@ def _below(path: Path) -> list[Source]:
     if files == [path]:
         _refuse_pickle(path)
         return [Source(path, path.name)]
-    sources = [Source(p, str(p.relative_to(root))) for p in files if p.suffix.lower() in KINDS or _is_proto(p)]
+    sources = [
+        Source(p, str(p.relative_to(root)))
+        for p in files
+        if p.suffix.lower() in KINDS or _is_proto(p)
+    ]
     if not sources:
         for file in sorted(files):
             _refuse_pickle(file)
@@ -110,7 +124,10 @@ def _below(path: Path) -> list[Source]:
 
 def _numbers_by_value(source: Source) -> list[tuple[int, int, str]]:
     """A sort key that puts `step_10` after `step_9`."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", source.name)]
+    return [
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", source.name)
+    ]
 
 
 def _refuse_pickle(path: Path) -> None:
@@ -150,7 +167,8 @@ def first_rows(source: Source) -> list[dict[str, Any]]:
 
 def open_parquet(source: Source) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(source.path, buffer_size=_READ_BYTES)  # mmap of a large file would count as memory
+        # Mmap of a large file would count as memory
+        return pq.ParquetFile(source.path, buffer_size=_READ_BYTES)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise unreadable(source.path, error, _ELSE, "is broken or truncated ({})") from error
 
@@ -171,15 +189,17 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines_of(path: Path, span: tuple[int, int] | None = None) -> Iterator[bytes]:
-    """The lines of a file, or of a span of it, as bytes; a `MismatchError` for a line that is far too long."""
+    """The lines of a file, or of a span of it, as bytes; a `MismatchError` for a line that is
+    far too long.
+    """
     with path.open("rb", buffering=_READ_BYTES) as file:
         position, end = span or (0, None)
         file.seek(position)
         for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
             if len(line) == _LONGEST_LINE:
                 raise MismatchError(
-                    f"{path}: line {number} is longer than {_LONGEST_LINE / 2**20:g} MiB, too long for a response. "
-                    "Write one response per line, or leave the file out."
+                    f"{path}: line {number} is longer than {_LONGEST_LINE / 2**20:g} MiB, too "
+                    "long for a response. Write one response per line, or leave the file out."
                 )
             position += len(line)
             if end is not None and position > end:
@@ -190,7 +210,9 @@ def lines_of(path: Path, span: tuple[int, int] | None = None) -> Iterator[bytes]
 def parquet_tables(
     source: Source, columns: Sequence[str], tokens: str, advance: Callable[[int], None]
 ) -> Iterator[pa.Table]:
-    """The file's columns among `columns`, some 500,000 values of the list column `tokens` at a time."""
+    """The file's columns among `columns`, some 500,000 values of the list column `tokens` at a
+    time.
+    """
     file = open_parquet(source)
     its = source.renamed(file.schema_arrow.names)
     ours = [name for name in columns if name in its]
@@ -199,7 +221,9 @@ def parquet_tables(
     if size > allowance(source.size):
         raise too_large(source.path, source.size)
     with readable(source):
-        by_tokens = _TOKENS_PER_BLOCK * rows // max(1, _values_in(file.metadata, its.get(tokens, tokens)))
+        by_tokens = (
+            _TOKENS_PER_BLOCK * rows // max(1, _values_in(file.metadata, its.get(tokens, tokens)))
+        )
         batch = max(1, min(by_tokens, _BYTES_PER_BLOCK * rows // max(1, size)))
         for found in file.iter_batches(batch, columns=names, use_threads=False):
             yield pa.Table.from_batches([found]).select(names).rename_columns(ours)
@@ -289,7 +313,9 @@ def _parsed(line: bytes) -> Any:
         return parsed_json(line)
 
 
-def _tables(rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: str, tally: Tally) -> Iterator[pa.Table]:
+def _tables(
+    rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: str, tally: Tally
+) -> Iterator[pa.Table]:
     """Convert all rows at once; if one does not fit, each by itself, with its own types."""
     if not rows:
         return
@@ -312,5 +338,8 @@ def _tables(rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: st
 
 def _table(rows: list[_Row], schema: pa.Schema) -> pa.Table:
     columns = zip(*(values for _, values in rows), strict=True)
-    arrays = [foreign.from_python(values, kind) for values, kind in zip(columns, schema.types, strict=True)]
+    arrays = [
+        foreign.from_python(values, kind)
+        for values, kind in zip(columns, schema.types, strict=True)
+    ]
     return pa.table(arrays, schema=schema)

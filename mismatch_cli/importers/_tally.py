@@ -30,7 +30,10 @@ class Tally:
             self.noted[what] += int(count)
 
     def sift(
-        self, bad_S: dict[str, np.ndarray], where: str = "", detail: Callable[[str, int], str] | None = None
+        self,
+        bad_S: dict[str, np.ndarray],
+        where: str = "",
+        detail: Callable[[str, int], str] | None = None,
     ) -> np.ndarray:
         """Which rows stay; each of the others counts once, under its first reason.
 
@@ -39,11 +42,18 @@ class Tally:
         keep_S = np.ones(len(next(iter(bad_S.values()))), dtype=bool)
         for reason, failed_S in bad_S.items():
             dropped_S = keep_S & failed_S
-            found = detail(reason, int(dropped_S.argmax())) if detail is not None and dropped_S.any() else ""
+            found = (
+                detail(reason, int(dropped_S.argmax()))
+                if detail is not None and dropped_S.any()
+                else ""
+            )
             self.leave_out(reason, int(dropped_S.sum()), where and f"{where}{found}")
             keep_S &= ~failed_S
         return keep_S
 
     def left_out_lines(self) -> list[str]:
         wheres = {reason: f" (first: {where})" for reason, where in self.first.items()}
-        return [f"{counted(count, reason)}{wheres.get(reason, '')}" for reason, count in self.left_out.most_common()]
+        return [
+            f"{counted(count, reason)}{wheres.get(reason, '')}"
+            for reason, count in self.left_out.most_common()
+        ]

@@ -1,4 +1,5 @@
-"""miles' dumps: train data per rank, rollout data, the dashboard's Parquet columns, and the inputs of each policy loss.
+"""miles' dumps: train data per rank, rollout data, the dashboard's Parquet columns, and the inputs
+of each policy loss.
 
 Written by `miles/utils/train_dump_utils.py`, `miles/ray/rollout/debug_data.py` and
 `miles/backends/training_utils/debug_dump.py` with `--dump-details DIR`; read at 31f1ca961 (2026-08). A folder holds
@@ -26,17 +27,33 @@ from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES, with_raw_rewa
 from mismatch_cli.trace import foreign
 
 TITLE = "miles --dump-details"
-FILES = "train_data/N_R.pt, rollout_data/N.pt, dashboard_columns/rollout_N.parquet, policy_loss_debug/rank_R_call_C.pt"
+FILES = (
+    "train_data/N_R.pt, rollout_data/N.pt, dashboard_columns/rollout_N.parquet, "
+    "policy_loss_debug/rank_R_call_C.pt"
+)
 ENABLE = "--dump-details DIR"
 PI = "recomputed"
-HOLDS = "log_probs, recomputed before the update; with policy_loss_debug also the current ones; rollout data has none"
+HOLDS = (
+    "log_probs, recomputed before the update; with policy_loss_debug also the current ones; "
+    "rollout data has none"
+)
 SHIFT = "none: R values for the last R of tokens"
 PADDING = "none"
 AVERAGING = "mean of the means over each response; masked tokens have log-probability 0"
 
-SPLIT = "files of a rank that holds only a part of each response (context parallelism): import rollout_data instead"
+SPLIT = (
+    "files of a rank that holds only a part of each response (context parallelism): import "
+    "rollout_data instead"
+)
 NO_SAMPLE = "samples of policy_loss_debug whose log μ matches no sample of the same rank"
-_PARQUET = ("sample_index", "response_length", "total_length", "tokens", "loss_mask", "rollout_log_probs")
+_PARQUET = (
+    "sample_index",
+    "response_length",
+    "total_length",
+    "tokens",
+    "loss_mask",
+    "rollout_log_probs",
+)
 Found = dict[bytes, list[dict[str, Any]]]  # rarely more than one: equal answers of few tokens
 
 
@@ -65,7 +82,9 @@ def _is_loss(source: Source) -> bool:
     return re.fullmatch(r"rank_\d+_call_\d+\.pt", source.path.name) is not None
 
 
-def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
+def blocks(
+    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, str]]:
     losses = [source for source in sources if _is_loss(source)]
     seen = _Losses(losses, tally) if losses else None
     for source in _with_policy_first([source for source in sources if not _is_loss(source)]):
@@ -80,14 +99,20 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 
 
 def _with_policy_first(sources: list[Source]) -> list[Source]:
-    """Put the ranks with log π first in each rollout: earlier pipeline stages write the same samples without it."""
+    """Put the ranks with log π first in each rollout: earlier pipeline stages write the same
+    samples without it.
+    """
     ranked = [source for source in sources if re.fullmatch(r"\d+_\d+\.pt", source.path.name)]
     if len(ranked) < len(sources):
         return sources
     keys = [_torch_file.keys_of(_torch_file.load(source.path)) for source in sources]
     order = sorted(
         range(len(sources)),
-        key=lambda i: (int(sources[i].path.name.split("_")[0]), "rollout_data.log_probs" not in keys[i], i),
+        key=lambda i: (
+            int(sources[i].path.name.split("_")[0]),
+            "rollout_data.log_probs" not in keys[i],
+            i,
+        ),
     )
     return [sources[i] for i in order]
 
@@ -111,7 +136,9 @@ def _torch_tables(source: Source, tally: Tally, seen: _Losses | None) -> Iterato
 
 @lru_cache(maxsize=1)  # every rank of a rollout asks
 def _rollout_of(path: Path) -> dict[int, dict[str, Any]]:
-    """The samples of the rollout file next to the train data, in order; none where it cannot be read."""
+    """The samples of the rollout file next to the train data, in order; none where it cannot be
+    read.
+    """
     try:
         samples = _torch_file.load(path)["samples"]
         return {foreign.whole_number(sample["index"]): sample for sample in samples}
@@ -119,25 +146,35 @@ def _rollout_of(path: Path) -> dict[int, dict[str, Any]]:
         return {}
 
 
-def _of_columns(columns: dict[str, Any], rollout: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    """A dict per sample from columns, without those that do not hold one value per sample (schedules).
+def _of_columns(
+    columns: dict[str, Any], rollout: dict[int, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """A dict per sample from columns, without those that do not hold one value per sample
+    (schedules).
 
-    `raw_reward` covers the whole rollout in its order, which only the rollout's file tells (miles removes `partition`
-    before it saves). Without that column, the rewards in that file are the raw ones.
+    `raw_reward` covers the whole rollout in its order, which only the rollout's file tells (miles
+    removes `partition` before it saves). Without that column, the rewards in that file are the raw
+    ones.
     """
     count = len(columns["tokens"])
     raw = columns.get("raw_reward")
     whole = {
-        name: values for name, values in columns.items() if name != "raw_reward" and _is_per_sample(name, values, count)
+        name: values
+        for name, values in columns.items()
+        if name != "raw_reward" and _is_per_sample(name, values, count)
     }
     partition = columns.get("partition")
     names = {"sample_indices": "sample_index", "partition": "rollout_position"}
-    samples = [{names.get(name, name): values[i] for name, values in whole.items()} for i in range(count)]
+    samples = [
+        {names.get(name, name): values[i] for name, values in whole.items()} for i in range(count)
+    ]
     if partition is None and rollout and len(rollout) == len(raw or rollout):
         position = {index: at for at, index in enumerate(rollout)}
         for sample in samples:
             index = sample.get("sample_index")
-            sample["rollout_position"] = None if index is None else position.get(foreign.whole_number(index))
+            sample["rollout_position"] = (
+                None if index is None else position.get(foreign.whole_number(index))
+            )
         raw = raw or [sample.get("reward") for sample in rollout.values()]
     return with_raw_rewards(samples, raw)
 
@@ -153,8 +190,12 @@ def _is_per_sample(name: str, values: Any, count: int) -> bool:
 def _parquet_tables(source: Source, tally: Tally, _seen: Any) -> Iterator[pa.Table]:
     found = re.findall(r"\d+", source.path.name)
     for table in parquet_tables(source, _PARQUET, "tokens", lambda _bytes: None):
-        rows = table.to_pydict() | {name: _arrays(table, name) for name in ("tokens", "loss_mask", "rollout_log_probs")}
-        samples = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+        rows = table.to_pydict() | {
+            name: _arrays(table, name) for name in ("tokens", "loss_mask", "rollout_log_probs")
+        }
+        samples = [
+            dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)
+        ]
         yield from _samples.tables(samples, int(found[-1]) if found else 0, tally, source.name)
 
 
@@ -163,7 +204,9 @@ def _arrays(table: pa.Table, name: str) -> list[np.ndarray | None]:
         return [None] * table.num_rows
     column = foreign.single(table.column(name))
     parts = np.split(_lists.flat(column), _lists.offsets_of(_lists.lengths_of(column))[1:-1])
-    return [None if null else part for part, null in zip(parts, _lists.is_null(column), strict=True)]
+    return [
+        None if null else part for part, null in zip(parts, _lists.is_null(column), strict=True)
+    ]
 
 
 class _Losses:
@@ -181,7 +224,9 @@ class _Losses:
                         by_mu.setdefault(_bits(sample["rollout_log_probs"]), []).append(sample)
 
     def join(self, sample: dict[str, Any], rank: int) -> dict[str, Any]:
-        """The sample with the current log π, and the loss's old log π as recomputed unless it is μ itself."""
+        """The sample with the current log π, and the loss's old log π as recomputed unless it is
+        μ itself.
+        """
         mu = sample.get("rollout_log_probs")
         equal = [] if mu is None else self._found.get(rank, {}).get(_bits(mu), [])
         loss = equal.pop(0) if equal else {}
@@ -189,11 +234,17 @@ class _Losses:
         if old is not None and _bits(old) == _bits(mu):
             old = None  # --use-rollout-logprobs: "old" is the engine's
         old = sample.get("log_probs", old)
-        from_loss = {"train_log_probs": loss.get("train_log_probs"), "log_probs": None, "old_log_probs": old}
+        from_loss = {
+            "train_log_probs": loss.get("train_log_probs"),
+            "log_probs": None,
+            "old_log_probs": old,
+        }
         return sample | from_loss | {"newer_trainer": True}
 
     def finish(self) -> None:
-        self._tally.leave_out(NO_SAMPLE, sum(len(equal) for found in self._found.values() for equal in found.values()))
+        self._tally.leave_out(
+            NO_SAMPLE, sum(len(equal) for found in self._found.values() for equal in found.values())
+        )
 
 
 def _bits(values: Any) -> bytes:

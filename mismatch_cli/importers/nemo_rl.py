@@ -1,10 +1,11 @@
-"""NeMo-RL's training data: `train_data_stepN.jsonl`, one sample per line, right-padded to the longest of the step.
+"""NeMo-RL's training data: `train_data_stepN.jsonl`, one sample per line, right-padded to the
+longest of the step.
 
-Written by `log_batched_dict_as_jsonl` in `nemo_rl/utils/logger.py`, called at the end of each step in
-`algorithms/grpo.py`, `grpo_sync.py` and `ppo.py`; read at 7ea279abf (2026-08). Each line is a slice of length 1, so
-every value is wrapped in a list of one; unwrapped values are accepted too. With dynamic sampling `filtered_rewards`
-belongs to the line's sample, and `rewards` to others. Where the forward pass for prev_logprobs is skipped
-(force_on_policy_ratio), it is all 0.
+Written by `log_batched_dict_as_jsonl` in `nemo_rl/utils/logger.py`, called at the end of each step
+in `algorithms/grpo.py`, `grpo_sync.py` and `ppo.py`; read at 7ea279abf (2026-08). Each line is a
+slice of length 1, so every value is wrapped in a list of one; unwrapped values are accepted too.
+With dynamic sampling `filtered_rewards` belongs to the line's sample, and `rewards` to others.
+Where the forward pass for prev_logprobs is skipped (force_on_policy_ratio), it is all 0.
 """
 
 import re
@@ -25,10 +26,18 @@ TITLE = "NeMo-RL train_data"
 FILES = "LOG_DIR/train_data_stepN.jsonl"
 ENABLE = "on by default, off with env.should_log_nemo_gym_responses"
 PI = "recomputed"
-HOLDS = "prev_logprobs, recomputed before the update; in asynchronous runs the weights may be newer than the sampler's"
+HOLDS = (
+    "prev_logprobs, recomputed before the update; in asynchronous runs the weights may be newer "
+    "than the sampler's"
+)
 SHIFT = "index i describes token i; index 0 is unused (the loss reads [:, 1:])"
-PADDING = "on the right, cut at input_lengths; the response begins at the first position of token_loss_mask"
-AVERAGING = "mean over tokens, of the whole batch; a sample with sample_loss_mask 0 is kept and masked"
+PADDING = (
+    "on the right, cut at input_lengths; the response begins at the first position of "
+    "token_loss_mask"
+)
+AVERAGING = (
+    "mean over tokens, of the whole batch; a sample with sample_loss_mask 0 is kept and masked"
+)
 
 UNWRAPPABLE = "lines that hold more than one sample"
 SKIPPED = "responses have prev_logprobs of all 0 (the pass was skipped): log π is left empty"
@@ -39,10 +48,14 @@ _SCALARS = ("rewards", "filtered_rewards", "input_lengths", "sample_loss_mask", 
 
 
 def recognises(peek: Peek) -> bool:
-    return peek.source.kind == "jsonl" and peek.has("generation_logprobs", "token_loss_mask", "input_lengths")
+    return peek.source.kind == "jsonl" and peek.has(
+        "generation_logprobs", "token_loss_mask", "input_lengths"
+    )
 
 
-def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
+def blocks(
+    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         found = re.findall(r"step(\d+)", source.path.name)
         step = int(found[-1]) if found else 0
@@ -71,11 +84,17 @@ def _block(table: pa.Table, step: int, tally: Tally, where: str) -> pa.Table:
     if pa.types.is_list(columns["advantages"].type):
         per_token["advantage"] = columns["advantages"]
     length_S = _numbers(columns["input_lengths"])
-    length_S = np.where(np.isnan(length_S), _lists.lengths_of(ids), length_S).clip(0, _MOST).astype(np.int64)
+    length_S = (
+        np.where(np.isnan(length_S), _lists.lengths_of(ids), length_S)
+        .clip(0, _MOST)
+        .astype(np.int64)
+    )
     found, keep_S = split(ids, mask, per_token, tally, where, length_S)
     if not len(found["response_ids"]):
         return pa.table(found)
-    return _finished(found, {name: columns[name].filter(pa.array(keep_S)) for name in columns}, step)
+    return _finished(
+        found, {name: columns[name].filter(pa.array(keep_S)) for name in columns}, step
+    )
 
 
 def _unwrapped(table: pa.Table, tally: Tally, where: str) -> dict[str, pa.Array]:
@@ -83,20 +102,27 @@ def _unwrapped(table: pa.Table, tally: Tally, where: str) -> dict[str, pa.Array]
     if not pa.types.is_list(columns["input_lengths"].type):
         return columns
     wrapped = [name for name in columns if name != "idx"]
-    bad_S = {NO_IDS: _lists.is_null(columns["token_ids"]), UNWRAPPABLE: np.zeros(table.num_rows, dtype=bool)}
+    bad_S = {
+        NO_IDS: _lists.is_null(columns["token_ids"]),
+        UNWRAPPABLE: np.zeros(table.num_rows, dtype=bool),
+    }
     for name in wrapped:
         single_S = _lists.lengths_of(columns[name]) == 1
         bad_S[UNWRAPPABLE] |= ~(single_S | _lists.is_null(columns[name]) | (name == "rewards"))
     keep = pa.array(tally.sift(bad_S, where))
     columns = {name: column.filter(keep) for name, column in columns.items()}
-    return {name: pc.list_element(column, 0) if name in wrapped and name != "rewards" else column
-            for name, column in columns.items()} | {"rewards": _first_of(columns["rewards"])}  # fmt: skip
+    return {
+        name: pc.list_element(column, 0) if name in wrapped and name != "rewards" else column
+        for name, column in columns.items()
+    } | {"rewards": _first_of(columns["rewards"])}
 
 
 def _first_of(lists: pa.Array) -> pa.Array:
-    return lists if not pa.types.is_list(lists.type) else pa.array(
-        [row[0] if row else None for row in lists.to_pylist()], lists.type.value_type
-    )  # fmt: skip
+    return (
+        lists
+        if not pa.types.is_list(lists.type)
+        else pa.array([row[0] if row else None for row in lists.to_pylist()], lists.type.value_type)
+    )
 
 
 def _numbers(column: pa.Array) -> np.ndarray:
@@ -108,9 +134,15 @@ def _finished(found: dict[str, pa.Array], rows: dict[str, pa.Array], step: int) 
     if "advantage" not in found and rows["advantages"].null_count < len(lengths_S):
         found["advantage"] = rows["advantages"]
     weight_S = np.nan_to_num(_numbers(rows["sample_loss_mask"]), nan=1.0) != 0
-    found["loss_mask"] = _lists.from_flat(_lists.flat(found["loss_mask"]) & np.repeat(weight_S, lengths_S), lengths_S)
+    found["loss_mask"] = _lists.from_flat(
+        _lists.flat(found["loss_mask"]) & np.repeat(weight_S, lengths_S), lengths_S
+    )
     found |= _without_placeholders(found["logp_trainer"], lengths_S)
-    reward = rows["filtered_rewards"] if rows["filtered_rewards"].null_count < len(lengths_S) else rows["rewards"]
+    reward = (
+        rows["filtered_rewards"]
+        if rows["filtered_rewards"].null_count < len(lengths_S)
+        else rows["rewards"]
+    )
     found["reward"] = pa.array(_numbers(reward).astype(np.float32), mask=_lists.is_null(reward))
     index_S = _numbers(rows["idx"])
     if ((index_S >= 0) & (index_S <= _MOST)).all():  # False for NaN, which is null

@@ -1,8 +1,10 @@
-"""open-instruct's rollouts: JSONL, one response per line, with log μ and advantage but without log π.
+"""open-instruct's rollouts: JSONL, one response per line, with log μ and advantage but without log
+π.
 
-Written by `save_rollouts_to_disk` in `open_instruct/rl_utils.py`; read at e6c3044aa (2026-08). There is no mask
-column: in a response that called tools, tokens with a log-probability of exactly 0 count as tool output and are
-masked. `prompt_idx` begins at 0 in every step, so token ids identify the prompts.
+Written by `save_rollouts_to_disk` in `open_instruct/rl_utils.py`; read at e6c3044aa (2026-08).
+There is no mask column: in a response that called tools, tokens with a log-probability of exactly 0
+count as tool output and are masked. `prompt_idx` begins at 0 in every step, so token ids identify
+the prompts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,9 +26,14 @@ PI = None
 HOLDS = "no π: only μ, as the engine computed it"
 SHIFT = "none: logprobs[i] describes response_tokens[i]"
 PADDING = "none: prompt_tokens and response_tokens are separate"
-AVERAGING = "one advantage per response; the loss is a mean over tokens unless --loss_denominator says otherwise"
+AVERAGING = (
+    "one advantage per response; the loss is a mean over tokens unless --loss_denominator says "
+    "otherwise"
+)
 
-TOOLS = "tokens count as tool output and are masked (log-probability 0 in a response that called tools)"
+TOOLS = (
+    "tokens count as tool output and are masked (log-probability 0 in a response that called tools)"
+)
 _SCHEMA = pa.schema(
     {
         "step": pa.int32(),
@@ -52,14 +59,18 @@ def recognises(peek: Peek) -> bool:
     return peek.source.kind == "jsonl" and peek.has("prompt_tokens", "response_tokens")
 
 
-def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
+def blocks(
+    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         for table in jsonl_tables(source, _SCHEMA, tally, advance):
             yield _block(table), source.name
 
 
 def _block(table: pa.Table) -> pa.Table:
-    columns = {_NAMES.get(name, name): foreign.single(table.column(name)) for name in table.column_names}
+    columns = {
+        _NAMES.get(name, name): foreign.single(table.column(name)) for name in table.column_names
+    }
     called = pc.struct_field(columns.pop("request_info"), "tool_calleds")
     called_S = np.asarray(pc.fill_null(called, False))
     if called_S.any():
@@ -68,7 +79,9 @@ def _block(table: pa.Table) -> pa.Table:
 
 
 def _mask(logp: pa.Array, called_S: np.ndarray) -> dict[str, pa.Array]:
-    """A mask as long as the log-probabilities: a response with fewer of them than tokens is left out anyway."""
+    """A mask as long as the log-probabilities: a response with fewer of them than tokens is left
+    out anyway.
+    """
     lengths_S = _lists.lengths_of(logp)
     tool_T = np.repeat(called_S, lengths_S) & (_lists.flat(logp) == 0)
     tool_S = np.bincount(_lists.rows_of(lengths_S)[tool_T], minlength=len(logp)).astype(np.int64)

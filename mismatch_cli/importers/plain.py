@@ -1,7 +1,9 @@
-"""The plain schema: one response per line or row, with a trace's column names. Any program can write it.
+"""The plain schema: one response per line or row, with a trace's column names. Any program can
+write it.
 
-A trace's own shards are plain Parquet. Numbers may have any width; `loss_mask` is true/false or 1/0, `advantage` one
-number per response (or a list of one) or one per token, `prompt_id` (or `group_id`) a number or a text.
+A trace's own shards are plain Parquet. Numbers may have any width; `loss_mask` is true/false or
+1/0, `advantage` one number per response (or a list of one) or one per token, `prompt_id` (or
+`group_id`) a number or a text.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -18,7 +20,15 @@ from mismatch_cli.importers._guess import guessed
 from mismatch_cli.importers._naming import REQUIRED, known
 from mismatch_cli.importers._padded import LISTS, apart, is_batch, kind_of, without_padding
 from mismatch_cli.importers._rows import text_key
-from mismatch_cli.importers._sources import Peek, Source, first_rows, jsonl_tables, parquet_tables, peek, readable
+from mismatch_cli.importers._sources import (
+    Peek,
+    Source,
+    first_rows,
+    jsonl_tables,
+    parquet_tables,
+    peek,
+    readable,
+)
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.trace import foreign
 
@@ -53,7 +63,10 @@ MEANING = {
     "minibatch": "update within the step; default 0",
     "finish_reason": "stop or length; default unknown",
     "version_rollout": "updates made to the sampling weights; default 0",
-    "version_trainer": "updates made to the weights of logp_trainer; default: the same, or 1 more with logp_recomputed",
+    "version_trainer": (
+        "updates made to the weights of logp_trainer; default: the same, or 1 more with "
+        "logp_recomputed"
+    ),
     "entropy_trainer": "entropy of π, nats",
     "rank_rollout": "1 = the engine's most probable token",
     "rank_trainer": "1 = the trainer's most probable token",
@@ -85,7 +98,9 @@ def recognises(peek: Peek) -> bool:
     return peek.has(*REQUIRED)
 
 
-def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
+def blocks(
+    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, str]]:
     unknown: set[str] = set()
     guesses: dict[str, str] = {}
     for source in sources:
@@ -102,32 +117,44 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
     if unknown:
         named = ", ".join(sorted(unknown)[:_NAMED]) + (", …" if len(unknown) > _NAMED else "")
         hint = (
-            f"; to include: --columns {','.join(f'{ours}={its}' for ours, its in guesses.items())}" if guesses else ""
+            f"; to include: --columns {','.join(f'{ours}={its}' for ours, its in guesses.items())}"
+            if guesses
+            else ""
         )
         tally.leave_out(_FOREIGN.format(named) + hint, len(unknown))
 
 
 def _guesses(source: Source, unknown: Set[str]) -> dict[str, str]:
     """The columns of ours that these unknown ones seem to be."""
-    return {ours: its for ours, its in guessed(first_rows(source), source.columns).items() if its in unknown}
+    return {
+        ours: its
+        for ours, its in guessed(first_rows(source), source.columns).items()
+        if its in unknown
+    }
 
 
 def responses(table: pa.Table, source: Source, tally: Tally) -> Iterator[tuple[pa.Table, str]]:
-    """The rows of a table under this schema's names, without padding, and the name of their file."""
+    """The rows of a table under this schema's names, without padding, and the name of their
+    file.
+    """
     for rows in _in_types(_rows(table, source, tally), source, tally):
         yield without_padding(rows, tally, source.name), source.name
 
 
 def _rows(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
     """Split rows that hold a batch into one row per response."""
-    if "response_ids" not in table.column_names or not is_batch(table.schema.field("response_ids").type):
+    if "response_ids" not in table.column_names or not is_batch(
+        table.schema.field("response_ids").type
+    ):
         return table
     with readable(source):
         return apart(table, tally, source.name)
 
 
 def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Table]:
-    """The table in the trace's types; if a value does not fit, row by row without the rows that hold one."""
+    """The table in the trace's types; if a value does not fit, row by row without the rows that
+    hold one.
+    """
     try:
         yield _in_the_trace_s_types(table, source)
         return
@@ -135,7 +162,8 @@ def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Tabl
         pass
     for row in range(table.num_rows):
         try:
-            found = _in_the_trace_s_types(table.take([row]), source)  # a slice would keep the other rows' values
+            # A slice would keep the other rows' values
+            found = _in_the_trace_s_types(table.take([row]), source)
         except foreign.WRONG_VALUE as error:
             tally.leave_out(OTHER_VALUES, 1, f"{source.name}: {first_line(error)}")
             continue
@@ -143,13 +171,17 @@ def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Tabl
 
 
 def _schema(record: dict[str, Any], also: Mapping[str, str]) -> pa.Schema:
-    """The types in which to read JSON: the trace's, unless a record shows another form of the same value."""
+    """The types in which to read JSON: the trace's, unless a record shows another form of the
+    same value.
+    """
     in_batches = _lists.depth_of(record.get("response_ids")) > 1
     kinds: dict[str, pa.DataType] = {}
     for name, ours in {**{name: name for name in known()}, **also}.items():
         value = record.get(name)
         matrix = in_batches and (ours in LISTS or isinstance(value, list))
-        kind = _kind_shown(ours, value[0] if in_batches and isinstance(value, list) and value else value)
+        kind = _kind_shown(
+            ours, value[0] if in_batches and isinstance(value, list) and value else value
+        )
         kinds[name] = pa.list_(kind) if matrix else kind
     return pa.schema(kinds)
 
@@ -170,7 +202,11 @@ def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
         columns.setdefault("prompt_id", group)
     if "prompt_id" in columns and _is_text(columns["prompt_id"].type):
         columns["prompt_id"] = _hashed(columns["prompt_id"])
-    return pa.table(_merged({name: _cast(name, column, source) for name, column in columns.items()}, source.also))
+    return pa.table(
+        _merged(
+            {name: _cast(name, column, source) for name, column in columns.items()}, source.also
+        )
+    )
 
 
 def _merged(columns: dict[str, pa.Array], also: Mapping[str, str]) -> dict[str, pa.Array]:
@@ -196,8 +232,8 @@ def _cast(name: str, column: pa.Array, source: Source) -> pa.Array:
     except (foreign.WRONG_TYPE, pa.ArrowNotImplementedError) as error:
         called = f"{name} ({source.columns[name]} of the file)" if name in source.columns else name
         raise MismatchError(
-            f"{source.path}: column {called} is {column.type} and cannot be read as {kind} ({first_line(error)}). "
-            "What each column holds: mismatch-cli import --schema"
+            f"{source.path}: column {called} is {column.type} and cannot be read as {kind} "
+            f"({first_line(error)}). What each column holds: mismatch-cli import --schema"
         ) from error
 
 
@@ -210,5 +246,10 @@ def _is_text(kind: pa.DataType) -> bool:
 def _hashed(names: pa.Array) -> pa.Array:
     """63 bits of each text; the same text gets the same bits in every file."""
     coded = pc.dictionary_encode(names.cast(pa.string()))
-    numbers = np.array([text_key(str(name)) for name in coded.dictionary.to_pylist()] or [0], dtype=np.int64)
-    return pa.array(numbers[coded.indices.fill_null(0).to_numpy(zero_copy_only=False)], mask=_lists.is_null(names))
+    numbers = np.array(
+        [text_key(str(name)) for name in coded.dictionary.to_pylist()] or [0], dtype=np.int64
+    )
+    return pa.array(
+        numbers[coded.indices.fill_null(0).to_numpy(zero_copy_only=False)],
+        mask=_lists.is_null(names),
+    )

@@ -1,8 +1,10 @@
-"""slime's debug dumps: one `.pt` per rollout, with only μ (rollout data) or also π and advantages (train data).
+"""slime's debug dumps: one `.pt` per rollout, with only μ (rollout data) or also π and advantages
+(train data).
 
-Written by `slime/observability/rollout_data_utils.py` and `train_data_utils.py`; read at 624b824a8 (2026-08). Older
-versions wrote the columns of each rank (`rollout_data`), as miles still does: its importer reads them. `log_probs`
-are recomputed before the update or, where that pass is skipped, come from the training pass of the first update.
+Written by `slime/observability/rollout_data_utils.py` and `train_data_utils.py`; read at 624b824a8
+(2026-08). Older versions wrote the columns of each rank (`rollout_data`), as miles still does: its
+importer reads them. `log_probs` are recomputed before the update or, where that pass is skipped,
+come from the training pass of the first update.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +32,9 @@ SAME_SAMPLES = "files with the same samples but less about each (rollout data ne
 
 def recognises(peek: Peek) -> bool:
     return (
-        peek.source.kind == "pt" and peek.has("rollout_id", "samples", "samples.tokens") and "metadata" not in peek.keys
+        peek.source.kind == "pt"
+        and peek.has("rollout_id", "samples", "samples.tokens")
+        and "metadata" not in peek.keys
     )
 
 
@@ -44,11 +48,15 @@ def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
     return better or trained
 
 
-def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
+def blocks(
+    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         with _torch_file.laid_out(source.path, TITLE):
             content = _torch_file.load(source.path)
-            samples = with_raw_rewards(_samples.samples_of(content, source), content.get("raw_reward"))
+            samples = with_raw_rewards(
+                _samples.samples_of(content, source), content.get("raw_reward")
+            )
             step = foreign.whole_number(content.get("rollout_id") or 0, np.int32)
             for table in _samples.tables(samples, step, tally, source.name):
                 yield table, source.name
@@ -56,12 +64,16 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
 
 
 def with_raw_rewards(samples: list[dict[str, Any]], raw: Any) -> list[dict[str, Any]]:
-    """Add the raw rewards: one list for the whole rollout, indexed by each sample's `rollout_position`."""
+    """Add the raw rewards: one list for the whole rollout, indexed by each sample's
+    `rollout_position`.
+    """
     if raw is None:
         return samples
     positions = [sample.get("rollout_position") for sample in samples]
     if any(position is None or not 0 <= int(position) < len(raw) for position in positions):
         return samples
     return [
-        sample | {"raw_reward": raw[int(at)]} for sample, at in zip(samples, positions, strict=True) if at is not None
+        sample | {"raw_reward": raw[int(at)]}
+        for sample, at in zip(samples, positions, strict=True)
+        if at is not None
     ]

@@ -1,8 +1,9 @@
-"""What TRL's GRPOTrainer passes to its loss, as JSONL or Parquet: a response or a whole batch per line or row.
+"""What TRL's GRPOTrainer passes to its loss, as JSONL or Parquet: a response or a whole batch per
+line or row.
 
-The names are those of `_generate_and_score_completions` in `trl/trainer/grpo_trainer.py`; read at 1.16.0. Prompts are
-padded on the left and completions on the right, each with a mask; `tool_mask` is 0 at tool output. Where vLLM samples,
-there is log μ, and log π from a pass before the update.
+The names are those of `_generate_and_score_completions` in `trl/trainer/grpo_trainer.py`; read at
+1.16.0. Prompts are padded on the left and completions on the right, each with a mask; `tool_mask`
+is 0 at tool output. Where vLLM samples, there is log μ, and log π from a pass before the update.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +20,23 @@ from mismatch_cli.importers._tally import Tally
 
 TITLE = "TRL's GRPO batches"
 FILES = "*.jsonl, *.parquet"
-ENABLE = "mismatch_cli.record.trl writes a trace; TRL itself saves no token ids (mismatch-cli guide record)"
+ENABLE = (
+    "mismatch_cli.record.trl writes a trace; TRL itself saves no token ids (mismatch-cli guide "
+    "record)"
+)
 PI = "recomputed"
-HOLDS = "old_per_token_logps, recomputed before the update; with per_token_logps also the current ones"
+HOLDS = (
+    "old_per_token_logps, recomputed before the update; with per_token_logps also the current ones"
+)
 SHIFT = "none: index i describes completion_ids[i]"
 PADDING = "prompts are cut by prompt_mask, completions after the last 1 of completion_mask"
 AVERAGING = (
-    "mean over tokens of the batch (loss_type dapo, the default); with grpo the mean of the means over responses"
+    "mean over tokens of the batch (loss_type dapo, the default); with grpo the mean of the "
+    "means over responses"
 )
 
-# TRL's and its users' names of a trace's columns; the first one under which a row has a value counts
+# TRL's and its users' names of a trace's columns; the first one under which a row has a value
+# counts
 _NAMES = {
     "completion_mask": "response_mask",
     "tool_mask": "loss_mask",
@@ -49,11 +57,18 @@ def recognises(peek: Peek) -> bool:
     if peek.source.kind not in ("jsonl", "parquet") or not peek.has("prompt_ids", "completion_ids"):
         return False
     others = peek.keys - {*_NAMES, "completion_ids"}
-    return bool(peek.keys & _ROLLOUT) or not any(whose(name) in ("rollout", "plain") for name in others)
+    return bool(peek.keys & _ROLLOUT) or not any(
+        whose(name) in ("rollout", "plain") for name in others
+    )
 
 
-def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
-    named = [replace(source, columns={"response_ids": "completion_ids"}, also=_NAMES) for source in sources]
+def blocks(
+    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, str]]:
+    named = [
+        replace(source, columns={"response_ids": "completion_ids"}, also=_NAMES)
+        for source in sources
+    ]
     rows = sampled = 0
     for table, where in plain.blocks(named, tally, advance):
         rows += table.num_rows
@@ -62,8 +77,9 @@ def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], Non
         yield _with_log_pi(table), where
     if rows and not sampled:
         raise MismatchError(
-            f"{sources[0].path} holds no sampling_per_token_logps: TRL has log-probabilities of the rollout engine "
-            "only where vLLM samples. Train with use_vllm=True; see mismatch-cli guide record."
+            f"{sources[0].path} holds no sampling_per_token_logps: TRL has log-probabilities of "
+            "the rollout engine only where vLLM samples. Train with use_vllm=True; see "
+            "mismatch-cli guide record."
         )
 
 

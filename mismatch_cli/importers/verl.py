@@ -1,8 +1,9 @@
-"""verl's batches: a saved `DataProto` (`DataProto.save_to_disk`), or its columns in a `.pt`, JSONL or Parquet file.
+"""verl's batches: a saved `DataProto` (`DataProto.save_to_disk`), or its columns in a `.pt`, JSONL
+or Parquet file.
 
-The names are those of `verl/trainer/ppo/ray_trainer.py`; read at 0.9.1. Prompts are padded on the left and responses
-on the right; `attention_mask` covers both, and `response_mask` is 0 at tool output too. In bypass mode `old_log_probs`
-is a copy of `rollout_log_probs`, not π.
+The names are those of `verl/trainer/ppo/ray_trainer.py`; read at 0.9.1. Prompts are padded on the
+left and responses on the right; `attention_mask` covers both, and `response_mask` is 0 at tool
+output too. In bypass mode `old_log_probs` is a copy of `rollout_log_probs`, not π.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,13 +20,21 @@ from mismatch_cli.trace import foreign
 
 TITLE = "verl's batches"
 FILES = "*.dp, *.pkl, *.pt, *.jsonl, *.parquet"
-ENABLE = "batch.save_to_disk(PATH) in a trainer, or record it: VERL_USE_EXTERNAL_MODULES=mismatch_cli.record.verl"
+ENABLE = (
+    "batch.save_to_disk(PATH) in a trainer, or record it: "
+    "VERL_USE_EXTERNAL_MODULES=mismatch_cli.record.verl"
+)
 PI = "recomputed"
 HOLDS = "old_log_probs, recomputed before the update"
 SHIFT = "none: index i describes responses[i]"
-PADDING = "prompts and responses are cut by attention_mask, or responses after the last 1 of response_mask"
+PADDING = (
+    "prompts and responses are cut by attention_mask, or responses after the last 1 of "
+    "response_mask"
+)
 AVERAGING = "mean over tokens of the batch (loss_agg_mode token-mean, the default)"
-BYPASSED = "responses have old_log_probs equal to rollout_log_probs (bypass mode), which is not log π"
+BYPASSED = (
+    "responses have old_log_probs equal to rollout_log_probs (bypass mode), which is not log π"
+)
 
 _NUMBERS = {  # column of the trace: verl's names, the first one present counts
     "logp_rollout": ("rollout_log_probs",),
@@ -35,32 +44,52 @@ _NUMBERS = {  # column of the trace: verl's names, the first one present counts
 }
 _REWARDS = ("token_level_scores", "rm_scores", "token_level_rewards")  # one per token, summed
 _FLAGS = ("attention_mask", "response_mask", "loss_mask")
-_NAMES = ("prompts", "responses", *_FLAGS, *_REWARDS, *(name for names in _NUMBERS.values() for name in names), "uid")
+_NAMES = (
+    "prompts",
+    "responses",
+    *_FLAGS,
+    *_REWARDS,
+    *(name for names in _NUMBERS.values() for name in names),
+    "uid",
+)
 
 
 def recognises(peek: Peek) -> bool:
     return peek.has("prompts", "responses", "rollout_log_probs")
 
 
-def blocks(sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, str]]:
+def blocks(
+    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         for table, step in _tables(source, tally, advance):
             columns = {name: foreign.single(table.column(name)) for name in table.column_names}
             yield from plain.responses(_in_our_names(columns, step, tally), source, tally)
 
 
-def _tables(source: Source, tally: Tally, advance: Callable[[int], None]) -> Iterator[tuple[pa.Table, int | None]]:
+def _tables(
+    source: Source, tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, int | None]]:
     """Tables with verl's names and types, and the batch's step, if known."""
     if source.kind == "parquet":
         tables = parquet_tables(source, _NAMES, "responses", advance)
-        yield from ((pa.table({name: _typed(name, t.column(name)) for name in t.column_names}), None) for t in tables)
+        yield from (
+            (pa.table({name: _typed(name, t.column(name)) for name in t.column_names}), None)
+            for t in tables
+        )
     elif source.kind == "jsonl":
         yield from ((table, None) for table in jsonl_tables(source, _schema, tally, advance))
     else:
         with _torch_file.laid_out(source.path, TITLE):
-            content = (_proto_file.load if source.kind == "proto" else _torch_file.load)(source.path)
+            content = (_proto_file.load if source.kind == "proto" else _torch_file.load)(
+                source.path
+            )
             step = dict(content.get("meta_info") or {}).get("global_steps")
-            found = {name: _typed(name, _arrow(content[name])) for name in _NAMES if content.get(name) is not None}
+            found = {
+                name: _typed(name, _arrow(content[name]))
+                for name in _NAMES
+                if content.get(name) is not None
+            }
             yield pa.table(found), None if step is None else foreign.whole_number(step, np.int32)
         advance(source.size)
 
@@ -72,7 +101,13 @@ def _schema(record: Mapping[str, Any]) -> pa.Schema:
 def _kind(name: str, text: bool = True) -> pa.DataType:
     if name == "uid":
         return pa.string() if text else pa.int64()
-    return pa.list_(pa.bool_() if name in _FLAGS else pa.int32() if name in ("prompts", "responses") else pa.float32())
+    return pa.list_(
+        pa.bool_()
+        if name in _FLAGS
+        else pa.int32()
+        if name in ("prompts", "responses")
+        else pa.float32()
+    )
 
 
 def _typed(name: str, column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -81,13 +116,21 @@ def _typed(name: str, column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _arrow(values: Any) -> pa.Array:
-    """A matrix as lists of equal length, a list of tensors as lists of their lengths, objects as text."""
+    """A matrix as lists of equal length, a list of tensors as lists of their lengths, objects as
+    text.
+    """
     if hasattr(values, "detach"):
         values = (values.float() if values.is_floating_point() else values).numpy()
     if isinstance(values, np.ndarray) and values.dtype != object:
         if values.ndim > 2:
-            raise foreign.WRONG_VALUE(f"a tensor of {values.ndim} dimensions where a matrix belongs")
-        return pa.array(values) if values.ndim < 2 else _lists.from_flat(values.ravel(), np.full(*values.shape))
+            raise foreign.WRONG_VALUE(
+                f"a tensor of {values.ndim} dimensions where a matrix belongs"
+            )
+        return (
+            pa.array(values)
+            if values.ndim < 2
+            else _lists.from_flat(values.ravel(), np.full(*values.shape))
+        )
     if len(values) and hasattr(values[0], "detach"):
         rows = [(row.float() if row.is_floating_point() else row).numpy() for row in values]
         return _lists.from_flat(np.concatenate(rows), np.array([len(row) for row in rows]))
@@ -96,14 +139,26 @@ def _arrow(values: Any) -> pa.Array:
 
 def _in_our_names(columns: dict[str, pa.Array], step: int | None, tally: Tally) -> pa.Table:
     found = {"prompt_ids": columns["prompts"], "response_ids": columns["responses"]}
-    found |= {ours: columns[name] for ours, names in _NUMBERS.items() for name in names[::-1] if name in columns}
+    found |= {
+        ours: columns[name]
+        for ours, names in _NUMBERS.items()
+        for name in names[::-1]
+        if name in columns
+    }
     loss = next((columns[name] for name in ("response_mask", "loss_mask") if name in columns), None)
     if "attention_mask" in columns:
-        prompts_S, total_S = (_lists.lengths_of(columns[name]) for name in ("prompts", "attention_mask"))
+        prompts_S, total_S = (
+            _lists.lengths_of(columns[name]) for name in ("prompts", "attention_mask")
+        )
         place_T = np.arange(total_S.sum()) - np.repeat(_lists.offsets_of(total_S)[:-1], total_S)
-        in_prompt_T, mask_T = place_T < np.repeat(prompts_S, total_S), _lists.flat(columns["attention_mask"])
+        in_prompt_T, mask_T = (
+            place_T < np.repeat(prompts_S, total_S),
+            _lists.flat(columns["attention_mask"]),
+        )
         found["prompt_mask"] = _lists.from_flat(mask_T[in_prompt_T], np.minimum(prompts_S, total_S))
-        found["response_mask"] = _lists.from_flat(mask_T[~in_prompt_T], np.maximum(total_S - prompts_S, 0))
+        found["response_mask"] = _lists.from_flat(
+            mask_T[~in_prompt_T], np.maximum(total_S - prompts_S, 0)
+        )
         found |= {"loss_mask": loss} if loss is not None else {}
     elif loss is not None:
         found["response_mask"] = loss
@@ -118,7 +173,9 @@ def _in_our_names(columns: dict[str, pa.Array], step: int | None, tally: Tally) 
 
 def _sums(scores: pa.Array) -> pa.Array:
     """Each response's reward: the sum over its tokens, of which only the last has one."""
-    sums = np.bincount(_lists.rows_of(_lists.lengths_of(scores)), _lists.flat(scores), minlength=len(scores))
+    sums = np.bincount(
+        _lists.rows_of(_lists.lengths_of(scores)), _lists.flat(scores), minlength=len(scores)
+    )
     return pc.if_else(scores.is_null(), None, pa.array(sums, pa.float32()))
 
 

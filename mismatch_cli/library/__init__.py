@@ -1,1 +1,3 @@
-"""What `mismatch_cli.open` returns: everything that the commands show, as objects; both call the same functions."""
+"""What `mismatch_cli.open` returns: everything that the commands show, as objects; both call the
+same functions.
+"""

@@ -1,4 +1,6 @@
-"""Algorithms and limits that commands and the library are asked for by name, checked before anything reads a trace."""
+"""Algorithms and limits that commands and the library are asked for by name, checked before
+anything reads a trace.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,14 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.limits import LimitSet
 
 
-def algorithms(asked: Sequence[str], compared: Sequence[str]) -> tuple[list[Algorithm], list[Algorithm]]:
-    """The algorithms to analyse, each once, and those to compare; by default the whole table, and none.
+def algorithms(
+    asked: Sequence[str], compared: Sequence[str]
+) -> tuple[list[Algorithm], list[Algorithm]]:
+    """The algorithms to analyse, each once, and those to compare; by default the whole table, and
+    none.
 
-    Raises a `UsageError` for an unknown algorithm or parameter, for two of one name, and for too many to tell apart.
+    Raises a `UsageError` for an unknown algorithm or parameter, for two of one name, and for too
+    many to tell apart.
     """
     from mismatch_cli.algorithms.parse import find
     from mismatch_cli.algorithms.table import TABLE
@@ -25,31 +31,43 @@ def algorithms(asked: Sequence[str], compared: Sequence[str]) -> tuple[list[Algo
     judged = list(dict.fromkeys([*listed, *chosen]))
     names = [algorithm.name for algorithm in judged]
     if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"Two different algorithms are called {repeated}. Rename one of the mask files.")
+        raise UsageError(
+            f"Two different algorithms are called {repeated}. Rename one of the mask files."
+        )
     from mismatch_cli.metrics.clipping.overlap import MOST_ALGORITHMS
 
     if len(judged) > MOST_ALGORITHMS:
-        raise UsageError(f"{len(judged)} algorithms are too many at once. Name at most {MOST_ALGORITHMS}.")
+        raise UsageError(
+            f"{len(judged)} algorithms are too many at once. Name at most {MOST_ALGORITHMS}."
+        )
     return judged, chosen
 
 
 def with_parameters(names: Sequence[str], parameters: Mapping[str, Any]) -> list[str]:
-    """One name and its parameters as `name:parameter=value,…`; a `UsageError` if they could belong to several names."""
+    """One name and its parameters as `name:parameter=value,…`; a `UsageError` if they could
+    belong to several names.
+    """
     if parameters and len(names) != 1:
         example = ",".join(f"{name}={value}" for name, value in parameters.items())
-        raise UsageError(f"Parameters belong to one algorithm. For several, write them after each name: NAME:{example}")
+        raise UsageError(
+            "Parameters belong to one algorithm. For several, write them after each name: "
+            f"NAME:{example}"
+        )
     typed = [f"{name}={value}" for name, value in parameters.items()]
     return [name + ("," if ":" in name else ":") * bool(typed) + ",".join(typed) for name in names]
 
 
-def clipping_arguments(specs: Sequence[str], compare: Sequence[str] | None, *, theory: bool) -> list[str]:
+def clipping_arguments(
+    specs: Sequence[str], compare: Sequence[str] | None, *, theory: bool
+) -> list[str]:
     """The arguments of an equivalent `clipstats` command, without the traces."""
     arguments = [part for spec in specs for part in ("--algorithm", spec)]
     return arguments + (["--compare", *compare] if compare else []) + ["--theory"] * theory
 
 
 def limit_sets(named: Sequence[str | Mapping[str, Any]], *, has_baseline: bool) -> list[LimitSet]:
-    """Sets of limits, each once: published ones, TOML files, or the `limits` table of such a file as a mapping.
+    """Sets of limits, each once: published ones, TOML files, or the `limits` table of such a file
+    as a mapping.
 
     Raises a `UsageError` for a relative limit without a baseline.
     """
@@ -57,8 +75,15 @@ def limit_sets(named: Sequence[str | Mapping[str, Any]], *, has_baseline: bool) 
 
     names = dict.fromkeys(name for name in named or [DEFAULT] if isinstance(name, str))
     sets = [load_limits(name) for name in names]
-    sets += [limits_in({"limits": table}, "limits") for table in named if not isinstance(table, str)]
-    relative = [limit for limit_set in sets for limit in limit_set.limits if limit.bound in OF_BASELINE]
+    sets += [
+        limits_in({"limits": table}, "limits") for table in named if not isinstance(table, str)
+    ]
+    relative = [
+        limit for limit_set in sets for limit in limit_set.limits if limit.bound in OF_BASELINE
+    ]
     if relative and not has_baseline:
-        raise UsageError(f"{relative[0].metric} {relative[0].text} is relative to a baseline. Add --baseline TRACE.")
+        raise UsageError(
+            f"{relative[0].metric} {relative[0].text} is relative to a baseline. Add --baseline "
+            "TRACE."
+        )
     return sets

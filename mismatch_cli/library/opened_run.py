@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.extras import require
 from mismatch_cli.library import asked
-from mismatch_cli.library.results import Clipping, Comparison, Diagnosis, Gate, Report, Result, frame_of
+from mismatch_cli.library.results import (
+    Clipping,
+    Comparison,
+    Diagnosis,
+    Gate,
+    Report,
+    Result,
+    frame_of,
+)
 from mismatch_cli.places import bundled_trace
 from mismatch_cli.studies.study import check_poolable, name_of, shortfalls
 from mismatch_cli.trace.reader import Trace
@@ -32,17 +40,23 @@ _BYTES = 290  # of memory for each token, while the frame is made (benchmarks/to
 
 
 class Run:
-    """A recorded run, or several pooled as one measurement; files are read when you ask for something."""
+    """A recorded run, or several pooled as one measurement; files are read when you ask for
+    something.
+    """
 
     def __init__(self, paths: Sequence[_Path] = (), workers: Workers = ALONE) -> None:
         forget()  # a trace on a store may have grown since it was listed
         named = paths or [bundled_trace()]
-        self._traces = [Trace.open(Path(path).expanduser(), skip_broken=workers.skip_broken) for path in named]
+        self._traces = [
+            Trace.open(Path(path).expanduser(), skip_broken=workers.skip_broken) for path in named
+        ]
         self._workers = workers
         check_poolable(self._traces)
         for lacking in shortfalls(self._traces):
             warnings.warn(
-                f"{lacking['trace']} is partial: {', '.join(lacking['reasons'])}. {lacking['remedy']}", stacklevel=3
+                f"{lacking['trace']} is partial: {', '.join(lacking['reasons'])}. "
+                f"{lacking['remedy']}",
+                stacklevel=3,
             )
 
     @property
@@ -57,20 +71,27 @@ class Run:
 
     @cached_property
     def tokens(self) -> pd.DataFrame:
-        """A row per token: keys, text, recorded columns, `d`, `ratio`, divergences, and what two algorithms block.
+        """A row per token: keys, text, recorded columns, `d`, `ratio`, divergences, and what two
+        algorithms block.
 
-        docs/json/tokens.md lists the columns. All tokens are in memory at once: for a large run use `token_frames()`.
+        docs/json/tokens.md lists the columns. All tokens are in memory at once: for a large run use
+        `token_frames()`.
         """
         require("pandas", "`tokens`")
         from mismatch_cli.studies.tokens import number_of_tokens, token_tables
 
         if (count := number_of_tokens(self._traces)) > _LARGE:
             size = f"{count:,} tokens take about {count * _BYTES / 1e9:.0f} GB as one frame"
-            warnings.warn(f"{size}. Iterate over token_frames() instead, which loads some at a time.", stacklevel=2)
+            warnings.warn(
+                f"{size}. Iterate over token_frames() instead, which loads some at a time.",
+                stacklevel=2,
+            )
         return frame_of(list(token_tables(self._traces)))
 
     def token_frames(self) -> Iterator[pd.DataFrame]:
-        """The rows of `tokens` in order, in frames of at most about a million rows: any length fits into memory."""
+        """The rows of `tokens` in order, in frames of at most about a million rows: any length
+        fits into memory.
+        """
         require("pandas", "`token_frames`")
         from mismatch_cli.studies.tokens import token_tables
 
@@ -78,7 +99,9 @@ class Run:
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """The metrics of `report()`: a row per pair and metric, with value, 95 % interval, noise, unit and formula."""
+        """The metrics of `report()`: a row per pair and metric, with value, 95 % interval,
+        noise, unit and formula.
+        """
         return self._report.metrics
 
     def report(self) -> Report:
@@ -100,8 +123,9 @@ class Run:
     ) -> Clipping:
         """What algorithms block, as `mismatch-cli clipstats` shows it: the named ones, or all.
 
-        A name is what `clipstats -a` takes: `"dppo-binary-tv"`, `"dppo-binary-tv:delta=0.1"`, `"my_mask.py:limit=2"`.
-        For a single algorithm, parameters may be keyword arguments: `clip("dppo-binary-tv", delta=0.1)`.
+        A name is what `clipstats -a` takes: `"dppo-binary-tv"`, `"dppo-binary-tv:delta=0.1"`,
+        `"my_mask.py:limit=2"`. For a single algorithm, parameters may be keyword arguments:
+        `clip("dppo-binary-tv", delta=0.1)`.
         """
         specs = asked.with_parameters(algorithms, parameters)
         judged, compared = asked.algorithms(specs, compare or ())
@@ -109,28 +133,47 @@ class Run:
 
         typed = asked.clipping_arguments(specs, compare, theory=theory)
         return Clipping(
-            analyse_clipping(self._traces, judged, compared, theory=theory, workers=self._workers, arguments=typed)
+            analyse_clipping(
+                self._traces,
+                judged,
+                compared,
+                theory=theory,
+                workers=self._workers,
+                arguments=typed,
+            )
         )
 
-    def diagnose(self, *, earlier_model: str | None = None, trainer_model: str | None = None) -> Diagnosis:
-        """What is wrong with the run, as `mismatch-cli diagnose` shows it; the models are those of its flags."""
+    def diagnose(
+        self, *, earlier_model: str | None = None, trainer_model: str | None = None
+    ) -> Diagnosis:
+        """What is wrong with the run, as `mismatch-cli diagnose` shows it; the models are those
+        of its flags.
+        """
         from mismatch_cli.models import check_models
 
         check_models((earlier_model, trainer_model), "`diagnose` with a model")
         from mismatch_cli.studies.diagnosis import analyse_diagnosis
 
-        return Diagnosis(analyse_diagnosis(self._traces, earlier_model, trainer_model, workers=self._workers))
+        return Diagnosis(
+            analyse_diagnosis(self._traces, earlier_model, trainer_model, workers=self._workers)
+        )
 
     def compare(self, *others: Run | _Path, pair: str | None = None) -> Comparison:
-        """How up to five other runs differ from this one, as `mismatch-cli compare` shows it; each is one trace."""
+        """How up to five other runs differ from this one, as `mismatch-cli compare` shows it;
+        each is one trace.
+        """
         from mismatch_cli.studies.settings_compared import check_number
 
         if not others:
-            raise UsageError("compare needs two runs, and one is named. Name a second: run.compare('OTHER')")
+            raise UsageError(
+                "compare needs two runs, and one is named. Name a second: run.compare('OTHER')"
+            )
         check_number(1 + len(others))
         runs = [self, *(other if isinstance(other, Run) else Run([other]) for other in others)]
         if pooled := next((run for run in runs if len(run.paths) > 1), None):
-            raise UsageError(f"{pooled!r} pools traces, but compare takes single ones. Open one of them.")
+            raise UsageError(
+                f"{pooled!r} pools traces, but compare takes single ones. Open one of them."
+            )
         from mismatch_cli.studies.comparison import analyse_comparison
 
         typed = ["--pair", pair] if pair else []
@@ -143,9 +186,11 @@ class Run:
         baseline: Run | _Path | None = None,
         allow_partial: bool = False,
     ) -> Gate:
-        """Whether limits hold, as `mismatch-cli gate` shows it; the default limits are those of prime-rl.
+        """Whether limits hold, as `mismatch-cli gate` shows it; the default limits are those of
+        prime-rl.
 
-        A set of limits is the name of a published set, a TOML file, or a mapping: `{"k3": {"max": 0.01}}`.
+        A set of limits is the name of a published set, a TOML file, or a mapping: `{"k3": {"max":
+        0.01}}`.
         """
         named = [limit if isinstance(limit, Mapping) else str(limit) for limit in limits]
         sets = asked.limit_sets(named, has_baseline=baseline is not None)
@@ -153,10 +198,16 @@ class Run:
         from mismatch_cli.studies.gate import GateResult
 
         compared = before._traces if before else []
-        return Gate(GateResult.of(sets, self._traces, compared, allow_partial=allow_partial, workers=self._workers))
+        return Gate(
+            GateResult.of(
+                sets, self._traces, compared, allow_partial=allow_partial, workers=self._workers
+            )
+        )
 
     def plot(self, name: str) -> Figure:
-        """A figure of `report()`, `clip()` or `diagnose()` by name; a `UsageError` for an unknown name suggests one."""
+        """A figure of `report()`, `clip()` or `diagnose()` by name; a `UsageError` for an
+        unknown name suggests one.
+        """
         from mismatch_cli.registry import unknown
         from mismatch_cli.report.figures import plots_of
 
@@ -168,16 +219,21 @@ class Run:
         studies = {study: plots_of(study) for study in makers}
         study = next((study for study, plots in studies.items() if name in plots), None)
         if study is None and name in plots_of("comparison"):
-            raise UsageError(f"{name} draws a comparison. Type: run.compare('OTHER').plot({name!r})")
+            raise UsageError(
+                f"{name} draws a comparison. Type: run.compare('OTHER').plot({name!r})"
+            )
         if study is None:
-            raise UsageError(unknown("plot", name, [plot for plots in studies.values() for plot in plots]))
+            raise UsageError(
+                unknown("plot", name, [plot for plots in studies.values() for plot in plots])
+            )
         return makers[study]().plot(name)
 
     def __repr__(self) -> str:
         names = ", ".join(str(name_of(trace)) for trace in self._traces)
         responses = sum(trace.num_responses for trace in self._traces)
         return (
-            f"<Run {names}: {responses:,} responses; tokens, metrics, report(), clip(), diagnose(), compare(), gate()>"
+            f"<Run {names}: {responses:,} responses; tokens, metrics, report(), clip(), "
+            "diagnose(), compare(), gate()>"
         )
 
     def _repr_html_(self) -> str:

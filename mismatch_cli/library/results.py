@@ -1,4 +1,6 @@
-"""The results that a run returns: a screen in notebooks and in print, the numbers of `--json`, frames, figures."""
+"""The results that a run returns: a screen in notebooks and in print, the numbers of `--json`,
+frames, figures.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ _ESTIMATE = ("value", "low", "high")
 
 
 class Result:
-    """The result of a study. A notebook shows its screen, `print` the same as text, `repr` only the verdict."""
+    """The result of a study.
+
+    A notebook shows its screen, `print` the same as text, `repr` only the verdict.
+    """
 
     def __init__(self, study: Study) -> None:
         self._study = study
@@ -42,13 +47,17 @@ class Result:
         return [name for name, _ in plots_for(self._study.plot_data)]
 
     def plot(self, name: str) -> Figure:
-        """Draw one of `plots` as a matplotlib figure, which a notebook shows; a `UsageError` for an unknown name."""
+        """Draw one of `plots` as a matplotlib figure, which a notebook shows; a `UsageError` for
+        an unknown name.
+        """
         from mismatch_cli.report.figures import figure_of
 
         return figure_of(self._study.plot_data, name)
 
     def save(self, folder: str | PathLike[str], *, force: bool = False) -> Path:
-        """Write `summary.json`, `report.html` and `plots/` into a folder, as the command does; `force` overwrites."""
+        """Write `summary.json`, `report.html` and `plots/` into a folder, as the command does;
+        `force` overwrites.
+        """
         from mismatch_cli.recording.folder import report_folder
         from mismatch_cli.report.pages import page_of
         from mismatch_cli.report.written import HTML_FILE, write_report
@@ -86,7 +95,9 @@ class Report(Result):
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """A row per pair and metric: value, 95 % interval, noise (the trainer against itself), unit, formula, note."""
+        """A row per pair and metric: value, 95 % interval, noise (the trainer against itself),
+        unit, formula, note.
+        """
         from mismatch_cli.metrics.gap_table import METRICS
 
         rows = {}
@@ -106,7 +117,9 @@ class Clipping(Result):
 
     @cached_property
     def shares(self) -> pd.DataFrame:
-        """A row per algorithm, a column per number of `--json`, such as `blocked_all`, with `…_low` and `…_high`."""
+        """A row per algorithm, a column per number of `--json`, such as `blocked_all`, with
+        `…_low` and `…_high`.
+        """
         rows = {row["name"]: dict(_flat(row)) for row in self._study.result["algorithms"]}
         return _frame(rows, ("algorithm",))
 
@@ -119,8 +132,9 @@ class Clipping(Result):
     def blocked(self) -> pd.DataFrame:
         """A row per row of the run's `tokens`, a column per algorithm: whether it blocks the token.
 
-        Tokens without an advantage, outside the loss or not measured are missing (`pd.NA`). In a run without advantages
-        each algorithm has two columns, `NAME_if_positive` and `NAME_if_negative`.
+        Tokens without an advantage, outside the loss or not measured are missing (`pd.NA`). In a
+        run without advantages each algorithm has two columns, `NAME_if_positive` and
+        `NAME_if_negative`.
         """
         from mismatch_cli.studies.tokens import blocked_tables
 
@@ -141,7 +155,9 @@ class Comparison(Result):
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """A row per other run and metric: both values, their difference and factor, each with its interval."""
+        """A row per other run and metric: both values, their difference and factor, each with
+        its interval.
+        """
         result = self._study.result
         sides = {side["name"]: side for side in result["traces"]}
         rows = {}
@@ -163,24 +179,32 @@ class Gate(Result):
 
     @property
     def passed(self) -> bool:
-        """Whether every limit holds and no part of the run is missing, so that the command exits with 0."""
+        """Whether every limit holds and no part of the run is missing, so that the command exits
+        with 0.
+        """
         return self._study.passed
 
     @cached_property
     def checks(self) -> pd.DataFrame:
-        """A row per limit: the measured value, the allowed one, whether it holds, and the limit's source."""
+        """A row per limit: the measured value, the allowed one, whether it holds, and the
+        limit's source.
+        """
         rows = dict(enumerate(self._study.result["checks"]))
         return _frame(rows, ("check",))
 
 
 def frame_of(tables: Sequence[pa.Table]) -> pd.DataFrame:
-    """Tables of one schema as a frame: missing numbers are NaN, flags may be missing, text is categorical."""
+    """Tables of one schema as a frame: missing numbers are NaN, flags may be missing, text is
+    categorical.
+    """
     require("pandas", "A frame")
     import pandas as pd
     import pyarrow as pa
 
     types = {pa.bool_(): pd.BooleanDtype()}
-    frame: pd.DataFrame = pa.concat_tables(tables).unify_dictionaries().to_pandas(types_mapper=types.get)
+    frame: pd.DataFrame = (
+        pa.concat_tables(tables).unify_dictionaries().to_pandas(types_mapper=types.get)
+    )
     return frame
 
 
@@ -201,12 +225,16 @@ def _is_number(value: object) -> bool:
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The numbers and words of a row by their paths; the value of an estimate has the path of the estimate.
+    """The numbers and words of a row by their paths; the value of an estimate has the path of the
+    estimate.
 
     Lists, and the notes on missing intervals, are only in the JSON.
     """
     for key, value in row.items():
         if isinstance(value, Mapping):
-            yield from ((path.removesuffix("_value"), found) for path, found in _flat(value, f"{prefix}{key}_"))
+            yield from (
+                (path.removesuffix("_value"), found)
+                for path, found in _flat(value, f"{prefix}{key}_")
+            )
         elif not isinstance(value, list) and key not in ("name", "note"):
             yield prefix + key, value

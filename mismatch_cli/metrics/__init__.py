@@ -1,1 +1,3 @@
-"""Accumulators: every statistic of a trace as additive state, updated batch by batch and merged in shard order."""
+"""Accumulators: every statistic of a trace as additive state, updated batch by batch and merged
+in shard order.
+"""

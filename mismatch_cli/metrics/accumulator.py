@@ -1,4 +1,6 @@
-"""The base of every statistic over a trace: updated batch by batch, merged in shard order, then read."""
+"""The base of every statistic over a trace: updated batch by batch, merged in shard order, then
+read.
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Self
@@ -7,10 +9,12 @@ import numpy as np
 
 
 class Accumulator:
-    """A statistic whose attributes are sums: arrays, numbers, other accumulators, and dicts and lists of these.
+    """A statistic whose attributes are sums: arrays, numbers, other accumulators, and dicts and
+    lists of these.
 
-    Counts and extremes are exact in any order; float sums give the same bits if shards are merged in the same order.
-    `SETTINGS` are attributes that both sides of a merge share, `LARGEST` those that keep the larger value.
+    Counts and extremes are exact in any order; float sums give the same bits if shards are merged
+    in the same order. `SETTINGS` are attributes that both sides of a merge share, `LARGEST` those
+    that keep the larger value.
     """
 
     SETTINGS: ClassVar[tuple[str, ...]] = ()
@@ -34,7 +38,9 @@ class Accumulator:
 
 
 def _sum(total: Any, part: Any) -> Any:
-    """The sum, in place unless `total` is a number; raises a `TypeError` if the two cannot be added."""
+    """The sum, in place unless `total` is a number; raises a `TypeError` if the two cannot be
+    added.
+    """
     if isinstance(total, Accumulator):
         total.merge(part)
     elif isinstance(total, dict):
@@ -70,7 +76,9 @@ _LARGE = 2**12  # numbers
 
 
 def _without_zeros(value: Any) -> Any:
-    """Large counts as `_Occupied` if that saves more than half of their size; else the value unchanged."""
+    """Large counts as `_Occupied` if that saves more than half of their size; else the value
+    unchanged.
+    """
     if not isinstance(value, np.ndarray) or value.dtype != np.int64 or value.size < _LARGE:
         return value
     place_U = np.flatnonzero(value)
@@ -78,4 +86,6 @@ def _without_zeros(value: Any) -> Any:
         return value
     count_U = value.reshape(-1)[place_U]
     small = abs(count_U).max(initial=0) < 2**31
-    return _Occupied(value.shape, place_U.astype(np.int32), count_U.astype(np.int32) if small else count_U)
+    return _Occupied(
+        value.shape, place_U.astype(np.int32), count_U.astype(np.int32) if small else count_U
+    )

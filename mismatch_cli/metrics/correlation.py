@@ -1,4 +1,6 @@
-"""Correlations: of two series over steps, and of the ranks of two columns over a bounded sample of tokens."""
+"""Correlations: of two series over steps, and of the ranks of two columns over a bounded sample
+of tokens.
+"""
 
 from collections.abc import Sequence
 
@@ -17,11 +19,13 @@ _NORMAL = 1.959964  # 97.5 % point
 
 
 def series_correlation(x_N: np.ndarray, y_N: np.ndarray) -> Estimate:
-    """Pearson's correlation of two series, with a 95 % interval by Fisher's z for autocorrelated series.
+    """Pearson's correlation of two series, with a 95 % interval by Fisher's z for autocorrelated
+    series.
 
-    z = artanh(r) has a standard error of 1/√(n_eff − 3), where n_eff = n / (1 + 2 Σ_k (1 − k/n) ρx(k) ρy(k)) counts
-    steps that resemble their predecessors only in part (Bartlett 1935); lags k go up to n/4. On simulated series with
-    neighbours correlated by 0 to 0.95 it covers the truth in 93.5 to 98.8 % of cases (10 to 200 steps).
+    z = artanh(r) has a standard error of 1/√(n_eff − 3), where n_eff = n / (1 + 2 Σ_k (1 − k/n)
+    ρx(k) ρy(k)) counts steps that resemble their predecessors only in part (Bartlett 1935); lags k
+    go up to n/4. On simulated series with neighbours correlated by 0 to 0.95 it covers the truth in
+    93.5 to 98.8 % of cases (10 to 200 steps).
     """
     if len(x_N) < 3:
         return Estimate(None, note="fewer than 3 steps")
@@ -50,8 +54,12 @@ def _independent_steps(dx_N: np.ndarray, dy_N: np.ndarray) -> float:
 
 
 def _autocorrelations(deviations_N: np.ndarray, lags: np.ndarray) -> np.ndarray:
-    """The autocorrelation at each lag, without the bias −(1 + 3ρ)/n of short series (Kendall 1954), ρ at lag 1."""
-    found = np.array([deviations_N[:-k] @ deviations_N[k:] for k in lags]) / (deviations_N @ deviations_N)
+    """The autocorrelation at each lag, without the bias −(1 + 3ρ)/n of short series (Kendall
+    1954), ρ at lag 1.
+    """
+    found = np.array([deviations_N[:-k] @ deviations_N[k:] for k in lags]) / (
+        deviations_N @ deviations_N
+    )
     return found + (1 + 3 * max(found[0], 0.0)) / len(deviations_N)
 
 
@@ -63,8 +71,9 @@ _ROW = np.dtype([("key", np.float64), ("group", np.int64), ("x", np.float32), ("
 class SampledSpearman(Accumulator):
     """Spearman's ρ of two columns, such as μ and π, with mid-ranks.
 
-    Exact up to 32,768 tokens, then on those with the smallest hashes. A histogram would be bounded as well, but its
-    bins are ties, and if the policies nearly agree, the order within a bin is all that is left to measure.
+    Exact up to 32,768 tokens, then on those with the smallest hashes. A histogram would be bounded
+    as well, but its bins are ties, and if the policies nearly agree, the order within a bin is all
+    that is left to measure.
     """
 
     def __init__(self) -> None:
@@ -91,12 +100,20 @@ class SampledSpearman(Accumulator):
         return self.jackknife().estimate(prompts)
 
     def jackknife(self) -> Jackknife:
-        """ρ, and ρ without each group of prompts; fewer, larger groups, as each needs all ranks computed again."""
+        """ρ, and ρ without each group of prompts; fewer, larger groups, as each needs all ranks
+        computed again.
+        """
         rows = self.sample.rows()
         part = rows["group"] * _PARTS // GROUPS
         place_2N = [np.unique(rows[name], return_inverse=True)[1] for name in ("x", "y")]
-        without = np.array([_spearman([place_N[part != p] for place_N in place_2N]) for p in range(_PARTS)])
-        return Jackknife(_spearman(place_2N), left_out(without, np.bincount(part, minlength=_PARTS) > 0), CORRELATION)
+        without = np.array(
+            [_spearman([place_N[part != p] for place_N in place_2N]) for p in range(_PARTS)]
+        )
+        return Jackknife(
+            _spearman(place_2N),
+            left_out(without, np.bincount(part, minlength=_PARTS) > 0),
+            CORRELATION,
+        )
 
 
 def _spearman(place_2N: Sequence[np.ndarray]) -> float:

@@ -1,8 +1,8 @@
 """The difference of two traces in a metric, with an interval that accounts for what they share.
 
-It is computed without each group of prompts in turn. The same prompts are left out of both traces, so the effect of a
-hard or easy prompt cancels; a prompt in only one of them is left out of that one. So the same formula serves traces
-that share all of their prompts, some, or none.
+It is computed without each group of prompts in turn. The same prompts are left out of both traces,
+so the effect of a hard or easy prompt cancels; a prompt in only one of them is left out of that
+one. So the same formula serves traces that share all of their prompts, some, or none.
 """
 
 from dataclasses import asdict, dataclass
@@ -26,7 +26,8 @@ from mismatch_cli.metrics.summary import MismatchSummary
 
 NO_DIFFERENCE = "no difference for any prompt"
 AT_AGREEMENT = "one of them may be in agreement: no interval"
-Sides = tuple[np.ndarray, np.ndarray]  # the first and the other trace, each without one group of prompts at a time
+# The first and the other trace, each without one group of prompts at a time
+Sides = tuple[np.ndarray, np.ndarray]
 _ANGLES = np.linspace(0, 2 * np.pi, 361)
 _ROUNDING = 1e-9  # relative to the larger value: less comes from the order of additions
 
@@ -35,8 +36,8 @@ _ROUNDING = 1e-9  # relative to the larger value: less comes from the order of a
 class Difference:
     """How another trace differs from the first in a metric.
 
-    `difference` is the other − the first; `factor` is the other's distance from agreement over the first's, without a
-    value for a signed metric or if the first is below resolution.
+    `difference` is the other − the first; `factor` is the other's distance from agreement over the
+    first's, without a value for a signed metric or if the first is below resolution.
     """
 
     difference: Estimate
@@ -87,14 +88,20 @@ def _difference(metric: Metric, first: Measured, other: Measured) -> Difference:
     if same:
         found = Estimate(0.0, note=NO_DIFFERENCE)
     elif found.low is not None:
-        found = _change(a.estimate(prompts), b.estimate(prompts), _correlation(a.scale, x_G, y_G), y - x)
+        found = _change(
+            a.estimate(prompts), b.estimate(prompts), _correlation(a.scale, x_G, y_G), y - x
+        )
     if any(_holds_agreement(metric, side.estimates[metric.key]) for side in (first, other)):
         unsure = AT_AGREEMENT  # the distance may have any size and either sign
     return Difference(found, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
 
 
 def _holds_agreement(metric: Metric, found: Estimate) -> bool:
-    return found.low is not None and found.high is not None and found.low <= (metric.agreement or 0.0) <= found.high
+    return (
+        found.low is not None
+        and found.high is not None
+        and found.low <= (metric.agreement or 0.0) <= found.high
+    )
 
 
 def _correlation(scale: Scale, x_G: np.ndarray, y_G: np.ndarray) -> float:
@@ -110,10 +117,12 @@ def _correlation(scale: Scale, x_G: np.ndarray, y_G: np.ndarray) -> float:
 
 
 def _change(first: Estimate, other: Estimate, correlation: float, change: float) -> Estimate:
-    """The interval of a difference from those of both values, each with its own reach below and above.
+    """The interval of a difference from those of both values, each with its own reach below and
+    above.
 
-    The ends are the smallest and largest difference as both values move within their intervals, on the ellipse given by
-    their correlation (without correlation: Zou and Donner 2008). A value without spread does not move.
+    The ends are the smallest and largest difference as both values move within their intervals, on
+    the ellipse given by their correlation (without correlation: Zou and Donner 2008). A value
+    without spread does not move.
     """
     reaches = []
     for side in (first, other):
@@ -123,15 +132,21 @@ def _change(first: Estimate, other: Estimate, correlation: float, change: float)
         reaches.append((side.value - low, high - side.value))  # type: ignore[operator]
     x = np.cos(_ANGLES)
     y = correlation * x + np.sqrt(1 - correlation**2) * np.sin(_ANGLES)
-    x_moved, y_moved = (np.where(z > 0, above, below) * z for z, (below, above) in zip((x, y), reaches, strict=True))
+    x_moved, y_moved = (
+        np.where(z > 0, above, below) * z for z, (below, above) in zip((x, y), reaches, strict=True)
+    )
     moved = y_moved - x_moved
     return Estimate(float(change), float(change + moved.min()), float(change + moved.max()))
 
 
 def _aligned(a: Jackknife, b: Jackknife) -> Sides:
-    """Both without each group of prompts; a group in only one of them leaves the other unchanged."""
+    """Both without each group of prompts; a group in only one of them leaves the other
+    unchanged.
+    """
     lacks_a, lacks_b = np.isnan(a.without_G), np.isnan(b.without_G)
-    return np.where(lacks_a & ~lacks_b, a.value, a.without_G), np.where(lacks_b & ~lacks_a, b.value, b.without_G)
+    return np.where(lacks_a & ~lacks_b, a.value, a.without_G), np.where(
+        lacks_b & ~lacks_a, b.value, b.without_G
+    )
 
 
 def _settled(x: Any, y: Any) -> Any:
@@ -142,7 +157,12 @@ def _settled(x: Any, y: Any) -> Any:
 
 
 def _factor(
-    metric: Metric, x: float, y: float, without: Sides | None = None, prompts: int = 0, unsure: str | None = None
+    metric: Metric,
+    x: float,
+    y: float,
+    without: Sides | None = None,
+    prompts: int = 0,
+    unsure: str | None = None,
 ) -> Estimate:
     """The ratio of the distances from agreement, with an interval computed on the logarithm."""
     if metric.signed:
@@ -162,5 +182,7 @@ def _factor(
 
 
 def _distance(metric: Metric, value: Any) -> Any:
-    """The distance of a value from agreement; the value itself for a metric that does not describe a gap."""
+    """The distance of a value from agreement; the value itself for a metric that does not
+    describe a gap.
+    """
     return np.abs(value - (metric.agreement or 0.0))

@@ -1,10 +1,11 @@
 """A number with its interval, or with the reason for not having one.
 
-Every interval over prompts comes from leaving out one group of prompts at a time, and allows for skewness. A few
-prompts carry much of a gap, so a mean and its error rise together, and value ± t · error ends too low more often than
-too high. Three things correct that: a scale on which the value is least skewed, a correction of Student's t for the
-remaining skewness (Hall 1992, On the removal of skewness by transformation), and fewer degrees of freedom if a few
-groups dominate the error. benchmarks/coverage.py measures the resulting coverage.
+Every interval over prompts comes from leaving out one group of prompts at a time, and allows for
+skewness. A few prompts carry much of a gap, so a mean and its error rise together, and value ± t ·
+error ends too low more often than too high. Three things correct that: a scale on which the value
+is least skewed, a correction of Student's t for the remaining skewness (Hall 1992, On the removal
+of skewness by transformation), and fewer degrees of freedom if a few groups dominate the error.
+benchmarks/coverage.py measures the resulting coverage.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +30,8 @@ FEW_BEYOND = f"fewer than {FEWEST_BEYOND} tokens beyond it: no interval"
 FEWEST_TOKENS = 1000  # in a bin of μ
 FEW_TOKENS = f"fewer than {FEWEST_TOKENS:,} tokens: no interval"
 FEW_TOKENS_DECIDE = "a few tokens decide it: no interval"
-CROWDED = "most ratios crowd at 1: no interval"  # their density decides, and it differs from trace to trace
+# Their density decides, and it differs from trace to trace
+CROWDED = "most ratios crowd at 1: no interval"
 FEW_AT_EDGE = "the few tokens near it decide it: no interval"
 NOT_MEASURED = "not measured"
 OVERFLOW = "larger than a float can hold"
@@ -52,7 +54,8 @@ def clamped(estimate: Estimate, lowest: float | None, highest: float | None) -> 
     """A quantile from a histogram, clamped to the exact extremes."""
     low, high = -inf if lowest is None else lowest, inf if highest is None else highest
     value, lower, upper = (
-        None if x is None else min(max(x, low), high) for x in (estimate.value, estimate.low, estimate.high)
+        None if x is None else min(max(x, low), high)
+        for x in (estimate.value, estimate.low, estimate.high)
     )
     return Estimate(value, lower, upper, estimate.note)
 
@@ -71,14 +74,22 @@ def finite_or_none(value: float) -> float | None:
 
 
 def student_t(degrees: float) -> float:
-    """The 97.5 % point of Student's t, by its expansion in 1/degrees: 0.3 % off at 4 degrees, less beyond."""
+    """The 97.5 % point of Student's t, by its expansion in 1/degrees: 0.3 % off at 4 degrees,
+    less beyond.
+    """
     z = 1.959964
-    terms = ((z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
     return z + sum(term / degrees**power for power, term in enumerate(terms, start=1))
 
 
 def times_floor(value: float | None, floor: float | None) -> float | str | None:
-    """value / floor, the factor above the trainer's own noise; "below resolution" if the noise is below 1e-7."""
+    """value / floor, the factor above the trainer's own noise; "below resolution" if the noise
+    is below 1e-7.
+    """
     if value is None or floor is None:
         return None
     if abs(floor) < FLOOR_RESOLUTION:
@@ -89,7 +100,8 @@ def times_floor(value: float | None, floor: float | None) -> float | str | None:
 _ROUNDING = 1e-12  # relative: a smaller spread comes from the order of additions
 _FEWEST_DECIDING = 5.0  # groups
 _LEAST_DEGREES = 4.0
-_MOST_SKEWNESS = 0.3  # of the error: more means a single group, and the interval would grow without covering more
+# Of the error: more means a single group, and the interval would grow without covering more
+_MOST_SKEWNESS = 0.3
 
 
 def _same(x: np.ndarray) -> np.ndarray:
@@ -98,20 +110,25 @@ def _same(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Scale:
-    """A transformation that makes an interval symmetric except for the data's skewness, and the part corrected."""
+    """A transformation that makes an interval symmetric except for the data's skewness, and the
+    part corrected.
+    """
 
     to: Callable[[np.ndarray], np.ndarray]
     back: Callable[[np.ndarray], np.ndarray]
     skewness: float = 1.0
 
 
-SIGNED = Scale(_same, _same, 0.5)  # values on both sides of 0 are seldom skewed: less correction, less noise
+# Values on both sides of 0 are seldom skewed: less correction, less noise
+SIGNED = Scale(_same, _same, 0.5)
 LOG_FACTOR = Scale(_same, _same, 0.0)  # of two values with similar skewness
 POSITIVE = Scale(np.log, np.exp)
 ABOVE_1 = Scale(lambda x: np.log(x - 1), lambda y: 1 + np.exp(y))
 ABOVE_MINUS_1 = Scale(np.log1p, np.expm1)
-SHARE = Scale(lambda x: np.log(x) - np.log1p(-x), lambda y: 1 / (1 + np.exp(-y)), 0.25)  # log-odds reach far enough
-SAMPLE_SIZE = replace(SHARE, skewness=1.0)  # (mean w)² / mean w² is as skewed as the few large weights
+# log-odds reach far enough
+SHARE = Scale(lambda x: np.log(x) - np.log1p(-x), lambda y: 1 / (1 + np.exp(-y)), 0.25)
+# (mean w)² / mean w² is as skewed as the few large weights
+SAMPLE_SIZE = replace(SHARE, skewness=1.0)
 CORRELATION = Scale(np.arctanh, np.tanh)
 
 
@@ -121,7 +138,8 @@ class Jackknife:
 
     NaN stands for an empty group, infinity for a group without which nothing is left.
 
-    Group g holds the same prompts in two traces, so differences of these values are the jackknife of the difference.
+    Group g holds the same prompts in two traces, so differences of these values are the jackknife
+    of the difference.
     """
 
     value: float
@@ -139,8 +157,9 @@ class Jackknife:
 def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = SIGNED) -> Estimate:
     """The 95 % interval of a value, from its values without one group of prompts at a time.
 
-    With y the value on its scale, y_g the value without group g and u_g = ȳ − y_g: error² = (G − 1)/G Σ u², skewness
-    a = Σ u³ / (Σ u²)^1.5, and degrees of freedom 2 / (Σ u⁴ / (Σ u²)² − 1/G), at most G − 1.
+    With y the value on its scale, y_g the value without group g and u_g = ȳ − y_g: error² = (G −
+    1)/G Σ u², skewness a = Σ u³ / (Σ u²)^1.5, and degrees of freedom 2 / (Σ u⁴ / (Σ u²)² − 1/G), at
+    most G − 1.
     """
     usable_G = without_G[~np.isnan(without_G)]
     if not np.isfinite(value) or prompts < FEWEST_PROMPTS or len(usable_G) < FEWEST_GROUPS:
@@ -149,11 +168,13 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
         return point(value, NO_SPREAD)
     with np.errstate(all="ignore"):
         y, y_G = float(scale.to(np.array(value))), scale.to(usable_G)
-    if not np.isfinite(y) or np.isnan(y_G).any():  # a share that can be negative, a correlation of 1 + rounding
+    # A share that can be negative, a correlation of 1 + rounding
+    if not np.isfinite(y) or np.isnan(y_G).any():
         scale, y, y_G = SIGNED, value, usable_G
     if not np.isfinite(y_G).all():  # a single group contributes everything
         return point(value, FEW_DECIDE)
-    power = 200 * int(np.frexp(np.abs(y_G).max())[1] / 200)  # 0 except for enormous values: u⁴ stays finite
+    # 0 except for enormous values: u⁴ stays finite
+    power = 200 * int(np.frexp(np.abs(y_G).max())[1] / 200)
     y_G = np.ldexp(y_G, -power)
     u_G = y_G.mean() - y_G
     if _deciding(u_G) < _FEWEST_DECIDING:
@@ -169,7 +190,9 @@ def _deciding(u_G: np.ndarray) -> float:
 
 
 def _reach(u_G: np.ndarray, skewness: float) -> np.ndarray:
-    """How far the interval extends below and above the value, on its scale: error · h(± t), h Hall's transformation."""
+    """How far the interval extends below and above the value, on its scale: error · h(± t), h
+    Hall's transformation.
+    """
     count, squares = len(u_G), float(u_G @ u_G)
     degrees = 2 / max(float((u_G**4).sum()) / squares**2 - 1 / count, 1e-9)
     t = student_t(min(max(degrees, _LEAST_DEGREES), count - 1)) * np.array([1.0, -1.0])
@@ -191,12 +214,15 @@ Made = TypeVar("Made")
 def without_groups(evaluate: Callable[..., Made], *sums_Gx: np.ndarray) -> tuple[Made, Made]:
     """`evaluate` on sums by prompt group: on all of them, and with each group left out in turn."""
     totals_x = [sums.sum(axis=0) for sums in sums_Gx]
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a broken recording may hold ∞ − ∞
+    # A broken recording may hold ∞ − ∞
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         left_Gx = [total - sums for total, sums in zip(totals_x, sums_Gx, strict=True)]
         return evaluate(*totals_x), evaluate(*left_Gx)
 
 
-def grouped_ratio(part_G: np.ndarray, whole_G: np.ndarray, prompts: int, scale: Scale = POSITIVE) -> Estimate:
+def grouped_ratio(
+    part_G: np.ndarray, whole_G: np.ndarray, prompts: int, scale: Scale = POSITIVE
+) -> Estimate:
     """Σ part / Σ whole, from sums by prompt group."""
     value, without_G = without_groups(np.true_divide, part_G, whole_G)
     return interval(float(value), left_out(without_G, whole_G > 0), prompts, scale)
@@ -208,21 +234,24 @@ def grouped_share(part_G: np.ndarray, whole_G: np.ndarray, prompts: int) -> Esti
 
 
 def left_out(without_G: np.ndarray, occupied_G: np.ndarray) -> np.ndarray:
-    """Values for a `Jackknife`: NaN for an empty group, infinity for a group without which nothing is left."""
+    """Values for a `Jackknife`: NaN for an empty group, infinity for a group without which
+    nothing is left.
+    """
     return np.where(occupied_G, np.where(np.isnan(without_G), np.inf, without_G), np.nan)
 
 
 _DEVIATIONS = 3.0  # standard errors that the place of μ between them needs before the test decides
-# The mean gaps must also differ by a large enough part of the smaller one. The engine's weights are the trainer's,
-# rounded, and all responses share that rounding: if the step is smaller, either weights can fit significantly better.
+# The mean gaps must also differ by a large enough part of the smaller one. The engine's weights are
+# the trainer's, rounded, and all responses share that rounding: if the step is smaller, either
+# weights can fit significantly better.
 _PART = 0.25
 
 
 class PairedTest(NamedTuple):
     """Mean |π − μ| over responses at two sets of weights, and which of the two μ is nearer to.
 
-    `share`: the place of μ between π at the second weights (0) and π at the first (1). `deviations`: its distance from
-    the middle in standard errors over responses.
+    `share`: the place of μ between π at the second weights (0) and π at the first (1).
+    `deviations`: its distance from the middle in standard errors over responses.
     """
 
     first: float
@@ -241,19 +270,25 @@ class PairedTest(NamedTuple):
 
 
 def paired_test(
-    logp_rollout: Sequence[np.ndarray], logp_first: Sequence[np.ndarray], logp_second: Sequence[np.ndarray]
+    logp_rollout: Sequence[np.ndarray],
+    logp_first: Sequence[np.ndarray],
+    logp_second: Sequence[np.ndarray],
 ) -> PairedTest:
     """Which weights an engine sampled with: share = Σ (μ − π₂)(π₁ − π₂) / Σ (π₁ − π₂)² over tokens.
 
-    Least squares gives most weight to the tokens that the step moved most. Undecided if the two sets of weights are too
-    close, or NaN.
+    Least squares gives most weight to the tokens that the step moved most. Undecided if the two
+    sets of weights are too close, or NaN.
     """
-    mu, first, second = ([np.exp(x) for x in side] for side in (logp_rollout, logp_first, logp_second))
-    sums_S4 = np.array([
-        (np.abs(f - m).mean(), np.abs(s - m).mean(), (m - s) @ (f - s), (f - s) @ (f - s))
-        for m, f, s in zip(mu, first, second, strict=True)
-        if len(m)
-    ]).reshape(-1, 4)  # fmt: skip
+    mu, first, second = (
+        [np.exp(x) for x in side] for side in (logp_rollout, logp_first, logp_second)
+    )
+    sums_S4 = np.array(
+        [
+            (np.abs(f - m).mean(), np.abs(s - m).mean(), (m - s) @ (f - s), (f - s) @ (f - s))
+            for m, f, s in zip(mu, first, second, strict=True)
+            if len(m)
+        ]
+    ).reshape(-1, 4)
     if not len(sums_S4):
         return PairedTest(0.0, 0.0, 0.5, 0.0, False)
     gap_first, gap_second = sums_S4[:, :2].mean(axis=0).tolist()
@@ -263,4 +298,6 @@ def paired_test(
         deviations = float(np.nan_to_num((share - 0.5) / error, nan=0.0))
     apart = gap_second - gap_first
     far = abs(apart) > _PART * min(gap_first, gap_second) and apart * deviations > 0
-    return PairedTest(gap_first, gap_second, float(share), deviations, bool(far and abs(deviations) > _DEVIATIONS))
+    return PairedTest(
+        gap_first, gap_second, float(share), deviations, bool(far and abs(deviations) > _DEVIATIONS)
+    )

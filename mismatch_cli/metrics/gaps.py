@@ -1,11 +1,13 @@
-"""The gap between two policies, token by token: computed once for a slice of a batch, read by every accumulator.
+"""The gap between two policies, token by token: computed once for a slice of a batch, read by every
+accumulator.
 
-Suffixes: `_N` are the counted tokens of the slice, laid flat; `_S` its responses. A token counts if it is in the loss
-mask and both policies were measured (NaN = not measured). A counted token that the current policy excludes (log π =
-−inf) is out of support: it enters Δp as −μ and the ratio as 0, and is left out of everything computed from d = log π −
-log μ, where its columns hold the neutral 0.
+Suffixes: `_N` are the counted tokens of the slice, laid flat; `_S` its responses. A token counts if
+it is in the loss mask and both policies were measured (NaN = not measured). A counted token that
+the current policy excludes (log π = −inf) is out of support: it enters Δp as −μ and the ratio as 0,
+and is left out of everything computed from d = log π − log μ, where its columns hold the neutral 0.
 
-The ratio is float32, exp of the float32 difference, as a trust region sees it: it decides shares and thresholds.
+The ratio is float32, exp of the float32 difference, as a trust region sees it: it decides shares
+and thresholds.
 """
 
 from __future__ import annotations
@@ -21,19 +23,22 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.hashing import hash_keys, mix, prompt_groups
 from mismatch_cli.metrics.pairs import Pair
 
-CHUNK_TOKENS = 2**17  # long enough to hide the cost of hundreds of calls; costly formulas use blocks that fit the cache
+# Long enough to hide the cost of hundreds of calls; costly formulas use blocks that fit the cache
+CHUNK_TOKENS = 2**17
 
 
 def token_gaps(
     batch: TokenBatch, pair: Pair, max_tokens: int = CHUNK_TOKENS, required: Sequence[str] = ()
 ) -> Iterator[TokenGaps]:
-    """Slices of complete responses with about `max_tokens` measured tokens (more if one response is longer).
+    """Slices of complete responses with about `max_tokens` measured tokens (more if one response is
+    longer).
 
     A token that lacks one of the `required` columns of the batch does not count.
     """
     measured_S1 = _measured_before(batch, pair)
     measured = int(measured_S1[-1])
-    max_tokens = -(-measured // max(1, round(measured / max_tokens)))  # equal lengths: a short slice costs as much
+    # Equal lengths: a short slice costs as much
+    max_tokens = -(-measured // max(1, round(measured / max_tokens)))
     first = 0
     while first < batch.num_responses:
         last = int(np.searchsorted(measured_S1, measured_S1[first] + max_tokens, side="right")) - 1
@@ -63,15 +68,20 @@ def _measured_before(batch: TokenBatch, pair: Pair) -> np.ndarray:
 class TokenGaps:
     """Responses `first : last` of a batch, as the gap between the two policies of `pair`."""
 
-    def __init__(self, batch: TokenBatch, pair: Pair, first: int, last: int, required: Sequence[str] = ()) -> None:
+    def __init__(
+        self, batch: TokenBatch, pair: Pair, first: int, last: int, required: Sequence[str] = ()
+    ) -> None:
         self.batch, self.pair, self.first, self.last = batch, pair, first, last
         response_offset_S1 = batch.offset_S1[first : last + 1]
         self._tokens = slice(int(response_offset_S1[0]), int(response_offset_S1[-1]))
         self.response_offset_S1 = response_offset_S1 - response_offset_S1[0]
-        logq_T, logp_T = (getattr(batch, name)[self._tokens] for name in (pair.reference, pair.current))
+        logq_T, logp_T = (
+            getattr(batch, name)[self._tokens] for name in (pair.reference, pair.current)
+        )
         mask_T, lacking_T = batch.loss_mask_T[self._tokens], self._lacking(required)
         self.num_masked, self.num_not_measured = 0, 0
-        self.kept: np.ndarray | None = None  # indices of the counted tokens within the slice; None = all
+        # Indices of the counted tokens within the slice; None = all
+        self.kept: np.ndarray | None = None
         self.out_of_support_N: np.ndarray | None = None  # bool; None = none
         with np.errstate(invalid="ignore"):  # −inf − (−inf)
             simple = mask_T.all() and np.isfinite(logp_T - logq_T).all() and lacking_T is None
@@ -106,7 +116,9 @@ class TokenGaps:
     @property
     def index_N(self) -> np.ndarray:
         """The indices of the counted tokens in the batch."""
-        return self._tokens.start + (np.arange(len(self.logq_N)) if self.kept is None else self.kept)
+        return self._tokens.start + (
+            np.arange(len(self.logq_N)) if self.kept is None else self.kept
+        )
 
     @cached_property
     def offset_S1(self) -> np.ndarray:
@@ -125,7 +137,9 @@ class TokenGaps:
 
     @cached_property
     def later_turns(self) -> np.ndarray:
-        """Where in the slice turns (runs in the loss mask) begin, except for the first of each response."""
+        """Where in the slice turns (runs in the loss mask) begin, except for the first of each
+        response.
+        """
         if not self.num_masked:
             return np.zeros(0, dtype=np.int64)
         offset_S1 = self.response_offset_S1
@@ -154,13 +168,23 @@ class TokenGaps:
 
     @cached_property
     def token_hash_N(self) -> np.ndarray:
-        """A hash of response and position, uint64: splitmix64 at counter `position`, one mixing round per token."""
-        position_N = np.arange(self.response_offset_S1[-1], dtype=np.uint64) if self.kept is None else self.kept
-        start_N = self.per_token(self.response_hash_S - self.response_offset_S1[:-1].astype(np.uint64))
+        """A hash of response and position, uint64: splitmix64 at counter `position`, one mixing
+        round per token.
+        """
+        position_N = (
+            np.arange(self.response_offset_S1[-1], dtype=np.uint64)
+            if self.kept is None
+            else self.kept
+        )
+        start_N = self.per_token(
+            self.response_hash_S - self.response_offset_S1[:-1].astype(np.uint64)
+        )
         return mix(start_N + position_N.astype(np.uint64))
 
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """Each counted token's response within the slice, and its position among all tokens of that response."""
+        """Each counted token's response within the slice, and its position among all tokens of
+        that response.
+        """
         response_N = self.per_token(np.arange(self.last - self.first))
         place_N = np.arange(self.response_offset_S1[-1]) if self.kept is None else self.kept
         return response_N, place_N - self.response_offset_S1[:-1][response_N]
@@ -256,17 +280,28 @@ class TokenGaps:
 
 
 class TopK:
-    """Top-K divergences of the counted tokens, and the mass of the K; missing values hold 0 and do not count."""
+    """Top-K divergences of the counted tokens, and the mass of the K; missing values hold 0 and
+    do not count.
+    """
 
-    def __init__(self, tv_N: np.ndarray, kl_N: np.ndarray, logq_NK: np.ndarray, logp_NK: np.ndarray) -> None:
+    def __init__(
+        self, tv_N: np.ndarray, kl_N: np.ndarray, logq_NK: np.ndarray, logp_NK: np.ndarray
+    ) -> None:
         self.tv_counts_N = _unless_all(~np.isnan(tv_N))
         self.kl_counts_N = _unless_all(np.isfinite(kl_N))  # infinite if π excludes a top-K token
-        self.tv_N = tv_N if self.tv_counts_N is None else np.where(self.tv_counts_N, tv_N, np.float32(0))
-        self.kl_N = kl_N if self.kl_counts_N is None else np.where(self.kl_counts_N, kl_N, np.float32(0))
-        masses = (np.minimum(np.exp(logp_NK).sum(axis=1), 1) for logp_NK in (logq_NK, logp_NK))  # rounding may exceed 1
+        self.tv_N = (
+            tv_N if self.tv_counts_N is None else np.where(self.tv_counts_N, tv_N, np.float32(0))
+        )
+        self.kl_N = (
+            kl_N if self.kl_counts_N is None else np.where(self.kl_counts_N, kl_N, np.float32(0))
+        )
+        # Rounding may exceed 1
+        masses = (np.minimum(np.exp(logp_NK).sum(axis=1), 1) for logp_NK in (logq_NK, logp_NK))
         # Counted if TV is: both sides have the K, so their masses are of the same tokens.
         self.mass_reference_N, self.mass_current_N = (
-            mass_N if self.tv_counts_N is None else np.where(self.tv_counts_N, mass_N, np.float32(0))
+            mass_N
+            if self.tv_counts_N is None
+            else np.where(self.tv_counts_N, mass_N, np.float32(0))
             for mass_N in masses
         )
 

@@ -1,7 +1,7 @@
 """Fixed logarithmic histograms, indexed by the bits of a float32, and quantiles from them.
 
-A bin is one float32 exponent and the top bits of its mantissa, so no logarithm is taken: with 9 bits the bins are 0.1
-to 0.2 % wide, with 3 bits 6 to 12 %.
+A bin is one float32 exponent and the top bits of its mantissa, so no logarithm is taken: with 9
+bits the bins are 0.1 to 0.2 % wide, with 3 bits 6 to 12 %.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from mismatch_cli.hashing import GROUPS
 
 @dataclass(frozen=True)
 class LogBins:
-    """Bins for |x| from 2^lowest to 2^highest; bin 0 holds smaller values (and counts as 0), the last larger ones."""
+    """Bins for |x| from 2^lowest to 2^highest; bin 0 holds smaller values (and counts as 0), the
+    last larger ones.
+    """
 
     lowest: int
     highest: int
@@ -49,7 +51,9 @@ class LogBins:
 
 @dataclass(frozen=True)
 class SignedLogBins:
-    """The same bins for both signs, in ascending order of x; the middle bin holds values close to 0."""
+    """The same bins for both signs, in ascending order of x; the middle bin holds values close
+    to 0.
+    """
 
     positive: LogBins
 
@@ -95,11 +99,14 @@ def middles(bins: LogBins | SignedLogBins) -> tuple[np.ndarray, np.ndarray]:
     return middle, middle
 
 
-def quantiles(counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], shares: Sequence[float]) -> np.ndarray:
-    """[..., bins] → [..., shares]: quantiles of binned values, interpolated between neighbouring ranks as in numpy.
+def quantiles(
+    counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], shares: Sequence[float]
+) -> np.ndarray:
+    """[..., bins] → [..., shares]: quantiles of binned values, interpolated between neighbouring
+    ranks as in numpy.
 
-    The values of a bin are assumed to be spread evenly over it, so each is at most a bin's width off. NaN for empty
-    counts.
+    The values of a bin are assumed to be spread evenly over it, so each is at most a bin's width
+    off. NaN for empty counts.
     """
     through = np.cumsum(counts, axis=-1)
     last = through[..., -1:] - 1
@@ -107,8 +114,12 @@ def quantiles(counts: np.ndarray, edges: tuple[np.ndarray, np.ndarray], shares: 
     for column, share in enumerate(shares):
         rank = share * last
         below = np.floor(rank)
-        lower, upper = (_ranked(counts, through, edges, np.minimum(r, last)) for r in (below, below + 1))
-        found[..., column] = np.where(last < 0, np.nan, lower + (rank - below) * (upper - lower))[..., 0]
+        lower, upper = (
+            _ranked(counts, through, edges, np.minimum(r, last)) for r in (below, below + 1)
+        )
+        found[..., column] = np.where(last < 0, np.nan, lower + (rank - below) * (upper - lower))[
+            ..., 0
+        ]
     return found
 
 
@@ -132,4 +143,5 @@ def without_each_group(counts_Gx: np.ndarray) -> np.ndarray:
 
 def count_into(counts: np.ndarray, index_N: np.ndarray) -> None:
     """Add one at each index of the flattened counts."""
-    np.add.at(counts.reshape(-1), index_N.astype(np.intp, copy=False), 1)  # any other type costs more than the cast
+    # Any other type costs more than the cast
+    np.add.at(counts.reshape(-1), index_N.astype(np.intp, copy=False), 1)

@@ -1,4 +1,6 @@
-"""Tokens and responses that are kept individually, independent of the sharding: the worst, and a sample for plots."""
+"""Tokens and responses that are kept individually, independent of the sharding: the worst, and a
+sample for plots.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,27 @@ TOKEN_ROW = np.dtype(
         ("tv_topk", np.float32),
     ]
 )
-RESPONSE_ROW = np.dtype([("key", np.float64), *_IDENTITY, ("length", np.int32), ("d_sum", np.float64)])
+RESPONSE_ROW = np.dtype(
+    [("key", np.float64), *_IDENTITY, ("length", np.int32), ("d_sum", np.float64)]
+)
 
 
 class SmallestRows(Accumulator):
-    """The smallest rows of a structured dtype, ordered by `key` and then by every other field to break ties."""
+    """The smallest rows of a structured dtype, ordered by `key` and then by every other field to
+    break ties.
+    """
 
     def __init__(self, dtype: np.dtype, capacity: int) -> None:
         self.capacity = capacity
         self.limit = np.inf  # a larger key can no longer be kept
         self._parts = [np.zeros(0, dtype=dtype)]
 
-    def offer(self, candidates: np.ndarray, key_C: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Consider candidates by index; `rows_of(index)` builds the rows that may stay, without their key."""
+    def offer(
+        self, candidates: np.ndarray, key_C: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """Consider candidates by index; `rows_of(index)` builds the rows that may stay, without
+        their key.
+        """
         near = np.flatnonzero(key_C <= self.limit)
         if len(near) > 2 * self.capacity:
             self.limit = float(np.partition(key_C[near], self.capacity - 1)[self.capacity - 1])
@@ -53,7 +63,9 @@ class SmallestRows(Accumulator):
         rows_of: Callable[[np.ndarray], np.ndarray],
         counts: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
-        """Consider one candidate per uint64 hash, if `counts(index)` allows: the kept rows are a random sample."""
+        """Consider one candidate per uint64 hash, if `counts(index)` allows: the kept rows are a
+        random sample.
+        """
         low = np.flatnonzero(hash_N <= np.uint64(min(self.limit, _ALMOST_1) * 2.0**64))
         if counts is not None:
             low = low[counts(low)]
@@ -85,7 +97,8 @@ class SmallestRows(Accumulator):
 
 
 def token_rows(gaps: TokenGaps, index: np.ndarray, *, with_topk: bool = True) -> np.ndarray:
-    """`TOKEN_ROW`s of the counted tokens at `index`; positions count every token of the response, from 0.
+    """`TOKEN_ROW`s of the counted tokens at `index`; positions count every token of the response,
+    from 0.
 
     Top-K TV is computed for the whole slice, so it is left out unless requested.
     """
@@ -104,7 +117,9 @@ def token_rows(gaps: TokenGaps, index: np.ndarray, *, with_topk: bool = True) ->
 
 
 def response_rows(gaps: TokenGaps, response: np.ndarray) -> np.ndarray:
-    """`RESPONSE_ROW`s of some responses of the slice, with the number of counted tokens in support and their Σd."""
+    """`RESPONSE_ROW`s of some responses of the slice, with the number of counted tokens in
+    support and their Σd.
+    """
     rows = np.zeros(len(response), dtype=RESPONSE_ROW)
     _identify(rows, gaps, response)
     rows["length"], rows["d_sum"] = (values_S[response] for values_S in gaps.length_and_d_sum)
@@ -112,15 +127,20 @@ def response_rows(gaps: TokenGaps, response: np.ndarray) -> np.ndarray:
 
 
 def _identify(rows: np.ndarray, gaps: TokenGaps, response: np.ndarray) -> None:
-    for name, column in (("step", "step_S"), ("prompt_id", "prompt_id_S"), ("sample_index", "sample_index_S")):
+    for name, column in (
+        ("step", "step_S"),
+        ("prompt_id", "prompt_id_S"),
+        ("sample_index", "sample_index_S"),
+    ):
         rows[name] = getattr(gaps.batch, column)[gaps.first + response]
 
 
 class WorstTokens(Accumulator):
-    """The N tokens with the largest |d|, the N with the largest |Δp|, and the N responses with the largest |Σd|.
+    """The N tokens with the largest |d|, the N with the largest |Δp|, and the N responses with the
+    largest |Σd|.
 
-    Equal values are ordered by step, prompt, sample and position. A gap of exactly 0 is never among them; a token out
-    of support can be only under |Δp|.
+    Equal values are ordered by step, prompt, sample and position. A gap of exactly 0 is never among
+    them; a token out of support can be only under |Δp|.
     """
 
     def __init__(self, count: int = 50) -> None:
@@ -144,18 +164,25 @@ _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 def _records(kept: SmallestRows) -> list[dict[str, Any]]:
     columns = _columns(kept)
-    return [dict(zip(columns, map(finite_or_none, row), strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [
+        dict(zip(columns, map(finite_or_none, row), strict=True))
+        for row in zip(*columns.values(), strict=True)
+    ]
 
 
 class ScatterSample(Accumulator):
-    """Nearly the same tokens and responses for every pair of policies, independent of order and sharding.
+    """Nearly the same tokens and responses for every pair of policies, independent of order and
+    sharding.
 
-    A token is chosen by hash(prompt_id, sample_index, step, position), a response by the first three. Each sampled
-    response has the number of its tokens in support, and Σd over them.
+    A token is chosen by hash(prompt_id, sample_index, step, position), a response by the first
+    three. Each sampled response has the number of its tokens in support, and Σd over them.
     """
 
     def __init__(self, tokens: int = 20_000, responses: int = 5_000) -> None:
-        self.tokens, self.responses = SmallestRows(TOKEN_ROW, tokens), SmallestRows(RESPONSE_ROW, responses)
+        self.tokens, self.responses = (
+            SmallestRows(TOKEN_ROW, tokens),
+            SmallestRows(RESPONSE_ROW, responses),
+        )
 
     def update(self, gaps: TokenGaps) -> None:
         self.tokens.offer_hashed(gaps.token_hash_N, partial(token_rows, gaps))

@@ -1,9 +1,10 @@
 """Detects the lattice that rounding logits to bf16 leaves in the data.
 
-If only the sampled token's logit differs, by δ, its odds change by e^δ: the log-odds gap x = log(π/(1 − π)) − log(μ/(1
-− μ)) is δ exactly, which to first order is the streak r ≈ 1 + δ(1 − μ) of the paper's Figure 2. Two engines that round
-their logits to bf16 differ by multiples of 1/16 (|logit| in [8, 16)), 1/8 ([16, 32)) or 1/4 ([32, 64)), so |x| piles up
-at these values. Rounding of the other logits smears the peaks; a float32 head removes them.
+If only the sampled token's logit differs, by δ, its odds change by e^δ: the log-odds gap x =
+log(π/(1 − π)) − log(μ/(1 − μ)) is δ exactly, which to first order is the streak r ≈ 1 + δ(1 − μ) of
+the paper's Figure 2. Two engines that round their logits to bf16 differ by multiples of 1/16
+(|logit| in [8, 16)), 1/8 ([16, 32)) or 1/4 ([32, 64)), so |x| piles up at these values. Rounding of
+the other logits smears the peaks; a float32 head removes them.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ _LEAST_Z = 6.0
 
 @dataclass(frozen=True)
 class LatticeLine:
-    """A peak of |x| at `spacing`: its height over the preceding valley, and its excess share of tokens."""
+    """A peak of |x| at `spacing`: its height over the preceding valley, and its excess share of
+    tokens.
+    """
 
     spacing: float
     share: float  # of the tokens with μ ≤ 0.99, in excess of the valley
@@ -38,7 +41,8 @@ class Lattice(Accumulator):
     """Histogram of the log-odds gap |x| by prompt group, and the peaks in it."""
 
     def __init__(self) -> None:
-        self._counts = np.zeros((GROUPS, _COUNT + 1), dtype=np.int64)  # last column: tokens that do not count
+        # Last column: tokens that do not count
+        self._counts = np.zeros((GROUPS, _COUNT + 1), dtype=np.int64)
 
     @property
     def counts(self) -> np.ndarray:
@@ -61,7 +65,11 @@ class Lattice(Accumulator):
         Smooth noise of any shape is densest at 0 and falls off, so it has no valley.
         """
         lines = [self._line(spacing) for spacing in SPACINGS]
-        return [line for line in lines if line is not None and line.rise >= _LEAST_RISE and line.z >= _LEAST_Z]
+        return [
+            line
+            for line in lines
+            if line is not None and line.rise >= _LEAST_RISE and line.z >= _LEAST_Z
+        ]
 
     def _line(self, spacing: float) -> LatticeLine | None:
         total = self.counts.sum(axis=0)
@@ -69,18 +77,26 @@ class Lattice(Accumulator):
         if peak < _FEWEST:
             return None
         log_rises_G = [_log_rise(counts, spacing) for counts in without_each_group(self.counts)]
-        between = np.sqrt((len(log_rises_G) - 1) * np.var(log_rises_G))  # tokens of one prompt are not independent
+        # Tokens of one prompt are not independent
+        between = np.sqrt((len(log_rises_G) - 1) * np.var(log_rises_G))
         error = max(np.sqrt(1 / (peak + 0.5) + 1 / (valley + 0.5)), between)
         log_rise = _log_rise(total, spacing)
         return LatticeLine(
-            spacing, (peak - valley) / int(total.sum()), float(np.exp(log_rise)), float(log_rise / error)
+            spacing,
+            (peak - valley) / int(total.sum()),
+            float(np.exp(log_rise)),
+            float(log_rise / error),
         )
 
 
 def _peak_and_valley(counts: np.ndarray, spacing: float) -> tuple[int, int]:
-    """Tokens within an eighth of the spacing around it, and around ½ or ¾ of it, whichever has fewer."""
+    """Tokens within an eighth of the spacing around it, and around ½ or ¾ of it, whichever has
+    fewer.
+    """
     eighth = round(spacing / 8 / _BIN)  # whole bins
-    half, three_quarters, peak = (int(counts[(k - 1) * eighth : (k + 1) * eighth].sum()) for k in (4, 6, 8))
+    half, three_quarters, peak = (
+        int(counts[(k - 1) * eighth : (k + 1) * eighth].sum()) for k in (4, 6, 8)
+    )
     return peak, min(half, three_quarters)
 
 

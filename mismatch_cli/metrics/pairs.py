@@ -1,4 +1,6 @@
-"""The pairs of policies to compare: the reference takes the role of μ, the current one that of π."""
+"""The pairs of policies to compare: the reference takes the role of μ, the current one that of
+π.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,15 @@ class Pair:
     topk_current: str | None = None
 
     def measured_in(self, batch: TokenBatch) -> bool:
-        return getattr(batch, self.reference) is not None and getattr(batch, self.current) is not None
+        return (
+            getattr(batch, self.reference) is not None and getattr(batch, self.current) is not None
+        )
 
     def topk_measured_in(self, batch: TokenBatch) -> bool:
         names = (self.topk_reference, self.topk_current)
-        return batch.topk_ids_TK is not None and all(n and getattr(batch, n) is not None for n in names)
+        return batch.topk_ids_TK is not None and all(
+            n and getattr(batch, n) is not None for n in names
+        )
 
 
 _ROLLOUT, _TRAINER, _RECOMPUTED = "logp_rollout_T", "logp_trainer_T", "logp_recomputed_T"
@@ -37,23 +43,38 @@ _TOPK_RECOMPUTED = "topk_logp_recomputed_TK"
 PAIRS = {
     pair.name: pair
     for pair in (
-        Pair("mismatch", "recomputed / rollout, equal weights", _ROLLOUT, _RECOMPUTED, _TOPK_ROLLOUT, _TOPK_RECOMPUTED),
-        Pair("total", "trainer / rollout", _ROLLOUT, _TRAINER, _TOPK_ROLLOUT, _TOPK_TRAINER),
-        # The rollout sampled the tokens, not the reference: the KL estimators show what a step changed on them. The
-        # top-K ids are the rollout's.
         Pair(
-            "staleness", "trainer / recomputed, optimiser steps", _RECOMPUTED, _TRAINER, _TOPK_RECOMPUTED, _TOPK_TRAINER
+            "mismatch",
+            "recomputed / rollout, equal weights",
+            _ROLLOUT,
+            _RECOMPUTED,
+            _TOPK_ROLLOUT,
+            _TOPK_RECOMPUTED,
         ),
-        Pair("floor", "trainer repeated / trainer, equal weights", _TRAINER, "logp_trainer_repeat_T"),
+        Pair("total", "trainer / rollout", _ROLLOUT, _TRAINER, _TOPK_ROLLOUT, _TOPK_TRAINER),
+        # The rollout sampled the tokens, not the reference: the KL estimators show what a step
+        # changed on them. The top-K ids are the rollout's.
+        Pair(
+            "staleness",
+            "trainer / recomputed, optimiser steps",
+            _RECOMPUTED,
+            _TRAINER,
+            _TOPK_RECOMPUTED,
+            _TOPK_TRAINER,
+        ),
+        Pair(
+            "floor", "trainer repeated / trainer, equal weights", _TRAINER, "logp_trainer_repeat_T"
+        ),
     )
 }
 
 
 def pairs_in(traces: Sequence[Trace]) -> list[str]:
-    """The pairs that traces have together, the most informative first: mismatch if any response has it.
+    """The pairs that traces have together, the most informative first: mismatch if any response has
+    it.
 
-    At equal weights there is one gap; otherwise mismatch (of the responses with equal weights or a recomputed
-    log-prob), staleness, and both together.
+    At equal weights there is one gap; otherwise mismatch (of the responses with equal weights or a
+    recomputed log-prob), staleness, and both together.
     """
     recomputed = any("logp_recomputed" in trace.columns() for trace in traces)
     equal = [_equal_weights(trace) for trace in traces]
@@ -72,7 +93,9 @@ def weights_are_equal(traces: Sequence[Trace]) -> bool:
 
 
 def _equal_weights(trace: Trace) -> tuple[bool, bool]:
-    """Whether every scored response was scored at the weights that sampled it, and whether any was."""
+    """Whether every scored response was scored at the weights that sampled it, and whether any
+    was.
+    """
     import pyarrow.compute as pc
 
     everywhere, anywhere, undecided = True, False, []
@@ -87,12 +110,17 @@ def _equal_weights(trace: Trace) -> tuple[bool, bool]:
             everywhere, anywhere = everywhere and all(equal), anywhere or any(equal)
     for table in trace.tables(_VERSIONS, undecided):
         equal_S = pc.equal(*(table.column(name) for name in _VERSIONS))
-        everywhere, anywhere = everywhere and pc.all(equal_S).as_py(), anywhere or pc.any(equal_S).as_py()
+        everywhere, anywhere = (
+            everywhere and pc.all(equal_S).as_py(),
+            anywhere or pc.any(equal_S).as_py(),
+        )
     return everywhere, anywhere
 
 
 def _equal_by(ranges: Mapping[str, tuple[int, int]]) -> bool | None:
-    """Whether both versions are equal in all rows of these ranges, or in none; None if only the rows can tell."""
+    """Whether both versions are equal in all rows of these ranges, or in none; None if only the
+    rows can tell.
+    """
     rollout, trainer = (ranges.get(name) for name in _VERSIONS)
     if rollout is None or trainer is None:
         return None

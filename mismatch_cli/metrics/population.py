@@ -1,4 +1,6 @@
-"""What a trace contains: counts, distinct prompts, groups whose rewards are all equal, and which problems to keep."""
+"""What a trace contains: counts, distinct prompts, groups whose rewards are all equal, and which
+problems to keep.
+"""
 
 from __future__ import annotations
 
@@ -65,10 +67,12 @@ class DistinctPrompts(Accumulator):
 
 
 class RewardGroups(Accumulator):
-    """The share of groups (step, prompt) of two or more responses whose rewards are all equal: all advantages are zero.
+    """The share of groups (step, prompt) of two or more responses whose rewards are all equal: all
+    advantages are zero.
 
-    Beyond 65,536 groups, those with the smallest hashes are kept, a random sample. A dropped group never comes back, as
-    the largest kept hash only falls. Columns: hash, prompt, smallest reward, largest reward, responses.
+    Beyond 65,536 groups, those with the smallest hashes are kept, a random sample. A dropped group
+    never comes back, as the largest kept hash only falls. Columns: hash, prompt, smallest reward,
+    largest reward, responses.
     """
 
     def __init__(self, size: int = SKETCH_SIZE) -> None:
@@ -107,24 +111,32 @@ class RewardGroups(Accumulator):
         several_G = self.reward_G3[:, 2] >= 2
         equal_G = self.reward_G3[several_G, 0] == self.reward_G3[several_G, 1]
         group_G = prompt_groups(self.prompt_id_G[several_G])
-        equal, graded = (np.bincount(group_G, weights=w, minlength=GROUPS) for w in (equal_G, np.ones(len(group_G))))
+        equal, graded = (
+            np.bincount(group_G, weights=w, minlength=GROUPS)
+            for w in (equal_G, np.ones(len(group_G)))
+        )
         value, without = without_groups(np.true_divide, equal, graded)
         return Jackknife(float(value), left_out(without, graded > 0), SHARE)
 
 
 def accuracy_by_prompt(trace: Trace) -> dict[int, float]:
-    """Mean reward of each problem by `prompt_id`; a `MismatchError` if it is not an accuracy or nothing was graded."""
+    """Mean reward of each problem by `prompt_id`; a `MismatchError` if it is not an accuracy or
+    nothing was graded.
+    """
     prompts, rewards = [], []
     for table in trace.tables(["prompt_id", "reward"]):
         if "reward" not in table.column_names:
-            raise MismatchError(f"{trace.folder} has no rewards, because its problems have no answers to grade with.")
+            raise MismatchError(
+                f"{trace.folder} has no rewards, because its problems have no answers to grade "
+                "with."
+            )
         prompts.append(table.column("prompt_id").to_numpy())
         reward_S = table.column("reward").to_numpy().astype(np.float64)
         outside_S = reward_S[(reward_S < 0) | (reward_S > 1)]
         if len(outside_S):
             raise MismatchError(
-                f"{trace.folder} has a reward of {outside_S[0]:g}, but an accuracy must be from 0 to 1. Scale the "
-                "--reward, and start again in a new --output."
+                f"{trace.folder} has a reward of {outside_S[0]:g}, but an accuracy must be from "
+                "0 to 1. Scale the --reward, and start again in a new --output."
             )
         rewards.append(reward_S)
     id_G, group_S = np.unique(np.concatenate(prompts), return_inverse=True)
@@ -136,8 +148,8 @@ def accuracy_by_prompt(trace: Trace) -> dict[int, float]:
 class Curation:
     """Accuracies of all problems, and of the kept ones on samples that did not select them.
 
-    The accuracies of selected problems are biased: luck does not repeat, so problems near an edge of the band regress
-    to the mean. Only the held-out samples measure their accuracy.
+    The accuracies of selected problems are biased: luck does not repeat, so problems near an edge
+    of the band regress to the mean. Only the held-out samples measure their accuracy.
     """
 
     keep: tuple[float, float]  # both ends included

@@ -29,11 +29,13 @@ _QUANTITIES = {"abs_d_mean": POSITIVE, "tv_binary_mean": POSITIVE, "d_mean": SIG
 
 
 class ResponseProfile(Accumulator):
-    """Mean |d|, binary TV and signed d by distance from the beginning and end of the response, and by turn.
+    """Mean |d|, binary TV and signed d by distance from the beginning and end of the response, and
+    by turn.
 
-    Distances count every token of the response, including those outside the loss mask. A turn is a run of tokens in the
-    loss mask. Sums by prompt group, float64: [2 directions, groups, bins, 5 (Σ|d|, Σ|Δp|, Σd, tokens, tokens in
-    support)] and [groups, turns, 6 (the same, number of turns)].
+    Distances count every token of the response, including those outside the loss mask. A turn is a
+    run of tokens in the loss mask. Sums by prompt group, float64: [2 directions, groups, bins, 5
+    (Σ|d|, Σ|Δp|, Σd, tokens, tokens in support)] and [groups, turns, 6 (the same, number of
+    turns)].
     """
 
     def __init__(self) -> None:
@@ -63,7 +65,13 @@ class ResponseProfile(Accumulator):
             for name, sums_GBx in zip(("positions", "from_end"), self.by_distance, strict=True)
         }
         turns_B = self.by_turn[..., 5].sum(axis=0).astype(int).tolist()
-        by_turn = _rows(self.by_turn, _means_and_length, turn_bounds, _QUANTITIES | {"length_mean": POSITIVE}, prompts)
+        by_turn = _rows(
+            self.by_turn,
+            _means_and_length,
+            turn_bounds,
+            _QUANTITIES | {"length_mean": POSITIVE},
+            prompts,
+        )
         return rows | {"turns": [row | {"turns": turns_B[row["first"] - 1]} for row in by_turn]}
 
 
@@ -75,14 +83,18 @@ def _add(cells_GBx: np.ndarray, group: np.ndarray, bin_: np.ndarray, sums: np.nd
 
 
 def position_cells(gaps: TokenGaps) -> np.ndarray:
-    """Prompt group × POSITION_BINS + bin of the distance from the beginning, for each counted token: int32."""
+    """Prompt group × POSITION_BINS + bin of the distance from the beginning, for each counted
+    token: int32.
+    """
     starts, response, from_start, _ = _cut_counted(gaps)
     cell = (gaps.group_S[response] * POSITION_BINS + from_start).astype(np.int32)
     return np.repeat(cell, np.diff(gaps.kept_before(starts)))
 
 
 def _cut_counted(gaps: TokenGaps) -> tuple[np.ndarray, ...]:
-    """`cut_by_position` of the responses with counted tokens; anything between two of them belongs to a piece's end."""
+    """`cut_by_position` of the responses with counted tokens; anything between two of them
+    belongs to a piece's end.
+    """
     counting = np.flatnonzero(gaps.responses.length_S)
     begin_S, length_S = gaps.response_offset_S1[:-1], np.diff(gaps.response_offset_S1)
     offset_S1 = np.concatenate([[0], np.cumsum(length_S[counting])])
@@ -102,21 +114,28 @@ def _cut_at(places: np.ndarray, cut: tuple[np.ndarray, ...]) -> tuple[np.ndarray
     piece = np.searchsorted(starts, places) - 1
     inside = (piece >= 0) & (piece < len(starts) - 1)
     places, piece = places[inside], piece[inside]
-    return np.insert(starts, piece + 1, places), *(np.insert(fact, piece + 1, fact[piece]) for fact in facts)
+    return np.insert(starts, piece + 1, places), *(
+        np.insert(fact, piece + 1, fact[piece]) for fact in facts
+    )
 
 
 def _turns(gaps: TokenGaps, begin: np.ndarray, response: np.ndarray) -> np.ndarray:
     """How many turns of its response precede each piece's turn, from where the piece begins."""
     later = gaps.later_turns
-    return np.searchsorted(later, begin, side="right") - np.searchsorted(later, gaps.response_offset_S1[response])
+    return np.searchsorted(later, begin, side="right") - np.searchsorted(
+        later, gaps.response_offset_S1[response]
+    )
 
 
 def cut_by_position(offset_S1: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Cut responses where a distance bin begins: the starts (and the last end), and each piece's response and bins."""
+    """Cut responses where a distance bin begins: the starts (and the last end), and each piece's
+    response and bins.
+    """
     length_S = np.diff(offset_S1)
     reaching = length_S[:, None] > _EDGES  # [S, bins]
     from_start = (offset_S1[:-1, None] + _EDGES)[reaching]
-    from_end = (offset_S1[1:, None] - _EDGES)[reaching]  # a bin from the end begins where the next closer one ends
+    # A bin from the end begins where the next closer one ends
+    from_end = (offset_S1[1:, None] - _EDGES)[reaching]
     starts = np.sort(np.concatenate([from_start, from_end, offset_S1]))
     starts = starts[np.diff(starts, prepend=-1) > 0]
     begin = starts[:-1]
@@ -163,13 +182,18 @@ def _bins(
     scales: Mapping[str, Scale],
     prompts: int,
 ) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Each nonempty bin with its count, a column of the sums, and the result of `evaluate` on these scales."""
+    """Each nonempty bin with its count, a column of the sums, and the result of `evaluate` on
+    these scales.
+    """
     value_Bx, without_GBx = without_groups(evaluate, sums_GBx)
     count_GB = sums_GBx[:, :, count]
     without_GBx, total_B = left_out(without_GBx, count_GB[:, :, None] > 0), count_GB.sum(axis=0)
     for b in np.flatnonzero(total_B).tolist():
         made = zip(scales.items(), value_Bx[b], without_GBx[:, b].T, strict=True)
-        row = {name: interval(value, without_G, prompts, scale).to_dict() for (name, scale), value, without_G in made}
+        row = {
+            name: interval(value, without_G, prompts, scale).to_dict()
+            for (name, scale), value, without_G in made
+        }
         yield b, int(total_B[b]), row
 
 
@@ -194,7 +218,9 @@ class LengthProfile(Accumulator):
         self.sums = np.zeros((GROUPS, _BINS, 3))
 
     def update(self, group_S: np.ndarray, length_S: np.ndarray, d_S: np.ndarray) -> None:
-        """Add the number of tokens with a d, and Σd over them; a response without any is not a sequence."""
+        """Add the number of tokens with a d, and Σd over them; a response without any is not a
+        sequence.
+        """
         bin_S = np.frexp(length_S.astype(np.float64))[1]
         np.add.at(self.sums, (group_S, bin_S), np.stack([length_S > 0, d_S, d_S * d_S], axis=1))
 
@@ -211,14 +237,27 @@ _MOMENTS = {"d_sum_mean": SIGNED, "d_sum_sd": POSITIVE}
 def _mean_and_sd(sums_x3: np.ndarray) -> np.ndarray:
     count, first, second = np.moveaxis(sums_x3, -1, 0)
     mean = first / count
-    return np.stack([mean, np.where(count > 1, np.sqrt(np.maximum(second / count - mean**2, 0)), np.nan)], axis=-1)
+    return np.stack(
+        [mean, np.where(count > 1, np.sqrt(np.maximum(second / count - mean**2, 0)), np.nan)],
+        axis=-1,
+    )
 
 
-_KEYS = ("d_max", "d_min", "tv_signed_max", "tv_signed_min", "kl_binary_max", "tv_topk_max", "kl_topk_max")
+_KEYS = (
+    "d_max",
+    "d_min",
+    "tv_signed_max",
+    "tv_signed_min",
+    "kl_binary_max",
+    "tv_topk_max",
+    "kl_topk_max",
+)
 
 
 class Extremes(Accumulator):
-    """Extremes of d and Δp and maxima of the divergences, kept as largest values of ± the quantity."""
+    """Extremes of d and Δp and maxima of the divergences, kept as largest values of ± the
+    quantity.
+    """
 
     LARGEST = ("largest",)
 
@@ -234,7 +273,15 @@ class Extremes(Accumulator):
             self.out_of_support += int(outside_N.sum())
             d_N = d_N[~outside_N]
         d_max, d_min = (d_N.max(), -d_N.min()) if len(d_N) else (-np.inf, -np.inf)
-        found = [d_max, d_min, gaps.dp_N.max(), -gaps.dp_N.min(), gaps.binary_kl_N.max(), -np.inf, -np.inf]
+        found = [
+            d_max,
+            d_min,
+            gaps.dp_N.max(),
+            -gaps.dp_N.min(),
+            gaps.binary_kl_N.max(),
+            -np.inf,
+            -np.inf,
+        ]
         if (topk := gaps.topk) is not None:
             found[5] = _largest(topk.tv_N, topk.tv_counts_N)
             found[6] = _largest(topk.kl_N, topk.kl_counts_N)
@@ -253,7 +300,10 @@ class Extremes(Accumulator):
             "ratio_min": 0.0 if self.out_of_support else ratio_min,
             "ratio_max": ratio_max,
         }
-        return {name: point(np.nan if value == -np.inf else value, EXTREME) for name, value in values.items()}
+        return {
+            name: point(np.nan if value == -np.inf else value, EXTREME)
+            for name, value in values.items()
+        }
 
 
 def _largest(values_N: np.ndarray, counts_N: np.ndarray | None) -> float:

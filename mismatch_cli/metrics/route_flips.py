@@ -1,9 +1,10 @@
-"""Where the trainer of a mixture of experts routes tokens differently from the engine, and its share of the gap.
+"""Where the trainer of a mixture of experts routes tokens differently from the engine, and its
+share of the gap.
 
-A layer *flips* a token if the two sides choose different experts, in any order. The routers at the preceding token
-decide a response token's log π. Notation of `ROUTING`: E is the mean over counted tokens with known routes, f the
-number of layers that flip a token, S and S′ the experts that engine and trainer choose in a layer, k their number,
-d = log π − log μ.
+A layer *flips* a token if the two sides choose different experts, in any order. The routers at the
+preceding token decide a response token's log π. Notation of `ROUTING`: E is the mean over counted
+tokens with known routes, f the number of layers that flip a token, S and S′ the experts that engine
+and trainer choose in a layer, k their number, d = log π − log μ.
 """
 
 from __future__ import annotations
@@ -32,14 +33,19 @@ _R3 = "arXiv 2510.11370 (R3)"
 
 # fmt: off
 ROUTING = table(
-    Metric("flipped_tokens", "tokens that a layer flips", "share with f > 0", "share", _R3, scale=SHARE),
-    Metric("flipped_routers", "routers that flip", "E f / layers", "share", _R3, scale=SHARE),
-    Metric("agreement", "agreement of the experts", "E |S ∩ S′| / k over layers", "share", "elementary", scale=SHARE,
-           agreement=1.0),
-    Metric("share_of_gap", "share of the gap on flipped tokens", "Σ |d| where f > 0, over Σ |d|", "share", "elementary",
+    Metric("flipped_tokens", "tokens that a layer flips", "share with f > 0", "share", _R3,
            scale=SHARE),
-    Metric("abs_d_flipped", "mean |Δlog p| where flipped", "E |d| where f > 0", "nats", "elementary", scale=POSITIVE),
-    Metric("abs_d_other", "mean |Δlog p| elsewhere", "E |d| where f = 0", "nats", "elementary", scale=POSITIVE),
+    Metric("flipped_routers", "routers that flip", "E f / layers", "share", _R3, scale=SHARE),
+    Metric("agreement", "agreement of the experts", "E |S ∩ S′| / k over layers", "share",
+           "elementary", scale=SHARE,
+           agreement=1.0),
+    Metric("share_of_gap", "share of the gap on flipped tokens", "Σ |d| where f > 0, over Σ |d|",
+           "share", "elementary",
+           scale=SHARE),
+    Metric("abs_d_flipped", "mean |Δlog p| where flipped", "E |d| where f > 0", "nats",
+           "elementary", scale=POSITIVE),
+    Metric("abs_d_other", "mean |Δlog p| elsewhere", "E |d| where f = 0", "nats", "elementary",
+           scale=POSITIVE),
 )
 # fmt: on
 
@@ -68,7 +74,9 @@ class Routing(Accumulator):
             (mu_bin_N, MU_BINS, known_N & (flips_N > 0)),
         )
         sums = [
-            np.bincount(group_N * bins + index_N, weights=weight_N, minlength=GROUPS * bins).reshape(GROUPS, bins)
+            np.bincount(
+                group_N * bins + index_N, weights=weight_N, minlength=GROUPS * bins
+            ).reshape(GROUPS, bins)
             for index_N, bins, weight_N in parts
         ]
         self.tokens.sums_GM += np.concatenate(sums, axis=1)
@@ -85,20 +93,28 @@ class Routing(Accumulator):
             if flat.is_valid:
                 counts_MC = flat.values.to_numpy().reshape(-1, len(LAYER_COUNTS))
                 for place, counts_C in enumerate(counts_MC):
-                    self.layers.setdefault(place, GroupSums(len(LAYER_COUNTS))).sums_GM[group_S[row]] += counts_C
+                    self.layers.setdefault(place, GroupSums(len(LAYER_COUNTS))).sums_GM[
+                        group_S[row]
+                    ] += counts_C
         margins = table["route_margins"].combine_chunks().flatten().to_numpy()
         self.margins += margins.reshape(-1, 2, MARGIN_BINS).sum(0)
 
     def result(self, prompts: int, side: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The result for summary.json; None if nothing was measured. `side` is the manifest's section `trainer`."""
+        """The result for summary.json; None if nothing was measured.
+
+        `side` is the manifest's section `trainer`.
+        """
         if not self.layers:
             return None
-        k, numbers = side.get("experts_per_token") or 1, side.get("router_layers") or sorted(self.layers)
+        k, numbers = (
+            side.get("experts_per_token") or 1,
+            side.get("router_layers") or sorted(self.layers),
+        )
         layers = [self.layers[place] for place in sorted(self.layers)]
         if len(numbers) != len(layers):
             raise MismatchError(
-                f"The manifest names {len(numbers)} layers with a router, but responses have counts of {len(layers)}. "
-                "Record the trace again."
+                f"The manifest names {len(numbers)} layers with a router, but responses have "
+                f"counts of {len(layers)}. Record the trace again."
             )
         whole = GroupSums(len(LAYER_COUNTS))
         for layer in layers:
@@ -112,7 +128,11 @@ class Routing(Accumulator):
             "experts_per_token": k,
             "metrics": {key: found[key].to_dict() for key in ROUTING},
             "layers": [
-                {"layer": number, "tokens": int(layer.sums_GM[:, 0].sum()), **_layer(layer, k, prompts)}
+                {
+                    "layer": number,
+                    "tokens": int(layer.sums_GM[:, 0].sum()),
+                    **_layer(layer, k, prompts),
+                }
                 for number, layer in zip(numbers, layers, strict=True)
             ],
             "by_flips": self._by_flips(prompts),
@@ -120,19 +140,27 @@ class Routing(Accumulator):
             "first": [int(count) for count in self.first[: len(layers)]],
             "margins": {
                 "edges": [float(edge) for edge in MARGIN_EDGES],
-                **{name: _margins(counts) for name, counts in zip(("agreeing", "flipped"), self.margins, strict=True)},
+                **{
+                    name: _margins(counts)
+                    for name, counts in zip(("agreeing", "flipped"), self.margins, strict=True)
+                },
             },
         }
 
     def _by_flips(self, prompts: int) -> list[dict[str, Any]]:
         """Tokens by how many layers flip them: their number, mean |Δlog p| and share of the gap."""
-        count_GB, abs_d_GB = self.tokens.sums_GM[:, :_FLIP_BINS], self.tokens.sums_GM[:, _FLIP_BINS : 2 * _FLIP_BINS]
+        count_GB, abs_d_GB = (
+            self.tokens.sums_GM[:, :_FLIP_BINS],
+            self.tokens.sums_GM[:, _FLIP_BINS : 2 * _FLIP_BINS],
+        )
         edges = (0, *FLIP_EDGES, None)
         rows = []
         for place in range(_FLIP_BINS):
             pair = GroupSums(2)
             pair.sums_GM += np.stack([abs_d_GB[:, place], count_GB[:, place]], axis=1)
-            mean = pair.result(lambda sums: {"mean": sums[..., 0] / sums[..., 1]}, prompts, {"mean": POSITIVE})["mean"]
+            mean = pair.result(
+                lambda sums: {"mean": sums[..., 0] / sums[..., 1]}, prompts, {"mean": POSITIVE}
+            )["mean"]
             high = edges[place + 1]
             rows.append(
                 {
@@ -153,7 +181,9 @@ class Routing(Accumulator):
         for place in range(MU_BINS):
             pair = GroupSums(2)
             pair.sums_GM += np.stack([flipped_GB[:, place], count_GB[:, place]], axis=1)
-            share = pair.result(lambda sums: {"share": sums[..., 0] / sums[..., 1]}, prompts, {"share": SHARE})["share"]
+            share = pair.result(
+                lambda sums: {"share": sums[..., 0] / sums[..., 1]}, prompts, {"share": SHARE}
+            )["share"]
             tokens = int(count_GB[:, place].sum())
             bounds = {"mu_low": edges[place], "mu_high": edges[place + 1]}
             rows.append({**bounds, "tokens": tokens, "flipped": share.to_dict()})
@@ -178,7 +208,11 @@ def _evaluate_tokens(sums_xM: np.ndarray) -> dict[str, np.ndarray]:
 def _evaluate_layer(k: int) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     def evaluate(sums_xC: np.ndarray) -> dict[str, np.ndarray]:
         tokens, flips, shared, first = np.moveaxis(sums_xC, -1, 0)
-        return {"flipped_routers": flips / tokens, "agreement": shared / (k * tokens), "same_first": first / tokens}
+        return {
+            "flipped_routers": flips / tokens,
+            "agreement": shared / (k * tokens),
+            "same_first": first / tokens,
+        }
 
     return evaluate
 
@@ -195,10 +229,14 @@ def _part(part: float, whole: float) -> float | None:
 
 
 def _margins(counts_B: np.ndarray) -> dict[str, Any]:
-    """Quantiles of router margins in logits, from half octaves, so accurate to within a fifth; and the counts."""
+    """Quantiles of router margins in logits, from half octaves, so accurate to within a fifth;
+    and the counts.
+    """
     total_B, count = np.cumsum(counts_B), int(counts_B.sum())
     found = {
-        f"p{share}": float(_middle(int(np.searchsorted(total_B, share / 100 * count)))) if count else None
+        f"p{share}": float(_middle(int(np.searchsorted(total_B, share / 100 * count))))
+        if count
+        else None
         for share in (5, 50, 95)
     }
     return {"count": count, **found, "counts": [int(n) for n in counts_B]}

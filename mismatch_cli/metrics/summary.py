@@ -28,7 +28,13 @@ from mismatch_cli.metrics.sums import (
     evaluate,
     token_sums,
 )
-from mismatch_cli.metrics.volatility import CellCounts, CellMoments, Cells, token_quantiles, volatility_rows
+from mismatch_cli.metrics.volatility import (
+    CellCounts,
+    CellMoments,
+    Cells,
+    token_quantiles,
+    volatility_rows,
+)
 
 
 class TokenAccumulator(Protocol):
@@ -38,12 +44,13 @@ class TokenAccumulator(Protocol):
 
 
 class MismatchSummary(Accumulator):
-    """All statistics of one pair of policies, in bounded memory (about 20 MB) for any number of tokens.
+    """All statistics of one pair of policies, in bounded memory (about 20 MB) for any number of
+    tokens.
 
-    Counts, histograms and extremes are exact: any order and sharding gives the same bits. Float sums depend on the
-    order of additions; they are formed per batch and then added, so summaries of single batches, merged in order, give
-    the bits of one summary of all batches. Many workers give the bits of one if both summarise each part of a trace and
-    merge the parts in order.
+    Counts, histograms and extremes are exact: any order and sharding gives the same bits. Float
+    sums depend on the order of additions; they are formed per batch and then added, so summaries of
+    single batches, merged in order, give the bits of one summary of all batches. Many workers give
+    the bits of one if both summarise each part of a trace and merge the parts in order.
     """
 
     SETTINGS = ("pair",)
@@ -54,7 +61,8 @@ class MismatchSummary(Accumulator):
     def update(self, batch: TokenBatch, *observers: TokenAccumulator) -> None:
         """Add the responses of a batch; does nothing if the batch lacks the pair.
 
-        `observers` (worst tokens, scatter sample, lattice) are updated from the same gaps, to compute nothing twice.
+        `observers` (worst tokens, scatter sample, lattice) are updated from the same gaps, to
+        compute nothing twice.
         """
         if not batch.num_responses or not self.pair.measured_in(batch):
             return
@@ -72,7 +80,9 @@ class MismatchSummary(Accumulator):
         if other.exact.counts.responses:
             super().merge(other)
 
-    def _update_tokens(self, gaps: TokenGaps, part: _RoundedState, observers: Sequence[TokenAccumulator]) -> np.ndarray:
+    def _update_tokens(
+        self, gaps: TokenGaps, part: _RoundedState, observers: Sequence[TokenAccumulator]
+    ) -> np.ndarray:
         cells = Cells.of(gaps)
         self.exact.update(gaps, cells)
         part.moments.update(gaps, cells)
@@ -82,14 +92,18 @@ class MismatchSummary(Accumulator):
         return token_sums(gaps)
 
     def estimates(self) -> dict[str, Estimate]:
-        """Every metric of the catalog except the rank correlation, which takes longer than all others together."""
+        """Every metric of the catalog except the rank correlation, which takes longer than all
+        others together.
+        """
         prompts = self.exact.prompts.result()
         estimates = {name: found.estimate(prompts) for name, found in self.jackknife().items()}
         estimates |= self.exact.extremes.result()
         for name, (least, most) in _EXTREMES_OF.items():
             for share in ("p01", "p50", "p95", "p99"):
                 if (key := f"{name}_{share}") in estimates:
-                    bounds = (estimates[extreme].value if extreme else 0.0 for extreme in (least, most))
+                    bounds = (
+                        estimates[extreme].value if extreme else 0.0 for extreme in (least, most)
+                    )
                     estimates[key] = clamped(estimates[key], *bounds)
         return estimates
 
@@ -110,7 +124,8 @@ class MismatchSummary(Accumulator):
         estimates = self.estimates() | {"spearman": exact.spearman.result(prompts)}
         return {
             "pair": self.pair.name,
-            "counts": vars(exact.counts) | {"prompts": prompts, "prompts_exact": exact.prompts.exact},
+            "counts": vars(exact.counts)
+            | {"prompts": prompts, "prompts_exact": exact.prompts.exact},
             "metrics": {key: estimates[key].to_dict() for key in METRICS},
             "volatility": volatility_rows(exact.cells, rounded.moments, prompts),
             **rounded.profile.result(prompts),
@@ -158,9 +173,12 @@ class _RoundedState(Accumulator):
     def __init__(self) -> None:
         self.sums, self.weights = GroupSums(len(COLUMNS)), SequenceWeights()
         self.moments, self.profile, self.lengths = CellMoments(), ResponseProfile(), LengthProfile()
-        self.steps = StepSums(_MOST_STEPS)  # masses of the top K, and the number of tokens with them
+        # Masses of the top K, and the number of tokens with them
+        self.steps = StepSums(_MOST_STEPS)
 
-    def update_responses(self, group_S: np.ndarray, step_S: np.ndarray, sums_SM: np.ndarray) -> None:
+    def update_responses(
+        self, group_S: np.ndarray, step_S: np.ndarray, sums_SM: np.ndarray
+    ) -> None:
         d_S, length_S = sums_SM[:, INDEX["d"]], sums_SM[:, INDEX["supported"]]
         log_weight_S = np.where(length_S < sums_SM[:, INDEX["n"]], -np.inf, d_S)
         log_weight_S[sums_SM[:, INDEX["n"]] == 0] = np.nan

@@ -42,7 +42,8 @@ TOKEN_SUMS: dict[str, Callable[[TokenGaps], np.ndarray]] = {
     "d_d": lambda g: g.d_N * g.d_N,
     "k3": lambda g: g.k3_N,
     "less_1": lambda g: g.ratio_less_1_N,
-    "less_1_less_1": lambda g: np.square(g.ratio_less_1_N, dtype=np.float64),  # float32 ends at r = 1.8e19
+    # float32 ends at r = 1.8e19
+    "less_1_less_1": lambda g: np.square(g.ratio_less_1_N, dtype=np.float64),
     "less_1_d": lambda g: g.ratio_less_1_N * g.d_N,
     "mult_error": _larger_of_ratio_and_inverse,
     "outside_narrow": lambda g: _outside(g.ratio_N, NARROW_BAND),
@@ -56,7 +57,8 @@ TOKEN_SUMS: dict[str, Callable[[TokenGaps], np.ndarray]] = {
     "binary_kl": lambda g: g.binary_kl_N,
 }
 TOPK_MASSES = ("topk_mass_reference", "topk_mass_current")
-MEASURED_SUMS = ("topk_tv", "topk_kl", *TOPK_MASSES, "entropy")  # each with a count "…_n" of tokens with a value
+# Each with a count "…_n" of tokens with a value
+MEASURED_SUMS = ("topk_tv", "topk_kl", *TOPK_MASSES, "entropy")
 RESPONSE_SUMS = ("responses", "length", "truncated", "reward", "reward_n")
 SEQUENCE_SUMS = ("sequences", "sequence_d", "sequence_d_d", "sequence_d_n", "sequence_n_n")
 COLUMNS = (
@@ -77,19 +79,23 @@ def token_sums(gaps: TokenGaps) -> np.ndarray:
     sums_SM = np.zeros((len(responses.length_S), len(COLUMNS)))
     sums_SM[:, INDEX["n"]] = responses.length_S
     sums_SM[:, INDEX["supported"]], sums_SM[:, INDEX["d"]] = gaps.length_and_d_sum
-    with np.errstate(over="ignore", divide="ignore"):  # a broken recording may hold |d| > 88: infinity is correct
+    # A broken recording may hold |d| > 88: infinity is correct
+    with np.errstate(over="ignore", divide="ignore"):
         for name, column in TOKEN_SUMS.items():
             sums_SM[:, INDEX[name]] = responses.sum(column(gaps))
     for name, values_N, counts_N in _measured(gaps):
         sums_SM[:, INDEX[name]] = responses.sum(values_N)
-        sums_SM[:, INDEX[f"{name}_n"]] = responses.length_S if counts_N is None else responses.sum(counts_N)
+        sums_SM[:, INDEX[f"{name}_n"]] = (
+            responses.length_S if counts_N is None else responses.sum(counts_N)
+        )
     return sums_SM
 
 
 def add_response_sums(sums_SM: np.ndarray, batch: TokenBatch) -> None:
     """Fill the response and sequence columns of a whole batch, in place.
 
-    A sequence is a response with at least one token in support; its log-ratio is Σd over those tokens.
+    A sequence is a response with at least one token in support; its log-ratio is Σd over those
+    tokens.
     """
     columns = {name: sums_SM[:, column] for name, column in INDEX.items()}
     columns["responses"][:] = 1
@@ -117,7 +123,13 @@ def _measured(gaps: TokenGaps) -> list[tuple[str, np.ndarray, np.ndarray | None]
     if (entropy_N := gaps.column("entropy_trainer_T")) is not None:
         missing_N = np.isnan(entropy_N)
         known_N = ~missing_N if missing_N.any() else None
-        columns.append(("entropy", entropy_N if known_N is None else np.nan_to_num(entropy_N, nan=0.0), known_N))
+        columns.append(
+            (
+                "entropy",
+                entropy_N if known_N is None else np.nan_to_num(entropy_N, nan=0.0),
+                known_N,
+            )
+        )
     return columns
 
 
@@ -140,25 +152,33 @@ class GroupSums(Accumulator):
     def update(self, group_S: np.ndarray, sums_SM: np.ndarray) -> None:
         self.sums_GM += sum_by_group(group_S, sums_SM)
 
-    def result(self, evaluate: Evaluate, prompts: int, scales: Mapping[str, Scale]) -> dict[str, Estimate]:
+    def result(
+        self, evaluate: Evaluate, prompts: int, scales: Mapping[str, Scale]
+    ) -> dict[str, Estimate]:
         """The result of `evaluate` on sums [..., M], with its interval over prompts."""
-        return {name: found.estimate(prompts) for name, found in self.jackknife(evaluate, scales).items()}
+        return {
+            name: found.estimate(prompts)
+            for name, found in self.jackknife(evaluate, scales).items()
+        }
 
     def jackknife(self, evaluate: Evaluate, scales: Mapping[str, Scale]) -> dict[str, Jackknife]:
         """The same with the values behind each interval; anything without a scale is `SIGNED`."""
         values, without_G = without_groups(evaluate, self.sums_GM)
         occupied_G = np.any(self.sums_GM, axis=1)
         return {
-            name: Jackknife(float(value), left_out(without_G[name], occupied_G), scales.get(name, SIGNED))
+            name: Jackknife(
+                float(value), left_out(without_G[name], occupied_G), scales.get(name, SIGNED)
+            )
             for name, value in values.items()
         }
 
 
 class SequenceWeights(Accumulator):
-    """χ² and effective sample size of complete responses, whose weights w = exp(Σd) may overflow any float.
+    """χ² and effective sample size of complete responses, whose weights w = exp(Σd) may overflow
+    any float.
 
-    The sums hold w / e^shift, where shift is the largest Σd so far; a response with a token out of support weighs 0.
-    Columns: Σ1, Σw, Σw².
+    The sums hold w / e^shift, where shift is the largest Σd so far; a response with a token out of
+    support weighs 0. Columns: Σ1, Σw, Σw².
     """
 
     def __init__(self) -> None:
@@ -166,7 +186,9 @@ class SequenceWeights(Accumulator):
         self.sums_G3 = np.zeros((GROUPS, 3))
 
     def update(self, group_S: np.ndarray, log_weight_S: np.ndarray) -> None:
-        """`log_weight_S` is Σd of each sequence, −inf out of support; NaN for a response that is not a sequence."""
+        """`log_weight_S` is Σd of each sequence, −inf out of support; NaN for a response that is
+        not a sequence.
+        """
         real_S = ~np.isnan(log_weight_S)
         shift = float(np.max(log_weight_S, where=real_S, initial=-np.inf))
         weight_S = np.zeros(len(real_S))
@@ -180,7 +202,9 @@ class SequenceWeights(Accumulator):
 
     def _add(self, shift: float, sums_G3: np.ndarray) -> None:
         largest = max(self.shift, shift)
-        self.sums_G3 = self.sums_G3 * _rescale(self.shift, largest) + sums_G3 * _rescale(shift, largest)
+        self.sums_G3 = self.sums_G3 * _rescale(self.shift, largest) + sums_G3 * _rescale(
+            shift, largest
+        )
         self.shift = largest
 
     def result(self, prompts: int) -> dict[str, Estimate]:
@@ -190,12 +214,18 @@ class SequenceWeights(Accumulator):
     def jackknife(self) -> dict[str, Jackknife]:
         """χ² = E w² − 1; ESS = 1 / E[(w / mean w)²], a fraction of the responses.
 
-        Neither has an interval: a few responses of large weight decide, most of which are not in the trace.
+        Neither has an interval: a few responses of large weight decide, most of which are not in
+        the trace.
         """
         values, without_G = without_groups(self._evaluate, self.sums_G3)
-        occupied_G, scales = self.sums_G3[:, 0] > 0, {"chi2_sequence": ABOVE_MINUS_1, "ess_sequence": SAMPLE_SIZE}
+        occupied_G, scales = (
+            self.sums_G3[:, 0] > 0,
+            {"chi2_sequence": ABOVE_MINUS_1, "ess_sequence": SAMPLE_SIZE},
+        )
         return {
-            name: Jackknife(float(values[name]), left_out(without_G[name], occupied_G), scale, LARGEST_WEIGHTS)
+            name: Jackknife(
+                float(values[name]), left_out(without_G[name], occupied_G), scale, LARGEST_WEIGHTS
+            )
             for name, scale in scales.items()
         }
 

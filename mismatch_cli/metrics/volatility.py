@@ -1,8 +1,10 @@
-"""Volatility by bin of the rollout probability, and quantiles over all tokens, from counts and moments of cells.
+"""Volatility by bin of the rollout probability, and quantiles over all tokens, from counts and
+moments of cells.
 
-The paper's point in one table: at low μ the ratio of two nearly equal policies is volatile, but their TV is not.
-Standard deviations come from sums, quantiles from histograms: fine ones for values, coarser ones by prompt group for
-intervals. Ratio quantiles are exp of quantiles of d, with 0 for tokens out of support.
+The paper's point in one table: at low μ the ratio of two nearly equal policies is volatile, but
+their TV is not. Standard deviations come from sums, quantiles from histograms: fine ones for
+values, coarser ones by prompt group for intervals. Ratio quantiles are exp of quantiles of d, with
+0 for tokens out of support.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, count_into, 
 MU_EDGES = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99)
 MU_BINS = len(MU_EDGES) + 1
 CELLS = GROUPS * MU_BINS
-D_BINS, D_GROUP_BINS = (SignedLogBins(LogBins(-24, 7, bits)) for bits in (10, 3))  # 3 bits: at most 12 % wide
+# 3 bits: at most 12 % wide
+D_BINS, D_GROUP_BINS = (SignedLogBins(LogBins(-24, 7, bits)) for bits in (10, 3))
 TV_BINS, TV_GROUP_BINS = (LogBins(-30, 0, bits) for bits in (9, 3))
 _LOG_EDGES = np.log(np.array(MU_EDGES)).astype(np.float32)
 
@@ -65,7 +68,9 @@ class Cells:
 
 
 class ScatterCounts(Accumulator):
-    """Histograms and exact maximum of one quantity: fine bins for its value, prompt groups for its interval."""
+    """Histograms and exact maximum of one quantity: fine bins for its value, prompt groups for
+    its interval.
+    """
 
     SETTINGS = ("bins", "group_bins")
     LARGEST = ("largest",)
@@ -80,14 +85,22 @@ class ScatterCounts(Accumulator):
         bin_N = self.bins.index(values_N)
         group_bin_N = self.bins.coarser(bin_N, self.group_bins)  # type: ignore[arg-type]  # both are of the same kind
         count_into(self.total, np.add(bin_N, cells.mu_bin_N * np.int32(self.bins.count), out=bin_N))
-        count_into(self.by_group, np.add(group_bin_N, cells.cell_N * np.int32(self.group_bins.count), out=group_bin_N))
-        record = np.flatnonzero(values_N > self.largest.take(cells.mu_bin_N))  # few, once the first tokens are seen
+        count_into(
+            self.by_group,
+            np.add(group_bin_N, cells.cell_N * np.int32(self.group_bins.count), out=group_bin_N),
+        )
+        # Few, once the first tokens are seen
+        record = np.flatnonzero(values_N > self.largest.take(cells.mu_bin_N))
         np.maximum.at(self.largest, cells.mu_bin_N[record], values_N[record])
 
     @property
     def histograms(self) -> tuple[_Histogram, _Histogram]:
-        """Histograms by bin of μ: of all tokens in fine bins, and by prompt group in coarse ones."""
-        return _Histogram(self.total, middles(self.bins)), _Histogram(self.by_group, self.group_bins.edges)
+        """Histograms by bin of μ: of all tokens in fine bins, and by prompt group in coarse
+        ones.
+        """
+        return _Histogram(self.total, middles(self.bins)), _Histogram(
+            self.by_group, self.group_bins.edges
+        )
 
 
 class CellCounts(Accumulator):
@@ -107,19 +120,26 @@ class CellCounts(Accumulator):
             count_into(self.out_of_support, cells.cell_N[outside_N])
         if (topk := gaps.topk) is not None:
             flags_N = topk.tv_counts_N
-            self.topk.update(cells.where(flags_N), topk.tv_N if flags_N is None else topk.tv_N[flags_N])
+            self.topk.update(
+                cells.where(flags_N), topk.tv_N if flags_N is None else topk.tv_N[flags_N]
+            )
 
 
 class CellMoments(Accumulator):
-    """Σ and Σ² of r − 1, binary TV and top-K TV in each cell, float64: [3 quantities, 2, groups, bins of μ]."""
+    """Σ and Σ² of r − 1, binary TV and top-K TV in each cell, float64: [3 quantities, 2, groups,
+    bins of μ].
+    """
 
     def __init__(self) -> None:
         self.sums = np.zeros((3, 2, GROUPS, MU_BINS))
 
     def update(self, gaps: TokenGaps, cells: Cells) -> None:
         cell_N = cells.cell_N.astype(np.intp)
-        quantities = [gaps.ratio_less_1_N, gaps.abs_dp_N] + ([] if gaps.topk is None else [gaps.topk.tv_N])
-        pair_N = np.empty(len(cell_N), dtype=np.complex128)  # a complex number gives two sums for the price of one
+        quantities = [gaps.ratio_less_1_N, gaps.abs_dp_N] + (
+            [] if gaps.topk is None else [gaps.topk.tv_N]
+        )
+        # A complex number gives two sums for the price of one
+        pair_N = np.empty(len(cell_N), dtype=np.complex128)
         for sums, values_N in zip(self.sums, quantities, strict=False):
             pair_N.real = values_N
             np.square(pair_N.real, out=pair_N.imag)
@@ -135,7 +155,9 @@ class _Histogram(NamedTuple):
     ends: tuple[np.ndarray, np.ndarray]
 
     def ratio(self, out_of_support: np.ndarray) -> _Histogram:
-        """The histogram of the ratio, from that of d; tokens out of support have ratio 0, like those with d < −128."""
+        """The histogram of the ratio, from that of d; tokens out of support have ratio 0, like
+        those with d < −128.
+        """
         counts = self.counts.copy()
         counts[..., 0] += out_of_support
         low, high = (np.exp(end) for end in self.ends)
@@ -143,10 +165,16 @@ class _Histogram(NamedTuple):
         return _Histogram(counts, (low, high))
 
 
-def _quantiles(total: _Histogram, by_group: _Histogram, shares: Sequence[float]) -> list[list[Jackknife]]:
-    """[shares][rows], from counts [rows, bins] for values and coarser ones [groups, rows, bins] for intervals."""
+def _quantiles(
+    total: _Histogram, by_group: _Histogram, shares: Sequence[float]
+) -> list[list[Jackknife]]:
+    """[shares][rows], from counts [rows, bins] for values and coarser ones [groups, rows, bins]
+    for intervals.
+    """
     value_BS = quantiles(*total, shares)
-    _, without_GBS = without_groups(lambda counts: quantiles(counts, by_group.ends, shares), by_group.counts)
+    _, without_GBS = without_groups(
+        lambda counts: quantiles(counts, by_group.ends, shares), by_group.counts
+    )
     without_GBS = left_out(without_GBS, np.any(by_group.counts, axis=-1, keepdims=True))
     beyond_BS = total.counts.sum(axis=-1)[:, None] * np.minimum(shares, 1 - np.array(shares))
 
@@ -183,7 +211,12 @@ def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> l
     tokens_B = ratio[1].counts.sum(axis=(0, 2))
     columns: dict[str, list[Estimate]] = {}
     for sums, name, histograms, largest in (
-        (moments.sums[0], "ratio", ratio, [_ratio_max(*pair) for pair in zip(counts.d.largest, tokens_B, strict=True)]),
+        (
+            moments.sums[0],
+            "ratio",
+            ratio,
+            [_ratio_max(*pair) for pair in zip(counts.d.largest, tokens_B, strict=True)],
+        ),
         (moments.sums[1], "tv_binary", counts.tv.histograms, _largest(counts.tv)),
         (moments.sums[2], "tv_topk", counts.topk.histograms, _largest(counts.topk)),
     ):
@@ -191,7 +224,8 @@ def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> l
         p01, p99 = _quantiles(*histograms, [0.01, 0.99])
         columns[f"{name}_p01"] = [found.estimate(prompts) for found in p01]
         columns[f"{name}_p99"] = [
-            clamped(found.estimate(prompts), None, most.value) for found, most in zip(p99, largest, strict=True)
+            clamped(found.estimate(prompts), None, most.value)
+            for found, most in zip(p99, largest, strict=True)
         ]
         columns[f"{name}_max"] = largest
     edges = [0.0, *MU_EDGES, 1.0]
@@ -218,13 +252,17 @@ def _deviations(sums_2GB: np.ndarray, count_GB: np.ndarray, prompts: int) -> lis
     value_B, without_GB = without_groups(_deviation, *sums_2GB, count_GB)
     without_GB, tokens_B = left_out(without_GB, count_GB > 0), count_GB.sum(axis=0)
     return [
-        Jackknife(float(value_B[b]), without_GB[:, b], POSITIVE, _unsure(b, int(tokens_B[b]))).estimate(prompts)
+        Jackknife(
+            float(value_B[b]), without_GB[:, b], POSITIVE, _unsure(b, int(tokens_B[b]))
+        ).estimate(prompts)
         for b in range(MU_BINS)
     ]
 
 
 def _unsure(b: int, tokens: int) -> str | None:
-    """Why a spread has no interval; near μ = 1 nearly all tokens agree, and a few with large drops dominate it."""
+    """Why a spread has no interval; near μ = 1 nearly all tokens agree, and a few with large
+    drops dominate it.
+    """
     if not tokens:
         return NOT_MEASURED
     return FEW_TOKENS if tokens < FEWEST_TOKENS else FEW_TOKENS_DECIDE if b == MU_BINS - 1 else None

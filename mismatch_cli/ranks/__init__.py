@@ -1,4 +1,5 @@
-"""The ranks of one run: processes that run the same program, each on its own device, with a share of the work.
+"""The ranks of one run: processes that run the same program, each on its own device, with a share
+of the work.
 
 A run of one process has a world of size one, in which all of this does nothing.
 """
@@ -16,7 +17,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """Which rank this is, and how ranks exchange objects: every rank calls the same methods in the same order.
+    """Which rank this is, and how ranks exchange objects: every rank calls the same methods in the
+    same order.
 
     Objects are pickled and go through the CPU (gloo); a model's tensors travel separately.
     """
@@ -36,7 +38,9 @@ class World:
         return "" if self.first else f"-{self.rank}"
 
     def share(self, count: int) -> range:
-        """The range of `count` items that are this rank's: consecutive, in rank order, of equal size ± 1."""
+        """The range of `count` items that are this rank's: consecutive, in rank order, of equal
+        size ± 1.
+        """
         return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def gather(self, item: T) -> list[T]:
@@ -74,13 +78,15 @@ class World:
         self.gather(None)
 
     def check_same(self, what: Sequence[tuple[str, object]]) -> None:
-        """Raise a `MismatchError` that names the first of these values that differs between ranks."""
+        """Raise a `MismatchError` that names the first of these values that differs between
+        ranks.
+        """
         for rank, values in enumerate(self.gather(tuple(what))):
             for (name, value), (_, other) in zip(what, values, strict=False):
                 if value != other:
                     raise MismatchError(
-                        f"Rank {rank} has {name} = {other}, and rank {self.rank} has {value}. Start every rank with "
-                        "the same command and the same files."
+                        f"Rank {rank} has {name} = {other}, and rank {self.rank} has {value}. "
+                        "Start every rank with the same command and the same files."
                     )
 
 

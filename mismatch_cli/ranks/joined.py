@@ -13,7 +13,8 @@ from datetime import timedelta
 from mismatch_cli.errors import MismatchError, first_line
 from mismatch_cli.ranks import ALONE, World
 
-PATIENCE = timedelta(minutes=30)  # for the slowest rank at a barrier; a dead rank is noticed at once
+# For the slowest rank at a barrier; a dead rank is noticed at once
+PATIENCE = timedelta(minutes=30)
 STOPPED = "MISMATCH_CLI_STOPPED"  # in the environment of ranks that start after Ctrl-C
 _LAUNCHER_ACTS = 5  # seconds for the launcher to end this rank: it knows which rank died, and why
 _PR_SET_PDEATHSIG = 1
@@ -33,7 +34,8 @@ def restarted() -> bool:
 def joined(kept: str) -> Iterator[World]:
     """This rank among the others, until the end of the block; `ALONE` if nobody launched several.
 
-    Raises a `MismatchError` if the others are not found, and one with `kept` if a rank is lost during the block.
+    Raises a `MismatchError` if the others are not found, and one with `kept` if a rank is lost
+    during the block.
     """
     if not launched():
         yield ALONE
@@ -44,7 +46,9 @@ def joined(kept: str) -> Iterator[World]:
     import torch.distributed as dist
 
     _end_with_launcher()
-    world = World(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", 0)))
+    world = World(
+        int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", 0))
+    )
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         _take_device(world.local_rank)
@@ -53,8 +57,9 @@ def joined(kept: str) -> Iterator[World]:
     except (RuntimeError, ValueError, OSError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')}"
         raise MismatchError(
-            f"Rank {world.rank} did not find the other ranks at {where} ({first_line(error)}). Start all ranks with "
-            "torchrun, or on one machine with --nproc, which chooses a free port."
+            f"Rank {world.rank} did not find the other ranks at {where} ({first_line(error)}). "
+            "Start all ranks with torchrun, or on one machine with --nproc, which chooses a free "
+            "port."
         ) from error
     try:
         yield world
@@ -69,7 +74,8 @@ def joined(kept: str) -> Iterator[World]:
 
 def is_lost_rank(error: BaseException) -> bool:
     """Whether the network between ranks failed, not the computation."""
-    said, kinds = str(error), {kind.__name__ for kind in type(error).__mro__}  # by name: torch may not be installed
+    # By name: torch may not be installed
+    said, kinds = str(error), {kind.__name__ for kind in type(error).__mro__}
     told = "DistError" in kinds or "gloo" in said or "Connection closed by peer" in said
     return isinstance(error, RuntimeError) and told
 
@@ -77,7 +83,9 @@ def is_lost_rank(error: BaseException) -> bool:
 def lost_rank(world: World, kept: str) -> MismatchError:
     """The error to raise if the launcher does not end this rank first."""
     time.sleep(_LAUNCHER_ACTS)
-    return MismatchError(f"Another rank has ended, and rank {world.rank} cannot continue without it. {kept}")
+    return MismatchError(
+        f"Another rank has ended, and rank {world.rank} cannot continue without it. {kept}"
+    )
 
 
 def _take_device(number: int) -> None:
@@ -85,8 +93,8 @@ def _take_device(number: int) -> None:
 
     if number >= torch.cuda.device_count():
         raise MismatchError(
-            f"There is no GPU for rank {number} on this machine: torch sees {torch.cuda.device_count()}. "
-            "Launch at most one rank per GPU."
+            f"There is no GPU for rank {number} on this machine: torch sees "
+            f"{torch.cuda.device_count()}. Launch at most one rank per GPU."
         )
     torch.cuda.set_device(number)
 

@@ -1,4 +1,6 @@
-"""Launching a command as several ranks on one machine with torch's elastic agent: what `--nproc` does."""
+"""Launching a command as several ranks on one machine with torch's elastic agent: what `--nproc`
+does.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,21 @@ _FAULT = "mismatch-cli: "  # how a rank's error message begins
 def launch(nproc: int, arguments: Sequence[str], *, max_restarts: int, kept: str) -> int:
     """Run `mismatch-cli ARGUMENTS` as `nproc` ranks, the first of them on this terminal.
 
-    If one dies, the others are ended and all start again, at most `max_restarts` times; `restarted()` tells them to
-    resume. Ctrl-C reaches the ranks; a second one ends them. Returns the exit code if the first rank has reported what
-    is wrong. Raises a `MismatchError` with another rank's error, or with the signal that killed a rank and `kept`.
+    If one dies, the others are ended and all start again, at most `max_restarts` times;
+    `restarted()` tells them to resume. Ctrl-C reaches the ranks; a second one ends them. Returns
+    the exit code if the first rank has reported what is wrong. Raises a `MismatchError` with
+    another rank's error, or with the signal that killed a rank and `kept`.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     prefix = "mismatch-cli-ranks-"
-    with tempfile.TemporaryDirectory(prefix=prefix) as logs, _surroundings(nproc), _passed_on() as interrupted:
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix) as logs,
+        _surroundings(nproc),
+        _passed_on() as interrupted,
+    ):
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -82,14 +89,17 @@ def _surroundings(nproc: int) -> Iterator[None]:
 
 @contextmanager
 def _passed_on() -> Iterator[list[int]]:
-    """Pass Ctrl-C on to the ranks, which are not attached to this terminal; yields the list of signals received."""
+    """Pass Ctrl-C on to the ranks, which are not attached to this terminal; yields the list of
+    signals received.
+    """
     from torch.distributed.elastic.multiprocessing.api import SignalException
 
     interrupted: list[int] = []
 
     def on_signal(number: int, _: object) -> None:
         interrupted.append(number)
-        os.environ[STOPPED] = "1"  # for ranks that start later: Ctrl-C may kill one while Python starts
+        # For ranks that start later: Ctrl-C may kill one while Python starts
+        os.environ[STOPPED] = "1"
         if len(interrupted) > 1:
             raise SignalException("interrupted twice", signal.SIGINT)
         for rank in _children():
@@ -116,7 +126,15 @@ def _children() -> list[int]:
 
 def _said(logs: Path, rank: int) -> str:
     """The last message of a rank, from its latest attempt."""
-    files = sorted(logs.glob(f"*/attempt_*/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime)
+    files = sorted(
+        logs.glob(f"*/attempt_*/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime
+    )
     lines = files[-1].read_text(errors="replace").splitlines() if files else []
-    spoken = [line for line in lines if line.startswith(_FAULT)] or [line for line in lines if line.strip()]
-    return spoken[-1].removeprefix(_FAULT) if spoken else "it ended without a message. Try again with --debug."
+    spoken = [line for line in lines if line.startswith(_FAULT)] or [
+        line for line in lines if line.strip()
+    ]
+    return (
+        spoken[-1].removeprefix(_FAULT)
+        if spoken
+        else "it ended without a message. Try again with --debug."
+    )

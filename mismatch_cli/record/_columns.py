@@ -30,7 +30,9 @@ class _Refusal(Exception):
 
 
 def as_table(given: Iterable[Row | Padded], number: Callable[[Row], Row], tally: Tally) -> pa.Table:
-    """The responses as columns, each with its number; those with invalid values are left out and counted."""
+    """The responses as columns, each with its number; those with invalid values are left out and
+    counted.
+    """
     kept = []
     for row in rows_in(given):
         try:
@@ -38,7 +40,9 @@ def as_table(given: Iterable[Row | Padded], number: Callable[[Row], Row], tally:
         except _Refusal as refusal:
             tally.leave_out(refusal.reason, 1, refusal.detail)
         except Exception as error:  # the run's own arrays may raise anything
-            tally.leave_out("responses that could not be extracted from their batch", 1, first_line(error))
+            tally.leave_out(
+                "responses that could not be extracted from their batch", 1, first_line(error)
+            )
     names = [name for name in column_order() if any(name in row for row in kept)]
     return rows_to_table({name: [row.get(name) for row in kept] for name in names})
 
@@ -58,7 +62,9 @@ def _in_types(row: Row) -> Row:
 def _value(name: str, value: Any) -> Any:
     kind = arrow_type(name)
     if pa.types.is_list(kind):
-        return foreign.flat_array(np.atleast_1d(value) if np.ndim(value) == 0 else value, kind.value_type)
+        return foreign.flat_array(
+            np.atleast_1d(value) if np.ndim(value) == 0 else value, kind.value_type
+        )
     if name == "prompt_id" and isinstance(value, str):
         return text_key(value)
     if name == "finish_reason":
@@ -66,4 +72,5 @@ def _value(name: str, value: Any) -> Any:
     if name == "reward":  # a value that is not finite is emptied with a note, as in an import
         return float(np.asarray(value).item())
     number = foreign.whole_number(value)
-    return pa.scalar(number, kind).as_py()  # a value beyond the type is refused here, for this row only
+    # A value beyond the type is refused here, for this row only
+    return pa.scalar(number, kind).as_py()

@@ -1,4 +1,6 @@
-"""Which folder a recording goes into: one of its own, unless the run is resumed or its other ranks are there."""
+"""Which folder a recording goes into: one of its own, unless the run is resumed or its other
+ranks are there.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,17 @@ def choosing(asked: Path) -> Iterator[None]:
 def places(asked: Path, rank: int, *, resume: bool) -> Iterator[Path]:
     """Where a rank may record, the best place first, the last one new: `recorded`, `recorded-2`, ….
 
-    A resumed run continues the newest recording. Any other gets a folder without responses, which is emptied, or the
-    one in which other ranks record at this moment and this rank has not: the ranks of a run begin together.
+    A resumed run continues the newest recording. Any other gets a folder without responses, which
+    is emptied, or the one in which other ranks record at this moment and this rank has not: the
+    ranks of a run begin together.
     """
     existing = list(_existing(asked))
     if resume:
-        yield from (folder for folder in reversed(existing) if shards_in(folder) and not _is_live(folder, rank))
+        yield from (
+            folder
+            for folder in reversed(existing)
+            if shards_in(folder) and not _is_live(folder, rank)
+        )
     for folder in existing:
         if _is_other(folder) or _is_live(folder, rank):
             continue
@@ -84,7 +91,9 @@ def _is_other(folder: Path) -> bool:
 
 
 def _empty(folder: Path) -> None:
-    """Remove what a recorder leaves that recorded nothing: a crashed run's description must not bind the next one."""
+    """Remove what a recorder leaves that recorded nothing: a crashed run's description must not
+    bind the next one.
+    """
     for path in (folder / FILE_NAME, folder / VOCABULARY, *folder.glob(_NOTES)):
         path.unlink(missing_ok=True)
 

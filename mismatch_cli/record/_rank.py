@@ -1,4 +1,6 @@
-"""The files of one rank in a trace folder: complete shards, and a note of what was written and refused."""
+"""The files of one rank in a trace folder: complete shards, and a note of what was written and
+refused.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ Told = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # a manifest's secti
 class RankFolder:
     """What a rank has written, restarts included, and where its next shard goes.
 
-    Raises `MismatchError` if another process of the same rank holds the folder, or it contains another run.
+    Raises `MismatchError` if another process of the same rank holds the folder, or it contains
+    another run.
     """
 
     def __init__(
@@ -67,7 +70,11 @@ class RankFolder:
         self._lock = _held(folder / RANK_LOCK.format(rank))
         try:
             self._begin(manifest, tokenizer)
-            for beginning in (f"shard-{rank:05d}-", NOTE.format(rank), *((FILE_NAME, VOCABULARY) if rank == 0 else ())):
+            for beginning in (
+                f"shard-{rank:05d}-",
+                NOTE.format(rank),
+                *((FILE_NAME, VOCABULARY) if rank == 0 else ()),
+            ):
                 remove_unfinished(folder, beginning)
             self._tally = Tally()
             self._completer = Completer(self._tally, newer_trainer=False, vocabulary=vocabulary)
@@ -79,7 +86,9 @@ class RankFolder:
             raise
 
     def write(self, given: list[Row | Padded]) -> None:
-        """Write a shard of these responses; if that fails, they are lost, but later ones are tried again."""
+        """Write a shard of these responses; if that fails, they are lost, but later ones are
+        tried again.
+        """
         before = Counter(self._tally.left_out)
         try:
             table, facts = self._complete(given)
@@ -104,23 +113,33 @@ class RankFolder:
         _let_go(self._lock)
 
     def _begin(self, facts: Told, tokenizer: Any) -> None:
-        """Prepare the manifest of a new trace, or continue a recording of the same run; other traces stay untouched."""
+        """Prepare the manifest of a new trace, or continue a recording of the same run; other
+        traces stay untouched.
+        """
         try:
             known = sections(facts() if callable(facts) else facts)
         except Exception as error:  # the run's own objects may lack what an adapter reads
             self._warn(f"{first_line(error)}: the manifest does not describe the run", 0)
             known = {}
         if (self.folder / "trace" / FILE_NAME).exists():
-            raise MismatchError(f"{self.folder} holds a run in its trace/: give the recorder a separate folder")
+            raise MismatchError(
+                f"{self.folder} holds a run in its trace/: give the recorder a separate folder"
+            )
         if (self.folder / FILE_NAME).exists():
             manifest = read_manifest(self.folder)
             if manifest.get("command") != RECORD:
-                raise MismatchError(f"{self.folder} holds another trace: give the recorder a separate folder")
+                raise MismatchError(
+                    f"{self.folder} holds another trace: give the recorder a separate folder"
+                )
             if differing := _differing(manifest, known, self._rank):
-                raise MismatchError(f"{self.folder} holds a run with a different {differing[0]}: name a new folder")
+                raise MismatchError(
+                    f"{self.folder} holds a run with a different {differing[0]}: name a new folder"
+                )
         elif self._rank == 0:
             if shards_in(self.folder) and not any(self.folder.glob(NOTE.replace("{:05d}", "*"))):
-                raise MismatchError(f"{self.folder} holds foreign shards: give the recorder a new folder")
+                raise MismatchError(
+                    f"{self.folder} holds foreign shards: give the recorder a new folder"
+                )
             self._write_vocabulary(tokenizer)
             self._manifest = {"command": RECORD, "libraries": library_versions(), **known}
 
@@ -129,7 +148,9 @@ class RankFolder:
             return
         try:
             write_vocabulary(self.folder, tokenizer)
-        except Exception as error:  # the run's own tokenizer may lack anything: ids are recorded regardless
+        except (
+            Exception
+        ) as error:  # the run's own tokenizer may lack anything: ids are recorded regardless
             self._warn(f"{first_line(error)}: tokens are shown as ids", 0)
 
     def _earlier_shards(self) -> dict[str, dict[str, int]]:
@@ -149,12 +170,18 @@ class RankFolder:
             raise MismatchError(f"{self.folder / min(unknown)} does not belong to this recording")
         newest = max(note["shards"], default="")  # may be noted but not written, after a kill
         return {
-            name: facts for name, facts in note["shards"].items() if name != newest or (self.folder / name).exists()
+            name: facts
+            for name, facts in note["shards"].items()
+            if name != newest or (self.folder / name).exists()
         }
 
     def _write_shard(self, table: pa.Table, facts: dict[str, int]) -> None:
-        """Write a shard and note it first: a noted shard may be missing after a kill, an unknown one is foreign."""
-        number = 1 + max((int(name[len("shard-00000-") : -len(".parquet")]) for name in self._shards), default=-1)
+        """Write a shard and note it first: a noted shard may be missing after a kill, an unknown
+        one is foreign.
+        """
+        number = 1 + max(
+            (int(name[len("shard-00000-") : -len(".parquet")]) for name in self._shards), default=-1
+        )
         name = f"shard-{self._rank:05d}-{number:06d}.parquet"
         self._shards[name] = facts
         try:
@@ -169,20 +196,31 @@ class RankFolder:
     def _complete(self, given: list[Row | Padded]) -> tuple[pa.Table, dict[str, int]]:
         """The responses in a trace's form, and counts for readers that do not open the shard."""
         before = self._completer.facts()
-        table = self._completer.complete(as_table(given, self._numbered, self._tally), f"rank {self._rank}")
-        return table, {name: count - before[name] for name, count in self._completer.facts().items()}
+        table = self._completer.complete(
+            as_table(given, self._numbered, self._tally), f"rank {self._rank}"
+        )
+        return table, {
+            name: count - before[name] for name, count in self._completer.facts().items()
+        }
 
     def _numbered(self, row: Row) -> Row:
-        """A response with its sample index; without one, it is numbered so that ranks never collide."""
+        """A response with its sample index; without one, it is numbered so that ranks never
+        collide.
+        """
         if "sample_index" in row:
             return row
         prompt = row.get("prompt_id")
-        key = (row["step"], hash(np.asarray(row.get("prompt_ids", ())).tobytes()) if prompt is None else prompt)
+        key = (
+            row["step"],
+            hash(np.asarray(row.get("prompt_ids", ())).tobytes()) if prompt is None else prompt,
+        )
         self._samples[key] += 1
         return row | {"sample_index": self._rank * _SAMPLES + self._samples[key] - 1}
 
     def _note(self, *, closed: bool = False) -> None:
-        """Write the note about what this rank wrote and refused, which tells readers what belongs to the trace."""
+        """Write the note about what this rank wrote and refused, which tells readers what
+        belongs to the trace.
+        """
         found = {
             "rank": self._rank,
             "closed": closed,
@@ -191,7 +229,8 @@ class RankFolder:
             "left_out_first": self._tally.first,
             "noted": dict(self._tally.noted),
         }
-        if self._manifest and not (self.folder / FILE_NAME).exists():  # a new trace, or the folder was removed
+        # A new trace, or the folder was removed
+        if self._manifest and not (self.folder / FILE_NAME).exists():
             write_manifest(self.folder, self._manifest)
         write_atomically(self.folder / NOTE.format(self._rank), json.dumps(found, indent=2) + "\n")
 
@@ -230,4 +269,8 @@ def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], rank: int)
     if rank == 0:
         return [name for name in SECTIONS if manifest.get(name) != known.get(name)]
     models = {name: section.get("model") for name, section in known.items() if section.get("model")}
-    return [name for name, model in models.items() if manifest.get(name, {}).get("model") not in (None, model)]
+    return [
+        name
+        for name, model in models.items()
+        if manifest.get(name, {}).get("model") not in (None, model)
+    ]

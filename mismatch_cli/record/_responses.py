@@ -39,7 +39,10 @@ class Padded:
 
     def row(self, number: int) -> Row:
         """A response without padding; single numbers or texts apply to every response."""
-        return {name: _cut(value, number, self._masks_of(name)[number]) for name, value in self.columns.items()}
+        return {
+            name: _cut(value, number, self._masks_of(name)[number])
+            for name, value in self.columns.items()
+        }
 
     def only(self, keep_S: np.ndarray) -> Padded:
         """Some of the responses."""
@@ -63,7 +66,11 @@ def responses_in(given: Row | Padded) -> int:
 
 def tokens_in(given: Row | Padded) -> int:
     """Number of tokens in these responses."""
-    return int(given.response_ST.sum()) if isinstance(given, Padded) else int(np.size(given.get("response_ids", ())))
+    return (
+        int(given.response_ST.sum())
+        if isinstance(given, Padded)
+        else int(np.size(given.get("response_ids", ())))
+    )
 
 
 def rows_in(given: Iterable[Row | Padded]) -> Iterator[Callable[[], Row]]:
@@ -76,17 +83,23 @@ def rows_in(given: Iterable[Row | Padded]) -> Iterator[Callable[[], Row]]:
 
 
 def chosen(given: Row | Padded, every: int) -> Row | Padded:
-    """The responses whose prompt is recorded in this step, by a hash that is the same on every rank."""
+    """The responses whose prompt is recorded in this step, by a hash that is the same on every
+    rank.
+    """
     if not isinstance(given, Padded):
         return (
             given
-            if _is_chosen(int(given["step"]), _prompt_key(given["prompt_ids"], given.get("prompt_id")), every)
+            if _is_chosen(
+                int(given["step"]), _prompt_key(given["prompt_ids"], given.get("prompt_id")), every
+            )
             else {}
         )
     steps, names, prompts = map(given.column, ("step", "prompt_id", "prompt_ids"))
     keys = (_prompt_key(ids, name) for ids, name in zip(prompts, names, strict=True))
     return given.only(
-        np.array([_is_chosen(int(step), key, every) for step, key in zip(steps, keys, strict=True)], bool)
+        np.array(
+            [_is_chosen(int(step), key, every) for step, key in zip(steps, keys, strict=True)], bool
+        )
     )
 
 
@@ -108,7 +121,9 @@ def _hash(prompt: bytes) -> int:
 
 
 def copied(value: Any) -> Any:
-    """A copy on the host; anything with `detach` is a tensor, and becomes float because numpy lacks bfloat16."""
+    """A copy on the host; anything with `detach` is a tensor, and becomes float because numpy
+    lacks bfloat16.
+    """
     if hasattr(value, "detach"):
         value = value.detach()
         return np.array((value.float() if value.is_floating_point() else value).cpu().numpy())
@@ -120,7 +135,9 @@ def copied(value: Any) -> Any:
 
 
 def _cut(value: Any, number: int, mask_T: np.ndarray) -> Any:
-    """A response's part of a column: a matrix is as wide as its mask, or has one value per response."""
+    """A response's part of a column: a matrix is as wide as its mask, or has one value per
+    response.
+    """
     if not _has_rows(value):
         return value
     found = value[number]
@@ -134,7 +151,11 @@ def _cut(value: Any, number: int, mask_T: np.ndarray) -> Any:
 def _some(value: Any, keep_S: np.ndarray) -> Any:
     if isinstance(value, np.ndarray) and value.ndim:
         return value[keep_S]
-    return [item for item, keep in zip(value, keep_S, strict=True) if keep] if _has_rows(value) else value
+    return (
+        [item for item, keep in zip(value, keep_S, strict=True) if keep]
+        if _has_rows(value)
+        else value
+    )
 
 
 def _has_rows(value: Any) -> bool:

@@ -11,7 +11,8 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.record._rank import RankFolder
 from mismatch_cli.record._responses import Padded, Row, responses_in, tokens_in
 
-_SHARD_TOKENS, _SHARD_SECONDS = 2**18, 60.0  # whichever comes first ends a shard: traces are read while they grow
+# Whichever comes first ends a shard: traces are read while they grow
+_SHARD_TOKENS, _SHARD_SECONDS = 2**18, 60.0
 _QUEUED = 4  # shards that may wait before the run waits for the disk
 _GLANCE = 1.0  # seconds between checks for waiting responses
 _PATIENCE = 30.0  # most seconds that the run waits
@@ -22,12 +23,15 @@ Item = (
 
 
 class Writer:
-    """Takes responses from the run without delaying it for long; methods that begin with `_` run in the thread."""
+    """Takes responses from the run without delaying it for long; methods that begin with `_` run
+    in the thread.
+    """
 
     def __init__(self, files: RankFolder, warn: Callable[[str, int], None]) -> None:
         self._files, self._warn = files, warn
         self._queue: Queue[Item] = Queue(_QUEUED)
-        self._gathering = threading.Lock()  # guards the next shard's responses, their tokens, and the age of the first
+        # Guards the next shard's responses, their tokens, and the age of the first
+        self._gathering = threading.Lock()
         self._given: list[Row | Padded] = []
         self._tokens, self._since = 0, 0.0
         self._thread = threading.Thread(target=self._run, name="mismatch-cli recorder", daemon=True)
@@ -53,7 +57,9 @@ class Writer:
         until = time.monotonic() + _PATIENCE
         while self._thread.is_alive() and not done.wait(0.1):
             if time.monotonic() > until:
-                raise MismatchError(f"the disk did not accept everything within {_PATIENCE:g} seconds")
+                raise MismatchError(
+                    f"the disk did not accept everything within {_PATIENCE:g} seconds"
+                )
 
     def close(self) -> None:
         """Write the rest, note that the recording is complete, and release the folder."""
@@ -95,7 +101,9 @@ class Writer:
 
     def _old_ones(self) -> list[Row | Padded]:
         """The waiting responses, if readers should see them by now."""
-        if time.monotonic() - self._since < _SHARD_SECONDS or not self._gathering.acquire(blocking=False):
+        if time.monotonic() - self._since < _SHARD_SECONDS or not self._gathering.acquire(
+            blocking=False
+        ):
             return []  # the lock's holder may be waiting for this thread
         try:
             return self._gathered()

@@ -1,1 +1,3 @@
-"""From prompts to a trace: sample shard by shard, then score shard by shard, each renamed in when it is whole."""
+"""From prompts to a trace: sample shard by shard, then score shard by shard, each renamed in
+when it is whole.
+"""

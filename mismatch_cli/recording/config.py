@@ -1,4 +1,6 @@
-"""The configuration of a recording: every field is a flag, and the manifest keeps it for `--resume`."""
+"""The configuration of a recording: every field is a flag, and the manifest keeps it for
+`--resume`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from mismatch_cli.recording.settings import (
     ThreadSettings,
     of_prompts,
     of_sampling,
-)  # fmt: skip
+)
 from mismatch_cli.sampling import SamplingSettings
 
 if TYPE_CHECKING:
@@ -48,9 +50,13 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
         from mismatch_cli.engines import engine_module
 
         super().__post_init__()
-        for url in (known for known in fields(self) if known.name in ("engine_url", "served_model")):
+        for url in (
+            known for known in fields(self) if known.name in ("engine_url", "served_model")
+        ):
             if getattr(self, url.name) and not engine_module(self.engine).REMOTE:
-                raise UsageError(f"{flag_of(url)} needs --engine server. Add that, or leave {flag_of(url)} out.")
+                raise UsageError(
+                    f"{flag_of(url)} needs --engine server. Add that, or leave {flag_of(url)} out."
+                )
         self.to_json()  # raises for settings that contradict each other
 
     @property
@@ -72,7 +78,9 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
     @property
     def sampling(self) -> SamplingSettings:
         """What the sampler does."""
-        return SamplingSettings(self.temperature, self.top_p, self.top_k, self.min_p, self.max_tokens)
+        return SamplingSettings(
+            self.temperature, self.top_p, self.top_k, self.min_p, self.max_tokens
+        )
 
     @property
     def engine_args(self) -> dict[str, Any]:
@@ -85,7 +93,8 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
         """A `UsageError` for more ranks than the vocabulary has tokens."""
         if self.top_logprobs > tokens:
             raise UsageError(
-                f"--top-logprobs {self.top_logprobs} exceeds the vocabulary of {tokens} tokens. Use --top-logprobs 20."
+                f"--top-logprobs {self.top_logprobs} exceeds the vocabulary of {tokens} tokens. "
+                "Use --top-logprobs 20."
             )
 
     def engine_settings(self, **unflagged: Any) -> EngineSettings:
@@ -121,7 +130,9 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
 
     @property
     def prompts_per_shard(self) -> int:
-        """Enough responses to fill an engine's batch, few enough to fit in memory and to afford losing."""
+        """Enough responses to fill an engine's batch, few enough to fit in memory and to afford
+        losing.
+        """
         responses = min(_RESPONSES_PER_SHARD, _TOKENS_PER_SHARD // self.max_tokens)
         return max(1, responses // self.samples_per_prompt)
 
@@ -132,7 +143,9 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
             "engine": self.engine,
             "prompts": asdict(self.prompt_source),
             "sampling": asdict(self.sampling),
-            **self.named("samples_per_prompt", "top_logprobs", "seed", "prompt_template", "rollout_dtype"),
+            **self.named(
+                "samples_per_prompt", "top_logprobs", "seed", "prompt_template", "rollout_dtype"
+            ),
             "adapter": self.engine_adapter,
             "threads": self.threads,
             "engine_args": self.engine_args,
@@ -167,7 +180,8 @@ class ProbeConfig(
     def __post_init__(self) -> None:
         if self.adapter and (self.rollout_adapter or self.trainer_adapter):
             raise UsageError(
-                "--adapter applies to both sides. Leave it out, or leave out --rollout-adapter and --trainer-adapter."
+                "--adapter applies to both sides. Leave it out, or leave out --rollout-adapter "
+                "and --trainer-adapter."
             )
         if self.replay_routes and self.routes is False:
             raise UsageError("--replay-routes needs the engine's routes. Leave out --no-routes.")
@@ -195,16 +209,22 @@ class ProbeConfig(
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurateConfig(RolloutConfig, ThreadSettings, RolloutSettings, SamplerSettings, ChoiceSettings, PromptSettings):
+class CurateConfig(
+    RolloutConfig, ThreadSettings, RolloutSettings, SamplerSettings, ChoiceSettings, PromptSettings
+):
     """Everything that decides which problems `curate` keeps."""
 
-    num_prompts: int | None = of_prompts(None, "Number of problems to sample.", min=1, show_default="all")
+    num_prompts: int | None = of_prompts(
+        None, "Number of problems to sample.", min=1, show_default="all"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = self.keep
         if not 0 <= low <= high <= 1:
-            raise UsageError(f"--keep {low:g} {high:g} is not a range of accuracies. Example: --keep 0.2 0.8")
+            raise UsageError(
+                f"--keep {low:g} {high:g} is not a range of accuracies. Example: --keep 0.2 0.8"
+            )
 
     def to_json(self) -> dict[str, Any]:
         return super().to_json() | self.named("held_out_samples", "keep")
@@ -214,22 +234,32 @@ class CurateConfig(RolloutConfig, ThreadSettings, RolloutSettings, SamplerSettin
 class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
     """Everything that decides what is in a rescored trace."""
 
-    temperature: float | None = of_sampling(None, "Sampling temperature of the responses.", **_OF_TRACE)
+    temperature: float | None = of_sampling(
+        None, "Sampling temperature of the responses.", **_OF_TRACE
+    )
     top_p: float | None = of_sampling(None, "Top-p of the sampler; 1 if none.", **_OF_TRACE)
     top_k: int | None = of_sampling(None, "Top-k of the sampler; 0 if none.", **_OF_TRACE)
     min_p: float | None = of_sampling(None, "Min-p of the sampler; 0 if none.", **_OF_TRACE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        SamplingSettings(**{name: value for name, value in self.sampling.items() if value is not None})
+        SamplingSettings(
+            **{name: value for name, value in self.sampling.items() if value is not None}
+        )
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
-        """Also finds the model that scores, from the trace; the bundled model scores the bundled traces only."""
+        """Also finds the model that scores, from the trace; the bundled model scores the bundled
+        traces only.
+        """
         weights = flags["weights"]
         if weights not in (EQUAL, NEWER) and not weights.isdecimal():
-            raise UsageError(f"--weights {weights} is invalid. Use {EQUAL}, {NEWER}, or a version such as 40.")
-        return super().from_flags(flags if flags["trace"] is None else {**flags, **_scorer_of(flags)})
+            raise UsageError(
+                f"--weights {weights} is invalid. Use {EQUAL}, {NEWER}, or a version such as 40."
+            )
+        return super().from_flags(
+            flags if flags["trace"] is None else {**flags, **_scorer_of(flags)}
+        )
 
     @property
     def scorer(self) -> str:
@@ -252,7 +282,8 @@ class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
 
 
 def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flag for the model that the trace names for these weights; none if --trainer-model is given.
+    """The flag for the model that the trace names for these weights; none if --trainer-model is
+    given.
 
     Raises a `UsageError` if the trace names none either, or an adapter, which has to be typed.
     """
@@ -268,7 +299,8 @@ def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     scorer = _named_scorer(manifest, flags["weights"])
     if scorer is None or scorer["model"] is None:
         raise UsageError(
-            "The trace does not name the model to score with. Add --trainer-model, a folder or a hub name."
+            "The trace does not name the model to score with. Add --trainer-model, a folder or a "
+            "hub name."
         )
     if scorer.get("adapter") and not flags.get("trainer_adapter"):
         merged = ["--merge-adapter"] * bool(scorer.get("adapter_merged"))
@@ -277,7 +309,8 @@ def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_scorer(manifest: Mapping[str, Any], weights: str) -> Mapping[str, Any] | None:
-    """The section of the manifest whose `model` has these weights, with its adapter; None where that is uncertain.
+    """The section of the manifest whose `model` has these weights, with its adapter; None where
+    that is uncertain.
 
     A training run names the model it started from, whose weights have moved on; a dump names none.
     """
@@ -296,8 +329,14 @@ def _named_scorer(manifest: Mapping[str, Any], weights: str) -> Mapping[str, Any
 
 
 def _sampler(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The model that sampled, by the name that was typed: a server may have a different name for it."""
+    """The model that sampled, by the name that was typed: a server may have a different name for
+    it.
+    """
     config = manifest.get("config", {})
     rollout = manifest.get("rollout", {})
     adapter = {"adapter": config.get("adapter"), "adapter_merged": False}
-    return adapter | {"model": config["model"]} if rollout and isinstance(config.get("model"), str) else None
+    return (
+        adapter | {"model": config["model"]}
+        if rollout and isinstance(config.get("model"), str)
+        else None
+    )

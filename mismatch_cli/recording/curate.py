@@ -1,4 +1,6 @@
-"""The perfectible set of a model: problems that it solves sometimes, with their accuracy on held-out samples."""
+"""The perfectible set of a model: problems that it solves sometimes, with their accuracy on
+held-out samples.
+"""
 
 import json
 from dataclasses import replace
@@ -10,7 +12,13 @@ from mismatch_cli.metrics.population import Curation, accuracy_by_prompt
 from mismatch_cli.models import load_tokenizer
 from mismatch_cli.recording.config import CurateConfig
 from mismatch_cli.recording.ours import remove_trace
-from mismatch_cli.recording.rollouts import Progress, describe_prompts, digest_of, is_sampled, loaded_sampler
+from mismatch_cli.recording.rollouts import (
+    Progress,
+    describe_prompts,
+    digest_of,
+    is_sampled,
+    loaded_sampler,
+)
 from mismatch_cli.tasks.grading import gradable
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts, load_problems
 from mismatch_cli.torch_settings import prepare_imports, set_threads
@@ -23,22 +31,34 @@ _CHOOSING, _HELD_OUT = "trace", "held-out"
 
 
 def curate(
-    config: CurateConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress, *, confirm: bool = False
+    config: CurateConfig,
+    run_folder: Path,
+    manifest: dict[str, Any],
+    progress: Progress,
+    *,
+    confirm: bool = False,
 ) -> Curation:
-    """Sample every problem, keep those in the band, sample these again, and write them as `perfectible.jsonl`.
+    """Sample every problem, keep those in the band, sample these again, and write them as
+    `perfectible.jsonl`.
 
-    Two traces result: `trace` decides what is kept, `held-out` does not; existing shards are not sampled again. With
-    `confirm` the file leaves out problems that the held-out samples put outside the band. The caller holds the folder.
-    Raises a `MismatchError` if nothing is kept.
+    Two traces result: `trace` decides what is kept, `held-out` does not; existing shards are not
+    sampled again. With `confirm` the file leaves out problems that the held-out samples put outside
+    the band. The caller holds the folder. Raises a `MismatchError` if nothing is kept.
     """
     prepare_imports()
     threads = set_threads(config.threads, config.model)
-    manifest = manifest | {"config": config.to_json(), "threads": threads, "libraries": library_versions()}
+    manifest = manifest | {
+        "config": config.to_json(),
+        "threads": threads,
+        "libraries": library_versions(),
+    }
     tokenizer = load_tokenizer(config.model)
     problems = gradable(load_problems(config.prompt_source), config.reward, config.prompts)
     if _is_sampled(config, run_folder, manifest):
         context = manifest["rollout"]["max_model_len"]
-        encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)
+        encoded = encode_prompts(
+            problems, tokenizer, template=config.prompt_template, max_model_len=context
+        )
         describe_prompts(config, encoded, manifest)  # raises if they have changed
         write_manifest(run_folder / _CHOOSING, manifest)
     else:
@@ -50,13 +70,17 @@ def curate(
 
 
 def _is_sampled(config: CurateConfig, run_folder: Path, manifest: dict[str, Any]) -> bool:
-    """Whether no engine is needed: both traces are complete, and the second has the problems that the first chooses."""
+    """Whether no engine is needed: both traces are complete, and the second has the problems
+    that the first chooses.
+    """
     folders = [run_folder / _CHOOSING, run_folder / _HELD_OUT]
     if "shards" not in manifest or not all((folder / FILE_NAME).is_file() for folder in folders):
         return False
     if not all(is_sampled(folder, read_manifest(folder)) for folder in folders):
         return False
-    return set(accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT))) == set(_chosen(config, run_folder).kept)
+    return set(accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT))) == set(
+        _chosen(config, run_folder).kept
+    )
 
 
 def _sample(
@@ -67,8 +91,12 @@ def _sample(
     manifest: dict[str, Any],
     progress: Progress,
 ) -> None:
-    """Sample what the two traces lack; if the kept problems have changed, the old held-out samples are removed."""
-    with loaded_sampler(config, run_folder, problems, tokenizer, progress, fresh="shards" not in manifest) as sampler:
+    """Sample what the two traces lack; if the kept problems have changed, the old held-out
+    samples are removed.
+    """
+    with loaded_sampler(
+        config, run_folder, problems, tokenizer, progress, fresh="shards" not in manifest
+    ) as sampler:
         sampler.sample(config, run_folder / _CHOOSING, manifest)
         kept = _only(sampler.encoded, set(_chosen(config, run_folder).kept))
         folder = run_folder / _HELD_OUT
@@ -76,7 +104,11 @@ def _sample(
         if before.get("prompts", {}).get("digest") != digest_of(kept):
             remove_trace(folder)
         held_out = replace(config, samples_per_prompt=config.held_out_samples)
-        base = {name: value for name, value in manifest.items() if name not in ("prompts", "shards", "shard_rows")}
+        base = {
+            name: value
+            for name, value in manifest.items()
+            if name not in ("prompts", "shards", "shard_rows")
+        }
         replace(sampler, encoded=kept).sample(
             held_out, folder, base, phase="Held out", first_sample=config.samples_per_prompt
         )
@@ -85,22 +117,33 @@ def _sample(
 def _chosen(config: CurateConfig, run_folder: Path) -> Curation:
     """What the first trace chooses; a `MismatchError` if that is nothing."""
     accuracy = accuracy_by_prompt(Trace.open(run_folder / _CHOOSING))
-    curation = Curation(config.keep, config.samples_per_prompt, config.held_out_samples, accuracy, {})
+    curation = Curation(
+        config.keep, config.samples_per_prompt, config.held_out_samples, accuracy, {}
+    )
     if not curation.kept:
         low, high = config.keep
         raise MismatchError(
-            f"None of the {len(accuracy)} problems has an accuracy between {low:g} and {high:g}; the mean is "
-            f"{sum(accuracy.values()) / len(accuracy):.3f}. Widen --keep, or use other problems."
+            f"None of the {len(accuracy)} problems has an accuracy between {low:g} and {high:g}; "
+            f"the mean is {sum(accuracy.values()) / len(accuracy):.3f}. Widen --keep, or use "
+            "other problems."
         )
     return curation
 
 
 def _only(encoded: EncodedPrompts, kept: set[int]) -> EncodedPrompts:
-    pairs = [(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True) if p.prompt_id in kept]
-    return replace(encoded, problems=[p for p, _ in pairs], prompt_ids=[i for _, i in pairs], skipped=[])
+    pairs = [
+        (p, i)
+        for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)
+        if p.prompt_id in kept
+    ]
+    return replace(
+        encoded, problems=[p for p, _ in pairs], prompt_ids=[i for _, i in pairs], skipped=[]
+    )
 
 
-def _write_problems(path: Path, problems: list[Problem], curation: Curation, *, confirm: bool) -> None:
+def _write_problems(
+    path: Path, problems: list[Problem], curation: Curation, *, confirm: bool
+) -> None:
     """One problem a line, in the order of the source, as `train --dataset` reads it."""
     chosen = set(curation.confirmed if confirm else curation.kept)
     rows = [

@@ -1,7 +1,8 @@
 """Arguments of rollout engines: how `--engine-arg` is typed, and which a manifest may pass on.
 
-An engine takes hundreds of arguments, and some of them name a module to import, a file to read or a host to ask. A
-manifest may come from somebody else, so only the arguments listed here are taken from it.
+An engine takes hundreds of arguments, and some of them name a module to import, a file to read or a
+host to ask. A manifest may come from somebody else, so only the arguments listed here are taken
+from it.
 """
 
 import json
@@ -15,13 +16,16 @@ from mismatch_cli.text import parsed_json
 
 Test = Callable[[Any], bool]
 _LARGEST = 2**48
-_WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")  # the name of a dtype, a backend, a method: neither a module nor a path
+# The name of a dtype, a backend, a method: neither a module nor a path
+_WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _SERVED = re.compile(r"[\w.:/ -]{1,200}")
 _SPECULATION = {"method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
 
 
 def is_word(value: Any) -> bool:
-    """Whether this is one plain name, which can be neither a path, a URL nor a module inside a package."""
+    """Whether this is one plain name, which can be neither a path, a URL nor a module inside a
+    package.
+    """
     return isinstance(value, str) and _WORD.fullmatch(value) is not None
 
 
@@ -47,7 +51,9 @@ def is_name_on_server(value: Any) -> bool:
 def _is_configuration(value: Any) -> bool:
     """Numbers and words of a model's config.json; `auto_map` is how it names code."""
     if isinstance(value, Mapping):
-        return all(is_word(key) and key != "auto_map" and _is_configuration(value[key]) for key in value)
+        return all(
+            is_word(key) and key != "auto_map" and _is_configuration(value[key]) for key in value
+        )
     return value is None or is_number(value) or isinstance(value, bool | float) or is_word(value)
 
 
@@ -57,17 +63,41 @@ def _is_speculation(value: Any) -> bool:
 
 
 _COUNTS = (
-    *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_logprobs", "block_size", "batch_size"),
-    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "num_gpu_blocks_override"),
+    *(
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "max_model_len",
+        "max_logprobs",
+        "block_size",
+        "batch_size",
+    ),
+    *(
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "num_gpu_blocks_override",
+    ),
     *("kv_cache_memory_bytes", "long_prefill_token_threshold", "concurrency"),
 )
 _NUMBERS = ("gpu_memory_utilization", "cpu_offload_gb", "timeout", "patience")
 _FLAGS = (
     *("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "enable_expert_parallel"),
-    *("disable_cascade_attn", "disable_sliding_window", "disable_custom_all_reduce", "async_scheduling"),
+    *(
+        "disable_cascade_attn",
+        "disable_sliding_window",
+        "disable_custom_all_reduce",
+        "async_scheduling",
+    ),
     *("calculate_kv_scales", "enable_sleep_mode"),
 )
-_WORDS = ("dtype", "kv_cache_dtype", "quantization", "attention_backend", "attn_implementation", "device_map")
+_WORDS = (
+    "dtype",
+    "kv_cache_dtype",
+    "quantization",
+    "attention_backend",
+    "attn_implementation",
+    "device_map",
+)
 _LISTED: dict[str, Test] = {
     **dict.fromkeys(_COUNTS, is_count),
     **dict.fromkeys(_NUMBERS, is_number),
@@ -90,14 +120,20 @@ def unlisted_arguments(items: Iterable[str]) -> bool:
 
 
 def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
-    """The key=value pairs of `--engine-arg`: numbers, true/false, null and JSON as such; anything else is text."""
+    """The key=value pairs of `--engine-arg`: numbers, true/false, null and JSON as such;
+    anything else is text.
+    """
     arguments = {}
     for item in items:
         key, separator, value = item.partition("=")
         if not separator or not key:
-            raise UsageError(f"--engine-arg {item!r} is not key=value. Example: --engine-arg max_num_seqs=64")
+            raise UsageError(
+                f"--engine-arg {item!r} is not key=value. Example: --engine-arg max_num_seqs=64"
+            )
         if key.replace("-", "_") == "trust_remote_code":
-            raise UsageError(f"--engine-arg {item} would apply to one side only. Use {custom_code.FLAG}.")
+            raise UsageError(
+                f"--engine-arg {item} would apply to one side only. Use {custom_code.FLAG}."
+            )
         try:
             arguments[key.replace("-", "_")] = parsed_json(value)
         except ValueError:
@@ -107,5 +143,8 @@ def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
 
 def typed_again(arguments: Mapping[str, Any]) -> list[str]:
     """The words that type these arguments."""
-    items = (f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in arguments.items())
+    items = (
+        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in arguments.items()
+    )
     return [word for item in items for word in ("--engine-arg", item)]

@@ -1,6 +1,8 @@
-"""May a command write here? One rule for all: check, take the lock, check again, and hold it to the end.
+"""May a command write here? One rule for all: check, take the lock, check again, and hold it to the
+end.
 
-A process without the lock creates and deletes nothing; the system releases the lock of a process that dies.
+A process without the lock creates and deletes nothing; the system releases the lock of a process
+that dies.
 """
 
 import errno
@@ -31,27 +33,36 @@ _OF_A_RUN = ("manifest.json", "trace/manifest.json", "metrics.jsonl")
 _WRITTEN_IN = (*sorted(FOLDERS), "checkpoints", "traces/step-*")
 
 
-def run_folder(folder: Path, *, resume: bool, force: bool, resumable: bool = True) -> AbstractContextManager[None]:
+def run_folder(
+    folder: Path, *, resume: bool, force: bool, resumable: bool = True
+) -> AbstractContextManager[None]:
     """Hold a folder to record into: a new one, or one of ours that may be replaced or resumed."""
-    return claimed(folder, lambda: check_run_folder(folder, replaced=resume or force, resumable=resumable))
+    return claimed(
+        folder, lambda: check_run_folder(folder, replaced=resume or force, resumable=resumable)
+    )
 
 
 def check_run_folder(folder: Path, *, replaced: bool, resumable: bool = True) -> None:
-    """A `MismatchError` for a folder with foreign files, or with an old run that may not be replaced."""
+    """A `MismatchError` for a folder with foreign files, or with an old run that may not be
+    replaced.
+    """
     if foreign := foreign_in(folder):
         raise not_a_run_folder(folder, foreign)
     if not replaced and (results_in(folder) or begun_beside(folder)):
         choices = "Continue it with --resume, replace" if resumable else "Replace"
-        raise MismatchError(f"{folder} already exists. {choices} it with --force, or choose another --output.")
+        raise MismatchError(
+            f"{folder} already exists. {choices} it with --force, or choose another --output."
+        )
 
 
 def report_folder(
     folder: Path, report_format: str, *, force: bool, own: bool = False, files: tuple[str, ...] = ()
 ) -> AbstractContextManager[None]:
-    """Hold a folder to report into: a new one, one whose report has this format and is replaced, or the run's `own`.
+    """Hold a folder to report into: a new one, one whose report has this format and is replaced, or
+    the run's `own`.
 
-    `force` writes into any other folder, but never replaces a file that is not ours. `files` are written beside the
-    report.
+    `force` writes into any other folder, but never replaces a file that is not ours. `files` are
+    written beside the report.
     """
 
     def check() -> None:
@@ -61,26 +72,39 @@ def report_folder(
     return claimed(folder, check)
 
 
-def check_report_folder(folder: Path, renewed: Container[str] | None = None, *, force: bool) -> None:
-    """Refuse a folder with anything but a report in one of the formats to be `renewed`: by default, in any."""
+def check_report_folder(
+    folder: Path, renewed: Container[str] | None = None, *, force: bool
+) -> None:
+    """Refuse a folder with anything but a report in one of the formats to be `renewed`: by
+    default, in any.
+    """
     if force or all(map(_is_passing, folder.glob("*"))):
         return
     found = format_of(folder)
     if found is None or (renewed is not None and found not in renewed):
-        raise MismatchError(f"{folder} already exists. Replace its report with --force, or choose another --output.")
+        raise MismatchError(
+            f"{folder} already exists. Replace its report with --force, or choose another --output."
+        )
 
 
 def training_folder(
     folder: Path, settings_file: str, is_same: Callable[[str], bool], *, resume: bool
 ) -> AbstractContextManager[None]:
-    """Hold the folder of a training run. Nothing is ever overwritten; a resumed run has the same settings."""
+    """Hold the folder of a training run.
+
+    Nothing is ever overwritten; a resumed run has the same settings.
+    """
 
     def check() -> None:
         saved = folder / settings_file
         found = folder.iterdir() if folder.exists() else ()
         occupied = any(not _is_passing(path) and path.name != LOG for path in found)
         if occupied and not saved.is_file():
-            what = "contains no training run to resume" if resume else "already exists, but contains no training run"
+            what = (
+                "contains no training run to resume"
+                if resume
+                else "already exists, but contains no training run"
+            )
             raise MismatchError(f"{folder} {what}. Choose another --output.")
         same = saved.is_file() and is_same(saved.read_text(encoding="utf-8", errors="replace"))
         if not resume and occupied:
@@ -88,41 +112,57 @@ def training_folder(
             raise MismatchError(f"{folder} already exists. {how} another --output.")
         if resume and saved.is_file() and not same:
             raise UsageError(
-                f"{saved} has different settings. Resume with the flags of that run, or choose another --output."
+                f"{saved} has different settings. Resume with the flags of that run, or choose "
+                "another --output."
             )
         for pattern in ("*", "checkpoints/*", "traces/*"):
             for path in folder.glob(pattern):
                 if path.is_symlink():
-                    raise MismatchError(f"{path} is a link: files written there would end up elsewhere. Remove it.")
+                    raise MismatchError(
+                        f"{path} is a link: files written there would end up elsewhere. Remove it."
+                    )
         _check_free(folder, *REPORT, LOG, LOCK, "metrics.parquet")
 
     return claimed(folder, check)
 
 
 def folder_of_runs(folder: Path, report_format: str) -> AbstractContextManager[None]:
-    """Hold the folder of several runs, for reports on all of them; each run has its own folder inside."""
+    """Hold the folder of several runs, for reports on all of them; each run has its own folder
+    inside.
+    """
 
     def check() -> None:
         report = () if format_of(folder) == report_format else REPORT
         for name in ("trace", "metrics.jsonl", *report):
             if os.path.lexists(folder / name):
-                raise MismatchError(f"{folder} is not a folder of runs: it contains {name}. Choose another --output.")
+                raise MismatchError(
+                    f"{folder} is not a folder of runs: it contains {name}. Choose another "
+                    "--output."
+                )
         _check_free(folder, LOCK, *REPORT)
 
     return claimed(folder, check)
 
 
 def check_file(path: Path, force: bool) -> None:
-    """Refuse a file that cannot be written, before anything is read; an empty one, as CI makes it, may be replaced."""
+    """Refuse a file that cannot be written, before anything is read; an empty one, as CI makes
+    it, may be replaced.
+    """
     if not force and (path.is_dir() or (path.exists() and path.stat().st_size)):
-        raise MismatchError(f"{path} already exists. Replace it with --force, or name another file.")
+        raise MismatchError(
+            f"{path} already exists. Replace it with --force, or name another file."
+        )
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise MismatchError(f"{path} cannot be written: {folder} is not a writable folder. Name another file.")
+        raise MismatchError(
+            f"{path} cannot be written: {folder} is not a writable folder. Name another file."
+        )
 
 
 def _check_free(folder: Path, *names: str) -> None:
-    """Refuse to write where one of these files, or a file in one of these folders, exists and is not ours."""
+    """Refuse to write where one of these files, or a file in one of these folders, exists and is
+    not ours.
+    """
     for name in names:
         path = folder / name
         inside = [] if path.is_symlink() else sorted(path.glob("*"))
@@ -135,10 +175,14 @@ def _check_free(folder: Path, *names: str) -> None:
 
 
 def check_apart(folder: Path, read: Path) -> None:
-    """Refuse to write a run into a folder that is read, into a folder inside it, or into one that contains it."""
+    """Refuse to write a run into a folder that is read, into a folder inside it, or into one
+    that contains it.
+    """
     output, source = folder.resolve(), read.resolve()
     if output.is_relative_to(source) or source.is_relative_to(output):
-        raise MismatchError(f"--output {folder} overlaps the input {read}. Choose another --output.")
+        raise MismatchError(
+            f"--output {folder} overlaps the input {read}. Choose another --output."
+        )
 
 
 def _is_passing(path: Path) -> bool:
@@ -147,10 +191,11 @@ def _is_passing(path: Path) -> bool:
 
 @contextmanager
 def claimed(folder: Path, check: Callable[[], None]) -> Iterator[None]:
-    """Hold `folder` exclusively for the block; `check`, called before and after locking, raises where we may not write.
+    """Hold `folder` exclusively for the block; `check`, called before and after locking, raises
+    where we may not write.
 
-    Inside a run, the writer of the run itself is kept out too. At the end the lock, and new folders that stayed empty,
-    are removed.
+    Inside a run, the writer of the run itself is kept out too. At the end the lock, and new folders
+    that stayed empty, are removed.
     """
     if os.path.lexists(folder) and not folder.is_dir():
         raise MismatchError(f"{folder} is a file. Choose another --output.")
@@ -192,7 +237,9 @@ def _remove_empty(folders: list[Path]) -> None:
 
 @contextmanager
 def _locked(folder: Path, kind: int) -> Iterator[None]:
-    """Hold the lock of a folder, exclusively or shared; a lock that this process already holds is enough."""
+    """Hold the lock of a folder, exclusively or shared; a lock that this process already holds
+    is enough.
+    """
     file, key = _lock(folder, kind)
     if file is None:
         yield
@@ -206,7 +253,9 @@ def _locked(folder: Path, kind: int) -> Iterator[None]:
 
 
 def _lock(folder: Path, kind: int) -> tuple[int | None, _Key]:
-    """Lock the file that has the lock's name now: its previous holder may have removed the old one."""
+    """Lock the file that has the lock's name now: its previous holder may have removed the old
+    one.
+    """
     path = folder / LOCK
     while True:
         try:
@@ -228,7 +277,8 @@ def _lock(folder: Path, kind: int) -> tuple[int | None, _Key]:
         except BlockingIOError as error:
             os.close(file)
             raise MismatchError(
-                f"{folder} is being written by another process. Wait for it, or choose another --output."
+                f"{folder} is being written by another process. Wait for it, or choose another "
+                "--output."
             ) from error
         except OSError as error:
             os.close(file)

@@ -1,8 +1,10 @@
-"""What a manifest may set of a command that starts something: `--like`, `--resume`, `bisect`, `rescore` read it here.
+"""What a manifest may set of a command that starts something: `--like`, `--resume`, `bisect`,
+`rescore` read it here.
 
-A trace may be somebody else's. Numbers, choices and plain names are taken from its manifest if they have the type and
-the range of the setting; a model or a file is taken as data, from this machine or the hub's cache. Whatever runs code,
-names a host or adds an adapter is shown instead, for the user to type.
+A trace may be somebody else's. Numbers, choices and plain names are taken from its manifest if they
+have the type and the range of the setting; a model or a file is taken as data, from this machine or
+the hub's cache. Whatever runs code, names a host or adds an adapter is shown instead, for the user
+to type.
 """
 
 from __future__ import annotations
@@ -36,10 +38,14 @@ _NAME = re.compile(r"[\w.:, -]{0,200}")  # of a field, a split, a device: no pat
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def settings_of(kind: type, recorded: Mapping[str, Any], given: Collection[str], source: Path) -> dict[str, Any]:
-    """The settings of this kind in the manifest of `source`, except those `given` on the command line.
+def settings_of(
+    kind: type, recorded: Mapping[str, Any], given: Collection[str], source: Path
+) -> dict[str, Any]:
+    """The settings of this kind in the manifest of `source`, except those `given` on the command
+    line.
 
-    Raises a `MismatchError` for a value of another type or range, and a `UsageError` that shows what has to be typed.
+    Raises a `MismatchError` for a value of another type or range, and a `UsageError` that shows
+    what has to be typed.
     """
     hints = get_type_hints(kind)
     taken: dict[str, Any] = {}
@@ -57,7 +63,11 @@ def settings_of(kind: type, recorded: Mapping[str, Any], given: Collection[str],
             taken[each.name] = model_of(value, source, flag_of(each))
         elif each.metadata.get("path") == DATA:
             _check_file(value, source, each)
-        elif isinstance(value, str) and "choices" not in each.metadata and not _is_name(each.name, value):
+        elif (
+            isinstance(value, str)
+            and "choices" not in each.metadata
+            and not _is_name(each.name, value)
+        ):
             raise _damaged(source, each.name, value)
     if again:
         raise must_be_typed(source, again)
@@ -67,13 +77,14 @@ def settings_of(kind: type, recorded: Mapping[str, Any], given: Collection[str],
 def must_be_typed(source: Path, words: list[str]) -> UsageError:
     """The error for settings that a manifest has but must not set."""
     return UsageError(
-        f"{source} was recorded with {quoted(*words)}. A manifest starts no code, asks no host and loads no adapter: "
-        "if you trust what it names, add these words to your command."
+        f"{source} was recorded with {quoted(*words)}. A manifest starts no code, asks no host "
+        "and loads no adapter: if you trust what it names, add these words to your command."
     )
 
 
 def model_of(name: Any, source: Path, flag: str) -> str:
-    """The model that a manifest names, as data: a folder, or a name in the hub's cache, without code and pickles.
+    """The model that a manifest names, as data: a folder, or a name in the hub's cache, without
+    code and pickles.
 
     The hub is not asked for it. Raises a `UsageError` that says what to type for any other.
     """
@@ -87,7 +98,10 @@ def model_of(name: Any, source: Path, flag: str) -> str:
             keep_off_the_hub()
         return name
     typed = quoted(name) if flag.isupper() else quoted(flag, name)
-    raise UsageError(f"{source} names the model {name}, {reason} Name another, or this one if you trust it: {typed}")
+    raise UsageError(
+        f"{source} names the model {name}, {reason} Name another, or this one if you trust it: "
+        f"{typed}"
+    )
 
 
 def adapter_of(typed: str | None, recorded: Any, source: Path, flag: str) -> str | None:
@@ -98,7 +112,8 @@ def adapter_of(typed: str | None, recorded: Any, source: Path, flag: str) -> str
 
 
 def engine_arguments(arguments: Any, given: Collection[str], source: Path) -> dict[str, Any]:
-    """The engine's arguments in a manifest, without those `given` on the command line and without a server's URL.
+    """The engine's arguments in a manifest, without those `given` on the command line and without a
+    server's URL.
 
     Raises a `UsageError` that shows those which have to be typed.
     """
@@ -112,11 +127,17 @@ def engine_arguments(arguments: Any, given: Collection[str], source: Path) -> di
 
 
 def sampler_of(recorded: Any) -> dict[str, Any]:
-    """The sampler's settings in a section of a manifest, for `SamplingSettings`, which checks their range."""
+    """The sampler's settings in a section of a manifest, for `SamplingSettings`, which checks
+    their range.
+    """
     section = recorded if isinstance(recorded, Mapping) else {}
     named = {each.name: section.get(each.name) for each in fields(SamplingSettings)}
     given = {name: value for name, value in named.items() if is_number(value)}
-    return {name: value for name, value in given.items() if name not in ("top_k", "max_tokens") or is_count(value)}
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in ("top_k", "max_tokens") or is_count(value)
+    }
 
 
 def engine_of(name: Any, source: Path) -> str:
@@ -135,7 +156,9 @@ def dtype_of(section: Mapping[str, Any], source: Path) -> str:
 
 
 def attention_of(section: Mapping[str, Any], source: Path) -> str | None:
-    """The attention implementation in a section of a manifest: a plain name, not code on the hub."""
+    """The attention implementation in a section of a manifest: a plain name, not code on the
+    hub.
+    """
     name = section.get("attn_implementation")
     if name is not None and not is_word(name):
         raise _damaged(source, "attn_implementation", name)
@@ -143,8 +166,14 @@ def attention_of(section: Mapping[str, Any], source: Path) -> str | None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from JSON has the type of a setting; numbers and lists may stand for others."""
-    kinds = [part for part in get_args(hint) if part is not NoneType] if NoneType in get_args(hint) else [hint]
+    """Whether a value read from JSON has the type of a setting; numbers and lists may stand for
+    others.
+    """
+    kinds = (
+        [part for part in get_args(hint) if part is not NoneType]
+        if NoneType in get_args(hint)
+        else [hint]
+    )
     (kind,) = kinds
     if get_origin(kind) in (list, tuple):
         item = get_args(kind)[0]
@@ -155,7 +184,9 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
-    """Whether a number is one that the command line would accept; configurations check the rest themselves."""
+    """Whether a number is one that the command line would accept; configurations check the rest
+    themselves.
+    """
     if not isinstance(value, int | float):
         return True
     return bool(limits.get("min", value) <= value <= limits.get("max", value))
@@ -168,7 +199,9 @@ def _is_name(name: str, value: str) -> bool:
 
 
 def _check_file(value: str, source: Path, setting: Field[Any]) -> None:
-    """A file or folder of this machine, or the name of a data set, which is read from the hub's cache."""
+    """A file or folder of this machine, or the name of a data set, which is read from the hub's
+    cache.
+    """
     if "://" in value:
         raise must_be_typed(source, _typed(setting, value))
     if (Path(value) / "config.json").is_file():  # `bisect MODEL`: what it searches is probed first
@@ -180,7 +213,9 @@ def _check_file(value: str, source: Path, setting: Field[Any]) -> None:
 
 
 def keep_off_the_hub() -> None:
-    """Let names that a manifest gave be looked up in the hub's cache alone, in this process and its children."""
+    """Let names that a manifest gave be looked up in the hub's cache alone, in this process and
+    its children.
+    """
     import huggingface_hub.constants
 
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -196,4 +231,6 @@ def _typed(setting: Field[Any], value: Any) -> list[str]:
 
 def _damaged(source: Path, name: str, value: Any) -> MismatchError:
     shown = shorten(repr(value), 60, placeholder=" …")
-    return MismatchError(f"The manifest of {source} is damaged ({name} is {shown}). Type that setting yourself.")
+    return MismatchError(
+        f"The manifest of {source} is damaged ({name} is {shown}). Type that setting yourself."
+    )

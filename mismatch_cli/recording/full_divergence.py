@@ -1,8 +1,9 @@
-"""`--full-divergence`: is there room for full distributions, and where are they kept between sampling and scoring?
+"""`--full-divergence`: is there room for full distributions, and where are they kept between
+sampling and scoring?
 
-The engine is gone when the trainer loads, so log μ over the vocabulary of the first N responses waits on disk: one
-float32 file per response, written token by token and read tile by tile. Once they are scored, TV and KL are in the
-trace, and the files are removed.
+The engine is gone when the trainer loads, so log μ over the vocabulary of the first N responses
+waits on disk: one float32 file per response, written token by token and read tile by tile. Once
+they are scored, TV and KL are in the trace, and the files are removed.
 """
 
 import os
@@ -39,9 +40,11 @@ class Distributions:
 
     @contextmanager
     def sinks(self, first: int, responses: int) -> Iterator[list[Sink]]:
-        """Sinks for the distributions of a shard's responses that are wanted; its first response is number `first`.
+        """Sinks for the distributions of a shard's responses that are wanted; its first response is
+        number `first`.
 
-        The files are renamed into place at the end of the block, before the shard is: an existing shard has its files.
+        The files are renamed into place at the end of the block, before the shard is: an existing
+        shard has its files.
         """
         wanted = range(first, min(first + responses, self.count))
         with ExitStack() as files:
@@ -50,13 +53,17 @@ class Distributions:
             yield [_writer(file) for file in opened]
 
     def read(self, first: int, table: pa.Table) -> list[np.ndarray | None]:
-        """The distributions `[T, V]` of a shard's responses, None beyond the first N; memory-mapped.
+        """The distributions `[T, V]` of a shard's responses, None beyond the first N;
+        memory-mapped.
 
-        Raises a `MismatchError` if a file is missing, or belongs to a different response from the shard's.
+        Raises a `MismatchError` if a file is missing, or belongs to a different response from the
+        shard's.
         """
         full_logp: list[np.ndarray | None] = [None] * len(table)
         for row in range(min(len(table), self.count - first)):
-            ids, logp = (table.column(name)[row].as_py() for name in ("response_ids", "logp_rollout"))
+            ids, logp = (
+                table.column(name)[row].as_py() for name in ("response_ids", "logp_rollout")
+            )
             ids_T, logp_T = np.array(ids, dtype=np.int64), np.array(logp, dtype=np.float32)
             full_logp[row] = _read(self.path(first + row), ids_T, logp_T)
         return full_logp
@@ -84,35 +91,43 @@ def _read(path: Path, ids_T: np.ndarray, logp_T: np.ndarray) -> np.ndarray:
         belongs = False
     if not belongs:
         raise MismatchError(
-            f"{path} lacks the full distributions of its response, so the full divergence cannot be computed. "
-            "Record again with --force."
+            f"{path} lacks the full distributions of its response, so the full divergence cannot "
+            "be computed. Record again with --force."
         )
     return mu_TV
 
 
 def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
-    """Refuse, before anything loads, what would not fit: one response of full length in memory, all of them on disk.
+    """Refuse, before anything loads, what would not fit: one response of full length in memory, all
+    of them on disk.
 
-    Raises a `MismatchError` that says what to type, or a `UsageError` for an engine without full distributions.
+    Raises a `MismatchError` that says what to type, or a `UsageError` for an engine without full
+    distributions.
     """
     tokens, count = config.sampling.max_tokens, config.full_divergence
     needed = full_bytes(config.engine, vocabulary, tokens)
     limit = (config.full_divergence_memory or 0) * _GIB or _SHARE_OF_FREE_MEMORY * _free_memory()
     if needed > limit:
-        given = "--full-divergence-memory is" if config.full_divergence_memory else "half of the free memory is"
+        given = (
+            "--full-divergence-memory is"
+            if config.full_divergence_memory
+            else "half of the free memory is"
+        )
         fitting = int(tokens * limit / needed)
         shorter = f"--max-tokens {fitting} would fit; " if fitting else ""
         raise MismatchError(
-            f"--full-divergence: {tokens} tokens × a vocabulary of {vocabulary} would take {needed / _GIB:.1f} GiB of "
-            f"memory in {config.engine}, and {given} {limit / _GIB:.1f} GiB. {shorter}--engine hf keeps one token at a "
-            f"time; --full-divergence-memory {needed / _GIB + 0.1:.1f} allows it."
+            f"--full-divergence: {tokens} tokens × a vocabulary of {vocabulary} would take "
+            f"{needed / _GIB:.1f} GiB of memory in {config.engine}, and {given} "
+            f"{limit / _GIB:.1f} GiB. {shorter}--engine hf keeps one token at a time; "
+            f"--full-divergence-memory {needed / _GIB + 0.1:.1f} allows it."
         )
     on_disk, free = count * tokens * vocabulary * _FLOAT32, _free_disk(run_folder)
     if on_disk > free:
         raise MismatchError(
-            f"--full-divergence {count} would take up to {on_disk / _GIB:.1f} GiB of disk until scoring, and "
-            f"{run_folder} has {free / _GIB:.1f} GiB free. Use at most --full-divergence "
-            f"{int(count * free / on_disk)}, a smaller --max-tokens, or another --output."
+            f"--full-divergence {count} would take up to {on_disk / _GIB:.1f} GiB of disk until "
+            f"scoring, and {run_folder} has {free / _GIB:.1f} GiB free. Use at most "
+            f"--full-divergence {int(count * free / on_disk)}, a smaller --max-tokens, or "
+            "another --output."
         )
 
 
@@ -128,16 +143,26 @@ def _free_disk(folder: Path) -> int:
 
 
 def _free_memory() -> int:
-    """Bytes of memory free now, within the container's limit; all memory where the system does not say."""
+    """Bytes of memory free now, within the container's limit; all memory where the system does
+    not say.
+    """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        free = next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+        )
     except (OSError, StopIteration):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     group = Path("/sys/fs/cgroup")
     try:
-        allowed, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        cached = next(int(x.split()[1]) for x in (group / "memory.stat").open() if x.startswith("inactive_file"))
+        allowed, used = (
+            int((group / name).read_text()) for name in ("memory.max", "memory.current")
+        )
+        cached = next(
+            int(x.split()[1])
+            for x in (group / "memory.stat").open()
+            if x.startswith("inactive_file")
+        )
     except (OSError, ValueError, StopIteration):  # no group, or no limit: "max"
         return free
     return min(free, max(0, allowed - used + cached))

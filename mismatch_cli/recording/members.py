@@ -1,4 +1,6 @@
-"""Runs that differ in some settings: each has its own folder and process, and one runs per device at a time."""
+"""Runs that differ in some settings: each has its own folder and process, and one runs per
+device at a time.
+"""
 
 from __future__ import annotations
 
@@ -71,16 +73,24 @@ def visible_devices() -> list[str]:
     if (named := os.environ.get(_DEVICES)) is not None:
         return [device for device in named.split(",") if device.strip() not in ("", "-1")]
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         return []
-    return [str(number) for number, line in enumerate(listed.splitlines()) if line.startswith("GPU ")]
+    return [
+        str(number) for number, line in enumerate(listed.splitlines()) if line.startswith("GPU ")
+    ]
 
 
-def run_members(members: Sequence[Member], devices: Sequence[str], tell: Callable[[Outcome], None]) -> list[Outcome]:
-    """Make each run on its own device, the next as soon as one is free; without devices, one after the other.
+def run_members(
+    members: Sequence[Member], devices: Sequence[str], tell: Callable[[Outcome], None]
+) -> list[Outcome]:
+    """Make each run on its own device, the next as soon as one is free; without devices, one after
+    the other.
 
-    An exception here, including Ctrl-C, interrupts the runs in progress and lets them save their state.
+    An exception here, including Ctrl-C, interrupts the runs in progress and lets them save their
+    state.
     """
     free: SimpleQueue[str | None] = SimpleQueue()
     for device in devices or (None,):
@@ -91,7 +101,11 @@ def run_members(members: Sequence[Member], devices: Sequence[str], tell: Callabl
     def make(member: Member) -> Outcome:
         device = free.get()
         try:
-            outcome = Outcome(member, "it was not started") if stopped.is_set() else _made(member, device, running)
+            outcome = (
+                Outcome(member, "it was not started")
+                if stopped.is_set()
+                else _made(member, device, running)
+            )
             tell(outcome)
             return outcome
         finally:
@@ -120,9 +134,16 @@ def _ended(running: set[subprocess.Popen[str]], stopped: threading.Event) -> Ite
 def _made(member: Member, device: str | None, running: set[subprocess.Popen[str]]) -> Outcome:
     environment = without_variables(os.environ) | ({_DEVICES: device} if device is not None else {})
     process = subprocess.Popen(
-        member.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        errors="replace", env=environment, start_new_session=True, cwd=member.typed_in,
-    )  # fmt: skip
+        member.command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,
+        cwd=member.typed_in,
+    )
     running.add(process)
     try:
         _, said = process.communicate()
@@ -138,14 +159,19 @@ def _fault(code: int, said: str) -> str:
     return visible(lines[-1].removeprefix("mismatch-cli: ")) if lines else f"it ended with {code}"
 
 
-def run_on_ray(members: Sequence[Member], address: str, tell: Callable[[Outcome], None]) -> list[Outcome]:
-    """The same as tasks of a Ray cluster, one GPU each if it has any; another node takes over from one that dies.
+def run_on_ray(
+    members: Sequence[Member], address: str, tell: Callable[[Outcome], None]
+) -> list[Outcome]:
+    """The same as tasks of a Ray cluster, one GPU each if it has any; another node takes over from
+    one that dies.
 
     All nodes must see the folder; a `MismatchError` if this machine does not see the result.
     """
     require(RAY, f"--devices {address}")
     with connected(address) as ray:
-        needs: dict[str, Any] = {"num_gpus": 1} if ray.cluster_resources().get("GPU") else {"num_cpus": 1}
+        needs: dict[str, Any] = (
+            {"num_gpus": 1} if ray.cluster_resources().get("GPU") else {"num_cpus": 1}
+        )
         task: Any = ray.remote(**needs, max_retries=3)(_made_there)
         waiting = {task.remote(member): member for member in members}
         outcomes: dict[str, Outcome] = {}
@@ -155,7 +181,8 @@ def run_on_ray(members: Sequence[Member], address: str, tell: Callable[[Outcome]
             outcome = Outcome(member, ray.get(done))
             if not outcome.fault and not member.finished:
                 raise MismatchError(
-                    f"{member.folder} is not visible on this machine. Name an --output on a disk that all nodes share."
+                    f"{member.folder} is not visible on this machine. Name an --output on a disk "
+                    "that all nodes share."
                 )
             outcomes[member.name] = outcome
             tell(outcome)

@@ -1,4 +1,5 @@
-"""Which files in a folder are ours: those with our mark and one of our names. Nothing else is replaced or removed.
+"""Which files in a folder are ours: those with our mark and one of our names. Nothing else is
+replaced or removed.
 
 A name is not enough: people have their own `plots/` and `summary.json`.
 """
@@ -19,7 +20,11 @@ LOCK = ".lock"
 LOG = "log"
 REPORT = ("summary.json", "report.html", "plots")
 _FORMAT = "mismatch-cli "  # how the format of every JSON file of ours begins
-_IN_PNG, _IN_SVG, _IN_PDF = b"Software\x00mismatch-cli", b"<!-- mismatch-cli -->", b"/Creator (mismatch-cli)"
+_IN_PNG, _IN_SVG, _IN_PDF = (
+    b"Software\x00mismatch-cli",
+    b"<!-- mismatch-cli -->",
+    b"/Creator (mismatch-cli)",
+)
 _IN_PAGE = b'<meta name="generator" content="mismatch-cli">'
 _HEAD = 4096  # a mark is within these first bytes
 _EXPORTED = {"step", "prompt_id", "sample_index", "response_ids", "logp_rollout"}
@@ -48,28 +53,46 @@ def is_ours(path: Path, root: Path) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in FOLDERS)
     if not S_ISREG(mode):
         return False
-    return any(fnmatchcase(name, pattern) and _holds(test, path) for pattern, test in _FILES.items())
+    return any(
+        fnmatchcase(name, pattern) and _holds(test, path) for pattern, test in _FILES.items()
+    )
 
 
 def foreign_in(root: Path) -> str | None:
-    """The path in the run folder of the first file or folder that is not ours; in `log/` only logs count."""
+    """The path in the run folder of the first file or folder that is not ours; in `log/` only
+    logs count.
+    """
     return next((str(path.relative_to(root)) for path, ours in _walk(root) if not ours), None)
 
 
 def results_in(root: Path) -> str | None:
-    """The first of our files that took work to make; a failed start leaves only a log or a trace without shards."""
-    found = (path.relative_to(root).as_posix() for path, ours in _walk(root) if ours and not path.is_dir())
-    return next((name for name in found if not any(fnmatchcase(name, start) for start in _OF_A_START)), None)
+    """The first of our files that took work to make; a failed start leaves only a log or a trace
+    without shards.
+    """
+    found = (
+        path.relative_to(root).as_posix()
+        for path, ours in _walk(root)
+        if ours and not path.is_dir()
+    )
+    return next(
+        (name for name in found if not any(fnmatchcase(name, start) for start in _OF_A_START)), None
+    )
 
 
 def results(root: Path) -> list[Path]:
-    """Our files, except the lock and the log, which outlive a run; a `MismatchError` if there are others."""
+    """Our files, except the lock and the log, which outlive a run; a `MismatchError` if there
+    are others.
+    """
     found = list(_walk(root))
     if foreign := next((path for path, ours in found if not ours), None):
         raise not_a_run_folder(root, foreign.relative_to(root))
     kept = (LOCK, f"{LOG}/*")
     files = [path for path, _ in found if not path.is_dir()]
-    return [path for path in files if not any(fnmatchcase(path.relative_to(root).as_posix(), name) for name in kept)]
+    return [
+        path
+        for path in files
+        if not any(fnmatchcase(path.relative_to(root).as_posix(), name) for name in kept)
+    ]
 
 
 def not_a_run_folder(root: Path, foreign: Path | str) -> MismatchError:
@@ -80,15 +103,23 @@ def not_a_run_folder(root: Path, foreign: Path | str) -> MismatchError:
 
 
 def remove_results(root: Path) -> None:
-    """Remove our files, except the lock and the log: the engine of the new run already writes there."""
+    """Remove our files, except the lock and the log: the engine of the new run already writes
+    there.
+    """
     folders = []
     for path, ours in list(_walk(root)):
         if path.is_dir() and not path.is_symlink():
             folders.append(path)
-        elif ours and not any(fnmatchcase(path.relative_to(root).as_posix(), name) for name in (LOCK, f"{LOG}/*")):
+        elif ours and not any(
+            fnmatchcase(path.relative_to(root).as_posix(), name) for name in (LOCK, f"{LOG}/*")
+        ):
             path.unlink()
     for folder in reversed(folders):
-        if folder.name != LOG and not UNFINISHED.fullmatch(folder.name) and not any(folder.iterdir()):
+        if (
+            folder.name != LOG
+            and not UNFINISHED.fullmatch(folder.name)
+            and not any(folder.iterdir())
+        ):
             folder.rmdir()
 
 
@@ -105,7 +136,9 @@ def pictures_in(plots: Path) -> list[Path]:
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
-    """Every file and folder, parents first, and whether it is ours; only our folders are searched."""
+    """Every file and folder, parents first, and whether it is ours; only our folders are
+    searched.
+    """
     todo = _listed(root)
     while todo:
         path = todo.pop()
@@ -127,7 +160,9 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _holds(test: Callable[[Path], bool], path: Path) -> bool:
-    """Whether a file has our mark; an error if it cannot be read now, which does not make it another's."""
+    """Whether a file has our mark; an error if it cannot be read now, which does not make it
+    another's.
+    """
     try:
         return test(path)
     except (FileNotFoundError, ValueError, AttributeError):
@@ -159,8 +194,12 @@ def _is_json(path: Path) -> bool:
 
 
 def _is_of_trace(path: Path) -> bool:
-    """Recognises a shard or vocabulary by the manifest beside it or, if a kill left none, by its columns."""
-    return _holds(_is_json, path.parent / "manifest.json") or any(_columns(path) >= known for known in _OF_TRACE)
+    """Recognises a shard or vocabulary by the manifest beside it or, if a kill left none, by its
+    columns.
+    """
+    return _holds(_is_json, path.parent / "manifest.json") or any(
+        _columns(path) >= known for known in _OF_TRACE
+    )
 
 
 def _is_token_list(path: Path) -> bool:
@@ -204,8 +243,8 @@ _EXPORTS: dict[str, Callable[[Path], bool]] = {
     "responses.jsonl": lambda path: _first_record(path) >= _EXPORTED,
 }
 _REPORT_FOLDERS = ("", "clipstats/", "diagnosis/")
-# Patterns of what commands write into a run folder, and the test that recognises such a file. The second trace of
-# `curate` has its own reports in its folder.
+# Patterns of what commands write into a run folder, and the test that recognises such a file. The
+# second trace of `curate` has its own reports in its folder.
 _FILES: dict[str, Callable[[Path], bool]] = {
     **{f"trace/{name}": test for name, test in _TRACE.items()},
     **{f"held-out/{name}": test for name, test in _TRACE.items()},

@@ -31,19 +31,28 @@ from mismatch_cli.trace.shards import open_shard
 
 
 def record(
-    config: ProbeConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress, ranks: Ranks = ALL_HERE
+    config: ProbeConfig,
+    run_folder: Path,
+    manifest: dict[str, Any],
+    progress: Progress,
+    ranks: Ranks = ALL_HERE,
 ) -> None:
-    """Record the trace of a probe into `run_folder/trace`; a manifest with a shard count means a run to resume.
+    """Record the trace of a probe into `run_folder/trace`; a manifest with a shard count means a
+    run to resume.
 
     The caller holds the folder.
 
-    The files show what is done, there are no notes: a missing shard is sampled, one without the trainer's columns is
-    scored.
+    The files show what is done, there are no notes: a missing shard is sampled, one without the
+    trainer's columns is scored.
     """
     prepare_imports()
     folder = run_folder / "trace"
     threads = set_threads(config.threads, config.model)
-    manifest = manifest | {"config": config.to_json(), "top_logprobs": config.top_logprobs, "threads": threads}
+    manifest = manifest | {
+        "config": config.to_json(),
+        "top_logprobs": config.top_logprobs,
+        "threads": threads,
+    }
     manifest["libraries"] = library_versions()
     distributions = Distributions(run_folder / "distributions", config.full_divergence)
     check_unchanged(config, manifest)  # reports a missing adapter before an hour of sampling
@@ -91,7 +100,11 @@ def _score(
             continue
         recomputed = scoring.column == "logp_recomputed"
         at_rollout = recomputed or manifest["equal_weights"]
-        check = AdapterCheck(config, shards[0], progress, ranks) if config.engine_adapter and at_rollout else None
+        check = (
+            AdapterCheck(config, shards[0], progress, ranks)
+            if config.engine_adapter and at_rollout
+            else None
+        )
         model, adapter = config.model, config.engine_adapter
         if not recomputed:
             model, adapter = config.scorer, config.scorer_adapter
@@ -100,7 +113,8 @@ def _score(
             manifest["adapter_check"] = check.done(trainer)
         manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
         if ranks.world.first:
-            write_manifest(folder, manifest)  # before the first shard is scored: a killed run says what scored it
+            # Before the first shard is scored: a killed run says what scored it
+            write_manifest(folder, manifest)
         score = partial(
             score_shard,
             trainer=trainer,
@@ -117,8 +131,12 @@ _RESPONSES = 32  # of the first shard
 
 
 def equal_weights(config: ProbeConfig) -> bool:
-    """Whether trainer and engine have the same weights: the same model, and equivalent adapters or none."""
-    return config.scorer == config.model and same_adapter(config.engine_adapter, config.scorer_adapter)
+    """Whether trainer and engine have the same weights: the same model, and equivalent adapters
+    or none.
+    """
+    return config.scorer == config.model and same_adapter(
+        config.engine_adapter, config.scorer_adapter
+    )
 
 
 def check_unchanged(config: ProbeConfig, manifest: dict[str, Any]) -> None:
@@ -128,13 +146,15 @@ def check_unchanged(config: ProbeConfig, manifest: dict[str, Any]) -> None:
             now = read_adapter(name).digest
             if manifest.get(side, {}).get("adapter_digest", now) != now:
                 raise MismatchError(
-                    f"The adapter {name} has changed since this run began, so it cannot be resumed. "
-                    "Start again in another --output, or with --force."
+                    f"The adapter {name} has changed since this run began, so it cannot be "
+                    "resumed. Start again in another --output, or with --force."
                 )
 
 
 class AdapterCheck:
-    """Did the engine apply the adapter? Built before the trainer with the adapter loads: one model at a time."""
+    """Did the engine apply the adapter? Built before the trainer with the adapter loads: one
+    model at a time.
+    """
 
     def __init__(self, config: ProbeConfig, shard: Path, progress: Progress, ranks: Ranks) -> None:
         self._config, self._progress = config, progress
@@ -146,23 +166,31 @@ class AdapterCheck:
         assert batch.logp_rollout_T is not None
         self._logp_rollout = [batch.logp_rollout_T[offset_S1[r] : offset_S1[r + 1]] for r in rows]
         requests = requests_of(table)
-        self._requests = [ScoreRequest(requests[r].prompt_ids, requests[r].response_ids) for r in rows]
-        self._without = self._logp(load_trainer(config.model, None, config, config.sampling, progress, ranks))
+        self._requests = [
+            ScoreRequest(requests[r].prompt_ids, requests[r].response_ids) for r in rows
+        ]
+        self._without = self._logp(
+            load_trainer(config.model, None, config, config.sampling, progress, ranks)
+        )
 
     def done(self, trainer: Trainer) -> dict[str, Any]:
-        """The finding, for the manifest; a `MismatchError` if the engine's log μ fits the model without adapter."""
+        """The finding, for the manifest; a `MismatchError` if the engine's log μ fits the model
+        without adapter.
+        """
         config = self._config
         fit = paired_test(self._logp_rollout, self._logp(trainer), self._without)
         if fit.second_fits:
             raise MismatchError(
-                f"The engine did not apply the adapter {config.engine_adapter}: on {len(self._requests)} of its own "
-                f"responses mean |π − μ| is {fit.first:.2g} with the adapter and {fit.second:.2g} without. Nothing was "
-                "scored. Read log/ in the run folder, or probe without an adapter on the engine."
+                f"The engine did not apply the adapter {config.engine_adapter}: on "
+                f"{len(self._requests)} of its own responses mean |π − μ| is {fit.first:.2g} "
+                f"with the adapter and {fit.second:.2g} without. Nothing was scored. Read log/ "
+                "in the run folder, or probe without an adapter on the engine."
             )
         if not fit.first_fits:
             self._progress.say(
-                f"Cannot tell whether the engine applied the adapter {config.engine_adapter}: mean |π − μ| is "
-                f"{fit.first:.2g} with it and {fit.second:.2g} without, too close to distinguish."
+                f"Cannot tell whether the engine applied the adapter {config.engine_adapter}: "
+                f"mean |π − μ| is {fit.first:.2g} with it and {fit.second:.2g} without, too "
+                "close to distinguish."
             )
         return {
             "responses": len(self._requests),

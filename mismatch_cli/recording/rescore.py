@@ -1,4 +1,6 @@
-"""Scores a recorded trace again: log π of its responses by another model, dtype or checkpoint, into a new trace."""
+"""Scores a recorded trace again: log π of its responses by another model, dtype or checkpoint,
+into a new trace.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +26,13 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import Trainer
 from mismatch_cli.torch_settings import prepare_imports, set_threads
 from mismatch_cli.trace.files import replacing
-from mismatch_cli.trace.manifest import VOCABULARY, library_versions, promised_rows, recorded, write_manifest
+from mismatch_cli.trace.manifest import (
+    VOCABULARY,
+    library_versions,
+    promised_rows,
+    recorded,
+    write_manifest,
+)
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.vocabulary import write_vocabulary
@@ -32,17 +40,23 @@ from mismatch_cli.trace.writer import write_shard_parts
 
 _OF_RUN = ("command", "flags", "rescored")
 _BEFORE = ("trainer", "recomputed", "equal_weights", "threads", "libraries", "imported", "rescored")
-_OF_DUMPED_PI = ("pi", "holds", "rows_with_trainer", "rows_with_newer_trainer")  # of a π that is replaced
+# Of a π that is replaced
+_OF_DUMPED_PI = ("pi", "holds", "rows_with_trainer", "rows_with_newer_trainer")
 
 
 def rescore(
-    config: RescoreConfig, run_folder: Path, manifest: dict[str, Any], progress: Progress, ranks: Ranks = ALL_HERE
+    config: RescoreConfig,
+    run_folder: Path,
+    manifest: dict[str, Any],
+    progress: Progress,
+    ranks: Ranks = ALL_HERE,
 ) -> None:
-    """Write `run_folder/trace`: the responses of `config.trace`, which is only read, with log π by another trainer.
+    """Write `run_folder/trace`: the responses of `config.trace`, which is only read, with log π by
+    another trainer.
 
-    Memory holds one row group at a time. A shard is renamed into place once complete, so an existing one is done: a
-    killed run leaves a readable trace, and a manifest with `rescored` means a run to resume. The caller holds the
-    folder.
+    Memory holds one row group at a time. A shard is renamed into place once complete, so an
+    existing one is done: a killed run leaves a readable trace, and a manifest with `rescored` means
+    a run to resume. The caller holds the folder.
     """
     prepare_imports()
     source = Trace.open(Path(config.trace))
@@ -84,13 +98,16 @@ def rescore(
 
 
 def _warn_of_adapters(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> None:
-    """Weights that are said to be equal but lack the adapter that sampled would show up as mismatch."""
+    """Weights that are said to be equal but lack the adapter that sampled would show up as
+    mismatch.
+    """
     sampled = manifest.get("rollout", {}).get("adapter_digest")
     scored = None if config.scorer_adapter is None else read_adapter(config.scorer_adapter).digest
     if config.weights == EQUAL and sampled is not None and sampled != scored:
         progress.say(
-            f"The trace was sampled with the adapter {manifest['rollout']['adapter']}, and the trainer does not "
-            "have it: name it with --trainer-adapter, unless it is merged into the trainer's model."
+            f"The trace was sampled with the adapter {manifest['rollout']['adapter']}, and the "
+            "trainer does not have it: name it with --trainer-adapter, unless it is merged into "
+            "the trainer's model."
         )
 
 
@@ -112,7 +129,9 @@ class _Rescoring:
 
     def done(self) -> list[bool]:
         """Which shards of the source are done; those without responses always are."""
-        return [not count or is_whole(self.folder / name, count) for name, count in self.rows.items()]
+        return [
+            not count or is_whole(self.folder / name, count) for name, count in self.rows.items()
+        ]
 
     def description(self, trainer: Trainer) -> dict[str, Any]:
         """The source's manifest with the new trainer; its old entries are kept under `rescored`."""
@@ -127,8 +146,12 @@ class _Rescoring:
             taken_over["imported"] = {
                 name: value for name, value in old["imported"].items() if name not in _OF_DUMPED_PI
             }
-        promised = self.rows | (promised_rows(old) or {})  # what the source lacks, the new trace lacks too
-        rows = {name: self.rows.get(name) if count is None else count for name, count in promised.items()}
+        # What the source lacks, the new trace lacks too
+        promised = self.rows | (promised_rows(old) or {})
+        rows = {
+            name: self.rows.get(name) if count is None else count
+            for name, count in promised.items()
+        }
         return taken_over | {
             "config": old.get("config", {}) | {"trainer": self.config.trainer_json()},
             **{name: side for name, side in sides.items() if side},
@@ -147,7 +170,9 @@ class _Rescoring:
         }
 
     def write_vocabulary(self, trainer: Trainer) -> None:
-        """Write the text of tokens: from the source, or else from the model's tokenizer, if it has one."""
+        """Write the text of tokens: from the source, or else from the model's tokenizer, if it
+        has one.
+        """
         known = self.source.folder / VOCABULARY
         if known.is_file():
             with replacing(self.folder / VOCABULARY) as temporary:
@@ -158,7 +183,8 @@ class _Rescoring:
         except MismatchError as error:
             self.progress.say(f"Tokens will be shown as numbers: {error}")
             return
-        if len(tokenizer) < trainer.head.vocabulary / 2:  # transformers invents one of special tokens only
+        # transformers invents one of special tokens only
+        if len(tokenizer) < trainer.head.vocabulary / 2:
             self.progress.say("Tokens will be shown as numbers: the model has no tokenizer.")
             return
         write_vocabulary(self.folder, tokenizer)
@@ -178,8 +204,12 @@ class _Rescoring:
                 on_scored=on_scored,
             )
             columns |= self.plan.versions(table) | _carried(table, self.plan)
-            unknown = {name: [None] * len(table) for name in self.plan.written if name not in columns}
-            kept = table.drop_columns([name for name in self.plan.replaced if name in table.column_names])
+            unknown = {
+                name: [None] * len(table) for name in self.plan.written if name not in columns
+            }
+            kept = table.drop_columns(
+                [name for name in self.plan.replaced if name in table.column_names]
+            )
             yield with_columns(kept, columns | unknown)
             start += len(table)
 
@@ -192,14 +222,18 @@ def _check_unchanged(plan: RescorePlan, manifest: dict[str, Any], source: Trace)
         )
 
 
-def _sampling(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> SamplingSettings:
-    """How the trainer transforms its logits: as typed, or else as the trace says that it was sampled."""
+def _sampling(
+    config: RescoreConfig, manifest: dict[str, Any], progress: Progress
+) -> SamplingSettings:
+    """How the trainer transforms its logits: as typed, or else as the trace says that it was
+    sampled.
+    """
     known = sampler_of(manifest.get("config", {}).get("sampling"))
     asked = {name: value for name, value in config.sampling.items() if value is not None}
     if "temperature" not in known | asked:
         progress.say(
-            "The trace does not say how its responses were sampled: assuming temperature 1 and no truncation. "
-            "If that is wrong, set --temperature, --top-p, --top-k or --min-p."
+            "The trace does not say how its responses were sampled: assuming temperature 1 and "
+            "no truncation. If that is wrong, set --temperature, --top-p, --top-k or --min-p."
         )
     known = {name: known[name] for name in config.sampling if known.get(name) is not None}
     differing = [name for name in known if name in asked and asked[name] != known[name]]
@@ -212,18 +246,28 @@ def _sampling(config: RescoreConfig, manifest: dict[str, Any], progress: Progres
 
 
 def _scored_with(sampling: SamplingSettings, old: dict[str, Any]) -> dict[str, Any]:
-    """The sampling settings of the trainer, if they differ from what the trace says of the engine."""
+    """The sampling settings of the trainer, if they differ from what the trace says of the
+    engine.
+    """
     used = {name: value for name, value in asdict(sampling).items() if name != "max_tokens"}
     known = old.get("config", {}).get("sampling") or {}
     return {} if used == {name: known.get(name) for name in used} else used
 
 
 def _carried(table: pa.Table, plan: RescorePlan) -> dict[str, Any]:
-    """What the source's reader knows at the weights that sampled, as separate columns; null where nothing."""
+    """What the source's reader knows at the weights that sampled, as separate columns; null
+    where nothing.
+    """
     if not plan.carried:
         return {}
     batch = table_to_batch(table.combine_chunks())
     cuts = batch.offset_S1[1:-1]
-    flat = {"logp_recomputed": batch.logp_recomputed_T, "topk_logp_recomputed": batch.topk_logp_recomputed_TK}
+    flat = {
+        "logp_recomputed": batch.logp_recomputed_T,
+        "topk_logp_recomputed": batch.topk_logp_recomputed_TK,
+    }
     rows = {name: np.split(values, cuts) for name, values in flat.items() if values is not None}
-    return {name: [None if np.isnan(values).all() else values for values in column] for name, column in rows.items()}
+    return {
+        name: [None if np.isnan(values).all() else values for values in column]
+        for name, column in rows.items()
+    }

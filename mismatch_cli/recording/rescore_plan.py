@@ -1,7 +1,9 @@
-"""Which weights a rescoring uses, and what that means for each column of the trace: decided before a model loads.
+"""Which weights a rescoring uses, and what that means for each column of the trace: decided before
+a model loads.
 
-Versions (optimiser steps) in the trace say which weights sampled a response and which scored it. Where they are equal,
-`logp_trainer` is log π at the weights that sampled, and readers serve it as `logp_recomputed` too.
+Versions (optimiser steps) in the trace say which weights sampled a response and which scored it.
+Where they are equal, `logp_trainer` is log π at the weights that sampled, and readers serve it as
+`logp_recomputed` too.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ class RescorePlan:
     def versions(self, table: pa.Table) -> dict[str, Any]:
         """The version columns, with the gaps of the source filled in."""
         filled = {"version_rollout": versions_of(table, "version_rollout", 0)}
-        if self.score.column == "logp_recomputed":  # the kept trainer: at other weights, unless known
+        # The kept trainer: at other weights, unless known
+        if self.score.column == "logp_recomputed":
             filled["version_trainer"] = versions_of(table, "version_trainer", self.version + 1)
         return filled
 
@@ -66,24 +69,37 @@ class _Source:
     scored_at: set[int] = field(default_factory=set)
     steps: set[int] = field(default_factory=set)
     rows: int = 0
-    at_equal_weights: int = 0  # rows that the trace's own trainer scored at the weights that sampled
+    # Rows that the trace's own trainer scored at the weights that sampled
+    at_equal_weights: int = 0
     without_prompt: int = 0
     without_routes: int = 0
 
     @classmethod
     def of(cls, trace: Trace) -> _Source:
         found = cls(trace.columns())
-        names = ("step", "version_rollout", "version_trainer", "prompt_ids", "response_ids", "routes")
+        names = (
+            "step",
+            "version_rollout",
+            "version_trainer",
+            "prompt_ids",
+            "response_ids",
+            "routes",
+        )
         for table in trace.tables(names):
             rollout_S = versions_of(table, "version_rollout", 0)
             found.sampled_at |= set(rollout_S.tolist())
-            if {"version_trainer", "logp_trainer"} <= found.columns and "version_trainer" in table.column_names:
+            if {
+                "version_trainer",
+                "logp_trainer",
+            } <= found.columns and "version_trainer" in table.column_names:
                 trainer_S = versions_of(table, "version_trainer", -1)
                 found.scored_at |= set(trainer_S.tolist())
                 found.at_equal_weights += int((rollout_S == trainer_S).sum())
             found.steps |= set(table.column("step").to_pylist())
             found.rows += len(table)
-            found.without_routes += table.column("routes").null_count if "routes" in table.column_names else len(table)
+            found.without_routes += (
+                table.column("routes").null_count if "routes" in table.column_names else len(table)
+            )
             found.without_prompt += int(
                 np.sum((_lengths(table, "prompt_ids") == 0) & (_lengths(table, "response_ids") > 0))
             )
@@ -102,17 +118,21 @@ def _lengths(table: pa.Table, name: str) -> np.ndarray:
 
 
 def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
-    """Decide, or raise with one sentence that says why these weights cannot be what was asked for."""
+    """Decide, or raise with one sentence that says why these weights cannot be what was asked
+    for.
+    """
     source = _Source.of(trace)
     if source.without_prompt:
         raise MismatchError(
-            f"{trace.folder} lacks the prompt of {source.without_prompt} of its {source.rows} responses, and log π of "
-            "a response depends on it. Record the prompts' token ids (prompt_ids) too."
+            f"{trace.folder} lacks the prompt of {source.without_prompt} of its {source.rows} "
+            "responses, and log π of a response depends on it. Record the prompts' token ids "
+            "(prompt_ids) too."
         )
     if config.replay_routes and source.without_routes:
         raise MismatchError(
-            f"{trace.folder} lacks the routes of {source.without_routes} of its {source.rows} responses, so "
-            f"they cannot be replayed. Record them: mismatch-cli probe --engine hf --keep-routes {source.rows}"
+            f"{trace.folder} lacks the routes of {source.without_routes} of its {source.rows} "
+            "responses, so they cannot be replayed. Record them: mismatch-cli probe --engine hf "
+            f"--keep-routes {source.rows}"
         )
     version = _version(trace, source, config)
     return (
@@ -131,17 +151,21 @@ def _version(trace: Trace, source: _Source, config: RescoreConfig) -> int:
     if len(source.sampled_at) > 1:
         versions = sorted(source.sampled_at)
         raise UsageError(
-            f"{trace.folder} was sampled at {len(versions)} versions of the weights ({versions[0]} to {versions[-1]}), "
-            f"and a model has only one. Say which: --weights {versions[0]}, or --weights {NEWER}."
+            f"{trace.folder} was sampled at {len(versions)} versions of the weights "
+            f"({versions[0]} to {versions[-1]}), and a model has only one. Say which: --weights "
+            f"{versions[0]}, or --weights {NEWER}."
         )
     return next(iter(source.sampled_at))
 
 
-def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreConfig) -> RescorePlan:
-    """The model becomes the trainer; what the trace knew at the weights that sampled is kept as `logp_recomputed`.
+def _plan_trainer(
+    trace: Trace, source: _Source, version: int, config: RescoreConfig
+) -> RescorePlan:
+    """The model becomes the trainer; what the trace knew at the weights that sampled is kept as
+    `logp_recomputed`.
 
-    Except if the model has some of those weights: readers take logp_trainer wherever versions are equal, and a mismatch
-    must not mix two trainers.
+    Except if the model has some of those weights: readers take logp_trainer wherever versions are
+    equal, and a mismatch must not mix two trainers.
     """
     equal = source.sampled_at == {version}
     known = source.at_equal_weights > 0 or "logp_recomputed" in source.columns
@@ -151,23 +175,29 @@ def _plan_trainer(trace: Trace, source: _Source, version: int, config: RescoreCo
     notes = _steps_note(source, config)
     if known and not carries and not equal:
         notes.append(
-            "Only some responses were sampled at this model's weights. The trace's old log π at the weights that "
-            "sampled is dropped, or two trainers would mix: the report gives the mismatch of those responses, and the "
-            "total gap of all."
+            "Only some responses were sampled at this model's weights. The trace's old log π at "
+            "the weights that sampled is dropped, or two trainers would mix: the report gives "
+            "the mismatch of those responses, and the total gap of all."
         )
     elif config.weights == NEWER and not known:
         notes.append(
-            "The trace has no log π at the weights that sampled, so mismatch and staleness cannot be separated: "
-            "rescore it with those weights first, then the result with these."
+            "The trace has no log π at the weights that sampled, so mismatch and staleness "
+            "cannot be separated: rescore it with those weights first, then the result with "
+            "these."
         )
     written = ["logp_trainer", *["topk_logp_trainer"] * topk, *carried]
     written += ["logp_trainer_repeat"] * (config.noise_responses != 0)
     replaced = (*OF_TRAINER, *OF_RECOMPUTED, *(() if carries else OF_ROUTERS))
     return RescorePlan(
-        Pass("logp_trainer", version_trainer=version, measures_routes=equal), version, equal,
+        Pass("logp_trainer", version_trainer=version, measures_routes=equal),
+        version,
+        equal,
         tuple(name for name in replaced if name in source.columns),
-        tuple(carried), (*written, *_of_routers(source, equal)), _digest(trace), tuple(notes),
-    )  # fmt: skip
+        tuple(carried),
+        (*written, *_of_routers(source, equal)),
+        _digest(trace),
+        tuple(notes),
+    )
 
 
 def _of_routers(source: _Source, measures: bool) -> tuple[str, ...]:
@@ -176,16 +206,20 @@ def _of_routers(source: _Source, measures: bool) -> tuple[str, ...]:
 
 
 def _steps_note(source: _Source, config: RescoreConfig) -> list[str]:
-    """Dumps rarely say which weights sampled: all their steps then share one version, which deserves a note."""
+    """Dumps rarely say which weights sampled: all their steps then share one version, which
+    deserves a note.
+    """
     if config.weights != EQUAL or len(source.steps) < 2:
         return []
     return [
-        f"The trace has {len(source.steps)} steps and one version of the weights: this assumes that the model's "
-        "weights sampled all of them."
+        f"The trace has {len(source.steps)} steps and one version of the weights: this assumes "
+        "that the model's weights sampled all of them."
     ]
 
 
-def _plan_recomputed(trace: Trace, source: _Source, version: int, config: RescoreConfig) -> RescorePlan:
+def _plan_recomputed(
+    trace: Trace, source: _Source, version: int, config: RescoreConfig
+) -> RescorePlan:
     """The model adds log π at the weights that sampled, and the trace's own trainer stays."""
     if source.sampled_at != {version}:
         raise UsageError(
@@ -196,16 +230,21 @@ def _plan_recomputed(trace: Trace, source: _Source, version: int, config: Rescor
         raise UsageError(f"{trace.folder} has no logp_trainer to keep. Leave out --keep-trainer.")
     if source.at_equal_weights:
         raise UsageError(
-            f"The trainer of {trace.folder} scored {source.at_equal_weights} responses at the weights that sampled, "
-            "so it already has what --keep-trainer would add. Leave out --keep-trainer to replace it."
+            f"The trainer of {trace.folder} scored {source.at_equal_weights} responses at the "
+            "weights that sampled, so it already has what --keep-trainer would add. Leave out "
+            "--keep-trainer to replace it."
         )
     written = (*OF_RECOMPUTED[: 1 + ("topk_ids" in source.columns)], *_of_routers(source, True))
     replaced = tuple(name for name in (*OF_RECOMPUTED, *OF_ROUTERS) if name in source.columns)
     notes = tuple(_steps_note(source, config))
-    return RescorePlan(Pass("logp_recomputed"), version, False, replaced, (), written, _digest(trace), notes)
+    return RescorePlan(
+        Pass("logp_recomputed"), version, False, replaced, (), written, _digest(trace), notes
+    )
 
 
 def _digest(trace: Trace) -> str:
-    """A hash of the shards' names and sizes: enough to notice that a trace was recorded again or grew."""
+    """A hash of the shards' names and sizes: enough to notice that a trace was recorded again or
+    grew.
+    """
     shards = [(path.name, path.stat().st_size) for path in trace.shards]
     return hashlib.sha256(repr(shards).encode()).hexdigest()[:16]

@@ -1,4 +1,6 @@
-"""A trace of rollouts: load the engine, encode the problems, then sample and grade the missing shards one by one."""
+"""A trace of rollouts: load the engine, encode the problems, then sample and grade the missing
+shards one by one.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -43,13 +45,17 @@ class Progress(Protocol):
     def counting(
         self, phase: str, total: int, done: int = 0, *, unit: str = "responses"
     ) -> AbstractContextManager[Callable[[int], None]]:
-        """A phase that counts units of work; its block calls what it gets with the number of newly finished ones."""
+        """A phase that counts units of work; its block calls what it gets with the number of
+        newly finished ones.
+        """
         ...
 
     def sampling(
         self, phase: str, total: int, done: int, most_tokens: int
     ) -> AbstractContextManager[Callable[[int], None]]:
-        """A phase that samples responses of at most so many tokens; the engine also tells how many it has sampled."""
+        """A phase that samples responses of at most so many tokens; the engine also tells how
+        many it has sampled.
+        """
         ...
 
 
@@ -74,14 +80,22 @@ class Sampler:
         first_sample: int = 0,
         distributions: Distributions | None = None,
     ) -> dict[str, Any]:
-        """Sample every missing shard into `folder`; returns the manifest, completed and written there.
+        """Sample every missing shard into `folder`; returns the manifest, completed and written
+        there.
 
-        The files show what is done, there are no notes. Raises a `MismatchError` if the manifest describes other
-        prompts. A response's seed follows from its prompt and number: `first_sample` skips those of earlier responses.
+        The files show what is done, there are no notes. Raises a `MismatchError` if the manifest
+        describes other prompts. A response's seed follows from its prompt and number:
+        `first_sample` skips those of earlier responses.
         """
-        plans = plan_shards(self.encoded.problems, self.encoded.prompt_ids, config.prompts_per_shard)
+        plans = plan_shards(
+            self.encoded.problems, self.encoded.prompt_ids, config.prompts_per_shard
+        )
         prompts = describe_prompts(config, self.encoded, manifest)
-        adapter = {} if config.engine_adapter is None else read_adapter(config.engine_adapter).facts(merged=False)
+        adapter = (
+            {}
+            if config.engine_adapter is None
+            else read_adapter(config.engine_adapter).facts(merged=False)
+        )
         rollout = _describe(self.engine, config, manifest) | adapter
         rows = {plan.path(folder): len(plan.problems) * config.samples_per_prompt for plan in plans}
         promised = recorded({path.name: count for path, count in rows.items()})
@@ -105,7 +119,9 @@ class Sampler:
                     seed=config.seed,
                     on_finished=on_finished,
                     distributions=distributions,
-                    first_response=plan.index * config.prompts_per_shard * config.samples_per_prompt,
+                    first_response=plan.index
+                    * config.prompts_per_shard
+                    * config.samples_per_prompt,
                 )
         self.ranks.world.barrier()
         return manifest
@@ -123,7 +139,8 @@ def loaded_sampler(
     full: bool = False,
     ranks: Ranks = ALL_HERE,
 ) -> Iterator[Sampler]:
-    """The rollout engine of a configuration, with its log in the run folder; `full` if it will `sample_full`.
+    """The rollout engine of a configuration, with its log in the run folder; `full` if it will
+    `sample_full`.
 
     Once it has loaded, a `fresh` run removes an old one from the folder.
     """
@@ -139,10 +156,15 @@ def loaded_sampler(
             )
         )
         if config.reward:
-            grader.start()  # before the engine loads: a reward function that cannot be loaded fails at once
-        engine = stack.enter_context(closing(_load_engine(config, run_folder, len(tokenizer), progress, full, ranks)))
+            # Before the engine loads: a reward function that cannot be loaded fails at once
+            grader.start()
+        engine = stack.enter_context(
+            closing(_load_engine(config, run_folder, len(tokenizer), progress, full, ranks))
+        )
         context = engine.max_model_len
-        encoded = encode_prompts(problems, tokenizer, template=config.prompt_template, max_model_len=context)
+        encoded = encode_prompts(
+            problems, tokenizer, template=config.prompt_template, max_model_len=context
+        )
         with ranks.first_before_others() as first:
             if first and fresh:
                 remove_results(run_folder)
@@ -150,7 +172,12 @@ def loaded_sampler(
 
 
 def _load_engine(
-    config: RolloutConfig, run_folder: Path, vocabulary: int, progress: Progress, full: bool, ranks: Ranks
+    config: RolloutConfig,
+    run_folder: Path,
+    vocabulary: int,
+    progress: Progress,
+    full: bool,
+    ranks: Ranks,
 ) -> Engine:
     config.check_vocabulary(vocabulary)
     if engine_module(config.engine).REMOTE:
@@ -158,33 +185,45 @@ def _load_engine(
     else:
         progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
     log_file = home_of(run_folder) / "log" / f"{config.engine}{ranks.world.suffix}.log"
-    settings = config.engine_settings(log_file=log_file, full=full, say=progress.say, world=ranks.world)
+    settings = config.engine_settings(
+        log_file=log_file, full=full, say=progress.say, world=ranks.world
+    )
     return create_engine(config.engine, settings)
 
 
 def _describe(engine: Engine, config: RolloutConfig, manifest: dict[str, Any]) -> dict[str, Any]:
-    """The engine as resolved; a `MismatchError` for a different server from the one that the run began with."""
+    """The engine as resolved; a `MismatchError` for a different server from the one that the run
+    began with.
+    """
     described = engine.describe()
     if engine_module(config.engine).REMOTE:
         for name, before in manifest.get("rollout", {}).items():
             now = described.get(name)
-            if not {before, now} & {None, "auto"} and before != now:  # the server does not report these
+            # The server does not report these
+            if not {before, now} & {None, "auto"} and before != now:
                 raise MismatchError(
-                    f"The server is not the one that this run began with: {name} was {before} and is {now}. "
-                    "Start it with its old settings, or start the run again with --force."
+                    f"The server is not the one that this run began with: {name} was {before} "
+                    f"and is {now}. Start it with its old settings, or start the run again with "
+                    "--force."
                 )
     return described
 
 
 def is_whole(path: Path, rows: int | None) -> bool:
-    """Whether a shard exists, with all the responses that it was written with, if their number is known."""
+    """Whether a shard exists, with all the responses that it was written with, if their number
+    is known.
+    """
     return path.is_file() and (rows is None or open_shard(path).metadata.num_rows == rows)
 
 
 def is_sampled(folder: Path, manifest: dict[str, Any]) -> bool:
-    """Whether every shard that a manifest promises exists and is complete; False for one that promises none."""
+    """Whether every shard that a manifest promises exists and is complete; False for one that
+    promises none.
+    """
     promised = promised_rows(manifest)
-    return promised is not None and all(is_whole(folder / name, rows) for name, rows in promised.items())
+    return promised is not None and all(
+        is_whole(folder / name, rows) for name, rows in promised.items()
+    )
 
 
 def shards_of(folder: Path, manifest: dict[str, Any]) -> list[Path]:
@@ -197,7 +236,9 @@ def digest_of(encoded: EncodedPrompts) -> str:
     return hashlib.sha256(repr([encoded.problems, encoded.prompt_ids]).encode()).hexdigest()[:16]
 
 
-def describe_prompts(config: RolloutConfig, encoded: EncodedPrompts, manifest: dict[str, Any]) -> dict[str, Any]:
+def describe_prompts(
+    config: RolloutConfig, encoded: EncodedPrompts, manifest: dict[str, Any]
+) -> dict[str, Any]:
     """What a manifest says about its prompts; a `MismatchError` if this one has others."""
     digest = digest_of(encoded)
     before = manifest.get("prompts", {}).get("digest", digest)
@@ -227,9 +268,15 @@ class ShardPlan:
         return shard_path(folder, self.index)
 
 
-def plan_shards(problems: list[Problem], prompt_ids: list[list[int]], prompts_per_shard: int) -> list[ShardPlan]:
+def plan_shards(
+    problems: list[Problem], prompt_ids: list[list[int]], prompts_per_shard: int
+) -> list[ShardPlan]:
     return [
-        ShardPlan(index, problems[start : start + prompts_per_shard], prompt_ids[start : start + prompts_per_shard])
+        ShardPlan(
+            index,
+            problems[start : start + prompts_per_shard],
+            prompt_ids[start : start + prompts_per_shard],
+        )
         for index, start in enumerate(range(0, len(problems), prompts_per_shard))
     ]
 
@@ -249,26 +296,43 @@ def sample_shard(
 ) -> None:
     """Sample all responses of a shard, check and grade them, and write the shard.
 
-    `distributions` take log μ of the run's first responses; the shard's first response is number `first_response`.
+    `distributions` take log μ of the run's first responses; the shard's first response is number
+    `first_response`.
     """
     numbers = range(first_sample, first_sample + samples_per_prompt)
     keys = [(i, sample) for i in range(len(plan.problems)) for sample in numbers]
-    requests = [Request(plan.prompt_ids[i], sample_seed(seed, plan.problems[i].prompt_id, s)) for i, s in keys]
+    requests = [
+        Request(plan.prompt_ids[i], sample_seed(seed, plan.problems[i].prompt_id, s))
+        for i, s in keys
+    ]
     problems = [plan.problems[i] for i, _ in keys]
     with ExitStack() as files:
-        sinks = files.enter_context(distributions.sinks(first_response, len(requests))) if distributions else []
-        rollouts = sample_checked(engine, requests, [p.prompt_id for p in problems], on_finished, sinks)
+        sinks = (
+            files.enter_context(distributions.sinks(first_response, len(requests)))
+            if distributions
+            else []
+        )
+        rollouts = sample_checked(
+            engine, requests, [p.prompt_id for p in problems], on_finished, sinks
+        )
     columns = _columns(problems, [sample for _, sample in keys], rollouts)
     timeouts_before = grader.timeouts
     columns |= _grades(problems, rollouts, grader)
     table = rows_to_table(columns)
-    write_shard(plan.path(folder), with_counts(table, grading_timeouts=grader.timeouts - timeouts_before))
+    write_shard(
+        plan.path(folder), with_counts(table, grading_timeouts=grader.timeouts - timeouts_before)
+    )
 
 
-def _columns(problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def _columns(
+    problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequence[Rollout]
+) -> dict[str, Any]:
     count = len(rollouts)
     columns: dict[str, Any] = {
-        **{name: np.zeros(count, dtype=np.int32) for name in ("step", "epoch", "minibatch", "version_rollout")},
+        **{
+            name: np.zeros(count, dtype=np.int32)
+            for name in ("step", "epoch", "minibatch", "version_rollout")
+        },
         "prompt_id": [p.prompt_id for p in problems],
         "sample_index": samples,
         "finish_reason": [r.finish_reason for r in rollouts],
@@ -286,7 +350,9 @@ def _columns(problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequ
     return columns
 
 
-def _grades(problems: Sequence[Problem], rollouts: Sequence[Rollout], grader: Grader) -> dict[str, Any]:
+def _grades(
+    problems: Sequence[Problem], rollouts: Sequence[Rollout], grader: Grader
+) -> dict[str, Any]:
     """Rewards, and the advantages that follow; null for problems that cannot be graded."""
     if not any(grader.can_grade(problem) for problem in problems):
         return {}
@@ -296,6 +362,7 @@ def _grades(problems: Sequence[Problem], rollouts: Sequence[Rollout], grader: Gr
     return {
         "reward": [None if np.isnan(reward) else reward for reward in reward_S],
         "advantage": [
-            None if np.isnan(a) else np.full(n, a, dtype=np.float32) for n, a in zip(lengths, advantage_S, strict=True)
+            None if np.isnan(a) else np.full(n, a, dtype=np.float32)
+            for n, a in zip(lengths, advantage_S, strict=True)
         ],
     }

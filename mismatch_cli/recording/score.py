@@ -29,11 +29,14 @@ _NOISE_PART, _LEAST_NOISE, _MOST_NOISE = 5, 16, 128
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over the shards: at the trainer's weights, or at the weights that sampled where those differ."""
+    """One pass over the shards: at the trainer's weights, or at the weights that sampled where
+    those differ.
+    """
 
     column: str  # "logp_trainer" or "logp_recomputed"
     version_trainer: int | None = None  # written with the trainer's own pass
-    measures_routes: bool = True  # only at the weights that sampled: others choose other experts anyway
+    # Only at the weights that sampled: others choose other experts anyway
+    measures_routes: bool = True
 
     def done(self, path: Path) -> bool:
         return self.column in open_shard(path).schema_arrow.names
@@ -79,10 +82,12 @@ def score_shards(
     progress: Progress,
     ranks: Ranks,
 ) -> None:
-    """Call `score`, such as `score_shard`, for the shards that are not done; the noise responses are scored twice.
+    """Call `score`, such as `score_shard`, for the shards that are not done; the noise responses
+    are scored twice.
 
-    Without a number of noise responses it is a fifth of all, but at least 16 and at most 128. Each rank has its own
-    shards, or all of them where the model is spread over ranks. All ranks return together.
+    Without a number of noise responses it is a fifth of all, but at least 16 and at most 128. Each
+    rank has its own shards, or all of them where the model is spread over ranks. All ranks return
+    together.
     """
     tokens = [_tokens_fed(path) for path in paths]
     rows = [len(fed_S) for fed_S in tokens]
@@ -90,12 +95,16 @@ def score_shards(
     firsts = [0, *accumulate(rows)]
     repeats = np.split(np.array([repeated(i) for i in range(firsts[-1])], dtype=bool), firsts[1:-1])
     # What is scored twice counts twice: a noise response takes as long again.
-    work = [int((fed_S * (1 + repeat_S)).sum()) for fed_S, repeat_S in zip(tokens, repeats, strict=True)]
+    work = [
+        int((fed_S * (1 + repeat_S)).sum()) for fed_S, repeat_S in zip(tokens, repeats, strict=True)
+    ]
     scored = sum(count for count, is_done in zip(work, done, strict=True) if is_done)
     with progress.counting("Scoring", sum(work), scored, unit="tokens") as on_scored:
         todo = [i for i, is_done in enumerate(done) if not is_done]
         for i in todo if ranks.spreads else ranks.own(todo):
-            score(paths[i], repeat=repeats[i].tolist(), on_scored=on_scored, first_response=firsts[i])
+            score(
+                paths[i], repeat=repeats[i].tolist(), on_scored=on_scored, first_response=firsts[i]
+            )
     ranks.world.barrier()
 
 
@@ -125,21 +134,33 @@ def score_shard(
     keep_routes: int = 0,
     ranks: Ranks = ALL_HERE,
 ) -> None:
-    """Add one pass's columns to a shard and rename it into place; `repeat` says which rows to score twice (noise).
+    """Add one pass's columns to a shard and rename it into place; `repeat` says which rows to score
+    twice (noise).
 
-    The trainer's own pass adds the full divergence of the run's first responses; the shard's first response is number
-    `first_response`. After that pass only the run's first `keep_routes` responses keep their full routes.
+    The trainer's own pass adds the full divergence of the run's first responses; the shard's first
+    response is number `first_response`. After that pass only the run's first `keep_routes`
+    responses keep their full routes.
     """
     table = open_shard(path).read()
     full_logp = (
-        distributions.read(first_response, table) if distributions and scoring.version_trainer is not None else None
+        distributions.read(first_response, table)
+        if distributions and scoring.version_trainer is not None
+        else None
     )
     scored = score_rows(
-        table, trainer, scoring, token_budget=token_budget, repeat=repeat, on_scored=on_scored, full_logp=full_logp
+        table,
+        trainer,
+        scoring,
+        token_budget=token_budget,
+        repeat=repeat,
+        on_scored=on_scored,
+        full_logp=full_logp,
     )
     if "routes" in table.column_names and scoring.version_trainer is not None:
         kept = max(0, keep_routes - first_response)
-        scored["routes"] = [row if i < kept else None for i, row in enumerate(table["routes"].to_pylist())]
+        scored["routes"] = [
+            row if i < kept else None for i, row in enumerate(table["routes"].to_pylist())
+        ]
     if ranks.writes:
         write_shard(path, with_columns(table, scored))
 
@@ -154,13 +175,16 @@ def score_rows(
     on_scored: Callable[[int], None],
     full_logp: Sequence[np.ndarray | None] | None = None,
 ) -> dict[str, Any]:
-    """One pass's columns for the rows of a table, one item per response; `full_logp` is log μ `[T, V]` where known.
+    """One pass's columns for the rows of a table, one item per response; `full_logp` is log μ `[T,
+    V]` where known.
 
     `on_scored` is called with numbers of tokens that were read, those of prompts included.
     """
     requests = requests_of(table, trainer.routing.layers)
     if full_logp is not None:
-        requests = [replace(r, logp_rollout_TV=mu_TV) for r, mu_TV in zip(requests, full_logp, strict=True)]
+        requests = [
+            replace(r, logp_rollout_TV=mu_TV) for r, mu_TV in zip(requests, full_logp, strict=True)
+        ]
 
     def tell(rows: Sequence[int]) -> None:
         on_scored(sum(requests[row].num_fed for row in rows))
@@ -174,15 +198,27 @@ def score_rows(
 
 
 def requests_of(table: pa.Table, router_layers: int = 0) -> list[ScoreRequest]:
-    """Scoring requests for the rows of a table, with their routes if the trainer has layers with a router."""
+    """Scoring requests for the rows of a table, with their routes if the trainer has layers with
+    a router.
+    """
     batch = table_to_batch(table.combine_chunks())
     bounds = pairwise(batch.offset_S1.tolist())
     topk_ids_TK = batch.topk_ids_TK
-    known_S = table["topk_ids"].is_valid().to_pylist() if topk_ids_TK is not None else [False] * len(table)
+    known_S = (
+        table["topk_ids"].is_valid().to_pylist()
+        if topk_ids_TK is not None
+        else [False] * len(table)
+    )
     requests = [
-        ScoreRequest(prompt, response, topk_ids_TK[start:stop] if known and topk_ids_TK is not None else None)
+        ScoreRequest(
+            prompt, response, topk_ids_TK[start:stop] if known and topk_ids_TK is not None else None
+        )
         for prompt, response, known, (start, stop) in zip(
-            table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist(), known_S, bounds, strict=True
+            table["prompt_ids"].to_pylist(),
+            table["response_ids"].to_pylist(),
+            known_S,
+            bounds,
+            strict=True,
         )
     ]
     if "routes" not in table.column_names or not router_layers:
@@ -203,8 +239,9 @@ def _routes(request: ScoreRequest, flat: pa.Array, layers: int) -> np.ndarray | 
         return None
     if len(flat) % (request.num_fed * layers):
         raise MismatchError(
-            f"The trace has {len(flat)} routes for a response that fed {request.num_fed} tokens to {layers} layers "
-            "with a router: they belong to another model. Score with the model that sampled."
+            f"The trace has {len(flat)} routes for a response that fed {request.num_fed} tokens "
+            f"to {layers} layers with a router: they belong to another model. Score with the "
+            "model that sampled."
         )
     return flat.to_numpy().reshape(request.num_fed, layers, -1)
 

@@ -1,4 +1,6 @@
-"""The flags of `probe`, `curate` and `rescore`: one dataclass per subject, composed into configurations."""
+"""The flags of `probe`, `curate` and `rescore`: one dataclass per subject, composed into
+configurations.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +19,9 @@ from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
 
 EQUAL, NEWER = "equal", "newer"
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
-of_prompts, of_sampling, of_choice = (partial(setting, panel=title) for title in ("Prompts", "Sampling", "Choice"))
+of_prompts, of_sampling, of_choice = (
+    partial(setting, panel=title) for title in ("Prompts", "Sampling", "Choice")
+)
 of_engine, of_trainer, of_weights = (
     partial(setting, panel=title) for title in ("Rollout engine", "Trainer", "Weights")
 )
@@ -31,7 +35,9 @@ class Recorded:
 
     @classmethod
     def from_flags(cls, flags: Mapping[str, Any]) -> Self:
-        """The configuration for these flags, as typed or as recorded; a `UsageError` for invalid ones."""
+        """The configuration for these flags, as typed or as recorded; a `UsageError` for invalid
+        ones.
+        """
         return build(cls, flags)
 
     def named(self, *names: str) -> dict[str, Any]:
@@ -65,7 +71,10 @@ class PromptSettings(Recorded):
     shuffle: bool = of_prompts(False, "Shuffle the prompts with --seed before choosing.")
     prompt_template: str = of_prompts("chat", TEMPLATE_HELP, choices=("template", TEMPLATES))
     reward: str = of_prompts(
-        str, "Your own reward function instead of math-verify.", metavar="FILE.py:FUNCTION", typed=True
+        str,
+        "Your own reward function instead of math-verify.",
+        metavar="FILE.py:FUNCTION",
+        typed=True,
     )
     reward_seconds: int = of_prompts(0, SECONDS_HELP, min=0, changeable=True)
     answer_format: str = of_prompts("auto", FORMAT_HELP, choices=("answer format", FORMATS))
@@ -83,10 +92,17 @@ class ChoiceSettings(Recorded):
     """Which problems `curate` keeps."""
 
     keep: tuple[float, float] = of_choice(
-        (0.2, 0.8), "Keep problems with an accuracy in this range.", changeable=True, metavar="LOW HIGH"
+        (0.2, 0.8),
+        "Keep problems with an accuracy in this range.",
+        changeable=True,
+        metavar="LOW HIGH",
     )
-    samples_per_prompt: int = of_choice(40, "Responses per problem that decide whether it is kept.", least=1)
-    held_out_samples: int = of_choice(40, "More responses per kept problem, to measure its accuracy again.", least=1)
+    samples_per_prompt: int = of_choice(
+        40, "Responses per problem that decide whether it is kept.", least=1
+    )
+    held_out_samples: int = of_choice(
+        40, "More responses per kept problem, to measure its accuracy again.", least=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +122,9 @@ class RolloutSettings(Recorded):
     """The rollout engine."""
 
     engine: str = of_engine(
-        "vllm", "Rollout engine: Hugging Face, a running vLLM server, or vLLM.", choices=("engine", engine_names)
+        "vllm",
+        "Rollout engine: Hugging Face, a running vLLM server, or vLLM.",
+        choices=("engine", engine_names),
     )
     engine_url: str | None = of_engine(
         None,
@@ -115,8 +133,12 @@ class RolloutSettings(Recorded):
         metavar="URL",
         typed=True,
     )
-    served_model: str | None = of_engine(None, "The model's name on the server, if it differs.", metavar="NAME")
-    rollout_dtype: str = of_engine("auto", "Dtype of the engine; auto: the checkpoint's own.", **_DTYPE)
+    served_model: str | None = of_engine(
+        None, "The model's name on the server, if it differs.", metavar="NAME"
+    )
+    rollout_dtype: str = of_engine(
+        "auto", "Dtype of the engine; auto: the checkpoint's own.", **_DTYPE
+    )
     kv_cache_dtype: str | None = of_engine(
         None,
         "Dtype of the KV cache; fp8 causes a large mismatch.",
@@ -124,7 +146,9 @@ class RolloutSettings(Recorded):
         completes=KV_CACHE_DTYPES,
     )
     tensor_parallel: int | None = of_engine(None, "GPUs to shard the engine over.", min=1)
-    eager: bool | None = of_engine(None, "Run without, or with, compilation and CUDA graphs.", "--eager/--compiled")
+    eager: bool | None = of_engine(
+        None, "Run without, or with, compilation and CUDA graphs.", "--eager/--compiled"
+    )
     prefix_caching: bool | None = of_engine(
         None, "Whether prompts share their KV cache.", "--prefix-caching/--no-prefix-caching"
     )
@@ -138,31 +162,45 @@ class RolloutSettings(Recorded):
 class ProbeSettings(Recorded):
     """What `probe` records beyond the samples, and with which weights."""
 
-    top_logprobs: int = of_engine(20, "Ranks of μ to record per token, for the top-K divergences.", least=0)
+    top_logprobs: int = of_engine(
+        20, "Ranks of μ to record per token, for the top-K divergences.", least=0
+    )
     full_divergence: int = of_engine(
         0,
-        "Record exact full-vocabulary TV and KL for the first N responses. Memory per response: vllm "
-        "132 bytes × vocabulary × --max-tokens; hf that of one token.",
+        "Record exact full-vocabulary TV and KL for the first N responses. Memory per response: "
+        "vllm 132 bytes × vocabulary × --max-tokens; hf that of one token.",
         min=0,
     )
     full_divergence_memory: float | None = of_engine(
-        None, "Memory limit for that, in GiB.", min=0, changeable=True, show_default="half of what is free"
+        None,
+        "Memory limit for that, in GiB.",
+        min=0,
+        changeable=True,
+        show_default="half of what is free",
     )
     trainer_model: str | None = of_trainer(
-        None, "Also score with these weights, to separate mismatch from staleness.", path=MODEL, metavar="MODEL"
+        None,
+        "Also score with these weights, to separate mismatch from staleness.",
+        path=MODEL,
+        metavar="MODEL",
     )
     adapter: str | None = setting(
         None, "LoRA adapter for both sides: folder or hub name.", path=ADAPTER, metavar="ADAPTER"
     )
-    rollout_adapter: str | None = of_engine(None, "LoRA adapter for the engine only.", path=ADAPTER, metavar="ADAPTER")
+    rollout_adapter: str | None = of_engine(
+        None, "LoRA adapter for the engine only.", path=ADAPTER, metavar="ADAPTER"
+    )
     routes: bool | None = of_engine(
         None,
-        "Mixture of experts: record which experts the engine chose. vLLM needs a GPU and a prefix cache for that.",
+        "Mixture of experts: record which experts the engine chose. vLLM needs a GPU and a "
+        "prefix cache for that.",
         "--routes/--no-routes",
         show_default="where it is free: --engine hf",
     )
     keep_routes: int = of_engine(
-        128, "Responses whose full routes stay in the trace; `rescore --replay-routes` needs all.", least=0
+        128,
+        "Responses whose full routes stay in the trace; `rescore --replay-routes` needs all.",
+        least=0,
     )
 
 
@@ -186,13 +224,15 @@ class ScoredSettings(Recorded):
     )
     weights: str = of_weights(
         EQUAL,
-        "Weights of --trainer-model: equal, those that sampled; newer, a later checkpoint; or their version in the "
-        "trace, such as 40.",
+        "Weights of --trainer-model: equal, those that sampled; newer, a later checkpoint; or "
+        "their version in the trace, such as 40.",
         metavar="equal|newer|VERSION",
         completes=(EQUAL, NEWER),
     )
     keep_trainer: bool = of_weights(
-        False, "Keep the trace's trainer, which has later weights, and add log π at the weights that sampled."
+        False,
+        "Keep the trace's trainer, which has later weights, and add log π at the weights that "
+        "sampled.",
     )
 
 
@@ -201,14 +241,20 @@ class ScorerSettings(Recorded):
     """How the trainer scores."""
 
     trainer_adapter: str | None = of_trainer(
-        None, "LoRA adapter for the trainer only: folder or hub name.", path=ADAPTER, metavar="ADAPTER"
+        None,
+        "LoRA adapter for the trainer only: folder or hub name.",
+        path=ADAPTER,
+        metavar="ADAPTER",
     )
     merge_adapter: bool = of_trainer(
         False,
-        "Merge the trainer's adapter into its weights, which rounds to their dtype, or apply it separately.",
+        "Merge the trainer's adapter into its weights, which rounds to their dtype, or apply it "
+        "separately.",
         "--merge-adapter/--no-merge-adapter",
     )
-    trainer_dtype: str = of_trainer("auto", "Dtype of the trainer; auto: the checkpoint's own.", **_DTYPE)
+    trainer_dtype: str = of_trainer(
+        "auto", "Dtype of the trainer; auto: the checkpoint's own.", **_DTYPE
+    )
     attn: str | None = of_trainer(
         None,
         "Attention implementation of the trainer, such as sdpa, eager or flash_attention_2.",
@@ -217,7 +263,8 @@ class ScorerSettings(Recorded):
     )
     float32_head: bool = of_trainer(False, "Compute the LM head in float32.")
     replay_routes: bool = of_trainer(
-        False, "Route each token to the experts that the engine chose (R3), where the trace has them."
+        False,
+        "Route each token to the experts that the engine chose (R3), where the trace has them.",
     )
     device_map: str | None = of_trainer(
         None,
@@ -238,7 +285,9 @@ class ScorerSettings(Recorded):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.merge_adapter and not self.scorer_adapter:
-            raise UsageError("--merge-adapter needs an adapter to merge. Name one with --trainer-adapter.")
+            raise UsageError(
+                "--merge-adapter needs an adapter to merge. Name one with --trainer-adapter."
+            )
 
     @property
     def scorer(self) -> str:

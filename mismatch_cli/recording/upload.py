@@ -1,4 +1,6 @@
-"""Copies a run folder to an object store: shards first, the manifests that make them a trace last."""
+"""Copies a run folder to an object store: shards first, the manifests that make them a trace
+last.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +22,36 @@ _CHUNK = 2**23  # bytes
 
 
 def check_upload(folder: Path, place: StorePath, *, force: bool) -> list[str]:
-    """The files to upload, in order; a `MismatchError` if there is no trace, or already one at the place."""
+    """The files to upload, in order; a `MismatchError` if there is no trace, or already one at
+    the place.
+    """
     if not folder.is_dir():
         raise missing(folder)
-    files = sorted(_files(folder), key=lambda name: (_says(name), Path(name).name == FILE_NAME, name))
+    files = sorted(
+        _files(folder), key=lambda name: (_says(name), Path(name).name == FILE_NAME, name)
+    )
     manifests = [name for name in files if Path(name).name == FILE_NAME]
     if not manifests:
         raise MismatchError(f"{folder} contains no trace, so there is nothing to upload.")
     if existing := [name for name in manifests if not force and (place / name).exists()]:
         raise MismatchError(
-            f"{place / existing[0]} already exists. Replace the run with --force, or name another place."
+            f"{place / existing[0]} already exists. Replace the run with --force, or name "
+            "another place."
         )
     return files
 
 
-def upload(folder: Path, place: StorePath, files: list[str], advance: Callable[[int], None] = lambda _: None) -> None:
-    """Copy these files of a folder to a place; manifests are read before the other files, and written after them.
+def upload(
+    folder: Path,
+    place: StorePath,
+    files: list[str],
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Copy these files of a folder to a place; manifests are read before the other files, and
+    written after them.
 
-    A kill leaves no manifest there, and so no incomplete trace. Shards of an earlier trace there are removed.
+    A kill leaves no manifest there, and so no incomplete trace. Shards of an earlier trace there
+    are removed.
     """
     fs = place.file_system
     told = {name: (folder / name).read_bytes() for name in files if _says(name)}
@@ -65,8 +79,8 @@ def upload(folder: Path, place: StorePath, files: list[str], advance: Callable[[
         if isinstance(error, MismatchError):
             raise
         raise StoreError(
-            f"{place} could not be written ({first_line(error)}). It is not a trace until all files have arrived: "
-            "run the same command again."
+            f"{place} could not be written ({first_line(error)}). It is not a trace until all "
+            "files have arrived: run the same command again."
         ) from error
 
 

@@ -1,4 +1,6 @@
-"""Where a run is recorded: in its folder or, if it replaces an older run, in a draft there until it is complete."""
+"""Where a run is recorded: in its folder or, if it replaces an older run, in a draft there until
+it is complete.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ from mismatch_cli.trace.files import could_not_write, replacing_entries
 
 @contextmanager
 def replacing_when_complete(folder: Path) -> Iterator[Path]:
-    """The folder to record a run into that replaces the one in `folder`, maybe begun before; `put_in_place` ends it."""
+    """The folder to record a run into that replaces the one in `folder`, maybe begun before;
+    `put_in_place` ends it.
+    """
     place = folder / RUN
     place.mkdir(exist_ok=True)
     (place / MARK).touch()
@@ -24,7 +28,9 @@ def replacing_when_complete(folder: Path) -> Iterator[Path]:
 
 
 def begun_beside(folder: Path) -> Path | None:
-    """Where a run has begun that replaces the one in `folder`; None if there is none, or it is complete."""
+    """Where a run has begun that replaces the one in `folder`; None if there is none, or it is
+    complete.
+    """
     new = folder / RUN / NEW
     return new if is_begun(new) else None
 
@@ -42,7 +48,9 @@ def home_of(work: Path) -> Path:
 
 
 def put_in_place(work: Path) -> Path:
-    """Replace the older run by the complete one in `work`, if there is an older one; returns the run's folder."""
+    """Replace the older run by the complete one in `work`, if there is an older one; returns the
+    run's folder.
+    """
     folder = home_of(work)
     if folder != work:
         try:
@@ -54,7 +62,9 @@ def put_in_place(work: Path) -> Path:
 
 @contextmanager
 def replacing_run(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder; at the end its entries replace the run in `folder`, and one that has begun beside it."""
+    """Yield an empty folder; at the end its entries replace the run in `folder`, and one that
+    has begun beside it.
+    """
     with replacing_entries(folder / "trace", lambda: results(folder)) as new:
         yield new
     drop_begun(folder)

@@ -1,4 +1,6 @@
-"""What was compared, how, and what was left out: the first lines of every report, from the manifest."""
+"""What was compared, how, and what was left out: the first lines of every report, from the
+manifest.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +16,17 @@ from mismatch_cli.studies.study import cache_of, imported_fact, notes_of, progra
 from mismatch_cli.trace.recorder_notes import RECORD
 
 _SKIPPED_SHOWN = 3
-LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")  # metrics beside the headline
-DECIDING = ("tv_binary_mean", "abs_d_mean", "abs_d_p99", "k3", "ratio_outside_0.8_1.28", "sequence_d_sd")  # on screens
+# Metrics beside the headline
+LEADING = ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
+# On screens
+DECIDING = (
+    "tv_binary_mean",
+    "abs_d_mean",
+    "abs_d_p99",
+    "k3",
+    "ratio_outside_0.8_1.28",
+    "sequence_d_sd",
+)
 GAPS = {  # what each pair of policies compares
     "mismatch": "the same weights in the trainer (π) and in the rollout engine (μ)",
     "total": "the trainer's current weights (π) against the rollout engine (μ)",
@@ -28,7 +39,8 @@ MASKED = {
 }
 _LEFT_OUT = MASKED | {
     "out_of_support": (
-        "tokens are outside the trainer's truncated support (π = 0): |π − μ| counts them as μ, log metrics omit them"
+        "tokens are outside the trainer's truncated support (π = 0): |π − μ| counts them as μ, "
+        "log metrics omit them"
     )
 }
 
@@ -49,7 +61,10 @@ def who_facts(about: Mapping[str, Any]) -> Facts:
         ("Rollout engine", _engine(about.get("rollout", {}))),
         ("Trainer", _trainer(about.get("trainer", {}))),
         ("Trainer at the rollout's weights", _trainer(about.get("recomputed", {}))),
-        ("Sampling", _sampling(about.get("config", {}).get("sampling", {}), about.get("rollout", {}))),
+        (
+            "Sampling",
+            _sampling(about.get("config", {}).get("sampling", {}), about.get("rollout", {})),
+        ),
         ("Prompts", _prompts(about)),
     ]
     return tuple((label, value) for label, value in facts if value)
@@ -60,15 +75,23 @@ def is_recorded(about: Mapping[str, Any]) -> bool:
     return bool(about.get("imported", {}).get("format") == RECORD)
 
 
-def subject_lines(about: Mapping[str, Any], counts: Mapping[str, Any], what: str = "token") -> tuple[str, str]:
-    """What was measured, in two lines: both sides with their precision; model, tokens and temperature."""
+def subject_lines(
+    about: Mapping[str, Any], counts: Mapping[str, Any], what: str = "token"
+) -> tuple[str, str]:
+    """What was measured, in two lines: both sides with their precision; model, tokens and
+    temperature.
+    """
     engine, trainer = about.get("rollout", {}), about.get("trainer", {})
     temperature = about.get("config", {}).get("sampling", {}).get("temperature")
-    models = list(dict.fromkeys(side["model"] for side in (trainer, engine) if side and side["model"]))
+    models = list(
+        dict.fromkeys(side["model"] for side in (trainer, engine) if side and side["model"])
+    )
     models = [name for name in models if not any(_names_the_end(name, other) for other in models)]
     tokens = measured(counts, numbers.things(counts["tokens"], what))
     second = _joined(*models, tokens, None if temperature is None else f"T = {temperature:g}")
-    return _sides(engine, trainer) or imported_fact(about) or "engine, trainer and precision not recorded", second
+    return _sides(engine, trainer) or imported_fact(
+        about
+    ) or "engine, trainer and precision not recorded", second
 
 
 def _names_the_end(model: str, other: str) -> bool:
@@ -87,7 +110,10 @@ def _side(name: str, side: Mapping[str, Any]) -> str:
 
 def _name(side: Mapping[str, Any]) -> str:
     """`vllm 0.32.0`, `transformers 5.19.0`."""
-    return " ".join(filter(None, (program(side), side.get("transformers") or side.get("version")))) or "not named"
+    return (
+        " ".join(filter(None, (program(side), side.get("transformers") or side.get("version"))))
+        or "not named"
+    )
 
 
 def _joined(*parts: str | None) -> str:
@@ -99,14 +125,18 @@ def _engine(engine: Mapping[str, Any]) -> str:
         return ""
     dtype, cache = engine["dtype"], engine["kv_cache_dtype"]
     cache = None if cache in (dtype, None) else f"KV cache {cache}"
-    return _joined(_name(engine), _model(engine), dtype or "dtype not recorded", cache, engine["device"])
+    return _joined(
+        _name(engine), _model(engine), dtype or "dtype not recorded", cache, engine["device"]
+    )
 
 
 def _trainer(trainer: Mapping[str, Any]) -> str:
     if not trainer:
         return ""
     dtype, head, kind = trainer["dtype"], trainer["head_dtype"], trainer["attn_implementation"]
-    precision = (dtype or "dtype not recorded") + ("" if head in (dtype, None) else f", head {head}")
+    precision = (dtype or "dtype not recorded") + (
+        "" if head in (dtype, None) else f", head {head}"
+    )
     attention = f"{kind} attention" if kind else None
     return _joined(_name(trainer), _model(trainer), precision, attention, trainer["device"])
 
@@ -127,7 +157,11 @@ def _sampling(sampling: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
         return ""
     usual = {"temperature": None, "top_p": 1.0, "top_k": 0, "min_p": 0.0}  # an import may lack any
     return _joined(
-        *(f"{key.replace('_', '-')} {sampling[key]:g}" for key, off in usual.items() if sampling.get(key, off) != off),
+        *(
+            f"{key.replace('_', '-')} {sampling[key]:g}"
+            for key, off in usual.items()
+            if sampling.get(key, off) != off
+        ),
         f"at most {sampling['max_tokens']} tokens" if "max_tokens" in sampling else None,
         f"context {engine['max_model_len']}" if engine.get("max_model_len") else None,
     )
@@ -137,7 +171,9 @@ def _prompts(about: Mapping[str, Any]) -> str:
     prompts = about.get("prompts")
     if not prompts:
         return ""
-    template = "raw, no template" if prompts["template"] == "raw" else f"{prompts['template']} template"
+    template = (
+        "raw, no template" if prompts["template"] == "raw" else f"{prompts['template']} template"
+    )
     return f"{prompts['count']} from {prompts['source']} · {template}"
 
 
@@ -152,7 +188,10 @@ def measured(counts: Mapping[str, Any], tokens: str) -> str:
 
 def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
     """What the numbers leave out, and why; also with staleness, where that leaves out more."""
-    first, total = next(iter(summary["pairs"].values()))["counts"], summary["pairs"].get("total", {}).get("counts", {})
+    first, total = (
+        next(iter(summary["pairs"].values()))["counts"],
+        summary["pairs"].get("total", {}).get("counts", {}),
+    )
     of_total = (
         f"With staleness, {numbers.counted(count, text)}."
         for name, text in _LEFT_OUT.items()
@@ -161,14 +200,20 @@ def left_out(summary: Mapping[str, Any]) -> tuple[str, ...]:
     return (*left_out_of(summary["about"], first, _LEFT_OUT), *of_total)
 
 
-def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, ...]:
-    """Notes on partial traces, substituted attention, skipped prompts, and the counts in `words`."""
+def left_out_of(
+    about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Notes on partial traces, substituted attention, skipped prompts, and the counts in
+    `words`.
+    """
     sides = (about.get(name, {}) for name in ("rollout", "trainer", "recomputed"))
     notes = [*partial_notes(about), *map(warning, sides), *notes_of(about.get("imported"))]
     notes.append(rescaled(about.get("rollout", {}), about.get("trainer", {})))
     notes.append(weights_note.noted(about.get("rollout", {}), about.get("trainer", {})))
     notes.append(_skipped(about.get("prompts", {}).get("skipped", [])))
-    notes += [f"{numbers.counted(counts[name], text)}." for name, text in words.items() if counts[name]]
+    notes += [
+        f"{numbers.counted(counts[name], text)}." for name, text in words.items() if counts[name]
+    ]
     if about["grading_timeouts"]:
         late = numbers.counted(about["grading_timeouts"], "responses score 0")
         notes.append(f"{late} because grading the answer took too long.")
@@ -178,8 +223,8 @@ def left_out_of(about: Mapping[str, Any], counts: Mapping[str, Any], words: Mapp
 def partial_notes(about: Mapping[str, Any]) -> tuple[str, ...]:
     """A note for each incomplete trace."""
     return tuple(
-        f"PARTIAL: {part['trace']} is incomplete; the numbers cover the rest: {'; '.join(part['reasons'])}. "
-        f"{part['remedy']}"
+        f"PARTIAL: {part['trace']} is incomplete; the numbers cover the rest: "
+        f"{'; '.join(part['reasons'])}. {part['remedy']}"
         for part in about.get("partial", ())
     )
 
@@ -188,7 +233,11 @@ def _skipped(skipped: list[Mapping[str, Any]]) -> str:
     if not skipped:
         return ""
     named = "; ".join(f"prompt {s['prompt_id']}: {s['reason']}" for s in skipped[:_SKIPPED_SHOWN])
-    rest = f"; and {len(skipped) - _SKIPPED_SHOWN} more, in manifest.json" if len(skipped) > _SKIPPED_SHOWN else ""
+    rest = (
+        f"; and {len(skipped) - _SKIPPED_SHOWN} more, in manifest.json"
+        if len(skipped) > _SKIPPED_SHOWN
+        else ""
+    )
     return f"{numbers.counted(len(skipped), 'prompts were skipped')} ({named}{rest})."
 
 
@@ -205,7 +254,10 @@ def settings_tables(summary: Mapping[str, Any]) -> tuple[tuple[str, Facts], ...]
 
 
 def _facts(settings: Mapping[str, Any]) -> Facts:
-    return tuple((name.replace("_", " "), "—" if value is None else str(value)) for name, value in settings.items())
+    return tuple(
+        (name.replace("_", " "), "—" if value is None else str(value))
+        for name, value in settings.items()
+    )
 
 
 def command_line(command: str, runs: Sequence[Path], *flags: str) -> str:

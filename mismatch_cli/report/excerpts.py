@@ -23,7 +23,14 @@ _LONGEST = 400  # tokens shown of a worst response
 _LONGEST_PROMPT = 120
 _LARGEST_EXPONENT = 700.0  # whose exponential fits a float
 _WEIGHTS = (0.05, 0.2, 0.5, 1.0)  # |d| in nats from which each stronger highlight begins
-_COLUMNS = (*REQUIRED, "version_rollout", "version_trainer", "logp_trainer", "logp_recomputed", "reward")
+_COLUMNS = (
+    *REQUIRED,
+    "version_rollout",
+    "version_trainer",
+    "logp_trainer",
+    "logp_recomputed",
+    "reward",
+)
 _KEY = ("step", "prompt_id", "sample_index")
 
 Key = tuple[int, int, int, int]  # trace, step, prompt_id, sample_index
@@ -52,7 +59,9 @@ def worst_excerpts(
     )
 
 
-def token_excerpts(traces: Sequence[Trace], pair: Pair, rows: Sequence[Mapping[str, Any]]) -> list[Excerpt]:
+def token_excerpts(
+    traces: Sequence[Trace], pair: Pair, rows: Sequence[Mapping[str, Any]]
+) -> list[Excerpt]:
     """Tokens in context; a row may have a `title` and a `short` one."""
     found = _look_up(traces, pair, {_key(row) for row in rows})
     return [_token_excerpt(row, found[_key(row)]) for row in rows if _key(row) in found]
@@ -80,7 +89,9 @@ def _keys_in(trace: Trace, number: int, shard: Path) -> Iterator[Key]:
 def _may_hold(footer: Footer, steps: Sequence[int]) -> bool:
     """Whether a shard may have rows of these steps, according to its footer."""
     ranges = [group.get("step") for group in footer.ranges]
-    return any(bounds is None or any(bounds[0] <= step <= bounds[1] for step in steps) for bounds in ranges)
+    return any(
+        bounds is None or any(bounds[0] <= step <= bounds[1] for step in steps) for bounds in ranges
+    )
 
 
 def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key, _Response]:
@@ -123,8 +134,16 @@ def _token_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
         *_where(row),
         ("position", f"{position} of {len(response.ids_T)}"),
     )
-    title, short = (f"{row[name]}: “{token}”" if name in row else f"“{token}”" for name in ("title", "short"))
-    return Excerpt(title, facts, _around(response, position, float(response.d_T[position])), _prompt(response), short)
+    title, short = (
+        f"{row[name]}: “{token}”" if name in row else f"“{token}”" for name in ("title", "short")
+    )
+    return Excerpt(
+        title,
+        facts,
+        _around(response, position, float(response.d_T[position])),
+        _prompt(response),
+        short,
+    )
 
 
 def _moved_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
@@ -156,7 +175,11 @@ def _response_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
     facts: Facts = (
         ("Σ (log π − log μ)", numbers.number(row["d_sum"])),
         ("tokens", numbers.count(row["length"])),
-        *((("reward", numbers.number(reward)),) if reward is not None and not np.isnan(reward) else ()),
+        *(
+            (("reward", numbers.number(reward)),)
+            if reward is not None and not np.isnan(reward)
+            else ()
+        ),
     )
     stop = min(len(response.ids_T), _LONGEST)
     pieces = (*_weighted(response, 0, stop), *_ellipsis(stop < len(response.ids_T)))
@@ -179,15 +202,25 @@ def _plain(response: _Response, start: int, stop: int) -> Iterable[Piece]:
 
 
 def _weighted(response: _Response, start: int, stop: int) -> list[Piece]:
-    """Runs of plain tokens decoded together (a character may span tokens), highlighted ones one by one."""
-    weight_T = np.searchsorted(_WEIGHTS, np.nan_to_num(np.abs(response.d_T), posinf=np.inf), side="right")
+    """Runs of plain tokens decoded together (a character may span tokens), highlighted ones one
+    by one.
+    """
+    weight_T = np.searchsorted(
+        _WEIGHTS, np.nan_to_num(np.abs(response.d_T), posinf=np.inf), side="right"
+    )
     pieces: list[Piece] = []
     run = start
     for position in range(start, stop):
         if weight_T[position]:
             pieces += _plain(response, run, position)
             hint = f"log π − log μ = {numbers.number(float(response.d_T[position]))}"
-            pieces.append(Piece(response.vocabulary.decode([response.ids_T[position]]), int(weight_T[position]), hint))
+            pieces.append(
+                Piece(
+                    response.vocabulary.decode([response.ids_T[position]]),
+                    int(weight_T[position]),
+                    hint,
+                )
+            )
             run = position + 1
     return [*pieces, *_plain(response, run, stop)]
 

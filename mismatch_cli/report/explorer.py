@@ -1,4 +1,5 @@
-"""The tokens of an exploration, packed for a page: columns as JavaScript typed arrays, compressed, as text.
+"""The tokens of an exploration, packed for a page: columns as JavaScript typed arrays, compressed,
+as text.
 
     4 bytes       how long the head is (little-endian)
     head          JSON: responses, texts, algorithms, and where each column is
@@ -52,8 +53,9 @@ def _sentence(found: Exploration) -> str:
     behind = found.judged and not found.judged_alike
     ahead = " A and B judge the trainer as it is now, some optimiser steps ahead." if behind else ""
     return (
-        f"The {numbers.count(len(found.text_T))} tokens of {_which(found)}: π is {what}.{ahead} Point at a token, or "
-        "step through them with ← and →. Click a dot to find its token; drag a frame around dots to show only those."
+        f"The {numbers.count(len(found.text_T))} tokens of {_which(found)}: π is {what}.{ahead} "
+        "Point at a token, or step through them with ← and →. Click a dot to find its token; "
+        "drag a frame around dots to show only those."
     )
 
 
@@ -67,7 +69,9 @@ def _which(found: Exploration) -> str:
     steps = sorted({response.step for response in found.responses})
     span = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     why = (
-        f" do not fit: a page has at most {numbers.count(MOST_TOKENS)} tokens" if found.full else ": `--page-responses`"
+        f" do not fit: a page has at most {numbers.count(MOST_TOKENS)} tokens"
+        if found.full
+        else ": `--page-responses`"
     )
     return f"{which}, of {span} ({numbers.count(found.left_out)} more{why})"
 
@@ -134,7 +138,9 @@ def _finite(value: float | None) -> float | str | None:
 
 
 def _exact(value: int) -> int | str:
-    """An integer for JSON: beyond 2⁵³ JavaScript rounds it, so it becomes text, which the script only shows."""
+    """An integer for JSON: beyond 2⁵³ JavaScript rounds it, so it becomes text, which the script
+    only shows.
+    """
     return value if abs(value) <= _LARGEST_EXACT else str(value)
 
 
@@ -149,16 +155,24 @@ def _algorithm(judged: Judged) -> dict[str, Any]:
 
 
 def _compared(found: Exploration) -> list[int]:
-    """The indices of the two initial algorithms; without advantages, one algorithm under both signs."""
-    places = [place for place, judged in enumerate(found.judged) if judged.algorithm in found.compared]
+    """The indices of the two initial algorithms; without advantages, one algorithm under both
+    signs.
+    """
+    places = [
+        place for place, judged in enumerate(found.judged) if judged.algorithm in found.compared
+    ]
     return places[:2]
 
 
 def _threshold(at: Mapping[str, float]) -> str:
     """`δ = 0.15`, or `ε = 0.2 / 0.28` for two sides that differ."""
-    sides = {name.removesuffix(side) for name in at for side in ("_low", "_high") if name.endswith(side)}
+    sides = {
+        name.removesuffix(side) for name in at for side in ("_low", "_high") if name.endswith(side)
+    }
     if len(at) == 2 and len(sides) == 1:
-        return f"{sides.pop()} = {' / '.join(dict.fromkeys(f'{value:.9g}' for value in at.values()))}"
+        return (
+            f"{sides.pop()} = {' / '.join(dict.fromkeys(f'{value:.9g}' for value in at.values()))}"
+        )
     return ", ".join(f"{name} = {value:.9g}" for name, value in at.items())
 
 
@@ -172,7 +186,9 @@ def _laid_out(head: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> byt
         places[name] = [_TYPES[column.dtype.name], start, column.size]
         parts.append(_padded(content))
         start += len(parts[-1])
-    text = _padded(json.dumps({**head, "columns": places}, ensure_ascii=True, allow_nan=False).encode(), b" ")
+    text = _padded(
+        json.dumps({**head, "columns": places}, ensure_ascii=True, allow_nan=False).encode(), b" "
+    )
     return b"".join((len(text).to_bytes(4, "little"), text, *parts))
 
 

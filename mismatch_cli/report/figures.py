@@ -45,7 +45,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class FigureView:
-    """A plot as the page shows it: on a desktop and on a phone, both in the reader's light or dark colours."""
+    """A plot as the page shows it: on a desktop and on a phone, both in the reader's light or
+    dark colours.
+    """
 
     name: str
     title: str
@@ -60,7 +62,9 @@ def plots_of(study: str) -> dict[str, ModuleType]:
     with _without_documentation():
         plots = {name: registry.load(_PLOTS, name, "plot") for name in registry.names(_PLOTS)}
     ordered = sorted(plots.items(), key=lambda item: (getattr(item[1], "PLACE", inf), item[0]))
-    return {name: plot for name, plot in ordered if study in _listed(getattr(plot, "STUDY", _STUDY))}
+    return {
+        name: plot for name, plot in ordered if study in _listed(getattr(plot, "STUDY", _STUDY))
+    }
 
 
 @contextmanager
@@ -96,7 +100,8 @@ def figure_views(
     files: PictureFiles = PictureFiles(),
     on_drawn: Callable[[int], None] = lambda _count: None,
 ) -> list[FigureView]:
-    """Every plot that the data suffices for, as `report.html` shows it; with a folder, also as files in it.
+    """Every plot that the data suffices for, as `report.html` shows it; with a folder, also as
+    files in it.
 
     `on_drawn` gets the number of figures just drawn.
     """
@@ -108,7 +113,9 @@ def figure_views(
 
 
 def figure_of(data: Drawable, name: str) -> Figure:
-    """One plot of a study; raises a `UsageError` for an unknown name, a `MismatchError` if there is nothing to draw."""
+    """One plot of a study; raises a `UsageError` for an unknown name, a `MismatchError` if there
+    is nothing to draw.
+    """
     plots = plots_of(data.STUDY)
     if name not in plots:
         raise UsageError(registry.lacks(data.STUDY, "plot", name, plots))
@@ -118,7 +125,9 @@ def figure_of(data: Drawable, name: str) -> Figure:
     return draw(plots[name], data, WIDE)
 
 
-def _figure_view(name: str, plot: ModuleType, data: Drawable, folder: Path | None, files: PictureFiles) -> FigureView:
+def _figure_view(
+    name: str, plot: ModuleType, data: Drawable, folder: Path | None, files: PictureFiles
+) -> FigureView:
     """A figure on the page, which is also written as files if there is a folder."""
     from mismatch_cli.report.plots._svg import to_svg
 
@@ -145,6 +154,10 @@ def draw(plot: ModuleType, data: Drawable, style: Style, only: int | None = None
 
 
 def _picture(figure: Figure, svg: str) -> Picture:
-    """SVG with real text in the page's fonts, which are at most as wide as the font that was measured."""
+    """SVG with real text in the page's fonts, which are at most as wide as the font that was
+    measured.
+    """
     width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
-    return Picture(f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", width, height)
+    return Picture(
+        f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", width, height
+    )

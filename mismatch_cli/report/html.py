@@ -1,6 +1,8 @@
-"""`report.html`: one file that needs no network, for phone and desktop, light and dark, and readable without scripts.
+"""`report.html`: one file that needs no network, for phone and desktop, light and dark, and
+readable without scripts.
 
-Scripts only fold, sort and select what the page shows without them. The page's policy allows scripts by their hashes.
+Scripts only fold, sort and select what the page shows without them. The page's policy allows
+scripts by their hashes.
 """
 
 from __future__ import annotations
@@ -54,13 +56,16 @@ def render_html(view: ReportView) -> str:
 
 
 def render_screen(screen: Screen) -> str:
-    """A screen as part of another page, such as a notebook: the answer first, without scripts and figures.
+    """A screen as part of another page, such as a notebook: the answer first, without scripts and
+    figures.
 
     It takes its colours, light or dark, from that page.
     """
     curves = [(profile.title, f"{curve(profile)}  {profile.note}") for profile in screen.profiles]
     remarks = [*screen.remarks, *curves]
-    return _rendered("screen.html", screen=screen, tables=map(_without_links, screen.tables), remarks=remarks)
+    return _rendered(
+        "screen.html", screen=screen, tables=map(_without_links, screen.tables), remarks=remarks
+    )
 
 
 def _without_links(table: Table) -> Table:
@@ -88,7 +93,13 @@ def _rendered(template: str, **values: object) -> str:
         "dark": DARK,
         "signs": _SIGNS,
     }
-    environment.filters |= {"math": _math, "tokens": _tokens, "folds": _folds, "heights": _heights, "shown": shown}
+    environment.filters |= {
+        "math": _math,
+        "tokens": _tokens,
+        "folds": _folds,
+        "heights": _heights,
+        "shown": shown,
+    }
     return environment.get_template(template).render(**values)
 
 
@@ -106,7 +117,9 @@ _Fold = tuple[str, list[Table]]  # the title of a fold ("" if unfolded), and its
 
 
 def _folds(tables: Iterable[Table]) -> Iterator[tuple[str, list[_Fold]]]:
-    """Consecutive folds on one subject together, with the subject if they are many enough for a menu, else ""."""
+    """Consecutive folds on one subject together, with the subject if they are many enough for a
+    menu, else "".
+    """
     folds = [(fold, list(group)) for fold, group in groupby(tables, key=lambda table: table.fold)]
     for about, group in groupby(folds, key=lambda fold: _about(fold[0])):
         consecutive = list(group)
@@ -128,7 +141,9 @@ def _math(text: str) -> Markup:
     """Text with formulas and `code`: E_y gets its subscript, and |π − μ| and flags do not break."""
     from markupsafe import Markup, escape
 
-    subscripted = str(escape(visible(text))).replace("E_y", "E<sub>y</sub>").replace(" %", "\u00a0%")
+    subscripted = (
+        str(escape(visible(text))).replace("E_y", "E<sub>y</sub>").replace(" %", "\u00a0%")
+    )
     code = _CODE.sub(r"<code>\1</code>", subscripted)
     return Markup(_WHOLE.sub(r'<span class="whole">\g<0></span>', code))
 

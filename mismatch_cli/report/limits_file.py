@@ -1,4 +1,6 @@
-"""Limits derived from good runs, as the TOML file that `gate` reads: the rule, the runs, and what is left out."""
+"""Limits derived from good runs, as the TOML file that `gate` reads: the rule, the runs, and
+what is left out.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +26,10 @@ For everything a limits file can contain: mismatch-cli guide gate"""
 def limits_file(found: FromRuns, runs: Mapping[str, Mapping[str, Any]], name: str) -> str:
     """The text of the file `name`; `runs` has the measurements of each folder."""
     names = [str(shown(folder)) for folder in runs]
-    comments = [f"Limits of `mismatch-cli gate RUN --limits {name}`, from {numbers.things(len(runs), 'good run')}:"]
+    comments = [
+        f"Limits of `mismatch-cli gate RUN --limits {name}`, from "
+        f"{numbers.things(len(runs), 'good run')}:"
+    ]
     for run, summary in zip(names, runs.values(), strict=True):
         what = subject_lines(summary["about"], summary["pairs"][found.pair]["counts"])
         comments += [f"  {run}: {what[0]}", f"    {what[1]}"]
@@ -48,7 +53,13 @@ def _table(metric: str, drawn: Sequence[Drawn], names: Sequence[str]) -> list[st
     sources = dict.fromkeys(f"{_measured(limit.found)} in {names[limit.run]}" for limit in drawn)
     bounds = [f"{each.limit.bound} = {each.limit.threshold!r}" for each in drawn]
     head = f"[limits.{metric if metric.replace('_', '').isalnum() else _quoted(metric)}]"
-    return ["", head, f"pair = {_quoted(drawn[0].limit.pair)}", *bounds, f"source = {_quoted('; '.join(sources))}"]
+    return [
+        "",
+        head,
+        f"pair = {_quoted(drawn[0].limit.pair)}",
+        *bounds,
+        f"source = {_quoted('; '.join(sources))}",
+    ]
 
 
 def _measured(found: Mapping[str, Any]) -> str:

@@ -49,7 +49,9 @@ class PictureFiles:
         return paper((self.width or _PANEL) / CSS_PX)
 
     def for_page(self, wide: Figure) -> tuple[str, np.ndarray | None]:
-        """The page's figure as SVG, and its pixels if they are to be written: both are drawn at once."""
+        """The page's figure as SVG, and its pixels if they are to be written: both are drawn at
+        once.
+        """
         from mismatch_cli.report.plots._both import to_svg_and_pixels
         from mismatch_cli.report.plots._svg import to_svg
 
@@ -65,7 +67,9 @@ class PictureFiles:
         wide: Figure,
         pixels: np.ndarray | None,
     ) -> None:
-        """Write a figure; `draw` draws it in a style, with all panels or one, and `wide` is the page's figure."""
+        """Write a figure; `draw` draws it in a style, with all panels or one, and `wide` is the
+        page's figure.
+        """
         for path, figure in self._figures(folder / name, draw, wide):
             for format_ in self.formats:
                 _WRITERS[format_](figure, path.with_name(f"{path.name}.{format_}"), pixels)
@@ -87,10 +91,15 @@ class PictureFiles:
 def _inches(width: str) -> float:
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(in|cm|mm|pt)\s*", width.lower())
     if match is None:
-        raise UsageError(f"--plot-width {width} is not a width. Type a number with in, cm, mm or pt, such as 3.25in.")
+        raise UsageError(
+            f"--plot-width {width} is not a width. Type a number with in, cm, mm or pt, such as "
+            "3.25in."
+        )
     inches = float(match[1]) * _UNITS[match[2]]
     if not _NARROWEST <= inches <= _WIDEST:
-        raise UsageError(f"--plot-width {width} cannot be drawn. Choose {_NARROWEST:g}in to {_WIDEST:g}in.")
+        raise UsageError(
+            f"--plot-width {width} cannot be drawn. Choose {_NARROWEST:g}in to {_WIDEST:g}in."
+        )
     return inches
 
 
@@ -113,7 +122,8 @@ def _write_pdf(figure: Figure, path: Path, _pixels: np.ndarray | None) -> None:
     from matplotlib import rc_context
 
     about = {"Creator": _CREATOR, "Producer": _CREATOR, "CreationDate": None}
-    with replacing(path) as temporary, rc_context({"pdf.fonttype": 42}):  # TrueType, which journals require
+    # TrueType, which journals require
+    with replacing(path) as temporary, rc_context({"pdf.fonttype": 42}):
         figure.savefig(temporary, format="pdf", facecolor=LIGHT.page, metadata=about)
 
 

@@ -1,4 +1,6 @@
-"""The answer on a terminal: what was measured, the numbers that decide, the verdict, and what to type next."""
+"""The answer on a terminal: what was measured, the numbers that decide, the verdict, and what to
+type next.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -21,11 +23,15 @@ _WIDTH = 100  # characters per line of a screen as text
 
 
 def print_view(view: ReportView, console: Console, *, full: bool = False) -> None:
-    """Print the screen of a page, or the page if it has none; `full` prints the page and ends as a screen."""
+    """Print the screen of a page, or the page if it has none; `full` prints the page and ends as
+    a screen.
+    """
     if full or view.screen is None:
         print_report(view, console)
     if view.screen is not None and full:
-        others = tuple((line, shows) for line, shows in view.screen.next if not line.endswith(" --full"))
+        others = tuple(
+            (line, shows) for line, shows in view.screen.next if not line.endswith(" --full")
+        )
         print_ending(replace(view.screen, next=others), console)
     elif view.screen is not None:
         print_screen(view.screen, console)
@@ -34,7 +40,12 @@ def print_view(view: ReportView, console: Console, *, full: bool = False) -> Non
 def as_text(screen: Screen) -> str:
     """What `print_screen` prints, without colours."""
     out = StringIO()
-    print_screen(screen, Console(file=out, width=_WIDTH, color_system=None, highlight=False, emoji=False, markup=False))
+    print_screen(
+        screen,
+        Console(
+            file=out, width=_WIDTH, color_system=None, highlight=False, emoji=False, markup=False
+        ),
+    )
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -83,14 +94,21 @@ def _labelled(facts: Iterable[tuple[str, str]]) -> list[RenderableType]:
 
 
 def _commands(lines: Facts, width: int) -> Iterator[RenderableType]:
-    """Commands that can be pasted; what a command shows is a comment beside it, or above if there is no room."""
-    widest = max((len(line) for line, what in lines if what and len(line) + len(what) + 4 <= width), default=0)
+    """Commands that can be pasted; what a command shows is a comment beside it, or above if
+    there is no room.
+    """
+    widest = max(
+        (len(line) for line, what in lines if what and len(line) + len(what) + 4 <= width),
+        default=0,
+    )
     for line, what in lines:
         command = Text(visible(line), style="cyan")
         if not what:
             yield command
         elif len(what) + 4 + max(widest, len(line)) <= width:
-            yield Text.assemble(command, " " * (max(widest, len(line)) - len(line)), (f"  # {visible(what)}", "dim"))
+            yield Text.assemble(
+                command, " " * (max(widest, len(line)) - len(line)), (f"  # {visible(what)}", "dim")
+            )
         else:
             yield Text(f"# {visible(what)}", style="dim")
             yield command
@@ -108,4 +126,6 @@ def curve(profile: Profile) -> str:
 
 def _verdict(verdict: Verdict) -> RenderableType:
     style = STATUS_STYLES[verdict.status]
-    return Text.assemble((_SIGNS[verdict.status] + visible(verdict.words), style), "  ", visible(verdict.text))
+    return Text.assemble(
+        (_SIGNS[verdict.status] + visible(verdict.words), style), "  ", visible(verdict.text)
+    )

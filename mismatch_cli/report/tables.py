@@ -27,20 +27,31 @@ class Col(Generic[R]):
     cell: Callable[[R], str]
 
 
-def col(title: str, cell: Callable[[R], str], metric: Metric | None = None, *, optional: bool = False) -> Col[R]:
+def col(
+    title: str, cell: Callable[[R], str], metric: Metric | None = None, *, optional: bool = False
+) -> Col[R]:
     """A column of numbers."""
     return Col(Column(title, metric, optional=optional), cell)
 
 
 def text(
-    title: str, cell: Callable[[R], str], *, optional: bool = False, kind: Literal["text", "token"] = "text"
+    title: str,
+    cell: Callable[[R], str],
+    *,
+    optional: bool = False,
+    kind: Literal["text", "token"] = "text",
 ) -> Col[R]:
     """A column of text, or of tokens, which keep their spaces."""
     return Col(Column(title, kind=kind, optional=optional), cell)
 
 
 def keyed(
-    title: str, key: str, show: Callable[[Any], str], metric: Metric | None = None, *, optional: bool = False
+    title: str,
+    key: str,
+    show: Callable[[Any], str],
+    metric: Metric | None = None,
+    *,
+    optional: bool = False,
 ) -> Col[Row]:
     """A column of numbers, under one key of JSON rows."""
     return col(title, lambda row: show(row[key]), metric, optional=optional)
@@ -143,7 +154,9 @@ def frameworks(metric: Metric) -> str:
 
 
 def in_words(metric: Metric, found: Found) -> tuple[str, str]:
-    """A metric's value and interval in its unit; a metric that agrees at 1 is rounded by its distance from 1."""
+    """A metric's value and interval in its unit; a metric that agrees at 1 is rounded by its
+    distance from 1.
+    """
     if metric.unit == "share":
         return numbers.share(*parts(found))
     value, interval = numbers.estimate(*parts(found))
@@ -153,8 +166,14 @@ def in_words(metric: Metric, found: Found) -> tuple[str, str]:
 
 
 def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:
-    """A metric with its value; an int is a count, and JSON of a measurement may have the noise too."""
-    value, interval = (numbers.count(found), numbers.MISSING) if isinstance(found, int) else in_words(metric, found)
+    """A metric with its value; an int is a count, and JSON of a measurement may have the noise
+    too.
+    """
+    value, interval = (
+        (numbers.count(found), numbers.MISSING)
+        if isinstance(found, int)
+        else in_words(metric, found)
+    )
     row = found if isinstance(found, Mapping) else {}
     floor, _ = in_words(metric, row.get("floor"))
     times = numbers.times(row.get("times_floor"), row.get("times_floor_range"))

@@ -1,7 +1,9 @@
-"""The report on a terminal: the same view as the HTML page, as rich tables that fit the width of the console.
+"""The report on a terminal: the same view as the HTML page, as rich tables that fit the width of
+the console.
 
-A table that is too wide loses empty columns, optional ones, intervals, then columns from the right; never its names.
-A note below it names what is hidden. A pipe has no width: nothing is hidden there, and prose keeps a readable width.
+A table that is too wide loses empty columns, optional ones, intervals, then columns from the right;
+never its names. A note below it names what is hidden. A pipe has no width: nothing is hidden there,
+and prose keeps a readable width.
 """
 
 import re
@@ -17,7 +19,16 @@ from rich.text import Text
 
 from mismatch_cli.numbers import MISSING
 from mismatch_cli.report.tables import frameworks, logged_by
-from mismatch_cli.report.view import Column, Excerpt, Facts, MetricGroup, Piece, ReportView, Section, Table
+from mismatch_cli.report.view import (
+    Column,
+    Excerpt,
+    Facts,
+    MetricGroup,
+    Piece,
+    ReportView,
+    Section,
+    Table,
+)
 from mismatch_cli.text import for_terminal, visible
 
 WIDEST_PROSE = 100  # characters per line
@@ -86,7 +97,9 @@ def _metrics(groups: Sequence[MetricGroup]) -> Table:
     return Table("", tuple(columns), tuple(_metric_rows(groups, columns, indent="  " * several)))
 
 
-def _metric_rows(groups: Sequence[MetricGroup], columns: Sequence[Column], indent: str) -> Iterator[tuple[str, ...]]:
+def _metric_rows(
+    groups: Sequence[MetricGroup], columns: Sequence[Column], indent: str
+) -> Iterator[tuple[str, ...]]:
     for group in groups:
         if indent:
             yield (group.title, *[""] * (len(columns) - 1))
@@ -99,7 +112,10 @@ def _metric_rows(groups: Sequence[MetricGroup], columns: Sequence[Column], inden
                 "logged by": frameworks(row.metric),
             }
             shown = (cells[column.title] for column in columns[1:])
-            yield (indent + (row.name or row.metric.label), *("" if cell == MISSING else cell for cell in shown))
+            yield (
+                indent + (row.name or row.metric.label),
+                *("" if cell == MISSING else cell for cell in shown),
+            )
 
 
 def print_table(table: Table, console: Console) -> None:
@@ -110,7 +126,8 @@ def print_table(table: Table, console: Console) -> None:
     notes = [table.note] * bool(table.note) + [f"{left} more rows in report.html."] * (left > 0)
     if hidden:
         notes.append(
-            f"Hidden at {console.width} characters: {', '.join(hidden)}. Widen the terminal or write to a file."
+            f"Hidden at {console.width} characters: {', '.join(hidden)}. Widen the terminal or "
+            "write to a file."
         )
     for note in notes:
         console.print(Text(visible(note), style="dim"), width=prose_width(console))
@@ -119,7 +136,10 @@ def print_table(table: Table, console: Console) -> None:
 def _filled(table: Table) -> Table:
     """The table without empty columns."""
     columns = range(1, len(table.columns))
-    return _without(table, *(n for n in columns if table.rows and all(row[n] in ("", MISSING) for row in table.rows)))
+    return _without(
+        table,
+        *(n for n in columns if table.rows and all(row[n] in ("", MISSING) for row in table.rows)),
+    )
 
 
 def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
@@ -127,10 +147,15 @@ def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
     hidden: list[str] = []
     if _needed(table, console, wrapped=False) > console.width:
         table = _filled(table)
-    while _needed(table, console, wrapped=False) > console.width and (n := _last_optional(table)) is not None:
+    while (
+        _needed(table, console, wrapped=False) > console.width
+        and (n := _last_optional(table)) is not None
+    ):
         hidden.append(table.columns[n].title)
         table = _without(table, n)
-    if _needed(table, console, wrapped=False) > console.width and table != (bare := _without_intervals(table)):
+    if _needed(table, console, wrapped=False) > console.width and table != (
+        bare := _without_intervals(table)
+    ):
         hidden.append("intervals")
         table = bare
     while _needed(table, console, wrapped=True) > console.width and len(table.columns) > 2:
@@ -157,7 +182,9 @@ def _without(table: Table, *gone: int) -> Table:
 
 
 def _without_intervals(table: Table) -> Table:
-    """Numbers without intervals, and no columns of intervals; text such as `outside [0.8, 1.25]` stays."""
+    """Numbers without intervals, and no columns of intervals; text such as `outside [0.8, 1.25]`
+    stays.
+    """
     columns = range(1, len(table.columns))
     intervals = [n for n in columns if _holds_intervals([row[n] for row in table.rows])]
     bare = _without(table, *intervals)
@@ -179,9 +206,14 @@ def _holds_intervals(cells: Sequence[str]) -> bool:
 def _grid(table: Table, width: int) -> RichTable:
     """A rich table in which long names wrap, to leave room for the rest."""
     rich = RichTable(
-        title=for_terminal(table.title) if table.title else None, title_justify="left", title_style="bold",
-        box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim",
-    )  # fmt: skip
+        title=for_terminal(table.title) if table.title else None,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        header_style="dim",
+    )
     heads = [for_terminal(column.title) for column in table.columns]
     cells = [[for_terminal(cell) for cell in row[1:]] for row in table.rows]
     widths = [max(map(_width, column)) for column in zip(heads[1:], *cells, strict=True)]
@@ -191,9 +223,12 @@ def _grid(table: Table, width: int) -> RichTable:
     for n, column in enumerate(table.columns):
         whole = column.kind == "number" or n == 0
         rich.add_column(
-            heads[n], justify="right" if column.kind == "number" else "left", overflow="fold", no_wrap=whole,
+            heads[n],
+            justify="right" if column.kind == "number" else "left",
+            overflow="fold",
+            no_wrap=whole,
             min_width=widths[n] if whole else None,
-        )  # fmt: skip
+        )
     for row in rows:
         of_group = len(row) > 1 and not any(row[1:])  # a heading for the rows that follow
         rich.add_row(*row, style="bold" if of_group else None)
@@ -224,7 +259,10 @@ def _excerpt(excerpt: Excerpt) -> RenderableType:
     facts = "  ".join(f"{label} {value}" for label, value in excerpt.facts)
     text = Text.assemble(*(_piece(piece) for piece in excerpt.pieces))
     return Padding(
-        Group(Text.assemble(for_terminal(excerpt.title), "  ", (facts, "dim")), Padding(text, (0, 0, 0, 2))),
+        Group(
+            Text.assemble(for_terminal(excerpt.title), "  ", (facts, "dim")),
+            Padding(text, (0, 0, 0, 2)),
+        ),
         (1, 0, 0, 0),
     )
 
@@ -234,13 +272,20 @@ _LINE_FACTS = 3  # facts of an excerpt on its line
 
 def excerpt_line(excerpt: Excerpt, width: int) -> list[RenderableType]:
     """The title of an excerpt, and a line of its context around the marked token."""
-    title, facts = visible(excerpt.title), (f"{label} {value}  " for label, value in excerpt.facts[:_LINE_FACTS])
+    title, facts = (
+        visible(excerpt.title),
+        (f"{label} {value}  " for label, value in excerpt.facts[:_LINE_FACTS]),
+    )
     head = Text("\n".join(_lines([f"{title}  ", *map(visible, facts)], width)), "dim")
     head.stylize("not dim bold", 0, len(title))
     context = Text.assemble(*(_piece(piece) for piece in excerpt.pieces))
     marked = next((span for span in context.spans if span.style == _WEIGHT_STYLES[-1]), None)
     room = width - 4
-    first = 0 if marked is None else max(0, min((marked.start + marked.end - room) // 2, len(context) - room))
+    first = (
+        0
+        if marked is None
+        else max(0, min((marked.start + marked.end - room) // 2, len(context) - room))
+    )
     return [head, Text("  ").append_text(_between_ids(context, first, first + room))]
 
 
@@ -256,5 +301,6 @@ def _between_ids(text: Text, first: int, end: int) -> Text:
 
 def _piece(piece: Piece) -> tuple[str, str]:
     text = visible(piece.text)
-    marked = f"»{text}«" if piece.weight == len(_WEIGHT_STYLES) - 1 else text  # visible without colours too
+    # Visible without colours too
+    marked = f"»{text}«" if piece.weight == len(_WEIGHT_STYLES) - 1 else text
     return marked, _WEIGHT_STYLES[piece.weight]

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 Facts = tuple[tuple[str, str], ...]  # label and value
 Status = Literal["good", "mixed", "bad", ""]  # sets the colour and sign of a verdict
 NOTATION = (
-    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats, r = π/μ. "
-    "E is the mean over the tokens that count, E_y over responses, Σd the sum over a response of T tokens. "
-    "Intervals cover 95 % over prompts. Noise is the same metric for the trainer against itself in another batch "
-    "shape; × noise is the gap in multiples of it."
+    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
+    "in nats, r = π/μ. E is the mean over the tokens that count, E_y over responses, Σd the sum "
+    "over a response of T tokens. Intervals cover 95 % over prompts. Noise is the same metric "
+    "for the trainer against itself in another batch shape; × noise is the gap in multiples of "
+    "it."
 )
 
 
@@ -82,7 +83,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Piece:
-    """Raw token text, which the page escapes. Weight 0 is plain, 1 to 4 are increasingly strong highlights."""
+    """Raw token text, which the page escapes.
+
+    Weight 0 is plain, 1 to 4 are increasingly strong highlights.
+    """
 
     text: str
     weight: int = 0
@@ -102,7 +106,9 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: text, metrics, figures, tables and excerpts, in this order; empty parts are left out."""
+    """A part of the page: text, metrics, figures, tables and excerpts, in this order; empty
+    parts are left out.
+    """
 
     title: str
     text: str = ""
@@ -133,7 +139,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Profile:
-    """A quantity along an axis, on one line: bars from 0 to the largest value, between labels of both ends."""
+    """A quantity along an axis, on one line: bars from 0 to the largest value, between labels of
+    both ends.
+    """
 
     title: str  # the axis
     values: tuple[float | None, ...]
@@ -158,7 +166,9 @@ class Screen:
 
 
 def with_figures(sections: Iterable[Section], figures: Sequence[FigureView]) -> tuple[Section, ...]:
-    """Sections with content: each figure is in the first section that its plot names, or else in a last section."""
+    """Sections with content: each figure is in the first section that its plot names, or else in
+    a last section.
+    """
     sections = (*sections, Section("More figures"))
     drawn: dict[str, list[FigureView]] = {section.title: [] for section in sections}
     for figure in figures:
@@ -179,7 +189,8 @@ class ReportView:
     screen: Screen | None = None  # without one, everything is printed
     notes: tuple[str, ...] = ()  # what was left out, and why
     leading: tuple[MetricRow, ...] = ()  # the three or four numbers of the headline
-    settings: tuple[tuple[str, Facts], ...] = ()  # how it was measured: tables of settings with their titles
+    # How it was measured: tables of settings with their titles
+    settings: tuple[tuple[str, Facts], ...] = ()
     command: str = ""  # the command that makes this report again
     figures: Sequence[FigureView] = ()
     explorer: ExplorerView | None = None
@@ -193,25 +204,39 @@ class ReportView:
         titles = {section.title for section in self.outline}
 
         def wish(figure: FigureView) -> int:
-            return next((n for n, title in enumerate(figure.sections) if title in titles), len(figure.sections))
+            return next(
+                (n for n, title in enumerate(figure.sections) if title in titles),
+                len(figure.sections),
+            )
 
         return min(self.figures, key=wish, default=None)
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
         """Sections with content, with all figures but the leading one."""
-        return with_figures(self.outline, [figure for figure in self.figures if figure is not self.leading_figure])
+        return with_figures(
+            self.outline, [figure for figure in self.figures if figure is not self.leading_figure]
+        )
 
     def definitions(self) -> list[Metric]:
         """Every metric on the page, once, in order of appearance."""
         rows = [row.metric for row in self.leading]
         for section in self.sections:
             rows += [row.metric for group in section.groups for row in group.rows]
-            rows += [column.metric for table in section.tables for column in table.columns if column.metric]
+            rows += [
+                column.metric
+                for table in section.tables
+                for column in table.columns
+                if column.metric
+            ]
             rows += [metric for table in section.tables for metric in table.row_metrics]
         return list(dict.fromkeys(rows))
 
 
 def definition_anchor(metric: Metric) -> str:
-    """The id of a metric's definition; a metric per bin may share its key with one over all tokens."""
-    return "metric-" + re.sub(r"\W+", "-", f"{metric.key}{'-in-bin' if 'in the bin' in metric.formula else ''}")
+    """The id of a metric's definition; a metric per bin may share its key with one over all
+    tokens.
+    """
+    return "metric-" + re.sub(
+        r"\W+", "-", f"{metric.key}{'-in-bin' if 'in the bin' in metric.formula else ''}"
+    )

@@ -34,8 +34,9 @@ def write_report(
 ) -> bool:
     """Replace the report in a folder, all at once; return whether the new one has figures.
 
-    It is `summary.json`, `report.html`, with at most `responses` token by token, and `plots/`. Without `files` nothing
-    is drawn. `drawing` gets the number of figures; what it yields, each one done.
+    It is `summary.json`, `report.html`, with at most `responses` token by token, and `plots/`.
+    Without `files` nothing is drawn. `drawing` gets the number of figures; what it yields, each one
+    done.
     """
     from mismatch_cli.recording.ours import pictures_in
     from mismatch_cli.report.explorer import explorer_view
@@ -46,7 +47,9 @@ def write_report(
         write_numbers(study, new)
         if files is not None and (count := len(list(plots_for(study.plot_data)))):
             with drawing(count) as on_drawn:
-                view = replace(view, figures=figure_views(study.plot_data, new / PLOTS_FOLDER, files, on_drawn))
+                view = replace(
+                    view, figures=figure_views(study.plot_data, new / PLOTS_FOLDER, files, on_drawn)
+                )
         if responses and (explored := study.exploration(responses)) is not None:
             view = replace(view, explorer=explorer_view(explored))
         write_html(new / HTML_FILE, view)

@@ -1,4 +1,6 @@
-"""The weights of a trainer as its engine holds them: an adapter merged, everything rounded to the engine's dtype."""
+"""The weights of a trainer as its engine holds them: an adapter merged, everything rounded to
+the engine's dtype.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,17 @@ R = TypeVar("R")
 class AsSent:
     """Copies of what is trained, and the model as the engine would have it with one of them.
 
-    The adapter is merged by peft, not by the code that merges for the engine: a fault there would prove itself.
+    The adapter is merged by peft, not by the code that merges for the engine: a fault there would
+    prove itself.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype, *, adapter: bool) -> None:
         self._model, self._dtype, self._adapter = model, dtype, adapter
 
     def copy(self) -> list[Tensor]:
-        """This rank's part of every trained weight: those of an adapter as they are, others in the engine's dtype."""
+        """This rank's part of every trained weight: those of an adapter as they are, others in
+        the engine's dtype.
+        """
         if self._adapter:
             return [part.to("cpu", copy=True) for part in self.trained()]
         return [self._rounded(part).to("cpu", copy=True) for part in self.trained()]
@@ -35,7 +40,9 @@ class AsSent:
         return [torch.empty_like(part, dtype=dtype, device="cpu") for part in self.trained()]
 
     def at_each(self, copies: Sequence[Sequence[Tensor]], measure: Callable[[], R]) -> list[R]:
-        """What `measure` returns with the model at each copy; then the model has its own weights again, to the bit."""
+        """What `measure` returns with the model at each copy; then the model has its own weights
+        again, to the bit.
+        """
         saved = [part.to("cpu", copy=True) for part in self._parts()]
         try:
             return [self._at(copy, saved, measure) for copy in copies]
@@ -58,7 +65,9 @@ class AsSent:
                 _fill(self._parts(), saved)
 
     def changed(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[int, int]:
-        """How many of the weights that training changes differ between two copies, as the engine holds them; of all."""
+        """How many of the weights that training changes differ between two copies, as the engine
+        holds them; of all.
+        """
         differ = total = 0
         for one, other in zip(self._held(before), self._held(after), strict=True):
             differ += int((one != other).sum())
@@ -67,7 +76,9 @@ class AsSent:
 
     def trained(self) -> list[Tensor]:
         """This rank's part of every trained weight."""
-        return [local(weight.detach()) for weight in self._model.parameters() if weight.requires_grad]
+        return [
+            local(weight.detach()) for weight in self._model.parameters() if weight.requires_grad
+        ]
 
     def _parts(self) -> Iterator[Tensor]:
         return (local(weight.detach()) for weight in self._model.parameters())

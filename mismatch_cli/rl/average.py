@@ -10,9 +10,11 @@ from torch import Tensor
 
 
 class WeightAverage:
-    """θ̄ = Σ β^(t−k) θ(k) / Σ β^(t−k) over the optimiser steps so far, in float32: a copy of the weights.
+    """θ̄ = Σ β^(t−k) θ(k) / Σ β^(t−k) over the optimiser steps so far, in float32: a copy of the
+    weights.
 
-    The initial weights count as one step, and the sum of the powers of β corrects the bias, as in the authors' code.
+    The initial weights count as one step, and the sum of the powers of β corrects the bias, as in
+    the authors' code.
     """
 
     def __init__(self, weights: Sequence[Tensor], masters: Sequence[Tensor], decay: float) -> None:
@@ -29,7 +31,9 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Let the model compute with the average inside the block; then restore its own weights, to the bit."""
+        """Let the model compute with the average inside the block; then restore its own weights,
+        to the bit.
+        """
         with torch.no_grad():
             saved = [weight.detach().clone() for weight in self._weights]
             try:

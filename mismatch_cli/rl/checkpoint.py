@@ -1,8 +1,9 @@
-"""Checkpoints: folders that appear atomically, written by all ranks and readable by any number of them.
+"""Checkpoints: folders that appear atomically, written by all ranks and readable by any number of
+them.
 
-Tensors are in safetensors files, one for each rank's parts (torch's distributed checkpoints); everything else is in
-`state.json`, which is written last and lists those files. Checkpoints of earlier versions, a `state.pt` each, can be
-read too.
+Tensors are in safetensors files, one for each rank's parts (torch's distributed checkpoints);
+everything else is in `state.json`, which is written last and lists those files. Checkpoints of
+earlier versions, a `state.pt` each, can be read too.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def save_checkpoint(
     beside: Callable[[Path], None] = lambda _: None,
     world: World = ALONE,
 ) -> None:
-    """Write `checkpoints/step-N` under a temporary name and rename it; the two newest are kept. Every rank calls it.
+    """Write `checkpoints/step-N` under a temporary name and rename it; the two newest are kept.
+    Every rank calls it.
 
     `facts` must be valid JSON. `beside` may write more files into the folder, on the first rank.
     """
@@ -56,7 +58,9 @@ def save_checkpoint(
         _write_tensors(tensors, temporary / _TENSORS, folder, world)
         if world.first:
             beside(temporary)
-            files = {path.name: path.stat().st_size for path in sorted((temporary / _TENSORS).iterdir())}
+            files = {
+                path.name: path.stat().st_size for path in sorted((temporary / _TENSORS).iterdir())
+            }
             state = {"step": step, "ranks": world.size, "files": files, **facts}
             (temporary / _STATE).write_text(json.dumps(state), encoding="utf-8")
     if world.first:
@@ -66,7 +70,9 @@ def save_checkpoint(
 
 @contextmanager
 def _shared(folder: Path, world: World) -> Iterator[Path]:
-    """A temporary folder that the first rank makes, and renames once all ranks have written into it."""
+    """A temporary folder that the first rank makes, and renames once all ranks have written into
+    it.
+    """
     if not world.first:
         yield Path(world.told(""))
         world.barrier()
@@ -80,7 +86,9 @@ def _write_tensors(tensors: Mapping[str, Tensor], target: Path, folder: Path, wo
     if world.size == 1:  # torch's writer makes a copy of everything in memory first
         target.mkdir()
         try:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, target / _ALONE)
+            save_file(
+                {name: tensor.contiguous() for name, tensor in tensors.items()}, target / _ALONE
+            )
             with open(target / _ALONE, "rb") as written:
                 os.fsync(written.fileno())
         except (OSError, SafetensorError) as error:
@@ -98,7 +106,9 @@ def _write_tensors(tensors: Mapping[str, Tensor], target: Path, folder: Path, wo
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint: its facts, and `load`, which fills tensors of the same names in place."""
+    """A complete checkpoint: its facts, and `load`, which fills tensors of the same names in
+    place.
+    """
 
     folder: Path
     facts: dict[str, Any]
@@ -142,7 +152,10 @@ def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | No
         try:
             with _quiet():
                 dcp.load(dict(tensors), storage_reader=reader, no_dist=world.size == 1)
-        except (Exception, dcp.CheckpointException) as error:  # safetensors' and torch's share no base class
+        except (
+            Exception,
+            dcp.CheckpointException,
+        ) as error:  # safetensors' and torch's share no base class
             for name in facts["files"]:
                 if not os.access(folder / name, os.R_OK):
                     raise denied(folder / name) from error
@@ -152,7 +165,9 @@ def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | No
 
 
 def _earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
-    """A checkpoint of an earlier version: lists of tensors, in the order of the model's parameters."""
+    """A checkpoint of an earlier version: lists of tensors, in the order of the model's
+    parameters.
+    """
     try:
         state: dict[str, Any] = torch.load(folder / _EARLIER, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's own errors share no base class
@@ -160,7 +175,9 @@ def _earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
     learner, sync = state["learner"], state["sync"]
     moments = learner["optimizer"]["state"]
     kept: dict[str, list[Tensor]] = {"weight": learner["masters"], "before": sync["before"] or []}
-    kept |= {kind: [moments[i][kind] for i in sorted(moments)] for kind in ("exp_avg", "exp_avg_sq")}
+    kept |= {
+        kind: [moments[i][kind] for i in sorted(moments)] for kind in ("exp_avg", "exp_avg_sq")
+    }
 
     def load(tensors: Mapping[str, Tensor]) -> None:
         wanted: dict[str, list[Tensor]] = defaultdict(list)
@@ -194,11 +211,15 @@ def _quiet() -> Iterator[None]:
 
 
 def cut_back(run_folder: Path, step: int, say: Callable[[str], None] = lambda _: None) -> None:
-    """Remove everything after `step`: lines of metrics, which the table copies, and traces of steps."""
+    """Remove everything after `step`: lines of metrics, which the table copies, and traces of
+    steps.
+    """
     (run_folder / METRICS_TABLE).unlink(missing_ok=True)
     path = run_folder / METRICS_FILE
     if path.is_file():
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step]
+        lines = [
+            line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= step
+        ]
         write_atomically(path, "".join(f"{line}\n" for line in lines))
         if lines:
             renew_table(path, say)
@@ -214,14 +235,22 @@ def cut_back(run_folder: Path, step: int, say: Callable[[str], None] = lambda _:
 def last_step(run_folder: Path) -> int:
     """The newest step on record; 0 if there is none."""
     path = run_folder / METRICS_FILE
-    steps = [_step_of(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    steps = (
+        [_step_of(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if path.is_file()
+        else []
+    )
     return int(max((step for step in steps if step < float("inf")), default=0))
 
 
 def _checkpoints(run_folder: Path) -> list[Path]:
-    """The complete checkpoints, in order; a copy that the user has renamed is not among them, and stays."""
+    """The complete checkpoints, in order; a copy that the user has renamed is not among them,
+    and stays.
+    """
     found = (run_folder / "checkpoints").glob(_NAMES)
-    return sorted(path for path in found if (path / _STATE).is_file() or (path / _EARLIER).is_file())
+    return sorted(
+        path for path in found if (path / _STATE).is_file() or (path / _EARLIER).is_file()
+    )
 
 
 def _step_of(line: str) -> float:

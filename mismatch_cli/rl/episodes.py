@@ -1,4 +1,6 @@
-"""Episodes of several turns: the model acts, the environment replies, and all of it becomes one response."""
+"""Episodes of several turns: the model acts, the environment replies, and all of it becomes one
+response.
+"""
 
 from __future__ import annotations
 
@@ -37,27 +39,42 @@ class _Running:
 
 
 class Episodes:
-    """Plays episodes side by side: one call of the engine samples a turn of all that are still running.
+    """Plays episodes side by side: one call of the engine samples a turn of all that are still
+    running.
 
-    An episode ends when the environment says so, at `max_turns`, or when the response (`max_tokens`, including the
-    environment's tokens) or the context has no room for another token. A turn that is cut off there is not an action.
+    An episode ends when the environment says so, at `max_turns`, or when the response
+    (`max_tokens`, including the environment's tokens) or the context has no room for another token.
+    A turn that is cut off there is not an action.
     """
 
     def __init__(
-        self, engine: Engine, environments: Environments, tokenizer: Any, config: TrainConfig, world: World = ALONE
+        self,
+        engine: Engine,
+        environments: Environments,
+        tokenizer: Any,
+        config: TrainConfig,
+        world: World = ALONE,
     ) -> None:
         self._engine, self._environments, self._tokenizer = engine, environments, tokenizer
         self._config, self._world = config, world
         self._turns = Turns(tokenizer, config.prompt_template)
 
     def play(
-        self, problems: Sequence[Problem], step: int, samples: int, sampling: SamplingSettings | None = None
+        self,
+        problems: Sequence[Problem],
+        step: int,
+        samples: int,
+        sampling: SamplingSettings | None = None,
     ) -> list[Episode]:
-        """An episode for each; `samples` neighbours share a problem. Playing a step again gives the same episodes."""
+        """An episode for each; `samples` neighbours share a problem.
+
+        Playing a step again gives the same episodes.
+        """
         episodes = self._begun(problems, step, samples)
         for turn in range(self._config.max_turns):
             running = [episode for episode in episodes if not episode.ended]
-            if not any(self._world.gather(bool(running))):  # ranks may share an engine, and all of them must call it
+            # Ranks may share an engine, and all of them must call it
+            if not any(self._world.gather(bool(running))):
                 break
             self._speak(running, turn, sampling)
             self._answer([episode for episode in running if not episode.ended])
@@ -71,32 +88,40 @@ class Episodes:
         seeds = [sample_seed(config.seed, problem.prompt_id, 0) for problem in problems]
         playing = [starting(*start) for start in zip(names, seeds, problems, strict=True)]
         said = self._environments.begin(playing)
-        first = [Problem(number, observation, None) for number, observation in enumerate(said[::samples])]
+        first = [
+            Problem(number, observation, None) for number, observation in enumerate(said[::samples])
+        ]
         for place, observation in enumerate(said):
             if (known := first[place // samples]).prompt != observation:
                 raise MismatchError(
-                    f"--environment {config.environment} is not deterministic: reset with the same seed and problem "
-                    f"returned {str(known.prompt)[:_SHOWN]!r} and {str(observation)[:_SHOWN]!r}, so rewards cannot be "
-                    "compared. Draw everything in reset from its seed."
+                    f"--environment {config.environment} is not deterministic: reset with the "
+                    f"same seed and problem returned {str(known.prompt)[:_SHOWN]!r} and "
+                    f"{str(observation)[:_SHOWN]!r}, so rewards cannot be compared. Draw "
+                    "everything in reset from its seed."
                 )
         prompts = self._prompts(first, [p.prompt_id for p in problems[::samples]])
         return [_Running(p, prompts[place // samples]) for place, p in enumerate(playing)]
 
     def _prompts(self, problems: list[Problem], prompt_ids: list[int]) -> list[list[int]]:
-        """Prompts by their index here: with several evaluation sets, two problems may have the same `prompt_id`."""
+        """Prompts by their index here: with several evaluation sets, two problems may have the
+        same `prompt_id`.
+        """
         if not problems:
             return []
         config = self._config
         encoded = encode_prompts(
-            problems, self._tokenizer, template=config.prompt_template, max_model_len=self._engine.max_model_len,
+            problems,
+            self._tokenizer,
+            template=config.prompt_template,
+            max_model_len=self._engine.max_model_len,
             max_prompt=config.max_prompt_tokens,
-        )  # fmt: skip
+        )
         if encoded.skipped:
             skipped = encoded.skipped[0]
             which = prompt_ids[skipped["prompt_id"]]
             raise MismatchError(
-                f"--environment {self._config.environment}: the first observation of problem {which} "
-                f"cannot be a prompt: {skipped['reason']}. Make it shorter."
+                f"--environment {self._config.environment}: the first observation of problem "
+                f"{which} cannot be a prompt: {skipped['reason']}. Make it shorter."
             )
         return encoded.prompt_ids
 
@@ -105,7 +130,9 @@ class Episodes:
         context = self._engine.max_model_len - len(episode.prompt_ids)
         return min(self._config.max_tokens, context) - len(episode.said)
 
-    def _speak(self, running: Sequence[_Running], turn: int, sampling: SamplingSettings | None) -> None:
+    def _speak(
+        self, running: Sequence[_Running], turn: int, sampling: SamplingSettings | None
+    ) -> None:
         """Sample a turn of each; one that ran out of room ends its episode."""
         if not running and self._config.tensor_parallel == 1:
             return
@@ -125,17 +152,22 @@ class Episodes:
         return Request(episode.prompt_ids + episode.said, seed, sampling, longest)
 
     def _answer(self, running: Sequence[_Running]) -> None:
-        """Take a step in each environment, and append its reply to the turn, if there is room for more."""
+        """Take a step in each environment, and append its reply to the turn, if there is room
+        for more.
+        """
         actions = [self._text(episode.parts[-1]) for episode in running]
         outcomes = self._environments.step([episode.playing for episode in running], actions)
         going = []
         for episode, outcome in zip(running, outcomes, strict=True):
-            last = outcome is None or episode.turns == self._config.max_turns  # the step timed out, or was the last
+            # The step timed out, or was the last
+            last = outcome is None or episode.turns == self._config.max_turns
             episode.reward += 0.0 if outcome is None else outcome.reward
             episode.ended = "stop" if outcome and outcome.done else "length" if last else ""
             if outcome and not episode.ended:
                 going.append((episode, outcome))
-        said = self._turns.after([e.parts[-1] for e, _ in going], [outcome.observation for _, outcome in going])
+        said = self._turns.after(
+            [e.parts[-1] for e, _ in going], [outcome.observation for _, outcome in going]
+        )
         for (episode, _), ids in zip(going, said, strict=True):
             if len(ids) < self._room(episode):
                 episode.parts.append(_unmeasured(ids, episode.parts[-1]))
@@ -166,7 +198,9 @@ def _joined(episode: _Running) -> Episode:
         routes_FMK=_routes([part for part in parts if part.finish_reason != _NOBODY]),
         reward=episode.reward,
         turns=episode.turns,
-        loss_mask_T=np.concatenate([np.full(len(p.response_ids), p.finish_reason != _NOBODY) for p in parts]),
+        loss_mask_T=np.concatenate(
+            [np.full(len(p.response_ids), p.finish_reason != _NOBODY) for p in parts]
+        ),
     )
 
 
@@ -198,6 +232,8 @@ def _unmeasured(ids: list[int], beside: Rollout) -> Rollout:
         logp_rollout_T=np.full(len(ids), np.nan, dtype=np.float32),
         rank_rollout_T=np.full(len(ids), -1, dtype=np.int32),
         topk_ids_TK=None if width is None else np.zeros((len(ids), width), dtype=np.int32),
-        topk_logp_rollout_TK=None if width is None else np.full((len(ids), width), np.nan, dtype=np.float32),
+        topk_logp_rollout_TK=None
+        if width is None
+        else np.full((len(ids), width), np.nan, dtype=np.float32),
         finish_reason=_NOBODY,
     )

@@ -18,16 +18,23 @@ if TYPE_CHECKING:
 def evaluation_sampling(config: TrainConfig) -> SamplingSettings:
     """The sampling settings of training, except those that evaluations set themselves."""
     training = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
-    return replace(training, temperature=config.eval_temperature or config.temperature, top_p=config.eval_top_p)
+    return replace(
+        training, temperature=config.eval_temperature or config.temperature, top_p=config.eval_top_p
+    )
 
 
 def evaluate(run: Run, step: int) -> Record:
-    """avg@k of each set by name (mean over problems of the mean over `eval_samples` samples), and the mean over sets.
+    """avg@k of each set by name (mean over problems of the mean over `eval_samples` samples), and
+    the mean over sets.
 
     Each set counts once, however many problems it has.
     """
     config, sets = run.config, run.task.evaluation
-    posed = [p for p in run.share([p for ps in sets.values() for p in ps]) for _ in range(config.eval_samples)]
+    posed = [
+        p
+        for p in run.share([p for ps in sets.values() for p in ps])
+        for _ in range(config.eval_samples)
+    ]
     # Numbers below 1 have seeds that no training step uses.
     rollouts = run.sample(posed, -step, config.eval_samples, evaluation_sampling(config))
     reward_S = np.concatenate(run.world.gather(run.grade(posed, rollouts)))
@@ -43,6 +50,9 @@ def evaluate_before(run: Run) -> None:
     """Evaluate before the first step, as the line of step 0."""
     found = evaluate(run, 0)
     by_set = ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in found["eval"].items())
-    run.say(f"Accuracy before the first step: {found['eval_accuracy']:.3f}" + f" ({by_set})" * (len(found["eval"]) > 1))
+    run.say(
+        f"Accuracy before the first step: {found['eval_accuracy']:.3f}"
+        + f" ({by_set})" * (len(found["eval"]) > 1)
+    )
     run.write({"step": 0} | found)
     run.save(0)  # a resumed run does not evaluate again, and knows what took too long to grade

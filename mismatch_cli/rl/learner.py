@@ -1,7 +1,7 @@
 """The learner: one optimiser step from a minibatch of responses, by any algorithm of the table.
 
-The weights that compute are in the trainer's dtype, the ones that AdamW changes in float32: half precision often rounds
-a step away. The engine gets the weights that compute.
+The weights that compute are in the trainer's dtype, the ones that AdamW changes in float32: half
+precision often rounds a step away. The engine gets the weights that compute.
 """
 
 from __future__ import annotations
@@ -33,15 +33,20 @@ from mismatch_cli.sharding import is_spread, padded, sum_replicated, whole
 
 @dataclass(frozen=True)
 class Update:
-    """What an update measured: log π and entropy before the step, by sample; the gradient norm before clipping."""
+    """What an update measured: log π and entropy before the step, by sample; the gradient norm
+    before clipping.
+    """
 
     logp: list[np.ndarray]  # _T float32, nats
     entropy: list[np.ndarray]  # _T float32, nats
     grad_norm: float
     stepped: bool  # False: float16 gradients overflowed, and the loss scale was halved instead
-    topk_logp: list[np.ndarray | None]  # _TK float32, nats, of the engine's top K, if the algorithm needs it
-    routes: list[RouteComparison | None]  # the engine's experts vs the trainer's, if the engine reports them
-    logp_average: list[np.ndarray] | None = None  # _T float32, nats, at the weight average, if there is one
+    # _TK float32, nats, of the engine's top K, if the algorithm needs it
+    topk_logp: list[np.ndarray | None]
+    # The engine's experts vs the trainer's, if the engine reports them
+    routes: list[RouteComparison | None]
+    # _T float32, nats, at the weight average, if there is one
+    logp_average: list[np.ndarray] | None = None
 
 
 class NotFiniteError(MismatchError):
@@ -55,7 +60,8 @@ class NotFiniteError(MismatchError):
 class Learner:
     """A Hugging Face model with an optimiser, an algorithm, and the policy-gradient head in tiles.
 
-    If the model is spread over ranks, each rank brings its own responses of a minibatch, and all step together.
+    If the model is spread over ranks, each rank brings its own responses of a minibatch, and all
+    step together.
     """
 
     def __init__(
@@ -67,10 +73,17 @@ class Learner:
         world: World = ALONE,
     ) -> None:
         self.trainer, self.model = trainer, trainer.model
-        self.algorithm, self._sampling, self._config, self._world = algorithm, sampling, config, world
+        self.algorithm, self._sampling, self._config, self._world = (
+            algorithm,
+            sampling,
+            config,
+            world,
+        )
         self._names = [name for name, p in self.model.named_parameters() if p.requires_grad]
         self._weights = [p for p in self.model.parameters() if p.requires_grad]
-        self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._weights]
+        self._masters = [
+            p if p.dtype == torch.float32 else p.detach().float() for p in self._weights
+        ]
         self.optimizer = torch.optim.AdamW(
             self._masters,
             lr=config.learning_rate,
@@ -82,11 +95,15 @@ class Learner:
         self.loss_scale = LossScale(enabled=trainer.dtype == torch.float16)
         self.version = 0  # optimiser steps that led to the weights
         self.average = (
-            WeightAverage(self._weights, self._masters, config.average_decay) if config.average_decay else None
+            WeightAverage(self._weights, self._masters, config.average_decay)
+            if config.average_decay
+            else None
         )
 
     def update(self, samples: Sequence[Sample]) -> Update:
-        """Take one optimiser step; a `NotFiniteError`, and no step, if loss or gradient are not finite."""
+        """Take one optimiser step; a `NotFiniteError`, and no step, if loss or gradient are not
+        finite.
+        """
         self.drop_gradients()
         scale_S = self._scale(np.array([s.rollout.num_sampled for s in samples], dtype=np.int64))
         samples = self._with_average(samples)
@@ -102,13 +119,20 @@ class Learner:
                 seen[i] = part
         loss, grad_norm = sum(self._world.gather(loss)), self._gradient_norm()
         finite = bool(np.isfinite(grad_norm))
-        logp, entropy, topk_logp, routes = (list(x) for x in zip(*seen, strict=True)) if seen else ([], [], [], [])
-        average = None if self.average is None else [s.logp_average_T for s in samples if s.logp_average_T is not None]
+        logp, entropy, topk_logp, routes = (
+            (list(x) for x in zip(*seen, strict=True)) if seen else ([], [], [], [])
+        )
+        average = (
+            None
+            if self.average is None
+            else [s.logp_average_T for s in samples if s.logp_average_T is not None]
+        )
         update = Update(logp, entropy, grad_norm, finite, topk_logp, routes, average)
         if not np.isfinite(loss) or (not finite and not self.loss_scale.can_back_off):
             raise NotFiniteError(
-                f"Update {self.version + 1} has loss {loss:g} and gradient norm {grad_norm:g}: not finite. Try a "
-                "lower --learning-rate or --trainer-dtype float32; ratios in this minibatch may be infinite.",
+                f"Update {self.version + 1} has loss {loss:g} and gradient norm {grad_norm:g}: "
+                "not finite. Try a lower --learning-rate or --trainer-dtype float32; ratios in "
+                "this minibatch may be infinite.",
                 update,
             )
         self.loss_scale.update(finite)
@@ -124,7 +148,9 @@ class Learner:
     def _scale(self, length_S: np.ndarray) -> np.ndarray:
         """The factor for the tokens of each response, given the whole minibatch."""
         lengths = self._world.gather(length_S)
-        scale_S = response_scale(self._config.aggregation, np.concatenate(lengths), self._config.max_tokens)
+        scale_S = response_scale(
+            self._config.aggregation, np.concatenate(lengths), self._config.max_tokens
+        )
         first = sum(map(len, lengths[: self._world.rank]))
         return scale_S[first : first + len(length_S)]
 
@@ -133,14 +159,25 @@ class Learner:
         if self.average is None:
             return samples
         with self.average.in_place():
-            scores = self.trainer.score(list(map(_request, samples)), token_budget=self._config.token_budget)
-        return [replace(s, logp_average_T=score.logp_T) for s, score in zip(samples, scores, strict=True)]
+            scores = self.trainer.score(
+                list(map(_request, samples)), token_budget=self._config.token_budget
+            )
+        return [
+            replace(s, logp_average_T=score.logp_T)
+            for s, score in zip(samples, scores, strict=True)
+        ]
 
-    def _micro_batches(self, samples: Sequence[Sample], scale_S: np.ndarray) -> Iterator[_MicroBatch]:
-        """Responses without an advantage go separately: they are measured, and only a term learns from them."""
+    def _micro_batches(
+        self, samples: Sequence[Sample], scale_S: np.ndarray
+    ) -> Iterator[_MicroBatch]:
+        """Responses without an advantage go separately: they are measured, and only a term
+        learns from them.
+        """
         acts = self.algorithm.term is not None
         for learns in (True, False):
-            chosen = [i for i, sample in enumerate(samples) if (acts or sample.advantage != 0) == learns]
+            chosen = [
+                i for i, sample in enumerate(samples) if (acts or sample.advantage != 0) == learns
+            ]
             requests = [_request(samples[i]) for i in chosen]
             batches = micro_batches(requests, self._config.token_budget, self.trainer.packed)
             for batch in padded(batches, self._world):
@@ -148,7 +185,9 @@ class Learner:
                 yield _MicroBatch(learns, places, [samples[i] for i in places], scale_S[places])
 
     def _look_first(self, batches: Sequence[_MicroBatch]) -> None:
-        """The first pass of rules on whole batches, over the responses of every rank; skipped without such rules."""
+        """The first pass of rules on whole batches, over the responses of every rank; skipped
+        without such rules.
+        """
         rules = self.algorithm.batch_rules
         if not rules:
             return
@@ -170,17 +209,23 @@ class Learner:
             self._know(self._judged(batch, ids_T), hidden_TH, ids_T, head)
 
     def _judged(self, batch: _MicroBatch, ids_T: Tensor) -> Judged:
-        batch.judged = batch.judged or Judged(self.algorithm, batch.samples, batch.scale_S, ids_T.device)
+        batch.judged = batch.judged or Judged(
+            self.algorithm, batch.samples, batch.scale_S, ids_T.device
+        )
         return batch.judged
 
     def _know(self, judged: Judged, hidden_TH: Tensor, ids_T: Tensor, head: Head) -> None:
-        """Run a log-prob pass over a micro-batch, once, if its algorithm looks beyond single tokens."""
+        """Run a log-prob pass over a micro-batch, once, if its algorithm looks beyond single
+        tokens.
+        """
         if judged.known is None and not judges_single_tokens(self.algorithm):
             hidden_NH, ids_N = judged.chosen(hidden_TH), judged.chosen(ids_T)
             judged.known = logp_pass(hidden_NH, head, ids_N, self._sampling, judged.query_ids_TK)
 
     def _accumulate(self, batch: _MicroBatch) -> tuple[float, list[_Seen]]:
-        """Add the gradient of one micro-batch; returns its loss, and what was measured of each response."""
+        """Add the gradient of one micro-batch; returns its loss, and what was measured of each
+        response.
+        """
 
         def look(hidden_TH: Tensor, ids_T: Tensor, head: Head) -> tuple[PolicyGradient, Judged]:
             judged = self._judged(batch, ids_T)
@@ -189,17 +234,24 @@ class Learner:
                 judged.form()
             hidden_NH, ids_N = judged.chosen(hidden_TH), judged.chosen(ids_T)
             coefficient, known = judged.coefficient, judged.known
-            return policy_gradient_loss(hidden_NH, head, ids_N, coefficient, self._sampling, known=known), judged
+            return policy_gradient_loss(
+                hidden_NH, head, ids_N, coefficient, self._sampling, known=known
+            ), judged
 
         with torch.set_grad_enabled(batch.learns):
             found, judged = self.trainer.look_at(batch.requests, look)
         routes = self.trainer.routing.compared(batch.requests, self.trainer.packed)
         if batch.learns:
             (found.loss * self.loss_scale.value).backward()
-        seen_first = found if judged.known is None else judged.known  # the coefficients follow from these
+        # The coefficients follow from these
+        seen_first = found if judged.known is None else judged.known
         parts = [judged.by_response(side) for side in (seen_first.logp_N, seen_first.entropy_N)]
         topk_logp_TK = judged.topk_logp_TK
-        topk = [None] * len(batch.samples) if topk_logp_TK is None else judged.by_response(topk_logp_TK)
+        topk = (
+            [None] * len(batch.samples)
+            if topk_logp_TK is None
+            else judged.by_response(topk_logp_TK)
+        )
         return float(found.loss.detach()), list(zip(*parts, topk, routes, strict=True))
 
     def _keep_up(self, learns: bool) -> tuple[float, list[_Seen]]:
@@ -208,7 +260,11 @@ class Learner:
             found = self.trainer.look_at(
                 [NOTHING],
                 lambda hidden_TH, ids_T, head: policy_gradient_loss(
-                    hidden_TH, head, ids_T, lambda _, logp_T: torch.zeros_like(logp_T), self._sampling
+                    hidden_TH,
+                    head,
+                    ids_T,
+                    lambda _, logp_T: torch.zeros_like(logp_T),
+                    self._sampling,
                 ),
             )
         if learns:
@@ -216,7 +272,9 @@ class Learner:
         return 0.0, []
 
     def _collect_gradients(self) -> None:
-        """Move the gradients of half-precision weights to the masters, to sum them over micro-batches in float32."""
+        """Move the gradients of half-precision weights to the masters, to sum them over
+        micro-batches in float32.
+        """
         for weight, master in zip(self._weights, self._masters, strict=True):
             if weight is not master and weight.grad is not None:
                 part = weight.grad.float()
@@ -224,13 +282,17 @@ class Learner:
                 weight.grad = None
 
     def _gradient_norm(self) -> float:
-        """Unscale the gradients and clip them to `max_grad_norm`; returns their norm before clipping."""
+        """Unscale the gradients and clip them to `max_grad_norm`; returns their norm before
+        clipping.
+        """
         for master in self._masters:
             master.grad = torch.zeros_like(master) if master.grad is None else master.grad
             sum_replicated(master.grad, self._world)
             if self.loss_scale.enabled:
                 master.grad.div_(self.loss_scale.value)
-        return float(whole(torch.nn.utils.clip_grad_norm_(self._masters, self._config.max_grad_norm)))
+        return float(
+            whole(torch.nn.utils.clip_grad_norm_(self._masters, self._config.max_grad_norm))
+        )
 
     def _step(self) -> None:
         """Step AdamW on the masters, then round them into the weights."""
@@ -280,7 +342,9 @@ class Learner:
 
 @dataclass
 class _MicroBatch:
-    """Responses of one forward pass, by their place in the minibatch; empty if only other ranks have responses left."""
+    """Responses of one forward pass, by their place in the minibatch; empty if only other ranks
+    have responses left.
+    """
 
     learns: bool
     places: list[int]
@@ -298,7 +362,8 @@ def _request(sample: Sample) -> ScoreRequest:
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW
-_Seen = tuple[np.ndarray, np.ndarray, np.ndarray | None, RouteComparison | None]  # log π, entropy, top K, routes
+# Log π, entropy, top K, routes
+_Seen = tuple[np.ndarray, np.ndarray, np.ndarray | None, RouteComparison | None]
 _NOTHING_SEEN: _Seen = (np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.float32), None, None)
 
 
@@ -313,9 +378,10 @@ _SCALES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 def response_scale(aggregation: str, length_S: np.ndarray, max_tokens: int) -> np.ndarray:
     """The factor for every token of each response, float64.
 
-    sequence-sum: 1/(N · T_max), the sum over a response by a constant, then the mean (Dr. GRPO, arXiv 2503.20783; the
-    sanity test). sequence-mean: 1/(N · |y|), the only one that divides by a response's own length. token-mean: 1/Σ|y|.
-    The terms of GSPO are its response's, each at all |y| tokens.
+    sequence-sum: 1/(N · T_max), the sum over a response by a constant, then the mean (Dr. GRPO,
+    arXiv 2503.20783; the sanity test). sequence-mean: 1/(N · |y|), the only one that divides by a
+    response's own length. token-mean: 1/Σ|y|. The terms of GSPO are its response's, each at all |y|
+    tokens.
     """
     return _SCALES[aggregation](np.asarray(length_S, dtype=np.int64), max_tokens)
 
@@ -323,7 +389,8 @@ def response_scale(aggregation: str, length_S: np.ndarray, max_tokens: int) -> n
 class LossScale:
     """The factor on the loss; fixed at 1 if the dtype has float32's range.
 
-    `growth_interval` finite steps double it (400 in the FP16 mismatch paper's runs), an overflow halves it.
+    `growth_interval` finite steps double it (400 in the FP16 mismatch paper's runs), an overflow
+    halves it.
     """
 
     def __init__(self, enabled: bool, initial: float = 2.0**16, growth_interval: int = 400) -> None:
@@ -333,7 +400,9 @@ class LossScale:
 
     @property
     def can_back_off(self) -> bool:
-        """Whether a smaller factor could avoid an overflow: at 1 the gradients themselves are too large."""
+        """Whether a smaller factor could avoid an overflow: at 1 the gradients themselves are
+        too large.
+        """
         return self.enabled and self.value > 1
 
     def update(self, finite: bool) -> None:
@@ -352,4 +421,8 @@ class LossScale:
         return {"value": self.value, "finite_steps": self.finite_steps, "back_offs": self.back_offs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value, self.finite_steps, self.back_offs = state["value"], state["finite_steps"], state["back_offs"]
+        self.value, self.finite_steps, self.back_offs = (
+            state["value"],
+            state["finite_steps"],
+            state["back_offs"],
+        )

@@ -30,12 +30,13 @@ def train(
 ) -> bool:
     """Run the loop, or resume it; every step is a line of metrics.jsonl before `on_step` is called.
 
-    `stop` is called after every step: True saves a checkpoint there and ends. `say` gets what the user should know
-    before the first step, `on_phase` the name of each phase that begins. With `framework`, every line also has that
-    framework's metrics of the gap, by its names. Returns whether all steps are done.
+    `stop` is called after every step: True saves a checkpoint there and ends. `say` gets what the
+    user should know before the first step, `on_phase` the name of each phase that begins. With
+    `framework`, every line also has that framework's metrics of the gap, by its names. Returns
+    whether all steps are done.
 
-    Every rank of a `world` runs it: alone until its problems have advantages, then with the others. Only the first
-    rank writes files and calls the callbacks.
+    Every rank of a `world` runs it: alone until its problems have advantages, then with the others.
+    Only the first rank writes files and calls the callbacks.
     """
     with _running(config, run_folder, say, on_phase, world) as run:
         run.framework = framework
@@ -55,7 +56,9 @@ def train(
             with seconds("update"):
                 run.learn(current, batches)
             with seconds("sync"):
-                proof = run.sync.prove(step, run.samples(current, batches[0]), current.uses[0].update.logp)
+                proof = run.sync.prove(
+                    step, run.samples(current, batches[0]), current.uses[0].update.logp
+                )
                 run.sync.load(step + 1)
             with seconds("record"):
                 record = run.record(current) | proof
@@ -69,7 +72,8 @@ def train(
             release()
             seconds, asked = _Seconds(on_phase), world.told(stop())
             if last or asked or step % config.checkpoint_every == 0:
-                with seconds("checkpoint"):  # after the line, which no kill loses; its time is in the next one
+                # After the line, which no kill loses; its time is in the next one
+                with seconds("checkpoint"):
                     run.save(step)
             if asked and not last:
                 return False
@@ -78,7 +82,9 @@ def train(
 
 
 def _sampled(run: Run, step: int, seconds: Callable[[str], AbstractContextManager[None]]) -> Step:
-    """The responses of a step, graded; for the extra ones of dynamic sampling, grading counts as sampling."""
+    """The responses of a step, graded; for the extra ones of dynamic sampling, grading counts as
+    sampling.
+    """
     config = run.config
     posed = [p for p in run.share(run.task.of_step(step)) for _ in range(config.samples_per_prompt)]
     with seconds("sample"):
@@ -99,20 +105,31 @@ def _running(
     on_phase: Callable[[str], None],
     world: World,
 ) -> Iterator[Run]:
-    """A run that is always closed; an error in torch ends it with a message that says how to resume."""
+    """A run that is always closed; an error in torch ends it with a message that says how to
+    resume.
+    """
     run = None
     try:
         run = Run(config, run_folder, say, on_phase, world)
         yield run
-    except (RuntimeError, MemoryError) as error:  # torch raises these for everything: no memory, a lost device
+    except (
+        RuntimeError,
+        MemoryError,
+    ) as error:  # torch raises these for everything: no memory, a lost device
         if world.size > 1 and is_lost_rank(error):
-            kept = "Every finished step is on record: continue from the newest checkpoint with --resume, or let"
+            kept = (
+                "Every finished step is on record: continue from the newest checkpoint with "
+                "--resume, or let"
+            )
             raise lost_rank(world, f"{kept} --max-restarts N do it automatically.") from error
         kind = type(error).__name__
-        memory = " A new run with a lower --token-budget needs less memory." if "Memory" in kind else ""
+        memory = (
+            " A new run with a lower --token-budget needs less memory." if "Memory" in kind else ""
+        )
         raise MismatchError(
-            f"Training failed ({kind}: {first_line(error)}). Every finished step is on record: continue from the "
-            f"newest checkpoint with --resume.{memory} --debug shows where it failed."
+            f"Training failed ({kind}: {first_line(error)}). Every finished step is on record: "
+            f"continue from the newest checkpoint with --resume.{memory} --debug shows where it "
+            "failed."
         ) from error
     finally:
         if run is not None:

@@ -1,4 +1,6 @@
-"""The parts of a training run: engine, learner and problems, the phases of a step, and the files it writes."""
+"""The parts of a training run: engine, learner and problems, the phases of a step, and the files
+it writes.
+"""
 
 import hashlib
 import json
@@ -29,12 +31,26 @@ from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.models import checkpoint_layers, load_causal_lm, load_tokenizer
 from mismatch_cli.positions import rescaled
 from mismatch_cli.ranks import ALONE, World
-from mismatch_cli.rl.checkpoint import METRICS_FILE, cut_back, last_step, latest_checkpoint, save_checkpoint
+from mismatch_cli.rl.checkpoint import (
+    METRICS_FILE,
+    cut_back,
+    last_step,
+    latest_checkpoint,
+    save_checkpoint,
+)
 from mismatch_cli.rl.episodes import Episodes
 from mismatch_cli.rl.judged import Sample
 from mismatch_cli.rl.learner import Learner, NotFiniteError, response_scale
 from mismatch_cli.rl.run_engine import dtype_of_weights, engine_settings
-from mismatch_cli.rl.step import Minibatch, Responses, Step, Use, joined, step_record, step_responses
+from mismatch_cli.rl.step import (
+    Minibatch,
+    Responses,
+    Step,
+    Use,
+    joined,
+    step_record,
+    step_responses,
+)
 from mismatch_cli.rl.sync import WeightSync, steps_between_checks
 from mismatch_cli.rl.task import Posed, Task, check_ranks
 from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig
@@ -45,7 +61,12 @@ from mismatch_cli.tasks.answers import no_answers
 from mismatch_cli.tasks.environment import Environments
 from mismatch_cli.tasks.grading import group_mean_advantages
 from mismatch_cli.torch_settings import set_threads
-from mismatch_cli.trace.files import could_not_write, open_to_append, replacing_folder, write_atomically
+from mismatch_cli.trace.files import (
+    could_not_write,
+    open_to_append,
+    replacing_folder,
+    write_atomically,
+)
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import shard_path, write_shard
@@ -65,25 +86,40 @@ class Run:
         on_phase: Callable[[str], None] = lambda _: None,
         world: World = ALONE,
     ) -> None:
-        self.config, self.folder, self.say, self._on_phase, self.world = config, run_folder, say, on_phase, world
+        self.config, self.folder, self.say, self._on_phase, self.world = (
+            config,
+            run_folder,
+            say,
+            on_phase,
+            world,
+        )
         self.framework = ""  # its names for the gap are in the lines too
-        self._has_model = False  # saved after the last step: it stays, with whatever the user has put beside it
-        self._stated: int | None = 0  # answers that responses have stated so far; None once we have warned that none do
+        # Saved after the last step: it stays, with whatever the user has put beside it
+        self._has_model = False
+        # Answers that responses have stated so far; None once we have warned that none do
+        self._stated: int | None = 0
         self._threads = set_threads(config.threads or None, config.model)
         algorithm = find(config.algorithm, training=True)
-        response_scale(config.aggregation, np.ones(1), config.max_tokens)  # an unknown name fails first
-        self._sampling = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
+        # An unknown name fails first
+        response_scale(config.aggregation, np.ones(1), config.max_tokens)
+        self._sampling = SamplingSettings(
+            temperature=config.temperature, max_tokens=config.max_tokens
+        )
         self._tokenizer = load_tokenizer(config.model)
-        self.task = Task(config, self._tokenizer)  # first: errors in the data are reported before a model loads
+        # First: errors in the data are reported before a model loads
+        self.task = Task(config, self._tokenizer)
         self._check_ranks()
         self._on_phase("engine")
-        settings = engine_settings(config, self._sampling, algorithm.needs_top_k, run_folder, say, world)
+        settings = engine_settings(
+            config, self._sampling, algorithm.needs_top_k, run_folder, say, world
+        )
         self.engine: Engine = create_engine(config.engine, settings)
         try:
             self._on_phase("trainer")
             self._load(algorithm)
             if world.first:
-                write_atomically(run_folder / FILE_NAME, config.to_toml())  # a run that has loaded can be resumed
+                # A run that has loaded can be resumed
+                write_atomically(run_folder / FILE_NAME, config.to_toml())
         except BaseException:
             self.close()
             raise
@@ -91,7 +127,9 @@ class Run:
     def _check_ranks(self) -> None:
         """Check that settings, problems and libraries are the same on every rank."""
         problems = hashlib.sha256(repr(self.task.problems).encode()).hexdigest()
-        self.world.check_same([*asdict(self.config).items(), ("problems", problems), *library_versions().items()])
+        self.world.check_same(
+            [*asdict(self.config).items(), ("problems", problems), *library_versions().items()]
+        )
         check_ranks(self.config, self.world.size)
 
     def _load(self, algorithm: Algorithm) -> None:
@@ -105,7 +143,9 @@ class Run:
             sampling=self._sampling,
             dtype=config.trainer_dtype,
             attn_implementation=config.attn or None,
-            sharding=Sharding(self.world, True, config.cpu_offload) if self.world.size > 1 else None,
+            sharding=Sharding(self.world, True, config.cpu_offload)
+            if self.world.size > 1
+            else None,
             replay_routes=config.replay_routes,
         )
         if config.gradient_checkpointing:
@@ -147,25 +187,35 @@ class Run:
         )
 
     def restore(self) -> int | None:
-        """Go back to the newest checkpoint; returns the number of finished steps, None without a checkpoint."""
+        """Go back to the newest checkpoint; returns the number of finished steps, None without a
+        checkpoint.
+        """
         found = latest_checkpoint(self.folder, self.world)
         if found is None:
-            recorded, first = last_step(self.folder), min(self.config.checkpoint_every, self.config.steps)
-            # A step's line is written before its checkpoint, and a kill or a full disk can come between them.
+            recorded, first = (
+                last_step(self.folder),
+                min(self.config.checkpoint_every, self.config.steps),
+            )
+            # A step's line is written before its checkpoint, and a kill or a full disk can come
+            # between them.
             if recorded > first or (recorded == first and (self.folder / "model").exists()):
                 look = suggest("report", self.folder)
                 raise MismatchError(
-                    f"{self.folder} has {recorded} steps on record, but its checkpoints are gone, so it cannot be "
-                    f"resumed. Start again in another --output. To look at it: {look}"
+                    f"{self.folder} has {recorded} steps on record, but its checkpoints are "
+                    "gone, so it cannot be resumed. Start again in another --output. To look at "
+                    f"it: {look}"
                 )
             self._cut_back(-1)
             return None
         self.learner.restore(found.facts["learner"], found.load)
         self.sync.restore(found.facts["sync"], found.load)
-        judge = found.facts["judge"]  # every rank knows the given-up questions; only the first has the counts
+        # Every rank knows the given-up questions; only the first has the counts
+        judge = found.facts["judge"]
         self.task.grader.load_state_dict(judge if self.world.first else judge | {"timeouts": 0})
         self._cut_back(found.step)
-        self._has_model = found.step == self.config.steps and self.world.told((self.folder / "model").is_dir())
+        self._has_model = found.step == self.config.steps and self.world.told(
+            (self.folder / "model").is_dir()
+        )
         return found.step
 
     def _cut_back(self, step: int) -> None:
@@ -176,8 +226,9 @@ class Run:
     def save(self, step: int) -> None:
         """Save everything that the next step depends on.
 
-        No random state is needed, and nothing depends on the number of ranks: there is no dropout, seed and step
-        shuffle problems and minibatches, and a response is sampled from hash(seed, prompt, sample, step).
+        No random state is needed, and nothing depends on the number of ranks: there is no dropout,
+        seed and step shuffle problems and minibatches, and a response is sampled from hash(seed,
+        prompt, sample, step).
         """
         facts = {"learner": self.learner.facts(), "sync": self.sync.facts(), "judge": self._judge()}
         tensors = self.learner.tensors() | self.sync.tensors()
@@ -207,17 +258,30 @@ class Run:
         if isinstance(environments := self.task.grader, Environments):
             episodes = Episodes(self.engine, environments, self._tokenizer, self.config, self.world)
             return episodes.play([p.problem for p in posed], step, samples, sampling)
-        seeds = [sample_seed(self.config.seed, p.problem.prompt_id, i % samples, step) for i, p in enumerate(posed)]
-        requests = [Request(p.prompt_ids, seed, sampling) for p, seed in zip(posed, seeds, strict=True)]
-        return sample_checked(self.engine, requests, [p.problem.prompt_id for p in posed], lambda _: None)
+        seeds = [
+            sample_seed(self.config.seed, p.problem.prompt_id, i % samples, step)
+            for i, p in enumerate(posed)
+        ]
+        requests = [
+            Request(p.prompt_ids, seed, sampling) for p, seed in zip(posed, seeds, strict=True)
+        ]
+        return sample_checked(
+            self.engine, requests, [p.problem.prompt_id for p in posed], lambda _: None
+        )
 
     def grade(self, posed: list[Posed], rollouts: list[Any]) -> np.ndarray:
-        return np.array(self.task.grader.rewards([p.problem for p in posed], rollouts), dtype=np.float32)
+        return np.array(
+            self.task.grader.rewards([p.problem for p in posed], rollouts), dtype=np.float32
+        )
 
     def graded(self, step: int, posed: list[Posed], rollouts: list[Any]) -> Step:
-        """A step with the rewards and advantages of its responses; consecutive responses form a group."""
+        """A step with the rewards and advantages of its responses; consecutive responses form a
+        group.
+        """
         reward_S = self.grade(posed, rollouts)
-        advantage_S = np.nan_to_num(group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed])))
+        advantage_S = np.nan_to_num(
+            group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed]))
+        )
         index = [i % self.config.samples_per_prompt for i in range(len(posed))]
         return Step(step, self.learner.version, posed, index, rollouts, reward_S, advantage_S)
 
@@ -229,13 +293,16 @@ class Run:
         return self.learner.trainer.score(requests, token_budget=self.config.token_budget)
 
     def minibatches(self, step: int) -> list[Minibatch]:
-        """The minibatches of every epoch, shuffled by seed, step and epoch; each has this rank's rows only.
+        """The minibatches of every epoch, shuffled by seed, step and epoch; each has this rank's
+        rows only.
 
         A rule that looks at all samples of a prompt needs them in the same minibatch.
         """
         config, problems = self.config, self.world.share(self.config.prompts_per_step)
         responses = config.prompts_per_step * config.samples_per_prompt
-        local = range(problems.start * config.samples_per_prompt, problems.stop * config.samples_per_prompt)
+        local = range(
+            problems.start * config.samples_per_prompt, problems.stop * config.samples_per_prompt
+        )
         batches = []
         for epoch in range(self.config.epochs):
             together = config.samples_per_prompt if self.learner.algorithm.looks_at_groups else 1
@@ -250,11 +317,18 @@ class Run:
         return batches
 
     def samples(self, step: Step, batch: Minibatch) -> list[Sample]:
-        """A minibatch of a step for the learner; at the weights that sampled, its own log π is the recomputed one."""
+        """A minibatch of a step for the learner; at the weights that sampled, its own log π is
+        the recomputed one.
+        """
         moved = self.learner.version > step.version
         rows = batch.rows
-        recomputed = [step.recomputed[row] if step.recomputed is not None and moved else None for row in rows]
-        scores = [(None, None) if known is None else (known.logp_T, known.logp_at_topk_TK) for known in recomputed]
+        recomputed = [
+            step.recomputed[row] if step.recomputed is not None and moved else None for row in rows
+        ]
+        scores = [
+            (None, None) if known is None else (known.logp_T, known.logp_at_topk_TK)
+            for known in recomputed
+        ]
         use = (step.number, batch.epoch, batch.number)
         keys = [(*use, step.posed[row].problem.prompt_id, step.sample_index[row]) for row in rows]
         return [
@@ -263,7 +337,9 @@ class Run:
         ]
 
     def learn(self, step: Step, batches: Sequence[Minibatch]) -> None:
-        """An update with each minibatch; then memory for gradients is free until the next step learns."""
+        """An update with each minibatch; then memory for gradients is free until the next step
+        learns.
+        """
         for batch in batches:
             self._update(step, batch)
         self.learner.drop_gradients()
@@ -278,7 +354,11 @@ class Run:
             updates = f"{len(step.uses)} of {self.config.epochs * self.config.minibatches} updates"
             why = f"step {step.number} ended at {updates}, whose gradient was not finite"
             responses = self._all_responses(step)
-            folder = self.write_trace("not-finite", responses.table, cut_short=why) if responses else None
+            folder = (
+                self.write_trace("not-finite", responses.table, cut_short=why)
+                if responses
+                else None
+            )
             self.world.barrier()  # a rank that ends takes the others down with it
             raise MismatchError(f"{error} The data behind it is in {folder}.") from error
         step.uses.append(Use(batch, version, update))
@@ -289,7 +369,9 @@ class Run:
         return {"back_offs": self.learner.loss_scale.back_offs, "grading_timeouts": timeouts}
 
     def record(self, step: Step) -> Record:
-        """The line of a step, without times, and its trace if one is due; {} on all ranks but the first."""
+        """The line of a step, without times, and its trace if one is due; {} on all ranks but
+        the first.
+        """
         counts, responses, every = self.counts(), self._all_responses(step), self.config.trace_every
         stated = sum(self.world.gather(self.task.grader.stated))
         if responses is None:
@@ -298,16 +380,24 @@ class Run:
         if every and step.number % every == 0:
             self.write_trace(f"step-{step.number}", responses.table)
         routers = self.learner.trainer.routing.describe()
-        return step_record(step, responses, self.learner.algorithm, routers, self.framework) | counts
+        return (
+            step_record(step, responses, self.learner.algorithm, routers, self.framework) | counts
+        )
 
     def _warn_of_no_answers(self, stated: int, responses: Responses) -> None:
-        """Warn once if no response graded since the last step states an answer: every reward is 0."""
+        """Warn once if no response graded since the last step states an answer: every reward is
+        0.
+        """
         if self._stated is None or self.config.reward or self.config.environment:
             return
         if stated > self._stated:
             self._stated = stated
             return
-        self.say(no_answers(len(responses.reward_S), int(responses.truncated_S.sum()), self.config.max_tokens))
+        self.say(
+            no_answers(
+                len(responses.reward_S), int(responses.truncated_S.sum()), self.config.max_tokens
+            )
+        )
         self._stated = None
 
     def _all_responses(self, step: Step) -> Responses | None:
@@ -324,12 +414,15 @@ class Run:
             with open_to_append(path) as lines:
                 lines.write(json.dumps(record).encode() + b"\n")
                 lines.flush()
-                os.fsync(lines.fileno())  # a checkpoint that outlives a power cut must not outlive the lines before it
+                # A checkpoint that outlives a power cut must not outlive the lines before it
+                os.fsync(lines.fileno())
         except OSError as error:  # readers skip a partial line
             raise could_not_write(path, error) from error
 
     def save_model(self) -> None:
-        """Save the trained model as a folder that `probe` can read; an adapter both by itself and merged."""
+        """Save the trained model as a folder that `probe` can read; an adapter both by itself
+        and merged.
+        """
         from transformers.utils import logging
 
         if self._has_model:
@@ -341,7 +434,9 @@ class Run:
             if self.lora is not None and self.world.first:
                 with replacing_folder(self.folder / "adapter") as temporary:
                     save_adapter(self.lora, temporary)
-            state = on_first(whole_state(trained if self.lora is None else Merged(trained)), self.world)
+            state = on_first(
+                whole_state(trained if self.lora is None else Merged(trained)), self.world
+            )
             if not self.world.first:
                 return
             trained = load_causal_lm(self.config.model, self.config.trainer_dtype, device_map="cpu")
@@ -351,7 +446,9 @@ class Run:
             self._tokenizer.save_pretrained(temporary)
 
     def write_trace(self, name: str, table: Any, cut_short: str = "") -> Path:
-        """Write one step as a trace of one shard; `cut_short` says why it has only part of the step."""
+        """Write one step as a trace of one shard; `cut_short` says why it has only part of the
+        step.
+        """
         folder = self.folder / "traces" / name
         path = shard_path(folder, 0)
         why = {"cut_short": cut_short} if cut_short else {}
@@ -374,7 +471,9 @@ class Run:
         }
 
     def _adapter_facts(self) -> dict[str, Any]:
-        """The adapter in training, described like a saved one; the engine has the merged weights."""
+        """The adapter in training, described like a saved one; the engine has the merged
+        weights.
+        """
         config = self.config
         if self.lora is None:
             return {}

@@ -26,21 +26,31 @@ def engine_settings(
     if module.REMOTE:  # dtypes and the like are decided when the servers start
         named = {"url": config.engine_url, "served_model": config.served_model, **context}
         return EngineSettings(
-            config.model, sampling, top_k, seed=config.seed, extra={k: v for k, v in named.items() if v}, say=say,
-            world=world, weights_folder=Path(config.weights_folder or folder / "weights"),
+            config.model,
+            sampling,
+            top_k,
+            seed=config.seed,
+            extra={k: v for k, v in named.items() if v},
+            say=say,
+            world=world,
+            weights_folder=Path(config.weights_folder or folder / "weights"),
             weight_transfer=config.weight_transfer,
-        )  # fmt: skip
+        )
     extra = context
     if config.kv_cache_dtype != "auto":
         extra["kv_cache_dtype"] = config.kv_cache_dtype
-    if module.MEMORY_SHARE is not None and torch.cuda.is_available():  # the trainer is on the same device
+    # The trainer is on the same device
+    if module.MEMORY_SHARE is not None and torch.cuda.is_available():
         extra[module.MEMORY_SHARE] = config.engine_memory
     log = folder / "log" / f"{config.engine}{world.suffix}.log"
     settings = (config.model, sampling, top_k, config.rollout_dtype, config.seed, log, extra)
     return EngineSettings(
-        *settings, world=world, tensor_parallel=config.tensor_parallel, sleeps=torch.cuda.is_available(),
+        *settings,
+        world=world,
+        tensor_parallel=config.tensor_parallel,
+        sleeps=torch.cuda.is_available(),
         routes=config.replay_routes,
-    )  # fmt: skip
+    )
 
 
 def _context_length(config: TrainConfig) -> dict[str, Any]:
@@ -49,7 +59,9 @@ def _context_length(config: TrainConfig) -> dict[str, Any]:
 
 
 def dtype_of_weights(engine: Engine) -> tuple[torch.dtype | None, str]:
-    """The dtype to which an engine rounds weights; if that cannot be known, None and a sentence that says why."""
+    """The dtype to which an engine rounds weights; if that cannot be known, None and a sentence
+    that says why.
+    """
     described = engine.describe()
     dtype, quantization = described.get("dtype"), described.get("quantization")
     if quantization:
@@ -58,4 +70,8 @@ def dtype_of_weights(engine: Engine) -> tuple[torch.dtype | None, str]:
         why = "The engine does not say in which dtype it holds its weights"
     else:
         return getattr(torch, str(dtype)), ""
-    return None, f"{why}, so log-probs cannot show whether it has the new ones: each weight sync is undecidable."
+    return (
+        None,
+        f"{why}, so log-probs cannot show whether it has the new ones: each weight sync is "
+        "undecidable.",
+    )

@@ -1,4 +1,6 @@
-"""One step of training as the trace records it: a table of its responses, and the metrics computed from it."""
+"""One step of training as the trace records it: a table of its responses, and the metrics
+computed from it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class Step:
     advantage_S: np.ndarray
     recomputed: list[ResponseScores] | None = None  # by the weights that sampled
     uses: list[Use] = field(default_factory=list)
-    sampled: dict[str, Any] | None = None  # of all sampled groups, if dynamic sampling replaced some
+    # Of all sampled groups, if dynamic sampling replaced some
+    sampled: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,22 +86,34 @@ def step_table(step: Step) -> pa.Table:
         "logp_rollout": [step.rollouts[row].logp_rollout_T for _, _, row in rows],
         "logp_trainer": [use.update.logp[place] for use, place, _ in rows],
         "entropy_trainer": [use.update.entropy[place] for use, place, _ in rows],
-        "reward": [None if np.isnan(step.reward_S[row]) else float(step.reward_S[row]) for _, _, row in rows],
-        "advantage": [np.where(_sampled_T(step.rollouts[row]), step.advantage_S[row], 0) for _, _, row in rows],
+        "reward": [
+            None if np.isnan(step.reward_S[row]) else float(step.reward_S[row])
+            for _, _, row in rows
+        ],
+        "advantage": [
+            np.where(_sampled_T(step.rollouts[row]), step.advantage_S[row], 0) for _, _, row in rows
+        ],
         "finish_reason": [step.rollouts[row].finish_reason for _, _, row in rows],
     }
     if step.recomputed is not None or any(equal):
         known = step.recomputed
         columns["logp_recomputed"] = [
-            use.update.logp[place] if same else None if known is None else _measured(step, row, known[row].logp_T)
+            use.update.logp[place]
+            if same
+            else None
+            if known is None
+            else _measured(step, row, known[row].logp_T)
             for (use, place, row), same in zip(rows, equal, strict=True)
         ]
     if any(use.update.logp_average is not None for use in step.uses):
         columns["logp_average"] = [
-            None if use.update.logp_average is None else _measured(step, row, use.update.logp_average[place])
+            None
+            if use.update.logp_average is None
+            else _measured(step, row, use.update.logp_average[place])
             for use, place, row in rows
         ]
-    if any(use.update.topk_logp[place] is not None for use, place, _ in rows):  # the algorithm needs the top K
+    # The algorithm needs the top K
+    if any(use.update.topk_logp[place] is not None for use, place, _ in rows):
         columns |= {
             "topk_ids": [step.rollouts[row].topk_ids_TK for _, _, row in rows],
             "topk_logp_rollout": [step.rollouts[row].topk_logp_rollout_TK for _, _, row in rows],
@@ -106,17 +121,26 @@ def step_table(step: Step) -> pa.Table:
         }
         if step.recomputed is not None:
             known_at = [scores.logp_at_topk_TK for scores in step.recomputed]
-            columns["topk_logp_recomputed"] = [_measured(step, row, known_at[row]) for _, _, row in rows]
+            columns["topk_logp_recomputed"] = [
+                _measured(step, row, known_at[row]) for _, _, row in rows
+            ]
     if any(found is not None for use in step.uses for found in use.update.routes):
         columns |= route_columns(
-            [use.update.routes[place] if same else None for (use, place, _), same in zip(rows, equal, strict=True)]
+            [
+                use.update.routes[place] if same else None
+                for (use, place, _), same in zip(rows, equal, strict=True)
+            ]
         )
     return rows_to_table(columns)
 
 
 def _sampled_T(rollout: Rollout) -> np.ndarray:
     """The loss mask, bool: which tokens the engine sampled."""
-    return np.ones(len(rollout.response_ids), dtype=bool) if rollout.sampled_T is None else rollout.sampled_T
+    return (
+        np.ones(len(rollout.response_ids), dtype=bool)
+        if rollout.sampled_T is None
+        else rollout.sampled_T
+    )
 
 
 def _measured(step: Step, row: int, values_T: np.ndarray | None) -> np.ndarray | None:
@@ -143,7 +167,8 @@ def mean_reward(reward_S: np.ndarray) -> float:
     judged_S = reward_S[~np.isnan(reward_S)]
     if not len(judged_S):
         raise MismatchError(
-            f"--reward graded none of {len(reward_S)} responses: it returned None for each. Return a number for some."
+            f"--reward graded none of {len(reward_S)} responses: it returned None for each. "
+            "Return a number for some."
         )
     return float(judged_S.mean())
 
@@ -160,8 +185,13 @@ def joined(parts: Sequence[Responses]) -> Responses:
     """The responses of all ranks, in their order."""
     if len(parts) == 1:
         return parts[0]
-    table = pa.concat_tables([part.table for part in parts if len(part.table)], promote_options="default")
-    columns = ([getattr(part, name) for part in parts] for name in ("reward_S", "length_S", "turns_S", "truncated_S"))
+    table = pa.concat_tables(
+        [part.table for part in parts if len(part.table)], promote_options="default"
+    )
+    columns = (
+        [getattr(part, name) for part in parts]
+        for name in ("reward_S", "length_S", "turns_S", "truncated_S")
+    )
     return Responses(table.combine_chunks(), *map(np.concatenate, columns))
 
 
@@ -174,10 +204,14 @@ def step_record(
 ) -> dict[str, Any]:
     """The line of metrics.jsonl, without times, from the accumulators that measure every trace.
 
-    `routers` are those of the trainer, as a manifest describes them. `framework` adds what that framework would show.
+    `routers` are those of the trainer, as a manifest describes them. `framework` adds what that
+    framework would show.
     """
     batch = table_to_batch(responses.table)
-    pairs, routing = {name: MismatchSummary(PAIRS[name]) for name in ("mismatch", "total")}, Routing()
+    pairs, routing = (
+        {name: MismatchSummary(PAIRS[name]) for name in ("mismatch", "total")},
+        Routing(),
+    )
     pairs["mismatch"].update(batch, routing)
     pairs["total"].update(batch)
     routing.update_responses(responses.table, batch.prompt_id_S)
@@ -203,7 +237,11 @@ def step_record(
         record["sampled"] = step.sampled
     if framework:
         record[AS] = {framework: dashboard(batch, framework)}
-    return record | _groups(responses.reward_S.reshape(-1, max(step.sample_index) + 1)) | _blocked(batch, algorithm)
+    return (
+        record
+        | _groups(responses.reward_S.reshape(-1, max(step.sample_index) + 1))
+        | _blocked(batch, algorithm)
+    )
 
 
 def _groups(reward_GS: np.ndarray) -> dict[str, float]:
@@ -213,7 +251,11 @@ def _groups(reward_GS: np.ndarray) -> dict[str, float]:
 
 
 def _pick(summary: MismatchSummary, estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
-    return of_step({key: found.value for key, found in estimates.items()}) if summary.exact.counts.tokens else {}
+    return (
+        of_step({key: found.value for key, found in estimates.items()})
+        if summary.exact.counts.tokens
+        else {}
+    )
 
 
 def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:

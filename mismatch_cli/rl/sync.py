@@ -1,4 +1,6 @@
-"""A weight sync that proves itself: the engine's tensors are read back, and its log μ must fit what it was sent."""
+"""A weight sync that proves itself: the engine's tensors are read back, and its log μ must fit
+what it was sent.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,12 +20,15 @@ from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.sharding import like, local, saved_state
 
 PROVEN, NEWER, UNDECIDABLE, UNCHECKED = "proven", "newer", "undecidable", "unchecked"
-_SAME = 1e-5  # largest mean |π − μ| of two float32 implementations, unless their tensors are known to be equal
-_BROKEN = 5.0  # × the gap at the last decision: more than rounding can cause while the policy barely moves
+# Largest mean |π − μ| of two float32 implementations, unless their tensors are known to be equal
+_SAME = 1e-5
+# × the gap at the last decision: more than rounding can cause while the policy barely moves
+_BROKEN = 5.0
 _LEAST, _MOST = 8, 16  # responses to score at the weights as sent
 
-# What checks may cost, as a share of all forward passes. A response costs about 1.25 of them to sample and 3 an epoch
-# to learn from. A check scores a few responses twice; copies of the weights, and reading them back, take as long again.
+# What checks may cost, as a share of all forward passes. A response costs about 1.25 of them to
+# sample and 3 an epoch to learn from. A check scores a few responses twice; copies of the weights,
+# and reading them back, take as long again.
 _SHARE = 0.015
 _SAMPLED, _LEARNT, _CHECKED = 1.25, 3.0, 4.0
 
@@ -37,17 +42,19 @@ def steps_between_checks(responses: int, epochs: int) -> int:
 class WeightSync:
     """Gives the engine the trainer's weights, and checks that it samples with them.
 
-    1. Every tensor of the engine is read back, and must equal what was sent, rounded to the engine's dtype: "proven".
-       A server's tensors, or packed ones, cannot be read.
-    2. In float32 on both sides the trainer scores the first minibatch at the weights that sampled it anyway, at every
-       step, and must agree.
-    3. In lower precision the engine never agrees exactly. There we test whether it fits the weights as sent better than
-       those of the last decision, as they were sent then: "newer", and "undecidable" if the steps since then were too
-       small to tell. Unrounded weights would not do: rounding swallows most of a small step.
+    1. Every tensor of the engine is read back, and must equal what was sent, rounded to the
+       engine's dtype: "proven". A server's tensors, or packed ones, cannot be read.
+    2. In float32 on both sides the trainer scores the first minibatch at the weights that sampled
+       it anyway, at every step, and must agree.
+    3. In lower precision the engine never agrees exactly. There we test whether it fits the weights
+       as sent better than those of the last decision, as they were sent then: "newer", and
+       "undecidable" if the steps since then were too small to tell. Unrounded weights would not do:
+       rounding swallows most of a small step.
 
-    1 and 3 are done at the first two steps, and then every `every` steps: "unchecked" in between. 3 takes copies of
-    the weights in the engine's dtype, and two forward passes over a few responses. Its first pass also measures what
-    rounding swallows: how far the engine, given the new weights, lags behind the trainer that learns.
+    1 and 3 are done at the first two steps, and then every `every` steps: "unchecked" in between. 3
+    takes copies of the weights in the engine's dtype, and two forward passes over a few responses.
+    Its first pass also measures what rounding swallows: how far the engine, given the new weights,
+    lags behind the trainer that learns.
     """
 
     def __init__(
@@ -63,10 +70,11 @@ class WeightSync:
         weights: Merged | None = None,
         world: World = ALONE,
     ) -> None:
-        """`dtype`: in which the engine holds the weights; None if that is not known, or if it quantises them.
+        """`dtype`: in which the engine holds the weights; None if that is not known, or if it
+        quantises them.
 
-        `reads`: whether the engine is an `OpenEngine`. `weights`: what the engine gets, if not the trainer's model
-        itself but a merged adapter.
+        `reads`: whether the engine is an `OpenEngine`. `weights`: what the engine gets, if not the
+        trainer's model itself but a merged adapter.
         """
         self._engine, self._trainer, self._model = engine, trainer, weights or trainer.model
         self._exact, self._token_budget, self._world = exact, token_budget, world
@@ -74,13 +82,16 @@ class WeightSync:
         self._as_sent: AsSent | None = None
         if dtype is not None and not exact:
             self._as_sent = AsSent(trainer.model, dtype, adapter=weights is not None)
-        # Without rounding and merging, the weights that score the first minibatch are those that the engine got.
+        # Without rounding and merging, the weights that score the first minibatch are those that
+        # the engine got.
         self._same = weights is None and dtype == trainer.dtype
         self._sent: list[torch.Tensor] | None = None  # a copy of the weights that sample next
         self._before: list[torch.Tensor] | None = None  # and of those of the last decision
         self._equal = False  # whether all tensors of the engine were read back
-        self._changed: tuple[int, int] | None = None  # weights that the last step changed in the engine, of all
-        self._logp_sent: list[np.ndarray] | None = None  # of the first responses, at the weights as sent
+        # Weights that the last step changed in the engine, of all
+        self._changed: tuple[int, int] | None = None
+        # Of the first responses, at the weights as sent
+        self._logp_sent: list[np.ndarray] | None = None
         self._logp_before: list[np.ndarray] | None = None  # and at those of the last decision
         self._gap = np.inf  # mean |π − μ| at the last decision; in float32, at the first step
 
@@ -98,7 +109,9 @@ class WeightSync:
             self._changed = self._as_sent.changed(before, self._sent)
 
     def look_back(self, step: int, samples: Sequence[Sample]) -> None:
-        """Before the first update of a step: score some of its first minibatch at the weights as sent, new and old."""
+        """Before the first update of a step: score some of its first minibatch at the weights as
+        sent, new and old.
+        """
         self._logp_sent = self._logp_before = None
         if self._as_sent is None or not self._due(step):
             return
@@ -109,14 +122,20 @@ class WeightSync:
         logp = dict(zip(needed, scores, strict=True))
         self._logp_sent, self._logp_before = logp.get("sent"), logp.get("before")
 
-    def prove(self, step: int, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]) -> dict[str, Any]:
-        """What the line of a step says: whether the engine sampled it with the weights that it was sent, and their lag.
+    def prove(
+        self, step: int, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]
+    ) -> dict[str, Any]:
+        """What the line of a step says: whether the engine sampled it with the weights that it was
+        sent, and their lag.
 
-        `logp_trainer`: of the first minibatch, before its update. A `MismatchError` if the engine had other weights.
-        Every rank checks its own engine's responses; the answer holds for all engines.
+        `logp_trainer`: of the first minibatch, before its update. A `MismatchError` if the engine
+        had other weights. Every rank checks its own engine's responses; the answer holds for all
+        engines.
         """
         logp_rollout = [s.rollout.of_sampled(s.rollout.logp_rollout_T) for s in samples]
-        logp_trainer = [s.rollout.of_sampled(logp_T) for s, logp_T in zip(samples, logp_trainer, strict=True)]
+        logp_trainer = [
+            s.rollout.of_sampled(logp_T) for s, logp_T in zip(samples, logp_trainer, strict=True)
+        ]
         if self._exact:
             return {"sync": self._prove_equal(logp_rollout, logp_trainer)}
         if not self._due(step):
@@ -131,11 +150,14 @@ class WeightSync:
             answer = prove_newer(logp_rollout, logp_sent, self._logp_before)
             if gap > max(_BROKEN * self._gap, _SAME):
                 raise MismatchError(
-                    f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to {gap:.2g}, which no "
-                    f"older weights explain. The engine has broken or incomplete weights. {_INSTEAD}"
+                    f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to "
+                    f"{gap:.2g}, which no older weights explain. The engine has broken or "
+                    f"incomplete weights. {_INSTEAD}"
                 )
         tokens = sum(map(len, logp_rollout))
-        told = self._world.gather((answer, gap, mean_gap(logp_trainer, logp_sent), tokens, self._changed))
+        told = self._world.gather(
+            (answer, gap, mean_gap(logp_trainer, logp_sent), tokens, self._changed)
+        )
         undecided = any(answer == UNDECIDABLE for answer, *_, count, _ in told if count)
         # The first check has nothing to compare with: it is where the comparison begins.
         if self._before is None or not undecided:
@@ -147,7 +169,9 @@ class WeightSync:
         return {"sync": PROVEN if self._equal else answer} | _rounding(told)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The weights of the last decision, by name: with `facts`, a resumed run repeats an unbroken one."""
+        """The weights of the last decision, by name: with `facts`, a resumed run repeats an
+        unbroken one.
+        """
         return {} if self._before is None else self._named(self._before)
 
     def facts(self) -> dict[str, Any]:
@@ -158,10 +182,13 @@ class WeightSync:
             "changed": self._changed,
         }
 
-    def restore(self, facts: dict[str, Any], load: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    def restore(
+        self, facts: dict[str, Any], load: Callable[[dict[str, torch.Tensor]], None]
+    ) -> None:
         """Continue from `facts()`; `load` fills tensors of these names."""
         self._gap, self._before = facts["gap"], None
-        self._equal, self._changed = facts.get("equal", False), facts.get("changed")  # absent in older checkpoints
+        # Absent in older checkpoints
+        self._equal, self._changed = facts.get("equal", False), facts.get("changed")
         if facts["before"] and self._as_sent is not None:
             named = self._named(self._as_sent.empty())
             load(named)
@@ -172,11 +199,15 @@ class WeightSync:
 
     def _scored(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         few = samples[: _few(len(samples))]
-        scores = self._trainer.score([ScoreRequest.of(s.rollout) for s in few], token_budget=self._token_budget)
+        scores = self._trainer.score(
+            [ScoreRequest.of(s.rollout) for s in few], token_budget=self._token_budget
+        )
         return [s.rollout.of_sampled(score.logp_T) for s, score in zip(few, scores, strict=True)]
 
     def _read_back(self) -> bool:
-        """Whether every tensor of the engine could be read; a `MismatchError` if one is not what was sent."""
+        """Whether every tensor of the engine could be read; a `MismatchError` if one is not what
+        was sent.
+        """
         state, readable, differ, total = saved_state(self._model), True, [], 0
         engine: OpenEngine = self._engine  # type: ignore[assignment]
         for name, tensor in engine.weights():
@@ -188,12 +219,14 @@ class WeightSync:
                 differ.append(name)
         if differ:
             raise MismatchError(
-                f"The weight sync failed: {len(differ)} of {total} tensors in the engine are not what it was sent, "
-                f"such as {differ[0]}. {_INSTEAD}"
+                f"The weight sync failed: {len(differ)} of {total} tensors in the engine are not "
+                f"what it was sent, such as {differ[0]}. {_INSTEAD}"
             )
         return readable and total > 0
 
-    def _prove_equal(self, logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]) -> str:
+    def _prove_equal(
+        self, logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]
+    ) -> str:
         """In float32 on both sides: the gap of equal tensors is the two implementations' own."""
         if not logp_rollout:
             return UNDECIDABLE
@@ -202,11 +235,21 @@ class WeightSync:
         return prove_equal(logp_rollout, logp_trainer, self._gap if self._gap < np.inf else 0.0)
 
     def _named(self, parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        trained = ((name, weight) for name, weight in self._trainer.model.named_parameters() if weight.requires_grad)
-        return {f"before.{name}": like(weight, part) for (name, weight), part in zip(trained, parts, strict=True)}
+        trained = (
+            (name, weight)
+            for name, weight in self._trainer.model.named_parameters()
+            if weight.requires_grad
+        )
+        return {
+            f"before.{name}": like(weight, part)
+            for (name, weight), part in zip(trained, parts, strict=True)
+        }
 
 
-_INSTEAD = "Everything learned from its samples would be meaningless: try another --engine, or another version of it."
+_INSTEAD = (
+    "Everything learned from its samples would be meaningless: try another --engine, or another "
+    "version of it."
+)
 
 
 def _few(responses: int) -> int:
@@ -214,7 +257,9 @@ def _few(responses: int) -> int:
     return min(_MOST, max(_LEAST, responses // 4))
 
 
-def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray], noise: float = 0.0) -> str:
+def prove_equal(
+    logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray], noise: float = 0.0
+) -> str:
     """In float32 on both sides log μ must equal log π: a `MismatchError` if it does not.
 
     `noise`: mean |π − μ| of the two with equal tensors, if it is known.
@@ -223,8 +268,9 @@ def prove_equal(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.nd
     most = max(_SAME, _BROKEN * noise)
     if not gap <= most:  # false for NaN too
         raise MismatchError(
-            f"The weight sync failed: the engine's probabilities differ by {gap:.2g} on average from the trainer's, "
-            f"and in float32 they should agree to {most:.2g}. The engine has old or broken weights. {_INSTEAD}"
+            f"The weight sync failed: the engine's probabilities differ by {gap:.2g} on average "
+            f"from the trainer's, and in float32 they should agree to {most:.2g}. The engine has "
+            f"old or broken weights. {_INSTEAD}"
         )
     return PROVEN
 
@@ -244,8 +290,12 @@ def _mean(gaps: Sequence[tuple[float, int]]) -> float:
     return sum(gap * tokens for gap, tokens in gaps) / max(sum(tokens for _, tokens in gaps), 1)
 
 
-def _rounding(told: Sequence[tuple[str, float, float, int, tuple[int, int] | None]]) -> dict[str, Any]:
-    """What rounding to the engine's dtype swallows, over all ranks; without a step before, only the lag."""
+def _rounding(
+    told: Sequence[tuple[str, float, float, int, tuple[int, int] | None]],
+) -> dict[str, Any]:
+    """What rounding to the engine's dtype swallows, over all ranks; without a step before, only
+    the lag.
+    """
     lag = _mean([(lag, tokens) for _, _, lag, tokens, _ in told])
     changes = [changed for *_, changed in told if changed is not None]
     total = sum(total for _, total in changes)
@@ -254,20 +304,25 @@ def _rounding(told: Sequence[tuple[str, float, float, int, tuple[int, int] | Non
 
 
 def prove_newer(
-    logp_rollout: Sequence[np.ndarray], logp_new: Sequence[np.ndarray], logp_old: Sequence[np.ndarray]
+    logp_rollout: Sequence[np.ndarray],
+    logp_new: Sequence[np.ndarray],
+    logp_old: Sequence[np.ndarray],
 ) -> str:
     """In lower precision: whether the engine fits the new weights better than older ones.
 
-    A paired test over the mean |π − μ| of each response; the two means must also differ by a share of the smaller one.
-    "undecidable" if the steps between were too small to tell; a `MismatchError` if the old weights fit better.
+    A paired test over the mean |π − μ| of each response; the two means must also differ by a share
+    of the smaller one. "undecidable" if the steps between were too small to tell; a `MismatchError`
+    if the old weights fit better.
     """
     fit = paired_test(logp_rollout, logp_new, logp_old)
     if np.isnan(fit.first + fit.second):
-        raise MismatchError(f"The weight sync failed: the engine or the trainer returns NaN. {_INSTEAD}")
+        raise MismatchError(
+            f"The weight sync failed: the engine or the trainer returns NaN. {_INSTEAD}"
+        )
     if not fit.second_fits:
         return NEWER if fit.first_fits else UNDECIDABLE
     raise MismatchError(
-        "The weight sync failed: the engine's probabilities fit the weights of an earlier step better than the new "
-        f"ones (mean |π − μ| is {fit.second:.2g} and {fit.first:.2g}, "
+        "The weight sync failed: the engine's probabilities fit the weights of an earlier step "
+        f"better than the new ones (mean |π − μ| is {fit.second:.2g} and {fit.first:.2g}, "
         f"{-fit.deviations:.0f} standard errors apart). {_INSTEAD}"
     )

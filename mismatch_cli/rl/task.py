@@ -1,4 +1,5 @@
-"""The problems of a training run: which ones a step samples, how they are encoded, and who grades the answers.
+"""The problems of a training run: which ones a step samples, how they are encoded, and who grades
+the answers.
 
 Also the checks of a run's settings, made before a model loads, a run begins or a file is written.
 """
@@ -44,9 +45,11 @@ class Posed:
 
 
 def evaluation_sets(config: TrainConfig) -> dict[str, tuple[str, str]]:
-    """The location and split of each evaluation set, by the name of its accuracy; empty for the training problems.
+    """The location and split of each evaluation set, by the name of its accuracy; empty for the
+    training problems.
 
-    A set is named after its file, or the last part of its name on the hub; a second one of that name gets a number.
+    A set is named after its file, or the last part of its name on the hub; a second one of that
+    name gets a number.
     """
     listed = config.eval_dataset
     is_one = Path(listed).expanduser().is_file()  # a file may have commas in its name
@@ -75,9 +78,14 @@ def _name_of(location: str) -> str:
 def _load(config: TrainConfig, location: str, split: str, limit: int) -> tuple[list[Problem], int]:
     """The problems that can be graded, and the number of all."""
     source = PromptSource(
-        location, config.prompt_field or None, config.answer_field or None, split, limit=limit or None,
-        columns=bool(config.reward), unique=config.unique_problems,
-    )  # fmt: skip
+        location,
+        config.prompt_field or None,
+        config.answer_field or None,
+        split,
+        limit=limit or None,
+        columns=bool(config.reward),
+        unique=config.unique_problems,
+    )
     found = load_problems(source)
     check_prompts(found, config.prompt_template)
     return gradable(found, config.reward or config.environment, location), len(found)
@@ -91,20 +99,23 @@ def _by_seed(first: int, stop: int) -> list[Problem]:
 def _check_number(config: TrainConfig, problems: int) -> None:
     if config.prompts_per_step > problems:
         raise UsageError(
-            f"prompts_per_step = {config.prompts_per_step} is more than the {problems} problems available. "
-            f"Use --prompts-per-step {problems}, or add problems."
+            f"prompts_per_step = {config.prompts_per_step} is more than the {problems} problems "
+            f"available. Use --prompts-per-step {problems}, or add problems."
         )
     if config.dynamic_sampling and 2 * config.prompts_per_step > problems:
         raise UsageError(
-            f"dynamic_sampling replaces problems of a step by others, and a step has {config.prompts_per_step} of only "
-            f"{problems}. Use --prompts-per-step {max(1, problems // 2)} or less, or add problems."
+            "dynamic_sampling replaces problems of a step by others, and a step has "
+            f"{config.prompts_per_step} of only {problems}. Use --prompts-per-step "
+            f"{max(1, problems // 2)} or less, or add problems."
         )
 
 
 def _grader(config: TrainConfig, tokenizer: Any) -> Grader | Environments:
     """What assigns the reward of a response."""
     if config.environment:
-        return Environments(config.environment, config.environment_seconds, config.environment_processes)
+        return Environments(
+            config.environment, config.environment_seconds, config.environment_processes
+        )
     return Grader(
         tokenizer.decode,
         reward=config.reward,
@@ -116,7 +127,8 @@ def _grader(config: TrainConfig, tokenizer: Any) -> Grader | Environments:
 
 
 class Task:
-    """Problems with answers; seed and step alone decide a step's problems, each at most once per epoch.
+    """Problems with answers; seed and step alone decide a step's problems, each at most once per
+    epoch.
 
     The constructor checks the data; `pose` needs the engine's context length.
     """
@@ -129,11 +141,15 @@ class Task:
         self.grader = _grader(config, tokenizer)
         trained, total = config.episodes, config.episodes + config.eval_episodes
         self.problems = (
-            _by_seed(0, trained) if trained else self._loaded(config.dataset, config.split, config.num_problems)
+            _by_seed(0, trained)
+            if trained
+            else self._loaded(config.dataset, config.split, config.num_problems)
         )
         _check_number(config, len(self.problems))
         sets = evaluation_sets(config)
-        self._evaluated = {name: (place, self._loaded(place, split, 0)) for name, (place, split) in sets.items()}
+        self._evaluated = {
+            name: (place, self._loaded(place, split, 0)) for name, (place, split) in sets.items()
+        }
         if config.eval_episodes:
             self._evaluated = {_EPISODES: ("", _by_seed(trained, total))}
         if config.reward or config.environment:
@@ -143,11 +159,13 @@ class Task:
         problems, total = _load(self._config, location, split, limit)
         if len(problems) < total:
             without = total - len(problems)
-            self.left_out.append(f"{location}: skipping {without} of {total} problems that have no answer.")
+            self.left_out.append(
+                f"{location}: skipping {without} of {total} problems that have no answer."
+            )
         if self._config.unique_problems and (unclear := answered_differently(problems)):
             self.left_out.append(
-                f"{location}: {unclear} of {len(problems)} problems appear with more than one answer. "
-                "They are kept, though at most one of the answers can be right."
+                f"{location}: {unclear} of {len(problems)} problems appear with more than one "
+                "answer. They are kept, though at most one of the answers can be right."
             )
         return problems
 
@@ -155,7 +173,10 @@ class Task:
         """Encode the problems as token ids; one whose prompt fills the context is left out."""
         self.posed = self._encode(self.problems, self._config.dataset, max_model_len)
         _check_number(self._config, len(self.posed))
-        posed = {name: self._encode(found, place, max_model_len) for name, (place, found) in self._evaluated.items()}
+        posed = {
+            name: self._encode(found, place, max_model_len)
+            for name, (place, found) in self._evaluated.items()
+        }
         name = _EPISODES if self._config.episodes else _name_of(self._config.dataset)
         self.evaluation = posed or {name: self.posed}
 
@@ -164,14 +185,17 @@ class Task:
         if config.environment:  # it makes their prompts itself, when an episode begins
             return [Posed(problem, []) for problem in problems]
         encoded = encode_prompts(
-            problems, self._tokenizer, template=config.prompt_template, max_model_len=max_model_len,
+            problems,
+            self._tokenizer,
+            template=config.prompt_template,
+            max_model_len=max_model_len,
             max_prompt=config.max_prompt_tokens,
-        )  # fmt: skip
+        )
         if encoded.skipped:
             number, first = len(encoded.skipped), encoded.skipped[0]
             self.left_out.append(
-                f"{location}: skipping {number} of {len(problems)} problems, the first (row {first['prompt_id']}) "
-                f"because {first['reason']}."
+                f"{location}: skipping {number} of {len(problems)} problems, the first (row "
+                f"{first['prompt_id']}) because {first['reason']}."
             )
         return [Posed(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)]
 
@@ -185,7 +209,9 @@ class Task:
             yield others[batch * number : (batch + 1) * number]
 
     def of_step(self, step: int) -> list[Posed]:
-        """The problems of a step (steps count from 1); the remainder at the end of an epoch is dropped."""
+        """The problems of a step (steps count from 1); the remainder at the end of an epoch is
+        dropped.
+        """
         per_epoch = len(self.posed) // self._config.prompts_per_step
         epoch, place = divmod(step - 1, per_epoch)
         order = list(range(len(self.posed)))
@@ -195,20 +221,22 @@ class Task:
 
 
 def check_runs(configs: Sequence[TrainConfig]) -> None:
-    """Check every run's names, thresholds and files; a `MismatchError` or `UsageError` for the first bad one.
+    """Check every run's names, thresholds and files; a `MismatchError` or `UsageError` for the
+    first bad one.
 
-    What only the hub knows (a model or data set by its name there) is checked when the first run loads it.
+    What only the hub knows (a model or data set by its name there) is checked when the first run
+    loads it.
     """
     first = configs[0]  # runs of one command differ in algorithm and seed
     if not engine_module(first.engine).TAKES_WEIGHTS:
         raise UsageError(
-            f"Training sends new weights to the engine after every step, and {first.engine} cannot load any. "
-            "Use --engine vllm, hf or server."
+            f"Training sends new weights to the engine after every step, and {first.engine} "
+            "cannot load any. Use --engine vllm, hf or server."
         )
     if bool(first.engine_url) != engine_module(first.engine).REMOTE:
         raise UsageError(
-            "--engine server and --engine-url belong together. Give the URLs of vLLM servers that were started with "
-            "VLLM_SERVER_DEV_MODE=1, which makes them accept new weights."
+            "--engine server and --engine-url belong together. Give the URLs of vLLM servers "
+            "that were started with VLLM_SERVER_DEV_MODE=1, which makes them accept new weights."
         )
     if first.replay_routes:
         check_returns_routes(first.engine)
@@ -224,7 +252,8 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     for location, split in evaluation_sets(first).values():
         if is_local(location):
             _load(first, location, split, 0)
-    for spec in dict.fromkeys(config.algorithm for config in configs):  # imports numpy, and for a user's mask torch
+    # Imports numpy, and for a user's mask torch
+    for spec in dict.fromkeys(config.algorithm for config in configs):
         _check_algorithm(spec, first)
     check_reward(first.reward, first.reward_seconds)
     check_environment(first.environment)
@@ -235,56 +264,76 @@ _OF_TURNS = ("max_turns", "turn_tokens", "environment_seconds", "environment_pro
 
 def _check_turns(config: TrainConfig) -> None:
     """Check what an environment needs, and what needs an environment."""
-    unused = (known for known in fields(config) if known.name in _OF_TURNS and not config.environment)
+    unused = (
+        known for known in fields(config) if known.name in _OF_TURNS and not config.environment
+    )
     for known in unused:
         if getattr(config, known.name) != default_of(known):
             raise UsageError(
-                f"{flag_of(known)} needs --environment FILE.py:NAME. Add that, or leave {flag_of(known)} out."
+                f"{flag_of(known)} needs --environment FILE.py:NAME. Add that, or leave "
+                f"{flag_of(known)} out."
             )
     if config.environment and config.reward:
-        raise UsageError("--environment assigns the rewards itself. Leave out --reward or --environment.")
+        raise UsageError(
+            "--environment assigns the rewards itself. Leave out --reward or --environment."
+        )
     if config.environment and config.prompt_template not in ("chat", "raw"):
         raise UsageError(
-            f"--prompt-template {config.prompt_template} asks for one answer. With --environment use chat or raw."
+            f"--prompt-template {config.prompt_template} asks for one answer. With --environment "
+            "use chat or raw."
         )
     if (config.episodes or config.eval_episodes) and not config.environment:
-        raise UsageError("--episodes and --eval-episodes need an environment. Add --environment FILE.py:NAME.")
+        raise UsageError(
+            "--episodes and --eval-episodes need an environment. Add --environment FILE.py:NAME."
+        )
     if config.eval_episodes and not config.episodes:
         raise UsageError("--eval-episodes needs --episodes. Give both, or an --eval-dataset.")
     if config.eval_episodes and config.eval_dataset:
-        raise UsageError("--eval-episodes and --eval-dataset both set what to evaluate on. Leave one out.")
+        raise UsageError(
+            "--eval-episodes and --eval-dataset both set what to evaluate on. Leave one out."
+        )
 
 
 def check_ranks(config: TrainConfig, ranks: int) -> None:
     """A `UsageError` for a number of ranks that cannot share a step, an engine or a model."""
     if ranks > config.prompts_per_step:
         raise UsageError(
-            f"{ranks} ranks cannot share {config.prompts_per_step} problems per step: the responses to a problem "
-            "stay together. Use fewer ranks, or a higher --prompts-per-step."
+            f"{ranks} ranks cannot share {config.prompts_per_step} problems per step: the "
+            "responses to a problem stay together. Use fewer ranks, or a higher "
+            "--prompts-per-step."
         )
     if ranks % config.tensor_parallel:
         raise UsageError(
-            f"{ranks} ranks cannot form engines of {config.tensor_parallel}. Use a --tensor-parallel that divides "
-            "the number of ranks."
+            f"{ranks} ranks cannot form engines of {config.tensor_parallel}. Use a "
+            "--tensor-parallel that divides the number of ranks."
         )
     if config.cpu_offload and ranks == 1:
-        raise UsageError("--cpu-offload needs a model that is spread over ranks. Add --nproc 2 or more.")
+        raise UsageError(
+            "--cpu-offload needs a model that is spread over ranks. Add --nproc 2 or more."
+        )
 
 
 def _check_algorithm(spec: str, config: TrainConfig) -> None:
-    """Check the algorithm, and what it needs: a vocabulary of top-k size, a weight average, complete groups."""
+    """Check the algorithm, and what it needs: a vocabulary of top-k size, a weight average,
+    complete groups.
+    """
     from mismatch_cli.algorithms.parse import find
 
     algorithm, tokens = find(spec, training=True), known_vocabulary(config.model)
     k = algorithm.needs_top_k
     if tokens is not None and k > tokens:
         raise UsageError(
-            f"{spec} needs the top {k:,} log-probs, but {config.model} has only {tokens:,} tokens. Choose a lower k."
+            f"{spec} needs the top {k:,} log-probs, but {config.model} has only {tokens:,} "
+            "tokens. Choose a lower k."
         )
     if algorithm.needs_average and not config.average_decay:
-        raise UsageError(f"{spec} needs a moving average of the weights. Set its decay, such as --average-decay 0.9")
+        raise UsageError(
+            f"{spec} needs a moving average of the weights. Set its decay, such as "
+            "--average-decay 0.9"
+        )
     if algorithm.looks_at_groups and config.minibatches > config.prompts_per_step:
         raise UsageError(
-            f"{spec} needs all samples of a problem together, and {config.prompts_per_step} problems per step cannot "
-            f"fill {config.minibatches} minibatches. Use fewer --minibatches, or a higher --prompts-per-step."
+            f"{spec} needs all samples of a problem together, and {config.prompts_per_step} "
+            f"problems per step cannot fill {config.minibatches} minibatches. Use fewer "
+            "--minibatches, or a higher --prompts-per-step."
         )

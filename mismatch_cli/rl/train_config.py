@@ -1,4 +1,6 @@
-"""The configuration of a training run, as one flat object: a preset file, changed by flags, saved with the run."""
+"""The configuration of a training run, as one flat object: a preset file, changed by flags,
+saved with the run.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -34,21 +36,43 @@ FILE_NAME = "config.toml"
 AGGREGATIONS = ("sequence-sum", "sequence-mean", "token-mean")
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
 
-of_problems, of_evaluation, of_turns, of_algorithm, of_steps, of_optimiser, of_lora, of_compute, of_files = (
+(
+    of_problems,
+    of_evaluation,
+    of_turns,
+    of_algorithm,
+    of_steps,
+    of_optimiser,
+    of_lora,
+    of_compute,
+    of_files,
+) = (
     partial(setting, panel=title)
     for title in (
-        "Model and problems", "Evaluation", "Several turns", "Algorithm", "Steps", "Optimiser", "LoRA",
-        "Engine and trainer", "Records",
+        "Model and problems",
+        "Evaluation",
+        "Several turns",
+        "Algorithm",
+        "Steps",
+        "Optimiser",
+        "LoRA",
+        "Engine and trainer",
+        "Records",
     )
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Every field is a key of a preset file and a flag of `train`; the defaults are those of the sanity test."""
+    """Every field is a key of a preset file and a flag of `train`; the defaults are those of the
+    sanity test.
+    """
 
     model: str = of_problems(
-        lambda: str(bundled("model")), "Model folder or hub name.", metavar="MODEL", show_default="the bundled model"
+        lambda: str(bundled("model")),
+        "Model folder or hub name.",
+        metavar="MODEL",
+        show_default="the bundled model",
     )
     dataset: str = of_problems(
         lambda: str(bundled("perfectible.jsonl")),
@@ -62,7 +86,10 @@ class TrainConfig:
     num_problems: int = of_problems(0, "Use only the first N problems; 0 for all.", least=0)
     unique_problems: bool = of_problems(False, "Drop duplicate problems: same prompt, same answer.")
     max_prompt_tokens: int = of_problems(
-        0, "Drop problems with a longer prompt, in tokens; 0 to drop only those that fill the context.", least=0
+        0,
+        "Drop problems with a longer prompt, in tokens; 0 to drop only those that fill the "
+        "context.",
+        least=0,
     )
     eval_dataset: str = of_evaluation(
         "",
@@ -71,7 +98,9 @@ class TrainConfig:
         show_default="the training problems",
     )
     eval_split: str = of_evaluation(
-        "test", "Split of these data sets on the hub: one for all, or one each, separated by commas.", metavar="NAME"
+        "test",
+        "Split of these data sets on the hub: one for all, or one each, separated by commas.",
+        metavar="NAME",
     )
     prompt_template: str = of_problems("chat", TEMPLATE_HELP, choices=("template", TEMPLATES))
     reward: str = of_problems(
@@ -85,19 +114,27 @@ class TrainConfig:
     answer_format: str = of_problems("auto", FORMAT_HELP, choices=("answer format", FORMATS))
     environment: str = of_turns(
         "",
-        "An environment that replies to the model and assigns the reward: a class with reset and step.",
+        "An environment that replies to the model and assigns the reward: a class with reset and "
+        "step.",
         metavar="FILE.py:NAME",
         typed=True,
         show_default="a single turn, graded by --reward",
     )
     episodes: int = of_turns(
-        0, "Number of problems that the environment generates itself, one per seed; 0 to use --dataset.", least=0
+        0,
+        "Number of problems that the environment generates itself, one per seed; 0 to use "
+        "--dataset.",
+        least=0,
     )
     eval_episodes: int = of_turns(
-        0, "More generated problems, to evaluate on; 0 for --eval-dataset or the training problems.", least=0
+        0,
+        "More generated problems, to evaluate on; 0 for --eval-dataset or the training problems.",
+        least=0,
     )
     max_turns: int = of_turns(10, "Maximum turns of the model per episode.", least=1)
-    turn_tokens: int = of_turns(0, "Maximum tokens per turn; 0 for whatever --max-tokens leaves.", least=0)
+    turn_tokens: int = of_turns(
+        0, "Maximum tokens per turn; 0 for whatever --max-tokens leaves.", least=0
+    )
     environment_seconds: float = of_turns(
         30.0, "Time limit in seconds for each reset or step of the environment.", **ABOVE_0
     )
@@ -109,27 +146,35 @@ class TrainConfig:
     )
     aggregation: str = of_algorithm(
         "sequence-sum",
-        "How token losses add up to the batch loss; sequence-sum divides by the longest allowed response.",
+        "How token losses add up to the batch loss; sequence-sum divides by the longest allowed "
+        "response.",
         choices=("aggregation", AGGREGATIONS),
     )
     recompute: bool = of_algorithm(
-        False, "Score every batch at the weights that sampled it, even if the algorithm does not need that."
+        False,
+        "Score every batch at the weights that sampled it, even if the algorithm does not need "
+        "that.",
     )
     average_decay: float = of_algorithm(
-        0.0, "β of the moving average of the weights, ppo-ewma's proximal policy; 0 for none.", **BELOW_1
+        0.0,
+        "β of the moving average of the weights, ppo-ewma's proximal policy; 0 for none.",
+        **BELOW_1,
     )
     seed: int = of_steps(0, "Seed for sampling and shuffling.")
     steps: int = of_steps(100, "Training steps (policy iterations).", least=1)
     prompts_per_step: int = of_steps(64, "Problems sampled per step.", least=1)
     samples_per_prompt: int = of_steps(
-        8, "Responses per problem; each group has its own advantages.", least=2,
+        8,
+        "Responses per problem; each group has its own advantages.",
+        least=2,
         why=": a group of one response has no advantage",
-    )  # fmt: skip
+    )
     minibatches: int = of_steps(4, "Optimiser steps per epoch on the responses of a step.", least=1)
     epochs: int = of_steps(1, "Passes over the responses of each step.", least=1)
     dynamic_sampling: int = of_steps(
         0,
-        "Replace groups whose rewards are all equal: sample up to N × --prompts-per-step other problems; 0 for none.",
+        "Replace groups whose rewards are all equal: sample up to N × --prompts-per-step other "
+        "problems; 0 for none.",
         least=0,
     )
     max_tokens: int = of_steps(1024, "Maximum response length, in tokens.", least=1)
@@ -144,21 +189,32 @@ class TrainConfig:
     weight_decay: float = of_optimiser(0.0, "Weight decay of AdamW.", **FROM_0)
     max_grad_norm: float = of_optimiser(1.0, "Clip gradients to this norm.", **ABOVE_0)
     lora: bool = of_lora(
-        False, "Train a LoRA adapter: the base weights stay frozen, and the engine gets the merged weights."
+        False,
+        "Train a LoRA adapter: the base weights stay frozen, and the engine gets the merged "
+        "weights.",
     )
     lora_rank: int = of_lora(32, "Rank of the adapter.", least=1)
-    lora_alpha: float = of_lora(64.0, "The adapter's product B A is scaled by alpha / rank.", **ABOVE_0)
+    lora_alpha: float = of_lora(
+        64.0, "The adapter's product B A is scaled by alpha / rank.", **ABOVE_0
+    )
     lora_targets: str = of_lora(
         "all-linear",
         "Modules or expert parameters to adapt, such as q_proj,gate_up_proj; never the LM head.",
         metavar="NAMES",
     )
     engine: str = of_compute(
-        "vllm", "Rollout engine: vLLM, Hugging Face, or vLLM servers.", choices=("engine", engine_names)
+        "vllm",
+        "Rollout engine: vLLM, Hugging Face, or vLLM servers.",
+        choices=("engine", engine_names),
     )
-    engine_url: str = of_compute("", "vLLM servers, separated by commas.", metavar="URL,URL", typed=True)
+    engine_url: str = of_compute(
+        "", "vLLM servers, separated by commas.", metavar="URL,URL", typed=True
+    )
     served_model: str = of_compute(
-        "", "The model's name on the servers.", metavar="NAME", show_default="the one loaded from --model"
+        "",
+        "The model's name on the servers.",
+        metavar="NAME",
+        show_default="the one loaded from --model",
     )
     weight_transfer: str = of_compute(
         "folder",
@@ -166,10 +222,15 @@ class TrainConfig:
         choices=("weight transfer", TRANSFERS),
     )
     weights_folder: str = of_compute(
-        "", "Folder for new weights that the servers can read.", metavar="DIR", show_default="weights/ in the run"
+        "",
+        "Folder for new weights that the servers can read.",
+        metavar="DIR",
+        show_default="weights/ in the run",
     )
     trainer_dtype: str = of_compute(
-        "bfloat16", "Dtype the trainer computes in; AdamW keeps a float32 copy of the weights.", **_DTYPE
+        "bfloat16",
+        "Dtype the trainer computes in; AdamW keeps a float32 copy of the weights.",
+        **_DTYPE,
     )
     rollout_dtype: str = of_compute("bfloat16", "Dtype of the engine.", **_DTYPE)
     kv_cache_dtype: str = of_compute(
@@ -178,16 +239,23 @@ class TrainConfig:
         metavar="DTYPE",
         completes=KV_CACHE_DTYPES,
     )
-    engine_memory: float = of_compute(0.4, "Share of GPU memory for vLLM; the trainer needs the rest.", **SHARE)
+    engine_memory: float = of_compute(
+        0.4, "Share of GPU memory for vLLM; the trainer needs the rest.", **SHARE
+    )
     tensor_parallel: int = of_compute(1, "Ranks that share one vLLM engine.", least=1)
     attn: str = of_compute(
-        "", "Attention implementation of the trainer, such as sdpa, eager or flash_attention_2.", metavar="NAME",
-        show_default="one that the model supports", completes=attention.USUAL,
-    )  # fmt: skip
+        "",
+        "Attention implementation of the trainer, such as sdpa, eager or flash_attention_2.",
+        metavar="NAME",
+        show_default="one that the model supports",
+        completes=attention.USUAL,
+    )
     replay_routes: bool = of_compute(
         False, "Mixture of experts: route each token to the experts that the engine chose (R3)."
     )
-    token_budget: int = of_compute(8192, "Tokens per micro-batch of the trainer, padding included.", least=1)
+    token_budget: int = of_compute(
+        8192, "Tokens per micro-batch of the trainer, padding included.", least=1
+    )
     gradient_checkpointing: bool = of_compute(
         False, "Recompute activations in the backward pass: less memory, a third more time."
     )
@@ -196,13 +264,19 @@ class TrainConfig:
     )
     threads: int = of_compute(0, "CPU threads for torch; 0 to choose by model size.", least=0)
     eval_every: int = of_evaluation(
-        0, "Steps between evaluations, the first before training; 0 to evaluate only at the end.", least=0
+        0,
+        "Steps between evaluations, the first before training; 0 to evaluate only at the end.",
+        least=0,
     )
-    eval_samples: int = of_evaluation(4, "Responses per problem in an evaluation: the k of avg@k.", least=1)
+    eval_samples: int = of_evaluation(
+        4, "Responses per problem in an evaluation: the k of avg@k.", least=1
+    )
     eval_temperature: float = of_evaluation(
         0.0, "Sampling temperature of evaluations; 0 for the training temperature.", **FROM_0
     )
-    eval_top_p: float = of_evaluation(1.0, "Nucleus sampling (top-p) of evaluations; 1 turns it off.", **UP_TO_1)
+    eval_top_p: float = of_evaluation(
+        1.0, "Nucleus sampling (top-p) of evaluations; 1 turns it off.", **UP_TO_1
+    )
     trace_every: int = of_files(0, "Steps between traces for `clipstats`; 0 for none.", least=0)
     checkpoint_every: int = of_files(50, "Steps between checkpoints.", least=1)
 
@@ -210,7 +284,8 @@ class TrainConfig:
         check(self, typed=False)
         if self.minibatches > (responses := self.prompts_per_step * self.samples_per_prompt):
             raise UsageError(
-                f"{self.minibatches} minibatches are more than the responses per step. Use at most {responses}."
+                f"{self.minibatches} minibatches are more than the responses per step. Use at "
+                f"most {responses}."
             )
 
     def to_toml(self) -> str:
@@ -224,14 +299,21 @@ def presets() -> list[str]:
 
 
 def shown_defaults(preset: str) -> dict[str, str]:
-    """The value of each setting in a preset as `--help` shows it: in words where the setting has some."""
-    values, words = vars(load_config(preset, {})), {known.name: known.metadata for known in fields(TrainConfig)}
+    """The value of each setting in a preset as `--help` shows it: in words where the setting has
+    some.
+    """
+    values, words = (
+        vars(load_config(preset, {})),
+        {known.name: known.metadata for known in fields(TrainConfig)},
+    )
     shown = {name: words[name].get("show_default", value) for name, value in values.items()}
     return {name: str(value) for name, value in shown.items() if value is not False}
 
 
 def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:
-    """A preset (by name or path) with changes on top; a `UsageError` for unknown names and types."""
+    """A preset (by name or path) with changes on top; a `UsageError` for unknown names and
+    types.
+    """
     path = _PRESETS / f"{preset}.toml"
     if preset.endswith(".toml"):
         path = Path(preset)
@@ -248,12 +330,14 @@ def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:
 
 def _check_typed(content: Mapping[str, Any], changes: Mapping[str, Any], path: Path) -> None:
     """A `UsageError` for what only the command line may set, if the file of a preset sets it."""
-    reserved = [known for known in fields(TrainConfig) if is_typed_only(known, content.get(known.name))]
+    reserved = [
+        known for known in fields(TrainConfig) if is_typed_only(known, content.get(known.name))
+    ]
     for known in (known for known in reserved if known.name not in changes):
         typed = quoted(flag_of(known), str(content[known.name]))
         raise UsageError(
-            f"{path}: {known.name} can start code or send keys to a host, so a file may not set it. "
-            f"If you trust it, add: {typed}"
+            f"{path}: {known.name} can start code or send keys to a host, so a file may not set "
+            f"it. If you trust it, add: {typed}"
         )
 
 
@@ -277,7 +361,9 @@ def _checked(content: dict[str, Any], path: Path) -> dict[str, Any]:
             kind = {"int": "a whole number", "float": "a number", "bool": "true or false"}.get(
                 types[name].__name__, "text"
             )
-            raise UsageError(f"{path}: {name} = {value!r} must be {kind}. See: mismatch-cli train --show-config")
+            raise UsageError(
+                f"{path}: {name} = {value!r} must be {kind}. See: mismatch-cli train --show-config"
+            )
     return content
 
 

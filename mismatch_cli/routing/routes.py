@@ -1,8 +1,9 @@
-"""Routes in a trace's form, and where the trainer's routers choose different experts from the engine's.
+"""Routes in a trace's form, and where the trainer's routers choose different experts from the
+engine's.
 
-`_F` are the tokens that the model reads: prompt and response without the last token. The routers at the previous token
-affect the log-probability of a response token, so response token t belongs to row `prompt length − 1 + t`.
-`_M` are the layers with a router, `_K` the experts of a token.
+`_F` are the tokens that the model reads: prompt and response without the last token. The routers at
+the previous token affect the log-probability of a response token, so response token t belongs to
+row `prompt length − 1 + t`. `_M` are the layers with a router, `_K` the experts of a token.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ LAYER_COUNTS = ("tokens", "flips", "shared", "first")
 
 @dataclass(frozen=True)
 class RouteComparison:
-    """Where the trainer would route the tokens of one response differently, as columns of a trace."""
+    """Where the trainer would route the tokens of one response differently, as columns of a
+    trace.
+    """
 
     flips_T: np.ndarray  # uint8, number of layers with different experts; 255 = not measured
-    first_T: np.ndarray  # uint8, index of the first of these among the layers with a router; 255 = none
+    # uint8, index of the first of these among the layers with a router; 255 = none
+    first_T: np.ndarray
     layers_MC: np.ndarray  # int32, `LAYER_COUNTS` of each layer
     margins_2B: np.ndarray  # int32, the trainer's margins where it agrees, and where it differs
 
@@ -39,8 +43,9 @@ def compare_routes(
 ) -> RouteComparison:
     """Compare both sides' experts, most likely first, at the tokens that predict a response.
 
-    The counts by layer and by margin cover the tokens in `counted_T`: `tokens` with known routes, `flips` (different
-    experts, in any order), `shared` (Σ of the experts that both chose), `first` (the same most likely expert).
+    The counts by layer and by margin cover the tokens in `counted_T`: `tokens` with known routes,
+    `flips` (different experts, in any order), `shared` (Σ of the experts that both chose), `first`
+    (the same most likely expert).
     """
     known_TM = (engine_TMK != UNKNOWN).all(-1)
     shared_TM = (engine_TMK[..., :, None] == trainer_TMK[..., None, :]).any(-1).sum(-1)
@@ -48,10 +53,18 @@ def compare_routes(
     flips_T = flipped_TM.sum(-1)
     counted_TM = known_TM & counted_T[:, None]
     same_first_TM = (engine_TMK[..., 0] == trainer_TMK[..., 0]) & counted_TM
-    columns = (counted_TM, flipped_TM & counted_TM, np.where(counted_TM, shared_TM, 0), same_first_TM)
+    columns = (
+        counted_TM,
+        flipped_TM & counted_TM,
+        np.where(counted_TM, shared_TM, 0),
+        same_first_TM,
+    )
     bin_TM = np.searchsorted(MARGIN_EDGES, margin_TM, side="right")
     has_margin_TM = counted_TM & ~np.isnan(margin_TM)
-    margins = (np.bincount(bin_TM[has_margin_TM & (flipped_TM == at)], minlength=MARGIN_BINS) for at in (False, True))
+    margins = (
+        np.bincount(bin_TM[has_margin_TM & (flipped_TM == at)], minlength=MARGIN_BINS)
+        for at in (False, True)
+    )
     return RouteComparison(
         np.where(known_TM.any(-1), np.minimum(flips_T, _MOST), NOT_MEASURED).astype(np.uint8),
         np.where(flips_T > 0, np.minimum(flipped_TM.argmax(-1), _MOST), NO_FLIP).astype(np.uint8),
@@ -75,17 +88,21 @@ def route_columns(found: Sequence[RouteComparison | None]) -> dict[str, list[np.
 
 
 def check_routes(routes_FMK: np.ndarray, fed: int, prompt_id: int) -> None:
-    """Raise a `MismatchError` for impossible routes: the wrong number of tokens, or an expert named twice."""
+    """Raise a `MismatchError` for impossible routes: the wrong number of tokens, or an expert
+    named twice.
+    """
     if len(routes_FMK) != fed:
         raise MismatchError(
-            f"The engine returned routes of {len(routes_FMK)} tokens for a response to prompt {prompt_id}, but the "
-            f"model read {fed}. Leave out --routes, or report it to the engine's authors."
+            f"The engine returned routes of {len(routes_FMK)} tokens for a response to prompt "
+            f"{prompt_id}, but the model read {fed}. Leave out --routes, or report it to the "
+            "engine's authors."
         )
     sorted_FMK = np.sort(routes_FMK, -1)
     twice_FMK = (sorted_FMK[..., 1:] == sorted_FMK[..., :-1]) & (sorted_FMK[..., 1:] != UNKNOWN)
     if twice_FMK.any():
         token, layer, at = np.argwhere(twice_FMK)[0]
         raise MismatchError(
-            f"The engine sent token {token} of prompt {prompt_id} twice to expert {sorted_FMK[token, layer, at]} in "
-            f"layer {layer}: a stale or damaged capture. Leave out --routes, or report it to the engine's authors."
+            f"The engine sent token {token} of prompt {prompt_id} twice to expert "
+            f"{sorted_FMK[token, layer, at]} in layer {layer}: a stale or damaged capture. Leave "
+            "out --routes, or report it to the engine's authors."
         )

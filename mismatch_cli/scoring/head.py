@@ -1,7 +1,9 @@
-"""The LM head in token × vocabulary tiles: log-probs, entropy and rank from hidden states, never sequence × vocabulary.
+"""The LM head in token × vocabulary tiles: log-probs, entropy and rank from hidden states, never
+sequence × vocabulary.
 
-Every value of a token comes from the logits of one matrix product in the head's own dtype, so a bfloat16 head shows the
-grid of its rounded logits; everything after the logits is float32 in the tile and float64 in the per-token sums.
+Every value of a token comes from the logits of one matrix product in the head's own dtype, so a
+bfloat16 head shows the grid of its rounded logits; everything after the logits is float32 in the
+tile and float64 in the per-token sums.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from torch.nn.functional import logsigmoid, pad
 from mismatch_cli.divergences import full_kl, full_tv
 from mismatch_cli.sampling import SamplingSettings
 
-# Tokens × vocabulary. On a CPU two float32 tiles of this size fit the shared cache (benchmarks/scoring.py measures
-# it); a GPU prefers fewer, larger products because every tile costs a dozen kernel launches.
+# Tokens × vocabulary. On a CPU two float32 tiles of this size fit the shared cache
+# (benchmarks/scoring.py measures it); a GPU prefers fewer, larger products because every tile costs
+# a dozen kernel launches.
 _CPU_TILE = (1024, 2048)
 _GPU_TILE = (2048, 16384)
 _FULL_ROWS = 64  # tokens per product where full rows are needed
@@ -29,7 +32,8 @@ _FEW_ROWS = 16  # up to here BLAS picks kernels that round differently from tile
 
 @dataclass(frozen=True)
 class Head:
-    """An LM head: `logits = softcap · tanh(multiplier · (h Wᵀ + b) / divisor / softcap)`, each step in the dtype of W.
+    """An LM head: `logits = softcap · tanh(multiplier · (h Wᵀ + b) / divisor / softcap)`, each step
+    in the dtype of W.
 
     Granite divides, Cohere multiplies, Gemma caps; a step at its default is skipped.
     """
@@ -57,7 +61,9 @@ class Head:
         return replace(self, weight_VH=changed(self.weight_VH), bias_V=bias_V)
 
     def logits(self, hidden_TH: Tensor, out: Tensor | None = None) -> Tensor:
-        """The logits `[T, V]` in the head's dtype, as `nn.Linear` and the model's own transforms round them."""
+        """The logits `[T, V]` in the head's dtype, as `nn.Linear` and the model's own transforms
+        round them.
+        """
         if self.bias_V is None:
             logits_TV = torch.mm(hidden_TH, self.weight_VH.T, out=out)
         else:
@@ -74,8 +80,8 @@ class Head:
 class HeadScores(NamedTuple):
     """The head's results for T tokens, in nats.
 
-    `rank_T` is 1 + the number of tokens with a strictly greater logit: 1 = most probable, and tokens that share a logit
-    share the better rank.
+    `rank_T` is 1 + the number of tokens with a strictly greater logit: 1 = most probable, and
+    tokens that share a logit share the better rank.
     """
 
     logp_T: Tensor  # float32
@@ -96,28 +102,46 @@ def score_hidden(
     tile: tuple[int, int] | None = None,
     rollout: RolloutRows | None = None,
 ) -> HeadScores:
-    """Score tokens from the hidden states that predict them: log π, entropy, rank, and log π at K given ids per token.
+    """Score tokens from the hidden states that predict them: log π, entropy, rank, and log π at K
+    given ids per token.
 
-    Where `rollout` has the full log μ of a token, also the full TV and KL: once log Σ exp is known, the tiles are
-    computed a second time, to the bit.
+    Where `rollout` has the full log μ of a token, also the full TV and KL: once log Σ exp is known,
+    the tiles are computed a second time, to the bit.
 
-    log π = z_y − log Σ_v exp z_v with z the sampler's logits (temperature, then its support; -inf outside). The sum
-    runs over all tokens but y, by an online log-sum-exp, and log π = −log(1 + exp(lse_rest − z_y)), which is precise
-    even where π(y) is nearly 1. Ids must be in the head's vocabulary.
+    log π = z_y − log Σ_v exp z_v with z the sampler's logits (temperature, then its support; -inf
+    outside). The sum runs over all tokens but y, by an online log-sum-exp, and log π = −log(1 +
+    exp(lse_rest − z_y)), which is precise even where π(y) is nearly 1. Ids must be in the head's
+    vocabulary.
     """
     hidden_TH = hidden_TH.to(head.weight_VH)
     tile = tile or (_CPU_TILE if hidden_TH.device.type == "cpu" else _GPU_TILE)
-    ids_TQ = torch.cat([target_ids_T[:, None], query_ids_TK], dim=1).to(hidden_TH.device, torch.int64)
+    ids_TQ = torch.cat([target_ids_T[:, None], query_ids_TK], dim=1).to(
+        hidden_TH.device, torch.int64
+    )
     rollout, rows = rollout or RolloutRows(), tile[0]
     parts = [
-        _score_rows(rows_TH, head, rows_TQ, sampling, tile[1], rollout.at(range(block * rows, (block + 1) * rows)))
-        for block, (rows_TH, rows_TQ) in enumerate(zip(hidden_TH.split(rows), ids_TQ.split(rows), strict=True))
+        _score_rows(
+            rows_TH,
+            head,
+            rows_TQ,
+            sampling,
+            tile[1],
+            rollout.at(range(block * rows, (block + 1) * rows)),
+        )
+        for block, (rows_TH, rows_TQ) in enumerate(
+            zip(hidden_TH.split(rows), ids_TQ.split(rows), strict=True)
+        )
     ]
     return HeadScores(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def _score_rows(
-    hidden_TH: Tensor, head: Head, ids_TQ: Tensor, sampling: SamplingSettings, width: int, rollout: RolloutRows
+    hidden_TH: Tensor,
+    head: Head,
+    ids_TQ: Tensor,
+    sampling: SamplingSettings,
+    width: int,
+    rollout: RolloutRows,
 ) -> HeadScores:
     if sampling.truncates or len(hidden_TH) <= _FEW_ROWS:
         return _score_full_rows(hidden_TH, head, ids_TQ, sampling, rollout)
@@ -131,13 +155,18 @@ def _score_rows(
 
 
 def _score_tiles(
-    hidden_TH: Tensor, head: Head, ids_TQ: Tensor, sampling: SamplingSettings, width: int, rollout: RolloutRows
+    hidden_TH: Tensor,
+    head: Head,
+    ids_TQ: Tensor,
+    sampling: SamplingSettings,
+    width: int,
+    rollout: RolloutRows,
 ) -> tuple[HeadScores, Tensor]:
     """Score without full rows; also returns which tokens need their full row after all.
 
-    Ranks are counted tile by tile, so the target's logit is needed before its tile: a small product of the same tokens
-    gives it, on a CPU almost always to the bit. If it differs, the caller computes the full row; if it differs for
-    many, the tiles are first computed again, to the bit.
+    Ranks are counted tile by tile, so the target's logit is needed before its tile: a small product
+    of the same tokens gives it, on a CPU almost always to the bit. If it differs, the caller
+    computes the full row; if it differs for many, the tiles are first computed again, to the bit.
     """
     expected_T = _sampler_logits(head.rows(ids_TQ[:, 0]).logits(hidden_TH).diagonal(), sampling)
     running = RunningRows(ids_TQ, expected_T)
@@ -156,7 +185,9 @@ def _score_tiles(
 def _tiles(
     hidden_TH: Tensor, head: Head, sampling: SamplingSettings, width: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """First column, the sampler's logits and scratch space of each tile, in buffers that the next tile overwrites."""
+    """First column, the sampler's logits and scratch space of each tile, in buffers that the
+    next tile overwrites.
+    """
     size = len(hidden_TH) * min(width, head.vocabulary)
     product, scratch = hidden_TH.new_empty(size), hidden_TH.new_empty(size, dtype=torch.float32)
     z = product if product.dtype == torch.float32 else torch.empty_like(scratch)
@@ -164,7 +195,11 @@ def _tiles(
         part = head.rows(slice(start, start + width))
         shape = len(hidden_TH), part.vocabulary
         logits_TN = part.logits(hidden_TH, out=_view(product, shape))
-        yield start, _sampler_logits(logits_TN, sampling, out=_view(z, shape)), _view(scratch, shape)
+        yield (
+            start,
+            _sampler_logits(logits_TN, sampling, out=_view(z, shape)),
+            _view(scratch, shape),
+        )
 
 
 def _scores(running: RunningRows, full: FullDivergence) -> HeadScores:
@@ -175,9 +210,17 @@ def _view(buffer: Tensor, shape: tuple[int, int]) -> Tensor:
     return buffer[: shape[0] * shape[1]].view(shape)
 
 
-def _sampler_logits(logits: Tensor, sampling: SamplingSettings, out: Tensor | None = None) -> Tensor:
+def _sampler_logits(
+    logits: Tensor, sampling: SamplingSettings, out: Tensor | None = None
+) -> Tensor:
     """The logits in float32, divided by the temperature, in place or in `out`."""
-    z = logits if logits.dtype == torch.float32 else logits.float() if out is None else out.copy_(logits)
+    z = (
+        logits
+        if logits.dtype == torch.float32
+        else logits.float()
+        if out is None
+        else out.copy_(logits)
+    )
     return z if sampling.temperature == 1 else z.div_(sampling.temperature)
 
 
@@ -187,7 +230,9 @@ def _score_full_rows(
     parts, first = [], 0
     for rows_TH, rows_TQ in zip(hidden_TH.split(_FULL_ROWS), ids_TQ.split(_FULL_ROWS), strict=True):
         logits_TV = head.logits(rows_TH)
-        for some_TV, some_TQ in zip(logits_TV.split(_PROCESSED_ROWS), rows_TQ.split(_PROCESSED_ROWS), strict=True):
+        for some_TV, some_TQ in zip(
+            logits_TV.split(_PROCESSED_ROWS), rows_TQ.split(_PROCESSED_ROWS), strict=True
+        ):
             z_TV = sampling.process(some_TV)
             known = rollout.at(range(first, first + len(z_TV)))
             running = RunningRows(some_TQ, z_TV.gather(1, some_TQ[:, :1])[:, 0])
@@ -204,10 +249,11 @@ _NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product i
 
 
 class RunningRows:
-    """Online statistics of T rows; column 0 of `ids_TQ` is the target, the others are the query ids.
+    """Online statistics of T rows; column 0 of `ids_TQ` is the target, the others are the query
+    ids.
 
-    The sums run over every token but the target, relative to the largest logit so far: 1 − π of the target then has
-    float32's *relative* precision, and log π near 0 does not vanish in 1 + ε.
+    The sums run over every token but the target, relative to the largest logit so far: 1 − π of the
+    target then has float32's *relative* precision, and log π near 0 does not vanish in 1 + ε.
     """
 
     def __init__(self, ids_TQ: Tensor, expected_target_T: Tensor) -> None:
@@ -234,7 +280,8 @@ class RunningRows:
 
     def update(self, z_TN: Tensor, scratch_TN: Tensor, start: int) -> None:
         """Add the columns `start … start + N` of the sampler's logits; overwrites both tensors."""
-        self._greater_T += torch.gt(z_TN, self._expected_T1, out=scratch_TN).sum(dim=1)  # a float count: exact to 2^24
+        # A float count: exact to 2^24
+        self._greater_T += torch.gt(z_TN, self._expected_T1, out=scratch_TN).sum(dim=1)
         self._keep_ids(z_TN, start)
         self._rescale(z_TN.amax(dim=1, keepdim=True))
         z_TN.sub_(self._max_T1).clamp_(min=_NEVER)
@@ -276,7 +323,12 @@ class RunningRows:
         logp_TQ = z_TQ - top_T[:, None] - sum_T.log()[:, None]
         logp_TQ = torch.where(self._ids_TQ == self._ids_TQ[:, :1], logp_T[:, None], logp_TQ)
         entropy_T = sum_T.log() - weighted_T / sum_T
-        return logp_T.float(), entropy_T.float(), (self._greater_T + 1).int(), logp_TQ[:, 1:].float()
+        return (
+            logp_T.float(),
+            entropy_T.float(),
+            (self._greater_T + 1).int(),
+            logp_TQ[:, 1:].float(),
+        )
 
 
 _ROWS = 64  # tokens of a tile at a time: the divergences need a dozen copies in float64
@@ -297,11 +349,15 @@ class RolloutRows:
 
     def at(self, tokens: Iterable[int]) -> RolloutRows:
         """The rows of these tokens, renumbered from 0."""
-        return RolloutRows({new: self._rows[old] for new, old in enumerate(tokens) if old in self._rows})
+        return RolloutRows(
+            {new: self._rows[old] for new, old in enumerate(tokens) if old in self._rows}
+        )
 
     def tile(self, tokens: list[int], start: int, width: int) -> Tensor:
         """log μ `[U, width]` of the columns from `start`; −inf beyond the engine's vocabulary."""
-        tile_UN = torch.from_numpy(np.stack([self._rows[token][start : start + width] for token in tokens]))
+        tile_UN = torch.from_numpy(
+            np.stack([self._rows[token][start : start + width] for token in tokens])
+        )
         return pad(tile_UN, (0, width - tile_UN.shape[1]), value=-torch.inf)
 
 

@@ -1,4 +1,6 @@
-"""The layout of responses in a pass of the trainer: which go together, padded as rows or packed into one row."""
+"""The layout of responses in a pass of the trainer: which go together, padded as rows or packed
+into one row.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,19 @@ _LENGTHS = (7, 3, 12)  # of the test rows that show whether a model can be packe
 _SAME = 0.01  # of the hidden states' norm: rounding causes less, another sequence's tokens more
 
 
-def micro_batches(requests: Sequence[ScoreRequest], token_budget: int, packed: bool = False) -> list[list[int]]:
-    """Indices of the requests in micro-batches of at most `token_budget` tokens, padding included, longest first.
+def micro_batches(
+    requests: Sequence[ScoreRequest], token_budget: int, packed: bool = False
+) -> list[list[int]]:
+    """Indices of the requests in micro-batches of at most `token_budget` tokens, padding included,
+    longest first.
 
-    A response longer than the budget gets its own; empty responses are left out. Ties in length are broken by the
-    tokens, so the composition depends on the set of requests and not on their order.
+    A response longer than the budget gets its own; empty responses are left out. Ties in length are
+    broken by the tokens, so the composition depends on the set of requests and not on their order.
     """
     indices = [i for i, r in enumerate(requests) if r.response_ids]
-    indices.sort(key=lambda i: (-requests[i].num_fed, requests[i].prompt_ids, requests[i].response_ids))
+    indices.sort(
+        key=lambda i: (-requests[i].num_fed, requests[i].prompt_ids, requests[i].response_ids)
+    )
     batches: list[list[int]] = []
     for i in indices:
         fed = requests[i].num_fed
@@ -39,17 +46,23 @@ def micro_batches(requests: Sequence[ScoreRequest], token_budget: int, packed: b
 
 
 def other_shape(batches: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The same responses in other micro-batches: alone if they were batched, in pairs if they were alone.
+    """The same responses in other micro-batches: alone if they were batched, in pairs if they were
+    alone.
 
     The last of an odd number of single responses is paired with itself.
     """
     batched = [i for batch in batches if len(batch) > 1 for i in batch]
     single = [batch[0] for batch in batches if len(batch) == 1]
-    pairs = [[*single[i : i + 2]] if i + 1 < len(single) else [single[i]] * 2 for i in range(0, len(single), 2)]
+    pairs = [
+        [*single[i : i + 2]] if i + 1 < len(single) else [single[i]] * 2
+        for i in range(0, len(single), 2)
+    ]
     return [[i] for i in batched] + pairs
 
 
-def pad_right(requests: Sequence[ScoreRequest], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_right(
+    requests: Sequence[ScoreRequest], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and attention mask, both `[B, longest]`, of what the model reads."""
     longest = max(r.num_fed for r in requests)
     ids_BL = torch.zeros(len(requests), longest, dtype=torch.long)
@@ -60,18 +73,30 @@ def pad_right(requests: Sequence[ScoreRequest], device: torch.device) -> tuple[t
     return ids_BL.to(device), mask_BL.to(device)
 
 
-def pack(requests: Sequence[ScoreRequest], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and positions, both `[1, tokens]`: where positions restart, attention starts a new sequence."""
+def pack(
+    requests: Sequence[ScoreRequest], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and positions, both `[1, tokens]`: where positions restart, attention starts a
+    new sequence.
+    """
     ids_1L = torch.tensor([[token for request in requests for token in _fed(request)]])
     positions_1L = torch.cat([torch.arange(request.num_fed) for request in requests])[None]
     return ids_1L.to(device), positions_1L.to(device)
 
 
 def fed_rows(requests: Sequence[ScoreRequest], packed: bool) -> tuple[list[slice], int]:
-    """The slice of each request's tokens among all rows of a pass, and the number of rows, padding included."""
+    """The slice of each request's tokens among all rows of a pass, and the number of rows,
+    padding included.
+    """
     fed = [request.num_fed for request in requests]
-    starts = list(accumulate(fed, initial=0)) if packed else [row * max(fed) for row in range(len(fed) + 1)]
-    return [slice(start, start + count) for start, count in zip(starts, fed, strict=False)], starts[-1]
+    starts = (
+        list(accumulate(fed, initial=0))
+        if packed
+        else [row * max(fed) for row in range(len(fed) + 1)]
+    )
+    return [slice(start, start + count) for start, count in zip(starts, fed, strict=False)], starts[
+        -1
+    ]
 
 
 def _fed(request: ScoreRequest) -> list[int]:
@@ -79,10 +104,12 @@ def _fed(request: ScoreRequest) -> list[int]:
 
 
 def can_pack(model: Any) -> bool:
-    """Whether attention keeps the sequences of one row apart without comparing them: flash attention.
+    """Whether attention keeps the sequences of one row apart without comparing them: flash
+    attention.
 
-    Other kernels would compare every token with every other and then mask most of it. This is tested, not assumed: a
-    layer other than attention, or a model that counts positions itself, would mix the sequences.
+    Other kernels would compare every token with every other and then mask most of it. This is
+    tested, not assumed: a layer other than attention, or a model that counts positions itself,
+    would mix the sequences.
     """
     return "flash" in model.config._attn_implementation and keeps_apart(model)
 
@@ -95,7 +122,9 @@ def keeps_apart(model: Any) -> bool:
     positions_T = torch.cat([torch.arange(length) for length in _LENGTHS]).to(device)
     with without_gradients(model):
         try:
-            packed_TH = _hidden(model, {"input_ids": ids_T[None], "position_ids": positions_T[None]})
+            packed_TH = _hidden(
+                model, {"input_ids": ids_T[None], "position_ids": positions_T[None]}
+            )
         except TypeError:  # it takes no positions
             return False
         rows = [_hidden(model, {"input_ids": ids_L[None]}) for ids_L in ids_T.split(_LENGTHS)]

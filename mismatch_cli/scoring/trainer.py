@@ -1,4 +1,6 @@
-"""The trainer's side of the measurement: a Hugging Face model that computes log π of responses sampled elsewhere."""
+"""The trainer's side of the measurement: a Hugging Face model that computes log π of responses
+sampled elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ R = TypeVar("R")
 class ScoreRequest:
     """One response to score, with more ids whose log π is wanted (none, or K per response token).
 
-    With the rollout's full-vocabulary log μ, the result has divergences too; with its routes, it compares them with
-    what the trainer's routers choose at `counted_T` (default: all response tokens).
+    With the rollout's full-vocabulary log μ, the result has divergences too; with its routes, it
+    compares them with what the trainer's routers choose at `counted_T` (default: all response
+    tokens).
     """
 
     prompt_ids: list[int]
@@ -48,11 +51,15 @@ class ScoreRequest:
     def of(cls, rollout: Rollout) -> ScoreRequest:
         """A response as its engine reports it."""
         ids = rollout.prompt_ids, rollout.response_ids
-        return cls(*ids, rollout.topk_ids_TK, routes_FMK=rollout.routes_FMK, counted_T=rollout.sampled_T)
+        return cls(
+            *ids, rollout.topk_ids_TK, routes_FMK=rollout.routes_FMK, counted_T=rollout.sampled_T
+        )
 
     @property
     def num_fed(self) -> int:
-        """The number of tokens that the model reads: all but the last, from which nothing is predicted."""
+        """The number of tokens that the model reads: all but the last, from which nothing is
+        predicted.
+        """
         return len(self.prompt_ids) + len(self.response_ids) - 1
 
     @property
@@ -62,7 +69,9 @@ class ScoreRequest:
 
 @dataclass(frozen=True)
 class ResponseScores:
-    """The trainer's results for one response, in nats, under the sampler's temperature and support."""
+    """The trainer's results for one response, in nats, under the sampler's temperature and
+    support.
+    """
 
     logp_T: np.ndarray  # float32
     entropy_T: np.ndarray  # float32
@@ -76,9 +85,10 @@ class ResponseScores:
 class Trainer:
     """A causal LM whose backbone runs without its head, and whose head runs in tiles.
 
-    A score depends on the response, its prompt, and (in the last bits) on the shape of its micro-batch and the number
-    of threads. On one thread the same set of requests gives the same bits, in any order. If the model is spread over
-    ranks, either each asks for its own responses, all of them equally often, or all ask for the same.
+    A score depends on the response, its prompt, and (in the last bits) on the shape of its
+    micro-batch and the number of threads. On one thread the same set of requests gives the same
+    bits, in any order. If the model is spread over ranks, either each asks for its own responses,
+    all of them equally often, or all ask for the same.
     """
 
     def __init__(
@@ -92,8 +102,9 @@ class Trainer:
         sharding: Sharding | None = None,
         replay_routes: bool = False,
     ) -> None:
-        """`adapter`: what the manifest says about an adapter on the model; `replay_routes`: send tokens to the experts
-        that their requests name."""
+        """`adapter`: what the manifest says about an adapter on the model; `replay_routes`: send
+        tokens to the experts that their requests name.
+        """
         self.model = model
         self._sampling = sampling
         self._name = name
@@ -101,7 +112,8 @@ class Trainer:
         self._world = ALONE if sharding is None else sharding.world
         self._dealt = sharding is not None and sharding.dealt
         self.head, self.dtype = proven_head(model)
-        self.packed = can_pack(model)  # whether micro-batches are rows of whole sequences, without padding
+        # Whether micro-batches are rows of whole sequences, without padding
+        self.packed = can_pack(model)
         self.routing = Routing.of(model, name or type(model).__name__, replay_routes)
         self._float32_head = float32_head
         if float32_head and not is_spread(model):
@@ -122,9 +134,11 @@ class Trainer:
         sharding: Sharding | None = None,
         replay_routes: bool = False,
     ) -> Trainer:
-        """Load a model from a folder or the hub, optionally with a LoRA adapter, separate from the weights or merged.
+        """Load a model from a folder or the hub, optionally with a LoRA adapter, separate from the
+        weights or merged.
 
-        `sharding` spreads it over the ranks; `replay_routes` sends tokens to the experts that their requests name.
+        `sharding` spreads it over the ranks; `replay_routes` sends tokens to the experts that their
+        requests name.
 
         Raises a `MismatchError` or `UsageError` with a message for the user.
         """
@@ -145,9 +159,15 @@ class Trainer:
         return {
             "model": self._name,
             **self._adapter,
-            "architecture": self.model.config.architectures[0] if is_spread(self.model) else type(self.model).__name__,
-            "dtype": str(self.dtype if is_spread(self.model) else self.model.dtype).removeprefix("torch."),
-            "head_dtype": "float32" if self._float32_head else str(self.dtype).removeprefix("torch."),
+            "architecture": self.model.config.architectures[0]
+            if is_spread(self.model)
+            else type(self.model).__name__,
+            "dtype": str(self.dtype if is_spread(self.model) else self.model.dtype).removeprefix(
+                "torch."
+            ),
+            "head_dtype": "float32"
+            if self._float32_head
+            else str(self.dtype).removeprefix("torch."),
             "head_divisor": head.divisor,
             "head_multiplier": head.multiplier,
             "head_softcap": head.softcap,
@@ -172,15 +192,19 @@ class Trainer:
         token_budget: int,
         on_scored: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> list[ResponseScores]:
-        """Score responses in micro-batches of at most `token_budget` tokens, padding included; results keep the order.
+        """Score responses in micro-batches of at most `token_budget` tokens, padding included;
+        results keep the order.
 
-        `on_scored` is called with the indices of the requests in each micro-batch. Raises a `MismatchError` for token
-        ids that the model lacks, NaN log-probs, and lack of memory; each names its response.
+        `on_scored` is called with the indices of the requests in each micro-batch. Raises a
+        `MismatchError` for token ids that the model lacks, NaN log-probs, and lack of memory; each
+        names its response.
         """
         self._check(requests)
         scores = [_empty(r) for r in requests]
         on_scored([i for i, request in enumerate(requests) if not request.response_ids])
-        self._score_all(scores, requests, micro_batches(requests, token_budget, self.packed), on_scored)
+        self._score_all(
+            scores, requests, micro_batches(requests, token_budget, self.packed), on_scored
+        )
         return scores
 
     def score_again(
@@ -191,13 +215,17 @@ class Trainer:
         rows: Sequence[int] | None = None,
         on_scored: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> list[ResponseScores]:
-        """Score the requests at `rows` (default: all) again, in a different micro-batch shape, to measure the noise.
+        """Score the requests at `rows` (default: all) again, in a different micro-batch shape, to
+        measure the noise.
 
-        `on_scored` is called as in `score`, with indices in `rows` only. `requests` and `token_budget` must be those
-        given to `score`: they decide which shape each response had.
+        `on_scored` is called as in `score`, with indices in `rows` only. `requests` and
+        `token_budget` must be those given to `score`: they decide which shape each response had.
         """
-        # The noise is that of log π: routes are needed if the trainer follows them, but not compared again.
-        dropped: dict[str, Any] = {"logp_rollout_TV": None} | ({} if self.routing.replays else {"routes_FMK": None})
+        # The noise is that of log π: routes are needed if the trainer follows them, but not
+        # compared again.
+        dropped: dict[str, Any] = {"logp_rollout_TV": None} | (
+            {} if self.routing.replays else {"routes_FMK": None}
+        )
         requests = [replace(request, **dropped) for request in requests]
         self._check(requests)
         rows = range(len(requests)) if rows is None else rows
@@ -205,7 +233,9 @@ class Trainer:
         wanted = set(rows)
         batches = other_shape(micro_batches(requests, token_budget, self.packed))
         batches = [batch for batch in batches if wanted.intersection(batch)]
-        self._score_all(scores, requests, batches, lambda batch: on_scored(sorted(wanted.intersection(batch))))
+        self._score_all(
+            scores, requests, batches, lambda batch: on_scored(sorted(wanted.intersection(batch)))
+        )
         return [scores[row] for row in rows]
 
     def _score_all(
@@ -233,15 +263,17 @@ class Trainer:
         for i, request in enumerate(requests):
             if request.response_ids and not request.prompt_ids:
                 raise MismatchError(
-                    f"Response {i} has an empty prompt: nothing predicts its first token. Start the prompt with BOS."
+                    f"Response {i} has an empty prompt: nothing predicts its first token. Start "
+                    "the prompt with BOS."
                 )
             topk = [] if request.topk_ids_TK is None else [request.topk_ids_TK.ravel()]
             ids = np.concatenate([request.prompt_ids, request.response_ids, *topk])
             strange = ids[(ids < 0) | (ids >= self.head.vocabulary)]
             if len(strange):
                 raise MismatchError(
-                    f"Response {i} has the token id {strange[0]:.0f}, but the trainer's vocabulary ends at "
-                    f"{self.head.vocabulary - 1}. Score with a model that shares the rollout's tokenizer."
+                    f"Response {i} has the token id {strange[0]:.0f}, but the trainer's "
+                    f"vocabulary ends at {self.head.vocabulary - 1}. Score with a model that "
+                    "shares the rollout's tokenizer."
                 )
             logp_TV = request.logp_rollout_TV
             if logp_TV is not None and logp_TV.shape[1] > self.head.vocabulary:
@@ -251,28 +283,41 @@ class Trainer:
                     "Score with a model that shares the rollout's vocabulary."
                 )
 
-    def _score_into(self, scores: list[ResponseScores], requests: Sequence[ScoreRequest], batch: Sequence[int]) -> None:
-        """Score one micro-batch; a response that is in it twice is kept once, an empty one not at all."""
+    def _score_into(
+        self, scores: list[ResponseScores], requests: Sequence[ScoreRequest], batch: Sequence[int]
+    ) -> None:
+        """Score one micro-batch; a response that is in it twice is kept once, an empty one not
+        at all.
+        """
         members = [requests[i] for i in batch] or [NOTHING]
         try:
-            parts = _split(self._score_batch(members), members, self.routing.compared(members, self.packed))
+            parts = _split(
+                self._score_batch(members), members, self.routing.compared(members, self.packed)
+            )
         except torch.OutOfMemoryError as error:
             raise MismatchError(
-                f"The device ran out of memory with {len(batch)} responses of up to {members[0].num_fed + 1} tokens. "
-                "Use a lower --token-budget: with --resume for probe and rescore, in another --output for train."
+                f"The device ran out of memory with {len(batch)} responses of up to "
+                f"{members[0].num_fed + 1} tokens. Use a lower --token-budget: with --resume for "
+                "probe and rescore, in another --output for train."
             ) from error
         for i, part in zip(batch, parts[: len(batch)], strict=True):
             bad_T = np.isnan(part.logp_T) | np.isnan(part.entropy_T)
             if bad_T.any():
                 raise MismatchError(
-                    f"The trainer's log-prob of token {int(bad_T.argmax())} of response {i} is NaN: the model "
-                    "overflows in this dtype. Try --trainer-dtype float32 (or bfloat16), or another --attn."
+                    f"The trainer's log-prob of token {int(bad_T.argmax())} of response {i} is "
+                    "NaN: the model overflows in this dtype. Try --trainer-dtype float32 (or "
+                    "bfloat16), or another --attn."
                 )
             scores[i] = part
 
-    def look_at(self, requests: Sequence[ScoreRequest], look: Callable[[torch.Tensor, torch.Tensor, Head], R]) -> R:
-        """One pass: calls `look` with the hidden states that predict all response tokens, `[T, H]`, the tokens' ids,
-        `[T]`, and the head with the trainable weights."""
+    def look_at(
+        self,
+        requests: Sequence[ScoreRequest],
+        look: Callable[[torch.Tensor, torch.Tensor, Head], R],
+    ) -> R:
+        """One pass: calls `look` with the hidden states that predict all response tokens, `[T, H]`,
+        the tokens' ids, `[T]`, and the head with the trainable weights.
+        """
         self.routing.tell(requests, self.packed)
         if self.packed:
             ids_BL, positions_BL = pack(requests, self.model.device)
@@ -281,19 +326,30 @@ class Trainer:
             ids_BL, mask_BL = pad_right(requests, self.model.device)
             inputs = {"input_ids": ids_BL, "attention_mask": mask_BL}
 
-        def rows(hidden_BLH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> R:
+        def rows(
+            hidden_BLH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None
+        ) -> R:
             fed = hidden_BLH[0].split([r.num_fed for r in requests]) if self.packed else hidden_BLH
-            # The hidden state at position i predicts token i + 1: a response's first is predicted by the prompt's last.
-            parts = [h[len(r.prompt_ids) - 1 : r.num_fed] for h, r in zip(fed, requests, strict=True)]
+            # The hidden state at position i predicts token i + 1: a response's first is predicted
+            # by the prompt's last.
+            parts = [
+                h[len(r.prompt_ids) - 1 : r.num_fed] for h, r in zip(fed, requests, strict=True)
+            ]
             hidden_TH = torch.cat(parts)
-            ids_T = torch.tensor([token for r in requests for token in r.response_ids], device=hidden_TH.device)
+            ids_T = torch.tensor(
+                [token for r in requests for token in r.response_ids], device=hidden_TH.device
+            )
             return look(hidden_TH, ids_T, replace(self.head, weight_VH=weight_VH, bias_V=bias_V))
 
         return pass_through(self.model, inputs, rows)
 
     def _score_batch(self, members: Sequence[ScoreRequest]) -> HeadScores:
         query_ids_TK = _query_ids(members)
-        known = (enumerate(r.logp_rollout_TV, at.start) for r, at in _spans(members) if r.logp_rollout_TV is not None)
+        known = (
+            enumerate(r.logp_rollout_TV, at.start)
+            for r, at in _spans(members)
+            if r.logp_rollout_TV is not None
+        )
         rollout = RolloutRows(dict(chain.from_iterable(known)))
 
         def look(hidden_TH: torch.Tensor, ids_T: torch.Tensor, head: Head) -> HeadScores:
@@ -306,7 +362,8 @@ class Trainer:
             return self.look_at(members, look)
 
 
-# A rank that has nothing left sends this through a model that is spread over ranks, while the others still work.
+# A rank that has nothing left sends this through a model that is spread over ranks, while the
+# others still work.
 NOTHING = ScoreRequest([0], [0])
 
 
@@ -320,12 +377,16 @@ def _spans(members: Sequence[ScoreRequest]) -> Iterator[tuple[ScoreRequest, slic
 
 
 def _query_ids(members: Sequence[ScoreRequest]) -> torch.Tensor:
-    """The top-K ids of all members, `[T, K]`; a member with fewer is padded with id 0, which `_split` cuts off."""
+    """The top-K ids of all members, `[T, K]`; a member with fewer is padded with id 0, which
+    `_split` cuts off.
+    """
     width = max(r.num_queries for r in members)
     query_ids_TK = torch.zeros(sum(len(r.response_ids) for r in members), width, dtype=torch.int64)
     for request, span in _spans(members):
         if request.topk_ids_TK is not None:
-            query_ids_TK[span, : request.num_queries] = torch.from_numpy(request.topk_ids_TK.astype(np.int64))
+            query_ids_TK[span, : request.num_queries] = torch.from_numpy(
+                request.topk_ids_TK.astype(np.int64)
+            )
     return query_ids_TK
 
 
@@ -338,11 +399,17 @@ def _split(
         logp_T, entropy_T, rank_T, at_TK, tv_T, kl_T = (column[span].copy() for column in columns)
         topk = None if request.topk_ids_TK is None else at_TK[:, : request.num_queries].copy()
         tv_full_T, kl_full_T = (None, None) if request.logp_rollout_TV is None else (tv_T, kl_T)
-        parts.append(ResponseScores(logp_T, entropy_T, rank_T, topk, tv_full_T, kl_full_T, compared))
+        parts.append(
+            ResponseScores(logp_T, entropy_T, rank_T, topk, tv_full_T, kl_full_T, compared)
+        )
     return parts
 
 
 def _empty(request: ScoreRequest) -> ResponseScores:
     nothing_T = np.zeros(0, dtype=np.float32)
-    topk = None if request.topk_ids_TK is None else np.zeros((0, request.num_queries), dtype=np.float32)
+    topk = (
+        None
+        if request.topk_ids_TK is None
+        else np.zeros((0, request.num_queries), dtype=np.float32)
+    )
     return ResponseScores(nothing_T, nothing_T, np.zeros(0, dtype=np.int32), topk)

@@ -1,1 +1,3 @@
-"""Traces or runs in, a typed result out: all computation, independent of pictures, terminals and flags."""
+"""Traces or runs in, a typed result out: all computation, independent of pictures, terminals and
+flags.
+"""

@@ -1,4 +1,6 @@
-"""The result of a search: causes with the share of the gap that each explains, the triangle of legs, the verdict."""
+"""The result of a search: causes with the share of the gap that each explains, the triangle of
+legs, the verdict.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,16 @@ from mismatch_cli.bisect.experiments import (
     leg_names,
 )
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
-from mismatch_cli.bisect.ranking import ALL_MODULES, NO_GAP, RECORDED, Measured, Ranking, Row, measured_in, rank
+from mismatch_cli.bisect.ranking import (
+    ALL_MODULES,
+    NO_GAP,
+    RECORDED,
+    Measured,
+    Ranking,
+    Row,
+    measured_in,
+    rank,
+)
 from mismatch_cli.bisect.search_config import STAGES
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.estimate import Estimate
@@ -43,7 +54,9 @@ _WHY_WEIGHTS = "the engine and the trainer hold different numbers"
 
 
 class MovedToken(NamedTuple):
-    """A token whose gap a cause moves: its place among the fixed tokens, and Δlog p before and after, nats."""
+    """A token whose gap a cause moves: its place among the fixed tokens, and Δlog p before and
+    after, nats.
+    """
 
     response: int
     position: int
@@ -112,7 +125,9 @@ class BisectionAnalysis(Study):
 
     @cached_property
     def triangle(self) -> dict[str, Any]:
-        """Mean |difference| between legs, nats: engine, trainer, their noise, and the trainer in float32."""
+        """Mean |difference| between legs, nats: engine, trainer, their noise, and the trainer in
+        float32.
+        """
         engine = self.search.base[0]
         reference = REFERENCE.name if self.has(REFERENCE.name) else SCORED.name
         found = {
@@ -121,7 +136,9 @@ class BisectionAnalysis(Study):
             "rollout_noise": self._apart(ROLLOUT, DECODED.name, ALONE.name),
             "trainer_noise": self._apart(TRAINER, SCORED.name, OTHER_SHAPE.name),
             "rollout_reference": self._gap((engine, reference)),
-            "trainer_reference": self._apart(TRAINER, SCORED.name, reference) if reference != SCORED.name else None,
+            "trainer_reference": self._apart(TRAINER, SCORED.name, reference)
+            if reference != SCORED.name
+            else None,
         }
         return found | {"nearer": self._nearer(engine, reference)}
 
@@ -134,7 +151,9 @@ class BisectionAnalysis(Study):
         return self.effects.gap(self.measured.sums(pair)) if all(map(self.has, pair)) else None
 
     def _nearer(self, engine: str, reference: str) -> str | None:
-        """The side closer to the float32 trainer with 95 % confidence; None if neither is, or if it is the trainer."""
+        """The side closer to the float32 trainer with 95 % confidence; None if neither is, or if
+        it is the trainer.
+        """
         if not (self.has(REFERENCE.name) and self.has(SCORED.name)):
             return None
         trainer = self.measured.apart(TRAINER, SCORED.name, reference)
@@ -168,15 +187,26 @@ class BisectionAnalysis(Study):
 
     @cached_property
     def remaining(self) -> Estimate:
-        """The share of the gap left without the named causes, as far as they were removed together."""
+        """The share of the gap left without the named causes, as far as they were removed
+        together.
+        """
         return self._least_left(*(row.experiment for row in self.named))
 
     def _least_left(self, *experiments: Experiment) -> Estimate:
-        """The smallest share of the gap that any of these leaves, or all helpful changes together; 1 without any."""
+        """The smallest share of the gap that any of these leaves, or all helpful changes
+        together; 1 without any.
+        """
         together = self.search.pair_together
-        pairs = [*(experiment.after for experiment in experiments), *([] if together is None else [together])]
+        pairs = [
+            *(experiment.after for experiment in experiments),
+            *([] if together is None else [together]),
+        ]
         shares = [self.effects.left(self.recorded, self.measured.sums(pair)) for pair in pairs]
-        return min(shares, key=lambda share: 1.0 if share.value is None else share.value, default=Estimate(1.0))
+        return min(
+            shares,
+            key=lambda share: 1.0 if share.value is None else share.value,
+            default=Estimate(1.0),
+        )
 
     def key(self, response: int) -> tuple[int, int, int]:
         """Step, prompt and sample of one of the fixed responses."""
@@ -189,7 +219,9 @@ class BisectionAnalysis(Study):
     def moved(self, row: Row, count: int) -> list[MovedToken]:
         """The tokens whose gap a cause moves most, largest move first."""
         tokens = self.measured.tokens
-        before_T, after_T = (self._d_T(pair) for pair in (row.experiment.before, row.experiment.after))
+        before_T, after_T = (
+            self._d_T(pair) for pair in (row.experiment.before, row.experiment.after)
+        )
         moved_T = np.where(tokens.counts_T, np.nan_to_num(np.abs(before_T) - np.abs(after_T)), 0.0)
         found = [int(t) for t in np.argsort(-moved_T)[:count] if moved_T[t] > 0]
         responses = np.searchsorted(tokens.offset_S1, found, side="right") - 1
@@ -220,12 +252,18 @@ class BisectionAnalysis(Study):
 
     @cached_property
     def overlap(self) -> float | None:
-        """By how much the shares of the causes exceed what all of them explain together; None for a single cause."""
+        """By how much the shares of the causes exceed what all of them explain together; None
+        for a single cause.
+        """
         named = [row.share.value or 0.0 for row in self.named]
-        return max(0.0, sum(named) - (1 - (self.remaining.value or 0.0))) if len(named) > 1 else None
+        return (
+            max(0.0, sum(named) - (1 - (self.remaining.value or 0.0))) if len(named) > 1 else None
+        )
 
     def name(self, row: Row) -> str:
-        """A cause's name: a setting with its side; a kind of module, or a column, belongs to both sides."""
+        """A cause's name: a setting with its side; a kind of module, or a column, belongs to
+        both sides.
+        """
         experiment = row.experiment
         if experiment.floor:
             return f"{experiment.value} itself"
@@ -246,18 +284,28 @@ class BisectionAnalysis(Study):
 
     def _fault(self, row: Row) -> dict[str, Any] | None:
         """The finding of `diagnose` with the name of a cause."""
-        return next((f for f in self.search.findings or () if f["setting"] == row.experiment.setting), None)
+        return next(
+            (f for f in self.search.findings or () if f["setting"] == row.experiment.setting), None
+        )
 
     def command(self, row: Row) -> list[str]:
-        """The commands that show what a cause explains, also on new samples if the probe can be repeated."""
+        """The commands that show what a cause explains, also on new samples if the probe can be
+        repeated.
+        """
         legs, experiment = self.folder / LEGS, row.experiment
-        lines = [suggest("compare", legs / AS_RECORDED, legs / experiment.after[experiment.position])]
+        lines = [
+            suggest("compare", legs / AS_RECORDED, legs / experiment.after[experiment.position])
+        ]
         if experiment.flags and self.search.like:
-            lines.append(suggest("probe", "--like", from_here(Path(self.search.like)), *experiment.flags))
+            lines.append(
+                suggest("probe", "--like", from_here(Path(self.search.like)), *experiment.flags)
+            )
         return lines
 
     def cost(self, row: Row) -> dict[str, Any] | None:
-        """Seconds per response with the change, relative to without it, on the side that changes."""
+        """Seconds per response with the change, relative to without it, on the side that
+        changes.
+        """
         pairs, position = (row.experiment.before, row.experiment.after), row.experiment.position
         before, after = (self._seconds(pair[position]) for pair in pairs)
         if before is None or after is None or row.experiment.stage == 3:
@@ -273,7 +321,9 @@ class BisectionAnalysis(Study):
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints and `summary.json` holds; documented in docs/json/bisect.md."""
         tokens = self.measured.tokens
-        triangle = {n: v.to_dict() if isinstance(v, Estimate) else v for n, v in self.triangle.items()}
+        triangle = {
+            n: v.to_dict() if isinstance(v, Estimate) else v for n, v in self.triangle.items()
+        }
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
@@ -282,7 +332,9 @@ class BisectionAnalysis(Study):
             "responses": tokens.num_responses,
             "prompts": len(np.unique(tokens.prompt_id_S)),
             "tokens": int(self.recorded.tokens_S.sum()),
-            "gap": {measure: self.effects.gap(self.recorded, measure).to_dict() for measure in MEASURES},
+            "gap": {
+                measure: self.effects.gap(self.recorded, measure).to_dict() for measure in MEASURES
+            },
             "verdict": self.verdict,
             "stages": [self._stage(number) for number in STAGES],
             "legs": self._legs(),
@@ -306,9 +358,15 @@ class BisectionAnalysis(Study):
         return {"stage": number, "name": STAGES[number], **outcome}
 
     def _legs(self) -> list[dict[str, Any]]:
-        legs = [(leg, read_manifest(self.folder / LEGS / leg)["bisect"]) for leg in leg_names(self.folder)]
+        legs = [
+            (leg, read_manifest(self.folder / LEGS / leg)["bisect"])
+            for leg in leg_names(self.folder)
+        ]
         names = ("name", "side", "what", "change", "seconds", "responses")
-        return [{name: about_leg[name] for name in names} | {"trace": f"{LEGS}/{leg}"} for leg, about_leg in legs]
+        return [
+            {name: about_leg[name] for name in names} | {"trace": f"{LEGS}/{leg}"}
+            for leg, about_leg in legs
+        ]
 
     def _rows(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         return [{"rank": n, **self._row(row)} for n, row in enumerate(rows, start=1)]
@@ -337,12 +395,19 @@ class BisectionAnalysis(Study):
             return None
         after = self.measured.sums(pair)
         share = self.effects.share(self.recorded, self.measured.sums(self.search.base), after)
-        return {"settings": found["settings"], "legs": found["after"], "share": share.to_dict(), "left": after.mean()}
+        return {
+            "settings": found["settings"],
+            "legs": found["after"],
+            "share": share.to_dict(),
+            "left": after.mean(),
+        }
 
 
 def _share(share: Estimate) -> str:
     """`61 % ± 5`."""
     if share.value is None:
         return "unknown"
-    spread = "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
+    spread = (
+        "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
+    )
     return f"{100 * share.value:.0f} %{spread}"

@@ -1,4 +1,6 @@
-"""One pass over traces, in one process or several: every algorithm that the traces support, on the same tokens."""
+"""One pass over traces, in one process or several: every algorithm that the traces support, on
+the same tokens.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ from mismatch_cli.workers.reading import read_through
 
 _BLOCKED_TOKENS = 50
 _COLUMNS = (
-    "version_rollout", "version_trainer", "reward", "response_ids", "loss_mask", "logp_trainer", "entropy_trainer",
+    "version_rollout", "version_trainer", "reward", "response_ids", "loss_mask", "logp_trainer",
+    "entropy_trainer",
 )  # fmt: skip
 
 
@@ -54,14 +57,17 @@ class OneMask:
 
 @dataclass(frozen=True)
 class ClippingPlotData:
-    """The numbers, and a sample of judged tokens; without advantages it holds each token once per sign."""
+    """The numbers, and a sample of judged tokens; without advantages it holds each token once
+    per sign.
+    """
 
     STUDY: ClassVar[str] = "clipping"
 
     result: Mapping[str, Any]  # what docs/json/clipstats.md describes
     subject: str = ""  # what is compared, in one line
     compared: tuple[Algorithm, ...] = ()  # at most two: the columns of the mask regions
-    sample: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=JUDGED_ROW))  # log-probabilities in nats
+    # log-probabilities in nats
+    sample: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=JUDGED_ROW))
 
     @property
     def rows(self) -> Sequence[Mapping[str, Any]]:
@@ -72,15 +78,24 @@ class ClippingPlotData:
     @property
     def blocking(self) -> list[Mapping[str, Any]]:
         """The rows of algorithms that block at least one token."""
-        return [row for row in self.rows if any(part and part["value"] for part in row["blocked"].values())]
+        return [
+            row
+            for row in self.rows
+            if any(part and part["value"] for part in row["blocked"].values())
+        ]
 
     def masks(self, rows: Iterable[Mapping[str, Any]], *also: str) -> list[OneMask]:
-        """One for each distinct mask: of algorithms that decide alike, the compared ones, else the first row.
+        """One for each distinct mask: of algorithms that decide alike, the compared ones, else the
+        first row.
 
         `also` names keys whose values must be equal, too, for one row to represent another.
         """
         by_mask: dict[str, list[Mapping[str, Any]]] = {}
-        group_of = {name: place for place, names in enumerate(self.result.get("same_mask", ())) for name in names}
+        group_of = {
+            name: place
+            for place, names in enumerate(self.result.get("same_mask", ()))
+            for name in names
+        }
         for row in rows:
             key = repr([group_of.get(row["name"], row["name"]), *(row[key] for key in also)])
             by_mask.setdefault(key, []).append(row)
@@ -106,7 +121,9 @@ class ClippingPlotData:
     def coordinates(self, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:
         """The anchor's log-probability and log π of each token in the sample."""
         anchor = "recomputed" if algorithm.limiting.anchor == "recomputed" else "rollout"
-        return self.sample[f"logp_{anchor}"].astype(np.float64), self.sample["logp_trainer"].astype(np.float64)
+        return self.sample[f"logp_{anchor}"].astype(np.float64), self.sample["logp_trainer"].astype(
+            np.float64
+        )
 
     def blocked(self, algorithm: Algorithm) -> np.ndarray:
         """Whether the algorithm blocks each token of the sample."""
@@ -115,14 +132,23 @@ class ClippingPlotData:
         return blocked_N
 
     @staticmethod
-    def blocked_at(algorithm: Algorithm, logp_anchor_N: np.ndarray, logp_N: np.ndarray, sign: str) -> np.ndarray | None:
-        """Whether the limiting masks block tokens with these log-probabilities, nats, and an advantage of that sign.
+    def blocked_at(
+        algorithm: Algorithm, logp_anchor_N: np.ndarray, logp_N: np.ndarray, sign: str
+    ) -> np.ndarray | None:
+        """Whether the limiting masks block tokens with these log-probabilities, nats, and an
+        advantage of that sign.
 
-        None if there is no such mask, or if two probabilities do not decide: top-K masks need more columns, and a mask
-        on whole responses decides differently when the same tokens form one response instead of many.
+        None if there is no such mask, or if two probabilities do not decide: top-K masks need more
+        columns, and a mask on whole responses decides differently when the same tokens form one
+        response instead of many.
         """
         limiting = algorithm.limiting
-        if not limiting.masks or limiting.anchor == "both" or algorithm.batch_masks or algorithm.needs_entropy:
+        if (
+            not limiting.masks
+            or limiting.anchor == "both"
+            or algorithm.batch_masks
+            or algorithm.needs_entropy
+        ):
             return None
         advantage_N = np.full(len(logp_N), 1.0 if sign == ">" else -1.0)
         answers = []
@@ -130,7 +156,9 @@ class ClippingPlotData:
             policies = Policies(logp_anchor_N, logp_N, logp_anchor_N, offset_S1)
             try:
                 answers.append(~keep_T(algorithm.limiting, policies, advantage_N))
-            except Exception:  # a user's own mask may need anything that two bare probabilities lack
+            except (
+                Exception
+            ):  # a user's own mask may need anything that two bare probabilities lack
                 return None
         return answers[0] if np.array_equal(*answers) else None
 
@@ -154,20 +182,30 @@ class ClippingAnalysis(Study):
 
     @cached_property
     def compared(self) -> tuple[Algorithm, ...]:
-        """At most two to compare: those requested, else those of the paper, else the first that block anything."""
+        """At most two to compare: those requested, else those of the paper, else the first that
+        block anything.
+        """
         if self.asked:
             return self.asked
         by_name = {algorithm.name: algorithm for algorithm in self.algorithms}
         paper = [by_name[name] for name in PAPER if name in by_name]
         cells = self.summary.cells.by_mu[1:]
-        blocking = [algorithm for algorithm, counts in zip(self.algorithms, cells, strict=True) if counts.any()]
+        blocking = [
+            algorithm
+            for algorithm, counts in zip(self.algorithms, cells, strict=True)
+            if counts.any()
+        ]
         return tuple(dict.fromkeys([*paper, *blocking, *self.algorithms]))[:2]
 
     def to_json(self) -> dict[str, Any]:
         """What `clipstats --json` prints (docs/json/clipstats.md)."""
         result = self.summary.result(_BLOCKED_TOKENS)
         vocabulary = self.traces[0].vocabulary
-        lists = (rows for algorithm in result["algorithms"] for rows in algorithm["blocked_tokens"].values())
+        lists = (
+            rows
+            for algorithm in result["algorithms"]
+            for rows in algorithm["blocked_tokens"].values()
+        )
         for row in chain.from_iterable(lists):
             row["text"] = vocabulary.decode([row["token_id"]])
             row["class"] = token_class(row["text"])
@@ -179,20 +217,32 @@ class ClippingAnalysis(Study):
             "compared": [algorithm.name for algorithm in self.compared],
             "about": about(self.traces, self.summary.lacking.get("logp_trainer", 0)),
             "has": self.support.has,
-            "skipped": [{"algorithm": name, "reason": reason} for name, reason in self.support.skipped.items()],
+            "skipped": [
+                {"algorithm": name, "reason": reason}
+                for name, reason in self.support.skipped.items()
+            ],
             **result,
             "same_strictness": self._same_strictness(),
         }
 
     def _same_strictness(self) -> list[dict[str, Any]]:
-        found = (self.summary.same_strictness(self.algorithms.index(algorithm)) for algorithm in self.compared)
+        found = (
+            self.summary.same_strictness(self.algorithms.index(algorithm))
+            for algorithm in self.compared
+        )
         return [row for row in found if row]
 
     def exploration(self, responses: int) -> Exploration | None:
         """The tokens of the first responses, and which of them every algorithm blocks."""
         needs, total = self.support.needs, PAIRS["total"]
         return explore(
-            self.traces, total, self.algorithms, needs, self.compared, responses, self.summary.question.found
+            self.traces,
+            total,
+            self.algorithms,
+            needs,
+            self.compared,
+            responses,
+            self.summary.question.found,
         )
 
     @cached_property
@@ -212,7 +262,8 @@ def analyse_clipping(
     arguments: Sequence[str] = (),
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> ClippingAnalysis:
-    """Apply every algorithm to every token; the numbers are the same to the bit for any number of workers.
+    """Apply every algorithm to every token; the numbers are the same to the bit for any number of
+    workers.
 
     Raises a `MismatchError` if no response has the columns that the algorithms need.
     """
@@ -220,22 +271,33 @@ def analyse_clipping(
     support = Support.of(traces, algorithms)
     for algorithm in asked:
         if algorithm.name in support.skipped:
-            raise UsageError(f"{algorithm.name} cannot be compared: {support.skipped[algorithm.name]}")
+            raise UsageError(
+                f"{algorithm.name} cannot be compared: {support.skipped[algorithm.name]}"
+            )
     found = first_pass(traces, support, workers)
     question = Question(support.judged, support.needs, theory, found)
     summary = read_through(traces, _Judging(question), workers, on_responses)
     if summary.seen == sum(summary.lacking.values()):
         raise MismatchError(
             f"No response in {traces[0].folder} has every column that these algorithms need "
-            f"(missing: {', '.join(summary.lacking)}). Choose others with --algorithm, or record the trace again."
+            f"(missing: {', '.join(summary.lacking)}). Choose others with --algorithm, or record "
+            "the trace again."
         )
     return ClippingAnalysis(traces, support, summary, tuple(asked), tuple(arguments))
 
 
-def first_pass(traces: Sequence[Trace], support: Support, workers: Workers = ALONE) -> dict[Rule, Found]:
-    """What masks on whole batches find, on tokens with the columns they need; reads nothing without such masks."""
+def first_pass(
+    traces: Sequence[Trace], support: Support, workers: Workers = ALONE
+) -> dict[Rule, Found]:
+    """What masks on whole batches find, on tokens with the columns they need; reads nothing
+    without such masks.
+    """
     asked = [algorithm for algorithm in support.judged if algorithm.batch_masks]
-    return read_through(traces, _Collecting(masks_of(asked), Needs.of(asked)), workers).found() if asked else {}
+    return (
+        read_through(traces, _Collecting(masks_of(asked), Needs.of(asked)), workers).found()
+        if asked
+        else {}
+    )
 
 
 def columns_for(needs: Needs) -> list[str]:
@@ -270,7 +332,9 @@ class _Collecting:
 
 @dataclass(frozen=True)
 class _Judging:
-    """The pass that makes a summary of each portion, whose examples carry the number of their trace."""
+    """The pass that makes a summary of each portion, whose examples carry the number of their
+    trace.
+    """
 
     question: Question
 
@@ -280,7 +344,9 @@ class _Judging:
 
     @property
     def files(self) -> list[Path]:
-        return _own_files(mask for algorithm in self.question.algorithms for mask in algorithm.masks)
+        return _own_files(
+            mask for algorithm in self.question.algorithms for mask in algorithm.masks
+        )
 
     def begin(self, _portion: Portion) -> ClippingSummary:
         return ClippingSummary(self.question)
@@ -293,20 +359,29 @@ class _Judging:
 
 def _own_files(rules: Iterable[Rule]) -> list[Path]:
     """The files of the user's own masks, which a reader on another machine lacks."""
-    return [Path(rule.region) for rule in rules if isinstance(rule, Mask) and rule.region.endswith(".py")]
+    return [
+        Path(rule.region)
+        for rule in rules
+        if isinstance(rule, Mask) and rule.region.endswith(".py")
+    ]
 
 
-# Words that open or turn a step of reasoning: the examples in the appendix of arXiv 2602.04879, and similar ones.
+# Words that open or turn a step of reasoning: the examples in the appendix of arXiv 2602.04879, and
+# similar ones.
 _CONNECTIVE = re.compile(
     "wait|thus|since|so|therefore|hence|however|but|then|next|also|because|instead|first|second|finally|now|if|let|"
     "alternatively|and|or|while|as|for|given|suppose|assume|note|recall|here|this|that|we|when|where"
 )
 _OPERATORS = frozenset("+-*/=<>^%×÷·±≤≥≠≈√∑∏∫−→|&")
-_OPERATOR_COMMANDS = re.compile(r"\\(times|cdot|div|frac|sqrt|sum|prod|int|pm|leq|geq|neq|approx|equiv|to|le|ge)")
+_OPERATOR_COMMANDS = re.compile(
+    r"\\(times|cdot|div|frac|sqrt|sum|prod|int|pm|leq|geq|neq|approx|equiv|to|le|ge)"
+)
 
 
 def token_class(text: str) -> str:
-    """digit, operator, connective (Wait, Thus, Since …), structure (punctuation, spaces, markup), or other."""
+    """digit, operator, connective (Wait, Thus, Since …), structure (punctuation, spaces,
+    markup), or other.
+    """
     core = text.strip()
     if core and all(unicodedata.category(c) == "Nd" for c in core):
         return "digit"

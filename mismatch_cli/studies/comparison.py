@@ -1,4 +1,6 @@
-"""What two or more traces have in common, the same metrics of each, and the difference from the first."""
+"""What two or more traces have in common, the same metrics of each, and the difference from the
+first.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ class Side:
 
     @property
     def measured(self) -> Measured:
-        """The summary with what its intervals are made of; what the report does not know is not compared either."""
+        """The summary with what its intervals are made of; what the report does not know is not
+        compared either.
+        """
         measured = Measured(self.summary)
         for key, found in self.result["metrics"].items():
             if found["value"] is None:
@@ -139,10 +143,14 @@ class ComparisonAnalysis(Study):
 
     @cached_property
     def plot_data(self) -> ComparisonPlotData:
-        """What the plots draw: the numbers of the JSON, and the distribution of |d| in each trace."""
+        """What the plots draw: the numbers of the JSON, and the distribution of |d| in each
+        trace.
+        """
         who = [f"{side.run}: {who_is_compared(side.trace.manifest)}" for side in self.sides]
         cells = [side.summary.exact.cells.d.total for side in self.sides]
-        return ComparisonPlotData(self.result, " · ".join(who), tuple(exceedance(counts) for counts in cells))
+        return ComparisonPlotData(
+            self.result, " · ".join(who), tuple(exceedance(counts) for counts in cells)
+        )
 
 
 def analyse_comparison(
@@ -153,7 +161,8 @@ def analyse_comparison(
     workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> ComparisonAnalysis:
-    """Read each trace twice, for its keys and for its metrics, and a third time to compare tokens directly.
+    """Read each trace twice, for its keys and for its metrics, and a third time to compare tokens
+    directly.
 
     Raises a `UsageError` if a trace lacks the pair, and a `MismatchError` if nothing was scored.
     """
@@ -164,16 +173,25 @@ def analyse_comparison(
         pairings = [pair_up(found.responses[0], other) for other in found.responses[1:]]
         kept = compared_rows(found.responses, pairings)
         measuring = partial(_measuring, pair, found, kept)
-        summaries = [reader.reduced(portions, measuring, on_responses) for portions in found.portions]
+        summaries = [
+            reader.reduced(portions, measuring, on_responses) for portions in found.portions
+        ]
         runs = run_names([trace.run_folder for trace in traces])
-        sides = [Side(*side) for side in zip(NAMES, runs, traces, found.responses, kept, summaries, strict=False)]
+        sides = [
+            Side(*side)
+            for side in zip(NAMES, runs, traces, found.responses, kept, summaries, strict=False)
+        ]
         first, measured = sides[0], sides[0].measured
         others = []
         for side, pairing in zip(sides[1:], pairings, strict=True):
             on_tokens = None
             if pairing.by == "tokens":
-                on_tokens = _on_tokens(reader, pair, found, np.where(first.kept_S, pairing.partner_S, -1), side.trace)
-            others.append(Comparison(side, pairing, differences(measured, side.measured), on_tokens))
+                on_tokens = _on_tokens(
+                    reader, pair, found, np.where(first.kept_S, pairing.partner_S, -1), side.trace
+                )
+            others.append(
+                Comparison(side, pairing, differences(measured, side.measured), on_tokens)
+            )
     return ComparisonAnalysis(pair, first, tuple(others), tuple(arguments))
 
 
@@ -186,8 +204,12 @@ class _Found:
     rows: dict[Portion, slice]
 
     @classmethod
-    def of(cls, traces: Sequence[Trace], every: Sequence[Portion], recognised: Recognised) -> _Found:
-        """Sort what was recognised by trace; raises a `MismatchError` for a trace without scored tokens."""
+    def of(
+        cls, traces: Sequence[Trace], every: Sequence[Portion], recognised: Recognised
+    ) -> _Found:
+        """Sort what was recognised by trace; raises a `MismatchError` for a trace without scored
+        tokens.
+        """
         responses: list[Responses] = []
         portions: list[list[Portion]] = [[] for _ in traces]
         rows: dict[Portion, slice] = {}
@@ -206,7 +228,9 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Measuring:
-    """The pass that makes the summary of the compared responses, with prompts identified by their tokens."""
+    """The pass that makes the summary of the compared responses, with prompts identified by
+    their tokens.
+    """
 
     pair: Pair
     kept_S: np.ndarray  # of the portion
@@ -225,30 +249,47 @@ class _Measuring:
             first += group.table.num_rows
 
 
-def _measuring(pair: Pair, found: _Found, kept: Sequence[np.ndarray], portion: Portion) -> _Measuring:
+def _measuring(
+    pair: Pair, found: _Found, kept: Sequence[np.ndarray], portion: Portion
+) -> _Measuring:
     rows = found.rows[portion]
-    return _Measuring(pair, kept[portion.trace][rows], found.responses[portion.trace].prompt_S[rows])
+    return _Measuring(
+        pair, kept[portion.trace][rows], found.responses[portion.trace].prompt_S[rows]
+    )
 
 
-def _on_tokens(reader: Executor, pair: Pair, found: _Found, partner_S: np.ndarray, other: Trace) -> OnTokens:
+def _on_tokens(
+    reader: Executor, pair: Pair, found: _Found, partner_S: np.ndarray, other: Trace
+) -> OnTokens:
     partners, prompt_S = Partners.of(other, partner_S), found.responses[0].prompt_S
     rows = found.rows
-    return reader.reduced(found.portions[0], lambda p: Meeting(pair, prompt_S[rows[p]], partners.of_some(rows[p])))
+    return reader.reduced(
+        found.portions[0], lambda p: Meeting(pair, prompt_S[rows[p]], partners.of_some(rows[p]))
+    )
 
 
 def _common_pair(traces: Sequence[Trace], asked: str | None) -> Pair:
-    """The requested pair, else the first that every trace has: the gap at equal weights before the total one."""
+    """The requested pair, else the first that every trace has: the gap at equal weights before
+    the total one.
+    """
     having = [_pairs_in(trace) for trace in traces]
     if asked is None:
         common = [name for name in ("mismatch", "total") if all(name in names for names in having)]
         if not common:
-            lacking = next(t for t, names in zip(traces, having, strict=True) if not {"mismatch", "total"} & names)
-            raise MismatchError(f"{lacking.folder} was not scored by a trainer. {lacking.how_to_score}")
+            lacking = next(
+                t
+                for t, names in zip(traces, having, strict=True)
+                if not {"mismatch", "total"} & names
+            )
+            raise MismatchError(
+                f"{lacking.folder} was not scored by a trainer. {lacking.how_to_score}"
+            )
         return PAIRS[common[0]]
     for trace, names in zip(traces, having, strict=True):
         if asked not in names:
             raise UsageError(
-                f"{trace.folder} has no {asked} pair. It has: {', '.join(sorted(names)) or 'none (not scored)'}."
+                f"{trace.folder} has no {asked} pair. It has: "
+                f"{', '.join(sorted(names)) or 'none (not scored)'}."
             )
     return PAIRS[asked]
 
@@ -257,7 +298,9 @@ def _pairs_in(trace: Trace) -> set[str]:
     columns = trace.columns()
     if "logp_trainer" not in columns:
         return set()
-    return {"total", *pairs_in([trace])} | ({"floor"} if "logp_trainer_repeat" in columns else set())
+    return {"total", *pairs_in([trace])} | (
+        {"floor"} if "logp_trainer_repeat" in columns else set()
+    )
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
@@ -307,13 +350,18 @@ def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> di
 
 
 def _what_differs(answers: Mapping[str, bool | None]) -> str:
-    """`gap` if its mean differs by more than noise; `metrics` if more metrics do than in 19 of 20 comparisons of equal
-    traces, were metrics independent; else `noise`, or `untested` if nothing has an interval."""
+    """`gap` if its mean differs by more than noise; `metrics` if more metrics do than in 19 of 20
+    comparisons of equal traces, were metrics independent; else `noise`, or `untested` if nothing
+    has an interval.
+    """
     marked = sum(answer is True for answer in answers.values())
     tested = sum(answer is not None for answer in answers.values())
     if any(answers.get(key) for key in _GAP):
         return "gap"
-    at_least = sum(comb(tested, k) * CHANCE**k * (1 - CHANCE) ** (tested - k) for k in range(marked, tested + 1))
+    at_least = sum(
+        comb(tested, k) * CHANCE**k * (1 - CHANCE) ** (tested - k)
+        for k in range(marked, tested + 1)
+    )
     return "metrics" if marked and at_least < CHANCE else "noise" if tested else "untested"
 
 
@@ -326,8 +374,12 @@ _EVERY = 32  # bins of 0.1 % are finer than a picture shows
 
 
 def exceedance(counts_Bx: np.ndarray) -> np.ndarray:
-    """Edges of |d|, 3 % apart, and the share of tokens beyond each, from the histograms of d by bin of μ."""
+    """Edges of |d|, 3 % apart, and the share of tokens beyond each, from the histograms of d by
+    bin of μ.
+    """
     counts_x = D_BINS.fold(counts_Bx.sum(axis=0))
     at_least_x = counts_x[::-1].cumsum()[::-1]
     occupied = np.flatnonzero(at_least_x[1::_EVERY]) * _EVERY + 1  # bin 0 counts as 0
-    return np.stack([D_BINS.positive.edges[0][occupied], at_least_x[occupied] / max(1, counts_x.sum())])
+    return np.stack(
+        [D_BINS.positive.edges[0][occupied], at_least_x[occupied] / max(1, counts_x.sum())]
+    )

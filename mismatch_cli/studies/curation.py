@@ -1,4 +1,6 @@
-"""Results of a curation: how many problems were kept, and how their accuracy regresses to the mean when held out."""
+"""Results of a curation: how many problems were kept, and how their accuracy regresses to the
+mean when held out.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,23 +48,37 @@ class CurationAnalysis(Study):
 
     @cached_property
     def histogram(self) -> tuple[np.ndarray, np.ndarray]:
-        """How many problems have an accuracy between the edges; each bin covers as many numbers of right answers."""
+        """How many problems have an accuracy between the edges; each bin covers as many numbers
+        of right answers.
+        """
         samples = self.curation.samples
         answers = -(-(samples + 1) // _BARS)
-        return np.histogram(self.accuracy_P, (np.arange(0, samples + answers + 1, answers) - 0.5) / samples)
+        return np.histogram(
+            self.accuracy_P, (np.arange(0, samples + answers + 1, answers) - 0.5) / samples
+        )
 
     @cached_property
     def pairs_K2(self) -> np.ndarray:
         """The accuracies of the kept problems: on the samples used for selection, and held out."""
-        return np.array([(self.curation.accuracy[p], self.curation.held_out[p]) for p in self.curation.kept])
+        return np.array(
+            [(self.curation.accuracy[p], self.curation.held_out[p]) for p in self.curation.kept]
+        )
 
     @cached_property
     def bins(self) -> list[tuple[float, float, np.ndarray]]:
-        """Ranges of the selecting accuracy, each with its kept problems as in `pairs_K2`, without empty ranges."""
+        """Ranges of the selecting accuracy, each with its kept problems as in `pairs_K2`,
+        without empty ranges.
+        """
         low, high = self.curation.keep
         edge_B = np.linspace(low, high, _BINS + 1)
-        bin_K = np.clip(np.searchsorted(edge_B, self.pairs_K2[:, 0] + 1e-9, side="right") - 1, 0, _BINS - 1)
-        return [(edge_B[b], edge_B[b + 1], self.pairs_K2[bin_K == b]) for b in range(_BINS) if (bin_K == b).any()]
+        bin_K = np.clip(
+            np.searchsorted(edge_B, self.pairs_K2[:, 0] + 1e-9, side="right") - 1, 0, _BINS - 1
+        )
+        return [
+            (edge_B[b], edge_B[b + 1], self.pairs_K2[bin_K == b])
+            for b in range(_BINS)
+            if (bin_K == b).any()
+        ]
 
     @property
     def staying(self) -> Estimate:

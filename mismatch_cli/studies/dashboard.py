@@ -1,4 +1,6 @@
-"""Numbers from a dashboard, without a trace: which limits hold, what others measured, what causes such values."""
+"""Numbers from a dashboard, without a trace: which limits hold, what others measured, what
+causes such values.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from typing import Any
 from mismatch_cli import dialects
 from mismatch_cli.dialects import Line
 from mismatch_cli.errors import UsageError, suggest
-from mismatch_cli.metrics.estimate import ABOVE_1, ABOVE_MINUS_1, CORRELATION, POSITIVE, SAMPLE_SIZE, SHARE, Scale
+from mismatch_cli.metrics.estimate import (
+    ABOVE_1,
+    ABOVE_MINUS_1,
+    CORRELATION,
+    POSITIVE,
+    SAMPLE_SIZE,
+    SHARE,
+    Scale,
+)
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.registry import alternatives
 from mismatch_cli.studies.study import Study
@@ -24,14 +34,17 @@ OWN = "mismatch"  # the framework name for the metrics of `report`
 _KEY = "abs_d_mean"  # the metric whose usual range per precision is known
 _FACTOR = 2.0  # how close a value has to be to a known fault's for the fault to be named
 _BOUNDS: dict[Scale, tuple[float, float]] = {
-    POSITIVE: (0, inf), ABOVE_1: (1, inf), ABOVE_MINUS_1: (-1, inf), SHARE: (0, 1), SAMPLE_SIZE: (0, 1),
+    POSITIVE: (0, inf), ABOVE_1: (1, inf), ABOVE_MINUS_1: (-1, inf), SHARE: (0, 1),
+    SAMPLE_SIZE: (0, 1),
     CORRELATION: (-1, 1),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Quoted:
-    """A number as a dashboard shows it; `metric` is our metric with the same definition, if there is one."""
+    """A number as a dashboard shows it; `metric` is our metric with the same definition, if
+    there is one.
+    """
 
     framework: str
     name: str
@@ -43,8 +56,9 @@ class Quoted:
 
     @classmethod
     def of(cls, framework: str, name: str, value: float) -> Quoted:
-        """Find the metric by its name on the dashboard, or by our key or label; a `UsageError` if that is ambiguous,
-        unknown, or if the value is out of range."""
+        """Find the metric by its name on the dashboard, or by our key or label; a `UsageError` if
+        that is ambiguous, unknown, or if the value is out of range.
+        """
         if framework == OWN or (not framework and _is_own(name)):
             metric = _own(name)
             _check(name, value, *bounds(metric))
@@ -73,7 +87,9 @@ class Quoted:
         }
 
     def _assessed(self, about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """The limits and measured values for its metric; if it averages differently, only those with its own name."""
+        """The limits and measured values for its metric; if it averages differently, only those
+        with its own name.
+        """
         nothing: dict[str, list[dict[str, Any]]] = {"bars": [], "measured": []}
         key = self.metric or self._own_bar
         if not key:
@@ -82,11 +98,16 @@ class Quoted:
         found = assess({"about": about, "pairs": {self.pair: pair}})
         if self.metric:
             return {name: found[name] for name in nothing}
-        return {name: [row for row in found[name] if row["name"] and self._is_called(row["name"])] for name in nothing}
+        return {
+            name: [row for row in found[name] if row["name"] and self._is_called(row["name"])]
+            for name in nothing
+        }
 
     @property
     def _own_bar(self) -> str:
-        """Our metric to which the framework's own limit applies, though it averages differently; empty without one."""
+        """Our metric to which the framework's own limit applies, though it averages differently;
+        empty without one.
+        """
         own = (bar.metric for bar in reference().bars if self._is_called(bar.name))
         return "" if self.is_of_the_update else next(own, "")
 
@@ -94,29 +115,57 @@ class Quoted:
         return self.name == name or self.name.endswith(f"/{name}")
 
     def _usual(self, about: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The usual range of the precisions, and where the number is relative to it; known for the mean |d| only."""
+        """The usual range of the precisions, and where the number is relative to it; known for
+        the mean |d| only.
+        """
         if self.metric != _KEY:
             return None
         usual = usual_gap(about)
-        where = "below" if self.value < usual.low else "within" if self.value <= usual.high else "above"
+        where = (
+            "below" if self.value < usual.low else "within" if self.value <= usual.high else "above"
+        )
         where = "far above" if self.value > usual.far_above else where
-        return {"who": usual.who, "low": usual.low, "high": usual.high, "where": where, "source": usual.source}
+        return {
+            "who": usual.who,
+            "low": usual.low,
+            "high": usual.high,
+            "where": where,
+            "source": usual.source,
+        }
 
     def _made_by(self, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Causes of values of this size: precisions with it in their usual range, and faults that came close to it."""
+        """Causes of values of this size: precisions with it in their usual range, and faults
+        that came close to it.
+        """
         if not self.metric:
             return
         if self.metric == _KEY and (self._usual(about) or {}).get("where") != "within":
             for row in reference().usual:
                 if row.precision and row.low <= self.value <= row.high:
-                    yield {"what": row.who, "low": row.low, "high": row.high, "fault": False, "source": row.source}
+                    yield {
+                        "what": row.who,
+                        "low": row.low,
+                        "high": row.high,
+                        "fault": False,
+                        "source": row.source,
+                    }
         ideal = METRICS[self.metric].agreement or 0.0
         distance = abs(self.value - ideal)
         for case in reference().measured:
             ends = sorted((abs(case.low - ideal), abs(case.high - ideal)))
-            if case.state and case.metric == self.metric and ends[0] / _FACTOR <= distance <= ends[1] * _FACTOR:
+            if (
+                case.state
+                and case.metric == self.metric
+                and ends[0] / _FACTOR <= distance <= ends[1] * _FACTOR
+            ):
                 what = f"{case.setup} ({case.model})"
-                yield {"what": what, "low": case.low, "high": case.high, "fault": True, "source": case.source}
+                yield {
+                    "what": what,
+                    "low": case.low,
+                    "high": case.high,
+                    "fault": True,
+                    "source": case.source,
+                }
 
 
 @dataclass(frozen=True)
@@ -134,9 +183,15 @@ class DashboardNumbers(Study):
 
     def to_json(self) -> dict[str, Any]:
         """What `verdict --json` prints; documented in docs/json/verdict.md."""
-        pair = next((number.pair for number in self.numbers if not number.is_of_the_update), dialects.UPDATE)
+        pair = next(
+            (number.pair for number in self.numbers if not number.is_of_the_update), dialects.UPDATE
+        )
         numbers = [number.to_json(self.about) for number in self.numbers]
-        suspected = [] if pair == dialects.UPDATE else [*suspects(self.about, pair=pair), *unrecorded(self.about, pair)]
+        suspected = (
+            []
+            if pair == dialects.UPDATE
+            else [*suspects(self.about, pair=pair), *unrecorded(self.about, pair)]
+        )
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
@@ -149,12 +204,19 @@ class DashboardNumbers(Study):
 
 
 def listed(framework: str = "") -> list[dict[str, str | None]]:
-    """Every known metric name, of one framework or of all; `metric` is ours with the same definition, if any."""
+    """Every known metric name, of one framework or of all; `metric` is ours with the same
+    definition, if any.
+    """
     rows: list[dict[str, str | None]] = []
     for name in [framework] if framework else [OWN, *dialects.names()]:
         if name == OWN:
             rows += [
-                {"framework": OWN, "name": metric.key, "formula": metric.formula, "metric": metric.key}
+                {
+                    "framework": OWN,
+                    "name": metric.key,
+                    "formula": metric.formula,
+                    "metric": metric.key,
+                }
                 for metric in METRICS.values()
                 if metric.agreement is not None
             ]
@@ -178,7 +240,10 @@ def bounds(metric: Metric) -> tuple[float, float]:
     elif metric.key == "spearman":
         low, high = -1, 1
     else:
-        low, high = (-inf if metric.signed or "signed" in metric.key else 0), 1 if metric.unit == "share" else inf
+        low, high = (
+            (-inf if metric.signed or "signed" in metric.key else 0),
+            1 if metric.unit == "share" else inf,
+        )
     return (max(low, -1), 1) if metric.unit == "probability" else (low, high)
 
 
@@ -186,7 +251,11 @@ def _bounds_by_words(formula: str) -> tuple[float, float]:
     """The range that a formula's wording implies."""
     if "share" in formula:
         return 0, 1
-    return (0 if formula.startswith(("standard deviation", "√", "E_y mean |", "E_y |", "min |", "1 /")) else -inf), inf
+    return (
+        0
+        if formula.startswith(("standard deviation", "√", "E_y mean |", "E_y |", "min |", "1 /"))
+        else -inf
+    ), inf
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:
@@ -203,9 +272,13 @@ def _is_own(name: str) -> bool:
 
 def _own(name: str) -> Metric:
     """One of ours by its key, or by its label as reports print it."""
-    metric = METRICS.get(name) or next((metric for metric in METRICS.values() if metric.label == name), None)
+    metric = METRICS.get(name) or next(
+        (metric for metric in METRICS.values() if metric.label == name), None
+    )
     if metric is None:
-        raise UsageError(_unknown(name, OWN, [key for key, row in METRICS.items() if row.agreement is not None]))
+        raise UsageError(
+            _unknown(name, OWN, [key for key, row in METRICS.items() if row.agreement is not None])
+        )
     if metric.agreement is None:
         raise UsageError(f"{name} describes responses, not a gap, so no limit applies to it.")
     return metric
@@ -214,16 +287,24 @@ def _own(name: str) -> Metric:
 def _line(framework: str, name: str) -> tuple[str, Line]:
     """A framework's metric by its name, with or without the part before a slash."""
     among = [framework] if framework else dialects.names()
-    found = [(known, line) for known in among for line in dialects.lines(known) if _same_name(line.name, name)]
+    found = [
+        (known, line)
+        for known in among
+        for line in dialects.lines(known)
+        if _same_name(line.name, name)
+    ]
     exact = [(known, line) for known, line in found if line.name == name] or found
     if len(exact) == 1:
         return exact[0]
     if exact:
         who = " and ".join(dict.fromkeys(f"{known} ({line.name})" for known, line in exact))
         raise UsageError(
-            f"{name} is ambiguous: {who}. Name the framework first: {suggest('verdict', exact[0][0], f'{name}=VALUE')}"
+            f"{name} is ambiguous: {who}. Name the framework first: "
+            f"{suggest('verdict', exact[0][0], f'{name}=VALUE')}"
         )
-    every = [line.name for known in among for line in dialects.lines(known)] + ([] if framework else [*METRICS])
+    every = [line.name for known in among for line in dialects.lines(known)] + (
+        [] if framework else [*METRICS]
+    )
     raise UsageError(_unknown(name, framework, every))
 
 
@@ -233,7 +314,9 @@ def _same_name(known: str, given: str) -> bool:
 
 def _unknown(name: str, framework: str, known: Sequence[str]) -> str:
     names = list(dict.fromkeys(known))
-    near = [other for other in names if name.lower() in other.lower()] or get_close_matches(name, names, 3, 0.5)
+    near = [other for other in names if name.lower() in other.lower()] or get_close_matches(
+        name, names, 3, 0.5
+    )
     hint = f"Did you mean {alternatives(near[:3])}? " if near else ""
     owner = f" of {framework}" if framework else ""
     if framework not in ("", OWN) and name in METRICS:

@@ -28,7 +28,8 @@ from mismatch_cli.workers.reading import executor
 
 _BINS = 16
 _OF_CHECK, _OF_SETTING = ("check", "explains", "needs"), [known.name for known in fields(Suspect)]
-_SUSPECT: dict[str, Any] = dict.fromkeys((*_OF_CHECK, *_OF_SETTING))  # null where a check or a setting has none
+# Null where a check or a setting has none
+_SUSPECT: dict[str, Any] = dict.fromkeys((*_OF_CHECK, *_OF_SETTING))
 _WORDS = ("TITLE", "CAUSE", "CHANGE", "SOURCE")
 UNEXPLAINED = "unexplained-gap"
 
@@ -64,17 +65,23 @@ class DiagnosisAnalysis(Study):
 
     @cached_property
     def by_position(self) -> list[tuple[float, Estimate]]:
-        """The mean position and the mean relative gap of each sixteenth of the tokens, by position."""
+        """The mean position and the mean relative gap of each sixteenth of the tokens, by
+        position.
+        """
         position_N = self.sample.position_T[self.sample.kept]
         order = np.argsort(position_N, kind="stable")
         parts = [part for part in np.array_split(order, _BINS) if len(part)]
-        return [(float(position_N[part].mean()), self._mean(self._relative_N, part)) for part in parts]
+        return [
+            (float(position_N[part].mean()), self._mean(self._relative_N, part)) for part in parts
+        ]
 
     @cached_property
     def by_step(self) -> list[tuple[int, Estimate]]:
         """Each step with its mean relative gap."""
         step_N = self.sample.step_S[self.sample.response_T[self.sample.kept]]
-        return [(int(step), self._mean(self._relative_N, step_N == step)) for step in np.unique(step_N)]
+        return [
+            (int(step), self._mean(self._relative_N, step_N == step)) for step in np.unique(step_N)
+        ]
 
     @property
     def _relative_N(self) -> np.ndarray:
@@ -87,7 +94,9 @@ class DiagnosisAnalysis(Study):
         diagnosis, first = self.diagnosis, self.traces[0]
         if not diagnosis.has_a_gap:
             return ()
-        return suspects(first.manifest, str(name_of(first)), diagnosis.evidence.pair.name, diagnosis.cleared)
+        return suspects(
+            first.manifest, str(name_of(first)), diagnosis.evidence.pair.name, diagnosis.cleared
+        )
 
     def _untested(self, finding: Finding) -> dict[str, Any]:
         test = self.line_that_tests(finding)
@@ -100,7 +109,11 @@ class DiagnosisAnalysis(Study):
 
     def line_that_tests(self, finding: Finding) -> str:
         """The command that makes an impossible check possible; empty if there is none."""
-        return suggest("diagnose", name_of(self.traces[0]), *finding.needs.split()) if finding.needs else ""
+        return (
+            suggest("diagnose", name_of(self.traces[0]), *finding.needs.split())
+            if finding.needs
+            else ""
+        )
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints and `summary.json` holds; documented in docs/json/diagnose.md."""
@@ -129,7 +142,11 @@ class DiagnosisAnalysis(Study):
             ],
             "findings": [
                 {name.lower(): getattr(module(finding.check), name) for name in _WORDS}
-                | {name: value for name, value in finding.to_dict().items() if value or name not in ("cause", "change")}
+                | {
+                    name: value
+                    for name, value in finding.to_dict().items()
+                    if value or name not in ("cause", "change")
+                }
                 for finding in diagnosis.findings
             ],
             **custom_code.on_record(),
@@ -167,11 +184,15 @@ class _Narrowing:
 
     def after(self, gathered: Iterator[Gathering]) -> None:
         """A limit that one of the earlier portions set applies to all later ones."""
-        self.limits = Limits(*map(min, zip(self.limits, *(part.limits for part in gathered), strict=True)))
+        self.limits = Limits(
+            *map(min, zip(self.limits, *(part.limits for part in gathered), strict=True))
+        )
 
 
 def gather(
-    traces: Sequence[Trace], workers: Workers = ALONE, on_responses: Callable[[int], None] = lambda _: None
+    traces: Sequence[Trace],
+    workers: Workers = ALONE,
+    on_responses: Callable[[int], None] = lambda _: None,
 ) -> Evidence:
     """Read traces once, in memory independent of their length."""
     asked = _Narrowing(PAIRS[pairs_in(traces)[0]])
@@ -181,7 +202,8 @@ def gather(
     evidence = found.evidence(about.get("config", {}).get("sampling") or {}, about)
     if not evidence.sample.counts_T.any():
         raise MismatchError(
-            f"{traces[0].folder} has no tokens with log-probabilities of both sides. {traces[0].how_to_score}"
+            f"{traces[0].folder} has no tokens with log-probabilities of both sides. "
+            f"{traces[0].how_to_score}"
         )
     return evidence
 
@@ -197,8 +219,8 @@ def analyse_diagnosis(
 ) -> DiagnosisAnalysis:
     """Run every check on traces that sample the same setup.
 
-    The check for stale weights needs an earlier checkpoint; those of a model's input need the trainer's model. Ranks
-    share what a model scores; the first rank reads the traces for all.
+    The check for stale weights needs an earlier checkpoint; those of a model's input need the
+    trainer's model. Ranks share what a model scores; the first rank reads the traces for all.
     """
     check_poolable(traces)
     read = gather(traces, workers, on_responses) if ranks.world.first else None

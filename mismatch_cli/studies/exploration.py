@@ -1,7 +1,9 @@
-"""The first responses of traces, token by token: what a page needs to show each token and to move thresholds.
+"""The first responses of traces, token by token: what a page needs to show each token and to move
+thresholds.
 
-A page repeats no formula: each algorithm's own masks are applied here, once per slider position. A token is blocked at
-positions below its level, so a script only compares two integers, and agrees to the token.
+A page repeats no formula: each algorithm's own masks are applied here, once per slider position. A
+token is blocked at positions below its level, so a script only compares two integers, and agrees to
+the token.
 """
 
 from __future__ import annotations
@@ -28,14 +30,17 @@ from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
 from mismatch_cli.trace.vocabulary import Vocabulary
 
 MOST_TOKENS = 12_000  # on a page: about 300 KB
-NOT_JUDGED = 255  # the level of a token without an advantage, or without a column that an algorithm needs
+# The level of a token without an advantage, or without a column that an algorithm needs
+NOT_JUDGED = 255
 RANKS = 5  # of the top K, on the page
 _CERTAIN = 0.995  # μ above which the ranks add nothing
 _PROMPT_TOKENS = 200
 _KEPT = slice(0, MOST_TOKENS)  # of a part
 _COLUMNS = (
-    *REQUIRED, "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
-    "logp_average", "entropy_trainer", "advantage", "topk_ids", "topk_logp_rollout", "topk_logp_trainer",
+    *REQUIRED, "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer",
+    "logp_recomputed",
+    "logp_average", "entropy_trainer", "advantage", "topk_ids", "topk_logp_rollout",
+    "topk_logp_trainer",
     "topk_logp_recomputed",
 )  # fmt: skip
 
@@ -56,14 +61,16 @@ class ExploredResponse:
 
 @dataclass(frozen=True)
 class Judged:
-    """What an algorithm blocks: a token at positions 0 … level − 1 of its slider, whose thresholds ascend.
+    """What an algorithm blocks: a token at positions 0 … level − 1 of its slider, whose thresholds
+    ascend.
 
     Without advantages each algorithm appears twice, as if all tokens had the `sign` > or <.
     """
 
     algorithm: str
     sign: str
-    thresholds: tuple[Mapping[str, float], ...]  # at each position; a single position if none can be moved
+    # At each position; a single position if none can be moved
+    thresholds: tuple[Mapping[str, float], ...]
     published: int  # the position of the algorithm as requested
     level_T: np.ndarray  # uint8; `NOT_JUDGED`
     unmoved: str = ""  # why no threshold can be moved
@@ -71,7 +78,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class TopRanks:
-    """The engine's first ranks at some tokens, by their index in T, with log-probabilities of both policies."""
+    """The engine's first ranks at some tokens, by their index in T, with log-probabilities of
+    both policies.
+    """
 
     token_U: np.ndarray
     text_UK: Sequence[Sequence[str]]  # raw
@@ -81,7 +90,9 @@ class TopRanks:
 
 @dataclass(frozen=True)
 class Exploration:
-    """Columns over the tokens `_T` of some responses; log-probabilities in nats, NaN where not measured."""
+    """Columns over the tokens `_T` of some responses; log-probabilities in nats, NaN where not
+    measured.
+    """
 
     responses: tuple[ExploredResponse, ...]
     left_out: int  # responses of the traces that are not included
@@ -96,7 +107,8 @@ class Exploration:
     ranks: TopRanks | None
     judged: tuple[Judged, ...]
     traces: tuple[str, ...] = ("",)  # their names
-    full: bool = False  # whether the tokens of a page, not the number requested, limited the responses
+    # Whether the tokens of a page, not the number requested, limited the responses
+    full: bool = False
 
 
 def explore(
@@ -108,7 +120,8 @@ def explore(
     responses: int = 200,
     found: Mapping[Rule, Found] | None = None,
 ) -> Exploration | None:
-    """The first scored responses, as many as requested and as fit on a page; None if there are none.
+    """The first scored responses, as many as requested and as fit on a page; None if there are
+    none.
 
     `found` is the result of the first pass of rules on whole batches, if an algorithm has one.
     A single response that is too long for a page is judged as a whole, then cut.
@@ -120,12 +133,21 @@ def explore(
     logq_T, logp_T = _column(parts, pair.reference), _column(parts, pair.current)
     assert logq_T is not None and logp_T is not None  # `_first_parts` checked them
     return Exploration(
-        tuple(response for part in parts for response in _responses(part, traces[part.trace].vocabulary)),
-        sum(trace.num_responses for trace in traces) - sum(part.batch.num_responses for part in parts),
+        tuple(
+            response
+            for part in parts
+            for response in _responses(part, traces[part.trace].vocabulary)
+        ),
+        sum(trace.num_responses for trace in traces)
+        - sum(part.batch.num_responses for part in parts),
         pair,
         all(_judged_alike(part.batch, pair) for part in parts),
         tuple(algorithm.name for algorithm in compared),
-        [words[part.trace](token) for part in parts for token in part.batch.response_ids_T[_KEPT].tolist()],
+        [
+            words[part.trace](token)
+            for part in parts
+            for token in part.batch.response_ids_T[_KEPT].tolist()
+        ],
         logq_T,
         logp_T,
         _column(parts, "entropy_trainer_T"),
@@ -138,7 +160,8 @@ def explore(
 
 
 class _Part(NamedTuple):
-    """Rows of one row group: their trace, where their tokens begin among all, and what was recorded.
+    """Rows of one row group: their trace, where their tokens begin among all, and what was
+    recorded.
 
     Row groups are laid flat one by one: each has the columns and ranks of its shard.
     """
@@ -155,7 +178,8 @@ class _Part(NamedTuple):
 
 
 def _first_parts(traces: Sequence[Trace], pair: Pair, responses: int) -> tuple[list[_Part], bool]:
-    """The scored part of each trace's first rows, and whether a page was full before it had all requested responses.
+    """The scored part of each trace's first rows, and whether a page was full before it had all
+    requested responses.
 
     Traces share the remaining space equally.
     """
@@ -170,8 +194,11 @@ def _first_parts(traces: Sequence[Trace], pair: Pair, responses: int) -> tuple[l
     return parts, full and responses > 0
 
 
-def _first_of(trace: Trace, number: int, pair: Pair, responses: int, start: int, last: int) -> tuple[list[_Part], bool]:
-    """At most so many responses of a trace, up to a last token, and whether that token was the limit.
+def _first_of(
+    trace: Trace, number: int, pair: Pair, responses: int, start: int, last: int
+) -> tuple[list[_Part], bool]:
+    """At most so many responses of a trace, up to a last token, and whether that token was the
+    limit.
 
     A single response that is too long comes alone.
     """
@@ -179,7 +206,10 @@ def _first_of(trace: Trace, number: int, pair: Pair, responses: int, start: int,
     for table in trace.tables(_COLUMNS):
         lengths_S = np.diff(np.from_dlpack(single(table.column("response_ids")).offsets))
         ends_S = start + lengths_S.cumsum(dtype=np.int64)
-        room, wanted = int(np.searchsorted(ends_S, last, side="right")) or int(start == 0), min(responses, len(table))
+        room, wanted = (
+            int(np.searchsorted(ends_S, last, side="right")) or int(start == 0),
+            min(responses, len(table)),
+        )
         fitting = min(room, wanted)
         if fitting == 0:
             return parts, room < wanted
@@ -196,7 +226,9 @@ def _first_of(trace: Trace, number: int, pair: Pair, responses: int, start: int,
 
 def _judged_alike(batch: TokenBatch, pair: Pair) -> bool:
     trainer_T = batch.logp_trainer_T
-    return trainer_T is None or np.array_equal(getattr(batch, pair.current), trainer_T, equal_nan=True)
+    return trainer_T is None or np.array_equal(
+        getattr(batch, pair.current), trainer_T, equal_nan=True
+    )
 
 
 def _column(parts: Sequence[_Part], name: str) -> np.ndarray | None:
@@ -206,7 +238,10 @@ def _column(parts: Sequence[_Part], name: str) -> np.ndarray | None:
         return None
     missing = [np.full(part.shown, np.nan, dtype=np.float32) for part in parts]
     return np.concatenate(
-        [lacking if column_T is None else column_T[_KEPT] for column_T, lacking in zip(found, missing, strict=True)]
+        [
+            lacking if column_T is None else column_T[_KEPT]
+            for column_T, lacking in zip(found, missing, strict=True)
+        ]
     )
 
 
@@ -218,7 +253,11 @@ def _responses(part: _Part, vocabulary: Vocabulary) -> Iterator[ExploredResponse
     batch = part.batch
     for row, prompt in enumerate(part.prompts):
         first, end = (int(offset) for offset in batch.offset_S1[row : row + 2])
-        reward = None if batch.reward_S is None or np.isnan(batch.reward_S[row]) else float(batch.reward_S[row])
+        reward = (
+            None
+            if batch.reward_S is None or np.isnan(batch.reward_S[row])
+            else float(batch.reward_S[row])
+        )
         yield ExploredResponse(
             trace=part.trace,
             step=int(batch.step_S[row]),
@@ -231,9 +270,15 @@ def _responses(part: _Part, vocabulary: Vocabulary) -> Iterator[ExploredResponse
         )
 
 
-def _ranks(parts: Sequence[_Part], pair: Pair, words: Sequence[Callable[[int], str]]) -> TopRanks | None:
+def _ranks(
+    parts: Sequence[_Part], pair: Pair, words: Sequence[Callable[[int], str]]
+) -> TopRanks | None:
     """The engine's first ranks, for tokens that were not nearly certain."""
-    found = [_ranks_of(part, pair, words[part.trace]) for part in parts if pair.topk_measured_in(part.batch)]
+    found = [
+        _ranks_of(part, pair, words[part.trace])
+        for part in parts
+        if pair.topk_measured_in(part.batch)
+    ]
     if not found:
         return None
     return TopRanks(
@@ -248,8 +293,13 @@ def _ranks_of(part: _Part, pair: Pair, word: Callable[[int], str]) -> TopRanks:
     """The ranks of a part; NaN where fewer were recorded."""
     batch = part.batch
     assert batch.topk_ids_TK is not None  # `topk_measured_in` checked it
-    logq_TK, logp_TK = (getattr(batch, str(name))[_KEPT, :RANKS] for name in (pair.topk_reference, pair.topk_current))
-    token_U = np.flatnonzero((getattr(batch, pair.reference)[_KEPT] < np.log(_CERTAIN)) & ~np.isnan(logq_TK[:, 0]))
+    logq_TK, logp_TK = (
+        getattr(batch, str(name))[_KEPT, :RANKS]
+        for name in (pair.topk_reference, pair.topk_current)
+    )
+    token_U = np.flatnonzero(
+        (getattr(batch, pair.reference)[_KEPT] < np.log(_CERTAIN)) & ~np.isnan(logq_TK[:, 0])
+    )
     missing = RANKS - logq_TK.shape[1]
     wide = partial(np.pad, pad_width=((0, 0), (0, missing)), constant_values=np.nan)
     ids_UK = batch.topk_ids_TK[token_U, :RANKS].tolist()
@@ -258,29 +308,53 @@ def _ranks_of(part: _Part, pair: Pair, word: Callable[[int], str]) -> TopRanks:
 
 
 def _judged(
-    parts: Sequence[_Part], algorithms: Sequence[Algorithm], needs: Needs, found: Mapping[Rule, Found] | None
+    parts: Sequence[_Part],
+    algorithms: Sequence[Algorithm],
+    needs: Needs,
+    found: Mapping[Rule, Found] | None,
 ) -> Iterator[Judged]:
     """Each algorithm on these tokens, with the slider of its threshold."""
     judging = [part for part in parts if not needs.missing_in(part.batch)]
-    slices = [(part, masks) for part in judging for masks in apply_masks(part.batch, needs, (), found, part.trace)]
+    slices = [
+        (part, masks)
+        for part in judging
+        for masks in apply_masks(part.batch, needs, (), found, part.trace)
+    ]
     size = sum(part.shown for part in parts)
     for algorithm in algorithms if slices else ():
         for place, sign in enumerate(("",) if needs.advantages else (">", "<")):
             yield _moved(algorithm, sign, [(part, masks[place]) for part, masks in slices], size)
 
 
-def _moved(algorithm: Algorithm, sign: str, slices: Sequence[tuple[_Part, Masked]], size: int) -> Judged:
-    """An algorithm at every position of its slider; only at its own if its blocked share does not fall."""
+def _moved(
+    algorithm: Algorithm, sign: str, slices: Sequence[tuple[_Part, Masked]], size: int
+) -> Judged:
+    """An algorithm at every position of its slider; only at its own if its blocked share does
+    not fall.
+    """
     positions = sliders(algorithm)
     unmoved = "" if len(positions) > 1 else "no threshold to move"
-    blocked = [np.stack([~keep_T(moved, m.policies, m.advantage_N) for moved, _ in positions]) for _, m in slices]
+    blocked = [
+        np.stack([~keep_T(moved, m.policies, m.advantage_N) for moved, _ in positions])
+        for _, m in slices
+    ]
     published = next(place for place, (moved, _) in enumerate(positions) if moved is algorithm)
     if any((blocked_PN[:-1] < blocked_PN[1:]).any() for blocked_PN in blocked):
-        positions, blocked = positions[published : published + 1], [b[published : published + 1] for b in blocked]
+        positions, blocked = (
+            positions[published : published + 1],
+            [b[published : published + 1] for b in blocked],
+        )
         published, unmoved = 0, "not ordered by its threshold"
     level_T = np.full(size, NOT_JUDGED, dtype=np.uint8)
     for (part, masked), blocked_PN in zip(slices, blocked, strict=True):
         index_N = masked.gaps.index_N
         shown_N = masked.judged_N & (index_N < part.shown)
         level_T[part.start + index_N[shown_N]] = blocked_PN.sum(axis=0)[shown_N]
-    return Judged(algorithm.name, sign, tuple(thresholds for _, thresholds in positions), published, level_T, unmoved)
+    return Judged(
+        algorithm.name,
+        sign,
+        tuple(thresholds for _, thresholds in positions),
+        published,
+        level_T,
+        unmoved,
+    )

@@ -1,4 +1,6 @@
-"""Whether limits hold: every limit compared with its measurement, in one object behind every output."""
+"""Whether limits hold: every limit compared with its measurement, in one object behind every
+output.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class Found:
     floor: float | None = None
     pair: str = ""
     why: str = ""
-    detail: str = ""  # what the value consists of, for the sentence that says why a limit does not hold
+    # What the value consists of, for the sentence that says why a limit does not hold
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class Check:
     limits: str  # the name of its set
     limit: Limit
     found: Found
-    allowed: float | None  # the bound as a value of the metric; for a factor, as a distance from agreement
+    # The bound as a value of the metric; for a factor, as a distance from agreement
+    allowed: float | None
     reference: float | None  # the floor's or the baseline's value
     reason: str = ""
 
@@ -70,15 +74,23 @@ class Findable(Protocol):
 
 
 class Measurement:
-    """The pooled metrics of some traces: the summary that `report` prints, and frameworks' own metrics on request."""
+    """The pooled metrics of some traces: the summary that `report` prints, and frameworks' own
+    metrics on request.
+    """
 
-    def __init__(self, traces: Sequence[Trace], frameworks: Sequence[str], workers: Workers = ALONE) -> None:
+    def __init__(
+        self, traces: Sequence[Trace], frameworks: Sequence[str], workers: Workers = ALONE
+    ) -> None:
         self.traces = traces
         self.summary = analyse(traces, 0, workers).to_json()
         self.diagnosis = diagnose(gather(traces, workers)) if DIAGNOSIS in frameworks else None
         dashboards = [name for name in frameworks if name != DIAGNOSIS]
         readings = dialects.readings(traces, dashboards, workers).by_framework if dashboards else {}
-        self._readings = {f"{name}:{reading.line.name}": reading for name, rows in readings.items() for reading in rows}
+        self._readings = {
+            f"{name}:{reading.line.name}": reading
+            for name, rows in readings.items()
+            for reading in rows
+        }
 
     def find(self, limit: Limit) -> Found:
         """The measurement of a limit's metric, or why there is none."""
@@ -90,32 +102,52 @@ class Measurement:
         pairs: Mapping[str, Any] = self.summary["pairs"]
         name = limit.pair or next(iter(pairs))
         if name not in pairs:
-            return Found(pair=name, why=f"the trace has no {name} pair (it has: {', '.join(pairs)})")
+            return Found(
+                pair=name, why=f"the trace has no {name} pair (it has: {', '.join(pairs)})"
+            )
         found = pairs[name]["metrics"][limit.metric]
         parts = {part: found.get(part) for part in ("value", "low", "high", "floor")}
-        return Found(**parts, pair=name, why="" if found["value"] is not None else found["note"] or NOT_MEASURED)
+        return Found(
+            **parts,
+            pair=name,
+            why="" if found["value"] is not None else found["note"] or NOT_MEASURED,
+        )
 
 
 def _diagnosed(name: str, diagnosis: Diagnosis) -> Found:
-    """How many faults were found, or whether one check found something; an impossible check is not measured."""
+    """How many faults were found, or whether one check found something; an impossible check is
+    not measured.
+    """
     pair = diagnosis.evidence.pair.name
     if name == FAULTS:
-        return Found(float(len(diagnosis.faults)), pair=pair, detail=", ".join(f.check for f in diagnosis.faults))
+        return Found(
+            float(len(diagnosis.faults)),
+            pair=pair,
+            detail=", ".join(f.check for f in diagnosis.faults),
+        )
     finding = next(f for f in diagnosis.findings if f.check == name)
     if finding.status == "untested":
         return Found(pair=pair, why=finding.reason)
     return Found(float(finding.status == "found"), pair=pair, detail=finding.sentence)
 
 
-def check_limits(sets: Sequence[LimitSet], measured: Findable, baseline: Findable | None) -> list[Check]:
+def check_limits(
+    sets: Sequence[LimitSet], measured: Findable, baseline: Findable | None
+) -> list[Check]:
     """Every limit of every set, in order; relative limits need a baseline."""
-    return [_check(limit_set.name, limit, measured, baseline) for limit_set in sets for limit in limit_set.limits]
+    return [
+        _check(limit_set.name, limit, measured, baseline)
+        for limit_set in sets
+        for limit in limit_set.limits
+    ]
 
 
 def _check(name: str, limit: Limit, measured: Findable, baseline: Findable | None) -> Check:
     found = measured.find(limit)
     if found.value is None:
-        return Check(name, limit, found, None, None, f"{found.why}; a limit without a measurement fails")
+        return Check(
+            name, limit, found, None, None, f"{found.why}; a limit without a measurement fails"
+        )
     reference, why = _reference(limit, found, baseline)
     if why:
         return Check(name, limit, found, None, None, f"{why}; a limit without a comparison fails")
@@ -125,17 +157,28 @@ def _check(name: str, limit: Limit, measured: Findable, baseline: Findable | Non
     end = high if below else low  # the end of the interval that crosses the limit last
     decisive = end if limit.decide == WHOLE_INTERVAL and end is not None else value
     beyond = decisive < allowed if below else decisive > allowed
-    return Check(name, limit, found, allowed, reference, _sentence(limit, found, value, allowed) if beyond else "")
+    return Check(
+        name,
+        limit,
+        found,
+        allowed,
+        reference,
+        _sentence(limit, found, value, allowed) if beyond else "",
+    )
 
 
 def _reference(limit: Limit, found: Found, baseline: Findable | None) -> tuple[float | None, str]:
     """The number that a relative limit starts from, or why there is none."""
     if limit.bound in OF_BASELINE:
         assert baseline is not None
-        earlier = baseline.find(replace(limit, pair=found.pair))  # the same pair, whatever comes first in the baseline
+        # The same pair, whatever comes first in the baseline
+        earlier = baseline.find(replace(limit, pair=found.pair))
         return earlier.value, f"in the baseline: {earlier.why}" if earlier.value is None else ""
     if limit.bound == OF_FLOOR:
-        return found.floor, "the trace has no noise floor (--noise-responses)" if found.floor is None else ""
+        return (
+            found.floor,
+            "the trace has no noise floor (--noise-responses)" if found.floor is None else "",
+        )
     return None, ""
 
 
@@ -166,7 +209,11 @@ def _comparable(limit: Limit, found: Found) -> tuple[float, float | None, float 
 
 def _sentence(limit: Limit, found: Found, value: float, allowed: float) -> str:
     side = "below" if value < allowed else "above"
-    distances = f", both as distances from {limit.agreement:g}" if limit.bound in FACTORS and limit.agreement else ""
+    distances = (
+        f", both as distances from {limit.agreement:g}"
+        if limit.bound in FACTORS and limit.agreement
+        else ""
+    )
     detail = f": {found.detail}" if found.detail else ""
     return f"{value:.6g} is {side} {allowed:.6g}{distances}{detail}"
 
@@ -211,10 +258,15 @@ class GateResult(Study):
 
     @property
     def refused(self) -> str:
-        """Why the traces fail whatever the limits say: missing data must not open a gate. Empty if they may pass."""
+        """Why the traces fail whatever the limits say: missing data must not open a gate.
+
+        Empty if they may pass.
+        """
         if self.allow_partial or not self.partial:
             return ""
-        lacking = "; ".join(f"{trace['trace']}: {', '.join(trace['reasons'])}" for trace in self.partial)
+        lacking = "; ".join(
+            f"{trace['trace']}: {', '.join(trace['reasons'])}" for trace in self.partial
+        )
         return f"{lacking}. A partial trace fails unless you allow it: --allow-partial"
 
     @property
@@ -248,7 +300,9 @@ class GateResult(Study):
             "format": self.FORMAT,
             "version": self.VERSION,
             "traces": shown([str(trace.folder) for trace in self.measured.traces]),
-            "baseline": shown([str(trace.folder) for trace in self.baseline.traces]) if self.baseline else None,
+            "baseline": shown([str(trace.folder) for trace in self.baseline.traces])
+            if self.baseline
+            else None,
             "passed": self.passed,
             "verdict": self.verdict,
             "partial": self.partial,
@@ -259,7 +313,9 @@ class GateResult(Study):
 
 def frameworks_of(sets: Sequence[LimitSet]) -> list[str]:
     """The frameworks whose own metrics these limits name."""
-    return sorted({limit.framework for limit_set in sets for limit in limit_set.limits if limit.framework})
+    return sorted(
+        {limit.framework for limit_set in sets for limit in limit_set.limits if limit.framework}
+    )
 
 
 def subject(check: Check) -> str:
@@ -271,12 +327,19 @@ def measured_parts(check: Check) -> tuple[str, str]:
     """The value and its 95 % interval, each a dash if there is none."""
     found = check.found
     value, interval = numbers.estimate(found.value, found.low, found.high)
-    return (_number(check, found.value), interval) if interval == numbers.MISSING else (value, interval)
+    return (
+        (_number(check, found.value), interval)
+        if interval == numbers.MISSING
+        else (value, interval)
+    )
 
 
 def measured_text(check: Check) -> str:
     """The value, with its interval if it has one."""
-    return " ".join(part for part in measured_parts(check) if part != numbers.MISSING) or numbers.MISSING
+    return (
+        " ".join(part for part in measured_parts(check) if part != numbers.MISSING)
+        or numbers.MISSING
+    )
 
 
 def limit_text(check: Check) -> str:

@@ -1,8 +1,10 @@
-"""Limits derived from good runs: as far beyond the measured values as another run with the same settings may be.
+"""Limits derived from good runs: as far beyond the measured values as another run with the same
+settings may be.
 
-With v a run's value and e the end of its 95 % interval away from agreement, both on the scale of that interval, the
-limit is v + MARGIN · (e − v). The value of another such run differs from v by √2 standard errors, and v and e are 2
-standard errors apart: with MARGIN = 1, one run in twelve would be beyond a single limit by chance.
+With v a run's value and e the end of its 95 % interval away from agreement, both on the scale of
+that interval, the limit is v + MARGIN · (e − v). The value of another such run differs from v by √2
+standard errors, and v and e are 2 standard errors apart: with MARGIN = 1, one run in twelve would
+be beyond a single limit by chance.
 """
 
 from __future__ import annotations
@@ -22,10 +24,19 @@ from mismatch_cli.studies.limits import Limit
 
 MARGIN = 3.0
 _DIGITS = 3  # of a limit, rounded away from the run
-# One for each way in which a gap grows: at the sampled token, in the top K, in logs, outside a clip range, in its tail,
-# in a direction, in the weights. Others are redundant, or depend on a few responses more than their intervals show:
-# with correlation, p95 and the SD of Σd, a run of 24 prompts fails its own limits in 10 of 100 resamples instead of 2.
-GATED = ("tv_binary_mean", "tv_topk_mean", "abs_d_mean", "ratio_outside_0.8_1.28", "k3", "k1", "ess_token")
+# One for each way in which a gap grows: at the sampled token, in the top K, in logs, outside a clip
+# range, in its tail, in a direction, in the weights. Others are redundant, or depend on a few
+# responses more than their intervals show: with correlation, p95 and the SD of Σd, a run of 24
+# prompts fails its own limits in 10 of 100 resamples instead of 2.
+GATED = (
+    "tv_binary_mean",
+    "tv_topk_mean",
+    "abs_d_mean",
+    "ratio_outside_0.8_1.28",
+    "k3",
+    "k1",
+    "ess_token",
+)
 Metrics = Mapping[str, Mapping[str, Any]]
 
 
@@ -49,10 +60,16 @@ class FromRuns:
 
 def limits_from(summaries: Sequence[Mapping[str, Any]]) -> FromRuns:
     """The limits of good runs, each measured separately: the widest one counts."""
-    pairs = [name for name in summaries[0]["pairs"] if all(name in summary["pairs"] for summary in summaries)]
+    pairs = [
+        name
+        for name in summaries[0]["pairs"]
+        if all(name in summary["pairs"] for summary in summaries)
+    ]
     if not pairs:
         recorded = "; ".join(", ".join(summary["pairs"]) for summary in summaries)
-        raise MismatchError(f"The runs have no pair in common ({recorded}). Name runs recorded in the same way.")
+        raise MismatchError(
+            f"The runs have no pair in common ({recorded}). Name runs recorded in the same way."
+        )
     runs: list[Metrics] = [summary["pairs"][pairs[0]]["metrics"] for summary in summaries]
     drawn: list[Drawn] = []
     left_out: dict[str, str] = {}

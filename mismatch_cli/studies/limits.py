@@ -1,8 +1,9 @@
-"""Limits as people write them: TOML files of bounds on metrics, and the published limits in this package.
+"""Limits as people write them: TOML files of bounds on metrics, and the published limits in this
+package.
 
-A metric is one of `metrics/gap_table.py`, a framework's own, such as `verl:training/rollout_probs_diff_mean`, or a
-result of `diagnose`: `diagnosis:faults` is their number, and `diagnosis:index-shift` and the like are 1 if that check
-found something.
+A metric is one of `metrics/gap_table.py`, a framework's own, such as
+`verl:training/rollout_probs_diff_mean`, or a result of `diagnose`: `diagnosis:faults` is their
+number, and `diagnosis:index-shift` and the like are 1 if that check found something.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +66,9 @@ class Limit:
 
     @property
     def agreement(self) -> float:
-        """The metric's value if the two policies are equal; factors multiply the distance from it."""
+        """The metric's value if the two policies are equal; factors multiply the distance from
+        it.
+        """
         from mismatch_cli.metrics.gap_table import METRICS
 
         return (METRICS[self.metric].agreement if self.metric in METRICS else None) or 0.0
@@ -93,13 +96,16 @@ def load_limits(name: str) -> LimitSet:
     elif not path.is_file():
         if path.suffix == ".toml":
             raise MismatchError(
-                f"There is no file {path}. Name a TOML file of limits, or one of: {', '.join(presets())}."
+                f"There is no file {path}. Name a TOML file of limits, or one of: "
+                f"{', '.join(presets())}."
             )
         raise UsageError(unknown("set of limits", name, presets()))
     try:
         content = parsed_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise unreadable(path, error, "See mismatch-cli guide gate.", "is not a readable TOML file ({})") from error
+        raise unreadable(
+            path, error, "See mismatch-cli guide gate.", "is not a readable TOML file ({})"
+        ) from error
     return limits_in(content, name if name in presets() else str(path))
 
 
@@ -156,13 +162,19 @@ def _check_metric(metric: str, where: str) -> None:
         known = [line.name for line in dialects.lines(framework)] if colon else list(METRICS)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
-    _check_known(f"metric of {framework}" if colon else "metric", [name if colon else metric], known, where)
+    _check_known(
+        f"metric of {framework}" if colon else "metric", [name if colon else metric], known, where
+    )
 
 
 def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
     from mismatch_cli.metrics.gap_table import METRICS
 
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not isfinite(threshold):
+    if (
+        isinstance(threshold, bool)
+        or not isinstance(threshold, int | float)
+        or not isfinite(threshold)
+    ):
         raise UsageError(f"{where} is {threshold!r}, but must be a number. Example: max = 0.015")
     if bound not in ("max", "min") and threshold < 0:
         raise UsageError(f"{where} is {threshold:g}, but cannot be negative. Use 0 or more.")
@@ -170,12 +182,18 @@ def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
     if of_catalog is None:
         if bound == OF_FLOOR:
             raise UsageError(
-                f"{where}: a framework's metric has no noise floor. Use one of: mismatch-cli verdict --list mismatch"
+                f"{where}: a framework's metric has no noise floor. Use one of: mismatch-cli "
+                "verdict --list mismatch"
             )
     elif bound == OF_FLOOR and of_catalog.agreement is None:
-        raise UsageError(f"{where}: {metric} does not measure a gap, so it has no noise floor. Use max or min.")
+        raise UsageError(
+            f"{where}: {metric} does not measure a gap, so it has no noise floor. Use max or min."
+        )
     elif bound in FACTORS and of_catalog.signed:
-        raise UsageError(f"{where}: {metric} is signed and may be 0 by chance, so a factor fails. Use max and min.")
+        raise UsageError(
+            f"{where}: {metric} is signed and may be 0 by chance, so a factor fails. Use max and "
+            "min."
+        )
 
 
 def _check_known(kind: str, names: Iterable[str], known: Sequence[str], where: str) -> None:

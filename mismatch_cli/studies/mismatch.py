@@ -1,4 +1,6 @@
-"""One pass over traces: the summary of every pair of policies, and the samples that plots and tables need."""
+"""One pass over traces: the summary of every pair of policies, and the samples that plots and
+tables need.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.places import shown
 from mismatch_cli.studies.exploration import Exploration, explore
-from mismatch_cli.studies.study import Study, about, check_poolable, name_of, subject_of, without_unknown
+from mismatch_cli.studies.study import (
+    Study,
+    about,
+    check_poolable,
+    name_of,
+    subject_of,
+    without_unknown,
+)
 from mismatch_cli.studies.support import Support
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
@@ -51,9 +60,11 @@ class PlotData:
     STUDY: ClassVar[str] = "mismatch"
 
     summary: Mapping[str, Any]  # what `MismatchSummary.result()` gives
-    subject: str = ""  # what is compared, in one line below each figure, so that a copied picture explains itself
+    # What is compared, in one line below each figure, so that a copied picture explains itself
+    subject: str = ""
     logq_N: np.ndarray = field(default_factory=lambda: _NONE)
-    logp_N: np.ndarray = field(default_factory=lambda: _NONE)  # -inf: outside the current policy's support
+    # -inf: outside the current policy's support
+    logp_N: np.ndarray = field(default_factory=lambda: _NONE)
     tv_topk_N: np.ndarray | None = None  # NaN: not measured
     length_S: np.ndarray = field(default_factory=lambda: _NONE)  # tokens
     sequence_d_S: np.ndarray = field(default_factory=lambda: _NONE)  # Σ (log π − log μ), nats
@@ -125,7 +136,9 @@ class MismatchAnalysis(Study):
             "traces": shown([str(trace.folder) for trace in self.traces]),
             "about": about(self.traces, self.unscored_responses),
             "pairs": {
-                name: without_unknown(_with_floor(summary.result(), floor), self.manifest.get("imported"))
+                name: without_unknown(
+                    _with_floor(summary.result(), floor), self.manifest.get("imported")
+                )
                 for name, summary in self.pairs.items()
             },
             "floor": floor,
@@ -133,18 +146,25 @@ class MismatchAnalysis(Study):
             "lattice": [vars(line) for line in self.lattice.result()],
             "worst": _worst(self.worst),
         }
-        return summary | {"verdict": assess(summary), "suspects": [found.to_json() for found in self._suspects]}
+        return summary | {
+            "verdict": assess(summary),
+            "suspects": [found.to_json() for found in self._suspects],
+        }
 
     def exploration(self, responses: int) -> Exploration | None:
         """The tokens of the first responses, and which of them two algorithms would block."""
         support = Support.of_paper(self.traces)
         if support is None:  # no algorithm can judge the trace, but it still has tokens
             return explore(self.traces, self.main_pair, (), Needs(False, False, 0), (), responses)
-        return explore(self.traces, self.main_pair, support.judged, support.needs, support.judged, responses)
+        return explore(
+            self.traces, self.main_pair, support.judged, support.needs, support.judged, responses
+        )
 
     @property
     def _routing(self) -> dict[str, Any] | None:
-        """Where trainer and engine chose different experts; None for a dense model, or if it was not recorded."""
+        """Where trainer and engine chose different experts; None for a dense model, or if it was
+        not recorded.
+        """
         side = self.manifest.get("recomputed") or self.manifest.get("trainer") or {}
         return self.routing.result(self.pairs[self.main_pair.name].exact.prompts.result(), side)
 
@@ -167,7 +187,9 @@ class MismatchAnalysis(Study):
 
 
 class Measurement(Accumulator):
-    """What is kept of the tokens of some traces: summaries by pair name, the noise, samples, worst tokens."""
+    """What is kept of the tokens of some traces: summaries by pair name, the noise, samples,
+    worst tokens.
+    """
 
     def __init__(self, pairs: Sequence[str]) -> None:
         self.pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs}
@@ -212,12 +234,16 @@ def analyse(
     workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> MismatchAnalysis:
-    """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are pooled."""
+    """Read traces once, in bounded memory, and keep the `worst` worst tokens; several traces are
+    pooled.
+    """
     check_poolable(traces)
     asked = _Measuring(tuple(pairs_in(traces)), worst)
     found = read_through(traces, asked, workers, on_responses)
     if not any(summary.exact.counts.tokens for summary in found.pairs.values()):
-        raise MismatchError(f"{traces[0].folder} has no log-probabilities of a trainer. {traces[0].how_to_score}")
+        raise MismatchError(
+            f"{traces[0].folder} has no log-probabilities of a trainer. {traces[0].how_to_score}"
+        )
     return MismatchAnalysis(
         traces,
         found.pairs,
@@ -263,7 +289,10 @@ def _with_floor(result: dict[str, Any], floor: dict[str, Any] | None) -> dict[st
         if metric.agreement is None:
             continue
         noise = floor["metrics"][key]
-        estimate |= {"floor": noise["value"], "times_floor": metric.times_floor(estimate["value"], noise["value"])}
+        estimate |= {
+            "floor": noise["value"],
+            "times_floor": metric.times_floor(estimate["value"], noise["value"]),
+        }
         factors = [metric.times_floor(estimate["value"], noise[end]) for end in ("low", "high")]
         ends = sorted(factor for factor in factors if isinstance(factor, float))
         if few and len(ends) == 2:

@@ -1,7 +1,7 @@
 """Which responses of two traces are the same, and the policies of both on the same tokens.
 
-A prompt is identified by its token ids, a response by those of its prompt and its own, not by their numbering. Each
-response costs 24 bytes.
+A prompt is identified by its token ids, a response by those of its prompt and its own, not by their
+numbering. Each response costs 24 bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from mismatch_cli.workers.portions import Portion
 
 MOST = 0.5  # if more than this share of both traces is common, only the common part is compared
 PairedBy = Literal["tokens", "prompts", "none"]
-SCORED = (*REQUIRED, "version_rollout", "version_trainer", "loss_mask", "logp_trainer", "logp_recomputed",
+SCORED = (*REQUIRED, "version_rollout", "version_trainer", "loss_mask", "logp_trainer",
+          "logp_recomputed",
           "logp_trainer_repeat")  # fmt: skip
 
 
@@ -51,9 +52,13 @@ class Responses:
     @classmethod
     def joined(cls, parts: Sequence[Responses]) -> Responses:
         """The responses of all parts, one part after the other."""
-        none = cls(*(np.zeros(0, dtype=kind) for kind in (np.int64, np.uint64, np.uint64, np.bool_)))
+        none = cls(
+            *(np.zeros(0, dtype=kind) for kind in (np.int64, np.uint64, np.uint64, np.bool_))
+        )
         parts = [none, *parts]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])))
+        return cls(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0]))
+        )
 
     def __len__(self) -> int:
         return len(self.prompt_S)
@@ -99,9 +104,13 @@ class Pairing:
 
 
 def pair_up(first: Responses, other: Responses) -> Pairing:
-    """Pair by tokens if most responses of both traces are the same, else by prompts if most prompts are."""
+    """Pair by tokens if most responses of both traces are the same, else by prompts if most
+    prompts are.
+    """
     partner_S = _partners(first, other)
-    shared_prompts = np.intersect1d(first.prompt_S[first.measured_S], other.prompt_S[other.measured_S])
+    shared_prompts = np.intersect1d(
+        first.prompt_S[first.measured_S], other.prompt_S[other.measured_S]
+    )
     most_responses = MOST * max(int(r.measured_S.sum()) for r in (first, other))
     most_prompts = MOST * max(len(np.unique(r.prompt_S[r.measured_S])) for r in (first, other))
     by: PairedBy = "none"
@@ -113,9 +122,11 @@ def pair_up(first: Responses, other: Responses) -> Pairing:
 
 
 def compared_rows(responses: Sequence[Responses], pairings: Sequence[Pairing]) -> list[np.ndarray]:
-    """Which responses of each trace are compared: those that all paired traces share; bool, in file order.
+    """Which responses of each trace are compared: those that all paired traces share; bool, in file
+    order.
 
-    Raises a `MismatchError` if each trace shares something with the first, but all of them have nothing in common.
+    Raises a `MismatchError` if each trace shares something with the first, but all of them have
+    nothing in common.
     """
     first = responses[0]
     kept_S = first.measured_S.copy()
@@ -138,10 +149,15 @@ def compared_rows(responses: Sequence[Responses], pairings: Sequence[Pairing]) -
 
 
 def _partners(first: Responses, other: Responses) -> np.ndarray:
-    """Match equal responses with equal row keys first, then the remaining equal ones in file order."""
+    """Match equal responses with equal row keys first, then the remaining equal ones in file
+    order.
+    """
     partner_S = np.full(len(first), -1, dtype=np.int64)
     first_rows, other_rows = np.flatnonzero(first.measured_S), np.flatnonzero(other.measured_S)
-    for keys in (lambda r, index: hash_keys(r.content_S[index], r.row_S[index]), lambda r, index: r.content_S[index]):
+    for keys in (
+        lambda r, index: hash_keys(r.content_S[index], r.row_S[index]),
+        lambda r, index: r.content_S[index],
+    ):
         found, at = _join(keys(first, first_rows), keys(other, other_rows))
         partner_S[first_rows[found]] = other_rows[at]
         first_rows, other_rows = np.delete(first_rows, found), np.delete(other_rows, at)
@@ -150,7 +166,9 @@ def _partners(first: Responses, other: Responses) -> np.ndarray:
 
 def _join(first_keys: np.ndarray, other_keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of equal keys; the n-th occurrence of a key matches the n-th on the other side."""
-    numbered, other_numbered = (hash_keys(keys, _occurrence(keys)) for keys in (first_keys, other_keys))
+    numbered, other_numbered = (
+        hash_keys(keys, _occurrence(keys)) for keys in (first_keys, other_keys)
+    )
     _, found, at = np.intersect1d(numbered, other_numbered, assume_unique=True, return_indices=True)
     return found, at
 
@@ -187,17 +205,22 @@ def _digests(column: pa.ChunkedArray, before: Sequence[bytes]) -> list[bytes]:
     for chunk in column.chunks:
         ids = np.from_dlpack(chunk.values)
         for start, stop in pairwise(np.from_dlpack(chunk.offsets)):
-            digests.append(blake2b(before[len(digests)] + ids[start:stop].tobytes(), digest_size=8).digest())
+            digests.append(
+                blake2b(before[len(digests)] + ids[start:stop].tobytes(), digest_size=8).digest()
+            )
     return digests
 
 
 METRICS_SHOWN = (
-    "abs_d_mean", "abs_d_p50", "abs_d_p99", "abs_d_max", "d_mean", "tv_binary_mean", "tv_binary_max",
+    "abs_d_mean", "abs_d_p50", "abs_d_p99", "abs_d_max", "d_mean", "tv_binary_mean",
+    "tv_binary_max",
     "ratio_outside_0.8_1.28",
 )  # fmt: skip
 # Both traces in one batch: ours in the columns of rollout and trainer, theirs in the two others.
 _OURS = Pair("ours", "our current policy / our reference", "logp_rollout_T", "logp_trainer_T")
-_THEIRS = Pair("theirs", "their current policy / their reference", "logp_recomputed_T", "logp_trainer_repeat_T")
+_THEIRS = Pair(
+    "theirs", "their current policy / their reference", "logp_recomputed_T", "logp_trainer_repeat_T"
+)
 _CURRENT = Pair("current", "their current policy / ours", _OURS.current, _THEIRS.current)
 _REFERENCE = Pair("reference", "their reference / ours", _OURS.reference, _THEIRS.reference)
 _COLUMNS = (_OURS.reference, _OURS.current, _THEIRS.reference, _THEIRS.current)
@@ -205,7 +228,8 @@ _COLUMNS = (_OURS.reference, _OURS.current, _THEIRS.reference, _THEIRS.current)
 
 @dataclass
 class OnTokens(Accumulator):
-    """The current policies of two traces compared, their references, and how often a clip decides differently.
+    """The current policies of two traces compared, their references, and how often a clip decides
+    differently.
 
     Everything is over tokens that count in both traces.
     """
@@ -221,13 +245,20 @@ class OnTokens(Accumulator):
         self.reference.update(joined)
         for gaps in token_gaps(joined, _OURS, required=_COLUMNS):
             other_gaps = TokenGaps(joined, _THEIRS, gaps.first, gaps.last, _COLUMNS)
-            sums_S2 = np.stack([gaps.responses.length_S, gaps.responses.sum(_side(gaps) != _side(other_gaps))], axis=1)
+            sums_S2 = np.stack(
+                [gaps.responses.length_S, gaps.responses.sum(_side(gaps) != _side(other_gaps))],
+                axis=1,
+            )
             self.flips.update(gaps.group_S, sums_S2.astype(np.float64))
 
     @property
     def clip_flips(self) -> Estimate:
-        """Share of tokens whose ratio is below, in or above [0.8, 1.28] in one trace and elsewhere in the other."""
-        return self.flips.result(_share, self.current.exact.prompts.result(), {"clip_flips": SHARE})["clip_flips"]
+        """Share of tokens whose ratio is below, in or above [0.8, 1.28] in one trace and
+        elsewhere in the other.
+        """
+        return self.flips.result(
+            _share, self.current.exact.prompts.result(), {"clip_flips": SHARE}
+        )["clip_flips"]
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON that docs/json/compare.md describes."""
@@ -251,8 +282,13 @@ class Partners:
     @classmethod
     def of(cls, trace: Trace, partner_S: np.ndarray) -> Partners:
         """Locate partners by their row numbers in the whole trace; −1 for none."""
-        rows = {path: trace.footers[path].rows for path in trace.shards}  # broken shards have no recognised rows
-        groups = [(path, number) for path, rows_of_shard in rows.items() for number in range(len(rows_of_shard))]
+        # Broken shards have no recognised rows
+        rows = {path: trace.footers[path].rows for path in trace.shards}
+        groups = [
+            (path, number)
+            for path, rows_of_shard in rows.items()
+            for number in range(len(rows_of_shard))
+        ]
         rows_G = [count for rows_of_shard in rows.values() for count in rows_of_shard]
         first_G = np.concatenate([[0], np.cumsum(rows_G)])
         group_S = np.searchsorted(first_G, partner_S, side="right") - 1
@@ -261,7 +297,9 @@ class Partners:
     def of_some(self, responses: slice) -> Partners:
         """The locations for some of the responses, with only the row groups that they need."""
         group_S = self.group_S[responses]
-        groups = {number: self.groups[number] for number in np.unique(group_S).tolist() if number >= 0}
+        groups = {
+            number: self.groups[number] for number in np.unique(group_S).tolist() if number >= 0
+        }
         return Partners(groups, group_S, self.row_S[responses])
 
 
@@ -269,7 +307,8 @@ class Partners:
 class Meeting:
     """The pass over the first trace: its responses, each with its partner's row in another trace.
 
-    It holds one row group of each trace at a time. If both are in the same order, each row group is read once.
+    It holds one row group of each trace at a time. If both are in the same order, each row group is
+    read once.
     """
 
     pair: Pair
@@ -293,7 +332,9 @@ class Meeting:
 
 def rows_of(group: RowGroup, rows: np.ndarray) -> TokenBatch:
     """Some rows of a row group, laid flat."""
-    return group.batch if len(rows) == group.table.num_rows else table_to_batch(group.table.take(rows))
+    return (
+        group.batch if len(rows) == group.table.num_rows else table_to_batch(group.table.take(rows))
+    )
 
 
 class _Fetch:
@@ -304,7 +345,10 @@ class _Fetch:
 
     def __call__(self, rows: np.ndarray) -> pa.Table:
         group_S, row_S = self._partners.group_S[rows], self._partners.row_S[rows]
-        parts = [self._table(*self._partners.groups[g]).take(row_S[group_S == g]) for g in np.unique(group_S).tolist()]
+        parts = [
+            self._table(*self._partners.groups[g]).take(row_S[group_S == g])
+            for g in np.unique(group_S).tolist()
+        ]
         in_parts = np.argsort(group_S, kind="stable")
         return pa.concat_tables(parts, promote_options="default").take(np.argsort(in_parts))
 
@@ -315,10 +359,19 @@ def _read(path: Path, group: int) -> pa.Table:
     return read_group(shard, group, present, path).replace_schema_metadata(None)
 
 
-def _joined(batch: TokenBatch, partners: TokenBatch, pair: Pair, prompt_S: np.ndarray) -> TokenBatch:
-    """One batch with the two policies of both traces; a token counts if it is in both loss masks."""
+def _joined(
+    batch: TokenBatch, partners: TokenBatch, pair: Pair, prompt_S: np.ndarray
+) -> TokenBatch:
+    """One batch with the two policies of both traces; a token counts if it is in both loss
+    masks.
+    """
     reference_T, their_reference_T = (getattr(side, pair.reference) for side in (batch, partners))
-    counts_T = batch.loss_mask_T & partners.loss_mask_T & np.isfinite(reference_T) & np.isfinite(their_reference_T)
+    counts_T = (
+        batch.loss_mask_T
+        & partners.loss_mask_T
+        & np.isfinite(reference_T)
+        & np.isfinite(their_reference_T)
+    )
     return replace(
         batch,
         prompt_id_S=prompt_S,

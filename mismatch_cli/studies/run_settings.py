@@ -1,4 +1,6 @@
-"""Settings that distinguish training runs besides algorithm and seed, each named by what differs."""
+"""Settings that distinguish training runs besides algorithm and seed, each named by what
+differs.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,15 +9,20 @@ from mismatch_cli.studies.runs import TrainingRun
 
 # Lines of a figure, length, how the work is done, watched and kept: nothing here changes an update.
 _NO_SETTING = {
-    "algorithm", "seed", "steps", "recompute", "average_decay", "engine_url", "served_model", "weight_transfer",
-    "weights_folder", "engine_memory", "tensor_parallel", "token_budget", "gradient_checkpointing", "cpu_offload",
-    "threads", "eval_every", "eval_samples", "reward_seconds", "environment_seconds", "environment_processes",
+    "algorithm", "seed", "steps", "recompute", "average_decay", "engine_url", "served_model",
+    "weight_transfer",
+    "weights_folder", "engine_memory", "tensor_parallel", "token_budget", "gradient_checkpointing",
+    "cpu_offload",
+    "threads", "eval_every", "eval_samples", "reward_seconds", "environment_seconds",
+    "environment_processes",
     "trace_every", "checkpoint_every",
 }  # fmt: skip
 # The values in effect before the setting existed.
 BEFORE: dict[str, Any] = {
-    "max_prompt_tokens": 0, "answer_format": "auto", "environment": "", "episodes": 0, "eval_episodes": 0,
-    "max_turns": 10, "turn_tokens": 0, "dynamic_sampling": 0, "max_context_tokens": 0, "eval_temperature": 0.0,
+    "max_prompt_tokens": 0, "answer_format": "auto", "environment": "", "episodes": 0,
+    "eval_episodes": 0,
+    "max_turns": 10, "turn_tokens": 0, "dynamic_sampling": 0, "max_context_tokens": 0,
+    "eval_temperature": 0.0,
     "eval_top_p": 1.0,
 }  # fmt: skip
 _NAMES = ("model", "dataset", "eval_dataset")  # their values need no label
@@ -27,15 +34,22 @@ SEPARATOR = " · "  # between an algorithm and its setting
 
 
 def settings_of_runs(runs: Sequence[TrainingRun]) -> list[str]:
-    """Each run's setting, in the fewest differences that distinguish all settings; empty if there is only one."""
+    """Each run's setting, in the fewest differences that distinguish all settings; empty if
+    there is only one.
+    """
     values_of = _differences(runs)
     keys = _telling(values_of)
-    names = [", ".join(_in_words(key, values_of[key][place]) for key in keys) for place in range(len(runs))]
+    names = [
+        ", ".join(_in_words(key, values_of[key][place]) for key in keys)
+        for place in range(len(runs))
+    ]
     return _numbered(names, _rows(values_of, keys))
 
 
 def task_of(run: TrainingRun) -> tuple[Any, ...]:
-    """The task of a run: the model and what it learns; settings that an older run lacks were off."""
+    """The task of a run: the model and what it learns; settings that an older run lacks were
+    off.
+    """
     return tuple(run.config.get(key) or None for key in _TASK)
 
 
@@ -45,20 +59,34 @@ def short_name(name: str) -> str:
 
 
 def _differences(runs: Sequence[TrainingRun]) -> dict[str, list[Any]]:
-    """The values of all runs for each key in which they differ: names first, then switches, then the rest."""
-    keys = [key for key in dict.fromkeys(key for run in runs for key in run.config) if key not in _NO_SETTING]
+    """The values of all runs for each key in which they differ: names first, then switches, then
+    the rest.
+    """
+    keys = [
+        key
+        for key in dict.fromkeys(key for run in runs for key in run.config)
+        if key not in _NO_SETTING
+    ]
     found = {key: values for key in keys if len(set(map(repr, values := _values(runs, key)))) > 1}
 
     def place(key: str) -> int:
-        return _NAMES.index(key) if key in _NAMES else len(_NAMES) + (not isinstance(found[key][0], bool))
+        return (
+            _NAMES.index(key)
+            if key in _NAMES
+            else len(_NAMES) + (not isinstance(found[key][0], bool))
+        )
 
     return {key: found[key] for key in sorted(found, key=place)}
 
 
 def _values(runs: Sequence[TrainingRun], key: str) -> list[Any]:
-    """A key's value in each run; a setting that an older run lacks had its former value, or counts as equal."""
+    """A key's value in each run; a setting that an older run lacks had its former value, or
+    counts as equal.
+    """
     known = [run.config[key] for run in runs if key in run.config]
-    missing = False if all(isinstance(value, bool) for value in known) else BEFORE.get(key, known[0])
+    missing = (
+        False if all(isinstance(value, bool) for value in known) else BEFORE.get(key, known[0])
+    )
     return [run.config.get(key, missing) for run in runs]
 
 
@@ -98,7 +126,9 @@ def _in_words(key: str, value: Any) -> str:
 
 def _cut(name: str) -> str:
     """Cut the middle out of a name that is too long for a table row."""
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
+    return (
+        name if len(name) <= _LONGEST else f"{name[: _LONGEST // 2]}…{name[-_LONGEST // 2 + 1 :]}"
+    )
 
 
 def _numbered(names: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -1,4 +1,6 @@
-"""Training runs on disk, one JSON object per step beside the configuration, and the numbers of a run."""
+"""Training runs on disk, one JSON object per step beside the configuration, and the numbers of a
+run.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +20,8 @@ from mismatch_cli.text import parsed_json, parsed_toml
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
 MOST_MISSING = 10_000  # steps that are listed
-_EVALUATION = {"step", "eval_accuracy", "eval"}  # what the line of an evaluation before training has
+# What the line of an evaluation before training has
+_EVALUATION = {"step", "eval_accuracy", "eval"}
 _LARGEST = 1e300  # anything larger is not a measurement
 
 
@@ -33,7 +36,9 @@ class TrainingRun:
     config: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
     watched: WatchState | None = None  # for records that `watch` made of a trace or a dump
-    _series: dict[tuple[str, ...], np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _series: dict[tuple[str, ...], np.ndarray] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def step_N(self) -> np.ndarray:
@@ -44,7 +49,9 @@ class TrainingRun:
     def series(self, *keys: str) -> np.ndarray:
         """A number of each record, found by nested keys, outermost first; NaN if there is none."""
         if keys not in self._series:  # every figure asks again, in each of its variants
-            self._series[keys] = np.array([_number(record, keys) for record in self.records], dtype=np.float64)
+            self._series[keys] = np.array(
+                [_number(record, keys) for record in self.records], dtype=np.float64
+            )
         return self._series[keys]
 
     def measured(self, *keys: str) -> np.ndarray:
@@ -64,7 +71,9 @@ class TrainingRun:
 
     @cached_property
     def is_step_N(self) -> np.ndarray:
-        """Whether each record is a step; `train` evaluates before its first one, as step 0, and others count from 0."""
+        """Whether each record is a step; `train` evaluates before its first one, as step 0, and
+        others count from 0.
+        """
         return np.array([bool(record.keys() - _EVALUATION) for record in self.records], dtype=bool)
 
     @property
@@ -74,11 +83,15 @@ class TrainingRun:
 
     @property
     def steps(self) -> int:
-        """How far it is: `train` numbers its steps from 1; what is watched may count from 0, or be joined late."""
+        """How far it is: `train` numbers its steps from 1; what is watched may count from 0, or
+        be joined late.
+        """
         return self.last_step if self.watched is None else self.num_steps
 
     def ends(self, *keys: str) -> tuple[float | None, float | None]:
-        """The means over the first and over the last steps, which have none in common: of few steps, half each."""
+        """The means over the first and over the last steps, which have none in common: of few
+        steps, half each.
+        """
         value_N = self.series(*keys)[self.is_step_N]
         first = min(FIRST, len(value_N) // 2)
         last = min(LAST, len(value_N) - first)
@@ -93,11 +106,17 @@ class TrainingRun:
         """The highest mean over a window of steps as long as that of the final reward."""
         reward_N = self.measured("reward")
         width = min(LAST, len(reward_N))
-        return float(np.convolve(reward_N, np.full(width, 1 / width), "valid").max()) if width else None
+        return (
+            float(np.convolve(reward_N, np.full(width, 1 / width), "valid").max())
+            if width
+            else None
+        )
 
     @property
     def final_accuracy(self) -> float | None:
-        """The last evaluation's mean over its sets; the evaluation before training does not count."""
+        """The last evaluation's mean over its sets; the evaluation before training does not
+        count.
+        """
         return self._last_measured("eval_accuracy")
 
     @property
@@ -107,7 +126,9 @@ class TrainingRun:
 
     @property
     def accuracy_by_set(self) -> dict[str, dict[str, float | None]]:
-        """Accuracy before training, at its end and at its best, by evaluation set; empty if there is only one."""
+        """Accuracy before training, at its end and at its best, by evaluation set; empty if
+        there is only one.
+        """
         names = dict.fromkeys(name for record in self.records for name in evaluated_sets(record))
         return {
             name: {
@@ -123,7 +144,9 @@ class TrainingRun:
 
     @property
     def has_gained(self) -> bool:
-        """Whether it ends higher than it began: in accuracy if it was evaluated before training, else in reward."""
+        """Whether it ends higher than it began: in accuracy if it was evaluated before training,
+        else in reward.
+        """
         accuracy = self.accuracy_before, self.final_accuracy
         first, last = self.ends("reward") if None in accuracy else accuracy
         return first is not None and last is not None and last > first
@@ -138,7 +161,11 @@ class TrainingRun:
     def last_trace(self) -> Path | None:
         """The newest step kept as a trace."""
         folders = [] if self.folder is None else (self.folder / "traces").glob("step-*")
-        numbered = {int(step): folder for folder in folders if (step := folder.name.removeprefix("step-")).isdecimal()}
+        numbered = {
+            int(step): folder
+            for folder in folders
+            if (step := folder.name.removeprefix("step-")).isdecimal()
+        }
         return numbered[max(numbered)] if numbered else None
 
     @property
@@ -158,14 +185,21 @@ class TrainingRun:
 
     @property
     def partial(self) -> dict[str, Any] | None:
-        """Which steps an incomplete run has: it is still running, was ended early, or its file lost lines."""
-        first = 1 if self.watched is None or not self.records else int(self.step_N.min())  # a watch may begin late
+        """Which steps an incomplete run has: it is still running, was ended early, or its file
+        lost lines.
+        """
+        # A watch may begin late
+        first = 1 if self.watched is None or not self.records else int(self.step_N.min())
         there = set(self.step_N.tolist())
         absent = (step for step in range(first, self.last_step + 1) if step not in there)
         missing = list(islice(absent, MOST_MISSING))
         if self.is_done and not missing:
             return None
-        return {"steps": self.last_step, "planned_steps": self.planned_steps, "missing_steps": missing}
+        return {
+            "steps": self.last_step,
+            "planned_steps": self.planned_steps,
+            "missing_steps": missing,
+        }
 
 
 def evaluated_sets(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,11 +226,16 @@ def _number(record: object, keys: Sequence[str]) -> float:
     return float(record) if abs(record) < _LARGEST else np.nan
 
 
-_SYNC = {"proven": "proven at {}", "newer": "newer weights at {}", "undecidable": "too small a step to tell at {}"}
+_SYNC = {
+    "proven": "proven at {}",
+    "newer": "newer weights at {}",
+    "undecidable": "too small a step to tell at {}",
+}
 
 
 def sync_proven(records: Sequence[Mapping[str, Any]]) -> tuple[Counter[str], int]:
-    """Counts of the answers about the engine's weights, and the number of steps that were checked and had an answer.
+    """Counts of the answers about the engine's weights, and the number of steps that were checked
+    and had an answer.
 
     The first step has no older weights to compare with, unless the engine's tensors can be read.
     """
@@ -207,10 +246,16 @@ def sync_proven(records: Sequence[Mapping[str, Any]]) -> tuple[Counter[str], int
 
 
 def sync_in_words(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
-    """`proven at 2 of 10 steps, newer weights at 4, …` over the records of runs; empty if no step had an answer."""
+    """`proven at 2 of 10 steps, newer weights at 4, …` over the records of runs; empty if no
+    step had an answer.
+    """
     counts = [sync_proven(records) for records in runs]
     total, steps = sum((count for count, _ in counts), Counter()), sum(steps for _, steps in counts)
-    words = [text.format(f"{total[answer]:,}") for answer, text in _SYNC.items() if total[answer] or answer == "proven"]
+    words = [
+        text.format(f"{total[answer]:,}")
+        for answer, text in _SYNC.items()
+        if total[answer] or answer == "proven"
+    ]
     words[0] += f" of {steps:,} check{'s' * (steps != 1)}"
     return ", ".join(words) if steps else ""
 
@@ -218,7 +263,8 @@ def sync_in_words(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
 def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
     """The runs in these folders, in order; raises a `MismatchError` if one has no readable run.
 
-    A run that is still running is read up to its last complete line; among several, one without a line is left out.
+    A run that is still running is read up to its last complete line; among several, one without a
+    line is left out.
     """
     paths = [Path(folder) for folder in folders]
     names = [path.resolve().name for path in paths]
@@ -227,7 +273,9 @@ def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
     runs = [_read_run(path, name) for path, name in zip(paths, names, strict=True)]
     begun = [run for run in runs if run.records]
     if paths and not begun:
-        raise MismatchError(f"{paths[0] / METRICS} has no steps yet. Wait until the first one is done.")
+        raise MismatchError(
+            f"{paths[0] / METRICS} has no steps yet. Wait until the first one is done."
+        )
     return begun
 
 
@@ -249,7 +297,9 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().decode(errors="replace").rstrip("\n").split("\n")
     except OSError as error:
-        raise unreadable(path, error, "Name the folder of a training run.", "cannot be read ({})") from error
+        raise unreadable(
+            path, error, "Name the folder of a training run.", "cannot be read ({})"
+        ) from error
     records = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -260,8 +310,9 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
             records.append(record)
         elif number < len(lines):  # the last line may be half-written
             raise MismatchError(
-                f"{path} is damaged: line {number} is not a JSON object. Repeat the command that started the run with "
-                "--resume: it cuts the run back to its newest checkpoint and continues."
+                f"{path} is damaged: line {number} is not a JSON object. Repeat the command that "
+                "started the run with --resume: it cuts the run back to its newest checkpoint "
+                "and continues."
             )
     return records
 
@@ -273,4 +324,6 @@ def read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise unreadable(path, error, "Restore it from a copy of the run.", "cannot be read ({})") from error
+        raise unreadable(
+            path, error, "Restore it from a copy of the run.", "cannot be read ({})"
+        ) from error

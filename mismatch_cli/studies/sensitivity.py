@@ -1,4 +1,6 @@
-"""How the end of training depends on a threshold: runs of one algorithm that differ in it, and all others."""
+"""How the end of training depends on a threshold: runs of one algorithm that differ in it, and
+all others.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Ending(NamedTuple):
 
 
 class Family(NamedTuple):
-    """One algorithm with several values of one threshold, smallest first, and the others in its setting."""
+    """One algorithm with several values of one threshold, smallest first, and the others in its
+    setting.
+    """
 
     name: str
     threshold: str  # its letter, else its name
@@ -60,23 +64,39 @@ def _ending(study: TrainingAnalysis, name: str) -> Ending:
 
 
 def _sweeps(names: Sequence[str]) -> Iterator[tuple[str, str, dict[float, str]]]:
-    """Name, threshold, and algorithms by its value, from names such as `dppo-binary-tv:max_tv=0.1`."""
+    """Name, threshold, and algorithms by its value, from names such as
+    `dppo-binary-tv:max_tv=0.1`.
+    """
     by_head: dict[str, dict[str, Algorithm]] = {}
     for name in names:
         if (algorithm := _known(name)) is not None:
             by_head.setdefault(name.partition(":")[0], {})[name] = algorithm
     for head, algorithms in by_head.items():
         thresholds_of = {name: _thresholds(algorithm) for name, algorithm in algorithms.items()}
-        moved = [key for key in next(iter(thresholds_of.values())) if len({t[key] for t in thresholds_of.values()}) > 1]
-        values = {name: {thresholds[key] for key in moved} for name, thresholds in thresholds_of.items()}
-        by_value = {value: name for name, found in values.items() if len(found) == 1 for value in found}
+        moved = [
+            key
+            for key in next(iter(thresholds_of.values()))
+            if len({t[key] for t in thresholds_of.values()}) > 1
+        ]
+        values = {
+            name: {thresholds[key] for key in moved} for name, thresholds in thresholds_of.items()
+        }
+        by_value = {
+            value: name for name, found in values.items() if len(found) == 1 for value in found
+        }
         if len(by_value) == len(algorithms) > 1 and all(map(isfinite, by_value)):
-            yield head, _letter(next(iter(algorithms.values())), moved), dict(sorted(by_value.items()))
+            yield (
+                head,
+                _letter(next(iter(algorithms.values())), moved),
+                dict(sorted(by_value.items())),
+            )
 
 
 @cache
 def _known(name: str) -> Algorithm | None:
-    """An algorithm by name; None for a user's file, whose runs are drawn like any others: a report runs no code."""
+    """An algorithm by name; None for a user's file, whose runs are drawn like any others: a
+    report runs no code.
+    """
     if names_file(name):
         return None
     try:

@@ -1,4 +1,6 @@
-"""The settings in which two manifests differ, most frequent causes of different log-probabilities first."""
+"""The settings in which two manifests differ, most frequent causes of different
+log-probabilities first.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,7 +12,8 @@ from mismatch_cli.verdict.causes import CAUSES, leaves, place
 
 NAMES = "ABCDEF"  # of the traces, one per distinguishable colour
 _SECTIONS = (
-    "rollout", "trainer", "recomputed", "equal_weights", "threads", "top_logprobs", "libraries", "prompts", "training",
+    "rollout", "trainer", "recomputed", "equal_weights", "threads", "top_logprobs", "libraries",
+    "prompts", "training",
     "imported", "config",
 )  # fmt: skip
 # Source, amount and random seed: these change which responses exist, not how one is scored.
@@ -34,8 +37,8 @@ def check_number(traces: int) -> None:
 class SettingDifference:
     """One setting in which two traces differ; None if a manifest lacks it.
 
-    `likely` is its rank among the known causes, from 1, or None if it is not a known cause; `harmless` ones change
-    which responses exist, not how one is scored.
+    `likely` is its rank among the known causes, from 1, or None if it is not a known cause;
+    `harmless` ones change which responses exist, not how one is scored.
     """
 
     setting: str
@@ -54,9 +57,11 @@ class SettingDifference:
 def settings_diff(
     first: Mapping[str, Any], other: Mapping[str, Any], *, at_equal_weights: bool = False
 ) -> list[SettingDifference]:
-    """The differing settings, leaf by leaf: known causes by rank, then unknown ones, then harmless ones.
+    """The differing settings, leaf by leaf: known causes by rank, then unknown ones, then harmless
+    ones.
 
-    A setting that only one manifest has comes after those that both have. A gap `at_equal_weights` has no staleness.
+    A setting that only one manifest has comes after those that both have. A gap `at_equal_weights`
+    has no staleness.
     """
     sections = [name for name in _SECTIONS if not at_equal_weights or name != "equal_weights"]
     settings, other_settings = _settings(first, other, sections), _settings(other, first, sections)
@@ -67,10 +72,14 @@ def settings_diff(
         if settings.get(name) != other_settings.get(name)
     ]
     rows = [row for row in rows if not _repeats_trainer(row, rows)]
-    return sorted(rows, key=lambda row: (row.harmless, row.in_one_only, row.likely or len(CAUSES) + 1))
+    return sorted(
+        rows, key=lambda row: (row.harmless, row.in_one_only, row.likely or len(CAUSES) + 1)
+    )
 
 
-def _settings(manifest: Mapping[str, Any], other: Mapping[str, Any], sections: Sequence[str]) -> dict[str, Any]:
+def _settings(
+    manifest: Mapping[str, Any], other: Mapping[str, Any], sections: Sequence[str]
+) -> dict[str, Any]:
     """Every setting once: resolved values take precedence over requested ones.
 
     A section that the other manifest lacks counts as one setting.
@@ -92,7 +101,11 @@ def _row(name: str, first: Any, other: Any) -> SettingDifference:
 
 
 def _repeats_trainer(row: SettingDifference, rows: list[SettingDifference]) -> bool:
-    """Whether the trainer at the rollout's weights differs exactly as the trainer does, or is absent."""
+    """Whether the trainer at the rollout's weights differs exactly as the trainer does, or is
+    absent.
+    """
     section, _, name = row.setting.partition(".")
-    trainer_pairs = [(other.first, other.other) for other in rows if other.setting == f"trainer.{name}"]
+    trainer_pairs = [
+        (other.first, other.other) for other in rows if other.setting == f"trainer.{name}"
+    ]
     return section == "recomputed" and (not name or (row.first, row.other) in trainer_pairs)

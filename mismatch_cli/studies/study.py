@@ -1,4 +1,6 @@
-"""The base of every study, and what each says about its traces: what is compared, imported, and missing."""
+"""The base of every study, and what each says about its traces: what is compared, imported, and
+missing.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ FINISH_UNKNOWN = "unknown why responses ended"
 
 
 class Study(ABC):
-    """A typed result computed from traces or runs: its JSON holds every number, its plots draw `plot_data`.
+    """A typed result computed from traces or runs: its JSON holds every number, its plots draw
+    `plot_data`.
 
-    It knows neither pictures nor a terminal: `report/pages/STUDY.py` lays it out, and the files in `report/plots/` with
-    the same `STUDY` are its figures.
+    It knows neither pictures nor a terminal: `report/pages/STUDY.py` lays it out, and the files in
+    `report/plots/` with the same `STUDY` are its figures.
     """
 
     STUDY: ClassVar[str]  # the kind, as its page and its plots name it
@@ -42,7 +45,9 @@ class Study(ABC):
         return self.to_json()
 
     def exploration(self, responses: int) -> Exploration | None:  # noqa: ARG002
-        """The tokens of at most so many responses, to inspect one by one; None if the study is not about tokens."""
+        """The tokens of at most so many responses, to inspect one by one; None if the study is
+        not about tokens.
+        """
         return None
 
     @property
@@ -53,7 +58,11 @@ class Study(ABC):
 
 def typed(traces: Sequence[Trace]) -> tuple[Path, ...]:
     """These traces as you type them: a name for each, and nothing for the bundled default."""
-    return () if [trace.folder for trace in traces] == [bundled_trace()] else tuple(map(name_of, traces))
+    return (
+        ()
+        if [trace.folder for trace in traces] == [bundled_trace()]
+        else tuple(map(name_of, traces))
+    )
 
 
 def name_of(trace: Trace) -> Path:
@@ -84,7 +93,11 @@ def pi_of(imported: Mapping[str, Any]) -> str:
     if not scored:
         return "none in this dump"
     weights = (
-        "newer weights than those" if newer == scored else "the weights" if not newer else "the weights, or newer,"
+        "newer weights than those"
+        if newer == scored
+        else "the weights"
+        if not newer
+        else "the weights, or newer,"
     )
     return f"{imported['holds']}; assumed to be at {weights} that sampled"
 
@@ -95,14 +108,17 @@ def notes_of(imported: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ()
     first = imported["left_out_first"]
     left_out = (
-        f"Left out: {counted(count, reason)}" + (f" (first: {first[reason]})." if reason in first else ".")
+        f"Left out: {counted(count, reason)}"
+        + (f" (first: {first[reason]})." if reason in first else ".")
         for reason, count in imported["left_out"].items()
     )
     return (*left_out, *(f"{counted(count, what)}." for what, count in imported["noted"].items()))
 
 
 def without_unknown(result: dict[str, Any], imported: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The summary of a pair, without the share of truncated responses if the dump does not record it."""
+    """The summary of a pair, without the share of truncated responses if the dump does not
+    record it.
+    """
     if imported and imported.get("rows_with_unknown_finish"):
         empty = dict.fromkeys(result["metrics"]["truncated_share"])
         result["metrics"]["truncated_share"] = empty | {"note": FINISH_UNKNOWN}
@@ -110,22 +126,29 @@ def without_unknown(result: dict[str, Any], imported: Mapping[str, Any] | None) 
 
 
 def check_poolable(traces: Sequence[Trace]) -> None:
-    """Refuse traces that are empty, that differ in models or settings, or whose responses would count twice."""
+    """Refuse traces that are empty, that differ in models or settings, or whose responses would
+    count twice.
+    """
     first = traces[0]
     if not any(trace.num_responses for trace in traces):
-        raise MismatchError(f"{first.folder} has no responses, so there is nothing to measure. Record it again.")
+        raise MismatchError(
+            f"{first.folder} has no responses, so there is nothing to measure. Record it again."
+        )
     seeds = set()
     for trace in traces:
-        differing = [name for name, value in _identity(trace).items() if value != _identity(first)[name]]
+        differing = [
+            name for name, value in _identity(trace).items() if value != _identity(first)[name]
+        ]
         if differing:
             raise MismatchError(
-                f"{trace.folder} and {first.folder} differ in {differing[0]}, so they cannot be pooled. "
-                "Report them one at a time."
+                f"{trace.folder} and {first.folder} differ in {differing[0]}, so they cannot be "
+                "pooled. Report them one at a time."
             )
         seed = trace.manifest.get("config", {}).get("seed", trace.folder)
         if seed in seeds:
             raise MismatchError(
-                f"{trace.folder} repeats the seed of another trace, so its responses would count twice. Leave it out."
+                f"{trace.folder} repeats the seed of another trace, so its responses would count "
+                "twice. Leave it out."
             )
         seeds.add(seed)
 
@@ -136,7 +159,9 @@ def _identity(trace: Trace) -> dict[str, Any]:
     return {
         "rollout engine": {k: v for k, v in manifest.get("rollout", {}).items() if k != "seed"},
         "trainer": {k: v for k, v in manifest.get("trainer", {}).items() if k != "threads"},
-        "trainer at the rollout's weights": {k: v for k, v in manifest.get("recomputed", {}).items() if k != "threads"},
+        "trainer at the rollout's weights": {
+            k: v for k, v in manifest.get("recomputed", {}).items() if k != "threads"
+        },
         "sampling settings": manifest.get("config", {}).get("sampling"),
         "top log-probs": manifest.get("top_logprobs"),
         "prompts": manifest.get("prompts", {}).get("digest"),
@@ -179,8 +204,14 @@ def _shortfall(trace: Trace) -> dict[str, Any]:
 
 
 def program(side: Mapping[str, Any]) -> str:
-    """What samples or scores: an engine, transformers, or a recorded run's name for its trainer; empty if unknown."""
-    return side.get("engine") or side.get("name") or ("transformers" if side.get("transformers") else "")
+    """What samples or scores: an engine, transformers, or a recorded run's name for its trainer;
+    empty if unknown.
+    """
+    return (
+        side.get("engine")
+        or side.get("name")
+        or ("transformers" if side.get("transformers") else "")
+    )
 
 
 def cache_of(side: Mapping[str, Any]) -> str:
@@ -190,11 +221,17 @@ def cache_of(side: Mapping[str, Any]) -> str:
 
 
 def who_is_compared(manifest: Mapping[str, Any]) -> str:
-    """Models, then `vllm bfloat16 with KV cache fp8 against transformers bfloat16`; empty if unknown."""
+    """Models, then `vllm bfloat16 with KV cache fp8 against transformers bfloat16`; empty if
+    unknown.
+    """
     sides = [side for side in (manifest.get("rollout"), manifest.get("trainer")) if side]
     models = dict.fromkeys(shown(str(side["model"])) for side in sides if side.get("model"))
-    programs = (" ".join(filter(None, (program(side), side.get("dtype"), cache_of(side)))) for side in sides)
-    return " · ".join(filter(None, (" against ".join(models), " against ".join(filter(None, programs)))))
+    programs = (
+        " ".join(filter(None, (program(side), side.get("dtype"), cache_of(side)))) for side in sides
+    )
+    return " · ".join(
+        filter(None, (" against ".join(models), " against ".join(filter(None, programs))))
+    )
 
 
 def subject_of(manifest: Mapping[str, Any], tokens: int) -> str:

@@ -15,16 +15,19 @@ from mismatch_cli.trace.reader import Trace
 
 PAPER = ("grpo-clip-higher", "dppo-binary-tv")  # the two of its first figure
 _EQUAL = (
-    "not applicable: the trainer has the weights that sampled, so the recomputed policy is the trainer itself. "
-    "Score with later weights: mismatch-cli rescore {run} --trainer-model LATER --weights newer"
+    "not applicable: the trainer has the weights that sampled, so the recomputed policy is the "
+    "trainer itself. Score with later weights: mismatch-cli rescore {run} --trainer-model LATER "
+    "--weights newer"
 )
 _NO_RECOMPUTED = (
-    "the trace has no {column}. Fill it in with: mismatch-cli rescore {run} --keep-trainer --trainer-model SAMPLER"
+    "the trace has no {column}. Fill it in with: mismatch-cli rescore {run} --keep-trainer "
+    "--trainer-model SAMPLER"
 )
 
 _NO_BATCHES = (
-    "it needs whole batches, but some imported rows do not name their optimiser step. Record it with the trace: as a "
-    "column minibatch (mismatch-cli import --schema), or with Recorder.add(minibatch=…)"
+    "it needs whole batches, but some imported rows do not name their optimiser step. Record it "
+    "with the trace: as a column minibatch (mismatch-cli import --schema), or with "
+    "Recorder.add(minibatch=…)"
 )
 
 
@@ -39,12 +42,14 @@ class Support:
 
     @classmethod
     def of(cls, traces: Sequence[Trace], algorithms: Sequence[Algorithm]) -> Support:
-        """Sort algorithms by what traces support; raises a `MismatchError` if none can be judged."""
+        """Sort algorithms by what traces support; raises a `MismatchError` if none can be
+        judged.
+        """
         columns = set[str].union(*(trace.columns() for trace in traces))
         if "logp_trainer" not in columns:
             raise MismatchError(
-                f"{traces[0].folder} has no log-probabilities of a trainer to compare the rollout with. "
-                f"{traces[0].how_to_score}"
+                f"{traces[0].folder} has no log-probabilities of a trainer to compare the "
+                f"rollout with. {traces[0].how_to_score}"
             )
         has = _available(traces, columns)
         run = quoted(traces[0].run_folder)
@@ -52,9 +57,16 @@ class Support:
         judged = tuple(a for a in algorithms if a.name not in skipped)
         if not judged:
             name, reason = next(iter(skipped.items()))
-            raise MismatchError(f"No algorithm can be judged on {traces[0].folder}. {name}: {reason}")
+            raise MismatchError(
+                f"No algorithm can be judged on {traces[0].folder}. {name}: {reason}"
+            )
         asked = Needs.of(judged)
-        needs = replace(asked, advantages=has["advantages"], top_k=has["top_k"] if asked.top_k else 0, full=has["full"])
+        needs = replace(
+            asked,
+            advantages=has["advantages"],
+            top_k=has["top_k"] if asked.top_k else 0,
+            full=has["full"],
+        )
         return cls(judged, needs, skipped, has)
 
     @classmethod
@@ -84,7 +96,9 @@ def _available(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
 
 
 def _knows_batches(manifest: Mapping[str, Any]) -> bool:
-    """Whether rows name their optimiser step: always if recorded here, in imports only if the dump has it."""
+    """Whether rows name their optimiser step: always if recorded here, in imports only if the
+    dump has it.
+    """
     imported = manifest.get("imported")
     return imported is None or imported.get("rows_without_minibatch") == 0
 
@@ -92,20 +106,26 @@ def _knows_batches(manifest: Mapping[str, Any]) -> bool:
 def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
     """Why a trace does not support an algorithm; empty if it does."""
     recomputed, k = has["recomputed"], algorithm.needs_top_k
-    distances = not any(getattr(mask.module, "MEASURES_NO_DISTANCE", False) for mask in algorithm.masks)
+    distances = not any(
+        getattr(mask.module, "MEASURES_NO_DISTANCE", False) for mask in algorithm.masks
+    )
     if recomputed == "equal weights" and algorithm.anchor == "recomputed" and distances:
         return _EQUAL.format(run=run)
     if recomputed == "absent" and algorithm.needs_recomputed:
         return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
     if k > has["top_k"]:
         recorded = f"the top {has['top_k']}" if has["top_k"] else "none"
-        smaller = f", or name {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
+        smaller = (
+            f", or name {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
+        )
         lacks = f"needs the top {k} log-probs, but the trace has {recorded}. "
         return f"{lacks}Record with: mismatch-cli probe MODEL --top-logprobs {k}{smaller}"
     if algorithm.needs_average and not has["average"]:
         return "the trace has no logp_average, which `train --average-decay` records"
     if algorithm.needs_entropy and not has["entropy"]:
-        return f"the trace has no entropy of the trainer. Fill it in with: mismatch-cli rescore {run}"
+        return (
+            f"the trace has no entropy of the trainer. Fill it in with: mismatch-cli rescore {run}"
+        )
     if algorithm.batch_masks and not has["advantages"]:
         return "it judges whole batches with their advantages, but the trace has no advantages"
     if algorithm.batch_masks and not has["batches"]:

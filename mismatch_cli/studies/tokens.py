@@ -1,4 +1,5 @@
-"""Traces token by token, as a table per row group: what was recorded, metrics of it, and what algorithms block.
+"""Traces token by token, as a table per row group: what was recorded, metrics of it, and what
+algorithms block.
 
 Both `report --export` and the library read these tables, in the memory of one row group.
 """
@@ -32,12 +33,13 @@ def number_of_tokens(traces: Sequence[Trace]) -> int:
 
 
 def token_tables(traces: Sequence[Trace]) -> Iterator[pa.Table]:
-    """A row per token: keys, text, every token column of any trace, the gap, and what the paper's two algorithms block.
+    """A row per token: keys, text, every token column of any trace, the gap, and what the paper's
+    two algorithms block.
 
-    The gap is between trainer and rollout, as masks see it: `d` = log π − log μ (nats), `ratio` = π/μ, `tv_binary` =
-    |π − μ|, `kl_binary`, `k3` = r − 1 − d, and `tv_topk`, `kl_topk` if the trace has the trainer's top K. If mismatch
-    and staleness can be separated, each has its own columns, such as `d_mismatch`. Null means not measured, or the gap
-    of a token that does not count.
+    The gap is between trainer and rollout, as masks see it: `d` = log π − log μ (nats), `ratio` =
+    π/μ, `tv_binary` = |π − μ|, `kl_binary`, `k3` = r − 1 − d, and `tv_topk`, `kl_topk` if the trace
+    has the trainer's top K. If mismatch and staleness can be separated, each has its own columns,
+    such as `d_mismatch`. Null means not measured, or the gap of a token that does not count.
     """
     support = Support.of_paper(traces)
     measured = set[str]().union(*(trace.columns() for trace in traces))
@@ -46,8 +48,14 @@ def token_tables(traces: Sequence[Trace]) -> Iterator[pa.Table]:
     for number, trace in enumerate(traces):
         words: dict[int, str] = {}
         for group in trace.row_groups():
-            columns = {"trace": pa.array(np.full(group.batch.num_tokens, number, np.int32))} if len(traces) > 1 else {}
-            columns |= _keys(group, trace, words) | {name: _recorded(group.batch, name) for name in recorded}
+            columns = (
+                {"trace": pa.array(np.full(group.batch.num_tokens, number, np.int32))}
+                if len(traces) > 1
+                else {}
+            )
+            columns |= _keys(group, trace, words) | {
+                name: _recorded(group.batch, name) for name in recorded
+            }
             for names, pair in gaps:
                 columns |= _gap(group.batch, pair, names)
             flags = _blocked(group.batch, support) if support else {}
@@ -55,7 +63,8 @@ def token_tables(traces: Sequence[Trace]) -> Iterator[pa.Table]:
 
 
 def blocked_tables(traces: Sequence[Trace], support: Support) -> Iterator[pa.Table]:
-    """Rows of `token_tables` with a column per judged algorithm: whether it blocks the token, null if not judged.
+    """Rows of `token_tables` with a column per judged algorithm: whether it blocks the token, null
+    if not judged.
 
     Without advantages each has two columns, `NAME_if_positive` and `NAME_if_negative`.
     """
@@ -81,7 +90,11 @@ def _keys(group: RowGroup, trace: Trace, words: dict[int, str]) -> _Columns:
     batch, lengths_S = group.batch, np.diff(group.batch.offset_S1)
     rows_S = {name: np.from_dlpack(single(group.table.column(name))) for name in ROW_KEY}
     rows_S |= {"truncated": batch.truncated_S}
-    rows_S |= {"reward": np.full(len(lengths_S), np.nan, np.float32) if batch.reward_S is None else batch.reward_S}
+    rows_S |= {
+        "reward": np.full(len(lengths_S), np.nan, np.float32)
+        if batch.reward_S is None
+        else batch.reward_S
+    }
     ids, place_T = np.unique(batch.response_ids_T, return_inverse=True)
     for token_id in ids.tolist():
         if token_id not in words:
@@ -91,7 +104,9 @@ def _keys(group: RowGroup, trace: Trace, words: dict[int, str]) -> _Columns:
     ).dictionary_encode()  # many ids decode to �
     return {
         **{name: _array(np.repeat(values_S, lengths_S)) for name, values_S in rows_S.items()},
-        "position": pa.array(np.arange(batch.num_tokens) - np.repeat(batch.offset_S1[:-1], lengths_S)),
+        "position": pa.array(
+            np.arange(batch.num_tokens) - np.repeat(batch.offset_S1[:-1], lengths_S)
+        ),
         "token_id": pa.array(batch.response_ids_T),
         "token": texts.take(pa.array(place_T)),
         "turn": _turn(batch),
@@ -121,7 +136,9 @@ def _gap(batch: TokenBatch, pair: Pair, names: Mapping[str, str]) -> _Columns:
 
 
 def _values(gaps: TokenGaps, names: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Values of the tokens that count; outside the current policy's support d is −∞, and KL and k3 are +∞."""
+    """Values of the tokens that count; outside the current policy's support d is −∞, and KL and
+    k3 are +∞.
+    """
     values = {"d": gaps.d_N, "ratio": gaps.ratio_N, "tv_binary": gaps.abs_dp_N}
     values |= {"kl_binary": gaps.binary_kl_N, "k3": gaps.k3_N}
     if (outside_N := gaps.out_of_support_N) is not None:

@@ -1,4 +1,6 @@
-"""Results of training runs: means over seeds, which algorithm ends above which, curves over steps, and timings."""
+"""Results of training runs: means over seeds, which algorithm ends above which, curves over
+steps, and timings.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,16 @@ def spread(values: Iterable[float | None]) -> Spread:
 
 
 def over_seeds(values: Iterable[float | None]) -> Estimate:
-    """The mean over seeds with its 95 % interval, ± t · s.e. (Student's t); a single seed has none."""
+    """The mean over seeds with its 95 % interval, ± t · s.e. (Student's t); a single seed has
+    none.
+    """
     value_N = np.array([value for value in values if value is not None], dtype=np.float64)
     if len(value_N) < 2:
         return Estimate(float(value_N[0]) if len(value_N) else None, note=ONE_SEED)
-    mean, half = float(value_N.mean()), t_quantile(len(value_N) - 1) * float(value_N.std(ddof=1) / len(value_N) ** 0.5)
+    mean, half = (
+        float(value_N.mean()),
+        t_quantile(len(value_N) - 1) * float(value_N.std(ddof=1) / len(value_N) ** 0.5),
+    )
     return Estimate(mean, mean - half, mean + half)
 
 
@@ -95,11 +102,15 @@ class TrainingAnalysis(Study):
     def eval_sets(self) -> list[str]:
         """The evaluation sets that runs name."""
         named = (record["eval"] for run in self.runs for record in run.records if "eval" in record)
-        return list(dict.fromkeys(name for found in named if isinstance(found, Mapping) for name in found))
+        return list(
+            dict.fromkeys(name for found in named if isinstance(found, Mapping) for name in found)
+        )
 
     @property
     def eval_name(self) -> str:
-        """The single set that all runs were evaluated on; empty if it is unknown or one of several."""
+        """The single set that all runs were evaluated on; empty if it is unknown or one of
+        several.
+        """
         configured = {short_name(str(run.config.get("eval_dataset") or "")) for run in self.runs}
         names = self.eval_sets or sorted(configured)
         return names[0] if len(names) == 1 else ""
@@ -107,14 +118,20 @@ class TrainingAnalysis(Study):
     def rivals(self, name: str) -> list[str]:
         """The other algorithms with a final reward on the same problems, with the same model."""
         task_by_name = {other: task_of(self.algorithms[other][0]) for other in self.final_rewards}
-        return [other for other, task in task_by_name.items() if other != name and task == task_by_name[name]]
+        return [
+            other
+            for other, task in task_by_name.items()
+            if other != name and task == task_by_name[name]
+        ]
 
     @property
     def indistinguishable(self) -> list[list[str]]:
         """Algorithms whose runs are bit-identical: they block the same tokens, or none."""
         alike: dict[object, list[str]] = {}
         for name, runs in self.algorithms.items():
-            updates = frozenset((run.seed, *(run.series(key).tobytes() for key in _TELLING)) for run in runs)
+            updates = frozenset(
+                (run.seed, *(run.series(key).tobytes() for key in _TELLING)) for run in runs
+            )
             if any(run.series(_TELLING[-1]).any() for run in runs):
                 alike.setdefault(updates, []).append(name)
         return [names for names in alike.values() if len(names) > 1]
@@ -122,7 +139,10 @@ class TrainingAnalysis(Study):
     @cached_property
     def final_rewards(self) -> dict[str, Estimate]:
         """Each algorithm's final reward with its interval over seeds, if recorded."""
-        found = {name: over_seeds(run.last("reward") for run in runs) for name, runs in self.algorithms.items()}
+        found = {
+            name: over_seeds(run.last("reward") for run in runs)
+            for name, runs in self.algorithms.items()
+        }
         return {name: reward for name, reward in found.items() if reward.value is not None}
 
     def above(self, name: str) -> list[str]:
@@ -134,7 +154,9 @@ class TrainingAnalysis(Study):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What summary.json holds: each run's settings and final values; its steps are in metrics.jsonl."""
+        """What summary.json holds: each run's settings and final values; its steps are in
+        metrics.jsonl.
+        """
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
@@ -153,7 +175,10 @@ class TrainingAnalysis(Study):
                     "accuracy_by_set": run.accuracy_by_set,
                     "abs_dp_mean_first": run.ends("mismatch", "abs_dp_mean")[0],
                     "abs_dp_mean_last": run.ends("mismatch", "abs_dp_mean")[1],
-                    **{key: run.mean(key) for key in ("bad_over_tokens", "bad_over_negative", "blocked")},
+                    **{
+                        key: run.mean(key)
+                        for key in ("bad_over_tokens", "bad_over_negative", "blocked")
+                    },
                     "config": dict(run.config),
                 }
                 for run, setting in zip(self.runs, self._setting_of, strict=True)
@@ -186,21 +211,37 @@ class TrainingAnalysis(Study):
 def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], str] = str) -> str:
     """A setting of the runs, or its different values."""
     return ", ".join(
-        dict.fromkeys(shown(str(run.config[key])) for run in runs if run.config.get(key) not in (None, ""))
+        dict.fromkeys(
+            shown(str(run.config[key])) for run in runs if run.config.get(key) not in (None, "")
+        )
     )
 
 
 def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
     """Models and problems without their folders; if there are many, their number."""
-    models = dict.fromkeys(short_name(str(run.config["model"])) for run in runs if run.config.get("model"))
-    found = {"models": models, "sets of problems": dict.fromkeys(filter(None, map(problems_of, runs)))}
-    return [", ".join(names) if len(names) <= _NAMED else f"{len(names)} {kind}" for kind, names in found.items()]
+    models = dict.fromkeys(
+        short_name(str(run.config["model"])) for run in runs if run.config.get("model")
+    )
+    found = {
+        "models": models,
+        "sets of problems": dict.fromkeys(filter(None, map(problems_of, runs))),
+    }
+    return [
+        ", ".join(names) if len(names) <= _NAMED else f"{len(names)} {kind}"
+        for kind, names in found.items()
+    ]
 
 
 def problems_of(run: TrainingRun) -> str:
-    """The data set, the environment that uses it, or an environment with its own problems; empty if unknown."""
+    """The data set, the environment that uses it, or an environment with its own problems; empty
+    if unknown.
+    """
     environment = str(run.config.get("environment") or "").rsplit("/", 1)[-1]
-    dataset = "" if environment and run.config.get("episodes") else short_name(str(run.config.get("dataset") or ""))
+    dataset = (
+        ""
+        if environment and run.config.get("episodes")
+        else short_name(str(run.config.get("dataset") or ""))
+    )
     return " · ".join(filter(None, (dataset, environment)))
 
 
@@ -221,11 +262,16 @@ class Correlation(NamedTuple):
 
 
 def correlations(run: TrainingRun) -> Iterator[Correlation]:
-    """The correlation of bad updates with a step's reward, and with its change from the previous step."""
+    """The correlation of bad updates with a step's reward, and with its change from the previous
+    step.
+    """
     from mismatch_cli.metrics.correlation import series_correlation
 
     bad_N, reward_N = run.series("bad_over_negative"), run.series("reward")
-    for other, value_N in (("the reward", reward_N), ("its change", np.diff(reward_N, prepend=np.nan))):
+    for other, value_N in (
+        ("the reward", reward_N),
+        ("its change", np.diff(reward_N, prepend=np.nan)),
+    ):
         known_N = np.isfinite(bad_N) & np.isfinite(value_N)
         if bad_N[known_N].any():  # measured, and not always 0
             found = series_correlation(bad_N[known_N], value_N[known_N])
@@ -234,12 +280,15 @@ def correlations(run: TrainingRun) -> Iterator[Correlation]:
 
 PHASES = ("sample", "grade", "recompute", "update", "sync", "evaluate")
 OTHER = "other"
-_LEAST = 0.005  # of a step: anything shorter, such as a skipped recomputation, is not a separate phase
+# Of a step: anything shorter, such as a skipped recomputation, is not a separate phase
+_LEAST = 0.005
 
 
 def seconds_by_phase(run: TrainingRun) -> dict[str, float]:
     """Mean seconds of each phase with a share of a step, in chronological order."""
-    steps = [record["seconds"] for record in run.records if isinstance(record.get("seconds"), Mapping)]
+    steps = [
+        record["seconds"] for record in run.records if isinstance(record.get("seconds"), Mapping)
+    ]
     recorded = sorted({key for seconds in steps for key in seconds}, key=_place)
     totals = {key: float(np.nansum(run.series("seconds", key))) for key in recorded}
     found: dict[str, float] = {}
@@ -252,7 +301,9 @@ def seconds_by_phase(run: TrainingRun) -> dict[str, float]:
 def mean_by_phase(runs: Sequence[TrainingRun]) -> dict[str, float]:
     """Mean seconds by phase over the runs that recorded times."""
     found = [seconds for run in runs if (seconds := seconds_by_phase(run))]
-    return {phase: sum(row.get(phase, 0.0) for row in found) / len(found) for phase in phases_of(found)}
+    return {
+        phase: sum(row.get(phase, 0.0) for row in found) / len(found) for phase in phases_of(found)
+    }
 
 
 def phases_of(rows: Iterable[Mapping[str, float]]) -> list[str]:
@@ -268,12 +319,15 @@ SMOOTHED_FROM = 100  # curves with more steps are smoothed
 LEAST_SIGMA = 2  # points
 _SIGMA = 0.01  # of the number of points
 _REACH = 4  # standard deviations
-_FEW_DEGREES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)  # 97.5 % points of Student's t
+# 97.5 % points of Student's t
+_FEW_DEGREES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """`_N` is one point per step; NaN in the value is a gap, NaN in the band a step with only one seed."""
+    """`_N` is one point per step; NaN in the value is a gap, NaN in the band a step with only
+    one seed.
+    """
 
     step_N: np.ndarray
     value_N: np.ndarray
@@ -291,13 +345,17 @@ class Curve:
 
     def only(self, keep_N: np.ndarray) -> Curve:
         """Some of its points."""
-        return Curve(self.step_N[keep_N], self.value_N[keep_N], self.low_N[keep_N], self.high_N[keep_N])
+        return Curve(
+            self.step_N[keep_N], self.value_N[keep_N], self.low_N[keep_N], self.high_N[keep_N]
+        )
 
 
 def curve_of(runs: Sequence[TrainingRun], *keys: str, gaps: bool = True) -> Curve:
-    """The mean over the runs with a value at a step; the band spans the lowest to the highest of several.
+    """The mean over the runs with a value at a step; the band spans the lowest to the highest of
+    several.
 
-    Without `gaps`, steps without any value are left out, for numbers that are measured only now and then.
+    Without `gaps`, steps without any value are left out, for numbers that are measured only now and
+    then.
     """
     found = [(run.step_N, run.series(*keys)) for run in runs]
     step_N = np.unique(np.concatenate([step for step, _ in found])) if found else np.zeros(0)
@@ -319,18 +377,25 @@ def _mean_and_range(value_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def t_quantile(degrees: int) -> float:
-    """The 97.5 % point of Student's t, exact for few degrees of freedom, where the expansion is not."""
+    """The 97.5 % point of Student's t, exact for few degrees of freedom, where the expansion is
+    not.
+    """
     return _FEW_DEGREES[degrees - 1] if degrees <= len(_FEW_DEGREES) else student_t(degrees)
 
 
 def smoothed(curve: Curve) -> Curve:
-    """The curve under a Gaussian whose σ is 1 % of its points, at least two; gaps stay gaps and contribute nothing.
+    """The curve under a Gaussian whose σ is 1 % of its points, at least two; gaps stay gaps and
+    contribute nothing.
 
-    It stops σ before the ends of the curve: closer to them the Gaussian is one-sided and mostly shows noise.
+    It stops σ before the ends of the curve: closer to them the Gaussian is one-sided and mostly
+    shows noise.
     """
     points = len(curve.step_N)
     sigma = max(_SIGMA * points, LEAST_SIGMA)
-    smooth = Curve(curve.step_N, *(_gaussian(part, sigma) for part in (curve.value_N, curve.low_N, curve.high_N)))
+    smooth = Curve(
+        curve.step_N,
+        *(_gaussian(part, sigma) for part in (curve.value_N, curve.low_N, curve.high_N)),
+    )
     place_N = np.arange(points)
     return smooth.only((place_N >= sigma) & (place_N < points - sigma))
 
@@ -339,7 +404,8 @@ def _gaussian(value_N: np.ndarray, sigma: float) -> np.ndarray:
     finite_N = np.isfinite(value_N)
     if not finite_N.any():
         return value_N
-    reach = min(int(_REACH * sigma) + 1, (len(value_N) - 1) // 2)  # np.convolve returns the length of the longer input
+    # np.convolve returns the length of the longer input
+    reach = min(int(_REACH * sigma) + 1, (len(value_N) - 1) // 2)
     weight = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
     total_N = np.convolve(np.where(finite_N, value_N, 0), weight, "same")
     count_N = np.convolve(finite_N.astype(float), weight, "same")
@@ -347,7 +413,9 @@ def _gaussian(value_N: np.ndarray, sigma: float) -> np.ndarray:
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """Every k-th point including the last: a smoothed curve loses nothing, and the picture stays small."""
+    """Every k-th point including the last: a smoothed curve loses nothing, and the picture stays
+    small.
+    """
     every = -(-len(curve.step_N) // most)
     keep_N = np.zeros(len(curve.step_N), dtype=bool)
     keep_N[::-1][::every] = True
@@ -355,13 +423,17 @@ def thinned(curve: Curve, most: int) -> Curve:
 
 
 def envelope(curve: Curve, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """A line that looks like the raw one: the lowest and highest value in each column of the picture."""
+    """A line that looks like the raw one: the lowest and highest value in each column of the
+    picture.
+    """
     finite_N = np.isfinite(curve.value_N)
     step_N, value_N = curve.step_N[finite_N], curve.value_N[finite_N]
     if len(step_N) <= 2 * columns:
         return curve.step_N, curve.value_N
     steps, values = [], []
-    for part_N, bin_N in zip(np.array_split(step_N, columns), np.array_split(value_N, columns), strict=True):
+    for part_N, bin_N in zip(
+        np.array_split(step_N, columns), np.array_split(value_N, columns), strict=True
+    ):
         first, second = sorted((int(bin_N.argmin()), int(bin_N.argmax())))
         steps += [part_N[first], part_N[second]]
         values += [bin_N[first], bin_N[second]]

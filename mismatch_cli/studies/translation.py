@@ -17,7 +17,9 @@ ALL = "all"
 
 
 def frameworks(asked: str) -> list[str]:
-    """The frameworks that a name stands for; a `UsageError` with the nearest names if it is unknown."""
+    """The frameworks that a name stands for; a `UsageError` with the nearest names if it is
+    unknown.
+    """
     if asked == ALL:
         return dialects.names()
     dialects.lines(asked)
@@ -44,7 +46,9 @@ class Translation(Study):
     ) -> Translation:
         """Read the pooled traces once for all requested frameworks."""
         check_poolable(traces)
-        return cls(traces, asked, dialects.readings(traces, frameworks(asked), workers, on_responses))
+        return cls(
+            traces, asked, dialects.readings(traces, frameworks(asked), workers, on_responses)
+        )
 
     def to_json(self) -> dict[str, Any]:
         """What `report --as NAME --json` prints; documented in docs/json/report-as.md."""
@@ -55,7 +59,10 @@ class Translation(Study):
             "about": about(self.traces, 0),
             "out_of_support": self.readings.out_of_support,
             "frameworks": {
-                framework: {"when": dialects.when(framework), "metrics": [_row(reading) for reading in readings]}
+                framework: {
+                    "when": dialects.when(framework),
+                    "metrics": [_row(reading) for reading in readings],
+                }
                 for framework, readings in self.readings.by_framework.items()
             },
         }

@@ -1,4 +1,6 @@
-"""What `watch` has found so far, from the state in its folder: the limits, the alarms, and what was never measured."""
+"""What `watch` has found so far, from the state in its folder: the limits, the alarms, and what
+was never measured.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,25 @@ from typing import Any
 from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.manifest import WATCH_FILE
 
-LIMIT_KEYS = ("limits", "metric", "bound", "threshold")  # of a limit; an alarm's pair may be one that the trace chose
+# Of a limit; an alarm's pair may be one that the trace chose
+LIMIT_KEYS = ("limits", "metric", "bound", "threshold")
 
 
 @dataclass(frozen=True)
 class WatchState:
     """The answer of a watch: an alarm is a step at which a limit did not hold."""
 
-    limits: Sequence[Mapping[str, Any]]  # metric, pair, bound, threshold and the set that they are from
+    # Metric, pair, bound, threshold and the set that they are from
+    limits: Sequence[Mapping[str, Any]]
     alarms: Sequence[Mapping[str, Any]]  # the same, with step, value and reason
     unmeasured: Sequence[str]  # limits that no step could be compared with
 
     def to_json(self) -> dict[str, Any]:
-        return {"limits": len(self.limits), "alarms": list(self.alarms), "unmeasured": list(self.unmeasured)}
+        return {
+            "limits": len(self.limits),
+            "alarms": list(self.alarms),
+            "unmeasured": list(self.unmeasured),
+        }
 
 
 def limit_name(limit: Mapping[str, Any]) -> str:
@@ -31,7 +39,9 @@ def limit_name(limit: Mapping[str, Any]) -> str:
 
 
 def watch_state(folder: Path | None) -> WatchState | None:
-    """The state in a folder of `watch`; None for any other folder, and for a state that is not readable."""
+    """The state in a folder of `watch`; None for any other folder, and for a state that is not
+    readable.
+    """
     try:
         content = parsed_json(((folder or Path()) / WATCH_FILE).read_text(encoding="utf-8"))
         sets = content["asked"]["limits"]

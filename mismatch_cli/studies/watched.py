@@ -1,4 +1,6 @@
-"""One step of a watched run: its numbers under the names of metrics.jsonl, and the limits checked on it."""
+"""One step of a watched run: its numbers under the names of metrics.jsonl, and the limits
+checked on it.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +14,42 @@ from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.update_table import OF_STEP, of_step, updates_of_step
 from mismatch_cli.studies.clipping import analyse_clipping
-from mismatch_cli.studies.gate import Check, Findable, Found, Measurement, check_limits, frameworks_of
+from mismatch_cli.studies.gate import (
+    Check,
+    Findable,
+    Found,
+    Measurement,
+    check_limits,
+    frameworks_of,
+)
 from mismatch_cli.studies.limits import Limit, LimitSet
 from mismatch_cli.trace.reader import Trace
 
 _PAIRS = {"mismatch": "mismatch", "total": "current"}  # names in limits → keys in metrics.jsonl
 _RESPONSES = {
-    "reward": "reward_mean", "length": "length_mean", "truncated": "truncated_share", "entropy": "entropy_mean",
+    "reward": "reward_mean", "length": "length_mean", "truncated": "truncated_share",
+    "entropy": "entropy_mean",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Judge:
-    """What to check at each step: limits, with a baseline for relative ones, and what an algorithm would block."""
+    """What to check at each step: limits, with a baseline for relative ones, and what an
+    algorithm would block.
+    """
 
     sets: Sequence[LimitSet] = ()
     baseline: Measurement | None = None
     algorithm: Algorithm | None = None
 
     @classmethod
-    def of(cls, sets: Sequence[LimitSet], baseline: Sequence[Trace], algorithm: Algorithm | None) -> Judge:
+    def of(
+        cls, sets: Sequence[LimitSet], baseline: Sequence[Trace], algorithm: Algorithm | None
+    ) -> Judge:
         """A judge with its baseline measured."""
-        return cls(sets, Measurement(baseline, frameworks_of(sets)) if baseline else None, algorithm)
+        return cls(
+            sets, Measurement(baseline, frameworks_of(sets)) if baseline else None, algorithm
+        )
 
     def of_traces(self, step: int, traces: Sequence[Trace]) -> tuple[dict[str, Any], list[Check]]:
         """The line and the checks of a step, from its traces."""
@@ -48,7 +64,11 @@ class Judge:
         """The checks of a step of `train`: from its trace if one was kept, else from its line."""
         if not self.sets:
             return []
-        measured = RecordedStep(record) if trace is None else Measurement([trace], frameworks_of(self.sets))
+        measured = (
+            RecordedStep(record)
+            if trace is None
+            else Measurement([trace], frameworks_of(self.sets))
+        )
         return self._checks(measured)
 
     def _checks(self, measured: Findable) -> list[Check]:
@@ -77,7 +97,10 @@ class RecordedStep:
         name = next((ours for ours, key in OF_STEP.items() if key == limit.metric), "")
         value = self._record.get(_PAIRS.get(pair, ""), {}).get(name)
         if value is None:
-            return Found(pair=pair, why="metrics.jsonl does not have it; train --trace-every N keeps traces that do")
+            return Found(
+                pair=pair,
+                why="metrics.jsonl does not have it; train --trace-every N keeps traces that do",
+            )
         return Found(value, pair=pair)
 
 
@@ -85,7 +108,9 @@ class _Unscored:
     """Responses without a trainer's log π."""
 
     def find(self, limit: Limit) -> Found:
-        return Found(pair=limit.pair or "mismatch", why="the responses have no trainer log-probabilities")
+        return Found(
+            pair=limit.pair or "mismatch", why="the responses have no trainer log-probabilities"
+        )
 
 
 def record_of(step: int, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +136,10 @@ def _unscored(step: int, traces: Sequence[Trace]) -> dict[str, Any]:
     rewards = [batch.reward_S for batch in batches if batch.reward_S is not None]
     reward_S = np.concatenate(rewards) if rewards else np.zeros(0)
     reward_S = reward_S[np.isfinite(reward_S)]
-    responses, tokens = sum(b.num_responses for b in batches), sum(int(b.offset_S1[-1]) for b in batches)
+    responses, tokens = (
+        sum(b.num_responses for b in batches),
+        sum(int(b.offset_S1[-1]) for b in batches),
+    )
     return {
         "step": step,
         "responses": responses,

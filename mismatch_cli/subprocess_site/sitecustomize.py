@@ -1,6 +1,8 @@
-"""Runs in every Python that inherits the PYTHONPATH of `torch_settings`, and hides the same broken packages there.
+"""Runs in every Python that inherits the PYTHONPATH of `torch_settings`, and hides the same broken
+packages there.
 
-vLLM inspects model classes in a separate process and spawns workers; they import transformers like the parent does.
+vLLM inspects model classes in a separate process and spawns workers; they import transformers like
+the parent does.
 """
 
 import importlib.machinery

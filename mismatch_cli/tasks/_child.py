@@ -15,7 +15,8 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.tasks._worker import READY
 
 _SECONDS_TO_START = 60.0  # importing sympy on a slow disk
-_LONGEST_KEPT = 2**16  # characters of a question that timed out; of a longer one only the hash is remembered
+# Characters of a question that timed out; of a longer one only the hash is remembered
+_LONGEST_KEPT = 2**16
 _SECONDS_TO_END = 10.0  # for its keeper, which needs at most half of it
 _LONGEST_ANSWER = 2**20  # bytes
 _READ_BYTES = 2**16
@@ -24,7 +25,9 @@ _OUT_OF_TURN = json.dumps({"error": _WROTE})  # instead of an answer
 
 
 def users_code(where: str, flag: str, kind: str, example: str) -> tuple[str, str]:
-    """The file of FILE.py:NAME, and FILE.py:NAME with its full path; a `UsageError` where the file does not exist."""
+    """The file of FILE.py:NAME, and FILE.py:NAME with its full path; a `UsageError` where the
+    file does not exist.
+    """
     file, colon, name = where.rpartition(":")
     if not colon or not name.isidentifier() or not Path(file).is_file():
         raise UsageError(f"{flag} {where}: no such {kind}. Write it as path/to/file.py:{example}.")
@@ -32,19 +35,26 @@ def users_code(where: str, flag: str, kind: str, example: str) -> tuple[str, str
 
 
 class Child:
-    """Runs `python -m module arguments…`, which answers each line that it reads with one, the first with "ready".
+    """Runs `python -m module arguments…`, which answers each line that it reads with one, the first
+    with "ready".
 
-    A question that takes too long is given up: the child is killed, the next question starts a new one, and the same
-    question is not tried again. `cannot_start` is the error message if "ready" never comes; what the child printed
-    after that word is in `said_at_start` once it has started. When the child ends, so does every process it started.
+    A question that takes too long is given up: the child is killed, the next question starts a new
+    one, and the same question is not tried again. `cannot_start` is the error message if "ready"
+    never comes; what the child printed after that word is in `said_at_start` once it has started.
+    When the child ends, so does every process it started.
 
-    A question begins with a secret that its answer repeats. So what foreign code writes into descriptors that it finds
-    is never an answer: `ask` returns an object with an "error" instead, and ends the child. Code that searches the
-    child's memory for the secret, or reads its questions before it does, can still forge one.
+    A question begins with a secret that its answer repeats. So what foreign code writes into
+    descriptors that it finds is never an answer: `ask` returns an object with an "error" instead,
+    and ends the child. Code that searches the child's memory for the secret, or reads its questions
+    before it does, can still forge one.
     """
 
     def __init__(
-        self, module: str, *arguments: str, cannot_start: str, seconds_to_start: float = _SECONDS_TO_START
+        self,
+        module: str,
+        *arguments: str,
+        cannot_start: str,
+        seconds_to_start: float = _SECONDS_TO_START,
     ) -> None:
         self._command = command(module, *arguments)
         self._seconds_to_start, self._cannot_start = seconds_to_start, cannot_start
@@ -55,7 +65,9 @@ class Child:
 
     @property
     def given_up(self) -> list[str]:
-        """The questions that took too long: with them, a resumed run equals an uninterrupted one."""
+        """The questions that took too long: with them, a resumed run equals an uninterrupted
+        one.
+        """
         return sorted(self._given_up)
 
     def give_up(self, questions: Iterable[str]) -> None:
@@ -63,7 +75,9 @@ class Child:
         self._given_up |= set(map(_remembered, questions))
 
     def ask(self, question: str, seconds: float) -> str | None:
-        """The answer; None if the question was given up, empty if the child died of it (out of memory, a crash)."""
+        """The answer; None if the question was given up, empty if the child died of it (out of
+        memory, a crash).
+        """
         if _remembered(question) in self._given_up:
             return None
         unasked = None if self._process is None else self._hear(self._process, "", 0.0)
@@ -92,11 +106,18 @@ class Child:
             pipe.close()
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the process, as the first question does; a `MismatchError` if it does not get ready."""
+        """Start the process, as the first question does; a `MismatchError` if it does not get
+        ready.
+        """
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            bufsize=0, start_new_session=True, env=users_environment(),
-        )  # fmt: skip
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+            env=users_environment(),
+        )
         self._heard.clear()
         reply = self._answer_to("", self._process, self._seconds_to_start)
         ready, _, word = (reply or "").partition(" ")
@@ -108,15 +129,20 @@ class Child:
         self.said_at_start = word
         return self._process
 
-    def _answer_to(self, question: str, child: subprocess.Popen[bytes], seconds: float) -> str | None:
+    def _answer_to(
+        self, question: str, child: subprocess.Popen[bytes], seconds: float
+    ) -> str | None:
         secret = secrets.token_hex(16)
         return self._hear(child, secret, seconds, f"{secret} {question}\n".encode())
 
-    def _hear(self, child: subprocess.Popen[bytes], secret: str, seconds: float, unsent: bytes = b"") -> str | None:
-        """Send a question and wait for the answer with its secret: None after a timeout, empty if the pipe ends.
+    def _hear(
+        self, child: subprocess.Popen[bytes], secret: str, seconds: float, unsent: bytes = b""
+    ) -> str | None:
+        """Send a question and wait for the answer with its secret: None after a timeout, empty if
+        the pipe ends.
 
-        Neither side blocks on a full pipe, and nobody waits for the pipe's end: processes that the child started may
-        hold it open forever.
+        Neither side blocks on a full pipe, and nobody waits for the pipe's end: processes that the
+        child started may hold it open forever.
         """
         assert child.stdin is not None and child.stdout is not None
         until = time.monotonic() + seconds
@@ -144,7 +170,9 @@ class Child:
             return answer
 
     def _answer(self, secret: str) -> str | None:
-        """The line that has arrived, if it answers this question; empty if the child writes an endless one."""
+        """The line that has arrived, if it answers this question; empty if the child writes an
+        endless one.
+        """
         line, ended, rest = self._heard.partition(b"\n")
         if not ended:
             return "" if len(self._heard) > _LONGEST_ANSWER else None
@@ -154,4 +182,8 @@ class Child:
 
 
 def _remembered(question: str) -> str:
-    return question if len(question) <= _LONGEST_KEPT else hashlib.sha256(question.encode()).hexdigest()
+    return (
+        question
+        if len(question) <= _LONGEST_KEPT
+        else hashlib.sha256(question.encode()).hexdigest()
+    )

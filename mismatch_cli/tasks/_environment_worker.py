@@ -1,7 +1,8 @@
-"""The process that runs a user's environment: many concurrent episodes, one JSON object per line in and out.
+"""The process that runs a user's environment: many concurrent episodes, one JSON object per line in
+and out.
 
-`python -m mismatch_cli.tasks._environment_worker FILE.py:NAME`. NAME makes one environment, with `reset` and `step` as
-in Gymnasium and GEM. Requests:
+`python -m mismatch_cli.tasks._environment_worker FILE.py:NAME`. NAME makes one environment, with
+`reset` and `step` as in Gymnasium and GEM. Requests:
 
     {"episode": …, "seed": …, "problem": …, "answer": …}    make an environment, and reset it
     {"episode": …, "action": …}                             take its next step; {"lost": true} if it is unknown here
@@ -25,9 +26,13 @@ ARGUMENTS = ("problem", "answer")  # arguments that NAME may take
 
 def _loaded() -> tuple[Callable[..., Any], list[str]]:
     file, name = sys.argv[1].rsplit(":", 1)
-    make, named, needed = load(file, name, "the environment as FILE.py:NAME, a class or a function that makes one")
+    make, named, needed = load(
+        file, name, "the environment as FILE.py:NAME, a class or a function that makes one"
+    )
     if unknown := [known for known in needed if known not in ARGUMENTS]:
-        raise ValueError(f"{file}: {name} has the parameter '{unknown[0]}'. It can have: {', '.join(ARGUMENTS)}.")
+        raise ValueError(
+            f"{file}: {name} has the parameter '{unknown[0]}'. It can have: {', '.join(ARGUMENTS)}."
+        )
     return make, [known for known in ARGUMENTS if known in named]
 
 
@@ -40,7 +45,9 @@ def _play() -> tuple[Callable[[str], str], str]:
         asked = json.loads(line)
         try:
             return json.dumps(_answer(asked, episodes, make, wanted))
-        except BaseException as error:  # SystemExit and KeyboardInterrupt are reported like any other error
+        except (
+            BaseException
+        ) as error:  # SystemExit and KeyboardInterrupt are reported like any other error
             if os.getpid() != worker:
                 raise
             return json.dumps({"error": in_words(error)})
@@ -73,11 +80,16 @@ def _step(environment: Any, action: str) -> dict[str, Any]:
     result = environment.step(action)
     if not isinstance(result, tuple) or len(result) not in (3, 5):
         raise TypeError(
-            "step must return (observation, reward, done), or Gymnasium's (observation, reward, terminated, truncated, "
-            f"info); it returned {type(result).__name__}{f' of {len(result)}' if isinstance(result, tuple) else ''}"
+            "step must return (observation, reward, done), or Gymnasium's (observation, reward, "
+            "terminated, truncated, info); it returned "
+            f"{type(result).__name__}{f' of {len(result)}' if isinstance(result, tuple) else ''}"
         )
     done = bool(result[2]) or (len(result) == 5 and bool(result[3]))
-    return {"observation": None if done else _observation(result[0], "step"), "reward": number(result[1]), "done": done}
+    return {
+        "observation": None if done else _observation(result[0], "step"),
+        "reward": number(result[1]),
+        "done": done,
+    }
 
 
 def _observation(observation: Any, where: str) -> Any:
@@ -87,7 +99,9 @@ def _observation(observation: Any, where: str) -> Any:
     if isinstance(observation, list) and observation and all(map(is_message, observation)):
         return [{"role": message["role"], "content": message["content"]} for message in observation]
     kind = type(observation).__name__
-    raise TypeError(f"the observation of {where} is {kind}, neither text nor a list of chat messages")
+    raise TypeError(
+        f"the observation of {where} is {kind}, neither text nor a list of chat messages"
+    )
 
 
 def _close(environment: Any) -> None:
@@ -95,7 +109,8 @@ def _close(environment: Any) -> None:
         close()
 
 
-if __name__ == "__mp_main__":  # a process of a pool that the environment started: it looks up names by their module
+# A process of a pool that the environment started: it looks up names by their module
+if __name__ == "__mp_main__":
     _loaded()
 if __name__ == "__main__":
     answer_lines(_play, limit=most_memory())

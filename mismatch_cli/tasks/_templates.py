@@ -1,4 +1,6 @@
-"""Renders chat templates, which are programs, with limits: 10 s per prompt, half a GiB, and a text of similar size."""
+"""Renders chat templates, which are programs, with limits: 10 s per prompt, half a GiB, and a
+text of similar size.
+"""
 
 import json
 import os
@@ -20,9 +22,11 @@ Messages = list[dict[str, str]]
 
 
 def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[str]:
-    """Each conversation as the tokenizer's chat template renders it; a `MismatchError` where the template fails.
+    """Each conversation as the tokenizer's chat template renders it; a `MismatchError` where the
+    template fails.
 
-    A fork of this process renders them, and a system timer can end it: nothing else interrupts a loop in C.
+    A fork of this process renders them, and a system timer can end it: nothing else interrupts a
+    loop in C.
     """
     answers, child_end = Pipe(duplex=False)
     child: int | None = os.fork()
@@ -40,7 +44,9 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
             except EOFError:
                 (_, status), child = os.waitpid(child, 0), None
                 late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
-                raise _failed(f"takes over {_SECONDS:g} s" if late else "crashes its process", prompt_id) from None
+                raise _failed(
+                    f"takes over {_SECONDS:g} s" if late else "crashes its process", prompt_id
+                ) from None
             text = answer[1:].decode(errors="surrogatepass")
             if answer[:1] == _ILL:
                 raise _failed(text, prompt_id)
@@ -54,8 +60,8 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
 
 def _failed(fault: str, prompt_id: int) -> MismatchError:
     return MismatchError(
-        f"The model's chat template {fault} on prompt {prompt_id}. Use --prompt-template raw, or fix the template "
-        "(chat_template.jinja next to the tokenizer)."
+        f"The model's chat template {fault} on prompt {prompt_id}. Use --prompt-template raw, or "
+        "fix the template (chat_template.jinja next to the tokenizer)."
     )
 
 

@@ -1,12 +1,13 @@
 """The other end of `Child`: a process that answers lines until its parent is gone.
 
-`python -m mismatch_cli.tasks._worker` compares answers with math-verify: one JSON pair per line in, true or false out.
-With FILE.py:FUNCTION it runs a user's reward: one JSON object per line in, its reward (or rewards) or error out.
+`python -m mismatch_cli.tasks._worker` compares answers with math-verify: one JSON pair per line in,
+true or false out. With FILE.py:FUNCTION it runs a user's reward: one JSON object per line in, its
+reward (or rewards) or error out.
 
-A keeper process separates us from the code that it runs and ends everything that this code started, however we end
-ourselves. Processes that foreign code starts may leave their process group, outlive their parent, and hold any pipe
-that they inherited. On Linux the keeper becomes the parent of every such orphan, so it finds and ends them all;
-elsewhere it ends the process group.
+A keeper process separates us from the code that it runs and ends everything that this code started,
+however we end ourselves. Processes that foreign code starts may leave their process group, outlive
+their parent, and hold any pipe that they inherited. On Linux the keeper becomes the parent of every
+such orphan, so it finds and ends them all; elsewhere it ends the process group.
 """
 
 import asyncio
@@ -34,7 +35,8 @@ _FIRST_TO_GO = b"1000"  # when the machine runs out of memory; see oom_score_adj
 
 
 def stand_guard(memory: int | None) -> None:
-    """Fork: the process that returns does the work, with at most `memory` bytes, and the other one is its keeper.
+    """Fork: the process that returns does the work, with at most `memory` bytes, and the other one
+    is its keeper.
 
     The keeper ends everything when the worker has ended, on SIGTERM, or when its parent is gone.
     """
@@ -78,7 +80,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _bound_memory(memory: int | None) -> None:
-    """Raise MemoryError beyond `memory`; if the machine runs out, this process is killed before the run."""
+    """Raise MemoryError beyond `memory`; if the machine runs out, this process is killed before
+    the run.
+    """
     import resource
 
     with contextlib.suppress(OSError):
@@ -101,7 +105,9 @@ def _has_ended(worker: int) -> bool:
 
 
 def _end_all(worker: int) -> None:
-    """Kill the worker's group, then child after child: orphans of each become children of this process."""
+    """Kill the worker's group, then child after child: orphans of each become children of this
+    process.
+    """
     _kill(os.killpg, worker)
     until = time.monotonic() + _SECONDS_TO_END
     while time.monotonic() < until:
@@ -122,16 +128,20 @@ def _kill(kill: Callable[[int, int], None], target: int) -> None:
 
 def _children() -> list[int]:
     try:
-        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+        return [
+            int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        ]
     except OSError:
         return []
 
 
 READY = "ready"
 ARGUMENTS = ("response", "answer", "problem", "finish_reason")  # parameters that a reward may have
-BATCH_ARGUMENTS = ("responses", "answers", "problems", "finish_reasons")  # of a reward for a batch: lists
+# Of a reward for a batch: lists
+BATCH_ARGUMENTS = ("responses", "answers", "problems", "finish_reasons")
 BATCH = "batch"  # follows "ready" for such a reward
-TRL_ARGUMENTS = ("completions", "prompts", "completion_ids")  # of a TRL reward function: lists, besides columns
+# Of a TRL reward function: lists, besides columns
+TRL_ARGUMENTS = ("completions", "prompts", "completion_ids")
 TRL = "trl"  # follows "ready" for such a reward
 
 _MATH_VERIFY_MEMORY = 2**32  # bytes; a response can require any amount
@@ -140,14 +150,18 @@ _SHOWN = 300  # characters of an error
 _SHARE = 0.9  # of the memory that is free at the start
 
 
-def answer_lines(prepare: Callable[[], tuple[Callable[[str], str], str]], *, limit: int | None) -> None:
-    """Answer "ready" when `prepare` is done (or the error that it raises), then each line with its callable.
+def answer_lines(
+    prepare: Callable[[], tuple[Callable[[str], str], str]], *, limit: int | None
+) -> None:
+    """Answer "ready" when `prepare` is done (or the error that it raises), then each line with its
+    callable.
 
     After "ready" comes the word that `prepare` returns with the callable.
 
-    A line is a secret and a question, its answer the same secret and one line; "ready" answers the first. `limit` is in
-    bytes. What the callable prints, reads or forks does not interfere: a process that it forks does not answer, and
-    its stdin and stdout are neither pipe. It can find the pipes among its descriptors, but not what to write there.
+    A line is a secret and a question, its answer the same secret and one line; "ready" answers the
+    first. `limit` is in bytes. What the callable prints, reads or forks does not interfere: a
+    process that it forks does not answer, and its stdin and stdout are neither pipe. It can find
+    the pipes among its descriptors, but not what to write there.
     """
     stand_guard(limit)
     questions, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
@@ -197,9 +211,15 @@ def _own_reward() -> tuple[Callable[[str], str], str]:
     def reward(line: str) -> str:
         arguments = json.loads(line)
         try:
-            result = _called(function, arguments if kind == TRL else {name: arguments[name] for name in wanted})
-            return json.dumps({"rewards": _numbers(result, kind == TRL)} if kind else {"reward": number(result)})
-        except BaseException as error:  # SystemExit and KeyboardInterrupt are reported like any other error
+            result = _called(
+                function, arguments if kind == TRL else {name: arguments[name] for name in wanted}
+            )
+            return json.dumps(
+                {"rewards": _numbers(result, kind == TRL)} if kind else {"reward": number(result)}
+            )
+        except (
+            BaseException
+        ) as error:  # SystemExit and KeyboardInterrupt are reported like any other error
             if os.getpid() != worker:
                 raise
             return json.dumps({"error": in_words(error)})
@@ -208,32 +228,41 @@ def _own_reward() -> tuple[Callable[[str], str], str]:
 
 
 def _kind(wanted: list[str]) -> str:
-    """A function's kind by its parameters: as TRL calls it, for a batch, or (empty) for one response."""
+    """A function's kind by its parameters: as TRL calls it, for a batch, or (empty) for one
+    response.
+    """
     if set(wanted) & set(TRL_ARGUMENTS):
         return TRL
     return BATCH if wanted and set(wanted) <= set(BATCH_ARGUMENTS) else ""
 
 
 def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call the function with the arguments that it names, or all of them; a coroutine is awaited, as in TRL.
+    """Call the function with the arguments that it names, or all of them; a coroutine is awaited,
+    as in TRL.
 
     A column that the data set lacks is a missing argument, which raises a TypeError.
     """
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    result = function(**{name: value for name, value in arguments.items() if takes_all or name in parameters})
+    result = function(
+        **{name: value for name, value in arguments.items() if takes_all or name in parameters}
+    )
     return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 def _numbers(result: Any, or_none: bool) -> list[float | None]:
-    """The numbers of a list, tuple, array or tensor, but not of other iterables, whose order is arbitrary."""
+    """The numbers of a list, tuple, array or tensor, but not of other iterables, whose order is
+    arbitrary.
+    """
     if isinstance(result, dict | set | frozenset | str | bytes) or not hasattr(result, "__len__"):
         raise TypeError(f"it returned a {type(result).__name__}, not a list of numbers")
     return [None if or_none and value is None else number(value) for value in result]
 
 
 def number(value: Any) -> float:
-    """A number of any library as a float; text that looks like a number is refused, since it hides a mistake."""
+    """A number of any library as a float; text that looks like a number is refused, since it
+    hides a mistake.
+    """
     if isinstance(value, str | bytes):
         raise TypeError(f"it returned the text {value[:_SHOWN]!r}, not a number")
     return float(value)
@@ -277,21 +306,25 @@ def _load_reward(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
     function, named, needed = load(file, name, "the reward as FILE.py:FUNCTION")
     if set(named) & set(TRL_ARGUMENTS):
         return function, named
-    single, lists = ([known for known in arguments if known in named] for arguments in (ARGUMENTS, BATCH_ARGUMENTS))
+    single, lists = (
+        [known for known in arguments if known in named]
+        for arguments in (ARGUMENTS, BATCH_ARGUMENTS)
+    )
     if unknown := [known for known in needed if known not in (*ARGUMENTS, *BATCH_ARGUMENTS)]:
         raise ValueError(
-            f"{file}: {name} has the parameter '{unknown[0]}'. It can have: {', '.join(ARGUMENTS)}; or, for lists of "
-            f"them, {', '.join(BATCH_ARGUMENTS)}."
+            f"{file}: {name} has the parameter '{unknown[0]}'. It can have: "
+            f"{', '.join(ARGUMENTS)}; or, for lists of them, {', '.join(BATCH_ARGUMENTS)}."
         )
     if single and lists:
         raise ValueError(
-            f"{file}: {name} has the parameters '{single[0]}' and '{lists[0]}'. A reward grades either one response or "
-            "a list of them."
+            f"{file}: {name} has the parameters '{single[0]}' and '{lists[0]}'. A reward grades "
+            "either one response or a list of them."
         )
     return function, lists or single
 
 
-if __name__ == "__mp_main__":  # a process of a pool that the function started: it looks up the function by its module
+# A process of a pool that the function started: it looks up the function by its module
+if __name__ == "__mp_main__":
     _load_reward(*sys.argv[1].rsplit(":", 1))
 if __name__ == "__main__":
     if len(sys.argv) > 1:

@@ -1,15 +1,22 @@
-"""Finds the answer that a response states: in its last box, or on a line that begins with `Answer:`."""
+"""Finds the answer that a response states: in its last box, or on a line that begins with
+`Answer:`.
+"""
 
 import re
 
 FORMATS = ("auto", "boxed", "line")
 FORMAT_HELP = (
-    "Where responses state their answer: boxed (the last box), line (a last line Answer: …); auto: as the prompt asks."
+    "Where responses state their answer: boxed (the last box), line (a last line Answer: …); "
+    "auto: as the prompt asks."
 )
-SECONDS_HELP = "Time limit for your reward function, per response, per batch and to load; 0: 30 s, 600 s and 60 s."
+SECONDS_HELP = (
+    "Time limit for your reward function, per response, per batch and to load; 0: 30 s, 600 s "
+    "and 60 s."
+)
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
 _END_OF_THOUGHT = "</think>"
-# The wording of DAPO-Math-17k and simple-evals; a prompt that asks for a box on that line asks for a box.
+# The wording of DAPO-Math-17k and simple-evals; a prompt that asks for a box on that line asks for
+# a box.
 _ASKS_FOR_LINE = re.compile(r"of the form:?\s*[\"'“]?Answer:(?!\s*\\boxed)", re.IGNORECASE)
 _LINE = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _TAIL, _TAIL_OF_BOX = 300, 100  # characters that verl's DAPO scorer (math_dapo) looks at
@@ -17,7 +24,9 @@ _TAIL, _TAIL_OF_BOX = 300, 100  # characters that verl's DAPO scorer (math_dapo)
 
 def asks_for_line(prompt: str | list[dict[str, str]]) -> bool:
     """Whether a problem asks for its answer on a separate line, `Answer: …`."""
-    text = prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    text = (
+        prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    )
     return _ASKS_FOR_LINE.search(text) is not None
 
 
@@ -29,7 +38,8 @@ def asks_for_box(prompt: str | list[dict[str, str]]) -> bool:
 def stated_answer(response: str, *, in_thought: bool = False, on_line: bool = False) -> str | None:
     """The answer that a response states, or None.
 
-    `in_thought`: the prompt has opened a thought, and only text after its single closing tag counts.
+    `in_thought`: the prompt has opened a thought, and only text after its single closing tag
+    counts.
     """
     if in_thought:
         response = _after_the_thought(response)
@@ -37,7 +47,8 @@ def stated_answer(response: str, *, in_thought: bool = False, on_line: bool = Fa
 
 
 def _on_last_line(response: str) -> str | None:
-    """The text after the last `Answer:`, as verl's DAPO scorer reads it; without one, a box at the very end.
+    """The text after the last `Answer:`, as verl's DAPO scorer reads it; without one, a box at the
+    very end.
 
     If the line holds equations, the right side of the last one counts.
     """
@@ -50,7 +61,9 @@ def _on_last_line(response: str) -> str | None:
 
 
 def _after_the_thought(response: str) -> str:
-    """The text after the thought; empty if the thought does not end or ends twice, which is ambiguous."""
+    """The text after the thought; empty if the thought does not end or ends twice, which is
+    ambiguous.
+    """
     _, closed, rest = response.partition(_END_OF_THOUGHT)
     return rest if closed and _END_OF_THOUGHT not in rest else ""
 
@@ -73,10 +86,17 @@ def last_boxed(text: str) -> str | None:
 
 
 def no_answers(responses: int, truncated: int, max_tokens: int) -> str:
-    """The warning for a step whose responses state no answer: every reward is 0, and nothing is learned."""
-    cut = f" {truncated} of them were cut at {max_tokens} tokens: raise --max-tokens." if truncated else ""
+    """The warning for a step whose responses state no answer: every reward is 0, and nothing is
+    learned.
+    """
+    cut = (
+        f" {truncated} of them were cut at {max_tokens} tokens: raise --max-tokens."
+        if truncated
+        else ""
+    )
     return (
-        f"None of the {responses} responses of a step states an answer, so every reward is 0.{cut} An answer is the "
-        "last \\boxed{…} of a response, or its last line Answer: … if the prompt asks for one. --prompt-template "
-        "boxed or answer-line asks for one of them; --answer-format line always reads such a line."
+        f"None of the {responses} responses of a step states an answer, so every reward is "
+        f"0.{cut} An answer is the last \\boxed{{…}} of a response, or its last line Answer: … "
+        "if the prompt asks for one. --prompt-template boxed or answer-line asks for one of "
+        "them; --answer-format line always reads such a line."
     )

@@ -1,4 +1,6 @@
-"""Plays a user's environment in processes that cannot hang the run: its observations, and the rewards of turns."""
+"""Plays a user's environment in processes that cannot hang the run: its observations, and the
+rewards of turns.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,24 @@ class Playing:
     actions: list[str] = field(default_factory=list)
 
     def question(self, action: str, turn: int) -> str:
-        """A question that is different in each turn, so that no turn is mistaken for one that was given up."""
+        """A question that is different in each turn, so that no turn is mistaken for one that
+        was given up.
+        """
         return json.dumps({"episode": self.name, "turn": turn, "action": action})
 
     @property
     def said(self) -> list[str]:
         """All questions about this episode so far."""
-        return [self.start, *(self.question(action, turn) for turn, action in enumerate(self.actions))]
+        return [
+            self.start,
+            *(self.question(action, turn) for turn, action in enumerate(self.actions)),
+        ]
 
 
 def check_environment(where: str) -> None:
-    """Load an environment once, so that its errors show before the run starts; does nothing without one."""
+    """Load an environment once, so that its errors show before the run starts; does nothing
+    without one.
+    """
     if where:
         environment = Environments(where)
         try:
@@ -58,10 +67,12 @@ def check_environment(where: str) -> None:
 
 
 class Environments:
-    """Makes environments with `NAME` of `FILE.py` and plays them in a few processes, each with a share of the episodes.
+    """Makes environments with `NAME` of `FILE.py` and plays them in a few processes, each with a
+    share of the episodes.
 
-    A step that takes too long ends its episode and counts in `timeouts`. It ends its process too: the other episodes
-    there are replayed with the same seeds and actions. `stated` exists only for the interface of graders.
+    A step that takes too long ends its episode and counts in `timeouts`. It ends its process too:
+    the other episodes there are replayed with the same seeds and actions. `stated` exists only for
+    the interface of graders.
     """
 
     def __init__(self, where: str, seconds: float = 30.0, processes: int = 1) -> None:
@@ -70,11 +81,12 @@ class Environments:
         self.timeouts = self.stated = self._forgotten = 0
         self._children = [
             Child(
-                "mismatch_cli.tasks._environment_worker", code,
+                "mismatch_cli.tasks._environment_worker",
+                code,
                 cannot_start=f"{file} did not load within a minute.",
             )
             for _ in range(processes)
-        ]  # fmt: skip
+        ]
 
     def start(self) -> None:
         """Start a process now, which shows whether the user's code loads."""
@@ -112,8 +124,12 @@ class Environments:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.timeouts = state["timeouts"]
 
-    def _of_all(self, playing: Sequence[Playing], ask: Callable[[Child, Playing], _Answer]) -> list[_Answer]:
-        """Ask all processes in parallel about their shares, each about one episode after another."""
+    def _of_all(
+        self, playing: Sequence[Playing], ask: Callable[[Child, Playing], _Answer]
+    ) -> list[_Answer]:
+        """Ask all processes in parallel about their shares, each about one episode after
+        another.
+        """
         count = len(self._children)
 
         def share(number: int) -> list[tuple[int, _Answer]]:
@@ -129,7 +145,9 @@ class Environments:
     def _begin(self, child: Child, playing: Playing) -> Observation:
         reply = self._ask(child, playing, playing.start)
         if reply is None:
-            raise self._failed(f"its reset takes over {self._seconds:g} s", "Allow more with --environment-seconds")
+            raise self._failed(
+                f"its reset takes over {self._seconds:g} s", "Allow more with --environment-seconds"
+            )
         return self._observation(reply, "on its seed")
 
     def _step(self, child: Child, playing: Playing, action: str) -> Outcome | None:
@@ -143,10 +161,14 @@ class Environments:
         reward = float(reply.get("reward", nan))
         if not isfinite(reward):
             raise self._failed(f"its reward is {reward}", f"Run it by itself {where}")
-        return Outcome("" if reply["done"] else self._observation(reply, where), reward, reply["done"])
+        return Outcome(
+            "" if reply["done"] else self._observation(reply, where), reward, reply["done"]
+        )
 
     def _ask(self, child: Child, playing: Playing, question: str) -> dict[str, Any] | None:
-        """The reply, or None if it takes too long; retried once if the process died or does not know the episode."""
+        """The reply, or None if it takes too long; retried once if the process died or does not
+        know the episode.
+        """
         said = self._said(child, question)
         if said == _LOST:
             for earlier in playing.said if question != playing.start else ():
@@ -167,7 +189,10 @@ class Environments:
             raise self._failed(reply["error"], f"Run it by itself {where}")
         observation: Observation = reply["observation"]
         if not is_whole(json.dumps(observation, ensure_ascii=False)):
-            raise self._failed("its observation holds half a character (a lone surrogate)", f"Run it by itself {where}")
+            raise self._failed(
+                "its observation holds half a character (a lone surrogate)",
+                f"Run it by itself {where}",
+            )
         return observation
 
     def _failed(self, why: str, advice: str) -> MismatchError:

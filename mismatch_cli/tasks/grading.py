@@ -1,4 +1,6 @@
-"""Rewards and advantages of responses: math-verify or a user's function, in a worker that cannot hang the run."""
+"""Rewards and advantages of responses: math-verify or a user's function, in a worker that cannot
+hang the run.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ if TYPE_CHECKING:
 
 
 def group_mean_advantages(reward_S: np.ndarray, prompt_id_S: np.ndarray) -> np.ndarray:
-    """Reward minus the mean of its group (the samples of one prompt), without division by the standard deviation.
+    """Reward minus the mean of its group (the samples of one prompt), without division by the
+    standard deviation.
 
-    A_i = R_i − mean_{j in group} R_j, float32, shape _S. A group of one, or with equal rewards, gets zeros: it teaches
-    nothing. A NaN reward means none: it is left out of the mean, and its advantage is NaN too.
-    Source: Dr. GRPO; arXiv 2602.04879, section 4.1 and App. C.1.
+    A_i = R_i − mean_{j in group} R_j, float32, shape _S. A group of one, or with equal rewards,
+    gets zeros: it teaches nothing. A NaN reward means none: it is left out of the mean, and its
+    advantage is NaN too. Source: Dr. GRPO; arXiv 2602.04879, section 4.1 and App. C.1.
     """
     import numpy as np
 
@@ -42,8 +45,8 @@ _PLAIN_INTEGER = re.compile(r"-?[0-9]{1,15}")
 class MathVerify:
     """Compares answers in a child process, which is restarted when a comparison takes too long.
 
-    A context manager: the child ends with it. Equal pairs are compared once. `timeouts` counts responses that scored
-    0 because their comparison timed out, `stated` those that state an answer.
+    A context manager: the child ends with it. Equal pairs are compared once. `timeouts` counts
+    responses that scored 0 because their comparison timed out, `stated` those that state an answer.
     """
 
     def __init__(self, seconds: float = 5.0) -> None:
@@ -52,19 +55,35 @@ class MathVerify:
         self.timeouts = self.stated = 0
         self.child = Child(
             "mismatch_cli.tasks._worker",
-            cannot_start="The grading worker (math-verify) did not start. Try: python -c 'import math_verify'",
-        )  # fmt: skip
+            cannot_start=(
+                "The grading worker (math-verify) did not start. Try: python -c 'import "
+                "math_verify'"
+            ),
+        )
 
     def grade(
-        self, response: str, answer: str, finish_reason: str, *, in_thought: bool = False, on_line: bool = False
+        self,
+        response: str,
+        answer: str,
+        finish_reason: str,
+        *,
+        in_thought: bool = False,
+        on_line: bool = False,
     ) -> float:
-        """1 if the answer that a response states (see `stated_answer`) is right, else 0; truncated ones score 0."""
-        stated = stated_answer(response, in_thought=in_thought, on_line=on_line) if finish_reason != "length" else None
+        """1 if the answer that a response states (see `stated_answer`) is right, else 0;
+        truncated ones score 0.
+        """
+        stated = (
+            stated_answer(response, in_thought=in_thought, on_line=on_line)
+            if finish_reason != "length"
+            else None
+        )
         if stated is None:
             return 0.0
         self.stated += 1
         if _PLAIN_INTEGER.fullmatch(stated) and _PLAIN_INTEGER.fullmatch(answer):
-            return float(int(stated) == int(answer))  # math-verify agrees, but takes a thousand times longer
+            # math-verify agrees, but takes a thousand times longer
+            return float(int(stated) == int(answer))
         pair = (stated, answer)
         if pair in self._known:
             return self._known[pair]
@@ -81,7 +100,9 @@ class MathVerify:
         self.child.stop()
 
     def _compare(self, stated: str, answer: str) -> float | None:
-        """None if it took too long, or two children died of it (one death may be the machine's fault)."""
+        """None if it took too long, or two children died of it (one death may be the machine's
+        fault).
+        """
         # Both as LaTeX boxes: the only form whose extent math-verify does not have to guess.
         question = json.dumps([_as_box(stated), _as_box(answer)])
         ask = partial(self.child.ask, question, self._seconds)
@@ -97,11 +118,14 @@ def _as_box(answer: str) -> str:
 
 
 def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Problem]:
-    """The problems that can be graded: with an answer, or all with a user's `reward`; a `MismatchError` if none can."""
+    """The problems that can be graded: with an answer, or all with a user's `reward`; a
+    `MismatchError` if none can.
+    """
     found = [problem for problem in problems if reward or problem.answer is not None]
     if not found:
         raise MismatchError(
-            f"{location} has no problem with an answer. Name the field that holds it with --answer-field."
+            f"{location} has no problem with an answer. Name the field that holds it with "
+            "--answer-field."
         )
     return found
 
@@ -109,9 +133,10 @@ def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Pr
 class Grader:
     """Grades responses as text, in a child process; a context manager.
 
-    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, or empty for math-verify. With the template "r1-distill"
-    only text after the thought counts. `answer_format` is where responses state their answer; "auto" lets each prompt
-    decide. `chat`: the tokenizer has a chat template, which turns problems into conversations.
+    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, or empty for math-verify. With the
+    template "r1-distill" only text after the thought counts. `answer_format` is where responses
+    state their answer; "auto" lets each prompt decide. `chat`: the tokenizer has a chat template,
+    which turns problems into conversations.
     """
 
     def __init__(
@@ -127,7 +152,9 @@ class Grader:
         self._decode, self._in_thought = decode, template == "r1-distill"
         self._format, self._words_ask_for_line = answer_format, template == LINE_TEMPLATE
         self._scorer: MathVerify | OwnReward = (
-            OwnReward(reward, seconds, conversational=chat and template in CONVERSATIONS) if reward else MathVerify()
+            OwnReward(reward, seconds, conversational=chat and template in CONVERSATIONS)
+            if reward
+            else MathVerify()
         )
 
     def can_grade(self, problem: Problem) -> bool:
@@ -135,12 +162,21 @@ class Grader:
         return isinstance(self._scorer, OwnReward) or problem.answer is not None
 
     def rewards(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[float]:
-        """The rewards of responses; 0 after a timeout, NaN where grading is impossible or a function declines."""
+        """The rewards of responses; 0 after a timeout, NaN where grading is impossible or a
+        function declines.
+        """
         pairs = list(zip(problems, rollouts, strict=True))
         if isinstance(self._scorer, OwnReward):
             return self._scorer.grade_all(
                 [
-                    Answered(self._text(r), p.answer, p.prompt, r.finish_reason, p.columns, tuple(r.response_ids))
+                    Answered(
+                        self._text(r),
+                        p.answer,
+                        p.prompt,
+                        r.finish_reason,
+                        p.columns,
+                        tuple(r.response_ids),
+                    )
                     for p, r in pairs
                 ]
             )
@@ -152,12 +188,20 @@ class Grader:
         assert isinstance(self._scorer, MathVerify)
         on_line = self._wants_line(problem) if self._format == "auto" else self._format == "line"
         return self._scorer.grade(
-            self._text(rollout), problem.answer, rollout.finish_reason, in_thought=self._in_thought, on_line=on_line
+            self._text(rollout),
+            problem.answer,
+            rollout.finish_reason,
+            in_thought=self._in_thought,
+            on_line=on_line,
         )
 
     def _wants_line(self, problem: Problem) -> bool:
-        """Whether the prompt asks for a line: the template adds its words only to problems that ask for no format."""
-        return asks_for_line(problem.prompt) or (self._words_ask_for_line and not asks_for_box(problem.prompt))
+        """Whether the prompt asks for a line: the template adds its words only to problems that
+        ask for no format.
+        """
+        return asks_for_line(problem.prompt) or (
+            self._words_ask_for_line and not asks_for_box(problem.prompt)
+        )
 
     def _text(self, rollout: Rollout) -> str:
         stopped = rollout.finish_reason == "stop"  # the end token is not text
@@ -178,7 +222,9 @@ class Grader:
         self._scorer.child.start()
 
     def state_dict(self) -> dict[str, Any]:
-        """What took too long: a resumed run does not try it again, and so scores like an uninterrupted one."""
+        """What took too long: a resumed run does not try it again, and so scores like an
+        uninterrupted one.
+        """
         return {"given_up": self._scorer.child.given_up, "timeouts": self._scorer.timeouts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

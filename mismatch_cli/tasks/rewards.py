@@ -1,4 +1,6 @@
-"""Runs a user's reward function, for one response or a batch, in a process that cannot hang the run."""
+"""Runs a user's reward function, for one response or a batch, in a process that cannot hang the
+run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _FOR_ONE, _FOR_A_BATCH, _TO_LOAD = 30, 600, 60  # seconds
 
 
 def check_reward(where: str, seconds: int = 0) -> None:
-    """Load a reward function once, so that its errors show before the run starts; does nothing without one."""
+    """Load a reward function once, so that its errors show before the run starts; does nothing
+    without one.
+    """
     if where:
         reward = OwnReward(where, seconds)
         try:
@@ -38,10 +42,10 @@ class Answered(NamedTuple):
 class OwnReward:
     """Calls `FUNCTION` of `FILE.py`; responses that take too long earn 0 and count in `timeouts`.
 
-    A function with the parameters `responses`, `answers`, `problems`, `finish_reasons` takes lists and returns one;
-    its process persists, so that a model stays loaded. The same holds for functions in TRL's form, with the parameters
-    `completions`, `prompts`, `completion_ids` and columns of the data set; `conversational`: prompts and completions
-    are lists of messages.
+    A function with the parameters `responses`, `answers`, `problems`, `finish_reasons` takes lists
+    and returns one; its process persists, so that a model stays loaded. The same holds for
+    functions in TRL's form, with the parameters `completions`, `prompts`, `completion_ids` and
+    columns of the data set; `conversational`: prompts and completions are lists of messages.
     """
 
     def __init__(self, where: str, seconds: float = 0, *, conversational: bool = False) -> None:
@@ -50,13 +54,16 @@ class OwnReward:
         self.timeouts = 0
         to_load = max(seconds, _TO_LOAD)
         self.child = Child(
-            "mismatch_cli.tasks._worker", code,
+            "mismatch_cli.tasks._worker",
+            code,
             seconds_to_start=to_load,
             cannot_start=f"{file} did not load within {to_load:g} s. Allow more with --reward-seconds.",
-        )  # fmt: skip
+        )
 
     def grade(self, response: str, answer: str | None, finish_reason: str, problem: Any) -> float:
-        """The function's reward; a `MismatchError` if it fails or does not return a finite number."""
+        """The function's reward; a `MismatchError` if it fails or does not return a finite
+        number.
+        """
         return self.grade_all([Answered(response, answer, problem, finish_reason)])[0]
 
     def grade_all(self, rows: Sequence[Answered]) -> list[float]:
@@ -73,7 +80,9 @@ class OwnReward:
         if not isinstance(rewards, list):
             raise self._failed(reply.get("error", "it did not return a list"), rows[0].response)
         if len(rewards) != len(rows):
-            raise self._failed(f"it returned {len(rewards)} numbers for {len(rows)} responses", rows[0].response)
+            raise self._failed(
+                f"it returned {len(rewards)} numbers for {len(rows)} responses", rows[0].response
+            )
         return [
             nan if reward is None else self._finite(reward, reply, row.response)
             for reward, row in zip(rewards, rows, strict=True)
@@ -81,7 +90,9 @@ class OwnReward:
 
     @property
     def _kind(self) -> str:
-        """The function's kind, which its process reports once; empty for one that grades single responses."""
+        """The function's kind, which its process reports once; empty for one that grades single
+        responses.
+        """
         if self.child.said_at_start is None:
             self.child.start()
         return str(self.child.said_at_start)
@@ -91,13 +102,21 @@ class OwnReward:
         names = dict.fromkeys(name for row in rows for name in row.columns or ())
         columns = {name: [(row.columns or {}).get(name) for row in rows] for name in names}
         answers = {"answer": [row.answer for row in rows]}  # the name that most functions use
-        return answers | columns | {
-            "prompts": [_messages("user", row.problem) if self._conversational else row.problem for row in rows],
-            "completions": [
-                _messages("assistant", row.response) if self._conversational else row.response for row in rows
-            ],
-            "completion_ids": [list(row.response_ids) for row in rows],
-        }  # fmt: skip
+        return (
+            answers
+            | columns
+            | {
+                "prompts": [
+                    _messages("user", row.problem) if self._conversational else row.problem
+                    for row in rows
+                ],
+                "completions": [
+                    _messages("assistant", row.response) if self._conversational else row.response
+                    for row in rows
+                ],
+                "completion_ids": [list(row.response_ids) for row in rows],
+            }
+        )
 
     def _said(self, row: Answered) -> float:
         reply = self._told(dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True)), 1)
@@ -106,7 +125,8 @@ class OwnReward:
     def _told(self, question: Mapping[str, Any], responses: int) -> dict[str, Any] | None:
         """The reply; None if it took too long, which counts the responses."""
         limit = self._seconds or (_FOR_A_BATCH if self._kind else _FOR_ONE)
-        reply = self.child.ask(json.dumps(question, default=str), limit)  # dates and the like as text
+        # Dates and the like as text
+        reply = self.child.ask(json.dumps(question, default=str), limit)
         if reply is None:
             self.timeouts += responses
             return None
@@ -121,7 +141,8 @@ class OwnReward:
 
     def _failed(self, why: str, response: str) -> MismatchError:
         return MismatchError(
-            f"--reward {self._where} failed: {why}. Call it yourself on the response {response[:200]!r}."
+            f"--reward {self._where} failed: {why}. Call it yourself on the response "
+            f"{response[:200]!r}."
         )
 
 

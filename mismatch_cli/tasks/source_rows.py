@@ -1,4 +1,6 @@
-"""Reads numbered rows from a local file or a data set on the hub, on request without repetitions."""
+"""Reads numbered rows from a local file or a data set on the hub, on request without
+repetitions.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ _LOCAL_FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 
 
 def is_local(location: str) -> bool:
-    """Whether this names a file, existing or not, rather than a data set on the hub or a folder laid out like one."""
+    """Whether this names a file, existing or not, rather than a data set on the hub or a folder
+    laid out like one.
+    """
     path = Path(location).expanduser()
     return path.is_file() or path.suffix in _LOCAL_FORMATS
 
@@ -33,14 +37,17 @@ def read_rows(
 ) -> tuple[list[int], list[Row]]:
     """The row numbers and the rows.
 
-    With `unique_in`, a list of fields, rows that equal an earlier one in all of them may be left out: Arrow's columns
-    tell before a row becomes a Python object, which data sets that repeat each problem a hundred times need.
+    With `unique_in`, a list of fields, rows that equal an earlier one in all of them may be left
+    out: Arrow's columns tell before a row becomes a Python object, which data sets that repeat each
+    problem a hundred times need.
     """
     path = Path(location).expanduser()
     if path.is_file():
         found = _read_file(path, unique_in)
     elif path.suffix in _LOCAL_FORMATS:
-        raise MismatchError(f"{path} does not exist. Give the path of a .jsonl, .json, .parquet or .csv file.")
+        raise MismatchError(
+            f"{path} does not exist. Give the path of a .jsonl, .json, .parquet or .csv file."
+        )
     else:
         found = list(_read_data_set(location, config, split, unique_in))
     return [number for number, _ in found], [row for _, row in found]
@@ -49,7 +56,8 @@ def read_rows(
 def _read_file(path: Path, unique_in: Sequence[str] | None) -> list[Numbered]:
     if path.suffix not in _LOCAL_FORMATS:
         raise UsageError(
-            f"{path} has the extension '{path.suffix}'. Prompts are read from {', '.join(_LOCAL_FORMATS)}."
+            f"{path} has the extension '{path.suffix}'. Prompts are read from "
+            f"{', '.join(_LOCAL_FORMATS)}."
         )
     readers = {".jsonl": _read_jsonl, ".json": _read_json, ".csv": _read_csv}
     try:
@@ -58,7 +66,9 @@ def _read_file(path: Path, unique_in: Sequence[str] | None) -> list[Numbered]:
                 return list(_read_parquet(path, unique_in))
             return list(enumerate(readers[path.suffix](path)))
     except (OSError, ValueError, csv.Error) as error:
-        raise unreadable(path, error, "Fix it, or name another file.", "cannot be read: {}") from error
+        raise unreadable(
+            path, error, "Fix it, or name another file.", "cannot be read: {}"
+        ) from error
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
@@ -90,7 +100,9 @@ def _read_parquet(path: Path, unique_in: Sequence[str] | None) -> Iterator[Numbe
         if decoded_bytes(file.metadata) > allowance(size):
             raise too_large(path, size)
         if unique_in is None:
-            yield from enumerate(row for rows in file.iter_batches(_ROWS_AT_A_TIME) for row in rows.to_pylist())
+            yield from enumerate(
+                row for rows in file.iter_batches(_ROWS_AT_A_TIME) for row in rows.to_pylist()
+            )
         else:
             yield from first_of_each(map(_as_table, file.iter_batches(_ROWS_COMPARED)), unique_in)
 
@@ -106,7 +118,9 @@ def _read_csv(path: Path) -> Iterator[Row]:
         reader = csv.DictReader(file)
         for row in reader:
             if None in row:  # an unquoted comma would move the answer into a nameless column
-                raise ValueError(f"line {reader.line_num} has more values than the first line has names")
+                raise ValueError(
+                    f"line {reader.line_num} has more values than the first line has names"
+                )
             yield row
 
 
@@ -122,8 +136,9 @@ def _read_data_set(
         dataset = load_dataset(location, config, split=split)
     except Exception as error:  # the hub client has no common base class for "not found"
         raise MismatchError(
-            f"'{location}' is not a local file, and loading it as a data set failed: {first_line(error)}. "
-            "Give the path of a .jsonl, .json, .parquet or .csv file, or the name of a data set and its split."
+            f"'{location}' is not a local file, and loading it as a data set failed: "
+            f"{first_line(error)}. Give the path of a .jsonl, .json, .parquet or .csv file, or "
+            "the name of a data set and its split."
         ) from error
     if unique_in is None:
         yield from enumerate(dataset)
@@ -132,7 +147,9 @@ def _read_data_set(
 
 
 def first_of_each(tables: Iterable[pa.Table], fields: Sequence[str]) -> Iterator[Numbered]:
-    """The rows that differ from all earlier ones in the existing fields of these; a dotted name is inside a field."""
+    """The rows that differ from all earlier ones in the existing fields of these; a dotted name
+    is inside a field.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -141,10 +158,18 @@ def first_of_each(tables: Iterable[pa.Table], fields: Sequence[str]) -> Iterator
     for table in tables:
         keys = _keys(table, {name.partition(".")[0] for name in fields}).dictionary_encode()
         first = np.unique(keys.indices.to_numpy(), return_index=True)[1]
-        digests = [hashlib.blake2b(key.as_buffer(), digest_size=16).digest() for key in keys.dictionary]
-        rows = sorted(int(row) for row, digest in zip(first, digests, strict=True) if digest not in seen)
+        digests = [
+            hashlib.blake2b(key.as_buffer(), digest_size=16).digest() for key in keys.dictionary
+        ]
+        rows = sorted(
+            int(row) for row, digest in zip(first, digests, strict=True) if digest not in seen
+        )
         seen.update(digests)
-        yield from zip((before + row for row in rows), table.take(pa.array(rows, pa.int64())).to_pylist(), strict=True)
+        yield from zip(
+            (before + row for row in rows),
+            table.take(pa.array(rows, pa.int64())).to_pylist(),
+            strict=True,
+        )
         before += len(table)
 
 

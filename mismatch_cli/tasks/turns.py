@@ -1,7 +1,7 @@
 """The token ids between two turns of the model: an observation as the chat template renders it.
 
-The model's own text is never retokenized. The template determines what follows an assistant turn, and these ids are
-appended to the sampled ids.
+The model's own text is never retokenized. The template determines what follows an assistant turn,
+and these ids are appended to the sampled ids.
 """
 
 from __future__ import annotations
@@ -28,14 +28,25 @@ class Turns:
         self._tokenizer, self._chat = tokenizer, chat
         self._known: dict[str, list[int]] = {}  # observations often repeat
 
-    def after(self, turns: Sequence[Rollout], observations: Sequence[Observation]) -> list[list[int]]:
+    def after(
+        self, turns: Sequence[Rollout], observations: Sequence[Observation]
+    ) -> list[list[int]]:
         """The token ids that follow each turn."""
         keys = [json.dumps(observation) for observation in observations]
-        unknown = {key: said for key, said in zip(keys, observations, strict=True) if key not in self._known}
-        self._known = {key: self._known[key] for key in keys if key in self._known}  # of the last turn only
-        for number, (key, text) in enumerate(zip(unknown, self._texts(list(unknown.values())), strict=True)):
+        unknown = {
+            key: said
+            for key, said in zip(keys, observations, strict=True)
+            if key not in self._known
+        }
+        # Of the last turn only
+        self._known = {key: self._known[key] for key in keys if key in self._known}
+        for number, (key, text) in enumerate(
+            zip(unknown, self._texts(list(unknown.values())), strict=True)
+        ):
             self._known[key] = token_ids(self._tokenizer, text, number, special=False)
-        return [self._without_end(turn, self._known[key]) for turn, key in zip(turns, keys, strict=True)]
+        return [
+            self._without_end(turn, self._known[key]) for turn, key in zip(turns, keys, strict=True)
+        ]
 
     def _without_end(self, turn: Rollout, ids: list[int]) -> list[int]:
         """Drop the template's end-of-turn token if the model has already sampled it."""
@@ -44,20 +55,25 @@ class Turns:
 
     def _texts(self, observations: Sequence[Observation]) -> list[str]:
         if not observations or not self._chat:
-            return [plain_text(Problem(i, said, None), "raw") for i, said in enumerate(observations)]
+            return [
+                plain_text(Problem(i, said, None), "raw") for i, said in enumerate(observations)
+            ]
         chats = {i: [*_BEFORE, *_as_messages(said)] for i, said in enumerate(observations)}
         return [_after_the_turn(text) for text in rendered(self._tokenizer, chats)]
 
 
 def _as_messages(observation: Observation) -> list[dict[str, str]]:
-    return [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+    return (
+        [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+    )
 
 
 def _after_the_turn(text: str) -> str:
     _, found, rest = text.partition(_TURN)
     if not found:
         raise MismatchError(
-            "The model's chat template drops earlier assistant messages, so nothing can follow a turn. "
-            "Use --prompt-template raw, or fix the template (chat_template.jinja next to the tokenizer)."
+            "The model's chat template drops earlier assistant messages, so nothing can follow a "
+            "turn. Use --prompt-template raw, or fix the template (chat_template.jinja next to "
+            "the tokenizer)."
         )
     return rest

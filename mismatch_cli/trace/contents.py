@@ -1,4 +1,6 @@
-"""What a manifest may hold: the types of everything that readers join, compare, compute with or look into."""
+"""What a manifest may hold: the types of everything that readers join, compare, compute with or
+look into.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +17,9 @@ _SHOWN = 60  # characters of a wrong value
 _SIDE = ("model", "dtype", "device")
 NEEDED = {
     "rollout": (*_SIDE, "engine", "version", "kv_cache_dtype"),
-    **dict.fromkeys(("trainer", "recomputed"), (*_SIDE, "transformers", "head_dtype", "attn_implementation")),
+    **dict.fromkeys(
+        ("trainer", "recomputed"), (*_SIDE, "transformers", "head_dtype", "attn_implementation")
+    ),
     "prompts": ("count", "source", "template"),
     "imported": ("title", "file_count", "left_out", "left_out_first", "noted"),
 }
@@ -60,13 +64,15 @@ def _list(value: Any) -> bool:
 # By the path of a key; `*` stands for every key of an object, or item of a list.
 _OF_SIDES = {
     _text: (
-        "model dtype device engine version name transformers torch architecture quantization kv_cache_dtype head_dtype "
-        "attn_implementation attention_backend attention_leaves_out logprobs_mode compilation_mode cudagraph_mode "
-        "weights_note routes served_model url adapter adapter_digest adapter_targets"
+        "model dtype device engine version name transformers torch architecture quantization "
+        "kv_cache_dtype head_dtype attn_implementation attention_backend attention_leaves_out "
+        "logprobs_mode compilation_mode cudagraph_mode weights_note routes served_model url "
+        "adapter adapter_digest adapter_targets"
     ),
     _count: (
-        "tensor_parallel_size max_num_seqs max_num_batched_tokens max_model_len batch_size num_experts "
-        "experts_per_token positions_rescaled_above adapter_rank parameters vocab_size threads concurrency"
+        "tensor_parallel_size max_num_seqs max_num_batched_tokens max_model_len batch_size "
+        "num_experts experts_per_token positions_rescaled_above adapter_rank parameters "
+        "vocab_size threads concurrency"
     ),
     _whole: "seed",
     _number: "head_divisor head_multiplier head_softcap adapter_alpha",
@@ -80,25 +86,42 @@ _OPTIONAL = {
         for check, names in _OF_SIDES.items()
         for name in names.split()
     },
-    **dict.fromkeys(("rollout.router_layers.*", "trainer.router_layers.*", "recomputed.router_layers.*"), _count),
+    **dict.fromkeys(
+        ("rollout.router_layers.*", "trainer.router_layers.*", "recomputed.router_layers.*"), _count
+    ),
     **dict.fromkeys(("threads", "top_logprobs", "config.top_logprobs"), _count),
     **dict.fromkeys(("config.seed", "prompts.count"), _whole),
-    **dict.fromkeys(("config.sampling", "config.engine_args", "config.trainer", "config.prompts"), _object),
+    **dict.fromkeys(
+        ("config.sampling", "config.engine_args", "config.trainer", "config.prompts"), _object
+    ),
     **dict.fromkeys(("prompts.digest", "prompts.source", "prompts.template"), _text),
     "equal_weights": _flag,
     "shard_rows.*": _count,
 }
 _REQUIRED = {
-    **dict.fromkeys(("rollout", "trainer", "recomputed", "config", "prompts", "imported", "rescored"), _object),
+    **dict.fromkeys(
+        ("rollout", "trainer", "recomputed", "config", "prompts", "imported", "rescored"), _object
+    ),
     **dict.fromkeys(("libraries", "flags", "training"), _object),
     **dict.fromkeys(("command", "algorithm", "environment", "cut_short"), _text),
-    **dict.fromkeys((f"config.sampling.{name}" for name in ("temperature", "top_p", "min_p")), _number),
+    **dict.fromkeys(
+        (f"config.sampling.{name}" for name in ("temperature", "top_p", "min_p")), _number
+    ),
     **dict.fromkeys((f"config.sampling.{name}" for name in ("top_k", "max_tokens")), _whole),
-    **dict.fromkeys((f"imported.{name}" for name in ("left_out", "left_out_first", "noted")), _object),
+    **dict.fromkeys(
+        (f"imported.{name}" for name in ("left_out", "left_out_first", "noted")), _object
+    ),
     **dict.fromkeys((f"imported.{name}" for name in ("title", "format", "holds")), _text),
-    **dict.fromkeys((f"imported.{name}" for name in ("file_count", "rows", "tokens", "steps")), _count),
-    **dict.fromkeys((f"imported.rows_with_{name}" for name in ("trainer", "newer_trainer", "unknown_finish")), _count),
-    **dict.fromkeys(("imported.rows_without_minibatch", "imported.left_out.*", "imported.noted.*"), _count),
+    **dict.fromkeys(
+        (f"imported.{name}" for name in ("file_count", "rows", "tokens", "steps")), _count
+    ),
+    **dict.fromkeys(
+        (f"imported.rows_with_{name}" for name in ("trainer", "newer_trainer", "unknown_finish")),
+        _count,
+    ),
+    **dict.fromkeys(
+        ("imported.rows_without_minibatch", "imported.left_out.*", "imported.noted.*"), _count
+    ),
     "prompts.skipped": _list,
     "prompts.skipped.*": _object,
     "shards": _shard_count,
@@ -107,12 +130,16 @@ _REQUIRED = {
 
 
 def check_contents(path: Path, content: dict[str, Any]) -> None:
-    """Raise a `MismatchError` if something that readers use or show is missing or has the wrong type."""
+    """Raise a `MismatchError` if something that readers use or show is missing or has the wrong
+    type.
+    """
     for checks, nullable in ((_REQUIRED, False), (_OPTIONAL, True)):
         for key, check in checks.items():
             for name, value in _places(content, key.split(".")):
                 if not (check(value) or (nullable and value is None)):
-                    raise damaged(path, name, f"is {shorten(brief(value), _SHOWN, placeholder=' …')}")
+                    raise damaged(
+                        path, name, f"is {shorten(brief(value), _SHOWN, placeholder=' …')}"
+                    )
     for section, names in NEEDED.items():
         if section in content and (missing := set(names) - set(content[section])):
             raise damaged(path, f"{section}.{min(missing)}", "is missing")
@@ -129,7 +156,13 @@ def _places(content: Any, key: list[str]) -> Iterator[tuple[str, Any]]:
     if not key:
         yield "", content
         return
-    inner = content if isinstance(content, dict) else dict(enumerate(content)) if isinstance(content, list) else {}
+    inner = (
+        content
+        if isinstance(content, dict)
+        else dict(enumerate(content))
+        if isinstance(content, list)
+        else {}
+    )
     for name in inner if key[0] == "*" else inner.keys() & {key[0]}:
         for rest, value in _places(inner[name], key[1:]):
             yield f"{name}.{rest}".rstrip("."), value
@@ -137,4 +170,6 @@ def _places(content: Any, key: list[str]) -> Iterator[tuple[str, Any]]:
 
 def damaged(path: Path, name: str, fault: str) -> MismatchError:
     """The error for a manifest whose value under this name has this fault."""
-    return MismatchError(f"{path} is damaged ({name} {fault}). Record the trace again, or restore the file.")
+    return MismatchError(
+        f"{path} is damaged ({name} {fault}). Record the trace again, or restore the file."
+    )

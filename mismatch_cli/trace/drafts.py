@@ -1,4 +1,5 @@
-"""Drafts: what is being written, beside what it will replace. Whenever a kill or a failure comes, one of both counts.
+"""Drafts: what is being written, beside what it will replace. Whenever a kill or a failure comes,
+one of both counts.
 
 A draft is a hidden folder with our mark in it; without the mark inside, nothing is ever removed.
 
@@ -8,8 +9,9 @@ A draft is a hidden folder with our mark in it; without the mark inside, nothing
         old/            the files that go, moved here once `new` is complete
         ready/          `new` under its second name, once all of `old` is here
 
-Without `ready`, the old files count, and `settle` moves them back; with it, the new ones count, and `settle` moves them
-in. Whoever holds the folder next does the same for drafts whose process is gone.
+Without `ready`, the old files count, and `settle` moves them back; with it, the new ones count, and
+`settle` moves them in. Whoever holds the folder next does the same for drafts whose process is
+gone.
 """
 
 import fcntl
@@ -28,7 +30,8 @@ MARK = ".mismatch-cli"
 NEW, _OLD, _READY = "new", "old", "ready"
 _ENDING = f"{MARK}.part"
 RUN = f".run{_ENDING}"  # the draft of a run, which outlives its process: --resume continues it
-# Names that are no results: those of drafts, and of unfinished files of earlier versions, which stay where they are.
+# Names that are no results: those of drafts, and of unfinished files of earlier versions, which
+# stay where they are.
 UNFINISHED = re.compile(rf"\..+(\.[0-9a-f]{{8}}\.part|{re.escape(_ENDING)})|{re.escape(RUN)}")
 _LONGEST = 64  # characters of a name that are repeated in the name of its draft
 _locks: set[int] = set()
@@ -64,7 +67,8 @@ def finish_run(place: Path, old: Collection[Path]) -> None:
 
 
 def exchange(place: Path, old: Collection[Path]) -> None:
-    """Put everything in `new`, which is complete, into the folder around a draft, in place of the files `old`.
+    """Put everything in `new`, which is complete, into the folder around a draft, in place of the
+    files `old`.
 
     A `MismatchError`, and nothing changes, if other files appear among the old ones meanwhile.
     """
@@ -85,13 +89,15 @@ def exchange(place: Path, old: Collection[Path]) -> None:
         settle(place)
     except OSError as error:
         raise MismatchError(
-            f"What is new in {folder} is complete, but could not be moved into place ({error.strerror}). "
-            "The next command that writes there does it."
+            f"What is new in {folder} is complete, but could not be moved into place "
+            f"({error.strerror}). The next command that writes there does it."
         ) from error
 
 
 def settle(place: Path) -> None:
-    """Undo the replacement that a draft stands for, or finish it if all that goes has been moved aside."""
+    """Undo the replacement that a draft stands for, or finish it if all that goes has been moved
+    aside.
+    """
     if _mode(place / _READY) is None:
         _move(place / _OLD, place.parent, over=False)
     else:
@@ -99,9 +105,11 @@ def settle(place: Path) -> None:
 
 
 def remove_unfinished(folder: Path, beginning: str = "") -> None:
-    """Settle and remove the drafts directly in a folder whose processes are gone, except that of a run to be resumed.
+    """Settle and remove the drafts directly in a folder whose processes are gone, except that of a
+    run to be resumed.
 
-    With `beginning`, only of names that start with it, where other processes write to the same folder.
+    With `beginning`, only of names that start with it, where other processes write to the same
+    folder.
     """
     for place in sorted(folder.glob(f".{beginning}*{_ENDING}")) if _is_folder(folder) else ():
         if _is_folder(place):
@@ -109,7 +117,9 @@ def remove_unfinished(folder: Path, beginning: str = "") -> None:
 
 
 def finish_exchanges(folder: Path) -> None:
-    """Settle what was replaced by processes that are gone, for a reader: it does not hold the folder."""
+    """Settle what was replaced by processes that are gone, for a reader: it does not hold the
+    folder.
+    """
     for place in folder.glob(f".*{_ENDING}"):
         with suppress(OSError):  # it may not write here
             if _is_folder(place) and _is_folder(place / _OLD):
@@ -117,7 +127,9 @@ def finish_exchanges(folder: Path) -> None:
 
 
 def clear(place: Path) -> None:
-    """Settle and remove a draft if it has our mark and its process is gone; the draft of a run stays to be resumed."""
+    """Settle and remove a draft if it has our mark and its process is gone; the draft of a run
+    stays to be resumed.
+    """
     try:
         mark = _lock(place)
     except FileNotFoundError:  # killed before there was a mark
@@ -140,14 +152,16 @@ def is_begun(new: Path) -> bool:
 def _end(place: Path) -> None:
     """Settle a draft and remove it.
 
-    `ready` goes after `old`, whose files it forbids to move back, and the mark last: a kill must not leave files that
-    nobody may remove.
+    `ready` goes after `old`, whose files it forbids to move back, and the mark last: a kill must
+    not leave files that nobody may remove.
     """
     settle(place)
     if place.name == RUN and is_begun(place / NEW):
         return
     last = (_READY, MARK)
-    for path in [path for path in place.iterdir() if path.name not in last] + [place / name for name in last]:
+    for path in [path for path in place.iterdir() if path.name not in last] + [
+        place / name for name in last
+    ]:
         if _is_folder(path):
             shutil.rmtree(path)
         else:
@@ -156,7 +170,9 @@ def _end(place: Path) -> None:
 
 
 def _move(source: Path, target: Path, *, over: bool) -> None:
-    """Move everything in a folder, if it exists, into another: over files of the same name, or beside all others."""
+    """Move everything in a folder, if it exists, into another: over files of the same name, or
+    beside all others.
+    """
     for path in list(source.iterdir()) if _is_folder(source) else ():
         there = target / path.name
         if _is_folder(path) and _is_folder(there):
@@ -180,7 +196,9 @@ def _is_folder(path: Path) -> bool:
 
 
 def _mode(path: Path) -> int | None:
-    """The mode of a file, None without one; any other failure is an error, since it does not say that there is none."""
+    """The mode of a file, None without one; any other failure is an error, since it does not say
+    that there is none.
+    """
     try:
         return os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -1,7 +1,7 @@
 """Writes files and folders atomically, and never through a link.
 
-Everything is created in a draft (`drafts.py`) and then renamed into place: a symbolic or hard link at the final name
-is replaced, not written through.
+Everything is created in a draft (`drafts.py`) and then renamed into place: a symbolic or hard link
+at the final name is replaced, not written through.
 """
 
 import errno
@@ -38,7 +38,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_entries(path: Path, old: Callable[[], Collection[Path]]) -> Iterator[Path]:
-    """Yield an empty folder; at the end its entries take the place of files of the folder around `path`, all at once.
+    """Yield an empty folder; at the end its entries take the place of files of the folder around
+    `path`, all at once.
 
     Those are files of the same names, and `old`, listed once the block has written everything.
     """
@@ -83,14 +84,19 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_named(path: Path, text: str, *, replace: bool) -> None:
-    """Write a file that the user has named, where their shell would write it: through a link, into a pipe or a device.
+    """Write a file that the user has named, where their shell would write it: through a link, into
+    a pipe or a device.
 
-    A regular file is replaced atomically. Without `replace`, only an empty one is: CI systems create one to fill.
-    Raises a `MismatchError` if there is another file, or nothing can be written.
+    A regular file is replaced atomically. Without `replace`, only an empty one is: CI systems
+    create one to fill. Raises a `MismatchError` if there is another file, or nothing can be
+    written.
     """
     target = Path(os.path.realpath(path))
     try:
-        if (path.exists() and not path.is_file()) or path.absolute().parts[1:2] in (("dev",), ("proc",)):
+        if (path.exists() and not path.is_file()) or path.absolute().parts[1:2] in (
+            ("dev",),
+            ("proc",),
+        ):
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(text)
             return
@@ -104,13 +110,17 @@ def write_named(path: Path, text: str, *, replace: bool) -> None:
             else:
                 os.link(place / NEW, target)  # fails if another process has written it meanwhile
     except FileExistsError as error:
-        raise MismatchError(f"{path} already exists. Replace it with --force, or name another file.") from error
+        raise MismatchError(
+            f"{path} already exists. Replace it with --force, or name another file."
+        ) from error
     except OSError as error:
         raise could_not_write(path, error) from error
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Open one of our own files to append; a link is an `OSError`, and a file with hard links is copied first."""
+    """Open one of our own files to append; a link is an `OSError`, and a file with hard links is
+    copied first.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     file = open(os.open(path, flags, 0o666), "ab")  # noqa: SIM115 - the caller closes it
@@ -132,8 +142,8 @@ def could_not_write(path: Path, error: Exception) -> MismatchError:
     if not isinstance(error, OSError) and shutil.disk_usage(path.parent).free < _NO_ROOM:
         reason = os.strerror(errno.ENOSPC)
     return MismatchError(
-        f"Could not write {path} ({reason}). Existing files are unchanged: free some space or choose another --output. "
-        "If a run was being recorded or trained, continue with --resume."
+        f"Could not write {path} ({reason}). Existing files are unchanged: free some space or "
+        "choose another --output. If a run was being recorded or trained, continue with --resume."
     )
 
 

@@ -1,7 +1,8 @@
-"""Reads foreign values exactly or refuses them: one rule for importers, engines and hand-written traces.
+"""Reads foreign values exactly or refuses them: one rule for importers, engines and hand-written
+traces.
 
-Libraries convert generously: 3.7 becomes token 3, "-0.5" a log-probability, 2 a true mask. Here a value that would
-change is an error.
+Libraries convert generously: 3.7 becomes token 3, "-0.5" a log-probability, 2 a true mask. Here a
+value that would change is an error.
 """
 
 from collections.abc import Sequence
@@ -16,10 +17,12 @@ WRONG_VALUE, WRONG_TYPE = pa.ArrowInvalid, pa.ArrowTypeError  # what `exact` rai
 
 
 def exact(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column (lists of any depth) in another type, with values unchanged except for the rounding of floats.
+    """A column (lists of any depth) in another type, with values unchanged except for the rounding
+    of floats.
 
-    Raises `WRONG_VALUE` for a fraction instead of a whole number, a number beyond the type, or a mask that is neither 0
-    nor 1; `WRONG_TYPE` for text, booleans or anything else instead of numbers. Nulls stay nulls.
+    Raises `WRONG_VALUE` for a fraction instead of a whole number, a number beyond the type, or a
+    mask that is neither 0 nor 1; `WRONG_TYPE` for text, booleans or anything else instead of
+    numbers. Nulls stay nulls.
     """
     if column.type.equals(kind):
         return column
@@ -31,7 +34,9 @@ def exact(column: pa.Array, kind: pa.DataType) -> pa.Array:
         leaf = leaf.value_type
     _check(values, leaf)
     if pa.types.is_floating(leaf) or pa.types.is_null(values.type):
-        if pa.types.is_floating(values.type) and _infinities(values.cast(leaf, safe=False)) > _infinities(values):
+        if pa.types.is_floating(values.type) and _infinities(
+            values.cast(leaf, safe=False)
+        ) > _infinities(values):
             raise WRONG_VALUE(f"a number beyond {leaf}")
         return column.cast(kind, safe=False)
     return column.cast(kind)
@@ -41,7 +46,11 @@ def single(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """A column as one array, without a copy (unlike `combine_chunks`) if it has a single chunk."""
     if isinstance(column, pa.Array):
         return column
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+    return (
+        column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+    )
 
 
 def unpacked_flags(values: pa.BooleanArray) -> np.ndarray:
@@ -61,7 +70,9 @@ def _infinities(values: pa.Array) -> int:
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether a type is one of Arrow's lists."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
 
 
 def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -76,7 +87,9 @@ def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def flat_array(values: Any, kind: pa.DataType) -> np.ndarray:
-    """Like `exact`, from a list, array or tensor of any shape, as a flat numpy array; a null among floats is NaN."""
+    """Like `exact`, from a list, array or tensor of any shape, as a flat numpy array; a null
+    among floats is NaN.
+    """
     if hasattr(values, "detach"):  # a tensor: numpy knows no bfloat16 and no gradients
         values = values.detach()
         values = (values.double() if values.is_floating_point() else values).numpy()
@@ -93,7 +106,9 @@ def flat_array(values: Any, kind: pa.DataType) -> np.ndarray:
 
 
 def whole_number(value: Any, kind: type[np.signedinteger] = np.int64) -> int:
-    """An integer from a number or an array scalar; a `WRONG_VALUE` for anything else, or a value beyond `kind`."""
+    """An integer from a number or an array scalar; a `WRONG_VALUE` for anything else, or a value
+    beyond `kind`.
+    """
     number = value.item() if hasattr(value, "item") else value
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number // 1:
         raise WRONG_VALUE(f"{str(number)[:40]!r} where a whole number belongs")
@@ -103,7 +118,9 @@ def whole_number(value: Any, kind: type[np.signedinteger] = np.int64) -> int:
 
 
 def finite_number(value: Any) -> float:
-    """A finite float from the same, true and false as 1 and 0; a `WRONG_VALUE` for anything else."""
+    """A finite float from the same, true and false as 1 and 0; a `WRONG_VALUE` for anything
+    else.
+    """
     number = value.item() if hasattr(value, "item") else value
     if not isinstance(number, bool | int | float) or not np.isfinite(number):
         raise WRONG_VALUE(f"{str(number)[:40]!r} where a number belongs")
@@ -121,10 +138,15 @@ def are_token_ids(ids: Any, vocabulary: int) -> bool:
 
 
 def _refuse_hidden_flags(rows: Any, found: pa.Array) -> None:
-    """Refuse true and false among floats, which Arrow reads as 1 and 0 after a float; `rows` are lists or numbers."""
+    """Refuse true and false among floats, which Arrow reads as 1 and 0 after a float; `rows` are
+    lists or numbers.
+    """
     while is_list(found.type):
         found = found.flatten()
-    if not pa.types.is_floating(found.type) or not pc.any(pc.or_(pc.equal(found, 0), pc.equal(found, 1))).as_py():
+    if (
+        not pa.types.is_floating(found.type)
+        or not pc.any(pc.or_(pc.equal(found, 0), pc.equal(found, 1))).as_py()
+    ):
         return
     if any(bool in set(map(type, row if isinstance(row, list) else (row,))) for row in rows):
         raise WRONG_TYPE("true or false among numbers")
@@ -135,11 +157,15 @@ def _check(values: pa.Array, kind: pa.DataType) -> None:
     if given.equals(kind) or pa.types.is_null(given):
         return
     if not _is_number(kind):
-        if pa.types.is_string(kind) and (pa.types.is_string(given) or pa.types.is_large_string(given)):
+        if pa.types.is_string(kind) and (
+            pa.types.is_string(given) or pa.types.is_large_string(given)
+        ):
             return
         raise WRONG_TYPE(f"{given} where {kind} belongs")
     if pa.types.is_boolean(given) or not _is_number(given):
-        raise WRONG_TYPE(f"{given} where {'0 and 1 belong' if pa.types.is_boolean(kind) else f'{kind} belongs'}")
+        raise WRONG_TYPE(
+            f"{given} where {'0 and 1 belong' if pa.types.is_boolean(kind) else f'{kind} belongs'}"
+        )
     if pa.types.is_boolean(kind):
         is_flag = pc.or_(pc.equal(values, 0), pc.equal(values, 1))
         if pc.all(is_flag, min_count=0).as_py() is False:
@@ -147,7 +173,9 @@ def _check(values: pa.Array, kind: pa.DataType) -> None:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )
 
 
 def _leaf(kind: pa.DataType) -> pa.DataType:

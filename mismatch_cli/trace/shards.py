@@ -1,6 +1,7 @@
 """Opens and checks a shard, reads its footer and its row groups.
 
-A damaged or foreign shard, which can be left out, is distinguished from a store that does not answer.
+A damaged or foreign shard, which can be left out, is distinguished from a store that does not
+answer.
 """
 
 from __future__ import annotations
@@ -55,23 +56,32 @@ def open_shard(path: Path) -> pq.ParquetFile:
         raise
     except FileNotFoundError as error:  # it is not damaged, so it is not left out as broken
         raise MismatchError(
-            f"{path} is gone, or not visible here. Restore it, or put it on a file system that all readers see."
+            f"{path} is gone, or not visible here. Restore it, or put it on a file system that "
+            "all readers see."
         ) from error
     except PermissionError as error:  # nor is this one
         raise denied(path) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         _check_it_answers(path, error)
-        raise DamagedShard(f"{path} is damaged ({first_line(error)}). {_again(path)}", path) from error
+        raise DamagedShard(
+            f"{path} is damaged ({first_line(error)}). {_again(path)}", path
+        ) from error
     schema = shard.schema_arrow
     missing = [name for name in REQUIRED if name not in schema.names]
     if missing:
-        raise DamagedShard(f"{path} is not a shard of a trace: it lacks {', '.join(missing)}. {_again(path)}", path)
+        raise DamagedShard(
+            f"{path} is not a shard of a trace: it lacks {', '.join(missing)}. {_again(path)}", path
+        )
     if len(set(schema.names)) < len(schema.names):
-        raise DamagedShard(f"{path} is not a shard of a trace: it holds a column twice. {_again(path)}", path)
+        raise DamagedShard(
+            f"{path} is not a shard of a trace: it holds a column twice. {_again(path)}", path
+        )
     for name in set(schema.names) & set(column_order()):
         if not schema.field(name).type.equals(arrow_type(name)):
             found, expected = schema.field(name).type, arrow_type(name)
-            raise DamagedShard(f"{path}: column {name} is {found}, expected {expected}. {_again(path)}", path)
+            raise DamagedShard(
+                f"{path}: column {name} is {found}, expected {expected}. {_again(path)}", path
+            )
     size = path.stat().st_size
     if decoded_bytes(shard.metadata) > allowance(size):
         raise DamagedShard(str(too_large(path, size)), path)
@@ -99,12 +109,18 @@ def _leaves(footer: pq.FileMetaData) -> list[str]:
 
 def _range(column: pq.ColumnChunkMetaData) -> tuple[int, int] | None:
     stats = column.statistics
-    return (stats.min, stats.max) if stats is not None and stats.has_min_max and not stats.null_count else None
+    return (
+        (stats.min, stats.max)
+        if stats is not None and stats.has_min_max and not stats.null_count
+        else None
+    )
 
 
 def read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path) -> pa.Table:
     size = path.stat().st_size
-    if decoded_bytes(shard.metadata, columns, [group]) > _MOST_OF_A_GROUP + allowance(size) - allowance(0):
+    if decoded_bytes(shard.metadata, columns, [group]) > _MOST_OF_A_GROUP + allowance(
+        size
+    ) - allowance(0):
         raise DamagedShard(str(too_large(path, size)), path)
     try:
         with decoding(path):
@@ -118,9 +134,13 @@ def read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path
 
 
 def _check_it_answers(path: Path, error: Exception) -> None:
-    """A `MismatchError` for a failure of the file system, which has a number and says nothing of the file."""
+    """A `MismatchError` for a failure of the file system, which has a number and says nothing of
+    the file.
+    """
     if isinstance(error, OSError) and error.errno is not None:
-        raise MismatchError(f"{path} cannot be read now ({error.strerror}). Check its file system.") from error
+        raise MismatchError(
+            f"{path} cannot be read now ({error.strerror}). Check its file system."
+        ) from error
 
 
 def _again(shard: Path) -> str:

@@ -1,8 +1,9 @@
-"""Traces on object stores: paths with the parts of `pathlib.Path` that readers use, on pyarrow's file systems.
+"""Traces on object stores: paths with the parts of `pathlib.Path` that readers use, on pyarrow's
+file systems.
 
-`s3://`, `gs://` and `abfs://` are pyarrow's own; any other scheme is fsspec's, such as `hf://`, and needs its package.
-Requests to a slow or busy store are retried within the limits below. A folder is listed once: its files carry their
-sizes and times along, to other processes too.
+`s3://`, `gs://` and `abfs://` are pyarrow's own; any other scheme is fsspec's, such as `hf://`, and
+needs its package. Requests to a slow or busy store are retried within the limits below. A folder is
+listed once: its files carry their sizes and times along, to other processes too.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
 ATTEMPTS = 8  # of a request to S3
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds per attempt
 _AGAIN = timedelta(minutes=5)  # requests to Google's store are retried for so long
-_URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)  # Path turns two slashes into one
+# Path turns two slashes into one
+_URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
 _BUCKETS, _AZURE = ("s3", "gs", "gcs"), ("abfs", "abfss")
 _CREDENTIALS = {
-    "s3": "AWS_ACCESS_KEY_ID, AWS_PROFILE or the machine's role; AWS_ENDPOINT_URL for your own store",
+    "s3": (
+        "AWS_ACCESS_KEY_ID, AWS_PROFILE or the machine's role; AWS_ENDPOINT_URL for your own store"
+    ),
     "gs": "GOOGLE_APPLICATION_CREDENTIALS or the machine's account",
     "abfs": "AZURE_STORAGE_ACCOUNT and its key, or the machine's identity",
 }
@@ -97,7 +101,8 @@ class StorePath:
         return _named(self.scheme, f"{self.key}/{name}")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"scheme": self.scheme, "key": self.key, "status": self.status}  # without the listing
+        # Without the listing
+        return {"scheme": self.scheme, "key": self.key, "status": self.status}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -188,11 +193,17 @@ class StorePath:
 
         selected = FileSelector(self.inside, allow_not_found=True)
         found: list[FileInfo] = self._ask(lambda fs: fs.get_file_info(selected))
-        return tuple(StorePath(self.scheme, f"{self.key}/{info.base_name}", _status(info)) for info in found)
+        return tuple(
+            StorePath(self.scheme, f"{self.key}/{info.base_name}", _status(info)) for info in found
+        )
 
     @cached_property
     def _kind(self) -> str:
-        return str(self._ask(lambda fs: fs.get_file_info(self.inside)).type.name) if self.status is None else "File"
+        return (
+            str(self._ask(lambda fs: fs.get_file_info(self.inside)).type.name)
+            if self.status is None
+            else "File"
+        )
 
     def _ask(self, request: Callable[[FileSystem], Any]) -> Any:
         with asking(self):
@@ -201,7 +212,9 @@ class StorePath:
 
 @contextmanager
 def asking(path: object) -> Iterator[None]:
-    """Turn a store's failure to answer into a `StoreError`; errors about local files stay as they are."""
+    """Turn a store's failure to answer into a `StoreError`; errors about local files stay as
+    they are.
+    """
     try:
         yield
     except OSError as error:
@@ -209,12 +222,16 @@ def asking(path: object) -> Iterator[None]:
             raise
         needs = _CREDENTIALS.get(path.scheme, "")
         hint = f" It may need {needs}." if needs else ""
-        raise StoreError(f"Could not read {path} ({first_line(error)}).{hint} Run the same command again.") from error
+        raise StoreError(
+            f"Could not read {path} ({first_line(error)}).{hint} Run the same command again."
+        ) from error
 
 
 @contextmanager
 def decoding(path: object) -> Iterator[None]:
-    """For decoding a file: an error blames the file, unless a store, a permission or memory is to blame."""
+    """For decoding a file: an error blames the file, unless a store, a permission or memory is
+    to blame.
+    """
     try:
         yield
     except Exception as error:
@@ -229,13 +246,18 @@ def decoding(path: object) -> Iterator[None]:
 
 @cache
 def file_system(scheme: str, bucket: str) -> FileSystem:
-    """The file system of a scheme for one bucket; a `MismatchError` if its package is not installed."""
+    """The file system of a scheme for one bucket; a `MismatchError` if its package is not
+    installed.
+    """
     import pyarrow.fs as fs
 
     if scheme == "s3":
         retries = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
         return fs.S3FileSystem(
-            retry_strategy=retries, connect_timeout=_CONNECT, request_timeout=_ANSWER, **_of_bucket(bucket)
+            retry_strategy=retries,
+            connect_timeout=_CONNECT,
+            request_timeout=_ANSWER,
+            **_of_bucket(bucket),
         )
     if scheme in _BUCKETS:
         return fs.GcsFileSystem(retry_time_limit=_AGAIN)
@@ -247,14 +269,16 @@ def file_system(scheme: str, bucket: str) -> FileSystem:
         found, _ = fsspec.core.url_to_fs(f"{scheme}://{bucket}")
     except (ImportError, ValueError) as error:
         raise MismatchError(
-            f"{scheme}:// needs fsspec and the package of that scheme, such as huggingface_hub for hf:// "
-            f"({first_line(error)}). Install them with: pip install fsspec"
+            f"{scheme}:// needs fsspec and the package of that scheme, such as huggingface_hub "
+            f"for hf:// ({first_line(error)}). Install them with: pip install fsspec"
         ) from error
     return fs.PyFileSystem(fs.FSSpecHandler(found))
 
 
 def _of_bucket(bucket: str) -> dict[str, str]:
-    """The location of an S3 bucket: your own endpoint, the configured region, or the one that Amazon reports."""
+    """The location of an S3 bucket: your own endpoint, the configured region, or the one that
+    Amazon reports.
+    """
     import pyarrow.fs as fs
 
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):

@@ -28,7 +28,9 @@ class Vocabulary:
         self._bytes_by_id = bytes_by_id
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of a token sequence; bytes that do not form a character (half of one) show as �."""
+        """The text of a token sequence; bytes that do not form a character (half of one) show as
+        �.
+        """
         pieces = (self._bytes_by_id.get(int(i), f"⟨{i}⟩".encode()) for i in ids)
         return b"".join(pieces).decode("utf-8", errors="replace")
 
@@ -49,7 +51,9 @@ class Vocabulary:
                 table = file.read(use_threads=False).cast(_SCHEMA)
                 if any(column.null_count for column in table.columns):
                     raise pa.ArrowInvalid("it holds nulls")
-                return cls(dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True)))
+                return cls(
+                    dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True))
+                )
         except StoreError:
             raise
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -65,7 +69,9 @@ def write_vocabulary(folder: Path, tokenizer: Any) -> None:
 
 
 def token_bytes(tokenizer: Any) -> dict[int, bytes]:
-    """The bytes of each token: byte-level BPE through its byte alphabet, SentencePiece through ▁ and <0xNN>."""
+    """The bytes of each token: byte-level BPE through its byte alphabet, SentencePiece through ▁
+    and <0xNN>.
+    """
     added = {t.content for t in tokenizer.added_tokens_decoder.values()}
     byte_level = _is_byte_level(tokenizer)
     return {
@@ -79,7 +85,9 @@ def _is_byte_level(tokenizer: Any) -> bool:
     if backend is None:
         return False
     settings = json.loads(backend.to_str())
-    return any('"ByteLevel"' in json.dumps(settings.get(part)) for part in ("decoder", "pre_tokenizer"))
+    return any(
+        '"ByteLevel"' in json.dumps(settings.get(part)) for part in ("decoder", "pre_tokenizer")
+    )
 
 
 def _piece_bytes(token: str, byte_level: bool) -> bytes:
@@ -91,7 +99,9 @@ def _piece_bytes(token: str, byte_level: bool) -> bytes:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: printable bytes stand for themselves, the others for characters from U+0100 on."""
+    """GPT-2's printable stand-ins: printable bytes stand for themselves, the others for
+    characters from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}

@@ -11,10 +11,17 @@ import pyarrow.parquet as pq
 
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import SHARD
-from mismatch_cli.trace.schema import ROUTE_COLUMNS, TOKEN_COLUMNS, TOPK_COLUMNS, arrow_type, column_order
+from mismatch_cli.trace.schema import (
+    ROUTE_COLUMNS,
+    TOKEN_COLUMNS,
+    TOPK_COLUMNS,
+    arrow_type,
+    column_order,
+)
 
 MAX_TOKENS_PER_ROW_GROUP = 2**20
-_MAX_TOPK_ENTRIES_PER_ROW_GROUP = 2**22  # three such columns are 48 MB, which a reader holds at a time
+# Three such columns are 48 MB, which a reader holds at a time
+_MAX_TOPK_ENTRIES_PER_ROW_GROUP = 2**22
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -22,49 +29,68 @@ def shard_path(folder: Path, index: int) -> Path:
 
 
 def rows_to_table(columns: dict[str, Sequence[Any]]) -> pa.Table:
-    """A table with the schema's types and order from Python sequences or numpy arrays, one item per response."""
+    """A table with the schema's types and order from Python sequences or numpy arrays, one item
+    per response.
+    """
     arrays = {name: _column(name, columns[name]) for name in column_order() if name in columns}
     return pa.table(arrays)
 
 
 def with_counts(table: pa.Table, **counts: int) -> pa.Table:
     """Attach counts that belong to a whole shard; they are file metadata and survive scoring."""
-    metadata = (table.schema.metadata or {}) | {name.encode(): str(count).encode() for name, count in counts.items()}
+    metadata = (table.schema.metadata or {}) | {
+        name.encode(): str(count).encode() for name, count in counts.items()
+    }
     return table.replace_schema_metadata(metadata)
 
 
 def _column(name: str, values: Sequence[Any]) -> pa.Array:
     if name in TOKEN_COLUMNS or name in TOPK_COLUMNS or name in ROUTE_COLUMNS:
-        values = [None if v is None else v.reshape(-1) if hasattr(v, "reshape") else v for v in values]
+        values = [
+            None if v is None else v.reshape(-1) if hasattr(v, "reshape") else v for v in values
+        ]
     return pa.array(values, type=arrow_type(name), from_pandas=False)
 
 
 def write_shard(path: Path, table: pa.Table) -> None:
-    """Write one shard in row groups of at most 2^20 tokens, fewer where tokens carry many top-K entries."""
+    """Write one shard in row groups of at most 2^20 tokens, fewer where tokens carry many top-K
+    entries.
+    """
     write_shard_parts(path, iter([table]))
 
 
 def write_shard_parts(path: Path, tables: Iterator[pa.Table]) -> None:
-    """Like `write_shard`, from one or more consecutive tables of one schema, holding one at a time."""
+    """Like `write_shard`, from one or more consecutive tables of one schema, holding one at a
+    time.
+    """
     first = next(tables)
     options = _encoding(first)
-    with replacing(path) as temporary, pq.ParquetWriter(temporary, first.schema, **options) as writer:
+    with (
+        replacing(path) as temporary,
+        pq.ParquetWriter(temporary, first.schema, **options) as writer,
+    ):
         for table in chain([first], tables):
             for start, stop in _row_groups(table):
                 writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
 
 
 def _encoding(table: pa.Table) -> dict[str, Any]:
-    """Use a dictionary where it pays: not for tokens, whose ids zstd packs as well in half the time.
+    """Use a dictionary where it pays: not for tokens, whose ids zstd packs as well in half the
+    time.
 
-    Nor does compression pay for the log-probabilities of single tokens: it saves a tenth and takes a third of the
-    writing time. For the top K, which are most of the file, it saves a fifth.
+    Nor does compression pay for the log-probabilities of single tokens: it saves a tenth and takes
+    a third of the writing time. For the top K, which are most of the file, it saves a fifth.
     """
-    leaves = {f.name: f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in table.schema}
+    leaves = {
+        f.name: f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name
+        for f in table.schema
+    }
     floats = {name for name in TOKEN_COLUMNS if pa.types.is_floating(arrow_type(name).value_type)}
     plain = floats - {"advantage"}
     return {
-        "use_dictionary": [leaf for name, leaf in leaves.items() if name not in TOKEN_COLUMNS | TOPK_COLUMNS],
+        "use_dictionary": [
+            leaf for name, leaf in leaves.items() if name not in TOKEN_COLUMNS | TOPK_COLUMNS
+        ],
         "compression": {leaf: "none" if name in plain else "zstd" for name, leaf in leaves.items()},
     }
 

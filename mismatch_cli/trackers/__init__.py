@@ -1,8 +1,9 @@
 """Experiment trackers: every file is a tracker, and its file name the public name.
 
-A file defines `LOOK`, the command that shows what it has logged, and `tracking`, a context manager that takes a
-`TrackedRun` and yields a function that logs the metrics of a step. It runs in its own process: a tracker that fails or
-hangs is reported once, and the run continues. `metrics.jsonl` is the source of truth, and a tracker is a copy of it.
+A file defines `LOOK`, the command that shows what it has logged, and `tracking`, a context manager
+that takes a `TrackedRun` and yields a function that logs the metrics of a step. It runs in its own
+process: a tracker that fails or hangs is reported once, and the run continues. `metrics.jsonl` is
+the source of truth, and a tracker is a copy of it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,21 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli import registry
 from mismatch_cli.errors import first_line, quoted
 from mismatch_cli.extras import require
-from mismatch_cli.trackers._flat import AS, METRICS_TABLE, flat, records_from, renew_table, write_table
+from mismatch_cli.trackers._flat import (
+    AS,
+    METRICS_TABLE,
+    flat,
+    records_from,
+    renew_table,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from mismatch_cli.trackers._outlet import Outlet
 
 __all__ = [
-    "AS", "METRICS_TABLE", "PROJECT", "Log", "Trackers", "asked", "flat", "names", "open_trackers", "renew_table",
+    "AS", "METRICS_TABLE", "PROJECT", "Log", "Trackers", "asked", "flat", "names", "open_trackers",
+    "renew_table",
     "write_table",
 ]  # fmt: skip
 
@@ -38,7 +47,9 @@ def names() -> list[str]:
 
 
 def asked(typed: Sequence[str] | None) -> list[str]:
-    """The trackers of `--track a --track b,c`, each once; an error if one is unknown or not installed."""
+    """The trackers of `--track a --track b,c`, each once; an error if one is unknown or not
+    installed.
+    """
     found = dict.fromkeys(name.strip() for names in typed or () for name in names.split(","))
     for name in found:
         registry.check(__name__, name, "tracker")
@@ -55,7 +66,8 @@ def open_trackers(
     config: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> Iterator[Trackers]:
-    """Open these trackers for the run in `folder`, by default under its name, and close them at the end.
+    """Open these trackers for the run in `folder`, by default under its name, and close them at the
+    end.
 
     A run that was tracked before continues: a step that a tracker already has is not logged again.
     """
@@ -73,7 +85,10 @@ def open_trackers(
 
 
 class Trackers:
-    """The trackers of a run. They never raise: a failure is reported once, and the tracker is dropped."""
+    """The trackers of a run.
+
+    They never raise: a failure is reported once, and the tracker is dropped.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._offset = say, 0
@@ -90,7 +105,10 @@ class Trackers:
             return
         look = registry.load(__name__, name, "tracker").LOOK
         places = {"folder": str(folder / name), "project": about["project"]}
-        self._say(f"Tracking with {name}; view it with: {quoted(*(word.format(**places) for word in look))}")
+        self._say(
+            f"Tracking with {name}; view it with: "
+            f"{quoted(*(word.format(**places) for word in look))}"
+        )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step to all of them."""

@@ -1,4 +1,6 @@
-"""metrics.jsonl flattened: `train/reward`, `mismatch/k3`, `seconds/update`; also as a table, metrics.parquet."""
+"""metrics.jsonl flattened: `train/reward`, `mismatch/k3`, `seconds/update`; also as a table,
+metrics.parquet.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _STEP = "step"
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line: `group/name`, `train/name` for those without a group, and a framework's own names."""
+    """The numbers of a line: `group/name`, `train/name` for those without a group, and a
+    framework's own names.
+    """
     return {name: float(value) for name, value in _named(record) if _is_number(value)}
 
 
@@ -36,7 +40,9 @@ def _is_number(value: Any) -> bool:
 
 
 def records_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """The complete lines of a growing metrics.jsonl after `offset`, and where the next one starts."""
+    """The complete lines of a growing metrics.jsonl after `offset`, and where the next one
+    starts.
+    """
     with path.open("rb") as file:
         file.seek(offset)
         whole = file.read().rpartition(b"\n")[0]
@@ -44,15 +50,22 @@ def records_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def renew_table(metrics: Path, say: Callable[[str], None]) -> None:
-    """Write metrics.parquet again; a failure does not stop the run, since the table only copies metrics.jsonl."""
+    """Write metrics.parquet again; a failure does not stop the run, since the table only copies
+    metrics.jsonl.
+    """
     try:
         write_table(metrics)
     except Exception as error:
-        say(f"{METRICS_TABLE} could not be written; metrics.jsonl has every step, and the run continues. {error}")
+        say(
+            f"{METRICS_TABLE} could not be written; metrics.jsonl has every step, and the run "
+            f"continues. {error}"
+        )
 
 
 def write_table(metrics: Path) -> Path:
-    """Write metrics.parquet beside a metrics.jsonl: a row per line, a column per metric; null is "not measured"."""
+    """Write metrics.parquet beside a metrics.jsonl: a row per line, a column per metric; null is
+    "not measured".
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

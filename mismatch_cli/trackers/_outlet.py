@@ -34,9 +34,14 @@ class Outlet:
         folder.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("ab") as log:
             self._child = subprocess.Popen(
-                command(f"{PACKAGE}._tracking", name), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"}, start_new_session=True,  # Ctrl-C is not for it
-            )  # fmt: skip
+                command(f"{PACKAGE}._tracking", name),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                # Ctrl-C is not for it
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
         assert self._child.stdin is not None and self._child.stdout is not None
         self._input, self._output = self._child.stdin.fileno(), self._child.stdout.fileno()
         os.set_blocking(self._input, False)
@@ -52,7 +57,9 @@ class Outlet:
         self._put({"step": step, "metrics": dict(metrics)})
 
     def close(self) -> None:
-        """Send what is left and wait for its end; a `TrackerError` if that fails or takes too long."""
+        """Send what is left and wait for its end; a `TrackerError` if that fails or takes too
+        long.
+        """
         until = time.monotonic() + END_SECONDS
         with selectors.DefaultSelector() as ready:
             ready.register(self._output, selectors.EVENT_READ)
@@ -95,7 +102,10 @@ class Outlet:
         del self._unsent[:written]
 
     def _read(self) -> bool:
-        """Read its answers; return whether there may be more. A `TrackerError` if it reports a failure."""
+        """Read its answers; return whether there may be more.
+
+        A `TrackerError` if it reports a failure.
+        """
         with suppress(BlockingIOError):
             while found := os.read(self._output, 2**16):
                 *lines, self._unread = (self._unread + found).split(b"\n")

@@ -1,6 +1,8 @@
-"""The process of a tracker, this file run as a program: it reads steps from stdin and answers each one on stdout.
+"""The process of a tracker, this file run as a program: it reads steps from stdin and answers each
+one on stdout.
 
-What a library prints goes to the tracker's log, what it raises becomes an answer, and a hang blocks only this process.
+What a library prints goes to the tracker's log, what it raises becomes an answer, and a hang blocks
+only this process.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class TrackedRun:
 
 
 class _Memory:
-    """The tracker's id of this run and the last step that it has: a resumed run continues after it."""
+    """The tracker's id of this run and the last step that it has: a resumed run continues after
+    it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._known = path, dict[str, Any]()
@@ -89,7 +93,9 @@ def _main(name: str) -> None:
     try:
         _track(name, sys.stdin.buffer, answers)
     except BaseException as error:
-        answers.write(json.dumps({"error": f"{type(error).__name__}: {first_line(error)}"}).encode() + b"\n")
+        answers.write(
+            json.dumps({"error": f"{type(error).__name__}: {first_line(error)}"}).encode() + b"\n"
+        )
         answers.flush()
         raise
 

@@ -31,15 +31,24 @@ def tracking(run: TrackedRun) -> Iterator[Log]:
     known = client.get_experiment_by_name(run.project)
     experiment = known.experiment_id if known else client.create_experiment(run.project)
     before = client.search_runs([experiment], f"tags.`{_ID}` = '{run.id}'")
-    logged = (before[0] if before else client.create_run(experiment, tags={_ID: run.id}, run_name=run.name)).info.run_id
+    logged = (
+        before[0]
+        if before
+        else client.create_run(experiment, tags={_ID: run.id}, run_name=run.name)
+    ).info.run_id
     if before:
         client.update_run(logged, "RUNNING")
     else:
-        client.log_batch(logged, params=[Param(key, str(value)) for key, value in run.config.items()])
+        client.log_batch(
+            logged, params=[Param(key, str(value)) for key, value in run.config.items()]
+        )
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
-        found = [Metric(_NOT_IN_NAMES.sub("_", name), value, now, step) for name, value in metrics.items()]
+        found = [
+            Metric(_NOT_IN_NAMES.sub("_", name), value, now, step)
+            for name, value in metrics.items()
+        ]
         for first in range(0, len(found), _AT_ONCE):
             client.log_batch(logged, found[first : first + _AT_ONCE])
 

@@ -30,10 +30,18 @@ def tracking(run: TrackedRun) -> Iterator[Log]:
         writer.flush()
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
-        add(step, Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]))
+        add(
+            step,
+            Summary(
+                value=[Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]
+            ),
+        )
 
     if not run.resumed:
-        settings = "".join(f"    {key} = {json.dumps(value)}\n" for key, value in run.config.items())  # as Markdown
+        # As Markdown
+        settings = "".join(
+            f"    {key} = {json.dumps(value)}\n" for key, value in run.config.items()
+        )
         add(0, text_pb("config", f"project {run.project}\n\n{settings}"))
     yield log
     writer.close()

@@ -15,13 +15,20 @@ LOOK = ("trackio", "show", "--project", "{project}")
 
 @contextmanager
 def tracking(run: TrackedRun) -> Iterator[Log]:
-    """trackio identifies a run only by its name, so the name ends with the id; TRACKIO_SPACE_ID and the like work."""
+    """trackio identifies a run only by its name, so the name ends with the id; TRACKIO_SPACE_ID
+    and the like work.
+    """
     import trackio
 
     logged = trackio.init(
-        run.project, f"{run.name}-{run.id}", config=dict(run.config), resume="allow", embed=False,
-        auto_log_gpu=False, auto_log_cpu=False,
-    )  # fmt: skip
+        run.project,
+        f"{run.name}-{run.id}",
+        config=dict(run.config),
+        resume="allow",
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
 
     def log(step: int, metrics: Mapping[str, float]) -> None:
         logged.log(dict(metrics), step=step)

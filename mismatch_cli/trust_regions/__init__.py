@@ -7,13 +7,13 @@ A file defines
     NOT_ONE_SIDED: str    "" if the mask never blocks a move of p towards q; else why it may
     def trust_region(compared: Compared, advantage_T: Array, *, threshold: float = …) -> Decision
 
-and, if it calls `compared.topk(k)`, READS_TOP_K = True and an integer threshold `k`; if it reads `compared.entropy_T`,
-READS_ENTROPY = True; if one more name sets both sides of a threshold, BOTH_SIDES = "max_tv". Its name is the file's
-name; a user's own file needs only `trust_region`.
+and, if it calls `compared.topk(k)`, READS_TOP_K = True and an integer threshold `k`; if it reads
+`compared.entropy_T`, READS_ENTROPY = True; if one more name sets both sides of a threshold,
+BOTH_SIDES = "max_tv". Its name is the file's name; a user's own file needs only `trust_region`.
 
-A mask that blocks tokens even where the policies agree sets MEASURES_NO_DISTANCE = True. One that looks at more than
-one response sets SCOPE = "batch", all rows of an optimizer step, or "group", all answers to a prompt in a step, and
-defines two more functions, with the same thresholds:
+A mask that blocks tokens even where the policies agree sets MEASURES_NO_DISTANCE = True. One that
+looks at more than one response sets SCOPE = "batch", all rows of an optimizer step, or "group", all
+answers to a prompt in a step, and defines two more functions, with the same thresholds:
 
     def collect(compared, advantage_T, *, …) -> Array         the values that it needs from each token, [T, M]
     def settle(rows_UM, *, …) -> Sequence[float]              numbers from all rows, numpy float64, in any order
@@ -45,10 +45,11 @@ Threshold = float | int | str | bool
 
 @dataclass(frozen=True)
 class Decision:
-    """A mask's decision for each token: whether to keep it, and the signed value that is compared with the threshold.
+    """A mask's decision for each token: whether to keep it, and the signed value that is compared
+    with the threshold.
 
-    The statistic is positive where p is above q, unless it has no sign, like an entropy. A sequence's value is repeated
-    at each of its tokens.
+    The statistic is positive where p is above q, unless it has no sign, like an entropy. A
+    sequence's value is repeated at each of its tokens.
     """
 
     keep_T: Array  # bool
@@ -57,7 +58,9 @@ class Decision:
 
 @cache
 def find(name: str) -> ModuleType:
-    """The trust region with a public name or in a user's Python file; a `UsageError` says what is wrong with it."""
+    """The trust region with a public name or in a user's Python file; a `UsageError` says what
+    is wrong with it.
+    """
     if name.endswith(".py"):
         return _load_file(Path(name))
     return registry.load(PACKAGE, name, "trust region")
@@ -108,11 +111,16 @@ def unusable(answer: object, advantage_T: Array) -> str:
     for name, column_T in (("keep_T", answer.keep_T), ("statistic_T", answer.statistic_T)):
         shape = tuple(getattr(column_T, "shape", ()))
         if not isinstance(column_T, type(advantage_T)):
-            return f"Its {name} is {type(column_T).__name__}, but the columns are {type(advantage_T).__name__}."
+            return (
+                f"Its {name} is {type(column_T).__name__}, but the columns are "
+                f"{type(advantage_T).__name__}."
+            )
         if shape != tuple(advantage_T.shape):
             return f"Its {name} has the shape {shape} for {len(advantage_T):,} tokens."
         if column_T.device != advantage_T.device:
-            return f"Its {name} is on {column_T.device}, but the tokens are on {advantage_T.device}."
+            return (
+                f"Its {name} is on {column_T.device}, but the tokens are on {advantage_T.device}."
+            )
     xp = namespace(advantage_T)
     if answer.keep_T.dtype != xp.bool:
         return f"Its keep_T holds {answer.keep_T.dtype}."
@@ -122,12 +130,18 @@ def unusable(answer: object, advantage_T: Array) -> str:
 
 
 class EndsProgramError(MismatchError):
-    """Foreign code that ends the program: not a mistake in a command line, however early it does so."""
+    """Foreign code that ends the program: not a mistake in a command line, however early it does
+    so.
+    """
 
 
 @contextmanager
-def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchError] = UsageError) -> Iterator[None]:
-    """Turn whatever foreign code raises, SystemExit included, into one sentence that names the file or mask."""
+def own_file(
+    name: str | Path, does: str = "fails", error_class: type[MismatchError] = UsageError
+) -> Iterator[None]:
+    """Turn whatever foreign code raises, SystemExit included, into one sentence that names the
+    file or mask.
+    """
     try:
         with foreign_code():
             yield
@@ -135,20 +149,24 @@ def own_file(name: str | Path, does: str = "fails", error_class: type[MismatchEr
         raise
     except SystemExit as error:
         raise EndsProgramError(
-            f"{name} tries to end the program (SystemExit), which a mask must not do. Remove the call."
+            f"{name} tries to end the program (SystemExit), which a mask must not do. Remove the "
+            "call."
         ) from error
     except BaseException as error:
         if sentence := not_installed(error, str(name)):
             raise error_class(sentence) from error
         if _OTHER_ARRAYS.search(first_line(error)):
             raise error_class(_MIXED.format(name=name, error=first_line(error))) from error
-        raise error_class(f"{name} {does} ({type(error).__name__}: {first_line(error)}). Fix it.") from error
+        raise error_class(
+            f"{name} {does} ({type(error).__name__}: {first_line(error)}). Fix it."
+        ) from error
 
 
 _OTHER_ARRAYS = re.compile(r"must be Tensor|numpy\.ndarray|'Tensor' object")
 _MIXED = (
-    "{name} fails ({error}): the columns are numpy arrays when a trace is read, and torch tensors in `train`. Use "
-    "operators, and the functions of namespace(advantage_T) from mismatch_cli.arrays, which work with both."
+    "{name} fails ({error}): the columns are numpy arrays when a trace is read, and torch "
+    "tensors in `train`. Use operators, and the functions of namespace(advantage_T) from "
+    "mismatch_cli.arrays, which work with both."
 )
 
 
@@ -166,8 +184,8 @@ def _load_file(path: Path) -> ModuleType:
             exec(compile(text, path, "exec"), vars(module))
     if not callable(getattr(module, "trust_region", None)):
         raise UsageError(
-            f"{path} does not define trust_region(compared, advantage_T, *, threshold=…) -> Decision. See "
-            "mismatch-cli guide clipstats."
+            f"{path} does not define trust_region(compared, advantage_T, *, threshold=…) -> "
+            "Decision. See mismatch-cli guide clipstats."
         )
     with own_file(path):
         _check_signature(path, module)
@@ -181,26 +199,39 @@ def _check_signature(path: Path, module: Any) -> None:
     columns = ["compared", "advantage_T", *["settled_TF"] * hasattr(module, "SCOPE")]
     if len(parameters) - len(keyword_only) != len(columns) or without_default:
         raise UsageError(
-            f"{path}: trust_region must take ({', '.join(columns)}) and keyword-only thresholds with defaults. "
-            "See mismatch-cli guide clipstats."
+            f"{path}: trust_region must take ({', '.join(columns)}) and keyword-only thresholds "
+            "with defaults. See mismatch-cli guide clipstats."
         )
     if hasattr(module, "SCOPE"):
         _check_scope(path, module)
     defaults = {p.name: p.default for p in keyword_only}
-    if wrong := [name for name, default in defaults.items() if not isinstance(default, float | int | str)]:
-        raise UsageError(f"{path}: the default of {wrong[0]} must be a number or a text. Give it one.")
+    if wrong := [
+        name for name, default in defaults.items() if not isinstance(default, float | int | str)
+    ]:
+        raise UsageError(
+            f"{path}: the default of {wrong[0]} must be a number or a text. Give it one."
+        )
     if getattr(module, "READS_TOP_K", False) and type(defaults.get("k")) is not int:
-        raise UsageError(f"{path} sets READS_TOP_K = True. Add a whole-number threshold k, the number of ranks.")
+        raise UsageError(
+            f"{path} sets READS_TOP_K = True. Add a whole-number threshold k, the number of ranks."
+        )
     if strange := sorted(set(symbols(module)) - set(defaults)):
-        raise UsageError(f"{path}: SYMBOLS names {strange[0]}, which is not a threshold of trust_region. Fix it.")
+        raise UsageError(
+            f"{path}: SYMBOLS names {strange[0]}, which is not a threshold of trust_region. Fix it."
+        )
     if taken := {"r", "p", "q"} & {p.name for p in keyword_only}:
-        raise UsageError(f"{path}: formulas already use the letter {taken.pop()}. Rename that threshold.")
+        raise UsageError(
+            f"{path}: formulas already use the letter {taken.pop()}. Rename that threshold."
+        )
 
 
 def _check_scope(path: Path, module: Any) -> None:
     if module.SCOPE not in ("batch", "group"):
         raise UsageError(f"{path} sets SCOPE = {module.SCOPE!r}. Choose one of: batch, group.")
-    if missing := [name for name in ("collect", "settle") if not callable(getattr(module, name, None))]:
+    if missing := [
+        name for name in ("collect", "settle") if not callable(getattr(module, name, None))
+    ]:
         raise UsageError(
-            f"{path} looks at a whole {module.SCOPE} but defines no {missing[0]}(). See mismatch-cli guide extending."
+            f"{path} looks at a whole {module.SCOPE} but defines no {missing[0]}(). See "
+            "mismatch-cli guide extending."
         )

@@ -1,7 +1,9 @@
-"""KPop: a limit on the binary KL in both directions, whatever the advantage (Ling and Ring 2.6; AReaL, prime-rl, verl).
+"""KPop: a limit on the binary KL in both directions, whatever the advantage (Ling and Ring 2.6;
+AReaL, prime-rl, verl).
 
-The report does not give φ; prime-rl has 0.1, AReaL's example 2.0; the authors' blog found 0.75 best for math. They
-first clamp probabilities to 1e-6 or 1e-8 from 0 and 1; here no bound is needed, and equal policies have KL 0.
+The report does not give φ; prime-rl has 0.1, AReaL's example 2.0; the authors' blog found 0.75 best
+for math. They first clamp probabilities to 1e-6 or 1e-8 from 0 and 1; here no bound is needed, and
+equal policies have KL 0.
 """
 
 from mismatch_cli.arrays import Array, namespace
@@ -11,11 +13,17 @@ from mismatch_cli.trust_regions._rules import not_negative, signed
 
 FORMULA = "binary KL({q}‖{p}) > {max_kl} or binary KL({p}‖{q}) > {max_kl}"
 SYMBOLS = {"max_kl": "φ"}
-NOT_ONE_SIDED = "It ignores the advantage: a token far from q is dropped even if the update would bring it back."
+NOT_ONE_SIDED = (
+    "It ignores the advantage: a token far from q is dropped even if the update would bring it "
+    "back."
+)
 
 
 def trust_region(compared: Compared, advantage_T: Array, *, max_kl: float = 0.1) -> Decision:
-    """Block where the larger of the two KLs exceeds max_kl, nats. The statistic is this maximum, signed as p − q."""
+    """Block where the larger of the two KLs exceeds max_kl, nats.
+
+    The statistic is this maximum, signed as p − q.
+    """
     not_negative(φ=max_kl)
     larger_T = namespace(advantage_T).maximum(compared.binary_kl_T, compared.reverse_binary_kl_T)
     return Decision(larger_T <= max_kl, signed(larger_T, compared.log_ratio_T))

@@ -8,13 +8,14 @@ from mismatch_cli.trust_regions import Decision
 FORMULA = "A < 0 and {r} > {max_ratio}"
 SYMBOLS = {"max_ratio": "c"}
 NOT_ONE_SIDED = (
-    "It blocks negative samples whose p is far above q, although the update would bring p back, because the weight p/q "
-    "makes that update very large."
+    "It blocks negative samples whose p is far above q, although the update would bring p back, "
+    "because the weight p/q makes that update very large."
 )
 
 
 def trust_region(compared: Compared, advantage_T: Array, *, max_ratio: float = 3.0) -> Decision:
-    """Block A < 0 with p/q > max_ratio, where the dual clip's max(·, c·A) has no gradient. The statistic is p/q − 1.
+    """Block A < 0 with p/q > max_ratio, where the dual clip's max(·, c·A) has no gradient. The
+    statistic is p/q − 1.
 
     This is only the outer clip: combined with `ratio-clip` it is the published objective.
     """

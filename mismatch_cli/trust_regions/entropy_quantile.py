@@ -1,7 +1,9 @@
-"""Top-entropy tokens: only the batch's tokens with the highest entropy learn (arXiv 2506.01939; TRL, ms-swift).
+"""Top-entropy tokens: only the batch's tokens with the highest entropy learn (arXiv 2506.01939;
+TRL, ms-swift).
 
-The paper ranks the tokens of the batch; its code and ms-swift rank those of a micro-batch, TRL those of all ranks'
-micro-batches. The authors' code divides by the kept tokens; TRL, ms-swift and this divide by all.
+The paper ranks the tokens of the batch; its code and ms-swift rank those of a micro-batch, TRL
+those of all ranks' micro-batches. The authors' code divides by the kept tokens; TRL, ms-swift and
+this divide by all.
 """
 
 from collections.abc import Sequence
@@ -31,6 +33,8 @@ def settle(rows_UM: np.ndarray, *, share: float = 0.2) -> Sequence[float]:
     return [np.quantile(rows_UM[:, 0], 1 - share) if len(rows_UM) else -np.inf]
 
 
-def trust_region(compared: Compared, advantage_T: Array, settled_TF: Array, *, share: float = 0.2) -> Decision:
+def trust_region(
+    compared: Compared, advantage_T: Array, settled_TF: Array, *, share: float = 0.2
+) -> Decision:
     """Block tokens whose entropy is below that quantile. The statistic is the entropy, nats."""
     return Decision(compared.entropy_T >= settled_TF[:, 0], compared.entropy_T)

@@ -1,8 +1,10 @@
-"""Trust region masking: drops tokens or responses with a large KL estimate (TRM, arXiv 2512.23075; verl `rollout_rs`).
+"""Trust region masking: drops tokens or responses with a large KL estimate (TRM, arXiv 2512.23075;
+verl `rollout_rs`).
 
-The estimates of KL(q‖p) from one token sampled from q are k2 = d²/2 and k3 = e^d − 1 − d with d = log p − log q, which
-verl first clamps to ±20. Its options are `{token, seq_sum, seq_mean, seq_max}_{k2, k3}`; TRM-Max is the maximum,
-TRM-Avg the mean. Its `_k1` bands are `icepop`, `sequence-product` and `sequence-mean` here.
+The estimates of KL(q‖p) from one token sampled from q are k2 = d²/2 and k3 = e^d − 1 − d with d =
+log p − log q, which verl first clamps to ±20. Its options are `{token, seq_sum, seq_mean,
+seq_max}_{k2, k3}`; TRM-Max is the maximum, TRM-Avg the mean. Its `_k1` bands are `icepop`,
+`sequence-product` and `sequence-mean` here.
 """
 
 from mismatch_cli import divergences
@@ -14,14 +16,23 @@ from mismatch_cli.trust_regions._rules import not_negative
 
 FORMULA = "{estimator} of KL({q}‖{p}), the {over} over the response, > {max_kl}"
 SYMBOLS = {"max_kl": "δ"}
-NOT_ONE_SIDED = "A KL estimate has no sign; a response is dropped whatever the advantage of its tokens."
+NOT_ONE_SIDED = (
+    "A KL estimate has no sign; a response is dropped whatever the advantage of its tokens."
+)
 _MOST = 20.0  # nats, as in verl
 
 
 def trust_region(
-    compared: Compared, advantage_T: Array, *, max_kl: float = 0.01, estimator: str = "k3", over: str = "mean"
+    compared: Compared,
+    advantage_T: Array,
+    *,
+    max_kl: float = 0.01,
+    estimator: str = "k3",
+    over: str = "mean",
 ) -> Decision:
-    """Block where k2 or k3, of a token or as mean, max or sum over the response, exceeds max_kl, in nats."""
+    """Block where k2 or k3, of a token or as mean, max or sum over the response, exceeds max_kl,
+    in nats.
+    """
     not_negative(δ=max_kl)
     if estimator not in ("k2", "k3"):
         raise UsageError(f"estimator={estimator} is unknown. Choose one of: k2, k3.")

@@ -10,7 +10,12 @@ SYMBOLS = {"log_low": "ε_low", "log_high": "ε_high"}
 NOT_ONE_SIDED = ""
 
 
-def trust_region(compared: Compared, advantage_T: Array, *, log_low: float = 0.4, log_high: float = 0.4) -> Decision:
-    """Block A > 0 with d = log p − log q above log_high, and A < 0 with d below −log_low. The statistic is d, nats."""
+def trust_region(
+    compared: Compared, advantage_T: Array, *, log_low: float = 0.4, log_high: float = 0.4
+) -> Decision:
+    """Block A > 0 with d = log p − log q above log_high, and A < 0 with d below −log_low.
+
+    The statistic is d, nats.
+    """
     not_negative(ε_low=log_low, ε_high=log_high)
     return one_sided(compared.log_ratio_T, advantage_T, low=log_low, high=log_high)

@@ -1,4 +1,5 @@
-"""The minimal mask: blocks only bad updates, negative samples of tokens that already lost much probability.
+"""The minimal mask: blocks only bad updates, negative samples of tokens that already lost much
+probability.
 
 Source: DPPO, arXiv 2602.04879, figure 5.
 """

@@ -1,4 +1,6 @@
-"""Symmetric probability difference (prime-rl's IPO loss): drops tokens that moved far, whatever their advantage."""
+"""Symmetric probability difference (prime-rl's IPO loss): drops tokens that moved far, whatever
+their advantage.
+"""
 
 from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
@@ -7,7 +9,10 @@ from mismatch_cli.trust_regions._rules import shares
 
 FORMULA = "|{p} − {q}| > {max_tv}"
 SYMBOLS = {"max_tv": "δ"}
-NOT_ONE_SIDED = "It ignores the advantage: a token far from q is dropped even if the update would bring it back."
+NOT_ONE_SIDED = (
+    "It ignores the advantage: a token far from q is dropped even if the update would bring it "
+    "back."
+)
 
 
 def trust_region(compared: Compared, advantage_T: Array, *, max_tv: float = 0.1) -> Decision:

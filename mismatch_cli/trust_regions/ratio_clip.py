@@ -1,4 +1,6 @@
-"""Ratio clipping (PPO, arXiv 1707.06347 eq. 7), with Clip-Higher's wider upper side (DAPO, arXiv 2503.14476)."""
+"""Ratio clipping (PPO, arXiv 1707.06347 eq. 7), with Clip-Higher's wider upper side (DAPO, arXiv
+2503.14476).
+"""
 
 from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
@@ -13,7 +15,8 @@ NOT_ONE_SIDED = ""
 def trust_region(
     compared: Compared, advantage_T: Array, *, ratio_low: float = 0.2, ratio_high: float = 0.28
 ) -> Decision:
-    """Block A > 0 with p/q > 1 + ratio_high, and A < 0 with p/q < 1 − ratio_low, where PPO's min/clip has no gradient.
+    """Block A > 0 with p/q > 1 + ratio_high, and A < 0 with p/q < 1 − ratio_low, where PPO's
+    min/clip has no gradient.
 
     The statistic is p/q − 1, dimensionless.
     """

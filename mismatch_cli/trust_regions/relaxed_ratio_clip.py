@@ -1,4 +1,6 @@
-"""Ratio clipping that exempts improbable tokens: the α relaxation (DPPO, arXiv 2602.04879, figures 6 and 7)."""
+"""Ratio clipping that exempts improbable tokens: the α relaxation (DPPO, arXiv 2602.04879,
+figures 6 and 7).
+"""
 
 from math import log
 
@@ -9,7 +11,8 @@ from mismatch_cli.trust_regions import Decision, ratio_clip
 from mismatch_cli.trust_regions._rules import shares
 
 FORMULA = (
-    "as ratio-clip ({r} > 1 + {ratio_high}, {r} < 1 − {ratio_low}), except where {q} < {alpha}; side relaxed: {relax}"
+    "as ratio-clip ({r} > 1 + {ratio_high}, {r} < 1 − {ratio_low}), except where {q} < {alpha}; "
+    "side relaxed: {relax}"
 )
 SYMBOLS = {"ratio_low": "ε_low", "ratio_high": "ε_high", "alpha": "α"}
 NOT_ONE_SIDED = ""
@@ -25,14 +28,18 @@ def trust_region(
     alpha: float = 0.1,
     relax: str = "both",
 ) -> Decision:
-    """Ratio clipping that keeps tokens with q < alpha: those with A > 0 (relax=high), A < 0 (low), or both.
+    """Ratio clipping that keeps tokens with q < alpha: those with A > 0 (relax=high), A < 0 (low),
+    or both.
 
-    The statistic is p/q − 1, dimensionless; alpha is a probability, and alpha = 0 is plain ratio clipping.
+    The statistic is p/q − 1, dimensionless; alpha is a probability, and alpha = 0 is plain ratio
+    clipping.
     """
     shares(α=alpha)
     if relax not in _SIDES:
         raise UsageError(f"relax={relax} is unknown. Choose one of: {', '.join(_SIDES)}.")
-    clipped = ratio_clip.trust_region(compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high)
+    clipped = ratio_clip.trust_region(
+        compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high
+    )
     if alpha == 0:
         return clipped
     relaxed_T = compared.logp_anchor_T < log(alpha)

@@ -1,7 +1,9 @@
-"""M2PO: drops the tokens with the largest (log p − log q)² until the mean of the rest is small (arXiv 2510.01161).
+"""M2PO: drops the tokens with the largest (log p − log q)² until the mean of the rest is small
+(arXiv 2510.01161).
 
-The mean is over the batch. The paper counts and drops only tokens that PPO's clip can affect: those that the update
-moves further away. AReaL counts all tokens, on the engine gap, in each micro-batch, which a trace does not record.
+The mean is over the batch. The paper counts and drops only tokens that PPO's clip can affect: those
+that the update moves further away. AReaL counts all tokens, on the engine gap, in each micro-batch,
+which a trace does not record.
 """
 
 from collections.abc import Sequence
@@ -14,21 +16,31 @@ from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative, outward
 
-FORMULA = "(log {p} − log {q})² above the cut that leaves a mean of {max_moment} in the batch, over {counted} tokens"
+FORMULA = (
+    "(log {p} − log {q})² above the cut that leaves a mean of {max_moment} in the batch, over "
+    "{counted} tokens"
+)
 SYMBOLS = {"max_moment": "τ"}
 NOT_ONE_SIDED = "With all tokens it ignores the advantage; with outward ones it is one-sided."
 SCOPE = "batch"
 
 
-def collect(compared: Compared, advantage_T: Array, *, max_moment: float = 0.04, counted: str = "outward") -> Array:
+def collect(
+    compared: Compared, advantage_T: Array, *, max_moment: float = 0.04, counted: str = "outward"
+) -> Array:
     """(log p − log q)² of each counted token, NaN for the others."""
     xp = namespace(advantage_T)
     squared_T = compared.log_ratio_T**2
-    return xp.where(_counts(compared, advantage_T, counted), squared_T, xp.full_like(squared_T, float("nan")))[:, None]
+    return xp.where(
+        _counts(compared, advantage_T, counted), squared_T, xp.full_like(squared_T, float("nan"))
+    )[:, None]
 
 
-def settle(rows_UM: np.ndarray, *, max_moment: float = 0.04, counted: str = "outward") -> Sequence[float]:
-    """The largest value that remains when the largest are dropped until the mean of the rest is below τ.
+def settle(
+    rows_UM: np.ndarray, *, max_moment: float = 0.04, counted: str = "outward"
+) -> Sequence[float]:
+    """The largest value that remains when the largest are dropped until the mean of the rest is
+    below τ.
 
     If the mean never falls below τ, only the smallest remains.
     """
@@ -41,9 +53,17 @@ def settle(rows_UM: np.ndarray, *, max_moment: float = 0.04, counted: str = "out
 
 
 def trust_region(
-    compared: Compared, advantage_T: Array, settled_TF: Array, *, max_moment: float = 0.04, counted: str = "outward"
+    compared: Compared,
+    advantage_T: Array,
+    settled_TF: Array,
+    *,
+    max_moment: float = 0.04,
+    counted: str = "outward",
 ) -> Decision:
-    """Block counted tokens whose (log p − log q)² is above the settled value. The statistic is this square, nats²."""
+    """Block counted tokens whose (log p − log q)² is above the settled value.
+
+    The statistic is this square, nats².
+    """
     not_negative(τ=max_moment)
     squared_T = compared.log_ratio_T**2
     beyond_T = _counts(compared, advantage_T, counted) & (squared_T > settled_TF[:, 0])

@@ -1,11 +1,15 @@
-"""DPPO-TopK-KL: a limit on KL over {top-K of μ} ∪ {sampled token} ∪ {others} (arXiv 2602.04879 eq. 12 and 16)."""
+"""DPPO-TopK-KL: a limit on KL over {top-K of μ} ∪ {sampled token} ∪ {others} (arXiv 2602.04879
+eq. 12 and 16).
+"""
 
 from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import not_negative, one_sided, ranks, sides, signed
 
-FORMULA = "top-{k} KL({q}‖{p}) > {kl_high} and A > 0 and {p} > {q}, or > {kl_low} and A < 0 and {p} < {q}"
+FORMULA = (
+    "top-{k} KL({q}‖{p}) > {kl_high} and A > 0 and {p} > {q}, or > {kl_low} and A < 0 and {p} < {q}"
+)
 SYMBOLS = {"kl_low": "δ_low", "kl_high": "δ_high"}
 BOTH_SIDES = "max_kl"
 NOT_ONE_SIDED = ""
@@ -23,8 +27,8 @@ def trust_region(
 ) -> Decision:
     """Block A > 0 with p > q and KL > kl_high, and A < 0 with p < q and KL > kl_low.
 
-    The statistic is KL (nats), signed as p − q. With `replace_last`, a sampled token outside the top-K replaces the
-    K-th, as in the published code.
+    The statistic is KL (nats), signed as p − q. With `replace_last`, a sampled token outside the
+    top-K replaces the K-th, as in the published code.
     """
     not_negative(**sides("δ", kl_low, kl_high))
     ranks(k=k)

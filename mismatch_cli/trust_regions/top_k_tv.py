@@ -1,11 +1,16 @@
-"""DPPO-TopK-TV: a limit on the TV over {top-K of μ} ∪ {sampled token} ∪ {others} (arXiv 2602.04879 eq. 12 and 15)."""
+"""DPPO-TopK-TV: a limit on the TV over {top-K of μ} ∪ {sampled token} ∪ {others} (arXiv
+2602.04879 eq. 12 and 15).
+"""
 
 from mismatch_cli.arrays import Array
 from mismatch_cli.policies import Compared
 from mismatch_cli.trust_regions import Decision
 from mismatch_cli.trust_regions._rules import one_sided, ranks, shares, sides, signed
 
-FORMULA = "top-{k} TV({q}, {p}) > {tv_high} and A > 0 and {p} > {q}, or > {tv_low} and A < 0 and {p} < {q}"
+FORMULA = (
+    "top-{k} TV({q}, {p}) > {tv_high} and A > 0 and {p} > {q}, or > {tv_low} and A < 0 and {p} < "
+    "{q}"
+)
 SYMBOLS = {"tv_low": "δ_low", "tv_high": "δ_high"}
 BOTH_SIDES = "max_tv"
 NOT_ONE_SIDED = ""
@@ -23,8 +28,8 @@ def trust_region(
 ) -> Decision:
     """Block A > 0 with p > q and TV > tv_high, and A < 0 with p < q and TV > tv_low.
 
-    The statistic is TV with the sign of p − q. With `replace_last`, a sampled token outside the top-K replaces the
-    K-th, as in the published code.
+    The statistic is TV with the sign of p − q. With `replace_last`, a sampled token outside the
+    top-K replaces the K-th, as in the published code.
     """
     shares(**sides("δ", tv_low, tv_high))
     ranks(k=k)

@@ -19,10 +19,15 @@ def trust_region(
 ) -> Decision:
     """Block every token of a response that has one with p/q < band_low or p/q > band_high.
 
-    The statistic is log p − log q, nats, of its lowest token if that is below the band, else of its highest.
+    The statistic is log p − log q, nats, of its lowest token if that is below the band, else of its
+    highest.
     """
     band_around_1(band_low=band_low, band_high=band_high)
     responses, d_T = compared.responses, compared.log_ratio_T
-    lowest_T, highest_T = (responses.per_token(x) for x in (responses.smallest(d_T), responses.largest(d_T)))
+    lowest_T, highest_T = (
+        responses.per_token(x) for x in (responses.smallest(d_T), responses.largest(d_T))
+    )
     low_T = lowest_T < (log(band_low) if band_low else -inf)
-    return Decision(~low_T & (highest_T <= log(band_high)), namespace(d_T).where(low_T, lowest_T, highest_T))
+    return Decision(
+        ~low_T & (highest_T <= log(band_high)), namespace(d_T).where(low_T, lowest_T, highest_T)
+    )

@@ -1,1 +1,3 @@
-"""Is this normal? Compares a summary with the trainer's own noise first, then with what others published."""
+"""Is this normal? Compares a summary with the trainer's own noise first, then with what others
+published.
+"""

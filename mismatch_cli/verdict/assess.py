@@ -1,6 +1,7 @@
 """A summary compared with the trainer's own noise, published limits, and what others measured.
 
-The limits disagree by an order of magnitude, so they are never merged into one: each keeps its source.
+The limits disagree by an order of magnitude, so they are never merged into one: each keeps its
+source.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ _NORMAL_P95 = 1.959964  # of |x| for a standard normal distribution
 _TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
 _FEWEST_TOKENS = 200  # ten of them beyond p95
 _NEAREST = 5
-_ROUNDED = 1 + 1e-6  # float32 log-probabilities 0.1 apart are at most 0.1 × this apart after rounding
-WHERE_FEW_DECIDE = 3.5  # factor either way: fewer than five groups of prompts decide, and t(4) / √5 is log 3.5
+# float32 log-probabilities 0.1 apart are at most 0.1 × this apart after rounding
+_ROUNDED = 1 + 1e-6
+# Factor either way: fewer than five groups of prompts decide, and t(4) / √5 is log 3.5
+WHERE_FEW_DECIDE = 3.5
 
 
 def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The `verdict` of a summary, as plain values (docs/json/verdict.md); rows without their metric are left out."""
+    """The `verdict` of a summary, as plain values (docs/json/verdict.md); rows without their
+    metric are left out.
+    """
     pairs, about = summary["pairs"], summary["about"]
     main = next(iter(pairs.values()))
     kind = {"family": family(about), "precision": precision(about)}
@@ -41,7 +46,9 @@ def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status(bars: Sequence[Mapping[str, Any]]) -> str:
-    """A number among all limits: `above` all, `mixed` (above some), else the least certain; empty without limits."""
+    """A number among all limits: `above` all, `mixed` (above some), else the least certain;
+    empty without limits.
+    """
     found = {row["standing"] for row in bars}
     if ABOVE in found:
         return ABOVE if found == {ABOVE} else MIXED
@@ -66,23 +73,33 @@ class _Number:
         value, low, high = (found.get(part) for part in ("value", "low", "high"))
         if absolute:
             if low is not None and high is not None:
-                low, high = (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+                low, high = (
+                    (0.0 if low <= 0 <= high else min(abs(low), abs(high))),
+                    max(abs(low), abs(high)),
+                )
             value = abs(value)
         agreement = 0.0 if absolute else METRICS[key].agreement or 0.0
         return cls(value, low, high, found.get("note") in (FEW_DECIDE, FEW_PROMPTS), agreement)
 
     @property
     def range(self) -> tuple[float, float]:
-        """Where the value may be; if few prompts decide it, its distance from agreement may be a few times off."""
+        """Where the value may be; if few prompts decide it, its distance from agreement may be a
+        few times off.
+        """
         if self.few_decide:
             distance = self.value - self.agreement
             low, high = sorted((distance / WHERE_FEW_DECIDE, distance * WHERE_FEW_DECIDE))
             return self.agreement + low, self.agreement + high
-        return self.value if self.low is None else self.low, self.value if self.high is None else self.high
+        return (
+            self.value if self.low is None else self.low,
+            self.value if self.high is None else self.high,
+        )
 
 
 def _compared(bar: Bar, pairs: Mapping[str, Any], model_family: str) -> dict[str, Any] | None:
-    """A limit and the number it applies to; None if it is for other models, or if the number is missing."""
+    """A limit and the number it applies to; None if it is for other models, or if the number is
+    missing.
+    """
     if bar.family and bar.family != model_family:
         return None
     pair = pairs[bar.pair] if bar.pair in pairs else next(iter(pairs.values()))
@@ -111,14 +128,25 @@ def position(low: float, high: float, healthy: float, broken: float) -> str:
     return BETWEEN if low > healthy and high <= broken * _ROUNDED else UNDECIDED
 
 
-def _above_floor(metrics: Mapping[str, Any], floor: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The gap in multiples of the trainer's own noise, with a worst-case interval from those of both."""
+def _above_floor(
+    metrics: Mapping[str, Any], floor: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """The gap in multiples of the trainer's own noise, with a worst-case interval from those of
+    both.
+    """
     gap = _Number.of(metrics, LEADING)
     noise = _Number.of(floor["metrics"], LEADING) if floor else None
     if gap is None or noise is None:
         return None
     times = METRICS[LEADING].times_floor(gap.value, noise.value)
-    row = {"metric": LEADING, "value": gap.value, "floor": noise.value, "times": times, "low": None, "high": None}
+    row = {
+        "metric": LEADING,
+        "value": gap.value,
+        "floor": noise.value,
+        "times": times,
+        "low": None,
+        "high": None,
+    }
     if times == BELOW_RESOLUTION or None in (gap.low, gap.high, noise.low, noise.high):
         return row
     (low, high), (floor_low, floor_high) = gap.range, noise.range
@@ -128,7 +156,8 @@ def _above_floor(metrics: Mapping[str, Any], floor: Mapping[str, Any] | None) ->
 
 
 def _tail(pair: Mapping[str, Any]) -> dict[str, Any] | None:
-    """k3 compared with what a normal distribution with the same p95 of |d| gives; None if the bulk explains it.
+    """k3 compared with what a normal distribution with the same p95 of |d| gives; None if the bulk
+    explains it.
 
     The median would not do: half of a model's tokens are certain and have no gap at any precision.
     """
@@ -139,22 +168,33 @@ def _tail(pair: Mapping[str, Any]) -> dict[str, Any] | None:
     bulk = spread**2 / 2
     if kl.value <= _TAIL * bulk:
         return None
-    return {"k3": kl.value, "robust_spread": spread, "bulk": bulk, "times": kl.value / bulk if bulk > 0 else None}
+    return {
+        "k3": kl.value,
+        "robust_spread": spread,
+        "bulk": bulk,
+        "times": kl.value / bulk if bulk > 0 else None,
+    }
 
 
 def _nearest(metrics: Mapping[str, Any], kind: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The measured rows of this family for metrics of this summary: same precision first, then the nearest."""
+    """The measured rows of this family for metrics of this summary: same precision first, then
+    the nearest.
+    """
     found = []
     for row in reference().measured:
         number = _Number.of(metrics, row.metric)
         if number and (not kind["family"] or row.family in ("", kind["family"])):
             unlike = not row.precision or row.precision != kind["precision"]
-            found.append((unlike, _distance(row, number.value), vars(row) | {"value": number.value}))
+            found.append(
+                (unlike, _distance(row, number.value), vars(row) | {"value": number.value})
+            )
     return [row for *_, row in sorted(found, key=lambda candidate: candidate[:2])[:_NEAREST]]
 
 
 def _distance(row: Measured, value: float) -> float:
-    """The log of the factor between a value and a range, both measured from the value at agreement."""
+    """The log of the factor between a value and a range, both measured from the value at
+    agreement.
+    """
     ideal = METRICS[row.metric].agreement or 0.0
     distances = sorted(abs(end - ideal) for end in (row.low, row.high))
     distance = abs(value - ideal)
@@ -191,8 +231,14 @@ def _floor_sentence(floor: Mapping[str, Any] | None) -> str:
     if low is None:
         return f"The mean |Δlog p| is {_times(times)} the trainer's own noise (no interval)."
     if low <= 1 <= high:
-        return f"The gap is indistinguishable from the trainer's own noise: {times:.1f} × ({low:.1f} to {high:.1f})."
-    return f"The mean |Δlog p| is {_times(times)} the trainer's own noise ({_short(low)} to {_short(high)})."
+        return (
+            f"The gap is indistinguishable from the trainer's own noise: {times:.1f} × "
+            f"({low:.1f} to {high:.1f})."
+        )
+    return (
+        f"The mean |Δlog p| is {_times(times)} the trainer's own noise ({_short(low)} to "
+        f"{_short(high)})."
+    )
 
 
 def _limit_sentences(bars: Sequence[Mapping[str, Any]], pair: str) -> Iterator[str]:
@@ -206,7 +252,10 @@ def _limit_sentences(bars: Sequence[Mapping[str, Any]], pair: str) -> Iterator[s
         if name in sources:
             yield f"{word}: {'; '.join(sources[name])}."
     if pair == "total":
-        yield "The trainer's weights differ from those that sampled, so every number here includes staleness."
+        yield (
+            "The trainer's weights differ from those that sampled, so every number here includes "
+            "staleness."
+        )
     elif stale := [row["who"] for row in bars if row["pair"] == "total"]:
         yield f"Compared with the current trainer, staleness included: {'; '.join(stale)}."
     if any(row["low"] is None for row in bars):
@@ -216,7 +265,10 @@ def _limit_sentences(bars: Sequence[Mapping[str, Any]], pair: str) -> Iterator[s
 def _tail_sentence(times: float | None) -> str:
     if times is None:
         return "Rare tokens cause all of the KL: 95 % of the tokens agree exactly."
-    return f"Rare tokens dominate the KL: k3 is {_times(times)} what the other 95 % of the tokens would give."
+    return (
+        f"Rare tokens dominate the KL: k3 is {_times(times)} what the other 95 % of the tokens "
+        "would give."
+    )
 
 
 def _times(factor: float) -> str:

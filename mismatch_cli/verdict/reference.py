@@ -53,7 +53,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Usual:
-    """The mean |Δlog p|, in nats, that a precision causes without any bug; `precision` is empty if it is unknown."""
+    """The mean |Δlog p|, in nats, that a precision causes without any bug; `precision` is empty
+    if it is unknown.
+    """
 
     precision: str
     who: str
@@ -98,7 +100,8 @@ def _measured(row: dict[str, Any]) -> Measured:
 
 
 _EXPERTS = re.compile(
-    "moe|mixtral|gptoss|deepseekv[2-9]|qwen3next|llama4|dbrx|minimax|longcat|grok|arctic|kimi|step3", re.IGNORECASE
+    "moe|mixtral|gptoss|deepseekv[2-9]|qwen3next|llama4|dbrx|minimax|longcat|grok|arctic|kimi|step3",
+    re.IGNORECASE,
 )
 _EITHER = re.compile("nemotronh|jamba", re.IGNORECASE)  # architectures with and without experts
 _PRECISIONS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
@@ -120,7 +123,9 @@ def family(about: Mapping[str, Any]) -> Family:
 
 
 def precision(about: Mapping[str, Any]) -> str:
-    """The coarsest precision of weights, KV cache or quantisation on either side; empty if unknown."""
+    """The coarsest precision of weights, KV cache or quantisation on either side; empty if
+    unknown.
+    """
     named = [str(side[key]).lower() for side in _sides(about) for key in _DTYPES if side.get(key)]
     short = [_PRECISIONS.get(name, name) for name in named]
     return next((known for known in _COARSEST_FIRST if any(known in name for name in short)), "")
@@ -131,6 +136,8 @@ def _sides(about: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def usual_gap(about: Mapping[str, Any]) -> Usual:
-    """The usual gap of the coarsest precision on either side; of an unknown precision if the manifest names none."""
+    """The usual gap of the coarsest precision on either side; of an unknown precision if the
+    manifest names none.
+    """
     rows = {row.precision: row for row in reference().usual}
     return rows.get(precision(about)) or rows[""]

@@ -1,1 +1,3 @@
-"""Follows a run from outside while it trains: what is new, step by step, and what is already on record."""
+"""Follows a run from outside while it trains: what is new, step by step, and what is already on
+record.
+"""

@@ -16,7 +16,8 @@ from mismatch_cli.watch.state import Alarm
 
 SECONDS = 60.0  # time limit of a command
 _FOLDER = "alarms"
-# The call that creates the folder is the only one: a kill between a call and its record does not repeat the call.
+# The call that creates the folder is the only one: a kill between a call and its record does not
+# repeat the call.
 _ONCE = 'mkdir "$0" 2>/dev/null || exit 0; eval "$1"'
 
 
@@ -33,7 +34,9 @@ class AlarmCommand:
         self._waiting.append(alarm)
 
     def look(self, called: Callable[[Alarm], None]) -> bool:
-        """Check on the running call, and start the next; return whether there is anything left to do."""
+        """Check on the running call, and start the next; return whether there is anything left
+        to do.
+        """
         if self._at is not None and not self._has_ended():
             return True
         if not self._waiting:
@@ -64,11 +67,17 @@ class AlarmCommand:
             self._folder.mkdir(exist_ok=True)
             process = subprocess.Popen(
                 ["/bin/sh", "-c", _ONCE, str(self._folder.absolute() / alarm.key), self._command],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                env=users_environment() | {name: str(value) for name, value in told.items()}, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=users_environment() | {name: str(value) for name, value in told.items()},
+                start_new_session=True,
+            )
         except OSError as error:
-            self._say(f"--on-alarm could not be called at step {alarm.step} ({error.strerror}). Watching continues.")
+            self._say(
+                f"--on-alarm could not be called at step {alarm.step} ({error.strerror}). "
+                "Watching continues."
+            )
             return
         self._at = process, alarm, time.monotonic()
 
@@ -83,7 +92,11 @@ class AlarmCommand:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if code != 0:
-            how = f"took over {SECONDS:g} seconds and was stopped" if code is None else f"ended with exit code {code}"
+            how = (
+                f"took over {SECONDS:g} seconds and was stopped"
+                if code is None
+                else f"ended with exit code {code}"
+            )
             self._say(f"--on-alarm {how} at step {alarm.step}. Watching continues.")
         self._at = None
         return True

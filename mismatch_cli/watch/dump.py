@@ -1,7 +1,9 @@
-"""A growing dump of another framework: imported as its files arrive, in parts that are never read again.
+"""A growing dump of another framework: imported as its files arrive, in parts that are never read
+again.
 
-A part is a trace in our own folder, made of complete lines that were not read before. A file is read once nobody writes
-to it: a later file exists, or it has not changed since the last look. An incomplete line waits.
+A part is a trace in our own folder, made of complete lines that were not read before. A file is
+read once nobody writes to it: a later file exists, or it has not changed since the last look. An
+incomplete line waits.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ class Seen(NamedTuple):
 
 
 class Parts:
-    """The imported parts of a dump, as the state records them: a row per part, with its bytes of each file."""
+    """The imported parts of a dump, as the state records them: a row per part, with its bytes of
+    each file.
+    """
 
     def __init__(self, rows: list[dict[str, Any]], folder: Path, keep: Callable[[], None]) -> None:
         self.rows, self._folder, self._keep = rows, folder, keep
@@ -57,7 +61,9 @@ class Parts:
         folder = self._folder / name
         with replacing_entries(folder, lambda: [folder / file for file in files_in(folder)]) as new:
             write(new / name)
-        self.rows.append({"name": name, "files": {file: list(span) for file, span in spans.items()}})
+        self.rows.append(
+            {"name": name, "files": {file: list(span) for file, span in spans.items()}}
+        )
         self._keep()
         return folder
 
@@ -76,9 +82,20 @@ class Dump:
     kind, algorithm, is_over = "dump", "", False
 
     def __init__(
-        self, path: Path, format: str | None, parts: Parts, told: Callable[[int], str], say: Callable[[str], None]
+        self,
+        path: Path,
+        format: str | None,
+        parts: Parts,
+        told: Callable[[int], str],
+        say: Callable[[str], None],
     ) -> None:
-        self._path, self._format, self._parts, self._told, self._say = path, format, parts, told, say
+        self._path, self._format, self._parts, self._told, self._say = (
+            path,
+            format,
+            parts,
+            told,
+            say,
+        )
         self._before: dict[str, Seen] = {}
         self._refused: dict[str, int] = {}  # files of another format, with their size when refused
         self._paths: dict[str, Path] = {}
@@ -94,7 +111,9 @@ class Dump:
         return self._steps.newest
 
     def look(self, *, final: bool) -> Iterator[Ready]:
-        """Import what is complete; yield the steps that are apparently complete, or all steps if `final`."""
+        """Import what is complete; yield the steps that are apparently complete, or all steps if
+        `final`.
+        """
         seen = self._seen()
         for name, file in seen.items():
             if self._parts.end_of(name) > file.size or self._was_rewritten(name, file):
@@ -104,7 +123,9 @@ class Dump:
         for together in _gathered(spans, seen):
             self._import(together)
         self._before = seen
-        whole = {step for step in self._open if final or step < (self.newest or 0) or not self.waiting}
+        whole = {
+            step for step in self._open if final or step < (self.newest or 0) or not self.waiting
+        }
         self._open -= whole
         return self._steps.ready(whole, self._told)
 
@@ -133,7 +154,9 @@ class Dump:
     def _readable(self, seen: Mapping[str, Seen], *, final: bool) -> Iterator[tuple[str, Span]]:
         """The unread bytes of each file that nobody writes to."""
         self.waiting = ""
-        last_of: dict[tuple[str, str], str] = {file.source.group: name for name, file in seen.items()}
+        last_of: dict[tuple[str, str], str] = {
+            file.source.group: name for name, file in seen.items()
+        }
         for name, file in seen.items():
             begin = self._parts.end_of(name)
             if file.size == begin or self._refused.get(name) == file.size:
@@ -148,7 +171,9 @@ class Dump:
     def _import(self, spans: Mapping[str, Span]) -> None:
         """Import the spans together, or one by one if one of them cannot be read."""
         try:
-            self._open |= self._steps.add(self._parts.add(spans, lambda part: self._write(spans, part)))
+            self._open |= self._steps.add(
+                self._parts.add(spans, lambda part: self._write(spans, part))
+            )
         except MismatchError as error:
             if len(spans) > 1:
                 for name, span in spans.items():
@@ -161,7 +186,11 @@ class Dump:
 
     def _write(self, spans: Mapping[str, Span], part: Path) -> None:
         part.mkdir(exist_ok=True)
-        what = Import([self._path], self._format, spans={self._paths[name]: span for name, span in spans.items()})
+        what = Import(
+            [self._path],
+            self._format,
+            spans={self._paths[name]: span for name, span in spans.items()},
+        )
         self._format = import_dump(what, part, _Silent())["format"]
 
 
@@ -171,12 +200,20 @@ class _Silent:
     def say(self, _message: str) -> None:
         pass
 
-    def counting(self, _phase: str, _total: int, *, unit: str) -> AbstractContextManager[Callable[[int], None]]:  # noqa: ARG002
+    def counting(
+        self,
+        _phase: str,
+        _total: int,
+        *,
+        unit: str,  # noqa: ARG002
+    ) -> AbstractContextManager[Callable[[int], None]]:
         return nullcontext(lambda _: None)
 
 
 def _gathered(spans: Mapping[str, Span], seen: Mapping[str, Seen]) -> Iterator[dict[str, Span]]:
-    """Spans grouped for reading: lines by the gigabyte, other files one at a time, since they may be rewritten."""
+    """Spans grouped for reading: lines by the gigabyte, other files one at a time, since they
+    may be rewritten.
+    """
     together: dict[str, Span] = {}
     for name, span in spans.items():
         if seen[name].source.kind != "jsonl":
@@ -199,7 +236,9 @@ def _is_marked(source: Source, seen: Mapping[str, Seen]) -> bool:
 
 
 def _end_of_lines(file: Seen, begin: int) -> int:
-    """Where the last complete line ends; a line without a line break is complete if it is a JSON object."""
+    """Where the last complete line ends; a line without a line break is complete if it is a JSON
+    object.
+    """
     with file.source.path.open("rb") as content:
         end, tail = file.size, b""
         while end > begin and b"\n" not in tail:

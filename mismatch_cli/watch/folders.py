@@ -1,4 +1,6 @@
-"""The folder that `watch` looks at, and the one for its state: both are checked before anything reads a trace."""
+"""The folder that `watch` looks at, and the one for its state: both are checked before anything
+reads a trace.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _LOCKS = ".*lock"  # of a process that has started to write a run or a trace the
 
 
 def kind_of(run: Path) -> str:
-    """What there is to watch: `train`, `trace` or `dump`; empty if nothing exists yet, or if it has just started."""
+    """What there is to watch: `train`, `trace` or `dump`; empty if nothing exists yet, or if it
+    has just started.
+    """
     if (run / "metrics.jsonl").is_file() or _is_ours(run / "config.toml"):
         return "train"
     if any((folder / "manifest.json").is_file() for folder in (run, run / "trace")):
@@ -28,7 +32,11 @@ def kind_of(run: Path) -> str:
     if any(run.glob(_LOCKS)):
         return ""
     files = [run] if run.is_file() else run.rglob("[!.]*")
-    return "dump" if any(file.suffix.lower() in (*KINDS, *PICKLES) and file.is_file() for file in files) else ""
+    return (
+        "dump"
+        if any(file.suffix.lower() in (*KINDS, *PICKLES) and file.is_file() for file in files)
+        else ""
+    )
 
 
 def _is_ours(config: Path) -> bool:
@@ -38,23 +46,34 @@ def _is_ours(config: Path) -> bool:
 def check_there(run: Path) -> None:
     """A `MismatchError` if the run does not exist and cannot appear."""
     if not kind_of(run) and not run.absolute().parent.is_dir():
-        raise MismatchError(f"{run} does not exist, nor does the folder around it. Check the path of the run to watch.")
+        raise MismatchError(
+            f"{run} does not exist, nor does the folder around it. Check the path of the run to "
+            "watch."
+        )
 
 
 def watch_folder(folder: Path, run: Path) -> AbstractContextManager[None]:
-    """Lock the folder for the state: a new one, or that of the same run; a `MismatchError` for any other."""
+    """Lock the folder for the state: a new one, or that of the same run; a `MismatchError` for
+    any other.
+    """
     return claimed(folder, lambda: check_watch_folder(folder, run))
 
 
 def check_watch_folder(folder: Path, run: Path) -> None:
     """A `MismatchError` if the folder holds the state of another run, or something else."""
     check_apart(folder, run)
-    others = [path for path in folder.glob("*") if path.name != LOCK and not UNFINISHED.fullmatch(path.name)]
+    others = [
+        path
+        for path in folder.glob("*")
+        if path.name != LOCK and not UNFINISHED.fullmatch(path.name)
+    ]
     if not others:
         return
     watched = state_in(folder).get("run")
     if watched is None:
-        raise MismatchError(f"{folder} already exists, but not from `watch`. Choose another --output.")
+        raise MismatchError(
+            f"{folder} already exists, but not from `watch`. Choose another --output."
+        )
     if watched != str(run.absolute()):
         raise MismatchError(f"{folder} belongs to a watch of {watched}. Choose another --output.")
 

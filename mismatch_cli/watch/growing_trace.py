@@ -17,15 +17,19 @@ from mismatch_cli.watch.training_run import Ready, changed
 
 
 class StepsOfShards:
-    """The shards of some traces by the steps that they may contain; each shard's footer is read once."""
+    """The shards of some traces by the steps that they may contain; each shard's footer is read
+    once.
+    """
 
     def __init__(self) -> None:
-        # The folders of the traces by name, and FOLDER/SHARD of those with the step: a path takes ten times the memory.
+        # The folders of the traces by name, and FOLDER/SHARD of those with the step: a path takes
+        # ten times the memory.
         self._folders: dict[str, Path] = {}
         self._of_step: dict[int, tuple[str, ...]] = {}
         self._known: set[str] = set()
         self._highest: dict[str, int] = {}  # by rank
-        self.unreadable: dict[Path, str] = {}  # shards that may still be copied here: retried at each look
+        # Shards that may still be copied here: retried at each look
+        self.unreadable: dict[Path, str] = {}
 
     @property
     def newest(self) -> int | None:
@@ -58,7 +62,9 @@ class StepsOfShards:
         return self._highest.get(rank, 0) - 1
 
     def ready(self, steps: set[int], told: Callable[[int], str]) -> Iterator[Ready]:
-        """These steps in order, each with only its own rows, except those already `told` with the same shards."""
+        """These steps in order, each with only its own rows, except those already `told` with
+        the same shards.
+        """
         for step in sorted(steps):
             names = self._of_step[step]
             shards = sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
@@ -75,19 +81,28 @@ class StepsOfShards:
 
 
 def _steps_in(shard: Path) -> set[int]:
-    """The steps that a shard may contain; exactly those if its statistics allow more steps than it has rows."""
+    """The steps that a shard may contain; exactly those if its statistics allow more steps than
+    it has rows.
+    """
     footer, steps = footer_of(shard), set[int]()
     for group, (ranges, rows) in enumerate(zip(footer.ranges, footer.rows, strict=True)):
         low, high = ranges.get("step", (0, -1))
         if high - low < rows:
             steps.update(range(low, high + 1))
         else:
-            steps.update(read_group(open_shard(shard), group, ["step"], shard).column("step").unique().to_pylist())
+            steps.update(
+                read_group(open_shard(shard), group, ["step"], shard)
+                .column("step")
+                .unique()
+                .to_pylist()
+            )
     return steps
 
 
 class GrowingTrace:
-    """A `Recorder`'s folder, or any other trace: a step is complete once every rank has started a later one."""
+    """A `Recorder`'s folder, or any other trace: a step is complete once every rank has started
+    a later one.
+    """
 
     kind = "trace"
 
@@ -109,19 +124,28 @@ class GrowingTrace:
 
     @property
     def is_over(self) -> bool:
-        """Whether every rank has closed its recording; for another trace, whether all of its shards exist."""
+        """Whether every rank has closed its recording; for another trace, whether all of its
+        shards exist.
+        """
         return self._limit == inf and not self._steps.unreadable
 
     @property
     def changed(self) -> float:
         """When its newest shard was written, in seconds since 1970."""
-        return max(map(changed, (*shards_in(self._folder), self._folder / "manifest.json")), default=0.0)
+        return max(
+            map(changed, (*shards_in(self._folder), self._folder / "manifest.json")), default=0.0
+        )
 
     def look(self, *, final: bool) -> Iterator[Ready]:
         """The steps completed since the last look; all existing ones if `final`."""
-        manifest, notes = manifest_of(self._folder), self._notes()  # before the shards: closed ranks have written all
+        # Before the shards: closed ranks have written all
+        manifest, notes = manifest_of(self._folder), self._notes()
         self._open |= self._steps.add(self._folder)
-        self._limit = self._of_ranks(notes) if manifest.get("command") == RECORD else self._of_shards(manifest)
+        self._limit = (
+            self._of_ranks(notes)
+            if manifest.get("command") == RECORD
+            else self._of_shards(manifest)
+        )
         whole = {step for step in self._open if final or step <= self._limit}
         self._open -= whole
         return self._steps.ready(whole, self._told)
@@ -131,7 +155,9 @@ class GrowingTrace:
 
     def _of_ranks(self, notes: list[dict[str, Any]]) -> float:
         """The last complete step; infinite once all ranks have closed."""
-        passed = (inf if note["closed"] else self._steps.passed(f"{note['rank']:05d}") for note in notes)
+        passed = (
+            inf if note["closed"] else self._steps.passed(f"{note['rank']:05d}") for note in notes
+        )
         return min(passed, default=-inf)
 
     def _of_shards(self, manifest: Mapping[str, Any]) -> float:

@@ -1,4 +1,6 @@
-"""What a screen draws over the steps of a watched run; all other numbers of a step stay in metrics.jsonl."""
+"""What a screen draws over the steps of a watched run; all other numbers of a step stay in
+metrics.jsonl.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _OF_STEP = ("blocked", "reward", "responses")
 
 
 class History:
-    """A few numbers of each step, 72 bytes a step: a run of a hundred thousand steps is watched in the same memory."""
+    """A few numbers of each step, 72 bytes a step: a run of a hundred thousand steps is watched
+    in the same memory.
+    """
 
     def __init__(self) -> None:
         self._steps = array("q")
@@ -26,7 +30,10 @@ class History:
     def add(self, step: int, record: Mapping[str, Any]) -> None:
         """Take in a step, or what a known one has become."""
         self.at_equal_weights |= bool(record.get("mismatch"))
-        numbers = {**{name: record.get(name) for name in _OF_STEP}, **{name: gap(record).get(name) for name in _OF_GAP}}
+        numbers = {
+            **{name: record.get(name) for name in _OF_STEP},
+            **{name: gap(record).get(name) for name in _OF_GAP},
+        }
         at = bisect_left(self._steps, step)
         end = at + (at < len(self._steps) and self._steps[at] == step)
         self._steps[at:end] = array("q", [step])

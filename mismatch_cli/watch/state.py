@@ -1,7 +1,7 @@
 """The state of a `watch`, in a folder of its own: reported steps, alarms, and parts of a dump.
 
-Killed at any moment, it continues where it was: `watch.json` is replaced atomically, and a step is reported only once
-its alarms and its line are on disk.
+Killed at any moment, it continues where it was: `watch.json` is replaced atomically, and a step is
+reported only once its alarms and its line are on disk.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Alarm:
     def text(self) -> str:
         """`k3 (mismatch) at step 12: 0.02 is above 0.015 (limits.toml)`."""
         check = self.check
-        return f"{check['metric']} ({check['pair']}) at step {self.step}: {check['reason']} ({check['limits']})"
+        return (
+            f"{check['metric']} ({check['pair']}) at step {self.step}: {check['reason']} "
+            f"({check['limits']})"
+        )
 
 
 def hash_of(named: Sequence[str]) -> int:
@@ -57,28 +60,40 @@ def hash_of(named: Sequence[str]) -> int:
 
 
 class State:
-    """The state; `asked` is what is measured of every step: steps measured differently are measured again."""
+    """The state; `asked` is what is measured of every step: steps measured differently are
+    measured again.
+    """
 
     def __init__(self, folder: Path, run: Path, asked: Mapping[str, Any], *, lines: bool) -> None:
         """`lines`: keep the line of each step in our own metrics.jsonl, since the run has none."""
-        self.folder, self._run, self._asked, self._lines = folder, run, json.loads(json.dumps(asked)), lines
+        self.folder, self._run, self._asked, self._lines = (
+            folder,
+            run,
+            json.loads(json.dumps(asked)),
+            lines,
+        )
         try:
             self._continue(state_in(folder))
             if lines:
                 self._check_lines()
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise MismatchError(
-                f"{folder} is damaged ({first_line(error)}). Remove the folder, or choose another --output."
+                f"{folder} is damaged ({first_line(error)}). Remove the folder, or choose "
+                "another --output."
             ) from error
         self.save()
 
     def _continue(self, found: Mapping[str, Any]) -> None:
-        """Take over what an earlier process has saved; raises anything if it is not of these types."""
+        """Take over what an earlier process has saved; raises anything if it is not of these
+        types.
+        """
         same = found.get("asked") == self._asked
         self.parts: list[dict[str, Any]] = [_part(**row) for row in found.get("parts", [])]
         self.alarms = [Alarm(int(row["step"]), row["check"]) for row in found.get("alarms", [])]
         self._raised = {alarm.key for alarm in self.alarms}
-        self._called: set[str] = {alarm.key for alarm in self.alarms if alarm.text} & {*found.get("called", [])}
+        self._called: set[str] = {alarm.key for alarm in self.alarms if alarm.text} & {
+            *found.get("called", [])
+        }
         self._known: set[str] = set(map(str, found.get("known", []))) if same else set()
         told = found.get("told", {}).items() if same else ()
         self.told: dict[int, str] = {int(step): str(shards) for step, shards in told}
@@ -121,8 +136,14 @@ class State:
 
     def alarms_of(self, sets: Sequence[Any]) -> list[Alarm]:
         """The alarms of the limits that are set now."""
-        asked = {(of.name, limit.metric, limit.bound, limit.threshold) for of in sets for limit in of.limits}
-        return [alarm for alarm in self.alarms if tuple(alarm.check[key] for key in LIMIT_KEYS) in asked]
+        asked = {
+            (of.name, limit.metric, limit.bound, limit.threshold)
+            for of in sets
+            for limit in of.limits
+        }
+        return [
+            alarm for alarm in self.alarms if tuple(alarm.check[key] for key in LIMIT_KEYS) in asked
+        ]
 
     @property
     def uncalled(self) -> list[Alarm]:
@@ -135,7 +156,9 @@ class State:
         self.save()
 
     def lines(self) -> Iterator[tuple[int, Record]]:
-        """The steps with their lines in our own metrics.jsonl, read again: a long run has too many to keep."""
+        """The steps with their lines in our own metrics.jsonl, read again: a long run has too
+        many to keep.
+        """
         if not self._lines:
             return
         unread = Lines(self.folder / METRICS)
@@ -145,7 +168,9 @@ class State:
                 yield int(record["step"]), record
 
     def _check_lines(self) -> None:
-        """Keep the lines of reported steps and nothing else; a step without its line is to be read again."""
+        """Keep the lines of reported steps and nothing else; a step without its line is to be
+        read again.
+        """
         steps = {step for step, _ in self.lines()}
         self.told = {step: shards for step, shards in self.told.items() if step in steps}
         if (self.folder / METRICS).exists():
@@ -170,10 +195,15 @@ class State:
 
 
 def _part(name: str, files: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a dump; a ValueError for a name that is not ours, since its folder may be removed."""
+    """A part of a dump; a ValueError for a name that is not ours, since its folder may be
+    removed.
+    """
     if not _PART.fullmatch(name):
         raise ValueError(f"{name} is not the name of a part")
-    return {"name": name, "files": {file: [int(begin), int(end)] for file, (begin, end) in files.items()}}
+    return {
+        "name": name,
+        "files": {file: [int(begin), int(end)] for file, (begin, end) in files.items()},
+    }
 
 
 def _name(limit: Limit) -> str:

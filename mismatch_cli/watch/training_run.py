@@ -1,4 +1,6 @@
-"""A `train` run in progress: the new lines of its metrics.jsonl, and the steps whose traces it keeps."""
+"""A `train` run in progress: the new lines of its metrics.jsonl, and the steps whose traces it
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,14 @@ class Ready(NamedTuple):
 
 @dataclass
 class Lines:
-    """The complete lines of a growing file, each once; a rewritten file is read again from its start."""
+    """The complete lines of a growing file, each once; a rewritten file is read again from its
+    start.
+    """
 
     path: Path
     _end: int = field(default=0, init=False)
-    _last: bytes = field(default=b"", init=False)  # the last line read: while it is unchanged, so are those before
+    # The last line read: while it is unchanged, so are those before
+    _last: bytes = field(default=b"", init=False)
 
     def new(self) -> list[bytes]:
         """The next new lines, a few megabytes of them; empty once all have been read."""
@@ -52,7 +57,9 @@ class Lines:
 
 
 class TrainingRun:
-    """What `train` writes: a step is complete once its line exists, since its trace is written first."""
+    """What `train` writes: a step is complete once its line exists, since its trace is written
+    first.
+    """
 
     kind = "train"
 
@@ -87,8 +94,9 @@ class TrainingRun:
             return dict(parsed_json(line))
         except (ValueError, TypeError) as error:
             raise MismatchError(
-                f"{self._lines.path} is damaged: a line is not a JSON object. Type the command that started the run "
-                "with --resume: it cuts the file back to the newest checkpoint and continues."
+                f"{self._lines.path} is damaged: a line is not a JSON object. Type the command "
+                "that started the run with --resume: it cuts the file back to the newest "
+                "checkpoint and continues."
             ) from error
 
     def _kept(self, step: int) -> list[Trace]:

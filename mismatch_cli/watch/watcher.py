@@ -1,4 +1,6 @@
-"""Watches a run look by look: the new steps, their metrics, the alarms that they raise, and when the run is over."""
+"""Watches a run look by look: the new steps, their metrics, the alarms that they raise, and when
+the run is over.
+"""
 
 from __future__ import annotations
 
@@ -93,25 +95,36 @@ class Watcher:
         self.source: Source
         if kind == "train":
             if asked.algorithm is not None:
-                raise UsageError("--algorithm is for traces: a training run reports what its own blocks. Leave it out.")
+                raise UsageError(
+                    "--algorithm is for traces: a training run reports what its own blocks. "
+                    "Leave it out."
+                )
             if asked.framework:
                 raise UsageError(
-                    "--as is for traces: for a training run, `train --as` logs it at every step. Leave it out."
+                    "--as is for traces: for a training run, `train --as` logs it at every step. "
+                    "Leave it out."
                 )
             self.source = TrainingRun(run)
         elif kind == "trace":
-            self.source = GrowingTrace(run if (run / "manifest.json").is_file() else run / "trace", self._told)
+            self.source = GrowingTrace(
+                run if (run / "manifest.json").is_file() else run / "trace", self._told
+            )
         named = "" if kind == "dump" else self.source.algorithm
         self.algorithm = asked.algorithm or named or USUAL_ALGORITHM
         if kind == "trace" and asked.algorithm is None and names_file(named):
-            say(f"The trace names the mask {named}. To run that file, add: {quoted('--algorithm', named)}")
+            say(
+                f"The trace names the mask {named}. To run that file, add: "
+                f"{quoted('--algorithm', named)}"
+            )
             self.algorithm = USUAL_ALGORITHM
         self.state = State(folder, run, asked.to_json(self.algorithm), lines=kind != "train")
         if kind == "dump":
             parts = Parts(self.state.parts, folder / "traces", self.state.save)
             self.source = Dump(run, asked.format, parts, self._told, say)
         baseline = [Trace.open(path) for path in asked.baseline]
-        self._judge = Judge.of(asked.sets, baseline, None if kind == "train" else find(self.algorithm))
+        self._judge = Judge.of(
+            asked.sets, baseline, None if kind == "train" else find(self.algorithm)
+        )
         self.history = History()
         for step, record in self.state.lines():
             self.history.add(step, record)
@@ -141,7 +154,9 @@ class Watcher:
         return time.monotonic() - self._grew
 
     def look(self, *, final: bool = False) -> Iterator[Told]:
-        """The complete steps that were not reported yet, in order; each is recorded before it is yielded."""
+        """The complete steps that were not reported yet, in order; each is recorded before it is
+        yielded.
+        """
         ready = self.source.look(final=final)
         together = _LINES if self.source.kind == "train" else 1
         while some := list(islice(ready, together)):
@@ -154,7 +169,8 @@ class Watcher:
         found = []
         for ready in some:
             known = ready.step in self.state.told
-            if known and ready.record is not None:  # a `train` run: all its lines are read at the start
+            # A `train` run: all its lines are read at the start
+            if known and ready.record is not None:
                 self.history.add(ready.step, ready.record)
                 continue
             record, checks = self._judged(ready)
@@ -179,11 +195,17 @@ class Watcher:
         return {AS: {framework: dialects.named(lines) for framework, lines in found.items()}}
 
     def is_done(self, until_step: int | None, idle: float | None) -> bool:
-        """Whether `until_step` is complete, the run is over, or nothing new has come for `idle` seconds."""
+        """Whether `until_step` is complete, the run is over, or nothing new has come for `idle`
+        seconds.
+        """
         reached = until_step is not None and max(self.state.told, default=-1) >= until_step
         return reached or self.source.is_over or self.idle > (inf if idle is None else idle)
 
     def unmeasured(self) -> list[str]:
         """The limits that could not be measured at any step; empty if there was no step."""
         limits = [limit for of in self._sets for limit in of.limits]
-        return [f"{limit.metric} {limit.text}" for limit in self.state.unmeasured(limits)] if self.state.told else []
+        return (
+            [f"{limit.metric} {limit.text}" for limit in self.state.unmeasured(limits)]
+            if self.state.told
+            else []
+        )

@@ -16,9 +16,13 @@ def formula(parameters: Mapping[str, float]) -> str:
     return f"max({text}, {parameters['floor']:g})" if parameters["floor"] else text
 
 
-def weight(compared: Compared, level: Level, advantage_T: Array, *, floor: float = 0.0, cap: float = inf) -> Array:
+def weight(
+    compared: Compared, level: Level, advantage_T: Array, *, floor: float = 0.0, cap: float = inf
+) -> Array:
     """max(min(r, cap), floor)."""
     if not 0 <= floor <= cap or cap == 0:
-        raise UsageError(f"floor={floor:g}, cap={cap:g} is out of range: choose 0 ≤ floor ≤ cap, and cap > 0.")
+        raise UsageError(
+            f"floor={floor:g}, cap={cap:g} is out of range: choose 0 ≤ floor ≤ cap, and cap > 0."
+        )
     ratio_T = compared.level_ratio_T(level)
     return between(ratio_T, floor, cap) if floor > 0 or cap < inf else ratio_T

@@ -1,7 +1,9 @@
-"""GBPO: pulls the ratio to a target that follows from the advantage minus the group's median (arXiv 2604.18578).
+"""GBPO: pulls the ratio to a target that follows from the advantage minus the group's median (arXiv
+2604.18578).
 
-As in the authors' verl, the loss is |A| |r − ρ*| with ρ* = 1 − ε_low + (ε_low + ε_high) σ(z / λ), where z is A minus
-the group's median A, and A itself only weighs. If advantages are divided by a standard deviation, so is z.
+As in the authors' verl, the loss is |A| |r − ρ*| with ρ* = 1 − ε_low + (ε_low + ε_high) σ(z / λ),
+where z is A minus the group's median A, and A itself only weighs. If advantages are divided by a
+standard deviation, so is z.
 """
 
 from collections.abc import Sequence
@@ -35,7 +37,11 @@ def collect(
 
 
 def settle(
-    rows_UM: np.ndarray, *, ratio_low: float = 0.3, ratio_high: float = 0.3, temperature: float = 1e-4
+    rows_UM: np.ndarray,
+    *,
+    ratio_low: float = 0.3,
+    ratio_high: float = 0.3,
+    temperature: float = 1e-4,
 ) -> Sequence[float]:
     """The median A of the group's responses."""
     known_U = rows_UM[:, 0][~np.isnan(rows_UM[:, 0])]
@@ -52,9 +58,13 @@ def weight(
     ratio_high: float = 0.3,
     temperature: float = 1e-4,
 ) -> Array:
-    """r with the sign that moves it to its target, times the sign of A, which cancels the one in the coefficient."""
+    """r with the sign that moves it to its target, times the sign of A, which cancels the one in
+    the coefficient.
+    """
     if not (0 <= ratio_low <= 1 and ratio_high >= 0 and temperature > 0):
-        raise UsageError("A threshold is out of range: choose ε_low from 0 to 1, ε_high ≥ 0 and λ > 0.")
+        raise UsageError(
+            "A threshold is out of range: choose ε_low from 0 to 1, ε_high ≥ 0 and λ > 0."
+        )
     xp = namespace(advantage_T)
     half_T = xp.tanh((advantage_T - settled_TF[:, 0]) / (2 * temperature)) / 2  # σ(x) − ½
     target_less_1_T = (ratio_high - ratio_low) / 2 + (ratio_low + ratio_high) * half_T

@@ -1,6 +1,8 @@
-"""NFPO: the token's ratio times those of the next N − 1 tokens (arXiv 2605.20865, from its abstract).
+"""NFPO: the token's ratio times those of the next N − 1 tokens (arXiv 2605.20865, from its
+abstract).
 
-N = 1 is r, N = |y| the ratio of the rest of the response. The paper's N and mask were not available; `steps` sets N.
+N = 1 is r, N = |y| the ratio of the rest of the response. The paper's N and mask were not
+available; `steps` sets N.
 """
 
 from mismatch_cli.arrays import Array, namespace
@@ -15,7 +17,9 @@ _MOST = 64  # each is a pass over the tokens
 def weight(compared: Compared, level: Level, advantage_T: Array, *, steps: int = 2) -> Array:
     """exp(Σ d) over the token and those after it, N in all, or to the end of the response."""
     if not 1 <= steps <= _MOST:
-        raise UsageError(f"steps={steps} is out of range: choose a number of tokens from 1 to {_MOST}.")
+        raise UsageError(
+            f"steps={steps} is out of range: choose a number of tokens from 1 to {_MOST}."
+        )
     d_T = compared.log_ratio_T
     sum_T = d_T
     for ahead in range(1, steps):

@@ -1,6 +1,8 @@
-"""Pulls the trainer to the other policy, as a term: the gradient of −(β/2) (log r)², which also acts at A = 0.
+"""Pulls the trainer to the other policy, as a term: the gradient of −(β/2) (log r)², which also
+acts at A = 0.
 
-Used by DRO and, over the response, Kimi k1.5; with β = 2 · kl_tau it is the term of prime-rl's losses and Kimi K2.5.
+Used by DRO and, over the response, Kimi k1.5; with β = 2 · kl_tau it is the term of prime-rl's
+losses and Kimi K2.5.
 """
 
 from mismatch_cli.arrays import Array

@@ -1,7 +1,9 @@
-"""SAPO: a soft gate instead of a clip, narrower for negative advantages (arXiv 2511.20347 eq. 5, 6 and 10).
+"""SAPO: a soft gate instead of a clip, narrower for negative advantages (arXiv 2511.20347 eq. 5, 6
+and 10).
 
-The objective is f(r) · A with f(r) = 4/τ · σ(τ (r − 1)), whose gradient has the weight 4 σ (1 − σ) r: 1 where the
-policies agree, falling on both sides. verl and TRL first clamp log r to ±20, where the weight is already 0 or 2e-9.
+The objective is f(r) · A with f(r) = 4/τ · σ(τ (r − 1)), whose gradient has the weight 4 σ (1 − σ)
+r: 1 where the policies agree, falling on both sides. verl and TRL first clamp log r to ±20, where
+the weight is already 0 or 2e-9.
 """
 
 from mismatch_cli.arrays import Array, namespace, select
@@ -13,9 +15,16 @@ SYMBOLS = {"tau_pos": "τ_pos", "tau_neg": "τ_neg"}
 
 
 def weight(
-    compared: Compared, level: Level, advantage_T: Array, *, tau_pos: float = 1.0, tau_neg: float = 1.05
+    compared: Compared,
+    level: Level,
+    advantage_T: Array,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
 ) -> Array:
-    """4 σ(τ(r − 1)) (1 − σ(τ(r − 1))) r, as exp(d − |x|) · 4 / (1 + exp(−|x|))² with x = τ(r − 1)."""
+    """4 σ(τ(r − 1)) (1 − σ(τ(r − 1))) r, as exp(d − |x|) · 4 / (1 + exp(−|x|))² with x = τ(r −
+    1).
+    """
     for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
         if not tau > 0:
             raise UsageError(f"{name}={tau:g} is out of range: choose a temperature above 0.")

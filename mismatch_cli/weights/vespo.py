@@ -1,7 +1,9 @@
-"""VESPO: a gamma density of the whole response's ratio, 1 where the policies agree (arXiv 2602.10693).
+"""VESPO: a gamma density of the whole response's ratio, 1 where the policies agree (arXiv
+2602.10693).
 
-As in TRL's `get_gamma_weights`, which first clamps each token's log ratio to ±20 and the response's to [log 1e-8, 20]:
-beyond, the weight is below 1e-14 either way, unless other tokens offset one beyond 20 nats.
+As in TRL's `get_gamma_weights`, which first clamps each token's log ratio to ±20 and the response's
+to [log 1e-8, 20]: beyond, the weight is below 1e-14 either way, unless other tokens offset one
+beyond 20 nats.
 """
 
 from mismatch_cli.arrays import Array, namespace, select
@@ -26,7 +28,12 @@ def weight(
     lambda_neg: float = 2.0,
 ) -> Array:
     """exp(k log w − λ (w − 1))."""
-    for name, value in (("k_pos", k_pos), ("lambda_pos", lambda_pos), ("k_neg", k_neg), ("lambda_neg", lambda_neg)):
+    for name, value in (
+        ("k_pos", k_pos),
+        ("lambda_pos", lambda_pos),
+        ("k_neg", k_neg),
+        ("lambda_neg", lambda_neg),
+    ):
         if not value > 0:
             raise UsageError(f"{name}={value:g} is out of range: choose a number above 0.")
     log_T, less_1_T = compared.level_log_ratio_T(level), compared.level_ratio_less_1_T(level)

@@ -1,7 +1,7 @@
 """Caches the results of portions by question and shards, so that nothing is read twice.
 
-A file holds the result of a pass over the first shards of a portion. Shards are identified by path, size and
-modification time, the question by its settings and by the program's own code.
+A file holds the result of a pass over the first shards of a portion. Shards are identified by path,
+size and modification time, the question by its settings and by the program's own code.
 """
 
 from __future__ import annotations
@@ -30,18 +30,31 @@ _DIGEST = 32  # bytes
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of parts, safe to delete. Its files are pickles: never use a folder that others can write to."""
+    """A folder of parts, safe to delete.
+
+    Its files are pickles: never use a folder that others can write to.
+    """
 
     folder: Path
 
     def entry(self, asked: Pass[Any], portion: Portion) -> Entry | None:
-        """The file for the answer to a question about a portion; call this before reading the portion.
+        """The file for the answer to a question about a portion; call this before reading the
+        portion.
 
         None if a store does not report modification times: a changed shard would go unnoticed.
         """
-        question = (_program(), type(asked).__qualname__, asked, portion.trace, portion.shards[:1], portion.step)
+        question = (
+            _program(),
+            type(asked).__qualname__,
+            asked,
+            portion.trace,
+            portion.shards[:1],
+            portion.step,
+        )
         found = ((path, path.stat()) for path in portion.shards)
-        shards = [(str(path.absolute()), status.st_size, status.st_mtime_ns) for path, status in found]
+        shards = [
+            (str(path.absolute()), status.st_size, status.st_mtime_ns) for path, status in found
+        ]
         if not all(changed for _, _, changed in shards):
             return None
         return Entry(self.folder / f"{sha256(spelled(question)).hexdigest()[:40]}.part", shards)
@@ -87,9 +100,15 @@ def _program() -> str:
 
 
 def spelled(value: Any) -> bytes:
-    """A question as bytes that are equal in every process; a user's mask is identified by its file's content."""
+    """A question as bytes that are equal in every process; a user's mask is identified by its
+    file's content.
+    """
     if isinstance(value, np.ndarray):
-        return b"array" + str((value.dtype, value.shape)).encode() + np.ascontiguousarray(value).tobytes()
+        return (
+            b"array"
+            + str((value.dtype, value.shape)).encode()
+            + np.ascontiguousarray(value).tobytes()
+        )
     if isinstance(value, Path):
         return spelled(str(value.absolute()))
     if isinstance(value, str) and value.endswith(".py"):
@@ -97,10 +116,16 @@ def spelled(value: Any) -> bytes:
     if value is None or isinstance(value, str | int | float | bool | bytes | np.generic):
         return repr(value).encode()
     if isinstance(value, Mapping):
-        return b"{" + b",".join(spelled(key) + b":" + spelled(item) for key, item in value.items()) + b"}"
+        return (
+            b"{"
+            + b",".join(spelled(key) + b":" + spelled(item) for key, item in value.items())
+            + b"}"
+        )
     if isinstance(value, tuple | list):
         return b"[" + b",".join(map(spelled, value)) + b"]"
     if is_dataclass(value):
         named = {known.name: getattr(value, known.name) for known in fields(value)}
         return type(value).__qualname__.encode() + spelled(named)
-    raise MismatchError(f"The cache cannot store a question with {type(value).__name__}. Leave out --cache.")
+    raise MismatchError(
+        f"The cache cannot store a question with {type(value).__name__}. Leave out --cache."
+    )

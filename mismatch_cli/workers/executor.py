@@ -1,4 +1,6 @@
-"""Executors: this process, several processes, or a Ray cluster, all with the same result to the bit."""
+"""Executors: this process, several processes, or a Ray cluster, all with the same result to the
+bit.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ class Executor(ABC):
     ) -> Part:
         """The merged results of these portions, in order.
 
-        The pass from `pass_over` may use the results of earlier portions, which `on_parts` receives where possible,
-        but must find the same.
+        The pass from `pass_over` may use the results of earlier portions, which `on_parts` receives
+        where possible, but must find the same.
         """
 
     def took(self, portion: Portion, leaf: Leaf[Any]) -> None:
@@ -58,7 +60,11 @@ class InThisProcess(Executor):
         tree: Reduction[Part] = Reduction(Parts)
         for portion in asked:
             leaf = read_portion(
-                pass_over(portion), portion, self.cache, skip_broken=self.skip_broken, tell=on_responses
+                pass_over(portion),
+                portion,
+                self.cache,
+                skip_broken=self.skip_broken,
+                tell=on_responses,
             )
             self.took(portion, leaf)
             tree.add(leaf.part)

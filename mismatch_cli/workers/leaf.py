@@ -25,11 +25,17 @@ class Leaf(Generic[Part]):
 
 
 def read_portion(
-    asked: Pass[Any], portion: Portion, cache: Cache | None, *, skip_broken: bool, tell: Progress = lambda _: None
+    asked: Pass[Any],
+    portion: Portion,
+    cache: Cache | None,
+    *,
+    skip_broken: bool,
+    tell: Progress = lambda _: None,
 ) -> Leaf[Any]:
     """Read a portion, or only what was added to it since the cached result for this question.
 
-    With `skip_broken`, a broken shard is left out completely; otherwise it raises its reader's `MismatchError`.
+    With `skip_broken`, a broken shard is left out completely; otherwise it raises its reader's
+    `MismatchError`.
     """
     entry = cache.entry(asked, portion) if cache else None
     known = entry.known() if entry else None
@@ -47,7 +53,12 @@ def read_portion(
 
 
 def _read(
-    asked: Pass[Any], portion: Portion, before: Leaf[Any] | None, shards: Sequence[Path], skip: bool, tell: Progress
+    asked: Pass[Any],
+    portion: Portion,
+    before: Leaf[Any] | None,
+    shards: Sequence[Path],
+    skip: bool,
+    tell: Progress,
 ) -> Leaf[Any]:
     """Continue from an earlier result, or begin."""
     broken: dict[str, str] = {}
@@ -60,7 +71,9 @@ def _read(
             asked.read(leaf.part, portion, _counted(groups, leaf, tell))
             leaf.broken |= broken
             return leaf
-        except DamagedShard as error:  # the part may contain some of its rows: read everything again without it
+        except (
+            DamagedShard
+        ) as error:  # the part may contain some of its rows: read everything again without it
             if not skip:
                 raise
             tell(-leaf.responses)

@@ -1,4 +1,5 @@
-"""Reads on a Ray cluster: one task per portion and per group of the tree; tasks that die are retried elsewhere.
+"""Reads on a Ray cluster: one task per portion and per group of the tree; tasks that die are
+retried elsewhere.
 
 The driver holds only references, and the final result.
 """
@@ -29,7 +30,8 @@ from mismatch_cli.workers.reduction import Reduction
 _WAITING = 4  # portions in flight per CPU of the cluster
 _ATTEMPTS = 3
 _NO_MEMORY = (
-    "A node ran out of memory, also when the task was retried. Start it with fewer CPUs: ray start --num-cpus N"
+    "A node ran out of memory, also when the task was retried. Start it with fewer CPUs: ray "
+    "start --num-cpus N"
 )
 
 
@@ -40,8 +42,14 @@ class _OnRay(Executor):
         super().__init__(traces, workers)
         self.portions = [portion.absolute() for portion in self.portions]
         self._window = _WAITING * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        options: dict[str, Any] = {"num_cpus": 1, "max_retries": _ATTEMPTS, "retry_exceptions": [OSError]}
-        self._read: Any = ray.remote(**options, num_returns=2, scheduling_strategy="SPREAD")(_read_there)
+        options: dict[str, Any] = {
+            "num_cpus": 1,
+            "max_retries": _ATTEMPTS,
+            "retry_exceptions": [OSError],
+        }
+        self._read: Any = ray.remote(**options, num_returns=2, scheduling_strategy="SPREAD")(
+            _read_there
+        )
         self._combine: Any = ray.remote(**options)(_combined)
 
     def reduced(
@@ -49,7 +57,8 @@ class _OnRay(Executor):
         asked: Sequence[Portion],
         pass_over: Callable[[Portion], Pass[Part]],
         on_responses: Progress = lambda _: None,
-        on_parts: Callable[[Iterator[Part]], None] | None = None,  # noqa: ARG002 - the driver sees no parts
+        # The driver sees no parts.
+        on_parts: Callable[[Iterator[Part]], None] | None = None,  # noqa: ARG002
     ) -> Part:
         import ray
 
@@ -61,7 +70,10 @@ class _OnRay(Executor):
                 if len(waiting) >= self._window:
                     self._take(waiting, on_responses)
                 question = pass_over(portion)
-                texts = {str(path): trust_regions.text_of(path) for path in getattr(question, "files", ())}
+                texts = {
+                    str(path): trust_regions.text_of(path)
+                    for path in getattr(question, "files", ())
+                }
                 facts, part = self._read.remote(question, portion, *settings, texts)
                 waiting[facts] = portion
                 tree.add(part)
@@ -95,12 +107,20 @@ class _References:
 
 
 def _read_there(
-    asked: Pass[Any], portion: Portion, expected: str, cache: Cache | None, skip_broken: bool, texts: dict[str, str]
+    asked: Pass[Any],
+    portion: Portion,
+    expected: str,
+    cache: Cache | None,
+    skip_broken: bool,
+    texts: dict[str, str],
 ) -> tuple[Leaf[Any], bytes]:
-    """On a node: read a portion; the facts go to the driver, the part stays; `texts` are users' files."""
+    """On a node: read a portion; the facts go to the driver, the part stays; `texts` are users'
+    files.
+    """
     if (installed := version("mismatch-cli")) != expected:
         raise MismatchError(
-            f"A node of the cluster has mismatch-cli {installed}, this machine {expected}. Install one version on all."
+            f"A node of the cluster has mismatch-cli {installed}, this machine {expected}. "
+            "Install one version on all."
         )
     trust_regions.bring(texts)
     leaf = read_portion(asked, portion, cache, skip_broken=skip_broken)
@@ -125,7 +145,9 @@ def cluster(workers: Workers, traces: Sequence[Trace]) -> Iterator[Executor]:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """An existing cluster, at `ray://HOST:PORT`, RAY_ADDRESS or on this machine; else a new one on this machine."""
+    """An existing cluster, at `ray://HOST:PORT`, RAY_ADDRESS or on this machine; else a new one
+    on this machine.
+    """
     import ray
 
     ours = not ray.is_initialized()
@@ -133,12 +155,17 @@ def connected(address: str) -> Iterator[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             # A driver puts its own current directory in front of the path of all workers.
-            with safe_path(), chdir("/"), warnings.catch_warnings(action="ignore"):  # the error below explains
-                ray.init(None if address == RAY else address, log_to_driver=False, logging_level=logging.ERROR)
+            # The error below explains
+            with safe_path(), chdir("/"), warnings.catch_warnings(action="ignore"):
+                ray.init(
+                    None if address == RAY else address,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
             raise MismatchError(
-                f"No Ray cluster answers at {os.environ.get('RAY_ADDRESS', address)} ({first_line(error)}). Start "
-                "one with: ray start --head"
+                f"No Ray cluster answers at {os.environ.get('RAY_ADDRESS', address)} "
+                f"({first_line(error)}). Start one with: ray start --head"
             ) from error
     try:
         yield ray
@@ -160,11 +187,13 @@ def _in_words() -> Iterator[None]:
             raise cause from None
         if isinstance(cause, MemoryError):
             raise MismatchError(_NO_MEMORY) from error
-        raise MismatchError(f"A task of the cluster failed: {type(cause).__name__}: {first_line(cause)}.") from error
+        raise MismatchError(
+            f"A task of the cluster failed: {type(cause).__name__}: {first_line(cause)}."
+        ) from error
     except OutOfMemoryError as error:
         raise MismatchError(_NO_MEMORY) from error
     except RayError as error:
         raise MismatchError(
-            f"The cluster failed {_ATTEMPTS + 1} times on one task ({first_line(error)}). Check its nodes with: "
-            "ray status"
+            f"The cluster failed {_ATTEMPTS + 1} times on one task ({first_line(error)}). Check "
+            "its nodes with: ray status"
         ) from error

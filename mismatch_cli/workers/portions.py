@@ -1,4 +1,6 @@
-"""Portions, a few consecutive shards that are read together, and the interface of a pass over them."""
+"""Portions, a few consecutive shards that are read together, and the interface of a pass over
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from typing import Protocol, Self, TypeVar
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.recorder_notes import rank_of
 
-PORTION_BYTES = 2**25  # of files; sending and merging a result take less than a tenth of the time to compute it
+# Of files; sending and merging a result take less than a tenth of the time to compute it
+PORTION_BYTES = 2**25
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,19 @@ class Portion:
 
     def absolute(self) -> Portion:
         """The portion with absolute paths, for processes in other folders."""
-        return Portion(self.trace, self.folder.absolute(), tuple(path.absolute() for path in self.shards), self.step)
+        return Portion(
+            self.trace,
+            self.folder.absolute(),
+            tuple(path.absolute() for path in self.shards),
+            self.step,
+        )
 
 
 def portions(traces: Sequence[Trace]) -> list[Portion]:
     """All shards in order; each portion ends with the shard that makes it large enough.
 
-    Each rank of a recorded run begins a new portion, so that other ranks' new shards do not move its boundaries.
+    Each rank of a recorded run begins a new portion, so that other ranks' new shards do not move
+    its boundaries.
     """
     return [
         Portion(number, trace.folder, shards, trace.step)

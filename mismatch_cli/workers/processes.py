@@ -1,4 +1,6 @@
-"""Reads in several processes on this machine, which end with the block and are replaced if one dies."""
+"""Reads in several processes on this machine, which end with the block and are replaced if one
+dies.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class _Processes(Executor):
         self.pool = self._new_pool()
 
     def _new_pool(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self._number, mp_context=get_context("spawn"), initializer=_start_worker)
+        return ProcessPoolExecutor(
+            self._number, mp_context=get_context("spawn"), initializer=_start_worker
+        )
 
     def reduced(
         self,
@@ -59,7 +63,8 @@ class _Processes(Executor):
     ) -> Iterator[tuple[Portion, Leaf[Any]]]:
         left = iter(asked)
         waiting = deque(
-            (portion, self._submit(pass_over, portion)) for portion in islice(left, _WAITING * self._number)
+            (portion, self._submit(pass_over, portion))
+            for portion in islice(left, _WAITING * self._number)
         )
         attempts = _ATTEMPTS
         while waiting:
@@ -70,30 +75,42 @@ class _Processes(Executor):
                 attempts -= 1
                 if not attempts:
                     raise MismatchError(
-                        f"A worker process died {_ATTEMPTS} times, perhaps for lack of memory. Use fewer --workers."
+                        f"A worker process died {_ATTEMPTS} times, perhaps for lack of memory. "
+                        "Use fewer --workers."
                     ) from error
                 self.pool.shutdown(wait=False)
                 self.pool = self._new_pool()
-                waiting = deque((portion, self._submit(pass_over, portion)) for portion, _ in waiting)
+                waiting = deque(
+                    (portion, self._submit(pass_over, portion)) for portion, _ in waiting
+                )
                 continue
             waiting.popleft()
             attempts = _ATTEMPTS
             yield portion, leaf
-            waiting.extend((portion, self._submit(pass_over, portion)) for portion in islice(left, 1))
+            waiting.extend(
+                (portion, self._submit(pass_over, portion)) for portion in islice(left, 1)
+            )
 
     def _submit(self, pass_over: Callable[[Portion], Pass[Any]], portion: Portion) -> Future[bytes]:
         try:
-            with safe_path(), _deaf_to_interrupts():  # inherited: a worker that is still importing shows no traceback
-                return self.pool.submit(_read_alone, pass_over(portion), portion, self.cache, self.skip_broken)
+            # Inherited: a worker that is still importing shows no traceback
+            with safe_path(), _deaf_to_interrupts():
+                return self.pool.submit(
+                    _read_alone, pass_over(portion), portion, self.cache, self.skip_broken
+                )
         except BrokenProcessPool as error:  # it died after its last answer: raised in its turn
             broken: Future[bytes] = Future()
             broken.set_exception(error)
             return broken
 
 
-def _read_alone(asked: Pass[Any], portion: Portion, cache: Cache | None, skip_broken: bool) -> bytes:
+def _read_alone(
+    asked: Pass[Any], portion: Portion, cache: Cache | None, skip_broken: bool
+) -> bytes:
     """In a worker: read a portion; the result stays pickled, and small, until its turn."""
-    return pickle.dumps(read_portion(asked, portion, cache, skip_broken=skip_broken), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps(
+        read_portion(asked, portion, cache, skip_broken=skip_broken), pickle.HIGHEST_PROTOCOL
+    )
 
 
 @contextmanager
@@ -114,7 +131,9 @@ def processes(workers: Workers, traces: Sequence[Trace]) -> Iterator[Executor]:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Shield processes that are started meanwhile from Ctrl-C; does nothing outside the main thread."""
+    """Shield processes that are started meanwhile from Ctrl-C; does nothing outside the main
+    thread.
+    """
     if current_thread() is not main_thread():
         yield
         return

@@ -29,7 +29,10 @@ def executor(workers: Workers, traces: Sequence[Trace]) -> AbstractContextManage
 
 
 def read_through(
-    traces: Sequence[Trace], asked: Pass[Part], workers: Workers, on_responses: Progress = lambda _: None
+    traces: Sequence[Trace],
+    asked: Pass[Part],
+    workers: Workers,
+    on_responses: Progress = lambda _: None,
 ) -> Part:
     """The result of one pass over some traces."""
     with executor(workers, traces) as reader:

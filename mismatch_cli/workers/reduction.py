@@ -1,7 +1,8 @@
-"""Merges parts in a tree whose shape depends only on their number, so that float sums have the same bits anywhere.
+"""Merges parts in a tree whose shape depends only on their number, so that float sums have the same
+bits anywhere.
 
-Sixteen consecutive parts are merged from left to right, then sixteen of the results, and so on; the last group of a
-level may be smaller.
+Sixteen consecutive parts are merged from left to right, then sixteen of the results, and so on; the
+last group of a level may be smaller.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Reduction(Generic[Node]):
         return (group.merged() for group, _ in self._levels if group is not None)
 
     def result(self) -> Node:
-        """The root: the rest of a level becomes the last node of the one above. Needs at least one leaf."""
+        """The root: the rest of a level becomes the last node of the one above.
+
+        Needs at least one leaf.
+        """
         below: Node | None = None
         for group, _ in self._levels:
             if group is not None:

@@ -1,12 +1,12 @@
 """The DPPO paper's methods, and the frameworks' PPO, as published, without using this package.
 
-Objectives, to be maximized, in plain autograd. Each returns its terms, one per token, and `aggregated` reduces them to
-one number as frameworks do. `published_methods.py` has the other rows of the table, `published_owners.py` the
-framework variants.
+Objectives, to be maximized, in plain autograd. Each returns its terms, one per token, and
+`aggregated` reduces them to one number as frameworks do. `published_methods.py` has the other rows
+of the table, `published_owners.py` the framework variants.
 
-Sources: PPO arXiv 1707.06347 eq. 7, dual clip 1912.09729, GSPO 2507.18071 eq. 5 and its token variant, DPPO 2602.04879
-eq. 12 to 16 and App. C.1, MiniRL 2512.01374 eq. 7, CISPO 2506.13585, OPSM of DeepSeek-V3.2 2512.02556; the rest as in
-the frameworks' code.
+Sources: PPO arXiv 1707.06347 eq. 7, dual clip 1912.09729, GSPO 2507.18071 eq. 5 and its token
+variant, DPPO 2602.04879 eq. 12 to 16 and App. C.1, MiniRL 2512.01374 eq. 7, CISPO 2506.13585, OPSM
+of DeepSeek-V3.2 2512.02556; the rest as in the frameworks' code.
 """
 
 from __future__ import annotations
@@ -20,21 +20,28 @@ from torch import Tensor
 
 @dataclass
 class Sample:
-    """Sampled tokens; `logp` requires grad, and the distributions are over top-K, sampled token and others."""
+    """Sampled tokens; `logp` requires grad, and the distributions are over top-K, sampled token
+    and others.
+    """
 
     logp: Tensor  # π
     logp_old: Tensor  # the trainer at the sampling weights
     logq: Tensor  # μ
     advantage: Tensor
     lengths: list[int]
-    parts: tuple[Tensor, Tensor, Tensor]  # probabilities of μ, π and the old trainer, each summing to 1
+    # Probabilities of μ, π and the old trainer, each summing to 1
+    parts: tuple[Tensor, Tensor, Tensor]
     entropy: Tensor  # of π
     prompts: list[int]  # of each response
     luck: Tensor  # a random number per token, from 0 to 1
     logp_average: Tensor | None = None  # an average of the trainer's weights
 
     def __post_init__(self) -> None:
-        self.d, self.d_old, self.gap = self.logp - self.logq, self.logp - self.logp_old, self.logp_old - self.logq
+        self.d, self.d_old, self.gap = (
+            self.logp - self.logq,
+            self.logp - self.logp_old,
+            self.logp_old - self.logq,
+        )
         self.r = (self.logp - self.logq).exp()
         self.r_old = (self.logp - self.logp_old).exp()
         self.rho = (self.logp_old - self.logq).exp()
@@ -71,15 +78,21 @@ def dual_clip(ratio: Tensor, advantage: Tensor) -> Tensor:
 
 
 def gspo_responses(s: Sample, anchor: Tensor) -> Tensor:
-    """Eq. 5: one term for each response, min(sA, clip(s)A) with s = exp(mean log r′); A is the response's."""
+    """Eq. 5: one term for each response, min(sA, clip(s)A) with s = exp(mean log r′); A is the
+    response's.
+    """
     terms = []
-    for log_ratio, advantage in zip((s.logp - anchor).split(s.lengths), s.advantage.split(s.lengths), strict=True):
+    for log_ratio, advantage in zip(
+        (s.logp - anchor).split(s.lengths), s.advantage.split(s.lengths), strict=True
+    ):
         terms.append(clipped(log_ratio.mean().exp(), advantage[0], 3e-4, 4e-4))
     return torch.stack(terms)
 
 
 def gspo(s: Sample, anchor: Tensor) -> Tensor:
-    """As in TRL: the response's term, with the gradient through its mean, is repeated at each of its tokens."""
+    """As in TRL: the response's term, with the gradient through its mean, is repeated at each of
+    its tokens.
+    """
     terms = zip(gspo_responses(s, anchor), s.lengths, strict=True)
     return torch.cat([term.expand(length) for term, length in terms])
 
@@ -91,13 +104,17 @@ def gspo_token(s: Sample, anchor: Tensor) -> Tensor:
 
 
 def outside_clip(s: Sample, ratio: Tensor, at_least: tuple[float, float] = (0.0, 0.0)) -> Tensor:
-    """Where (A > 0 and r > 1.28) or (A < 0 and r < 0.8), for μ at or above a bound for each sign."""
+    """Where (A > 0 and r > 1.28) or (A < 0 and r < 0.8), for μ at or above a bound for each
+    sign.
+    """
     up = (s.advantage > 0) & (ratio > 1.28) & (s.q >= at_least[0])
     return up | ((s.advantage < 0) & (ratio < 0.8) & (s.q >= at_least[1]))
 
 
 def dppo_keep(s: Sample, divergence: Tensor, limit: float, anchor: Tensor) -> Tensor:
-    """Eq. 12: 0 where the divergence is beyond the limit and the update moves p away from its anchor."""
+    """Eq. 12: 0 where the divergence is beyond the limit and the update moves p away from its
+    anchor.
+    """
     away = ((s.advantage > 0) & (s.p > anchor)) | ((s.advantage < 0) & (s.p < anchor))
     return (~(away & (divergence > limit))).detach().double()
 
@@ -143,7 +160,9 @@ def mis_geometric(s: Sample) -> Tensor:
 
 
 def prime_rl(s: Sample) -> Tensor:
-    """`loss.py` of 2026-08-21: A > 0 with p − q > 0.2 is dropped, else p − q < −0.2; no cap; kl_tau d² on all."""
+    """`loss.py` of 2026-08-21: A > 0 with p − q > 0.2 is dropped, else p − q < −0.2; no cap;
+    kl_tau d² on all.
+    """
     gained = s.p - s.q
     dropped = torch.where(s.advantage > 0, gained > 0.2, gained < -0.2)
     return surrogate(s, ~dropped) - 1e-3 * s.d**2
@@ -192,7 +211,9 @@ OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
 
 
 def aggregated(terms: Tensor, lengths: list[int], aggregation: str, longest: int) -> Tensor:
-    """Reduce the terms of all tokens to one number, like verl's `agg_loss` and TRL's `loss_type`."""
+    """Reduce the terms of all tokens to one number, like verl's `agg_loss` and TRL's
+    `loss_type`.
+    """
     parts = terms.split(lengths)
     if aggregation == "sequence-sum":  # seq-mean-token-sum-norm, dr_grpo
         return sum(part.sum() for part in parts) / (len(lengths) * longest)

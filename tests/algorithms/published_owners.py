@@ -1,9 +1,11 @@
-"""The variants of single frameworks, as their code computes the loss: objectives like those of `published.py`.
+"""The variants of single frameworks, as their code computes the loss: objectives like those of
+`published.py`.
 
-Sources: verl `rollout_corr_helper.py`, `config/algorithm.py` (its presets) and `core_algos.py`; SkyRL `ppo_utils.py`
-and `off_policy_correction_utils.py`; TRL `grpo_trainer.py`; ROLL, open-instruct, tinker's page on CISPO, prime-rl PR
-3526 and 3586, openai/ppo-ewma, GLM-5 2602.15763 eq. 1, AReaL `functional.py` and `actor.py`; DPPO 2602.04879 App. E.
-Where a framework first clamps log ratios to ±20 nats, the tests' policies stay inside.
+Sources: verl `rollout_corr_helper.py`, `config/algorithm.py` (its presets) and `core_algos.py`;
+SkyRL `ppo_utils.py` and `off_policy_correction_utils.py`; TRL `grpo_trainer.py`; ROLL,
+open-instruct, tinker's page on CISPO, prime-rl PR 3526 and 3586, openai/ppo-ewma, GLM-5 2602.15763
+eq. 1, AReaL `functional.py` and `actor.py`; DPPO 2602.04879 App. E. Where a framework first clamps
+log ratios to ±20 nats, the tests' policies stay inside.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ def product(s: Sample, ratio: Tensor) -> Tensor:
 
 
 def seq_mean_k1(s: Sample, log_ratio: Tensor) -> Tensor:
-    """`rollout_rs`: k1 = −log ratio, and its mean over the response between log 0.999 and log 1.001."""
+    """`rollout_rs`: k1 = −log ratio, and its mean over the response between log 0.999 and log
+    1.001.
+    """
     return within(s.per_response(-log_ratio, torch.mean), log(0.999), log(1.001))
 
 
@@ -46,7 +50,9 @@ def seq_mean_k3(s: Sample, log_ratio: Tensor) -> Tensor:
 
 
 def decoupled(weight: Callable[[Sample], Tensor | float]) -> Callable[[Sample], Tensor]:
-    """verl's default loss on r′, which has a dual clip, times a weight or mask of the engine gap."""
+    """verl's default loss on r′, which has a dual clip, times a weight or mask of the engine
+    gap.
+    """
     return lambda s: weight(s) * dual_clip(s.r_old, s.advantage)
 
 
@@ -77,13 +83,19 @@ VERL: dict[str, Callable[[Sample], Tensor]] = {
     "verl-bypass-pg-is": lambda s: policy_gradient(s, product(s, s.r).clamp(max=2)),
     "verl-bypass-pg-token-icepop": lambda s: policy_gradient(s, s.r * within(s.r, 0.5, 5)),
     "verl-bypass-pg-geo-rs": lambda s: policy_gradient(s, seq_mean_k1(s, s.d)),
-    "verl-bypass-pg-geo-rs-seq-tis": lambda s: policy_gradient(s, product(s, s.r).clamp(max=2) * seq_mean_k1(s, s.d)),
-    "verl-bypass-pg-geo-rs-token-tis": lambda s: policy_gradient(s, s.r.clamp(max=2) * seq_mean_k1(s, s.d)),
+    "verl-bypass-pg-geo-rs-seq-tis": lambda s: policy_gradient(
+        s, product(s, s.r).clamp(max=2) * seq_mean_k1(s, s.d)
+    ),
+    "verl-bypass-pg-geo-rs-token-tis": lambda s: policy_gradient(
+        s, s.r.clamp(max=2) * seq_mean_k1(s, s.d)
+    ),
 }
 
 
 def trl_cispo(s: Sample) -> Tensor:
-    """min(sg(r′), ε_high) A log π with ε_high = 0.2, times Πρ, which `sequence_mask` sets to 0 above 3."""
+    """min(sg(r′), ε_high) A log π with ε_high = 0.2, times Πρ, which `sequence_mask` sets to 0
+    above 3.
+    """
     sequence = product(s, s.rho)
     return policy_gradient(s, s.r_old.clamp(max=0.2) * torch.where(sequence > 3, 0.0, sequence))
 
@@ -93,7 +105,9 @@ CISPO: dict[str, Callable[[Sample], Tensor]] = {
     "cispo-skyrl": lambda s: policy_gradient(s, s.r_old.clamp(1 - 1.0, 1 + 4.0)),
     "cispo-trl": trl_cispo,
     "cispo-roll": lambda s: policy_gradient(s, s.r_old.clamp(0.9, 1.1)),
-    "cispo-open-instruct": lambda s: policy_gradient(s, s.r_old.clamp(max=1 + 0.272) * s.rho.clamp(max=2)),
+    "cispo-open-instruct": lambda s: policy_gradient(
+        s, s.r_old.clamp(max=1 + 0.272) * s.rho.clamp(max=2)
+    ),
     "cispo-tinker": lambda s: policy_gradient(s, s.r.clamp(0, 4)),
     "cispo-prime-rl": lambda s: policy_gradient(s, s.r.clamp(0, 5)),
 }
@@ -105,7 +119,9 @@ def veto(s: Sample) -> Tensor:
 
 
 def off_policy_mask(s: Sample) -> Tensor:
-    """TRL `get_off_policy_mask`: A ≥ 0, or mean(log q − log p) at most 0.5, with q from the engine."""
+    """TRL `get_off_policy_mask`: A ≥ 0, or mean(log q − log p) at most 0.5, with q from the
+    engine.
+    """
     return (s.advantage >= 0) | (s.per_response(-s.d, torch.mean) <= 0.5).detach()
 
 
@@ -125,7 +141,9 @@ def areal_m2po(s: Sample) -> Tensor:
 
 
 def ppo_ewma(s: Sample) -> Tensor:
-    """openai/ppo-ewma `compute_losses`: the clip in log space around the average, the weight to μ up to 100."""
+    """openai/ppo-ewma `compute_losses`: the clip in log space around the average, the weight to
+    μ up to 100.
+    """
     assert s.logp_average is not None
     behaviour = torch.maximum(s.logq, s.logp.detach() - log(100))
     held = (s.logp - s.logp_average).clamp(log(0.8), log(1.2)) + s.logp_average

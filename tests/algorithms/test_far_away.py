@@ -1,8 +1,10 @@
-"""What each row does with a token 25 nats away, beyond the ±20 to which many frameworks clamp log ratios.
+"""What each row does with a token 25 nats away, beyond the ±20 to which many frameworks clamp log
+ratios.
 
-Nothing is clamped here. Where a framework's gradient passes through its clamped ratio (verl's PPO and SAPO, SkyRL, all
-of UniRL: DRPO, CPPO), its coefficient is 0 there; where the ratio is a factor without a gradient, it is e^20. The same
-either way: everything that a clip, cap or band decides, and values below 1e-8 of a token at ratio 1.
+Nothing is clamped here. Where a framework's gradient passes through its clamped ratio (verl's PPO
+and SAPO, SkyRL, all of UniRL: DRPO, CPPO), its coefficient is 0 there; where the ratio is a factor
+without a gradient, it is e^20. The same either way: everything that a clip, cap or band decides,
+and values below 1e-8 of a token at ratio 1.
 """
 
 from __future__ import annotations
@@ -19,28 +21,36 @@ from tests.trust_regions.cases import F64, INF, policies
 
 ROWS = TABLE | OWNERS
 R = exp(25)
-LOW, HIGH = -30.0, -5.0  # p = 0.0067, so that a limit on a difference of probabilities never applies
+# p = 0.0067, so that a limit on a difference of probabilities never applies
+LOW, HIGH = -30.0, -5.0
 TV = (exp(HIGH) - exp(LOW)) / 12.5  # with DRPO's ε
 
-# Coefficients at d = 25 with A = 1 and −1, and at d = −25 with A = 1 and −1: the trainer differs from the other two.
+# Coefficients at d = 25 with A = 1 and −1, and at d = −25 with A = 1 and −1: the trainer differs
+# from the other two.
 TRAINER_LEFT: dict[tuple[float, float, float, float], list[str]] = {
     # An unbounded ratio: the framework's is r without a clamp (prime-rl), else e^20 or 0.
     (R, -R, 1 / R, -1 / R): [
-        "pg-is", "dppo-binary-tv", "dppo-binary-tv-recompute", "mask-0.5", "mask-0.5-recompute", "mask-0.8",
+        "pg-is", "dppo-binary-tv", "dppo-binary-tv-recompute", "mask-0.5", "mask-0.5-recompute",
+        "mask-0.8",
         "relax-both", "ipo", "prime-rl-ipo", "nfpo", "cppo",
         "m2po",  # the only token in its batch: the smallest is always kept
     ],
     (R, -R, 1 / R, 0): ["dppo-binary-kl", "dppo-binary-kl-recompute", "relax-high"],
     (0, -R, 1 / R, -1 / R): ["relax-low"],
-    # PPO's clip keeps negative tokens that rose; verl's are 0 beyond 20 nats, with its dual clip beyond 3.
+    # PPO's clip keeps negative tokens that rose; verl's are 0 beyond 20 nats, with its dual clip
+    # beyond 3.
     (0, -R, 1 / R, 0): [
-        "grpo-clip-higher", "minirl", "ppo", "ppo-tis", "ppo-icepop", "ppo-mis", "ppo-mis-geometric", "gspo",
-        "ppo-opsm", "ppo-seq-tis", "ppo-rollout", "gspo-rollout", "gmpo", "vaco", "clip-cov", "top-entropy",
+        "grpo-clip-higher", "minirl", "ppo", "ppo-tis", "ppo-icepop", "ppo-mis",
+        "ppo-mis-geometric", "gspo",
+        "ppo-opsm", "ppo-seq-tis", "ppo-rollout", "gspo-rollout", "gmpo", "vaco", "clip-cov",
+        "top-entropy",
         "glm5-icepop", "ppo-kpop", "ppo-veto", "m2po-areal", "ppo-opsm-rollout",
     ],
     (0, 0, 1 / R, 0): [
-        "ppo-dual-clip", "verl-token-is", "verl-seq-is", "verl-token-icepop", "verl-seq-is-rs", "verl-geo-rs",
-        "verl-geo-rs-seq-tis", "verl-geo-rs-token-tis", "verl-k3-rs", "verl-k3-rs-seq-tis", "verl-k3-rs-token-tis",
+        "ppo-dual-clip", "verl-token-is", "verl-seq-is", "verl-token-icepop", "verl-seq-is-rs",
+        "verl-geo-rs",
+        "verl-geo-rs-seq-tis", "verl-geo-rs-token-tis", "verl-k3-rs", "verl-k3-rs-seq-tis",
+        "verl-k3-rs-token-tis",
         "verl-bypass-ppo-clip",
     ],
     # A band, or a rejected response.
@@ -81,31 +91,43 @@ TRAINER_LEFT: dict[tuple[float, float, float, float], list[str]] = {
 
 # The same with the trainer unchanged and the engine far away, for rows that correct the engine gap.
 ENGINE_LEFT: dict[tuple[float, float, float, float], list[str]] = {
-    (2, -2, 1 / R, -1 / R): ["ppo-tis", "ppo-seq-tis", "verl-token-is", "verl-seq-is", "cispo-open-instruct"],
+    (2, -2, 1 / R, -1 / R): ["ppo-tis", "ppo-seq-tis", "verl-token-is", "verl-seq-is",
+                             "cispo-open-instruct"],
     (0, -2, 1 / R, 0): ["vaco"],  # which keeps a token where A moves it back
     (0, 0, 1 / R, -1 / R): ["ppo-mis"],
     (0, 0, 0.2 / R, -0.2 / R): ["cispo-trl"],
     (0, 0, 0, 0): [
-        "ppo-icepop", "ppo-mis-geometric", "ppo-veto", "glm5-icepop", "verl-token-icepop", "verl-seq-is-rs",
-        "verl-geo-rs", "verl-geo-rs-seq-tis", "verl-geo-rs-token-tis", "verl-k3-rs", "verl-k3-rs-seq-tis",
+        "ppo-icepop", "ppo-mis-geometric", "ppo-veto", "glm5-icepop", "verl-token-icepop",
+        "verl-seq-is-rs",
+        "verl-geo-rs", "verl-geo-rs-seq-tis", "verl-geo-rs-token-tis", "verl-k3-rs",
+        "verl-k3-rs-seq-tis",
         "verl-k3-rs-token-tis",
     ],
-    (R, -R, 1 / R, -1 / R): ["ppo-kpop"],  # AReaL bounds ρ only by φ, and both probabilities are small
+    # AReaL bounds ρ only by φ, and both probabilities are small
+    (R, -R, 1 / R, -1 / R): ["ppo-kpop"],
     (1, -1, 1, -1): ["m2po-areal"],  # the only token in its batch
 }  # fmt: skip
 
 
 def coefficients(name: str, nats: float, recomputed_is: str) -> list[float]:
     """The coefficients of a token that is a whole response and batch, with A = 1 and −1."""
-    trainer, rollout = (torch.tensor([x], dtype=F64) for x in ((HIGH, LOW) if nats > 0 else (LOW, HIGH)))
+    trainer, rollout = (
+        torch.tensor([x], dtype=F64) for x in ((HIGH, LOW) if nats > 0 else (LOW, HIGH))
+    )
     given = policies(rollout, trainer, trainer if recomputed_is == "trainer" else rollout)
-    return [coefficient_T(ROWS[name], given, torch.tensor([a], dtype=F64)).item() for a in (1.0, -1.0)]
+    return [
+        coefficient_T(ROWS[name], given, torch.tensor([a], dtype=F64)).item() for a in (1.0, -1.0)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("expected", "recomputed_is"), [(TRAINER_LEFT, "rollout"), (ENGINE_LEFT, "trainer")], ids=["trainer", "engine"]
+    ("expected", "recomputed_is"),
+    [(TRAINER_LEFT, "rollout"), (ENGINE_LEFT, "trainer")],
+    ids=["trainer", "engine"],
 )
-def test_a_token_25_nats_away(expected: dict[tuple[float, ...], list[str]], recomputed_is: str) -> None:
+def test_a_token_25_nats_away(
+    expected: dict[tuple[float, ...], list[str]], recomputed_is: str
+) -> None:
     for values, names in expected.items():
         for name in names:
             found = [x for nats in (25.0, -25.0) for x in coefficients(name, nats, recomputed_is)]
@@ -115,12 +137,18 @@ def test_a_token_25_nats_away(expected: dict[tuple[float, ...], list[str]], reco
 def test_every_row_is_listed() -> None:
     listed = [name for names in TRAINER_LEFT.values() for name in names]
     assert sorted([*listed, "vespo"]) == sorted(ROWS)
-    gap = {name for name, row in ROWS.items() if any(rule.ratio.current == "recomputed" for rule in row.rules)}
+    gap = {
+        name
+        for name, row in ROWS.items()
+        if any(rule.ratio.current == "recomputed" for rule in row.rules)
+    }
     assert sorted(name for names in ENGINE_LEFT.values() for name in names) == sorted(gap)
 
 
 def test_vespo_where_tokens_offset_each_other() -> None:
-    """As its docstring says: 0 except for rounding; only tokens that offset each other differ from the ±20 clamp."""
+    """As its docstring says: 0 except for rounding; only tokens that offset each other differ
+    from the ±20 clamp.
+    """
     for nats in (25.0, -25.0):
         assert coefficients("vespo", nats, "rollout") == pytest.approx([0, 0], abs=1e-14)
     logps = torch.tensor([LOW, HIGH], dtype=F64)

@@ -1,4 +1,6 @@
-"""A user's own mask file: it works like the package's masks, and its faults are reported before any work."""
+"""A user's own mask file: it works like the package's masks, and its faults are reported before
+any work.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
 from tests.trust_regions.cases import columns, in_numpy, like, random_policies, same, signs
 
-HEAD = "import math\nfrom mismatch_cli.arrays import namespace\nfrom mismatch_cli.trust_regions import Decision\n"
+HEAD = (
+    "import math\nfrom mismatch_cli.arrays import namespace\nfrom mismatch_cli.trust_regions "
+    "import Decision\n"
+)
 MINE = HEAD + (
     'FORMULA = "{p} < {lowest} or {r} > {highest}"\n'
     "def trust_region(compared, advantage_T, *, lowest: float = 0.05, highest: float = 3.0):\n"
@@ -42,7 +47,9 @@ def test_an_own_mask_works(tmp_path: Path) -> None:
         assert 0 < expected_T.sum() < len(expected_T)
         assert torch.equal(keep_T(algorithm, given, advantage_T), expected_T)
         weight_T = (given.trainer - given.rollout).exp() * expected_T
-        torch.testing.assert_close(coefficient_T(algorithm, given, advantage_T), weight_T * advantage_T)
+        torch.testing.assert_close(
+            coefficient_T(algorithm, given, advantage_T), weight_T * advantage_T
+        )
         assert algorithm.formulas == (f"p < {lowest:g} or r > 3", "r")
     assert find(path).name == "my_mask" and find(f"{path}:lowest=0.2").name == "my_mask:lowest=0.2"
 
@@ -53,7 +60,8 @@ def test_an_own_mask_accepts_every_parameter_of_a_mask(tmp_path: Path) -> None:
     assert algorithm.weight == (capped(TRAINER_RECOMPUTED, cap=4),)
     assert algorithm.formulas == ("p < 0.1 or r′ > 3", "min(r′, 4)")
     with pytest.raises(
-        UsageError, match=r"my_mask has no parameter 'low'\. .*lowest.*Available: anchor, cap \(C\), floor"
+        UsageError,
+        match=r"my_mask has no parameter 'low'\. .*lowest.*Available: anchor, cap \(C\), floor",
     ):
         find(f"{path}:low=0.1")
 
@@ -84,22 +92,37 @@ def answering(expression: str) -> str:
 BROKEN = {
     "no function": ("FORMULA = 'never'\n", r"does not define trust_region\(compared, advantage_T"),
     "not a function": ("trust_region = 3\n", "does not define trust_region"),
-    "import error": ("import no_such_module\n", r"cannot be imported \(ModuleNotFoundError: No module named"),
+    "import error": (
+        "import no_such_module\n",
+        r"cannot be imported \(ModuleNotFoundError: No module named",
+    ),
     "syntax error": ("def trust_region(:\n", r"cannot be imported \(SyntaxError"),
     "one parameter": ("def trust_region(compared): ...\n", SIGNATURE),
     "three parameters": ("def trust_region(compared, advantage_T, limit): ...\n", SIGNATURE),
-    "positional threshold": ("def trust_region(compared, advantage_T, limit=1.0): ...\n", SIGNATURE),
+    "positional threshold": (
+        "def trust_region(compared, advantage_T, limit=1.0): ...\n",
+        SIGNATURE,
+    ),
     "no default": ("def trust_region(compared, advantage_T, *, limit): ...\n", SIGNATURE),
     "raises": (answering("1 / 0"), r"fails \(ZeroDivisionError: division by zero\)"),
-    "a bare raise": (HEAD + "def trust_region(compared, advantage_T):\n    raise KeyError\n", r"fails \(KeyError"),
+    "a bare raise": (
+        HEAD + "def trust_region(compared, advantage_T):\n    raise KeyError\n",
+        r"fails \(KeyError",
+    ),
     "nothing": (answering("None"), "my_mask.py"),
     "a tensor": (answering("advantage_T > 0"), "my_mask.py"),
     "a list": (answering("Decision([True, True], [0.0, 0.0])"), "my_mask.py"),
     "numbers": (answering("Decision(abs(advantage_T), advantage_T)"), "my_mask.py"),
     "integers": (answering("Decision(1 * (advantage_T > 0), advantage_T)"), ANSWER),
-    "too many": (answering("Decision(namespace(advantage_T).ones(7) > 0, advantage_T)"), "my_mask.py"),
+    "too many": (
+        answering("Decision(namespace(advantage_T).ones(7) > 0, advantage_T)"),
+        "my_mask.py",
+    ),
     "two dimensions": (answering("Decision((advantage_T > 0)[:, None], advantage_T)"), ANSWER),
-    "one for each response": (answering("Decision(compared._sum_S > 0, advantage_T)"), "my_mask.py"),
+    "one for each response": (
+        answering("Decision(compared._sum_S > 0, advantage_T)"),
+        "my_mask.py",
+    ),
     "no statistic": (answering("Decision(advantage_T > 0, None)"), "my_mask.py"),
     "a formula with a stranger": (MINE.replace("{p} <", "{vocabulary} <"), "my_mask.py"),
     "a threshold named r": (MINE.replace("highest", "r"), "my_mask.py"),
@@ -117,8 +140,14 @@ BROKEN = {
         MINE + "\nSYMBOLS = {'limit': 'δ'}\n",
         r"my_mask\.py: SYMBOLS names limit, which is not a thresh",
     ),
-    "top-K without ranks": ("READS_TOP_K = True\n" + MINE, r"my_mask\.py sets READS_TOP_K = True\. Add a whole-number"),
-    "top-K of a text": ("READS_TOP_K = True\n" + MINE.replace("*, ", "*, k='all', "), r"whole-number threshold k"),
+    "top-K without ranks": (
+        "READS_TOP_K = True\n" + MINE,
+        r"my_mask\.py sets READS_TOP_K = True\. Add a whole-number",
+    ),
+    "top-K of a text": (
+        "READS_TOP_K = True\n" + MINE.replace("*, ", "*, k='all', "),
+        r"whole-number threshold k",
+    ),
 }
 
 
@@ -136,7 +165,9 @@ def test_a_letter_of_its_own(tmp_path: Path) -> None:
     assert algorithm.formulas[0] == "p < δ or r > 3 (δ = 0.1)"
 
 
-@pytest.mark.parametrize(("default", "given"), [('"both"', "high"), ("3", 7), ("2.5", 4.0), ("True", False)])
+@pytest.mark.parametrize(
+    ("default", "given"), [('"both"', "high"), ("3", 7), ("2.5", 4.0), ("True", False)]
+)
 def test_a_threshold_may_be_called_k(tmp_path: Path, default: str, given: object) -> None:
     """It is the number of top-K columns only in a mask that sets READS_TOP_K."""
     path = write(tmp_path, MINE.replace("*, lowest", f"*, k={default}, lowest"))
@@ -163,7 +194,9 @@ def test_an_own_mask_that_reads_top_k(tmp_path: Path) -> None:
     for spec, k in ((path, 4), (f"{path}:k=7", 7)):
         tv_T, _ = drawn.compare(TRAINER_ROLLOUT).topk(k)
         assert torch.equal(keep_T(find(spec), drawn, advantage_T), tv_T <= 0.1)
-    assert not torch.equal(keep_T(find(path), drawn, advantage_T), keep_T(find(f"{path}:k=7"), drawn, advantage_T))
+    assert not torch.equal(
+        keep_T(find(path), drawn, advantage_T), keep_T(find(f"{path}:k=7"), drawn, advantage_T)
+    )
 
 
 AT_WORK = {  # each is correct on the two tokens on which a mask is tried
@@ -173,9 +206,18 @@ AT_WORK = {  # each is correct on the two tokens on which a mask is tried
     "one too few": ("Decision(advantage_T[1:] > 0, advantage_T)", "my_mask.py"),
     "two dimensions": ("Decision((advantage_T > 0)[:, None], advantage_T)", "my_mask.py"),
     "one for all": ("Decision((advantage_T > 0)[:1], advantage_T)", "my_mask.py"),
-    "whole numbers": ("Decision(1 * (advantage_T > 0), advantage_T)", r"my_mask\.py.*holds torch\.int64"),
-    "numbers": ("Decision(1.0 * (advantage_T > 0), advantage_T)", r"my_mask\.py.*holds torch\.float32"),
-    "not a number": ("Decision(advantage_T > 0, advantage_T * float('nan'))", r"my_mask\.py.*statistic_T is NaN at"),
+    "whole numbers": (
+        "Decision(1 * (advantage_T > 0), advantage_T)",
+        r"my_mask\.py.*holds torch\.int64",
+    ),
+    "numbers": (
+        "Decision(1.0 * (advantage_T > 0), advantage_T)",
+        r"my_mask\.py.*holds torch\.float32",
+    ),
+    "not a number": (
+        "Decision(advantage_T > 0, advantage_T * float('nan'))",
+        r"my_mask\.py.*statistic_T is NaN at",
+    ),
     "half a number": (
         "Decision(advantage_T > 0, namespace(advantage_T).log(advantage_T))",
         r"my_mask\.py.*NaN at [0-9,]+ of",
@@ -185,14 +227,22 @@ AT_WORK = {  # each is correct on the two tokens on which a mask is tried
         "Decision(advantage_T > 0, advantage_T[1:])",
         r"my_mask\.py.*statistic_T has the shape \(\d+,\) for",
     ),
-    "numpy": ("Decision((advantage_T > 0).numpy(), advantage_T)", r"my_mask\.py.*keep_T is ndarray"),
-    "another device": ("Decision((advantage_T > 0).to('meta'), advantage_T)", r"my_mask\.py.*is on meta"),
+    "numpy": (
+        "Decision((advantage_T > 0).numpy(), advantage_T)",
+        r"my_mask\.py.*keep_T is ndarray",
+    ),
+    "another device": (
+        "Decision((advantage_T > 0).to('meta'), advantage_T)",
+        r"my_mask\.py.*is on meta",
+    ),
     "a pair": ("(advantage_T > 0, advantage_T)", r"my_mask\.py.*returned tuple"),
 }
 
 
 @pytest.mark.parametrize(("expression", "message"), AT_WORK.values(), ids=AT_WORK)
-def test_what_is_wrong_on_real_data_names_the_file(tmp_path: Path, expression: str, message: str) -> None:
+def test_what_is_wrong_on_real_data_names_the_file(
+    tmp_path: Path, expression: str, message: str
+) -> None:
     source = (
         "def trust_region(compared, advantage_T):\n"
         f"    if len(advantage_T) > 2:\n        return {expression}\n"
@@ -213,7 +263,10 @@ TOUCHING = {
     "where responses begin": "compared.responses.offset_S1[:] = 0; compared.responses.length_S[:] = 1",
     "sums": "compared.level_log_ratio_T('mean'); compared._sum_S[:] = 0; compared._mean_S[:] = 0",
     "top-K": "[x.__setitem__(0, -3) for x in compared.topk(4)]; compared._topk_current_TK[:] = -2",
-    "top-K ids": "compared._topk.ids_TK[:] = 0; compared._topk.response_ids_T[:] = 0; compared._topk.trainer[:] = 0",
+    "top-K ids": (
+        "compared._topk.ids_TK[:] = 0; compared._topk.response_ids_T[:] = 0; "
+        "compared._topk.trainer[:] = 0"
+    ),
 }
 OF_TORCH = {
     "in place": "advantage_T.zero_(); compared.ratio_T.clamp_(0, 1)",
@@ -223,10 +276,19 @@ OF_TORCH = {
 
 
 @pytest.mark.parametrize("world", [in_numpy, lambda given: given], ids=["numpy", "torch"])
-def test_a_mask_s_changes_reach_nothing_else(tmp_path: Path, world: Callable[[Policies], Policies]) -> None:
-    """All other algorithms and the policies give the same numbers before it, after it and next to it."""
-    rows = [TABLE[name] for name in ("grpo-clip-higher", "ppo-mis", "gspo", "dppo-topk-kl", "ppo-icepop")]
-    for number, touch in enumerate([*TOUCHING.values(), *(OF_TORCH.values() if world is not in_numpy else ())]):
+def test_a_mask_s_changes_reach_nothing_else(
+    tmp_path: Path, world: Callable[[Policies], Policies]
+) -> None:
+    """All other algorithms and the policies give the same numbers before it, after it and next
+    to it.
+    """
+    rows = [
+        TABLE[name]
+        for name in ("grpo-clip-higher", "ppo-mis", "gspo", "dppo-topk-kl", "ppo-icepop")
+    ]
+    for number, touch in enumerate(
+        [*TOUCHING.values(), *(OF_TORCH.values() if world is not in_numpy else ())]
+    ):
         source = (
             f"{HEAD}READS_TOP_K = True\n"
             "def trust_region(compared, advantage_T, *, k: int = 4):\n"
@@ -249,17 +311,27 @@ def test_a_mask_s_changes_reach_nothing_else(tmp_path: Path, world: Callable[[Po
 def test_torch_called_on_numpy_gets_one_sentence(tmp_path: Path) -> None:
     """And numpy's methods called on tensors: each with code that works for both."""
     own_file = "import torch\nfrom mismatch_cli.trust_regions import Decision\n"
-    own_file += "def trust_region(compared, advantage_T):\n    return Decision({} <= 1, compared.ratio_T)\n"
+    own_file += (
+        "def trust_region(compared, advantage_T):\n    return Decision({} <= 1, compared.ratio_T)\n"
+    )
     for number, expression in enumerate(
-        ("compared.log_ratio_T.abs()", "torch.abs(compared.log_ratio_T)", "compared.log_ratio_T.clamp(0, 1)")
+        (
+            "compared.log_ratio_T.abs()",
+            "torch.abs(compared.log_ratio_T)",
+            "compared.log_ratio_T.clamp(0, 1)",
+        )
     ):
         (folder := tmp_path / str(number)).mkdir()
-        with pytest.raises(UsageError, match=r"columns are numpy arrays when a trace is read.*Use operators"):
+        with pytest.raises(
+            UsageError, match=r"columns are numpy arrays when a trace is read.*Use operators"
+        ):
             find(write(folder, own_file.format(expression)))
     (folder := tmp_path / "numpy").mkdir()
     path = write(folder, own_file.format("compared.log_ratio_T.astype(float)"))
     assert find(path).name == "my_mask"
-    with pytest.raises(UsageError, match=r"columns are numpy arrays when a trace is read.*torch tensors in `train`"):
+    with pytest.raises(
+        UsageError, match=r"columns are numpy arrays when a trace is read.*torch tensors in `train`"
+    ):
         find(path, training=True)
     with pytest.raises(UsageError, match=r"keep_T is Tensor, but the columns are ndarray"):
         find(write(tmp_path, own_file.replace("{} <= 1", "torch.from_numpy(advantage_T) > 0")))
@@ -270,7 +342,9 @@ def test_a_mask_sees_top_k_only_if_it_asks_for_it(tmp_path: Path) -> None:
     source = (
         TOP_K.replace("READS_TOP_K = True", "")
         .replace("    tv_T", "    if len(advantage_T) > 2: tv_T")
-        .replace("return Decision(tv_T <= max_tv, tv_T)", "return Decision(advantage_T > 0, advantage_T)")
+        .replace(
+            "return Decision(tv_T <= max_tv, tv_T)", "return Decision(advantage_T > 0, advantage_T)"
+        )
     )
     drawn = random_policies(0)
     with pytest.raises(MismatchError, match=r"my_mask\.py fails .*columns"):
@@ -294,13 +368,19 @@ LEAVING = {
 
 @pytest.mark.parametrize("statement", LEAVING.values(), ids=LEAVING)
 @pytest.mark.parametrize("where", ["imported", "tried out", "at work"])
-def test_a_mask_that_exits_is_an_error_that_names_it(tmp_path: Path, where: str, statement: str) -> None:
+def test_a_mask_that_exits_is_an_error_that_names_it(
+    tmp_path: Path, where: str, statement: str
+) -> None:
     at = {"imported": "", "tried out": "    ", "at work": "    if len(advantage_T) > 2: "}[where]
     function = "def trust_region(compared, advantage_T):\n"
     lines = [function, f"{at}{statement}\n"] if at else [f"{statement}\n", function]
     if where == "imported" and "trust_region(" in statement:
         lines = ["def recurse(): recurse()\n", "recurse()\n", function]
-    path = write(tmp_path, f"import os, sys\n{HEAD}{''.join(lines)}    return Decision(advantage_T > 0, advantage_T)\n")
+    path = write(
+        tmp_path,
+        f"import os, sys\n{HEAD}{''.join(lines)}    return Decision(advantage_T > 0, "
+        "advantage_T)\n",
+    )
     drawn = random_policies(0, responses=3)
     with pytest.raises(MismatchError, match=r"my_mask\.py .*(Remove the call|Fix it)\.$") as caught:
         keep_T(find(path), drawn, signs(len(drawn.trainer)))
@@ -312,21 +392,29 @@ def test_a_mask_that_exits_is_an_error_that_names_it(tmp_path: Path, where: str,
 def test_a_process_that_a_mask_forks_may_exit(tmp_path: Path) -> None:
     fork = "    assert os.waitpid(os.fork() or os._exit(3), 0)[1] >> 8 == 3\n"
     answer = "    return Decision(advantage_T > 0, advantage_T)\n"
-    path = write(tmp_path, f"import os\n{HEAD}def trust_region(compared, advantage_T):\n{fork}{answer}")
+    path = write(
+        tmp_path, f"import os\n{HEAD}def trust_region(compared, advantage_T):\n{fork}{answer}"
+    )
     drawn, leave = random_policies(0), os._exit
     keep_T(find(path), drawn, signs(len(drawn.trainer)))
     assert os._exit is leave
 
 
-def test_a_mask_s_prints_are_not_output_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path, "print('imported')\n" + MINE.replace("    p_T =", "    print('asked')\n    p_T ="))
+def test_a_mask_s_prints_are_not_output_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(
+        tmp_path, "print('imported')\n" + MINE.replace("    p_T =", "    print('asked')\n    p_T =")
+    )
     find(path)
     out, err = capsys.readouterr()
     assert out == "" and err.split() == ["imported", "asked"]
 
 
 def test_a_mask_s_own_error_on_real_data_is_passed_on(tmp_path: Path) -> None:
-    source = MINE.replace("    p_T =", "    if len(advantage_T) > 2: raise MismatchError('Too many.')\n    p_T =")
+    source = MINE.replace(
+        "    p_T =", "    if len(advantage_T) > 2: raise MismatchError('Too many.')\n    p_T ="
+    )
     algorithm = find(write(tmp_path, "from mismatch_cli.errors import MismatchError\n" + source))
     drawn = random_policies(0)
     with pytest.raises(MismatchError, match=r"^Too many\.$"):
@@ -342,7 +430,9 @@ def test_a_mistake_of_the_package_is_not_blamed_on_a_file() -> None:
 
 
 def test_a_message_of_the_mask_itself_is_passed_on(tmp_path: Path) -> None:
-    source = MINE.replace("    p_T =", "    if lowest > 1: raise UsageError('lowest is a probability.')\n    p_T =")
+    source = MINE.replace(
+        "    p_T =", "    if lowest > 1: raise UsageError('lowest is a probability.')\n    p_T ="
+    )
     path = write(tmp_path, "from mismatch_cli.errors import UsageError\n" + source)
     with pytest.raises(UsageError, match=r"^lowest is a probability\.$"):
         find(f"{path}:lowest=2")

@@ -1,4 +1,6 @@
-"""How a user names an algorithm: rows, aliases, masks by name, parameters, and the errors for mistakes."""
+"""How a user names an algorithm: rows, aliases, masks by name, parameters, and the errors for
+mistakes.
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,26 @@ def test_parameters_reach_the_masks() -> None:
         ("dppo-binary-tv:max_tv=0.05", "binary-tv", {"tv_low": 0.05, "tv_high": 0.05}),
         ("dppo-binary-tv:tv_low=0.05", "binary-tv", {"tv_low": 0.05}),
         ("dppo-verl:delta_high=0.05,delta_low=0.3", "binary-tv", {"tv_low": 0.3, "tv_high": 0.05}),
-        ("trm-avg:delta=0.1,estimator=k2,over=sum", "kl-estimate", {"max_kl": 0.1, "estimator": "k2", "over": "sum"}),
+        (
+            "trm-avg:delta=0.1,estimator=k2,over=sum",
+            "kl-estimate",
+            {"max_kl": 0.1, "estimator": "k2", "over": "sum"},
+        ),
         ("m2po:τ=0.5", "second-moment", {"max_moment": 0.5}),
         ("kpop:phi=1", "binary-kl-band", {"max_kl": 1.0}),
         ("cppo:delta=0.2,budget=0.1", "cumulative-tv", {"max_tv": 0.2, "budget": 0.1}),
         ("glm5-dis:band_low=0.7", "icepop", {"band_low": 0.7, "band_high": 1.2}),
         ("cispo:cap=5", "none", {}),
-        ("top-k-kl:k=3,replace_last=true,max_kl=.2", "top-k-kl", {"k": 3, "replace_last": True} | KL_OF_2),
-        ("relaxed-ratio-clip:relax=low, alpha = 0.4", "relaxed-ratio-clip", {"relax": "low", "alpha": 0.4}),
+        (
+            "top-k-kl:k=3,replace_last=true,max_kl=.2",
+            "top-k-kl",
+            {"k": 3, "replace_last": True} | KL_OF_2,
+        ),
+        (
+            "relaxed-ratio-clip:relax=low, alpha = 0.4",
+            "relaxed-ratio-clip",
+            {"relax": "low", "alpha": 0.4},
+        ),
         ("icepop:band_high=2", "icepop", {"band_high": 2.0}),
         ("prime-rl:max_tv=0.1", "binary-tv", {"tv_low": 0.1, "tv_high": 0.1}),
     ):
@@ -65,7 +79,8 @@ def test_parameters_reach_the_masks() -> None:
         assert torch.equal(found_T, ask(region, given, advantage_T, **chosen).keep_T)
         if chosen:
             assert not torch.equal(found_T, ask(region, given, advantage_T).keep_T)
-    assert TABLE["dppo-binary-tv"].masks[0].parameters == {"tv_low": 0.15, "tv_high": 0.15}  # the table is unchanged
+    # The table is unchanged
+    assert TABLE["dppo-binary-tv"].masks[0].parameters == {"tv_low": 0.15, "tv_high": 0.15}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +107,9 @@ def test_parameters_reach_the_masks() -> None:
     ],
 )
 def test_a_threshold_by_its_letter(by_letter: str, by_name: str) -> None:
-    """ε without a side sets both; a letter, spelled out or not, sets the threshold that it stands for."""
+    """ε without a side sets both; a letter, spelled out or not, sets the threshold that it
+    stands for.
+    """
     found, expected = find(by_letter), find(by_name)
     assert found.name == by_letter
     assert [mask.parameters for mask in found.masks] == [mask.parameters for mask in expected.masks]
@@ -110,18 +127,25 @@ def test_cap_and_floor_bound_the_last_factor() -> None:
     assert given.recomputed is not None
     own_T = (given.trainer - given.recomputed).exp()
     gap_T = (given.recomputed - given.rollout).exp()
-    torch.testing.assert_close(weight_T(algorithm, given, torch.ones_like(own_T)), own_T * gap_T.clamp(0.5, 1.5))
+    torch.testing.assert_close(
+        weight_T(algorithm, given, torch.ones_like(own_T)), own_T * gap_T.clamp(0.5, 1.5)
+    )
     assert find("pg-tis:cap=7").weight == (capped(TRAINER_ROLLOUT, cap=7),)
     assert find("sapo:tau=2").weight[0].parameters == {"tau_pos": 2.0, "tau_neg": 2.0}
     assert find("vespo:lambda=1,k_neg=2").weight[0].parameters == {
-        "k_pos": 2.0, "lambda_pos": 1.0, "k_neg": 2.0, "lambda_neg": 1.0,
-    }  # fmt: skip
+        "k_pos": 2.0,
+        "lambda_pos": 1.0,
+        "k_neg": 2.0,
+        "lambda_neg": 1.0,
+    }
     assert find("drpo:ε=2.5").weight[0].parameters == {"epsilon": 2.5}
     assert find("minpro:epsilon=0.1").weight[0].parameters == {"ratio_low": 0.1, "ratio_high": 0.1}
     assert find("nfpo:N=7").weight[0].parameters == {"steps": 7}
     assert find("gbpo:lambda=1,epsilon_low=0.2").weight[0].parameters == {
-        "ratio_low": 0.2, "ratio_high": 0.3, "temperature": 1.0,
-    }  # fmt: skip
+        "ratio_low": 0.2,
+        "ratio_high": 0.3,
+        "temperature": 1.0,
+    }
     assert find("cispo-verl:cap=1.28").weight == (capped(TRAINER_RECOMPUTED, floor=0.8, cap=1.28),)
     assert find("pg-tis:floor=1").weight == (capped(TRAINER_ROLLOUT, floor=1, cap=3),)
 
@@ -139,7 +163,11 @@ def test_parameters_of_a_term() -> None:
 def test_a_threshold_of_mask_and_weight_is_one() -> None:
     """GMPO clips the ratios in the mean like the mask does."""
     tuned = find("gmpo:log_high=0.2")
-    assert dict(tuned.masks[0].parameters) == dict(tuned.weight[0].parameters) == {"log_low": 0.4, "log_high": 0.2}
+    assert (
+        dict(tuned.masks[0].parameters)
+        == dict(tuned.weight[0].parameters)
+        == {"log_low": 0.4, "log_high": 0.2}
+    )
 
 
 def measured_from(algorithm: Algorithm) -> set[str]:
@@ -148,12 +176,18 @@ def measured_from(algorithm: Algorithm) -> set[str]:
     return {ratio.anchor for ratio in ratios if ratio.current == "trainer"}
 
 
-ANCHORED = [(name, anchor) for name in dict.fromkeys([*ROWS, *REGIONS]) for anchor in ("rollout", "recomputed")]
+ANCHORED = [
+    (name, anchor)
+    for name in dict.fromkeys([*ROWS, *REGIONS])
+    for anchor in ("rollout", "recomputed")
+]
 
 
 @pytest.mark.parametrize(("name", "anchor"), ANCHORED, ids=map("-".join, ANCHORED))
 def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) -> None:
-    """A moved row is its published objective with one policy replaced by the other; nothing else changes."""
+    """A moved row is its published objective with one policy replaced by the other; nothing else
+    changes.
+    """
     row, spec = find(name), f"{name}:anchor={anchor}"
     decoupled = len(measured_from(row)) == 2
     gap = any(replace(rule.ratio, level="token") == ENGINE_GAP for rule in row.rules)
@@ -169,12 +203,18 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
     assert replace(moved, name=row.name, masks=row.masks, weight=row.weight, term=row.term) == row
     assert [mask.parameters for mask in moved.masks] == [mask.parameters for mask in row.masks]
     given = random_policies(3)
-    assert given.recomputed is not None and given.topk is not None and given.topk.recomputed is not None
+    assert (
+        given.recomputed is not None
+        and given.topk is not None
+        and given.topk.recomputed is not None
+    )
     advantage_T = signs(len(given.responses.length_S))[given.responses.response_T]
     if measured_from(row) != {anchor}:  # the policies swap places, and the row stays the same
         topk = replace(given.topk, rollout=given.topk.recomputed, recomputed=given.topk.rollout)
         turned = replace(given, rollout=given.recomputed, recomputed=given.rollout, topk=topk)
-        assert torch.equal(coefficient_T(moved, given, advantage_T), coefficient_T(row, turned, advantage_T))
+        assert torch.equal(
+            coefficient_T(moved, given, advantage_T), coefficient_T(row, turned, advantage_T)
+        )
         if name in PUBLISHED:
             tokens = sample(turned, advantage_T)
             (gradient_T,) = torch.autograd.grad(PUBLISHED[name](tokens).sum(), tokens.logp)
@@ -222,9 +262,18 @@ MISTAKES = [
         r"delta_low \(δ_low, tv_low\), floor\.",
     ),
     ("mask-0.5:drop=0.1", r"Available: anchor, cap \(C\), delta \(δ, max_drop\), floor\."),
-    ("vespo:k_po=1", r"Did you mean k_pos.* Available: k \(both sides\), k_neg, k_pos, lambda \(λ, both sides\), "),
-    ("dppo-binary-tv:delta=0.1,max_tv=0.2", r"delta and max_tv both set tv_low\. Give each one once"),
-    ("dppo-binary-tv:delta=0.1,tv_high=0.2", r"delta and tv_high both set tv_high\. Give each one once"),
+    (
+        "vespo:k_po=1",
+        r"Did you mean k_pos.* Available: k \(both sides\), k_neg, k_pos, lambda \(λ, both sides\), ",
+    ),
+    (
+        "dppo-binary-tv:delta=0.1,max_tv=0.2",
+        r"delta and max_tv both set tv_low\. Give each one once",
+    ),
+    (
+        "dppo-binary-tv:delta=0.1,tv_high=0.2",
+        r"delta and tv_high both set tv_high\. Give each one once",
+    ),
     ("ppo:epsilon=0.1,ε_low=0.2", r"epsilon and ε_low both set ratio_low\. Give each one once"),
     ("dppo-binary-tv:delta=wide", r"delta=wide is not a number\. Example: delta=0\.15"),
     ("dppo-binary-tv:delta=15", "δ=15 is out of range: choose a number from 0 to 1"),
@@ -271,12 +320,17 @@ MISTAKES = [
     ("m2po:counted=none", r"counted=none is unknown\. Choose one of: outward, all\."),
     ("trm-max:over=min", r"over=min is unknown\. Choose one of: token, mean, max, sum\."),
     ("trm-max:estimator=k1", r"estimator=k1 is unknown\. Choose one of: k2, k3\."),
-    ("verl-token", r"Unknown algorithm 'verl-token'\. Did you mean verl-token-is or verl-token-icepop\?"),
+    (
+        "verl-token",
+        r"Unknown algorithm 'verl-token'\. Did you mean verl-token-is or verl-token-icepop\?",
+    ),
     ("nowhere.py", r"nowhere\.py does not exist\. Name a Python file that defines trust_region"),
 ]
 
 
-@pytest.mark.parametrize(("spec", "message"), MISTAKES, ids=[spec or "empty" for spec, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("spec", "message"), MISTAKES, ids=[spec or "empty" for spec, _ in MISTAKES]
+)
 def test_mistakes_get_one_sentence(spec: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         find(spec)

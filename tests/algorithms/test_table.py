@@ -39,7 +39,9 @@ VARIANTS = [
 
 def test_names_are_unique() -> None:
     assert len(table._ROWS) == len(TABLE)
-    assert len(OWNERS) == sum(map(len, (owners._VERL, owners._CISPO, owners._OTHERS, owners._SCALING)))
+    assert len(OWNERS) == sum(
+        map(len, (owners._VERL, owners._CISPO, owners._OTHERS, owners._SCALING))
+    )
     rows = set(TABLE) | set(OWNERS)
     assert not set(TABLE) & set(OWNERS) and not rows & set(ALIASES)
     assert (rows | set(ALIASES)) & set(REGIONS) == set()
@@ -64,14 +66,22 @@ def test_formulas_are_filled_in(spec: str) -> None:
     [
         ("reinforce", "never", "1"),
         ("pg-tis", "never", "min(r, 3)"),
-        ("minirl-tis", "A > 0 and r′ > 1 + ε_high, or A < 0 and r′ < 1 − ε_low (ε = 0.2 / 0.28)", "min(r, 3)"),
+        (
+            "minirl-tis",
+            "A > 0 and r′ > 1 + ε_high, or A < 0 and r′ < 1 − ε_low (ε = 0.2 / 0.28)",
+            "min(r, 3)",
+        ),
         ("dppo-binary-tv", "A > 0 and p − q > δ_high, or A < 0 and q − p > δ_low (δ = 0.15)", "r"),
         (
             "dppo-binary-tv:tv_low=0.1",
             "A > 0 and p − q > δ_high, or A < 0 and q − p > δ_low (δ = 0.1 / 0.15)",
             "r",
         ),
-        ("dppo-binary-tv-recompute", "A > 0 and p − p′ > δ_high, or A < 0 and p′ − p > δ_low (δ = 0.15)", "r"),
+        (
+            "dppo-binary-tv-recompute",
+            "A > 0 and p − p′ > δ_high, or A < 0 and p′ − p > δ_low (δ = 0.15)",
+            "r",
+        ),
         ("mask-0.8", "A < 0 and q − p ≥ δ (δ = 0.8)", "r"),
         (
             "prime-rl",
@@ -123,7 +133,9 @@ def test_weights_in_words(spec: str, weight: str) -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_what_a_row_needs_is_enough(name: str) -> None:
-    """Without the recomputed policy, the top-K or the entropy, unless the row says that it needs them."""
+    """Without the recomputed policy, the top-K or the entropy, unless the row says that it needs
+    them.
+    """
     algorithm, given = ROWS[name], random_policies(0)
     assert algorithm.needs_entropy == (name == "top-entropy")
     assert bool(algorithm.batch_rules) == (name in OVER_BATCHES)
@@ -139,12 +151,16 @@ def test_what_a_row_needs_is_enough(name: str) -> None:
         average=given.average if algorithm.needs_average else None,
     )
     advantage_T = signs(len(given.trainer))
-    assert torch.equal(coefficient_T(algorithm, lean, advantage_T), coefficient_T(algorithm, given, advantage_T))
+    assert torch.equal(
+        coefficient_T(algorithm, lean, advantage_T), coefficient_T(algorithm, given, advantage_T)
+    )
     rules = [rule for rule in algorithm.rules if rule.module.__name__ not in NO_POLICIES]
-    if any("recomputed" in (rule.ratio.current, rule.ratio.anchor) for rule in rules):  # and it is actually used
+    # And it is actually used
+    if any("recomputed" in (rule.ratio.current, rule.ratio.anchor) for rule in rules):
         changed = replace(given, recomputed=given.recomputed.roll(1))
         assert not torch.equal(
-            coefficient_T(algorithm, changed, advantage_T), coefficient_T(algorithm, lean, advantage_T)
+            coefficient_T(algorithm, changed, advantage_T),
+            coefficient_T(algorithm, lean, advantage_T),
         )
 
 
@@ -154,7 +170,9 @@ def test_parameters_have_the_types_of_their_defaults() -> None:
         for rule in row.rules:
             region = rule.module.__name__.rpartition(".")[2].replace("_", "-")
             default = (mask(region) if isinstance(rule, Mask) else factor(region)).parameters
-            assert {n: type(x) for n, x in rule.parameters.items()} == {n: type(x) for n, x in default.items()}, name
+            assert {n: type(x) for n, x in rule.parameters.items()} == {
+                n: type(x) for n, x in default.items()
+            }, name
     assert find("pg-tis:cap=1.5").weight == (capped(TRAINER_ROLLOUT, cap=1.5),)
 
 
@@ -182,8 +200,28 @@ def test_anchors() -> None:
 
 def test_rows_whose_weight_is_r() -> None:
     weighs = {name for name, row in ROWS.items() if row.weighs_by_ratio}
-    assert {"pg-is", "pg-tis", "minirl", "dppo-binary-tv", "mask-0.5", "prime-rl", "ipo", "cispo-tinker"} <= weighs
-    assert not weighs & {"reinforce", "ppo", "ppo-tis", "ppo-mis", "gspo", "sapo", "drpo", "dro", "nfpo", "cispo-verl"}
+    assert {
+        "pg-is",
+        "pg-tis",
+        "minirl",
+        "dppo-binary-tv",
+        "mask-0.5",
+        "prime-rl",
+        "ipo",
+        "cispo-tinker",
+    } <= weighs
+    assert not weighs & {
+        "reinforce",
+        "ppo",
+        "ppo-tis",
+        "ppo-mis",
+        "gspo",
+        "sapo",
+        "drpo",
+        "dro",
+        "nfpo",
+        "cispo-verl",
+    }
 
 
 def test_a_token_counts_if_every_mask_keeps_it() -> None:
@@ -194,14 +232,22 @@ def test_a_token_counts_if_every_mask_keeps_it() -> None:
     decisions = [mask.decide(given, advantage_T).keep_T for mask in row.masks]
     assert torch.equal(keep_T(row, given, advantage_T), decisions[0] & decisions[1])
     assert (decisions[0] != decisions[1]).any()
-    assert (coefficient_T(row, given, advantage_T)[~(decisions[0] & decisions[1]) | (advantage_T == 0)] == 0).all()
+    assert (
+        coefficient_T(row, given, advantage_T)[~(decisions[0] & decisions[1]) | (advantage_T == 0)]
+        == 0
+    ).all()
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_blocked_tokens_are_zero_also_where_the_weight_is_infinite(name: str) -> None:
-    """Ratios of e^200 in float32: inf · A, and inf · 0 without an advantage; a term adds a finite value."""
+    """Ratios of e^200 in float32: inf · A, and inf · 0 without an advantage; a term adds a
+    finite value.
+    """
     row = replace(ROWS[name], term=None)
-    rollout, trainer = torch.tensor([-200.0, -200, -1, -0.1]), torch.tensor([-0.1, -0.1, -1.1, -INF])
+    rollout, trainer = (
+        torch.tensor([-200.0, -200, -1, -0.1]),
+        torch.tensor([-0.1, -0.1, -1.1, -INF]),
+    )
     advantage_T = torch.tensor([1.0, 0, 1, -1])
     for recomputed in (rollout, trainer.clamp(min=-300), torch.full_like(rollout, -2)):
         given = policies(rollout, trainer, recomputed, lengths=[1, 1, 1, 1])
@@ -210,7 +256,9 @@ def test_blocked_tokens_are_zero_also_where_the_weight_is_infinite(name: str) ->
         assert (found_T[~kept_T | (advantage_T == 0)] == 0).all()
         assert not found_T.isnan().any()
         whole_T = coefficient_T(ROWS[name], given, advantage_T)
-        assert not whole_T.isnan().any() and (whole_T - found_T)[found_T.isfinite()].isfinite().all()
+        assert (
+            not whole_T.isnan().any() and (whole_T - found_T)[found_T.isfinite()].isfinite().all()
+        )
 
 
 def test_an_infinite_weight_is_really_reached() -> None:
@@ -223,11 +271,15 @@ def test_an_infinite_weight_is_really_reached() -> None:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_token_outside_the_trainers_support_both_times(name: str) -> None:
-    """At equal weights the recomputed policy is the trainer, and a truncated support excludes the token in both.
+    """At equal weights the recomputed policy is the trainer, and a truncated support excludes the
+    token in both.
 
     The log ratio of a whole response is infinite then, so a pull by it is 0.
     """
-    rollout, trainer = torch.tensor([-0.5, -3, -1], dtype=F64), torch.tensor([-0.4, -INF, -1.2], dtype=F64)
+    rollout, trainer = (
+        torch.tensor([-0.5, -3, -1], dtype=F64),
+        torch.tensor([-0.4, -INF, -1.2], dtype=F64),
+    )
     given = policies(rollout, trainer)
     for sign in (1.0, -1.0):
         found_T = coefficient_T(ROWS[name], given, torch.full_like(rollout, sign))

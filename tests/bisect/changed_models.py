@@ -22,7 +22,9 @@ def copied(
     settings: Mapping[str, Any] | None = None,
     tensors: Callable[[Tensors], Tensors] | None = None,
 ) -> str:
-    """A copy of the folder, with other settings in its config.json or other tensors, kept in float32."""
+    """A copy of the folder, with other settings in its config.json or other tensors, kept in
+    float32.
+    """
     shutil.copytree(model, into, dirs_exist_ok=True)
     if settings is not None:
         path = into / "config.json"
@@ -57,7 +59,9 @@ def rounded_to_int8(loaded: Tensors) -> Tensors:
 
 
 def _is_linear(name: str, weight: torch.Tensor) -> bool:
-    return weight.dim() == 2 and not any(part in name for part in ("embed", "lm_head", ".gate.weight"))
+    return weight.dim() == 2 and not any(
+        part in name for part in ("embed", "lm_head", ".gate.weight")
+    )
 
 
 _ROUNDED_NORMS = '''
@@ -90,7 +94,9 @@ def with_rounded_norms(model: str, into: Path) -> str:
     With `--trust-remote-code` only the trainer rounds its norms.
     """
     (architecture,) = json.loads((Path(model) / "config.json").read_text())["architectures"]
-    folder = copied(model, into, {"auto_map": {"AutoModelForCausalLM": "rounded_norms.RoundedNorms"}})
+    folder = copied(
+        model, into, {"auto_map": {"AutoModelForCausalLM": "rounded_norms.RoundedNorms"}}
+    )
     (into / "rounded_norms.py").write_text(_ROUNDED_NORMS.format(architecture=architecture))
     return folder
 

@@ -1,7 +1,9 @@
-"""Causes of a gap, planted one at a time into healthy runs of real commands, for `mismatch-cli bisect` to name.
+"""Causes of a gap, planted one at a time into healthy runs of real commands, for `mismatch-cli
+bisect` to name.
 
-A row says into which models a cause can be planted, what `bisect` may call it, and how to make its trace. Unless
-something is planted, the two sides of these models agree as well as their dtype allows.
+A row says into which models a cause can be planted, what `bisect` may call it, and how to make its
+trace. Unless something is planted, the two sides of these models agree as well as their dtype
+allows.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ _BRIEF = "--noise-responses 16 --threads 1 --no-plots --quiet --force"
 class Bed:
     """A model and a folder for its runs. A finished run is not repeated."""
 
-    def __init__(self, folder: Path, name: str, typed: Typed, sampled: str = SAMPLED, runs: str = "") -> None:
+    def __init__(
+        self, folder: Path, name: str, typed: Typed, sampled: str = SAMPLED, runs: str = ""
+    ) -> None:
         """`runs`: the name of its folder of runs, if not the model's name."""
         self.name, self._typed, self._sampled = name, typed, sampled
         self.runs, self._models = folder / "runs" / (runs or name), folder / "models"
@@ -50,14 +54,22 @@ class Bed:
 
     def _family(self) -> str:
         folder = self._models / self.name
-        return str(folder) if (folder / "model.safetensors").exists() else save_family(self._models, self.name)
+        return (
+            str(folder)
+            if (folder / "model.safetensors").exists()
+            else save_family(self._models, self.name)
+        )
 
     def probed(self, run: str, *flags: str, dtype: str = FLOAT32, model: str | None = None) -> Path:
         """A run sampled by vLLM, with the same dtype on both sides."""
         dtypes = f"--rollout-dtype {dtype} --trainer-dtype {dtype}"
-        return self._made(run, "probe", model or self.model, *f"{dtypes} {self._sampled} {_BRIEF}".split(), *flags)
+        return self._made(
+            run, "probe", model or self.model, *f"{dtypes} {self._sampled} {_BRIEF}".split(), *flags
+        )
 
-    def rescored(self, run: str, source: Path, *flags: str, dtype: str = FLOAT32, model: str | None = None) -> Path:
+    def rescored(
+        self, run: str, source: Path, *flags: str, dtype: str = FLOAT32, model: str | None = None
+    ) -> Path:
         """A trace's tokens, scored by a trainer that is said to have the sampling weights."""
         trainer = f"--trainer-model {model or self.model} --trainer-dtype {dtype}"
         return self._made(run, "rescore", str(source), *f"{trainer} {_BRIEF}".split(), *flags)
@@ -107,8 +119,9 @@ class Planted:
 class Plant:
     """One cause: the models it applies to, the correct names for it, and how to make it.
 
-    `dtype` is that of the clean run with which its gap is compared. `parts`: the tensors or modules that it affects,
-    if a cause names some. `here`: a context that changes the engine in this process, for both the trace and the search.
+    `dtype` is that of the clean run with which its gap is compared. `parts`: the tensors or modules
+    that it affects, if a cause names some. `here`: a context that changes the engine in this
+    process, for both the trace and the search.
     """
 
     name: str
@@ -120,10 +133,14 @@ class Plant:
     here: Callable[[], AbstractContextManager[None]] | None = None
 
     def is_named_by(self, cause: Mapping[str, Any]) -> bool:
-        """Whether a row of `causes` is this one: by its setting, and by its parts if it names only the kind."""
+        """Whether a row of `causes` is this one: by its setting, and by its parts if it names
+        only the kind.
+        """
         setting = str(cause["setting"])
         said = setting if setting in self.parts else _bare(setting)
-        right = any(f".{said}.".startswith(f".{name}.") or said.endswith(f".{name}") for name in self.right)
+        right = any(
+            f".{said}.".startswith(f".{name}.") or said.endswith(f".{name}") for name in self.right
+        )
         of_parts = not self.parts or setting in self.parts or set(cause["parts"]) == set(self.parts)
         return right and of_parts
 
@@ -135,7 +152,8 @@ def _bare(setting: str) -> str:
 
 
 SCALED, STALE = "model.layers.1.self_attn.o_proj.weight", "model.layers.0.self_attn.v_proj.weight"
-NORMED_NOWHERE = "model.layers.1.self_attn.q_proj.weight"  # Gemma-2 normalises attention's output, so its scale is lost
+# Gemma-2 normalises attention's output, so its scale is lost
+NORMED_NOWHERE = "model.layers.1.self_attn.q_proj.weight"
 _POSITIONS = ("rope_parameters", "rope_theta", "rope_scaling", "rope_type", "hf_overrides")
 
 
@@ -173,15 +191,24 @@ def other_scaling(bed: Bed) -> dict[str, Any]:
     """Scaled by 2 if the family does not scale, else unscaled."""
     base = {"rope_theta": bed.rope["rope_theta"]}
     plain = bed.rope["rope_type"] == "default"
-    return {"rope_parameters": base | ({"rope_type": "linear", "factor": 2.0} if plain else {"rope_type": "default"})}
+    return {
+        "rope_parameters": base
+        | ({"rope_type": "linear", "factor": 2.0} if plain else {"rope_type": "default"})
+    }
 
 
-def _positions_of_trainer(run: str, positions: Callable[[Bed], dict[str, Any]]) -> Callable[[Bed], Planted]:
+def _positions_of_trainer(
+    run: str, positions: Callable[[Bed], dict[str, Any]]
+) -> Callable[[Bed], Planted]:
     return lambda bed: _trainer(run, settings=positions(bed))(bed)
 
 
-def _positions_of_engine(run: str, positions: Callable[[Bed], dict[str, Any]]) -> Callable[[Bed], Planted]:
-    return lambda bed: Planted(bed.probed(run, "--engine-arg", f"hf_overrides={json.dumps(positions(bed))}"))
+def _positions_of_engine(
+    run: str, positions: Callable[[Bed], dict[str, Any]]
+) -> Callable[[Bed], Planted]:
+    return lambda bed: Planted(
+        bed.probed(run, "--engine-arg", f"hf_overrides={json.dumps(positions(bed))}")
+    )
 
 
 def temperature(bed: Bed) -> Planted:
@@ -228,41 +255,96 @@ def head_of_engine(dtype: str) -> tuple[str, str]:
 
 
 PLANTS = (
-    Plant("fp8 KV cache", MODELS, ("kv_cache_dtype",), _flagged("fp8", *FP8, dtype=BFLOAT16), BFLOAT16),
-    Plant("fp8 KV cache in float32", MODELS, ("kv_cache_dtype",), _flagged("fp8-float32", *FP8, dtype=FLOAT32)),
+    Plant(
+        "fp8 KV cache", MODELS, ("kv_cache_dtype",), _flagged("fp8", *FP8, dtype=BFLOAT16), BFLOAT16
+    ),
+    Plant(
+        "fp8 KV cache in float32",
+        MODELS,
+        ("kv_cache_dtype",),
+        _flagged("fp8-float32", *FP8, dtype=FLOAT32),
+    ),
     Plant("RMSNorm rounded in the trainer", MODELS, ("norm",), _rounded_norms),
     Plant(
-        "RMSNorm rounded in the engine", MODELS, ("norm",), _flagged("rounded-engine", dtype=FLOAT32),
+        "RMSNorm rounded in the engine",
+        MODELS,
+        ("norm",),
+        _flagged("rounded-engine", dtype=FLOAT32),
         here=rounded_norms_in_vllm,
     ),
     Plant("RoPE base, trainer", MODELS, _POSITIONS, _positions_of_trainer("base", other_base)),
     Plant("RoPE base, engine", MODELS, _POSITIONS, _positions_of_engine("base-engine", other_base)),
-    Plant("RoPE scaling, trainer", MODELS, _POSITIONS, _positions_of_trainer("scaling", other_scaling)),
-    Plant("RoPE scaling, engine", MODELS, _POSITIONS, _positions_of_engine("scaling-engine", other_scaling)),
-    # A float32 head does not change the bfloat16 gap of the other models.
-    Plant("float32 LM head, trainer", (BUNDLED,), ("head_dtype",), _flagged("head", HEAD, dtype=BFLOAT16), BFLOAT16),
     Plant(
-        "float32 LM head, engine", (BUNDLED,), ("head_dtype",),
-        _flagged("head-engine", *head_of_engine(FLOAT32), dtype=BFLOAT16), BFLOAT16,
+        "RoPE scaling, trainer", MODELS, _POSITIONS, _positions_of_trainer("scaling", other_scaling)
     ),
     Plant(
-        "bfloat16 LM head, engine in float32", MODELS, ("head_dtype",),
+        "RoPE scaling, engine",
+        MODELS,
+        _POSITIONS,
+        _positions_of_engine("scaling-engine", other_scaling),
+    ),
+    # A float32 head does not change the bfloat16 gap of the other models.
+    Plant(
+        "float32 LM head, trainer",
+        (BUNDLED,),
+        ("head_dtype",),
+        _flagged("head", HEAD, dtype=BFLOAT16),
+        BFLOAT16,
+    ),
+    Plant(
+        "float32 LM head, engine",
+        (BUNDLED,),
+        ("head_dtype",),
+        _flagged("head-engine", *head_of_engine(FLOAT32), dtype=BFLOAT16),
+        BFLOAT16,
+    ),
+    Plant(
+        "bfloat16 LM head, engine in float32",
+        MODELS,
+        ("head_dtype",),
         _flagged("low-head-engine", *head_of_engine(BFLOAT16), dtype=FLOAT32),
     ),
-    Plant("weights of int8, engine", MODELS, ("weights",), _engine("int8", tensors=rounded_to_int8)),
     Plant(
-        "one tensor × 1.01, trainer", (BUNDLED, LLAMA, MOE), ("weights", SCALED),
-        _trainer("scaled", tensors=scaled(SCALED, 1.01)), parts=(SCALED,),
+        "weights of int8, engine", MODELS, ("weights",), _engine("int8", tensors=rounded_to_int8)
     ),
     Plant(
-        "one tensor × 1.01, trainer", (GEMMA,), ("weights", NORMED_NOWHERE),
-        _trainer("scaled-queries", tensors=scaled(NORMED_NOWHERE, 1.01)), parts=(NORMED_NOWHERE,),
+        "one tensor × 1.01, trainer",
+        (BUNDLED, LLAMA, MOE),
+        ("weights", SCALED),
+        _trainer("scaled", tensors=scaled(SCALED, 1.01)),
+        parts=(SCALED,),
     ),
     Plant(
-        "one stale tensor, engine", MODELS, ("weights", STALE), _engine("stale", tensors=stale(STALE)), parts=(STALE,)
+        "one tensor × 1.01, trainer",
+        (GEMMA,),
+        ("weights", NORMED_NOWHERE),
+        _trainer("scaled-queries", tensors=scaled(NORMED_NOWHERE, 1.01)),
+        parts=(NORMED_NOWHERE,),
+    ),
+    Plant(
+        "one stale tensor, engine",
+        MODELS,
+        ("weights", STALE),
+        _engine("stale", tensors=stale(STALE)),
+        parts=(STALE,),
     ),
     Plant("temperature", MODELS, ("temperature",), temperature),
-    Plant("soft cap left out", (GEMMA,), ("attn_implementation", "attn_logit_softcapping"), without_cap),
-    Plant("padding attended", MODELS, ("attention_mask", "attended-padding", "padding"), attended_padding),
-    Plant("router with another top-k", (MOE,), tuple(ONE_EXPERT), _trainer("one-expert", settings=ONE_EXPERT)),
-)  # fmt: skip
+    Plant(
+        "soft cap left out",
+        (GEMMA,),
+        ("attn_implementation", "attn_logit_softcapping"),
+        without_cap,
+    ),
+    Plant(
+        "padding attended",
+        MODELS,
+        ("attention_mask", "attended-padding", "padding"),
+        attended_padding,
+    ),
+    Plant(
+        "router with another top-k",
+        (MOE,),
+        tuple(ONE_EXPERT),
+        _trainer("one-expert", settings=ONE_EXPERT),
+    ),
+)

@@ -31,11 +31,16 @@ def written(folder: Path, unknown: tuple[int, int, float] | None = None) -> None
 
 @pytest.mark.parametrize("value", [-np.inf, np.nan])
 def test_a_token_without_a_number_in_one_leg_counts_in_none(tmp_path, value):
-    """A token excluded by truncation or from an environment; a response that a leg has not read still counts."""
+    """A token excluded by truncation or from an environment; a response that a leg has not read
+    still counts.
+    """
     written(tmp_path / LEGS / AS_RECORDED)
     written(tmp_path / LEGS / "other", unknown=(1, 3, value))
     tokens = FixedTokens.read(tmp_path / LEGS / AS_RECORDED)
-    other_T, unread_T = tokens.flat(tmp_path / LEGS / "other", "logp_rollout"), np.full(len(tokens.counts_T), np.nan)
+    other_T, unread_T = (
+        tokens.flat(tmp_path / LEGS / "other", "logp_rollout"),
+        np.full(len(tokens.counts_T), np.nan),
+    )
     unread_T[: tokens.offset_S1[1]] = -1.0
     left = tokens.known_to([other_T, unread_T])
     assert np.flatnonzero(tokens.counts_T & ~left.counts_T).tolist() == [tokens.offset_S1[1] + 3]
@@ -48,7 +53,9 @@ def test_a_column_of_another_leg_is_aligned_by_key(tmp_path):
     tokens = FixedTokens.read(tmp_path / LEGS / AS_RECORDED)
     last = choose(SOURCE, 12)[-1]
     backwards = last.take(list(range(len(last)))[::-1])
-    write_as_recorded(tmp_path / LEGS / "part", [backwards], SOURCE.manifest, Path("none"), equal=False)
+    write_as_recorded(
+        tmp_path / LEGS / "part", [backwards], SOURCE.manifest, Path("none"), equal=False
+    )
     found_T = tokens.flat(tmp_path / LEGS / "part", "logp_rollout")
     whole_T = tokens.flat(tmp_path / LEGS / AS_RECORDED, "logp_rollout")
     read_T = np.isfinite(found_T)

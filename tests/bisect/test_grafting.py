@@ -1,4 +1,6 @@
-"""The engine's modules in the trainer's pass: grafting a kind of modules removes the gap of a fault planted in it."""
+"""The engine's modules in the trainer's pass: grafting a kind of modules removes the gap of a
+fault planted in it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ from tests.tiny_models import saved_model
 SAMPLING = SamplingSettings(temperature=0.9, top_p=0.95, max_tokens=8)
 PLAIN = SamplingSettings(temperature=0.9, max_tokens=8)
 RESPONSES = [
-    ScoreRequest([(7 * i + 3 * j) % 500 + 5 for j in range(9)], [(11 * i + 5 * j) % 500 + 3 for j in range(30)])
+    ScoreRequest(
+        [(7 * i + 3 * j) % 500 + 5 for j in range(9)],
+        [(11 * i + 5 * j) % 500 + 3 for j in range(30)],
+    )
     for i in range(2)
 ]
 # Rotary embeddings and the norms of queries and keys are inside attention, routers inside experts.
@@ -36,12 +41,16 @@ def hf(model: str, dtype: str = "float32", sampling: SamplingSettings = PLAIN) -
     return create_engine("hf", EngineSettings(model, sampling, 0, dtype=dtype))
 
 
-def trainer_of(model: str, dtype: str = "float32", sampling: SamplingSettings = PLAIN, **more: Any) -> Trainer:
+def trainer_of(
+    model: str, dtype: str = "float32", sampling: SamplingSettings = PLAIN, **more: Any
+) -> Trainer:
     return Trainer.load(model, sampling=sampling, dtype=dtype, **more)
 
 
 def hold_to(findings: ModuleFindings, kind: str) -> None:
-    """Check that grafting that kind, or one around it, removes the gap, others do not, and all leave nothing."""
+    """Check that grafting that kind, or one around it, removes the gap, others do not, and all
+    leave nothing.
+    """
     assert findings.gap > 1e-4, findings.gap
     taking = AROUND.get(kind, {kind})
     for other in findings.grafted:
@@ -106,17 +115,23 @@ def qwen3(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def vllm(qwen3, tmp_path_factory) -> Iterator[Any]:
     log = tmp_path_factory.mktemp("log") / "log"
-    engine = create_engine("vllm", EngineSettings(qwen3, SAMPLING, 0, dtype="float32", log_file=log))
+    engine = create_engine(
+        "vllm", EngineSettings(qwen3, SAMPLING, 0, dtype="float32", log_file=log)
+    )
     yield engine
     engine.close()
 
 
 def model_of(engine: Any) -> Any:
-    return engine.llm.apply_model(lambda model: model)[0] if hasattr(engine, "llm") else engine._model
+    return (
+        engine.llm.apply_model(lambda model: model)[0] if hasattr(engine, "llm") else engine._model
+    )
 
 
 def test_equal_sides_leave_no_gap_and_no_hooks(vllm, qwen3):
-    """float32 against float32: log-probs as vLLM reports them, no hooks left, no grafted keys in its cache."""
+    """float32 against float32: log-probs as vLLM reports them, no hooks left, no grafted keys in
+    its cache.
+    """
     trainer = trainer_of(qwen3, sampling=SAMPLING)
     requests = [Request(r.prompt_ids, seed=i) for i, r in enumerate(RESPONSES)]
     before = vllm.sample(requests, lambda _: None)
@@ -129,9 +144,14 @@ def test_equal_sides_leave_no_gap_and_no_hooks(vllm, qwen3):
     for score, logp_T in zip(scored, findings.logp_trainer, strict=True):
         np.testing.assert_array_equal(score.logp_T, logp_T)
     assert {"embedding", "norm", "rotary", "attention", "mlp", "head", ALL} == set(findings.grafted)
-    assert all(findings.left(kind) <= 1e-5 for kind in findings.grafted) and findings.left(ALL) <= 1e-7
+    assert (
+        all(findings.left(kind) <= 1e-5 for kind in findings.grafted) and findings.left(ALL) <= 1e-7
+    )
     assert {isolated.relation for isolated in findings.isolated.values()} <= {"bits", "rounding"}
-    assert max(point["inherited"] for layer in findings.layers.to_json() for point in points(layer)) < 1e-5
+    assert (
+        max(point["inherited"] for layer in findings.layers.to_json() for point in points(layer))
+        < 1e-5
+    )
     again = vllm.sample(requests, lambda _: None)
     for first, second in zip(before, again, strict=True):
         np.testing.assert_array_equal(first.logp_rollout_T, second.logp_rollout_T)
@@ -176,7 +196,9 @@ def test_a_fault_in_vllm_is_removed_by_the_graft_of_its_kind(vllm, qwen3, kind):
 
 
 def test_only_the_pass_that_reads_the_response_is_recorded(vllm):
-    """vLLM also runs dummy passes to measure memory and to warm up, even with as many tokens as the response."""
+    """vLLM also runs dummy passes to measure memory and to warm up, even with as many tokens as
+    the response.
+    """
     runner = vllm.llm.llm_engine.model_executor.driver_worker.worker.model_runner
     ids = (RESPONSES[0].prompt_ids + RESPONSES[0].response_ids)[:-1]
     alone = partial(Request, seed=0, max_tokens=1)
@@ -189,7 +211,9 @@ def test_only_the_pass_that_reads_the_response_is_recorded(vllm):
 
     with vllm.pass_over(ids) as plain, pass_over(vllm.llm, read, ids, SAMPLING) as disturbed:
         assert torch.equal(plain.hidden_NH, disturbed.hidden_NH)
-        assert [len(calls) for calls in disturbed.heard.calls.values()] == [1] * len(plain.heard.calls)
+        assert [len(calls) for calls in disturbed.heard.calls.values()] == [1] * len(
+            plain.heard.calls
+        )
         for one, other in zip(plain.streams, disturbed.streams, strict=True):
             assert torch.equal(one["mlp"][0], other["mlp"][0])
     with (
@@ -200,13 +224,23 @@ def test_only_the_pass_that_reads_the_response_is_recorded(vllm):
 
 
 def test_residual_pairs_are_one_stream_and_enter_norms_unrounded(vllm, qwen3):
-    """vLLM's layers pass on a branch and the residual, whose sum is what the trainer's layers pass on."""
+    """vLLM's layers pass on a branch and the residual, whose sum is what the trainer's layers
+    pass on.
+    """
     ids = (RESPONSES[0].prompt_ids + RESPONSES[0].response_ids)[:-1]
     with vllm.pass_over(ids) as engine_pass, hf(qwen3).pass_over(ids) as other:
         assert [len(stream["before"]) for stream in engine_pass.streams] == [1, 2]
         assert [len(stream["before"]) for stream in other.streams] == [1, 1]
-        norms = [part for part in engine_pass.heard.called if part.kind == "norm" and not part.inside]
-        assert [engine_pass.call_of(part).fuses for part in norms] == [False, True, True, True, True]
+        norms = [
+            part for part in engine_pass.heard.called if part.kind == "norm" and not part.inside
+        ]
+        assert [engine_pass.call_of(part).fuses for part in norms] == [
+            False,
+            True,
+            True,
+            True,
+            True,
+        ]
         for ours, theirs in zip(engine_pass.streams, other.streams, strict=True):
             for point in ("before", "attention", "mlp"):
                 sums = [sum(part.flatten(0, -2) for part in side[point]) for side in (ours, theirs)]
@@ -219,13 +253,21 @@ VARIED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "cap of logits": ({}, {"final_logit_softcapping": None}, "head"),
     "experts of a token": ({}, {"num_experts_per_tok": 3}, "router"),
 }
-OF = {"rope base": "llama", "cap of attention": "gemma2", "cap of logits": "gemma2", "experts of a token": "qwen3_moe"}
+OF = {
+    "rope base": "llama",
+    "cap of attention": "gemma2",
+    "cap of logits": "gemma2",
+    "experts of a token": "qwen3_moe",
+}
 
 
 @pytest.mark.parametrize("what", VARIED)
 def test_another_configuration_on_one_side_is_removed_by_the_graft_of_its_kind(tmp_path, what):
     plain, varied, kind = VARIED[what]
-    models = [save_family(tmp_path / str(i), OF[what], **settings) for i, settings in enumerate((plain, varied))]
+    models = [
+        save_family(tmp_path / str(i), OF[what], **settings)
+        for i, settings in enumerate((plain, varied))
+    ]
     hold_to(graft(hf(models[1]), trainer_of(models[0]), RESPONSES), kind)
 
 
@@ -246,7 +288,9 @@ def test_a_head_in_float32_on_one_side(qwen3):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_taken_apart(tmp_path, family):
-    """The same code in the same precision leaves no gap, module by module, and no kind is missing."""
+    """The same code in the same precision leaves no gap, module by module, and no kind is
+    missing.
+    """
     model = save_family(tmp_path, family)
     engine = hf(model, "bfloat16")
     findings = graft(engine, trainer_of(model, "bfloat16"), RESPONSES[:1])
@@ -261,10 +305,16 @@ def test_every_family_is_taken_apart(tmp_path, family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gemma2", "phi", "gpt_oss"])
 def test_every_bit_of_vllms_rounding_is_explained(tmp_path, family):
-    """In bfloat16 all grafts together give vLLM's own numbers, with caps, parallel blocks and experts."""
+    """In bfloat16 all grafts together give vLLM's own numbers, with caps, parallel blocks and
+    experts.
+    """
     model = save_family(tmp_path, family, torch.bfloat16)
-    engine = create_engine("vllm", EngineSettings(model, PLAIN, 0, dtype="bfloat16", log_file=tmp_path / "log"))
-    findings, other = (graft(engine, trainer_of(model, dtype), RESPONSES) for dtype in ("bfloat16", "float32"))
+    engine = create_engine(
+        "vllm", EngineSettings(model, PLAIN, 0, dtype="bfloat16", log_file=tmp_path / "log")
+    )
+    findings, other = (
+        graft(engine, trainer_of(model, dtype), RESPONSES) for dtype in ("bfloat16", "float32")
+    )
     engine.close()
     assert findings.missing == [] and findings.gap > 1e-3 and findings.left(ALL) < 1e-6
     assert {isolated.relation for isolated in findings.isolated.values()} <= {"bits", "rounding"}
@@ -287,11 +337,15 @@ def test_modules_out_of_reach_are_refused(vllm, qwen3, monkeypatch):
 
 
 def test_a_module_without_counterpart_is_named(tmp_path):
-    """A trainer with norms of queries and keys, and an engine without: norms that both have are grafted."""
+    """A trainer with norms of queries and keys, and an engine without: norms that both have are
+    grafted.
+    """
     sizes: dict[str, Any] = {"eos_token_id": 1}
     models = [saved_model(tmp_path / family, family, **sizes) for family in ("Qwen3", "Llama")]
     (said,) = graft(hf(models[1]), trainer_of(models[0]), RESPONSES[:1]).missing
-    assert said == "norm: model.layers.0.self_attn.q_norm and 3 more (the engine has no counterpart)"
+    assert (
+        said == "norm: model.layers.0.self_attn.q_norm and 3 more (the engine has no counterpart)"
+    )
 
 
 def test_chosen_responses_are_the_worst_and_typical_ones_of_different_prompts():
@@ -305,4 +359,6 @@ def test_a_graft_without_numbers_is_named(qwen3):
     with changed(mlp_of(engine._model), lambda own, *args: own(*args) * torch.inf):
         findings = graft(engine, trainer_of(qwen3), RESPONSES[:1])
     assert "mlp" not in findings.grafted and "norm" in findings.grafted
-    assert "mlp: the engine's returns no numbers for the trainer's hidden states" in findings.missing
+    assert (
+        "mlp: the engine's returns no numbers for the trainer's hidden states" in findings.missing
+    )

@@ -1,7 +1,7 @@
 """Causes planted into real runs are named first; without one, nothing is named.
 
-Three causes of the table on real vLLM, each with only the stage that finds it; `benchmarks/bisection.py` plants all of
-them in every model and runs every stage.
+Three causes of the table on real vLLM, each with only the stage that finds it;
+`benchmarks/bisection.py` plants all of them in every model and runs every stage.
 """
 
 from __future__ import annotations
@@ -46,7 +46,14 @@ def bisected(trace: Path, into: Path, *flags: str) -> dict[str, Any]:
 
 def rescored(into: Path, model: str, *flags: str) -> Path:
     """The bundled float32 trace, with a gap caused by scoring with this model."""
-    line = ["rescore", str(TRACES / "float32"), "--trainer-model", model, "--trainer-dtype", FLOAT32]
+    line = [
+        "rescore",
+        str(TRACES / "float32"),
+        "--trainer-model",
+        model,
+        "--trainer-dtype",
+        FLOAT32,
+    ]
     typed([*line, "--noise-responses", "0", "--output", str(into), *_BRIEF, *flags])
     return into
 
@@ -60,7 +67,12 @@ def first_of(found: dict[str, Any], plant: Plant) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_kv_cache_of_eight_bits(tmp_path):
-    bed = Bed(tmp_path, BUNDLED, typed, "--num-prompts 14 --samples-per-prompt 1 --max-tokens 16 --top-logprobs 0")
+    bed = Bed(
+        tmp_path,
+        BUNDLED,
+        typed,
+        "--num-prompts 14 --samples-per-prompt 1 --max-tokens 16 --top-logprobs 0",
+    )
     plant = planted("fp8 KV cache in float32")
     found = bisected(plant.make(bed).run, tmp_path / "run", "--stages", "2")
     first = first_of(found, plant)
@@ -71,7 +83,9 @@ def test_a_kv_cache_of_eight_bits(tmp_path):
 @pytest.mark.slow
 def test_one_tensor_that_is_a_hundredth_too_large(tmp_path):
     model = copied(MODEL, tmp_path / "model", tensors=scaled(SCALED, 1.01))
-    found = bisected(rescored(tmp_path / "trace", model), tmp_path / "run", "--stages", "0", "--responses", "14")
+    found = bisected(
+        rescored(tmp_path / "trace", model), tmp_path / "run", "--stages", "0", "--responses", "14"
+    )
     first = first_of(found, planted("one tensor × 1.01, trainer"))
     assert first["parts"] == [SCALED] and first["share"]["low"] > 0.99
     assert found["unexplained"]["value"] < 0.01
@@ -83,7 +97,15 @@ def test_norms_that_one_side_rounds_to_bfloat16(tmp_path):
     model, trusted = with_rounded_norms(MODEL, tmp_path / "model"), "--trust-remote-code"
     trace = rescored(tmp_path / "trace", model, trusted)
     found = bisected(
-        trace, tmp_path / "run", "--trainer-model", model, trusted, "--stages", "3", "--module-responses", "12"
+        trace,
+        tmp_path / "run",
+        "--trainer-model",
+        model,
+        trusted,
+        "--stages",
+        "3",
+        "--module-responses",
+        "12",
     )
     first = first_of(found, planted("RMSNorm rounded in the trainer"))
     assert first["stage"] == 3 and "model.layers.0.input_layernorm" in first["parts"]

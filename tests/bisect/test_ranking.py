@@ -1,4 +1,6 @@
-"""From legs to causes: shares as paired differences, what counts as a cause, and which of several is named."""
+"""From legs to causes: shares as paired differences, what counts as a cause, and which of
+several is named.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def tokens() -> FixedTokens:
     counts_T = np.ones(responses * LENGTH, dtype=bool)
     counts_T[:LENGTH] = False  # one response has no loss
     keys = {(0, int(p), s % EACH): s for s, p in enumerate(prompt_id_S)}
-    return FixedTokens([], [responses], keys, prompt_id_S, np.arange(0, responses * LENGTH + 1, LENGTH), counts_T)
+    return FixedTokens(
+        [], [responses], keys, prompt_id_S, np.arange(0, responses * LENGTH + 1, LENGTH), counts_T
+    )
 
 
 @pytest.fixture
@@ -33,7 +37,10 @@ def gap_T(tokens, rng) -> np.ndarray:
 def measured(tokens: FixedTokens, **trainer_T: np.ndarray) -> Measured:
     """The rollout's log-probs are −1 in every leg; the trainer's are a gap above them."""
     return Measured(
-        tokens, lambda leg, side: -np.ones(len(tokens.counts_T)) + (trainer_T[leg] if side == "trainer" else 0.0)
+        tokens,
+        lambda leg, side: (
+            -np.ones(len(tokens.counts_T)) + (trainer_T[leg] if side == "trainer" else 0.0)
+        ),
     )
 
 
@@ -53,13 +60,17 @@ def search(tmp_path, *experiments: Experiment) -> Search:
 def test_sums_equal_those_in_float64_by_hand(tokens, gap_T):
     sums = GapSums.between(tokens, np.zeros_like(gap_T), gap_T)
     d = gap_T.reshape(-1, LENGTH)[3]
-    assert sums.sums_S3[3] == pytest.approx([np.abs(d).sum(), (np.exp(d) - 1 - d).sum(), 0.0], rel=1e-9)
+    assert sums.sums_S3[3] == pytest.approx(
+        [np.abs(d).sum(), (np.exp(d) - 1 - d).sum(), 0.0], rel=1e-9
+    )
     assert sums.tokens_S[0] == 0
     assert sums.mean() == pytest.approx(np.abs(gap_T[LENGTH:]).mean())
 
 
 def test_a_token_that_a_leg_has_not_read_is_left_out_of_both_sides(tokens, gap_T):
-    """The share is over the same responses: the half that the other leg read loses three quarters."""
+    """The share is over the same responses: the half that the other leg read loses three
+    quarters.
+    """
     half_T = np.where(np.arange(len(gap_T)) < len(gap_T) // 2, 0.25 * gap_T, np.nan)
     found = measured(tokens, **legs(gap_T), half=half_T)
     sums = [found.sums(pair) for pair in (RECORDED, RECORDED, (AS_RECORDED, "half"))]
@@ -68,20 +79,29 @@ def test_a_token_that_a_leg_has_not_read_is_left_out_of_both_sides(tokens, gap_T
 
 
 def test_what_is_left_of_a_few_responses_is_scaled_to_all(tokens, gap_T, tmp_path):
-    """A leg that stopped early read only small gaps: three quarters of them are gone, and so of the whole."""
+    """A leg that stopped early read only small gaps: three quarters of them are gone, and so of
+    the whole.
+    """
     first_T = np.arange(len(gap_T)) < len(gap_T) // 2
     recorded_T = np.where(first_T, gap_T, 50 * gap_T)
-    found = measured(tokens, **{AS_RECORDED: recorded_T, "half": np.where(first_T, 0.25 * gap_T, np.nan)})
+    found = measured(
+        tokens, **{AS_RECORDED: recorded_T, "half": np.where(first_T, 0.25 * gap_T, np.nan)}
+    )
     (row,) = rank(found, search(tmp_path, experiment("half", "half"))).causes
     assert row.left == pytest.approx(0.25 * found.sums(RECORDED).mean())
 
 
 def test_a_share_that_is_alike_for_all_prompts_has_an_interval_too(tokens, gap_T):
-    """All but the last digits goes, and only one prompt decides those: there is still an interval."""
+    """All but the last digits goes, and only one prompt decides those: there is still an
+    interval.
+    """
     decides_T = np.repeat(tokens.prompt_id_S == 1, LENGTH)
     legs_of = legs(gap_T, nothing=1.0)
     found = measured(
-        tokens, **legs_of, last=np.where(decides_T, 1e-3, 0.0) * gap_T, one=np.where(decides_T, 0.0, gap_T)
+        tokens,
+        **legs_of,
+        last=np.where(decides_T, 1e-3, 0.0) * gap_T,
+        one=np.where(decides_T, 0.0, gap_T),
     )
     last, nothing, one = (
         Effects(tokens).share(*map(found.sums, (RECORDED, RECORDED, (AS_RECORDED, leg))))
@@ -93,7 +113,9 @@ def test_a_share_that_is_alike_for_all_prompts_has_an_interval_too(tokens, gap_T
 
 
 def test_the_interval_of_a_share_covers_the_truth(tokens):
-    """In 200 draws of prompts, each with its own share around 60 %, the 95 % interval holds the mean share."""
+    """In 200 draws of prompts, each with its own share around 60 %, the 95 % interval holds the
+    mean share.
+    """
     held = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
@@ -101,7 +123,9 @@ def test_the_interval_of_a_share_covers_the_truth(tokens):
         kept_S = np.repeat(rng.uniform(0.2, 0.6, PROMPTS), EACH)
         gap_T = np.repeat(scale_S, LENGTH)
         found = measured(tokens, **{AS_RECORDED: gap_T, "less": gap_T * np.repeat(kept_S, LENGTH)})
-        share = Effects(tokens).share(*(found.sums(p) for p in (RECORDED, RECORDED, (AS_RECORDED, "less"))))
+        share = Effects(tokens).share(
+            *(found.sums(p) for p in (RECORDED, RECORDED, (AS_RECORDED, "less")))
+        )
         held += share.low <= 0.6 <= share.high
     assert held >= 180
 
@@ -119,7 +143,9 @@ def test_the_largest_share_comes_first_and_shared_precision_last(tokens, gap_T, 
     assert [row.experiment.setting for row in ranking.causes] == ["much", "some", "dtype"]
     assert [row.experiment.setting for row in ranking.tested] == ["none"]
     assert ranking.causes[0].share.value == pytest.approx(0.7)
-    assert ranking.causes[0].change["abs_d"].value == pytest.approx(-0.7 * np.abs(gap_T[LENGTH:]).mean())
+    assert ranking.causes[0].change["abs_d"].value == pytest.approx(
+        -0.7 * np.abs(gap_T[LENGTH:]).mean()
+    )
 
 
 def test_what_only_chance_removes_is_not_a_cause(tokens, gap_T, tmp_path, rng):
@@ -130,7 +156,9 @@ def test_what_only_chance_removes_is_not_a_cause(tokens, gap_T, tmp_path, rng):
 
 
 @pytest.mark.parametrize(("both", "named"), [(0.28, "trainer"), (0.1, "both")])
-def test_both_sides_are_named_only_if_they_remove_more_than_one(tokens, gap_T, tmp_path, both, named):
+def test_both_sides_are_named_only_if_they_remove_more_than_one(
+    tokens, gap_T, tmp_path, both, named
+):
     found = measured(tokens, **legs(gap_T, one=0.3, two=both, worse=1.4))
     asked = search(
         tmp_path,
@@ -139,7 +167,9 @@ def test_both_sides_are_named_only_if_they_remove_more_than_one(tokens, gap_T, t
         experiment("head_dtype", "two", side="both"),
     )
     ranking = rank(found, asked)
-    assert [(row.experiment.setting, row.experiment.side) for row in ranking.causes] == [("head_dtype", named)]
+    assert [(row.experiment.setting, row.experiment.side) for row in ranking.causes] == [
+        ("head_dtype", named)
+    ]
     assert len(ranking.tested) == 2
 
 

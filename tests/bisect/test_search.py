@@ -1,4 +1,6 @@
-"""A search from the command line: killed and resumed, out of budget, on two ranks, of a model, and refused."""
+"""A search from the command line: killed and resumed, out of budget, on two ranks, of a model,
+and refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from tests.warm import Forked, cli
 
 TRACE = str(bundled("traces") / "bfloat16")
 # The Hugging Face engine reads again what vLLM sampled, and the trainer stays in bfloat16.
-BISECT = ["bisect", TRACE, *["--engine", "hf", "--responses", "16", "--threads", "1", "--no-plots", "--quiet"]]
+BISECT = [
+    "bisect",
+    TRACE,
+    *["--engine", "hf", "--responses", "16", "--threads", "1", "--no-plots", "--quiet"],
+]
 
 
 def start(output: Path, *more: str) -> Forked:
@@ -64,7 +70,9 @@ def test_every_leg_is_a_trace_that_other_commands_read(unbroken):
 
 
 def test_killed_and_resumed_equals_unbroken(unbroken, tmp_path):
-    """Killed between a leg's manifest and its first shard: existing legs are kept, and the result is the same."""
+    """Killed between a leg's manifest and its first shard: existing legs are kept, and the
+    result is the same.
+    """
     process = start(tmp_path / "run", "--stages", "1,2")
     begun = tmp_path / "run" / "legs" / "rollout-uncached"
     while not (begun / "manifest.json").exists():
@@ -85,18 +93,34 @@ def test_resuming_a_finished_search_loads_no_model(unbroken):
     before = {path: path.stat().st_mtime_ns for path in (unbroken / "legs").rglob("*.parquet")}
     process = cli(*BISECT[:-1], "--output", str(unbroken), "--resume")
     assert "Loading" not in finish(process)
-    assert {path: path.stat().st_mtime_ns for path in (unbroken / "legs").rglob("*.parquet")} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in (unbroken / "legs").rglob("*.parquet")
+    } == before
 
 
 def test_force_keeps_nothing_of_an_earlier_search(tmp_path):
     finish(start(tmp_path / "run", "--budget", "0"))
-    finish(start(tmp_path / "run", "--force", "--budget", "0", "--responses", "8", "--trainer-dtype", "float32"))
+    finish(
+        start(
+            tmp_path / "run",
+            "--force",
+            "--budget",
+            "0",
+            "--responses",
+            "8",
+            "--trainer-dtype",
+            "float32",
+        )
+    )
     assert result(tmp_path / "run")["responses"] == 8
 
 
 def test_budget_and_stages_say_what_was_not_done(tmp_path):
     finish(start(tmp_path / "run", "--budget", "0", "--stages", "0,2"))
-    stages = {stage["stage"]: (stage["status"], stage["why"]) for stage in result(tmp_path / "run")["stages"]}
+    stages = {
+        stage["stage"]: (stage["status"], stage["why"])
+        for stage in result(tmp_path / "run")["stages"]
+    }
     assert stages[0][0] == "not reached"
     assert "--budget" in stages[0][1]
     assert stages[1] == stages[3] == ("skipped", "not asked for")
@@ -104,23 +128,37 @@ def test_budget_and_stages_say_what_was_not_done(tmp_path):
 
 
 def test_two_ranks_find_the_same(unbroken, tmp_path):
-    """Each reads its part of every leg; in bfloat16, other batches round differently, on each processor in its way.
+    """Each reads its part of every leg; in bfloat16, other batches round differently, on each
+    processor in its way.
 
     A share may move within the half-width of its own interval.
     """
     finish(start(tmp_path / "run", "--stages", "1,2", "--nproc", "2"))
     alone, together = result(unbroken), result(tmp_path / "run")
-    assert [row["setting"] for row in together["causes"]] == [row["setting"] for row in alone["causes"]]
-    assert {leg["name"]: leg["responses"] for leg in together["legs"]}.items() >= {("trainer-again", 16)}
+    assert [row["setting"] for row in together["causes"]] == [
+        row["setting"] for row in alone["causes"]
+    ]
+    assert {leg["name"]: leg["responses"] for leg in together["legs"]}.items() >= {
+        ("trainer-again", 16)
+    }
     for row, same in zip(together["causes"], alone["causes"], strict=True):
         low, high = same["share"]["low"], same["share"]["high"]
         assert row["share"]["value"] == pytest.approx(same["share"]["value"], abs=(high - low) / 2)
 
 
 def test_a_model_is_probed_first(tmp_path):
-    size = "--num-prompts 12 --samples-per-prompt 1 --max-tokens 8 --rollout-dtype float32 --trainer-dtype float32"
+    size = (
+        "--num-prompts 12 --samples-per-prompt 1 --max-tokens 8 --rollout-dtype float32 "
+        "--trainer-dtype float32"
+    )
     model = str(bundled("model"))
-    process = cli("bisect", model, *f"--engine hf --no-plots --json {size}".split(), "--output", str(tmp_path / "run"))
+    process = cli(
+        "bisect",
+        model,
+        *f"--engine hf --no-plots --json {size}".split(),
+        "--output",
+        str(tmp_path / "run"),
+    )
     said = finish(process)
     found = result(tmp_path / "run")
     assert (found["responses"], found["causes"]) == (12, [])

@@ -18,9 +18,26 @@ from mismatch_cli.trace.reader import Trace
 MODEL = str(bundled("model"))
 MANIFEST: dict[str, Any] = {
     "command": "probe",
-    "config": {"model": MODEL, "engine": "vllm", "engine_args": {}, "sampling": {"temperature": 1.0}, "seed": 3},
-    "rollout": {"engine": "vllm", "model": MODEL, "dtype": "bfloat16", "device": "cpu", "max_num_seqs": 256},
-    "trainer": {"model": MODEL, "dtype": "bfloat16", "head_dtype": "bfloat16", "attn_implementation": "sdpa"},
+    "config": {
+        "model": MODEL,
+        "engine": "vllm",
+        "engine_args": {},
+        "sampling": {"temperature": 1.0},
+        "seed": 3,
+    },
+    "rollout": {
+        "engine": "vllm",
+        "model": MODEL,
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "max_num_seqs": 256,
+    },
+    "trainer": {
+        "model": MODEL,
+        "dtype": "bfloat16",
+        "head_dtype": "bfloat16",
+        "attn_implementation": "sdpa",
+    },
 }
 
 
@@ -40,30 +57,47 @@ def settings(found: list[Toggle]) -> set[tuple[str, str]]:
 
 def test_changes_combine_key_by_key():
     first = {"engine_args": {"hf_overrides": {"head_dtype": "float32"}, "kv_cache_dtype": None}}
-    other = {"engine_args": {"hf_overrides": {"rope_theta": None}}, "dtype": "float32", "alone": True}
+    other = {
+        "engine_args": {"hf_overrides": {"rope_theta": None}},
+        "dtype": "float32",
+        "alone": True,
+    }
     both = combined(first, other)
     assert both["engine_args"] == {
-        "hf_overrides": {"head_dtype": "float32", "rope_theta": None}, "kv_cache_dtype": None,
-    }  # fmt: skip
+        "hf_overrides": {"head_dtype": "float32", "rope_theta": None},
+        "kv_cache_dtype": None,
+    }
     assert engine_part(both) == {name: both[name] for name in ("engine_args", "dtype")}
-    assert first["engine_args"]["hf_overrides"] == {"head_dtype": "float32"}, "nothing is changed in place"
+    assert first["engine_args"]["hf_overrides"] == {"head_dtype": "float32"}, (
+        "nothing is changed in place"
+    )
 
 
 def test_an_engine_is_asked_for_what_the_trace_says_and_for_a_change():
-    asked = manifest(config={"engine_args": {"kv_cache_dtype": "fp8", "hf_overrides": {"rope_theta": 5e5}}})
+    asked = manifest(
+        config={"engine_args": {"kv_cache_dtype": "fp8", "hf_overrides": {"rope_theta": 5e5}}}
+    )
     side = RolloutSide.of(asked, BisectConfig())
     unchanged = side.settings({})
     assert (unchanged.dtype, unchanged.seed, unchanged.replays) == ("bfloat16", 3, True)
     assert unchanged.extra == {"kv_cache_dtype": "fp8", "hf_overrides": {"rope_theta": 5e5}}
-    changed = side.settings({"engine_args": {"kv_cache_dtype": None, "hf_overrides": {"rope_theta": None}}})
+    changed = side.settings(
+        {"engine_args": {"kv_cache_dtype": None, "hf_overrides": {"rope_theta": None}}}
+    )
     assert changed.extra == {}
 
 
 def test_flags_win_over_the_manifest():
-    config = BisectConfig(engine="hf", rollout_dtype="float32", trainer_dtype="float32", trainer_model="./other")
+    config = BisectConfig(
+        engine="hf", rollout_dtype="float32", trainer_dtype="float32", trainer_model="./other"
+    )
     rollout = RolloutSide.of(MANIFEST, config)
     trainer = TrainerSide.of(MANIFEST, config, rollout)
-    assert (rollout.engine, rollout.dtype, trainer.config.trainer_dtype) == ("hf", "float32", "float32")
+    assert (rollout.engine, rollout.dtype, trainer.config.trainer_dtype) == (
+        "hf",
+        "float32",
+        "float32",
+    )
     assert trainer.config.trainer_model == "./other"
 
 
@@ -100,15 +134,27 @@ def test_the_bundled_model_is_found_wherever_the_traces_are():
     ("changes", "expected"),
     [
         ({"rollout": {"kv_cache_dtype": "fp8"}}, {("kv_cache_dtype", "rollout")}),
-        ({"config": {"engine_args": {"hf_overrides": {"rope_theta": 5e5}}}}, {("hf_overrides.rope_theta", "rollout")}),
+        (
+            {"config": {"engine_args": {"hf_overrides": {"rope_theta": 5e5}}}},
+            {("hf_overrides.rope_theta", "rollout")},
+        ),
         ({"trainer": {"temperature": 0.7}}, {("temperature", "trainer")}),
-        ({"trainer": {"dtype": "float32", "head_dtype": "float32"}}, {("dtype", "rollout"), ("dtype", "trainer")}),
-        ({"trainer": {"head_dtype": "float32"}}, {("head_dtype", "trainer"), ("head_dtype", "rollout")}),
+        (
+            {"trainer": {"dtype": "float32", "head_dtype": "float32"}},
+            {("dtype", "rollout"), ("dtype", "trainer")},
+        ),
+        (
+            {"trainer": {"head_dtype": "float32"}},
+            {("head_dtype", "trainer"), ("head_dtype", "rollout")},
+        ),
         ({"rollout": {"enforce_eager": False}}, {("enforce_eager", "rollout")}),
         ({"rollout": {"chunked_prefill": True}}, {("chunked_prefill", "rollout")}),
         ({"rollout": {"tensor_parallel_size": 2}}, {("tensor_parallel_size", "rollout")}),
         ({"rollout": {"quantization": "fp8"}}, {("quantization", "rollout")}),
-        ({"rollout": {"device": "cuda"}}, {("batch_invariant", "rollout"), ("attention_backend", "rollout")}),
+        (
+            {"rollout": {"device": "cuda"}},
+            {("batch_invariant", "rollout"), ("attention_backend", "rollout")},
+        ),
         ({"trainer": {"adapter": "a", "adapter_merged": True}}, {("adapter_merged", "trainer")}),
     ],
 )
@@ -118,14 +164,22 @@ def test_a_setting_that_can_cause_gaps_is_changed(changes, expected):
 
 def test_on_a_healthy_trace_precisions_batches_caches_and_attention_are_changed():
     assert settings(turned()) == {
-        ("dtype", "both"), ("head_dtype", "rollout"), ("head_dtype", "trainer"), ("head_dtype", "both"),
-        ("attn_implementation", "trainer"), ("token_budget", "trainer"), ("max_num_seqs", "rollout"),
+        ("dtype", "both"),
+        ("head_dtype", "rollout"),
+        ("head_dtype", "trainer"),
+        ("head_dtype", "both"),
+        ("attn_implementation", "trainer"),
+        ("token_budget", "trainer"),
+        ("max_num_seqs", "rollout"),
         ("prefix_caching", "rollout"),
-    }  # fmt: skip
+    }
 
 
 def test_float32_on_both_sides_leaves_no_precision_to_change():
-    wide = {"rollout": {"dtype": "float32"}, "trainer": {"dtype": "float32", "head_dtype": "float32"}}
+    wide = {
+        "rollout": {"dtype": "float32"},
+        "trainer": {"dtype": "float32", "head_dtype": "float32"},
+    }
     assert not {"dtype", "head_dtype"} & {toggle.setting for toggle in turned(**wide)}
 
 
@@ -135,7 +189,9 @@ def test_changes_without_a_restart_come_first_and_only_shared_precision_is_a_flo
     assert starts == sorted(starts)
     assert [toggle.setting for toggle in found if toggle.floor] == ["dtype"]
     own = turned(trainer={"dtype": "float32", "head_dtype": "float32"})
-    assert not any(toggle.floor for toggle in own), "dtypes that differ are a difference, not a floor"
+    assert not any(toggle.floor for toggle in own), (
+        "dtypes that differ are a difference, not a floor"
+    )
 
 
 def test_every_prompt_has_a_response_before_one_has_two():
@@ -155,8 +211,13 @@ def test_only_responses_at_the_named_version_are_chosen():
     whole = pa.concat_tables(tables)
     assert (len(whole), set(whole["version_rollout"].to_pylist())) == (32, {8})
     source = pa.concat_tables([t for t in trace.tables() if t["version_rollout"][0].as_py() == 8])
-    recomputed = dict(zip(zip(source["prompt_id"].to_pylist(), source["sample_index"].to_pylist(), strict=True),
-                          source["logp_recomputed"].to_pylist(), strict=True))  # fmt: skip
+    recomputed = dict(
+        zip(
+            zip(source["prompt_id"].to_pylist(), source["sample_index"].to_pylist(), strict=True),
+            source["logp_recomputed"].to_pylist(),
+            strict=True,
+        )
+    )
     for row in whole.to_pylist():
         assert row["logp_trainer"] == recomputed[row["prompt_id"], row["sample_index"]]
     with pytest.raises(MismatchError, match="weights that a model here has"):
@@ -176,11 +237,18 @@ def test_prompts_are_only_for_a_model():
 
 
 def test_a_head_less_precise_than_the_weights_is_undone():
-    """With everything else in float32 there is no float32 head to try; the override is what differs."""
-    float32 = {"rollout": {"dtype": "float32"}, "trainer": {"dtype": "float32", "head_dtype": "float32"}}
+    """With everything else in float32 there is no float32 head to try; the override is what
+    differs.
+    """
+    float32 = {
+        "rollout": {"dtype": "float32"},
+        "trainer": {"dtype": "float32", "head_dtype": "float32"},
+    }
     (head,) = (
         toggle
-        for toggle in turned(config={"engine_args": {"hf_overrides": {"head_dtype": "bfloat16"}}}, **float32)
+        for toggle in turned(
+            config={"engine_args": {"hf_overrides": {"head_dtype": "bfloat16"}}}, **float32
+        )
         if toggle.setting == "head_dtype"
     )
     assert (head.side, head.value) == ("rollout", "bfloat16")
@@ -189,6 +257,13 @@ def test_a_head_less_precise_than_the_weights_is_undone():
 
 
 def test_another_engine_does_not_get_the_settings_of_the_one_that_sampled():
-    asked = manifest(config={"engine_args": {"kv_cache_dtype": "fp8"}}, rollout={"kv_cache_dtype": "fp8"})
+    asked = manifest(
+        config={"engine_args": {"kv_cache_dtype": "fp8"}}, rollout={"kv_cache_dtype": "fp8"}
+    )
     side = RolloutSide.of(asked, BisectConfig(engine="hf"))
-    assert (side.engine, side.dtype, side.settings({}).extra, side.told) == ("hf", "bfloat16", {}, {})
+    assert (side.engine, side.dtype, side.settings({}).extra, side.told) == (
+        "hf",
+        "bfloat16",
+        {},
+        {},
+    )

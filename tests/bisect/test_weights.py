@@ -1,4 +1,6 @@
-"""An engine's live tensors under the trainer's names: all equal if nothing is wrong, and each fault by name."""
+"""An engine's live tensors under the trainer's names: all equal if nothing is wrong, and each
+fault by name.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +31,31 @@ WEIGHTS = "model.safetensors"
 
 
 @contextmanager
-def running(model: str, engine: str = "vllm", dtype: str = "float32", **extra: Any) -> Iterator[Any]:
+def running(
+    model: str, engine: str = "vllm", dtype: str = "float32", **extra: Any
+) -> Iterator[Any]:
     extra |= {"max_model_len": 64}
-    started = create_engine(engine, EngineSettings(model, SamplingSettings(max_tokens=4), 0, dtype=dtype, extra=extra))
+    started = create_engine(
+        engine, EngineSettings(model, SamplingSettings(max_tokens=4), 0, dtype=dtype, extra=extra)
+    )
     try:
         yield started
     finally:
         started.close()
 
 
-def altered(model: str, into: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> str:
+def altered(
+    model: str, into: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+) -> str:
     """A copy of a model folder with changed weights."""
     into.mkdir()
     for path in Path(model).iterdir():
         if path.name != WEIGHTS:
             (into / path.name).write_bytes(path.read_bytes())
     save_file(
-        {**load_file(f"{model}/{WEIGHTS}"), **change(load_file(f"{model}/{WEIGHTS}"))}, into / WEIGHTS, {"format": "pt"}
+        {**load_file(f"{model}/{WEIGHTS}"), **change(load_file(f"{model}/{WEIGHTS}"))},
+        into / WEIGHTS,
+        {"format": "pt"},
     )
     return str(into)
 
@@ -60,12 +70,15 @@ ON_VLLM = (
 
 
 def test_every_tensor_of_vllm_is_read_and_equal(tmp_path):
-    """Tied, reordered and biased by vLLM's Transformers backend; experts fused in the folder or not."""
+    """Tied, reordered and biased by vLLM's Transformers backend; experts fused in the folder or
+    not.
+    """
     for family, dtype in ON_VLLM:
         model = save_family(tmp_path / dtype, family, getattr(torch, dtype))
         with running(model, dtype=dtype) as engine:
             found = compare_weights(engine, model)
-        head = int(FAMILIES[family].settings.get("tie_word_embeddings", False))  # named, though not in the folder
+        # Named, though not in the folder
+        head = int(FAMILIES[family].settings.get("tie_word_embeddings", False))
         assert (found.unread, found.differing) == ({}, ()), (family, dtype)
         assert found.compared == len(SavedTensors(model).shapes) + head, (family, dtype)
 
@@ -85,7 +98,11 @@ Q, K, UP = (
     "model.layers.0.mlp.up_proj.weight",
 )
 GATES = ["model.layers.0.mlp.gate_proj.weight", "model.layers.1.mlp.gate_proj.weight"]
-DOWN, OUT, NORM = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.o_proj.weight", "model.norm.weight"
+DOWN, OUT, NORM = (
+    "model.layers.1.mlp.down_proj.weight",
+    "model.layers.0.self_attn.o_proj.weight",
+    "model.norm.weight",
+)
 V = "model.layers.1.self_attn.v_proj.weight"
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROPE = {"rope_type": "default", "rope_theta": 500.0}
@@ -123,12 +140,19 @@ EXPECTED = {
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory) -> Any:
-    """A trainer's folder, an engine's folder with faults, what was found with vLLM, and the tensors kept."""
+    """A trainer's folder, an engine's folder with faults, what was found with vLLM, and the
+    tensors kept.
+    """
     folder = tmp_path_factory.mktemp("planted")
     trainer = save_family(folder, "llama")
     faulty = altered(trainer, folder / "faulty", _faults)
     with running(faulty) as engine:
-        return trainer, faulty, compare_weights(engine, trainer, keep_in=folder / "kept"), folder / "kept"
+        return (
+            trainer,
+            faulty,
+            compare_weights(engine, trainer, keep_in=folder / "kept"),
+            folder / "kept",
+        )
 
 
 def _told(found: Any) -> dict[str, tuple[str, str]]:
@@ -153,7 +177,9 @@ def test_each_fault_is_named_by_tensor_and_relation(planted):
 
 
 def test_faults_are_found_beneath_the_rounding_of_bfloat16(planted, tmp_path):
-    """An engine in bfloat16: neither rounding by its dtype nor weights rounded to it are a difference."""
+    """An engine in bfloat16: neither rounding by its dtype nor weights rounded to it are a
+    difference.
+    """
     trainer, faulty, _, _ = planted
     with running(trainer, "hf", "bfloat16") as engine:
         assert compare_weights(engine, trainer).differing == ()
@@ -179,8 +205,12 @@ def test_the_trainer_loads_with_the_engines_tensors(planted, tmp_path):
     trainer, faulty, found, kept = planted
     for names in ([Q], [K, DOWN], [d.tensor for d in found.differing]):
         folder = folder_with(trainer, kept, names, tmp_path / f"with-{len(names)}")
-        loaded, own, engine = (load_causal_lm(str(m)).state_dict() for m in (folder, trainer, faulty))
-        assert all(torch.equal(loaded[name], (engine if name in names else own)[name]) for name in own)
+        loaded, own, engine = (
+            load_causal_lm(str(m)).state_dict() for m in (folder, trainer, faulty)
+        )
+        assert all(
+            torch.equal(loaded[name], (engine if name in names else own)[name]) for name in own
+        )
 
 
 def test_a_head_that_kept_its_old_weights_is_found_and_given_to_the_trainer(tmp_path):
@@ -189,7 +219,8 @@ def test_a_head_that_kept_its_old_weights_is_found_and_given_to_the_trainer(tmp_
     new = altered(old, tmp_path / "new", lambda weights: {EMBEDDINGS: weights[EMBEDDINGS].flip(0)})
     with running(old) as engine:
         engine.llm.collective_rpc(
-            "reload_weights", kwargs={"weights_iterator": iter(load_file(f"{new}/{WEIGHTS}").items())}
+            "reload_weights",
+            kwargs={"weights_iterator": iter(load_file(f"{new}/{WEIGHTS}").items())},
         )
         found = compare_weights(engine, new, keep_in=tmp_path / "kept")
         engine.load_weights(load_causal_lm(new))
@@ -203,15 +234,25 @@ def test_a_head_that_kept_its_old_weights_is_found_and_given_to_the_trainer(tmp_
 
 def test_replacing_only_the_embeddings_leaves_a_tied_head_as_it_is(tmp_path):
     trainer = save_family(tmp_path, "gemma2")
-    faulty = altered(trainer, tmp_path / "faulty", lambda weights: {EMBEDDINGS: weights[EMBEDDINGS] * 2})
+    faulty = altered(
+        trainer, tmp_path / "faulty", lambda weights: {EMBEDDINGS: weights[EMBEDDINGS] * 2}
+    )
     with running(faulty, "hf") as engine:
         found = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
     assert _told(found) == {EMBEDDINGS: ("scaled", "× 2.0000"), HEAD: ("scaled", "× 2.0000")}
     own = load_file(f"{trainer}/{WEIGHTS}")[EMBEDDINGS]
-    alone = load_causal_lm(str(folder_with(trainer, tmp_path / "kept", [EMBEDDINGS], tmp_path / "alone")))
-    assert torch.equal(alone.model.embed_tokens.weight, 2 * own) and torch.equal(alone.lm_head.weight, own)
-    both = load_causal_lm(str(folder_with(trainer, tmp_path / "kept", [EMBEDDINGS, HEAD], tmp_path / "both")))
-    assert torch.equal(both.model.embed_tokens.weight, 2 * own) and torch.equal(both.lm_head.weight, 2 * own)
+    alone = load_causal_lm(
+        str(folder_with(trainer, tmp_path / "kept", [EMBEDDINGS], tmp_path / "alone"))
+    )
+    assert torch.equal(alone.model.embed_tokens.weight, 2 * own) and torch.equal(
+        alone.lm_head.weight, own
+    )
+    both = load_causal_lm(
+        str(folder_with(trainer, tmp_path / "kept", [EMBEDDINGS, HEAD], tmp_path / "both"))
+    )
+    assert torch.equal(both.model.embed_tokens.weight, 2 * own) and torch.equal(
+        both.lm_head.weight, 2 * own
+    )
 
 
 def test_one_expert_is_named_and_replaced(tmp_path):
@@ -222,13 +263,17 @@ def test_one_expert_is_named_and_replaced(tmp_path):
     with running(faulty) as engine:
         found = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
     assert _told(found) == {name: ("scaled", "× 0.9900")}
-    loaded = load_causal_lm(str(folder_with(trainer, tmp_path / "kept", [name], tmp_path / "with"))).state_dict()
+    loaded = load_causal_lm(
+        str(folder_with(trainer, tmp_path / "kept", [name], tmp_path / "with"))
+    ).state_dict()
     engine_model = load_causal_lm(faulty).state_dict()
     assert all(torch.equal(loaded[each], engine_model[each]) for each in loaded)
 
 
 def _quantised(model: str, into: Path) -> str:
-    """int8 linear layers as saved by compressed-tensors: a scale per row, inputs rounded at run time."""
+    """int8 linear layers as saved by compressed-tensors: a scale per row, inputs rounded at run
+    time.
+    """
     folder = altered(model, into, dict)
     weights = load_file(f"{folder}/{WEIGHTS}")
     for name in [name for name in weights if "_proj" in name]:
@@ -242,9 +287,16 @@ def _quantised(model: str, into: Path) -> str:
         "weights": whole | {"strategy": "channel", "dynamic": False},
         "input_activations": whole | {"strategy": "token", "dynamic": True},
     }
-    method = {"quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed"}
+    method = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+    }
     config = json.loads((into / "config.json").read_text())
-    config["quantization_config"] = method | {"ignore": ["lm_head"], "config_groups": {"group_0": group}}
+    config["quantization_config"] = method | {
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
     (into / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -258,7 +310,9 @@ def test_a_quantised_engine_is_read_under_the_trainers_names(tmp_path):
     assert {d.tensor for d in found.differing} == {name for name in saved.shapes if "_proj" in name}
     assert all(d.detail.startswith("to int8 values per row") for d in found.differing)
     assert [(group.name, group.relation) for group in found.groups()] == [("weights", "rounded")]
-    loaded = load_causal_lm(str(folder_with(trainer, tmp_path / "kept", found.groups()[0].tensors, tmp_path / "with")))
+    loaded = load_causal_lm(
+        str(folder_with(trainer, tmp_path / "kept", found.groups()[0].tensors, tmp_path / "with"))
+    )
     of_int8 = _to_int8(saved.read(DOWN).float(), dim=1)
     assert (loaded.state_dict()[DOWN].float() - of_int8).abs().max() <= 2**-8 * of_int8.abs().max()
 
@@ -269,7 +323,9 @@ def test_the_model_weights_under_an_adapter_are_read(tmp_path):
     faulty = altered(trainer, tmp_path / "faulty", lambda weights: {Q: weights[Q] * 1.01})
     adapter = save_adapter(trainer, tmp_path / "adapter")
     for engine in ("vllm", "hf"):
-        settings = EngineSettings(faulty, SamplingSettings(max_tokens=4), 0, "float32", adapter=adapter)
+        settings = EngineSettings(
+            faulty, SamplingSettings(max_tokens=4), 0, "float32", adapter=adapter
+        )
         started = create_engine(engine, settings)
         try:
             found = compare_weights(started, trainer)
@@ -292,7 +348,10 @@ def test_in_several_files_and_in_older_ones(tmp_path):
         altered(trainer, tmp_path / other, dict)
         (tmp_path / other / WEIGHTS).unlink()
     torch.save(dict(model.state_dict()), tmp_path / "pickled/pytorch_model.bin")
-    short = {name.removeprefix("model."): weight for name, weight in load_file(f"{trainer}/{WEIGHTS}").items()}
+    short = {
+        name.removeprefix("model."): weight
+        for name, weight in load_file(f"{trainer}/{WEIGHTS}").items()
+    }
     save_file(short, tmp_path / "short" / WEIGHTS, {"format": "pt"})
     with running(faulty, "hf") as engine:
         for other in ("sharded", "pickled", "short"):
@@ -304,7 +363,11 @@ def test_in_several_files_and_in_older_ones(tmp_path):
                     folder_with(str(tmp_path / other), tmp_path / "kept", [name], tmp_path / "no")
                 continue
             loaded = load_causal_lm(
-                str(folder_with(str(tmp_path / other), tmp_path / "kept", [name], tmp_path / f"to-{other}"))
+                str(
+                    folder_with(
+                        str(tmp_path / other), tmp_path / "kept", [name], tmp_path / f"to-{other}"
+                    )
+                )
             )
             assert torch.equal(loaded.state_dict()[Q], load_file(f"{faulty}/{WEIGHTS}")[Q]), other
 
@@ -312,16 +375,24 @@ def test_in_several_files_and_in_older_ones(tmp_path):
 def test_what_one_side_lacks_is_named(tmp_path):
     trainer = save_family(tmp_path, "llama")
     more = altered(
-        trainer, tmp_path / "more", lambda _: {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+        trainer,
+        tmp_path / "more",
+        lambda _: {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
     )
     less = altered(trainer, tmp_path / "less", dict)
     weights = load_file(f"{trainer}/{WEIGHTS}")
-    save_file({name: weights[name] for name in weights if name != NORM}, f"{less}/{WEIGHTS}", {"format": "pt"})
+    save_file(
+        {name: weights[name] for name in weights if name != NORM},
+        f"{less}/{WEIGHTS}",
+        {"format": "pt"},
+    )
     with running(trainer, "hf") as engine:
         assert compare_weights(engine, more).unread == {
             "model.layers.0.self_attn.rotary_emb.inv_freq": "the engine has no such tensor"
         }
-        assert compare_weights(engine, less).unread == {NORM: "the trainer's folder has no such tensor"}
+        assert compare_weights(engine, less).unread == {
+            NORM: "the trainer's folder has no such tensor"
+        }
         (tmp_path / "less" / WEIGHTS).write_bytes(b"no tensors")
         with pytest.raises(MismatchError, match="cannot be read"):
             compare_weights(engine, less)
@@ -329,40 +400,68 @@ def test_what_one_side_lacks_is_named(tmp_path):
 
 def test_differences_of_configurations(tmp_path):
     trainer = save_family(tmp_path, "qwen3_moe")
-    rollout = save_family(tmp_path / "rollout", "qwen3_moe", num_experts_per_tok=1, rope_parameters=ROPE)
+    rollout = save_family(
+        tmp_path / "rollout", "qwen3_moe", num_experts_per_tok=1, rope_parameters=ROPE
+    )
     assert config_differences(trainer, trainer) == []
     experts, rope = config_differences(rollout, trainer)
-    assert (experts.key, experts.rollout, experts.trainer, experts.inner) == ("num_experts_per_tok", 1, 2, ())
+    assert (experts.key, experts.rollout, experts.trainer, experts.inner) == (
+        "num_experts_per_tok",
+        1,
+        2,
+        (),
+    )
     assert (rope.key, rope.inner) == ("rope_parameters", ("rope_theta",))
     asked = {"num_experts_per_tok": 1, "rope_parameters": ROPE, "head_dtype": "float32"}
     assert config_differences(trainer, trainer, asked) == [experts, rope]
     assert json.loads(json.dumps(rope.to_json()))["rollout"] == rope.rollout
-    folder = folder_with_config(trainer, {each.key: each.rollout for each in (experts, rope)}, tmp_path / "with")
+    folder = folder_with_config(
+        trainer, {each.key: each.rollout for each in (experts, rope)}, tmp_path / "with"
+    )
     assert config_differences(rollout, str(folder)) == []
     loaded, own = load_causal_lm(str(folder)), load_causal_lm(trainer)
-    assert (loaded.config.num_experts_per_tok, loaded.config.rope_parameters["rope_theta"]) == (1, 500.0)
-    assert all(torch.equal(weight, own.state_dict()[name]) for name, weight in loaded.state_dict().items())
+    assert (loaded.config.num_experts_per_tok, loaded.config.rope_parameters["rope_theta"]) == (
+        1,
+        500.0,
+    )
+    assert all(
+        torch.equal(weight, own.state_dict()[name]) for name, weight in loaded.state_dict().items()
+    )
 
 
 def test_overrides_are_resolved_as_vllm_resolves_them(tmp_path):
-    """vLLM ignores a `rope_theta` if `rope_parameters` has one already, so it is not a difference."""
+    """vLLM ignores a `rope_theta` if `rope_parameters` has one already, so it is not a
+    difference.
+    """
     model = save_family(tmp_path, "llama")
     for overrides in ({"rope_theta": 500.0}, {"rope_parameters": ROPE, "rms_norm_eps": 0.01}):
         with running(model, hf_overrides=overrides) as engine:
             resolved = engine.llm.llm_engine.vllm_config.model_config.hf_text_config.to_dict()
         told = {found.key: found.rollout for found in config_differences(model, model, overrides)}
         own = load_causal_lm(model).config.to_dict()
-        assert {key for key in ("rope_parameters", "rms_norm_eps") if resolved[key] != own[key]} == told.keys()
+        assert {
+            key for key in ("rope_parameters", "rms_norm_eps") if resolved[key] != own[key]
+        } == told.keys()
         assert all(resolved[key] == value for key, value in told.items())
 
 
 def test_adapters_are_compared_by_their_digests():
-    none, one, other = {}, {"adapter": "a", "adapter_digest": "1" * 16}, {"adapter": "b", "adapter_digest": "2" * 16}
-    assert compare_adapters(none, none) is None and compare_adapters(one, one | {"adapter": "copy"}) is None
+    none, one, other = (
+        {},
+        {"adapter": "a", "adapter_digest": "1" * 16},
+        {"adapter": "b", "adapter_digest": "2" * 16},
+    )
+    assert (
+        compare_adapters(none, none) is None
+        and compare_adapters(one, one | {"adapter": "copy"}) is None
+    )
     assert compare_adapters(one, none).detail == f"{'1' * 16} instead of none"
     assert compare_adapters(one, other).to_json() == {
-        "tensor": "adapter", "relation": "other", "relative": None, "detail": f"{'1' * 16} instead of {'2' * 16}",
-    }  # fmt: skip
+        "tensor": "adapter",
+        "relation": "other",
+        "relative": None,
+        "detail": f"{'1' * 16} instead of {'2' * 16}",
+    }
 
 
 def _weight(rows: int = 64, columns: int = 256) -> torch.Tensor:
@@ -397,7 +496,10 @@ def test_how_a_tensor_was_rounded():
         found = difference(coarse, fine)
         assert found.relation == "rounded" and found.detail.startswith(detail), (detail, found)
         back = difference(fine, coarse)
-        assert back.relation == "rounded" and back.detail.startswith(f"the trainer's {detail}"), (detail, back)
+        assert back.relation == "rounded" and back.detail.startswith(f"the trainer's {detail}"), (
+            detail,
+            back,
+        )
     both = difference(_to_int8(fine, dim=1).bfloat16(), fine.bfloat16())
     assert both.detail.startswith("to int8 values per row")
 
@@ -405,7 +507,13 @@ def test_how_a_tensor_was_rounded():
 def test_neither_rounding_nor_a_factor():
     fine = _weight()
     noise = torch.randn(fine.shape, generator=torch.Generator().manual_seed(4))
-    for other in (noise / 8, fine + noise / 1000, fine.flip(0), fine.where(noise < 1, 0.0), fine * (1 + noise / 50)):
+    for other in (
+        noise / 8,
+        fine + noise / 1000,
+        fine.flip(0),
+        fine.where(noise < 1, 0.0),
+        fine * (1 + noise / 50),
+    ):
         assert difference(other, fine).relation == "other"
         assert difference(other.bfloat16(), fine.bfloat16()).relation == "other"
     assert difference(fine[:32], fine).detail == "of shape (32, 256), not (64, 256)"
@@ -418,14 +526,22 @@ def test_small_factors_and_one_element():
     fine = _weight()
     assert difference(fine * 1.0001, fine).detail == "× 1.0001000"
     assert difference((fine * 1.01).bfloat16(), fine.bfloat16()).relation == "scaled"
-    assert difference(fine.bfloat16().float(), (fine.bfloat16() * 1.01).float()).relation == "scaled"  # as saved
+    # As saved
+    assert (
+        difference(fine.bfloat16().float(), (fine.bfloat16() * 1.01).float()).relation == "scaled"
+    )
     assert difference(torch.tensor([1.5]), torch.tensor([1.0])).relation == "other"
 
 
 def test_precision_of_the_trainer():
-    """A bfloat16 folder computed in float32: a float32 engine with unrounded weights differs from it."""
+    """A bfloat16 folder computed in float32: a float32 engine with unrounded weights differs
+    from it.
+    """
     fine = _weight()
     assert difference(fine, fine.bfloat16()) is None
     assert difference(fine, fine.bfloat16(), torch.float32).detail == "the trainer's to bfloat16"
     assert difference(fine.bfloat16(), fine) is None
-    assert difference(fine.half(), fine, torch.bfloat16) is None and difference(fine, fine, torch.bfloat16) is None
+    assert (
+        difference(fine.half(), fine, torch.bfloat16) is None
+        and difference(fine, fine, torch.bfloat16) is None
+    )

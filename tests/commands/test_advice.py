@@ -19,7 +19,10 @@ from tests.importers.layouts import open_instruct_record, real_rows, write_lines
 
 MODEL = str(bundled("model"))
 NO_MORE = ["--noise-responses", "0", "--top-logprobs", "2"]
-SMALL = [*["--engine", "hf", "--num-prompts", "2", "--samples-per-prompt", "2", "--max-tokens", "4"], *NO_MORE]
+SMALL = [
+    *["--engine", "hf", "--num-prompts", "2", "--samples-per-prompt", "2", "--max-tokens", "4"],
+    *NO_MORE,
+]
 READERS = (["report"], ["clipstats", "-a", "pg-is"], ["diagnose"], ["gate"])
 
 
@@ -51,11 +54,20 @@ def advised(error: str) -> list[str]:
 
 def test_an_import_without_a_trainer_is_to_be_rescored(typed):
     rows = real_rows(4)
-    write_lines(Path("x_rollouts_000000.jsonl"), [open_instruct_record(row, i) for i, row in enumerate(rows)])
-    assert typed("import", "x_rollouts_000000.jsonl", "-o", "my run", "--temperature", "1", "-q")[0] == 0
+    write_lines(
+        Path("x_rollouts_000000.jsonl"),
+        [open_instruct_record(row, i) for i, row in enumerate(rows)],
+    )
+    assert (
+        typed("import", "x_rollouts_000000.jsonl", "-o", "my run", "--temperature", "1", "-q")[0]
+        == 0
+    )
     for reader in (*READERS, ["compare", str(bundled("traces") / "float32")]):
         code, error = typed(*reader, "my run")
-        assert code == 1 and advised(error) == ["rescore", "my run", "--trainer-model", MODEL], (reader, error)
+        assert code == 1 and advised(error) == ["rescore", "my run", "--trainer-model", MODEL], (
+            reader,
+            error,
+        )
     assert typed(*advised(error), "-o", "scored", "-q")[0] == 0
     assert typed("clipstats", "scored", "-q")[0] == 0
 
@@ -64,10 +76,15 @@ def test_a_probe_that_was_not_scored_resumes(typed, recorded):
     shutil.copytree(recorded, "run")
     shard = Path("run/trace/shard-00000.parquet")
     table = pq.read_table(shard)
-    pq.write_table(table.drop_columns([name for name in table.column_names if "trainer" in name]), shard)
+    pq.write_table(
+        table.drop_columns([name for name in table.column_names if "trainer" in name]), shard
+    )
     for reader in (*READERS, ["compare", str(recorded)]):
         code, error = typed(*reader, "run")
-        assert code == 1 and advised(error) == ["probe", "--resume", "--output", "run"], (reader, error)
+        assert code == 1 and advised(error) == ["probe", "--resume", "--output", "run"], (
+            reader,
+            error,
+        )
     assert typed(*advised(error), "-q")[0] == 0
     assert pq.read_table(shard).column_names.count("logp_trainer") == 1
 
@@ -81,7 +98,9 @@ def test_a_damaged_shard_is_replaced_in_the_way_that_its_trace_allows(typed, rec
     assert code == 1 and "Delete it. Resume with: mismatch-cli probe --resume --output run" in error
     shard.unlink()
     assert typed(*advised(error), "-q")[0] == 0 and shard.read_bytes() == before
-    write_manifest(shard.parent, read_manifest(shard.parent) | {"command": "import", "imported": _imported()})
+    write_manifest(
+        shard.parent, read_manifest(shard.parent) | {"command": "import", "imported": _imported()}
+    )
     shard.write_bytes(before[:-10])
     assert "Import the dump again." in typed("report", "run")[1]
 
@@ -91,7 +110,9 @@ def _imported() -> dict[str, object]:
 
 
 def test_rescoring_takes_the_model_that_the_trace_names(typed, recorded):
-    assert typed("rescore", str(recorded), "--trainer-dtype", "float32", "-o", "again", "-q")[0] == 0
+    assert (
+        typed("rescore", str(recorded), "--trainer-dtype", "float32", "-o", "again", "-q")[0] == 0
+    )
     manifest = read_manifest(Path("again/trace"))
     assert (manifest["trainer"]["model"], manifest["trainer"]["dtype"]) == (MODEL, "float32")
     assert manifest["config"]["trainer"]["model"] == MODEL
@@ -135,7 +156,14 @@ def test_resume_is_advised_where_it_works(typed, recorded):
 
 def test_masks_that_a_trace_cannot_support_say_what_to_type(typed, recorded):
     code, error = typed("clipstats", str(recorded), "-a", "minirl")
-    assert code == 1 and advised(error) == ["rescore", str(recorded), "--trainer-model", MODEL, "--weights", "newer"]
+    assert code == 1 and advised(error) == [
+        "rescore",
+        str(recorded),
+        "--trainer-model",
+        MODEL,
+        "--weights",
+        "newer",
+    ]
     assert typed(*advised(error), "-o", "later", "-q")[0] == 0
     assert typed("clipstats", "later", "-a", "minirl", "-q")[0] == 0
     shard = Path("later/trace/shard-00000.parquet")
@@ -144,18 +172,29 @@ def test_masks_that_a_trace_cannot_support_say_what_to_type(typed, recorded):
     manifest.pop("recomputed")
     write_manifest(Path("later/trace"), manifest)
     code, error = typed("clipstats", "later", "-a", "minirl")
-    assert code == 1 and advised(error) == ["rescore", "later", "--keep-trainer", "--trainer-model", MODEL]
+    assert code == 1 and advised(error) == [
+        "rescore",
+        "later",
+        "--keep-trainer",
+        "--trainer-model",
+        MODEL,
+    ]
     assert typed(*advised(error), "-o", "filled", "-q")[0] == 0
     assert typed("clipstats", "filled", "-a", "minirl", "-q")[0] == 0
 
 
 def test_the_lines_that_test_a_suspect_work(typed):
-    """As `diagnose` prints them for a run in bfloat16: a similar probe, a rescore, and their comparison."""
+    """As `diagnose` prints them for a run in bfloat16: a similar probe, a rescore, and their
+    comparison.
+    """
     both = ["--rollout-dtype", "bfloat16", "--trainer-dtype", "bfloat16"]
     assert typed("probe", MODEL, *SMALL, *both, "-o", "my run", "-q")[0] == 0
     assert typed("diagnose", "my run", "-q")[0] == 0
     suspects = json.loads(Path("my run/diagnosis/summary.json").read_text())["suspects"]
-    found = {suspect["setting"]: [shlex.split(line)[1:] for line in suspect["test"]] for suspect in suspects}
+    found = {
+        suspect["setting"]: [shlex.split(line)[1:] for line in suspect["test"]]
+        for suspect in suspects
+    }
     assert found["rollout.dtype"][0][:3] == ["probe", "--like", "my run"]
     assert found["trainer.head_dtype"][0][:2] == ["rescore", "my run"]
     for setting in ("rollout.dtype", "trainer.head_dtype"):

@@ -1,4 +1,6 @@
-"""A model with capped attention, scored with an uncapped one: warned about, recorded, named, fixed."""
+"""A model with capped attention, scored with an uncapped one: warned about, recorded, named,
+fixed.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,23 @@ from mismatch_cli.models import load_tokenizer
 from mismatch_cli.places import bundled
 
 FLOAT32 = ("--rollout-dtype", "float32", "--trainer-dtype", "float32")
-FEW = ("--num-prompts", "12", "--samples-per-prompt", "2", "--max-tokens", "24", "--noise-responses", "0")
+FEW = (
+    "--num-prompts",
+    "12",
+    "--samples-per-prompt",
+    "2",
+    "--max-tokens",
+    "24",
+    "--noise-responses",
+    "0",
+)
 
 
 @pytest.fixture
 def model(save_model) -> str:
-    folder = save_model("Gemma2", attn_logit_softcapping=1.0, query_pre_attn_scalar=1, vocab_size=2048)
+    folder = save_model(
+        "Gemma2", attn_logit_softcapping=1.0, query_pre_attn_scalar=1, vocab_size=2048
+    )
     load_tokenizer(str(bundled("model"))).save_pretrained(folder)
     return folder
 
@@ -33,15 +46,29 @@ def mean_gap(found: dict) -> float:
 
 
 def test_the_wrong_attention_is_reported_recorded_named_and_fixed(model, tmp_path, capfd):
-    healthy, said = summary(capfd, "probe", model, "--engine", "hf", *FLOAT32, *FEW, "-o", tmp_path / "healthy")
+    healthy, said = summary(
+        capfd, "probe", model, "--engine", "hf", *FLOAT32, *FEW, "-o", tmp_path / "healthy"
+    )
     assert mean_gap(healthy) < 1e-5 and "leaves out" not in said
     assert healthy["about"]["trainer"]["attn_implementation"] == "eager"
     uncapped, said = summary(
-        capfd, "probe", model, "--engine", "hf", "--attn", "sdpa", *FLOAT32, *FEW, "-o", tmp_path / "run"
+        capfd,
+        "probe",
+        model,
+        "--engine",
+        "hf",
+        "--attn",
+        "sdpa",
+        *FLOAT32,
+        *FEW,
+        "-o",
+        tmp_path / "run",
     )
     assert mean_gap(uncapped) > 1e-3
     assert "The trainer's sdpa attention leaves out attn_logit_softcapping" in said
-    manifest = json.loads((tmp_path / "run" / "trace" / "manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads(
+        (tmp_path / "run" / "trace" / "manifest.json").read_text(encoding="utf-8")
+    )
     assert manifest["trainer"]["attention_leaves_out"] == "attn_logit_softcapping"
 
     named, _ = summary(capfd, "diagnose", tmp_path / "run")

@@ -1,4 +1,6 @@
-"""User errors: one sentence that says what happened and what to type, the right exit code, no traceback."""
+"""User errors: one sentence that says what happened and what to type, the right exit code, no
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from mismatch_cli.cli import run
 from mismatch_cli.places import bundled
 
 MODEL = str(bundled("model"))
-SMALL = ["--engine", "hf", "--num-prompts", "1", "--samples-per-prompt", "1", "--max-tokens", "4", "--quiet"]
+SMALL = [
+    "--engine",
+    "hf",
+    "--num-prompts",
+    "1",
+    "--samples-per-prompt",
+    "1",
+    "--max-tokens",
+    "4",
+    "--quiet",
+]
 
 
 @pytest.fixture
@@ -99,9 +111,23 @@ def test_a_damaged_checkpoint(probe, tmp_path):
 
 
 def test_a_prompt_longer_than_the_context_is_skipped_and_named(tmp_path, capfd):
-    rows = [{"problem": "What is 1 + 1?", "answer": "2"}, {"problem": "What is 1 + 1? " * 500, "answer": "2"}]
-    arguments = ["probe", "--prompts", write(tmp_path / "p.jsonl", *rows), "--engine", "hf", "--max-tokens", "4"]
-    assert run([*arguments, "--samples-per-prompt", "2", "--quiet", "--output", str(tmp_path / "run")]) == 0
+    rows = [
+        {"problem": "What is 1 + 1?", "answer": "2"},
+        {"problem": "What is 1 + 1? " * 500, "answer": "2"},
+    ]
+    arguments = [
+        "probe",
+        "--prompts",
+        write(tmp_path / "p.jsonl", *rows),
+        "--engine",
+        "hf",
+        "--max-tokens",
+        "4",
+    ]
+    assert (
+        run([*arguments, "--samples-per-prompt", "2", "--quiet", "--output", str(tmp_path / "run")])
+        == 0
+    )
     out = " ".join(capfd.readouterr().out.split())
     assert "1 prompt was skipped (prompt 1: the prompt has" in out
 
@@ -133,7 +159,10 @@ def test_a_closed_pipe_is_not_an_error(tmp_path):
     """`mismatch-cli report | head -1`: the files are still written."""
     run(["probe", *SMALL, "--output", str(tmp_path / "run")])
     (tmp_path / "run/report.html").unlink()
-    command = f"{sys.executable} -m mismatch_cli report {tmp_path / 'run'} --quiet | head -1; exit ${{PIPESTATUS[0]}}"
+    command = (
+        f"{sys.executable} -m mismatch_cli report {tmp_path / 'run'} --quiet | head -1; exit "
+        "${PIPESTATUS[0]}"
+    )
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert result.returncode == 0
     assert result.stderr == ""
@@ -142,14 +171,18 @@ def test_a_closed_pipe_is_not_an_error(tmp_path):
 
 
 def test_a_full_disk_keeps_what_was_recorded(tmp_path):
-    """A real file-size limit (RLIMIT_FSIZE) instead of a full disk: the write fails in the same place."""
+    """A real file-size limit (RLIMIT_FSIZE) instead of a full disk: the write fails in the same
+    place.
+    """
     script = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
-        "from mismatch_cli.cli import run; "
-        f"sys.exit(run('probe --engine hf --num-prompts 40 --quiet --output {tmp_path / 'run'}'.split()))"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); from mismatch_cli.cli "
+        "import run; sys.exit(run('probe --engine hf --num-prompts 40 --quiet --output "
+        f"{tmp_path / 'run'}'.split()))"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ))
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=dict(os.environ)
+    )
     assert result.returncode == 1, result.stderr
     assert "continue with --resume" in result.stderr
     assert "Traceback" not in result.stderr
@@ -157,7 +190,12 @@ def test_a_full_disk_keeps_what_was_recorded(tmp_path):
 
 @pytest.mark.parametrize(
     "flags",
-    [["--temperature", "0"], ["--prompts", "gone.jsonl"], ["--engine-arg", "nonsense=1"], ["--trainer-model", "/gone"]],
+    [
+        ["--temperature", "0"],
+        ["--prompts", "gone.jsonl"],
+        ["--engine-arg", "nonsense=1"],
+        ["--trainer-model", "/gone"],
+    ],
 )
 def test_force_deletes_nothing_when_the_new_run_cannot_start(probe, tmp_path, flags):
     assert probe(MODEL)[0] == 0

@@ -1,4 +1,6 @@
-"""What can be checked at the start is: before a library is imported, a run starts or a file is written."""
+"""What can be checked at the start is: before a library is imported, a run starts or a file is
+written.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ from mismatch_cli import registry
 from mismatch_cli.places import bundled
 
 FLOAT32 = str(bundled("traces") / "float32")
-HEAVY = ("torch", "transformers", "datasets", "peft", "vllm", "math_verify", "matplotlib", "pandas", "jinja2")
+HEAVY = (
+    "torch",
+    "transformers",
+    "datasets",
+    "peft",
+    "vllm",
+    "math_verify",
+    "matplotlib",
+    "pandas",
+    "jinja2",
+)
 FILES = {
     "reward.py": "def score(response):\n    return 1\n",
     "broken.py": "import nothing_of_this_name\n",
@@ -112,7 +124,10 @@ LIGHT = {
         ("--dataset gone.jsonl", "gone.jsonl does not exist"),
         ("--dataset ../files/few.jsonl", "is more than the 1 problems available"),
         ("--dataset ../files/unanswered.jsonl", "has no problem with an answer"),
-        ("--dataset ../files/few.jsonl --prompts-per-step 1 --prompt-field problm", "Did you mean problem?"),
+        (
+            "--dataset ../files/few.jsonl --prompts-per-step 1 --prompt-field problm",
+            "Did you mean problem?",
+        ),
         ("--eval-dataset gone.parquet", "gone.parquet"),
         (f"--model {NO_MODEL[0]}", NO_MODEL[1]),
     ),
@@ -193,7 +208,10 @@ ALGORITHMS = (
 WITH_NUMPY = {
     "train": (
         *ALGORITHMS,
-        ("-a pg-is -a dppo-topk-tv:k=99999", "dppo-topk-tv:k=99999 needs the top 99,999 log-probs, but"),
+        (
+            "-a pg-is -a dppo-topk-tv:k=99999",
+            "dppo-topk-tv:k=99999 needs the top 99,999 log-probs, but",
+        ),
         ("--preset ../files/preset.toml", "δ=-1 is out of range"),
         ("--reward gone.py:score", "no such function"),
         ("--reward ../files/reward.py:scores", "has no function 'scores'"),
@@ -246,17 +264,29 @@ def refused(tmp_path: Path, *tables: dict[str, tuple[tuple[str, str], ...]]) -> 
         path.write_text(text, encoding="utf-8")
     here = tmp_path / "here"
     here.mkdir()
-    mistakes = [([name, *line.split()], said) for table in tables for name in table for line, said in table[name]]
+    mistakes = [
+        ([name, *line.split()], said)
+        for table in tables
+        for name in table
+        for line, said in table[name]
+    ]
     checked = [([*words, "--show-config"], said) for words, said in mistakes if words[0] == "train"]
     mistakes += [mistake for mistake in checked if "--output" not in mistake[0]]
     typed = "".join(f"{json.dumps(words)}\n" for words, _ in mistakes)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.run(
-        [sys.executable, "-c", SCRIPT], input=typed, env=environment, cwd=here, capture_output=True, text=True
+        [sys.executable, "-c", SCRIPT],
+        input=typed,
+        env=environment,
+        cwd=here,
+        capture_output=True,
+        text=True,
     )
     assert process.returncode == 0, process.stderr
     imported: set[str] = set()
-    for (words, said), answer in zip(mistakes, map(json.loads, process.stdout.splitlines()), strict=True):
+    for (words, said), answer in zip(
+        mistakes, map(json.loads, process.stdout.splitlines()), strict=True
+    ):
         code, out, err, modules = answer
         assert code in (1, 2) and not out, (words, answer)
         assert said in " ".join(err.split()), (words, err)

@@ -1,4 +1,6 @@
-"""`clipstats` and `algorithms` as users type them: defaults, custom masks, what a trace lacks, and mistakes."""
+"""`clipstats` and `algorithms` as users type them: defaults, custom masks, what a trace lacks,
+and mistakes.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def written(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_without_an_argument_the_bundled_trace_is_judged_by_the_whole_table(tmp_path, monkeypatch, capfd):
+def test_without_an_argument_the_bundled_trace_is_judged_by_the_whole_table(
+    tmp_path, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = clipstats(capfd)
@@ -67,7 +71,14 @@ def test_without_an_argument_the_bundled_trace_is_judged_by_the_whole_table(tmp_
     plots = {path.name for path in (tmp_path / "clipstats" / "plots").iterdir()}
     assert plots == {
         f"{name}.png"
-        for name in ("mask-regions", "blocked-by-probability", "blocked-over-steps", "bad-updates", "sweeps", "overlap")
+        for name in (
+            "mask-regions",
+            "blocked-by-probability",
+            "blocked-over-steps",
+            "bad-updates",
+            "sweeps",
+            "overlap",
+        )
     }
     assert clipstats(capfd, *PAIR, "--quiet")[0] == 0  # overwritten: it was ours
     (tmp_path / "clipstats" / "summary.json").write_text("{}")
@@ -84,20 +95,30 @@ def test_a_run_gets_its_own_clipstats_which_are_overwritten(here, capfd):
 
 def test_parameters_custom_masks_and_what_is_compared(here, capfd):
     (here / "my_mask.py").write_text(MASK)
-    asked = ["-a", "binary-tv:max_tv=0.1,anchor=recomputed", "--compare", "my_mask.py:limit=1.2", "clip-higher"]
+    asked = [
+        "-a",
+        "binary-tv:max_tv=0.1,anchor=recomputed",
+        "--compare",
+        "my_mask.py:limit=1.2",
+        "clip-higher",
+    ]
     code, out, _ = clipstats(capfd, "run", *asked, "--quiet")
     assert code == 0
     result = written(here / "run" / "clipstats")
     assert [row["name"] for row in result["algorithms"]] == [
-        "binary-tv:max_tv=0.1,anchor=recomputed", "my_mask:limit=1.2", "grpo-clip-higher",
-    ]  # fmt: skip
+        "binary-tv:max_tv=0.1,anchor=recomputed",
+        "my_mask:limit=1.2",
+        "grpo-clip-higher",
+    ]
     assert result["compared"] == ["my_mask:limit=1.2", "grpo-clip-higher"]
     assert result["algorithms"][1]["blocked_when"] == "r > 1.2"
     assert "Only my_mask:limit=1.2 blocks" in out and "Only grpo-clip-higher blocks" in out
 
 
 def test_a_mask_that_fails_on_real_data_is_named(here, capfd):
-    (here / "short.py").write_text(MASK.replace("compared.ratio_T <= limit", "compared.ratio_T[:2] <= limit"))
+    (here / "short.py").write_text(
+        MASK.replace("compared.ratio_T <= limit", "compared.ratio_T[:2] <= limit")
+    )
     code, _, err = clipstats(capfd, "run", "-a", "short.py", "--quiet")
     assert code == 1 and "short.py must return" in err and "shape (2,)" in err and "bug" not in err
 
@@ -121,7 +142,9 @@ def test_a_mask_that_changes_its_inputs_changes_no_other_number(here, capfd):
     for order, arguments in {"first": [*own, *PAIR], "last": [*PAIR, *own]}.items():
         code, out, err = clipstats(capfd, "run", *arguments, "--json", "--quiet", "-o", order)
         assert code == 0 and "a word" in err
-        alone, beside = ({row["name"]: row for row in json.loads(x)["algorithms"]} for x in (plain, out))
+        alone, beside = (
+            {row["name"]: row for row in json.loads(x)["algorithms"]} for x in (plain, out)
+        )
         assert {name: beside[name] for name in alone} == alone
         assert json.loads(out)["sweeps"] == json.loads(plain)["sweeps"]
 
@@ -129,22 +152,29 @@ def test_a_mask_that_changes_its_inputs_changes_no_other_number(here, capfd):
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("how", ["raise SystemExit(0)", "os._exit(0)"])
 def test_a_mask_that_ends_the_program_is_an_error(here, capfd, workers, how):
-    """On real data, where it behaves on the two tokens on which masks are tried out; and when it is imported."""
-    leaving = "import os\n" + MASK.replace("    return", f"    if len(advantage_T) > 2: {how}\n    return")
+    """On real data, where it behaves on the two tokens on which masks are tried out; and when it
+    is imported.
+    """
+    leaving = "import os\n" + MASK.replace(
+        "    return", f"    if len(advantage_T) > 2: {how}\n    return"
+    )
     early = here / "early.py"
     early.write_text(f"import os\n{how}\n{MASK}")
     code, out, err = clipstats(capfd, "run", *PAIR, "-a", str(early), "--json", "--quiet")
     assert code == 1 and not out and "early.py tries to end the program" in err
     mask = here / "leaves.py"  # whose full name is new: a module is loaded once
     mask.write_text(leaving)
-    code, out, err = clipstats(capfd, "run", *PAIR, "-a", str(mask), "--workers", workers, "--json", "--quiet")
+    code, out, err = clipstats(
+        capfd, "run", *PAIR, "-a", str(mask), "--workers", workers, "--json", "--quiet"
+    )
     assert code == 1 and not out and not (here / "run" / "clipstats" / "summary.json").exists()
     assert "leaves.py tries to end the program" in err and "bug" not in err
 
 
 def test_workers_give_the_same_bits(here, capfd):
     one, two = (
-        clipstats(capfd, "run", *PAIR, "--theory", "--workers", number, "--json", "--quiet")[1] for number in ("1", "2")
+        clipstats(capfd, "run", *PAIR, "--theory", "--workers", number, "--json", "--quiet")[1]
+        for number in ("1", "2")
     )
     assert json.loads(one)["theory"] is not None
     assert one == two
@@ -153,7 +183,10 @@ def test_workers_give_the_same_bits(here, capfd):
 def test_equal_weights_say_not_applicable_instead_of_zero(tmp_path, monkeypatch, capfd):
     """A trace that `probe` made, without a later checkpoint."""
     monkeypatch.chdir(tmp_path)
-    assert run(["probe", "--engine", "hf", "--num-prompts", "12", "--noise-responses", "0", "--quiet"]) == 0
+    assert (
+        run(["probe", "--engine", "hf", "--num-prompts", "12", "--noise-responses", "0", "--quiet"])
+        == 0
+    )
     code, out, _ = clipstats(capfd, "probe-model", "--quiet")
     assert code == 0
     result = written(tmp_path / "probe-model" / "clipstats")
@@ -162,20 +195,38 @@ def test_equal_weights_say_not_applicable_instead_of_zero(tmp_path, monkeypatch,
     assert {"minirl", "ppo", "gspo", "mask-0.5-recompute"} <= set(skipped)
     assert all("not applicable" in skipped[name] for name in ("minirl", "ppo", "gspo"))
     assert {"grpo-clip-higher", "ppo-icepop"} <= {row["name"] for row in result["algorithms"]}
-    assert "cannot be judged" in out and "mismatch-cli rescore probe-model --trainer-model LATER --weights newer" in out
+    assert (
+        "cannot be judged" in out
+        and "mismatch-cli rescore probe-model --trainer-model LATER --weights newer" in out
+    )
 
 
 def test_without_advantages_both_signs_are_analysed(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"text": f"Add {i} and 2."}) + "\n" for i in range(11)))
-    made = ["probe", "--engine", "hf", "--prompts", "prompts.jsonl", "--prompt-field", "text", "--max-tokens", "20"]
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"text": f"Add {i} and 2."}) + "\n" for i in range(11))
+    )
+    made = [
+        "probe",
+        "--engine",
+        "hf",
+        "--prompts",
+        "prompts.jsonl",
+        "--prompt-field",
+        "text",
+        "--max-tokens",
+        "20",
+    ]
     assert run([*made, "--noise-responses", "0", "--quiet", "--output", "run"]) == 0
     code, out, _ = clipstats(capfd, "run", *PAIR, "--quiet")
     assert code == 0
     result = written(tmp_path / "run" / "clipstats")
     assert not result["has"]["advantages"]
     for row in result["algorithms"]:
-        assert row["blocked"]["all"]["value"] is None and row["blocked"]["positive"]["value"] is not None
+        assert (
+            row["blocked"]["all"]["value"] is None
+            and row["blocked"]["positive"]["value"] is not None
+        )
     assert "if A > 0" in out and "--answer-field" in " ".join(out.split())
 
 
@@ -196,7 +247,9 @@ def test_without_advantages_both_signs_are_analysed(tmp_path, monkeypatch, capfd
     ],
 )
 def test_mistakes(here, capfd, arguments, code, message):
-    got, _, err = clipstats(capfd, *(["run"] if "gone" not in arguments else []), *arguments, "--quiet")
+    got, _, err = clipstats(
+        capfd, *(["run"] if "gone" not in arguments else []), *arguments, "--quiet"
+    )
     assert got == code
     assert message in " ".join(err.split())
     assert "Traceback" not in err
@@ -205,7 +258,9 @@ def test_mistakes(here, capfd, arguments, code, message):
 def test_the_control_blocks_nothing(tmp_path, monkeypatch, capfd):
     """float32 on both sides, equal weights."""
     monkeypatch.chdir(tmp_path)
-    assert clipstats(capfd, str(bundled("traces") / "float32"), *PAIR, "-o", "out", "--quiet")[0] == 0
+    assert (
+        clipstats(capfd, str(bundled("traces") / "float32"), *PAIR, "-o", "out", "--quiet")[0] == 0
+    )
     for row in written(tmp_path / "out")["algorithms"]:
         assert row["blocked"]["all"]["value"] == 0
 
@@ -227,7 +282,11 @@ def test_algorithms_are_printed_with_their_formulas(capfd):
 
 @pytest.mark.parametrize("flags", ["", "--json"])
 def test_a_reader_that_stops_early_is_not_an_error(here, flags):
-    command = f"{sys.executable} -m mismatch_cli clipstats run -a ipo --quiet {flags} -o out | head -n 3"
+    command = (
+        f"{sys.executable} -m mismatch_cli clipstats run -a ipo --quiet {flags} -o out | head -n 3"
+    )
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 3 and not done.stderr

@@ -39,11 +39,15 @@ def test_without_an_argument_the_bundled_traces_are_compared(here, capfd):
     assert code == 0
     assert "two bundled ones" in err and "Wrote compare/report.html" in err
     text = " ".join(out.split())
-    assert "by prompt: both have responses to the same 24 prompts" in text and "rollout.kv_cache_dtype" in text
+    assert (
+        "by prompt: both have responses to the same 24 prompts" in text
+        and "rollout.kv_cache_dtype" in text
+    )
     written = json.loads((here / "compare" / "summary.json").read_text())
     assert [Path(side["folder"]).name for side in written["traces"]] == ["fp8-kv", "float32"]
     plots = {path.stem for path in (here / "compare" / "plots").iterdir()}
-    assert plots == {"gap-distribution", "volatility", "position-profile"}  # a control has no factors
+    # A control has no factors
+    assert plots == {"gap-distribution", "volatility", "position-profile"}
 
 
 def test_json_is_what_is_written_and_the_folder_is_overwritten(here, capfd):
@@ -56,7 +60,9 @@ def test_json_is_what_is_written_and_the_folder_is_overwritten(here, capfd):
     assert result["comparisons"][0]["pairing"] == "tokens" and result["pair"] == "mismatch"
     (here / "out" / "summary.json").write_text("{}")
     code, _, err = compare(capfd, "run", FLOAT32, "--quiet", "-o", "out")
-    assert code == 1 and "out already exists. Replace its report with --force" in " ".join(err.split())
+    assert code == 1 and "out already exists. Replace its report with --force" in " ".join(
+        err.split()
+    )
 
 
 def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
@@ -70,11 +76,20 @@ def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["run"], 2, "compare needs two traces, and one is named. Name a second: mismatch-cli compare run OTHER"),
+        (
+            ["run"],
+            2,
+            "compare needs two traces, and one is named. Name a second: mismatch-cli compare run "
+            "OTHER",
+        ),
         (["run"] * 7, 2, "7 traces are too many: name at most 6."),
         (["run", "gone"], 1, "gone does not exist"),
         (["run", "run", "--pair", "mismatsch"], 2, "Did you mean mismatch"),
-        (["run", "run", "--pair", "staleness"], 2, "run/trace has no staleness pair. It has: floor, mismatch, total."),
+        (
+            ["run", "run", "--pair", "staleness"],
+            2,
+            "run/trace has no staleness pair. It has: floor, mismatch, total.",
+        ),
         (["run", "run", "-o", "/proc/nope"], 1, "/proc/nope cannot be written"),
         (["run", "run", "-o", "run"], 1, "run already exists"),
         (["run", "run", "-o", "run/trace/manifest.json"], 1, "is a file"),
@@ -94,7 +109,10 @@ def test_only_force_replaces_what_is_not_ours(tmp_path):
         (folder / "summary.json").write_text('{"format": "mismatch-cli mine"}')
     with report_folder(folder, "mismatch-cli mine", force=False):
         pass
-    with pytest.raises(MismatchError, match="already exists"), report_folder(folder, "mismatch-cli yours", force=False):
+    with (
+        pytest.raises(MismatchError, match="already exists"),
+        report_folder(folder, "mismatch-cli yours", force=False),
+    ):
         pass
     with report_folder(folder, "mismatch-cli yours", force=True):
         pass
@@ -104,5 +122,7 @@ def test_only_force_replaces_what_is_not_ours(tmp_path):
 def test_a_reader_that_stops_early_is_not_an_error(here):
     command = f"{sys.executable} -m mismatch_cli compare run {FLOAT32} --quiet -o out | head -n 3"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 3 and not done.stderr

@@ -1,4 +1,6 @@
-"""Shell completion as users get it: installed into the shell's own files, then the tab key in a terminal."""
+"""Shell completion as users get it: installed into the shell's own files, then the tab key in a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from mismatch_cli.commands._completed import algorithms
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = shutil.which("mismatch-cli", path=str(Path(sys.executable).parent))
-needs_program = pytest.mark.skipif(PROGRAM is None, reason="mismatch-cli is not installed beside this Python")
+needs_program = pytest.mark.skipif(
+    PROGRAM is None, reason="mismatch-cli is not installed beside this Python"
+)
 SHELLS = {"bash": ["-i"], "zsh": ["-i"]}
 LINES = (  # what is typed, and what the tab key adds or lists
     ("mismatch-cli clips", "clipstats"),
@@ -31,13 +35,32 @@ LINES = (  # what is typed, and what the tab key adds or lists
     ("mismatch-cli report fp", "fp8-kv"),
 )
 _CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x07|[^\n]\x08")
-HEAVY = ("torch", "transformers", "vllm", "pandas", "matplotlib", "pyarrow", "datasets", "math_verify")
+HEAVY = (
+    "torch",
+    "transformers",
+    "vllm",
+    "pandas",
+    "matplotlib",
+    "pyarrow",
+    "datasets",
+    "math_verify",
+)
 
 
 def environment(home: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    lean = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name == "LANG"}
-    return lean | {"HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT), "TERM": "dumb", "PS1": "READY> "}
+    lean = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("PYTHON") or name == "LANG"
+    }
+    return lean | {
+        "HOME": str(home),
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "TERM": "dumb",
+        "PS1": "READY> ",
+    }
 
 
 class Terminal:
@@ -70,16 +93,21 @@ def test_the_tab_key_completes_after_installation(shell, tmp_path):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not on this machine")
     told = subprocess.run(  # from inside the shell, since Typer detects which one it is
-        [shell, "-c", "mismatch-cli --install-completion; true"], env=environment(tmp_path), cwd=tmp_path,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [shell, "-c", "mismatch-cli --install-completion; true"],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert f"{shell} completion installed" in told.stdout, told.stderr
     with (tmp_path / f".{shell}rc").open("a") as file:
         file.write("\nPS1='READY> '\n")
     terminal = Terminal(shell, tmp_path)
     try:
         assert "READY>" in terminal.shows("", "READY>")
-        terminal.shows("mismatch-cli \t\t", "clipstats", 20)  # at its first tab zsh only loads the function
+        # At its first tab zsh only loads the function
+        terminal.shows("mismatch-cli \t\t", "clipstats", 20)
         terminal.shows("\x15", "")
         for line, wanted in LINES:
             seen = terminal.shows(f"{line}\t", wanted)
@@ -92,17 +120,27 @@ def test_the_tab_key_completes_after_installation(shell, tmp_path):
 
 
 def completed(line: str, folder: Path) -> list[str]:
-    """The completions of a line's last word in bash; at the end, the heavy modules that were imported."""
+    """The completions of a line's last word in bash; at the end, the heavy modules that were
+    imported.
+    """
     script = (
         "import atexit, sys; sys.argv[0] = 'mismatch-cli'\nfrom mismatch_cli.cli import main\n"
         f"@atexit.register\ndef _(): print([m for m in {HEAVY!r} if m in sys.modules])\nmain()"
     )
     words = line.split(" ")
-    asked = {"_MISMATCH_CLI_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    asked = {
+        "_MISMATCH_CLI_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
     done = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | asked | {"PYTHONPATH": str(ROOT)}, cwd=folder,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        env=os.environ | asked | {"PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.split("\n")[:-1]
 
 

@@ -1,4 +1,6 @@
-"""Settings that are not typed: a `--config` file and MISMATCH_ variables, for every option of every command."""
+"""Settings that are not typed: a `--config` file and MISMATCH_ variables, for every option of
+every command.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def sample(parameter: Any) -> Any:
         return ["max_num_seqs=1", "block_size=16"]
     if described.is_list:
         return ["1", "2"]
-    return {bool: parameter.default is not True, int: 7, float: 7.5}.get(described.annotation, "text")
+    return {bool: parameter.default is not True, int: 7, float: 7.5}.get(
+        described.annotation, "text"
+    )
 
 
 def context_of(name: str, command: Any, *typed: str) -> Any:
@@ -67,7 +71,9 @@ def test_every_parameter_of_every_command_is_a_key_and_a_variable(tmp_path, monk
         assert found.get_parameter_source(known.name).name == "DEFAULT_MAP"
         assert as_plain(found.params[known.name]) == as_plain(expected), (name, key)
 
-        general, own = (f"MISMATCH_{of}{key.upper().replace('-', '_')}" for of in ("", f"{name.upper()}_"))
+        general, own = (
+            f"MISMATCH_{of}{key.upper().replace('-', '_')}" for of in ("", f"{name.upper()}_")
+        )
         between = os.pathsep if known.type_descriptor.annotation == list[Path] else " "
         text = between.join(map(str, value)) if isinstance(value, list) else str(value)
         for variable in (general, own):
@@ -88,7 +94,8 @@ def test_what_starts_code_or_sends_keys_is_typed(tmp_path, monkeypatch, capfd):
     """Neither a file nor a variable may set it: they may be somebody else's."""
     values = {
         "algorithm": ["evil.py:limit=2"], "compare": ["ppo", "evil.py"], "workers": "ray://evil:1",
-        "devices": "ray://evil:1", "engine_arg": ["logits_processors=evil"], "vary": ["reward=evil.py:f,g.py:f"],
+        "devices": "ray://evil:1", "engine_arg": ["logits_processors=evil"],
+        "vary": ["reward=evil.py:f,g.py:f"],
     }  # fmt: skip
     seen = set()
     for name, command, known in parameters():
@@ -100,7 +107,9 @@ def test_what_starts_code_or_sends_keys_is_typed(tmp_path, monkeypatch, capfd):
         seen.add(known.name)
         path = tmp_path / "mismatch.toml"
         path.write_text(f"[{name}]\n{key_of(known)} = {toml(value)}\n")
-        with pytest.raises(UsageError, match=r"mismatch.toml: .*neither a file nor a variable.*type --"):
+        with pytest.raises(
+            UsageError, match=r"mismatch.toml: .*neither a file nor a variable.*type --"
+        ):
             context_of(name, command, "--config", str(path))
         with monkeypatch.context() as patch:
             variable = f"MISMATCH_{key_of(known).upper().replace('-', '_')}"
@@ -113,8 +122,11 @@ def test_what_starts_code_or_sends_keys_is_typed(tmp_path, monkeypatch, capfd):
 
 def test_the_file_of_a_preset_starts_nothing_either(tmp_path, capfd):
     for name, value in (
-        ("reward", "evil.py:f"), ("environment", "evil.py:E"), ("algorithm", "evil.py"), ("engine_url", "http://evil"),
-    ):  # fmt: skip
+        ("reward", "evil.py:f"),
+        ("environment", "evil.py:E"),
+        ("algorithm", "evil.py"),
+        ("engine_url", "http://evil"),
+    ):
         path = tmp_path / "preset.toml"
         path.write_text(f"{name} = {toml(value)}\n")
         assert run(["train", "--preset", str(path), "--show-config"]) == 2
@@ -122,7 +134,9 @@ def test_the_file_of_a_preset_starts_nothing_either(tmp_path, capfd):
         assert getattr(load_config(str(path), {name: value}), name) == value
 
 
-def test_typed_wins_over_the_commands_variable_that_over_the_general_one_and_that_over_the_file(tmp_path, monkeypatch):
+def test_typed_wins_over_the_commands_variable_that_over_the_general_one_and_that_over_the_file(
+    tmp_path, monkeypatch
+):
     (tmp_path / "m.toml").write_text("max-tokens = 1\n[probe]\nmax_tokens = 2\n")
     command, typed = GROUP.get_command(None, "probe"), ["--config", f"{tmp_path}/m.toml"]
     steps = [
@@ -143,7 +157,10 @@ def test_typed_wins_over_the_commands_variable_that_over_the_general_one_and_tha
     [
         ("max-tokns = 3", "Unknown setting 'max-tokns'. Did you mean max-tokens"),
         ("[prob]\nseed = 3", "[prob]: Unknown command 'prob'. Did you mean probe?"),
-        ("[probe]\ntemprature = 3", "[probe]: Unknown setting 'temprature'. Did you mean temperature"),
+        (
+            "[probe]\ntemprature = 3",
+            "[probe]: Unknown setting 'temprature'. Did you mean temperature",
+        ),
         ("config = 'x'", "Unknown setting 'config'"),
         ("[probe]\nconfig = 'x'", "Unknown setting 'config'"),
         ("temperature = 'hot'", "temperature = 'hot' must be a number."),
@@ -173,7 +190,10 @@ def test_the_source_of_a_setting_is_named(tmp_path, monkeypatch, capfd):
     out, err = capfd.readouterr()
     assert json.loads(out) != json.loads(without_file)
     assert "Settings from mismatch.toml: model; MISMATCH_JSON: json" in err
-    assert "The variable MISMATCH_TEMPRATURE belongs to no command and is ignored. Did you mean MISMATCH_TEMPER" in err
+    assert (
+        "The variable MISMATCH_TEMPRATURE belongs to no command and is ignored. Did you mean "
+        "MISMATCH_TEMPER" in err
+    )
     assert run(["verdict", "k3=0.001", "--config", "mismatch.toml", "--quiet"]) == 0
     assert capfd.readouterr().err == ""
     monkeypatch.setenv("MISMATCH_TOP_P", "much")
@@ -188,24 +208,41 @@ def test_a_run_records_resolved_settings_and_resumes_with_them(tmp_path, monkeyp
     assert run(["probe", *FEW.split(), "--config", "m.toml"]) == 0, capfd.readouterr().err
     flags = json.loads(Path("run/trace/manifest.json").read_text())["flags"]
     assert (flags["max_tokens"], flags["seed"], CONFIG in flags) == (4, 5, False)
-    Path("m.toml").write_text("[probe]\nmax-tokens = 9\noutput = 'run'\n")  # a later file: the settings of the run win
+    # A later file: the settings of the run win
+    Path("m.toml").write_text("[probe]\nmax-tokens = 9\noutput = 'run'\n")
     monkeypatch.setenv("MISMATCH_SEED", "6")
-    assert run(["probe", "--config", "m.toml", "--resume", "--quiet", "--no-plots"]) == 0, capfd.readouterr().err
+    assert run(["probe", "--config", "m.toml", "--resume", "--quiet", "--no-plots"]) == 0, (
+        capfd.readouterr().err
+    )
     assert json.loads(Path("run/trace/manifest.json").read_text())["flags"] == flags
     assert run(["train", "--config", "t.toml", "--show-config"]) == 1
     Path("t.toml").write_text("[train]\nalgorithm = ['pg-is']\nsteps = 3\nlora = true\n")
     capfd.readouterr()
     assert run(["train", "--config", "t.toml", "--show-config"]) == 0
     config = tomllib.loads(capfd.readouterr().out)
-    assert (config["algorithm"], config["steps"], config["lora"], config["seed"]) == ("pg-is", 3, True, 6)
+    assert (config["algorithm"], config["steps"], config["lora"], config["seed"]) == (
+        "pg-is",
+        3,
+        True,
+        6,
+    )
 
 
 def test_a_process_with_resolved_flags_reads_neither_again(tmp_path, monkeypatch):
     """The runs of `--vary` and `--devices`, which would otherwise vary again."""
-    (tmp_path / "m.toml").write_text("[probe]\nengine-arg = ['block_size=1', 'max_num_seqs=2']\neager = false\n")
+    (tmp_path / "m.toml").write_text(
+        "[probe]\nengine-arg = ['block_size=1', 'max_num_seqs=2']\neager = false\n"
+    )
     monkeypatch.setenv("MISMATCH_VARY", "seed=1,2")
     monkeypatch.setenv("MISMATCH_TOP_K", "5")
-    context = context_of("probe", GROUP.get_command(None, "probe"), "--config", f"{tmp_path}/m.toml", "--top-p", "0.5")
+    context = context_of(
+        "probe",
+        GROUP.get_command(None, "probe"),
+        "--config",
+        f"{tmp_path}/m.toml",
+        "--top-p",
+        "0.5",
+    )
     told = words(context, ("vary",), resolved=True)
     expected = [
         "--top-k",
@@ -220,5 +257,7 @@ def test_a_process_with_resolved_flags_reads_neither_again(tmp_path, monkeypatch
     ]
     assert sorted(told) == sorted(expected)
     assert words(context) == ["--top-p", "0.5", "--config", f"{tmp_path}/m.toml"]
-    left = without_variables({"MISMATCH_VARY": "x", "MISMATCH_CLI_STOPPED": "1", "MISMATCH_RECORD": "r", "PATH": "p"})
+    left = without_variables(
+        {"MISMATCH_VARY": "x", "MISMATCH_CLI_STOPPED": "1", "MISMATCH_RECORD": "r", "PATH": "p"}
+    )
     assert left == {"MISMATCH_CLI_STOPPED": "1", "MISMATCH_RECORD": "r", "PATH": "p"}

@@ -1,4 +1,6 @@
-"""`curate` on the bundled model: what it keeps, what held-out means, and that it samples nothing twice."""
+"""`curate` on the bundled model: what it keeps, what held-out means, and that it samples nothing
+twice.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,18 @@ from mismatch_cli.places import bundled
 from mismatch_cli.recording.config import CurateConfig
 from mismatch_cli.trace.reader import Trace
 
-CURATE = "curate --engine hf --num-prompts 6 --samples-per-prompt 6 --held-out-samples 5 --max-tokens 96 --threads 1"
+CURATE = (
+    "curate --engine hf --num-prompts 6 --samples-per-prompt 6 --held-out-samples 5 --max-tokens "
+    "96 --threads 1"
+)
 CURATE += " --rollout-dtype float32 --quiet --keep 0.1 0.9"
 
 
 def rows_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "perfectible.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder / "perfectible.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +41,10 @@ def curated(tmp_path_factory) -> Path:
 
 
 def test_problems_in_the_range_are_kept_and_measured_again(curated):
-    chosen, held_out = accuracy_by_prompt(Trace.open(curated)), accuracy_by_prompt(Trace.open(curated / "held-out"))
+    chosen, held_out = (
+        accuracy_by_prompt(Trace.open(curated)),
+        accuracy_by_prompt(Trace.open(curated / "held-out")),
+    )
     kept = {prompt: accuracy for prompt, accuracy in chosen.items() if 0.1 <= accuracy <= 0.9}
     assert 0 < len(kept) < len(chosen) == 6
     rows = rows_of(curated)
@@ -48,8 +59,10 @@ def test_held_out_samples_are_different(curated):
     def samples(folder: Path) -> set[tuple[int, int]]:
         batches = Trace.open(folder).batches()
         return {
-            (int(p), int(s)) for b in batches for p, s in zip(b.prompt_id_S, b.sample_index_S, strict=True)
-        }  # fmt: skip
+            (int(p), int(s))
+            for b in batches
+            for p, s in zip(b.prompt_id_S, b.sample_index_S, strict=True)
+        }
 
     assert not samples(curated) & samples(curated / "held-out")
 
@@ -67,7 +80,8 @@ def test_a_finished_run_needs_no_engine(curated, tmp_path, monkeypatch):
     monkeypatch.setattr("mismatch_cli.recording.rollouts.create_engine", None)
     folder = shutil.copytree(curated, tmp_path / "run")
     (folder / "perfectible.jsonl").unlink()
-    assert run([*CURATE.split(), "--resume", "-o", str(folder)]) == 0  # the same command with the same --keep
+    # The same command with the same --keep
+    assert run([*CURATE.split(), "--resume", "-o", str(folder)]) == 0
     assert rows_of(folder) == rows_of(curated)
 
 
@@ -94,26 +108,50 @@ def test_confirmed_problems_are_in_the_range_twice(curated, tmp_path):
     assert run(["curate", "--resume", "--confirm", "--quiet", "-o", str(folder)]) == 0
     confirmed = [row for row in rows_of(curated) if 0.1 <= row["held_out_accuracy"] <= 0.9]
     assert rows_of(folder) == confirmed
-    assert "confirmed on held-out samples were written." in (folder / "report.html").read_text(encoding="utf-8")
+    assert "confirmed on held-out samples were written." in (folder / "report.html").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_next_command_trains_as_it_was_measured():
     config = CurateConfig(
-        model="some/model", engine="hf", prompts="p.jsonl", temperature=0.7, max_tokens=3000,
-        prompt_template="raw", reward="mine.py:f",
-    )  # fmt: skip
+        model="some/model",
+        engine="hf",
+        prompts="p.jsonl",
+        temperature=0.7,
+        max_tokens=3000,
+        prompt_template="raw",
+        reward="mine.py:f",
+    )
     assert suggest(*_training(config, Path("a b.jsonl"))) == (
-        "mismatch-cli train --dataset 'a b.jsonl' --max-tokens 3000 --model some/model --learning-rate 1e-6 "
-        "--temperature 0.7 --prompt-template raw --reward mine.py:f"
+        "mismatch-cli train --dataset 'a b.jsonl' --max-tokens 3000 --model some/model "
+        "--learning-rate 1e-6 --temperature 0.7 --prompt-template raw --reward mine.py:f"
     )
     ours = replace(config, model=str(bundled("model")), prompt_template="chat", reward="")
     assert not {"--model", "--learning-rate", "--prompt-template"} & set(_training(ours, Path("p")))
 
 
 def test_what_it_writes_can_be_trained_on(curated, tmp_path):
-    flags = "--engine hf --steps 1 --prompts-per-step 1 --samples-per-prompt 2 --max-tokens 16 --eval-samples 1 -q"
+    flags = (
+        "--engine hf --steps 1 --prompts-per-step 1 --samples-per-prompt 2 --max-tokens 16 "
+        "--eval-samples 1 -q"
+    )
     dataset = str(curated / "perfectible.jsonl")
-    assert run(["train", "--dataset", dataset, *flags.split(), "--eval-every", "0", "-o", str(tmp_path / "t")]) == 0
+    assert (
+        run(
+            [
+                "train",
+                "--dataset",
+                dataset,
+                *flags.split(),
+                "--eval-every",
+                "0",
+                "-o",
+                str(tmp_path / "t"),
+            ]
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,15 +170,28 @@ def test_mistakes_are_reported_in_a_sentence(flags, said, tmp_path, capfd):
 
 def test_problems_without_answers_cannot_be_curated(tmp_path, capfd):
     (tmp_path / "p.jsonl").write_text('{"problem": "What?"}\n')
-    assert run([*CURATE.split(), "--prompts", str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "run")]) == 1
+    assert (
+        run([*CURATE.split(), "--prompts", str(tmp_path / "p.jsonl"), "-o", str(tmp_path / "run")])
+        == 1
+    )
     assert "has no problem with an answer" in " ".join(capfd.readouterr().err.split())
 
 
 def test_a_custom_reward_needs_no_answers(tmp_path, capfd, monkeypatch):
-    (tmp_path / "mine.py").write_text("def even(response):\n    return 1 - len(response) % 2\ntwo = lambda: 2\n")
+    (tmp_path / "mine.py").write_text(
+        "def even(response):\n    return 1 - len(response) % 2\ntwo = lambda: 2\n"
+    )
     problems = [{"problem": f"Will has {n} kites. How many?"} for n in range(3)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, problems)))
-    flags = ["--prompts", str(tmp_path / "p.jsonl"), "--reward", f"{tmp_path}/mine.py:even", "--keep", "0", "1"]
+    flags = [
+        "--prompts",
+        str(tmp_path / "p.jsonl"),
+        "--reward",
+        f"{tmp_path}/mine.py:even",
+        "--keep",
+        "0",
+        "1",
+    ]
     assert run([*CURATE.split(), *flags, "-o", str(tmp_path / "run")]) == 0
     rows = rows_of(tmp_path / "run")
     assert [row["problem"] for row in rows] == [problem["problem"] for problem in problems]
@@ -148,7 +199,9 @@ def test_a_custom_reward_needs_no_answers(tmp_path, capfd, monkeypatch):
     assert "mean reward, by " in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     flags[3] = f"{tmp_path}/mine.py:two"
     assert run([*CURATE.split(), *flags, "-o", str(tmp_path / "two")]) == 1
-    assert "has a reward of 2, but an accuracy must be from 0 to 1" in " ".join(capfd.readouterr().err.split())
+    assert "has a reward of 2, but an accuracy must be from 0 to 1" in " ".join(
+        capfd.readouterr().err.split()
+    )
     flags[3] = f"{tmp_path}/mine.py:typo"
     monkeypatch.setattr("mismatch_cli.recording.rollouts.create_engine", None)
     assert run([*CURATE.split(), *flags, "-o", str(tmp_path / "typo")]) == 1
@@ -166,7 +219,10 @@ def test_ctrl_c_says_how_to_continue(monkeypatch, tmp_path, capfd):
 
 def test_a_reward_has_one_name_from_wherever_it_is_given(monkeypatch, tmp_path):
     seen = []
-    monkeypatch.setattr("mismatch_cli.recording.curate.curate", lambda config, *_, **__: exit(seen.append(config) or 3))
+    monkeypatch.setattr(
+        "mismatch_cli.recording.curate.curate",
+        lambda config, *_, **__: exit(seen.append(config) or 3),
+    )
     (tmp_path / "mine.py").write_text("def f(response):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path)
     for where in ("mine.py:f", f"{tmp_path}/mine.py:f"):

@@ -44,7 +44,8 @@ def test_without_an_argument_the_bundled_trace(tmp_path, monkeypatch, capfd):
     assert code == 0 and not err
     text = " ".join(out.split())
     assert "NO FAULT FOUND The gap of 0.00830 nats is within what is usual for an fp8 side" in text
-    assert text.lower().count("fault") == 2 and "Rounded logits" in text  # reported once, beside a part of the gap
+    # Reported once, beside a part of the gap
+    assert text.lower().count("fault") == 2 and "Rounded logits" in text
     assert "usual, not attributed 0.00830 100 %" in text
     summary = json.loads((tmp_path / "diagnosis" / "summary.json").read_text())
     assert summary["first_cause"] is None and summary["faults"] == []
@@ -56,7 +57,9 @@ def test_a_shifted_trace(trace, capfd):
     change(trace, "logp_rollout", lambda row: np.roll(row, 1))
     code, out, _ = diagnose(capfd, trace.parent, "--json")
     found = json.loads(out)
-    assert code == 0 and found["first_cause"] == "index-shift" and found["faults"] == ["index-shift"]
+    assert (
+        code == 0 and found["first_cause"] == "index-shift" and found["faults"] == ["index-shift"]
+    )
     for _ in range(2):
         assert diagnose(capfd, trace.parent)[0] == 0  # its own folder is overwritten
     assert json.loads((trace.parent / "diagnosis" / "summary.json").read_text()) == found
@@ -65,7 +68,9 @@ def test_a_shifted_trace(trace, capfd):
 
 
 def test_a_shifted_dump_is_imported_again(tmp_path, monkeypatch, capfd):
-    """The parts of the gap agree with what the shift explains, and the screen says how to replace the trace."""
+    """The parts of the gap agree with what the shift explains, and the screen says how to
+    replace the trace.
+    """
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     for name, shift in (("good", 0), ("shifted", 1)):
@@ -73,8 +78,14 @@ def test_a_shifted_dump_is_imported_again(tmp_path, monkeypatch, capfd):
         for prompt in range(40):
             logq_T = -0.1 - rng.exponential(0.5, 40)
             logp_T = np.roll(np.minimum(logq_T + rng.normal(0, 0.02, 40), -1e-3), -shift)
-            ids = {"prompt_ids": [1, prompt], "response_ids": rng.integers(5, 999, 40).tolist(), "prompt_id": prompt}
-            rows.append(json.dumps(ids | {"logp_rollout": logq_T.tolist(), "logp_trainer": logp_T.tolist()}))
+            ids = {
+                "prompt_ids": [1, prompt],
+                "response_ids": rng.integers(5, 999, 40).tolist(),
+                "prompt_id": prompt,
+            }
+            rows.append(
+                json.dumps(ids | {"logp_rollout": logq_T.tolist(), "logp_trainer": logp_T.tolist()})
+            )
         Path(f"{name}.jsonl").write_text("\n".join(rows))
         assert run(["import", f"{name}.jsonl", "--output", name, "--quiet"]) == 0
         _, out, _ = diagnose(capfd, name)
@@ -82,12 +93,18 @@ def test_a_shifted_dump_is_imported_again(tmp_path, monkeypatch, capfd):
         assert ("once DUMP is corrected" in out) == bool(shift)
     summary = json.loads(Path("shifted/diagnosis/summary.json").read_text())
     (shifted,) = (finding for finding in summary["findings"] if finding["status"] == "found")
-    assert shifted["check"] == "index-shift" and summary["shares"]["explained"] == pytest.approx(shifted["explains"])
+    assert shifted["check"] == "index-shift" and summary["shares"]["explained"] == pytest.approx(
+        shifted["explains"]
+    )
     assert summary["unexplained"]["nats"] == pytest.approx(0.02 * np.sqrt(2 / np.pi), rel=0.1)
 
 
 def test_impossible_values_are_counted_as_they_are_recorded(trace, capfd):
-    change(trace, "logp_trainer", lambda row: np.where(np.arange(len(row)) == 3, np.float32(0.125), row))
+    change(
+        trace,
+        "logp_trainer",
+        lambda row: np.where(np.arange(len(row)) == 3, np.float32(0.125), row),
+    )
     _, out, _ = diagnose(capfd, trace.parent, "--json")
     finding = next(f for f in json.loads(out)["findings"] if f["check"] == "values")
     assert {"label": "logp_trainer: above 0", "value": 96} in finding["evidence"]
@@ -95,7 +112,9 @@ def test_impossible_values_are_counted_as_they_are_recorded(trace, capfd):
 
 
 def test_an_earlier_checkpoint(trace, capfd):
-    change(trace, "logp_trainer", lambda row: np.minimum(row - 0.2 * np.sin(np.arange(len(row))), 0))
+    change(
+        trace, "logp_trainer", lambda row: np.minimum(row - 0.2 * np.sin(np.arange(len(row))), 0)
+    )
     code, out, _ = diagnose(capfd, trace.parent, "--earlier-model", bundled("model"), "--json")
     finding = next(f for f in json.loads(out)["findings"] if f["check"] == "stale-weights")
     assert code == 0 and finding["status"] == "found" and finding["effect"] < 0.01
@@ -105,7 +124,10 @@ def test_an_unexplained_gap_is_reported_with_suspects_and_what_to_type(trace, ca
     rng = np.random.default_rng(0)
     change(trace, "logp_trainer", lambda row: np.minimum(row + rng.normal(0, 0.1, len(row)), 0))
     shard = trace / "shard-00000.parquet"
-    pq.write_table(pq.read_table(shard).drop_columns(["topk_ids", "topk_logp_rollout", "topk_logp_trainer"]), shard)
+    pq.write_table(
+        pq.read_table(shard).drop_columns(["topk_ids", "topk_logp_rollout", "topk_logp_trainer"]),
+        shard,
+    )
     code, out, _ = diagnose(capfd, trace.parent)
     text = " ".join(out.split())
     assert code == 0 and "--earlier-model MODEL" in text
@@ -114,7 +136,9 @@ def test_an_unexplained_gap_is_reported_with_suspects_and_what_to_type(trace, ca
     assert "NO FAULT FOUND" not in text
     found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
     assert found["first_cause"] is None and found["faults"] == ["unexplained-gap"]
-    assert found["unexplained"]["nats"] > 0.03 and found["unexplained"]["share"] == pytest.approx(1.0)
+    assert found["unexplained"]["nats"] > 0.03 and found["unexplained"]["share"] == pytest.approx(
+        1.0
+    )
     assert "stale-weights" in [suspect["check"] for suspect in found["suspects"]]
 
 
@@ -123,10 +147,15 @@ def test_what_was_not_tested_is_not_asserted(tmp_path, capfd):
     text = " ".join(out.split())
     assert "NO FAULT FOUND" in text and "same weights" not in text
     assert "--earlier-model MODEL allows 1 more" in text
-    everything = diagnose(capfd, bundled("traces") / "fp8-kv", "--output", tmp_path / "out", "--full")[1]
+    everything = diagnose(
+        capfd, bundled("traces") / "fp8-kv", "--output", tmp_path / "out", "--full"
+    )[1]
     assert "NO FAULT FOUND" in everything and "Not tested:" in everything
     assert "(--earlier-model MODEL)" in " ".join(everything.split())
-    assert everything.splitlines()[-1].startswith("mismatch-cli compare") and "--full" not in everything
+    assert (
+        everything.splitlines()[-1].startswith("mismatch-cli compare")
+        and "--full" not in everything
+    )
 
 
 def test_the_fp8_cache_is_suspected_first_with_the_line_that_tests_it(tmp_path, monkeypatch, capfd):
@@ -141,7 +170,11 @@ def test_the_fp8_cache_is_suspected_first_with_the_line_that_tests_it(tmp_path, 
     assert len(out.splitlines()) <= 40
     found = json.loads((tmp_path / "diagnosis" / "summary.json").read_text())
     first = found["suspects"][0]
-    assert (first["setting"], first["value"], first["check"]) == ("rollout.kv_cache_dtype", "fp8", None)
+    assert (first["setting"], first["value"], first["check"]) == (
+        "rollout.kv_cache_dtype",
+        "fp8",
+        None,
+    )
     assert first["test"] == out.splitlines()[-2:] and "NeMo-RL" in first["source"]
     assert found["faults"] == []
     assert found["shares"] == {"explained": 0.0, "usual": 1.0, "unexplained": 0.0}
@@ -149,21 +182,29 @@ def test_the_fp8_cache_is_suspected_first_with_the_line_that_tests_it(tmp_path, 
 
 
 def test_a_cause_that_explains_little_is_not_the_first_advice(tmp_path, capfd):
-    """The trainer's log-probabilities are stored in bfloat16: true, but not the cause of an fp8 cache's gap."""
+    """The trainer's log-probabilities are stored in bfloat16: true, but not the cause of an fp8
+    cache's gap.
+    """
     trace = Path(shutil.copytree(bundled("traces") / "fp8-kv", tmp_path / "run" / "trace"))
     for shard in sorted(trace.glob("shard-*.parquet")):
         table = pq.read_table(shard)
         for name in ("logp_trainer", "logp_recomputed"):
             rows = [np.array(row, dtype=np.float32) for row in table.column(name).to_pylist()]
-            rounded = [(row.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for row in rows]
-            table = table.set_column(table.column_names.index(name), name, pa.array(rounded, pa.list_(pa.float32())))
+            rounded = [
+                (row.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for row in rows
+            ]
+            table = table.set_column(
+                table.column_names.index(name), name, pa.array(rounded, pa.list_(pa.float32()))
+            )
         pq.write_table(table, shard)
     _, out, _ = diagnose(capfd, trace.parent)
     text = " ".join(out.split())
     found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
     (head,) = [finding for finding in found["findings"] if finding["check"] == "lm-head"]
     assert head["status"] == "found" and (head["explains"] or 0) < 0.5
-    assert text.index("First suspect: rollout.kv_cache_dtype") < text.index("Precision of the LM head explains")
+    assert text.index("First suspect: rollout.kv_cache_dtype") < text.index(
+        "Precision of the LM head explains"
+    )
 
 
 def test_a_fault_is_reported_before_suspects(tmp_path, capfd):
@@ -172,11 +213,16 @@ def test_a_fault_is_reported_before_suspects(tmp_path, capfd):
         table = pq.read_table(shard)
         rows = [row[-1:] + row[:-1] for row in table.column("logp_rollout").to_pylist()]
         index = table.column_names.index("logp_rollout")
-        pq.write_table(table.set_column(index, "logp_rollout", pa.array(rows, pa.list_(pa.float32()))), shard)
+        pq.write_table(
+            table.set_column(index, "logp_rollout", pa.array(rows, pa.list_(pa.float32()))), shard
+        )
     _, out, _ = diagnose(capfd, trace.parent)
     found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
     assert "1 FAULT FOUND" in out and "First suspect" not in out
-    assert found["shares"]["explained"] > 0.9 and found["suspects"][0]["setting"] == "rollout.kv_cache_dtype"
+    assert (
+        found["shares"]["explained"] > 0.9
+        and found["suspects"][0]["setting"] == "rollout.kv_cache_dtype"
+    )
 
 
 def test_a_trace_without_a_trainer_says_what_to_type(trace, capfd):
@@ -205,7 +251,11 @@ def test_a_foreign_folder_is_not_overwritten(trace, tmp_path, capfd):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("…")
     code, _, err = diagnose(capfd, trace.parent, "--output", tmp_path / "mine")
-    assert code == 1 and "--force" in err and list((tmp_path / "mine").iterdir()) == [tmp_path / "mine" / "thesis.tex"]
+    assert (
+        code == 1
+        and "--force" in err
+        and list((tmp_path / "mine").iterdir()) == [tmp_path / "mine" / "thesis.tex"]
+    )
 
 
 @pytest.mark.parametrize("width", [50, 80])
@@ -214,7 +264,9 @@ def test_no_line_is_wider_than_the_terminal(trace, capfd, monkeypatch, width):
     change(trace, "logp_rollout", lambda row: np.roll(row, 1))
     _, out, _ = diagnose(capfd, trace.parent)
     wide = [line for line in out.splitlines() if len(line) > width]
-    assert all(line.startswith("mismatch-cli ") for line in wide), "what is to be pasted alone stays whole"
+    assert all(line.startswith("mismatch-cli ") for line in wide), (
+        "what is to be pasted alone stays whole"
+    )
 
 
 def test_the_page_lists_all_checks(trace, capfd):

@@ -1,4 +1,6 @@
-"""A real file system that fills up: one sentence that names the file, no partial files, and the same bits later."""
+"""A real file system that fills up: one sentence that names the file, no partial files, and the
+same bits later.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ import pytest
 from full_disk import CASES, Case, call, disk, try_share, used
 
 _TRAIN = Case(
-    "train --engine hf --rollout-dtype float32 --steps 1 --prompts-per-step 2 --samples-per-prompt 2 --max-tokens 16 "
-    "--num-problems 2 --eval-samples 1 --eval-every 0 --checkpoint-every 1 --minibatches 1 --threads 1",
+    "train --engine hf --rollout-dtype float32 --steps 1 --prompts-per-step 2 "
+    "--samples-per-prompt 2 --max-tokens 16 --num-problems 2 --eval-samples 1 --eval-every 0 "
+    "--checkpoint-every 1 --minibatches 1 --threads 1",
     resumes=True,
     over="",
 )

@@ -1,4 +1,6 @@
-"""`gate` from the command line: exit codes, files for CI, and nothing written where it should not be."""
+"""`gate` from the command line: exit codes, files for CI, and nothing written where it should
+not be.
+"""
 
 from __future__ import annotations
 
@@ -43,11 +45,13 @@ def gate(capfd):
 
 @pytest.fixture
 def limits(tmp_path) -> str:
-    """One limit that the bundled training run meets, one that it exceeds, one that cannot be measured."""
+    """One limit that the bundled training run meets, one that it exceeds, one that cannot be
+    measured.
+    """
     return write(
         tmp_path / "limits.toml",
-        "[limits.k3]\nmax = 0.01\n[limits.tv_binary_mean]\nmax = 0.001\n"
-        f"source = {json.dumps(HOSTILE)}\n[limits.pearson]\nmax_below_baseline = 1\npair = 'total'\n",
+        "[limits.k3]\nmax = 0.01\n[limits.tv_binary_mean]\nmax = 0.001\nsource = "
+        f"{json.dumps(HOSTILE)}\n[limits.pearson]\nmax_below_baseline = 1\npair = 'total'\n",
     )
 
 
@@ -58,26 +62,36 @@ def test_exit_codes_and_the_last_line(gate, tmp_path):
     assert code == 0 and out.splitlines()[-1] == "✔ PASSED  The limit holds."
     code, out, err = gate(FP8, "--limits", kept, "--limits", broken, "--quiet")
     assert code == 3 and err == ""
-    assert "✘ FAILED  1 of 2 limits does not hold: k3 (mismatch) ≤ 1e−09." in " ".join(out.splitlines())
+    assert "✘ FAILED  1 of 2 limits does not hold: k3 (mismatch) ≤ 1e−09." in " ".join(
+        out.splitlines()
+    )
     assert "0.000756307 is above 1e-09" in gate(FP8, "--limits", broken, "--full")[1]
 
 
 def test_one_limit_needs_no_count(gate, tmp_path):
     broken = write(tmp_path / "broken.toml", "[limits.k3]\nmax = 1e-9\n")
-    assert "The limit does not hold: k3 (mismatch) ≤ 1e−09." in " ".join(gate(FP8, "--limits", broken)[1].split())
+    assert "The limit does not hold: k3 (mismatch) ≤ 1e−09." in " ".join(
+        gate(FP8, "--limits", broken)[1].split()
+    )
 
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_a_metric_that_two_sets_limit_names_them(gate, tmp_path, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
-    mine = write(tmp_path / "mine.toml", "[limits.tv_binary_mean]\nmax = 0.1\n[limits.k3]\nmax = 0.1\n")
+    mine = write(
+        tmp_path / "mine.toml", "[limits.tv_binary_mean]\nmax = 0.1\n[limits.k3]\nmax = 0.1\n"
+    )
     text = " ".join(gate(FP8, "--limits", mine, "--limits", "verl")[1].split())
-    assert "tv_binary_mean (mismatch), mine.toml" in text and "tv_binary_mean (mismatch), verl" in text
+    assert (
+        "tv_binary_mean (mismatch), mine.toml" in text and "tv_binary_mean (mismatch), verl" in text
+    )
     assert "k3 (mismatch) " in text
     (tmp_path / "other").mkdir()
     other = write(tmp_path / "other" / "mine.toml", "[limits.k3]\nmax = 0.2\n")
     view = gate(FP8, "--limits", mine, "--limits", other)[1]
-    assert len(set(re.findall(r"\(mismatch\), (\S+)", view))) == 2 if width == 160 else "other" in view
+    assert (
+        len(set(re.findall(r"\(mismatch\), (\S+)", view))) == 2 if width == 160 else "other" in view
+    )
 
 
 def test_a_baseline_that_no_limit_uses_is_named(gate, tmp_path):
@@ -106,19 +120,38 @@ def test_json_says_everything(gate, limits):
     code, out, _ = gate(FP8, "--limits", limits, "--baseline", FLOAT32, "--json")
     result = json.loads(out)
     assert code == 3
-    assert (result["format"], result["version"], result["passed"]) == ("mismatch-cli gate", 1, False)
+    assert (result["format"], result["version"], result["passed"]) == (
+        "mismatch-cli gate",
+        1,
+        False,
+    )
     k3, tv, pearson = result["checks"]
     assert k3["holds"] and k3["value"] < k3["allowed"] == 0.01
     assert tv["allowed"] < tv["low"] < tv["value"] < tv["high"]
     assert not tv["holds"] and tv["source"] == HOSTILE and "is above 0.001" in tv["reason"]
     assert not pearson["holds"] and "has no total pair" in pearson["reason"]
-    documented = set(re.findall(r"`(\w+)`", (DOCS / "json" / "gate.md").read_text(encoding="utf-8")))
+    documented = set(
+        re.findall(r"`(\w+)`", (DOCS / "json" / "gate.md").read_text(encoding="utf-8"))
+    )
     assert result.keys() | k3.keys() <= documented
 
 
 def test_junit_is_what_ci_reads(gate, limits, tmp_path):
     path = tmp_path / "gate.xml"
-    assert gate(FP8, "--limits", limits, "--limits", "nemo-rl", "--baseline", FLOAT32, "--junit", str(path))[0] == 3
+    assert (
+        gate(
+            FP8,
+            "--limits",
+            limits,
+            "--limits",
+            "nemo-rl",
+            "--baseline",
+            FLOAT32,
+            "--junit",
+            str(path),
+        )[0]
+        == 3
+    )
     root = ElementTree.parse(path).getroot()
     assert root.tag == "testsuites" and (root.get("tests"), root.get("failures")) == ("5", "2")
     mine, published = root.findall("testsuite")
@@ -142,18 +175,28 @@ def test_markdown_is_one_table_whatever_it_contains(gate, limits, tmp_path):
     assert len(rows) == 5 and {len(row) for row in cells} == {6}
     assert [row[0].strip() for row in cells[2:]] == ["❌ EXCEEDED", "❌ UNKNOWN", "✅ holds"]
     assert r"a \| b \<c\> \& " in rows[2] and r"\`e\`" in rows[2] and r"\[x\](y) \*z\*" in rows[2]
-    assert "\x1b" not in text and text.startswith("### ❌ mismatch-cli gate: failed\n\n2 of 3 limits do not hold: tv")
+    assert "\x1b" not in text and text.startswith(
+        "### ❌ mismatch-cli gate: failed\n\n2 of 3 limits do not hold: tv"
+    )
 
 
 def test_annotations_are_lines_of_which_ten_are_shown(gate, tmp_path):
-    path, many = tmp_path / "lines", "".join(f"[[limits.k3]]\nmax = {n + 1}e-9\n" for n in range(12))
+    path, many = (
+        tmp_path / "lines",
+        "".join(f"[[limits.k3]]\nmax = {n + 1}e-9\n" for n in range(12)),
+    )
     limits = write(tmp_path / "limits.toml", many + "[limits.tv_binary_mean]\nmax = 1\n")
     assert gate(FP8, "--limits", limits, "--annotations", str(path))[0] == 3
     lines = path.read_text().splitlines()
-    assert len(lines) == 10 and all(line.startswith("::error title=mismatch-cli gate::") for line in lines)
+    assert len(lines) == 10 and all(
+        line.startswith("::error title=mismatch-cli gate::") for line in lines
+    )
     assert lines[0].endswith("k3 (mismatch) ≤ 1e−09: 0.000756307 is above 1e-09")
     assert lines[-1].endswith("::3 more limits failed: see the summary.")
-    assert gate(FLOAT32, "--limits", "slime", "--annotations", str(path), "--force")[0] == 0 and path.read_text() == ""
+    assert (
+        gate(FLOAT32, "--limits", "slime", "--annotations", str(path), "--force")[0] == 0
+        and path.read_text() == ""
+    )
     partial = Path(shutil.copytree(FP8, tmp_path / "100%0A\n::error::b"))
     sorted(partial.glob("shard-*.parquet"))[-1].unlink()
     assert gate(str(partial), "--limits", "slime", "--annotations", str(path), "--force")[0] == 3
@@ -164,16 +207,28 @@ def test_annotations_are_lines_of_which_ten_are_shown(gate, tmp_path):
 def test_limits_of_a_good_run_are_read_by_the_next_gate(gate, tmp_path):
     path, bfloat16 = tmp_path / "limits.toml", str(bundled("traces") / "bfloat16")
     code, out, err = gate(bfloat16, "--init", str(path))
-    assert code == 0 and "Wrote " in err and out.splitlines()[-1] == f"Use: mismatch-cli gate RUN --limits {path}"
+    assert (
+        code == 0
+        and "Wrote " in err
+        and out.splitlines()[-1] == f"Use: mismatch-cli gate RUN --limits {path}"
+    )
     text = path.read_text()
     assert "13,211 tokens in 256 responses to 128 prompts" in text and "v + 3 · (e − v)" in text
     assert "#   ratio_outside_0.8_1.28: the same for all prompts: no interval" in text
-    assert gate(bfloat16, "--limits", str(path))[0] == 0 and gate(FP8, "--limits", str(path))[0] == 3
+    assert (
+        gate(bfloat16, "--limits", str(path))[0] == 0 and gate(FP8, "--limits", str(path))[0] == 3
+    )
     before, (code, _, err) = text, gate(FLOAT32, "--init", str(path))
-    assert code == 1 and "already exists. Replace it with --force" in err and path.read_text() == before
+    assert (
+        code == 1
+        and "already exists. Replace it with --force" in err
+        and path.read_text() == before
+    )
     code, out, _ = gate(FLOAT32, bfloat16, "--init", str(path), "--force", "--json")
     (found,) = json.loads(out)
-    assert code == 0 and {limit["source"].partition(" in ")[2] for limit in found["limits"]} == {shown_as(bfloat16)}
+    assert code == 0 and {limit["source"].partition(" in ")[2] for limit in found["limits"]} == {
+        shown_as(bfloat16)
+    }
 
 
 def shown_as(trace: str) -> str:
@@ -192,7 +247,10 @@ def test_init_judges_nothing_and_needs_complete_runs(gate, tmp_path):
     sorted(partial.glob("shard-*.parquet"))[-1].unlink()
     code, _, err = gate(str(partial), "--init", str(path))
     assert code == 1 and "limits need complete runs" in err and not path.exists()
-    assert gate(str(partial), "--init", str(path), "--allow-partial")[0] == 0 and load_limits(str(path)).limits
+    assert (
+        gate(str(partial), "--init", str(path), "--allow-partial")[0] == 0
+        and load_limits(str(path)).limits
+    )
 
 
 def test_files_are_not_replaced_unless_empty_or_forced(gate, tmp_path):
@@ -232,7 +290,10 @@ def test_mistakes(gate, arguments, code, message):
 
 def test_a_relative_limit_needs_its_baseline(gate, limits):
     code, _, err = gate(FP8, "--limits", limits)
-    assert code == 2 and "pearson ≥ baseline − 1 is relative to a baseline. Add --baseline TRACE" in err
+    assert (
+        code == 2
+        and "pearson ≥ baseline − 1 is relative to a baseline. Add --baseline TRACE" in err
+    )
 
 
 def test_a_baseline_that_was_sampled_differently_is_named(gate, tmp_path):
@@ -243,7 +304,9 @@ def test_a_baseline_that_was_sampled_differently_is_named(gate, tmp_path):
     limits = write(tmp_path / "limits.toml", "[limits.k3]\nmax_above_baseline = 1\n")
     words = "The baseline was sampled with different settings"
     assert words in " ".join(gate(FLOAT32, "--limits", limits, "--baseline", str(hot))[1].split())
-    assert words not in " ".join(gate(FLOAT32, "--limits", limits, "--baseline", FLOAT32)[1].split())
+    assert words not in " ".join(
+        gate(FLOAT32, "--limits", limits, "--baseline", FLOAT32)[1].split()
+    )
 
 
 @pytest.mark.parametrize("width", [50, 80, 160])
@@ -255,7 +318,10 @@ def test_no_line_is_wider_than_the_terminal(gate, limits, monkeypatch, width):
 
 
 def test_a_reader_that_leaves_does_not_open_the_gate():
-    command = f"{sys.executable} -m mismatch_cli gate --quiet --limits prime-rl | true; exit ${{PIPESTATUS[0]}}"
+    command = (
+        f"{sys.executable} -m mismatch_cli gate --quiet --limits prime-rl | true; exit "
+        "${PIPESTATUS[0]}"
+    )
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert result.returncode == 3 and result.stderr == ""
 
@@ -272,9 +338,13 @@ def test_the_list_shows_every_bound(gate):
 
 
 def presets_table() -> str:
-    """The table in docs/published-limits.md from the TOML files. To renew it: python tests/commands/test_gate.py"""
+    """The table in docs/published-limits.md from the TOML files.
+
+    To renew it: python tests/commands/test_gate.py
+    """
     rows = [
-        f"| `{name}` | `{limit.metric}` {limit.text} | {'; '.join(filter(None, (limit.source, limit.why)))} |"
+        f"| `{name}` | `{limit.metric}` {limit.text} | "
+        f"{'; '.join(filter(None, (limit.source, limit.why)))} |"
         for name in presets()
         for limit in load_limits(name).limits
     ]
@@ -287,13 +357,17 @@ def test_the_table_of_the_document_is_the_files():
 
 
 def test_the_limits_of_the_document_are_limits(tmp_path):
-    (example,) = re.findall(r"```toml\n(.*?)```", (DOCS / "gate.md").read_text(encoding="utf-8"), re.S)
+    (example,) = re.findall(
+        r"```toml\n(.*?)```", (DOCS / "gate.md").read_text(encoding="utf-8"), re.S
+    )
     assert len(load_limits(write(tmp_path / "limits.toml", example)).limits) > 4
 
 
 if __name__ == "__main__":
     head, _, tail = re.split(r"<!-- /?presets -->", PUBLISHED.read_text(encoding="utf-8"))
-    PUBLISHED.write_text(f"{head}<!-- presets -->\n\n{presets_table()}\n<!-- /presets -->{tail}", encoding="utf-8")
+    PUBLISHED.write_text(
+        f"{head}<!-- presets -->\n\n{presets_table()}\n<!-- /presets -->{tail}", encoding="utf-8"
+    )
 
 
 def broken_trace(tmp_path: Path) -> str:
@@ -308,7 +382,10 @@ def broken_trace(tmp_path: Path) -> str:
 
 
 def test_a_fault_that_diagnose_finds_fails_the_gate(gate, tmp_path):
-    limits = write(tmp_path / "d.toml", '[limits."diagnosis:faults"]\nmax = 0\n[limits."diagnosis:values"]\nmax = 0\n')
+    limits = write(
+        tmp_path / "d.toml",
+        '[limits."diagnosis:faults"]\nmax = 0\n[limits."diagnosis:values"]\nmax = 0\n',
+    )
     code, out, _ = gate(broken_trace(tmp_path), "--limits", limits, "--json")
     faults, values = json.loads(out)["checks"]
     assert code == 3 and faults["value"] == 1 and values["holds"]
@@ -325,10 +402,13 @@ def test_a_gap_that_nothing_explains_fails_the_gate(gate, tmp_path):
     table = pq.read_table(bundled("traces") / "float32" / shard.name)
     rng = np.random.default_rng(0)
     rows = [
-        np.minimum(np.array(row) + rng.normal(0, 0.5, len(row)), 0) for row in table.column("logp_trainer").to_pylist()
+        np.minimum(np.array(row) + rng.normal(0, 0.5, len(row)), 0)
+        for row in table.column("logp_trainer").to_pylist()
     ]
     index = table.column_names.index("logp_trainer")
-    pq.write_table(table.set_column(index, "logp_trainer", pa.array(rows, pa.list_(pa.float32()))), shard)
+    pq.write_table(
+        table.set_column(index, "logp_trainer", pa.array(rows, pa.list_(pa.float32()))), shard
+    )
     limits = write(tmp_path / "d.toml", '[limits."diagnosis:faults"]\nmax = 0\n')
     code, out, _ = gate(str(run_folder), "--limits", limits, "--json")
     assert code == 3 and "unexplained-gap" in json.loads(out)["checks"][0]["reason"]
@@ -348,7 +428,10 @@ def test_the_screen_says_why_one_set_holds_and_another_does_not(gate, monkeypatc
     code, out, _ = gate(FP8, "--limits", "verl", "--limits", "nemo-rl", "--limits", "prime-rl")
     text = " ".join(out.split())
     assert code == 3 and len(out.splitlines()) <= 40
-    assert "The limits of verl and nemo-rl hold although others fail" in text and "including staleness" in text
+    assert (
+        "The limits of verl and nemo-rl hold although others fail" in text
+        and "including staleness" in text
+    )
     assert out.index("✘ EXCEEDED") < out.index("✔ holds"), "what does not hold comes first"
     every = [flag for name in presets() for flag in ("--limits", name)]
     assert len(gate(FP8, *every)[1].splitlines()) <= 40

@@ -1,4 +1,6 @@
-"""`guide`: every page opens, on a terminal without Markdown's marks and without a link that leads nowhere."""
+"""`guide`: every page opens, on a terminal without Markdown's marks and without a link that
+leads nowhere.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,17 @@ def test_without_a_name_it_lists_every_page_with_its_title(capsys):
     assert listed["normal"] == "Is my number normal?" and all(listed.values())
 
 
-NAMES = {"gate": "gate.md", "gate.md": "gate.md", "docs/gate.md": "gate.md", "json/gate": "json/gate.md"}
-NAMES |= {"summary": "json/summary.md", "json": "json/README.md", "docs/options/gate.md": "options/gate.md"}
+NAMES = {
+    "gate": "gate.md",
+    "gate.md": "gate.md",
+    "docs/gate.md": "gate.md",
+    "json/gate": "json/gate.md",
+}
+NAMES |= {
+    "summary": "json/summary.md",
+    "json": "json/README.md",
+    "docs/options/gate.md": "options/gate.md",
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +59,10 @@ def test_what_is_read_on_a_terminal_names_only_what_can_be_typed_or_found():
         assert not re.search(r"\]\([^)]*\)|^<!--", prose, re.M), name
         assert set(re.findall(r"\(guide ([\w/-]+)\)", prose)) <= guide_pages().keys(), name
         sources = re.findall(r"\(([^()]+) in the source code\)", prose)
-        assert all((ROOT / source.partition("#")[0]).exists() for source in sources), (name, sources)
+        assert all((ROOT / source.partition("#")[0]).exists() for source in sources), (
+            name,
+            sources,
+        )
     formulas = for_reading((DOCS / "formulas.md").read_text(encoding="utf-8"), "formulas.md")
     assert "(benchmarks/README.md in the source code)" in formulas
 

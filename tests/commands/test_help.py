@@ -1,4 +1,6 @@
-"""`--help` as a newcomer reads it: full names, choices, defaults, and nothing of Python or a checkout."""
+"""`--help` as a newcomer reads it: full names, choices, defaults, and nothing of Python or a
+checkout.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +62,15 @@ def test_nothing_is_cut(helps):
     for (name, row), width in ((line, width) for line in rows() for width in WIDTHS):
         text = in_words(helps[name, width])
         assert f"{row.names} {row.value}".strip() in text, (name, row.names, width)
-        assert in_words(f"{row.does} [default: {row.default}]" if row.default else row.does) in text, (name, row.names)
+        assert (
+            in_words(f"{row.does} [default: {row.default}]" if row.default else row.does) in text
+        ), (name, row.names)
 
 
 def test_every_line_is_a_sentence():
-    assert [(name, row.names) for name, row in rows() if not re.match(r"\S.*[.?]$", row.does, re.S)] == []
+    assert [
+        (name, row.names) for name, row in rows() if not re.match(r"\S.*[.?]$", row.does, re.S)
+    ] == []
 
 
 def test_no_line_is_wider_than_the_terminal_or_than_reads_well(helps):
@@ -81,24 +87,41 @@ def test_no_type_of_python_and_no_folder_of_a_checkout(helps):
 
 def test_examples_can_be_pasted(helps):
     for (name, width), text in helps.items():
-        lines = text.split("Examples:\n")[-1].split("╭")[0].replace("\\\n", "").splitlines() if name else []
-        assert all(re.match(r"  mismatch-cli ", line) for line in lines if line.strip()), (name, width)
+        lines = (
+            text.split("Examples:\n")[-1].split("╭")[0].replace("\\\n", "").splitlines()
+            if name
+            else []
+        )
+        assert all(re.match(r"  mismatch-cli ", line) for line in lines if line.strip()), (
+            name,
+            width,
+        )
 
 
-CHOICES = [(name, row) for name, row in rows() if re.fullmatch(r"[a-z0-9-]+(\|[a-z0-9-]+)+", row.value)]
+CHOICES = [
+    (name, row) for name, row in rows() if re.fullmatch(r"[a-z0-9-]+(\|[a-z0-9-]+)+", row.value)
+]
 
 
 def test_choices_are_shown_as_such():
     shown = {(name, row.names.split(",")[0]) for name, row in CHOICES}
     for name in ("probe", "curate", "train"):
         assert {(name, "--engine"), (name, "--prompt-template"), (name, "--rollout-dtype")} <= shown
-    for flag in ("compare --pair", "train --aggregation", "report --export", "import --weights", "import --format"):
+    for flag in (
+        "compare --pair",
+        "train --aggregation",
+        "report --export",
+        "import --weights",
+        "import --format",
+    ):
         assert tuple(flag.split()) in shown
     assert row_of("train", "--preset").value == "NAME|FILE.toml"
     assert ", ".join(presets()) in row_of("train", "--preset").does
 
 
-@pytest.mark.parametrize(("command", "row"), CHOICES, ids=[f"{name} {row.names}" for name, row in CHOICES])
+@pytest.mark.parametrize(
+    ("command", "row"), CHOICES, ids=[f"{name} {row.names}" for name, row in CHOICES]
+)
 def test_an_invalid_choice_lists_all_of_them(command, row, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run([command, row.names.split(",")[0], "nonsense"]) == 2
@@ -109,7 +132,9 @@ def test_an_invalid_choice_lists_all_of_them(command, row, capfd, tmp_path, monk
 
 def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
     settings = vars(load_config("miniature", {}))
-    words = {name for name in settings if row_of("train", flag_of(name)).default != str(settings[name])}
+    words = {
+        name for name in settings if row_of("train", flag_of(name)).default != str(settings[name])
+    }
     in_words_of_their_own = {
         "model",
         "dataset",
@@ -120,7 +145,14 @@ def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
         "attn",
         "environment",
     }
-    off = {"recompute", "lora", "gradient_checkpointing", "cpu_offload", "unique_problems", "replay_routes"}
+    off = {
+        "recompute",
+        "lora",
+        "gradient_checkpointing",
+        "cpu_offload",
+        "unique_problems",
+        "replay_routes",
+    }
     assert words == in_words_of_their_own | {"served_model", "weights_folder"} | off
     text = in_words(helps["train", 80])
     assert "The defaults below are those of the preset miniature" in text
@@ -137,7 +169,9 @@ def test_output_holds_what_its_help_names(command, tmp_path, capfd):
     folder = tmp_path / "out"
     assert run([command, "--quiet", "--output", str(folder)]) == 0
     named = re.findall(r"[\w-]+(?:\.\w+|/)", row_of(command, "--output").does)
-    assert named and {name.rstrip("/") for name in named} == {path.name for path in folder.iterdir()} - {".lock"}
+    assert named and {name.rstrip("/") for name in named} == {
+        path.name for path in folder.iterdir()
+    } - {".lock"}
 
 
 def test_commands_are_in_the_order_in_which_users_need_them(helps):
@@ -151,10 +185,14 @@ def test_messages_name_pages_that_the_command_guide_opens_and_the_help_says_so(h
     """A wheel has no docs/: messages name the command that shows a page, not a file."""
     said = [text for path in PACKAGE.rglob("*.py") for text in printable(path)]
     files = "|".join(re.escape(path.name) for path in DOCS.rglob("*.md"))
-    assert [text for text in said if re.search(rf"docs/\w|(?<![\w-])({files})|guide on ", text)] == []
+    assert [
+        text for text in said if re.search(rf"docs/\w|(?<![\w-])({files})|guide on ", text)
+    ] == []
     others = [path for path in PACKAGE.rglob("*") if path.suffix in (".html", ".js", ".toml")]
     said += [path.read_text(encoding="utf-8") for path in others]
-    pages = {page for text in said for page in re.findall(r"mismatch-cli guide ([\w/-]*\w)", text)} - {"NAME"}
+    pages = {
+        page for text in said for page in re.findall(r"mismatch-cli guide ([\w/-]*\w)", text)
+    } - {"NAME"}
     assert len(pages) >= 5 and pages <= guide_pages().keys()
     assert in_words(str(GROUP.epilog)) in in_words(helps["", 80])
 
@@ -162,8 +200,18 @@ def test_messages_name_pages_that_the_command_guide_opens_and_the_help_says_so(h
 def printable(path: Path) -> Iterator[str]:
     """The strings of a file except docstrings, with the parts of f-strings joined."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
-    docstrings = {id(node.body[0].value) for node in nodes if node.body and isinstance(node.body[0], ast.Expr)}
+    nodes = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+    ]
+    docstrings = {
+        id(node.body[0].value) for node in nodes if node.body and isinstance(node.body[0], ast.Expr)
+    }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+        ):
             yield node.value

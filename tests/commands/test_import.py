@@ -1,4 +1,6 @@
-"""`import` on the command line: its output and files, what other commands make of them, and how it fails."""
+"""`import` on the command line: its output and files, what other commands make of them, and how
+it fails.
+"""
 
 from __future__ import annotations
 
@@ -49,15 +51,24 @@ def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capf
     assert Trace.open(Path("import-dumps")).vocabulary.decode([300]) not in ("", "⟨300⟩")
     code, out, _ = command(capfd, "report", "import-dumps", "--quiet", "--full")
     assert code == 0 and "Imported from" in out and "Total: the trainer's current weights" in out
-    metrics = json.loads((Path("import-dumps") / "summary.json").read_text())["pairs"]["total"]["metrics"]
-    assert metrics["truncated_share"] == {"value": None, "low": None, "high": None, "note": FINISH_UNKNOWN}
+    metrics = json.loads((Path("import-dumps") / "summary.json").read_text())["pairs"]["total"][
+        "metrics"
+    ]
+    assert metrics["truncated_share"] == {
+        "value": None,
+        "low": None,
+        "high": None,
+        "note": FINISH_UNKNOWN,
+    }
     assert (Path("import-dumps") / "report.html").read_text().count("prime-rl token_exports") >= 1
     assert command(capfd, "clipstats", "import-dumps", "--quiet", "--output", "clip")[0] == 0
 
 
 def test_a_trace_lends_its_tokens(capfd):
     for trace in (bundled_trace(), Path("import-dump")):  # a trace folder and a run folder
-        code, _, _ = command(capfd, "import", str(dump()), "--tokenizer", str(trace), "--force", "--output", "lent")
+        code, _, _ = command(
+            capfd, "import", str(dump()), "--tokenizer", str(trace), "--force", "--output", "lent"
+        )
         assert code == 0 and Trace.open(Path("lent")).vocabulary.decode([300]) not in ("", "⟨300⟩")
         shutil.copytree("lent", "import-dump", dirs_exist_ok=True)
 
@@ -70,29 +81,50 @@ def test_the_bundled_dump_is_small_and_what_its_script_makes(tmp_path, monkeypat
     assert sum((folder / path).stat().st_size for path in files) < 300_000
     monkeypatch.setattr(make_dump, "FOLDER", tmp_path / "made")
     make_dump.main()
-    assert sorted(p.relative_to(tmp_path / "made") for p in (tmp_path / "made").rglob("*") if p.is_file()) == files
-    assert all((tmp_path / "made" / path).read_bytes() == (folder / path).read_bytes() for path in files)
+    assert (
+        sorted(
+            p.relative_to(tmp_path / "made") for p in (tmp_path / "made").rglob("*") if p.is_file()
+        )
+        == files
+    )
+    assert all(
+        (tmp_path / "made" / path).read_bytes() == (folder / path).read_bytes() for path in files
+    )
 
 
 def test_what_was_left_out_is_reported_everywhere(capfd):
     path = dump()
-    path.write_text(path.read_text() + '{"prompt_ids": [1], "response_ids": [2], "logp_rollout": [0.0, -1.0]}\n{"cut')
+    path.write_text(
+        path.read_text()
+        + '{"prompt_ids": [1], "response_ids": [2], "logp_rollout": [0.0, -1.0]}\n{"cut'
+    )
     code, out, _ = command(capfd, "import", str(path))
-    assert code == 0 and "1 truncated last line (first: dump.jsonl, line 14)" in " ".join(out.split())
+    assert code == 0 and "1 truncated last line (first: dump.jsonl, line 14)" in " ".join(
+        out.split()
+    )
     code, out, _ = command(capfd, "import", str(path), "--json", "--force", "--quiet")
     imported = json.loads(out)
     assert imported["left_out"] == {
         "responses whose logp_rollout does not have one value per token": 1,
         "truncated last lines": 1,
     }
-    assert (imported["format"], imported["rows"], imported["output"]) == ("plain", 12, "import-dump")
+    assert (imported["format"], imported["rows"], imported["output"]) == (
+        "plain",
+        12,
+        "import-dump",
+    )
     _, out, _ = command(capfd, "report", "import-dump", "--quiet")
     assert "Left out: 1 truncated last line" in " ".join(out.split())
 
 
 def test_a_dump_without_a_policy_says_what_comes_next(capfd):
-    write_lines(Path("x_rollouts_000000.jsonl"), [open_instruct_record(row, i) for i, row in enumerate(real_rows(3))])
-    code, _, err = command(capfd, "import", "x_rollouts_000000.jsonl", "-o", "run", "--temperature", "0.7")
+    write_lines(
+        Path("x_rollouts_000000.jsonl"),
+        [open_instruct_record(row, i) for i, row in enumerate(real_rows(3))],
+    )
+    code, _, err = command(
+        capfd, "import", "x_rollouts_000000.jsonl", "-o", "run", "--temperature", "0.7"
+    )
     assert code == 0 and "Next: mismatch-cli rescore run --trainer-model MODEL" in err
     assert Trace.open(Path("run")).manifest["config"] == {"sampling": {"temperature": 0.7}}
     code, _, err = command(capfd, "report", "run")
@@ -100,10 +132,16 @@ def test_a_dump_without_a_policy_says_what_comes_next(capfd):
 
 
 def test_weights_and_sampling_of_the_user(capfd):
-    code, _, _ = command(capfd, "import", "--weights", "equal", "--temperature", "0.6", "--top-p", "0.9", "-o", "run")
+    code, _, _ = command(
+        capfd, "import", "--weights", "equal", "--temperature", "0.6", "--top-p", "0.9", "-o", "run"
+    )
     assert code == 0
     _, out, _ = command(capfd, "report", "run", "--quiet", "--full")
-    assert "Mismatch: the same weights" in out and "temperature 0.6 · top-p 0.9" in out and "at most" not in out
+    assert (
+        "Mismatch: the same weights" in out
+        and "temperature 0.6 · top-p 0.9" in out
+        and "at most" not in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,9 +171,12 @@ def test_a_trace_is_not_imported_again(capfd):
     assert command(capfd, "import", "dump.jsonl", "-o", "run")[0] == 0
     for path in ("run", "run/trace"):
         code, _, err = command(capfd, "import", path)
-        assert code == 2 and err.endswith(f"{path} is a trace already. Read it with: mismatch-cli report {path}\n")
+        assert code == 2 and err.endswith(
+            f"{path} is a trace already. Read it with: mismatch-cli report {path}\n"
+        )
     assert sorted(path.name for path in Path().iterdir()) == ["dump.jsonl", "run"]
-    assert command(capfd, "import", "run", "--format", "plain", "-o", "again")[0] == 0  # its shards are plain Parquet
+    # Its shards are plain Parquet
+    assert command(capfd, "import", "run", "--format", "plain", "-o", "again")[0] == 0
 
 
 def test_an_older_run_stays_until_the_new_one_is_complete(capfd):
@@ -151,7 +192,8 @@ def test_an_older_run_stays_until_the_new_one_is_complete(capfd):
     assert (Path("run") / "trace" / "manifest.json").read_bytes() == before
     assert (Path("run") / "report.html").exists() and not any(Path("run").glob("*.part"))
     assert command(capfd, "import", "dump.jsonl", "-o", "run", "--force")[0] == 0
-    assert not (Path("run") / "report.html").exists()  # it described the old trace, as did the diagnosis
+    # It described the old trace, as did the diagnosis
+    assert not (Path("run") / "report.html").exists()
     assert sorted(path.name for path in Path("run").iterdir()) == ["trace"]
 
 
@@ -207,7 +249,10 @@ def test_the_document_says_what_the_importers_say():
         assert all(str(its[fact]) in text for fact in ("holds", "shift", "padding", "averaging"))
     schema = (DOCS / "json" / "schema.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in schema and meaning in schema for name, meaning in MEANING.items())
-    assert all(about["lines"].format(path=path) in text for about, path in zip(pickles(), DOCUMENTED, strict=True))
+    assert all(
+        about["lines"].format(path=path) in text
+        for about, path in zip(pickles(), DOCUMENTED, strict=True)
+    )
 
 
 DOCUMENTED = (

@@ -1,4 +1,6 @@
-"""What commands print in a real terminal of several widths, under NO_COLOR, and into a real pipe."""
+"""What commands print in a real terminal of several widths, under NO_COLOR, and into a real
+pipe.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def outputs(text: str) -> dict[str, list[str]]:
     """The lines of each command."""
     parts = re.split(r"^\$ (.*)$", text.replace("\r", ""), flags=re.MULTILINE)[1:]
     assert parts[::2] == _LINES, text
-    return {line: out.strip("\n").split("\n") for line, out in zip(parts[::2], parts[1::2], strict=True)}
+    return {
+        line: out.strip("\n").split("\n") for line, out in zip(parts[::2], parts[1::2], strict=True)
+    }
 
 
 def in_terminal(folder: Path, width: int, *lines: str, **variables: str) -> str:
@@ -53,7 +57,10 @@ def test_a_terminal_gets_lines_that_fit_and_a_verdict_in_colour(tmp_path, width)
         for line in lines:
             shown = _STYLE.sub("", line)
             assert not shown.endswith(" "), (command, line)
-            assert cell_len(shown) <= width or shown.startswith(("mismatch-cli ", "# ")), (command, line)
+            assert cell_len(shown) <= width or shown.startswith(("mismatch-cli ", "# ")), (
+                command,
+                line,
+            )
 
 
 def test_no_color_leaves_no_style(tmp_path):
@@ -64,7 +71,9 @@ def test_no_color_leaves_no_style(tmp_path):
 def test_a_pipe_gets_every_column_and_no_padding(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     command = [sys.executable, "-c", _SCRIPT, *_LINES]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
     assert "\x1b" not in done.stdout and "Hidden at" not in done.stdout
     for command, lines in outputs(done.stdout).items():
         assert not any(line.endswith(" ") for line in lines), command

@@ -1,4 +1,6 @@
-"""Commands that replace an older result, killed and failing; `benchmarks/kills.py operations` does it everywhere."""
+"""Commands that replace an older result, killed and failing; `benchmarks/kills.py operations`
+does it everywhere.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_an_import_that_cannot_rename_leaves_the_older_run(tmp_path, monkeypatch
 
     monkeypatch.setattr(Path, "rename", rename_late)
     assert run(words) == 1
-    assert "trace/notes.txt has appeared meanwhile, so nothing was replaced" in capfd.readouterr().err
+    assert (
+        "trace/notes.txt has appeared meanwhile, so nothing was replaced" in capfd.readouterr().err
+    )
     assert contents(folder) == before | {"trace/notes.txt": b"mine"}
     (folder / "trace/notes.txt").unlink()
 
@@ -56,7 +60,9 @@ def test_an_import_that_cannot_rename_leaves_the_older_run(tmp_path, monkeypatch
 _RESCORE = ["rescore", "--noise-responses", "2", "--threads", "1", "--no-plots", "-q"]
 
 
-def test_an_older_run_stays_until_the_one_that_replaces_it_is_complete(tmp_path, monkeypatch, capfd):
+def test_an_older_run_stays_until_the_one_that_replaces_it_is_complete(
+    tmp_path, monkeypatch, capfd
+):
     folder = tmp_path / "run"
     words = [*_RESCORE, "-o", str(folder)]
     shutil.copytree(bundled("traces") / "fp8-kv", folder / "trace")
@@ -69,13 +75,19 @@ def test_an_older_run_stays_until_the_one_that_replaces_it_is_complete(tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(rescore, "score_shards", fail)
         assert run([*words, "--force"]) == 1
-    assert {name: content for name, content in contents(folder).items() if not name.startswith(".")} == before
+    assert {
+        name: content for name, content in contents(folder).items() if not name.startswith(".")
+    } == before
     assert run(["report", str(folder), "--no-plots", "-o", str(tmp_path / "report")]) == 0
     assert "This reads the older run" in " ".join(capfd.readouterr().err.split())
     assert run([*words]) == 1 and "Continue it with --resume" in capfd.readouterr().err
     assert run([*words, "--resume"]) == 0, capfd.readouterr().err
     assert Trace.open(folder).manifest["command"] == "rescore"
-    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "summary.json", "trace"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "report.html",
+        "summary.json",
+        "trace",
+    ]
     assert run(["import", str(bundled("dumps")), "-q", "-o", str(folder), "--force"]) == 0
     assert sorted(path.name for path in folder.iterdir()) == ["trace"]
 
@@ -89,7 +101,10 @@ def test_an_import_replaces_a_run_and_the_one_that_was_to_replace_it(tmp_path, m
 
     monkeypatch.setattr(rescore, "score_shards", fail)
     assert run([*_RESCORE, "-o", str(folder), "--force"]) == 1
-    assert json.loads(next(folder.glob(".run*/new/trace/manifest.json")).read_text())["command"] == "rescore"
+    assert (
+        json.loads(next(folder.glob(".run*/new/trace/manifest.json")).read_text())["command"]
+        == "rescore"
+    )
     assert run(["import", str(bundled("dumps")), "-q", "-o", str(folder), "--force"]) == 0
     assert sorted(path.name for path in folder.iterdir()) == ["trace"]
 
@@ -98,7 +113,11 @@ def test_the_files_of_a_user_under_names_of_unfinished_ones_stay(tmp_path, monke
     from tests import pictures
 
     pictures.leave_blank(monkeypatch)
-    for name in (".backup.20261122.part/photos/a.jpg", ".notes.20261122.part", "plots/.a.0123abcd.part"):
+    for name in (
+        ".backup.20261122.part/photos/a.jpg",
+        ".notes.20261122.part",
+        "plots/.a.0123abcd.part",
+    ):
         write(tmp_path / "d", name, "mine")
     before = contents(tmp_path / "d")
     for words in (["report"], ["clipstats", str(bundled("traces") / "float32"), "-a", "pg-is"]):
@@ -112,7 +131,15 @@ def test_a_report_is_replaced_all_at_once(flags, tmp_path, monkeypatch):
     from tests import pictures
 
     pictures.leave_blank(monkeypatch)
-    words = ["clipstats", str(bundled("traces") / "float32"), "-a", "pg-is", "-q", "-o", str(tmp_path / "out")]
+    words = [
+        "clipstats",
+        str(bundled("traces") / "float32"),
+        "-a",
+        "pg-is",
+        "-q",
+        "-o",
+        str(tmp_path / "out"),
+    ]
     assert run([*words, "--plots", "svg"]) == 0
     before = contents(tmp_path / "out")
 

@@ -23,14 +23,21 @@ def said(tmp_path, monkeypatch, capfd) -> Callable[..., str]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def call(command: str, change: Callable[[pa.Table], pa.Table], *flags: str, keys: tuple[str, ...] = ()) -> str:
+    def call(
+        command: str,
+        change: Callable[[pa.Table], pa.Table],
+        *flags: str,
+        keys: tuple[str, ...] = (),
+    ) -> str:
         shutil.rmtree("odd", ignore_errors=True)
         Path("odd").mkdir()
         manifest = json.loads((FP8 / "manifest.json").read_text(encoding="utf-8")) | {"shards": 1}
         kept = {key: manifest[key] for key in keys or manifest}
         Path("odd/manifest.json").write_text(json.dumps(kept), encoding="utf-8")
         shutil.copy(FP8 / "vocab.parquet", "odd")
-        pq.write_table(change(pq.read_table(FP8 / "shard-00000.parquet")), "odd/shard-00000.parquet")
+        pq.write_table(
+            change(pq.read_table(FP8 / "shard-00000.parquet")), "odd/shard-00000.parquet"
+        )
         run([command, "odd", "-q", "--no-plots", "-o", "out", "--force", *flags])
         return " ".join("".join(capfd.readouterr()).split())
 
@@ -43,16 +50,22 @@ def whole(table: pa.Table) -> pa.Table:
 
 def with_column(table: pa.Table, name: str, values: list) -> pa.Table:
     place = table.schema.get_field_index(name)
-    return table.set_column(place, table.schema.field(name), pa.array(values, table.schema.field(name).type))
+    return table.set_column(
+        place, table.schema.field(name), pa.array(values, table.schema.field(name).type)
+    )
 
 
 def without_signal(table: pa.Table) -> pa.Table:
-    return with_column(table, "advantage", [[0.0] * len(ids) for ids in table["response_ids"].to_pylist()])
+    return with_column(
+        table, "advantage", [[0.0] * len(ids) for ids in table["response_ids"].to_pylist()]
+    )
 
 
 def test_an_empty_trace_is_reported_as_one(said):
     for command in ("report", "clipstats", "diagnose"):
-        assert "odd has no responses, so there is nothing to measure." in said(command, lambda table: table.slice(0, 0))
+        assert "odd has no responses, so there is nothing to measure." in said(
+            command, lambda table: table.slice(0, 0)
+        )
 
 
 def test_one_response_has_no_spread_and_decides_nothing(said):
@@ -82,9 +95,14 @@ def test_what_staleness_leaves_out_is_reported(said):
         ]
         return with_column(table, "logp_trainer", some)
 
-    assert "! With staleness, 659 tokens have no valid log-probability on one side" in said("report", without_some)
+    assert "! With staleness, 659 tokens have no valid log-probability on one side" in said(
+        "report", without_some
+    )
 
 
 def test_flags_that_would_do_nothing_are_refused(said):
     text = " ".join(said("report", whole, "--as", "verl").split())
-    assert "--as verl only prints: leave out --output. To write a file: --as verl --json > FILE" in text
+    assert (
+        "--as verl only prints: leave out --output. To write a file: --as verl --json > FILE"
+        in text
+    )

@@ -1,4 +1,6 @@
-"""Every report on a partial trace says so, and a partial trace does not pass a gate unless that is allowed."""
+"""Every report on a partial trace says so, and a partial trace does not pass a gate unless that
+is allowed.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_every_report_says_that_a_trace_is_partial(lost, capfd):
         summary = json.loads(Path(f"out-{name}/summary.json").read_text(encoding="utf-8"))
         about = summary["traces"][0]["about"] if name == "compare" else summary["about"]
         (partial,) = about["partial"]
-        assert partial["missing_shards"] == ["shard-00002.parquet"] and partial["recorded_shards"] == 6, name
+        assert (
+            partial["missing_shards"] == ["shard-00002.parquet"] and partial["recorded_shards"] == 6
+        ), name
         assert partial["reasons"] == [WHY], name
     code, out = command(capfd, "report", "lost", "--as", "verl")
     assert code == 0 and SAYS in out
@@ -64,7 +68,9 @@ def test_a_gate_does_not_let_a_partial_trace_pass(lost, capfd):
     files = ("--junit", "gate.xml", "--markdown", "gate.md", "--force")
     assert command(capfd, "gate", str(FP8), "--limits", "limits.toml")[0] == 0
     code, out = command(capfd, "gate", "lost", "--limits", "limits.toml", *files)
-    assert code == 3 and SAYS in out and f"✘ FAILED lost: {WHY}." in out and "--allow-partial" in out
+    assert (
+        code == 3 and SAYS in out and f"✘ FAILED lost: {WHY}." in out and "--allow-partial" in out
+    )
     root = ElementTree.parse("gate.xml").getroot()
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
     assert [one.get("type") for one in root.iter("failure")] == ["PartialTrace"]
@@ -87,7 +93,10 @@ def test_resume_repairs_a_run_that_lost_a_shard_or_rows(tmp_path, capfd, monkeyp
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mismatch_cli.recording.config._RESPONSES_PER_SHARD", 2)
-    small = "--engine hf --num-prompts 3 --samples-per-prompt 2 --max-tokens 4 --noise-responses 0 --top-logprobs 2"
+    small = (
+        "--engine hf --num-prompts 3 --samples-per-prompt 2 --max-tokens 4 --noise-responses 0 "
+        "--top-logprobs 2"
+    )
     assert command(capfd, "probe", *small.split(), "-o", "run")[0] == 0
     shards = sorted(Path("run/trace").glob("shard-*"))
     before = [path.read_bytes() for path in shards]
@@ -95,9 +104,15 @@ def test_resume_repairs_a_run_that_lost_a_shard_or_rows(tmp_path, capfd, monkeyp
     pq.write_table(pq.read_table(shards[0]).slice(0, 1), shards[0])
     shards[1].unlink()
     code, out = command(capfd, "report", "run")
-    assert code == 0 and "2 of 3 shards exist" in out and "shard-00000.parquet holds fewer responses" in out
+    assert (
+        code == 0
+        and "2 of 3 shards exist" in out
+        and "shard-00000.parquet holds fewer responses" in out
+    )
     assert "Resume with: mismatch-cli probe --resume --output run" in out
-    code, out = command(capfd, "rescore", "run", "--trainer-model", str(bundled("model")), "-o", "again")
+    code, out = command(
+        capfd, "rescore", "run", "--trainer-model", str(bundled("model")), "-o", "again"
+    )
     assert code == 0 and "2 of 3 shards exist" in out  # what comes from a partial trace is partial
     assert command(capfd, "probe", "--resume", "-o", "run")[0] == 0
     assert [path.read_bytes() for path in shards] == before

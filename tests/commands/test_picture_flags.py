@@ -20,7 +20,11 @@ def _drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.undo()
     plots = figures.plots_for
-    monkeypatch.setattr(figures, "plots_for", lambda data: [plot for plot in plots(data) if plot[0] == "mask-regions"])
+    monkeypatch.setattr(
+        figures,
+        "plots_for",
+        lambda data: [plot for plot in plots(data) if plot[0] == "mask-regions"],
+    )
 
 
 def clipstats(*arguments: str) -> int:
@@ -66,10 +70,14 @@ def test_files_for_a_paper(tmp_path):
     assert b"/FontFile2" in pdf and b"/Type3" not in pdf
     svg = (plots / "mask-regions.svg").read_text()
     assert ElementTree.fromstring(svg).attrib["width"] == "3.25in"
-    assert "var(" not in svg and "prefers-color-scheme" not in svg  # typesetting programs support neither
+    # Typesetting programs support neither
+    assert "var(" not in svg and "prefers-color-scheme" not in svg
     assert "trainer probability π</text>" in svg and "δ = 0.15" in svg
-    assert clipstats("-o", str(folder), "--plots", "png", "--plot-width", "82mm", "--plot-panels") == 0
-    assert files_in(plots) == [f"mask-regions-{number}.png" for number in (1, 2, 3, 4)]  # and no others
+    assert (
+        clipstats("-o", str(folder), "--plots", "png", "--plot-width", "82mm", "--plot-panels") == 0
+    )
+    # And no others
+    assert files_in(plots) == [f"mask-regions-{number}.png" for number in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize(

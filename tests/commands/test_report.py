@@ -84,7 +84,10 @@ def test_the_worst_tokens_are_the_worst_and_in_their_response(run_folder, capfd)
     )
     keyed = tokens.set_index(["prompt_id", "sample_index", "position"])
     for row in worst[:10]:
-        assert keyed.loc[(row["prompt_id"], row["sample_index"], row["position"]), "token_id"] == row["token_id"]
+        assert (
+            keyed.loc[(row["prompt_id"], row["sample_index"], row["position"]), "token_id"]
+            == row["token_id"]
+        )
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -101,11 +104,19 @@ def test_export_holds_every_token(run_folder, capfd, kind):
 
 def test_numbers_equal_plain_numpy(run_folder):
     """An independent implementation, from the recorded columns in float64."""
-    rows = pd.concat(pq.read_table(p).to_pandas() for p in sorted((run_folder / "trace").glob("shard-*.parquet")))
-    mu, pi = (np.concatenate(rows[f"logp_{side}"].to_list()).astype(np.float64) for side in ("rollout", "trainer"))
+    rows = pd.concat(
+        pq.read_table(p).to_pandas() for p in sorted((run_folder / "trace").glob("shard-*.parquet"))
+    )
+    mu, pi = (
+        np.concatenate(rows[f"logp_{side}"].to_list()).astype(np.float64)
+        for side in ("rollout", "trainer")
+    )
     d, ratio = pi - mu, np.exp(pi - mu)
     sums = np.array(
-        [np.sum(b.astype(np.float64) - a) for a, b in zip(rows["logp_rollout"], rows["logp_trainer"], strict=True)]
+        [
+            np.sum(b.astype(np.float64) - a)
+            for a, b in zip(rows["logp_rollout"], rows["logp_trainer"], strict=True)
+        ]
     )
     weights = np.exp(sums)
     expected = {
@@ -131,7 +142,9 @@ def test_numbers_equal_plain_numpy(run_folder):
 def test_hostile_token_text_is_escaped_everywhere(run_folder, capfd):
     vocabulary = pq.read_table(run_folder / "trace" / "vocab.parquet")
     hostile = pa.array([HOSTILE.encode()] * len(vocabulary), pa.binary())
-    pq.write_table(vocabulary.set_column(1, "bytes", hostile), run_folder / "trace" / "vocab.parquet")
+    pq.write_table(
+        vocabulary.set_column(1, "bytes", hostile), run_folder / "trace" / "vocab.parquet"
+    )
     code, out, _ = report(capfd, str(run_folder), "--worst", "2", "--export", "csv")
     assert code == 0
     assert "[red]x[/red]" in out  # shown, not interpreted
@@ -143,10 +156,15 @@ def test_hostile_token_text_is_escaped_everywhere(run_folder, capfd):
 
 
 def test_runs_with_other_seeds_are_pooled_and_others_refused(run_folder, tmp_path, capfd):
-    for name, flags in {"seed": ["--seed", "1"], "hot": ["--seed", "2", "--temperature", "0.5"]}.items():
+    for name, flags in {
+        "seed": ["--seed", "1"],
+        "hot": ["--seed", "2", "--temperature", "0.5"],
+    }.items():
         assert run([*PROBE, *flags, "--output", str(tmp_path / name)]) == 0
     pooled = str(tmp_path / "pooled")
-    code, _, err = report(capfd, str(run_folder), str(tmp_path / "seed"), "--output", pooled, "--worst", "20")
+    code, _, err = report(
+        capfd, str(run_folder), str(tmp_path / "seed"), "--output", pooled, "--worst", "20"
+    )
     assert code == 0, err
     counts = [
         json.loads((folder / "summary.json").read_text())["pairs"]["mismatch"]["counts"]["tokens"]
@@ -154,9 +172,11 @@ def test_runs_with_other_seeds_are_pooled_and_others_refused(run_folder, tmp_pat
     ]
     assert counts[2] == counts[0] + counts[1]
     assert {
-        row["trace"] for row in json.loads((tmp_path / "pooled" / "summary.json").read_text())["worst"]["abs_d"]
+        row["trace"]
+        for row in json.loads((tmp_path / "pooled" / "summary.json").read_text())["worst"]["abs_d"]
     } == {0, 1}
-    assert report(capfd, str(run_folder), str(tmp_path / "seed"), "--output", pooled)[0] == 0  # its own report
+    # Its own report
+    assert report(capfd, str(run_folder), str(tmp_path / "seed"), "--output", pooled)[0] == 0
     code, _, err = report(capfd, str(run_folder), str(tmp_path / "hot"), "--output", pooled)
     assert code == 1 and "differ in sampling settings" in err
     code, _, err = report(capfd, str(run_folder), str(run_folder), "--output", pooled, "--force")
@@ -181,7 +201,9 @@ def test_impossible_log_probs_in_a_trace_are_left_out_and_counted(run_folder, ca
     rows = table.column("logp_rollout").to_pylist()
     rows[0][0] = logp
     index = table.column_names.index("logp_rollout")
-    pq.write_table(table.set_column(index, "logp_rollout", pa.array(rows, pa.list_(pa.float32()))), path)
+    pq.write_table(
+        table.set_column(index, "logp_rollout", pa.array(rows, pa.list_(pa.float32()))), path
+    )
     before = json.loads((run_folder / "summary.json").read_text())["pairs"]["mismatch"]
     code, out, _ = report(capfd, str(run_folder))
     after = json.loads((run_folder / "summary.json").read_text())["pairs"]["mismatch"]
@@ -194,17 +216,21 @@ def test_impossible_log_probs_in_a_trace_are_left_out_and_counted(run_folder, ca
 def test_no_line_is_wider_than_the_terminal(run_folder, capfd, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     _, out, _ = report(capfd, str(run_folder), "--worst", "3")
-    read = [line for line in out.splitlines() if not line.startswith("mismatch-cli ")]  # commands are not wrapped
+    # Commands are not wrapped
+    read = [line for line in out.splitlines() if not line.startswith("mismatch-cli ")]
     assert max(map(len, read)) <= width
     assert "\x1b" not in out  # no colours in a file
 
 
-def test_without_an_argument_the_latest_run_here_else_the_bundled_trace(run_folder, capfd, monkeypatch, tmp_path):
+def test_without_an_argument_the_latest_run_here_else_the_bundled_trace(
+    run_folder, capfd, monkeypatch, tmp_path
+):
     monkeypatch.chdir(run_folder.parent)
     code, own, _ = report(capfd)
     assert code == 0 and "fp8" not in own
     assert run(["report", "--as", "trl"]) == 0
-    assert f"reporting on {run_folder.name}, the latest run" in capfd.readouterr().err  # it was not named
+    # It was not named
+    assert f"reporting on {run_folder.name}, the latest run" in capfd.readouterr().err
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     assert run(["report"]) == 0
@@ -224,7 +250,16 @@ def test_the_version_is_printed(capfd):
 )
 def test_math_problems_run_as_they_are_and_zero_advantages_are_explained(tmp_path, capfd):
     math = Path(__file__).parents[3] / "shared" / "data" / "math_sanity_1460.jsonl"
-    flags = ["--prompts", str(math), "--num-prompts", "8", "--max-tokens", "16", "--output", str(tmp_path / "run")]
+    flags = [
+        "--prompts",
+        str(math),
+        "--num-prompts",
+        "8",
+        "--max-tokens",
+        "16",
+        "--output",
+        str(tmp_path / "run"),
+    ]
     assert run([*PROBE, *flags, "--full"]) == 0
     out = " ".join(capfd.readouterr().out.split())
     assert "Every group has equal rewards (none was solved)" in out
@@ -241,11 +276,27 @@ def test_engine_flags_reach_vllm_and_the_manifest(tmp_path):
         "--engine-arg",
         "max_num_seqs=32",
     ]
-    command = ["probe", "--num-prompts", "24", "--quiet", *flags, "--seed", "7", "--output", str(tmp_path / "run")]
+    command = [
+        "probe",
+        "--num-prompts",
+        "24",
+        "--quiet",
+        *flags,
+        "--seed",
+        "7",
+        "--output",
+        str(tmp_path / "run"),
+    ]
     assert run(command) == 0
     engine = json.loads((tmp_path / "run" / "trace" / "manifest.json").read_text())["rollout"]
     assert engine["kv_cache_dtype"].startswith("fp8")
-    assert (engine["prefix_caching"], engine["max_model_len"], engine["max_num_seqs"]) == (False, 256, 32)
+    assert (engine["prefix_caching"], engine["max_model_len"], engine["max_num_seqs"]) == (
+        False,
+        256,
+        32,
+    )
     assert (engine["seed"], engine["enforce_eager"]) == (7, True)
-    found = json.loads((tmp_path / "run" / "summary.json").read_text())["pairs"]["mismatch"]["metrics"]
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["pairs"]["mismatch"][
+        "metrics"
+    ]
     assert found["tv_binary_mean"]["value"] > 1e-3  # as strong a source of mismatch as expected

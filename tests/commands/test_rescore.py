@@ -17,7 +17,11 @@ from mismatch_cli.cli import run
 from mismatch_cli.places import bundled
 from tests.warm import cli
 
-MODEL, FLOAT32, FP8 = str(bundled("model")), str(bundled("traces") / "float32"), str(bundled("traces") / "fp8-kv")
+MODEL, FLOAT32, FP8 = (
+    str(bundled("model")),
+    str(bundled("traces") / "float32"),
+    str(bundled("traces") / "fp8-kv"),
+)
 DOCS = Path(__file__).parents[2] / "docs" / "rescore.md"
 
 
@@ -47,7 +51,9 @@ def test_without_arguments_the_bundled_model_scores_the_control(without_argument
     folder, out, err = without_arguments
     words = " ".join(out.split())  # where a line wraps depends on how long the model's path is
     assert "vllm 0.32.0 float32 against transformers 5.19.0 bfloat16" in words
-    assert "Scoring: 11,057/11,057 tokens" in err and "mismatch-cli diagnose rescore-float32" in words
+    assert (
+        "Scoring: 11,057/11,057 tokens" in err and "mismatch-cli diagnose rescore-float32" in words
+    )
     for name in ("summary.json", "report.html", "plots/ratio-and-tv.png", "trace/vocab.parquet"):
         assert (folder / name).stat().st_size > 0
     manifest = json.loads((folder / "trace" / "manifest.json").read_text())
@@ -68,14 +74,20 @@ def test_a_finished_run_is_shown_again_and_never_overwritten(without_arguments, 
     assert "Loading" not in err and shard.stat().st_mtime_ns == before
     code, _, err = rescore("--resume", "--weights", "newer", "--output", str(folder))
     assert code == 2 and "--weights differs from the run to resume" in err
-    code, _, err = rescore(FP8, "--trainer-model", MODEL, "--weights", "newer", "--resume", "--output", str(folder))
+    code, _, err = rescore(
+        FP8, "--trainer-model", MODEL, "--weights", "newer", "--resume", "--output", str(folder)
+    )
     assert code == 2 and "TRACE differs from the run to resume" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--weights", "older"), 2, "--weights older is invalid. Use equal, newer, or a version such as 40."),
+        (
+            ("--weights", "older"),
+            2,
+            "--weights older is invalid. Use equal, newer, or a version such as 40.",
+        ),
         (("--trainer-dtype", "bf16"), 2, "Did you mean bfloat16"),
         (("--token-budget", "0"), 2, "--token-budget 0 is too small"),
         (("--noise-responses", "-1"), 2, "--noise-responses -1 is too small"),
@@ -104,7 +116,17 @@ def test_the_input_is_never_overwritten(rescore, tmp_path, inside):
 
 def test_ctrl_c_says_how_to_continue(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    flags = ["--trainer-model", MODEL, "--weights", "newer", "--token-budget", "200", "--quiet", "--output", "run"]
+    flags = [
+        "--trainer-model",
+        MODEL,
+        "--weights",
+        "newer",
+        "--token-budget",
+        "200",
+        "--quiet",
+        "--output",
+        "run",
+    ]
     process = cli("rescore", FP8, *flags)
     while not (tmp_path / "run" / "trace" / "shard-00000.parquet").is_file():
         assert process.poll() is None, process.said()

@@ -1,4 +1,6 @@
-"""The estimate of what is left to sample: within a factor of two after a tenth of the tokens, and never 0/s."""
+"""The estimate of what is left to sample: within a factor of two after a tenth of the tokens,
+and never 0/s.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,17 @@ def lengths(kind: str, rng: np.random.Generator) -> np.ndarray:
 @pytest.mark.parametrize(
     ("kind", "at_once"),
     [
-        ("exponential", 64), ("all cut off", 64), ("log-normal", 64), ("two kinds", 64), ("a few short ones", 64),
+        ("exponential", 64), ("all cut off", 64), ("log-normal", 64), ("two kinds", 64),
+        ("a few short ones", 64),
         ("exponential", 256), ("all cut off", 256), ("a few short ones", 256),
     ],
 )  # fmt: skip
 def test_after_a_tenth_the_estimate_is_within_a_factor_of_two(kind: str, at_once: int) -> None:
-    """As an engine works: so many at once, one token each a step, and the next begins when one ends.
+    """As an engine works: so many at once, one token each a step, and the next begins when one
+    ends.
 
-    A constant chance to end is a crude model of lengths: of short and long responses it misjudges the long ones more,
-    and most where all begin at once.
+    A constant chance to end is a crude model of lengths: of short and long responses it misjudges
+    the long ones more, and most where all begin at once.
     """
     length_S = lengths(kind, np.random.default_rng(0))
     total, waiting = int(length_S.sum()), length_S.tolist()
@@ -45,7 +49,9 @@ def test_after_a_tenth_the_estimate_is_within_a_factor_of_two(kind: str, at_once
         meter.tokens(len(running))
         running = [left - 1 for left in running]
         ended = running.count(0)
-        running = [left for left in running if left] + [waiting.pop() for _ in range(min(ended, len(waiting)))]
+        running = [left for left in running if left] + [
+            waiting.pop() for _ in range(min(ended, len(waiting)))
+        ]
         if ended:
             meter(ended)
         if 0.1 * total <= meter.sampled <= 0.9 * total:
@@ -55,7 +61,9 @@ def test_after_a_tenth_the_estimate_is_within_a_factor_of_two(kind: str, at_once
     assert meter.sampled == total and meter.left == 0
 
 
-def test_an_engine_that_tells_no_tokens_is_counted_in_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_tells_no_tokens_is_counted_in_responses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 100.0
     monkeypatch.setattr(_sampling_meter.time, "monotonic", lambda: now)
     meter = SamplingMeter(10, MOST, lambda _: None)

@@ -19,12 +19,18 @@ TRACE = str(bundled("traces") / "fp8-kv")
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_every_terminal_gets_the_report(monkeypatch, tmp_path, encoding):
-    streams = {name: io.TextIOWrapper(io.BytesIO(), encoding=encoding) for name in ("stdout", "stderr")}
+    streams = {
+        name: io.TextIOWrapper(io.BytesIO(), encoding=encoding) for name in ("stdout", "stderr")
+    }
     for name, stream in streams.items():
         monkeypatch.setattr(sys, name, stream)
     cli.spell_out_what_streams_lack()
     report, diagnosis = (["--output", str(tmp_path / name)] for name in ("report", "diagnosis"))
-    lines = (["report", TRACE, "-q", *report], ["diagnose", TRACE, "--json", *diagnosis], ["import", "μ\U0001d518"])
+    lines = (
+        ["report", TRACE, "-q", *report],
+        ["diagnose", TRACE, "--json", *diagnosis],
+        ["import", "μ\U0001d518"],
+    )
     codes = [cli.run(line) for line in lines]
     for stream in streams.values():
         stream.flush()
@@ -36,10 +42,17 @@ def test_every_terminal_gets_the_report(monkeypatch, tmp_path, encoding):
 
 
 def test_a_process_in_the_c_locale_says_it_all(tmp_path):
-    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    environment = os.environ | {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONIOENCODING": "",
+    }
     program = [sys.executable, "-m", "mismatch_cli"]
     for line in (["diagnose", TRACE, "--output", tmp_path / "diagnosis"], ["import", b"od\xff"]):
-        done = subprocess.run([*program, *line], env=environment, capture_output=True, cwd=Path(__file__).parents[2])
+        done = subprocess.run(
+            [*program, *line], env=environment, capture_output=True, cwd=Path(__file__).parents[2]
+        )
         said = done.stdout + done.stderr
         assert b"Unexpected" not in said and b"Traceback" not in said and said.isascii()
         assert done.returncode == (2 if line[0] == "import" else 0)

@@ -1,4 +1,6 @@
-"""`train` from the command line: several runs in one command, nothing overwritten, mistakes in one sentence."""
+"""`train` from the command line: several runs in one command, nothing overwritten, mistakes in
+one sentence.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,44 @@ from mismatch_cli.cli import run
 from mismatch_cli.errors import MismatchError
 from tests.warm import cli
 
-SIZE = "--steps 1 --prompts-per-step 2 --samples-per-prompt 4 --max-tokens 48 --num-problems 2 --eval-samples 1"
+SIZE = (
+    "--steps 1 --prompts-per-step 2 --samples-per-prompt 4 --max-tokens 48 --num-problems 2 "
+    "--eval-samples 1"
+)
 TRAIN = f"train --engine hf {SIZE} --eval-every 0 --trace-every 0 --threads 1".split()
 
 
 def test_algorithms_times_seeds_become_runs_and_none_is_overwritten(tmp_path, capfd):
-    command = [*TRAIN, "-a", "pg-is", "-a", "dppo-binary-tv:max_tv=0.3", "--seeds", "2", "-o", str(tmp_path / "runs")]
+    command = [
+        *TRAIN,
+        "-a",
+        "pg-is",
+        "-a",
+        "dppo-binary-tv:max_tv=0.3",
+        "--seeds",
+        "2",
+        "-o",
+        str(tmp_path / "runs"),
+    ]
     assert run(command) == 0
     out, err = capfd.readouterr()
-    folders = sorted(path.name for path in (tmp_path / "runs").iterdir() if (path / "metrics.jsonl").is_file())
+    folders = sorted(
+        path.name for path in (tmp_path / "runs").iterdir() if (path / "metrics.jsonl").is_file()
+    )
     assert folders == [
-        "dppo-binary-tv-max_tv=0.3-seed-0", "dppo-binary-tv-max_tv=0.3-seed-1", "pg-is-seed-0", "pg-is-seed-1",
-    ]  # fmt: skip
+        "dppo-binary-tv-max_tv=0.3-seed-0",
+        "dppo-binary-tv-max_tv=0.3-seed-1",
+        "pg-is-seed-0",
+        "pg-is-seed-1",
+    ]
     for name in folders:
         line = json.loads((tmp_path / "runs" / name / "metrics.jsonl").read_text(encoding="utf-8"))
         assert line["step"] == 1 and 0 <= line["eval_accuracy"] <= 1
     assert "step 1/1  reward" in err
     assert "pg-is " in out and "NO CLEAR DIFFERENCE" in out  # one report for all
-    assert {"report.html", "summary.json", "plots"} <= {path.name for path in (tmp_path / "runs").iterdir()}
+    assert {"report.html", "summary.json", "plots"} <= {
+        path.name for path in (tmp_path / "runs").iterdir()
+    }
     assert run(command) == 1
     assert "already exists. Continue it with --resume" in capfd.readouterr().err
 
@@ -67,7 +89,9 @@ def test_runs_that_would_share_a_folder_are_refused(tmp_path, capfd):
         (tmp_path / folder / "mask.py").touch()
     first, second = (str(tmp_path / folder / "mask.py") for folder in ("v1", "v2"))
     assert run([*TRAIN, "-a", first, "-a", second, "-o", str(tmp_path / "runs")]) == 2
-    assert f"-a {first} and -a {second} would both be called mask.py-seed-0" in capfd.readouterr().err
+    assert (
+        f"-a {first} and -a {second} would both be called mask.py-seed-0" in capfd.readouterr().err
+    )
     assert run([*TRAIN, "-a", "pg-is", "-a", "pg-is", "-o", str(tmp_path / "runs")]) == 2
 
 
@@ -91,7 +115,10 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, capfd, monkeypatch):
     assert "dppo-binary-tv-seed-0" in out and "cispo-seed-0" in out and "pg-is" not in out
     assert (tmp_path / "runs" / "report.html").is_file()
     assert run([*TRAIN, "-a", "cispo", "-o", str(tmp_path / "one")]) == 1
-    assert "No memory is left." in capfd.readouterr().err and (tmp_path / "one" / "report.html").is_file()
+    assert (
+        "No memory is left." in capfd.readouterr().err
+        and (tmp_path / "one" / "report.html").is_file()
+    )
     assert run([*TRAIN, "-a", "pg-is", "-o", str(tmp_path / "none")]) == 1
     assert "mismatch-cli: The gradient is not finite." in capfd.readouterr().err
     assert not (tmp_path / "none" / "report.html").exists()
@@ -111,12 +138,17 @@ def test_foreign_folders_are_neither_resumed_nor_overwritten(tmp_path, capfd):
     (tmp_path / "results.csv").touch()
     assert run([*TRAIN, "--resume", "-o", str(tmp_path)]) == 1
     assert "contains no training run to resume" in capfd.readouterr().err
-    for name, content in (("report.html", ""), ("summary.json", '{"format": "mismatch-cli curation"}')):
+    for name, content in (
+        ("report.html", ""),
+        ("summary.json", '{"format": "mismatch-cli curation"}'),
+    ):
         folder = tmp_path / name.replace(".", "-")
         folder.mkdir()
         (folder / name).write_text(content)
         assert run([*TRAIN, "--seeds", "2", "-o", str(folder)]) == 1
-        assert f"is not a folder of runs: it contains {name}" in " ".join(capfd.readouterr().err.split())
+        assert f"is not a folder of runs: it contains {name}" in " ".join(
+            capfd.readouterr().err.split()
+        )
     (tmp_path / "probe" / "trace").mkdir(parents=True)
     assert run([*TRAIN, "--seeds", "2", "-o", str(tmp_path / "probe")]) == 1
 
@@ -138,7 +170,9 @@ def test_training_runs_named_one_by_one_are_reported_as_traces_are(tmp_path, cap
 
 def test_the_default_learning_rate_is_pointed_out_for_another_model(tmp_path, capfd):
     run([*TRAIN, "--model", "/nowhere", "-o", str(tmp_path / "a")])
-    assert "miniature, 0.0005, was chosen for the bundled model" in " ".join(capfd.readouterr().err.split())
+    assert "miniature, 0.0005, was chosen for the bundled model" in " ".join(
+        capfd.readouterr().err.split()
+    )
     run([*TRAIN, "--model", "/nowhere", "--learning-rate", "1e-6", "-o", str(tmp_path / "b")])
     assert "was chosen" not in capfd.readouterr().err
 
@@ -169,7 +203,9 @@ def test_mistakes_are_reported_in_a_sentence(flags, said, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_ctrl_c_finishes_the_step_and_says_how_to_continue(tmp_path):
-    process = cli(*TRAIN, "--steps", "500", "-o", str(tmp_path / "run"), env=os.environ | {"COLUMNS": "200"})
+    process = cli(
+        *TRAIN, "--steps", "500", "-o", str(tmp_path / "run"), env=os.environ | {"COLUMNS": "200"}
+    )
     metrics = tmp_path / "run" / "metrics.jsonl"
     while not metrics.is_file():
         assert process.poll() is None, process.said()

@@ -10,7 +10,8 @@ import pytest
 
 from mismatch_cli.cli import run as cli
 
-SMALL = ["--engine", "hf", "--steps", "2", "--prompts-per-step", "4", "--samples-per-prompt", "4", "--no-plots",
+SMALL = ["--engine", "hf", "--steps", "2", "--prompts-per-step", "4", "--samples-per-prompt", "4",
+         "--no-plots",
          "--max-tokens", "32", "--eval-every", "0", "--eval-samples", "1", "--num-problems", "8",
          "--checkpoint-every", "1"]  # fmt: skip
 RUNS = ("pg-is-seed-3", "gspo-seed-3")
@@ -26,7 +27,10 @@ def made(tmp_path_factory) -> Path:
 
 def test_each_run_is_a_run_of_its_own_and_all_are_in_the_report(made):
     for name in RUNS:
-        assert [json.loads(line)["step"] for line in (made / name / "metrics.jsonl").open()] == [1, 2]
+        assert [json.loads(line)["step"] for line in (made / name / "metrics.jsonl").open()] == [
+            1,
+            2,
+        ]
         assert (made / name / "model" / "config.json").is_file()
     summary = json.loads((made / "summary.json").read_text())
     assert {run["name"] for run in summary["runs"]} == set(RUNS)
@@ -42,7 +46,11 @@ def test_resume_makes_only_what_is_missing(made, tmp_path, capsys):
     assert "already exists. Continue it with --resume" in capsys.readouterr().err
     assert cli([*arguments, "--output", str(folder), "--resume"]) == 0
     said = capsys.readouterr().err
-    assert "2 runs, 1 of them finished" in said and "gspo-seed-3: done" in said and "pg-is-seed-3: " not in said
+    assert (
+        "2 runs, 1 of them finished" in said
+        and "gspo-seed-3: done" in said
+        and "pg-is-seed-3: " not in said
+    )
     assert (folder / "pg-is-seed-3" / "metrics.jsonl").stat().st_mtime_ns == before
 
 

@@ -1,4 +1,6 @@
-"""`train` while it runs: what a terminal shows, the report that is refreshed, the folder that is locked."""
+"""`train` while it runs: what a terminal shows, the report that is refreshed, the folder that is
+locked.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,29 @@ HOSTILE = "[red]:cat:\x1b[2J漢字\n" + "x" * 90
 
 
 def record(step: int, **changes: Any) -> dict[str, Any]:
-    seconds = {"sample": 2.0, "update": 1.0, "recompute": 1e-5} | ({"evaluate": 30.0} if step % 10 == 0 else {})
+    seconds = {"sample": 2.0, "update": 1.0, "recompute": 1e-5} | (
+        {"evaluate": 30.0} if step % 10 == 0 else {}
+    )
     return {
-        "step": step, "reward": step / 100, "eval_accuracy": 0.5 if step % 10 == 0 else None, "seconds": seconds,
-        "mismatch": {"abs_dp_mean": 0.001 * step}, "blocked": 0.002, "bad_over_negative": 0.0004, "sync": "proven",
-        "back_offs": 0, "grading_timeouts": 0, "length": 50 + step, "entropy": 0.6,
-    } | changes  # fmt: skip
+        "step": step,
+        "reward": step / 100,
+        "eval_accuracy": 0.5 if step % 10 == 0 else None,
+        "seconds": seconds,
+        "mismatch": {"abs_dp_mean": 0.001 * step},
+        "blocked": 0.002,
+        "bad_over_negative": 0.0004,
+        "sync": "proven",
+        "back_offs": 0,
+        "grading_timeouts": 0,
+        "length": 50 + step,
+        "entropy": 0.6,
+    } | changes
 
 
 def view_of(steps: int, *changes: dict[str, Any], runs: int = 1, **config: Any) -> TrainingView:
-    view = TrainingView(load_config("miniature", {"steps": 100, "eval_every": 10, **config}), 1, runs)
+    view = TrainingView(
+        load_config("miniature", {"steps": 100, "eval_every": 10, **config}), 1, runs
+    )
     for step in range(1, steps + 1):
         view.add(record(step, **(changes[step - 1] if step <= len(changes) else {})))
     return view
@@ -61,21 +76,31 @@ def test_an_evaluation_does_not_make_the_time_left_jump() -> None:
 def test_rare_phases_come_as_often_as_the_loop_has_them(every: int, times: int) -> None:
     pace = Pace(load_config("miniature", {"steps": 100, "eval_every": every}))
     for step in range(1, 51):
-        pace.add(record(step, seconds={"sample": 1.0, "evaluate": 1000.0} if step == 50 else {"sample": 1.0}))
+        pace.add(
+            record(
+                step, seconds={"sample": 1.0, "evaluate": 1000.0} if step == 50 else {"sample": 1.0}
+            )
+        )
     assert round(pace.left() / 1000) == times  # 60, 70, … 100; 60, 90, 100; only the last step
 
 
 def rows(view: TrainingView, width: int = 77, height: int = 23) -> dict[str, str]:
     """Each labelled line by its label."""
     lines = [line.plain for line in view.lines(width, height)]
-    return {line[:10].strip(): line[10:].strip() for line in lines if line and not line.startswith(("━", "─"))}
+    return {
+        line[:10].strip(): line[10:].strip()
+        for line in lines
+        if line and not line.startswith(("━", "─"))
+    }
 
 
 def test_each_evaluation_set_is_shown_where_there_are_several() -> None:
     sets = {"eval_accuracy": 0.4, "eval": {"aime_2024": 0.5, "aime\x1b25": 0.3}}
     view = view_of(11, *[{}] * 9, sets)
     assert rows(view)["by set"] == "aime_2024 0.500 · aime\\x1b25 0.300"
-    assert "accuracy 0.400  aime_2024 0.500  aime\\x1b25 0.300" in view_of(10, *[{}] * 9, sets).line()
+    assert (
+        "accuracy 0.400  aime_2024 0.500  aime\\x1b25 0.300" in view_of(10, *[{}] * 9, sets).line()
+    )
     assert "by set" not in rows(view_of(11, *[{}] * 9, {"eval": {"aime_2024": 0.5}}))
 
 
@@ -84,7 +109,8 @@ def test_what_is_shown() -> None:
     text, found = shown(view), rows(view)
     assert "run 1 of 3" in text and "30 of 100 steps · 7 min left · all runs 27 min" in text
     assert re.fullmatch(r"0\.295 +0\.0100 ▁\S+█ 0\.295 +mean of 2 steps", found["reward"])
-    assert re.fullmatch(r"0\.500 +0\.475 ▅▅▅ +0\.525 +at step 30", found["accuracy"])  # at least 0.05
+    # At least 0.05
+    assert re.fullmatch(r"0\.500 +0\.475 ▅▅▅ +0\.525 +at step 30", found["accuracy"])
     assert re.fullmatch(r"0\.030 +0\.0010 ▁\S+█ 0\.030 +equal weights", found["|π − μ|"])
     assert found["blocked"].startswith("0.0020") and found["blocked"].endswith("share of A ≠ 0")
     assert found["bad"].startswith("0.00040") and found["length"].startswith("80.0")
@@ -99,7 +125,9 @@ def test_what_is_shown() -> None:
 def test_a_first_step_that_cannot_prove_the_sync_is_counted_out() -> None:
     first = {"sync": "undecidable"}
     assert rows(view_of(1, first))["sync"] == "step 1 has no older weights"
-    assert rows(view_of(6, first))["sync"] == "proven at 5 of 5 checks · step 1 has no older weights"
+    assert (
+        rows(view_of(6, first))["sync"] == "proven at 5 of 5 checks · step 1 has no older weights"
+    )
     rounding = {"weights_changed": 0.02, "abs_dp_mean": 0.012}
     mixed = rows(view_of(3, first, {}, {"sync": "newer", "rounding": rounding}))
     assert "proven at 1 of 2 checks, newer weights at 1" in mixed["sync"]
@@ -118,8 +146,12 @@ def test_a_number_is_formatted_alike_in_the_view_the_log_and_the_result() -> Non
     assert all(len(view.result(width)) <= width for width in (50, 80))
 
 
-@pytest.mark.parametrize(("width", "height", "kept"), [(77, 23, 9), (57, 19, 9), (57, 9, 6), (37, 9, 5), (37, 5, 1)])
-def test_a_small_terminal_loses_whole_lines_the_least_important_first(width: int, height: int, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("width", "height", "kept"), [(77, 23, 9), (57, 19, 9), (57, 9, 6), (37, 9, 5), (37, 5, 1)]
+)
+def test_a_small_terminal_loses_whole_lines_the_least_important_first(
+    width: int, height: int, kept: int
+) -> None:
     view = view_of(30, runs=2)
     lines = [line.plain for line in view.lines(width, height)]
     assert len(lines) <= height and max(map(len, lines)) <= width and "…" not in "".join(lines)
@@ -150,7 +182,12 @@ def test_a_log_names_what_takes_long_before_the_first_step() -> None:
         view.enter(phase)
         said.append(view.starting())
     named = [words for words in said if words]
-    assert named == ["Loading the model into vllm", "Loading the trainer", "Evaluating", "Sampling 256 responses"]
+    assert named == [
+        "Loading the model into vllm",
+        "Loading the trainer",
+        "Evaluating",
+        "Sampling 256 responses",
+    ]
     later = view_of(1)
     later.enter("sample")
     assert later.starting() == ""
@@ -159,7 +196,12 @@ def test_a_log_names_what_takes_long_before_the_first_step() -> None:
 @pytest.mark.parametrize("width", [1, 12, 37, 77, 300])
 @pytest.mark.parametrize("steps", [0, 1, 40, 100])
 def test_nothing_is_wider_than_the_terminal_nor_taken_for_markup(width: int, steps: int) -> None:
-    view = view_of(steps, {"mismatch": {}, "blocked": None, "bad_over_negative": None}, algorithm=HOSTILE, runs=2)
+    view = view_of(
+        steps,
+        {"mismatch": {}, "blocked": None, "bad_over_negative": None},
+        algorithm=HOSTILE,
+        runs=2,
+    )
     view.stopping = True
     text = shown(view, width)
     assert "[red]:cat:\\x1b[2J" in text and "\x1b" not in text
@@ -168,7 +210,13 @@ def test_nothing_is_wider_than_the_terminal_nor_taken_for_markup(width: int, ste
 
 
 def test_small_things() -> None:
-    assert [duration(x) for x in (4.4, 99, 101, 5000, 40_000)] == ["4 s", "99 s", "2 min", "83 min", "11 h 7 min"]
+    assert [duration(x) for x in (4.4, 99, 101, 5000, 40_000)] == [
+        "4 s",
+        "99 s",
+        "2 min",
+        "83 min",
+        "11 h 7 min",
+    ]
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
@@ -198,7 +246,9 @@ def test_the_report_is_drawn_by_a_process_that_gives_way(tmp_path: Path) -> None
     assert refresher._next - time.monotonic() > 20  # at least half a second of work is 2 % of that
 
 
-def test_a_failed_drawing_is_reported_once_and_a_killed_one_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_drawing_is_reported_once_and_a_killed_one_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
     said: list[str] = []
     refresher = Refresher([tmp_path], tmp_path, 0.01, said.append)
     for _ in range(2):
@@ -246,21 +296,30 @@ def test_a_stop_in_the_last_step_of_a_run_starts_no_other(
     assert run([*TRAIN, "--seeds", "3", "-o", str(tmp_path / "a b")]) == 130
     assert {path.name for path in tmp_path.glob("*/*-seed-*")} == {"dppo-binary-tv-seed-0"}
     error = capfd.readouterr().err
-    assert f"--resume --output '{tmp_path}/a b'" in error and (tmp_path / "a b" / "report.html").is_file()
+    assert (
+        f"--resume --output '{tmp_path}/a b'" in error
+        and (tmp_path / "a b" / "report.html").is_file()
+    )
 
 
 def test_a_resumed_run_knows_its_earlier_steps(tmp_path: Path) -> None:
     lines = [{"step": 0, "eval_accuracy": 0.1}, *(record(step) for step in range(1, 4))]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8"
+    )
     assert [each["step"] for each in _steps_before(tmp_path, 3)] == [1, 2]
 
 
 @pytest.mark.slow
 def test_a_run_in_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """One run for everything: the view, a refreshed report, a second process that is refused, and a first Ctrl-C."""
+    """One run for everything: the view, a refreshed report, a second process that is refused,
+    and a first Ctrl-C.
+    """
     folder = tmp_path / "run"
     train = [*TRAIN, "--steps", "500", "-o", str(folder)]
-    terminal = Terminal([sys.executable, "-m", "mismatch_cli", *train, "--report-every", "0.1"], 100)
+    terminal = Terminal(
+        [sys.executable, "-m", "mismatch_cli", *train, "--report-every", "0.1"], 100
+    )
     try:
         wait_for(lambda: terminal.shows("loading the model into hf"))
         assert run([*TRAIN, "--steps", "500", "-o", str(folder)]) == 1
@@ -304,5 +363,13 @@ except KeyboardInterrupt:
 """
     terminal = Terminal([sys.executable, "-c", script], 80)
     assert terminal.finish() == 0
-    assert terminal.text.index("\x1b[?25l") < terminal.text.index("in view") < terminal.text.index("above[/]")
-    assert terminal.text.index("above[/]") < terminal.text.rindex("\x1b[?25h") < terminal.text.index("afterwards")
+    assert (
+        terminal.text.index("\x1b[?25l")
+        < terminal.text.index("in view")
+        < terminal.text.index("above[/]")
+    )
+    assert (
+        terminal.text.index("above[/]")
+        < terminal.text.rindex("\x1b[?25h")
+        < terminal.text.index("afterwards")
+    )

@@ -16,7 +16,17 @@ from mismatch_cli.cli import run
 from mismatch_cli.recording import members
 from mismatch_cli.recording.members import Member, Outcome, run_members, run_on_ray, visible_devices
 
-SMALL = ["--engine", "hf", "--num-prompts", "2", "--samples-per-prompt", "2", "--max-tokens", "8", "--no-plots"]
+SMALL = [
+    "--engine",
+    "hf",
+    "--num-prompts",
+    "2",
+    "--samples-per-prompt",
+    "2",
+    "--max-tokens",
+    "8",
+    "--no-plots",
+]
 DTYPES = ["--vary", "trainer-dtype=bfloat16,float32"]
 NAMES = ("bfloat16", "float32")
 
@@ -26,9 +36,21 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two probes on two fake devices, so that both run at once."""
     folder = tmp_path_factory.mktemp("swept")
     done = subprocess.run(
-        [sys.executable, "-m", "mismatch_cli", "probe", *SMALL, *DTYPES, "--devices", "0,1", "--json"],
-        cwd=folder, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "mismatch_cli",
+            "probe",
+            *SMALL,
+            *DTYPES,
+            "--devices",
+            "0,1",
+            "--json",
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     (folder / "out.json").write_text(done.stdout)
     (folder / "said").write_text(done.stderr)
@@ -38,7 +60,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_run_is_a_run_of_its_own_and_all_are_compared(swept, capsys):
     found = json.loads((swept / "out.json").read_text())
     assert [side["run"] for side in found["traces"]] == list(NAMES)
-    assert next(row["setting"] for row in found["comparisons"][0]["settings"]).startswith("trainer.")
+    assert next(row["setting"] for row in found["comparisons"][0]["settings"]).startswith(
+        "trainer."
+    )
     folder = swept / "probe-by-trainer-dtype"
     assert json.loads((folder / "summary.json").read_text()) == found
     for name in NAMES:
@@ -54,10 +78,16 @@ def test_what_was_finished_is_not_made_again(swept, monkeypatch, capsys):
     words = ["probe", *SMALL, *DTYPES, "--json", "--quiet"]
     assert run(words) == 1
     assert "--resume" in capsys.readouterr().err
-    began = (swept / "probe-by-trainer-dtype" / NAMES[0] / "trace/shard-00000.parquet").stat().st_mtime_ns
+    began = (
+        (swept / "probe-by-trainer-dtype" / NAMES[0] / "trace/shard-00000.parquet")
+        .stat()
+        .st_mtime_ns
+    )
     assert run([*words, "--resume"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads((swept / "out.json").read_text())
-    assert (swept / "probe-by-trainer-dtype" / NAMES[0] / "trace/shard-00000.parquet").stat().st_mtime_ns == began
+    assert (
+        swept / "probe-by-trainer-dtype" / NAMES[0] / "trace/shard-00000.parquet"
+    ).stat().st_mtime_ns == began
 
 
 @pytest.mark.parametrize(
@@ -75,7 +105,9 @@ def test_what_was_finished_is_not_made_again(swept, monkeypatch, capsys):
         ([*DTYPES, "--resume", "--force"], "use one of them"),
     ],
 )
-def test_what_cannot_be_varied_is_reported_before_anything_starts(typed, said, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_varied_is_reported_before_anything_starts(
+    typed, said, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     assert run(["probe", *SMALL, *typed]) in (1, 2)
     assert said in " ".join(capsys.readouterr().err.split())
@@ -85,7 +117,10 @@ def test_what_cannot_be_varied_is_reported_before_anything_starts(typed, said, t
 def failing(folder: Path, *names: str) -> list[Member]:
     """Runs of which the one called `bad` names a missing trace."""
     words = ("rescore", "--trainer-dtype", "float32", "--no-plots")
-    return [Member(folder / name, (*words, "--seed", "1") if name == "bad" else words, Path.cwd()) for name in names]
+    return [
+        Member(folder / name, (*words, "--seed", "1") if name == "bad" else words, Path.cwd())
+        for name in names
+    ]
 
 
 def test_one_that_fails_is_named_and_the_others_continue(tmp_path):
@@ -96,21 +131,36 @@ def test_one_that_fails_is_named_and_the_others_continue(tmp_path):
     assert {outcome.member.name for outcome in told} == {"bad", "good"}
 
 
-def test_a_sweep_that_fails_in_part_ends_with_the_command_that_continues(tmp_path, monkeypatch, capsys):
+def test_a_sweep_that_fails_in_part_ends_with_the_command_that_continues(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(members, "_made", lambda member, *_: Outcome(member, "The disk is full."))
     assert run(["rescore", *DTYPES, "--quiet"]) == 1
     said = capsys.readouterr().err
     assert "2 of 2 runs failed, the first bfloat16: The disk is full." in said
     assert (
-        "mismatch-cli rescore --vary=trainer-dtype=bfloat16,float32 --output rescore-by-trainer-dtype --resume" in said
+        "mismatch-cli rescore --vary=trainer-dtype=bfloat16,float32 --output "
+        "rescore-by-trainer-dtype --resume" in said
     )
 
 
 def test_ctrl_c_ends_the_runs_and_resume_continues(tmp_path):
-    typed = [sys.executable, "-m", "mismatch_cli", "probe", *SMALL, "--num-prompts", "16", "--samples-per-prompt", "16"]
+    typed = [
+        sys.executable,
+        "-m",
+        "mismatch_cli",
+        "probe",
+        *SMALL,
+        "--num-prompts",
+        "16",
+        "--samples-per-prompt",
+        "16",
+    ]
     typed += ["--max-tokens", "64", *DTYPES, "--devices", "0,1", "--output", "out"]
-    process = subprocess.Popen(typed, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        typed, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     while not all((tmp_path / "out" / name / "trace/manifest.json").exists() for name in NAMES):
         assert process.poll() is None
         time.sleep(0.05)

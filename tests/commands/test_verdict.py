@@ -1,4 +1,6 @@
-"""`verdict` as users type it: framework or own names, several at once, other quantities, what to check."""
+"""`verdict` as users type it: framework or own names, several at once, other quantities, what to
+check.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,20 @@ def judged(typed):
 
 
 def test_the_question_that_people_ask(typed):
-    out, err = typed("trl", "sampling/sampling_logp_difference/mean=0.02", "--model", "dense-7b", "--dtype", "bf16")
+    out, err = typed(
+        "trl",
+        "sampling/sampling_logp_difference/mean=0.02",
+        "--model",
+        "dense-7b",
+        "--dtype",
+        "bf16",
+    )
     text = " ".join(out.split())
-    assert not err and "trl sampling/sampling_logp_difference/mean = 0.02" in text and "(ours: abs_d_mean)" in text
+    assert (
+        not err
+        and "trl sampling/sampling_logp_difference/mean = 0.02" in text
+        and "(ours: abs_d_mean)" in text
+    )
     assert "slime CI 0.1 ✔ holds" in text
     assert "Qwen2.5-1.5B TRL GRPO 0.01–0.018 trl #5312" in text
     assert "WITHIN LIMITS, ABOVE USUAL" in text and "bf16 against bf16, 0.001–0.01 nats" in text
@@ -64,7 +77,10 @@ def test_a_metric_is_known_by_the_label_that_reports_print(judged):
 
 def test_between_healthy_and_broken_is_not_above(typed):
     text = " ".join(typed("verl", "training/rollout_probs_diff_mean=0.007")[0].split())
-    assert "BETWEEN HEALTHY AND BROKEN 1 of 2 published limits hold, between healthy and broken: verl FAQ." in text
+    assert (
+        "BETWEEN HEALTHY AND BROKEN 1 of 2 published limits hold, between healthy and broken: "
+        "verl FAQ." in text
+    )
     assert "exceeded" not in text
 
 
@@ -77,8 +93,20 @@ def test_a_name_without_a_number_is_not_a_framework(capfd):
     "words",
     [
         ["k3=0.0015", "--model", "moe", "--dtype", "bf16", "--kv-cache-dtype", "fp8"],
-        ["verl", "training/rollout_probs_diff_mean=0.007", "rollout_corr/kl=0.002", "actor/ppo_kl=0.1"],
-        ["trl", "sampling/sampling_logp_difference/mean=0.2", "--dtype", "fp8", "--kv-cache-dtype", "fp8"],
+        [
+            "verl",
+            "training/rollout_probs_diff_mean=0.007",
+            "rollout_corr/kl=0.002",
+            "actor/ppo_kl=0.1",
+        ],
+        [
+            "trl",
+            "sampling/sampling_logp_difference/mean=0.2",
+            "--dtype",
+            "fp8",
+            "--kv-cache-dtype",
+            "fp8",
+        ],
         ["k3=0.02", "abs_d_mean=0.02", "tv_binary_mean=0.02", "k1=0.2", "--model", "moe"],
         [],
     ],
@@ -93,9 +121,15 @@ def test_the_same_bars_as_a_report_has(judged):
     """A number gets the same verdict whether it is read from a trace or typed."""
     found = analyse([Trace.open(bundled_trace())], 0).to_json()
     main = next(iter(found["pairs"].values()))
-    of_report = {bar["who"]: bar["standing"] for bar in found["verdict"]["bars"] if bar["pair"] == main["pair"]}
+    of_report = {
+        bar["who"]: bar["standing"]
+        for bar in found["verdict"]["bars"]
+        if bar["pair"] == main["pair"]
+    }
     for key in ("tv_binary_mean", "abs_d_mean", "k1", "chi2_token"):
-        (number,) = judged(f"{key}={main['metrics'][key]['value']:.9g}", "--model", "dense")["numbers"]
+        (number,) = judged(f"{key}={main['metrics'][key]['value']:.9g}", "--model", "dense")[
+            "numbers"
+        ]
         for bar in number["bars"]:
             if bar["who"] in of_report and of_report[bar["who"]] != "undecided":
                 assert bar["standing"] == of_report[bar["who"]], bar["who"]
@@ -103,12 +137,17 @@ def test_the_same_bars_as_a_report_has(judged):
 
 def test_without_a_number_that_of_the_bundled_trace(typed):
     out, err = typed()
-    value = next(iter(analyse([Trace.open(bundled_trace())], 0).to_json()["pairs"].values()))["metrics"]["abs_d_mean"]
+    value = next(iter(analyse([Trace.open(bundled_trace())], 0).to_json()["pairs"].values()))[
+        "metrics"
+    ]["abs_d_mean"]
     assert f"abs_d_mean = {value['value']:.2g}" in out and "bundled trace" in err
 
 
 def test_a_name_may_leave_out_what_comes_before_a_slash(judged):
-    for words in (["trl", "sampling_logp_difference/mean=0.02"], ["sampling_logp_difference/mean=0.02"]):
+    for words in (
+        ["trl", "sampling_logp_difference/mean=0.02"],
+        ["sampling_logp_difference/mean=0.02"],
+    ):
         assert judged(*words)["numbers"][0]["name"] == "sampling/sampling_logp_difference/mean"
     assert judged("oat", "optim/kl_sample_train_v2=0.001")["numbers"][0]["metric"] == "k2"
 
@@ -122,15 +161,28 @@ def test_a_metric_of_ours_is_one_of_the_same_definition():
 
 
 def test_a_different_quantity_is_not_compared_with_limits(judged, typed):
-    for words in (["verl", "actor/ppo_kl=0.5"], ["trl", "sampling/importance_sampling_ratio/mean=0.5"]):
+    for words in (
+        ["verl", "actor/ppo_kl=0.5"],
+        ["trl", "sampling/importance_sampling_ratio/mean=0.5"],
+    ):
         found = judged(*words)
-        assert (found["numbers"][0]["bars"], found["numbers"][0]["metric"], found["status"]) == ([], None, "")
+        assert (found["numbers"][0]["bars"], found["numbers"][0]["metric"], found["status"]) == (
+            [],
+            None,
+            "",
+        )
     out = " ".join(typed("verl", "actor/ppo_kl=0.5")[0].split())
-    assert "DIFFERENT QUANTITY" in out and "compares the trainer with itself" in out and "check first" not in out
+    assert (
+        "DIFFERENT QUANTITY" in out
+        and "compares the trainer with itself" in out
+        and "check first" not in out
+    )
 
 
 def test_another_average_has_its_own_limit_and_its_own_values(judged):
-    """slime averages over responses first: ours is a different number, but slime's limit is about its own."""
+    """slime averages over responses first: ours is a different number, but slime's limit is
+    about its own.
+    """
     (number,) = judged("slime", "train/train_rollout_logprob_abs_diff=0.2")["numbers"]
     assert number["metric"] is None and [bar["who"] for bar in number["bars"]] == ["slime CI"]
     assert number["status"] == "above" and number["usual"] is None
@@ -140,14 +192,22 @@ def test_another_average_has_its_own_limit_and_its_own_values(judged):
 
 
 def test_given_facts_are_suspected_before_unknown_ones(judged):
-    found = judged("abs_d_mean=0.05", "--dtype", "bf16", "--kv-cache-dtype", "fp8", "--model", "moe")
+    found = judged(
+        "abs_d_mean=0.05", "--dtype", "bf16", "--kv-cache-dtype", "fp8", "--model", "moe"
+    )
     first, second, third, *others = found["suspects"]
     assert (first["setting"], first["value"]) == ("rollout.kv_cache_dtype", "fp8") and first["test"]
     assert second["setting"] == "rollout.num_experts" and third["setting"] == "rollout.dtype"
     assert all(row["value"] is None and row["test"] == [] for row in others)
     assert (found["family"], found["precision"]) == ("moe", "fp8")
-    settings = [row["setting"] for row in judged("k3=0.1", "--temperature", "1", "--top-p", "1")["suspects"]]
-    assert not {"rollout.logprobs_mode", "config.sampling.temperature", "config.sampling.top_p"} & set(settings)
+    settings = [
+        row["setting"] for row in judged("k3=0.1", "--temperature", "1", "--top-p", "1")["suspects"]
+    ]
+    assert not {
+        "rollout.logprobs_mode",
+        "config.sampling.temperature",
+        "config.sampling.top_p",
+    } & set(settings)
 
 
 def test_a_value_known_from_faults_is_reported_as_one(judged, typed):
@@ -169,7 +229,11 @@ def test_every_name_that_is_listed_can_be_judged(typed, judged):
     rows = listed()
     assert {row["framework"] for row in rows} == {"mismatch", *dialects.names()}
     out, _ = typed("--list", "trl")
-    assert "sampling/sampling_logp_difference/mean" in out and "= abs_d_mean" in out and "verl" not in out
+    assert (
+        "sampling/sampling_logp_difference/mean" in out
+        and "= abs_d_mean" in out
+        and "verl" not in out
+    )
     assert judged("--list") == rows
     for row in rows:
         value = 1 if row["formula"].startswith(("E exp", "max_y mean exp", "E_y mean exp")) else 0.5
@@ -179,11 +243,13 @@ def test_every_name_that_is_listed_can_be_judged(typed, judged):
 
 def test_it_loads_neither_torch_nor_what_reads_traces():
     script = (
-        "import sys; from mismatch_cli.cli import run; run(['verdict', 'k3=0.01']); "
-        "print([m for m in ('torch', 'pandas', 'matplotlib', 'pyarrow', 'transformers') if m in sys.modules], "
+        "import sys; from mismatch_cli.cli import run; run(['verdict', 'k3=0.01']); print([m for "
+        "m in ('torch', 'pandas', 'matplotlib', 'pyarrow', 'transformers') if m in sys.modules], "
         "file=sys.stderr)"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert result.stderr.strip() == "[]"
 
 

@@ -1,4 +1,6 @@
-"""`watch` beside live runs: nothing lost, repeated or misread, and limits that raise their alarms once."""
+"""`watch` beside live runs: nothing lost, repeated or misread, and limits that raise their
+alarms once.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ from tests.terminal import Terminal
 Watch = Callable[..., tuple[int, list[dict[str, Any]], str]]
 NOW = ("--every", "0.05", "--report-every", "0")
 COLUMNS = (
-    "prompt_id", "sample_index", "prompt_ids", "response_ids", "logp_rollout", "logp_trainer", "advantage",
+    "prompt_id", "sample_index", "prompt_ids", "response_ids", "logp_rollout", "logp_trainer",
+    "advantage",
 )  # fmt: skip
 
 
@@ -102,13 +105,24 @@ def response(step: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_beside_a_training_run_that_it_was_started_before(tmp_path: Path) -> None:
-    """Killed after its first line and restarted: each step is reported once, each alarm is raised once."""
+    """Killed after its first line and restarted: each step is reported once, each alarm is
+    raised once.
+    """
     folder, seen, calls = tmp_path / "run", tmp_path / "seen", tmp_path / "calls"
-    (tmp_path / "any.toml").write_text("[limits.k3]\nmax = 1e-15\n[limits.pearson]\nmin = 0.5\n", encoding="utf-8")
+    (tmp_path / "any.toml").write_text(
+        "[limits.k3]\nmax = 1e-15\n[limits.pearson]\nmin = 0.5\n", encoding="utf-8"
+    )
     line = [str(folder), "-o", str(seen), "--limits", str(tmp_path / "any.toml"), "--every", "0.05"]
-    line += ["--report-every", "0", "--on-alarm", f"echo $ALARM_STEP $ALARM_METRIC $ALARM_BOUND >> {calls}"]
+    line += [
+        "--report-every",
+        "0",
+        "--on-alarm",
+        f"echo $ALARM_STEP $ALARM_METRIC $ALARM_BOUND >> {calls}",
+    ]
     first = started(*line)
-    trained = warm.cli(*TRAIN, "--steps", "3", "--trace-every", "2", "-o", str(folder), "--quiet", "--no-plots")
+    trained = warm.cli(
+        *TRAIN, "--steps", "3", "--trace-every", "2", "-o", str(folder), "--quiet", "--no-plots"
+    )
     assert first.stdout is not None
     told = [json.loads(first.stdout.readline())]
     first.kill()
@@ -119,10 +133,16 @@ def test_beside_a_training_run_that_it_was_started_before(tmp_path: Path) -> Non
     out, err = second.communicate(timeout=120)
     told += map(json.loads, out.splitlines())
     assert trained.ended() == "" and second.returncode == 3, err
-    recorded = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert [{key: line[key] for key in line if key not in ("alarms", "again")} for line in told] == recorded
+    recorded = [
+        json.loads(line)
+        for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert [
+        {key: line[key] for key in line if key not in ("alarms", "again")} for line in told
+    ] == recorded
     assert [line["alarms"][0]["step"] for line in told] == [1, 2, 3] and "3 steps of" in err
-    assert calls.read_text().splitlines() == [f"{step} k3 max" for step in (1, 2, 3)]  # pearson at step 2, measured
+    # Pearson at step 2, measured
+    assert calls.read_text().splitlines() == [f"{step} k3 max" for step in (1, 2, 3)]
     assert json.loads((seen / "watch.json").read_text())["known"] and "Never measured" not in err
 
 
@@ -149,7 +169,9 @@ def test_a_recorded_step_is_reported_once_every_rank_has_passed_it(tmp_path: Pat
     record(1, 2)
     ranks[1].close()
     assert steps(watcher.look()) == [1, 2] and watcher.is_done(None, None)
-    assert dict(watcher.state.lines())[2]["responses"] == 4 and sorted(dict(watcher.state.lines())) == [0, 1, 2]
+    assert dict(watcher.state.lines())[2]["responses"] == 4 and sorted(
+        dict(watcher.state.lines())
+    ) == [0, 1, 2]
 
 
 def test_a_reported_step_that_grows_is_reported_again(tmp_path: Path) -> None:
@@ -161,12 +183,17 @@ def test_a_reported_step_that_grows_is_reported_again(tmp_path: Path) -> None:
             assert steps(watcher_of(tmp_path / "run", tmp_path / "seen").look()) == [0]
     recorder.close()
     told = list(watcher_of(tmp_path / "run", tmp_path / "seen").look())
-    assert [(one.step, one.again, one.record["responses"]) for one in told] == [(0, True, 2), (1, False, 2)]
+    assert [(one.step, one.again, one.record["responses"]) for one in told] == [
+        (0, True, 2),
+        (1, False, 2),
+    ]
     lines = (tmp_path / "seen" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["responses"] for line in lines] == [2, 2]
 
 
-def test_an_unfinished_step_is_reported_once_nothing_more_comes(watch: Watch, tmp_path: Path) -> None:
+def test_an_unfinished_step_is_reported_once_nothing_more_comes(
+    watch: Watch, tmp_path: Path
+) -> None:
     """Its rank may have been killed; once it records again, the step is reported again."""
     recorder = Recorder(tmp_path / "run")
     recorder.add(**response(0, real_rows(1)[0]))
@@ -195,22 +222,36 @@ def test_killed_and_restarted(tmp_path: Path, trace: str, limit: str) -> None:
     told += map(json.loads, out.splitlines())
     numbers = [one["step"] for one in told]
     assert process.returncode == 3 and numbers == sorted(set(numbers)) and numbers[-1] == 5
-    on_record = [json.loads(one)["step"] for one in (seen / "metrics.jsonl").read_text().splitlines()]
+    on_record = [
+        json.loads(one)["step"] for one in (seen / "metrics.jsonl").read_text().splitlines()
+    ]
     assert on_record == [3, 4, 5]
     (call,) = calls.read_text().splitlines()
     assert [float(word) for word in call.split()] == pytest.approx([5, 0.00254157, 0.001], rel=1e-5)
 
 
-def test_alarms_are_those_of_gate_and_end_it_with_3(watch: Watch, trace: str, limit: str, tmp_path: Path) -> None:
+def test_alarms_are_those_of_gate_and_end_it_with_3(
+    watch: Watch, trace: str, limit: str, tmp_path: Path
+) -> None:
     code, lines, err = watch(trace, "--limits", limit, *NOW)
     (alarm,) = [alarm for line in lines for alarm in line["alarms"]]
     assert code == 3 and "✘ k3 (mismatch) at step 5: 0.00254157 is above 0.001" in err
-    assert alarm["step"] == 5 and alarm["allowed"] == 0.001 and [line["step"] for line in lines] == [3, 4, 5]
-    assert watch(trace, "--limits", limit, *NOW)[:2] == (3, [])  # still recorded, and not raised again
+    assert (
+        alarm["step"] == 5
+        and alarm["allowed"] == 0.001
+        and [line["step"] for line in lines] == [3, 4, 5]
+    )
+    # Still recorded, and not raised again
+    assert watch(trace, "--limits", limit, *NOW)[:2] == (3, [])
     code, lines, _ = watch(trace, *NOW)
-    assert code == 0 and [line["step"] for line in lines] == [3, 4, 5]  # other limits: measured again
+    # Other limits: measured again
+    assert code == 0 and [line["step"] for line in lines] == [3, 4, 5]
     code, lines, err = watch(trace, "--limits", limit, "--once", "--stop-on-alarm", *NOW)
-    assert (code, len(lines)) == (3, 3) and all(not line["alarms"] for line in lines) and "1 alarm: k3" in err
+    assert (
+        (code, len(lines)) == (3, 3)
+        and all(not line["alarms"] for line in lines)
+        and "1 alarm: k3" in err
+    )
     shutil.rmtree(tmp_path / "seen")
     (tmp_path / "limits.toml").write_text("[limits.k3]\nmax = 0.0003\n", encoding="utf-8")
     code, lines, _ = watch(trace, "--limits", limit, "--until-step", "3", *NOW)
@@ -219,12 +260,18 @@ def test_alarms_are_those_of_gate_and_end_it_with_3(watch: Watch, trace: str, li
     assert (code, [line["step"] for line in lines]) == (3, [4])
 
 
-def test_a_limit_that_no_step_can_be_compared_with_does_not_pass(watch: Watch, tmp_path: Path) -> None:
+def test_a_limit_that_no_step_can_be_compared_with_does_not_pass(
+    watch: Watch, tmp_path: Path
+) -> None:
     (tmp_path / "run").mkdir()
     line = {"step": 1, "mismatch": {"k3": 0.5}, "current": {}, "reward": 0.1}
     write_lines(tmp_path / "run" / "metrics.jsonl", [line])
-    (tmp_path / "limits.toml").write_text("[limits.k3]\nmax = 1\n[limits.spearman]\nmin = 0\n", encoding="utf-8")
-    code, _, err = watch(str(tmp_path / "run"), "--once", "--limits", str(tmp_path / "limits.toml"), *NOW)
+    (tmp_path / "limits.toml").write_text(
+        "[limits.k3]\nmax = 1\n[limits.spearman]\nmin = 0\n", encoding="utf-8"
+    )
+    code, _, err = watch(
+        str(tmp_path / "run"), "--once", "--limits", str(tmp_path / "limits.toml"), *NOW
+    )
     assert code == 3, err
     assert "Never measured, which counts as exceeded: spearman ≥ 0." in err
 
@@ -233,7 +280,10 @@ def test_a_command_that_fails_or_hangs_stops_nothing(
     watch: Watch, trace: str, limit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(alarm_command, "SECONDS", 0.3)
-    for says, how in (("exit 7", "ended with exit code 7"), ("sleep 60", "took over 0.3 seconds and was stopped")):
+    for says, how in (
+        ("exit 7", "ended with exit code 7"),
+        ("sleep 60", "took over 0.3 seconds and was stopped"),
+    ):
         code, lines, err = watch(trace, "--limits", limit, "--on-alarm", says, *NOW)
         assert (code, len(lines)) == (3, 3)
         assert f"--on-alarm {how} at step 5. Watching continues." in err
@@ -246,7 +296,10 @@ def test_only_the_step_is_read_whatever_its_shards_contain(trace: str, tmp_path:
     shutil.copytree(trace, tmp_path / "run", ignore=shutil.ignore_patterns("shard-*"))
     mixed_rows = table.sort_by([("sample_index", "ascending"), ("step", "ascending")])
     write_shard(tmp_path / "run" / "shard-00000.parquet", mixed_rows)
-    mixed, apart = watcher_of(tmp_path / "run", tmp_path / "one"), watcher_of(Path(trace), tmp_path / "two")
+    mixed, apart = (
+        watcher_of(tmp_path / "run", tmp_path / "one"),
+        watcher_of(Path(trace), tmp_path / "two"),
+    )
     assert steps(mixed.look()) == steps(apart.look()) == [3, 4, 5]
     of_mixed = dict(mixed.state.lines())
     for step, record in apart.state.lines():
@@ -256,9 +309,13 @@ def test_only_the_step_is_read_whatever_its_shards_contain(trace: str, tmp_path:
 
 
 def test_a_half_written_dump_is_waited_for(tmp_path: Path) -> None:
-    """NeMo-RL writes a step line by line: an incomplete line, or a file that still changes, is not read."""
+    """NeMo-RL writes a step line by line: an incomplete line, or a file that still changes, is
+    not read.
+    """
     run_folder, rows = tmp_path / "run", real_rows(6)
-    whole = nemo_rl(tmp_path / "elsewhere" / "train_data_step3.jsonl", [row | {"step": 3} for row in rows])
+    whole = nemo_rl(
+        tmp_path / "elsewhere" / "train_data_step3.jsonl", [row | {"step": 3} for row in rows]
+    )
     content = whole.read_bytes()
     half = content[: len(content) // 2]
     run_folder.mkdir()
@@ -289,11 +346,16 @@ def test_a_step_of_prime_rl_waits_for_its_mark(tmp_path: Path) -> None:
     exports = tmp_path / "run" / "token_exports"
     (exports / "step_0" / "STABLE").touch()
     watcher = watcher_of(exports, tmp_path / "seen")
-    assert steps(watcher.look()) + steps(watcher.look()) == [] or sorted(dict(watcher.state.lines())) == [0]
+    assert steps(watcher.look()) + steps(watcher.look()) == [] or sorted(
+        dict(watcher.state.lines())
+    ) == [0]
     assert sorted(dict(watcher.state.lines())) in ([], [0]) and "step_1" in watcher.source.waiting
     (exports / "step_1" / "STABLE").touch()
     steps(watcher.look())
-    assert sorted(dict(watcher.state.lines())) == [0, 1] and dict(watcher.state.lines())[1]["responses"] == 6
+    assert (
+        sorted(dict(watcher.state.lines())) == [0, 1]
+        and dict(watcher.state.lines())[1]["responses"] == 6
+    )
     assert dict(watcher.state.lines())[1]["current"]["k3"] > 0 and watcher.state.parts[-1]["files"]
 
 
@@ -312,13 +374,22 @@ def test_steps_appended_to_one_file_are_imported_once(tmp_path: Path) -> None:
         file.write("".join(lines[3:]))
     assert steps(watcher.look()) + steps(watcher.look()) == [2]
     assert [dict(watcher.state.lines())[step]["responses"] for step in (1, 2)] == [3, 4]
-    assert dict(watcher.state.lines())[2]["current"] == dict(watcher.state.lines())[2]["mismatch"] == {}
-    rows = [pq.read_table(shard).num_rows for shard in sorted((tmp_path / "seen" / "traces").rglob("shard-*"))]
+    assert (
+        dict(watcher.state.lines())[2]["current"]
+        == dict(watcher.state.lines())[2]["mismatch"]
+        == {}
+    )
+    rows = [
+        pq.read_table(shard).num_rows
+        for shard in sorted((tmp_path / "seen" / "traces").rglob("shard-*"))
+    ]
     assert rows == [3, 4]
 
 
 def test_what_has_just_started_is_not_a_dump(tmp_path: Path) -> None:
-    """A recorder writes its vocabulary before its manifest, and frameworks have their own config.toml."""
+    """A recorder writes its vocabulary before its manifest, and frameworks have their own
+    config.toml.
+    """
     run_folder = tmp_path / "run"
     run_folder.mkdir()
     assert kind_of(run_folder) == ""
@@ -367,14 +438,18 @@ def test_a_long_training_run_takes_half_a_kilobyte_a_step(tmp_path: Path, trace:
 
     def go_on(first: int, last: int) -> None:
         with (tmp_path / "run" / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(told.record | {"step": step + 1}) + "\n" for step in range(first, last))
+            file.writelines(
+                json.dumps(told.record | {"step": step + 1}) + "\n" for step in range(first, last)
+            )
         assert len(steps(watcher.look())) == last - first
 
     assert per_step(go_on) < 200
 
 
 def test_a_long_recording_takes_half_a_kilobyte_a_step(tmp_path: Path, trace: str) -> None:
-    """The footers of its shards, one a step; what else stays of a step is that of a training run."""
+    """The footers of its shards, one a step; what else stays of a step is that of a training
+    run.
+    """
     row = next(Trace.open(Path(trace)).tables()).slice(0, 1)
     at, found = row.schema.get_field_index("step"), StepsOfShards()
 
@@ -398,10 +473,18 @@ def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
     assert re.search(r"blocked +0\.019 .*by grpo-clip-higher", text) and "alarms: 1" in text
     assert "step 5 · grew" in text and "✘ k3 (mismatch) at step 5" in text
     for width in (20, 34, 50):
-        curves = [line.plain for line in view.lines(width, 40) if line.plain.startswith(("|π", "k3", "ratio"))]
+        curves = [
+            line.plain
+            for line in view.lines(width, 40)
+            if line.plain.startswith(("|π", "k3", "ratio"))
+        ]
         assert len(curves) == 4 and all(cell_len(line) <= width for line in curves)
     assert len(view.lines(77, 4)) == 4
-    terminal = Terminal([sys.executable, "-m", "mismatch_cli", "watch", trace, "--limits", limit, *NOW], 34, tmp_path)
+    terminal = Terminal(
+        [sys.executable, "-m", "mismatch_cli", "watch", trace, "--limits", limit, *NOW],
+        34,
+        tmp_path,
+    )
     assert terminal.finish() == 3, terminal.text
     assert "\a" in terminal.text and "k3 (mismatch) at step 5" in terminal.text
 
@@ -412,49 +495,80 @@ def test_ctrl_c_says_that_the_state_is_kept(tmp_path: Path) -> None:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
-    assert process.returncode == 130 and "Stopped watching" in err and "the same command continues" in err
+    assert (
+        process.returncode == 130
+        and "Stopped watching" in err
+        and "the same command continues" in err
+    )
 
 
-def test_the_page_is_that_of_a_training(trace: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_that_of_a_training(
+    trace: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     seen = tmp_path / "seen"
     assert run(["watch", trace, "-o", str(seen), "--no-plots", "--quiet", "--every", "0.05"]) == 0
     page = (seen / "report.html").read_text(encoding="utf-8")
-    assert "Does training stay stable?" in page and 'http-equiv="refresh"' not in page  # it is final
-    assert sorted(os.listdir(seen)) == ["metrics.jsonl", "report.html", "summary.json", "watch.json"]
+    # It is final
+    assert "Does training stay stable?" in page and 'http-equiv="refresh"' not in page
+    assert sorted(os.listdir(seen)) == [
+        "metrics.jsonl",
+        "report.html",
+        "summary.json",
+        "watch.json",
+    ]
     assert run(["report", str(seen), "--json", "--quiet"]) == 0
     assert json.loads(capfd.readouterr().out)["runs"][0]["steps"] == 3
 
 
-def test_trackers_get_each_step_once_even_after_a_restart(trace: str, tmp_path: Path, watch: Watch) -> None:
+def test_trackers_get_each_step_once_even_after_a_restart(
+    trace: str, tmp_path: Path, watch: Watch
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     code, lines, _ = watch(trace, "--once", "--until-step", "4")  # reported before tracking starts
     assert code == 0 and [line["step"] for line in lines] == [3, 4]
     for _ in range(2):
-        code, lines, said = watch(trace, "--once", "--track", "tensorboard", "--as", "trl", "--track-name", "mine")
+        code, lines, said = watch(
+            trace, "--once", "--track", "tensorboard", "--as", "trl", "--track-name", "mine"
+        )
         assert code == 0 and "--track tensorboard ended" not in said
     read = EventAccumulator(str(tmp_path / "seen/trackers/tensorboard/mine")).Reload()
-    records = [json.loads(line) for line in (tmp_path / "seen/metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (tmp_path / "seen/metrics.jsonl").read_text().splitlines()
+    ]
     for name in ("mismatch/abs_dp_mean", "sampling/sampling_logp_difference/mean"):
         events = read.Scalars(name)
         assert [event.step for event in events] == [3, 4, 5]
-        assert [event.value for event in events] == pytest.approx([flat(record)[name] for record in records])
+        assert [event.value for event in events] == pytest.approx(
+            [flat(record)[name] for record in records]
+        )
 
 
-def test_mistakes_are_reported_in_a_sentence(capfd: pytest.CaptureFixture[str], trace: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported_in_a_sentence(
+    capfd: pytest.CaptureFixture[str], trace: str, tmp_path: Path
+) -> None:
     (tmp_path / "trained").mkdir()
-    (tmp_path / "trained" / "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n', encoding="utf-8")
+    (tmp_path / "trained" / "metrics.jsonl").write_text(
+        '{"step": 1, "reward": 0.5}\n', encoding="utf-8"
+    )
     trained, own = str(tmp_path / "trained"), tmp_path / "own"
     own.mkdir()
     (own / "thesis.tex").touch()
-    assert run(["watch", trace, "-o", str(tmp_path / "seen"), "--until-step", "3", "--quiet", *NOW]) == 0
+    assert (
+        run(["watch", trace, "-o", str(tmp_path / "seen"), "--until-step", "3", "--quiet", *NOW])
+        == 0
+    )
     for code, said, line in (
         (2, "Without limits there are no alarms", [trace, "--on-alarm", "true"]),
         (2, "--algorithm is for traces", [trained, "--algorithm", "ppo"]),
         (2, "Unknown algorithm 'nope'", [trace, "--algorithm", "nope"]),
         (1, "has nothing to watch yet", [str(tmp_path / "later"), "--once"]),
         (1, "nor does the folder around it", [str(tmp_path / "no" / "where")]),
-        (1, f"belongs to a watch of {trace}. Choose another --output", [trained, "-o", str(tmp_path / "seen")]),
+        (
+            1,
+            f"belongs to a watch of {trace}. Choose another --output",
+            [trained, "-o", str(tmp_path / "seen")],
+        ),
         (1, "already exists, but not from `watch`", [trace, "-o", str(own)]),
         (1, "overlaps the input", [trained, "-o", str(tmp_path / "trained" / "watched")]),
         (2, "follows local files", ["s3://bucket/run"]),
@@ -465,8 +579,12 @@ def test_mistakes_are_reported_in_a_sentence(capfd: pytest.CaptureFixture[str], 
     assert not (tmp_path / "new").exists()
 
 
-def test_the_page_answers_with_the_alarms(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The gap of a recording doubles from step to step: screen, page and summary.json say the same."""
+def test_the_page_answers_with_the_alarms(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The gap of a recording doubles from step to step: screen, page and summary.json say the
+    same.
+    """
     from mismatch_cli.report.pages.training import page
     from mismatch_cli.studies.runs import read_runs
     from mismatch_cli.studies.training import TrainingAnalysis
@@ -478,18 +596,32 @@ def test_the_page_answers_with_the_alarms(tmp_path: Path, capfd: pytest.CaptureF
             recorder.add(**response(step, row) | {"logp_trainer": further})
     recorder.close()
     for threshold, words in ((0.01, "3 ALARMS"), (0.5, "LIMITS HOLD")):
-        (tmp_path / "limits.toml").write_text(f"[limits.abs_d_mean]\nmax = {threshold}\n", encoding="utf-8")
+        (tmp_path / "limits.toml").write_text(
+            f"[limits.abs_d_mean]\nmax = {threshold}\n", encoding="utf-8"
+        )
         seen = tmp_path / words.replace(" ", "-")
-        line = ["watch", str(tmp_path / "run"), "--limits", str(tmp_path / "limits.toml"), "--once", "-o", str(seen)]
+        line = [
+            "watch",
+            str(tmp_path / "run"),
+            "--limits",
+            str(tmp_path / "limits.toml"),
+            "--once",
+            "-o",
+            str(seen),
+        ]
         assert run([*line, "--no-plots"]) == (3 if "ALARMS" in words else 0)
         said, html = capfd.readouterr().err, (seen / "report.html").read_text(encoding="utf-8")
         summary = json.loads((seen / "summary.json").read_text())
         (measured,) = summary["runs"]
         assert words in html and "final reward of" not in html
         assert measured["steps"] == 5 and measured["partial"] is None
-        assert 3 < measured["abs_dp_mean_last"] / measured["abs_dp_mean_first"] < 12  # steps 2 to 4, and 0 and 1
+        # Steps 2 to 4, and 0 and 1
+        assert 3 < measured["abs_dp_mean_last"] / measured["abs_dp_mean_first"] < 12
         alarms = summary["watch"]["alarms"]
         assert [alarm["step"] for alarm in alarms] == ([2, 3, 4] if "ALARMS" in words else [])
-        assert all(f"at step {alarm['step']}" in html and f"at step {alarm['step']}" in said for alarm in alarms)
+        assert all(
+            f"at step {alarm['step']}" in html and f"at step {alarm['step']}" in said
+            for alarm in alarms
+        )
         study = TrainingAnalysis.of(read_runs([seen]))
         assert page(study).screen.verdict.words == words, "`report` of the folder answers the same"

@@ -1,4 +1,6 @@
-"""The bundled traces as pools of healthy responses, with variants scored by the real model under faults."""
+"""The bundled traces as pools of healthy responses, with variants scored by the real model under
+faults.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ MODEL = str(bundled("model"))
 
 
 def at_equal_weights(trace: Trace) -> pa.Table:
-    """The trace as if nothing had been learned in between: the trainer's log π is at the sampling weights."""
+    """The trace as if nothing had been learned in between: the trainer's log π is at the
+    sampling weights.
+    """
     table = pa.concat_tables(trace.tables())
     if "logp_recomputed" not in table.column_names:
         return table
@@ -32,7 +36,9 @@ def at_equal_weights(trace: Trace) -> pa.Table:
             f"{name}_trainer", recomputed
         )
     return table.set_column(
-        table.column_names.index("version_trainer"), "version_trainer", table.column("version_rollout")
+        table.column_names.index("version_trainer"),
+        "version_trainer",
+        table.column("version_rollout"),
     )
 
 
@@ -43,7 +49,8 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pool]:
     for name in ("float32", "fp8-kv"):
         trace = Trace.open(bundled("traces") / name)
         manifest = trace.manifest | {"trainer": trace.manifest["trainer"] | {"model": MODEL}}
-        trace.__dict__["manifest"] = manifest  # the bundled trace names the model by its path in a checkout
+        # The bundled trace names the model by its path in a checkout
+        trace.__dict__["manifest"] = manifest
         found[name] = Pool.of(at_equal_weights(trace))
         add_variants(found[name], trace, Path(tmp_path_factory.mktemp(name)), VARIANTS)
     return found

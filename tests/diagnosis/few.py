@@ -1,4 +1,6 @@
-"""Reduces the hypotheses from hundreds to a few of each kind, so that reading responses again is fast."""
+"""Reduces the hypotheses from hundreds to a few of each kind, so that reading responses again is
+fast.
+"""
 
 from __future__ import annotations
 

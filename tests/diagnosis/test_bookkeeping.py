@@ -1,4 +1,6 @@
-"""Constants, orders, bases, copies and contradicting columns: what each check says, and where it stays silent."""
+"""Constants, orders, bases, copies and contradicting columns: what each check says, and where it
+stays silent.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def test_no_other_cause_is_named_and_plain_dumps_show_it_too(pools, check):
 
 @pytest.mark.parametrize(("side", "base", "named"), [
     ("rollout", 2, "the rollout's are to base 2"), ("trainer", 2, "the trainer's are to base 2"),
-    ("rollout", 10, "the rollout's are to base 10"), ("trainer", 10, "the trainer's are to base 10"),
+    ("rollout", 10, "the rollout's are to base 10"),
+    ("trainer", 10, "the trainer's are to base 10"),
 ])  # fmt: skip
 def test_the_side_and_its_base_are_named(pools, side, base, named):
     broken = sampled_alone(whole(pools["fp8-kv"]))
@@ -59,7 +62,8 @@ def test_another_base_in_some_responses_only(pools):
 def test_the_constant_is_the_planted_one(pools, nats):
     broken = sampled_alone(whole(pools["fp8-kv"]))
     moved_T = np.isin(broken.response_T, np.arange(0, broken.num_responses, 3))
-    broken.tokens["logp_trainer"][moved_T] += np.float32(nats)  # above 0 where certain: such values are excluded
+    # Above 0 where certain: such values are excluded
+    broken.tokens["logp_trainer"][moved_T] += np.float32(nats)
     first = judged(broken).first_cause
     assert first.check == "constant-offset"
     assert dict(first.evidence)["median"] == pytest.approx(nats, abs=0.01)
@@ -68,7 +72,9 @@ def test_the_constant_is_the_planted_one(pools, nats):
 
 def test_a_column_of_another_stage_contradicts_and_explains_the_gap_if_it_makes_it(pools):
     broken = whole(pools["fp8-kv"])
-    broken.tokens["logp_rollout"] += np.float32(0.05) * np.random.default_rng(0).normal(size=len(broken.response_T))
+    broken.tokens["logp_rollout"] += np.float32(0.05) * np.random.default_rng(0).normal(
+        size=len(broken.response_T)
+    )
     broken.tokens["logp_rollout"] = np.minimum(broken.tokens["logp_rollout"], 0).astype(np.float32)
     first = judged(broken).first_cause
     assert first.check == "columns-at-odds" and first.explains > 0.5
@@ -88,7 +94,9 @@ def test_columns_stored_in_bfloat16_do_not_contradict(pools):
 
 
 def test_a_reused_response_and_a_likely_one_are_not_copies(pools):
-    """Another epoch of the same sample keeps its key; four nearly certain tokens recur by chance."""
+    """Another epoch of the same sample keeps its key; four nearly certain tokens recur by
+    chance.
+    """
     pool = whole(pools["float32"])
     again = whole(pools["float32"])
     again.rows["epoch"] = again.rows["epoch"] + 1
@@ -108,7 +116,9 @@ def test_a_reused_response_and_a_likely_one_are_not_copies(pools):
 
 
 def test_copies_are_found_in_bounded_memory(pools):
-    """A long trace keeps the responses with the smallest hashes, a response and its copy together."""
+    """A long trace keeps the responses with the smallest hashes, a response and its copy
+    together.
+    """
     copies, copied = Copies(most_responses=60), 0
     for shift in (0, 10_000):
         used = whole(pools["fp8-kv"])
@@ -140,7 +150,9 @@ def test_exchanges_are_found_in_any_sharding_and_in_bounded_memory(pools):
     for exchanges in found:
         assert exchanges.exchanged_R.sum() > 0.8 * exchanges.misfit_R.sum() > 0
         heads = exchanges.heads
-        assert (heads.prompt_id_R[exchanges.partner_R] == heads.prompt_id_R)[exchanges.exchanged_R].all()
+        assert (heads.prompt_id_R[exchanges.partner_R] == heads.prompt_id_R)[
+            exchanges.exchanged_R
+        ].all()
 
 
 def test_seen_tokens_are_those_that_a_plain_loop_finds(rng):
@@ -151,7 +163,9 @@ def test_seen_tokens_are_those_that_a_plain_loop_finds(rng):
         for t in range(12):
             context = {*prompt.tolist(), *response[:t].tolist()}
             assert found["seen_T"][t] == (response[t] in context)
-            assert found["topk_seen_TK"][t].tolist() == [token in context for token in topk_TK[t].tolist()]
+            assert found["topk_seen_TK"][t].tolist() == [
+                token in context for token in topk_TK[t].tolist()
+            ]
 
 
 @pytest.mark.parametrize("variant", ["temperature1.05", "weights0.1", "linear4"])
@@ -164,19 +178,28 @@ def test_other_faults_are_not_called_a_penalty(pools, variant):
 
 
 def test_what_top_p_adds_to_uncertain_tokens_is_not_called_a_constant(pools):
-    """top-p 0.9 keeps 0.9 or a little more unless one token has it all: in some responses nearly everywhere."""
+    """top-p 0.9 keeps 0.9 or a little more unless one token has it all: in some responses nearly
+    everywhere.
+    """
     broken, rng = sampled_alone(whole(pools["float32"])), np.random.default_rng(0)
     logq_T = broken.tokens["logp_rollout"]
     kept_T = np.maximum(0.9 + 0.1 * rng.uniform(size=len(logq_T)) ** 2, np.exp(logq_T))
-    broken.tokens["logp_rollout"] = np.where(logq_T > np.log(0.9), 0, logq_T - np.log(kept_T)).astype(np.float32)
+    broken.tokens["logp_rollout"] = np.where(
+        logq_T > np.log(0.9), 0, logq_T - np.log(kept_T)
+    ).astype(np.float32)
     diagnosis = judged(broken)
-    assert diagnosis.first_cause.check == "truncated-support" and diagnosis.first_cause.explains > 0.9
+    assert (
+        diagnosis.first_cause.check == "truncated-support" and diagnosis.first_cause.explains > 0.9
+    )
     assert finding_of(diagnosis, "constant-offset").status == "clear"
 
 
 def test_a_penalty_on_sampled_tokens_alone_is_not_called_a_temperature(pools):
     """Both bend the log-odds, but a penalty only those of tokens that are in the context."""
-    for variant, differs, status in (("penalised1.1", True, "clear"), ("temperature1.05", False, "found")):
+    for variant, differs, status in (
+        ("penalised1.1", True, "clear"),
+        ("temperature1.05", False, "found"),
+    ):
         broken = sampled_alone(whole(pools["float32"]))
         broken.engine_uses(variant)
         diagnosis = judged(broken)
@@ -189,4 +212,8 @@ def test_a_penalty_in_the_trainer_is_named_with_its_side(pools):
     broken.use("penalised1.1")
     evidence = gather_tables([broken.table()], PAIRS["mismatch"], {"temperature": 1.0})
     first = diagnose(evidence).first_cause
-    assert first.check == "repetition-penalty" and first.sentence.startswith("The trainer") and first.effect < -0.3
+    assert (
+        first.check == "repetition-penalty"
+        and first.sentence.startswith("The trainer")
+        and first.effect < -0.3
+    )

@@ -1,4 +1,6 @@
-"""Every fault planted into healthy traces from real vLLM is named first; healthy traces have none."""
+"""Every fault planted into healthy traces from real vLLM is named first; healthy traces have
+none.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,14 @@ SEVERITY = {
     "repetition penalty": 1.1,
 }
 NEED_THE_MODEL = ("another-prompt", "attended-padding", "not-reproduced", "position-encoding")
-IN_THE_SET = {"linear RoPE scaling": 4}  # what log-probabilities alone cannot tell from other weights
+# What log-probabilities alone cannot tell from other weights
+IN_THE_SET = {"linear RoPE scaling": 4}
 MODEL_AT_HAND = {"linear RoPE scaling, model at hand": 4, "RoPE base, model at hand": 4}
-FIRST_STEPS = 3  # of six: variants score with the first step's weights, so later learning would be a second fault
-NOT_SCORED_HERE = {name for name in BY_NAME if "prompt" in name or "padding" in name or "YaRN" in name}
+# Of six: variants score with the first step's weights, so later learning would be a second fault
+FIRST_STEPS = 3
+NOT_SCORED_HERE = {
+    name for name in BY_NAME if "prompt" in name or "padding" in name or "YaRN" in name
+}
 
 
 def first_steps(pool):
@@ -76,7 +82,9 @@ def test_what_tokens_alone_cannot_distinguish_is_named_as_a_set(pools, pool, nam
     BY_NAME[name].plant(broken, IN_THE_SET[name], np.random.default_rng(3))
     diagnosis = judged(broken)
     assert diagnosis.first_cause is None and diagnosis.unexplained.nats > 0.1
-    assert {BY_NAME[name].check, "stale-weights"} <= {suspect.check for suspect in diagnosis.suspects}
+    assert {BY_NAME[name].check, "stale-weights"} <= {
+        suspect.check for suspect in diagnosis.suspects
+    }
 
 
 @pytest.mark.parametrize("pool", ["float32", "fp8-kv"])
@@ -89,7 +97,8 @@ def test_a_healthy_trace_has_no_fault(pools, pool):
     untested = {f.check for f in diagnosis.findings if f.status == "untested"}
     # These need an earlier checkpoint, a manifest, or the model.
     needing = {"stale-weights", "attention", "rounded-weights", *NEED_THE_MODEL}
-    assert untested == (set() if pool == "float32" else needing)  # without a gap there is nothing to explain
+    # Without a gap there is nothing to explain
+    assert untested == (set() if pool == "float32" else needing)
 
 
 def test_an_earlier_checkpoint_that_fits_better_means_stale_weights(pools):
@@ -139,9 +148,9 @@ def test_only_the_trainer_truncates(pools):
     logp_T = broken.tokens["logp_trainer"]
     outside_T = logp_T < -4
     kept = 1 - 0.02 * np.random.default_rng(0).random(len(logp_T), dtype=np.float32)
-    broken.tokens["logp_trainer"] = np.where(outside_T, -np.inf, np.minimum(logp_T - np.log(kept), 0)).astype(
-        np.float32
-    )
+    broken.tokens["logp_trainer"] = np.where(
+        outside_T, -np.inf, np.minimum(logp_T - np.log(kept), 0)
+    ).astype(np.float32)
     found = judged(broken).found[0]
     assert found.check == "truncated-support" and "probability 0 in the trainer" in found.sentence
 
@@ -172,5 +181,11 @@ def test_every_check_says_what_it_is():
     not_planted = {"other weights on one side", *IN_THE_SET, *MODEL_AT_HAND, *NOT_SCORED_HERE}
     assert set(SEVERITY) | not_planted == set(BY_NAME)
     # `attention` in tests/commands, `rounded-weights` in test_model_at_hand.py
-    elsewhere = {"truncated-support", "logit-lattice", "unexplained-gap", "attention", "rounded-weights"}
+    elsewhere = {
+        "truncated-support",
+        "logit-lattice",
+        "unexplained-gap",
+        "attention",
+        "rounded-weights",
+    }
     assert {fault.check for fault in FAULTS} | elsewhere == set(names())

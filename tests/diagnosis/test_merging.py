@@ -22,14 +22,20 @@ TRIALS = 20
 
 @pytest.fixture(scope="module")
 def table() -> pa.Table:
-    """Every third response is used twice, with different log-probabilities; some are copied under another key."""
+    """Every third response is used twice, with different log-probabilities; some are copied
+    under another key.
+    """
     pool = Pool.of(at_equal_weights(Trace.open(bundled("traces") / "fp8-kv")))
     again, copied = whole(pool), whole(pool)
     again.rows["epoch"] = again.rows["epoch"] + 1
-    again.tokens["logp_trainer"] = np.minimum(again.tokens["logp_trainer"] - 0.01, 0).astype(np.float32)
+    again.tokens["logp_trainer"] = np.minimum(again.tokens["logp_trainer"] - 0.01, 0).astype(
+        np.float32
+    )
     copied.rows["prompt_id"] = copied.rows["prompt_id"] + 10_000
     thirds = np.arange(0, len(again.table()), 3)
-    return pa.concat_tables([pool.table(), again.table().take(thirds), copied.table().take(thirds[::2])])
+    return pa.concat_tables(
+        [pool.table(), again.table().take(thirds), copied.table().take(thirds[::2])]
+    )
 
 
 def gathering(limits: Limits, tokens: int, responses: int) -> Gathering:
@@ -45,7 +51,9 @@ def held(found: Gathering) -> dict[str, Any]:
         **{f"sample {name}": value for name, value in vars(sample).items() if value is not None},
         **{f"heads {name}": value for name, value in vars(heads).items()},
         "copies": found.copies.count(),
-        "counts": repr([found.counts.responses, found.counts.out_of_support, found.own_columns.sides.keys()]),
+        "counts": repr(
+            [found.counts.responses, found.counts.out_of_support, found.own_columns.sides.keys()]
+        ),
         "sides": repr(found.counts.sides),
         "lattice": found.lattice.counts,
     }
@@ -70,7 +78,9 @@ def check(table: pa.Table, rng: np.random.Generator, *, knows: bool) -> None:
     )
     expected, found, known = gathering(Limits(), *bounds), gathering(Limits(), *bounds), [Limits()]
     for portion in cuts(len(rows), 20, rng):
-        piece = gathering(known[max(0, len(known) - 1 - int(rng.integers(0, 4)))] if knows else Limits(), *bounds)
+        piece = gathering(
+            known[max(0, len(known) - 1 - int(rng.integers(0, 4)))] if knows else Limits(), *bounds
+        )
         inner = rows.slice(portion.start, portion.stop - portion.start)
         for part in cuts(len(inner), 6, rng):
             piece.update(*_read(inner, part))

@@ -53,18 +53,24 @@ def rescored(pool: Pool, hypothesis: readings.Hypothesis) -> np.ndarray:
     """The model's log-probabilities under a hypothesis, in the order of the pool."""
     evidence = gather_tables([pool.table()], PAIRS["mismatch"], {}, pool.about)
     keys = [
-        tuple(int(pool.rows[n][s]) for n in ("step", "prompt_id", "sample_index")) for s in range(pool.num_responses)
+        tuple(int(pool.rows[n][s]) for n in ("step", "prompt_id", "sample_index"))
+        for s in range(pool.num_responses)
     ]
     logp_T = model_at_hand(pool, evidence.sample).logp_T(hypothesis)
     sample = evidence.sample
     spans = dict(
-        zip(zip(sample.step_S, sample.prompt_id_S, sample.sample_index_S, strict=True), sample.spans(), strict=True)
+        zip(
+            zip(sample.step_S, sample.prompt_id_S, sample.sample_index_S, strict=True),
+            sample.spans(),
+            strict=True,
+        )
     )
     return np.concatenate([logp_T[spans[key]] for key in keys]).astype(np.float32)
 
 
 @pytest.mark.parametrize(("name", "severity", "side"), [
-    ("linear RoPE scaling, model at hand", 4, "rollout"), ("RoPE base, model at hand", 4, "trainer"),
+    ("linear RoPE scaling, model at hand", 4, "rollout"),
+    ("RoPE base, model at hand", 4, "trainer"),
 ])  # fmt: skip
 def test_the_scaling_of_positions_is_named_with_its_side(few, name, severity, side):
     broken = copied(few)
@@ -125,26 +131,42 @@ def step(model: Any, factor: float) -> None:
 
 
 def test_rounded_weights_are_not_called_stale(few):
-    """A float32 trainer, whose engine has its weights in bfloat16: after a small step those before are as near."""
+    """A float32 trainer, whose engine has its weights in bfloat16: after a small step those
+    before are as near.
+    """
     rounded = copied(few)
-    rounded.about = {"rollout": {"dtype": "bfloat16", "model": MODEL}, "trainer": {"dtype": "float32", "model": MODEL}}
+    rounded.about = {
+        "rollout": {"dtype": "bfloat16", "model": MODEL},
+        "trainer": {"dtype": "float32", "model": MODEL},
+    }
     rounded.tokens["logp_rollout"] = rescored(few, moved(rounded_to("bfloat16")))
     rounded.tokens["logp_trainer"] = rescored(few, moved())
-    evidence = gather_tables([rounded.table()], PAIRS["mismatch"], {"temperature": 1.0}, rounded.about)
+    evidence = gather_tables(
+        [rounded.table()], PAIRS["mismatch"], {"temperature": 1.0}, rounded.about
+    )
     model = model_at_hand(rounded, evidence.sample)
     earlier = replace(evidence, earlier_logp_T=model.logp_T())
     model._scored.clear()
     step(model._trainer.model, 1.0015)
-    answers = {finding.check: finding for finding in diagnose(replace(earlier, model=model)).findings}
-    assert answers["rounded-weights"].status == "found" and answers["rounded-weights"].explains > 0.9
+    answers = {
+        finding.check: finding for finding in diagnose(replace(earlier, model=model)).findings
+    }
+    assert (
+        answers["rounded-weights"].status == "found" and answers["rounded-weights"].explains > 0.9
+    )
     assert answers["stale-weights"].status == "clear"
     alone = {finding.check: finding for finding in diagnose(earlier).findings}
-    assert alone["rounded-weights"].status == "untested" and alone["rounded-weights"].needs == "--trainer-model MODEL"
+    assert (
+        alone["rounded-weights"].status == "untested"
+        and alone["rounded-weights"].needs == "--trainer-model MODEL"
+    )
     assert "--trainer-model tells the two apart" in alone["stale-weights"].sentence
     model._scored.clear()
     step(model._trainer.model, 1 / 1.0015)
     healthy = gather_tables([few.table()], PAIRS["mismatch"], {"temperature": 1.0}, rounded.about)
-    assert "rounded-weights" not in [fault.check for fault in diagnose(replace(healthy, model=model)).faults]
+    assert "rounded-weights" not in [
+        fault.check for fault in diagnose(replace(healthy, model=model)).faults
+    ]
 
 
 def test_a_healthy_trace_asks_the_model_nothing(few):
@@ -166,8 +188,12 @@ def test_a_hypothesis_leaves_the_model_as_it_was(few):
 
 def test_a_model_that_scales_its_positions_can_be_read_without_scaling():
     """Llama computes default frequencies without being given a device."""
-    scaled, plain = (AutoModelForCausalLM.from_config(config_of("llama", **changes)) for changes in ({}, PLAIN))
-    (hypothesis,) = (h for h in readings.positions_of(scaled.config) if h.name == "RoPE without its scaling")
+    scaled, plain = (
+        AutoModelForCausalLM.from_config(config_of("llama", **changes)) for changes in ({}, PLAIN)
+    )
+    (hypothesis,) = (
+        h for h in readings.positions_of(scaled.config) if h.name == "RoPE without its scaling"
+    )
     frequency_F = scaled.model.rotary_emb.inv_freq
     assert not torch.equal(frequency_F, plain.model.rotary_emb.inv_freq)
     with hypothesis.changed(scaled):

@@ -1,4 +1,6 @@
-"""Causes compete: the one that explains most is first, one that leaves most of it is none, the rest is reported."""
+"""Causes compete: the one that explains most is first, one that leaves most of it is none, the
+rest is reported.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,14 @@ from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.metrics.pairs import PAIRS
 from tests.diagnosis.conftest import finding_of, sampled_alone, whole
 
-FLOAT32 = {"rollout": {"dtype": "float32"}, "trainer": {"dtype": "float32", "architecture": "Qwen3ForCausalLM"}}
-BF16 = {"rollout": {"dtype": "bfloat16"}, "trainer": {"dtype": "bfloat16", "architecture": "Qwen3ForCausalLM"}}
+FLOAT32 = {
+    "rollout": {"dtype": "float32"},
+    "trainer": {"dtype": "float32", "architecture": "Qwen3ForCausalLM"},
+}
+BF16 = {
+    "rollout": {"dtype": "bfloat16"},
+    "trainer": {"dtype": "bfloat16", "architecture": "Qwen3ForCausalLM"},
+}
 
 
 def judged(pool: Pool, about: dict, earlier_T: np.ndarray | None = None) -> Diagnosis:
@@ -22,7 +30,9 @@ def judged(pool: Pool, about: dict, earlier_T: np.ndarray | None = None) -> Diag
     if earlier_T is not None:
         order = np.lexsort([pool.rows[name] for name in ("sample_index", "prompt_id", "step")])
         spans = [slice(pool.offset_S1[s], pool.offset_S1[s + 1]) for s in order]
-        evidence = replace(evidence, earlier_logp_T=np.concatenate([earlier_T[span] for span in spans]))
+        evidence = replace(
+            evidence, earlier_logp_T=np.concatenate([earlier_T[span] for span in spans])
+        )
     return diagnose(evidence)
 
 
@@ -54,9 +64,15 @@ def test_other_weights_without_the_earlier_model_are_unexplained(pools, pool, ab
 def test_top_p_seen_in_the_sampled_tokens_only_is_not_called_a_temperature(pools, pool, about):
     """The nucleus is cut from both sides' top 20; tokens outside were not sampled."""
     broken = whole(pools[pool])
-    log_mass_T, inside_T = nucleus(broken.ranks["topk_logp_rollout"], broken.tokens["logp_rollout"], 0.95)
-    broken.tokens["logp_rollout"] = np.minimum(broken.tokens["logp_rollout"] - log_mass_T, 0).astype(np.float32)
-    broken.tokens["logp_trainer"] = np.where(inside_T, broken.tokens["logp_trainer"], np.nan).astype(np.float32)
+    log_mass_T, inside_T = nucleus(
+        broken.ranks["topk_logp_rollout"], broken.tokens["logp_rollout"], 0.95
+    )
+    broken.tokens["logp_rollout"] = np.minimum(
+        broken.tokens["logp_rollout"] - log_mass_T, 0
+    ).astype(np.float32)
+    broken.tokens["logp_trainer"] = np.where(
+        inside_T, broken.tokens["logp_trainer"], np.nan
+    ).astype(np.float32)
     diagnosis = judged(sampled_alone(broken), about)
     names = [finding.check for finding in diagnosis.found if finding.check != "values"]
     assert names[0] == "truncated-support" and "temperature" not in names
@@ -95,21 +111,30 @@ def test_undoing_leaves_less_and_shares_add_up(pools):
     assert diagnosis.unexplained.nats < 0.02
 
 
-@pytest.mark.parametrize("name", ["shifted by one", "appended end-of-sequence, 0.0", "tool tokens in the loss"])
+@pytest.mark.parametrize(
+    "name", ["shifted by one", "appended end-of-sequence, 0.0", "tool tokens in the loss"]
+)
 def test_what_repair_leaves_of_spoiled_tokens_is_not_explained(pools, name):
     """No later check sees these tokens, but their own gap is still part of the whole."""
     broken = whole(pools["fp8-kv"])
     next(f for f in FAULTS if f.name == name).plant(broken, 1.0, np.random.default_rng(0))
     diagnosis = judged(broken, BF16)
     explained = sum(fault.explains for fault in diagnosis.faults)
-    assert diagnosis.unexplained.share > 0 and diagnosis.shares.explained == pytest.approx(explained, abs=1e-9)
-    assert diagnosis.shares.explained + diagnosis.shares.usual + diagnosis.shares.unexplained == pytest.approx(1)
+    assert diagnosis.unexplained.share > 0 and diagnosis.shares.explained == pytest.approx(
+        explained, abs=1e-9
+    )
+    assert (
+        diagnosis.shares.explained + diagnosis.shares.usual + diagnosis.shares.unexplained
+        == pytest.approx(1)
+    )
 
 
 def test_a_shift_of_every_response_leaves_the_gap_before_it(pools):
     before = judged(whole(pools["fp8-kv"]), BF16).unexplained.nats
     broken = whole(pools["fp8-kv"])
-    next(f for f in FAULTS if f.name == "shifted by one").plant(broken, 1.0, np.random.default_rng(0))
+    next(f for f in FAULTS if f.name == "shifted by one").plant(
+        broken, 1.0, np.random.default_rng(0)
+    )
     after = judged(broken, BF16).unexplained
     assert after.nats == pytest.approx(before, rel=0.2) and 0 < after.share < 0.2
 
@@ -128,7 +153,9 @@ def test_a_dense_model_has_no_experts_and_few_tokens_no_tail(pools):
 
 def test_a_tail_of_tokens_is_where_a_far_too_large_gap_is_not_why(pools):
     broken = whole(pools["float32"])
-    next(f for f in FAULTS if f.name == "routing flips").plant(broken, 0.03, np.random.default_rng(0))
+    next(f for f in FAULTS if f.name == "routing flips").plant(
+        broken, 0.03, np.random.default_rng(0)
+    )
     diagnosis = judged(broken, FLOAT32)
     assert diagnosis.first_cause is None
     assert [fault.check for fault in diagnosis.faults] == ["unexplained-gap"]
@@ -143,6 +170,8 @@ def test_tiny_healthy_traces_have_no_cause(pools):
         pool = pools[name]
         for _ in range(15):
             prompts = rng.choice(np.unique(pool.rows["prompt_id"]), 6, replace=False)
-            few = pool.take(np.flatnonzero(np.isin(pool.rows["prompt_id"], prompts))[:: rng.integers(1, 4)])
+            few = pool.take(
+                np.flatnonzero(np.isin(pool.rows["prompt_id"], prompts))[:: rng.integers(1, 4)]
+            )
             diagnosis = judged(few, about)
             assert diagnosis.first_cause is None and diagnosis.faults == (), name

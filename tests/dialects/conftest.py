@@ -14,10 +14,17 @@ from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
 
 
-def rows(rollout: Sequence[Sequence[float]], first_prompt: int = 0, **columns: Any) -> dict[str, Any]:
-    """Columns of one shard; the other token columns are lists per response, None if not measured."""
+def rows(
+    rollout: Sequence[Sequence[float]], first_prompt: int = 0, **columns: Any
+) -> dict[str, Any]:
+    """Columns of one shard; the other token columns are lists per response, None if not
+    measured.
+    """
     count = len(rollout)
-    made = {name: [0] * count for name in ("step", "epoch", "minibatch", "version_rollout", "version_trainer")}
+    made = {
+        name: [0] * count
+        for name in ("step", "epoch", "minibatch", "version_rollout", "version_trainer")
+    }
     made |= {
         "prompt_id": list(range(first_prompt, first_prompt + count)),
         "sample_index": [0] * count,
@@ -29,7 +36,11 @@ def rows(rollout: Sequence[Sequence[float]], first_prompt: int = 0, **columns: A
     for name, values in columns.items():
         dtype = bool if name == "loss_mask" else np.float32
         as_lists = not name.startswith("version") and name != "reward"
-        made[name] = [None if v is None else np.array(v, dtype=dtype) for v in values] if as_lists else values
+        made[name] = (
+            [None if v is None else np.array(v, dtype=dtype) for v in values]
+            if as_lists
+            else values
+        )
     return made
 
 
@@ -37,7 +48,9 @@ def rows(rollout: Sequence[Sequence[float]], first_prompt: int = 0, **columns: A
 def write(tmp_path: Path) -> Callable[..., Trace]:
     """A trace with one shard per argument."""
 
-    def make(*shards: dict[str, Any], name: str = "trace", manifest: dict[str, Any] | None = None) -> Trace:
+    def make(
+        *shards: dict[str, Any], name: str = "trace", manifest: dict[str, Any] | None = None
+    ) -> Trace:
         folder = tmp_path / name
         for index, columns in enumerate(shards):
             write_shard(shard_path(folder, index), rows_to_table(columns))

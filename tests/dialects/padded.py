@@ -1,4 +1,6 @@
-"""A trace as a framework's batch: a row per response, padded to the longest, with a mask of trained tokens."""
+"""A trace as a framework's batch: a row per response, padded to the longest, with a mask of
+trained tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ PAIRS = {
 
 @dataclass
 class Padded:
-    """Log π and log μ, both 0 where nothing is trained; [response, position] except for the rewards."""
+    """Log π and log μ, both 0 where nothing is trained; [response, position] except for the
+    rewards.
+    """
 
     p: Tensor
     q: Tensor
@@ -50,7 +54,10 @@ class Padded:
         """The batch without tokens that π excludes."""
         inside = torch.isfinite(self.p)
         return replace(
-            self, mask=self.mask & inside, p=torch.where(inside, self.p, 0), q=torch.where(inside, self.q, 0)
+            self,
+            mask=self.mask & inside,
+            p=torch.where(inside, self.p, 0),
+            q=torch.where(inside, self.q, 0),
         )
 
 
@@ -60,11 +67,15 @@ def padded(trace: Trace, dtype: torch.dtype = torch.float64) -> dict[str, Padded
     for pair, (current, reference) in PAIRS.items():
         rows = [row for batch in trace.batches() for row in _rows(batch, current, reference)]
         if rows and any(row[2].any() for row in rows):
-            found[pair] = Padded(*(_stacked(list(column), dtype) for column in zip(*rows, strict=True)))
+            found[pair] = Padded(
+                *(_stacked(list(column), dtype) for column in zip(*rows, strict=True))
+            )
     return found
 
 
-def _rows(batch: TokenBatch, current: str, reference: str) -> Iterator[tuple[np.ndarray | None, ...]]:
+def _rows(
+    batch: TokenBatch, current: str, reference: str
+) -> Iterator[tuple[np.ndarray | None, ...]]:
     p_T, q_T = getattr(batch, current), getattr(batch, reference)
     if p_T is None or q_T is None:
         return
@@ -74,8 +85,16 @@ def _rows(batch: TokenBatch, current: str, reference: str) -> Iterator[tuple[np.
         if batch.loss_mask_T[tokens].any() and not counts_T[tokens].any():
             continue  # not scored
         taken = [np.where(counts_T[tokens], column[tokens], 0) for column in (p_T, q_T)]
-        others = [None if c is None else np.nan_to_num(c[tokens]) for c in (batch.advantage_T, batch.entropy_trainer_T)]
-        yield *taken, counts_T[tokens], *others, None if batch.reward_S is None else batch.reward_S[s]
+        others = [
+            None if c is None else np.nan_to_num(c[tokens])
+            for c in (batch.advantage_T, batch.entropy_trainer_T)
+        ]
+        yield (
+            *taken,
+            counts_T[tokens],
+            *others,
+            None if batch.reward_S is None else batch.reward_S[s],
+        )
 
 
 def _stacked(column: list[np.ndarray | None], dtype: torch.dtype) -> Tensor | None:
@@ -83,4 +102,8 @@ def _stacked(column: list[np.ndarray | None], dtype: torch.dtype) -> Tensor | No
         return None
     rows = [torch.as_tensor(row) for row in column]
     rows = [row if row.dtype == torch.bool else row.to(dtype) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) if rows[0].ndim else torch.stack(rows)
+    return (
+        torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        if rows[0].ndim
+        else torch.stack(rows)
+    )

@@ -48,7 +48,9 @@ def test_the_json_equals_the_measurement(report):
     found = json.loads(out)
     assert (found["format"], found["version"]) == ("mismatch-cli dialects", 1)
     assert sorted(found["frameworks"]) == dialects.names()
-    row = next(row for row in found["frameworks"]["verl"]["metrics"] if row["name"] == "rollout_corr/kl")
+    row = next(
+        row for row in found["frameworks"]["verl"]["metrics"] if row["name"] == "rollout_corr/kl"
+    )
     assert row["compares"] == "recomputed / rollout"
     assert row["value"] == pytest.approx(0.000967916, rel=1e-5)
 

@@ -1,4 +1,7 @@
-"""docs/dialects.md lists the metrics in the code. To renew it: python -m tests.dialects.test_documentation"""
+"""docs/dialects.md lists the metrics in the code.
+
+To renew it: python -m tests.dialects.test_documentation
+"""
 
 from __future__ import annotations
 

@@ -22,10 +22,13 @@ Columns = dict[str, list[Any]]
 
 
 def three_policies(seed: int = 0, lengths: tuple[int, ...] = (5, 12, 1, 8, 30, 9)) -> Columns:
-    """μ, π′ and π of responses with tool turns in between, with positive, negative and zero advantages, entropies and
-    rewards."""
+    """μ, π′ and π of responses with tool turns in between, with positive, negative and zero
+    advantages, entropies and rewards.
+    """
     random = np.random.default_rng(seed)
-    found: Columns = {name: [] for name in ("logp_rollout", "logp_recomputed", "logp_trainer", "loss_mask")}
+    found: Columns = {
+        name: [] for name in ("logp_rollout", "logp_recomputed", "logp_trainer", "loss_mask")
+    }
     found |= {"advantage": [], "entropy_trainer": [], "reward": []}
     for number, length in enumerate(lengths):
         mu = -random.exponential(1.5, length)
@@ -41,7 +44,9 @@ def three_policies(seed: int = 0, lengths: tuple[int, ...] = (5, 12, 1, 8, 30, 9
 
 
 def _far(columns: Columns) -> None:
-    """Gaps beyond the clamps of verl, SkyRL and miles (±20), of open-instruct (±10), and of float32 exp (88)."""
+    """Gaps beyond the clamps of verl, SkyRL and miles (±20), of open-instruct (±10), and of
+    float32 exp (88).
+    """
     for row, place, rollout, recomputed, trainer in (
         (0, 0, -0.5, -24.0, -0.5),
         (0, 2, -26.0, -0.5, -31.0),
@@ -55,7 +60,9 @@ def _far(columns: Columns) -> None:
 
 
 def _outside(columns: Columns) -> None:
-    """Tokens that the trainer excludes at the weights that sampled, now, or both; one that the rollout excludes."""
+    """Tokens that the trainer excludes at the weights that sampled, now, or both; one that the
+    rollout excludes.
+    """
     columns["logp_recomputed"][0][1] = columns["logp_trainer"][0][1] = -math.inf
     columns["logp_trainer"][1][0] = columns["logp_trainer"][4][7] = -math.inf
     columns["logp_recomputed"][3][2] = -math.inf
@@ -124,7 +131,9 @@ def trace_of(columns: Columns, write: Callable[..., Trace]) -> Trace:
 
 
 def theirs_of(line: Line, framework: str, gap: Padded) -> float:
-    """The owner's value; if it is infinite or NaN, the value over tokens that π does not exclude."""
+    """The owner's value; if it is infinite or NaN, the value over tokens that π does not
+    exclude.
+    """
     formula = THEIRS[framework][line.name]
     shown = float(formula(gap))
     return shown if math.isfinite(shown) else float(formula(gap.in_support()))
@@ -136,8 +145,12 @@ def has(gap: Padded | None, line: Line) -> bool:
     return gap is not None and all(getattr(gap, columns[name]) is not None for name in line.needs)
 
 
-def check(reading: Reading, framework: str, gaps: tuple[dict[str, Padded], ...], tolerance: float) -> None:
-    """Check that the value is one of the owner's, in each batch's float type; it is missing only if the owner's is."""
+def check(
+    reading: Reading, framework: str, gaps: tuple[dict[str, Padded], ...], tolerance: float
+) -> None:
+    """Check that the value is one of the owner's, in each batch's float type; it is missing only
+    if the owner's is.
+    """
     line = reading.line
     if line.lacks or not has(gaps[0].get(line.compares), line):
         assert reading.value is None and reading.why.startswith("not measured: needs"), line.name
@@ -150,9 +163,13 @@ def check(reading: Reading, framework: str, gaps: tuple[dict[str, Padded], ...],
         assert not any(map(math.isfinite, theirs[:1])), (line.name, theirs)
         assert not reading.why.startswith("not measured"), line.name
     else:
-        assert any(reading.value == pytest.approx(expected, rel=tolerance, abs=1e-6) for expected in theirs), (
-            line.name, reading.value, theirs,
-        )  # fmt: skip
+        assert any(
+            reading.value == pytest.approx(expected, rel=tolerance, abs=1e-6) for expected in theirs
+        ), (
+            line.name,
+            reading.value,
+            theirs,
+        )
 
 
 @pytest.mark.parametrize("case", HOSTILE)

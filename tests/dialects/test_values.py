@@ -1,4 +1,6 @@
-"""Every framework's numbers: published golden values, a second implementation, and masked or missing tokens."""
+"""Every framework's numbers: published golden values, a second implementation, and masked or
+missing tokens.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def test_golden_values(framework, write):
 def measure(traces, frameworks):
     """Framework → metric name → value."""
     found = dialects.readings(traces, frameworks).by_framework
-    return {name: {reading.line.name: reading.value for reading in rows} for name, rows in found.items()}
+    return {
+        name: {reading.line.name: reading.value for reading in rows} for name, rows in found.items()
+    }
 
 
 def check_equal(found, expected):
@@ -114,14 +118,21 @@ def test_every_line_names_its_source():
         for line in dialects.lines(framework):
             assert line.source.endswith(".py")
             assert line.formula
-            assert [bool(line.metric), bool(line.measured), bool(line.lacks)].count(True) == 1, line.name
+            assert [bool(line.metric), bool(line.measured), bool(line.lacks)].count(True) == 1, (
+                line.name
+            )
 
 
 def test_masked_tokens_do_not_count(write):
     """A tool token between two of the model's: masked, it changes no number."""
-    gap = {"logp_trainer": [[-1.2, -9.0, -0.7], [-0.3, -0.3, -0.1]], "loss_mask": [[1, 0, 1], [1, 1, 1]]}
+    gap = {
+        "logp_trainer": [[-1.2, -9.0, -0.7], [-0.3, -0.3, -0.1]],
+        "loss_mask": [[1, 0, 1], [1, 1, 1]],
+    }
     masked = write(rows([[-1.0, 0.0, -0.5], [-0.2, -0.4, -0.1]], **gap), name="masked")
-    plain = write(rows([[-1.0, -0.5], [-0.2, -0.4, -0.1]], logp_trainer=[[-1.2, -0.7], [-0.3, -0.3, -0.1]]))
+    plain = write(
+        rows([[-1.0, -0.5], [-0.2, -0.4, -0.1]], logp_trainer=[[-1.2, -0.7], [-0.3, -0.3, -0.1]])
+    )
     frameworks = dialects.names()
     expected = measure([plain], frameworks)
     for framework, found in measure([masked], frameworks).items():
@@ -129,24 +140,38 @@ def test_masked_tokens_do_not_count(write):
 
 
 def test_a_fully_masked_response(write):
-    """verl gives it a perplexity of 1, slime 0, TRL a ratio of 1, NeMo-RL nothing; no token metric changes."""
+    """verl gives it a perplexity of 1, slime 0, TRL a ratio of 1, NeMo-RL nothing; no token
+    metric changes.
+    """
     mask = [[1, 1], [0, 0]]
-    trace = write(rows([[-1.0, -0.5], [-2.0, -2.0]], logp_trainer=[[-1.2, -0.7], [-3.0, -3.0]], loss_mask=mask))
+    trace = write(
+        rows(
+            [[-1.0, -0.5], [-2.0, -2.0]], logp_trainer=[[-1.2, -0.7], [-3.0, -3.0]], loss_mask=mask
+        )
+    )
     found = measure([trace], dialects.names())
-    assert found["verl"]["rollout_corr/training_ppl"] == pytest.approx((math.exp(0.95) + 1) / 2, rel=1e-6)
+    assert found["verl"]["rollout_corr/training_ppl"] == pytest.approx(
+        (math.exp(0.95) + 1) / 2, rel=1e-6
+    )
     assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.1, rel=1e-6)
     assert found["verl"]["rollout_corr/kl"] == pytest.approx(0.2, rel=1e-6)
     assert found["slime"]["train/mis_training_ppl"] == pytest.approx(math.exp(0.95) / 2, rel=1e-6)
     assert found["slime"]["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.1, rel=1e-6)
-    assert found["trl"]["sampling/importance_sampling_ratio/mean"] == pytest.approx((math.exp(-0.4) + 1) / 2, rel=1e-6)
-    assert found["nemo-rl"]["train/min_seq_mult_prob_error"] == pytest.approx(math.exp(0.2), rel=1e-6)
+    assert found["trl"]["sampling/importance_sampling_ratio/mean"] == pytest.approx(
+        (math.exp(-0.4) + 1) / 2, rel=1e-6
+    )
+    assert found["nemo-rl"]["train/min_seq_mult_prob_error"] == pytest.approx(
+        math.exp(0.2), rel=1e-6
+    )
 
 
 def test_an_unscored_response_is_in_no_mean(write):
     trace = write(rows([[-1.0, -0.5], [-2.0]], logp_trainer=[[-1.2, -0.7], None]))
     found = measure([trace], ["verl", "trl", "slime"])
     assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.2, rel=1e-6)
-    assert found["trl"]["sampling/importance_sampling_ratio/mean"] == pytest.approx(math.exp(-0.4), rel=1e-6)
+    assert found["trl"]["sampling/importance_sampling_ratio/mean"] == pytest.approx(
+        math.exp(-0.4), rel=1e-6
+    )
     assert found["slime"]["train/train_rollout_logprob_abs_diff"] == pytest.approx(0.2, rel=1e-6)
 
 
@@ -155,7 +180,11 @@ def test_an_empty_response(write):
     found = measure([trace], dialects.names())
     assert found["verl"]["rollout_corr/kl"] == pytest.approx(0.2, rel=1e-6)
     assert found["verl"]["rollout_corr/log_ppl_diff"] == pytest.approx(0.1, rel=1e-6)
-    assert all(value is None or math.isfinite(value) for values in found.values() for value in values.values())
+    assert all(
+        value is None or math.isfinite(value)
+        for values in found.values()
+        for value in values.values()
+    )
 
 
 def test_a_token_out_of_support_has_a_ratio_but_no_log(write):
@@ -167,9 +196,13 @@ def test_a_token_out_of_support_has_a_ratio_but_no_log(write):
     assert found["verl"]["rollout_corr/kl"] == pytest.approx((0.2 + 0.5) / 2, rel=1e-6)
     q = np.exp(-0.5)
     gaps = [abs(math.exp(-1.2) - math.exp(-1)), q, abs(math.exp(-2.5) - math.exp(-2))]
-    assert found["verl"]["training/rollout_probs_diff_mean"] == pytest.approx(np.mean(gaps), rel=1e-6)
+    assert found["verl"]["training/rollout_probs_diff_mean"] == pytest.approx(
+        np.mean(gaps), rel=1e-6
+    )
     ratios = [math.exp(-0.2), 0, math.exp(-0.5)]
-    assert found["nemo-rl"]["train/sampling_importance_ratio"] == pytest.approx(np.mean(ratios), rel=1e-6)
+    assert found["nemo-rl"]["train/sampling_importance_ratio"] == pytest.approx(
+        np.mean(ratios), rel=1e-6
+    )
     assert found["verl"]["rollout_corr/rollout_is_min"] == pytest.approx(math.exp(-20), rel=1e-6)
     assert found["trl"]["sampling/importance_sampling_ratio/min"] == 0
     expected = (math.exp(-20 * 2) + math.exp(2 * -0.5)) / 2 - 1
@@ -177,7 +210,9 @@ def test_a_token_out_of_support_has_a_ratio_but_no_log(write):
 
 
 def test_owners_clamp_at_20_nats(write):
-    """verl, SkyRL and miles clamp log r, open-instruct at 10; NeMo-RL counts a float32 overflow as 0."""
+    """verl, SkyRL and miles clamp log r, open-instruct at 10; NeMo-RL counts a float32 overflow
+    as 0.
+    """
     trace = write(rows([[-30.0], [-95.0]], logp_trainer=[[-0.0], [-0.0]]))
     found = measure([trace], ["verl", "skyrl", "miles", "open-instruct", "nemo-rl"])
     assert found["verl"]["rollout_corr/chi2_token"] == pytest.approx(math.exp(40), rel=1e-6)
@@ -187,10 +222,14 @@ def test_owners_clamp_at_20_nats(write):
     assert found["skyrl"]["policy/is_ratio_max"] == pytest.approx(math.exp(20), rel=1e-6)
     assert found["miles"]["train/train_rollout_kl"] == 10
     assert found["open-instruct"]["val/rho_weight"] == 2
-    assert found["nemo-rl"]["train/sampling_importance_ratio"] == pytest.approx(math.exp(30) / 2, rel=1e-5)
+    assert found["nemo-rl"]["train/sampling_importance_ratio"] == pytest.approx(
+        math.exp(30) / 2, rel=1e-5
+    )
     assert found["nemo-rl"]["train/is_oob_ratio (tis)"] == 0.5
     assert found["nemo-rl"]["train/is_oob_ratio (icepop)"] == 1
-    low = measure([write(rows([[-1.0]], logp_trainer=[[-40.0]]), name="low")], ["verl", "open-instruct"])
+    low = measure(
+        [write(rows([[-1.0]], logp_trainer=[[-40.0]]), name="low")], ["verl", "open-instruct"]
+    )
     assert low["verl"]["rollout_corr/rollout_is_min"] == pytest.approx(math.exp(-20), rel=1e-6)
     assert low["open-instruct"]["val/rho_weight"] == pytest.approx(math.exp(-10), rel=1e-6)
 
@@ -203,48 +242,79 @@ def test_only_verl_clamps_a_large_update(write):
 
 
 def test_nemo_rl_masks_complete_responses(write):
-    """Above a mean exp |d| of 2: the second, with reward 1, and the third, in which π excludes a token."""
+    """Above a mean exp |d| of 2: the second, with reward 1, and the third, in which π excludes a
+    token.
+    """
     trainer = [[-1.1, -0.5], [-3.0, -2.5], [-math.inf, -1.0], [-1.0, -1.5]]
-    trace = write(rows([[-1.0, -0.5], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0]], logp_trainer=trainer,
-                       reward=[1.0, 1.0, 0.0, 0.0]))  # fmt: skip
+    trace = write(
+        rows(
+            [[-1.0, -0.5], [-1.0, -1.0], [-1.0, -1.0], [-1.0, -1.0]],
+            logp_trainer=trainer,
+            reward=[1.0, 1.0, 0.0, 0.0],
+        )
+    )
     found = measure([trace], ["nemo-rl"])["nemo-rl"]
     kept = [(math.exp(0.1) + 1) / 2, (1 + math.exp(0.5)) / 2]
-    assert found["train/mean_seq_mult_prob_error_after_mask"] == pytest.approx(np.mean(kept), rel=1e-6)
+    assert found["train/mean_seq_mult_prob_error_after_mask"] == pytest.approx(
+        np.mean(kept), rel=1e-6
+    )
     assert found["train/num_masked_seqs_by_logprob_error"] == 2
     assert found["train/masked_correct_pct"] == 0.5
 
 
 def test_inputs_that_no_trace_has_are_named(write):
     readings = dialects.readings([write(rows(MU, logp_trainer=PI))], dialects.names()).by_framework
-    missing = {name: [reading for reading in lines if reading.line.lacks] for name, lines in readings.items()}
+    missing = {
+        name: [reading for reading in lines if reading.line.lacks]
+        for name, lines in readings.items()
+    }
     assert {name for name, lines in missing.items() if lines} == {
-        "miles", "open-instruct", "roll", "skyrl", "slime", "tinker",
-    }  # fmt: skip
+        "miles",
+        "open-instruct",
+        "roll",
+        "skyrl",
+        "slime",
+        "tinker",
+    }
     for reading in (reading for lines in missing.values() for reading in lines):
         assert (reading.value, reading.why) == (None, f"not measured: needs {reading.line.lacks}")
 
 
 def test_one_token_has_no_spread(write):
     """verl and SkyRL show NaN, open-instruct 0."""
-    found = dialects.readings([write(rows([[-1.0]], logp_trainer=[[-1.2]]))], ["skyrl", "open-instruct"]).by_framework
-    before = {reading.line.name: reading for reading in found["skyrl"]}["policy/rollout_train_logprobs_abs_diff_std"]
+    found = dialects.readings(
+        [write(rows([[-1.0]], logp_trainer=[[-1.2]]))], ["skyrl", "open-instruct"]
+    ).by_framework
+    before = {reading.line.name: reading for reading in found["skyrl"]}[
+        "policy/rollout_train_logprobs_abs_diff_std"
+    ]
     assert before.value is None and before.why.startswith("not defined for these tokens")
     by_name = {reading.line.name: reading.value for reading in found["open-instruct"]}
     assert by_name["debug/vllm_vs_local_logprob_diff_std"] == 0
 
 
 def test_without_the_trainer_at_the_weights_that_sampled(write):
-    """Only lines that compare the current trainer with the rollout have values; the others say what they need."""
+    """Only lines that compare the current trainer with the rollout have values; the others say
+    what they need.
+    """
     trace = write(rows(MU, logp_trainer=PI, version_trainer=[1, 1]))
     found = dialects.readings([trace], ["verl", "prime-rl", "skyrl"]).by_framework
     assert all(reading.value is None for reading in found["verl"])
     assert found["verl"][0].why == "not measured: needs logp_recomputed and logp_rollout"
     prime = {reading.line.name: reading for reading in found["prime-rl"]}
     assert prime["mismatch_kl/all/mean"].value == pytest.approx(0.298764, abs=1e-6)
-    assert prime["is_masked/mean"].why == "not measured: needs logp_trainer and logp_rollout and advantage"
-    assert prime["kl_ent_ratio/mean"].why == "not measured: needs logp_trainer and logp_rollout and entropy_trainer"
+    assert (
+        prime["is_masked/mean"].why
+        == "not measured: needs logp_trainer and logp_rollout and advantage"
+    )
+    assert (
+        prime["kl_ent_ratio/mean"].why
+        == "not measured: needs logp_trainer and logp_rollout and entropy_trainer"
+    )
     measured = [reading.line.name for reading in found["skyrl"] if reading.value is not None]
-    assert measured == [f"policy/minibatch_rollout_logprobs_abs_diff_{part}" for part in ("mean", "std", "max")]
+    assert measured == [
+        f"policy/minibatch_rollout_logprobs_abs_diff_{part}" for part in ("mean", "std", "max")
+    ]
 
 
 def test_prime_rl_does_not_see_groups_without_signal(write):
@@ -255,9 +325,16 @@ def test_prime_rl_does_not_see_groups_without_signal(write):
 
 
 def test_shards_and_traces_are_one_measurement(write):
-    columns = {"logp_trainer": PI, "advantage": ADVANTAGE, "entropy_trainer": [[0.5, 1, 2, 3], [0.1, 0.2, 0.3]]}
+    columns = {
+        "logp_trainer": PI,
+        "advantage": ADVANTAGE,
+        "entropy_trainer": [[0.5, 1, 2, 3], [0.1, 0.2, 0.3]],
+    }
     whole = write(rows(MU, **columns), name="whole")
-    parts = [rows(MU[i : i + 1], i, **{name: values[i : i + 1] for name, values in columns.items()}) for i in (0, 1)]
+    parts = [
+        rows(MU[i : i + 1], i, **{name: values[i : i + 1] for name, values in columns.items()})
+        for i in (0, 1)
+    ]
     shards = write(*parts, name="shards")
     traces = [write(part, name=f"part-{i}") for i, part in enumerate(parts)]
     frameworks = dialects.names()

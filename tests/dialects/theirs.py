@@ -1,4 +1,6 @@
-"""A second implementation of the frameworks' metrics: torch on padded rows with a mask, as in their own code."""
+"""A second implementation of the frameworks' metrics: torch on padded rows with a mask, as in
+their own code.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ _NEMO_RL: dict[str, Formula] = {
     "train/policy_kl_error": lambda g: _mean(_k3(-g.d), g.mask),
     "train/js_divergence_error": _jensen_shannon,
     "train/sampling_importance_ratio": lambda g: _mean(_actor_weights(g), g.mask),
-    "train/is_oob_ratio (tis)": lambda g: _mean(((_actor_weights(g) > 2) | (_actor_weights(g) < 0)).double(), g.mask),
+    "train/is_oob_ratio (tis)": lambda g: _mean(
+        ((_actor_weights(g) > 2) | (_actor_weights(g) < 0)).double(), g.mask
+    ),
     "train/is_oob_ratio (icepop)": lambda g: _mean(
         (~((_actor_weights(g) >= 0.5) & (_actor_weights(g) <= 5))).double(), g.mask
     ),
@@ -111,7 +115,11 @@ def _mismatch_kl(g: Padded) -> Tensor:
 def _is_masked(g: Padded, sign: int = 0) -> Tensor:
     g = _trained(g)
     high, low = g.dp > 0.2, g.dp < -0.2
-    masks = {0: torch.where(g.advantage > 0, high, low), 1: (g.advantage > 0) & high, -1: (g.advantage < 0) & low}
+    masks = {
+        0: torch.where(g.advantage > 0, high, low),
+        1: (g.advantage > 0) & high,
+        -1: (g.advantage < 0) & low,
+    }
     return _row_means(masks[sign].to(g.p.dtype), g.mask).mean()
 
 
@@ -119,7 +127,9 @@ _PRIME_RL: dict[str, Formula] = {
     "mismatch_kl/all/mean": lambda g: _mismatch_kl(g).mean(),
     "mismatch_kl/all/std": lambda g: _mismatch_kl(g).std(),
     "mismatch_kl/all/max": lambda g: _mismatch_kl(g).max(),
-    "kl_ent_ratio/mean": lambda g: _mismatch_kl(g).mean() / _trained(g).entropy[_trained(g).mask].mean(),
+    "kl_ent_ratio/mean": lambda g: (
+        _mismatch_kl(g).mean() / _trained(g).entropy[_trained(g).mask].mean()
+    ),
     "is_masked/mean": _is_masked,
     "is_masked_high/mean": lambda g: _is_masked(g, 1),
     "is_masked_low/mean": lambda g: _is_masked(g, -1),
@@ -133,7 +143,10 @@ def _of_rows(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Formula:
 
     def formula(g: Padded) -> Tensor:
         rows = zip(g.p, g.q, g.mask, strict=True)
-        means = [(torch.where(m, value(p, q, m), 0).sum() / m.sum().clamp(min=1)).double() for p, q, m in rows]
+        means = [
+            (torch.where(m, value(p, q, m), 0).sum() / m.sum().clamp(min=1)).double()
+            for p, q, m in rows
+        ]
         return torch.stack(means).mean()
 
     return formula
@@ -154,7 +167,9 @@ _MIS_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "log_ppl_diff": lambda p, q, m: _at(m, q - p, torch.mean),
     "log_ppl_abs_diff": lambda p, q, m: _at(m, q - p, lambda x: x.mean().abs()),
     "ppl_ratio": lambda p, q, m: _at(m, q - p, lambda x: x.mean().exp()),
-    "chi2_token": lambda p, q, m: _at(m, p - q, lambda d: d.clamp(-20, 20).exp().square().mean() - 1),
+    "chi2_token": lambda p, q, m: _at(
+        m, p - q, lambda d: d.clamp(-20, 20).exp().square().mean() - 1
+    ),
     "chi2_seq": lambda p, q, m: _at(m, p - q, lambda d: (2 * d.sum().clamp(-20, 20)).exp() - 1),
     "tis_weight_before_bound": lambda p, q, m: (p - q).clamp(-20, 20).exp(),
     "tis_weight_after_bound": lambda p, q, m: (p - q).clamp(-20, 20).exp().clamp(0, 2),
@@ -162,14 +177,18 @@ _MIS_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "rs_mask_fraction_low": lambda p, q, m: ((p - q).clamp(-20, 20).exp() < 0.5).double(),
     "rs_mask_fraction_high": lambda p, q, m: ((p - q).clamp(-20, 20).exp() > 2).double(),
     "rs_catastrophic_token_fraction": lambda p, q, m: ((p - q) < math.log(1e-4)).double(),
-    "rs_catastrophic_seq_fraction": lambda p, q, m: _at(m, p - q, lambda d: (d < math.log(1e-4)).any().double()),
+    "rs_catastrophic_seq_fraction": lambda p, q, m: _at(
+        m, p - q, lambda d: (d < math.log(1e-4)).any().double()
+    ),
     "is_ratio_mean_after_tis_rs": lambda p, q, m: (p - q).clamp(-20, 20).exp().clamp(0, 2),
 }
 _MIS = {f"train/mis_{name}": _of_rows(value) for name, value in _MIS_ROWS.items()}
 _TIS = {
     "train/tis": _of_rows(lambda p, q, m: (p - q).exp()),
     "train/tis_abs": _of_rows(lambda p, q, m: ((p - q).exp() - 1).abs()),
-    "train/tis_clipfrac": _of_rows(lambda p, q, m: ((p - q).exp().clamp(0, 2) != (p - q).exp()).double()),
+    "train/tis_clipfrac": _of_rows(
+        lambda p, q, m: ((p - q).exp().clamp(0, 2) != (p - q).exp()).double()
+    ),
 }
 _SLIME: dict[str, Formula] = {
     "train/train_rollout_logprob_abs_diff": _of_rows(lambda p, q, m: (p - q).abs()),
@@ -234,7 +253,9 @@ def _segments(x: Tensor, g: Padded) -> Tensor:
     return result
 
 
-def _levels(kind: str, x: Callable[[Padded], Tensor], reduce: Callable[[Tensor], Tensor]) -> dict[str, Formula]:
+def _levels(
+    kind: str, x: Callable[[Padded], Tensor], reduce: Callable[[Tensor], Tensor]
+) -> dict[str, Formula]:
     """The four of a kind: `of` a mean or sum of x at each level."""
     found: dict[str, Formula] = {
         "token": lambda g: _valid_mean(_row_means(reduce(x(g)), g.mask), g),
@@ -248,8 +269,11 @@ def _levels(kind: str, x: Callable[[Padded], Tensor], reduce: Callable[[Tensor],
 _ROLL: dict[str, Formula] = {
     **_levels("ratio", lambda g: g.d, torch.exp),
     **_levels("diff", lambda g: g.dp, lambda x: x),
-    "actor/is_weight_clipfrac": lambda g: (g.r > 1.2).double().sum() / g.mask.sum(),  # includes padding, where r is 1
-    "actor/train_infer_final_mask_mean": lambda g: _mean(((g.r >= 0.8) & (g.r <= 1.2)).double(), g.mask),
+    # Includes padding, where r is 1
+    "actor/is_weight_clipfrac": lambda g: (g.r > 1.2).double().sum() / g.mask.sum(),
+    "actor/train_infer_final_mask_mean": lambda g: _mean(
+        ((g.r >= 0.8) & (g.r <= 1.2)).double(), g.mask
+    ),
     "actor/ratio_mean": lambda g: _valid_mean(_row_means(g.r, g.mask), g),
     "actor/ratio_max": lambda g: (g.r * g.mask).max(),
     "actor/ratio_min": lambda g: (g.r * g.mask + ~g.mask * 1e10).min(),
@@ -275,7 +299,11 @@ def _kept_by_areal(g: Padded) -> Tensor:
 
 
 _DIFF, _BEFORE = "debug/vllm_vs_local_logprob_diff", "policy/rollout_train_logprobs_abs_diff"
-_WITHIN, _AREAL, _SWIFT = "policy/minibatch_rollout_logprobs_abs_diff", "ppo_actor/update/", "rollout_correction/"
+_WITHIN, _AREAL, _SWIFT = (
+    "policy/minibatch_rollout_logprobs_abs_diff",
+    "ppo_actor/update/",
+    "rollout_correction/",
+)
 
 
 def _rho(g: Padded) -> Tensor:
@@ -311,7 +339,9 @@ THEIRS: dict[str, dict[str, Formula]] = {
         f"{_BEFORE}_max": lambda g: g.d.abs()[g.mask].max(),
         f"{_BEFORE}_min": lambda g: g.d.abs()[g.mask].min(),
         f"{_WITHIN}_mean": lambda g: _mean(g.d.abs(), g.mask),
-        f"{_WITHIN}_std": lambda g: (_mean(g.d.square(), g.mask) - _mean(g.d.abs(), g.mask) ** 2).clamp(min=0).sqrt(),
+        f"{_WITHIN}_std": lambda g: (
+            (_mean(g.d.square(), g.mask) - _mean(g.d.abs(), g.mask) ** 2).clamp(min=0).sqrt()
+        ),
         f"{_WITHIN}_max": lambda g: (g.d.abs() * g.mask).max(),
         "policy/is_ratio_mean": lambda g: _mean(g.d.clamp(-20, 20).exp(), g.mask),
         "policy/is_ratio_max": lambda g: (g.d.clamp(-20, 20).exp() * g.mask).max(),
@@ -321,7 +351,9 @@ THEIRS: dict[str, dict[str, Formula]] = {
         f"{_SWIFT}k3_kl": lambda g: _mean(_k3(g.d.clamp(-20, 20)).clamp(-10, 10), g.mask),
         **perplexities(_SWIFT),
         f"{_SWIFT}chi2_token": lambda g: _mean(g.d.clamp(-20, 20).exp().square(), g.mask) - 1,
-        f"{_SWIFT}chi2_seq": lambda g: _row_means(g.d, g.mask).clamp(-20, 20).exp().square().mean() - 1,
+        f"{_SWIFT}chi2_seq": lambda g: (
+            _row_means(g.d, g.mask).clamp(-20, 20).exp().square().mean() - 1
+        ),
         f"{_SWIFT}is_weight_mean": lambda g: _mean(_swift_weight(g), g.mask),
         f"{_SWIFT}ess": _swift_ess,
         f"{_SWIFT}clipped_frac": lambda g: _mean((g.d.clamp(-20, 20).exp() > 2).double(), g.mask),

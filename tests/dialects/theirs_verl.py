@@ -1,4 +1,6 @@
-"""A second implementation of verl's metrics, after rollout_corr_helper.py, debug/metrics.py and core_algos.py."""
+"""A second implementation of verl's metrics, after rollout_corr_helper.py, debug/metrics.py and
+core_algos.py.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,10 @@ def _rejection(option: str, low: float | None, high: float) -> Iterator[tuple[st
         return k.unsqueeze(-1).expand(g.mask.shape)
 
     yield "mean", lambda g: _mean(at_tokens(g, statistic(g)), g.mask)
-    yield "std", lambda g: _sd(at_tokens(g, statistic(g)).clamp(0.0 if low is None else low, high), g.mask)
+    yield (
+        "std",
+        lambda g: _sd(at_tokens(g, statistic(g)).clamp(0.0 if low is None else low, high), g.mask),
+    )
     yield "masked_fraction", lambda g: _mean(1 - at_tokens(g, keep(statistic(g))).double(), g.mask)
     yield "seq_masked_fraction", lambda g: 1 - keep(valid(g)).double().mean()
     yield "seq_mean", lambda g: valid(g).mean()
@@ -143,9 +148,15 @@ VERL: dict[str, Formula] = {
     f"{_CORR}k3_kl": lambda g: _mean(g.r - g.d - 1, g.mask),
     **perplexities(_CORR),
     f"{_CORR}chi2_token": lambda g: _mean(g.d.clamp(-20, 20).exp().square(), g.mask) - 1,
-    f"{_CORR}chi2_seq": lambda g: (2 * torch.where(g.mask, g.d, 0).sum(-1).clamp(-20, 20)).exp().mean() - 1,
+    f"{_CORR}chi2_seq": lambda g: (
+        (2 * torch.where(g.mask, g.d, 0).sum(-1).clamp(-20, 20)).exp().mean() - 1
+    ),
     **{f"{_IS}{name}": formula for name, formula in _importance()},
-    **{f"{_RS}{option}_{name}": formula for option, rows in _REJECTION.items() for name, formula in rows.items()},
+    **{
+        f"{_RS}{option}_{name}": formula
+        for option, rows in _REJECTION.items()
+        for name, formula in rows.items()
+    },
     f"{_RS}masked_fraction": _GEO["masked_fraction"],
     f"{_RS}seq_masked_fraction": _seq_rejected,
     "actor/ppo_kl": lambda g: _mean(-g.d.clamp(-20, 20), g.mask),

@@ -1,8 +1,9 @@
-"""The pictures of README.md and of the guide, made again from bundled data: python -m tests.docs.images [NAME…]
+"""The pictures of README.md and of the guide, made again from bundled data: python -m
+tests.docs.images [NAME…]
 
-Figures are those that the commands draw, the explorer is its page in a real browser; all are reduced to few colours.
-`bisect` searches for a minute with vLLM. Take over a figure of a longer run by its path:
-RUN/plots/training-curves.png
+Figures are those that the commands draw, the explorer is its page in a real browser; all are
+reduced to few colours. `bisect` searches for a minute with vLLM. Take over a figure of a longer run
+by its path: RUN/plots/training-curves.png
 """
 
 from __future__ import annotations
@@ -42,12 +43,17 @@ _EXPLORED = """(async () => {
 
 
 def explorer(folder: Path) -> bytes:
-    """The responses with the largest gaps, coloured by the mask that blocks a token, and one token's details."""
+    """The responses with the largest gaps, coloured by the mask that blocks a token, and one
+    token's details.
+    """
     typed(f"report --output {folder / 'page'} --quiet --no-plots")
     browser = Browser(folder / "profile")
     try:
         browser.open(folder / "page" / "report.html", *_WINDOW)
-        sharp = dict(zip(("width", "height"), _WINDOW, strict=True)) | {"deviceScaleFactor": _SHARP, "mobile": False}
+        sharp = dict(zip(("width", "height"), _WINDOW, strict=True)) | {
+            "deviceScaleFactor": _SHARP,
+            "mobile": False,
+        }
         browser.call("Emulation.setDeviceMetricsOverride", **sharp)
         browser.run(_EXPLORED)
         time.sleep(1)  # the card fades in
@@ -71,9 +77,13 @@ def drawn(line: str, figure: str) -> Callable[[Path], bytes]:
 
 
 def shifted(folder: Path) -> bytes:
-    """What `diagnose` draws of the fault that its page makes: log-probabilities that are one token late."""
+    """What `diagnose` draws of the fault that its page makes: log-probabilities that are one
+    token late.
+    """
     (script,) = (
-        step for step in steps(DOCS / "diagnose.md") if isinstance(step, File) and step.name == "shift_by_one.py"
+        step
+        for step in steps(DOCS / "diagnose.md")
+        if isinstance(step, File) and step.name == "shift_by_one.py"
     )
     with chdir(folder):
         exec(script.text, {})
@@ -101,7 +111,9 @@ MADE: dict[str, Callable[[Path], bytes]] = {
 
 
 def reduced(png: bytes) -> bytes:
-    """The same picture in few colours, half of the bytes or less: the commonest ones, and others that lie far apart."""
+    """The same picture in few colours, half of the bytes or less: the commonest ones, and others
+    that lie far apart.
+    """
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     common = sorted(picture.getcolors(picture.width * picture.height), reverse=True)[: COLOURS // 2]
     apart = picture.quantize(COLOURS - len(common), Image.Quantize.MAXCOVERAGE).getpalette()

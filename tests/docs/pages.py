@@ -1,4 +1,6 @@
-"""The pages of the guide as a reader goes through them: files to write, lines to type, and what is shown for them."""
+"""The pages of the guide as a reader goes through them: files to write, lines to type, and what
+is shown for them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Change:
     text: str
 
     def made_in(self, text: str) -> str:
-        """The file with the change: each part (separated by `…`) is found by the lines that it keeps."""
+        """The file with the change: each part (separated by `…`) is found by the lines that it
+        keeps.
+        """
         for part in self.text.partition("\n")[2].split("\n…\n"):
             lines = part.splitlines(keepends=True)
             before = "".join(line[1:] for line in lines if line[0] != "+")
@@ -46,7 +50,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Line:
-    """A line to type, the output that is shown below it, and the exit code that an `echo $?` after it shows."""
+    """A line to type, the output that is shown below it, and the exit code that an `echo $?`
+    after it shows.
+    """
 
     text: str
     number: int  # of the line in the page
@@ -71,7 +77,9 @@ def steps(page: Path) -> list[File | Change | Line]:
                 for row, line in enumerate(content.splitlines())
                 if (said := re.search(r"(?:- run|script): (mismatch-cli .*)", line))
             ]
-    for line in _INDENTED.finditer(_FENCE.sub(lambda block: "\n" * block.group().count("\n"), text)):
+    for line in _INDENTED.finditer(
+        _FENCE.sub(lambda block: "\n" * block.group().count("\n"), text)
+    ):
         number = text.count("\n", 0, line.start()) + 1
         found.append((number, Line(line.group(1), number)))
     return [step for _, step in sorted(found, key=lambda pair: pair[0])]
@@ -80,11 +88,15 @@ def steps(page: Path) -> list[File | Change | Line]:
 def additions(page: Path) -> list[File | Change]:
     """What a page adds to a checkout: to the package, its tests or its documents."""
     rooms = ("mismatch_cli/", "tests/", "docs/")
-    return [step for step in steps(page) if not isinstance(step, Line) and step.name.startswith(rooms)]
+    return [
+        step for step in steps(page) if not isinstance(step, Line) and step.name.startswith(rooms)
+    ]
 
 
 def _session(content: str, number: int) -> Iterator[Line]:
-    """`$ line`, then what is shown; `# elsewhere: why` says that the lines after it need something else."""
+    """`$ line`, then what is shown; `# elsewhere: why` says that the lines after it need
+    something else.
+    """
     elsewhere = ""
     for part in re.split(r"^(?=\$ |# elsewhere: )", content, flags=re.M):
         first, _, shown = part.partition("\n")
@@ -101,7 +113,11 @@ def _session(content: str, number: int) -> Iterator[Line]:
 def not_in_a_session(page: Path) -> list[str]:
     """The lines of all blocks but sessions and whole files, fenced or indented."""
     text = page.read_text(encoding="utf-8")
-    fenced = [content for kind, content in _FENCE.findall(text) if kind != "console" and not _FILE.match(content)]
+    fenced = [
+        content
+        for kind, content in _FENCE.findall(text)
+        if kind != "console" and not _FILE.match(content)
+    ]
     indented = re.findall(r"^ {4}\S.*$", _FENCE.sub("", text), re.M)
     return [*"".join(fenced).splitlines(), *indented]
 
@@ -116,7 +132,9 @@ def marked(text: str, mark: str) -> tuple[str, str, str]:
 def renewed(page: Path, mark: str, inside: str) -> None:
     """Write `inside` between the marks of a page."""
     head, _, tail = marked(page.read_text(encoding="utf-8"), mark)
-    page.write_text(f"{head}<!-- {mark} -->\n\n{inside.strip()}\n\n<!-- /{mark} -->{tail}", encoding="utf-8")
+    page.write_text(
+        f"{head}<!-- {mark} -->\n\n{inside.strip()}\n\n<!-- /{mark} -->{tail}", encoding="utf-8"
+    )
 
 
 def is_renewed(page: Path, mark: str, inside: str) -> bool:
@@ -128,6 +146,12 @@ def anchors(page: Path) -> set[str]:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     found: dict[str, int] = {}
     for heading in re.findall(r"^#+ (.*)$", text, re.M):
-        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower()).replace(" ", "-")
+        slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower()).replace(
+            " ", "-"
+        )
         found[slug] = found.get(slug, -1) + 1
-    return {f"{slug}-{again}" if again else slug for slug, times in found.items() for again in range(times + 1)}
+    return {
+        f"{slug}-{again}" if again else slug
+        for slug, times in found.items()
+        for again in range(times + 1)
+    }

@@ -25,23 +25,35 @@ from tests.docs.pages import ROOT, Change, File, additions
 # A line that would take long is run with these flags appended: the last one counts.
 SMALLER = (
     (r"^probe", "--num-prompts 12 --samples-per-prompt 2 --max-tokens 24 --noise-responses 4"),
-    (r"^curate", "--num-prompts 4 --samples-per-prompt 2 --held-out-samples 2 --max-tokens 24 --keep 0 1"),
-    (r"^train", "--prompts-per-step 2 --samples-per-prompt 4 --minibatches 1 --num-problems 2 --max-tokens 56"),
+    (
+        r"^curate",
+        "--num-prompts 4 --samples-per-prompt 2 --held-out-samples 2 --max-tokens 24 --keep 0 1",
+    ),
+    (
+        r"^train",
+        "--prompts-per-step 2 --samples-per-prompt 4 --minibatches 1 --num-problems 2 "
+        "--max-tokens 56",
+    ),
     (r"^train", "--eval-samples 1 --eval-every 0 --report-every 0 --seeds 1"),
     (r"^train(?!.*--steps)", "--steps 1"),
     (r"^train --steps 10", "--steps 3 --trace-every 3"),
     (r"^train.*--environment", "--steps 2"),
     (r"^rescore", "--noise-responses 8"),
-    (r"^bisect(?!.*--resume)", "--engine hf --responses 4 --module-responses 1"),  # with vLLM: tests/bisect
+    # With vLLM: tests/bisect
+    (r"^bisect(?!.*--resume)", "--engine hf --responses 4 --module-responses 1"),
     (r"--workers", "--workers 1"),
-    # Real vLLM for all other lines that do not ask for another engine; lines that start it alike share it.
-    (r"^probe.*--full-divergence", "--engine hf"),  # with vLLM: tests/recording/test_full_divergence.py
+    # Real vLLM for all other lines that do not ask for another engine; lines that start it alike
+    # share it. With vLLM: tests/recording/test_full_divergence.py
+    (r"^probe.*--full-divergence", "--engine hf"),
     (r"^probe.*-adapter ", "--engine hf"),  # with vLLM: tests/recording/test_adapters.py
     (r"^probe.*--rollout-dtype float32", "--engine hf"),  # with vLLM: tests/recording/test_probe.py
     (r"^train .*(-a|--model|--lora|--resume)", "--engine hf"),  # with vLLM: tests/rl
 )
-# What depends on the machine and on how much was sampled: there the words of an output count, and not its numbers.
-_VARIES = re.compile(r"^(probe|train|curate|rescore|bisect)\b|\b(probe|train|curate|rescore|bisect)-")
+# What depends on the machine and on how much was sampled: there the words of an output count, and
+# not its numbers.
+_VARIES = re.compile(
+    r"^(probe|train|curate|rescore|bisect)\b|\b(probe|train|curate|rescore|bisect)-"
+)
 
 MODELS = (
     "checkpoint",
@@ -52,8 +64,18 @@ MODELS = (
     "Qwen/Qwen2.5-Math-1.5B",
 )
 LATER_MODELS = ("step-104", "checkpoint-40")
-TRAINING_RUNS = ("run", "last", "last-release", "before", "probe-before")  # several versions, an fp8 KV cache
-RUNS = ("probe-model", "probe-step-100", "after", "probe-after", "probe-bf16", "probe-fp16", "probe-fp32", "import-run")
+# Several versions, an fp8 KV cache
+TRAINING_RUNS = ("run", "last", "last-release", "before", "probe-before")
+RUNS = (
+    "probe-model",
+    "probe-step-100",
+    "after",
+    "probe-after",
+    "probe-bf16",
+    "probe-fp16",
+    "probe-fp32",
+    "import-run",
+)
 PROBLEMS = ("problems.jsonl", "math.jsonl", "tasks.jsonl", "aime.jsonl")
 PROBLEMS += ("curate-checkpoint/perfectible.jsonl", "curate-model/perfectible.jsonl")
 DUMPS = ("run/token_exports", "runs/math/token_exports")
@@ -75,7 +97,8 @@ def things(line: str, made: Path) -> None:
 
     def named(name: str) -> bool:
         return (
-            not Path(name).exists() and re.search(rf"(?<![\w/.-])(\./)?{re.escape(name)}(?![\w.-])", read) is not None
+            not Path(name).exists()
+            and re.search(rf"(?<![\w/.-])(\./)?{re.escape(name)}(?![\w.-])", read) is not None
         )
 
     def put(name: str, source: Path, link: Callable[[Path, Path], Any]) -> None:
@@ -111,7 +134,10 @@ def _linked(source: Path, folder: Path) -> None:
 
 def _first_problems(source: Path, path: Path) -> None:
     rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()[:16]]
-    path.write_text("".join(json.dumps(row | {"question": row["problem"]}) + "\n" for row in rows), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(row | {"question": row["problem"]}) + "\n" for row in rows),
+        encoding="utf-8",
+    )
 
 
 def _as_run(trace: Path, run_folder: Path) -> None:
@@ -125,7 +151,10 @@ def _nemo_rl(folder: Path) -> None:
     rows = [row for table in Trace.open(bundled_trace()).tables() for row in table.to_pylist()]
     folder.mkdir(parents=True)
     for step in sorted({row["step"] for row in rows}):
-        nemo_rl(folder / f"train_data_step{step + 1}.jsonl", [row for row in rows if row["step"] == step])
+        nemo_rl(
+            folder / f"train_data_step{step + 1}.jsonl",
+            [row for row in rows if row["step"] == step],
+        )
 
 
 @cache
@@ -138,10 +167,13 @@ def _later(folder: Path) -> Path:
     generator = torch.Generator().manual_seed(0)
     weights = load_file(folder / "model.safetensors")
     moved = {
-        name: w + 0.02 * w.float().std() * torch.randn(w.shape, generator=generator) for name, w in weights.items()
+        name: w + 0.02 * w.float().std() * torch.randn(w.shape, generator=generator)
+        for name, w in weights.items()
     }
     save_file(
-        {name: w.to(weights[name].dtype) for name, w in moved.items()}, folder / "model.safetensors", {"format": "pt"}
+        {name: w.to(weights[name].dtype) for name, w in moved.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
     )
     return folder
 
@@ -161,14 +193,21 @@ def save(file: File, folder: Path) -> None:
 
 
 def checkout(page: Path, folder: Path) -> Path:
-    """A copy of this checkout with everything that a page adds to it; `bin/mismatch-cli` in it runs that."""
+    """A copy of this checkout with everything that a page adds to it; `bin/mismatch-cli` in it
+    runs that.
+    """
     for name in ("mismatch_cli", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     (folder / "sample_data").symlink_to(ROOT / "sample_data")
     for step in additions(page):
         path = folder / step.name
-        save(File(step.name, step.made_in(path.read_text("utf-8"))) if isinstance(step, Change) else step, folder)
+        save(
+            File(step.name, step.made_in(path.read_text("utf-8")))
+            if isinstance(step, Change)
+            else step,
+            folder,
+        )
     script = folder / "bin" / "mismatch-cli"
     script.parent.mkdir()
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m mismatch_cli "$@"\n', encoding="utf-8")
@@ -197,14 +236,17 @@ def varies(line: str) -> bool:
 def smaller(arguments: str) -> str:
     """The flags that make a line quick."""
     return " ".join(
-        flags for pattern, flags in SMALLER if re.search(pattern, arguments) and "--show-config" not in arguments
+        flags
+        for pattern, flags in SMALLER
+        if re.search(pattern, arguments) and "--show-config" not in arguments
     )
 
 
 def type_line(line: str, *, quick: bool = True, checkout: Path | None = None) -> Ran:
     """Run a line in the present folder; `| jq …` and its like get what it prints on stdout.
 
-    In this process, for speed; in a shell where it writes to a file, or with the package of a `checkout`.
+    In this process, for speed; in a shell where it writes to a file, or with the package of a
+    `checkout`.
     """
     command, *pipes = line.split(" | ")
     arguments = without_comment(command.removeprefix("mismatch-cli"))
@@ -213,7 +255,9 @@ def type_line(line: str, *, quick: bool = True, checkout: Path | None = None) ->
         return _shell(" | ".join([f"{command} {more}".strip(), *pipes]), None, checkout)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err if pipes else out):
-        code = run([os.path.expandvars(word) for word in shlex.split(f"{arguments} {more}", comments=True)])
+        code = run(
+            [os.path.expandvars(word) for word in shlex.split(f"{arguments} {more}", comments=True)]
+        )
     if pipes and shutil.which(pipes[0].split()[0]):
         after = _shell(" | ".join(pipes), out.getvalue())
         return Ran(code or after.code, err.getvalue() + after.text)
@@ -222,9 +266,17 @@ def type_line(line: str, *, quick: bool = True, checkout: Path | None = None) ->
 
 def _shell(line: str, stdin: str | None, checkout: Path | None = None) -> Ran:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    first = {"PATH": f"{checkout}/bin{os.pathsep}{path}", "PYTHONPATH": str(checkout)} if checkout else {"PATH": path}
+    first = (
+        {"PATH": f"{checkout}/bin{os.pathsep}{path}", "PYTHONPATH": str(checkout)}
+        if checkout
+        else {"PATH": path}
+    )
     done = subprocess.run(
-        ["bash", "-c", line], input=stdin, capture_output=True, text=True, env={**os.environ, **first}
+        ["bash", "-c", line],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **first},
     )
     return Ran(done.returncode, done.stdout + done.stderr)
 
@@ -232,8 +284,8 @@ def _shell(line: str, stdin: str | None, checkout: Path | None = None) -> Ran:
 def missing(shown: str, ran: str, *, loosely: bool) -> str:
     """The first part of a shown output that is not what was printed; "" where all of it is.
 
-    `…` stands for anything, also at the beginning and at the end; nothing shown says nothing. How lines are broken and
-    columns are filled does not count; loosely, nor do numbers.
+    `…` stands for anything, also at the beginning and at the end; nothing shown says nothing. How
+    lines are broken and columns are filled does not count; loosely, nor do numbers.
     """
     parts = [_words(part, loosely) for part in shown.split("…")]
     rest = _words(ran, loosely)
@@ -245,7 +297,8 @@ def missing(shown: str, ran: str, *, loosely: bool) -> str:
             at = rest.rfind(part) if rest.endswith(part) else -1
         if at < 0 or (number == 0 and part and at > 0):
             return shown.split("…")[number].strip()
-        rest = rest[at + len(part) - bool(part) :]  # the space at the end may be the one before the next part
+        # The space at the end may be the one before the next part
+        rest = rest[at + len(part) - bool(part) :]
     return ""
 
 

@@ -1,4 +1,6 @@
-"""One vLLM for all lines of the guide that start it alike: a start and an end take seconds, and there are many."""
+"""One vLLM for all lines of the guide that start it alike: a start and an end take seconds, and
+there are many.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from mismatch_cli.engines import EngineSettings
 
 
 class SharedVllm:
-    """Every vLLM stays after its run, for the next run that asks for the same; never one whose weights were changed.
+    """Every vLLM stays after its run, for the next run that asks for the same; never one whose
+    weights were changed.
 
     None is closed before the end: that would take the process groups away from the others.
     """
@@ -21,13 +24,19 @@ class SharedVllm:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         from mismatch_cli.engines import vllm
 
-        self._load, self._close, self._take_weights = vllm._load, vllm.VllmEngine.close, vllm.VllmEngine.load_weights
+        self._load, self._close, self._take_weights = (
+            vllm._load,
+            vllm.VllmEngine.close,
+            vllm.VllmEngine.load_weights,
+        )
         self._shared: dict[str, Any] = {}
         self._all: list[Any] = []
         self._last: Any = None  # an engine that can end what all have in common
         patch.setattr(vllm, "_load", self.load)
         patch.setattr(vllm.VllmEngine, "close", lambda engine: self.close(engine))
-        patch.setattr(vllm.VllmEngine, "load_weights", lambda engine, model: self.load_weights(engine, model))
+        patch.setattr(
+            vllm.VllmEngine, "load_weights", lambda engine, model: self.load_weights(engine, model)
+        )
 
     def load(self, settings: EngineSettings, more: dict[str, Any]) -> Any:
         weights = Path(settings.model, "model.safetensors").resolve()
@@ -47,12 +56,15 @@ class SharedVllm:
         self._last = engine
 
     def end(self) -> None:
-        """Close the last one as after a run; the others before it, without a search for garbage after each."""
+        """Close the last one as after a run; the others before it, without a search for garbage
+        after each.
+        """
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gc, "collect", lambda *_: 0)
             for llm in self._all:
                 llm.llm_engine.engine_core.shutdown()
         self._shared, self._all = {}, []
         if self._last is not None:
-            self._last._settings = replace(self._last._settings, log_file=None)  # the folder of its log is gone
+            # The folder of its log is gone
+            self._last._settings = replace(self._last._settings, log_file=None)
             self._close(self._last)

@@ -1,7 +1,8 @@
 """The guide as a site, in site/: python -m tests.docs.site [serve]
 
-Its pages are those of docs/ and what they link to beside it; README.md is the front page. zensical.toml gives their
-order. A page that it does not name, a broken link or a warning ends the build.
+Its pages are those of docs/ and what they link to beside it; README.md is the front page.
+zensical.toml gives their order. A page that it does not name, a broken link or a warning ends the
+build.
 """
 
 from __future__ import annotations
@@ -47,11 +48,15 @@ _IN_TERMINAL = """
 def pages() -> dict[str, str]:
     """Where each page of the repository is on the site."""
     guide = [path.relative_to(ROOT).as_posix() for path in sorted(DOCS.rglob("*.md"))]
-    return {page: page.removeprefix("docs/").replace("README.md", "index.md") for page in guide} | _BESIDE
+    return {
+        page: page.removeprefix("docs/").replace("README.md", "index.md") for page in guide
+    } | _BESIDE
 
 
 def staged(page: str, places: dict[str, str]) -> str:
-    """The text of a page as the site has it: links lead to pages of the site, else to the file in the repository."""
+    """The text of a page as the site has it: links lead to pages of the site, else to the file
+    in the repository.
+    """
     text = (ROOT / page).read_text(encoding="utf-8")
     repository = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]["repo_url"]
 
@@ -63,7 +68,9 @@ def staged(page: str, places: dict[str, str]) -> str:
         if file in places:
             target = posixpath.relpath(places[file], posixpath.dirname(places[page]) or ".")
         elif file.startswith("docs/images/"):
-            target = posixpath.relpath(file.removeprefix("docs/"), posixpath.dirname(places[page]) or ".")
+            target = posixpath.relpath(
+                file.removeprefix("docs/"), posixpath.dirname(places[page]) or "."
+            )
         else:
             assert (ROOT / file).exists(), f"{page} links to {link[2]}"
             target = f"{repository}/blob/main/{file}"
@@ -76,32 +83,46 @@ def staged(page: str, places: dict[str, str]) -> str:
 
 
 def _for_markdown(text: str) -> str:
-    """What GitHub understands and Python-Markdown does not: lists below a line, or nested by 2; `a\\|b` in cells."""
+    """What GitHub understands and Python-Markdown does not: lists below a line, or nested by 2;
+    `a\\|b` in cells.
+    """
     text = _NESTED.sub(lambda spaces: " " * max(4, len(spaces[1])), text)
     text = _LIST_BELOW.sub(r"\1\n\n", text)
-    return _PIPED.sub(lambda code: f"<code>{html.escape(code[1]).replace(chr(92) + '|', '&#124;')}</code>", text)
+    return _PIPED.sub(
+        lambda code: f"<code>{html.escape(code[1]).replace(chr(92) + '|', '&#124;')}</code>", text
+    )
 
 
 def named(nav: object) -> list[str]:
     """The pages that a navigation names."""
     if isinstance(nav, str):
         return [nav]
-    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in named(part)]
+    return [
+        page for part in (nav.values() if isinstance(nav, dict) else nav) for page in named(part)
+    ]
 
 
 def put_together(folder: Path) -> Path:
-    """Write what zensical reads into a folder: docs/ with all pages, and its configuration, which is returned."""
+    """Write what zensical reads into a folder: docs/ with all pages, and its configuration,
+    which is returned.
+    """
     places, config = pages(), CONFIG.read_text(encoding="utf-8")
     nav = named(tomllib.loads(config)["project"]["nav"])
-    unnamed, absent = sorted(set(places.values()) - set(nav)), sorted(set(nav) - set(places.values()))
+    unnamed, absent = (
+        sorted(set(places.values()) - set(nav)),
+        sorted(set(nav) - set(places.values())),
+    )
     assert not unnamed and not absent, f"nav of zensical.toml lacks {unnamed}, names {absent}"
     assert 'custom_dir = "docs/theme"' in config
     written = {f"docs/{place}": staged(page, places).encode() for page, place in places.items()}
-    written |= {f"docs/images/{path.name}": path.read_bytes() for path in (DOCS / "images").iterdir()}
+    written |= {
+        f"docs/images/{path.name}": path.read_bytes() for path in (DOCS / "images").iterdir()
+    }
     written[CONFIG.name] = config.replace('"docs/theme"', f'"{DOCS / "theme"}"').encode()
     for name, content in written.items():
         path = folder / name
-        if not path.exists() or path.read_bytes() != content:  # what serves looks at what is written
+        # What serves looks at what is written
+        if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
     return folder / CONFIG.name
@@ -116,12 +137,16 @@ def zensical(command: str, config: Path) -> subprocess.CompletedProcess[str]:
     """What zensical says; the exit code is not 0 where anything was to be warned of."""
     quiet = os.environ | {"NO_COLOR": "1"}
     line = [*_ZENSICAL, command, "--strict", "--config-file", config]
-    return subprocess.run(line, cwd=config.parent, env=quiet, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        line, cwd=config.parent, env=quiet, capture_output=True, text=True, check=False
+    )
 
 
 def serve(folder: Path) -> None:
     """Serve the site at localhost:8000, and put it together again while pages are written."""
-    with subprocess.Popen([*_ZENSICAL, "serve", "--config-file", put_together(folder)], cwd=folder) as server:
+    with subprocess.Popen(
+        [*_ZENSICAL, "serve", "--config-file", put_together(folder)], cwd=folder
+    ) as server:
         try:
             while server.poll() is None:
                 time.sleep(1)

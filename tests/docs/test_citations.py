@@ -1,4 +1,6 @@
-"""Citations of the DPPO paper: every number is one of its third version, and has there what it is cited for."""
+"""Citations of the DPPO paper: every number is one of its third version, and has there what it
+is cited for.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ V3 = {
     "figure 9": "a thinking mixture of experts, and a dense model",
     "figure 10": "binary against top-K divergences",
     "figure 12": "the mass of the top 20, 99.4 % at first and 99.9 % after 100 steps",
-    **dict.fromkeys((f"figure {n}" for n in range(13, 19)), "six panels: reward, AIME, length, entropy, |π − μ|"),
+    **dict.fromkeys(
+        (f"figure {n}" for n in range(13, 19)), "six panels: reward, AIME, length, entropy, |π − μ|"
+    ),
     "figure 19": "final numbers by δ: TV 0.1 to 0.2, KL 0.05 to 0.15",
     "figure 20": "other families of models, other problems",
     "App. B.1": "a partition's TV is a lower bound",
@@ -65,7 +69,9 @@ _KINDS = (
     ("section ", r"\b[Ss]ections? (\d(?:\.\d)?)"),
 )
 _NAMED = re.compile(r"DPPO|2602\.04879")
-_OTHERS = re.compile(r"1707\.06347|2507\.18071|2512\.01374|1912\.09729|GSPO|PPO, arXiv|FP16|2510\.26788")
+_OTHERS = re.compile(
+    r"1707\.06347|2507\.18071|2512\.01374|1912\.09729|GSPO|PPO, arXiv|FP16|2510\.26788"
+)
 
 
 def cited(text: str) -> set[str]:
@@ -86,7 +92,10 @@ def clauses(path: Path) -> list[str]:
     """The text from a name of the paper to the next semicolon, cell or line's end but one."""
     text = re.sub(r"\bDPPO\}", "DPPO, arXiv 2602.04879", path.read_text(encoding="utf-8"))
     starts = [match.start() for match in _NAMED.finditer(text)]
-    pieces = [re.split(r"\||\n\n|\"\"\"|\"\n|\",|\. [A-Z](?!\.)", text[start : start + 160])[0] for start in starts]
+    pieces = [
+        re.split(r"\||\n\n|\"\"\"|\"\n|\",|\. [A-Z](?!\.)", text[start : start + 160])[0]
+        for start in starts
+    ]
     return [_OTHERS.split(piece)[0] for piece in pieces]
 
 
@@ -96,18 +105,28 @@ def test_every_number_is_one_of_the_third_version() -> None:
         for clause in clauses(path):
             for key in cited(clause) - set(V3):
                 found.setdefault(key, set()).add(f"{path.relative_to(ROOT)}: {clause[:80]!r}")
-    found.pop("eq. 9", None), found.pop("eq. 10", None)  # in the sentence that says what other versions number
+    # In the sentence that says what other versions number
+    found.pop("eq. 9", None), found.pop("eq. 10", None)
     assert not found
-    assert sum(len(cited(clause)) for path in TEXTS for clause in clauses(path)) > 100  # it reads them
+    # It reads them
+    assert sum(len(cited(clause)) for path in TEXTS for clause in clauses(path)) > 100
 
 
-WORDS = {metric.key: metric for table in (METRICS, VOLATILITY, CLIPPING, TRAINING) for metric in table.values()}
+WORDS = {
+    metric.key: metric
+    for table in (METRICS, VOLATILITY, CLIPPING, TRAINING)
+    for metric in table.values()
+}
 WHERE = {
-    "surrogate": "eq. 5", "correction": "eq. 6", "quadratic_bound": "eq. 7", "linear_bound": "eq. 8",
-    "tv_sum": "eq. 11", "blocked": "eq. 12", "masked": "eq. 23", "capped": "eq. 23", "kl_binary_mean": "eq. 14",
-    "tv_topk_mean": "eq. 15", "kl_topk_mean": "eq. 16", "tv_binary_mean": "App. F.2", "tv_signed_max": "figure 3",
+    "surrogate": "eq. 5", "correction": "eq. 6", "quadratic_bound": "eq. 7",
+    "linear_bound": "eq. 8",
+    "tv_sum": "eq. 11", "blocked": "eq. 12", "masked": "eq. 23", "capped": "eq. 23",
+    "kl_binary_mean": "eq. 14",
+    "tv_topk_mean": "eq. 15", "kl_topk_mean": "eq. 16", "tv_binary_mean": "App. F.2",
+    "tv_signed_max": "figure 3",
     "ratio_sd": "figure 2", "tv_topk_sd": "figure 2", "bad": "figure 5", "mu_blocked": "figure 6",
-    "entropy_blocked": "figure 6", "entropy_mean": "figure 7", "entropy": "figure 7", "blocked_tokens": "App. D",
+    "entropy_blocked": "figure 6", "entropy_mean": "figure 7", "entropy": "figure 7",
+    "blocked_tokens": "App. D",
     "low": "App. B.1", "abs_dp_first": "figure 3",
 }  # fmt: skip
 
@@ -119,8 +138,10 @@ def test_a_metric_cites_the_place_that_has_it(key: str) -> None:
 
 ROWS = {
     "pg-is": {"App. C.1"}, "minirl-tis": {"App. C.1"}, "grpo-clip-higher": {"App. C.1"},
-    "dppo-binary-tv": {"eq. 13"}, "dppo-binary-kl": {"eq. 14"}, "dppo-binary-kl-recompute": {"figure 4"},
-    "dppo-topk-tv": {"App. F.3", "App. E"}, "dppo-topk-kl": {"App. F.3", "App. E"}, "mask-0.8": {"figure 5"},
+    "dppo-binary-tv": {"eq. 13"}, "dppo-binary-kl": {"eq. 14"},
+    "dppo-binary-kl-recompute": {"figure 4"},
+    "dppo-topk-tv": {"App. F.3", "App. E"}, "dppo-topk-kl": {"App. F.3", "App. E"},
+    "mask-0.8": {"figure 5"},
     "relax-both": {"figure 6", "figure 7"}, "relax-high": {"figure 7"},
 }  # fmt: skip
 
@@ -141,5 +162,13 @@ def test_the_version_is_said_once_in_the_code_and_once_in_the_guide() -> None:
 
 def test_the_reader_of_citations_reads() -> None:
     assert cited("eq. 13 to 15, figures 6 and 7, App. C.1, section 4.1; Fig. 2, appendix D") == {
-        "eq. 13", "eq. 14", "eq. 15", "figure 6", "figure 7", "App. C.1", "section 4.1", "figure 2", "App. D",
-    }  # fmt: skip
+        "eq. 13",
+        "eq. 14",
+        "eq. 15",
+        "figure 6",
+        "figure 7",
+        "App. C.1",
+        "section 4.1",
+        "figure 2",
+        "App. D",
+    }

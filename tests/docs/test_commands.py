@@ -1,8 +1,8 @@
 """Every line of the guide and of README.md is typed, page by page, in a folder like the reader's.
 
 What a page shows below a line must be what the line prints. To take over new outputs:
-python -m tests.docs.test_commands [PAGE…]. It runs the lines unchanged: all on the named pages, or by default those
-whose numbers are the same everywhere.
+python -m tests.docs.test_commands [PAGE…]. It runs the lines unchanged: all on the named pages, or
+by default those whose numbers are the same everywhere.
 """
 
 from __future__ import annotations
@@ -18,15 +18,36 @@ from pathlib import Path
 import pytest
 
 from tests import pictures
-from tests.docs.pages import DOCS, PAGES, README, ROOT, File, Line, additions, not_in_a_session, steps
-from tests.docs.reader import Ran, checkout, missing, save, things, type_line, varies, without_comment
+from tests.docs.pages import (
+    DOCS,
+    PAGES,
+    README,
+    ROOT,
+    File,
+    Line,
+    additions,
+    not_in_a_session,
+    steps,
+)
+from tests.docs.reader import (
+    Ran,
+    checkout,
+    missing,
+    save,
+    things,
+    type_line,
+    varies,
+    without_comment,
+)
 from tests.docs.shared_vllm import SharedVllm
 
 pytestmark = pytest.mark.slow
 _COLUMNS = "100"  # the width of the outputs in the guide
 _TYPED = [page for page in PAGES if any(isinstance(step, Line) for step in steps(page))]
-_HERE = [page for page in _TYPED if not additions(page)]  # others need a checkout: test_extending.py
-_RAN: dict[str, tuple[Ran, Path]] = {}  # a line of several pages is typed once; the others get what it left
+# Others need a checkout: test_extending.py
+_HERE = [page for page in _TYPED if not additions(page)]
+# A line of several pages is typed once; the others get what it left
+_RAN: dict[str, tuple[Ran, Path]] = {}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +95,10 @@ def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made):
 
 
 def _typed_once(line: str, made: Path, *, again: bool) -> Ran:
-    """What comes of a line; of a line on an earlier page, what came of it there. A page may mean it again."""
+    """What comes of a line; of a line on an earlier page, what came of it there.
+
+    A page may mean it again.
+    """
     before = set(os.listdir())
     if line in _RAN and not again:
         ran, left = _RAN[line]
@@ -94,7 +118,9 @@ def _copy(source: Path, target: Path, there: set[str]) -> None:
             (shutil.copytree if path.is_dir() else shutil.copy)(path, target / path.name)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p != README], ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p != README], ids=lambda page: str(page.relative_to(DOCS))
+)
 def test_no_line_of_the_guide_is_overlooked(page):
     """Whatever looks like a line to type is found as one, or says what else it needs."""
     looks = [line for line in not_in_a_session(page) if re.search(r"(?<!`)mismatch-cli ", line)]
@@ -109,7 +135,9 @@ def test_what_cannot_be_typed_here_is_little():
 
 
 def renew(pages: list[Path], wanted: Callable[[str], bool]) -> None:
-    """Run the lines of pages unchanged, and take over what they print where the page shows the same lines."""
+    """Run the lines of pages unchanged, and take over what they print where the page shows the
+    same lines.
+    """
     for page in pages:
         with tempfile.TemporaryDirectory() as temporary, pytest.MonkeyPatch.context() as patch:
             folder, made = Path(temporary, "folder"), Path(temporary, "made")
@@ -132,7 +160,8 @@ def _as_printed(line: Line, printed: str) -> str:
     """The shown lines as they are printed now: each is the next one with the same words."""
 
     def words(text: str) -> list[str]:
-        label, *cells = re.split(r"\s{2,}", text.strip())  # "KL(μ‖π), k3" is told from "KL(μ‖π), k1"
+        # "KL(μ‖π), k3" is told from "KL(μ‖π), k1"
+        label, *cells = re.split(r"\s{2,}", text.strip())
         return [label if cells else "", *re.findall(r"[^\W\d_]{2,}", text)]
 
     rest, lines = printed.splitlines(), []

@@ -53,7 +53,9 @@ class Found(NamedTuple):
 
 
 def phrases(path: Path) -> Iterator[Found]:
-    """The worst phrases of a file, across the ends of lines, of comments and of strings that are joined."""
+    """The worst phrases of a file, across the ends of lines, of comments and of strings that are
+    joined.
+    """
     text = path.read_text(encoding="utf-8")
     text = re.sub(r'"\s*\n\s*f?"', lambda joint: re.sub(r"[^\n]", " ", joint.group()), text)
     words = [
@@ -65,22 +67,36 @@ def phrases(path: Path) -> Iterator[Found]:
     prose = " ".join(word for word, _ in words)
     for pattern, better in WORST.items():
         for match in re.finditer(pattern, prose, re.IGNORECASE):
-            number = next(line for (_, line), end in zip(words, ends, strict=True) if end > match.start() + 1)
+            number = next(
+                line for (_, line), end in zip(words, ends, strict=True) if end > match.start() + 1
+            )
             yield Found(path, number, prose[max(0, match.start() - 30) : match.end() + 30], better)
 
 
 def tracked() -> list[Path]:
-    """The files that people write and read; in an unpacked sdist, which git does not know, all that are there."""
+    """The files that people write and read; in an unpacked sdist, which git does not know, all
+    that are there.
+    """
     if (ROOT / ".git").exists():
-        names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        names = subprocess.run(
+            ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.split()
     else:
-        names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if ".venv" not in path.parts]
-    return [ROOT / n for n in names if Path(n).suffix in READ and not n.startswith(NOT_OURS) and (ROOT / n).is_file()]
+        names = [
+            str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if ".venv" not in path.parts
+        ]
+    return [
+        ROOT / n
+        for n in names
+        if Path(n).suffix in READ and not n.startswith(NOT_OURS) and (ROOT / n).is_file()
+    ]
 
 
 def test_the_worst_phrases_are_gone():
     found = [phrase for path in tracked() for phrase in phrases(path)]
-    assert not found, "\n".join(f"{f.path.relative_to(ROOT)}:{f.line}: “{f.phrase}” → {f.better}" for f in found)
+    assert not found, "\n".join(
+        f"{f.path.relative_to(ROOT)}:{f.line}: “{f.phrase}” → {f.better}" for f in found
+    )
 
 
 def test_phrases_are_found_across_lines_and_joined_strings(tmp_path):
@@ -97,4 +113,7 @@ if __name__ == "__main__":
     for file in tracked():
         if not asked or any(file == each or each in file.parents for each in asked):
             for found in phrases(file):
-                print(f"{found.path.relative_to(ROOT)}:{found.line}: “{found.phrase}” → {found.better}")
+                print(
+                    f"{found.path.relative_to(ROOT)}:{found.line}: “{found.phrase}” → "
+                    f"{found.better}"
+                )

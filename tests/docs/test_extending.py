@@ -1,4 +1,6 @@
-"""What docs/extending.md adds is put into a checkout, its lines are typed there, and each is found where it belongs."""
+"""What docs/extending.md adds is put into a checkout, its lines are typed there, and each is
+found where it belongs.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,20 @@ def read(path: Path) -> dict:
 
 
 def test_the_mask_with_equal_limits_is_binary_tv(desk):
-    rows = {row["name"]: row["blocked"] for row in read(desk / "two" / "summary.json")["algorithms"]}
+    rows = {
+        row["name"]: row["blocked"] for row in read(desk / "two" / "summary.json")["algorithms"]
+    }
     equal = rows["two-sided-tv:max_fall=0.15,max_rise=0.15"]
     assert equal == rows["dppo-binary-tv"] != rows["two-sided-tv"]
 
 
 def test_the_algorithm_is_its_mask_with_its_thresholds(desk):
     row, mask = read(desk / "careful" / "summary.json")["algorithms"]
-    assert row["name"] == "careful-tv" and row["blocked"] == mask["blocked"] and row["lost"] == mask["lost"]
+    assert (
+        row["name"] == "careful-tv"
+        and row["blocked"] == mask["blocked"]
+        and row["lost"] == mask["lost"]
+    )
 
 
 def test_the_engine_says_what_it_is(desk):
@@ -70,7 +78,9 @@ def test_the_check_explains_the_gap(desk):
 
 def test_the_metric_stands_in_the_tables_of_terminal_page_and_json(desk):
     """The terminal's is on the page of the guide."""
-    found = read(desk / "with-metric" / "summary.json")["pairs"]["mismatch"]["metrics"]["large_gaps"]
+    found = read(desk / "with-metric" / "summary.json")["pairs"]["mismatch"]["metrics"][
+        "large_gaps"
+    ]
     assert found["low"] < found["value"] < found["high"]
     assert "above 0.1 nats" in (desk / "with-metric" / "report.html").read_text(encoding="utf-8")
 
@@ -85,12 +95,28 @@ def test_the_plot_is_written_and_stands_on_the_page(desk):
 def test_the_tests_of_masks_algorithms_and_dialects_take_them_in(desk):
     """Run in the checkout: contract, gradient, plain count and second formulas."""
     named = "two-sided or careful or toy or complete or blocked_shares"
-    files = ("trust_regions/test_contract.py", "algorithms/test_gradients.py", "dialects/test_owners.py")
+    files = (
+        "trust_regions/test_contract.py",
+        "algorithms/test_gradients.py",
+        "dialects/test_owners.py",
+    )
     files += ("metrics/clipping/test_algorithms.py",)
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", named, *(f"tests/{file}" for file in files)],
-        cwd=desk.parent / "checkout", capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:xdist",
+            "-k",
+            named,
+            *(f"tests/{file}" for file in files),
+        ],
+        cwd=desk.parent / "checkout",
+        capture_output=True,
+        text=True,
+    )
     assert run.returncode == 0, run.stdout
     assert int(run.stdout.split(" passed")[0].split()[-1]) > 20
 

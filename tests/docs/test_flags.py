@@ -1,4 +1,6 @@
-"""Every flag that the guide, a help, a message or a docstring names exists, in the command it is written for."""
+"""Every flag that the guide, a help, a message or a docstring names exists, in the command it is
+written for.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ import typer
 from mismatch_cli import registry
 
 ROOT = Path(__file__).parents[2]
-GUIDE = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "action.yml"]
+GUIDE = [
+    *(ROOT / "docs").rglob("*.md"),
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "action.yml",
+]
 GUIDE += sorted((ROOT / ".github").rglob("*.*"))
 CODE = sorted((ROOT / "mismatch_cli").rglob("*.py"))
 COMMANDS = registry.names("mismatch_cli.commands")
@@ -22,13 +29,19 @@ _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
 _TYPED = re.compile(r"^\s*\$ (.*)$|(mismatch-cli .*)$", re.MULTILINE)
 
 OTHERS = {
-    "pip": "--upgrade --python --disable-pip-version-check --extra-index-url --find-links --no-index --wheel-dir",
+    "pip": (
+        "--upgrade --python --disable-pip-version-check --extra-index-url --find-links "
+        "--no-index --wheel-dir"
+    ),
     "docker": "--rm --user --ipc --tag",
     "venv": "--without-pip",
     "ray": "--head --num-cpus",
     "torchrun": "--nnodes --nproc-per-node",
-    "vLLM": "--logprobs-mode --max-logprobs --generation-config --enable-lora --lora-modules --hf-overrides "
-    "--no-enable-prefix-caching --no-enable-chunked-prefill --enforce-eager --weight-transfer-config",
+    "vLLM": (
+        "--logprobs-mode --max-logprobs --generation-config --enable-lora --lora-modules "
+        "--hf-overrides --no-enable-prefix-caching --no-enable-chunked-prefill --enforce-eager "
+        "--weight-transfer-config"
+    ),
     "SGLang": "--enable-fp32-lm-head",
     "slime": "--use-tis --get-mismatch-metrics --calculate-per-token-loss --save-debug-train-data "
     "--save-debug-rollout-data --rollout-data-postprocess-path",
@@ -53,7 +66,9 @@ def flags_of(command: str) -> frozenset[str]:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """The pages, and of the code every text: messages, helps and docstrings; comments too, by line."""
+    """The pages, and of the code every text: messages, helps and docstrings; comments too, by
+    line.
+    """
     for path in GUIDE:
         yield path.name, path.read_text(encoding="utf-8")
     for path in CODE:
@@ -72,16 +87,25 @@ def test_every_flag_that_is_named_exists() -> None:
         | FOREIGN
         | {flag for command in COMMANDS for flag in flags_of(command)}
     )
-    unknown = {(where, flag) for where, text in texts() for flag in _FLAG.findall(text) if flag not in known}
+    unknown = {
+        (where, flag)
+        for where, text in texts()
+        for flag in _FLAG.findall(text)
+        if flag not in known
+    }
     assert not unknown
 
 
 def test_a_flag_beside_a_command_is_one_of_its_own() -> None:
-    """In `probe --resume` and in lines that are typed; what follows a pipe or && is another command."""
+    """In `probe --resume` and in lines that are typed; what follows a pipe or && is another
+    command.
+    """
     wrong = set()
     for where, text in texts():
         snippets = _IN_BACKTICKS.findall(text) + [a or b for a, b in _TYPED.findall(text)]
-        for part in (part for snippet in snippets for part in re.split(r"[|;&`]|\$\(|\. ", snippet)):
+        for part in (
+            part for snippet in snippets for part in re.split(r"[|;&`]|\$\(|\. ", snippet)
+        ):
             words = part.removeprefix("mismatch-cli ").split()
             if words and words[0] in COMMANDS and "…" not in words[0]:
                 flags = set(_FLAG.findall(part)) - FOREIGN

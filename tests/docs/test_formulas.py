@@ -1,4 +1,7 @@
-"""docs/formulas.md has every formula that the code computes. To renew its tables: python -m tests.docs.test_formulas"""
+"""docs/formulas.md has every formula that the code computes.
+
+To renew its tables: python -m tests.docs.test_formulas
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,16 @@ from tests.docs.test_help import the_command
 PAGE = DOCS / "formulas.md"
 CHECKS = "mismatch_cli.diagnosis.checks"
 # Cases on which masks disagree.
-_VECTORS = ((1e-4, 1e-2), (0.99, 0.8), (0.8, 0.99), (0.99, 0.4), (0.1, 0.129), (0.5, 0.34), (0.95, 0.999), (0.02, 0.2))
+_VECTORS = (
+    (1e-4, 1e-2),
+    (0.99, 0.8),
+    (0.8, 0.99),
+    (0.99, 0.4),
+    (0.1, 0.129),
+    (0.5, 0.34),
+    (0.95, 0.999),
+    (0.02, 0.2),
+)
 _JUDGES = ("ratio-clip", "binary-tv", "binary-kl", "minimal-negative")
 
 
@@ -46,7 +58,9 @@ def masks() -> str:
     for name in registry.names(trust_regions.PACKAGE):
         mask = Mask(name)
         letters = trust_regions.symbols(mask.module)
-        given = ", ".join(f"{letters.get(t, '')} `{t}` {value}".strip() for t, value in mask.parameters.items())
+        given = ", ".join(
+            f"{letters.get(t, '')} `{t}` {value}".strip() for t, value in mask.parameters.items()
+        )
         source = inspect.getdoc(mask.module) or ""
         rows.append([f"`{name}`", mask.formula, given, " ".join(source.split())])
     return table("| mask | blocks when | thresholds | description and source |", rows)
@@ -57,8 +71,15 @@ def weight_functions() -> str:
     for name in registry.names(weights.PACKAGE):
         module = weights.find(name)
         letters = trust_regions.symbols(module)
-        given = ", ".join(f"{letters.get(p, '')} `{p}` {x:g}".strip() for p, x in weights.parameters(module).items())
-        formula = str(Factor(TRAINER_ROLLOUT, name)) if name != "capped-ratio" else "max(min(r, C), floor)"
+        given = ", ".join(
+            f"{letters.get(p, '')} `{p}` {x:g}".strip()
+            for p, x in weights.parameters(module).items()
+        )
+        formula = (
+            str(Factor(TRAINER_ROLLOUT, name))
+            if name != "capped-ratio"
+            else "max(min(r, C), floor)"
+        )
         rows.append([f"`{name}`", formula, given, " ".join((inspect.getdoc(module) or "").split())])
     return table("| weight | formula | parameters | description and source |", rows)
 
@@ -68,7 +89,9 @@ def algorithms(named: Mapping[str, Algorithm] = TABLE) -> str:
     for row in named.values():
         names = [row.name, *(alias for alias, name in ALIASES.items() if name == row.name)]
         blocked, weight = row.formulas
-        rows.append([", ".join(f"`{name}`" for name in names), blocked, weight, row.anchor, row.source])
+        rows.append(
+            [", ".join(f"`{name}`" for name in names), blocked, weight, row.anchor, row.source]
+        )
     return table("| algorithm | blocks when | weight | anchor | source |", rows)
 
 
@@ -94,7 +117,10 @@ def vectors() -> str:
 
 
 def one_token(mu: float, now: float) -> Policies:
-    logp_rollout_T, logp_trainer_T = torch.tensor([mu]).double().log(), torch.tensor([now]).double().log()
+    logp_rollout_T, logp_trainer_T = (
+        torch.tensor([mu]).double().log(),
+        torch.tensor([now]).double().log(),
+    )
     return Policies(logp_rollout_T, logp_trainer_T, None, torch.tensor([0, 1]))
 
 
@@ -102,7 +128,12 @@ def rosetta() -> str:
     """d normal with mean 0 and spread s: E|d|, k3 and E exp|d| in closed form."""
     rows = []
     for s, reading in _SPREADS:
-        cells = [s * sqrt(2 / pi), s * s / 2, exp(s * s / 2) - 1, exp(s * s / 2) * (1 + erf(s / sqrt(2)))]
+        cells = [
+            s * sqrt(2 / pi),
+            s * s / 2,
+            exp(s * s / 2) - 1,
+            exp(s * s / 2) * (1 + erf(s / sqrt(2))),
+        ]
         rows.append([f"{s:g}", *(f"{x:.3g}" if x < 1 else f"{x:.3f}" for x in cells), reading])
     return table("| s | mean \\|Δlog p\\| | k2 | k3 | mean exp \\|Δlog p\\| | |", rows)
 
@@ -121,7 +152,10 @@ _SPREADS = (
 def findings() -> str:
     """What `diagnose` prints for each check, in the order in which it looks."""
     checks = [registry.load(CHECKS, name, "check") for name in registry.names(CHECKS)]
-    rows = [[c.TITLE, c.CAUSE, c.CHANGE, c.SOURCE] for c in sorted(checks, key=lambda check: (check.STAGE, check.NAME))]
+    rows = [
+        [c.TITLE, c.CAUSE, c.CHANGE, c.SOURCE]
+        for c in sorted(checks, key=lambda check: (check.STAGE, check.NAME))
+    ]
     return table("| finding | likely cause | what to change | seen in |", rows)
 
 
@@ -143,7 +177,9 @@ PARTS = {
 
 @pytest.mark.parametrize(("page", "part"), PARTS, ids=lambda one: str(getattr(one, "stem", one)))
 def test_the_tables_are_what_the_code_computes(page, part):
-    assert is_renewed(page, part, PARTS[page, part]()), "renew it: python -m tests.docs.test_formulas"
+    assert is_renewed(page, part, PARTS[page, part]()), (
+        "renew it: python -m tests.docs.test_formulas"
+    )
 
 
 def test_the_settings_of_vllm_have_these_names():
@@ -151,7 +187,11 @@ def test_the_settings_of_vllm_have_these_names():
     from vllm.engine.arg_utils import EngineArgs
 
     text = KNOBS.read_text(encoding="utf-8").split("## The knobs by name")[1]
-    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and line.count(" | ") >= 3]
+    rows = [
+        line.split(" | ")
+        for line in text.splitlines()
+        if line.startswith("| ") and line.count(" | ") >= 3
+    ]
     named = {name for row in rows for name in re.findall(r"`(\w+)", row[2])} - {"head_dtype"}
     arguments = {field.name for field in fields(EngineArgs)}
     assert len(named) > 8 and named <= arguments
@@ -174,7 +214,9 @@ def test_every_mask_names_its_source():
 
 
 def test_the_vectors_are_those_of_the_paper():
-    """Worked by hand: r, TV and KL(q‖p) = q log(q/p) + (1 − q) log((1 − q)/(1 − p)), and the four decisions."""
+    """Worked by hand: r, TV and KL(q‖p) = q log(q/p) + (1 − q) log((1 − q)/(1 − p)), and the
+    four decisions.
+    """
     expected = {
         (1e-4, 1e-2): (100, 0.0099, 0.00949), (0.99, 0.8): (0.8081, 0.19, 0.18100),
         (0.8, 0.99): (1.2375, 0.19, 0.42867), (0.95, 0.999): (1.0516, 0.049, 0.14782),
@@ -189,7 +231,18 @@ def test_every_metric_of_a_gap_has_its_formula_in_the_guide():
     text = (DOCS / "json" / "summary.md").read_text(encoding="utf-8")
     assert all(f"| `{key}` |" in text for key in METRICS)
     formulas = PAGE.read_text(encoding="utf-8")
-    for number in ("k1", "k2", "k3", "binary", "top-K", "full", "floor", "jackknife", "advantage", "token-mean"):
+    for number in (
+        "k1",
+        "k2",
+        "k3",
+        "binary",
+        "top-K",
+        "full",
+        "floor",
+        "jackknife",
+        "advantage",
+        "token-mean",
+    ):
         assert number in formulas
 
 

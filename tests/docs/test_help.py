@@ -1,4 +1,7 @@
-"""Each command has a page with its flags as `--help` has them. To renew the tables: python -m tests.docs.test_help"""
+"""Each command has a page with its flags as `--help` has them.
+
+To renew the tables: python -m tests.docs.test_help
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,20 @@ def rows_of(name: str) -> dict[str, list[Row]]:
 
 
 def options(name: str) -> str:
-    """The arguments and options of a command as tables, in the order and under the titles of its help."""
+    """The arguments and options of a command as tables, in the order and under the titles of its
+    help.
+    """
     shown = rows_of(name)
     tables = {"": [*shown.pop("Arguments", []), *shown.pop("Options", [])]} | shown
     parts = []
     for title, rows in tables.items():
         cells = [_cells(row) for row in rows if "--help" not in row.names]
         if cells:
-            parts += [f"\n**{title}**\n"] * bool(title) + ["| | default | |", "|---|---|---|", *cells]
+            parts += [f"\n**{title}**\n"] * bool(title) + [
+                "| | default | |",
+                "|---|---|---|",
+                *cells,
+            ]
     return "\n".join(parts).strip() + "\n"
 
 
@@ -64,7 +73,9 @@ def contents() -> str:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_flags_of_the_page_are_those_of_the_help(name):
-    assert is_renewed(OPTIONS / f"{name}.md", "options", options(name)), "renew it: python -m tests.docs.test_help"
+    assert is_renewed(OPTIONS / f"{name}.md", "options", options(name)), (
+        "renew it: python -m tests.docs.test_help"
+    )
     assert f"](options/{name}.md)" in (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
@@ -78,7 +89,11 @@ def test_the_contents_list_every_command_and_every_page():
     assert is_renewed(CONTENTS, "commands", contents()), "renew it: python -m tests.docs.test_help"
     for contents_page in (CONTENTS, *DOCS.glob("*/README.md")):
         text, folder = contents_page.read_text(encoding="utf-8"), contents_page.parent
-        unlinked = [page.name for page in folder.glob("*.md") if page != contents_page and f"]({page.name}" not in text]
+        unlinked = [
+            page.name
+            for page in folder.glob("*.md")
+            if page != contents_page and f"]({page.name}" not in text
+        ]
         assert not unlinked
 
 

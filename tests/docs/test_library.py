@@ -1,4 +1,6 @@
-"""The Python sessions of the guide, page by page: what is below a `>>>` is what comes of it; `…` is anything."""
+"""The Python sessions of the guide, page by page: what is below a `>>>` is what comes of it; `…`
+is anything.
+"""
 
 from __future__ import annotations
 

@@ -27,5 +27,7 @@ def test_links_lead_somewhere(page):
 
 
 def test_the_readme_leads_to_the_guide():
-    assert "docs/README.md" in README.read_text(encoding="utf-8") or "](docs/" in README.read_text(encoding="utf-8")
+    assert "docs/README.md" in README.read_text(encoding="utf-8") or "](docs/" in README.read_text(
+        encoding="utf-8"
+    )
     assert (DOCS / "README.md").is_file()

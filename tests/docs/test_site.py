@@ -1,4 +1,6 @@
-"""The guide as a site: it builds without a network, and in a real browser it is read and searched without one."""
+"""The guide as a site: it builds without a network, and in a real browser it is read and
+searched without one.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def served(built: Path) -> Iterator[str]:
 def test_every_page_of_the_guide_is_in_the_site(built: Path) -> None:
     names = {path.relative_to(built).with_suffix("").as_posix() for path in built.rglob("*.html")}
     folders = {name for name in guide_pages() if (DOCS / name).is_dir()}
-    assert {"contents" if n == "README" else f"{n}/index" if n in folders else n for n in guide_pages()} <= names
+    assert {
+        "contents" if n == "README" else f"{n}/index" if n in folders else n for n in guide_pages()
+    } <= names
     front = (built / "index.html").read_text(encoding="utf-8")
     assert "mismatch-cli guide json/gate" in front and 'href="json/gate.html"' in front
 
@@ -86,7 +90,9 @@ def test_the_front_page_and_a_page_of_a_command_stand_on_a_screen(
         browser.open(built / f"{name}.html", width, dark=dark)
         assert heading in browser.run("document.querySelector('h1').textContent")
         assert browser.run("document.documentElement.scrollWidth") <= width
-        pictures = browser.run("[...document.images].map(each => [each.complete, each.naturalWidth])")
+        pictures = browser.run(
+            "[...document.images].map(each => [each.complete, each.naturalWidth])"
+        )
         assert all(complete and natural for complete, natural in pictures)
         background = browser.run("getComputedStyle(document.body).backgroundColor")
         shades = [int(part) for part in re.findall(r"\d+", background)[:3]]
@@ -100,7 +106,9 @@ def test_search_finds_a_word_and_no_request_leaves_the_machine(
 ) -> None:
     asked = len(browser.messages)
     browser.open(built / "index.html" if from_files else f"{served}/index.html", 1280)
-    browser.run("document.querySelector('[data-md-component=search] button, .md-search__button').click()")
+    browser.run(
+        "document.querySelector('[data-md-component=search] button, .md-search__button').click()"
+    )
     browser.run("new Promise(done => setTimeout(done, 200))")
     browser.call("Input.insertText", text=word)
     browser.run(f"""(async () => {{
@@ -109,7 +117,11 @@ def test_search_finds_a_word_and_no_request_leaves_the_machine(
     root = built.as_uri() if from_files else served
     found = [link.removeprefix(root).partition("?")[0].lstrip("/") for link in browser.run(_FOUND)]
     assert found and all((built / name).is_file() for name in found)
-    sent = [message for message in browser.messages[asked:] if message["method"] == "Network.requestWillBeSent"]
+    sent = [
+        message
+        for message in browser.messages[asked:]
+        if message["method"] == "Network.requestWillBeSent"
+    ]
     requests = [message["params"]["request"]["url"] for message in sent]
     own = ("file:", "data:", "about:") if from_files else (served, "data:", "about:")
     assert any(url.partition("?")[0].endswith(("search.js", "search.json")) for url in requests)
@@ -120,7 +132,9 @@ def test_a_broken_link_or_a_page_without_a_place_ends_the_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = site.put_together(tmp_path)
-    (tmp_path / "docs" / "gate.md").write_text("# Gate\n\n[no such heading](probe.md#nowhere)\n", encoding="utf-8")
+    (tmp_path / "docs" / "gate.md").write_text(
+        "# Gate\n\n[no such heading](probe.md#nowhere)\n", encoding="utf-8"
+    )
     done = site.zensical("build", config)
     assert done.returncode != 0 and "anchor does not exist" in done.stdout + done.stderr
     places = site.pages() | {"docs/new.md": "new.md"}

@@ -1,6 +1,8 @@
-"""A server of completions from one known distribution, without a model: honest until a test makes it lie.
+"""A server of completions from one known distribution, without a model: honest until a test makes
+it lie.
 
-`reply` replaces an honest answer, `talk` takes over the connection itself, `tamper` changes a completion.
+`reply` replaces an honest answer, `talk` takes over the connection itself, `tamper` changes a
+completion.
 """
 
 from __future__ import annotations
@@ -84,7 +86,11 @@ class FakeServer:
         if path == "/version":
             return 200, {}, b'{"version": "0.99"}'
         if path == "/metrics":
-            return 200, {}, b'vllm:cache_config_info{cache_dtype="auto",enable_prefix_caching="True"} 1.0\n'
+            return (
+                200,
+                {},
+                b'vllm:cache_config_info{cache_dtype="auto",enable_prefix_caching="True"} 1.0\n',
+            )
         if path != "/v1/completions":
             return 404, {}, b"{}"
         asked = json.loads(body)
@@ -94,12 +100,16 @@ class FakeServer:
 
 
 def completion(asked: dict[str, Any]) -> dict[str, Any]:
-    """As vLLM answers: the sampled token first, then ranks 1…K; processed log-probs, with −inf clipped."""
+    """As vLLM answers: the sampled token first, then ranks 1…K; processed log-probs, with −inf
+    clipped.
+    """
     logits_V = -0.05 * np.arange(VOCABULARY) / asked["temperature"]
     if asked["top_k"] > 0:
         logits_V[asked["top_k"] :] = -np.inf
     logp_V = (logits_V - np.logaddexp.reduce(logits_V)).astype(np.float32)
-    drawn = np.random.default_rng(asked["seed"]).choice(VOCABULARY, asked["max_tokens"], p=_normalised(logp_V))
+    drawn = np.random.default_rng(asked["seed"]).choice(
+        VOCABULARY, asked["max_tokens"], p=_normalised(logp_V)
+    )
     ids, top = drawn.tolist(), range(asked["logprobs"])
     value = {i: max(float(logp_V[i]), _CLIPPED) for i in {*ids, *top}}
     return {
@@ -115,7 +125,9 @@ def completion(asked: dict[str, Any]) -> dict[str, Any]:
                 "logprobs": {
                     "tokens": [f"token_id:{i}" for i in ids],
                     "token_logprobs": [value[i] for i in ids],
-                    "top_logprobs": [{f"token_id:{t}": value[t] for t in dict.fromkeys((i, *top))} for i in ids],
+                    "top_logprobs": [
+                        {f"token_id:{t}": value[t] for t in dict.fromkeys((i, *top))} for i in ids
+                    ],
                 },
             }
         ],
@@ -123,11 +135,22 @@ def completion(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def reading(prompt: list[int]) -> dict[str, Any]:
-    """As vLLM answers a request for prompt log-probs: none for the first token, the others by their id."""
+    """As vLLM answers a request for prompt log-probs: none for the first token, the others by
+    their id.
+    """
     logits_V = -0.05 * np.arange(VOCABULARY)
     logp_V = logits_V - np.logaddexp.reduce(logits_V)
-    entries = [{str(i): {"logprob": float(logp_V[i]), "rank": i + 1, "decoded_token": '"1": '}} for i in prompt[1:]]
-    choice = {"index": 0, "text": "x", "token_ids": [0], "finish_reason": "length", "logprobs": None}
+    entries = [
+        {str(i): {"logprob": float(logp_V[i]), "rank": i + 1, "decoded_token": '"1": '}}
+        for i in prompt[1:]
+    ]
+    choice = {
+        "index": 0,
+        "text": "x",
+        "token_ids": [0],
+        "finish_reason": "length",
+        "logprobs": None,
+    }
     choice |= {"prompt_token_ids": prompt, "prompt_logprobs": [None, *entries]}
     return {"id": f"cmpl-{uuid.uuid4().hex}", "model": "tiny", "choices": [choice]}
 

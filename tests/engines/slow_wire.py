@@ -1,6 +1,8 @@
-"""Replaces NCCL, which needs GPUs: tensors go through the store of the group. The rest of a transfer is vLLM's own.
+"""Replaces NCCL, which needs GPUs: tensors go through the store of the group. The rest of a
+transfer is vLLM's own.
 
-A server uses it with `start(…, wired=True)`; the trainer's side is replaced in the test's own process.
+A server uses it with `start(…, wired=True)`; the trainer's side is replaced in the test's own
+process.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from typing import Any
 import torch
 from vllm.distributed.utils import StatelessProcessGroup
 from vllm.distributed.weight_transfer import nccl_engine
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+from vllm.distributed.weight_transfer.factory import (
+    WeightTransferEngineFactory,
+    WeightTransferTrainerFactory,
+)
 
 
 class OnServer(nccl_engine.NCCLWeightTransferEngine):
@@ -37,7 +42,9 @@ class OnTrainer(nccl_engine.NCCLTrainerWeightTransferEngine):
 
 
 def _joined(info: Any, rank: int) -> StatelessProcessGroup:
-    return StatelessProcessGroup.create(info.master_address, info.master_port, rank, info.world_size)
+    return StatelessProcessGroup.create(
+        info.master_address, info.master_port, rank, info.world_size
+    )
 
 
 def replace_nccl() -> None:

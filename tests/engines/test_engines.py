@@ -1,4 +1,6 @@
-"""Both engines on the bundled model: μ as sampled, reproducible by seed, nothing on the terminal, torch as it was."""
+"""Both engines on the bundled model: μ as sampled, reproducible by seed, nothing on the
+terminal, torch as it was.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,14 @@ K = 40
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
     tokenizer = load_tokenizer(MODEL)
-    questions = ["Tom has 3 apples and buys 4 more. How many apples does he have?", "What is 5 times 6?"]
+    questions = [
+        "Tom has 3 apples and buys 4 more. How many apples does he have?",
+        "What is 5 times 6?",
+    ]
     texts = [
-        tokenizer.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True, tokenize=False)
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": q}], add_generation_prompt=True, tokenize=False
+        )
         for q in questions
     ]
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
@@ -39,7 +46,12 @@ def model():
 @pytest.fixture(scope="module", params=["hf", "vllm"])
 def engine(request, tmp_path_factory):
     settings = EngineSettings(
-        MODEL, TRUNCATED, K, dtype="float32", log_file=tmp_path_factory.mktemp("log") / "engine.log", full=True
+        MODEL,
+        TRUNCATED,
+        K,
+        dtype="float32",
+        log_file=tmp_path_factory.mktemp("log") / "engine.log",
+        full=True,
     )
     engine = create_engine(request.param, settings)
     yield engine
@@ -58,7 +70,9 @@ def reference_logp_TV(model, rollout, sampling: SamplingSettings = TRUNCATED) ->
 
 
 def test_mu_is_the_distribution_that_was_sampled(engine, prompts, model):
-    """With temperature, min-p, top-k and top-p together: log μ, ranks, top-K ids and log-probs against plain torch."""
+    """With temperature, min-p, top-k and top-p together: log μ, ranks, top-K ids and log-probs
+    against plain torch.
+    """
     requests = [Request(prompts[i % 2], seed=i) for i in range(8)]
     for rollout in engine.sample(requests, lambda n: None):
         logp_TV = reference_logp_TV(model, rollout)
@@ -68,18 +82,29 @@ def test_mu_is_the_distribution_that_was_sampled(engine, prompts, model):
         supported = torch.isfinite(logp_TV).sum(1).clamp(max=K)
         for position, count in enumerate(supported.tolist()):
             topk = torch.from_numpy(rollout.topk_logp_rollout_TK[position])
-            np.testing.assert_allclose(topk[:count], logp_TV[position].topk(count).values, atol=2e-5)
+            np.testing.assert_allclose(
+                topk[:count], logp_TV[position].topk(count).values, atol=2e-5
+            )
             assert torch.isinf(topk[count:]).all()
-            assert (rollout.rank_rollout_T[position] == 1) == (expected_T[position] >= logp_TV[position].max() - 1e-6)
+            assert (rollout.rank_rollout_T[position] == 1) == (
+                expected_T[position] >= logp_TV[position].max() - 1e-6
+            )
 
 
 def test_a_request_may_have_its_own_sampling_settings(engine, prompts, model):
-    """Next to others in one call: its nucleus, temperature and limit; log μ is that of what they leave."""
+    """Next to others in one call: its nucleus, temperature and limit; log μ is that of what they
+    leave.
+    """
     own = SamplingSettings(temperature=0.5, top_p=0.6, max_tokens=7)
     requests = [Request(prompts[i % 2], seed=i, sampling=own if i % 3 else None) for i in range(12)]
     rollouts = engine.sample(requests, lambda n: None)
-    assert {len(r.response_ids) for r, q in zip(rollouts, requests, strict=True) if q.sampling} <= set(range(1, 8))
-    assert max(len(r.response_ids) for r, q in zip(rollouts, requests, strict=True) if not q.sampling) > 7
+    assert {
+        len(r.response_ids) for r, q in zip(rollouts, requests, strict=True) if q.sampling
+    } <= set(range(1, 8))
+    assert (
+        max(len(r.response_ids) for r, q in zip(rollouts, requests, strict=True) if not q.sampling)
+        > 7
+    )
     for request, rollout in zip(requests, rollouts, strict=True):
         logp_TV = reference_logp_TV(model, rollout, request.sampling or TRUNCATED)
         expected_T = logp_TV.gather(1, torch.tensor(rollout.response_ids)[:, None])[:, 0]
@@ -88,15 +113,25 @@ def test_a_request_may_have_its_own_sampling_settings(engine, prompts, model):
 
 def test_a_request_may_be_shorter_than_the_settings_allow(engine, prompts):
     """Next to others that are not; its tokens are the first ones of the long response."""
-    whole = engine.sample([Request(prompts[0], seed=1), Request(prompts[1], seed=2)], lambda n: None)
-    cut = engine.sample([Request(prompts[0], 1, max_tokens=3), Request(prompts[1], 2, max_tokens=99)], lambda n: None)
+    whole = engine.sample(
+        [Request(prompts[0], seed=1), Request(prompts[1], seed=2)], lambda n: None
+    )
+    cut = engine.sample(
+        [Request(prompts[0], 1, max_tokens=3), Request(prompts[1], 2, max_tokens=99)],
+        lambda n: None,
+    )
     assert cut[0].response_ids == whole[0].response_ids[:3] and cut[0].finish_reason == "length"
     assert len(cut[0].logp_rollout_T) == len(cut[0].rank_rollout_T) == len(cut[0].topk_ids_TK) == 3
-    assert cut[1].response_ids == whole[1].response_ids and cut[1].finish_reason == whole[1].finish_reason
+    assert (
+        cut[1].response_ids == whole[1].response_ids
+        and cut[1].finish_reason == whole[1].finish_reason
+    )
 
 
 def test_the_full_distributions_of_the_first_responses_reach_the_sinks(engine, prompts, model):
-    """Against plain torch over the vocabulary; the responses are those of `sample`, and the others to the bit."""
+    """Against plain torch over the vocabulary; the responses are those of `sample`, and the
+    others to the bit.
+    """
     requests = [Request(prompts[i % 2], seed=i) for i in range(8)]
     plain, counts, taken = engine.sample(requests, lambda n: None), [], ([], [], [])
     found = engine.sample_full(requests, [rows.append for rows in taken], counts.append)
@@ -111,11 +146,16 @@ def test_the_full_distributions_of_the_first_responses_reach_the_sinks(engine, p
         assert np.array_equal(mu_TV.gather(1, own_T1)[:, 0], rollout.logp_rollout_T)
         at_topk_TK = mu_TV.gather(1, torch.from_numpy(rollout.topk_ids_TK).long())
         assert np.array_equal(at_topk_TK, rollout.topk_logp_rollout_TK)
-    for whole, other in zip(found[:3], plain[:3], strict=True):  # vLLM samples them in another batch: last bits
-        assert whole.response_ids == other.response_ids and whole.finish_reason == other.finish_reason
+    # vLLM samples them in another batch: last bits
+    for whole, other in zip(found[:3], plain[:3], strict=True):
+        assert (
+            whole.response_ids == other.response_ids and whole.finish_reason == other.finish_reason
+        )
         np.testing.assert_allclose(whole.logp_rollout_T, other.logp_rollout_T, atol=2e-5)
         np.testing.assert_array_equal(whole.rank_rollout_T, other.rank_rollout_T)
-        np.testing.assert_allclose(whole.topk_logp_rollout_TK, other.topk_logp_rollout_TK, atol=2e-5)
+        np.testing.assert_allclose(
+            whole.topk_logp_rollout_TK, other.topk_logp_rollout_TK, atol=2e-5
+        )
     for same, other in zip(found[3:], plain[3:], strict=True):
         assert same.response_ids == other.response_ids
         assert np.array_equal(same.logp_rollout_T, other.logp_rollout_T)
@@ -140,7 +180,11 @@ def test_the_memory_of_vllms_full_distributions_is_as_stated():
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert 0.8 * full_bytes("vllm", vocabulary, tokens) < taken < full_bytes("vllm", vocabulary, tokens)
+    assert (
+        0.8 * full_bytes("vllm", vocabulary, tokens)
+        < taken
+        < full_bytes("vllm", vocabulary, tokens)
+    )
     assert full_bytes("hf", vocabulary, tokens) == 4 * vocabulary  # one token at a time
 
 
@@ -151,7 +195,9 @@ def test_an_engine_without_full_distributions_names_those_that_have_them(monkeyp
     from mismatch_cli.engines import full_bytes
 
     monkeypatch.setattr(registry, "load", lambda *_: ModuleType("plain"))
-    with pytest.raises(UsageError, match=r"--engine plain does not return full .* Use --engine vllm or --engine hf"):
+    with pytest.raises(
+        UsageError, match=r"--engine plain does not return full .* Use --engine vllm or --engine hf"
+    ):
         full_bytes("plain", 2048, 100)
 
 
@@ -159,7 +205,9 @@ def test_a_seed_gives_the_same_response_and_another_seed_another(engine, prompts
     requests = [Request(prompts[0], seed=i) for i in (1, 2, 3, 4)]
     once, again = (engine.sample(requests, lambda n: None) for _ in range(2))
     assert [r.response_ids for r in once] == [r.response_ids for r in again]
-    assert all(np.array_equal(a.logp_rollout_T, b.logp_rollout_T) for a, b in zip(once, again, strict=True))
+    assert all(
+        np.array_equal(a.logp_rollout_T, b.logp_rollout_T) for a, b in zip(once, again, strict=True)
+    )
     assert len({tuple(r.response_ids) for r in once}) > 1
 
 
@@ -220,13 +268,19 @@ def test_a_missing_vllm_says_how_to_get_it(monkeypatch):
     import importlib.util
 
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "vllm" else find_spec(name, *a))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "vllm" else find_spec(name, *a),
+    )
     with pytest.raises(MismatchError, match=r"pip install 'mismatch-cli\[cpu\]'.*--engine hf"):
         create_engine("vllm", EngineSettings(MODEL, SamplingSettings(), 0))
 
 
 def test_new_weights_replace_all_old_ones(tmp_path, prompts, model):
-    """After other weights and back, log μ is that of the current weights, including the tied head and the cache."""
+    """After other weights and back, log μ is that of the current weights, including the tied
+    head and the cache.
+    """
     import copy
 
     moved = copy.deepcopy(model)
@@ -236,7 +290,9 @@ def test_new_weights_replace_all_old_ones(tmp_path, prompts, model):
             weight.add_(0.02 * weight.std() * torch.randn_like(weight))
     requests = [Request(prompts[i % 2], seed=i) for i in range(6)]
     for name in ("hf", "vllm"):
-        engine = create_engine(name, EngineSettings(MODEL, TRUNCATED, 1, dtype="float32", log_file=tmp_path / "log"))
+        engine = create_engine(
+            name, EngineSettings(MODEL, TRUNCATED, 1, dtype="float32", log_file=tmp_path / "log")
+        )
         first = engine.sample(requests, lambda n: None)
         for weights in (moved, model):
             engine.load_weights(weights)
@@ -245,13 +301,16 @@ def test_new_weights_replace_all_old_ones(tmp_path, prompts, model):
                 ids_T = torch.tensor(rollout.response_ids)
                 expected_T = reference_logp_TV(weights, rollout).gather(1, ids_T[:, None])[:, 0]
                 np.testing.assert_allclose(rollout.logp_rollout_T, expected_T, atol=2e-5)
-        for before, after in zip(first, rollouts, strict=True):  # with the first weights again: the same responses
+        # With the first weights again: the same responses
+        for before, after in zip(first, rollouts, strict=True):
             assert before.response_ids == after.response_ids
             assert np.array_equal(before.logp_rollout_T, after.logp_rollout_T)
         before = resident_mb()
         engine.close()
         if name == "vllm":
-            assert before - resident_mb() > 900, "1,024 MB of keys and values should be free for the trainer"
+            assert before - resident_mb() > 900, (
+                "1,024 MB of keys and values should be free for the trainer"
+            )
 
 
 def resident_mb() -> float:

@@ -1,4 +1,6 @@
-"""Servers that never stop, say nothing, send bombs, answer for others, or return invalid probabilities."""
+"""Servers that never stop, say nothing, send bombs, answer for others, or return invalid
+probabilities.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def test_an_honest_answer_is_accepted(fake):
     assert [len(r.response_ids) for r in rollouts] == [4] * 6
     expected_V = -0.05 * np.arange(2048) - np.logaddexp.reduce(-0.05 * np.arange(2048))
     for rollout in rollouts:
-        np.testing.assert_allclose(rollout.logp_rollout_T, expected_V[rollout.response_ids], atol=1e-5)
+        np.testing.assert_allclose(
+            rollout.logp_rollout_T, expected_V[rollout.response_ids], atol=1e-5
+        )
         ranks = [i + 1 if i < K else -1 for i in rollout.response_ids]
         assert rollout.rank_rollout_T.tolist() == ranks
         assert rollout.topk_ids_TK.tolist() == [list(range(K))] * 4
@@ -82,7 +86,9 @@ def test_a_request_is_sent_with_its_own_settings(fake, monkeypatch):
     monkeypatch.setattr(_server_http.Server, "post", noting)
     engine, own = engine_at(fake), SamplingSettings(temperature=0.6, top_p=0.95, max_tokens=2)
     asked.clear()
-    mixed = [replace(request, sampling=own) if i % 2 else request for i, request in enumerate(REQUESTS)]
+    mixed = [
+        replace(request, sampling=own) if i % 2 else request for i, request in enumerate(REQUESTS)
+    ]
     assert [len(r.response_ids) for r in sample(engine, mixed)] == [4, 2] * 3
     told = {tuple(a["prompt"]): (a["temperature"], a["top_p"], a["max_tokens"]) for a in asked}
     assert [told[tuple(r.prompt_ids)] for r in REQUESTS] == [(1.0, 1.0, 4), (0.6, 0.95, 2)] * 3
@@ -94,7 +100,8 @@ def _lies_about(**told: Any) -> Callable[[dict[str, Any]], None]:
 
 def _changes_one(entry: Any) -> Callable[[dict[str, Any]], None]:
     def tamper(answer: dict[str, Any]) -> None:
-        answer["choices"][0].get("prompt_logprobs", [None])[-1] = entry  # answers to other requests have none
+        # Answers to other requests have none
+        answer["choices"][0].get("prompt_logprobs", [None])[-1] = entry
 
     return tamper
 
@@ -104,12 +111,21 @@ READINGS = [
     (_lies_about(prompt_token_ids=[5, 6, 7, 9]), "did not read the prompt"),
     (_lies_about(prompt_token_ids=None), "does not return token ids"),
     (_lies_about(prompt_logprobs=None), "does not have a log-prob for each token"),
-    (_lies_about(prompt_logprobs=[None, {"6": {"logprob": -1.0}}]), "does not have a log-prob for each token"),
+    (
+        _lies_about(prompt_logprobs=[None, {"6": {"logprob": -1.0}}]),
+        "does not have a log-prob for each token",
+    ),
     (_changes_one(None), "not belong to the tokens of its prompt"),
     (_changes_one({"9": {"logprob": -1.0}}), "not belong to the tokens of its prompt"),
     (_changes_one({"8": -1.0}), "not belong to the tokens of its prompt"),
-    (_changes_one({"8": {"logprob": None}}), "reported log μ = nan for token 1 of a response to prompt 3"),
-    (_changes_one({"8": {"logprob": 0.5}}), "reported log μ = 0.5 for token 1 of a response to prompt 3"),
+    (
+        _changes_one({"8": {"logprob": None}}),
+        "reported log μ = nan for token 1 of a response to prompt 3",
+    ),
+    (
+        _changes_one({"8": {"logprob": 0.5}}),
+        "reported log μ = 0.5 for token 1 of a response to prompt 3",
+    ),
     (lambda answer: answer.update(model="another"), "from the model 'another'"),
     (lambda answer: answer.update(choices=[]), "not one completion"),
 ]
@@ -188,7 +204,8 @@ def _not_http(path: str, say: Callable[[bytes], None]) -> bool:
     return True
 
 
-LINES = [_endless_body, _endless_headers, _endless_line, _endless_trailers, _silent, _drips, _drips_headers, _cut_off,
+LINES = [_endless_body, _endless_headers, _endless_line, _endless_trailers, _silent, _drips,
+         _drips_headers, _cut_off,
          _not_http]  # fmt: skip
 
 
@@ -202,7 +219,8 @@ def test_any_raw_answer_ends_soon_and_in_little_memory(fake, monkeypatch, talk):
         began, fake.sent = time.monotonic(), 0
         with pytest.raises(MismatchError) as caught:
             ask()
-        assert time.monotonic() - began < 4  # even on a busy machine; a dripping answer would take 5
+        # Even on a busy machine; a dripping answer would take 5
+        assert time.monotonic() - began < 4
         assert fake.sent < 2**26  # before the connection closed, including the system's buffers
         assert "\n" not in str(caught.value) and "failed while" not in str(caught.value)
 
@@ -274,7 +292,9 @@ def _all_at(value: float) -> Callable[[dict[str, Any]], None]:
     def change(choice: dict[str, Any]) -> None:
         logprobs = choice["logprobs"]
         logprobs["token_logprobs"] = [value] * 4
-        logprobs["top_logprobs"] = [dict.fromkeys(entries, value) for entries in logprobs["top_logprobs"]]
+        logprobs["top_logprobs"] = [
+            dict.fromkeys(entries, value) for entries in logprobs["top_logprobs"]
+        ]
 
     return change
 
@@ -288,7 +308,11 @@ def _other_spelling(spelling: str) -> Callable[[dict[str, Any]], None]:
 
 
 def _same_key_twice(answer: dict[str, Any]) -> bytes:
-    return json.dumps(answer).encode().replace(b'"token_id:2": ', b'"token_id:2": -9.0, "token_id:2": ')
+    return (
+        json.dumps(answer)
+        .encode()
+        .replace(b'"token_id:2": ', b'"token_id:2": -9.0, "token_id:2": ')
+    )
 
 
 TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
@@ -300,9 +324,12 @@ TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("not one completion", lambda a: a["choices"].append(a["choices"][0])),
     ("not one completion", lambda a: a["choices"].clear()),
     ("not one completion", lambda a: a.update(choices={"0": 1})),
-    ("does not start from the prompt", _of_first(lambda c: c.update(prompt_token_ids=[5, 6, 9999]))),
-    ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, float(c["token_ids"][0])))),
-    ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, str(c["token_ids"][0])))),
+    ("does not start from the prompt",
+     _of_first(lambda c: c.update(prompt_token_ids=[5, 6, 9999]))),
+    ("outside the model's 2048",
+     _of_first(lambda c: c["token_ids"].__setitem__(0, float(c["token_ids"][0])))),
+    ("outside the model's 2048",
+     _of_first(lambda c: c["token_ids"].__setitem__(0, str(c["token_ids"][0])))),
     ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, True))),
     ("outside the model's 2048", _of_first(lambda c: c["token_ids"].__setitem__(0, -1))),
     ("outside the model's 2048", _of_first(lambda c: c.update(token_ids="1234"))),
@@ -313,7 +340,8 @@ TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("add up to more than 1", _of_first(_all_at(-0.1))),
     ("cannot add up to 1", _of_first(_all_at(-30.0))),
     ("log μ = nan|add up to", _of_first(_all_at(None))),
-    ("not belong|for a token instead of|does not return", _of_first(_other_spelling("token_id:03"))),
+    ("not belong|for a token instead of|does not return",
+     _of_first(_other_spelling("token_id:03"))),
     ("does not return", _of_first(_other_spelling("token_id:٣"))),
     ("does not return", _of_first(_other_spelling("token_id:-3"))),
     ("does not return", _of_first(_other_spelling("token_id:" + "3" * 5000))),
@@ -332,12 +360,23 @@ def test_an_impossible_answer_is_not_recorded(fake):
 
 
 def test_an_alias_of_the_same_weights_may_answer_and_another_model_may_not(fake):
-    fake.reply = lambda path: None if path != "/v1/models" else (
-        200, {}, json.dumps({"data": [
-            {"id": "tiny", "root": MODEL, "max_model_len": 512}, {"id": "alias", "root": MODEL, "max_model_len": 512},
-            {"id": "other", "root": "elsewhere", "max_model_len": 512},
-        ]}).encode(),
-    )  # fmt: skip
+    fake.reply = lambda path: (
+        None
+        if path != "/v1/models"
+        else (
+            200,
+            {},
+            json.dumps(
+                {
+                    "data": [
+                        {"id": "tiny", "root": MODEL, "max_model_len": 512},
+                        {"id": "alias", "root": MODEL, "max_model_len": 512},
+                        {"id": "other", "root": "elsewhere", "max_model_len": 512},
+                    ]
+                }
+            ).encode(),
+        )
+    )
     assert len(sample(engine_at(fake, served_model="alias"))) == 6
     with pytest.raises(MismatchError, match="from the model 'tiny' instead of 'other'"):
         engine_at(fake, served_model="other")
@@ -352,10 +391,17 @@ def test_an_invalid_context_length_must_be_given(fake):
 
 def test_a_servers_settings_are_kept_only_if_they_are_plausible(fake):
     config = {"model_config": {"dtype": ["x"], "quantization": {"a": [1]}, "enforce_eager": True},
-              "scheduler_config": {"max_num_seqs": [[]]}, "parallel_config": 5, "cache_config": None}  # fmt: skip
+              "scheduler_config": {"max_num_seqs": [[]]}, "parallel_config": 5,
+              "cache_config": None}  # fmt: skip
     told = {"/server_info?config_format=json": json.dumps({"vllm_config": config}).encode(),
             "/version": b'{"version": {"x": 1}}'}  # fmt: skip
     fake.reply = lambda path: (200, {}, told[path]) if path in told else None
     described = engine_at(fake).describe()
     assert described["enforce_eager"] is True
-    assert described["version"] is described["dtype"] is described["quantization"] is described["max_num_seqs"] is None
+    assert (
+        described["version"]
+        is described["dtype"]
+        is described["quantization"]
+        is described["max_num_seqs"]
+        is None
+    )

@@ -1,4 +1,6 @@
-"""Recorded tokens read again: decoded to the bit as sampled, and in one pass as plain torch reads them."""
+"""Recorded tokens read again: decoded to the bit as sampled, and in one pass as plain torch
+reads them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ from tests.lora import save_adapter
 MODEL, K, CONTEXT = str(bundled("model")), 5, 320
 HOT = SamplingSettings(temperature=0.7, max_tokens=9)
 TRUNCATED = SamplingSettings(temperature=0.8, top_p=0.9, top_k=30, min_p=0.01, max_tokens=9)
-SHORTER = {"vllm": {"max_num_seqs": 6, "max_model_len": CONTEXT}, "hf": {"batch_size": 6, "max_model_len": CONTEXT}}
+SHORTER = {
+    "vllm": {"max_num_seqs": 6, "max_model_len": CONTEXT},
+    "hf": {"batch_size": 6, "max_model_len": CONTEXT},
+}
 COLUMNS = ("logp_rollout_T", "rank_rollout_T", "topk_ids_TK", "topk_logp_rollout_TK")
 
 
@@ -44,9 +49,15 @@ def random_ids(seed: int, length: int) -> list[int]:
 
 
 SHARED = random_ids(0, 300)  # longer than a block of the prefix cache; leaves 20 tokens of context
-PROMPTS = [SHARED, *(random_ids(i, 3 + 13 * i) for i in range(1, 5)), SHARED, random_ids(9, CONTEXT - 10)]
+PROMPTS = [
+    SHARED,
+    *(random_ids(i, 3 + 13 * i) for i in range(1, 5)),
+    SHARED,
+    random_ids(9, CONTEXT - 10),
+]
 REQUESTS = [Request(PROMPTS[i % 7], seed=i) for i in range(14)]  # more than fit at once
-# What no model would sample: stop tokens in the middle, one token, more than max_tokens, the full context.
+# What no model would sample: stop tokens in the middle, one token, more than max_tokens, the full
+# context.
 FOREIGN = [
     Forced(PROMPTS[1], [5, 1, 1, 7, 9]),
     Forced(PROMPTS[2], [1999]),
@@ -60,7 +71,9 @@ FOREIGN = [
 @pytest.fixture(scope="module", params=["hf", "vllm"])
 def engine(request, tmp_path_factory):
     log = tmp_path_factory.mktemp("log") / "engine.log"
-    settings = EngineSettings(MODEL, HOT, K, dtype="float32", log_file=log, extra=SHORTER[request.param])
+    settings = EngineSettings(
+        MODEL, HOT, K, dtype="float32", log_file=log, extra=SHORTER[request.param]
+    )
     engine = create_engine(request.param, settings)
     yield engine
     engine.close()
@@ -92,11 +105,15 @@ def of(rollouts: Sequence[Rollout]) -> list[Forced]:
     return [Forced(r.prompt_ids, r.response_ids) for r in rollouts]
 
 
-def replay(engine: Any, responses: Sequence[Forced], on_finished: Any = lambda n: None, **how: bool) -> list[Rollout]:
+def replay(
+    engine: Any, responses: Sequence[Forced], on_finished: Any = lambda n: None, **how: bool
+) -> list[Rollout]:
     return replay_checked(engine, responses, range(len(responses)), on_finished, **how)
 
 
-def prefill(engine: Any, responses: Sequence[Forced], on_finished: Any = lambda n: None) -> list[np.ndarray]:
+def prefill(
+    engine: Any, responses: Sequence[Forced], on_finished: Any = lambda n: None
+) -> list[np.ndarray]:
     return prefill_checked(engine, responses, range(len(responses)), on_finished)
 
 
@@ -118,20 +135,28 @@ def logps(rollouts: Sequence[Rollout]) -> list[np.ndarray]:
     return [rollout.logp_rollout_T for rollout in rollouts]
 
 
-def expected(model: Any, responses: Sequence[Forced], sampling: SamplingSettings) -> list[np.ndarray]:
+def expected(
+    model: Any, responses: Sequence[Forced], sampling: SamplingSettings
+) -> list[np.ndarray]:
     """Plain torch."""
     found = []
     for response in responses:
         with torch.inference_mode():
             logits_TV = model(torch.tensor([response.prompt_ids + response.response_ids])).logits[0]
         logp_TV = sampling.process(logits_TV[len(response.prompt_ids) - 1 : -1]).log_softmax(-1)
-        found.append(logp_TV.gather(1, torch.tensor(response.response_ids, dtype=torch.long)[:, None])[:, 0].numpy())
+        found.append(
+            logp_TV.gather(1, torch.tensor(response.response_ids, dtype=torch.long)[:, None])[
+                :, 0
+            ].numpy()
+        )
     return found
 
 
 @pytest.mark.parametrize("sampling", [HOT, TRUNCATED])
 def test_a_replay_equals_sampling_to_the_bit(engine, sampling):
-    """Log μ, ranks, top K and finish reason, for any sampling settings; sampling is unchanged before and after."""
+    """Log μ, ranks, top K and finish reason, for any sampling settings; sampling is unchanged
+    before and after.
+    """
     with sampling_as(engine, sampling):
         rollouts, counts = sampled(engine), []
         hold_equal(replay(engine, of(rollouts), counts.append), rollouts)
@@ -158,13 +183,19 @@ def test_improbable_tokens_are_read_as_plain_torch_reads_them(engine, model):
 
 
 def test_a_batch_of_one_and_a_cache_that_is_not_read(engine, rollouts, monkeypatch):
-    """Inspects the requests to vLLM: one response at a time, and prompts that may use the cache or not."""
+    """Inspects the requests to vLLM: one response at a time, and prompts that may use the cache
+    or not.
+    """
     seen: list[Any] = []
     on_vllm = hasattr(engine, "llm")
     if on_vllm:
         generate = engine.llm.generate
-        monkeypatch.setattr(engine.llm, "generate", lambda *a, **k: seen.append(generate(*a, **k)) or seen[-1])
-    for alone, cached in ((True, True), (False, False), (True, False), (False, True))[: 4 if on_vllm else 1]:
+        monkeypatch.setattr(
+            engine.llm, "generate", lambda *a, **k: seen.append(generate(*a, **k)) or seen[-1]
+        )
+    for alone, cached in ((True, True), (False, False), (True, False), (False, True))[
+        : 4 if on_vllm else 1
+    ]:
         seen.clear()
         found = replay(engine, of(rollouts), alone=alone, cached=cached)
         hold_close(logps(found), logps(rollouts))
@@ -201,7 +232,9 @@ def test_ctrl_c_leaves_the_engine_as_it_was(engine, rollouts):
 
 def test_a_failure_in_the_middle_leaves_nothing_queued(engine, rollouts, monkeypatch):
     """Requests left in vLLM would make the next call wait forever."""
-    place, name = (_vllm_replay, "_recorded") if hasattr(engine, "llm") else (_hf_replay.Forcing, "__call__")
+    place, name = (
+        (_vllm_replay, "_recorded") if hasattr(engine, "llm") else (_hf_replay.Forcing, "__call__")
+    )
     chosen, steps = getattr(place, name), iter(range(99))
 
     def failing(*given: Any) -> Any:
@@ -210,7 +243,10 @@ def test_a_failure_in_the_middle_leaves_nothing_queued(engine, rollouts, monkeyp
         return chosen(*given)
 
     monkeypatch.setattr(place, name, failing)
-    with pytest.raises(MismatchError, match=r"failed while replaying recorded tokens \(RuntimeError: out of memory\)"):
+    with pytest.raises(
+        MismatchError,
+        match=r"failed while replaying recorded tokens \(RuntimeError: out of memory\)",
+    ):
         replay(engine, of(rollouts))
     hold_equal(sampled(engine), rollouts)
     hold_equal(replay(engine, of(rollouts)), rollouts)
@@ -219,17 +255,22 @@ def test_a_failure_in_the_middle_leaves_nothing_queued(engine, rollouts, monkeyp
 def test_tokens_that_an_engine_cannot_read_are_refused_beforehand(engine):
     long = Forced(SHARED, random_ids(1, CONTEXT - 299))
     with pytest.raises(
-        MismatchError, match=r"Prompt 0 .* 321 tokens; the engine's context is 320. Use --max-model-len 321"
+        MismatchError,
+        match=r"Prompt 0 .* 321 tokens; the engine's context is 320. Use --max-model-len 321",
     ):
         replay(engine, [long])
     for read in (replay, prefill):
-        with pytest.raises(MismatchError, match="has the token id 2048, and the engine's model has 2048 tokens"):
+        with pytest.raises(
+            MismatchError, match="has the token id 2048, and the engine's model has 2048 tokens"
+        ):
             read(engine, [Forced([5], [7, 2048])])
 
 
 @pytest.mark.slow
 def test_a_cache_in_fp8_is_replayed_with_its_rounding(tmp_path):
-    """In bfloat16 with an adapter too, the bits equal sampling; without fp8 the same tokens have another log μ."""
+    """In bfloat16 with an adapter too, the bits equal sampling; without fp8 the same tokens have
+    another log μ.
+    """
     adapter = save_adapter(MODEL, tmp_path / "adapter", size=0.01)
     foreign = {}
     for dtype in ("fp8", "auto"):
@@ -253,7 +294,9 @@ def test_families_are_read_with_their_parts_and_prompts_in_chunks(family, tmp_pa
     correct = expected(load_causal_lm(folder, dtype="float32"), FOREIGN, HOT)
     chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64} | SHORTER["vllm"]
     for name, extra in {"hf": SHORTER["hf"], "vllm": chunked}.items():
-        settings = EngineSettings(folder, HOT, 0, dtype="float32", log_file=tmp_path / "log", extra=extra)
+        settings = EngineSettings(
+            folder, HOT, 0, dtype="float32", log_file=tmp_path / "log", extra=extra
+        )
         engine = create_engine(name, settings)
         hold_close(logps(replay(engine, FOREIGN)), correct)
         hold_close(prefill(engine, FOREIGN), correct)
@@ -268,8 +311,15 @@ def test_families_are_read_with_their_parts_and_prompts_in_chunks(family, tmp_pa
 
 
 def test_which_engines_read_again():
-    asked = {name: [can(name, what) for what in ("REPLAYS", "PREFILLS", "OPEN")] for name in ("hf", "vllm", "server")}
-    assert asked == {"hf": [True, True, True], "vllm": [True, True, True], "server": [False, True, False]}
+    asked = {
+        name: [can(name, what) for what in ("REPLAYS", "PREFILLS", "OPEN")]
+        for name in ("hf", "vllm", "server")
+    }
+    assert asked == {
+        "hf": [True, True, True],
+        "vllm": [True, True, True],
+        "server": [False, True, False],
+    }
 
 
 def test_an_engine_that_returns_other_tokens_is_refused():
@@ -277,11 +327,17 @@ def test_an_engine_that_returns_other_tokens_is_refused():
     nothing = np.zeros(2, dtype=np.float32)
     lie = Rollout([5], [6, 7], nothing, nothing.astype(np.int32), None, None, "length")
     liar: Any = SimpleNamespace(
-        max_model_len=9, replay=lambda *_, **__: [lie], prefill=lambda *_: [np.array([-1.0], dtype=np.float32)]
+        max_model_len=9,
+        replay=lambda *_, **__: [lie],
+        prefill=lambda *_: [np.array([-1.0], dtype=np.float32)],
     )
-    with pytest.raises(MismatchError, match=r"did not decode the recorded tokens of a response to prompt 42"):
+    with pytest.raises(
+        MismatchError, match=r"did not decode the recorded tokens of a response to prompt 42"
+    ):
         replay_checked(liar, [Forced([5], [6, 8])], [42], lambda n: None)
-    with pytest.raises(MismatchError, match=r"1 log-probs for the 2 tokens of a response to prompt 42"):
+    with pytest.raises(
+        MismatchError, match=r"1 log-probs for the 2 tokens of a response to prompt 42"
+    ):
         prefill_checked(liar, [Forced([5], [6, 8])], [42], lambda n: None)
 
 
@@ -290,7 +346,9 @@ class RunnerV2:
 
     def __init__(self, traced: bool = True) -> None:
         model = SimpleNamespace(enable_trace_replay=traced, get_vocab_size=lambda: 2048)
-        self.llm_engine = SimpleNamespace(vllm_config=SimpleNamespace(model_config=model, use_v2_model_runner=True))
+        self.llm_engine = SimpleNamespace(
+            vllm_config=SimpleNamespace(model_config=model, use_v2_model_runner=True)
+        )
         self.asked: list[tuple[list[list[int]], list[Any]]] = []
 
     def ask(self, prompts: list[list[int]], parameters: list[Any]) -> list[Any]:
@@ -315,8 +373,13 @@ def test_on_a_gpu_vllm_replays_by_itself():
     assert [prompts for prompts, _ in llm.asked] == [[[5, 6]], [[9]]]
     for (_, (parameters,)), response in zip(llm.asked, responses, strict=True):
         parameters._validate_trace_replay(llm.llm_engine.vllm_config.model_config, None)
-        assert parameters.trace_decode_token_ids == response.response_ids and parameters.logprobs == K
-        assert parameters.max_tokens == len(response.response_ids) and parameters.skip_reading_prefix_cache
+        assert (
+            parameters.trace_decode_token_ids == response.response_ids and parameters.logprobs == K
+        )
+        assert (
+            parameters.max_tokens == len(response.response_ids)
+            and parameters.skip_reading_prefix_cache
+        )
     llm.asked.clear()
     found = prefilled(llm, responses, plain, llm.ask)
     assert [logp_T.tolist() for logp_T in found] == [[-7, -8, -1], [-4]]
@@ -331,7 +394,9 @@ def test_on_a_gpu_vllm_replays_by_itself():
 
 @pytest.mark.parametrize("runs_v2", [True, False])
 def test_vllm_on_a_gpu_is_started_for_replay(runs_v2, monkeypatch, tmp_path):
-    """A mock of its start on a GPU: for V1, where we replace the sampler's choice, it starts without the option."""
+    """A mock of its start on a GPU: for V1, where we replace the sampler's choice, it starts
+    without the option.
+    """
     import vllm
     from vllm.platforms import current_platform
 
@@ -348,6 +413,11 @@ def test_vllm_on_a_gpu_is_started_for_replay(runs_v2, monkeypatch, tmp_path):
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     monkeypatch.setattr(ours, "kept_apart", nullcontext)
     ours._load(EngineSettings(MODEL, HOT, K, log_file=tmp_path / "log", replays=True), {})
-    assert [arguments["enable_trace_replay"] for arguments in started] == [True, False][: 2 - runs_v2]
+    assert [arguments["enable_trace_replay"] for arguments in started] == [True, False][
+        : 2 - runs_v2
+    ]
     with pytest.raises(ValueError, match="something else"):
-        start_replaying(lambda **_: (_ for _ in ()).throw(ValueError("something else")), {"enable_trace_replay": True})
+        start_replaying(
+            lambda **_: (_ for _ in ()).throw(ValueError("something else")),
+            {"enable_trace_replay": True},
+        )

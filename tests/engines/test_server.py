@@ -1,7 +1,8 @@
-"""`--engine server` against real vLLM servers on loopback: their numbers, their death and return, and what is refused.
+"""`--engine server` against real vLLM servers on loopback: their numbers, their death and return,
+and what is refused.
 
-What a healthy vLLM does not do (answer 429, lose a log-prob, rewrite ids) is done by `FakeServer`, which passes
-everything else on to the real one.
+What a healthy vLLM does not do (answer 429, lose a log-prob, rewrite ids) is done by `FakeServer`,
+which passes everything else on to the real one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ import pytest
 import torch
 
 from mismatch_cli.cli import run
-from mismatch_cli.engines import EngineSettings, Forced, Request, create_engine, prefill_checked, sample_checked
+from mismatch_cli.engines import (
+    EngineSettings,
+    Forced,
+    Request,
+    create_engine,
+    prefill_checked,
+    sample_checked,
+)
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.places import bundled
@@ -57,7 +65,10 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def both(servers, port) -> tuple[str, str]:
-    urls = servers.start(port, "processed_logprobs"), servers.start(free_port(), "raw_logprobs", tells_all=True)
+    urls = (
+        servers.start(port, "processed_logprobs"),
+        servers.start(free_port(), "raw_logprobs", tells_all=True),
+    )
     for url in urls:
         servers.wait(url)
     return urls
@@ -80,7 +91,9 @@ def model():
 
 def engine_at(url: str, sampling: SamplingSettings = PLAIN, top_logprobs: int = K, **extra: Any):
     say = extra.pop("say", lambda message: None)
-    return create_engine("server", EngineSettings(MODEL, sampling, top_logprobs, extra={"url": url} | extra, say=say))
+    return create_engine(
+        "server", EngineSettings(MODEL, sampling, top_logprobs, extra={"url": url} | extra, say=say)
+    )
 
 
 def sample(engine, requests=REQUESTS, on_finished=lambda count: None):
@@ -99,12 +112,19 @@ def assert_mu_is_what_was_sampled(model, rollouts, sampling) -> None:
         topk = logp_TV.topk(K)
         np.testing.assert_allclose(rollout.topk_logp_rollout_TK, topk.values, atol=1e-4)
         rank_T = (logp_TV > expected_T[:, None]).sum(1).numpy() + 1
-        clear_T = (logp_TV - expected_T[:, None]).abs().lt(1e-4).sum(1).eq(1).numpy()  # no other logit within the noise
+        # No other logit within the noise
+        clear_T = (logp_TV - expected_T[:, None]).abs().lt(1e-4).sum(1).eq(1).numpy()
         known_T = rollout.rank_rollout_T > 0
         assert np.array_equal(known_T[clear_T], rank_T[clear_T] <= K)
         assert np.array_equal(rollout.rank_rollout_T[clear_T & known_T], rank_T[clear_T & known_T])
         for position, ids_K in enumerate(topk.indices.tolist()):
-            told = dict(zip(rollout.topk_ids_TK[position], rollout.topk_logp_rollout_TK[position], strict=True))
+            told = dict(
+                zip(
+                    rollout.topk_ids_TK[position],
+                    rollout.topk_logp_rollout_TK[position],
+                    strict=True,
+                )
+            )
             for token, value in zip(ids_K[:5], topk.values[position, :5].tolist(), strict=True):
                 if np.isfinite(value):
                     assert told[token] == pytest.approx(value, abs=1e-4)
@@ -114,7 +134,8 @@ def assert_mu_is_what_was_sampled(model, rollouts, sampling) -> None:
 def test_mu_is_the_distribution_that_was_sampled(url, model, sampling):
     rollouts = sample(engine_at(url, sampling))
     assert_mu_is_what_was_sampled(model, rollouts, sampling)
-    if not sampling.truncates:  # both kinds occurred: the sampled token among the top K, and outside
+    # Both kinds occurred: the sampled token among the top K, and outside
+    if not sampling.truncates:
         assert {-1, 1} <= {int(rank) for r in rollouts for rank in r.rank_rollout_T}
 
 
@@ -128,15 +149,20 @@ def test_recorded_tokens_are_read_in_one_pass(both, model):
         assert sum(counts) == 9
         for logp_T, response in zip(found, responses, strict=True):
             with torch.inference_mode():
-                logits_TV = model(torch.tensor([response.prompt_ids + response.response_ids])).logits[0]
+                logits_TV = model(
+                    torch.tensor([response.prompt_ids + response.response_ids])
+                ).logits[0]
             logp_TV = logits_TV[len(response.prompt_ids) - 1 : -1].log_softmax(-1)
             expected_T = logp_TV.gather(1, torch.tensor(response.response_ids)[:, None])[:, 0]
             np.testing.assert_allclose(logp_T, expected_T, atol=1e-5, rtol=1e-6)
         with pytest.raises(
-            MismatchError, match=r"must fit one more into its context of 512\. Start it with --max-model-len 513"
+            MismatchError,
+            match=r"must fit one more into its context of 512\. Start it with --max-model-len 513",
         ):
             prefill_checked(engine_at(url), [whole], [0], lambda count: None)
-    with pytest.raises(MismatchError, match=r"before temperature and truncation.* Use --engine vllm"):
+    with pytest.raises(
+        MismatchError, match=r"before temperature and truncation.* Use --engine vllm"
+    ):
         prefill_checked(engine_at(both[0], TRUNCATED), responses, range(9), lambda count: None)
 
 
@@ -150,7 +176,8 @@ def test_seeds_decide_responses_and_finish_reasons_are_right(url):
     assert len({tuple(r.response_ids) for r in once}) > 4
     assert sum(counts) == len(REQUESTS)
     for rollout in once:
-        assert (rollout.finish_reason == "stop") == (rollout.response_ids[-1] == 1)  # the model's end of sequence
+        # The model's end of sequence
+        assert (rollout.finish_reason == "stop") == (rollout.response_ids[-1] == 1)
         assert rollout.finish_reason == "stop" or len(rollout.response_ids) == 100
     long = sample(engine, [Request([9] * 508, seed=1)])[0]  # a response that has room for 4 tokens
     assert long.finish_reason == "stop" or len(long.response_ids) == 4
@@ -163,11 +190,26 @@ def test_without_top_logprobs_no_rank_is_made_up(url):
 
 def test_settings_are_described_as_far_as_the_server_reports_them(url, raw_url):
     closed, open_ = engine_at(url).describe(), engine_at(raw_url).describe()
-    assert closed["dtype"] is None and closed["kv_cache_dtype"] == "auto" and closed["prefix_caching"] is True
-    assert closed["version"] == open_["version"] and closed["served_model"] == "tiny" and closed["model"] == MODEL
+    assert (
+        closed["dtype"] is None
+        and closed["kv_cache_dtype"] == "auto"
+        and closed["prefix_caching"] is True
+    )
+    assert (
+        closed["version"] == open_["version"]
+        and closed["served_model"] == "tiny"
+        and closed["model"] == MODEL
+    )
     assert open_["dtype"] == open_["kv_cache_dtype"] == "float32"
-    assert (open_["device"], open_["compilation_mode"], open_["enforce_eager"]) == ("cpu", "NONE", True)
-    assert (closed["logprobs_mode"], open_["logprobs_mode"]) == ("processed_logprobs", "raw_logprobs")
+    assert (open_["device"], open_["compilation_mode"], open_["enforce_eager"]) == (
+        "cpu",
+        "NONE",
+        True,
+    )
+    assert (closed["logprobs_mode"], open_["logprobs_mode"]) == (
+        "processed_logprobs",
+        "raw_logprobs",
+    )
     assert closed["max_model_len"] == open_["max_model_len"] == 512
     assert engine_at(url, max_model_len=100).max_model_len == 100
 
@@ -175,7 +217,9 @@ def test_settings_are_described_as_far_as_the_server_reports_them(url, raw_url):
 def test_raw_logprobs_are_accepted_only_where_they_are_mu(raw_url, model):
     assert_mu_is_what_was_sampled(model, sample(engine_at(raw_url)), PLAIN)
     for sampling in (replace(PLAIN, temperature=0.7), replace(PLAIN, top_p=0.9)):
-        with pytest.raises(MismatchError, match=r"raw log-probs.*--logprobs-mode processed_logprobs"):
+        with pytest.raises(
+            MismatchError, match=r"raw log-probs.*--logprobs-mode processed_logprobs"
+        ):
             engine_at(raw_url, sampling)
 
 
@@ -183,14 +227,18 @@ def test_a_server_that_comes_back_with_other_settings_is_noticed(url, raw_url):
     engine = engine_at(url)
     (server,) = engine._engines
     server._address = replace(server._address, url=raw_url)
-    with pytest.raises(MismatchError, match=r"changed its settings.*processed_logprobs before.*raw_logprobs now"):
+    with pytest.raises(
+        MismatchError, match=r"changed its settings.*processed_logprobs before.*raw_logprobs now"
+    ):
         sample(engine)
 
 
 def test_killed_in_the_middle_and_brought_back_the_shard_is_the_same(servers, url, port):
     said, finished = [], []
     requests = [Request(PROMPTS[i % 4], seed=i) for i in range(24)]
-    engine = engine_at(url, replace(PLAIN, max_tokens=60), concurrency=4, patience=120, say=said.append)
+    engine = engine_at(
+        url, replace(PLAIN, max_tokens=60), concurrency=4, patience=120, say=said.append
+    )
     unbroken = sample(engine, requests)
 
     def kill_once(count: int) -> None:
@@ -210,15 +258,18 @@ def test_killed_in_the_middle_and_brought_back_the_shard_is_the_same(servers, ur
 
 def test_what_the_server_cannot_do_fails_with_one_sentence(url):
     cases: list[tuple[str, Callable[[], Any]]] = [
-        ("does not return 60 log-probs.*--max-logprobs 60", lambda: engine_at(url, top_logprobs=60)),
+        ("does not return 60 log-probs.*--max-logprobs 60",
+         lambda: engine_at(url, top_logprobs=60)),
         ("--served-model can be: tiny", lambda: engine_at(url, served_model="other")),
         ("lists no models", lambda: engine_at(f"{url}/docs")),
         ("cannot set enforce_eager", lambda: engine_at(url, enforce_eager=True)),
-        ("not contain a user name, password or query", lambda: engine_at("http://me:secret@localhost:1")),
+        ("not contain a user name, password or query",
+         lambda: engine_at("http://me:secret@localhost:1")),
         ("is not a server's URL", lambda: engine_at("localhost:8000")),
         ("concurrency=0 is invalid", lambda: engine_at(url, concurrency=0)),
         ("needs --engine-url", lambda: engine_at("")),
-        ("not answered.*Connection refused", lambda: engine_at(f"http://127.0.0.1:{free_port()}", patience=0.3)),
+        ("not answered.*Connection refused",
+         lambda: engine_at(f"http://127.0.0.1:{free_port()}", patience=0.3)),
     ]  # fmt: skip
     for message, start in cases:
         with pytest.raises(MismatchError, match=message) as caught:
@@ -227,8 +278,11 @@ def test_what_the_server_cannot_do_fails_with_one_sentence(url):
     other = EngineSettings(MODEL, PLAIN, K, dtype="bfloat16", extra={"url": url})
     with pytest.raises(UsageError, match="--rollout-dtype bfloat16"):
         create_engine("server", other)
-    with pytest.raises(UsageError, match="--served-model NAME"):  # it would sample without the adapter
-        create_engine("server", EngineSettings(MODEL, PLAIN, K, adapter="some/adapter", extra={"url": url}))
+    # It would sample without the adapter
+    with pytest.raises(UsageError, match="--served-model NAME"):
+        create_engine(
+            "server", EngineSettings(MODEL, PLAIN, K, adapter="some/adapter", extra={"url": url})
+        )
 
 
 def test_weights_under_another_name_need_the_served_name(url, tmp_path):
@@ -241,10 +295,14 @@ def test_weights_under_another_name_need_the_served_name(url, tmp_path):
 
 
 class FakeServer:
-    """Passes requests on to a real server, unless `before` answers itself; `after` may tamper with a completion."""
+    """Passes requests on to a real server, unless `before` answers itself; `after` may tamper
+    with a completion.
+    """
 
     def __init__(self, real: str) -> None:
-        self.before: Callable[[str, Any], tuple[int, dict[str, str], bytes] | None] = lambda path, headers: None
+        self.before: Callable[[str, Any], tuple[int, dict[str, str], bytes] | None] = (
+            lambda path, headers: None
+        )
         self.after: Callable[[dict[str, Any]], None] = lambda answer: None
         self.under_way = self.most_under_way = self.completions = 0
         self._lock = threading.Lock()
@@ -265,7 +323,9 @@ class FakeServer:
                     fake.most_under_way = max(fake.most_under_way, fake.under_way)
                     fake.completions += self.path == "/v1/completions"
                 try:
-                    status, headers, content = fake.before(self.path, self.headers) or self.passed_on(body)
+                    status, headers, content = fake.before(
+                        self.path, self.headers
+                    ) or self.passed_on(body)
                 finally:
                     with fake._lock:
                         fake.under_way -= 1
@@ -278,7 +338,9 @@ class FakeServer:
             def passed_on(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
                 parts = urlsplit(real)
                 connection = http.client.HTTPConnection(parts.hostname, parts.port)
-                connection.request(self.command, self.path, body, {"Content-Type": "application/json"})
+                connection.request(
+                    self.command, self.path, body, {"Content-Type": "application/json"}
+                )
                 response = connection.getresponse()
                 content = response.read()
                 if self.path == "/v1/completions" and response.status == 200:
@@ -326,7 +388,9 @@ def test_a_request_to_a_busy_server_is_retried(fake, url, status):
         return None
 
     fake.before = refuse_the_first_five
-    assert [r.response_ids for r in sample(engine)] == [r.response_ids for r in sample(engine_at(url))]
+    assert [r.response_ids for r in sample(engine)] == [
+        r.response_ids for r in sample(engine_at(url))
+    ]
     assert len(refused) == 5
 
 
@@ -342,7 +406,9 @@ def test_a_server_that_stays_away_is_given_up(fake):
     engine = engine_at(fake.url, patience=0.6)
     fake.before = lambda path, headers: (500, {}, b'{"error": {"message": "the engine is dead"}}')
     began = time.monotonic()
-    with pytest.raises(MismatchError, match=r"has not answered for 0\.6 s.*the engine is dead.*--resume"):
+    with pytest.raises(
+        MismatchError, match=r"has not answered for 0\.6 s.*the engine is dead.*--resume"
+    ):
         sample(engine)
     assert time.monotonic() - began < 3
 
@@ -364,7 +430,9 @@ def test_an_interrupt_is_heard_at_once(fake):
 
 
 def test_the_key_comes_from_the_environment(fake, monkeypatch):
-    fake.before = lambda path, headers: None if headers["Authorization"] == "Bearer abc" else (401, {}, b"")
+    fake.before = lambda path, headers: (
+        None if headers["Authorization"] == "Bearer abc" else (401, {}, b"")
+    )
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     with pytest.raises(MismatchError, match="VLLM_API_KEY"):
         engine_at(fake.url)
@@ -389,7 +457,9 @@ def _one_id_swapped(choice: dict[str, Any]) -> None:
 def _logits(choice: dict[str, Any]) -> None:
     logprobs = choice["logprobs"]
     logprobs["token_logprobs"] = [value + 20 for value in logprobs["token_logprobs"]]
-    logprobs["top_logprobs"] = [{k: v + 20 for k, v in one.items()} for one in logprobs["top_logprobs"]]
+    logprobs["top_logprobs"] = [
+        {k: v + 20 for k, v in one.items()} for one in logprobs["top_logprobs"]
+    ]
 
 
 def _missing_value(choice: dict[str, Any]) -> None:
@@ -405,12 +475,21 @@ def _missing_value(choice: dict[str, Any]) -> None:
         (_logits, "add up to more than 1.*--logprobs-mode processed_logprobs"),
         (_missing_value, "log μ = -inf for token 0|cannot add up to 1"),
         (lambda c: c["logprobs"]["token_logprobs"].pop(), "does not have"),
-        (lambda c: c["logprobs"]["top_logprobs"][1].popitem(), "log-probs for a token instead of 20|not belong"),
+        (
+            lambda c: c["logprobs"]["top_logprobs"][1].popitem(),
+            "log-probs for a token instead of 20|not belong",
+        ),
         (lambda c: c["logprobs"]["top_logprobs"].__setitem__(0, None), "no top log-probs"),
-        (lambda c: c.update(prompt_token_ids=[1, *c["prompt_token_ids"]]), "does not start from the prompt"),
+        (
+            lambda c: c.update(prompt_token_ids=[1, *c["prompt_token_ids"]]),
+            "does not start from the prompt",
+        ),
         (lambda c: c["token_ids"].__setitem__(0, 10**6), "outside the model's 2048"),
         (lambda c: c.update(finish_reason="abort"), "ended a response with 'abort'.*--resume"),
-        (lambda c: c.update(finish_reason="length", token_ids=c["token_ids"][:2]), "cut a response at 2 of "),
+        (
+            lambda c: c.update(finish_reason="length", token_ids=c["token_ids"][:2]),
+            "cut a response at 2 of ",
+        ),
         (lambda c: c.update(logprobs=None), "no log-probs"),
         (lambda c: c.clear(), "does not return token ids"),
     ],
@@ -434,20 +513,27 @@ def test_garbage_is_reported(fake):
 
 
 PROBE = (
-    "probe --engine server --num-prompts 4 --samples-per-prompt 2 --max-tokens 24 --trainer-dtype float32 --threads 1"
+    "probe --engine server --num-prompts 4 --samples-per-prompt 2 --max-tokens 24 "
+    "--trainer-dtype float32 --threads 1"
 )
 
 
 def test_probe_end_to_end(url, raw_url, tmp_path, capsys, monkeypatch):
-    """Recorded, scored and reported; after losing the last shard, another server is refused and the first resumes."""
+    """Recorded, scored and reported; after losing the last shard, another server is refused and
+    the first resumes.
+    """
     monkeypatch.setenv("VLLM_API_KEY", "a-secret-key")
     folder = tmp_path / "run"
     assert run([*PROBE.split(), "--engine-url", f"{url}/v1", "-o", str(folder)]) == 0
-    assert "dtype not recorded" in " ".join(capsys.readouterr().out.split())  # lines break by its length
+    # Lines break by its length
+    assert "dtype not recorded" in " ".join(capsys.readouterr().out.split())
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert summary["pairs"]["mismatch"]["metrics"]["abs_d_max"]["value"] < 1e-4
     manifest = read_manifest(folder / "trace")
-    assert manifest["rollout"]["engine"] == "server" and manifest["rollout"]["logprobs_mode"] == "processed_logprobs"
+    assert (
+        manifest["rollout"]["engine"] == "server"
+        and manifest["rollout"]["logprobs_mode"] == "processed_logprobs"
+    )
     assert Trace.open(folder).num_responses == 8
     for path in folder.rglob("*"):
         assert path.is_dir() or b"a-secret-key" not in path.read_bytes()

@@ -1,4 +1,6 @@
-"""The folder of weights that servers read belongs to the user: only our own files there are removed."""
+"""The folder of weights that servers read belongs to the user: only our own files there are
+removed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Engines leave nothing in the temporary folder, even when killed, and never touch anybody else's files."""
+"""Engines leave nothing in the temporary folder, even when killed, and never touch anybody
+else's files.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ def test_a_killed_engine_is_cleaned_up_after_and_a_living_one_left_alone(tmp_pat
     monkeypatch.setattr(TemporaryFolder, "_shared", None)  # of an engine that another test keeps
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     engines = [
-        subprocess.Popen([sys.executable, "-c", HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        subprocess.Popen(
+            [sys.executable, "-c", HELD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
         for _ in range(2)
     ]
     killed, living = (Path(engine.stdout.readline().decode().strip()) for engine in engines)

@@ -1,4 +1,6 @@
-"""What vLLM changes in transformers and torch is restored for the trainer: the same classes, the same bits."""
+"""What vLLM changes in transformers and torch is restored for the trainer: the same classes, the
+same bits.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_a_decorated_class_is_given_back_and_the_engine_keeps_its_own(save_model
     before.give_back(Served(served))
     assert dict(vars(LlamaModel)) == attributes and Compiled not in LlamaModel.__mro__
     assert torch.equal(load_causal_lm(model, "float32")(IDS).logits, expected)
-    assert served.model(IDS) == served.model.extra() == "compiled" and isinstance(served.model, LlamaModel)
+    assert served.model(IDS) == served.model.extra() == "compiled" and isinstance(
+        served.model, LlamaModel
+    )
     assert type(served) is LlamaForCausalLM
 
 
@@ -86,7 +90,9 @@ def test_torch_chooses_its_kernels_as_before():
 
 @pytest.mark.slow
 def test_a_model_that_vllm_serves_through_transformers_is_scored_beside_it(save_model, tmp_path):
-    """vLLM has no code for Olmo 2: it decorates the class of transformers, and names its weights differently."""
+    """vLLM has no code for Olmo 2: it decorates the class of transformers, and names its weights
+    differently.
+    """
     sizes = {"vocab_size": 2048, "hidden_size": 128, "max_position_embeddings": 256}
     folder = save_model("Olmo2", head_dim=32, eos_token_id=1, **sizes)
     load_tokenizer(str(bundled("model"))).save_pretrained(folder)
@@ -97,7 +103,9 @@ def test_a_model_that_vllm_serves_through_transformers_is_scored_beside_it(save_
         return np.concatenate([s.logp_T for s in trainer.score(requests, token_budget=1000)])
 
     alone = scored()
-    settings = EngineSettings(folder, SMALL, 0, dtype="float32", log_file=tmp_path / "log", extra={"max_model_len": 64})
+    settings = EngineSettings(
+        folder, SMALL, 0, dtype="float32", log_file=tmp_path / "log", extra={"max_model_len": 64}
+    )
     engine = create_engine("vllm", settings)
     assert np.array_equal(scored(), alone), "beside the engine"
     trainer = Trainer.load(folder, sampling=SMALL, dtype="float32")
@@ -116,6 +124,8 @@ def test_a_model_that_vllm_serves_through_transformers_is_scored_beside_it(save_
 def gap_of(engine, trainer: Trainer) -> float:
     """Mean |log π − log μ| of what the engine samples, nats."""
     rollouts = engine.sample([Request([1, 2, 3 + i], seed=i) for i in range(4)], lambda n: None)
-    scores = trainer.score([ScoreRequest(r.prompt_ids, r.response_ids) for r in rollouts], token_budget=1000)
+    scores = trainer.score(
+        [ScoreRequest(r.prompt_ids, r.response_ids) for r in rollouts], token_budget=1000
+    )
     gaps = [s.logp_T - r.logp_rollout_T for s, r in zip(scores, rollouts, strict=True)]
     return float(np.abs(np.concatenate(gaps)).mean())

@@ -1,4 +1,6 @@
-"""Routes from vLLM, which returns them only on a GPU: its answer there is a mock, its layers are real."""
+"""Routes from vLLM, which returns them only on a GPU: its answer there is a mock, its layers are
+real.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.engines import EngineSettings, Request, vllm
 from mismatch_cli.sampling import SamplingSettings
 
-EXPERTS_OF_ALL_LAYERS = np.arange(6 * 3 * 2, dtype=np.uint8).reshape(6, 3, 2)  # of 6 tokens; the second layer is dense
+# Of 6 tokens; the second layer is dense
+EXPERTS_OF_ALL_LAYERS = np.arange(6 * 3 * 2, dtype=np.uint8).reshape(6, 3, 2)
 
 
 class Llm:
@@ -32,7 +35,9 @@ class Llm:
 @pytest.mark.parametrize("routes", [True, False, None])
 def test_rollouts_report_the_experts_of_the_layers_with_a_router(routes, monkeypatch):
     nothing = np.zeros(4, dtype=np.float32)
-    rollout = Rollout([1, 2, 3], [4, 5, 6, 7], nothing, nothing.astype(np.int32), None, None, "length")
+    rollout = Rollout(
+        [1, 2, 3], [4, 5, 6, 7], nothing, nothing.astype(np.int32), None, None, "length"
+    )
     monkeypatch.setattr(vllm, "to_rollout", lambda *_: rollout)
     settings = EngineSettings("model", SamplingSettings(), 0, routes=routes)
     engine = vllm.VllmEngine(Llm(), settings, SimpleNamespace(), SimpleNamespace())

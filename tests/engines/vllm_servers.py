@@ -20,7 +20,10 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # with the executor "uni": no third process
 }
-_ARGUMENTS = f"--model {bundled('model')} --served-model-name tiny --host 127.0.0.1 --dtype float32 --enforce-eager"
+_ARGUMENTS = (
+    f"--model {bundled('model')} --served-model-name tiny --host 127.0.0.1 --dtype float32 "
+    "--enforce-eager"
+)
 _ARGUMENTS += " --no-enable-chunked-prefill --max-logprobs 40 --distributed-executor-backend uni"
 
 
@@ -31,17 +34,28 @@ class VllmServers:
         self._folder = folder
         self._running: dict[int, Forked] = {}
 
-    def start(self, port: int, mode: str, *more: str, tells_all: bool = False, wired: bool = False) -> str:
-        """Start a server without waiting for it; returns its URL. `wired`: it gets weights by vLLM's transfer."""
+    def start(
+        self, port: int, mode: str, *more: str, tells_all: bool = False, wired: bool = False
+    ) -> str:
+        """Start a server without waiting for it; returns its URL.
+
+        `wired`: it gets weights by vLLM's transfer.
+        """
         more = (*more, "--weight-transfer-config", '{"backend": "nccl"}') if wired else more
         arguments = [*_ARGUMENTS.split(), "--port", str(port), "--logprobs-mode", mode, *more]
-        environment = os.environ | _ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": str(int(tells_all or wired))}
+        environment = (
+            os.environ | _ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": str(int(tells_all or wired))}
+        )
         log = self._folder / f"{port}.log"
-        self._running[port] = Forked("tests.engines.vllm_servers", *arguments, env=environment, log=log)
+        self._running[port] = Forked(
+            "tests.engines.vllm_servers", *arguments, env=environment, log=log
+        )
         return f"http://127.0.0.1:{port}"
 
     def kill(self, port: int) -> None:
-        """Kill the server and its engine at once, as if the machine went down; returns when the port is free."""
+        """Kill the server and its engine at once, as if the machine went down; returns when the
+        port is free.
+        """
         os.killpg(self._running.pop(port).pid, signal.SIGKILL)
         while _taken(port):
             time.sleep(0.02)
@@ -82,7 +96,8 @@ def _serve() -> None:
 
     torch.set_num_threads(1)
     torch._dynamo.config.disable = True
-    # vLLM on CPU insists on new interpreters for its engine; a fork has everything imported already.
+    # vLLM on CPU insists on new interpreters for its engine; a fork has everything imported
+    # already.
     for name, module in list(sys.modules.items()):
         if name.startswith("vllm.") and "get_mp_context" in vars(module):
             module.get_mp_context = lambda: multiprocessing.get_context("fork")

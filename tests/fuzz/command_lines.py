@@ -26,14 +26,53 @@ def options(command: str) -> tuple[tuple[str, int, str], ...]:
 
 
 def _type_of(parameter: Any) -> str:
-    return str(parameter.bare_type()) if hasattr(parameter, "bare_type") else ""  # newer versions of Typer
+    # Newer versions of Typer
+    return str(parameter.bare_type()) if hasattr(parameter, "bare_type") else ""
 
 
-COMMANDS = ("probe", "train", "curate", "rescore", "report", "import", "clipstats", "compare", "diagnose", "gate")
+COMMANDS = (
+    "probe",
+    "train",
+    "curate",
+    "rescore",
+    "report",
+    "import",
+    "clipstats",
+    "compare",
+    "diagnose",
+    "gate",
+)
 PATHS = (
-    *("run", "run/trace", "other", "training", "existing", "new", "new/deep", "prompts.jsonl", "prompts.parquet"),
-    *("prompts.csv", "prompts.json", "limits.toml", "preset.toml", "mask.py", "gone", "gone.jsonl", "gone.toml", "."),
-    *("dumps/plain", "dumps/prime-rl", "dumps/slime/rollout_0.pt", "dumps", "run/trace/manifest.json", "/dev/null"),
+    *(
+        "run",
+        "run/trace",
+        "other",
+        "training",
+        "existing",
+        "new",
+        "new/deep",
+        "prompts.jsonl",
+        "prompts.parquet",
+    ),
+    *(
+        "prompts.csv",
+        "prompts.json",
+        "limits.toml",
+        "preset.toml",
+        "mask.py",
+        "gone",
+        "gone.jsonl",
+        "gone.toml",
+        ".",
+    ),
+    *(
+        "dumps/plain",
+        "dumps/prime-rl",
+        "dumps/slime/rollout_0.pt",
+        "dumps",
+        "run/trace/manifest.json",
+        "/dev/null",
+    ),
     *(
         "/proc/self/nothing",
         "/dev/full",
@@ -43,7 +82,21 @@ PATHS = (
     ),
 )
 WORDS = (
-    *("bfloat16", "float32", "auto", "eager", "chat", "raw", "hf", "vllm", "server", "verl", "all", "csv", "parquet"),
+    *(
+        "bfloat16",
+        "float32",
+        "auto",
+        "eager",
+        "chat",
+        "raw",
+        "hf",
+        "vllm",
+        "server",
+        "verl",
+        "all",
+        "csv",
+        "parquet",
+    ),
     *(
         "jsonl",
         "equal",
@@ -68,9 +121,22 @@ WORDS = (
         "0.2",
         "0.8",
     ),
-    *("1", "2", "3", "1e-6", "token-mean", "problem", "answer", "q_proj", "all-linear", "cuda", "cpu"),
+    *(
+        "1",
+        "2",
+        "3",
+        "1e-6",
+        "token-mean",
+        "problem",
+        "answer",
+        "q_proj",
+        "all-linear",
+        "cuda",
+        "cpu",
+    ),
 )
-_WITHOUT = {"--debug", "--workers"}  # one prints tracebacks, the other starts any number of processes
+# One prints tracebacks, the other starts any number of processes
+_WITHOUT = {"--debug", "--workers"}
 
 
 _FITTING = {
@@ -88,12 +154,17 @@ def _can_be_typed(text: str) -> bool:
 def command_lines(draw: st.DrawFn) -> list[str]:
     """A command with random flags, each with a value that may or may not be valid."""
     command = draw(st.sampled_from(COMMANDS))
-    anything = st.one_of(st.sampled_from(PATHS), st.sampled_from(WORDS), texts).filter(_can_be_typed)
+    anything = st.one_of(st.sampled_from(PATHS), st.sampled_from(WORDS), texts).filter(
+        _can_be_typed
+    )
     line = [command, *draw(st.lists(st.sampled_from(PATHS), max_size=2))]
     known = [option for option in options(command) if option[0] not in _WITHOUT]
     for flag, count, kind in draw(st.lists(st.sampled_from(known), max_size=4)):
         fitting = st.sampled_from(_FITTING.get(kind, (*PATHS, *WORDS)))
-        line += [flag, *(draw(fitting if draw(st.integers(0, 3)) else anything) for _ in range(count))]
+        line += [
+            flag,
+            *(draw(fitting if draw(st.integers(0, 3)) else anything) for _ in range(count)),
+        ]
     if draw(st.integers(0, 9)) == 0:
         line.insert(draw(st.integers(0, len(line))), draw(anything))
     return line

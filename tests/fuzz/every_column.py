@@ -1,4 +1,6 @@
-"""Every column of a shard with extremes of its type, without values, in another type, renamed: not at random."""
+"""Every column of a shard with extremes of its type, without values, in another type, renamed:
+not at random.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,17 @@ class ColumnCase(Case):
     def lay(self, run: Path) -> None:
         """Change the run."""
         table = pq.read_table(run / SHARD)
-        pq.write_table(CHANGES[self.value](table, table.schema.get_field_index(str(self.path[0]))), run / SHARD)
+        pq.write_table(
+            CHANGES[self.value](table, table.schema.get_field_index(str(self.path[0]))), run / SHARD
+        )
 
 
-def _with_values(change: Callable[[Any, pa.DataType], Any], rows: slice) -> Callable[[pa.Table, int], pa.Table]:
-    """A table in which some rows of a column have other values; unchanged if the type does not hold them."""
+def _with_values(
+    change: Callable[[Any, pa.DataType], Any], rows: slice
+) -> Callable[[pa.Table, int], pa.Table]:
+    """A table in which some rows of a column have other values; unchanged if the type does not
+    hold them.
+    """
 
     def apply(table: pa.Table, at: int) -> pa.Table:
         field, column = table.schema.field(at), table.column(at).to_pylist()
@@ -70,8 +78,10 @@ def _retyped(table: pa.Table, at: int, kind: pa.DataType) -> pa.Table:
 
 
 _SCALARS = {
-    "largest": _extreme(last=True), "smallest": _extreme(last=False), "-1": _constant(-1), "0": _constant(0),
-    "NaN": _constant(float("nan")), "-inf": _constant(float("-inf")), "inf": _constant(float("inf")),
+    "largest": _extreme(last=True), "smallest": _extreme(last=False), "-1": _constant(-1),
+    "0": _constant(0),
+    "NaN": _constant(float("nan")), "-inf": _constant(float("-inf")),
+    "inf": _constant(float("inf")),
     "null": _constant(None), "text": _constant("\x1b[31m\u202e<script>"),
 }  # fmt: skip
 _ROWS = {"one row": slice(0, 1), "all rows": slice(None)}
@@ -95,7 +105,8 @@ CHANGES: dict[str, Callable[[pa.Table, int], pa.Table]] = {
     "the rows twice": lambda table, _: pa.concat_tables([table, table]),
     **{
         f"as {kind}": partial(_retyped, kind=kind)
-        for kind in (pa.string(), pa.int64(), pa.list_(pa.float64()), pa.null(), pa.struct([("a", pa.int8())]))
+        for kind in (pa.string(), pa.int64(), pa.list_(pa.float64()), pa.null(),
+                     pa.struct([("a", pa.int8())]))
     },
     "another name": lambda table, at: table.rename_columns(
         [*table.column_names[:at], "\u202e" + PAYLOAD, *table.column_names[at + 1 :]]
@@ -104,11 +115,16 @@ CHANGES: dict[str, Callable[[pa.Table, int], pa.Table]] = {
 
 
 def cases(commands: int = 1) -> Iterator[Case]:
-    """Each column once, of the first kind that has it, with every change, read by so many of the commands in turn."""
+    """Each column once, of the first kind that has it, with every change, read by so many of the
+    commands in turn.
+    """
     turn, seen = cycle(map(tuple, READERS)), set[str]()
     for kind in (*bundled_names(), "imported"):
         for name in pq.read_schema(folders()[kind] / SHARD).names:
             if name not in seen:
                 seen.add(name)
                 for change in CHANGES:
-                    yield from (ColumnCase(kind, SHARD, (name,), change, next(turn)) for _ in range(commands))
+                    yield from (
+                        ColumnCase(kind, SHARD, (name,), change, next(turn))
+                        for _ in range(commands)
+                    )

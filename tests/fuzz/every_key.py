@@ -1,4 +1,6 @@
-"""Every key of the files that readers believe, with every hostile value: in order, not at random."""
+"""Every key of the files that readers believe, with every hostile value: in order, not at
+random.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,21 @@ VALUES = {  # as JSON
     "absent": ABSENT,
     **{
         text: text
-        for text in ("null", "true", "0", "1", "-3", "0.5", "NaN", "Infinity", "[]", "{}", '""', '"x"', '"7"')
+        for text in (
+            "null",
+            "true",
+            "0",
+            "1",
+            "-3",
+            "0.5",
+            "NaN",
+            "Infinity",
+            "[]",
+            "{}",
+            '""',
+            '"x"',
+            '"7"',
+        )
     },
     "64 bits": str(2**64),
     "400 digits": "9" * 400,
@@ -81,7 +97,9 @@ DOCUMENTS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A value in the place of another, in a file of a kind of run, and the command that reads it."""
+    """A value in the place of another, in a file of a kind of run, and the command that reads
+    it.
+    """
 
     kind: str
     file: str
@@ -90,17 +108,23 @@ class Case:
     command: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.kind}/{self.file}: {'.'.join(map(str, self.path))} = {self.value}: {' '.join(self.command)}"
+        return (
+            f"{self.kind}/{self.file}: {'.'.join(map(str, self.path))} = {self.value}: "
+            f"{' '.join(self.command)}"
+        )
 
     def lay(self, run: Path) -> None:
         """Change the run."""
         document = run / self.file
         *before, text = _parts(document)
-        document.write_text("".join(before) + _changed(text, self.path, VALUES[self.value], document.suffix))
+        document.write_text(
+            "".join(before) + _changed(text, self.path, VALUES[self.value], document.suffix)
+        )
 
 
 def cases(commands: int = 1, more: dict[str, Path] | None = None) -> Iterator[Case]:
-    """Each place once, in the first kind that has it, with every value, read by so many of the commands in turn.
+    """Each place once, in the first kind that has it, with every value, read by so many of the
+    commands in turn.
 
     `more` are further traces, by name.
     """
@@ -113,7 +137,9 @@ def cases(commands: int = 1, more: dict[str, Path] | None = None) -> Iterator[Ca
                 if (file, path) not in seen:
                     seen.add((file, path))
                     for value in VALUES:
-                        yield from (Case(kind, file, path, value, next(turn)) for _ in range(commands))
+                        yield from (
+                            Case(kind, file, path, value, next(turn)) for _ in range(commands)
+                        )
 
 
 def _parts(document: Path) -> list[str]:
@@ -172,13 +198,19 @@ def shortened(source: Path, folder: Path) -> Path:
     pq.write_table(pq.read_table(shard).slice(0, ROWS), folder / "shard-00000.parquet")
     pq.write_table(pq.read_table(source / "vocab.parquet").slice(0, 300), folder / "vocab.parquet")
     manifest = json.loads((source / "manifest.json").read_text(encoding="utf-8"))
-    (folder / "manifest.json").write_text(json.dumps(manifest | recorded({"shard-00000.parquet": ROWS})))
+    (folder / "manifest.json").write_text(
+        json.dumps(manifest | recorded({"shard-00000.parquet": ROWS}))
+    )
     return folder
 
 
 def _record(rows: list[layouts.Row], folder: Path) -> None:
-    manifest = json.loads((bundled("traces") / "fp8-kv" / "manifest.json").read_text(encoding="utf-8"))
-    facts = {name: manifest[name] for name in ("rollout", "trainer")} | {"sampling": {"temperature": 1.0}}
+    manifest = json.loads(
+        (bundled("traces") / "fp8-kv" / "manifest.json").read_text(encoding="utf-8")
+    )
+    facts = {name: manifest[name] for name in ("rollout", "trainer")} | {
+        "sampling": {"temperature": 1.0}
+    }
     recorder = Recorder(folder, manifest=facts)
     for row in rows:
         recorder.add(**{name: value for name, value in row.items() if name != "route_flips"})
@@ -199,7 +231,8 @@ def _laid(run: Path, other: Path) -> Iterator[Path]:
         for source, name in ((run, "run"), (other, "other")):
             if source.exists():
                 shutil.copytree(source, folder / name)
-        if (state := folder / "run" / "watch.json").is_file():  # it names what it watched by its full path
+        # It names what it watched by its full path
+        if (state := folder / "run" / "watch.json").is_file():
             content = json.loads(state.read_text(encoding="utf-8"))
             state.write_text(json.dumps(content | {"run": str(folder / "other")}))
         os.chdir(folder)
@@ -216,4 +249,5 @@ def try_case(case: Case, more: dict[str, Path] | None = None) -> str:
     with _laid(runs[case.kind], other) as folder, mock.patch.object(world, "SECONDS", SECONDS):
         case.lay(folder / "run")
         outcome = world.call(folder, *case.command)
-        return judge(replace(outcome, before={}) if case.kind == "watched" else outcome, folder)  # it is continued
+        # It is continued
+        return judge(replace(outcome, before={}) if case.kind == "watched" else outcome, folder)

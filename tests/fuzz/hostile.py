@@ -1,4 +1,6 @@
-"""Hostile code and data: rewards, chat templates, servers' answers, and dumps that expand beyond their size."""
+"""Hostile code and data: rewards, chat templates, servers' answers, and dumps that expand beyond
+their size.
+"""
 
 from __future__ import annotations
 
@@ -41,23 +43,51 @@ def _refused(error: MismatchError) -> str:
 
 
 def _children() -> list[str]:
-    return [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    return [
+        pid
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    ]
 
 
 DEEDS = (
-    "subprocess.Popen(['sleep', '300'])", "subprocess.Popen(['sleep', '300'], start_new_session=True)",
-    "threading.Thread(target=time.sleep, args=(300,)).start()", "print('0 ready', '1 1.0', flush=True)",
-    "os.write(1, b'1 {\"reward\": 9}\\n')", "subprocess.run(['cat'])", "os.chdir('/')", "os.closerange(0, 3)",
-    "os.closerange(3, 64)", "os.fork()", "os.fork() or os.setsid() or time.sleep(300)", "os.fork() or sys.exit(1)",
+    "subprocess.Popen(['sleep', '300'])",
+    "subprocess.Popen(['sleep', '300'], start_new_session=True)",
+    "threading.Thread(target=time.sleep, args=(300,)).start()",
+    "print('0 ready', '1 1.0', flush=True)",
+    "os.write(1, b'1 {\"reward\": 9}\\n')", "subprocess.run(['cat'])", "os.chdir('/')",
+    "os.closerange(0, 3)",
+    "os.closerange(3, 64)", "os.fork()", "os.fork() or os.setsid() or time.sleep(300)",
+    "os.fork() or sys.exit(1)",
     "os.fork() or os._exit(1)", "multiprocessing.get_context('fork').Pool(2).map(abs, [1, 2])",
-    "signal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal.alarm(1)", "signal.setitimer(signal.ITIMER_REAL, 0.001)",
-    "sys.exit(0)", "os._exit(0)", "os.abort()", "os.kill(os.getpid(), signal.SIGSTOP)", "os.killpg(0, signal.SIGKILL)",
-    "os.kill(os.getppid(), signal.SIGTERM)", "time.sleep(300)", "bytearray(2**50)", "1 / 0", "input()",
-    "sys.setrecursionlimit(10**6)", "exec('def f(): f()\\nf()')", "raise_(KeyboardInterrupt)", "raise_(SystemExit(3))",
-    "raise_(BaseException('\\ud800'))", "sys.stdout.close()", "json.dumps.__globals__.clear()", "None",
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal.alarm(1)",
+    "signal.setitimer(signal.ITIMER_REAL, 0.001)",
+    "sys.exit(0)", "os._exit(0)", "os.abort()", "os.kill(os.getpid(), signal.SIGSTOP)",
+    "os.killpg(0, signal.SIGKILL)",
+    "os.kill(os.getppid(), signal.SIGTERM)", "time.sleep(300)", "bytearray(2**50)", "1 / 0",
+    "input()",
+    "sys.setrecursionlimit(10**6)", "exec('def f(): f()\\nf()')", "raise_(KeyboardInterrupt)",
+    "raise_(SystemExit(3))",
+    "raise_(BaseException('\\ud800'))", "sys.stdout.close()", "json.dumps.__globals__.clear()",
+    "None",
 )  # fmt: skip
-ANSWERS = ("len(response)", "True", "None", "'1'", "float('nan')", "-1e308 * 10", "10**400", "[1]", "b'1'", "1j", "os")
-_HEAD = "import json, multiprocessing, os, signal, subprocess, sys, threading, time\n\ndef raise_(e):\n    raise e\n\n"
+ANSWERS = (
+    "len(response)",
+    "True",
+    "None",
+    "'1'",
+    "float('nan')",
+    "-1e308 * 10",
+    "10**400",
+    "[1]",
+    "b'1'",
+    "1j",
+    "os",
+)
+_HEAD = (
+    "import json, multiprocessing, os, signal, subprocess, sys, threading, time\n\ndef "
+    "raise_(e):\n    raise e\n\n"
+)
 
 
 @st.composite
@@ -70,7 +100,9 @@ def rewards(draw: st.DrawFn) -> str:
 
 
 def try_reward(code: str) -> str:
-    """Whatever it does, it returns, fails with a sentence, or is given up, and all its processes end."""
+    """Whatever it does, it returns, fails with a sentence, or is given up, and all its processes
+    end.
+    """
     with copy() as folder:
         (folder / "mine.py").write_text(code)
         before, began = _children(), time.monotonic()
@@ -91,14 +123,21 @@ def try_reward(code: str) -> str:
 
 
 PIECES = (
-    "{{ messages[0].content }}", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{{ 'a' * 10 ** 11 }}", "{{ 'a' * 10 ** 7 }}", "{{ 9 ** (9 ** 9) }}", "{{ ''.__class__.__mro__ }}",
-    "{{ messages.append(1) }}", "{{ raise_exception('no') }}", "{{ undefined.x.y }}", "{% include 'x' %}", "{% if %}",
-    "{{ range(10 ** 9) | list }}", "{{ strftime_now('%Y' * 9999) | length }}", "{{ 1 / 0 }}", "{{ '\\ud800' }}",
-    "{% set x = namespace() %}{% set x.x = x %}{{ x }}", "{{ messages | tojson }}", "{{ '%s' % messages }}",
+    "{{ messages[0].content }}",
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{{ 'a' * 10 ** 11 }}", "{{ 'a' * 10 ** 7 }}", "{{ 9 ** (9 ** 9) }}",
+    "{{ ''.__class__.__mro__ }}",
+    "{{ messages.append(1) }}", "{{ raise_exception('no') }}", "{{ undefined.x.y }}",
+    "{% include 'x' %}", "{% if %}",
+    "{{ range(10 ** 9) | list }}", "{{ strftime_now('%Y' * 9999) | length }}", "{{ 1 / 0 }}",
+    "{{ '\\ud800' }}",
+    "{% set x = namespace() %}{% set x.x = x %}{{ x }}", "{{ messages | tojson }}",
+    "{{ '%s' % messages }}",
     "\x00", "\ud800",
-    "{{ '{0.__class__}'.format(messages) }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ bos_token }}",
-    "{{ '%999999999d' % 1 }}", "{{ 'x'.center(10 ** 9) | length }}", "{{ lipsum(n=99999) | length }}",
+    "{{ '{0.__class__}'.format(messages) }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{ bos_token }}",
+    "{{ '%999999999d' % 1 }}", "{{ 'x'.center(10 ** 9) | length }}",
+    "{{ lipsum(n=99999) | length }}",
     "{{ cycler | string }}",
 )  # fmt: skip
 
@@ -116,8 +155,12 @@ def try_template(pieces: list[str]) -> str:
         mock.patch.object(_templates, "_SECONDS", 0.5),
     ):
         try:
-            chats = {i: [{"role": "user", "content": text}] for i, text in enumerate(("a", "b{{ 1 }}"))}
-            outcome = "done" if len(list(_templates.rendered(_tokenizer(), chats))) == 2 else "FAILED"
+            chats = {
+                i: [{"role": "user", "content": text}] for i, text in enumerate(("a", "b{{ 1 }}"))
+            }
+            outcome = (
+                "done" if len(list(_templates.rendered(_tokenizer(), chats))) == 2 else "FAILED"
+            )
         except MismatchError as error:
             outcome = _refused(error)
     assert time.monotonic() - began < 20 and _children() == before
@@ -128,12 +171,22 @@ def try_template(pieces: list[str]) -> str:
 def _server() -> tuple[FakeServer, Any]:
     fake = FakeServer(str(bundled("model")))
     settings = EngineSettings(
-        fake.model, SamplingSettings(max_tokens=_TOKENS), _K, extra={"url": fake.url, "patience": 0.1}
+        fake.model,
+        SamplingSettings(max_tokens=_TOKENS),
+        _K,
+        extra={"url": fake.url, "patience": 0.1},
     )
     return fake, create_engine("server", settings)
 
 
-_ASKED = {"prompt": _PROMPT, "temperature": 1.0, "top_k": -1, "seed": 3, "max_tokens": _TOKENS, "logprobs": _K}
+_ASKED = {
+    "prompt": _PROMPT,
+    "temperature": 1.0,
+    "top_k": -1,
+    "seed": 3,
+    "max_tokens": _TOKENS,
+    "logprobs": _K,
+}
 
 
 @st.composite
@@ -152,7 +205,9 @@ def answers(draw: st.DrawFn) -> bytes:
         choice["logprobs"] = draw(of.changed_record(choice["logprobs"]))
     else:
         at = draw(st.integers(0, _TOKENS - 1))
-        choice["logprobs"]["top_logprobs"][at] = draw(of.changed_record(choice["logprobs"]["top_logprobs"][at]))
+        choice["logprobs"]["top_logprobs"][at] = draw(
+            of.changed_record(choice["logprobs"]["top_logprobs"][at])
+        )
     return json.dumps(answer).encode(errors="surrogatepass")
 
 
@@ -169,11 +224,19 @@ def try_answer(content: bytes) -> str:
     assert all(type(i) is int and 0 <= i < 2048 for i in rollout.response_ids)
     assert (np.isfinite(rollout.logp_rollout_T) & (rollout.logp_rollout_T <= 0)).all()
     top_TK, ids_TK = rollout.topk_logp_rollout_TK, rollout.topk_ids_TK
-    assert top_TK is not None and ids_TK is not None and top_TK.shape == ids_TK.shape == (len(rollout.response_ids), _K)
-    assert (np.exp(top_TK.astype(float)).sum(1) < 1.001).all() and all(len(set(row)) == _K for row in ids_TK.tolist())
+    assert (
+        top_TK is not None
+        and ids_TK is not None
+        and top_TK.shape == ids_TK.shape == (len(rollout.response_ids), _K)
+    )
+    assert (np.exp(top_TK.astype(float)).sum(1) < 1.001).all() and all(
+        len(set(row)) == _K for row in ids_TK.tolist()
+    )
     for t, rank in enumerate(rollout.rank_rollout_T):
         inside = rollout.response_ids[t] in ids_TK[t]
-        assert inside == (rank > 0) or top_TK[t, -1] == rollout.logp_rollout_T[t], "a rank that its column denies"
+        assert inside == (rank > 0) or top_TK[t, -1] == rollout.logp_rollout_T[t], (
+            "a rank that its column denies"
+        )
     return "done"
 
 
@@ -181,7 +244,9 @@ def try_answer(content: bytes) -> str:
 def bombs(draw: st.DrawFn) -> tuple[int, int, str, tuple[str, ...]]:
     """Rows, ids per row, the packing, and the columns."""
     rows = draw(st.sampled_from((1, 10, 1000, 10**5, 10**6)))
-    length = draw(st.sampled_from([n for n in (1, 100, 10**4, 10**6, 10**7) if n * rows <= 2 * 10**7]))
+    length = draw(
+        st.sampled_from([n for n in (1, 100, 10**4, 10**6, 10**7) if n * rows <= 2 * 10**7])
+    )
     optional = ("logp_trainer", "loss_mask", "topk_ids", "entropy_trainer")
     return (
         rows,
@@ -195,21 +260,31 @@ _ALLOWED = 2**27
 
 
 def try_bomb(case: tuple[int, int, str, tuple[str, ...]]) -> str:
-    """With an eight times smaller bound than the real one: imported or refused, and never with more memory."""
+    """With an eight times smaller bound than the real one: imported or refused, and never with
+    more memory.
+    """
     rows, length, codec, optional = case
     offsets = pa.array(np.arange(rows + 1) * length, pa.int32())
-    kinds = dict.fromkeys(("prompt_ids", "response_ids", "topk_ids"), np.int32) | {"loss_mask": np.bool_}
+    kinds = dict.fromkeys(("prompt_ids", "response_ids", "topk_ids"), np.int32) | {
+        "loss_mask": np.bool_
+    }
     with copy() as folder, mock.patch.object(memory, "_ALLOWED", _ALLOWED):
         columns = {
-            name: pa.ListArray.from_arrays(offsets, pa.array(np.zeros(rows * length, kinds.get(name, np.float32))))
+            name: pa.ListArray.from_arrays(
+                offsets, pa.array(np.zeros(rows * length, kinds.get(name, np.float32)))
+            )
             for name in ("prompt_ids", "response_ids", "logp_rollout", *optional)
         }
         pq.write_table(pa.table(columns), folder / "bomb.parquet", compression=codec)
         del columns
         bound = memory.allowance((folder / "bomb.parquet").stat().st_size)
         with _peak() as peak:
-            outcome = judge(call(folder, "import", "bomb.parquet", "--output", "new", "--quiet"), folder)
-        assert peak() <= bound + 2**26, f"{peak() / 2**20:.0f} MB where {bound / 2**20:.0f} are allowed"
+            outcome = judge(
+                call(folder, "import", "bomb.parquet", "--output", "new", "--quiet"), folder
+            )
+        assert peak() <= bound + 2**26, (
+            f"{peak() / 2**20:.0f} MB where {bound / 2**20:.0f} are allowed"
+        )
         return outcome
 
 

@@ -1,4 +1,6 @@
-"""Masks that change their inputs, exit, raise, print and return anything: no other number changes."""
+"""Masks that change their inputs, exit, raise, print and return anything: no other number
+changes.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,25 @@ from tests.fuzz.world import Outcome, call, copy
 
 _NUMBERS = count()
 PAIR = ("grpo-clip-higher", "dppo-binary-tv")
-_COMPARED = ("logp_current_T", "logp_anchor_T", "log_ratio_T", "ratio_T", "ratio_less_1_T", "difference_T", "rest_T[0]")
+_COMPARED = (
+    "logp_current_T",
+    "logp_anchor_T",
+    "log_ratio_T",
+    "ratio_T",
+    "ratio_less_1_T",
+    "difference_T",
+    "rest_T[0]",
+)
 COLUMNS = ("advantage_T", *(f"compared.{name}" for name in _COMPARED))
-CHANGES = ("[:] = 0", "[...] = -1", "[:] = float('nan')", ".resize(0)", "[:] *= -1", ".sort()", ".setflags(write=0)")
+CHANGES = (
+    "[:] = 0",
+    "[...] = -1",
+    "[:] = float('nan')",
+    ".resize(0)",
+    "[:] *= -1",
+    ".sort()",
+    ".setflags(write=0)",
+)
 ELSEWHERE = (
     "print('a word')",
     "compared.__dict__.clear()",
@@ -46,14 +64,19 @@ ANSWERS = (
 
 @st.composite
 def masks(draw: st.DrawFn) -> tuple[str, bool]:
-    """The source of a mask that misbehaves on import, in the trial or at work, and whether it runs first."""
+    """The source of a mask that misbehaves on import, in the trial or at work, and whether it
+    runs first.
+    """
     changes = st.builds(str.__add__, st.sampled_from(COLUMNS), st.sampled_from(CHANGES))
-    lines = draw(st.lists(changes, max_size=3)) + draw(st.lists(st.sampled_from(ELSEWHERE), max_size=2))
+    lines = draw(st.lists(changes, max_size=3)) + draw(
+        st.lists(st.sampled_from(ELSEWHERE), max_size=2)
+    )
     lines.insert(draw(st.integers(0, len(lines))), draw(st.sampled_from(LEAVES)))
     patience = draw(st.sampled_from((0, 2)))  # a mask is tried on two tokens
-    lines = [f"    answer = {draw(st.sampled_from(ANSWERS))}", f"    if len(advantage_T) > {patience}:"] + [
-        f"        {line}" for line in lines
-    ]
+    lines = [
+        f"    answer = {draw(st.sampled_from(ANSWERS))}",
+        f"    if len(advantage_T) > {patience}:",
+    ] + [f"        {line}" for line in lines]
     source = (
         "import sys\nfrom mismatch_cli.trust_regions import Decision\n"
         f"{draw(st.sampled_from((*[''] * 9, 'print(1)', 'sys.exit(0)')))}\n"
@@ -78,7 +101,9 @@ def _rows(outcome: Outcome) -> dict[str, Any]:
 
 
 def run_beside(case: tuple[str, bool]) -> tuple[Outcome, str]:
-    """Run `clipstats` with the mask and two other algorithms; returns the outcome, and its fault, if any."""
+    """Run `clipstats` with the mask and two other algorithms; returns the outcome, and its
+    fault, if any.
+    """
     source, first = case
     name = f"hostile_{next(_NUMBERS)}.py"  # a process reads each file once
     with copy() as folder:
@@ -86,5 +111,10 @@ def run_beside(case: tuple[str, bool]) -> tuple[Outcome, str]:
         algorithms = (name, *PAIR) if first else (*PAIR, name)
         outcome = call(folder, "clipstats", "run", *_asked(algorithms), "--json", "--output", "new")
     if outcome.code == 0:
-        return outcome, "" if _rows(outcome) == _alone() else "the numbers of other algorithms have changed"
-    return outcome, "" if name in outcome.err and not outcome.out else f"not named: {outcome.err[-300:]}"
+        return outcome, "" if _rows(
+            outcome
+        ) == _alone() else "the numbers of other algorithms have changed"
+    return (
+        outcome,
+        "" if name in outcome.err and not outcome.out else f"not named: {outcome.err[-300:]}",
+    )

@@ -1,4 +1,6 @@
-"""Properties for any input: no traceback, no hang, no code executed, nothing lost, no terminal escapes."""
+"""Properties for any input: no traceback, no hang, no code executed, nothing lost, no terminal
+escapes.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,27 @@ from tests.fuzz import strategies as of
 from tests.fuzz.command_lines import command_lines
 from tests.fuzz.world import CANARY, STOPPED, Outcome, call, copy, template
 
-CODES = {0: "done", 1: "refused (1)", 2: "usage (2)", 3: "limit exceeded (3)", 130: "interrupted (130)"}
+CODES = {
+    0: "done",
+    1: "refused (1)",
+    2: "usage (2)",
+    3: "limit exceeded (3)",
+    130: "interrupted (130)",
+}
 _HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _VERBS = (
-    "Add Allow Available Call Change Check Choose Copy Delete Example Export Fix Formats Free Give Go Install Keep "
-    "Leave Look Make Mend Move Name Pass Raise Record Remove Rename Repair Replace Report Restore Resume Run Save Say "
-    "See Set Start Try Upgrade Use Wait Write"
+    "Add Allow Available Call Change Check Choose Copy Delete Example Export Fix Formats Free "
+    "Give Go Install Keep Leave Look Make Mend Move Name Pass Raise Record Remove Rename Repair "
+    "Replace Report Restore Resume Run Save Say See Set Start Try Upgrade Use Wait Write"
 )
 _ADVICE = re.compile(rf"--\w|mismatch-cli \w|Did you mean|\b({'|'.join(_VERBS.split())})\b")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of input: how to draw a case, and how to try it, which returns the outcome in words."""
+    """A kind of input: how to draw a case, and how to try it, which returns the outcome in
+    words.
+    """
 
     cases: st.SearchStrategy[Any]
     check: Callable[[Any], str]
@@ -44,7 +54,9 @@ def judge(outcome: Outcome, folder: Path) -> str:
     """The properties of every command line."""
     said = outcome.out + outcome.err
     assert outcome.code in CODES, f"exit code {outcome.code!r}: {outcome.err[-500:]}"
-    assert "Traceback" not in said and "This is a bug" not in said, f"{outcome.where}: {outcome.err[-300:]}"
+    assert "Traceback" not in said and "This is a bug" not in said, (
+        f"{outcome.where}: {outcome.err[-300:]}"
+    )
     assert not (found := _HARMFUL.search(said)), (
         f"{found!r} in the output: {said[max(0, found.start() - 80) :][:160]!r}"
     )
@@ -54,7 +66,9 @@ def judge(outcome: Outcome, folder: Path) -> str:
     _check_nothing_lost(outcome)
     for path in folder.rglob("report.html"):
         page = path.read_text(encoding="utf-8")
-        assert of.PAYLOAD not in page and "<img src=x" not in page, "the data's markup is in the page"
+        assert of.PAYLOAD not in page and "<img src=x" not in page, (
+            "the data's markup is in the page"
+        )
     return "reached a model (1)" if STOPPED in outcome.err else CODES[outcome.code]
 
 
@@ -68,7 +82,9 @@ def _check_message(outcome: Outcome) -> None:
 
 
 def _check_nothing_lost(outcome: Outcome) -> None:
-    """Existing files are unchanged; with --force, those at the output's location may be replaced."""
+    """Existing files are unchanged; with --force, those at the output's location may be
+    replaced.
+    """
     replaced = _outputs(outcome.arguments) if "--force" in outcome.arguments else []
     for name, content in outcome.before.items():
         if not any(name == path or name.startswith(f"{path}/") for path in replaced):
@@ -92,7 +108,11 @@ def try_arguments(line: list[str]) -> str:
 
 @st.composite
 def prompt_files(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
-    name = draw(st.sampled_from(("prompts.jsonl", "prompts.jsonl", "prompts.json", "prompts.csv", "prompts.parquet")))
+    name = draw(
+        st.sampled_from(
+            ("prompts.jsonl", "prompts.jsonl", "prompts.json", "prompts.csv", "prompts.parquet")
+        )
+    )
     content = (template() / name).read_bytes()
     if name.endswith(".parquet"):
         content = draw(parquet_bytes(content))
@@ -100,7 +120,9 @@ def prompt_files(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
         content = draw(of.changed_jsonl(content))
     else:
         content = draw(of.changed_bytes(content))
-    command = draw(st.sampled_from((["probe", "--prompts"], ["curate", "--prompts"], ["train", "--dataset"])))
+    command = draw(
+        st.sampled_from((["probe", "--prompts"], ["curate", "--prompts"], ["train", "--dataset"]))
+    )
     return name, content, command
 
 
@@ -152,7 +174,11 @@ def manifests(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
 
 @st.composite
 def shards(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
-    name = draw(st.sampled_from(("shard-00000.parquet", "shard-00000.parquet", "shard-00001.parquet", "vocab.parquet")))
+    name = draw(
+        st.sampled_from(
+            ("shard-00000.parquet", "shard-00000.parquet", "shard-00001.parquet", "vocab.parquet")
+        )
+    )
     content = draw(parquet_bytes((template() / "run/trace" / name).read_bytes()))
     return f"run/trace/{name}", content, draw(st.sampled_from(READERS))
 
@@ -163,7 +189,9 @@ def try_trace(case: tuple[str, bytes, list[str]]) -> str:
     name, content, command = case
     with copy() as folder:
         (folder / name).write_bytes(content)
-        return judge(call(folder, *(part.format(model=bundled("model")) for part in command)), folder)
+        return judge(
+            call(folder, *(part.format(model=bundled("model")) for part in command)), folder
+        )
 
 
 class _Payload:
@@ -199,7 +227,8 @@ def _torch_bytes(draw: st.DrawFn, path: Path, content: bytes) -> bytes:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             archive.writestr(
-                draw(st.sampled_from(("archive/data.pkl", "../../up", "data.pkl"))), draw(st.binary(max_size=40))
+                draw(st.sampled_from(("archive/data.pkl", "../../up", "data.pkl"))),
+                draw(st.binary(max_size=40)),
             )
         return buffer.getvalue()
     buffer = io.BytesIO()
@@ -238,14 +267,23 @@ def _check_counts(imported: dict[str, Any], path: Path) -> None:
     else:
         samples = torch.load(path, weights_only=True)["samples"]
         given = len(samples)
-    left_out = sum(n for reason, n in imported["left_out"].items() if not reason.startswith(("columns", "files")))
+    left_out = sum(
+        n
+        for reason, n in imported["left_out"].items()
+        if not reason.startswith(("columns", "files"))
+    )
     counted = imported["rows"] + left_out
-    assert counted == given, f"{given} given, {imported['rows']} imported, left out: {imported['left_out']}"
+    assert counted == given, (
+        f"{given} given, {imported['rows']} imported, left out: {imported['left_out']}"
+    )
 
 
 SETTINGS = (
     ("limits.toml", ["gate", "run", "--limits", "limits.toml"]),
-    ("limits.toml", ["gate", "run", "--limits", "limits.toml", "--junit", "new.xml", "--markdown", "new.md"]),
+    (
+        "limits.toml",
+        ["gate", "run", "--limits", "limits.toml", "--junit", "new.xml", "--markdown", "new.md"],
+    ),
     ("preset.toml", ["train", "--preset", "preset.toml", "--output", "new"]),
     ("preset.toml", ["train", "--preset", "preset.toml", "--show-config"]),
     ("training/config.toml", ["train", "--resume", "--output", "training"]),
@@ -267,10 +305,32 @@ def settings(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
         at = draw(st.integers(0, len(lines) - 1))
         key = lines[at].split("=")[0]
         value = draw(
-            st.sampled_from(("nan", "inf", "-1", "1e400", "true", "[]", "{}", '"\\u001b[31m"', "9" * 40, '""', "0"))
+            st.sampled_from(
+                (
+                    "nan",
+                    "inf",
+                    "-1",
+                    "1e400",
+                    "true",
+                    "[]",
+                    "{}",
+                    '"\\u001b[31m"',
+                    "9" * 40,
+                    '""',
+                    "0",
+                )
+            )
         )
         lines[at] = draw(
-            st.sampled_from((f"{key}= {value}", "", f"x{lines[at]}", lines[at] + "\n" + lines[at], "[[limits.k3]]"))
+            st.sampled_from(
+                (
+                    f"{key}= {value}",
+                    "",
+                    f"x{lines[at]}",
+                    lines[at] + "\n" + lines[at],
+                    "[[limits.k3]]",
+                )
+            )
         )
         return name, "\n".join(lines).encode(), command
     return name, draw(of.changed_bytes(content)), command

@@ -13,8 +13,28 @@ from hypothesis import strategies as st
 
 PAYLOAD = "<script>alert('PAYLOAD')</script>"
 NASTY = (
-    *("", " ", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x9b31m", "\r", "\x00", "a\x00b", "\u202egnp.exe", "\ud800"),
-    *("[bold red]x[/]", "[/]", "[link=file:///x]", PAYLOAD, "<img src=x onerror=alert(1)>", "&lt;", "]]>", "{{ 7*7 }}"),
+    *(
+        "",
+        " ",
+        "\x1b[31mred\x1b[0m",
+        "\x1b]0;title\x07",
+        "\x9b31m",
+        "\r",
+        "\x00",
+        "a\x00b",
+        "\u202egnp.exe",
+        "\ud800",
+    ),
+    *(
+        "[bold red]x[/]",
+        "[/]",
+        "[link=file:///x]",
+        PAYLOAD,
+        "<img src=x onerror=alert(1)>",
+        "&lt;",
+        "]]>",
+        "{{ 7*7 }}",
+    ),
     *(
         "$\\frac{",
         "%s%n",
@@ -31,7 +51,21 @@ NASTY = (
         "\\",
         "NaN",
     ),
-    *("nan", "inf", "-inf", "1e999", "0x10", "true", "null", "١٢", "1_000", "-1", "0", "1.5", "9" * 40),
+    *(
+        "nan",
+        "inf",
+        "-inf",
+        "1e999",
+        "0x10",
+        "true",
+        "null",
+        "١٢",
+        "1_000",
+        "-1",
+        "0",
+        "1.5",
+        "9" * 40,
+    ),
 )
 HUGE = (-1, 0, 1, 2**31 - 1, 2**31, -(2**31) - 1, 2**53 + 1, 2**63, -(2**63) - 1, 10**400)
 ODD = (float("nan"), float("inf"), float("-inf"), -0.0, 5.0, 1e300, -1e300, 5e-324, 1e39)
@@ -39,7 +73,9 @@ ODD = (float("nan"), float("inf"), float("-inf"), -0.0, 5.0, 1e300, -1e300, 5e-3
 texts = st.one_of(st.sampled_from(NASTY), st.text(max_size=20))
 scalars = st.one_of(st.none(), st.booleans(), st.sampled_from(HUGE), st.sampled_from(ODD), texts)
 values = st.recursive(
-    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
 )
 
 
@@ -49,7 +85,9 @@ def changed_record(draw: st.DrawFn, record: dict[str, Any]) -> dict[str, Any]:
     found = dict(record)
     for _ in range(draw(st.integers(1, 3))):
         name = draw(st.sampled_from(sorted(found) or ["x"]))
-        how = draw(st.sampled_from(("drop", "replace", "inside", "cut", "double", "more", "wrap", "text")))
+        how = draw(
+            st.sampled_from(("drop", "replace", "inside", "cut", "double", "more", "wrap", "text"))
+        )
         value = found.get(name)
         if how == "drop":
             found.pop(name, None)
@@ -76,14 +114,21 @@ def _changed_list(draw: st.DrawFn, value: list[Any], how: str) -> list[Any]:
     index = draw(st.integers(0, len(value) - 1))
     inner = value[index]
     if isinstance(inner, list) and inner and draw(st.booleans()):
-        return [*value[:index], _changed_list(draw, inner, draw(st.sampled_from(("inside", "cut", "double"))))]
+        return [
+            *value[:index],
+            _changed_list(draw, inner, draw(st.sampled_from(("inside", "cut", "double")))),
+        ]
     return [*value[:index], draw(values), *value[index + 1 :]]
 
 
 @st.composite
 def changed_bytes(draw: st.DrawFn, content: bytes) -> bytes:
     """Bytes truncated, flipped, inserted or repeated."""
-    how = draw(st.sampled_from(("cut", "flip", "insert", "remove", "repeat", "empty", "bom", "utf-16", "crlf", "head")))
+    how = draw(
+        st.sampled_from(
+            ("cut", "flip", "insert", "remove", "repeat", "empty", "bom", "utf-16", "crlf", "head")
+        )
+    )
     at = draw(st.integers(0, max(0, len(content) - 1)))
     some = draw(st.binary(min_size=1, max_size=8))
     return {
@@ -101,8 +146,24 @@ def changed_bytes(draw: st.DrawFn, content: bytes) -> bytes:
 
 
 LINES = (
-    *(b"", b"   ", b"null", b"[]", b"3", b'"text"', b"{", b"{}", b"[" * 100_000, b'{"a":' * 5000 + b"1" + b"}" * 5000),
-    *(b'{"problem": "a", "problem": "b"}', b'\xff\xfe{"problem": 1}', b'{"x": NaN, "y": -Infinity}', b"\x00" * 20),
+    *(
+        b"",
+        b"   ",
+        b"null",
+        b"[]",
+        b"3",
+        b'"text"',
+        b"{",
+        b"{}",
+        b"[" * 100_000,
+        b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    ),
+    *(
+        b'{"problem": "a", "problem": "b"}',
+        b'\xff\xfe{"problem": 1}',
+        b'{"x": NaN, "y": -Infinity}',
+        b"\x00" * 20,
+    ),
 )
 
 
@@ -112,7 +173,9 @@ def changed_jsonl(draw: st.DrawFn, content: bytes) -> bytes:
     lines = content.splitlines()
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(lines) - 1)) if lines else 0
-        how = draw(st.sampled_from(("record", "record", "record", "line", "bytes", "twice", "remove")))
+        how = draw(
+            st.sampled_from(("record", "record", "record", "line", "bytes", "twice", "remove"))
+        )
         if how == "record" and lines and lines[at].startswith(b"{") and len(lines[at]) < 10**5:
             lines[at] = _dumps(draw, draw(changed_record(_loads(lines[at]))))
         elif how == "line":
@@ -139,15 +202,38 @@ def _dumps(draw: st.DrawFn, record: dict[str, Any]) -> bytes:
     return text.encode(errors="surrogatepass").replace(b"\n", b" ")
 
 
-_TYPES = (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.list_(pa.float64()), pa.binary(), pa.null())
+_TYPES = (
+    pa.string(),
+    pa.int64(),
+    pa.float64(),
+    pa.bool_(),
+    pa.list_(pa.float64()),
+    pa.binary(),
+    pa.null(),
+)
 
 
 @st.composite
 def changed_table(draw: st.DrawFn, table: pa.Table) -> pa.Table:
-    """A table with missing, retyped or renamed columns, odd values, ragged or null rows, or without rows."""
+    """A table with missing, retyped or renamed columns, odd values, ragged or null rows, or
+    without rows.
+    """
     for _ in range(draw(st.integers(1, 2))):
         how = draw(
-            st.sampled_from(("value", "value", "value", "ragged", "null", "drop", "type", "name", "empty", "twice"))
+            st.sampled_from(
+                (
+                    "value",
+                    "value",
+                    "value",
+                    "ragged",
+                    "null",
+                    "drop",
+                    "type",
+                    "name",
+                    "empty",
+                    "twice",
+                )
+            )
         )
         if not table.num_columns:
             return table
@@ -161,7 +247,9 @@ def changed_table(draw: st.DrawFn, table: pa.Table) -> pa.Table:
             table = pa.concat_tables([table, table])
         elif how == "name":
             names = list(table.column_names)
-            names[at] = draw(st.sampled_from((*table.column_names, *(n for n in NASTY if n.isprintable()))))
+            names[at] = draw(
+                st.sampled_from((*table.column_names, *(n for n in NASTY if n.isprintable())))
+            )
             table = table.rename_columns(names)
         elif how == "type":
             kind = draw(st.sampled_from(_TYPES))
@@ -203,7 +291,9 @@ def _of_type(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 @st.composite
 def changed_content(draw: st.DrawFn, content: Any) -> Any:
-    """The content of a `.pt` file with changed tensor shapes and types, and arbitrary replacements."""
+    """The content of a `.pt` file with changed tensor shapes and types, and arbitrary
+    replacements.
+    """
     if isinstance(content, dict) and content:
         name = draw(st.sampled_from(sorted(content)))
         if isinstance(content[name], dict | list | torch.Tensor) and draw(st.integers(0, 3)):

@@ -1,4 +1,6 @@
-"""A small sample of every kind of broken input, the same in each run; `benchmarks/fuzz.py` draws ten thousand."""
+"""A small sample of every kind of broken input, the same in each run; `benchmarks/fuzz.py` draws
+ten thousand.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.fuzz import hostile, properties
 from tests.fuzz.world import CANARY, call, copy
 
-CASES = {"arguments": 60, "prompt files": 25, "manifests": 15, "shards": 20, "dumps": 25, "settings": 20, "masks": 20}
+CASES = {
+    "arguments": 60,
+    "prompt files": 25,
+    "manifests": 15,
+    "shards": 20,
+    "dumps": 25,
+    "settings": 20,
+    "masks": 20,
+}
 CASES |= {"rewards": 4, "chat templates": 4, "server answers": 40, "bombs": 1}
 KINDS = properties.KINDS | hostile.KINDS
 
@@ -20,8 +30,14 @@ KINDS = properties.KINDS | hostile.KINDS
 def test_no_input_ends_in_a_traceback_or_loses_anything(name):
     kind = KINDS[name]
 
-    @settings(max_examples=CASES[name], derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @settings(
+        max_examples=CASES[name],
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(kind.cases)
     def holds(case):
         kind.check(case)
@@ -35,7 +51,9 @@ class _MakesAFile:
 
 
 def test_the_canary_sings():
-    """The fuzzer's payload works: unpickling it creates the file that must never exist after a case."""
+    """The fuzzer's payload works: unpickling it creates the file that must never exist after a
+    case.
+    """
     with copy() as folder:
         pickle.loads(pickle.dumps(_MakesAFile())).close()
         assert (folder / CANARY).is_file()

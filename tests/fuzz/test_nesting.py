@@ -1,4 +1,6 @@
-"""Thousands of brackets wherever a command reads JSON or TOML, and links that lead back to themselves: one sentence."""
+"""Thousands of brackets wherever a command reads JSON or TOML, and links that lead back to
+themselves: one sentence.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ READS_TOML = (
 
 
 @pytest.mark.parametrize(
-    ("file", "line", "texts"), [(*row, JSON) for row in READS_JSON] + [(*row, TOML) for row in READS_TOML]
+    ("file", "line", "texts"),
+    [(*row, JSON) for row in READS_JSON] + [(*row, TOML) for row in READS_TOML],
 )
 def test_brackets(file, line, texts):
     for text in texts:
@@ -45,18 +48,25 @@ def test_brackets(file, line, texts):
             shutil.copytree(bundled("model"), folder / "model")
             path = folder / file
             path.parent.mkdir(exist_ok=True)
-            path.write_text(text + "\n" + json.dumps({"step": 2}) if file.endswith("metrics.jsonl") else text)
+            path.write_text(
+                text + "\n" + json.dumps({"step": 2}) if file.endswith("metrics.jsonl") else text
+            )
             outcome = call(folder, *line.split())
             judge(outcome, folder)
             assert outcome.code in (1, 2), outcome.out
 
 
 LINES = (
-    "report run -o loop", "clipstats run -o loop", "diagnose run -o loop", "compare run other -o loop",
-    "watch run --once -o loop", "watch loop --once -o new", "import dumps/plain -o loop", "import loop -o new",
-    "probe -o loop", "curate -o loop", "train -o loop", "rescore run -o loop", "bisect run -o loop", "report loop",
-    "compare run loop", "gate run --limits loop", "gate run --junit loop", "report run --cache loop",
-    "report run --config loop", "probe --prompts loop -o new", "probe ./loop -o new", "upload loop s3://bucket/run",
+    "report run -o loop", "clipstats run -o loop", "diagnose run -o loop",
+    "compare run other -o loop",
+    "watch run --once -o loop", "watch loop --once -o new", "import dumps/plain -o loop",
+    "import loop -o new",
+    "probe -o loop", "curate -o loop", "train -o loop", "rescore run -o loop", "bisect run -o loop",
+    "report loop",
+    "compare run loop", "gate run --limits loop", "gate run --junit loop",
+    "report run --cache loop",
+    "report run --config loop", "probe --prompts loop -o new", "probe ./loop -o new",
+    "upload loop s3://bucket/run",
 )  # fmt: skip
 
 

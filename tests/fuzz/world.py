@@ -1,4 +1,6 @@
-"""A small folder with one of everything that the commands read, and running a command line in a copy of it."""
+"""A small folder with one of everything that the commands read, and running a command line in a
+copy of it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ from tests.importers import layouts
 CANARY = "canary"  # created by a payload if it is executed
 SECONDS = 60  # per case; on a busy machine the slowest takes two
 STOPPED = "Stopped before a model is loaded. Try another day."
-LIMITS = '[limits.abs_d_mean]\nmax = 0.5\n[limits."verl:training/rollout_probs_diff_mean"]\nmax = 0.3\n'
+LIMITS = (
+    '[limits.abs_d_mean]\nmax = 0.5\n[limits."verl:training/rollout_probs_diff_mean"]\nmax = 0.3\n'
+)
 MASK = """from mismatch_cli.trust_regions import Decision
 
 def trust_region(compared, advantage_T, *, limit: float = 1.5):
@@ -82,7 +86,9 @@ def template() -> Path:
 
 
 def _rows() -> list[dict[str, Any]]:
-    """Twelve responses of the bundled trace to as many prompts, their first ten tokens, two of the top K."""
+    """Twelve responses of the bundled trace to as many prompts, their first ten tokens, two of
+    the top K.
+    """
     found: dict[int, dict[str, Any]] = {}
     for path in sorted((bundled("traces") / "fp8-kv").glob("shard-*.parquet")):
         for row in pq.read_table(path).to_pylist():
@@ -107,7 +113,10 @@ def _write_trace(folder: Path, rows: list[dict[str, Any]]) -> None:
     schema = pq.read_schema(source / "shard-00000.parquet")
     folder.mkdir(parents=True)
     for index in range(2):
-        pq.write_table(pa.Table.from_pylist(rows[index::2], schema=schema), folder / f"shard-{index:05d}.parquet")
+        pq.write_table(
+            pa.Table.from_pylist(rows[index::2], schema=schema),
+            folder / f"shard-{index:05d}.parquet",
+        )
     vocabulary = pq.read_table(source / "vocab.parquet").slice(0, 300)
     pq.write_table(vocabulary, folder / "vocab.parquet")
     shutil.copy(source / "manifest.json", folder)
@@ -117,7 +126,9 @@ def _write_prompts(folder: Path) -> None:
     rows = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(4)]
     layouts.write_lines(folder / "prompts.jsonl", rows)
     (folder / "prompts.json").write_text(json.dumps(rows))
-    (folder / "prompts.csv").write_text("problem,answer\n" + "".join(f"{r['problem']},{r['answer']}\n" for r in rows))
+    (folder / "prompts.csv").write_text(
+        "problem,answer\n" + "".join(f"{r['problem']},{r['answer']}\n" for r in rows)
+    )
     pq.write_table(pa.Table.from_pylist(rows), folder / "prompts.parquet")
 
 
@@ -125,7 +136,8 @@ def _write_dumps(folder: Path, rows: list[dict[str, Any]]) -> None:
     some = [row | {"step": 0} for row in rows[:4]]
     layouts.write_lines(folder / "plain" / "plain.jsonl", map(layouts.plain_record, some))
     layouts.write_parquet(
-        folder / "plain-parquet" / "plain.parquet", pa.Table.from_pylist([layouts.plain_record(row) for row in some])
+        folder / "plain-parquet" / "plain.parquet",
+        pa.Table.from_pylist([layouts.plain_record(row) for row in some]),
     )
     layouts.prime_rl(folder / "prime-rl", some)
     (folder / "nemo-rl").mkdir()
@@ -144,7 +156,10 @@ def _write_training(folder: Path) -> None:
     from mismatch_cli.rl.train_config import TrainConfig
 
     steps = [{"step": 0, "eval_accuracy": 0.5}]
-    steps += [{"step": n, "reward_mean": 0.1 * n, "grad_norm": 1.0, "seconds": {"sample": 1.0}} for n in (1, 2, 3)]
+    steps += [
+        {"step": n, "reward_mean": 0.1 * n, "grad_norm": 1.0, "seconds": {"sample": 1.0}}
+        for n in (1, 2, 3)
+    ]
     layouts.write_lines(folder / "metrics.jsonl", steps)
     (folder / "config.toml").write_text(TrainConfig().to_toml())
 
@@ -176,11 +191,22 @@ def call(folder: Path, *arguments: str) -> Outcome:
 
     code: int | None
     with (
-        _without_models(), _deadline(), mock.patch("mismatch_cli.cli._fail", fail),
-        contextlib.redirect_stdout(out), contextlib.redirect_stderr(err),
-    ):  # fmt: skip
+        _without_models(),
+        _deadline(),
+        mock.patch("mismatch_cli.cli._fail", fail),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         code = run(arguments)
-    return Outcome(arguments, code, out.getvalue(), err.getvalue(), before, contents(folder), " < ".join(places[::-1]))
+    return Outcome(
+        arguments,
+        code,
+        out.getvalue(),
+        err.getvalue(),
+        before,
+        contents(folder),
+        " < ".join(places[::-1]),
+    )
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,4 +1,6 @@
-"""Writes dumps as each framework documents them, from the bundled trace, and reads back what an import wrote."""
+"""Writes dumps as each framework documents them, from the bundled trace, and reads back what an
+import wrote.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Silent:
 
     def say(self, message: str) -> None: ...
 
-    def counting(self, phase: str, total: int, unit: str) -> AbstractContextManager[Callable[[int], None]]:
+    def counting(
+        self, phase: str, total: int, unit: str
+    ) -> AbstractContextManager[Callable[[int], None]]:
         return nullcontext(lambda count: None)
 
 
@@ -48,7 +52,10 @@ def imported(*paths: Path, into: Path, **more: Any) -> tuple[pa.Table, dict[str,
 def same_bits(table: pa.Table, name: str, expected: Iterable[Any]) -> bool:
     """Whether a list column holds these values, in float32 or integers, bit for bit."""
     kind = table.schema.field(name).type.value_type.to_pandas_dtype()
-    found = [None if row is None else np.array(row, kind).tobytes() for row in table.column(name).to_pylist()]
+    found = [
+        None if row is None else np.array(row, kind).tobytes()
+        for row in table.column(name).to_pylist()
+    ]
     return found == [None if row is None else np.array(row, kind).tobytes() for row in expected]
 
 
@@ -66,7 +73,9 @@ def prime_rl(folder: Path, rows: list[Row], rank: int = 0) -> Path:
 
 
 def nemo_record(row: Row, index: int, width: int, *, pad: int = 0) -> Row:
-    """One line as `log_batched_dict_as_jsonl` writes it: every value in a list of one, right-padded."""
+    """One line as `log_batched_dict_as_jsonl` writes it: every value in a list of one,
+    right-padded.
+    """
     prompt, response = row["prompt_ids"], row["response_ids"]
     size = len(prompt) + len(response)
     padding, before = [pad] * (width - size), [0.0] * len(prompt)
@@ -76,7 +85,9 @@ def nemo_record(row: Row, index: int, width: int, *, pad: int = 0) -> Row:
         "rewards": [row["reward"]],
         "input_lengths": [size],
         "token_ids": [prompt + response + padding],
-        "token_loss_mask": [[0] * len(prompt) + [int(m) for m in row["loss_mask"]] + [0] * len(padding)],
+        "token_loss_mask": [
+            [0] * len(prompt) + [int(m) for m in row["loss_mask"]] + [0] * len(padding)
+        ],
         "sample_loss_mask": [1.0],
         "advantages": [[row["advantage"][0]] * width],
         "generation_logprobs": [before + row["logp_rollout"] + fill],
@@ -85,7 +96,9 @@ def nemo_record(row: Row, index: int, width: int, *, pad: int = 0) -> Row:
     }
 
 
-def nemo_rl(path: Path, rows: list[Row], change: Callable[[Row], Row] = lambda record: record) -> Path:
+def nemo_rl(
+    path: Path, rows: list[Row], change: Callable[[Row], Row] = lambda record: record
+) -> Path:
     width = max(len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows) + 3
     return write_lines(path, [change(nemo_record(row, i, width)) for i, row in enumerate(rows)])
 
@@ -114,7 +127,11 @@ def slime_sample(row: Row, index: int) -> Row:
 
 def slime_columns(rows: list[Row]) -> Row:
     """The trainer's columns of a rank: plural names, tensors, one entry per sample."""
-    tensors = {"rollout_log_probs": "logp_rollout", "log_probs": "logp_recomputed", "advantages": "advantage"}
+    tensors = {
+        "rollout_log_probs": "logp_rollout",
+        "log_probs": "logp_recomputed",
+        "advantages": "advantage",
+    }
     return {
         "tokens": [torch.tensor(row["prompt_ids"] + row["response_ids"]) for row in rows],
         "response_lengths": [len(row["response_ids"]) for row in rows],
@@ -133,9 +150,21 @@ def slime_train(path: Path, rows: list[Row], rollout_id: int = 0) -> Path:
     """Format 2: a dict per sample, in the order of the rollout (`rollout_position`)."""
     columns = {name: values for name, values in slime_columns(rows).items() if "micro" not in name}
     names = {"sample_indices": "sample_index"}
-    samples = [{names.get(name, name): values[i] for name, values in columns.items()} for i in range(len(rows))]
-    samples = [sample | {"rollout_position": i, "data_parallel_rank": 0} for i, sample in enumerate(samples)]
-    content = {"format_version": 2, "rollout_id": rollout_id, "rank": 0, "samples": samples, "dp_shards": []}
+    samples = [
+        {names.get(name, name): values[i] for name, values in columns.items()}
+        for i in range(len(rows))
+    ]
+    samples = [
+        sample | {"rollout_position": i, "data_parallel_rank": 0}
+        for i, sample in enumerate(samples)
+    ]
+    content = {
+        "format_version": 2,
+        "rollout_id": rollout_id,
+        "rank": 0,
+        "samples": samples,
+        "dp_shards": [],
+    }
     return save(path, content | {"raw_reward": [row["reward"] for row in rows]})
 
 
@@ -151,13 +180,20 @@ def open_instruct_record(row: Row, index: int) -> Row:
         "finish_reason": row["finish_reason"],
         "dataset": "math",
         "ground_truth": [1, 2],
-        "request_info": {"num_calls": 0, "tool_calleds": False, "tool_outputs": "", "rollout_state": {"done": True}},
+        "request_info": {
+            "num_calls": 0,
+            "tool_calleds": False,
+            "tool_outputs": "",
+            "rollout_state": {"done": True},
+        },
         "logprobs": row["logp_rollout"],
     }
 
 
 def plain_record(row: Row) -> Row:
-    return {name: row[name] for name in ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer")}
+    return {
+        name: row[name] for name in ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer")
+    }
 
 
 def save(path: Path, content: Any) -> Path:

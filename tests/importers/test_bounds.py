@@ -35,8 +35,13 @@ def write_saved(path, content) -> None:
 
 def write_packed(path) -> None:
     sink = io.BytesIO()
-    torch.save({"rollout_id": 0, "samples": [{"tokens": torch.zeros(10**6, dtype=torch.int64)}]}, sink)
-    with zipfile.ZipFile(sink) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target:
+    torch.save(
+        {"rollout_id": 0, "samples": [{"tokens": torch.zeros(10**6, dtype=torch.int64)}]}, sink
+    )
+    with (
+        zipfile.ZipFile(sink) as source,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target,
+    ):
         for name in source.namelist():
             target.writestr(name, source.read(name))
 
@@ -49,7 +54,9 @@ BOMBS = {
     "repeated.pt": lambda path: write_saved(path, [sample(10**5)] * 200),
     "packed.pt": write_packed,
     "strangers.parquet": lambda path: pq.write_table(
-        responses(1, 2 * 10**7).rename_columns(["mine", "yours", "others"]), path, compression="zstd"
+        responses(1, 2 * 10**7).rename_columns(["mine", "yours", "others"]),
+        path,
+        compression="zstd",
     ),
     "batch.jsonl": lambda path: layouts.write_lines(
         path,
@@ -58,7 +65,9 @@ BOMBS = {
             | {"response_ids": [[1]] * 10**4, "prompt_id": "x" * 5 * 10**5}
         ],
     ),
-    "line.jsonl": lambda path: path.write_text('{"prompt_ids":[1],"response_ids":[' + "[]," * 10**6 + "1]}\n"),
+    "line.jsonl": lambda path: path.write_text(
+        '{"prompt_ids":[1],"response_ids":[' + "[]," * 10**6 + "1]}\n"
+    ),
 }
 
 
@@ -75,7 +84,8 @@ def test_a_dump_that_holds_more_than_its_size_explains_is_refused(tmp_path, capf
     assert run(["import", str(tmp_path / name), "-o", str(tmp_path / "out")]) == 1
     said = capfd.readouterr().err.strip().splitlines()[-1]
     assert any(
-        words in said for words in ("expands far beyond its size", "compressed records", "line 1 is longer than")
+        words in said
+        for words in ("expands far beyond its size", "compressed records", "line 1 is longer than")
     ), said
     assert not (tmp_path / "out").exists()
 
@@ -111,20 +121,31 @@ def test_a_trace_and_its_vocabulary_have_the_same_bound(tmp_path, small):
     table = pq.read_table(shard)
     names = table.column_names
     big = {"response_ids": lists(1, 10**7, np.int32), "logp_rollout": lists(1, 10**7, np.float32)}
-    columns = [pa.chunked_array([big[n].cast(table.schema.field(n).type)]) if n in big else table[n][:1] for n in names]
+    columns = [
+        pa.chunked_array([big[n].cast(table.schema.field(n).type)]) if n in big else table[n][:1]
+        for n in names
+    ]
     pq.write_table(pa.table(columns, schema=table.schema), shard, compression="zstd")
     with pytest.raises(MismatchError, match=r"shard-00000\.parquet expands far beyond its size"):
         list(Trace.open(fixed_trace).batches([]))
     pq.write_table(
-        pa.table({"id": pa.array(np.zeros(10**6, np.int32)), "bytes": pa.array([b""] * 10**6, pa.binary())}),
-        fixed_trace / "vocab.parquet", compression="zstd",
-    )  # fmt: skip
+        pa.table(
+            {
+                "id": pa.array(np.zeros(10**6, np.int32)),
+                "bytes": pa.array([b""] * 10**6, pa.binary()),
+            }
+        ),
+        fixed_trace / "vocab.parquet",
+        compression="zstd",
+    )
     with pytest.raises(MismatchError, match=r"vocab\.parquet expands far beyond its size"):
         _ = Trace(fixed_trace).vocabulary
 
 
 def test_prompt_files_have_the_same_bound(tmp_path, small):
-    text = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2000, np.int32)), pa.array(["x" * 10**6]))
+    text = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(2000, np.int32)), pa.array(["x" * 10**6])
+    )
     pq.write_table(pa.table({"problem": text}), tmp_path / "p.parquet", compression="zstd")
     with pytest.raises(MismatchError, match=r"p\.parquet expands far beyond its size"):
         load_problems(PromptSource(str(tmp_path / "p.parquet")))
@@ -153,7 +174,8 @@ def test_json_of_any_depth_is_read_or_left_out(tmp_path, capfd, depth):
 def test_half_a_character_in_a_dump_is_left_out_or_named(tmp_path, capfd):
     path = tmp_path / "dump.jsonl"
     rows = [
-        {"prompt_ids": [1], "response_ids": [2], "logp_rollout": [-1.0], "prompt_id": name} for name in ("a", "\ud800")
+        {"prompt_ids": [1], "response_ids": [2], "logp_rollout": [-1.0], "prompt_id": name}
+        for name in ("a", "\ud800")
     ]
     layouts.write_lines(path, rows)
     assert run(["import", str(path), "-o", str(tmp_path / "out"), "--json"]) == 0

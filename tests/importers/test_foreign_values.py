@@ -1,4 +1,6 @@
-"""Invalid values: every format leaves out and counts the responses that hold one, and changes no other."""
+"""Invalid values: every format leaves out and counts the responses that hold one, and changes no
+other.
+"""
 
 from __future__ import annotations
 
@@ -75,9 +77,12 @@ def test_invalid_values_are_left_out_and_counted(tmp_path, name):
     for key, values in zip(keys, (NO_ID, NO_LOGP, NO_FLAG), strict=True):
         for number, value in enumerate(values if key else ()):
             records = [record(row, i) for i, row in enumerate(rows)]
-            records[1][key][-2] = value  # most formats join prompt and response: this is in the response
+            # Most formats join prompt and response: this is in the response
+            records[1][key][-2] = value
             folder = tmp_path / f"{key}-{number}"
-            table, about = imported(write(folder / "d_step1", records), into=folder / "trace", format=name)
+            table, about = imported(
+                write(folder / "d_step1", records), into=folder / "trace", format=name
+            )
             assert table.column("response_ids").to_pylist() == expected, (key, value)
             assert sum(about["left_out"].values()) == 1, (key, value, about["left_out"])
 
@@ -91,8 +96,16 @@ def test_whole_numbers_are_ids_however_they_are_written(tmp_path):
 
 
 def test_numbers_of_rows_are_not_truncated(tmp_path):
-    for key, value in (("step", 1.5), ("prompt_id", 2.5), ("sample_index", "3"), ("version_rollout", True)):
-        records = [plain(row, i) | {"prompt_id": 1, "sample_index": i} for i, row in enumerate(real_rows(2))]
+    for key, value in (
+        ("step", 1.5),
+        ("prompt_id", 2.5),
+        ("sample_index", "3"),
+        ("version_rollout", True),
+    ):
+        records = [
+            plain(row, i) | {"prompt_id": 1, "sample_index": i}
+            for i, row in enumerate(real_rows(2))
+        ]
         records[1][key] = value
         folder = tmp_path / key
         table, about = imported(jsonl(folder / "d", records), into=folder / "trace")
@@ -118,15 +131,21 @@ def test_numbers_of_rows_are_not_truncated(tmp_path):
 )
 def test_a_parquet_loses_the_rows_that_hold_one(tmp_path, name, column, kind, bad, kept):
     records = [plain(row, i) for i, row in enumerate(real_rows(3))]
-    columns = {key: pa.array([record[key] for record in records]) for key in records[0] if key != name}
+    columns = {
+        key: pa.array([record[key] for record in records]) for key in records[0] if key != name
+    }
     values = [list(record[name]) for record in records]
     values[1][0] = column
     columns[name] = pa.array(values, pa.list_(kind))
-    table, about = imported(write_parquet(tmp_path / "d.parquet", pa.table(columns)), into=tmp_path / "trace")
+    table, about = imported(
+        write_parquet(tmp_path / "d.parquet", pa.table(columns)), into=tmp_path / "trace"
+    )
     assert table.num_rows == kept and sum(about["left_out"].values()) == bad
 
 
-@pytest.mark.parametrize(("name", "convert"), [("response_ids", bool), ("response_ids", str), ("logp_rollout", str)])
+@pytest.mark.parametrize(
+    ("name", "convert"), [("response_ids", bool), ("response_ids", str), ("logp_rollout", str)]
+)
 def test_a_parquet_of_the_wrong_type_is_one_sentence(tmp_path, name, convert):
     records = [plain(row, i) for i, row in enumerate(real_rows(2))]
     columns = {key: pa.array([record[key] for record in records]) for key in records[0]}
@@ -172,7 +191,9 @@ def test_rewards_that_are_not_numbers_are_left_empty_and_counted(tmp_path):
     strange = (NAN, float("inf"), -float("inf"))
     records = rewarded(plain, *strange, 1.0)
     table, about = imported(jsonl(tmp_path / "d", records), into=tmp_path / "trace")
-    assert table.column("reward").to_pylist() == [None, None, None, 1.0] and about["noted"] == {NO_REWARD: 3}
+    assert table.column("reward").to_pylist() == [None, None, None, 1.0] and about["noted"] == {
+        NO_REWARD: 3
+    }
     records = rewarded(plain, "good", "1.0", 1)
     table, about = imported(jsonl(tmp_path / "e", records), into=tmp_path / "e")
     assert table.num_rows == 1 and sum(about["left_out"].values()) == 2
@@ -202,7 +223,10 @@ def test_a_dump_that_was_still_being_written_makes_a_partial_trace(tmp_path):
     assert "1 truncated last line" in Trace.open(tmp_path / "trace").completeness.reasons[0]
     for step, marked in ((0, True), (1, False)):
         folder = tmp_path / "token_exports" / f"step_{step}"
-        write_lines(folder / "rank_0.jsonl", [prime(row | {"step": step}, i) for i, row in enumerate(real_rows(2))])
+        write_lines(
+            folder / "rank_0.jsonl",
+            [prime(row | {"step": step}, i) for i, row in enumerate(real_rows(2))],
+        )
         if marked:
             (folder / "STABLE").touch()
     imported(tmp_path / "token_exports", into=tmp_path / "prime")
@@ -227,6 +251,9 @@ def test_a_fuzz_of_json_values_never_changes_one():
                 found = foreign.from_python([row], pa.list_(kind)).to_pylist()[0]
             except (pa.ArrowException, OverflowError):
                 continue
-            assert json.dumps(np.float32(found).tolist()) == json.dumps(np.float32(row).tolist()), (row, found)
+            assert json.dumps(np.float32(found).tolist()) == json.dumps(np.float32(row).tolist()), (
+                row,
+                found,
+            )
             flags = pa.types.is_boolean(kind)
             assert all(v is None or isinstance(v, bool) <= flags for v in row), row

@@ -1,4 +1,6 @@
-"""For an unknown layout, the error suggests a command that maps its columns; logs of text are refused."""
+"""For an unknown layout, the error suggests a command that maps its columns; logs of text are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -15,33 +17,65 @@ from tests.importers.layouts import imported, real_rows, same_bits, write_lines,
 
 ROW = real_rows(1)[0]
 P, R, MU, PI = (
-    [row[name] for row in real_rows(3)] for name in ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer")
+    [row[name] for row in real_rows(3)]
+    for name in ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer")
 )
 
 
 def rows(**columns):
-    """Lines with these columns, from three values for each of prompts, responses, log μ and log π."""
-    return [{name: value[i] if isinstance(value, list) else value for name, value in columns.items()} for i in range(3)]
+    """Lines with these columns, from three values for each of prompts, responses, log μ and log
+    π.
+    """
+    return [
+        {name: value[i] if isinstance(value, list) else value for name, value in columns.items()}
+        for i in range(3)
+    ]
 
 
 KNOWN = {  # names that people use, and whose they are
     "TRL, by hand": (
-        {"query_ids": P, "completion_token_ids": R, "sampling_logps": MU, "old_per_token_logps": PI, "adv": 0.5},
+        {
+            "query_ids": P,
+            "completion_token_ids": R,
+            "sampling_logps": MU,
+            "old_per_token_logps": PI,
+            "adv": 0.5,
+        },
         "prompt_ids=query_ids,response_ids=completion_token_ids,logp_rollout=sampling_logps,"
         "logp_trainer=old_per_token_logps,advantage=adv",
     ),
     "verl": (
-        {"prompts": P, "responses": R, "rollout_log_probs": MU, "old_log_probs": PI, "uid": "a", "ref_log_prob": PI},
+        {
+            "prompts": P,
+            "responses": R,
+            "rollout_log_probs": MU,
+            "old_log_probs": PI,
+            "uid": "a",
+            "ref_log_prob": PI,
+        },
         "prompt_ids=prompts,response_ids=responses,logp_rollout=rollout_log_probs,prompt_id=uid,"
         "logp_trainer=old_log_probs",
     ),
     "OpenRLHF": (
-        {"promptTokenIds": P, "outputTokenIds": R, "rolloutLogProbs": MU, "actionLogProbs": PI, "globalStep": 1},
+        {
+            "promptTokenIds": P,
+            "outputTokenIds": R,
+            "rolloutLogProbs": MU,
+            "actionLogProbs": PI,
+            "globalStep": 1,
+        },
         "prompt_ids=promptTokenIds,response_ids=outputTokenIds,logp_rollout=rolloutLogProbs,step=globalStep,"
         "logp_trainer=actionLogProbs",
     ),
     "AReaL": (
-        {"prompt_tokens": P, "output_tokens": R, "behav_logprobs": MU, "prox_logp": PI, "logprobs": PI, "score": 1},
+        {
+            "prompt_tokens": P,
+            "output_tokens": R,
+            "behav_logprobs": MU,
+            "prox_logp": PI,
+            "logprobs": PI,
+            "score": 1,
+        },
         "prompt_ids=prompt_tokens,response_ids=output_tokens,logp_rollout=behav_logprobs,reward=score,"
         "logp_trainer=logprobs,logp_recomputed=prox_logp",
     ),
@@ -79,7 +113,12 @@ KNOWN = {  # names that people use, and whose they are
     ),
     "nothing of the kind": ({"a": 1, "b": "x"}, "prompt_ids=?,response_ids=?,logp_rollout=?"),
     "right names, wrong values": (
-        {"prompts": "text", "responses": R, "rollout_logprobs": [value[1:] for value in MU], "rewards": "good"},
+        {
+            "prompts": "text",
+            "responses": R,
+            "rollout_logprobs": [value[1:] for value in MU],
+            "rewards": "good",
+        },
         "prompt_ids=?,response_ids=responses,logp_rollout=?",
     ),
     "whole sequences are not prompts": (
@@ -101,8 +140,18 @@ def test_names_types_and_lengths_identify_columns(layout):
 
 
 def test_matrices_identify_a_batch():
-    batch = {"prompts": P, "responses": R, "rollout_log_probs": MU, "scores": [1.0, 0.0, 1.0], "step": 4}
-    names = {"prompt_ids": "prompts", "response_ids": "responses", "logp_rollout": "rollout_log_probs"}
+    batch = {
+        "prompts": P,
+        "responses": R,
+        "rollout_log_probs": MU,
+        "scores": [1.0, 0.0, 1.0],
+        "step": 4,
+    }
+    names = {
+        "prompt_ids": "prompts",
+        "response_ids": "responses",
+        "logp_rollout": "rollout_log_probs",
+    }
     assert guessed([batch], {}) == names | {"reward": "scores"}
 
 
@@ -110,9 +159,13 @@ def test_given_columns_stay(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     columns = {"prompt_ids": P, "response_ids": R, "vllm_logps": MU, "sglang_logps": PI}
     write_lines(tmp_path / "d.jsonl", rows(**columns))
-    assert guessed(rows(**columns), {"logp_rollout": "vllm_logps"}) == {"logp_rollout": "vllm_logps"}
+    assert guessed(rows(**columns), {"logp_rollout": "vllm_logps"}) == {
+        "logp_rollout": "vllm_logps"
+    }
     assert run(["import", "d.jsonl", "--columns", "response_ids=response_ids", "-q"]) == 1
-    assert capsys.readouterr().err.endswith("mismatch-cli import d.jsonl --columns 'logp_rollout=?'\n")
+    assert capsys.readouterr().err.endswith(
+        "mismatch-cli import d.jsonl --columns 'logp_rollout=?'\n"
+    )
 
 
 def test_unknown_columns_come_with_the_flag_that_includes_them(tmp_path):
@@ -121,7 +174,9 @@ def test_unknown_columns_come_with_the_flag_that_includes_them(tmp_path):
     left_out = imported(path, into=tmp_path / "trace")[1]["left_out"]
     assert left_out == {"unknown columns (it, note); to include: --columns step=it": 2}
     table, about = imported(path, into=tmp_path / "with", columns={"step": "it"})
-    assert about["left_out"] == {"unknown columns (note)": 1} and set(table["step"].to_pylist()) == {3}
+    assert about["left_out"] == {"unknown columns (note)": 1} and set(
+        table["step"].to_pylist()
+    ) == {3}
 
 
 @pytest.mark.parametrize("way", ["jsonl", "parquet"])
@@ -138,7 +193,8 @@ def test_the_line_can_be_pasted(tmp_path, monkeypatch, capsys, way):
 
 TEXTS = {
     "TRL's table of completions": (
-        {"step": 3, "prompt": "1 + 1?", "completion": "2", "accuracy_reward": 1.0, "advantage": 0.5},
+        {"step": 3, "prompt": "1 + 1?", "completion": "2", "accuracy_reward": 1.0,
+         "advantage": 0.5},
         r"mismatch_cli.record.trl.record\(trainer, folder\)",
     ),
     "TRL's table of completions, in chat": (
@@ -151,15 +207,18 @@ TEXTS = {
         "VERL_USE_EXTERNAL_MODULES=mismatch_cli.record.verl",
     ),
     "AReaL's rollout dump": (
-        {"task_id": 1, "sample_idx": 0, "seqlen": 9, "prompt_len": 4, "head_version": 1, "tail_version": 1,
+        {"task_id": 1, "sample_idx": 0, "seqlen": 9, "prompt_len": 4, "head_version": 1,
+         "tail_version": 1,
          "reward": 1.0, "prompt": "1 + 1?", "completion": "2"},
         "record.Recorder",
     ),
     "ms-swift's log of completions": (
-        {"step": [3, 3], "prompt": ["1 + 1?"] * 2, "completion": ["2", "3"], "advantages": [0.5, -0.5]},
+        {"step": [3, 3], "prompt": ["1 + 1?"] * 2, "completion": ["2", "3"],
+         "advantages": [0.5, -0.5]},
         "record.Recorder",
     ),
-    "a log of prompts and responses": ({"question": "1 + 1?", "answer": "2", "tokens": 5}, "record.Recorder"),
+    "a log of prompts and responses": ({"question": "1 + 1?", "answer": "2", "tokens": 5},
+                                       "record.Recorder"),
 }  # fmt: skip
 
 
@@ -168,8 +227,13 @@ TEXTS = {
 def test_texts_are_refused_with_what_to_record(tmp_path, log, way):
     record, instead = TEXTS[log]
     path = tmp_path / f"log.{way}"
-    write_lines(path, [record]) if way == "jsonl" else write_parquet(path, pa.Table.from_pylist([record]))
-    message = f"{log.partition(',')[0]}: text without token ids.*Retokenized text is not what.*{instead}.*cli guide"
+    write_lines(path, [record]) if way == "jsonl" else write_parquet(
+        path, pa.Table.from_pylist([record])
+    )
+    message = (
+        f"{log.partition(',')[0]}: text without token ids.*Retokenized text is not "
+        f"what.*{instead}.*cli guide"
+    )
     for format in (None, "plain"):
         with pytest.raises(MismatchError, match=message):
             imported(path, into=tmp_path / "trace", format=format)
@@ -177,8 +241,17 @@ def test_texts_are_refused_with_what_to_record(tmp_path, log, way):
 
 def test_texts_beside_token_ids_are_not_a_log_of_texts(tmp_path):
     chat = [{"role": "user", "content": "1 + 1?"}]
-    found = [{"prompt": chat, "completion": "2", "prompt_ids": p, "response_ids": r, "logp_rollout": mu, "step": 1}
-             for p, r, mu in zip(P, R, MU, strict=True)]  # fmt: skip
+    found = [
+        {
+            "prompt": chat,
+            "completion": "2",
+            "prompt_ids": p,
+            "response_ids": r,
+            "logp_rollout": mu,
+            "step": 1,
+        }
+        for p, r, mu in zip(P, R, MU, strict=True)
+    ]
     assert text_only(found) is None and text_only([]) is None
     table, about = imported(write_lines(tmp_path / "d.jsonl", found), into=tmp_path / "trace")
     assert same_bits(table, "prompt_ids", P)

@@ -1,4 +1,6 @@
-"""`--columns ours=theirs,…`: an invalid mapping gets one sentence, and a valid one reads like our own names."""
+"""`--columns ours=theirs,…`: an invalid mapping gets one sentence, and a valid one reads like
+our own names.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +10,58 @@ import pytest
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.importers._naming import named
 from mismatch_cli.importers._rows import WRONG_LENGTH
-from tests.importers.layouts import imported, plain_record, real_rows, same_bits, write_lines, write_parquet
+from tests.importers.layouts import (
+    imported,
+    plain_record,
+    real_rows,
+    same_bits,
+    write_lines,
+    write_parquet,
+)
 
-THEIRS = {"prompt_ids": "ctx", "response_ids": "out", "logp_rollout": "lp engine", "logp_trainer": "step"}
+THEIRS = {
+    "prompt_ids": "ctx",
+    "response_ids": "out",
+    "logp_rollout": "lp engine",
+    "logp_trainer": "step",
+}
 
 
 def records(count: int = 4):
-    return [{THEIRS[name]: value for name, value in plain_record(row).items()} for row in real_rows(count)]
+    return [
+        {THEIRS[name]: value for name, value in plain_record(row).items()}
+        for row in real_rows(count)
+    ]
 
 
 @pytest.mark.parametrize("way", ["jsonl", "parquet"])
 def test_named_columns_are_read_as_ours(tmp_path, way):
-    """One of them has the name of another column of ours, which is then not read under that name."""
+    """One of them has the name of another column of ours, which is then not read under that
+    name.
+    """
     rows = real_rows(4)
     path = tmp_path / f"d.{way}"
-    given = [record | {"reward": i, "logp_recomputed": "a note"} for i, record in enumerate(records())]
+    given = [
+        record | {"reward": i, "logp_recomputed": "a note"} for i, record in enumerate(records())
+    ]
     write_lines(path, given) if way == "jsonl" else write_parquet(path, pa.Table.from_pylist(given))
     columns = THEIRS | {"logp_recomputed": "reward"}  # wrong on purpose
-    with pytest.raises(MismatchError, match=r"reward of .* is a number, but logp_recomputed must be a list of numbers"):
+    with pytest.raises(
+        MismatchError,
+        match=r"reward of .* is a number, but logp_recomputed must be a list of numbers",
+    ):
         imported(path, into=tmp_path / "trace", columns=columns)
-    table, about = imported(path, into=tmp_path / "trace", columns=THEIRS | {"finish_reason": "logp_recomputed"})
+    table, about = imported(
+        path, into=tmp_path / "trace", columns=THEIRS | {"finish_reason": "logp_recomputed"}
+    )
     for ours in THEIRS:
         assert same_bits(table, ours, [row[ours] for row in rows]), ours
-    assert table.column("step").to_pylist() == [0] * 4 and table.column("reward").to_pylist() == [0, 1, 2, 3]
+    assert table.column("step").to_pylist() == [0] * 4 and table.column("reward").to_pylist() == [
+        0,
+        1,
+        2,
+        3,
+    ]
     assert set(table.column("finish_reason").to_pylist()) == {"a note"} and about["left_out"] == {}
 
 
@@ -48,7 +79,9 @@ def test_batches_and_padding_under_other_names(tmp_path):
         "m": [padded([1] * len(row["response_ids"])) for row in rows],
     }
     columns = {"prompt_ids": "x", "response_ids": "y", "logp_rollout": "z", "response_mask": "m"}
-    table, _ = imported(write_lines(tmp_path / "d.jsonl", [batch]), into=tmp_path / "trace", columns=columns)
+    table, _ = imported(
+        write_lines(tmp_path / "d.jsonl", [batch]), into=tmp_path / "trace", columns=columns
+    )
     assert same_bits(table, "response_ids", [row["response_ids"] for row in rows])
     assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows])
 
@@ -71,7 +104,10 @@ def test_invalid_mappings_are_refused_without_a_file(text, message):
 
 
 def test_spaces_and_equal_signs_in_names():
-    assert named(" response_ids = my tokens , logp_rollout=a=b") == {"response_ids": "my tokens", "logp_rollout": "a=b"}
+    assert named(" response_ids = my tokens , logp_rollout=a=b") == {
+        "response_ids": "my tokens",
+        "logp_rollout": "a=b",
+    }
 
 
 @pytest.mark.parametrize(
@@ -88,16 +124,31 @@ def test_spaces_and_equal_signs_in_names():
             UsageError,
             "which column of .* is response_ids.*Available: ctx, fractions, lp engine",
         ),
-        ({"response_ids": "text"}, MismatchError, "text of .* is text, but response_ids .*not what was sampled"),
+        (
+            {"response_ids": "text"},
+            MismatchError,
+            "text of .* is text, but response_ids .*not what was sampled",
+        ),
         ({"response_ids": "nested"}, MismatchError, "nested of .* is a list of lists, but"),
-        ({"response_ids": "fractions"}, MismatchError, "list with a number, but response_ids must be a list of whole"),
+        (
+            {"response_ids": "fractions"},
+            MismatchError,
+            "list with a number, but response_ids must be a list of whole",
+        ),
         ({"loss_mask": "lp engine"}, MismatchError, "but loss_mask must be a list of 0 and 1"),
         ({"step": "nan"}, MismatchError, "nan of .* is a number, but step must be a whole number"),
         ({"reward": "odd"}, MismatchError, "odd of .* is an object, but reward must be a number"),
     ],
 )
 def test_columns_that_the_file_does_not_hold(tmp_path, change, error, message):
-    odd = {"score": 1, "text": "yes", "nested": [[[1]]], "fractions": [0.5], "nan": float("nan"), "odd": {"a": 1}}
+    odd = {
+        "score": 1,
+        "text": "yes",
+        "nested": [[[1]]],
+        "fractions": [0.5],
+        "nan": float("nan"),
+        "odd": {"a": 1},
+    }
     path = write_lines(tmp_path / "d.jsonl", [record | odd for record in records()])
     with pytest.raises(error, match=message):
         imported(path, into=tmp_path / "trace", columns=THEIRS | change)

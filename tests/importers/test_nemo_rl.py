@@ -33,7 +33,9 @@ def test_every_column_arrives_to_the_bit(tmp_path, change):
     for name in ("prompt_ids", "response_ids", "loss_mask", "logp_rollout"):
         assert same_bits(table, name, [row[name] for row in rows]), name
     assert same_bits(table, "logp_trainer", [row["logp_recomputed"] for row in rows])
-    assert same_bits(table, "advantage", [[row["advantage"][0]] * len(row["advantage"]) for row in rows])
+    assert same_bits(
+        table, "advantage", [[row["advantage"][0]] * len(row["advantage"]) for row in rows]
+    )
     assert table.column("reward").to_pylist() == [row["reward"] for row in rows]
     assert table.column("step").to_pylist() == [7] * 8
     assert (about["format"], about["left_out"], about["noted"]) == ("nemo-rl", {}, {})
@@ -60,14 +62,21 @@ def test_padding_on_the_left_and_wrong_lengths_are_left_out(tmp_path):
     path = nemo_rl(tmp_path / "train_data_step1.jsonl", real_rows(5), change)
     table, about = imported(path, into=tmp_path / "trace")
     assert table.num_rows == 1
-    assert about["left_out"] == {BEYOND: 1, TOO_LONG: 1, UNEQUAL.format(name="logp_trainer"): 1, UNWRAPPABLE: 1}
+    assert about["left_out"] == {
+        BEYOND: 1,
+        TOO_LONG: 1,
+        UNEQUAL.format(name="logp_trainer"): 1,
+        UNWRAPPABLE: 1,
+    }
 
 
 def test_a_skipped_pass_is_not_a_policy(tmp_path):
     def change(record: dict) -> dict:
         return record | {"prev_logprobs": [[0.0] * len(record["prev_logprobs"][0])]}
 
-    table, about = imported(nemo_rl(tmp_path / "train_data_step1.jsonl", real_rows(3), change), into=tmp_path / "trace")
+    table, about = imported(
+        nemo_rl(tmp_path / "train_data_step1.jsonl", real_rows(3), change), into=tmp_path / "trace"
+    )
     assert table.column("logp_trainer").null_count == 3
     assert about["noted"] == {SKIPPED: 3} and about["rows_with_trainer"] == 0
 
@@ -77,16 +86,22 @@ def test_zero_filled_rollout_log_probs_are_counted(tmp_path):
         return record | {"generation_logprobs": [[0.0] * len(record["generation_logprobs"][0])]}
 
     rows = real_rows(3)
-    _, about = imported(nemo_rl(tmp_path / "train_data_step1.jsonl", rows, change), into=tmp_path / "trace")
+    _, about = imported(
+        nemo_rl(tmp_path / "train_data_step1.jsonl", rows, change), into=tmp_path / "trace"
+    )
     tokens = sum(len(row["response_ids"]) for row in rows)
-    assert tokens in about["noted"].values() and "rollout log-probability of exactly 0" in str(about["noted"])
+    assert tokens in about["noted"].values() and "rollout log-probability of exactly 0" in str(
+        about["noted"]
+    )
 
 
 def test_dynamic_sampling_and_a_sample_that_is_not_trained_on(tmp_path):
     def change(record: dict) -> dict:
         return record | {"filtered_rewards": [0.25], "rewards": [], "sample_loss_mask": [0.0]}
 
-    table, _ = imported(nemo_rl(tmp_path / "train_data_step1.jsonl", real_rows(2), change), into=tmp_path / "trace")
+    table, _ = imported(
+        nemo_rl(tmp_path / "train_data_step1.jsonl", real_rows(2), change), into=tmp_path / "trace"
+    )
     assert table.column("reward").to_pylist() == [0.25, 0.25]
     assert not any(any(row) for row in table.column("loss_mask").to_pylist())
 
@@ -98,7 +113,9 @@ def test_holes_in_the_mask_stay(tmp_path):
         return record | {"token_loss_mask": [mask]}
 
     rows = real_rows(2)
-    table, _ = imported(nemo_rl(tmp_path / "train_data_step1.jsonl", rows, change), into=tmp_path / "trace")
+    table, _ = imported(
+        nemo_rl(tmp_path / "train_data_step1.jsonl", rows, change), into=tmp_path / "trace"
+    )
     for mask, row in zip(table.column("loss_mask").to_pylist(), rows, strict=True):
         assert mask == [i != 2 for i in range(len(row["response_ids"]))]
 
@@ -107,19 +124,28 @@ def test_lines_without_token_ids(tmp_path):
     seen = iter(range(3))
 
     def change(record: dict) -> dict:
-        return record if next(seen) else {name: value for name, value in record.items() if name != "token_ids"}
+        return (
+            record
+            if next(seen)
+            else {name: value for name, value in record.items() if name != "token_ids"}
+        )
 
-    table, about = imported(nemo_rl(tmp_path / "train_data_step1.jsonl", real_rows(3), change), into=tmp_path / "trace")
+    table, about = imported(
+        nemo_rl(tmp_path / "train_data_step1.jsonl", real_rows(3), change), into=tmp_path / "trace"
+    )
     assert table.num_rows == 2 and about["left_out"] == {"responses without token ids": 1}
 
 
 def test_impossible_lengths_and_numbers(tmp_path):
-    broken = iter([{"input_lengths": [1e300]}, {"input_lengths": [float("nan")]}, {"idx": -(2**40)}])
+    broken = iter(
+        [{"input_lengths": [1e300]}, {"input_lengths": [float("nan")]}, {"idx": -(2**40)}]
+    )
     rows = real_rows(3)
     path = nemo_rl(tmp_path / "train_data_step1.jsonl", rows, lambda record: record | next(broken))
     table, about = imported(path, into=tmp_path / "trace")
     assert about["left_out"] == {OTHER_TYPES: 2}
-    assert table.column("sample_index").to_pylist() == [0]  # the row number: the dump's number is invalid
+    # The row number: the dump's number is invalid
+    assert table.column("sample_index").to_pylist() == [0]
 
 
 def test_a_row_that_does_not_fit_is_not_repeated_in_full(tmp_path):

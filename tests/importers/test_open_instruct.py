@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from mismatch_cli.importers._rows import WRONG_LENGTH
 from mismatch_cli.importers.open_instruct import TOOLS
-from tests.importers.layouts import imported, open_instruct_record, real_rows, same_bits, write_lines
+from tests.importers.layouts import (
+    imported,
+    open_instruct_record,
+    real_rows,
+    same_bits,
+    write_lines,
+)
 
 
 def test_every_column_arrives_to_the_bit(tmp_path):
@@ -16,13 +22,17 @@ def test_every_column_arrives_to_the_bit(tmp_path):
     table, about = imported(tmp_path / "run", into=tmp_path / "trace")  # the prefix of the files
     for name in ("prompt_ids", "response_ids", "logp_rollout"):
         assert same_bits(table, name, [row[name] for row in rows]), name
-    assert same_bits(table, "advantage", [[row["advantage"][0]] * len(row["advantage"]) for row in rows])
+    assert same_bits(
+        table, "advantage", [[row["advantage"][0]] * len(row["advantage"]) for row in rows]
+    )
     assert table.column("finish_reason").to_pylist() == [row["finish_reason"] for row in rows]
     assert table.column("sample_index").to_pylist() == list(range(8))
     ids = table.column("prompt_id").to_pylist()
     assert ids[0] == ids[6]  # the same prompt in another step, though prompt_idx starts at 0 again
     assert "logp_trainer" not in table.column_names
-    assert about["left_out"] == {"files of another layout": 1} and about["format"] == "open-instruct"
+    assert (
+        about["left_out"] == {"files of another layout": 1} and about["format"] == "open-instruct"
+    )
 
 
 def test_tool_output_is_masked_only_where_tools_were_called(tmp_path):
@@ -32,11 +42,14 @@ def test_tool_output_is_masked_only_where_tools_were_called(tmp_path):
         record["logprobs"][2:] = [min(x, -1e-6) for x in record["logprobs"][2:]]
     records[1]["request_info"]["tool_calleds"] = True
     records[2]["request_info"] = None
-    table, about = imported(write_lines(tmp_path / "x_rollouts_000000.jsonl", records), into=tmp_path / "trace")
+    table, about = imported(
+        write_lines(tmp_path / "x_rollouts_000000.jsonl", records), into=tmp_path / "trace"
+    )
     masks = table.column("loss_mask").to_pylist()
     assert masks[1][:3] == [False, False, True] and all(masks[0]) and all(masks[2])
     assert about["noted"][TOOLS] == 2
-    assert 4 in about["noted"].values()  # the other two responses keep their zeros, which are counted
+    # The other two responses keep their zeros, which are counted
+    assert 4 in about["noted"].values()
 
 
 def test_missing_and_short_log_probs(tmp_path):
@@ -44,7 +57,9 @@ def test_missing_and_short_log_probs(tmp_path):
     records[0]["logprobs"] = None
     records[1]["logprobs"].pop()
     records[2]["response_tokens"] = []
-    table, about = imported(write_lines(tmp_path / "x_rollouts_000000.jsonl", records), into=tmp_path / "trace")
+    table, about = imported(
+        write_lines(tmp_path / "x_rollouts_000000.jsonl", records), into=tmp_path / "trace"
+    )
     assert table.num_rows == 1
     assert about["left_out"] == {
         "responses without log-probabilities of the rollout engine": 1,

@@ -15,7 +15,15 @@ from mismatch_cli.trace.reader import Trace
 from sample_data.make_dump import export_record
 from tests.importers.layouts import imported, prime_rl, real_rows, same_bits, write_lines
 
-COLUMNS = ("prompt_ids", "response_ids", "loss_mask", "logp_rollout", "logp_trainer", "entropy_trainer", "advantage")
+COLUMNS = (
+    "prompt_ids",
+    "response_ids",
+    "loss_mask",
+    "logp_rollout",
+    "logp_trainer",
+    "entropy_trainer",
+    "advantage",
+)
 
 
 def records(count: int) -> list[dict]:
@@ -35,8 +43,15 @@ def test_every_column_arrives_to_the_bit(tmp_path):
     assert len(set(table.column("sample_index").to_pylist())) == 9
     same_prompt = [row["prompt_ids"] == rows[0]["prompt_ids"] for row in rows]
     ids = table.column("prompt_id").to_pylist()
-    assert [one == ids[0] for one in ids] == same_prompt and any(same_prompt) and not all(same_prompt)
-    assert (about["format"], about["rows"], about["steps"], about["left_out"]) == ("prime-rl", 9, 3, {})
+    assert (
+        [one == ids[0] for one in ids] == same_prompt and any(same_prompt) and not all(same_prompt)
+    )
+    assert (about["format"], about["rows"], about["steps"], about["left_out"]) == (
+        "prime-rl",
+        9,
+        3,
+        {},
+    )
     assert about["tokens"] == sum(len(row["response_ids"]) for row in rows)
 
 
@@ -59,7 +74,10 @@ def test_values_that_are_not_finite_are_not_measured(tmp_path):
 def test_tokens_of_other_losses_are_masked(tmp_path):
     lines = records(3)
     size = len(lines[1]["loss_mask"])
-    lines[1] |= {"rl_weights": [1.0] * (size - 2) + [0.0, 0.0], "ref_kl_weights": [0.0] * (size - 1) + [1.0]}
+    lines[1] |= {
+        "rl_weights": [1.0] * (size - 2) + [0.0, 0.0],
+        "ref_kl_weights": [0.0] * (size - 1) + [1.0],
+    }
     table, about = imported(write_lines(tmp_path / "rank_0.jsonl", lines), into=tmp_path / "trace")
     masks = table.column("loss_mask").to_pylist()
     assert masks[1][-2:] == [False, True] and all(masks[0]) and all(masks[2])
@@ -95,7 +113,9 @@ def test_zero_filled_log_probs_are_kept_and_counted(tmp_path):
     lines = records(2)
     lines[0]["inference_logprobs"] = [0.0] * len(lines[0]["inference_logprobs"])
     _, about = imported(write_lines(tmp_path / "rank_0.jsonl", lines), into=tmp_path / "trace")
-    zeros = next(count for what, count in about["noted"].items() if "exactly 0" in what and "rollout" in what)
+    zeros = next(
+        count for what, count in about["noted"].items() if "exactly 0" in what and "rollout" in what
+    )
     assert zeros >= sum(lines[0]["loss_mask"])
 
 
@@ -123,6 +143,8 @@ def test_values_of_the_wrong_type_are_left_out_with_their_line(tmp_path):
 
 
 def test_a_newer_schema_is_refused(tmp_path):
-    path = write_lines(tmp_path / "rank_0.jsonl", [record | {"schema_version": 2} for record in records(1)])
+    path = write_lines(
+        tmp_path / "rank_0.jsonl", [record | {"schema_version": 2} for record in records(1)]
+    )
     with pytest.raises(MismatchError, match="schema_version 2"):
         imported(path, into=tmp_path / "trace")

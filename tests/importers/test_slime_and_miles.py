@@ -1,4 +1,6 @@
-"""slime's and miles' files: samples, columns per rank, Parquet, and the loss's own dump; duplicates count once."""
+"""slime's and miles' files: samples, columns per rank, Parquet, and the loss's own dump;
+duplicates count once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ import torch
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.importers._rows import WRONG_LENGTH
-from mismatch_cli.importers._samples import NO_IDS, NO_LENGTH, NO_NUMBER, NORMALISED, OTHER_TYPES, WRONG_TOTAL
+from mismatch_cli.importers._samples import (
+    NO_IDS,
+    NO_LENGTH,
+    NO_NUMBER,
+    NORMALISED,
+    OTHER_TYPES,
+    WRONG_TOTAL,
+)
 from mismatch_cli.importers.miles import NO_SAMPLE, SPLIT
 from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES
 from mismatch_cli.studies.mismatch import analyse
@@ -37,7 +46,13 @@ def rollout_file(path: Path, rows: list, rollout_id: int = 0, **more) -> Path:
 
 def rank_file(path: Path, rows: list, rollout_id: int = 0, **more) -> Path:
     rank = int(path.stem.split("_")[1])
-    content = {"rollout_id": rollout_id, "rank": rank, "cp_rank": 0, "cp_size": 1, "qkv_format": "thd"}
+    content = {
+        "rollout_id": rollout_id,
+        "rank": rank,
+        "cp_rank": 0,
+        "cp_size": 1,
+        "qkv_format": "thd",
+    }
     return save(path, content | {"rollout_data": slime_columns(rows)} | more)
 
 
@@ -48,10 +63,15 @@ def test_slime_train_data_to_the_bit(tmp_path):
     rollout_file(tmp_path / "rollout_data" / "0.pt", rows[:5])
     rollout_file(tmp_path / "rollout_data" / "eval_0.pt", rows[:2])
     table, about = imported(tmp_path, into=tmp_path / "trace")
-    columns = {"logp_rollout": "logp_rollout", "logp_trainer": "logp_recomputed", "advantage": "advantage"}
+    columns = {
+        "logp_rollout": "logp_rollout",
+        "logp_trainer": "logp_recomputed",
+        "advantage": "advantage",
+    }
     columns |= {name: name for name in ("prompt_ids", "response_ids", "loss_mask")}
     assert all(same_bits(table, name, [row[its] for row in rows]) for name, its in columns.items())
-    assert table.column("reward").to_pylist() == [row["reward"] for row in rows]  # raw, not the 0.5 of training
+    # Raw, not the 0.5 of training
+    assert table.column("reward").to_pylist() == [row["reward"] for row in rows]
     assert table.column("step").to_pylist() == [0] * 5 + [12] * 3
     assert table.column("finish_reason").to_pylist() == [row["finish_reason"] for row in rows]
     assert (about["format"], about["left_out"]) == ("slime", {EVALUATION: 1, SAME_SAMPLES: 1})
@@ -99,9 +119,18 @@ def test_broken_samples_are_left_out_by_reason(tmp_path):
 def test_ranks_of_one_rollout_count_once_and_the_stage_with_a_policy_wins(tmp_path):
     rows = real_rows(6)
     folder = tmp_path / "details" / "train_data"
-    first_stage = {name: values for name, values in slime_columns(rows[:3]).items() if name != "log_probs"}
+    first_stage = {
+        name: values for name, values in slime_columns(rows[:3]).items() if name != "log_probs"
+    }
     save(
-        folder / "3_0.pt", {"rollout_id": 3, "rank": 0, "cp_size": 1, "qkv_format": "thd", "rollout_data": first_stage}
+        folder / "3_0.pt",
+        {
+            "rollout_id": 3,
+            "rank": 0,
+            "cp_size": 1,
+            "qkv_format": "thd",
+            "rollout_data": first_stage,
+        },
     )
     rank_file(folder / "3_1.pt", rows[:3], 3)
     rank_file(folder / "3_2.pt", rows[:3], 3)  # another tensor-parallel rank
@@ -110,22 +139,32 @@ def test_ranks_of_one_rollout_count_once_and_the_stage_with_a_policy_wins(tmp_pa
     table, about = imported(tmp_path / "details", into=tmp_path / "trace")
     assert same_bits(table, "logp_trainer", [row["logp_recomputed"] for row in rows])
     assert (about["format"], about["left_out"]) == ("miles", {SAME_SAMPLES: 1, REPEATED: 6})
-    assert about["noted"] == {NORMALISED: 3}  # each response once; the file of rollout 3 has its raw rewards
+    # Each response once; the file of rollout 3 has its raw rewards
+    assert about["noted"] == {NORMALISED: 3}
     assert table.column("reward").to_pylist() == [row["reward"] for row in rows[:3]] + [0.5] * 3
     assert table.column("step").to_pylist() == [3] * 3 + [4] * 3
 
 
 def test_raw_rewards_of_the_whole_rollout_go_to_their_samples(tmp_path):
-    """miles saves them in the order of the rollout, next to the columns of a rank in a different order."""
+    """miles saves them in the order of the rollout, next to the columns of a rank in a different
+    order.
+    """
     rows = [row | {"reward": float(i)} for i, row in enumerate(real_rows(32) * 2)]
     samples = [slime_sample(row, 500 + i) for i, row in enumerate(rows)]
     for sample in samples:
         sample["reward"] = {"of a reward model": 1}
-    save(tmp_path / "dump" / "rollout_data" / "3.pt", {"rollout_id": 3, "samples": samples, "metadata": {}})
+    save(
+        tmp_path / "dump" / "rollout_data" / "3.pt",
+        {"rollout_id": 3, "samples": samples, "metadata": {}},
+    )
     order = np.random.default_rng(0).permutation(64)
     raw = [row["reward"] for row in rows]
-    for rank, indices in enumerate((order[:32], order[32:], order[:32], order[32:])):  # two tensor-parallel ranks each
-        columns = slime_columns([rows[i] for i in indices]) | {"raw_reward": raw, "sample_indices": list(500 + indices)}
+    # Two tensor-parallel ranks each
+    for rank, indices in enumerate((order[:32], order[32:], order[:32], order[32:])):
+        columns = slime_columns([rows[i] for i in indices]) | {
+            "raw_reward": raw,
+            "sample_indices": list(500 + indices),
+        }
         content = {"rollout_id": 3, "rank": rank, "cp_size": 1, "rollout_data": columns}
         save(tmp_path / "dump" / "train_data" / f"3_{rank}.pt", content)
     table, about = imported(tmp_path / "dump", into=tmp_path / "trace")
@@ -146,11 +185,18 @@ def test_a_rank_that_holds_parts_of_responses_is_left_out(tmp_path):
 @pytest.mark.parametrize("old", ["logp_recomputed", "logp_rollout"])
 def test_the_loss_gives_the_current_policy(tmp_path, old):
     """With --use-rollout-logprobs its "old" policy is μ, which is not recomputed."""
-    rows = [*real_rows(5), real_rows(1)[0]]  # one response twice: its log μ does not tell them apart
+    # One response twice: its log μ does not tell them apart
+    rows = [*real_rows(5), real_rows(1)[0]]
     columns = slime_columns(rows)
     if old == "logp_rollout":
         del columns["log_probs"]
-    content = {"rollout_id": 0, "rank": 2, "cp_size": 1, "qkv_format": "thd", "rollout_data": columns}
+    content = {
+        "rollout_id": 0,
+        "rank": 2,
+        "cp_size": 1,
+        "qkv_format": "thd",
+        "rollout_data": columns,
+    }
     save(tmp_path / "train_data" / "0_2.pt", content)
     seen = [
         {
@@ -170,7 +216,11 @@ def test_the_loss_gives_the_current_policy(tmp_path, old):
     assert about["left_out"] == {NO_SAMPLE: 1}
     if old == "logp_recomputed":
         assert same_bits(table, "logp_recomputed", [row["logp_recomputed"] for row in rows])
-        assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == ["mismatch", "staleness", "total"]
+        assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == [
+            "mismatch",
+            "staleness",
+            "total",
+        ]
     else:
         assert "logp_recomputed" not in table.column_names
         assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == ["total"]
@@ -195,7 +245,9 @@ def test_parquet_columns(tmp_path):
     samples[1]["loss_mask"] = None
     samples[2]["rollout_log_probs"] = None
     kinds = {"tokens": pa.int32(), "loss_mask": pa.int8(), "rollout_log_probs": pa.float32()}
-    columns = {name: pa.array([s[name] for s in samples], pa.list_(kind)) for name, kind in kinds.items()}
+    columns = {
+        name: pa.array([s[name] for s in samples], pa.list_(kind)) for name, kind in kinds.items()
+    }
     columns |= {
         "sample_index": pa.array([s["index"] for s in samples], pa.int32()),
         "response_length": pa.array([s["response_length"] for s in samples], pa.int32()),
@@ -224,7 +276,9 @@ def test_numpy_arrays_and_scalars_are_data(tmp_path):
 def test_a_column_that_lacks_samples_is_refused(tmp_path):
     columns = slime_columns(real_rows(3))
     columns["log_probs"].pop()
-    path = save(tmp_path / "0_0.pt", {"rollout_id": 0, "rank": 0, "cp_size": 1, "rollout_data": columns})
+    path = save(
+        tmp_path / "0_0.pt", {"rollout_id": 0, "rank": 0, "cp_size": 1, "rollout_data": columns}
+    )
     with pytest.raises(MismatchError, match="log_probs has no value for some samples"):
         imported(path, into=tmp_path / "trace")
 
@@ -239,7 +293,9 @@ def test_half_precision_and_gradients_are_read(tmp_path):
     samples.append(slime_sample(rows[0], 2) | {"tokens": [2**40] * len(samples[0]["tokens"])})
     path = save(tmp_path / "0.pt", {"rollout_id": 0, "samples": samples})
     table, about = imported(path, into=tmp_path / "trace")
-    assert same_bits(table, "logp_rollout", [s["rollout_log_probs"].float().tolist() for s in samples[:2]])
+    assert same_bits(
+        table, "logp_rollout", [s["rollout_log_probs"].float().tolist() for s in samples[:2]]
+    )
     assert about["left_out"] == {OTHER_TYPES: 1}
 
 

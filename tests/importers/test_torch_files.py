@@ -1,4 +1,6 @@
-"""Nothing is unpickled: a `.pt` is data or refused, and refused files come with lines that convert them."""
+"""Nothing is unpickled: a `.pt` is data or refused, and refused files come with lines that
+convert them.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_a_harmful_pickle_is_refused_and_not_run(tmp_path, name, legacy):
     assert not (tmp_path / "harm").exists()
 
 
-@pytest.mark.parametrize("name", ["global_step_3_training_input.pkl", "gen_batch.dp", "buffer_step00001.pkl", "x.pkl"])
+@pytest.mark.parametrize(
+    "name", ["global_step_3_training_input.pkl", "gen_batch.dp", "buffer_step00001.pkl", "x.pkl"]
+)
 def test_pickles_are_never_opened(tmp_path, name):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).write_bytes(pickle.dumps(Harmful(tmp_path / "harm")))
@@ -76,7 +80,9 @@ def refused(path, folder) -> NeedsItsFramework:
 def padded(rows, name: str, left: bool, fill: float = 0) -> torch.Tensor:
     width = max(len(row[name]) for row in rows) + 2
     pads = [[fill] * (width - len(row[name])) for row in rows]
-    return torch.tensor([p + row[name] if left else row[name] + p for p, row in zip(pads, rows, strict=True)])
+    return torch.tensor(
+        [p + row[name] if left else row[name] + p for p, row in zip(pads, rows, strict=True)]
+    )
 
 
 def masks(rows, name: str, left: bool) -> torch.Tensor:
@@ -113,7 +119,9 @@ def test_the_lines_for_skyrl(tmp_path, monkeypatch):
 def test_the_lines_for_verl(tmp_path, monkeypatch):
     """Prompts padded on the left, responses on the right."""
     rows = real_rows(4)
-    prompt, response = (masks(rows, name, left) for name, left in (("prompt_ids", True), ("response_ids", False)))
+    prompt, response = (
+        masks(rows, name, left) for name, left in (("prompt_ids", True), ("response_ids", False))
+    )
     batch = {
         "prompts": padded(rows, "prompt_ids", left=True),
         "responses": padded(rows, "response_ids", left=False),
@@ -122,7 +130,9 @@ def test_the_lines_for_verl(tmp_path, monkeypatch):
         "response_mask": response,
     }
     verl = types.ModuleType("verl")
-    verl.DataProto = types.SimpleNamespace(load_from_disk=lambda path: types.SimpleNamespace(batch=batch))
+    verl.DataProto = types.SimpleNamespace(
+        load_from_disk=lambda path: types.SimpleNamespace(batch=batch)
+    )
     monkeypatch.setitem(sys.modules, "verl", verl)
     (tmp_path / "gen_batch.dp").write_bytes(b"")
     run_lines(refused(tmp_path / "gen_batch.dp", tmp_path), tmp_path, monkeypatch)
@@ -131,12 +141,20 @@ def test_the_lines_for_verl(tmp_path, monkeypatch):
 
 def test_the_lines_for_verl_s_queue(tmp_path, monkeypatch):
     rows = real_rows(3)
-    names = {"prompts": "prompt_ids", "responses": "response_ids", "rollout_log_probs": "logp_rollout"}
+    names = {
+        "prompts": "prompt_ids",
+        "responses": "response_ids",
+        "rollout_log_probs": "logp_rollout",
+    }
     nested = {
-        ours: torch.nested.nested_tensor([torch.tensor(row[name]) for row in rows], layout=torch.jagged)
+        ours: torch.nested.nested_tensor(
+            [torch.tensor(row[name]) for row in rows], layout=torch.jagged
+        )
         for ours, name in names.items()
     }
-    path = save(tmp_path / "tq_batch.pt", {"tensordict": nested, "tags": Adapter("x"), "global_steps": 1})
+    path = save(
+        tmp_path / "tq_batch.pt", {"tensordict": nested, "tags": Adapter("x"), "global_steps": 1}
+    )
     run_lines(refused(path, tmp_path), tmp_path, monkeypatch)
     check(tmp_path, rows, tmp_path, policy=None)
 
@@ -164,7 +182,10 @@ def test_the_lines_for_slime_with_more_than_data(tmp_path, monkeypatch):
     path = save(tmp_path / "5.pt", {"rollout_id": 5, "samples": samples})
     run_lines(refused(path, tmp_path), tmp_path, monkeypatch)
     table, about = imported(tmp_path / "rollout_data.pt", into=tmp_path / "trace")
-    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows]) and about["format"] == "slime"
+    assert (
+        same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows])
+        and about["format"] == "slime"
+    )
 
 
 def test_every_framework_s_lines_are_python():

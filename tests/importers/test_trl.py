@@ -1,4 +1,6 @@
-"""TRL's names: batches as `_generate_and_score_completions` pads them, and single responses, in JSONL and Parquet."""
+"""TRL's names: batches as `_generate_and_score_completions` pads them, and single responses, in
+JSONL and Parquet.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,12 @@ PAD = 0
 
 
 def batch(rows: list[Row]) -> Row:
-    """What the trainer's method returns for these responses, as lists; the second token is tool output."""
-    before, after = (max(len(row[name]) for row in rows) + 2 for name in ("prompt_ids", "response_ids"))
+    """What the trainer's method returns for these responses, as lists; the second token is tool
+    output.
+    """
+    before, after = (
+        max(len(row[name]) for row in rows) + 2 for name in ("prompt_ids", "response_ids")
+    )
 
     def right(values, fill):
         return [*values, *[fill] * (after - len(values))]
@@ -45,10 +51,13 @@ def single(row: Row) -> Row:
     found = {name: value[0] for name, value in batch([row]).items() if isinstance(value, list)}
     sizes = {True: len(row["prompt_ids"]), False: len(row["response_ids"])}
     return {
-        name: value if not isinstance(value, list)
-        else value[-sizes[True] :] if name.startswith("prompt") else value[: sizes[False]]
+        name: value
+        if not isinstance(value, list)
+        else value[-sizes[True] :]
+        if name.startswith("prompt")
+        else value[: sizes[False]]
         for name, value in found.items()
-    }  # fmt: skip
+    }
 
 
 def write(path, records: list[Row]):
@@ -58,8 +67,14 @@ def write(path, records: list[Row]):
 
 
 def assert_are(table: pa.Table, rows: list[Row]) -> None:
-    names = {"prompt_ids": "prompt_ids", "response_ids": "response_ids", "logp_rollout": "logp_rollout"}
-    for name, its in (names | {"logp_trainer": "logp_recomputed", "advantage": "advantage"}).items():
+    names = {
+        "prompt_ids": "prompt_ids",
+        "response_ids": "response_ids",
+        "logp_rollout": "logp_rollout",
+    }
+    for name, its in (
+        names | {"logp_trainer": "logp_recomputed", "advantage": "advantage"}
+    ).items():
         assert same_bits(table, name, [row[its] for row in rows]), name
     assert all(mask[:3] == [True, False, True] for mask in table.column("loss_mask").to_pylist())
 
@@ -73,47 +88,84 @@ def test_batches_and_single_responses_are_the_same_responses(tmp_path, way):
     assert about["format"] == "trl" and table.column("step").to_pylist() == [3] * 5 + [4] * 3
     assert about["left_out"] == {"unknown columns (num_items_in_batch)": 1} and not about["noted"]
     singles = [single(row) | {"step": 3 + (i > 4)} for i, row in enumerate(rows)]
-    assert imported(write(tmp_path / f"s.{way}", singles), into=tmp_path / "singles")[0].equals(table)
-    padded = [{name: value[i] if isinstance(value, list) else value for name, value in batches[0].items()}
-              for i in range(5)]  # fmt: skip
-    assert imported(write(tmp_path / f"p.{way}", padded), into=tmp_path / "padded")[0].equals(table.slice(0, 5))
+    assert imported(write(tmp_path / f"s.{way}", singles), into=tmp_path / "singles")[0].equals(
+        table
+    )
+    padded = [
+        {name: value[i] if isinstance(value, list) else value for name, value in batches[0].items()}
+        for i in range(5)
+    ]
+    assert imported(write(tmp_path / f"p.{way}", padded), into=tmp_path / "padded")[0].equals(
+        table.slice(0, 5)
+    )
 
 
 @pytest.mark.parametrize("way", ["jsonl", "parquet"])
 def test_batches_of_a_real_run_are_what_its_recorder_wrote(tmp_path, way):
     batches = real_batches()
-    records = [{name: value.tolist() for name, value in batch.items()} | {"step": step}
-               for step, batch in enumerate(batches)]  # fmt: skip
+    records = [
+        {name: value.tolist() for name, value in batch.items()} | {"step": step}
+        for step, batch in enumerate(batches)
+    ]
     table, about = imported(write(tmp_path / f"d.{way}", records), into=tmp_path / "trace")
-    expected = pa.concat_tables(recorded(tmp_path / "recorded", batches)[0].tables(), promote_options="default")
+    expected = pa.concat_tables(
+        recorded(tmp_path / "recorded", batches)[0].tables(), promote_options="default"
+    )
     assert table.num_rows == expected.num_rows == 32
-    for name in ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer", "advantage", "loss_mask"):
+    for name in (
+        "prompt_ids",
+        "response_ids",
+        "logp_rollout",
+        "logp_trainer",
+        "advantage",
+        "loss_mask",
+    ):
         assert table.column(name).to_pylist() == expected.column(name).to_pylist(), name
     for name in ("step", "prompt_id"):
         assert table.column(name).equals(expected.column(name)), name
-    assert about["left_out"] == {"unknown columns (importance_sampling_ratio, num_items_in_batch)": 2}
+    assert about["left_out"] == {
+        "unknown columns (importance_sampling_ratio, num_items_in_batch)": 2
+    }
 
 
 def test_what_else_people_write(tmp_path):
-    """Rewards, names of prompts, advantages per token or in a list of one, the current log π, other types."""
+    """Rewards, names of prompts, advantages per token or in a list of one, the current log π,
+    other types.
+    """
     rows = real_rows(4)
-    found = batch(rows) | {"rewards": [1, 0, 1, 0], "prompt_id": ["a", "a", "b", "b"], "global_step": 7}
+    found = batch(rows) | {
+        "rewards": [1, 0, 1, 0],
+        "prompt_id": ["a", "a", "b", "b"],
+        "global_step": 7,
+    }
     found["per_token_logps"] = [[-1.0] * len(ids) for ids in found["completion_ids"]]
     found["advantages"] = [[value] for value in found["advantages"]]
-    found["completion_mask"] = [[float(value) for value in mask] for mask in found["completion_mask"]]
+    found["completion_mask"] = [
+        [float(value) for value in mask] for mask in found["completion_mask"]
+    ]
     found["prompt"] = [[{"role": "user", "content": "What is 1 + 1?"}]] * 4
     table, about = imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
     assert same_bits(table, "advantage", [row["advantage"] for row in rows])
     assert same_bits(table, "logp_recomputed", [row["logp_recomputed"] for row in rows])
     assert table.column("logp_trainer").to_pylist()[0] == [-1.0] * len(rows[0]["response_ids"])
-    assert table.column("reward").to_pylist() == [1, 0, 1, 0] and table.column("version_trainer").to_pylist() == [1] * 4
+    assert (
+        table.column("reward").to_pylist() == [1, 0, 1, 0]
+        and table.column("version_trainer").to_pylist() == [1] * 4
+    )
     a, b, c, d = table.column("prompt_id").to_pylist()
     assert a == b != c == d and table.column("step").to_pylist() == [7] * 4
     assert about["left_out"] == {"unknown columns (num_items_in_batch, prompt)": 2}
-    wide = {name: pa.array([value], pa.large_list(pa.list_(pa.int64(), len(value[0]))))
-            for name, value in batch(rows).items() if "mask" in name or "ids" in name}  # fmt: skip
-    wide["sampling_per_token_logps"] = pa.array([found["sampling_per_token_logps"]], pa.list_(pa.list_(pa.float64())))
-    table, _ = imported(write_parquet(tmp_path / "d.parquet", pa.table(wide)), into=tmp_path / "wide")
+    wide = {
+        name: pa.array([value], pa.large_list(pa.list_(pa.int64(), len(value[0]))))
+        for name, value in batch(rows).items()
+        if "mask" in name or "ids" in name
+    }
+    wide["sampling_per_token_logps"] = pa.array(
+        [found["sampling_per_token_logps"]], pa.list_(pa.list_(pa.float64()))
+    )
+    table, _ = imported(
+        write_parquet(tmp_path / "d.parquet", pa.table(wide)), into=tmp_path / "wide"
+    )
     assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows])
 
 
@@ -154,25 +206,41 @@ def test_prompts_without_a_mask_stay_complete_with_a_note(tmp_path):
     found = batch(rows)
     del found["prompt_mask"]
     table, about = imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
-    assert [len(ids) for ids in table.column("prompt_ids").to_pylist()] == [len(found["prompt_ids"][0])] * 2
+    assert [len(ids) for ids in table.column("prompt_ids").to_pylist()] == [
+        len(found["prompt_ids"][0])
+    ] * 2
     assert about["noted"] == {PADDED: 2}
 
 
 def test_unmeasurable_dumps_are_refused_with_one_sentence(tmp_path):
     found = batch(real_rows(2))
     del found["sampling_per_token_logps"]
-    with pytest.raises(MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*cli guide record"):
+    with pytest.raises(
+        MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*cli guide record"
+    ):
         imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
-    found["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]  # added by hand: not a name of TRL's
-    with pytest.raises(MismatchError, match=r"names, try: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*"):
+    # Added by hand: not a name of TRL's
+    found["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]
+    with pytest.raises(
+        MismatchError, match=r"names, try: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*"
+    ):
         imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
     table = pa.table({"prompt_ids": [["a"]], "completion_ids": [[1]], "logprobs": [[-1.0]]})
-    with pytest.raises(MismatchError, match=r"column prompt_ids is list<.*string> and cannot be read as list"):
+    with pytest.raises(
+        MismatchError, match=r"column prompt_ids is list<.*string> and cannot be read as list"
+    ):
         imported(write_parquet(tmp_path / "d.parquet", table), into=tmp_path / "trace")
     record = single(real_rows(1)[0]) | {"sampling_per_token_logps": None}
     lines = [single(real_rows(1)[0]), record]
-    assert imported(write_lines(tmp_path / "e.jsonl", lines), into=tmp_path / "trace")[1]["left_out"][NO_ROLLOUT] == 1
-    (tmp_path / "f.jsonl").write_text(json.dumps({"prompt_ids": [], "completion_ids": [], "logprobs": []}))
+    assert (
+        imported(write_lines(tmp_path / "e.jsonl", lines), into=tmp_path / "trace")[1]["left_out"][
+            NO_ROLLOUT
+        ]
+        == 1
+    )
+    (tmp_path / "f.jsonl").write_text(
+        json.dumps({"prompt_ids": [], "completion_ids": [], "logprobs": []})
+    )
     with pytest.raises(MismatchError, match="1 response without a token"):
         imported(tmp_path / "f.jsonl", into=tmp_path / "trace")
 
@@ -181,7 +249,10 @@ def test_unmeasurable_dumps_are_refused_with_one_sentence(tmp_path):
 def test_every_response_has_the_columns_that_it_shows(tmp_path, way):
     """Names that first occur after many lines, or hold nothing; log μ that the first lines lack."""
     rows = real_rows(8) * 10
-    records = [single(row) | {"step": i, "per_token_logps": None, "logprobs": None} for i, row in enumerate(rows)]
+    records = [
+        single(row) | {"step": i, "per_token_logps": None, "logprobs": None}
+        for i, row in enumerate(rows)
+    ]
     for record in records[:70]:
         record["sampling_per_token_logps"] = None
     for record, row in zip(records[70:], rows[70:], strict=True):
@@ -197,12 +268,16 @@ def test_every_response_has_the_columns_that_it_shows(tmp_path, way):
     assert not about["left_out"]
     current = [row["logp_recomputed" if i < 70 else "logp_trainer"] for i, row in enumerate(rows)]
     assert same_bits(table, "logp_trainer", current)
-    assert same_bits(table, "logp_recomputed", [None] * 70 + [row["logp_recomputed"] for row in rows[70:]])
+    assert same_bits(
+        table, "logp_recomputed", [None] * 70 + [row["logp_recomputed"] for row in rows[70:]]
+    )
     assert table.column("version_trainer").to_pylist() == [0] * 70 + [1] * 10
     path = write(tmp_path / f"c.{way}", [record | {"per_token_logps": None} for record in records])
     table, _ = imported(path, into=tmp_path / "c")
     assert same_bits(table, "logp_trainer", [row["logp_recomputed"] for row in rows])
-    path = write(tmp_path / f"d.{way}", [record | dict.fromkeys(("sampling_per_token_logps", "logprobs"))
-                                         for record in records])  # fmt: skip
+    path = write(
+        tmp_path / f"d.{way}",
+        [record | dict.fromkeys(("sampling_per_token_logps", "logprobs")) for record in records],
+    )
     with pytest.raises(MismatchError, match="no sampling_per_token_logps"):
         imported(path, into=tmp_path / "d")

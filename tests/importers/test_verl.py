@@ -1,4 +1,6 @@
-"""verl's batches: the DataProto files of tests/record/real_verl.py, and the same columns in other files."""
+"""verl's batches: the DataProto files of tests/record/real_verl.py, and the same columns in
+other files.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,15 @@ def check(trace: Trace) -> None:
     """The rows are verl's samples, to the bit."""
     rows = [row for table in trace.tables() for row in table.to_pylist()]
     for row, sample in zip(rows, samples(), strict=True):
-        assert row["prompt_ids"] == sample["prompts"].tolist() and row["response_ids"] == sample["responses"].tolist()
+        assert (
+            row["prompt_ids"] == sample["prompts"].tolist()
+            and row["response_ids"] == sample["responses"].tolist()
+        )
         assert row["loss_mask"] == sample["loss_mask"].bool().tolist()
-        for name, theirs in (("logp_rollout", "rollout_log_probs"), ("logp_trainer", "old_log_probs")):
+        for name, theirs in (
+            ("logp_rollout", "rollout_log_probs"),
+            ("logp_trainer", "old_log_probs"),
+        ):
             np.testing.assert_array_equal(np.float32(row[name]), sample[theirs].numpy())
         assert row["reward"] == sample["rm_scores"].sum()
     groups = [row["prompt_id"] for row in rows]
@@ -65,7 +73,9 @@ def test_its_columns_in_other_files(kind, tmp_path):
     content = _proto_file.load(SAVED[0])
     path = tmp_path / f"batch.{kind}"
     tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
-    lists = {name: value.tolist() for name, value in tensors.items()} | {"uid": list(content["uid"])}
+    lists = {name: value.tolist() for name, value in tensors.items()} | {
+        "uid": list(content["uid"])
+    }
     if kind == "pt":
         torch.save(tensors | {"uid": list(content["uid"])}, path)
     elif kind == "jsonl":
@@ -80,7 +90,8 @@ def test_copied_log_probs_are_not_those_of_the_trainer(tmp_path):
     content = _proto_file.load(SAVED[0])
     names = ("prompts", "responses", "response_mask", "attention_mask", "rollout_log_probs")
     torch.save(
-        {name: content[name] for name in names} | {"old_log_probs": content["rollout_log_probs"]}, tmp_path / "b.pt"
+        {name: content[name] for name in names} | {"old_log_probs": content["rollout_log_probs"]},
+        tmp_path / "b.pt",
     )
     trace = imported(tmp_path / "b.pt", tmp_path)
     assert "logp_trainer" not in trace.columns()
@@ -95,9 +106,16 @@ class Bomb:
 def hostile(name: str, whole: bytes) -> bytes:
     """A file that begins like verl's and ends like something else."""
     head = b"\x80\x04\x8c\x0dverl.protocol\x8c\x09DataProto\x93)\x81"
-    state = {"callable": pickle.dumps(Bomb())[2:-1], "nothing": b"N", "numbers": pickle.dumps((1, 2, 3))[2:-1]}
-    return {"half": whole[: len(whole) // 2], "flipped": whole[:40] + bytes(b ^ 255 for b in whole[40:80]) + whole[80:],
-            "empty": head[:30]}.get(name) or head + state[name] + b"b."  # fmt: skip
+    state = {
+        "callable": pickle.dumps(Bomb())[2:-1],
+        "nothing": b"N",
+        "numbers": pickle.dumps((1, 2, 3))[2:-1],
+    }
+    return {
+        "half": whole[: len(whole) // 2],
+        "flipped": whole[:40] + bytes(b ^ 255 for b in whole[40:80]) + whole[80:],
+        "empty": head[:30],
+    }.get(name) or head + state[name] + b"b."
 
 
 @pytest.mark.parametrize("name", ["half", "flipped", "empty", "callable", "nothing", "numbers"])
@@ -119,7 +137,9 @@ def plain(value: Any) -> bytes:
 
 
 def pointers(data: bytes, letter: bytes) -> bytes:
-    """An array of one object whose type claims to hold none, so that numpy would take bytes for an address."""
+    """An array of one object whose type claims to hold none, so that numpy would take bytes for
+    an address.
+    """
     kind = name_of("numpy dtype") + b"(" + plain("O8") + plain(False) + plain(True) + b"tR"
     kind += b"(" + b"".join(map(plain, (3, "|", None, None, None, -1, -1, 0))) + b"tb"
     empty = name_of("numpy.core.multiarray _reconstruct") + b"("
@@ -131,15 +151,31 @@ def test_no_array_is_made_of_pointers(tmp_path):
     """Neither here nor in `.pt` files; runs in a separate process, which would crash."""
     arrays = b"}" + plain("uid") + pointers(b"C\x08" + b"A" * 8, b"C\x01b") + b"s"
     state = b"((" + plain(None) + plain(None) + b"}t" + arrays + plain({}) + b"tb"
-    (tmp_path / "batch.dp").write_bytes(b"\x80\x02" + name_of("verl.protocol DataProto") + b"(tR" + state + b".")
+    (tmp_path / "batch.dp").write_bytes(
+        b"\x80\x02" + name_of("verl.protocol DataProto") + b"(tR" + state + b"."
+    )
     address = name_of("_codecs encode") + b"(" + plain("A" * 8) + plain("latin1") + b"tR"
     tokens = plain("tokens") + pointers(address, plain("b"))
-    samples = b"}" + plain("rollout_id") + plain(1) + b"s" + plain("samples") + b"]" + b"}" + tokens + b"s" + b"as"
+    samples = (
+        b"}"
+        + plain("rollout_id")
+        + plain(1)
+        + b"s"
+        + plain("samples")
+        + b"]"
+        + b"}"
+        + tokens
+        + b"s"
+        + b"as"
+    )
     buffer = io.BytesIO()
     torch.save({}, buffer)
     with zipfile.ZipFile(buffer) as whole, zipfile.ZipFile(tmp_path / "3.pt", "w") as archive:
         for name in whole.namelist():
-            archive.writestr(name, b"\x80\x02" + samples + b"." if name.endswith("data.pkl") else whole.read(name))
+            archive.writestr(
+                name,
+                b"\x80\x02" + samples + b"." if name.endswith("data.pkl") else whole.read(name),
+            )
     for name in ("batch.dp", "3.pt"):
         typed = [sys.executable, "-m", "mismatch_cli", "import", tmp_path / name]
         ran = subprocess.run(typed, capture_output=True, text=True)
@@ -159,15 +195,31 @@ def test_objects_of_other_classes_are_refused_with_the_lines_to_run(tmp_path, ca
 
 def test_invalid_values(tmp_path, capsys):
     content = _proto_file.load(SAVED[0])
-    names = ("prompts", "responses", "response_mask", "attention_mask", "rollout_log_probs", "old_log_probs")
+    names = (
+        "prompts",
+        "responses",
+        "response_mask",
+        "attention_mask",
+        "rollout_log_probs",
+        "old_log_probs",
+    )
     good = {name: content[name] for name in names}
     for change, said in (
         ({"responses": good["responses"][:, :3]}, "does not have one value per"),
         ({"responses": good["responses"].float() + 0.5}, "does not have the layout of"),
         ({"attention_mask": good["attention_mask"] * 2}, "does not have the layout of"),
-        ({"response_mask": good["response_mask"] * 0, "attention_mask": good["attention_mask"] * 0}, "mask is all 0"),
+        (
+            {
+                "response_mask": good["response_mask"] * 0,
+                "attention_mask": good["attention_mask"] * 0,
+            },
+            "mask is all 0",
+        ),
         ({"responses": -good["responses"] - 1}, "not token ids"),
-        ({"old_log_probs": good["old_log_probs"][..., None]}, "3 dimensions where a matrix belongs"),
+        (
+            {"old_log_probs": good["old_log_probs"][..., None]},
+            "3 dimensions where a matrix belongs",
+        ),
         ({"meta_info": {"global_steps": 10**30}}, "is beyond int32"),
     ):
         torch.save(good | change, tmp_path / "b.pt")

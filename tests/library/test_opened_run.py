@@ -1,4 +1,6 @@
-"""A run as an object: the numbers of the commands bit for bit, consistent frames, mistakes in one sentence."""
+"""A run as an object: the numbers of the commands bit for bit, consistent frames, mistakes in
+one sentence.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,22 @@ def test_what_is_public():
     assert mismatch_cli.__all__ == ["MismatchError", "Run", "UsageError", "__version__", "open"]
     assert all(getattr(mismatch_cli, name) for name in mismatch_cli.__all__)
     assert public(mismatch_cli.Run) == {
-        "clip", "compare", "diagnose", "gate", "manifest", "metrics", "paths", "plot", "report", "token_frames",
+        "clip",
+        "compare",
+        "diagnose",
+        "gate",
+        "manifest",
+        "metrics",
+        "paths",
+        "plot",
+        "report",
+        "token_frames",
         "tokens",
-    }  # fmt: skip
+    }
     shared = {"plot", "plots", "save", "to_json"}
     own = {
-        "Report": {"metrics"}, "Clipping": {"blocked", "shares", "skipped"}, "Diagnosis": {"faults"},
+        "Report": {"metrics"}, "Clipping": {"blocked", "shares", "skipped"},
+        "Diagnosis": {"faults"},
         "Comparison": {"metrics"}, "Gate": {"checks", "passed"},
     }  # fmt: skip
     assert {kind.__name__: public(kind) - shared for kind in results.Result.__subclasses__()} == own
@@ -59,8 +71,13 @@ def test_what_is_public():
 
 
 def test_importing_the_package_loads_nothing():
-    script = "import sys; before = set(sys.modules); import mismatch_cli; print(sorted(set(sys.modules) - before))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    script = (
+        "import sys; before = set(sys.modules); import mismatch_cli; "
+        "print(sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "['__future__', 'mismatch_cli']"
 
 
@@ -73,7 +90,9 @@ def test_numbers_are_those_of_the_commands(run, clipping, capfd):
     asked = {
         f"report {FP8}": run.report(),
         f"clipstats {FP8} -a grpo-clip-higher -a {MASK}": clipping,
-        f"clipstats {FP8} -a {MASK} --compare ppo {MASK} --theory": run.clip(MASK, compare=("ppo", MASK), theory=True),
+        f"clipstats {FP8} -a {MASK} --compare ppo {MASK} --theory": run.clip(
+            MASK, compare=("ppo", MASK), theory=True
+        ),
         f"diagnose {FP8}": run.diagnose(),
         f"compare {FP8} {FLOAT32}": run.compare(FLOAT32),
         f"gate {FP8} --limits verl --baseline {FLOAT32}": run.gate("verl", baseline=FLOAT32),
@@ -87,19 +106,33 @@ def test_numbers_are_those_of_the_commands(run, clipping, capfd):
 def test_tokens_agree_with_the_metrics_of_the_run(run):
     tokens, metrics = run.tokens, run.metrics.loc["mismatch"]
     counted = tokens["loss_mask"] & tokens["d_mismatch"].notna()
-    assert tokens["d_mismatch"].abs()[counted].mean() == pytest.approx(metrics.loc["abs_d_mean", "value"], rel=1e-5)
-    assert tokens["tv_binary_mismatch"].mean() == pytest.approx(metrics.loc["tv_binary_mean", "value"], rel=1e-5)
-    assert metrics.loc["abs_d_mean", "low"] < metrics.loc["abs_d_mean", "value"] < metrics.loc["abs_d_mean", "high"]
+    assert tokens["d_mismatch"].abs()[counted].mean() == pytest.approx(
+        metrics.loc["abs_d_mean", "value"], rel=1e-5
+    )
+    assert tokens["tv_binary_mismatch"].mean() == pytest.approx(
+        metrics.loc["tv_binary_mean", "value"], rel=1e-5
+    )
+    assert (
+        metrics.loc["abs_d_mean", "low"]
+        < metrics.loc["abs_d_mean", "value"]
+        < metrics.loc["abs_d_mean", "high"]
+    )
     assert metrics.loc["abs_d_mean", "unit"] == "nats" and set(run.metrics.index.levels[0]) == {
-        "mismatch", "staleness", "total",
-    }  # fmt: skip
-    assert tokens["token"].iloc[0] == "Beginning" and isinstance(tokens["token"].dtype, pd.CategoricalDtype)
+        "mismatch",
+        "staleness",
+        "total",
+    }
+    assert tokens["token"].iloc[0] == "Beginning" and isinstance(
+        tokens["token"].dtype, pd.CategoricalDtype
+    )
 
 
 def test_blocked_rows_are_rows_of_the_tokens(run, clipping):
     assert clipping.blocked.index.equals(run.tokens.index)
     pd.testing.assert_series_equal(
-        clipping.blocked["grpo-clip-higher"], run.tokens["blocked_grpo-clip-higher"], check_names=False
+        clipping.blocked["grpo-clip-higher"],
+        run.tokens["blocked_grpo-clip-higher"],
+        check_names=False,
     )
     blocked, share = clipping.blocked[MASK], clipping.shares.loc[MASK, "blocked_all"]
     assert blocked.mean() == share == clipping.to_json()["algorithms"][1]["blocked"]["all"]["value"]
@@ -111,12 +144,18 @@ def test_frames_one_after_the_other_are_all_tokens(run):
     frames = list(run.token_frames())
     assert len(frames) == 6
     together = pd.concat(frames, ignore_index=True)
-    together["token"] = together["token"].astype(run.tokens["token"].dtype)  # each has its own categories
+    # Each has its own categories
+    together["token"] = together["token"].astype(run.tokens["token"].dtype)
     pd.testing.assert_frame_equal(together, run.tokens)
 
 
 def test_tokens_are_those_that_report_exports(run, tmp_path):
-    assert type_line(["report", str(FP8), "--export", "parquet", "--json", "-q", "-o", str(tmp_path / "out")]) == 0
+    assert (
+        type_line(
+            ["report", str(FP8), "--export", "parquet", "--json", "-q", "-o", str(tmp_path / "out")]
+        )
+        == 0
+    )
     exported = results.frame_of([pq.read_table(tmp_path / "out" / "tokens.parquet")])
     exported["token"] = exported["token"].astype(run.tokens["token"].dtype)
     pd.testing.assert_frame_equal(exported, run.tokens)
@@ -128,7 +167,9 @@ def test_parameters_and_mask_files_are_those_of_the_command_line(run, tmp_path):
         "def trust_region(compared, advantage_T, *, limit: float = 1.5):\n"
         "    return Decision(compared.ratio_T <= limit, compared.ratio_less_1_T)\n"
     )
-    same = run.clip("dppo-binary-tv", delta=0.1, compare=("dppo-binary-tv:delta=0.1", "grpo-clip-higher"))
+    same = run.clip(
+        "dppo-binary-tv", delta=0.1, compare=("dppo-binary-tv:delta=0.1", "grpo-clip-higher")
+    )
     assert list(same.shares.index) == [MASK, "grpo-clip-higher"]
     own = run.clip(str(tmp_path / "mine.py"), limit=2)
     assert own.blocked.columns.tolist() == ["mine:limit=2"]
@@ -147,15 +188,21 @@ def test_diagnosis_and_comparison_as_frames_and_words(run):
     assert run.diagnose().faults == []
     metrics = run.compare(mismatch_cli.open(FLOAT32)).metrics.loc["float32"]
     row = metrics.loc["abs_d_mean"]
-    assert row["other"] - row["first"] == row["difference"] and row["difference_low"] < row["difference_high"] < 0
+    assert (
+        row["other"] - row["first"] == row["difference"]
+        and row["difference_low"] < row["difference_high"] < 0
+    )
 
 
 def test_mistakes_are_one_sentence(run, tmp_path):
     (tmp_path / "trained").mkdir()
     (tmp_path / "trained/metrics.jsonl").write_text('{"step": 1}\n')
-    pooled = mismatch_cli.open([
-        write_trace(tmp_path / name / "trace", world(seed, 6), seed=seed).folder for seed, name in enumerate("ab")
-    ])  # fmt: skip
+    pooled = mismatch_cli.open(
+        [
+            write_trace(tmp_path / name / "trace", world(seed, 6), seed=seed).folder
+            for seed, name in enumerate("ab")
+        ]
+    )
     assert len(pooled.paths) == 2 and pooled.tokens["trace"].unique().tolist() == [0, 1]
     wrong = {
         "nowhere does not exist": lambda: mismatch_cli.open("nowhere"),
@@ -185,8 +232,15 @@ def test_a_frame_without_pandas_says_what_to_install(monkeypatch):
     run = mismatch_cli.open(FLOAT32)
     monkeypatch.setitem(sys.modules, "pandas", None)
     clipping = run.clip("grpo-clip-higher")
-    for frame in (lambda: run.tokens, lambda: run.metrics, run.token_frames, lambda: clipping.shares):
-        with pytest.raises(MismatchError, match=r"needs pandas.*pip install 'mismatch-cli\[pandas\]'"):
+    for frame in (
+        lambda: run.tokens,
+        lambda: run.metrics,
+        run.token_frames,
+        lambda: clipping.shares,
+    ):
+        with pytest.raises(
+            MismatchError, match=r"needs pandas.*pip install 'mismatch-cli\[pandas\]'"
+        ):
             frame()
     assert "BLOCKED" in repr(clipping) and run.report().to_json()["pairs"]
 
@@ -195,7 +249,9 @@ def test_a_large_run_is_warned_about_before_it_is_read(run, monkeypatch):
     from mismatch_cli.library import opened_run
 
     monkeypatch.setattr(opened_run, "_LARGE", 1000)
-    with pytest.warns(UserWarning, match=r"9,720 tokens take about .* GB as one frame.*token_frames"):
+    with pytest.warns(
+        UserWarning, match=r"9,720 tokens take about .* GB as one frame.*token_frames"
+    ):
         _ = mismatch_cli.open(FP8).tokens
 
 
@@ -232,9 +288,19 @@ def test_token_text_is_escaped(tmp_path):
 
 
 def test_a_run_without_scores_is_shown_with_what_to_do(tmp_path):
-    absent = ("logp_trainer", "logp_recomputed", "topk_logp_trainer", "topk_logp_recomputed", "advantage")
-    run = mismatch_cli.open(write_trace(tmp_path / "<b>" / "trace", world(0, 6), without=absent).folder)
-    assert "&lt;b&gt;" in run._repr_html_() and "log-probabilities of a trainer" in run._repr_html_()
+    absent = (
+        "logp_trainer",
+        "logp_recomputed",
+        "topk_logp_trainer",
+        "topk_logp_recomputed",
+        "advantage",
+    )
+    run = mismatch_cli.open(
+        write_trace(tmp_path / "<b>" / "trace", world(0, 6), without=absent).folder
+    )
+    assert (
+        "&lt;b&gt;" in run._repr_html_() and "log-probabilities of a trainer" in run._repr_html_()
+    )
     assert np.isfinite(run.tokens["logp_rollout"]).any()
 
 
@@ -248,7 +314,11 @@ def test_a_result_is_saved_as_the_command_does(clipping, tmp_path, monkeypatch):
     leave_blank(monkeypatch)
     assert clipping.save(tmp_path / "saved") == tmp_path / "saved/report.html"
     assert json.loads((tmp_path / "saved/summary.json").read_text()) == clipping.to_json()
-    assert {path.name for path in (tmp_path / "saved").iterdir()} >= {"report.html", "summary.json", "plots"}
+    assert {path.name for path in (tmp_path / "saved").iterdir()} >= {
+        "report.html",
+        "summary.json",
+        "plots",
+    }
     (tmp_path / "other").mkdir()
     (tmp_path / "other/mine.txt").write_text("")
     with pytest.raises(MismatchError, match="already exists"):
@@ -256,5 +326,8 @@ def test_a_result_is_saved_as_the_command_does(clipping, tmp_path, monkeypatch):
 
 
 def test_a_usage_error_is_a_mismatch_error():
-    assert issubclass(mismatch_cli.UsageError, mismatch_cli.MismatchError) and mismatch_cli.UsageError is UsageError
+    assert (
+        issubclass(mismatch_cli.UsageError, mismatch_cli.MismatchError)
+        and mismatch_cli.UsageError is UsageError
+    )
     assert isinstance(Path(mismatch_cli.open().paths[0]), Path)

@@ -12,7 +12,9 @@ from mismatch_cli.batch import TokenBatch
 
 
 def _batch(logp_rollout: Sequence[Sequence[float]], **columns: object) -> TokenBatch:
-    """A batch from one list per response; other columns are flat or per response, `prompt_id` counts up by default."""
+    """A batch from one list per response; other columns are flat or per response, `prompt_id`
+    counts up by default.
+    """
     lengths = [len(row) for row in logp_rollout]
     responses, tokens = len(lengths), sum(lengths)
     values: dict[str, object] = {field.name: None for field in fields(TokenBatch)}
@@ -20,7 +22,10 @@ def _batch(logp_rollout: Sequence[Sequence[float]], **columns: object) -> TokenB
         "offset_S1": np.array(np.cumsum([0, *lengths]), dtype=np.int64),
         "prompt_id_S": np.arange(responses),
         "sample_index_S": np.zeros(responses, dtype=np.int32),
-        **{f"{name}_S": np.zeros(responses, dtype=np.int32) for name in ("step", "epoch", "minibatch")},
+        **{
+            f"{name}_S": np.zeros(responses, dtype=np.int32)
+            for name in ("step", "epoch", "minibatch")
+        },
         "prompt_length_S": np.full((responses,), 5),
         "truncated_S": np.zeros(responses, dtype=bool),
         "response_ids_T": np.arange(tokens, dtype=np.int32),
@@ -31,7 +36,13 @@ def _batch(logp_rollout: Sequence[Sequence[float]], **columns: object) -> TokenB
         rows = column if isinstance(column, np.ndarray) else _flat(column)
         key = next(k for k in (f"{name}_T", f"{name}_S", f"{name}_TK") if k in values)
         like = values[key]
-        dtype = like.dtype if isinstance(like, np.ndarray) else np.int32 if "ids" in name else np.float32
+        dtype = (
+            like.dtype
+            if isinstance(like, np.ndarray)
+            else np.int32
+            if "ids" in name
+            else np.float32
+        )
         values[key] = np.asarray(rows).astype(dtype)
     return TokenBatch(**values)  # type: ignore[arg-type]
 
@@ -42,7 +53,12 @@ def _flat(column: object) -> list[float]:
 
 
 def _random_batch(
-    seed: int = 0, responses: int = 40, samples: int = 2, gap: float = 0.1, longest: int = 60, top_k: int = 0
+    seed: int = 0,
+    responses: int = 40,
+    samples: int = 2,
+    gap: float = 0.1,
+    longest: int = 60,
+    top_k: int = 0,
 ) -> TokenBatch:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, longest, responses)
@@ -64,7 +80,9 @@ def _random_batch(
         logits = rng.normal(size=(tokens, top_k)) * 3
         for name in ("rollout", "recomputed"):
             noisy = np.array(logits + gap * rng.normal(size=logits.shape))
-            columns[f"topk_logp_{name}"] = (noisy - np.log(np.exp(noisy).sum(axis=-1, keepdims=True))) - 0.01
+            columns[f"topk_logp_{name}"] = (
+                noisy - np.log(np.exp(noisy).sum(axis=-1, keepdims=True))
+            ) - 0.01
         columns["topk_ids"] = np.array(rng.integers(0, 50, (tokens, top_k)))
         columns["response_ids"] = np.array(rng.integers(0, 50, tokens))
     return _batch(logq, **columns)
@@ -86,13 +104,19 @@ def take_responses() -> Callable[..., TokenBatch]:
 
     def take(batch: TokenBatch, order: Sequence[int]) -> TokenBatch:
         offsets = batch.offset_S1.tolist()
-        tokens = np.concatenate([np.arange(offsets[s], offsets[s + 1]) for s in order] or [np.arange(0)])
+        tokens = np.concatenate(
+            [np.arange(offsets[s], offsets[s + 1]) for s in order] or [np.arange(0)]
+        )
         lengths = [offsets[s + 1] - offsets[s] for s in order]
-        chosen: dict[str, object] = {"offset_S1": np.array(np.cumsum([0, *lengths]), dtype=np.int64)}
+        chosen: dict[str, object] = {
+            "offset_S1": np.array(np.cumsum([0, *lengths]), dtype=np.int64)
+        }
         for field in fields(TokenBatch):
             column = getattr(batch, field.name)
             if field.name != "offset_S1":
-                index = np.array(list(order), dtype=np.int64) if field.name.endswith("_S") else tokens
+                index = (
+                    np.array(list(order), dtype=np.int64) if field.name.endswith("_S") else tokens
+                )
                 chosen[field.name] = None if column is None else column[index]
         return TokenBatch(**chosen)  # type: ignore[arg-type]
 

@@ -1,4 +1,6 @@
-"""A correlation over the steps of a run: its value, and an interval that accounts for autocorrelation."""
+"""A correlation over the steps of a run: its value, and an interval that accounts for
+autocorrelation.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,22 @@ def autoregressive(rng: np.random.Generator, steps: int, phi: float) -> np.ndarr
     return series
 
 
-@pytest.mark.parametrize(("y", "expected"), [(lambda x: 3 * x + 1, 1.0), (lambda x: -0.1 * x, -1.0)])
+@pytest.mark.parametrize(
+    ("y", "expected"), [(lambda x: 3 * x + 1, 1.0), (lambda x: -0.1 * x, -1.0)]
+)
 def test_a_line_has_correlation_one(y, expected):
     x = np.random.default_rng(0).normal(size=40)
     assert series_correlation(x, y(x)).value == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("true", [0.0, 0.5])
-@pytest.mark.parametrize(("steps", "phi"), [(10, 0.0), (20, 0.9), (30, 0.8), (50, 0.9), (100, 0.8), (300, 0.95)])
+@pytest.mark.parametrize(
+    ("steps", "phi"), [(10, 0.0), (20, 0.9), (30, 0.8), (50, 0.9), (100, 0.8), (300, 0.95)]
+)
 def test_95_percent_intervals_cover_the_truth(steps, phi, true):
-    """Two independently drifting curves look alike by accident, and the interval must allow for it."""
+    """Two independently drifting curves look alike by accident, and the interval must allow for
+    it.
+    """
     rng, covered, printed = np.random.default_rng(7), 0, 0
     for _ in range(600):
         x, noise = (autoregressive(rng, steps, phi) for _ in range(2))
@@ -44,15 +52,22 @@ def test_95_percent_intervals_cover_the_truth(steps, phi, true):
 
 def test_by_hand():
     """x = 1, 2, 3, 4 and y = 1, 3, 2, 4: cov 1, both variances 5/4."""
-    assert series_correlation(np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 2, 4])).value == pytest.approx(0.8)
+    assert series_correlation(
+        np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 2, 4])
+    ).value == pytest.approx(0.8)
 
 
 def by_hand(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """tanh(artanh r ± 1.96/√(n_eff − 3)), with Bartlett's n_eff up to lag n/4 and without Kendall's bias."""
+    """tanh(artanh r ± 1.96/√(n_eff − 3)), with Bartlett's n_eff up to lag n/4 and without
+    Kendall's bias.
+    """
     n, effective = len(x), 1.0
 
     def rho(s: np.ndarray, k: int) -> float:
-        return sum((s[t] - s.mean()) * (s[t + k] - s.mean()) for t in range(n - k)) / ((s - s.mean()) ** 2).sum()
+        return (
+            sum((s[t] - s.mean()) * (s[t + k] - s.mean()) for t in range(n - k))
+            / ((s - s.mean()) ** 2).sum()
+        )
 
     bias_x, bias_y = ((1 + 3 * max(rho(s, 1), 0)) / n for s in (x, y))
     for k in range(1, n // 4 + 1):
@@ -71,7 +86,9 @@ def test_the_interval_by_hand(steps, phi):
 
 
 def test_alternating_series_do_not_count_as_more_steps():
-    """One series alternates, the other drifts: ρx·ρy < 0 at odd lags would count more than n steps."""
+    """One series alternates, the other drifts: ρx·ρy < 0 at odd lags would count more than n
+    steps.
+    """
     rng = np.random.default_rng(9)
     x, y = autoregressive(rng, 80, -0.9), autoregressive(rng, 80, 0.9)
     estimate = series_correlation(x, y)
@@ -101,7 +118,9 @@ def test_a_known_correlation_is_within_the_interval(rho):
 def test_symmetric_and_free_of_scale():
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(2, 50))
-    plain, swapped, scaled = (series_correlation(*pair) for pair in ((x, y), (y, x), (1e6 * x - 5, 1e-6 * y + 7)))
+    plain, swapped, scaled = (
+        series_correlation(*pair) for pair in ((x, y), (y, x), (1e6 * x - 5, 1e-6 * y + 7))
+    )
     for other in (swapped, scaled):
         assert (other.value, other.low, other.high) == tuple(
             pytest.approx(v, abs=1e-9) for v in (plain.value, plain.low, plain.high)
@@ -142,7 +161,9 @@ def test_autocorrelated_steps_count_less():
     """Drifting series correlate by accident."""
     rng = np.random.default_rng(4)
     independent = np.mean([width(*rng.normal(size=(2, 200))) for _ in range(15)])
-    dependent = np.mean([width(*(autoregressive(rng, 200, 0.9) for _ in range(2))) for _ in range(15)])
+    dependent = np.mean(
+        [width(*(autoregressive(rng, 200, 0.9) for _ in range(2))) for _ in range(15)]
+    )
     assert dependent > 1.3 * independent
 
 

@@ -1,4 +1,6 @@
-"""Differences of two traces: the coverage of their intervals, the gain from pairing, and equality."""
+"""Differences of two traces: the coverage of their intervals, the gain from pairing, and
+equality.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,22 @@ import numpy as np
 import pytest
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.metrics.differences import AT_AGREEMENT, NO_DIFFERENCE, Difference, Measured, _change, differences
-from mismatch_cli.metrics.estimate import EXTREME, FEW_DECIDE, LARGEST_WEIGHTS, NO_SPREAD, NOT_MEASURED, Estimate
+from mismatch_cli.metrics.differences import (
+    AT_AGREEMENT,
+    NO_DIFFERENCE,
+    Difference,
+    Measured,
+    _change,
+    differences,
+)
+from mismatch_cli.metrics.estimate import (
+    EXTREME,
+    FEW_DECIDE,
+    LARGEST_WEIGHTS,
+    NO_SPREAD,
+    NOT_MEASURED,
+    Estimate,
+)
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
@@ -28,23 +44,32 @@ def measured(*batches: TokenBatch) -> Measured:
 
 def gaps(rng: np.random.Generator, prompt_scale_P: np.ndarray) -> np.ndarray:
     """Independent gaps whose size depends on the prompt: [responses, tokens]."""
-    return np.abs(rng.normal(size=(PROMPTS * SAMPLES, LENGTH))) * np.repeat(prompt_scale_P, SAMPLES)[:, None]
+    return (
+        np.abs(rng.normal(size=(PROMPTS * SAMPLES, LENGTH)))
+        * np.repeat(prompt_scale_P, SAMPLES)[:, None]
+    )
 
 
-def batch_of(make_batch: Callable[..., TokenBatch], d_ST: np.ndarray, first_prompt: int) -> TokenBatch:
+def batch_of(
+    make_batch: Callable[..., TokenBatch], d_ST: np.ndarray, first_prompt: int
+) -> TokenBatch:
     mu_ST = np.full(d_ST.shape, -8.0)
     prompt_id = [first_prompt + p for p in range(PROMPTS) for _ in range(SAMPLES)]
     return make_batch(mu_ST.tolist(), logp_recomputed=(mu_ST + d_ST).tolist(), prompt_id=prompt_id)
 
 
-def trials(make_batch: Callable[..., TokenBatch], count: int, paired: bool) -> list[dict[str, Difference]]:
+def trials(
+    make_batch: Callable[..., TokenBatch], count: int, paired: bool
+) -> list[dict[str, Difference]]:
     """Two traces whose gaps differ by a factor of 1.3, on the same or on different prompts."""
     rng, found = np.random.default_rng(0), []
     for trial in range(count):
         scale_P = rng.gamma(4, 0.02 / 4, PROMPTS)
         other_P = scale_P if paired else rng.gamma(4, 0.02 / 4, PROMPTS)
         first_trace = batch_of(make_batch, gaps(rng, scale_P), 1000 * trial)
-        second_trace = batch_of(make_batch, TRUE_FACTOR * gaps(rng, other_P), 1000 * trial + (0 if paired else 500))
+        second_trace = batch_of(
+            make_batch, TRUE_FACTOR * gaps(rng, other_P), 1000 * trial + (0 if paired else 500)
+        )
         found.append(differences(measured(first_trace), measured(second_trace)))
     return found
 
@@ -60,10 +85,12 @@ def covered(found: list[dict[str, Difference]], key: str, truth: float) -> tuple
     """The shares of intervals of the difference and of the factor that cover the truth."""
     difference = (TRUE_FACTOR - 1) * truth
     inside = [
-        (trial[key].difference.low <= difference <= trial[key].difference.high,
-         trial[key].factor.low <= TRUE_FACTOR <= trial[key].factor.high)
+        (
+            trial[key].difference.low <= difference <= trial[key].difference.high,
+            trial[key].factor.low <= TRUE_FACTOR <= trial[key].factor.high,
+        )
         for trial in found
-    ]  # fmt: skip
+    ]
     return tuple(np.mean(inside, axis=0))
 
 
@@ -79,7 +106,9 @@ def test_intervals_cover_the_truth(make_batch, truth, paired):
 
 
 def test_the_same_prompts_narrow_the_interval(make_batch):
-    """The same difference, with the same or with different prompts in the second trace: the point of pairing."""
+    """The same difference, with the same or with different prompts in the second trace: the
+    point of pairing.
+    """
     same, other = (trials(make_batch, 10, paired) for paired in (True, False))
     for key, least in ((MEAN, 2.0), (MEDIAN, 1.3)):
         width = [
@@ -137,16 +166,27 @@ def test_a_metric_missing_in_one_trace_has_no_difference(random_batch):
 def test_extremes_have_values_without_intervals(random_batch):
     found = differences(measured(random_batch(1, gap=0.1)), measured(random_batch(1, gap=0.3)))
     largest = found["abs_d_max"]
-    assert largest.difference.value > 0 and largest.difference.low is None and largest.more_than_noise is None
+    assert (
+        largest.difference.value > 0
+        and largest.difference.low is None
+        and largest.more_than_noise is None
+    )
     assert largest.factor.value > 1 and largest.factor.low is None
 
 
 def test_the_same_noise_in_both_makes_the_interval_vanish(make_batch):
-    """B is A with every gap 0.1 % larger: the interval of the difference is far narrower than those of both."""
+    """B is A with every gap 0.1 % larger: the interval of the difference is far narrower than
+    those of both.
+    """
     rng = np.random.default_rng(4)
     d_ST = gaps(rng, rng.gamma(4, 0.02 / 4, PROMPTS))
-    first_trace, second_trace = (measured(batch_of(make_batch, factor * d_ST, 0)) for factor in (1, 1.001))
-    own, found = first_trace.estimates[MEAN], differences(first_trace, second_trace)[MEAN].difference
+    first_trace, second_trace = (
+        measured(batch_of(make_batch, factor * d_ST, 0)) for factor in (1, 1.001)
+    )
+    own, found = (
+        first_trace.estimates[MEAN],
+        differences(first_trace, second_trace)[MEAN].difference,
+    )
     assert 0 < found.low < 0.001 * own.value < found.high
     assert found.high - found.low < 0.01 * (own.high - own.low)
 
@@ -183,7 +223,10 @@ def test_a_distance_that_may_be_zero_has_a_factor_without_an_interval(make_batch
 
 def test_few_prompts_have_no_interval(random_batch):
     first, other = random_batch(1, responses=8, gap=0.1), random_batch(1, responses=8, gap=0.3)
-    assert all(row.more_than_noise is None for row in differences(measured(first), measured(other)).values())
+    assert all(
+        row.more_than_noise is None
+        for row in differences(measured(first), measured(other)).values()
+    )
 
 
 def test_the_factor_compares_distances_from_agreement(make_batch):
@@ -197,4 +240,5 @@ def test_the_factor_compares_distances_from_agreement(make_batch):
     assert found["ratio_mean"].factor.value == pytest.approx(2, rel=1e-3)
     assert found["d_mean"].factor.value is None
     assert found["length_mean"].factor.value == 1
-    assert differences(trace(1.0), trace(1.02))["ratio_mean"].factor.value is None  # nothing to divide by
+    # Nothing to divide by
+    assert differences(trace(1.0), trace(1.02))["ratio_mean"].factor.value is None

@@ -18,7 +18,12 @@ INF, NAN = float("inf"), float("nan")
 
 
 def test_values_that_json_cannot_hold() -> None:
-    assert point(NAN).to_dict() == {"value": None, "low": None, "high": None, "note": "not measured"}
+    assert point(NAN).to_dict() == {
+        "value": None,
+        "low": None,
+        "high": None,
+        "note": "not measured",
+    }
     assert point(INF).value is None and "float" in point(INF).note
 
 
@@ -36,7 +41,9 @@ def test_times_floor(value, floor, answer) -> None:
     assert times_floor(value, floor) == answer
 
 
-@pytest.mark.parametrize(("degrees", "quantile"), [(4, 2.7764), (9, 2.2622), (15, 2.1314), (31, 2.0395)])
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(4, 2.7764), (9, 2.2622), (15, 2.1314), (31, 2.0395)]
+)
 def test_student_t_against_the_tables(degrees: int, quantile: float) -> None:
     assert student_t(degrees) == pytest.approx(quantile, rel=3e-3)
 
@@ -52,5 +59,7 @@ def test_the_paired_test_finds_the_weights_that_sampled() -> None:
     rollout = [np.log(rng.uniform(0.2, 0.8, 20)) for _ in range(40)]
     near = [x + rng.normal(0, 0.001, 20) for x in rollout]
     far = [x + rng.normal(0, 0.05, 20) for x in rollout]
-    assert paired_test(rollout, near, far).first_fits and paired_test(rollout, far, near).second_fits
+    assert (
+        paired_test(rollout, near, far).first_fits and paired_test(rollout, far, near).second_fits
+    )
     assert not paired_test(rollout, near, near).decided and not paired_test([], [], []).decided

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUENCE, VOLATILITY, in_group
+from mismatch_cli.metrics.gap_table import (
+    GAP_GROUPS,
+    METRICS,
+    RESPONSES,
+    SEQUENCE,
+    VOLATILITY,
+    in_group,
+)
 from mismatch_cli.metrics.sums import COLUMNS, evaluate
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 
@@ -17,7 +24,9 @@ def test_every_metric_is_described() -> None:
 
 
 def test_every_gap_metric_is_in_a_group_on_the_page() -> None:
-    shown = [metric.key for group in (*GAP_GROUPS, SEQUENCE, RESPONSES) for metric in in_group(group)]
+    shown = [
+        metric.key for group in (*GAP_GROUPS, SEQUENCE, RESPONSES) for metric in in_group(group)
+    ]
     assert sorted(shown) == sorted(METRICS)
 
 

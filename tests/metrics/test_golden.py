@@ -50,7 +50,8 @@ def test_published_value(metrics: dict[str, float], key: str) -> None:
 
 
 def test_the_spread_is_verls_without_ddof(metrics: dict[str, float]) -> None:
-    assert metrics["tv_binary_sd"] * math.sqrt(7 / 6) == pytest.approx(0.033792, abs=1e-6)  # verl: ddof 1
+    # verl: ddof 1
+    assert metrics["tv_binary_sd"] * math.sqrt(7 / 6) == pytest.approx(0.033792, abs=1e-6)
 
 
 def test_by_hand_in_float64(metrics: dict[str, float]) -> None:

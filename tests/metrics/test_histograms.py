@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mismatch_cli.hashing import GROUPS
-from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, middles, quantiles, without_each_group
+from mismatch_cli.metrics.histograms import (
+    LogBins,
+    SignedLogBins,
+    middles,
+    quantiles,
+    without_each_group,
+)
 from mismatch_cli.metrics.volatility import D_BINS, TV_BINS
 
 BINS = LogBins(-24, 7)
@@ -30,7 +36,11 @@ def test_a_value_is_between_the_edges_of_its_bin(x: float) -> None:
     low, high = SIGNED.edges
     signed = int(SIGNED.index(value)[0])
     if 2.0**-24 <= abs(x) < 128:
-        assert min(abs(low[signed]), abs(high[signed])) <= abs(x) <= max(abs(low[signed]), abs(high[signed]))
+        assert (
+            min(abs(low[signed]), abs(high[signed]))
+            <= abs(x)
+            <= max(abs(low[signed]), abs(high[signed]))
+        )
         assert np.sign(low[signed] + high[signed]) == np.sign(x)
 
 
@@ -84,15 +94,27 @@ def _some_values(rng: np.random.Generator, kind: str, count: int) -> np.ndarray:
         "lattice": lambda: np.round(rng.normal(size=count) * 8) / 16 / scale,
     }
     x = (scale * drawn[kind]()).astype(np.float32)
-    return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) if rng.random() < 0.3 else x  # bfloat16
+    # bfloat16
+    return (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) if rng.random() < 0.3 else x
 
 
-KINDS = ("normal", "heavy", "exponential", "two scales", "atoms", "one value", "mostly zero", "lattice")
+KINDS = (
+    "normal",
+    "heavy",
+    "exponential",
+    "two scales",
+    "atoms",
+    "one value",
+    "mostly zero",
+    "lattice",
+)
 
 
 @given(st.sampled_from(KINDS), st.integers(1, 3000), st.integers(0, 2**32 - 1))
 def test_quantiles_are_numpy_s_within_0_3_percent(kind: str, count: int, seed: int) -> None:
-    """For |d|, TV below 1, and ratios up to e^±8; of any shape, with ties, and for a single value."""
+    """For |d|, TV below 1, and ratios up to e^±8; of any shape, with ties, and for a single
+    value.
+    """
     x = np.clip(_some_values(np.random.default_rng(seed), kind, count), -7.9, 7.9)
     shares = [0.01, 0.05, 0.5, 0.95, 0.99]
     signed = np.bincount(D_BINS.index(x), minlength=D_BINS.count)
@@ -104,5 +126,8 @@ def test_quantiles_are_numpy_s_within_0_3_percent(kind: str, count: int, seed: i
     if len(tv):
         binned = np.bincount(TV_BINS.index(tv), minlength=TV_BINS.count)
         np.testing.assert_allclose(
-            quantiles(binned, middles(TV_BINS), shares), np.quantile(tv, shares), rtol=2e-3, atol=2e-9
+            quantiles(binned, middles(TV_BINS), shares),
+            np.quantile(tv, shares),
+            rtol=2e-3,
+            atol=2e-9,
         )

@@ -34,12 +34,16 @@ def test_without_skewness_the_interval_of_a_mean_is_student_s():
     degrees = min(2 / ((half**4).sum() * 2 / (2 * half @ half) ** 2 - 1 / 32), 31)
     assert 2.0 < 1.96 * (1 + 1.2 / degrees) < 2.2
     assert found.high - 5 == pytest.approx(5 - found.low)
-    assert (found.high - 5) / (x.std(ddof=1) / np.sqrt(32)) == pytest.approx(1.96 * (1 + 1.21 / degrees), rel=0.01)
+    assert (found.high - 5) / (x.std(ddof=1) / np.sqrt(32)) == pytest.approx(
+        1.96 * (1 + 1.21 / degrees), rel=0.01
+    )
 
 
 def test_a_few_large_values_extend_it_upwards():
     x = np.random.default_rng(1).lognormal(0, 1, 64)
-    plain, logarithmic = (interval(x.mean(), _without(x), 64, scale) for scale in (SIGNED, POSITIVE))
+    plain, logarithmic = (
+        interval(x.mean(), _without(x), 64, scale) for scale in (SIGNED, POSITIVE)
+    )
     for found in (plain, logarithmic):
         assert found.high - x.mean() > 1.2 * (x.mean() - found.low)
     assert logarithmic.low > 0
@@ -54,9 +58,13 @@ def test_the_interval_moves_with_its_value(scale):
 
 @pytest.mark.parametrize("power", [-400, 600, 1000])
 def test_values_of_any_size_have_the_same_interval(power):
-    """A broken recording has ratios of e^200 and more; scaling by 2^200 is exact, so the bits are the same."""
+    """A broken recording has ratios of e^200 and more; scaling by 2^200 is exact, so the bits
+    are the same.
+    """
     x = np.random.default_rng(4).gamma(2, size=40)
-    plain, far = (interval(factor * x.mean(), factor * _without(x), 40) for factor in (1.0, 2.0**power))
+    plain, far = (
+        interval(factor * x.mean(), factor * _without(x), 40) for factor in (1.0, 2.0**power)
+    )
     assert (plain.low * 2.0**power, plain.high * 2.0**power) == (far.low, far.high)
 
 
@@ -64,7 +72,9 @@ def test_the_interval_of_an_effective_sample_size_follows_from_chi_squared():
     chi2_G = np.random.default_rng(3).lognormal(-5, 0.3, 40)
     chi2 = interval(chi2_G.mean(), _without(chi2_G), 40, POSITIVE)
     size = interval(1 / (1 + chi2_G.mean()), 1 / (1 + _without(chi2_G)), 40, SCALES["ess_token"])
-    assert (1 / (1 + chi2.high), 1 / (1 + chi2.low)) == pytest.approx((size.low, size.high), rel=1e-12)
+    assert (1 / (1 + chi2.high), 1 / (1 + chi2.low)) == pytest.approx(
+        (size.low, size.high), rel=1e-12
+    )
 
 
 def test_too_few_prompts_or_groups_of_them():
@@ -76,7 +86,9 @@ def test_too_few_prompts_or_groups_of_them():
 
 
 def test_a_value_that_one_group_decides_has_no_interval():
-    """Blocked tokens in one group of prompts, or in two; a mean that vanishes without one of them."""
+    """Blocked tokens in one group of prompts, or in two; a mean that vanishes without one of
+    them.
+    """
     whole, part = np.full(40, 100.0), np.zeros(40)
     part[3] = 7
     assert grouped_share(part, whole, 40).note == FEW_DECIDE
@@ -107,13 +119,16 @@ def test_a_lost_share_may_be_negative():
 
 
 def _simulated(rng: np.random.Generator, prompts: int, samples: int) -> np.ndarray:
-    """Sums over responses of 40 t-distributed tokens, with a scale that mostly depends on the prompt."""
+    """Sums over responses of 40 t-distributed tokens, with a scale that mostly depends on the
+    prompt.
+    """
     scale_P = 0.06 * np.exp(0.5 * rng.normal(size=prompts))
     d_ST = np.repeat(scale_P, samples)[:, None] * rng.standard_t(5, size=(prompts * samples, 40))
     sums_SM = np.zeros((len(d_ST), len(COLUMNS)))
     ratio_ST = np.exp(d_ST)
     columns = {
-        "n": np.ones_like(d_ST), "supported": np.ones_like(d_ST), "d": d_ST, "abs_d": np.abs(d_ST), "d_d": d_ST**2,
+        "n": np.ones_like(d_ST), "supported": np.ones_like(d_ST), "d": d_ST, "abs_d": np.abs(d_ST),
+        "d_d": d_ST**2,
         "k3": ratio_ST - 1 - d_ST, "outside_narrow": (ratio_ST < 0.8) | (ratio_ST > 1.25),
     }  # fmt: skip
     for name, values_ST in columns.items():
@@ -124,13 +139,18 @@ def _simulated(rng: np.random.Generator, prompts: int, samples: int) -> np.ndarr
 @pytest.mark.parametrize(("prompts", "samples"), [(40, 4), (64, 8)])
 def test_95_percent_intervals_cover_the_truth_for_clustered_prompts(prompts, samples):
     """400 traces with a strong prompt effect and heavy tails."""
-    rng, keys = np.random.default_rng(5), ("abs_d_mean", "d_mean", "d_sd", "k2", "k3", "ratio_outside_0.8_1.25")
+    rng, keys = (
+        np.random.default_rng(5),
+        ("abs_d_mean", "d_mean", "d_sd", "k2", "k3", "ratio_outside_0.8_1.25"),
+    )
     truth = evaluate(_simulated(rng, 40_000, 1).sum(axis=0))
     printed, covering, short, long_ = (dict.fromkeys(keys, 0) for _ in range(4))
     for trial in range(400):
         sums = GroupSums(len(COLUMNS))
-        sums.update(np.repeat(prompt_groups(np.arange(prompts) + 1000 * trial), samples),
-                    _simulated(rng, prompts, samples))  # fmt: skip
+        sums.update(
+            np.repeat(prompt_groups(np.arange(prompts) + 1000 * trial), samples),
+            _simulated(rng, prompts, samples),
+        )
         for key, found in sums.result(evaluate, prompts, SCALES).items():
             if key in keys and found.low is not None:
                 printed[key] += 1

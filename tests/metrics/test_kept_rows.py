@@ -1,4 +1,6 @@
-"""The worst tokens and the scatter sample: the same rows in any order, and rows that lead back to the trace."""
+"""The worst tokens and the scatter sample: the same rows in any order, and rows that lead back
+to the trace.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,21 @@ def test_worst_tokens_equal_a_full_sort(random_batch) -> None:
     expected = np.sort(np.abs(d))[::-1][:10]
     found = [abs(row["logp_current"] - row["logp_reference"]) for row in worst["abs_d"]]
     assert found == pytest.approx(expected.tolist(), rel=1e-6)
-    found = [abs(np.exp(row["logp_current"]) - np.exp(row["logp_reference"])) for row in worst["abs_dp"]]
+    found = [
+        abs(np.exp(row["logp_current"]) - np.exp(row["logp_reference"])) for row in worst["abs_dp"]
+    ]
     assert found == pytest.approx(np.sort(np.abs(dp))[::-1][:10].tolist(), rel=1e-4)
     sums = np.add.reduceat(d.astype(np.float64), batch.offset_S1[:-1])
-    assert [abs(row["d_sum"]) for row in worst["responses"]] == pytest.approx(np.sort(np.abs(sums))[::-1][:10].tolist())
+    assert [abs(row["d_sum"]) for row in worst["responses"]] == pytest.approx(
+        np.sort(np.abs(sums))[::-1][:10].tolist()
+    )
 
 
 def test_rows_lead_back_to_the_trace(random_batch) -> None:
     whole = random_batch(4, responses=50)
-    batch = type(whole)(**{**vars(whole), "loss_mask_T": np.random.default_rng(0).random(whole.num_tokens) < 0.6})
+    batch = type(whole)(
+        **{**vars(whole), "loss_mask_T": np.random.default_rng(0).random(whole.num_tokens) < 0.6}
+    )
     offsets = dict(
         zip(
             zip(batch.prompt_id_S.tolist(), batch.sample_index_S.tolist(), strict=True),
@@ -43,7 +51,9 @@ def test_rows_lead_back_to_the_trace(random_batch) -> None:
     )
     rows = fill(WorstTokens(), batch).result()["abs_d"]
     sample = fill(ScatterSample(tokens=100), batch).result()["tokens"]
-    rows += [dict(zip(sample, values, strict=True)) for values in zip(*sample.values(), strict=True)]
+    rows += [
+        dict(zip(sample, values, strict=True)) for values in zip(*sample.values(), strict=True)
+    ]
     assert len(rows) == 150
     for row in rows:
         token = offsets[row["prompt_id"], row["sample_index"]] + row["position"]
@@ -53,7 +63,9 @@ def test_rows_lead_back_to_the_trace(random_batch) -> None:
         assert row["token_id"] == batch.response_ids_T[token].item()
 
 
-@pytest.mark.parametrize("make", [lambda: WorstTokens(7), lambda: ScatterSample(tokens=30, responses=7)])
+@pytest.mark.parametrize(
+    "make", [lambda: WorstTokens(7), lambda: ScatterSample(tokens=30, responses=7)]
+)
 def test_order_and_sharding_do_not_matter(random_batch, take_responses, make) -> None:
     batches = [random_batch(seed, responses=30, top_k=2) for seed in range(3)]
     whole = fill(make(), *batches).result()
@@ -65,13 +77,17 @@ def test_order_and_sharding_do_not_matter(random_batch, take_responses, make) ->
 
 
 def test_ties_are_broken_by_the_keys(make_batch) -> None:
-    batch = make_batch([[-1.0, -1.0]] * 6, logp_recomputed=[[-1.5, -1.5]] * 6, prompt_id=[5, 4, 3, 2, 1, 0])
+    batch = make_batch(
+        [[-1.0, -1.0]] * 6, logp_recomputed=[[-1.5, -1.5]] * 6, prompt_id=[5, 4, 3, 2, 1, 0]
+    )
     rows = fill(WorstTokens(3), batch).result()["abs_d"]
     assert [(row["prompt_id"], row["position"]) for row in rows] == [(0, 0), (0, 1), (1, 0)]
 
 
 def test_equal_policies_have_no_worst_token(make_batch) -> None:
-    worst = fill(WorstTokens(), make_batch([[-1.0] * 100] * 10, logp_recomputed=[[-1.0] * 100] * 10)).result()
+    worst = fill(
+        WorstTokens(), make_batch([[-1.0] * 100] * 10, logp_recomputed=[[-1.0] * 100] * 10)
+    ).result()
     assert worst == {"abs_d": [], "abs_dp": [], "responses": []}
 
 
@@ -89,4 +105,7 @@ def test_the_sample_is_fair(make_batch) -> None:
     assert len(sample["tokens"]["position"]) == 4000 and len(sample["responses"]["length"]) == 20
     assert np.mean(sample["tokens"]["position"]) == pytest.approx(99.5, abs=4)
     assert np.bincount(sample["tokens"]["prompt_id"], minlength=100).std() < 8
-    assert len(set(zip(sample["tokens"]["prompt_id"], sample["tokens"]["position"], strict=True))) == 4000
+    assert (
+        len(set(zip(sample["tokens"]["prompt_id"], sample["tokens"]["position"], strict=True)))
+        == 4000
+    )

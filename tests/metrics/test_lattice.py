@@ -16,7 +16,9 @@ RESPONSES, LENGTH = 128, 250
 def lines(make_batch, logq: torch.Tensor, logp: torch.Tensor) -> dict[float, float]:
     shape = (RESPONSES, LENGTH)
     batch = make_batch(
-        logq.reshape(shape).tolist(), logp_recomputed=logp.reshape(-1), prompt_id=torch.arange(RESPONSES)
+        logq.reshape(shape).tolist(),
+        logp_recomputed=logp.reshape(-1),
+        prompt_id=torch.arange(RESPONSES),
     )
     lattice = Lattice()
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
@@ -24,13 +26,17 @@ def lines(make_batch, logq: torch.Tensor, logp: torch.Tensor) -> dict[float, flo
     return {line.spacing: line.share for line in lattice.result()}
 
 
-def two_engines(top_logit: float, round_to, noise: float = 0.02) -> tuple[torch.Tensor, torch.Tensor]:
+def two_engines(
+    top_logit: float, round_to, noise: float = 0.02
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of a peaked model, computed twice with a little noise and rounded as by the engine."""
     generator = torch.Generator().manual_seed(0)
     tokens = RESPONSES * LENGTH
     logits = top_logit - torch.empty(tokens, 64).exponential_(generator=generator) * 2.5
     log_probs = [
-        round_to(logits + noise * torch.randn(logits.shape, generator=generator)).double().log_softmax(-1)
+        round_to(logits + noise * torch.randn(logits.shape, generator=generator))
+        .double()
+        .log_softmax(-1)
         for _ in range(2)
     ]
     ids = torch.multinomial(log_probs[0].exp(), 1, generator=generator)
@@ -56,7 +62,10 @@ def test_one_logit_moves_by_a_sixteenth(make_batch) -> None:
     """d follows from the log-odds gap: r = 1 + δ(1 − μ) to first order, at any μ."""
     rng = np.random.default_rng(0)
     mu = rng.uniform(0.01, 0.95, RESPONSES * LENGTH)
-    shift = rng.choice([0, 0.0625, -0.0625], len(mu), p=[0.6, 0.2, 0.2]) + rng.normal(size=len(mu)) * 0.004
+    shift = (
+        rng.choice([0, 0.0625, -0.0625], len(mu), p=[0.6, 0.2, 0.2])
+        + rng.normal(size=len(mu)) * 0.004
+    )
     odds = np.log(mu / (1 - mu)) + shift
     found = lines(make_batch, torch.tensor(np.log(mu)), torch.tensor(-np.log1p(np.exp(-odds))))
     assert list(found) == [0.0625]
@@ -68,7 +77,11 @@ def test_one_logit_moves_by_a_sixteenth(make_batch) -> None:
 def test_smooth_noise_has_no_lattice(make_batch, kind: str, scale: float) -> None:
     rng = np.random.default_rng(1)
     mu = rng.uniform(0.001, 0.98, RESPONSES * LENGTH)
-    draw = {"normal": rng.normal, "laplace": rng.laplace, "student": lambda size: rng.standard_t(3, size)}[kind]
+    draw = {
+        "normal": rng.normal,
+        "laplace": rng.laplace,
+        "student": lambda size: rng.standard_t(3, size),
+    }[kind]
     odds = np.log(mu / (1 - mu)) + draw(size=len(mu)) * scale
     assert lines(make_batch, torch.tensor(np.log(mu)), torch.tensor(-np.log1p(np.exp(-odds)))) == {}
 

@@ -1,4 +1,6 @@
-"""The pairs of a trace: the same for `report`, `compare` and `diagnose`, also if weights differ by row."""
+"""The pairs of a trace: the same for `report`, `compare` and `diagnose`, also if weights differ
+by row.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def a_trace(folder, newer, recomputed=False):
     if recomputed:
         table = table.append_column("logp_recomputed", table.column("logp_trainer"))
     write_shard(shard_path(folder, 0), table)
-    write_manifest(folder, {name: value for name, value in read_manifest(source.folder).items() if name != "shards"})
+    write_manifest(
+        folder,
+        {name: value for name, value in read_manifest(source.folder).items() if name != "shards"},
+    )
     return Trace.open(folder)
 
 
@@ -66,4 +71,7 @@ def test_a_shard_without_equal_weights_is_not_unscored(tmp_path):
     write_shard(shard_path(trace.folder, 1), newer)
     analysis = analyse([Trace.open(trace.folder)], worst=1)
     assert analysis.unscored_responses == 0
-    assert analysis.pairs["total"].exact.counts.tokens == 2 * analysis.pairs["mismatch"].exact.counts.tokens
+    assert (
+        analysis.pairs["total"].exact.counts.tokens
+        == 2 * analysis.pairs["mismatch"].exact.counts.tokens
+    )

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.metrics.population import Curation, DistinctPrompts, RewardGroups, accuracy_by_prompt
+from mismatch_cli.metrics.population import (
+    Curation,
+    DistinctPrompts,
+    RewardGroups,
+    accuracy_by_prompt,
+)
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
@@ -30,7 +35,9 @@ def test_more_prompts_than_fit_are_estimated() -> None:
 
 def _groups(make_batch, rewards, prompts, steps=None, size: int = 2**16) -> RewardGroups:
     count = len(rewards)
-    batch = make_batch([[-1.0]] * count, reward=rewards, prompt_id=prompts, step=steps or [0] * count)
+    batch = make_batch(
+        [[-1.0]] * count, reward=rewards, prompt_id=prompts, step=steps or [0] * count
+    )
     groups = RewardGroups(size)
     groups.update(batch)
     return groups
@@ -43,7 +50,10 @@ def test_groups_without_signal(make_batch) -> None:
 
 
 def test_a_prompt_in_two_steps_is_two_groups(make_batch) -> None:
-    assert _groups(make_batch, [1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]).jackknife().estimate(1).value == 1
+    assert (
+        _groups(make_batch, [1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 1, 1]).jackknife().estimate(1).value
+        == 1
+    )
     assert _groups(make_batch, [1, 1, 0, 0], [1, 1, 1, 1]).jackknife().estimate(1).value == 0
 
 
@@ -58,7 +68,9 @@ def test_groups_beyond_the_bound_are_a_sample(make_batch) -> None:
     whole = RewardGroups(size=500)
     for part in range(10):
         prompts = np.repeat(np.arange(1000), 2) + 1000 * part
-        whole.merge(_groups(make_batch, rng.integers(0, 2, 2000).tolist(), prompts.tolist(), size=500))
+        whole.merge(
+            _groups(make_batch, rng.integers(0, 2, 2000).tolist(), prompts.tolist(), size=500)
+        )
     estimate = whole.jackknife().estimate(10_000)
     assert len(whole.hash_G) == 500
     assert estimate.value == pytest.approx(0.5, abs=0.1) and estimate.low < 0.5 < estimate.high
@@ -86,7 +98,9 @@ def write_trace(folder, shards):
 
 
 def test_a_problem_may_span_several_shards(tmp_path):
-    trace = write_trace(tmp_path / "t", [[(3, 1.0), (7, 0.0), (3, 0.0)], [(3, 0.0), (3, 0.0), (7, 0.5)]])
+    trace = write_trace(
+        tmp_path / "t", [[(3, 1.0), (7, 0.0), (3, 0.0)], [(3, 0.0), (3, 0.0), (7, 0.5)]]
+    )
     assert accuracy_by_prompt(trace) == {3: 0.25, 7: 0.25}
 
 

@@ -36,8 +36,12 @@ def test_positions_against_a_loop(random_batch) -> None:
         assert rows.keys() == bins.keys()
         for number, values in bins.items():
             assert rows[number]["tokens"] == len(values)
-            assert rows[number]["d_mean"]["value"] == pytest.approx(np.mean(values), rel=1e-6, abs=1e-9)
-            assert rows[number]["abs_d_mean"]["value"] == pytest.approx(np.mean(np.abs(values)), rel=1e-6)
+            assert rows[number]["d_mean"]["value"] == pytest.approx(
+                np.mean(values), rel=1e-6, abs=1e-9
+            )
+            assert rows[number]["abs_d_mean"]["value"] == pytest.approx(
+                np.mean(np.abs(values)), rel=1e-6
+            )
             assert rows[number]["last"] == max(2 * rows[number]["first"] - 1, 0)
 
 
@@ -47,23 +51,34 @@ def test_turns_by_hand(make_batch) -> None:
     gaps = [[9, 0.1, 0.3, 9, -0.5, 0.7, 9, 9, 9, 2.0], [0.2, np.nan, 0.4], [1.0, 9, 9, 0.0, -0.2]]
     mu = [[-12.0] * len(mask) for mask in masks]
     pi = [[-12.0 + d for d in row] for row in gaps]
-    batch = make_batch(mu, logp_recomputed=pi, loss_mask=[[c == "1" for c in mask] for mask in masks])
+    batch = make_batch(
+        mu, logp_recomputed=pi, loss_mask=[[c == "1" for c in mask] for mask in masks]
+    )
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(batch)
     rows = summary.result()["turns"]
     assert [[row[key] for key in ("first", "last", "turns", "tokens")] for row in rows] == [
-        [1, 1, 3, 5], [2, 2, 2, 4], [3, 3, 1, 1],
-    ]  # fmt: skip
-    assert [row["abs_d_mean"]["value"] for row in rows] == pytest.approx([2.0 / 5, 1.4 / 4, 2.0], rel=1e-5)
-    assert [row["d_mean"]["value"] for row in rows] == pytest.approx([2.0 / 5, 0.0, 2.0], rel=1e-5, abs=1e-6)
+        [1, 1, 3, 5],
+        [2, 2, 2, 4],
+        [3, 3, 1, 1],
+    ]
+    assert [row["abs_d_mean"]["value"] for row in rows] == pytest.approx(
+        [2.0 / 5, 1.4 / 4, 2.0], rel=1e-5
+    )
+    assert [row["d_mean"]["value"] for row in rows] == pytest.approx(
+        [2.0 / 5, 0.0, 2.0], rel=1e-5, abs=1e-6
+    )
     assert [row["length_mean"]["value"] for row in rows] == pytest.approx([5 / 3, 2, 1])
     first = np.array([0.1, 0.3, 0.2, 0.4, 1.0])
-    assert rows[0]["tv_binary_mean"]["value"] == pytest.approx(np.mean(np.exp(-12) * np.expm1(first)), rel=1e-4)
+    assert rows[0]["tv_binary_mean"]["value"] == pytest.approx(
+        np.mean(np.exp(-12) * np.expm1(first)), rel=1e-4
+    )
 
 
 def test_turns_against_a_loop(random_batch) -> None:
-    """Random masks: turns of any length, more of them than bins, responses without a trained or a measured token; the
-    positions of the counted tokens stay the same."""
+    """Random masks: turns of any length, more of them than bins, responses without a trained or a
+    measured token; the positions of the counted tokens stay the same.
+    """
     for seed, longest in ((7, 20), (8, 300)):
         batch, rng = random_batch(seed, responses=60, longest=longest), np.random.default_rng(seed)
         mask_T = rng.random(batch.num_tokens) < 0.6
@@ -93,7 +108,9 @@ def test_turns_against_a_loop(random_batch) -> None:
         result = summary.result()
         rows = {row["first"] - 1: row for row in result["turns"]}
         assert rows.keys() == found.keys()
-        assert [row["last"] for row in rows.values()] == [None if turn == 23 else turn + 1 for turn in rows]
+        assert [row["last"] for row in rows.values()] == [
+            None if turn == 23 else turn + 1 for turn in rows
+        ]
         for turn, values in found.items():
             row, inside = rows[turn], [d for d in values if np.isfinite(d)]
             assert (row["tokens"], row["turns"]) == (len(values), turns[turn])
@@ -109,7 +126,12 @@ def test_a_response_without_masked_tokens_is_one_turn(random_batch) -> None:
     summary.update(random_batch(1, responses=40))
     result = summary.result()
     (row,) = result["turns"]
-    assert (row["first"], row["last"], row["turns"], row["tokens"]) == (1, 1, 40, result["counts"]["tokens"])
+    assert (row["first"], row["last"], row["turns"], row["tokens"]) == (
+        1,
+        1,
+        40,
+        result["counts"]["tokens"],
+    )
     for key in ("abs_d_mean", "tv_binary_mean", "d_mean"):
         assert row[key]["value"] == pytest.approx(result["metrics"][key]["value"], rel=1e-12)
         assert row[key]["low"] == pytest.approx(result["metrics"][key]["low"], rel=1e-9)
@@ -128,7 +150,11 @@ def test_lengths_and_slope(make_batch) -> None:
     assert slope["value"] == pytest.approx(-2, rel=1e-4)
     assert slope["low"] is None and "the same for all prompts" in slope["note"]
     rows = result["sequence"]["by_length"]
-    assert [(row["first"], row["last"], row["sequences"]) for row in rows[:3]] == [(1, 1, 1), (2, 3, 2), (4, 7, 1)]
+    assert [(row["first"], row["last"], row["sequences"]) for row in rows[:3]] == [
+        (1, 1, 1),
+        (2, 3, 2),
+        (4, 7, 1),
+    ]
     assert rows[1]["d_sum_mean"]["value"] == pytest.approx(-0.005, rel=1e-3)
     assert rows[1]["d_sum_sd"]["value"] == pytest.approx(0.001, rel=1e-2)
 

@@ -12,9 +12,12 @@ from tests.metrics.clipping.world import PLAIN, plain_algorithms, simple, summar
 WIDTH = 3
 
 
-def random_rows(seed: int, count: int, highest_step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def random_rows(
+    seed: int, count: int, highest_step: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
-    sums = rng.integers(0, 100, (count, WIDTH)).astype(float)  # whole numbers, so that any order gives the same sum
+    # Whole numbers, so that any order gives the same sum
+    sums = rng.integers(0, 100, (count, WIDTH)).astype(float)
     return rng.integers(0, highest_step, count), rng.integers(0, GROUPS, count), sums
 
 
@@ -26,7 +29,9 @@ def sums_of(rows: tuple[np.ndarray, np.ndarray, np.ndarray], most: int, parts: i
 
 
 def check(found: StepSums, rows: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-    """Every stretch holds exactly the rows of its steps, in their prompt groups, and every row is in a stretch."""
+    """Every stretch holds exactly the rows of its steps, in their prompt groups, and every row
+    is in a stretch.
+    """
     step_S, group_S, sums_SM = rows
     seen = np.zeros(len(step_S), dtype=bool)
     for first, last, sums_GM in found:
@@ -38,7 +43,9 @@ def check(found: StepSums, rows: tuple[np.ndarray, np.ndarray, np.ndarray]) -> N
     assert seen.all()
 
 
-@pytest.mark.parametrize(("highest", "most", "stretch"), [(50, 50, 1), (51, 50, 2), (400, 50, 8), (10_000, 7, 2048)])
+@pytest.mark.parametrize(
+    ("highest", "most", "stretch"), [(50, 50, 1), (51, 50, 2), (400, 50, 8), (10_000, 7, 2048)]
+)
 def test_stretches(highest, most, stretch):
     """Stretches are equally long, except the last, which ends with the latest step."""
     rows = random_rows(0, 30_000, highest)
@@ -69,7 +76,9 @@ def test_order_and_sharding_do_not_change_the_stretches():
     merged = StepSums(10)
     for part in reversed(np.array_split(np.arange(2000), 7)):
         merged.merge(sums_of(tuple(column[part] for column in rows), 10))
-    assert {(f, last): sums.tolist() for f, last, sums in merged} == {span: s.tolist() for span, s in whole.items()}
+    assert {(f, last): sums.tolist() for f, last, sums in merged} == {
+        span: s.tolist() for span, s in whole.items()
+    }
     assert max(last for _, last in whole) == rows[0].max()
 
 
@@ -89,14 +98,23 @@ def test_steps_far_apart_stay_few():
 
 
 def test_a_summary_of_many_steps():
-    """1,000 steps: at most 64 stretches per algorithm, every step for the bad updates, and nothing is lost."""
+    """1,000 steps: at most 64 stretches per algorithm, every step for the bad updates, and
+    nothing is lost.
+    """
     steps = np.arange(1000, dtype=np.int32)
     batch = simple([[-1.0, -2.0]] * 1000, [[-1.5, -1.0]] * 1000, [1.0, -1.0] * 500, step_S=steps)
     summary = summarise(batch, needs=PLAIN, algorithms=plain_algorithms())
     found = summary.result(5)
     for row in found["algorithms"]:
         spans = [(stretch["first"], stretch["last"]) for stretch in row["by_step"]]
-        assert spans == [(first, min(first + 15, 999)) for first in range(0, 1000, 16)] and len(spans) <= 64
-        assert [stretch["tokens"] for stretch in row["by_step"]] == [2 * (last - first + 1) for first, last in spans]
+        assert (
+            spans == [(first, min(first + 15, 999)) for first in range(0, 1000, 16)]
+            and len(spans) <= 64
+        )
+        assert [stretch["tokens"] for stretch in row["by_step"]] == [
+            2 * (last - first + 1) for first, last in spans
+        ]
     by_step = found["bad_updates"]["by_step"]
-    assert [(row["first"], row["last"]) for row in by_step] == [(step, step) for step in range(1000)]
+    assert [(row["first"], row["last"]) for row in by_step] == [
+        (step, step) for step in range(1000)
+    ]

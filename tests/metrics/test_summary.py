@@ -58,7 +58,9 @@ def test_shards_merged_in_order_give_the_bits_of_one_pass(random_batch) -> None:
 
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.randoms())
-def test_any_sharding_and_order_gives_the_same_up_to_rounding(random_batch, take_responses, cuts, rng) -> None:
+def test_any_sharding_and_order_gives_the_same_up_to_rounding(
+    random_batch, take_responses, cuts, rng
+) -> None:
     batch = random_batch(7, responses=30)
     order = list(range(batch.num_responses))
     rng.shuffle(order)
@@ -80,7 +82,9 @@ def test_exact_state_is_the_same_bits_in_any_order(random_batch, take_responses)
         np.testing.assert_array_equal(first.total, other.total)
         np.testing.assert_array_equal(first.by_group, other.by_group)
         np.testing.assert_array_equal(first.largest, other.largest)
-    np.testing.assert_array_equal(backwards.exact.spearman.sample.rows(), forwards.exact.spearman.sample.rows())
+    np.testing.assert_array_equal(
+        backwards.exact.spearman.sample.rows(), forwards.exact.spearman.sample.rows()
+    )
 
 
 def test_cutting_a_long_batch_into_slices_changes_nothing(random_batch, monkeypatch) -> None:
@@ -116,7 +120,9 @@ def test_an_empty_batch_changes_nothing(random_batch, take_responses) -> None:
 
 
 def test_a_response_without_tokens_is_only_counted(make_batch) -> None:
-    with_empty = summarise(make_batch([[-1.0], [], [-2.0]], logp_recomputed=[[-1.5], [], [-2.0]])).result()
+    with_empty = summarise(
+        make_batch([[-1.0], [], [-2.0]], logp_recomputed=[[-1.5], [], [-2.0]])
+    ).result()
     without = summarise(make_batch([[-1.0], [-2.0]], logp_recomputed=[[-1.5], [-2.0]])).result()
     assert with_empty["counts"]["responses"] == 3
     assert with_empty["metrics"]["length_mean"]["value"] == pytest.approx(2 / 3)
@@ -129,21 +135,31 @@ def test_one_token(make_batch) -> None:
     value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
     assert value["abs_d_mean"] == value["abs_d_max"] == 0.25
     assert value["abs_d_p50"] == pytest.approx(0.25, rel=0.04)
-    assert value["ess_token"] == pytest.approx(1) and value["pearson"] is None and value["spearman"] is None
-    assert [row["tokens"] for row in result["positions"]] == [1] and result["from_end"][0]["last"] == 0
+    assert (
+        value["ess_token"] == pytest.approx(1)
+        and value["pearson"] is None
+        and value["spearman"] is None
+    )
+    assert [row["tokens"] for row in result["positions"]] == [1] and result["from_end"][0][
+        "last"
+    ] == 0
     json.dumps(result, allow_nan=False)
 
 
 def test_masked_tokens_have_no_influence(random_batch, take_responses) -> None:
     batch = random_batch(2, responses=20, top_k=2)
-    padded = type(batch)(**{**vars(batch), "loss_mask_T": np.random.default_rng(0).random(batch.num_tokens) < 0.7})
+    padded = type(batch)(
+        **{**vars(batch), "loss_mask_T": np.random.default_rng(0).random(batch.num_tokens) < 0.7}
+    )
     result = summarise(padded)
     wild = np.where(padded.loss_mask_T, padded.logp_recomputed_T, np.float32(-25))
     wild_result = summarise(type(batch)(**{**vars(padded), "logp_recomputed_T": wild})).result()
     assert flat(wild_result) == flat(result.result())
     assert wild_result["counts"]["masked"] == int((~padded.loss_mask_T).sum())
     d = (padded.logp_recomputed_T - padded.logp_rollout_T)[padded.loss_mask_T].astype(np.float64)
-    assert wild_result["metrics"]["abs_d_mean"]["value"] == pytest.approx(np.abs(d).mean(), rel=1e-9)
+    assert wild_result["metrics"]["abs_d_mean"]["value"] == pytest.approx(
+        np.abs(d).mean(), rel=1e-9
+    )
 
 
 def test_all_masked(make_batch) -> None:
@@ -151,7 +167,11 @@ def test_all_masked(make_batch) -> None:
     result = summarise(
         make_batch([[-1.0, -2.0], [-3.0]], logp_recomputed=[[-1.0, -2.0], [-3.0]], loss_mask=mask)
     ).result()
-    assert result["counts"]["tokens"] == 0 and result["counts"]["masked"] == 3 and result["counts"]["responses"] == 2
+    assert (
+        result["counts"]["tokens"] == 0
+        and result["counts"]["masked"] == 3
+        and result["counts"]["responses"] == 2
+    )
     assert result["metrics"]["abs_d_mean"]["value"] is None
     assert result["metrics"]["length_mean"]["value"] == 1.5
     json.dumps(result, allow_nan=False)
@@ -170,14 +190,20 @@ def test_positions_count_masked_tokens_too(make_batch) -> None:
 
 
 def test_out_of_support(make_batch) -> None:
-    """μ = (.5, .25), π = (0, .5): Δp = −.5 and +.25, ratios 0 and 2, and log metrics from the second token only."""
+    """μ = (.5, .25), π = (0, .5): Δp = −.5 and +.25, ratios 0 and 2, and log metrics from the
+    second token only.
+    """
     mu, pi = [[np.log(0.5), np.log(0.25)]], [[-INF, np.log(0.5)]]
     result = summarise(make_batch(mu, logp_recomputed=pi)).result()
     value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
     assert result["counts"]["out_of_support"] == 1 and result["counts"]["tokens"] == 2
-    assert value["tv_binary_mean"] == pytest.approx(0.375) and value["tv_signed_min"] == pytest.approx(-0.5)
+    assert value["tv_binary_mean"] == pytest.approx(0.375) and value[
+        "tv_signed_min"
+    ] == pytest.approx(-0.5)
     assert (
-        value["ratio_mean"] == pytest.approx(1) and value["ratio_min"] == 0 and value["ratio_max"] == pytest.approx(2)
+        value["ratio_mean"] == pytest.approx(1)
+        and value["ratio_min"] == 0
+        and value["ratio_max"] == pytest.approx(2)
     )
     assert value["ratio_outside_0.8_1.25"] == 1
     assert value["chi2_token"] == pytest.approx(4 / 2 - 1)
@@ -185,7 +211,9 @@ def test_out_of_support(make_batch) -> None:
         assert value[key] == pytest.approx(np.log(2), rel=1e-6)
     assert value["k3"] == pytest.approx(1 - np.log(2), rel=1e-6)
     assert value["mult_prob_error"] == pytest.approx(2)
-    assert value["kl_binary_mean"] == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5), rel=1e-5)
+    assert value["kl_binary_mean"] == pytest.approx(
+        0.25 * np.log(0.5) + 0.75 * np.log(1.5), rel=1e-5
+    )
     assert value["sequence_kl"] == pytest.approx(-np.log(2), rel=1e-6)
     assert value["chi2_sequence"] == -1  # the product of the ratios is 0
     assert value["ess_sequence"] is None
@@ -204,7 +232,9 @@ def test_all_out_of_support(make_batch) -> None:
 def test_unmeasured_tokens_are_left_out(make_batch) -> None:
     mu, pi = [[-1.0, -2.0], [-0.5]], [[-1.0, -2.0], [-0.5]]
     repeat = [[NAN, NAN], [-0.75]]
-    result = summarise(make_batch(mu, logp_trainer=pi, logp_trainer_repeat=repeat), pair="floor").result()
+    result = summarise(
+        make_batch(mu, logp_trainer=pi, logp_trainer_repeat=repeat), pair="floor"
+    ).result()
     assert result["counts"]["not_measured"] == 2 and result["counts"]["tokens"] == 1
     assert result["metrics"]["abs_d_mean"]["value"] == 0.25
     absent = summarise(make_batch(mu, logp_trainer=pi), pair="floor").result()
@@ -215,14 +245,18 @@ def test_unmeasured_prompts_do_not_count_towards_an_interval(make_batch) -> None
     """The floor was measured on 2 of 20 prompts, so it has 2 prompts."""
     mu = [[-1.0, -2.0]] * 20
     repeat = [[-1.1, -2.1]] * 2 + [[NAN, NAN]] * 18
-    result = summarise(make_batch(mu, logp_trainer=mu, logp_trainer_repeat=repeat), pair="floor").result()
+    result = summarise(
+        make_batch(mu, logp_trainer=mu, logp_trainer_repeat=repeat), pair="floor"
+    ).result()
     assert result["counts"]["prompts"] == 2 and result["counts"]["responses"] == 20
     assert result["metrics"]["abs_d_mean"]["low"] is None
 
 
 def test_the_state_does_not_grow(random_batch, monkeypatch) -> None:
     monkeypatch.setattr(correlation, "SAMPLE_TOKENS", 100)  # full from the first batch on
-    sizes = [_bytes_in(summarise(*(random_batch(seed) for seed in range(count)))) for count in (1, 6)]
+    sizes = [
+        _bytes_in(summarise(*(random_batch(seed) for seed in range(count)))) for count in (1, 6)
+    ]
     assert sizes[1] - sizes[0] < 10_000
     assert 15_000_000 < sizes[1] < 23_000_000
 
@@ -231,7 +265,13 @@ def _bytes_in(value: object) -> int:
     """The memory of all arrays of an accumulator."""
     if isinstance(value, np.ndarray):
         return value.nbytes
-    parts = vars(value).values() if isinstance(value, Accumulator) else value if isinstance(value, list) else []
+    parts = (
+        vars(value).values()
+        if isinstance(value, Accumulator)
+        else value
+        if isinstance(value, list)
+        else []
+    )
     return sum(map(_bytes_in, parts))
 
 
@@ -266,8 +306,16 @@ def test_an_infinite_topk_kl_is_left_out_but_its_tv_is_kept(make_batch) -> None:
     rollout = np.log(np.array([[0.5, 0.3], [0.5, 0.3]]))
     recomputed = np.log(np.array([[0.5, 0.0], [0.5, 0.3]]))
     ids = np.array([[0, 9], [1, 9]])
-    batch = make_batch(mu, logp_recomputed=pi, topk_logp_rollout=rollout, topk_logp_recomputed=recomputed, topk_ids=ids)
-    value = {key: estimate["value"] for key, estimate in summarise(batch).result()["metrics"].items()}
+    batch = make_batch(
+        mu,
+        logp_recomputed=pi,
+        topk_logp_rollout=rollout,
+        topk_logp_recomputed=recomputed,
+        topk_ids=ids,
+    )
+    value = {
+        key: estimate["value"] for key, estimate in summarise(batch).result()["metrics"].items()
+    }
     assert value["tv_topk_mean"] == pytest.approx(0.15, abs=1e-6)
     assert value["kl_topk_mean"] == pytest.approx(0, abs=1e-6)
 
@@ -285,13 +333,16 @@ def test_enormous_gaps_do_not_spread(make_batch) -> None:
 def test_a_constant_rollout_has_no_correlation(make_batch):
     """Neither a single token nor many equal ones: their variance is rounding of the sums."""
     for count in (1, 7):
-        metrics = summarise(make_batch([[-0.7] * count], logp_recomputed=[[-0.3] * count])).result()["metrics"]
+        metrics = summarise(
+            make_batch([[-0.7] * count], logp_recomputed=[[-0.3] * count])
+        ).result()["metrics"]
         assert metrics["pearson"]["value"] is None
 
 
 def test_top_k_masses_by_hand(make_batch) -> None:
     mu = np.array([[0.5, 0.3, 0.1], [0.6, 0.3, 0.05], [0.4, 0.4, 0.0], [0.2, 0.2, 0.2]])
-    pi = np.array([[0.4, 0.3, 0.1], [0.7, 0.2, 0.05], [0.5, 0.5, 0.1], [np.nan] * 3])  # the third is rounded above 1
+    # The third is rounded above 1
+    pi = np.array([[0.4, 0.3, 0.1], [0.7, 0.2, 0.05], [0.5, 0.5, 0.1], [np.nan] * 3])
     with np.errstate(divide="ignore"):
         columns = {"topk_logp_rollout": np.log(mu), "topk_logp_recomputed": np.log(pi)}
     batch = make_batch(
@@ -305,7 +356,8 @@ def test_top_k_masses_by_hand(make_batch) -> None:
     found = [result["metrics"][f"topk_mass_{name}"]["value"] for name in ("reference", "current")]
     assert found == pytest.approx([(0.9 + 0.95 + 0.8) / 3, (0.8 + 0.95 + 1) / 3], rel=1e-6)
     steps = [
-        (row["first"], row["last"], row["tokens"], row["topk_mass_reference"]["value"]) for row in result["by_step"]
+        (row["first"], row["last"], row["tokens"], row["topk_mass_reference"]["value"])
+        for row in result["by_step"]
     ]
     assert steps == [(3, 3, 2, pytest.approx(0.925)), (4, 4, 1, pytest.approx(0.8))]
     assert summarise(make_batch([[-0.7]], logp_recomputed=[[-0.8]])).result()["by_step"] == []

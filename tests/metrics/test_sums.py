@@ -1,4 +1,6 @@
-"""Sums by prompt group: intervals of quantiles for clustered prompts, and sequence weights too large for a float."""
+"""Sums by prompt group: intervals of quantiles for clustered prompts, and sequence weights too
+large for a float.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_the_jackknife_covers_the_median_for_clustered_prompts(make_batch) -> No
         prompt_id = [p + 1000 * trial for p in range(64) for _ in range(2)]
         mu = np.full((128, 50), -8.0)
         summary = MismatchSummary(PAIRS["mismatch"])
-        summary.update(make_batch(mu.tolist(), logp_recomputed=(mu + d).tolist(), prompt_id=prompt_id))
+        summary.update(
+            make_batch(mu.tolist(), logp_recomputed=(mu + d).tolist(), prompt_id=prompt_id)
+        )
         estimate = summary.result()["metrics"]["abs_d_p50"]
         covered += estimate["low"] <= truth <= estimate["high"]
     assert 0.87 <= covered / trials <= 0.995
@@ -42,7 +46,8 @@ def test_sequence_weights_of_any_size_have_values_without_intervals() -> None:
         ess = _weights(ids, log_w + shift).result(40)["ess_sequence"]
         w = np.exp(log_w)
         assert ess.value == pytest.approx(w.sum() ** 2 / (40 * (w**2).sum()), rel=1e-9)
-        assert ess.low is None and ess.high is None and ess.note == LARGEST_WEIGHTS  # no valid one is known
+        # No valid one is known
+        assert ess.low is None and ess.high is None and ess.note == LARGEST_WEIGHTS
     chi2 = _weights(ids, log_w).result(40)["chi2_sequence"]
     assert chi2.value == pytest.approx(np.mean(np.exp(2 * log_w)) - 1, rel=1e-12)
 

@@ -34,7 +34,9 @@ def test_bins_agree_with_numpy(measured) -> None:
         assert row["ratio_p01"]["value"] == pytest.approx(np.quantile(ratio, 0.01), rel=3e-3)
         assert row["ratio_p99"]["value"] == pytest.approx(np.quantile(ratio, 0.99), rel=3e-3)
         assert row["tv_binary_p99"]["value"] == pytest.approx(np.quantile(tv, 0.99), rel=3e-3)
-        assert (row["ratio_sd"]["low"] is not None) == (row["tokens"] >= 1000 and row["mu_high"] < 1)
+        assert (row["ratio_sd"]["low"] is not None) == (
+            row["tokens"] >= 1000 and row["mu_high"] < 1
+        )
         assert (row["ratio_p99"]["low"] is not None) == (row["tokens"] >= 15_000)
 
 
@@ -59,5 +61,7 @@ def test_an_empty_bin_has_no_values(make_batch) -> None:
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(make_batch([[-0.005, -0.005]], logp_recomputed=[[-0.006, -0.004]]))
     *empty, last = summary.result()["volatility"]
-    assert last["tokens"] == 2 and last["ratio_max"]["value"] == pytest.approx(np.exp(0.001), rel=1e-6)
+    assert last["tokens"] == 2 and last["ratio_max"]["value"] == pytest.approx(
+        np.exp(0.001), rel=1e-6
+    )
     assert all(row["tokens"] == 0 and row["ratio_max"]["value"] is None for row in empty)

@@ -1,8 +1,8 @@
 """`mismatch-cli … --nproc N` from a warm Python: its ranks are forks, made before it does anything.
 
-All else is the launcher's own: torch's agent begins, watches, signals and restarts what are its children. What stands
-in for a fork here, `python -m mismatch_cli` as a new process, is what `test_ctrl_c_ends_ranks_that_have_just_begun`
-and the line of docs/train.md with `--nproc` do.
+All else is the launcher's own: torch's agent begins, watches, signals and restarts what are its
+children. What stands in for a fork here, `python -m mismatch_cli` as a new process, is what
+`test_ctrl_c_ends_ranks_that_have_just_begun` and the line of docs/train.md with `--nproc` do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ def ranks_of(launcher: int) -> dict[int, int]:
             with suppress(OSError):  # it has just ended
                 kind, _, number = Path(f"/proc/{child}/comm").read_text().strip().partition(" ")
                 settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-                numbers = [number] if kind == "rank" else [s[5:].decode() for s in settings if s.startswith(b"RANK=")]
+                numbers = (
+                    [number]
+                    if kind == "rank"
+                    else [s[5:].decode() for s in settings if s.startswith(b"RANK=")]
+                )
                 found |= {int(number): int(child) for number in numbers}
     return found
 
@@ -51,7 +55,8 @@ class _Rank:
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the launcher passes on to all of its children
+            # Which the launcher passes on to all of its children
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             for other in (*_waiting, self):
                 os.close(other._orders)
             _serve(orders)
@@ -90,11 +95,23 @@ def _serve(orders: int) -> None:
 def _begin(handler: Any, command: tuple[str, ...], env: dict[str, str]) -> _Rank:
     """Replaces `SubprocessHandler._popen`."""
     assert command[:4] == (sys.executable, "-P", "-m", "mismatch_cli"), command
-    files = {name: file.name if file else f"/dev/{name}" for name, file in (
-        ("stdout", handler._stdout), ("stderr", handler._stderr),
-    )}  # fmt: skip
+    files = {
+        name: file.name if file else f"/dev/{name}"
+        for name, file in (
+            ("stdout", handler._stdout),
+            ("stderr", handler._stderr),
+        )
+    }
     rank = _waiting.pop()
-    rank.begin({"module": "mismatch_cli", "arguments": command[4:], "env": env, "folder": os.getcwd(), **files})
+    rank.begin(
+        {
+            "module": "mismatch_cli",
+            "arguments": command[4:],
+            "env": env,
+            "folder": os.getcwd(),
+            **files,
+        }
+    )
     return rank
 
 

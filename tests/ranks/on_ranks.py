@@ -1,4 +1,6 @@
-"""What a test does on every rank: `run_on(2, "gradients", folder)` calls that function on two of them."""
+"""What a test does on every rank: `run_on(2, "gradients", folder)` calls that function on two of
+them.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,26 @@ ADAPTED = ("untied", "experts")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("Qwen3", {"tie_word_embeddings": True}),
     "untied": ("Qwen2", {"tie_word_embeddings": False}),
-    "no plan": ("GPT2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}),
+    "no plan": (
+        "GPT2",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
+    ),
     "divides": ("Granite", {"tie_word_embeddings": False, "logits_scaling": 2.0}),
-    "experts": ("Qwen3Moe", {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    "experts": (
+        "Qwen3Moe",
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
 }
 
 
 def run_on(ranks: int, what: str, folder: Path) -> None:
-    """Run on this many gloo ranks of this machine, one thread each; a single one without a process group."""
+    """Run on this many gloo ranks of this machine, one thread each; a single one without a
+    process group.
+    """
     places = as_ranks(ranks) if ranks > 1 else [dict(os.environ)]
-    processes = [Forked("tests.ranks.on_ranks", what, str(folder), env=environment) for environment in places]
+    processes = [
+        Forked("tests.ranks.on_ranks", what, str(folder), env=environment) for environment in places
+    ]
     for process in processes:
         said = process.ended(within=240)
         assert process.returncode == 0, said
@@ -61,7 +73,9 @@ def as_ranks(count: int) -> list[dict[str, str]]:
         port = server.getsockname()[1]
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     shared |= {"TORCHELASTIC_RUN_ID": "test"}
-    return [os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+    return [
+        os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)
+    ]
 
 
 def model(folder: Path, kind: str) -> str:
@@ -69,24 +83,37 @@ def model(folder: Path, kind: str) -> str:
 
 
 def samples(recomputed: bool = True) -> list[Sample]:
-    """Nine responses of random tokens with top-K columns; in the second half only one has an advantage."""
+    """Nine responses of random tokens with top-K columns; in the second half only one has an
+    advantage.
+    """
     rng = np.random.default_rng(0)
     found = []
     for i, length in enumerate((21, 9, 55, 14, 1, 30, 8, 17, 40)):
         ids = rng.integers(0, VOCABULARY, length).tolist()
         topk_ids = np.stack([rng.permutation(VOCABULARY)[:TOPK] for _ in ids]).astype(np.int32)
         topk = np.log(rng.dirichlet(np.ones(TOPK + 1), length)[:, :TOPK]).astype(np.float32)
-        logp, ranks = np.log(rng.uniform(0.001, 0.02, length)).astype(np.float32), np.ones(length, dtype=np.int32)
-        rollout = Rollout(rng.integers(0, VOCABULARY, 5).tolist(), ids, logp, ranks, topk_ids, topk, "stop")
+        logp, ranks = (
+            np.log(rng.uniform(0.001, 0.02, length)).astype(np.float32),
+            np.ones(length, dtype=np.int32),
+        )
+        rollout = Rollout(
+            rng.integers(0, VOCABULARY, 5).tolist(), ids, logp, ranks, topk_ids, topk, "stop"
+        )
         advantage = float(rng.normal()) if i < 5 or i == 7 else 0.0
         moved = np.minimum(logp + 0.1 * rng.normal(size=length), -1e-3).astype(np.float32)
         before = (moved, topk) if recomputed else (None, None)
-        average = np.minimum(logp + 0.1 * rng.normal(size=length), -1e-3).astype(np.float32) if recomputed else None
+        average = (
+            np.minimum(logp + 0.1 * rng.normal(size=length), -1e-3).astype(np.float32)
+            if recomputed
+            else None
+        )
         found.append(Sample(rollout, advantage, *before, (0, 0, 0, i // 3, i % 3), average))
     return found
 
 
-def loaded(folder: Path, kind: str, world: World, dtype: str = "float32", learns: bool = True) -> Trainer:
+def loaded(
+    folder: Path, kind: str, world: World, dtype: str = "float32", learns: bool = True
+) -> Trainer:
     sharding = Sharding(world, learns) if world.size > 1 else None
     return Trainer.load(model(folder, kind), sampling=PLAIN, dtype=dtype, sharding=sharding)
 
@@ -98,8 +125,14 @@ def share(world: World, things: list) -> list:
 
 
 def gradients(folder: Path, world: World) -> None:
-    """Gradients, and weights after a step of SGD, of every algorithm, and of one on every kind of model."""
-    cases = [("tied", name) for name in TABLE] + [(kind, "dppo-binary-tv") for kind in MODELS] + [("untied", "gspo")]
+    """Gradients, and weights after a step of SGD, of every algorithm, and of one on every kind
+    of model.
+    """
+    cases = (
+        [("tied", name) for name in TABLE]
+        + [(kind, "dppo-binary-tv") for kind in MODELS]
+        + [("untied", "gspo")]
+    )
     for aggregation in ("token-mean", "sequence-mean"):
         cases.append(("tied", f"pg-is/{aggregation}"))
     found, trainers = {}, {kind: loaded(folder, kind, world) for kind in MODELS}
@@ -118,13 +151,27 @@ def gradients(folder: Path, world: World) -> None:
         before = [master.detach().clone() for master in learner._masters]
         learner.optimizer = torch.optim.SGD(learner._masters, lr=0.1)
         update = learner.update(share(world, samples(recomputed=find(name).needs_recomputed)))
-        after = {n: whole(p).detach().clone() for n, p in zip(learner._names, learner._masters, strict=True)}
-        gradient = {n: whole(p.grad).clone() for n, p in zip(learner._names, learner._masters, strict=True)}
+        after = {
+            n: whole(p).detach().clone()
+            for n, p in zip(learner._names, learner._masters, strict=True)
+        }
+        gradient = {
+            n: whole(p.grad).clone() for n, p in zip(learner._names, learner._masters, strict=True)
+        }
         seen = [x for part in world.gather(update.logp) for x in part]
-        found[f"{kind} {case}"] = {"norm": update.grad_norm, "gradient": gradient, "after": after, "logp": seen}
+        found[f"{kind} {case}"] = {
+            "norm": update.grad_norm,
+            "gradient": gradient,
+            "after": after,
+            "logp": seen,
+        }
         if case == "dppo-binary-tv":  # the weights that compute have learnt
-            requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples()]
-            seen = world.gather([s.logp_T for s in trainers[kind].score(share(world, requests), token_budget=1)])
+            requests = [
+                ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples()
+            ]
+            seen = world.gather(
+                [s.logp_T for s in trainers[kind].score(share(world, requests), token_budget=1)]
+            )
             found[f"{kind} {case}"]["next"] = [x for part in seen for x in part]
         with torch.no_grad():
             for master, value in zip(learner._masters, before, strict=True):
@@ -137,18 +184,32 @@ def gradients(folder: Path, world: World) -> None:
 
 
 def scores(folder: Path, world: World) -> None:
-    """Scores of responses that are dealt to ranks, in two dtypes, by a trainer that scores and one that learns."""
-    requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK) for s in samples()]
+    """Scores of responses that are dealt to ranks, in two dtypes, by a trainer that scores and
+    one that learns.
+    """
+    requests = [
+        ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK)
+        for s in samples()
+    ]
     found = {}
     for kind in ("tied", "no plan", "experts"):
         for dtype, learns in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
             trainer = loaded(folder, kind, world, dtype, learns)
-            parts = world.gather([vars(score) for score in trainer.score(share(world, requests), token_budget=1)])
+            parts = world.gather(
+                [vars(score) for score in trainer.score(share(world, requests), token_budget=1)]
+            )
             with scaled_positions(2.0).changed(trainer.model):  # as `diagnose` reads responses
-                read = [{"logp_T": score.logp_T} for score in trainer.score(share(world, requests), token_budget=1)]
-            parts += world.gather(read) if kind != "no plan" else []  # that model has no such positions
-            trainer.score_again(share(world, requests), token_budget=100)  # no rank waits for the others
-            described = {key: value for key, value in trainer.describe().items() if key != "threads"}
+                read = [
+                    {"logp_T": score.logp_T}
+                    for score in trainer.score(share(world, requests), token_budget=1)
+                ]
+            # That model has no such positions
+            parts += world.gather(read) if kind != "no plan" else []
+            # No rank waits for the others
+            trainer.score_again(share(world, requests), token_budget=100)
+            described = {
+                key: value for key, value in trainer.describe().items() if key != "threads"
+            }
             found[kind, dtype, learns] = [x for part in parts for x in part], described
     _keep(found, folder, world, "scores")
 
@@ -159,7 +220,12 @@ def saved(trainer: Trainer, folder: Path, world: World) -> None:
     for _ in range(2):
         learner.update(share(world, samples(recomputed=False)))
     save_checkpoint(folder / "run", 2, learner.tensors(), {"learner": learner.facts()}, world=world)
-    _keep({name: whole(tensor).clone() for name, tensor in learner.tensors().items()}, folder, world, "saved")
+    _keep(
+        {name: whole(tensor).clone() for name, tensor in learner.tensors().items()},
+        folder,
+        world,
+        "saved",
+    )
 
 
 def restored(folder: Path, world: World) -> None:
@@ -180,7 +246,13 @@ def trained(folder: Path, world: World) -> None:
     for name in ON_RANKS:
         config = load_config("miniature", SMALL | SHORT | {"algorithm": name, "reward": reward})
         train(config, folder / name, lambda _: None, world=world)
-    talk = {"environment": talk_file(folder), "episodes": 4, "eval_episodes": 3, "max_tokens": 60, "turn_tokens": 6}
+    talk = {
+        "environment": talk_file(folder),
+        "episodes": 4,
+        "eval_episodes": 3,
+        "max_tokens": 60,
+        "turn_tokens": 6,
+    }
     config = load_config("miniature", SMALL | SHORT | talk | {"algorithm": "gspo"})
     train(config, folder / "episodes", lambda _: None, world=world)
 
@@ -198,7 +270,9 @@ MIXTURE: dict[str, Any] = {
 
 
 def sent(folder: Path, world: World) -> None:
-    """What a sync sends of a sharded mixture: every tensor of the folder, with little alive at a time."""
+    """What a sync sends of a sharded mixture: every tensor of the folder, with little alive at a
+    time.
+    """
     path = str(folder / "mixture" / "Qwen3Moe")
     trainer = Trainer.load(path, sampling=PLAIN, dtype="float32", sharding=Sharding(world, True))
     expected = load_file(f"{path}/model.safetensors")
@@ -215,8 +289,14 @@ def sent(folder: Path, world: World) -> None:
 
 def _storage_bytes() -> int:
     """Bytes of all tensors that are alive, each storage once."""
-    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.device.type == "cpu"}
+    tensors = [
+        thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)
+    ]
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in tensors
+        if t.device.type == "cpu"
+    }
     return sum(storages.values())
 
 
@@ -239,7 +319,8 @@ def kept(folder: Path, ranks: int, name: str = "found") -> dict:
 def main(what: str, folder: str) -> None:
     torch.set_num_threads(1)
     functions: dict[str, Callable[[Path, World], None]] = {
-        function.__name__: function for function in (gradients, restored, trained, dynamic, sent, deserted)
+        function.__name__: function
+        for function in (gradients, restored, trained, dynamic, sent, deserted)
     }
     with joined("What was made is kept.") as world:
         functions[what](Path(folder), world)

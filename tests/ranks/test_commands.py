@@ -23,10 +23,12 @@ from tests.warm import Forked, cli
 
 MODEL = str(bundled("model"))
 CLI = [sys.executable, "-m", "mismatch_cli"]
-TRAIN = ("train", "--max-tokens", "48", "--samples-per-prompt", "4", "--prompts-per-step", "4", "--eval-every", "0",
+TRAIN = ("train", "--max-tokens", "48", "--samples-per-prompt", "4", "--prompts-per-step", "4",
+         "--eval-every", "0",
          "--eval-samples", "1", "--checkpoint-every", "1", "--no-plots", "--num-problems", "8",
          "--learning-rate", "5e-4")  # fmt: skip
-PROBE = ("probe", "--engine", "hf", "--num-prompts", "48", "--samples-per-prompt", "6", "--max-tokens", "8",
+PROBE = ("probe", "--engine", "hf", "--num-prompts", "48", "--samples-per-prompt", "6",
+         "--max-tokens", "8",
          "--no-plots", "--quiet", "--noise-responses", "20")  # fmt: skip
 
 
@@ -73,7 +75,9 @@ class Training:
 
 
 def test_two_ranks_train_with_vllm_until_ctrl_c(tmp_path):
-    training = Training(tmp_path / "run", "--steps", "50", "--trace-every", "1", "--learning-rate", "2e-3")
+    training = Training(
+        tmp_path / "run", "--steps", "50", "--trace-every", "1", "--learning-rate", "2e-3"
+    )
     while len(lines(tmp_path / "run")) < 2:
         time.sleep(0.1)
     training.launcher.send_signal(signal.SIGINT)
@@ -82,10 +86,15 @@ def test_two_ranks_train_with_vllm_until_ctrl_c(tmp_path):
     assert "Stopped and saved. Continue with the same command" in said
     found = lines(tmp_path / "run")
     assert [line["step"] for line in found] == list(range(1, len(found) + 1))
-    assert {line["sync"] for line in found} <= {"proven", "unchecked"} and found[1]["sync"] == "proven"
+    assert {line["sync"] for line in found} <= {"proven", "unchecked"} and found[1][
+        "sync"
+    ] == "proven"
     trace = pq.read_table(tmp_path / "run" / "traces" / "step-2" / "shard-00000.parquet")
     assert len(trace) == 16 and len(set(trace["prompt_id"].to_pylist())) == 4
-    assert {path.name for path in (tmp_path / "run" / "log").iterdir()} == {"vllm.log", "vllm-1.log"}
+    assert {path.name for path in (tmp_path / "run" / "log").iterdir()} == {
+        "vllm.log",
+        "vllm-1.log",
+    }
     newest = max((tmp_path / "run" / "checkpoints").iterdir())
     assert newest.name == f"step-{found[-1]['step']:06d}"
     checkpoint = json.loads((newest / "state.json").read_text())
@@ -105,7 +114,10 @@ def test_a_killed_rank_restarts_as_often_as_requested(tmp_path):
     assert not set(first.values()) & set(training.ranks.values())
     os.kill(training.ranks[1], signal.SIGKILL)
     code, said = training.ended(within=20)
-    assert code == 1 and "mismatch-cli: Rank 1 was killed (SIGKILL). Every finished step is recorded" in said
+    assert (
+        code == 1
+        and "mismatch-cli: Rank 1 was killed (SIGKILL). Every finished step is recorded" in said
+    )
     assert said.count("Training sample_data/model") == 2
     steps = [line["step"] for line in lines(tmp_path / "run")]
     assert steps == list(range(1, len(steps) + 1))
@@ -113,8 +125,21 @@ def test_a_killed_rank_restarts_as_often_as_requested(tmp_path):
 
 def test_ctrl_c_ends_ranks_that_have_just_begun(tmp_path):
     """One that dies while Python starts is not restarted, whatever --max-restarts says."""
-    arguments = [*CLI, *TRAIN, "--engine", "hf", "--steps", "50", "--max-restarts", "3", "--nproc", "2"]
-    launcher = subprocess.Popen([*arguments, "--output", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True)
+    arguments = [
+        *CLI,
+        *TRAIN,
+        "--engine",
+        "hf",
+        "--steps",
+        "50",
+        "--max-restarts",
+        "3",
+        "--nproc",
+        "2",
+    ]
+    launcher = subprocess.Popen(
+        [*arguments, "--output", str(tmp_path / "run")], stderr=subprocess.PIPE, text=True
+    )
     while not (begun := ranks_of(launcher.pid)):
         assert launcher.poll() is None
         time.sleep(0.01)
@@ -149,7 +174,10 @@ def test_diagnose_finds_what_one_rank_finds(tmp_path):
     started = [  # the last two as a cluster would: one by one
         cli(*diagnose, str(tmp_path / "one")),
         launched(*diagnose, str(tmp_path / "dealt"), "--nproc", "2", ranks=2),
-        *(cli(*diagnose, str(tmp_path / "spread"), "--sharded", env=place) for place in as_ranks(2)),
+        *(
+            cli(*diagnose, str(tmp_path / "spread"), "--sharded", env=place)
+            for place in as_ranks(2)
+        ),
     ]
     for process in started:
         said = process.ended(within=200)
@@ -164,9 +192,12 @@ def test_diagnose_finds_what_one_rank_finds(tmp_path):
         assert {name: finding["status"] for name, finding in other.items()} == {
             name: finding["status"] for name, finding in one.items()
         }
-        # The trace is from a bfloat16 trainer: other micro-batches choose other kernels, on each processor in its way.
-        # The factor is told with two digits; it may move by less than one of the third.
-        assert other["stale-weights"]["effect"] == pytest.approx(one["stale-weights"]["effect"], rel=1e-3)
+        # The trace is from a bfloat16 trainer: other micro-batches choose other kernels, on each
+        # processor in its way. The factor is told with two digits; it may move by less than one of
+        # the third.
+        assert other["stale-weights"]["effect"] == pytest.approx(
+            one["stale-weights"]["effect"], rel=1e-3
+        )
 
 
 def assert_same_shards(one: Path, other: Path) -> None:
@@ -179,16 +210,20 @@ def assert_same_shards(one: Path, other: Path) -> None:
 WRONG: list[tuple[Sequence[str], str]] = [
     (("train", "--nproc", "2", "--engine", "hf", "--prompts-per-step", "1", "--minibatches", "1"),
      "2 ranks cannot share 1 problems per step"),
-    (("train", "--nproc", "2", "--engine", "hf", "--tensor-parallel", "3"), "2 ranks cannot form engines of 3"),
+    (("train", "--nproc", "2", "--engine", "hf", "--tensor-parallel", "3"),
+     "2 ranks cannot form engines of 3"),
     (("diagnose", "--nproc", "2"), "--nproc spreads the scoring of a model"),
     (("probe", "--sharded"), "Set how many with --nproc"),
     (("train", "--cpu-offload"), "--cpu-offload needs a model"),
-    (("train", "--engine", "server", "--engine-url", "http://localhost:1", "--seeds", "2", "--devices", "0,1"),
+    (("train", "--engine", "server", "--engine-url", "http://localhost:1", "--seeds", "2",
+      "--devices", "0,1"),
      "servers hold the weights of one"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), WRONG, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"), WRONG, ids=lambda x: x if isinstance(x, str) else ""
+)
 def test_what_ranks_cannot_share_gives_one_sentence(tmp_path, arguments, sentence):
     code, said = run(*arguments, "--quiet", "--output", str(tmp_path / "run"))
     told = [line for line in said.splitlines() if line.startswith("mismatch-cli: ")]
@@ -199,32 +234,62 @@ def test_what_ranks_cannot_share_gives_one_sentence(tmp_path, arguments, sentenc
 def test_an_existing_folder_is_reported_once_and_not_resumed(tmp_path):
     """Only restarted ranks resume what they find."""
     (tmp_path / "notes.txt").write_text("mine")
-    code, said = run(*TRAIN, "--engine", "hf", "--nproc", "2", "--max-restarts", "2", "--output", str(tmp_path))
-    assert code == 1 and said.count("mismatch-cli: ") == said.count("already exists, but contains no training run") == 1
+    code, said = run(
+        *TRAIN, "--engine", "hf", "--nproc", "2", "--max-restarts", "2", "--output", str(tmp_path)
+    )
+    assert (
+        code == 1
+        and said.count("mismatch-cli: ")
+        == said.count("already exists, but contains no training run")
+        == 1
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_rank_whose_peer_ended_says_so(tmp_path):
-    ranks = [Forked("tests.ranks.on_ranks", "deserted", str(tmp_path), env=place) for place in as_ranks(2)]
+    ranks = [
+        Forked("tests.ranks.on_ranks", "deserted", str(tmp_path), env=place)
+        for place in as_ranks(2)
+    ]
     said, _ = [rank.ended(within=60) for rank in ranks]
-    assert "MismatchError: Another rank has ended, and rank 0 cannot continue without it. What was made" in said
+    assert (
+        "MismatchError: Another rank has ended, and rank 0 cannot continue without it. What was "
+        "made" in said
+    )
     assert ranks[1].returncode == 0
 
 
 def test_a_lost_rank_is_not_reported_as_an_engine_failure():
-    gone = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2946.")
-    with pytest.raises(RuntimeError, match="Connection closed by peer"), engine_failures("sampling", "Nothing is lost"):
+    gone = RuntimeError(
+        "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:2946."
+    )
+    with (
+        pytest.raises(RuntimeError, match="Connection closed by peer"),
+        engine_failures("sampling", "Nothing is lost"),
+    ):
         raise gone
 
 
 def test_ranks_with_other_settings_say_so(tmp_path):
     """Started one by one, as a cluster would."""
     ranks = [
-        cli(*TRAIN, "--engine", "hf", "--quiet", "--seed", seed, "--output", str(tmp_path / "run"), env=environment)
+        cli(
+            *TRAIN,
+            "--engine",
+            "hf",
+            "--quiet",
+            "--seed",
+            seed,
+            "--output",
+            str(tmp_path / "run"),
+            env=environment,
+        )
         for seed, environment in zip("12", as_ranks(2), strict=True)
     ]
     said = [rank.ended(within=100) for rank in ranks]
-    assert "Rank 1 has seed = 2, and rank 0 has 1. Start every rank with the same command" in said[0]
+    assert (
+        "Rank 1 has seed = 2, and rank 0 has 1. Start every rank with the same command" in said[0]
+    )
     assert "Rank 0 has seed = 1, and rank 1 has 2." in said[1]
     assert all(rank.returncode == 1 for rank in ranks)
 
@@ -232,5 +297,7 @@ def test_ranks_with_other_settings_say_so(tmp_path):
 def test_a_taken_port_gives_one_sentence(tmp_path):
     with socket.create_server(("localhost", 0)) as server:
         environment = as_ranks(2)[0] | {"MASTER_PORT": str(server.getsockname()[1])}
-        code, said = run(*TRAIN, "--engine", "hf", "--output", str(tmp_path / "run"), environment=environment)
+        code, said = run(
+            *TRAIN, "--engine", "hf", "--output", str(tmp_path / "run"), environment=environment
+        )
     assert code == 1 and "Rank 0 did not find the other ranks at localhost:" in said

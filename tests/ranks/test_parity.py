@@ -1,4 +1,6 @@
-"""Two ranks compute what one does: gradients, steps and scores of fixed responses, for every algorithm and model."""
+"""Two ranks compute what one does: gradients, steps and scores of fixed responses, for every
+algorithm and model.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_an_algorithm_changes_the_gradient(gradients):
 
 
 def test_scores_are_those_of_one_rank(gradients, folder):
-    """Each response alone in its micro-batch: then only the weights' memory layout differs, which chooses kernels."""
+    """Each response alone in its micro-batch: then only the weights' memory layout differs,
+    which chooses kernels.
+    """
     one, two = kept(folder, 1, "scores"), kept(folder, 2, "scores")
     assert one.keys() == two.keys()
     for case, (scores, described) in one.items():
@@ -80,7 +84,9 @@ def test_scores_are_those_of_one_rank(gradients, folder):
                 if case[1] == "bfloat16":  # a kernel may round a logit to its neighbour
                     assert values is None or np.mean(seen[column] != values) < 0.05, (case, column)
                 elif values is not None:
-                    np.testing.assert_allclose(seen[column], values, atol=2e-6, err_msg=f"{case} {column}")
+                    np.testing.assert_allclose(
+                        seen[column], values, atol=2e-6, err_msg=f"{case} {column}"
+                    )
 
 
 def test_a_checkpoint_of_two_ranks_is_resumed_on_one_and_on_three(gradients, folder):
@@ -89,16 +95,25 @@ def test_a_checkpoint_of_two_ranks_is_resumed_on_one_and_on_three(gradients, fol
     one, three = kept(folder, 1), kept(folder, 3)
     assert before.keys() == one["found"].keys() and one["version"] == three["version"] == 3
     for name, tensor in before.items():
-        assert torch.equal(one["found"][name], tensor) and torch.equal(three["found"][name], tensor), name
-        if name.startswith("exp_avg."):  # not the weights: AdamW divides small gradients by their size
+        assert torch.equal(one["found"][name], tensor) and torch.equal(
+            three["found"][name], tensor
+        ), name
+        # Not the weights: AdamW divides small gradients by their size
+        if name.startswith("exp_avg."):
             largest = float(one["after"][name].abs().max())
-            torch.testing.assert_close(three["after"][name], one["after"][name], atol=TOLERANCE * largest, rtol=0)
+            torch.testing.assert_close(
+                three["after"][name], one["after"][name], atol=TOLERANCE * largest, rtol=0
+            )
             assert not torch.equal(one["after"][name], tensor)
 
 
 def test_a_sharded_mixture_is_sent_layer_by_layer(tmp_path):
-    """Not gathered whole on every rank: at the peak, at most twice the largest layer is alive beside the shards."""
+    """Not gathered whole on every rank: at the peak, at most twice the largest layer is alive
+    beside the shards.
+    """
     saved_model(tmp_path / "mixture", "Qwen3Moe", vocab_size=VOCABULARY, **MIXTURE)
     run_on(2, "sent", tmp_path)
-    experts = MIXTURE["num_experts"] * 3 * MIXTURE["hidden_size"] * MIXTURE["moe_intermediate_size"] * 4
+    experts = (
+        MIXTURE["num_experts"] * 3 * MIXTURE["hidden_size"] * MIXTURE["moe_intermediate_size"] * 4
+    )
     assert 0.9 * experts < kept(tmp_path, 2, "sent")["alive"] < 2 * experts

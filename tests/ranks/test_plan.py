@@ -8,7 +8,14 @@ from transformers import GPT2Config, GPT2PreTrainedModel, Qwen3Config
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.sharding import add_plan
 
-SMALL = {"n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2, "vocab_size": 99}
+SMALL = {
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "vocab_size": 99,
+}
 
 
 def test_the_layers_are_the_parts():
@@ -26,5 +33,7 @@ def test_a_plan_of_transformers_is_kept():
 
 def test_a_model_that_names_no_layers_is_refused_with_one_sentence(monkeypatch):
     monkeypatch.setattr(GPT2PreTrainedModel, "_no_split_modules", None)
-    with pytest.raises(MismatchError, match=r"does not say which of its modules are layers.*leave out --sharded"):
+    with pytest.raises(
+        MismatchError, match=r"does not say which of its modules are layers.*leave out --sharded"
+    ):
         add_plan(GPT2Config(**SMALL), "gpt2")

@@ -41,29 +41,55 @@ def train(folder: Path) -> Trained:
     from trl.generation.vllm_generation import VLLMGeneration
 
     VLLMGeneration.sync_weights = sync_as_a_cpu_needs
-    problems = map(json.loads, (ROOT / "sample_data/perfectible.jsonl").read_text(encoding="utf-8").splitlines())
+    problems = map(
+        json.loads,
+        (ROOT / "sample_data/perfectible.jsonl").read_text(encoding="utf-8").splitlines(),
+    )
     settings = GRPOConfig(
-        output_dir=str(folder / "trl"), max_steps=STEPS, per_device_train_batch_size=8, gradient_accumulation_steps=1,
-        num_generations=4, max_completion_length=48, learning_rate=1e-3, lr_scheduler_type="constant", bf16=False,
-        gradient_checkpointing=False, model_init_kwargs={"dtype": "float32"}, use_cpu=True, logging_steps=1,
-        save_strategy="no", report_to="none", disable_tqdm=True, use_vllm=True, vllm_mode="colocate",
-        vllm_gpu_memory_utilization=0.1, reward_weights=[1.0, 0.5],
-    )  # fmt: skip
+        output_dir=str(folder / "trl"),
+        max_steps=STEPS,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=1,
+        num_generations=4,
+        max_completion_length=48,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        bf16=False,
+        gradient_checkpointing=False,
+        model_init_kwargs={"dtype": "float32"},
+        use_cpu=True,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_vllm=True,
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=0.1,
+        reward_weights=[1.0, 0.5],
+    )
     trainer = GRPOTrainer(
         model=str(MODEL),
         reward_funcs=[even_beginning, even_second],
         args=settings,
-        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": p["problem"]}]} for p in problems]),
+        train_dataset=Dataset.from_list(
+            [{"prompt": [{"role": "user", "content": p["problem"]}]} for p in problems]
+        ),
     )
     sample, batches = trainer._generate_and_score_completions, []
-    trainer._generate_and_score_completions = lambda inputs: batches.append(sample(inputs)) or batches[-1]
+    trainer._generate_and_score_completions = lambda inputs: (
+        batches.append(sample(inputs)) or batches[-1]
+    )
     with contextlib.chdir(folder):
         run_the_lines_of_the_page("TRL", trainer=trainer)
-    return Trained(folder / "recorded", [row for row in trainer.state.log_history if "reward" in row], batches)
+    return Trained(
+        folder / "recorded", [row for row in trainer.state.log_history if "reward" in row], batches
+    )
 
 
 def sync_as_a_cpu_needs(generation: Any) -> None:
-    """TRL's own sync crashes on a CPU, where vLLM packs the weights: see benchmarks/rivals/trl_grpo.py."""
+    """TRL's own sync crashes on a CPU, where vLLM packs the weights: see
+    benchmarks/rivals/trl_grpo.py.
+    """
     weights = iter(generation.model.state_dict().items())
     generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
     generation.llm.reset_prefix_cache()
@@ -84,7 +110,11 @@ def trained(tmp_path_factory):
 
 
 def test_everything_that_trl_samples_is_recorded(trained):
-    rows = [row for shard in sorted(trained.folder.glob("shard-*")) for row in pq.read_table(shard).to_pylist()]
+    rows = [
+        row
+        for shard in sorted(trained.folder.glob("shard-*"))
+        for row in pq.read_table(shard).to_pylist()
+    ]
     assert len(rows) == 8 * STEPS
     for step, (logged, batch) in enumerate(zip(trained.logged, trained.batches, strict=True)):
         of_step = [row for row in rows if row["step"] == step]
@@ -93,7 +123,9 @@ def test_everything_that_trl_samples_is_recorded(trained):
         assert np.mean(lengths) == pytest.approx(logged["completions/mean_length"])
         clipped = np.mean([row["finish_reason"] == "length" for row in of_step])
         assert clipped == pytest.approx(logged["completions/clipped_ratio"])
-        assert [row["advantage"][0] for row in of_step] == pytest.approx(batch["advantages"].tolist())
+        assert [row["advantage"][0] for row in of_step] == pytest.approx(
+            batch["advantages"].tolist()
+        )
 
 
 def test_its_dialect_reports_what_trl_logs(trained, tmp_path, capsys):
@@ -113,10 +145,15 @@ def test_its_dialect_reports_what_trl_logs(trained, tmp_path, capsys):
             assert value == pytest.approx(logged[name], abs=1e-6), name
 
 
-@pytest.mark.parametrize("command", ["report", "clipstats", "diagnose", "gate", "compare", "rescore"])
+@pytest.mark.parametrize(
+    "command", ["report", "clipstats", "diagnose", "gate", "compare", "rescore"]
+)
 def test_every_command_reads_it(trained, command, tmp_path, capsys):
     named = [str(trained.folder)] * (1 + (command == "compare"))
-    flags = {"rescore": ["--trainer-model", str(MODEL), "--weights", "0"], "gate": ["--limits", "slime"]}
+    flags = {
+        "rescore": ["--trainer-model", str(MODEL), "--weights", "0"],
+        "gate": ["--limits", "slime"],
+    }
     folder = [] if command == "gate" else ["--output", str(tmp_path / "out")]
     assert run([command, *named, *flags.get(command, []), *folder, "--full"]) == 0
     assert "bfloat16" in (said := capsys.readouterr().out) and "float32" in said
@@ -129,7 +166,7 @@ def main() -> None:
         f"{step}/{name}": value.numpy()
         for step, batch in enumerate(found.batches)
         for name, value in batch.items()
-    }  # fmt: skip
+    }
     logged = np.array([[row[name] for name in LOGGED] for row in found.logged])
     np.savez_compressed(BATCHES, logged=logged, **arrays)
 

@@ -1,8 +1,8 @@
 """verl's own classes, recorded: `make test-verl`, which installs them, outside CI.
 
-The trainer is verl's, with its TransferQueue on Ray; the queue already holds what a GPU would compute.
-`python -m tests.record.real_verl` renews the batch that tests/record/test_frameworks.py replays, and the files that
-tests/importers/test_verl.py reads.
+The trainer is verl's, with its TransferQueue on Ray; the queue already holds what a GPU would
+compute. `python -m tests.record.real_verl` renews the batch that tests/record/test_frameworks.py
+replays, and the files that tests/importers/test_verl.py reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from mismatch_cli.cli import run
 from mismatch_cli.trace.reader import Trace
 from tests.record.test_frameworks import VERL, verl_metrics
 
-os.environ["VERL_USE_EXTERNAL_MODULES"] = "mismatch_cli.record.verl"  # as users set it, before verl is imported
+# As users set it, before verl is imported
+os.environ["VERL_USE_EXTERNAL_MODULES"] = "mismatch_cli.record.verl"
 SAMPLES, TURN = 12, (2, 5)
 
 
@@ -28,14 +29,17 @@ def queue():
     import ray
     import transfer_queue
 
-    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)  # it requests more than this machine has
+    # It requests more than this machine has
+    ray.init(num_cpus=32, include_dashboard=False, log_to_driver=False)
     transfer_queue.init()
     yield transfer_queue
     ray.shutdown()
 
 
 def samples() -> list[dict[str, Any]]:
-    """The items that verl's agent loop puts into its queue, one response each, every third with a tool turn."""
+    """The items that verl's agent loop puts into its queue, one response each, every third with
+    a tool turn.
+    """
     rng, found = np.random.default_rng(0), []
     for number in range(SAMPLES):
         length = int(rng.integers(8, 20))
@@ -47,12 +51,17 @@ def samples() -> list[dict[str, Any]]:
         scores[-1] = float(number % 2)
         found.append(
             {
-                "uid": f"prompt-{number // 4}", "prompts": torch.arange(1, 4 + number // 4),
-                "responses": torch.from_numpy(rng.integers(0, 1000, length)), "response_mask": mask, "loss_mask": mask,
-                "rollout_log_probs": rollout, "rm_scores": scores,
-                "old_log_probs": rollout + torch.from_numpy(rng.normal(0, 0.02, length).astype("f")),
+                "uid": f"prompt-{number // 4}",
+                "prompts": torch.arange(1, 4 + number // 4),
+                "responses": torch.from_numpy(rng.integers(0, 1000, length)),
+                "response_mask": mask,
+                "loss_mask": mask,
+                "rollout_log_probs": rollout,
+                "rm_scores": scores,
+                "old_log_probs": rollout
+                + torch.from_numpy(rng.normal(0, 0.02, length).astype("f")),
             }
-        )  # fmt: skip
+        )
     return found
 
 
@@ -63,7 +72,10 @@ def trainer(folder: Path, **correction: Any) -> Any:
 
     made = object.__new__(get_trainer_cls("sync_recorded"))
     algorithm = {"adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "use_kl_in_reward": False}
-    model, rollout = {"path": "some-model"}, {"name": "vllm", "dtype": "bfloat16", "temperature": 1.0, "n": 4}
+    model, rollout = (
+        {"path": "some-model"},
+        {"name": "vllm", "dtype": "bfloat16", "temperature": 1.0, "n": 4},
+    )
     made.config = OmegaConf.create(
         {
             "trainer": {"default_local_dir": str(folder)},
@@ -82,13 +94,26 @@ def recorded(queue: Any, folder: Path, **correction: Any) -> Any:
 
     made, rows = trainer(folder, **correction), samples()
     keys = [f"{folder.name}-{number // 4}_{number % 4}_0" for number in range(SAMPLES)]
-    tags = [{"is_padding": number == 5, "min_global_steps": 5, "max_global_steps": 6} for number in range(SAMPLES)]
-    queue.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags)
+    tags = [
+        {"is_padding": number == 5, "min_global_steps": 5, "max_global_steps": 6}
+        for number in range(SAMPLES)
+    ]
+    queue.kv_batch_put(
+        keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(rows), tags=tags
+    )
     metrics: dict[str, Any] = {}
     made._compute_advantage(KVBatchMeta(keys=keys, tags=tags, partition_id="train"), metrics)
     made._recorder.close()
     assert made._recorder.counts["written"] == SAMPLES - 1
-    names = ["prompts", "responses", "loss_mask", "rollout_log_probs", "old_log_probs", "advantages", "rm_scores"]
+    names = [
+        "prompts",
+        "responses",
+        "loss_mask",
+        "rollout_log_probs",
+        "old_log_probs",
+        "advantages",
+        "rm_scores",
+    ]
     return queue.kv_batch_get(keys, "train", names), metrics
 
 
@@ -97,7 +122,9 @@ def test_every_mode_has_a_recorded_twin():
 
     modes = {name for name in TRAINER_REGISTRY if not name.endswith("_recorded")}
     assert {"sync", "colocate_async", "separate_async"} <= modes
-    assert {name for name in TRAINER_REGISTRY if name not in modes} == {f"{name}_recorded" for name in modes}
+    assert {name for name in TRAINER_REGISTRY if name not in modes} == {
+        f"{name}_recorded" for name in modes
+    }
 
 
 def test_verls_own_metrics_are_those_of_the_trace(queue, tmp_path):
@@ -115,7 +142,9 @@ def test_verls_own_metrics_are_those_of_the_trace(queue, tmp_path):
     found = verl_metrics(tmp_path / "run/recorded")
     shared = found.keys() & logged.keys()
     assert len(shared) >= 12
-    assert {name: found[name] for name in shared} == pytest.approx({n: float(logged[n]) for n in shared}, abs=1e-6)
+    assert {name: found[name] for name in shared} == pytest.approx(
+        {n: float(logged[n]) for n in shared}, abs=1e-6
+    )
 
 
 def test_bypassed_log_probs_are_not_the_trainers(queue, tmp_path, capsys):
@@ -130,16 +159,28 @@ def saved(folder: Path) -> list[Path]:
     from verl.protocol import DataProto
 
     rows = samples()
-    tensors = {name: pad_sequence([row[name] for row in rows], batch_first=True) for name in rows[0]
-               if name not in ("uid", "prompts")}  # fmt: skip
-    tensors["prompts"] = pad_sequence([row["prompts"] for row in rows], batch_first=True, padding_side="left")
-    real = [pad_sequence([torch.ones(len(row[name])) for row in rows], batch_first=True, padding_side=side)
-            for name, side in (("prompts", "left"), ("responses", "right"))]  # fmt: skip
+    tensors = {
+        name: pad_sequence([row[name] for row in rows], batch_first=True)
+        for name in rows[0]
+        if name not in ("uid", "prompts")
+    }
+    tensors["prompts"] = pad_sequence(
+        [row["prompts"] for row in rows], batch_first=True, padding_side="left"
+    )
+    real = [
+        pad_sequence(
+            [torch.ones(len(row[name])) for row in rows], batch_first=True, padding_side=side
+        )
+        for name, side in (("prompts", "left"), ("responses", "right"))
+    ]
     tensors["attention_mask"], scores = torch.cat(real, 1).long(), tensors.pop("rm_scores")
     uids = np.array([row["uid"] for row in rows], dtype=object)
     batch = DataProto.from_dict(
         tensors=tensors | {"token_level_scores": scores},
-        non_tensors={"uid": uids, "reward_model": np.array([{"ground_truth": "1"}] * SAMPLES, dtype=object)},
+        non_tensors={
+            "uid": uids,
+            "reward_model": np.array([{"ground_truth": "1"}] * SAMPLES, dtype=object),
+        },
         meta_info={"global_steps": 7, "temperature": 1.0},
     )
     paths = [folder / "verl_batch.dp", folder / "verl_batch_numpy.dp"]
@@ -168,7 +209,9 @@ def main() -> None:
         data, _ = recorded(transfer_queue, Path(folder))
     lists = {name: data[name].unbind() for name in data.keys()}  # noqa: SIM118 - a TensorDict
     arrays = {
-        f"{name}/{number}": value.numpy() for name, values in lists.items() for number, value in enumerate(values)
+        f"{name}/{number}": value.numpy()
+        for name, values in lists.items()
+        for number, value in enumerate(values)
     }
     np.savez_compressed(VERL, **arrays)
     saved(Path(__file__).parents[1] / "importers")

@@ -1,8 +1,10 @@
-"""The adapters for verl, SkyRL, slime and OpenRLHF on real batches, with stand-ins for the imported modules.
+"""The adapters for verl, SkyRL, slime and OpenRLHF on real batches, with stand-ins for the imported
+modules.
 
-verl's batch is from tests/record/real_verl.py. SkyRL's (a9564572e) and OpenRLHF's (3c3be623) were made by their own
-functions from the same lists: `convert_prompts_responses_to_batch_tensors`, and `_process_response_into_experience`
-with `split_rollout_samples`. slime's follows its `_convert_samples_to_train_data` (624b824a8).
+verl's batch is from tests/record/real_verl.py. SkyRL's (a9564572e) and OpenRLHF's (3c3be623) were
+made by their own functions from the same lists: `convert_prompts_responses_to_batch_tensors`, and
+`_process_response_into_experience` with `split_rollout_samples`. slime's follows its
+`_convert_samples_to_train_data` (624b824a8).
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ VERL = Path(__file__).parent / "verl_batch.npz"
 
 def verl_metrics(folder: Path) -> dict[str, float]:
     """The trace's metrics in verl's dialect."""
-    metrics = Translation.of([Trace.open(folder)], "verl").to_json()["frameworks"]["verl"]["metrics"]
+    metrics = Translation.of([Trace.open(folder)], "verl").to_json()["frameworks"]["verl"][
+        "metrics"
+    ]
     return {line["name"]: line["value"] for line in metrics if line["value"] is not None}
 
 
@@ -61,7 +65,9 @@ def test_an_adapter_is_read_at_a_glance(name):
 
 
 class FakeTrainer:
-    """The part of verl's trainer that its subclass uses: a configuration, and computing advantages."""
+    """The part of verl's trainer that its subclass uses: a configuration, and computing
+    advantages.
+    """
 
     config: Any = None
     tokenizer, global_steps = None, 7
@@ -74,13 +80,20 @@ class FakeTrainer:
         self.ended = True
 
 
-def verl_trainer(monkeypatch: pytest.MonkeyPatch, folder: Path, **algorithm: Any) -> tuple[Any, Any]:
-    """The recorded twin of a stand-in trainer, and a batch from verl, whose sixth response is padding."""
+def verl_trainer(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, **algorithm: Any
+) -> tuple[Any, Any]:
+    """The recorded twin of a stand-in trainer, and a batch from verl, whose sixth response is
+    padding.
+    """
     columns: dict[str, list[torch.Tensor]] = defaultdict(list)
     with np.load(VERL) as arrays:
         for name in arrays.files:
             columns[name.partition("/")[0]].append(torch.from_numpy(arrays[name]))
-    data = {name: SimpleNamespace(unbind=lambda values=values: values) for name, values in columns.items()}
+    data = {
+        name: SimpleNamespace(unbind=lambda values=values: values)
+        for name, values in columns.items()
+    }
     registry: dict[str, Any] = {"sync": FakeTrainer}
 
     def register(name: str) -> Any:
@@ -88,17 +101,26 @@ def verl_trainer(monkeypatch: pytest.MonkeyPatch, folder: Path, **algorithm: Any
 
     stand_in(monkeypatch, "transfer_queue", kv_batch_get=lambda *_: data)
     base = stand_in(
-        monkeypatch, "verl.trainer.ppo.v1.trainer_base", TRAINER_REGISTRY=registry, register_trainer=register
+        monkeypatch,
+        "verl.trainer.ppo.v1.trainer_base",
+        TRAINER_REGISTRY=registry,
+        register_trainer=register,
     )
     stand_in(monkeypatch, "verl.trainer.ppo.v1", trainer_base=base)
     adapter(monkeypatch, "verl")
     made = registry["sync_recorded"]()
     rollout = SimpleNamespace(name="vllm", dtype="bfloat16", temperature=0.8)
     made.config = SimpleNamespace(
-        trainer=SimpleNamespace(default_local_dir=str(folder)), algorithm=algorithm,
-        actor_rollout_ref=SimpleNamespace(rollout=rollout, model=SimpleNamespace(path="some-model")),
-    )  # fmt: skip
-    tags = [{"is_padding": number == 5, "min_global_steps": 6, "max_global_steps": 7} for number in range(12)]
+        trainer=SimpleNamespace(default_local_dir=str(folder)),
+        algorithm=algorithm,
+        actor_rollout_ref=SimpleNamespace(
+            rollout=rollout, model=SimpleNamespace(path="some-model")
+        ),
+    )
+    tags = [
+        {"is_padding": number == 5, "min_global_steps": 6, "max_global_steps": 7}
+        for number in range(12)
+    ]
     return made, SimpleNamespace(tags=tags, keys=[], partition_id="train")
 
 
@@ -119,7 +141,9 @@ def test_verl(monkeypatch, tmp_path):
             assert close(row["logp_trainer"], arrays[f"old_log_probs/{number}"])
             assert row["reward"] == number % 2 and (row["step"], row["version_rollout"]) == (7, 6)
     manifest = Trace.open(tmp_path / "recorded").manifest
-    assert manifest["rollout"]["dtype"] == "bfloat16" and manifest["config"]["sampling"] == {"temperature": 0.8}
+    assert manifest["rollout"]["dtype"] == "bfloat16" and manifest["config"]["sampling"] == {
+        "temperature": 0.8
+    }
 
 
 def test_verl_in_bypass_mode_has_no_log_probs_of_the_trainer(monkeypatch, tmp_path):
@@ -134,10 +158,15 @@ def test_training_continues_if_verl_lacks_something(monkeypatch, tmp_path, caplo
     del made.config.actor_rollout_ref.rollout.dtype
     batch.tags = batch.tags[:3]
     assert made._compute_advantage(batch, {}) is batch
-    assert "dtype" in caplog.text and "zip()" in caplog.text  # the manifest lacks it, and the batch is lost
+    # The manifest lacks it, and the batch is lost
+    assert "dtype" in caplog.text and "zip()" in caplog.text
 
 
-TWO_TURNS = {"prompt_ids": [5, 6], "response_ids": [11, 12, 90, 91, 13], "loss_mask": [True, True, False, False, True]}
+TWO_TURNS = {
+    "prompt_ids": [5, 6],
+    "response_ids": [11, 12, 90, 91, 13],
+    "loss_mask": [True, True, False, False, True],
+}
 ONE_TURN = {"prompt_ids": [7, 8, 9], "response_ids": [14, 15], "loss_mask": [True, True]}
 
 
@@ -159,7 +188,12 @@ def test_skyrl(monkeypatch, tmp_path):
         "advantages": torch.tensor([[2.0, 2, 2, 2, 2], [0, 0, 0, -1, -1]]),
         "values": None,
     }  # fmt: skip
-    batch = Batch({name: None if value is None else torch.cat([value, value[:1]]) for name, value in batch.items()})
+    batch = Batch(
+        {
+            name: None if value is None else torch.cat([value, value[:1]])
+            for name, value in batch.items()
+        }
+    )
     batch.metadata = {"pad_size": 1}  # a copy of the first response pads the batch
     sampling = SimpleNamespace(temperature=0.7)
     cfg = SimpleNamespace(
@@ -178,7 +212,9 @@ def test_skyrl(monkeypatch, tmp_path):
     first, second = rows_of(tmp_path / "recorded")
     assert {name: first[name] for name in TWO_TURNS} == TWO_TURNS
     assert {name: second[name] for name in ONE_TURN} == ONE_TURN
-    assert close(first["logp_rollout"], [-0.1, -0.2, 0, 0, -0.3]) and close(second["logp_trainer"], [-0.41, -0.51])
+    assert close(first["logp_rollout"], [-0.1, -0.2, 0, 0, -0.3]) and close(
+        second["logp_trainer"], [-0.41, -0.51]
+    )
     assert second["advantage"] == [-1, -1] and first["step"] == 3
     assert Trace.open(tmp_path / "recorded").manifest["config"]["sampling"] == {"temperature": 0.7}
 
@@ -188,7 +224,11 @@ def test_slime(monkeypatch, tmp_path, last_stage, tensor_rank):
     """Each data-parallel rank has its own responses; of ranks with the same ones, one records."""
     monkeypatch.setenv("MISMATCH_RECORD", str(tmp_path / "run"))
     args = SimpleNamespace(
-        hf_checkpoint="some-model", rollout_temperature=1.0, rollout_top_p=1.0, bf16=True, fp16=False
+        hf_checkpoint="some-model",
+        rollout_temperature=1.0,
+        rollout_top_p=1.0,
+        bf16=True,
+        fp16=False,
     )
     record = adapter(monkeypatch, "slime")
     for rank in range(2):
@@ -200,9 +240,12 @@ def test_slime(monkeypatch, tmp_path, last_stage, tensor_rank):
         stand_in(monkeypatch, "megatron.core", mpu=mpu)
         data = {
             "tokens": [torch.tensor([5, 6, 11, 12, 90, 91, 13]), torch.tensor([7, 8, 9, 14, 15])],
-            "response_lengths": [5, 2], "truncated": [0, 1], "sample_indices": [2 * rank, 2 * rank + 1],
-            "loss_masks": [torch.tensor([1, 1, 0, 0, 1]), torch.tensor([1, 1])], "local_raw_reward": [1.0, 0.0],
-            "rollout_log_probs": [torch.tensor([-0.1, -0.2, 0, 0, -0.3]), torch.tensor([-0.4, -0.5])],
+            "response_lengths": [5, 2], "truncated": [0, 1],
+            "sample_indices": [2 * rank, 2 * rank + 1],
+            "loss_masks": [torch.tensor([1, 1, 0, 0, 1]), torch.tensor([1, 1])],
+            "local_raw_reward": [1.0, 0.0],
+            "rollout_log_probs": [torch.tensor([-0.1, -0.2, 0, 0, -0.3]),
+                                  torch.tensor([-0.4, -0.5])],
             "log_probs": [torch.tensor([-0.11, -0.21, 0, 0, -0.31]), torch.tensor([-0.41, -0.51])],
             "advantages": [torch.tensor([1.0] * 5), torch.tensor([-1.0] * 2)],
         }  # fmt: skip
@@ -213,11 +256,15 @@ def test_slime(monkeypatch, tmp_path, last_stage, tensor_rank):
     for recorder in record._RECORDERS.values():
         recorder.close()
     rows = rows_of(tmp_path / "run")
-    assert [row["sample_index"] for row in rows] == [0, 1, 2, 3] and {row["step"] for row in rows} == {4}
+    assert [row["sample_index"] for row in rows] == [0, 1, 2, 3] and {
+        row["step"] for row in rows
+    } == {4}
     for row, expected in zip(rows, (TWO_TURNS, ONE_TURN) * 2, strict=True):
         assert {name: row[name] for name in expected} == expected
     assert [row["finish_reason"] for row in rows] == ["stop", "length"] * 2
-    assert [row["reward"] for row in rows] == [1, 0] * 2 and close(rows[3]["logp_trainer"], [-0.41, -0.51])
+    assert [row["reward"] for row in rows] == [1, 0] * 2 and close(
+        rows[3]["logp_trainer"], [-0.41, -0.51]
+    )
     assert Trace.open(tmp_path / "run").manifest["trainer"]["dtype"] == "bfloat16"
 
 
@@ -242,9 +289,10 @@ def test_openrlhf(monkeypatch, tmp_path):
         action_mask=torch.tensor([[0, 1, 1, 0, 0, 1], [0, 0, 1, 1, 0, 0]]),
         rollout_log_probs=torch.tensor([[0, -0.1, -0.2, 0, 0, -0.3], [0, 0, -0.4, -0.5, 0, 0]]),
         action_log_probs=torch.tensor([[0, -0.11, -0.21, 0, 0, -0.31], [0, 0, -0.41, -0.51, 0, 0]]),
-        advantages=torch.tensor([[0.8] * 6, [-1.2] * 6]), rewards=torch.tensor([1.0, 0.0]),
+        advantages=torch.tensor([[0.8] * 6, [-1.2] * 6]),
+        rewards=torch.tensor([1.0, 0.0]),
         truncated=torch.tensor([False, True]),
-    )  # fmt: skip
+    )
 
     class Maker:
         """The part of OpenRLHF's RemoteExperienceMaker that is wrapped."""
@@ -269,6 +317,11 @@ def test_openrlhf(monkeypatch, tmp_path):
     assert [row["step"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3]
     for row, expected in zip(rows, (TWO_TURNS, ONE_TURN) * 4, strict=True):
         assert {name: row[name] for name in expected} == expected
-    assert close(rows[0]["logp_rollout"], [-0.1, -0.2, 0, 0, -0.3]) and close(rows[1]["logp_trainer"], [-0.41, -0.51])
-    assert close(rows[1]["advantage"], [-1.2, -1.2]) and [row["reward"] for row in rows[:2]] == [1, 0]
+    assert close(rows[0]["logp_rollout"], [-0.1, -0.2, 0, 0, -0.3]) and close(
+        rows[1]["logp_trainer"], [-0.41, -0.51]
+    )
+    assert close(rows[1]["advantage"], [-1.2, -1.2]) and [row["reward"] for row in rows[:2]] == [
+        1,
+        0,
+    ]
     assert [row["finish_reason"] for row in rows[:2]] == ["stop", "length"]

@@ -25,13 +25,22 @@ from mismatch_cli.record import Recorder
 from mismatch_cli.trace.reader import Trace
 
 
-def response(rng: np.random.Generator, step: int = 0, prompt: int = 0, sample: int = 0) -> dict[str, Any]:
+def response(
+    rng: np.random.Generator, step: int = 0, prompt: int = 0, sample: int = 0
+) -> dict[str, Any]:
     logq_T = -rng.exponential(1.0, 5).astype(np.float32)
     return {
-        "step": step, "prompt_id": prompt, "sample_index": sample, "prompt_ids": [1, 2, prompt],
-        "response_ids": rng.integers(0, 500, 5), "logp_rollout": logq_T, "logp_trainer": logq_T - 0.01,
-        "advantage": 0.5, "reward": 1.0, "finish_reason": "stop",
-    }  # fmt: skip
+        "step": step,
+        "prompt_id": prompt,
+        "sample_index": sample,
+        "prompt_ids": [1, 2, prompt],
+        "response_ids": rng.integers(0, 500, 5),
+        "logp_rollout": logq_T,
+        "logp_trainer": logq_T - 0.01,
+        "advantage": 0.5,
+        "reward": 1.0,
+        "finish_reason": "stop",
+    }
 
 
 def counts(**found: int) -> dict[str, int]:
@@ -44,7 +53,12 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
 
 def test_what_is_added_is_a_trace(tmp_path):
     rng = np.random.default_rng(0)
-    given = [response(rng, step, prompt, sample) for step in range(2) for prompt in range(3) for sample in range(2)]
+    given = [
+        response(rng, step, prompt, sample)
+        for step in range(2)
+        for prompt in range(3)
+        for sample in range(2)
+    ]
     recorder = Recorder(tmp_path / "run", manifest={"config": {"sampling": {"temperature": 1.0}}})
     for row in given:
         recorder.add(**row)
@@ -52,7 +66,10 @@ def test_what_is_added_is_a_trace(tmp_path):
     found = recorded(tmp_path / "run")
     assert len(found) == len(given) and recorder.counts == counts(given=12, written=12)
     for row, expected in zip(found, given, strict=True):
-        assert row["response_ids"] == expected["response_ids"].tolist() and row["advantage"] == [0.5] * 5
+        assert (
+            row["response_ids"] == expected["response_ids"].tolist()
+            and row["advantage"] == [0.5] * 5
+        )
         np.testing.assert_array_equal(np.float32(row["logp_rollout"]), expected["logp_rollout"])
         assert (row["step"], row["prompt_id"], row["sample_index"]) == tuple(
             expected[name] for name in ("step", "prompt_id", "sample_index")
@@ -66,10 +83,15 @@ def test_padded_matrices_on_either_side_lose_their_padding(tmp_path, kind):
     logp = [[-0.1, -0.2, -0.3], [-0.4, 0.0, 0.0]]
     recorder = Recorder(tmp_path / "run")
     recorder.add_padded(
-        step=3, prompt_ids=kind(prompt_ids), response_ids=kind(response_ids), prompt_mask=kind(prompt_mask),
-        response_mask=kind(response_mask), logp_rollout=kind(logp), logp_trainer=kind(logp),
+        step=3,
+        prompt_ids=kind(prompt_ids),
+        response_ids=kind(response_ids),
+        prompt_mask=kind(prompt_mask),
+        response_mask=kind(response_mask),
+        logp_rollout=kind(logp),
+        logp_trainer=kind(logp),
         advantage=kind([1.0, -1.0]),
-    )  # fmt: skip
+    )
     recorder.close()
     first, second = recorded(tmp_path / "run")
     assert (first["prompt_ids"], second["prompt_ids"]) == ([7, 8], [4, 5, 6])
@@ -79,20 +101,38 @@ def test_padded_matrices_on_either_side_lose_their_padding(tmp_path, kind):
 
 
 def test_a_batch_may_be_lists_of_anything_and_is_copied(tmp_path):
-    ids, logp = [torch.tensor([1, 2, 3]), torch.tensor([9, 0, 0])], [[-0.1, -0.2, -0.3], [-0.4, 0.0, 0.0]]
+    ids, logp = (
+        [torch.tensor([1, 2, 3]), torch.tensor([9, 0, 0])],
+        [[-0.1, -0.2, -0.3], [-0.4, 0.0, 0.0]],
+    )
     recorder = Recorder(tmp_path / "run")
     recorder.add_padded(
-        step=[3, 4], prompt_ids=((7, 8), (5, 6)), response_ids=ids, prompt_mask=[[1, 1], [0, 1]],
-        response_mask=np.array([[1, 1, 1], [1, 0, 0]]), logp_rollout=logp, logp_trainer=np.array(logp),
-        advantage=torch.tensor([[0.5], [-0.5]], dtype=torch.bfloat16), finish_reason=["stop", None], reward=[None, 1],
-        topk_ids=np.arange(12).reshape(2, 3, 2), topk_logp_rollout=np.full((2, 3, 2), -1.0), loss_mask=None,
-    )  # fmt: skip
+        step=[3, 4],
+        prompt_ids=((7, 8), (5, 6)),
+        response_ids=ids,
+        prompt_mask=[[1, 1], [0, 1]],
+        response_mask=np.array([[1, 1, 1], [1, 0, 0]]),
+        logp_rollout=logp,
+        logp_trainer=np.array(logp),
+        advantage=torch.tensor([[0.5], [-0.5]], dtype=torch.bfloat16),
+        finish_reason=["stop", None],
+        reward=[None, 1],
+        topk_ids=np.arange(12).reshape(2, 3, 2),
+        topk_logp_rollout=np.full((2, 3, 2), -1.0),
+        loss_mask=None,
+    )
     ids[0][:], logp[0][0] = 0, -9.0  # the run changes its own arrays
-    recorder.add_padded(step=5, prompt_ids=np.zeros((0, 2)), response_ids=[], prompt_mask=[], response_mask=[])
+    recorder.add_padded(
+        step=5, prompt_ids=np.zeros((0, 2)), response_ids=[], prompt_mask=[], response_mask=[]
+    )
     recorder.close()
     first, second = recorded(tmp_path / "run")
     assert recorder.counts == counts(given=2, written=2)
-    assert (first["prompt_ids"], second["prompt_ids"], first["response_ids"]) == ([7, 8], [6], [1, 2, 3])
+    assert (first["prompt_ids"], second["prompt_ids"], first["response_ids"]) == (
+        [7, 8],
+        [6],
+        [1, 2, 3],
+    )
     np.testing.assert_allclose(first["logp_rollout"], [-0.1, -0.2, -0.3])
     assert (first["advantage"], second["advantage"]) == ([0.5] * 3, [-0.5])
     assert (first["finish_reason"], second["finish_reason"]) == ("stop", "unknown")
@@ -113,19 +153,28 @@ def test_unrecordable_responses_are_counted_and_the_run_continues(tmp_path, capl
         for change in refused:
             recorder.add(**good | change)
         recorder.add(**{name: value for name, value in good.items() if name != "step"})
-        recorder.add_padded(prompt_ids=3, response_ids=[[1, 2]], prompt_mask=[[1]], response_mask=[[1, 1]], step=0)
-        recorder.add_padded(prompt_ids=[[1]], response_ids=torch.tensor([[1, 2], [3, 4]]), prompt_mask=[[1]], step=0)
+        recorder.add_padded(
+            prompt_ids=3, response_ids=[[1, 2]], prompt_mask=[[1]], response_mask=[[1, 1]], step=0
+        )
+        recorder.add_padded(
+            prompt_ids=[[1]], response_ids=torch.tensor([[1, 2], [3, 4]]), prompt_mask=[[1]], step=0
+        )
         recorder.add_padded(response_ids=torch.tensor(1))
         recorder.add(**good)
         recorder.add(**good | {"reward": np.inf, "sample_index": 1})
         recorder.close()
         recorder.add(**good)
     first, second = recorded(tmp_path / "run")
-    assert first["reward"] == 1.0 and second["reward"] is None  # not a number: left empty, as in an import
-    assert recorder.counts == counts(given=len(refused) + 8, written=2, refused=len(refused) + 1, lost=5)
-    first, last = (record.getMessage() for record in caplog.records)  # one at the first fault, one at the end
+    # Not a number: left empty, as in an import
+    assert first["reward"] == 1.0 and second["reward"] is None
+    assert recorder.counts == counts(
+        given=len(refused) + 8, written=2, refused=len(refused) + 1, lost=5
+    )
+    # One at the first fault, one at the end
+    first, last = (record.getMessage() for record in caplog.records)
     assert (
-        "step is missing" in first and f"2 of {len(refused) + 7} responses recorded in {tmp_path}/run, 1 step" in last
+        "step is missing" in first
+        and f"2 of {len(refused) + 7} responses recorded in {tmp_path}/run, 1 step" in last
     )
     note = json.loads((tmp_path / "run" / "recorder-00000.json").read_text())
     assert sum(note["left_out"].values()) == len(refused) + 1 and note["closed"]
@@ -134,10 +183,14 @@ def test_unrecordable_responses_are_counted_and_the_run_continues(tmp_path, capl
 def test_values_that_were_not_measured_are_nan(tmp_path):
     logp_T = [np.nan, -0.5, None, 0.0, -np.inf]
     recorder = Recorder(tmp_path / "run")
-    recorder.add(**response(np.random.default_rng(0)) | {"logp_trainer": logp_T, "advantage": np.nan})
+    recorder.add(
+        **response(np.random.default_rng(0)) | {"logp_trainer": logp_T, "advantage": np.nan}
+    )
     recorder.close()
     (row,) = recorded(tmp_path / "run")
-    np.testing.assert_array_equal(np.float32(row["logp_trainer"]), np.float32([np.nan, -0.5, np.nan, 0.0, -np.inf]))
+    np.testing.assert_array_equal(
+        np.float32(row["logp_trainer"]), np.float32([np.nan, -0.5, np.nan, 0.0, -np.inf])
+    )
     imported = Trace.open(tmp_path / "run").manifest["imported"]
     assert "that is NaN: not measured" in " ".join(imported["noted"])
 
@@ -155,13 +208,22 @@ def test_every_command_reads_it_whatever_the_run_states(tmp_path, command, capsy
         folder = tmp_path / str(number)
         recorder = Recorder(folder, manifest=manifest)
         for prompt, sample in np.ndindex(4, 4):
-            recorder.add(**response(rng, 0, prompt, sample) | {"advantage": sample - 1.5, "finish_reason": None})
+            recorder.add(
+                **response(rng, 0, prompt, sample)
+                | {"advantage": sample - 1.5, "finish_reason": None}
+            )
         recorder.close()
         named = [folder, folder] if command == "compare" else [folder]
-        code = run([command, *map(str, named), "--full", *["--limits", "slime"] * (command == "gate")])
+        code = run(
+            [command, *map(str, named), "--full", *["--limits", "slime"] * (command == "gate")]
+        )
         said = " ".join(capsys.readouterr().out.split()).replace("None is a finding", "")
         assert code in (0, 3) and "None" not in said, said
-        assert number != 1 or command == "gate" or ("sglang" in said and "megatron" in said and "bfloat16" in said)
+        assert (
+            number != 1
+            or command == "gate"
+            or ("sglang" in said and "megatron" in said and "bfloat16" in said)
+        )
 
 
 def test_a_folder_of_another_run_is_left_alone(tmp_path, caplog):
@@ -178,7 +240,9 @@ def test_a_folder_of_another_run_is_left_alone(tmp_path, caplog):
         recorder.add(**response(np.random.default_rng(0), step))
         recorder.close()
         assert recorder.counts == counts(given=1, written=1), "nothing is lost"
-        assert recorder.folder != folder and caplog.text.count(f"{recorder.folder}") >= 2, "said at start and end"
+        assert recorder.folder != folder and caplog.text.count(f"{recorder.folder}") >= 2, (
+            "said at start and end"
+        )
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -203,8 +267,13 @@ def test_a_start_that_is_no_resume_gets_its_own_folder(tmp_path, caplog):
             recorder.add(**response(np.random.default_rng(day), step))
         recorder.close()
     assert recorder.folder == tmp_path / "run-3"
-    assert f"Recording into {tmp_path}/run-3." in caplog.text and "3 of 3 responses recorded in" in caplog.text
-    found = [[row["step"] for row in recorded(tmp_path / name)] for name in ("run", "run-2", "run-3")]
+    assert (
+        f"Recording into {tmp_path}/run-3." in caplog.text
+        and "3 of 3 responses recorded in" in caplog.text
+    )
+    found = [
+        [row["step"] for row in recorded(tmp_path / name)] for name in ("run", "run-2", "run-3")
+    ]
     assert found == [[0, 1], [0, 1, 2, 3], [0, 1, 2]]
     resumed = Recorder(tmp_path / "run", resume=lambda: True)  # the newest
     resumed.add(**response(np.random.default_rng(9), 3))
@@ -229,7 +298,13 @@ def test_ranks_of_a_new_run_agree_on_its_folder(tmp_path):
 
 def batch(**changes: Any) -> dict[str, Any]:
     ids = np.arange(1, 13).reshape(4, 3)
-    given = {"step": 0, "prompt_ids": ids, "response_ids": ids, "logp_rollout": -ids / 10, "prompt_id": range(4)}
+    given = {
+        "step": 0,
+        "prompt_ids": ids,
+        "response_ids": ids,
+        "logp_rollout": -ids / 10,
+        "prompt_id": range(4),
+    }
     given["prompt_id"] = list(given["prompt_id"])
     return given | {"prompt_mask": ids > 0, "response_mask": ids > 0} | changes
 
@@ -237,12 +312,16 @@ def batch(**changes: Any) -> dict[str, Any]:
 def test_a_batch_whose_columns_do_not_belong_together_is_not_recorded(tmp_path, caplog):
     recorder = Recorder(tmp_path / "run")
     for change in (
-        {"response_mask": np.ones((3, 3))}, {"advantage": np.ones(8)}, {"prompt_mask": np.ones((3, 3))},
-        {"reward": [1.0] * 3}, {"finish_reason": ["stop"] * 5},
-    ):  # fmt: skip
+        {"response_mask": np.ones((3, 3))},
+        {"advantage": np.ones(8)},
+        {"prompt_mask": np.ones((3, 3))},
+        {"reward": [1.0] * 3},
+        {"finish_reason": ["stop"] * 5},
+    ):
         recorder.add_padded(**batch(**change))
     assert recorder.counts["lost"] == 4 * 5 and "rows, but response_mask" in caplog.text
-    short = np.tile([0, 1, 1], (4, 1))  # two tokens each, so that a matrix of width 2 looks already cut
+    # Two tokens each, so that a matrix of width 2 looks already cut
+    short = np.tile([0, 1, 1], (4, 1))
     recorder.add_padded(**batch(response_mask=short, logp_rollout=np.full((4, 2), -1.0)))
     recorder.add_padded(**batch(response_mask=short, step=1))
     recorder.close()
@@ -275,12 +354,11 @@ def test_a_removed_folder_is_created_again(tmp_path):
 
 def test_a_forked_child_neither_records_nor_keeps_the_folder(tmp_path):
     script = (
-        "import os, sys, time; from mismatch_cli.record import Recorder\n"
-        "recorder = Recorder(sys.argv[1])\n"
-        "if not os.fork():\n"
-        "    recorder.add(step=1, prompt_ids=[1], response_ids=[2], logp_rollout=[-0.1])\n"
-        "    print(recorder.counts['lost'], flush=True); recorder.close(); time.sleep(20); os._exit(0)\n"
-        "time.sleep(0.5); os.kill(os.getpid(), 9)\n"
+        "import os, sys, time; from mismatch_cli.record import Recorder\nrecorder = "
+        "Recorder(sys.argv[1])\nif not os.fork():\n    recorder.add(step=1, prompt_ids=[1], "
+        "response_ids=[2], logp_rollout=[-0.1])\n    print(recorder.counts['lost'], flush=True); "
+        "recorder.close(); time.sleep(20); os._exit(0)\ntime.sleep(0.5); os.kill(os.getpid(), "
+        "9)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, tmp_path / "run"], stdout=subprocess.PIPE, text=True
@@ -293,7 +371,9 @@ def test_a_forked_child_neither_records_nor_keeps_the_folder(tmp_path):
         assert restarted.counts == counts(given=1, written=1)
 
 
-@pytest.mark.parametrize("note", ["{}", "[]", '{"shards": {"a": 1}}', "no JSON", '{"shards": {}, "rank": "0"}'])
+@pytest.mark.parametrize(
+    "note", ["{}", "[]", '{"shards": {"a": 1}}', "no JSON", '{"shards": {}, "rank": "0"}']
+)
 def test_a_damaged_note_is_reported(tmp_path, note, capsys, caplog):
     recorder = Recorder(tmp_path / "run")
     recorder.add(**response(np.random.default_rng(0)))
@@ -319,21 +399,25 @@ def test_reasons_do_not_grow_with_refused_values(tmp_path):
 def test_a_full_disk_costs_responses_but_not_the_run(tmp_path):
     """The system really refuses files beyond 64 KiB, until the limit is lifted."""
     script = (
-        "import json, resource, signal, sys, numpy as np; from mismatch_cli.record import Recorder\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "recorder, rng = Recorder(sys.argv[1]), np.random.default_rng(0)\n"
-        "for step, limit in ((0, -1), (1, 2**16), (2, 2**16), (3, -1)):\n"
-        "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, -1))\n"
-        "    logp_T = -rng.exponential(size=50_000).astype('f')\n"
-        "    recorder.add(step=step, prompt_ids=[1], response_ids=rng.integers(0, 9, 50_000), logp_rollout=logp_T)\n"
-        "    recorder.flush()\n"
-        "recorder.close(); print(json.dumps(recorder.counts))\n"
+        "import json, resource, signal, sys, numpy as np; from mismatch_cli.record import "
+        "Recorder\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nrecorder, rng = "
+        "Recorder(sys.argv[1]), np.random.default_rng(0)\nfor step, limit in ((0, -1), (1, "
+        "2**16), (2, 2**16), (3, -1)):\n    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, "
+        "-1))\n    logp_T = -rng.exponential(size=50_000).astype('f')\n    "
+        "recorder.add(step=step, prompt_ids=[1], response_ids=rng.integers(0, 9, 50_000), "
+        "logp_rollout=logp_T)\n    recorder.flush()\nrecorder.close(); "
+        "print(json.dumps(recorder.counts))\n"
     )
-    ran = subprocess.run([sys.executable, "-c", script, tmp_path / "run"], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "run"], capture_output=True, text=True, check=True
+    )
     assert json.loads(ran.stdout) == counts(given=4, written=2, lost=2)
     assert ran.stderr.count("responses are lost") == 1 and "File too large" in ran.stderr
     trace = Trace.open(tmp_path / "run")
-    assert [row["step"] for row in recorded(tmp_path / "run")] == [0, 3] and not trace.completeness.partial
+    assert [row["step"] for row in recorded(tmp_path / "run")] == [
+        0,
+        3,
+    ] and not trace.completeness.partial
     assert trace.manifest["imported"]["left_out"] == {"responses that could not be written": 2}
     assert not [*(tmp_path / "run").glob("*.part")]
 
@@ -370,7 +454,12 @@ def test_a_folder_that_cannot_be_written_warns_once(tmp_path, caplog):
 
 def test_all_ranks_choose_the_same_prompts(tmp_path):
     rng = np.random.default_rng(0)
-    rows = [response(rng, step, prompt, sample) for step in range(20) for prompt in range(20) for sample in range(2)]
+    rows = [
+        response(rng, step, prompt, sample)
+        for step in range(20)
+        for prompt in range(20)
+        for sample in range(2)
+    ]
     chosen = []
     for rank in range(2):
         recorder = Recorder(tmp_path / str(rank), every=4)
@@ -387,7 +476,11 @@ def test_all_ranks_choose_the_same_prompts(tmp_path):
         padded.add_padded(step=step, prompt_mask=mask[:, :3], response_mask=mask, **matrices)
     padded.close()
     assert recorded(tmp_path / "padded") == recorded(tmp_path / "0")
-    assert padded.counts["written"] + padded.counts["not sampled"] == padded.counts["given"] == len(rows)
+    assert (
+        padded.counts["written"] + padded.counts["not sampled"]
+        == padded.counts["given"]
+        == len(rows)
+    )
     assert chosen[0] == chosen[1] and 70 <= len(chosen[0]) <= 130
 
 
@@ -430,7 +523,11 @@ def test_kills_at_any_moment_lose_nothing_that_was_flushed_and_nothing_counts_tw
     flushed = [-1] * _RANKS
     for seconds in (*delays, (None,) * _RANKS):
         ranks = [
-            subprocess.Popen([sys.executable, "-c", _KILLED, folder, str(rank)], stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [sys.executable, "-c", _KILLED, folder, str(rank)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             for rank in range(_RANKS)
         ]
         for rank, process in enumerate(ranks):
@@ -439,12 +536,18 @@ def test_kills_at_any_moment_lose_nothing_that_was_flushed_and_nothing_counts_tw
             process.kill()
             flushed[rank] = max([flushed[rank], *map(int, process.communicate()[0].split())])
         if (folder / "manifest.json").exists() and [*folder.glob("shard-*")]:
-            steps = [{row["step"] for row in recorded(folder) if row["prompt_id"] == rank} for rank in range(_RANKS)]
+            steps = [
+                {row["step"] for row in recorded(folder) if row["prompt_id"] == rank}
+                for rank in range(_RANKS)
+            ]
             assert all({*range(flushed[rank] + 1)} <= steps[rank] for rank in range(_RANKS))
     rows = recorded(folder)
     assert all({*row["response_ids"]} == {row["step"]} for row in rows)
     found = Counter((row["prompt_id"], row["step"]) for row in rows)
-    assert found == dict.fromkeys(np.ndindex(_RANKS, _STEPS), 3) and not Trace.open(folder).completeness.partial
+    assert (
+        found == dict.fromkeys(np.ndindex(_RANKS, _STEPS), 3)
+        and not Trace.open(folder).completeness.partial
+    )
     assert not [*folder.glob("*.part")]
 
 
@@ -452,7 +555,9 @@ def test_samples_without_an_index_are_numbered(tmp_path):
     recorders = [Recorder(tmp_path / "run", rank=rank) for rank in range(2)]
     for recorder in recorders:
         for step, prompt in ((0, 5), (0, 5), (1, 5), (0, 6), (0, 5)):
-            recorder.add(**response(np.random.default_rng(0), step, prompt) | {"sample_index": None})
+            recorder.add(
+                **response(np.random.default_rng(0), step, prompt) | {"sample_index": None}
+            )
         recorder.close()
     rows = recorded(tmp_path / "run")
     keys = [(row["step"], row["prompt_id"], row["sample_index"]) for row in rows]
@@ -470,9 +575,9 @@ def test_a_restarted_run_counts_nothing_twice(tmp_path):
         recorder.close()
     assert [row["step"] for row in recorded(tmp_path / "run")] == [0, 1, 2, 3, 4, 5]
     note = json.loads((tmp_path / "run" / "recorder-00000.json").read_text())
-    assert [facts["rows"] for facts in note["shards"].values()] == [1] * 6 and "repeated responses" in " ".join(
-        note["left_out"]
-    )
+    assert [facts["rows"] for facts in note["shards"].values()] == [
+        1
+    ] * 6 and "repeated responses" in " ".join(note["left_out"])
 
 
 def test_a_growing_trace_is_read_and_reported_as_unfinished(tmp_path):
@@ -490,7 +595,12 @@ def test_a_growing_trace_is_read_and_reported_as_unfinished(tmp_path):
 
 def test_it_needs_only_numpy_and_pyarrow():
     script = (
-        "import sys, mismatch_cli.record\n"
-        "print(sorted(m for m in ('torch', 'typer', 'rich', 'pandas', 'orjson', 'matplotlib') if m in sys.modules))"
+        "import sys, mismatch_cli.record\nprint(sorted(m for m in ('torch', 'typer', 'rich', "
+        "'pandas', 'orjson', 'matplotlib') if m in sys.modules))"
     )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True
+        ).stdout.strip()
+        == "[]"
+    )

@@ -37,7 +37,9 @@ def batches() -> list[dict[str, torch.Tensor]]:
 
 
 def trainer(answers: list[dict[str, Any]], **changes: Any) -> Any:
-    """A stand-in for TRL's trainer, which is not installed here: the parts that `record` reads, and a run's batches."""
+    """A stand-in for TRL's trainer, which is not installed here: the parts that `record` reads,
+    and a run's batches.
+    """
     waiting, rewards = deque(answers), np.arange(16.0)
     logs = {"rewards": {"a": deque(rewards), "b": deque([np.nan, *rewards[1:]])}}
     made = SimpleNamespace(
@@ -45,10 +47,12 @@ def trainer(answers: list[dict[str, Any]], **changes: Any) -> Any:
         model=SimpleNamespace(name_or_path="some-model", dtype=torch.float32, training=True),
         accelerator=SimpleNamespace(process_index=0),
         state=SimpleNamespace(global_step=0),
-        eos_token_ids=[1], reward_weights=torch.tensor([1.0, 0.5]),
-        _tokenizer=AutoTokenizer.from_pretrained(MODEL), _logs=logs,
+        eos_token_ids=[1],
+        reward_weights=torch.tensor([1.0, 0.5]),
+        _tokenizer=AutoTokenizer.from_pretrained(MODEL),
+        _logs=logs,
         _generate_and_score_completions=lambda _: waiting.popleft(),
-    )  # fmt: skip
+    )
     vars(made).update(changes)
 
     def train() -> None:
@@ -66,7 +70,9 @@ def run_the_lines_of_the_page(heading: str, **given: Any) -> None:
     exec("\n".join(line for line in lines if "(...)" not in line), given)
 
 
-def recorded(folder: Path, answers: list[dict[str, Any]], **changes: Any) -> tuple[Trace, dict[str, int]]:
+def recorded(
+    folder: Path, answers: list[dict[str, Any]], **changes: Any
+) -> tuple[Trace, dict[str, int]]:
     """The trace of the steps in order."""
     stand_in = trainer(answers, **changes)
     recorder = record(stand_in, str(folder))
@@ -100,22 +106,36 @@ def test_a_batch_is_recorded_as_it_was(tmp_path):
         step, place = divmod(number, 8)
         batch, mask = answers[step], answers[step]["completion_mask"][place].bool()
         assert row["step"] == row["version_rollout"] == row["version_trainer"] == step
-        assert row["prompt_ids"] == batch["prompt_ids"][place][batch["prompt_mask"][place].bool()].tolist()
-        assert row["response_ids"] == batch["completion_ids"][place][mask].tolist() and all(row["loss_mask"])
-        for name, theirs in (("logp_rollout", "sampling_per_token_logps"), ("logp_trainer", "old_per_token_logps")):
+        assert (
+            row["prompt_ids"]
+            == batch["prompt_ids"][place][batch["prompt_mask"][place].bool()].tolist()
+        )
+        assert row["response_ids"] == batch["completion_ids"][place][mask].tolist() and all(
+            row["loss_mask"]
+        )
+        for name, theirs in (
+            ("logp_rollout", "sampling_per_token_logps"),
+            ("logp_trainer", "old_per_token_logps"),
+        ):
             np.testing.assert_array_equal(np.float32(row[name]), batch[theirs][place][mask].numpy())
         assert row["advantage"] == [batch["advantages"][place].item()] * len(row["response_ids"])
         assert row["finish_reason"] == ("stop" if row["response_ids"][-1] == 1 else "length")
-        assert row["reward"] == (0.0 if place == 0 else 1.5 * place)  # the first has one reward that applies
+        # The first has one reward that applies
+        assert row["reward"] == (0.0 if place == 0 else 1.5 * place)
     assert {row["finish_reason"] for row in rows} == {"stop", "length"}
     manifest = trace.manifest
-    assert manifest["trainer"]["dtype"] == "bfloat16" and manifest["rollout"]["engine"] == "transformers"
+    assert (
+        manifest["trainer"]["dtype"] == "bfloat16"
+        and manifest["rollout"]["engine"] == "transformers"
+    )
     assert manifest["config"]["sampling"] == {"temperature": 0.9, "top_p": 1.0}
 
 
 def test_each_rank_takes_its_own_rewards(tmp_path):
     rank_0 = Recorder(tmp_path / "run")
-    trace, _ = recorded(tmp_path / "run", batches()[:1], accelerator=SimpleNamespace(process_index=1))
+    trace, _ = recorded(
+        tmp_path / "run", batches()[:1], accelerator=SimpleNamespace(process_index=1)
+    )
     rows = [row for table in trace.tables() for row in table.to_pylist()]
     assert [row["reward"] for row in rows] == [1.5 * place for place in range(8, 16)]
     rank_0.close()
@@ -140,7 +160,13 @@ def test_untrained_tokens_do_not_count(tmp_path):
     trace, _ = recorded(tmp_path / "run", [batch])
     rows = [row for table in trace.tables() for row in table.to_pylist()]
     assert len(rows) == 8 and not any(rows[2]["loss_mask"]) and 0 not in rows[2]["response_ids"]
-    assert [place for place, trained in enumerate(rows[3]["loss_mask"]) if not trained] == [4, 5, 6, 7, 8]
+    assert [place for place, trained in enumerate(rows[3]["loss_mask"]) if not trained] == [
+        4,
+        5,
+        6,
+        7,
+        8,
+    ]
 
 
 def test_an_unknown_reward_is_none(tmp_path):
@@ -165,12 +191,20 @@ def test_a_different_trl_does_not_end_the_run(tmp_path, caplog):
     del stand_in._logs
     recorder = record(stand_in, str(tmp_path / "run"))
     for key in ("completion_ids", "advantages"):
-        assert torch.equal(stand_in._generate_and_score_completions([])[key], batches()[0 if key[0] == "c" else 1][key])
+        assert torch.equal(
+            stand_in._generate_and_score_completions([])[key],
+            batches()[0 if key[0] == "c" else 1][key],
+        )
     recorder.close()
     assert caplog.text.count("'_logs'") == 1 and batch
-    without_vllm = {name: values for name, values in batch.items() if name != "sampling_per_token_logps"}
+    without_vllm = {
+        name: values for name, values in batch.items() if name != "sampling_per_token_logps"
+    }
     recorder = record(stand_in := trainer([without_vllm]), str(tmp_path / "other"))
     stand_in._generate_and_score_completions([])
     recorder.close()
-    assert recorder.counts["refused"] == 8 and "without log-probabilities of the rollout engine" in caplog.text
+    assert (
+        recorder.counts["refused"] == 8
+        and "without log-probabilities of the rollout engine" in caplog.text
+    )
     assert columns(stand_in, without_vllm)["logp_rollout"] is None

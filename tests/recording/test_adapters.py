@@ -1,4 +1,6 @@
-"""`probe --adapter`: no gap if both sides apply it, staleness if one does, an error if it is ignored."""
+"""`probe --adapter`: no gap if both sides apply it, staleness if one does, an error if it is
+ignored.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from mismatch_cli.report.about import who_facts
 from mismatch_cli.trace.reader import Trace
 from tests.lora import save_adapter
 
-SIZE = ["--num-prompts", "6", "--samples-per-prompt", "4", "--max-tokens", "48", "--top-logprobs", "0", "--quiet"]
+SIZE = [
+    "--num-prompts",
+    "6",
+    "--samples-per-prompt",
+    "4",
+    "--max-tokens",
+    "48",
+    "--top-logprobs",
+    "0",
+    "--quiet",
+]
 FLOAT32 = ["--rollout-dtype", "float32", "--trainer-dtype", "float32"]
 
 
@@ -23,7 +35,9 @@ FLOAT32 = ["--rollout-dtype", "float32", "--trainer-dtype", "float32"]
 def no_report():
     """Figures would take longer than the probes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mismatch_cli.commands._show.Common.study_mismatch", lambda *arguments, **settings: None)
+        patch.setattr(
+            "mismatch_cli.commands._show.Common.study_mismatch", lambda *arguments, **settings: None
+        )
         yield
 
 
@@ -50,7 +64,11 @@ def gaps(folder: Path) -> dict[str, float]:
         np.exp(np.concatenate([getattr(batch, f"logp_{name}_T") for batch in batches]))
         for name in ("rollout", "trainer", "recomputed")
     )
-    pairs = {"mismatch": (rollout, recomputed), "staleness": (recomputed, trainer), "total": (rollout, trainer)}
+    pairs = {
+        "mismatch": (rollout, recomputed),
+        "staleness": (recomputed, trainer),
+        "total": (rollout, trainer),
+    }
     return {name: float(np.abs(one - other).mean()) for name, (one, other) in pairs.items()}
 
 
@@ -63,13 +81,21 @@ def test_real_vllm_and_the_trainer_apply_the_same_adapter(both, adapter):
     found = manifest(both)
     assert found["equal_weights"] is True
     for side in ("rollout", "trainer"):
-        assert (found[side]["adapter"], found[side]["adapter_rank"], found[side]["adapter_alpha"]) == (adapter, 4, 8.0)
+        assert (
+            found[side]["adapter"],
+            found[side]["adapter_rank"],
+            found[side]["adapter_alpha"],
+        ) == (adapter, 4, 8.0)
         assert found[side]["adapter_merged"] is False
     assert found["rollout"]["adapter_digest"] == found["trainer"]["adapter_digest"]
     check = found["adapter_check"]
-    assert check["applied"] is True and check["abs_dp_with"] < 2e-6 and check["abs_dp_without"] > 1e-3
+    assert (
+        check["applied"] is True and check["abs_dp_with"] < 2e-6 and check["abs_dp_without"] > 1e-3
+    )
     shown = dict(who_facts(found))
-    assert all(f"adapter {adapter} (rank 4)" in shown[side] for side in ("Rollout engine", "Trainer"))
+    assert all(
+        f"adapter {adapter} (rank 4)" in shown[side] for side in ("Rollout engine", "Trainer")
+    )
 
 
 def test_a_merge_in_half_precision_is_measured(both, adapter, tmp_path):
@@ -81,7 +107,9 @@ def test_a_merge_in_half_precision_is_measured(both, adapter, tmp_path):
         "merged": ["--trainer-dtype", "bfloat16", "--merge-adapter"],
     }.items():
         trainer = ["--trainer-model", str(bundled("model")), "--trainer-adapter", adapter, *flags]
-        assert run(["rescore", str(both), *trainer, "--quiet", "--output", str(tmp_path / name)]) == 0
+        assert (
+            run(["rescore", str(both), *trainer, "--quiet", "--output", str(tmp_path / name)]) == 0
+        )
         found[name] = gaps(tmp_path / name)["mismatch"]
     assert found["float32"] < 2e-6
     assert found["merged"] != found["beside"]
@@ -99,7 +127,9 @@ def test_rescoring_without_the_adapter_warns(both, tmp_path, capsys):
 def test_an_engine_that_ignores_the_adapter_is_noticed(adapter, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(vllm_engine, "load_adapter", lambda llm, adapter: None)
     assert probe(tmp_path / "run", "--rollout-dtype", "bfloat16", "--adapter", adapter) == 1
-    assert f"The engine did not apply the adapter {adapter}" in " ".join(capsys.readouterr().err.split())
+    assert f"The engine did not apply the adapter {adapter}" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert all(batch.logp_trainer_T is None for batch in Trace.open(tmp_path / "run").batches())
 
 

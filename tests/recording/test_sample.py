@@ -60,8 +60,13 @@ def sample(folder, rollout=GOOD, answers=("5", None), text="\\boxed{5}", reward=
 
 
 def test_a_shard_is_graded_as_one_batch(tmp_path):
-    """As in `probe` and `curate`: all responses of the shard in one call, even those without a known answer."""
-    code = "def judge(responses, answers):\n    return [len(responses) + (a is None) for a in answers]\n"
+    """As in `probe` and `curate`: all responses of the shard in one call, even those without a
+    known answer.
+    """
+    code = (
+        "def judge(responses, answers):\n    return [len(responses) + (a is None) for a in "
+        "answers]\n"
+    )
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     batch = sample(tmp_path / "trace", reward=f"{tmp_path}/mine.py:judge")
     assert batch.reward_S.tolist() == [4, 4, 5, 5]
@@ -77,7 +82,9 @@ def test_a_shard_is_graded_as_one_batch(tmp_path):
     ],
 )
 def test_impossible_log_probs_are_refused_by_name(tmp_path, logp, ranks, message):
-    bad = dataclasses.replace(GOOD, logp_rollout_T=np.array(logp, np.float32), rank_rollout_T=np.array(ranks, np.int32))
+    bad = dataclasses.replace(
+        GOOD, logp_rollout_T=np.array(logp, np.float32), rank_rollout_T=np.array(ranks, np.int32)
+    )
     with pytest.raises(MismatchError, match=message):
         sample(tmp_path, bad)
     assert list(tmp_path.glob("*.parquet")) == []
@@ -98,7 +105,13 @@ def test_without_any_answer_there_are_no_rewards(tmp_path):
 
 
 def test_seeds_follow_from_what_is_sampled():
-    seeds = {sample_seed(s, p, i, step) for s in (0, 1) for p in range(20) for i in range(20) for step in (0, 1)}
+    seeds = {
+        sample_seed(s, p, i, step)
+        for s in (0, 1)
+        for p in range(20)
+        for i in range(20)
+        for step in (0, 1)
+    }
     assert len(seeds) == 2 * 20 * 20 * 2
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert sample_seed(0, 3, 4) == sample_seed(0, 3, 4)

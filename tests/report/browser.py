@@ -1,4 +1,6 @@
-"""A headless Chromium that tests drive over its debugging pipe: any width, both themes, with or without scripts."""
+"""A headless Chromium that tests drive over its debugging pipe: any width, both themes, with or
+without scripts.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--force-device-scale-factor=1",
@@ -78,7 +82,9 @@ class Browser:
         self._unread, self._number, self._session = b"", 0, ""
         self.messages: list[dict[str, Any]] = []  # events, without answers
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         self.call("Page.enable")
 
     def close(self) -> None:
@@ -105,27 +111,44 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setEmulatedMedia", media=media, features=[theme])
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
-        for shown in ("about:blank", f"{address}#{fragment}"):  # the same address would not be loaded again
+        # The same address would not be loaded again
+        for shown in ("about:blank", f"{address}#{fragment}"):
             before = len(self.messages)
             self.call("Page.navigate", url=shown)
-            while not any(message["method"] == "Page.loadEventFired" for message in self.messages[before:]):
+            while not any(
+                message["method"] == "Page.loadEventFired" for message in self.messages[before:]
+            ):
                 self._receive()
 
     def run(self, script: str) -> Any:
-        """The awaited value of an expression in the page, even if the page's own scripts are off."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]["exception"]["description"]
+        """The awaited value of an expression in the page, even if the page's own scripts are
+        off.
+        """
+        found = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in found, found["exceptionDetails"]["exception"][
+            "description"
+        ]
         return found["result"].get("value")
 
     def press(self, key: str) -> None:
         """Press a key on the focused element."""
         text = {"Enter": "\r"}.get(key, "")
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, text=text if kind == "keyDown" else "")
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                text=text if kind == "keyDown" else "",
+            )
 
     def mouse(self, kind: str, x: float, y: float) -> None:
         """Send `mousePressed`, `mouseMoved` or `mouseReleased` at a place in the window."""
-        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+        self.call(
+            "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1
+        )
 
     def screenshot(self) -> bytes:
         """The window as PNG."""

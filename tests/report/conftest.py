@@ -1,4 +1,6 @@
-"""A synthetic measurement that looks real: long-tailed μ, logits rounded to bf16, a little noise, a heavy tail."""
+"""A synthetic measurement that looks real: long-tailed μ, logits rounded to bf16, a little
+noise, a heavy tail.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.numbers import count, estimate, number, share, times
 from mismatch_cli.report.figures import FigureView, figure_views
-from mismatch_cli.report.view import Column, Excerpt, MetricGroup, MetricRow, Piece, ReportView, Section, Table
+from mismatch_cli.report.view import (
+    Column,
+    Excerpt,
+    MetricGroup,
+    MetricRow,
+    Piece,
+    ReportView,
+    Section,
+    Table,
+)
 from mismatch_cli.routing.routes import compare_routes, route_columns
 from mismatch_cli.studies.mismatch import PlotData
 from mismatch_cli.studies.runs import TrainingRun
@@ -31,17 +42,24 @@ from tests.studies.compared import analysis, float32_rows, perturbed, plot_data,
 
 TOP_K = 8
 HOSTILE = (
-    "<script>alert(1)</script> </style>{{ 7 * 7 }} $\\frac{1}{2}$ \x1b[2J \u202eevil\u202c \x00 \ud800 [bold]x[/bold]"
+    "<script>alert(1)</script> </style>{{ 7 * 7 }} $\\frac{1}{2}$ \x1b[2J \u202eevil\u202c \x00 "
+    "\ud800 [bold]x[/bold]"
 )
 
 
-def make_batch(responses: int, mean_length: int, *, top_k: bool = True, seed: int = 0) -> TokenBatch:
-    """Responses of geometric length; the trainer's logits differ by rounding in steps of 1/8 and 1/4, and by noise."""
+def make_batch(
+    responses: int, mean_length: int, *, top_k: bool = True, seed: int = 0
+) -> TokenBatch:
+    """Responses of geometric length; the trainer's logits differ by rounding in steps of 1/8 and
+    1/4, and by noise.
+    """
     rng = np.random.default_rng(seed)
     length_S = 1 + rng.geometric(1 / mean_length, responses)
     count = int(length_S.sum())
     logq_T = _log_mu(rng, count)
-    x_T = 0.125 * rng.choice([-2, -1, 0, 1, 2], count, p=[0.02, 0.2, 0.56, 0.2, 0.02]) + rng.normal(0, 0.012, count)
+    x_T = 0.125 * rng.choice([-2, -1, 0, 1, 2], count, p=[0.02, 0.2, 0.56, 0.2, 0.02]) + rng.normal(
+        0, 0.012, count
+    )
     x_T += rng.standard_t(2.5, count) * 0.01 - 0.004
     d_T = x_T - np.log1p(np.exp(logq_T) * np.expm1(x_T))  # odds change by e^x
     tensors = {
@@ -78,14 +96,20 @@ def _log_mu(rng: np.random.Generator, count: int) -> np.ndarray:
     return np.clip(np.choose(kind, [near_one, spread, tail]), -13.8, -1e-7)
 
 
-def _topk_columns(rng: np.random.Generator, logq_T: np.ndarray, logp_T: np.ndarray) -> dict[str, np.ndarray]:
-    """The sampled token is rank 1 where μ > ½ and outside otherwise; the other ranks share most of the rest."""
+def _topk_columns(
+    rng: np.random.Generator, logq_T: np.ndarray, logp_T: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The sampled token is rank 1 where μ > ½ and outside otherwise; the other ranks share most
+    of the rest.
+    """
     mu_T, pi_T = np.exp(logq_T), np.exp(logp_T)
     inside_T = mu_T > 0.5
     shares = rng.dirichlet(np.full(TOP_K, 0.6), len(mu_T)) * 0.97
     noise = np.exp(rng.normal(0, 0.05, shares.shape))
     topk_mu, topk_pi = (1 - mu_T)[:, None] * shares, (1 - pi_T)[:, None] * shares * noise
-    topk_pi *= np.minimum(1, 0.999 * (1 - pi_T)[:, None] / np.maximum(topk_pi.sum(1, keepdims=True), 1e-30))
+    topk_pi *= np.minimum(
+        1, 0.999 * (1 - pi_T)[:, None] / np.maximum(topk_pi.sum(1, keepdims=True), 1e-30)
+    )
     topk_mu[inside_T, 0], topk_pi[inside_T, 0] = mu_T[inside_T], pi_T[inside_T]
     ids_TK = np.tile(np.arange(1, TOP_K + 1), (len(mu_T), 1))
     ids_TK[inside_T, 0] = 0
@@ -102,12 +126,20 @@ def _float32(values: np.ndarray) -> np.ndarray:
     return np.asarray(values, dtype=np.float32)
 
 
-def route(batch: TokenBatch, layers: int = 24, experts: int = 16, k: int = 4) -> tuple[TokenBatch, dict[str, Any]]:
-    """The batch as if from a mixture of experts: deeper layers flip more, and near ties more than others."""
+def route(
+    batch: TokenBatch, layers: int = 24, experts: int = 16, k: int = 4
+) -> tuple[TokenBatch, dict[str, Any]]:
+    """The batch as if from a mixture of experts: deeper layers flip more, and near ties more
+    than others.
+    """
     rng, offset_S1 = np.random.default_rng(1), batch.offset_S1
-    trainer_TMK = rng.permuted(np.tile(np.arange(experts), (batch.num_tokens, layers, 1)), axis=-1)[..., : k + 1]
+    trainer_TMK = rng.permuted(np.tile(np.arange(experts), (batch.num_tokens, layers, 1)), axis=-1)[
+        ..., : k + 1
+    ]
     margin_TM = np.exp(rng.normal(-0.5, 1.2, (batch.num_tokens, layers)))
-    flipped_TM = rng.random(margin_TM.shape) < 0.3 * np.exp(-6 * margin_TM) * np.linspace(0.3, 2, layers)
+    flipped_TM = rng.random(margin_TM.shape) < 0.3 * np.exp(-6 * margin_TM) * np.linspace(
+        0.3, 2, layers
+    )
     engine_TMK = np.where(flipped_TM[..., None], trainer_TMK[..., 1:], trainer_TMK[..., :k])
     columns = (engine_TMK, trainer_TMK[..., :k], margin_TM, batch.loss_mask_T)
     parts = zip(*(np.split(column, offset_S1[1:-1]) for column in columns), strict=True)
@@ -116,7 +148,9 @@ def route(batch: TokenBatch, layers: int = 24, experts: int = 16, k: int = 4) ->
     return replace(batch, **flat), found
 
 
-def measure(batch: TokenBatch, *, tokens: int = 20_000, routes: dict[str, Any] | None = None) -> SimpleNamespace:
+def measure(
+    batch: TokenBatch, *, tokens: int = 20_000, routes: dict[str, Any] | None = None
+) -> SimpleNamespace:
     """The summary, the floor's summary and the plot data of one batch."""
     summary, floor = MismatchSummary(PAIRS["mismatch"]), MismatchSummary(PAIRS["floor"])
     sample, routing = ScatterSample(tokens=tokens), Routing()
@@ -127,21 +161,37 @@ def measure(batch: TokenBatch, *, tokens: int = 20_000, routes: dict[str, Any] |
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
         sample.update(gaps)
     found = summary.result()
-    subject = "Qwen/Qwen2.5-0.5B-Instruct · vLLM bfloat16 against Hugging Face bfloat16 · temperature 1"
+    subject = (
+        "Qwen/Qwen2.5-0.5B-Instruct · vLLM bfloat16 against Hugging Face bfloat16 · temperature 1"
+    )
     data = PlotData.of(found, sample.result(), (0.125, 0.25), subject)
-    data = replace(data, routing=routing.result(found["counts"]["prompts"], {"experts_per_token": 4}))
+    data = replace(
+        data, routing=routing.result(found["counts"]["prompts"], {"experts_per_token": 4})
+    )
     return SimpleNamespace(summary=found, floor=floor.result(), plot_data=data)
 
 
 def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportView:
     """A page with all parts, and hostile token text."""
     pair = measured.summary
-    gap = ("abs_d_mean", "abs_d_p99", "abs_d_max", "d_mean", "tv_binary_mean", "tv_topk_mean", "pearson", "k1", "k3")
+    gap = (
+        "abs_d_mean",
+        "abs_d_p99",
+        "abs_d_max",
+        "d_mean",
+        "tv_binary_mean",
+        "tv_topk_mean",
+        "pearson",
+        "k1",
+        "k3",
+    )
     ratio = ("ratio_mean", "ratio_p01", "ratio_p99", "ratio_outside_0.8_1.28")
     sequence = ("sequence_slope", "sequence_kl", "chi2_sequence", "ess_sequence")
     sections = (
         Section(
-            "The gap", "On each token.", (_group(measured, "Probabilities", gap), _group(measured, "Ratio", ratio))
+            "The gap",
+            "On each token.",
+            (_group(measured, "Probabilities", gap), _group(measured, "Ratio", ratio)),
         ),
         Section("Ratio and TV by probability", tables=(_volatility(pair),)),
         Section("Whole responses", groups=(_group(measured, "Sequence", sequence),)),
@@ -152,14 +202,26 @@ def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportVie
         title=f"Rollout and trainer {HOSTILE}",
         about=(
             ("Rollout engine", "vllm 0.32.0 · Qwen/Qwen2.5-0.5B-Instruct · bfloat16 · cpu"),
-            ("Trainer", "transformers 5.19.0 · Qwen/Qwen2.5-0.5B-Instruct · bfloat16 · sdpa attention · cpu"),
+            (
+                "Trainer",
+                "transformers 5.19.0 · Qwen/Qwen2.5-0.5B-Instruct · bfloat16 · sdpa attention · "
+                "cpu",
+            ),
             ("Sampling", "temperature 1 · at most 4096 tokens"),
-            ("Measured on", f"{count(counts['tokens'])} tokens in {count(counts['responses'])} responses"),
+            (
+                "Measured on",
+                f"{count(counts['tokens'])} tokens in {count(counts['responses'])} responses",
+            ),
             ("Prompts", "/a/path/without/any/place/to/break/it/" + "x" * 80),
         ),
         notes=("3 prompts were skipped (too long).", HOSTILE),
-        headline="The policies differ by 0.00318 in probability on the average token, 29 × the trainer's own noise.",
-        leading=_group(measured, "", ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")).rows,
+        headline=(
+            "The policies differ by 0.00318 in probability on the average token, 29 × the "
+            "trainer's own noise."
+        ),
+        leading=_group(
+            measured, "", ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
+        ).rows,
         outline=sections,
         figures=[replace(figure, sections=("Ratio and TV by probability",)) for figure in figures],
         settings=(
@@ -181,7 +243,9 @@ def _row(measured: SimpleNamespace, key: str) -> MetricRow:
     show = share if metric.unit == "share" else estimate
     factor = times(times_floor(found["value"], floor))
     value, interval = show(found["value"], found["low"], found["high"])
-    return MetricRow(metric, value, interval, show(floor, None, None)[0], factor, found["note"] or "")
+    return MetricRow(
+        metric, value, interval, show(floor, None, None)[0], factor, found["note"] or ""
+    )
 
 
 def _volatility(pair: dict) -> Table:
@@ -208,7 +272,10 @@ def _excerpts() -> tuple[Excerpt, ...]:
         Piece(HOSTILE, 3),
     )
     facts = (("μ", "0.981"), ("π", "0.088"), ("position", "312 of 840"))
-    return (Excerpt(f"“{HOSTILE}”", facts, pieces, "What is the sum of squares?\n"), Excerpt("“\n”", facts, pieces))
+    return (
+        Excerpt(f"“{HOSTILE}”", facts, pieces, "What is the sum of squares?\n"),
+        Excerpt("“\n”", facts, pieces),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -226,7 +293,9 @@ def measured() -> SimpleNamespace:
     """A measurement in which one response in three has turns, with tool output between them."""
     batch = make_batch(240, 120)
     mask_T = np.ones(batch.num_tokens, dtype=bool)
-    for first, end in zip(batch.offset_S1[:-1:3].tolist(), batch.offset_S1[1::3].tolist(), strict=True):
+    for first, end in zip(
+        batch.offset_S1[:-1:3].tolist(), batch.offset_S1[1::3].tolist(), strict=True
+    ):
         mask_T[first:end] = np.arange(end - first) % 50 < 40
     batch, routes = route(replace(batch, loss_mask_T=mask_T))
     return measure(batch, routes=routes)

@@ -1,4 +1,6 @@
-"""A small search as `bisect` leaves it in a folder, made without a model: legs are numbers with known parts."""
+"""A small search as `bisect` leaves it in a folder, made without a model: legs are numbers with
+known parts.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ from mismatch_cli.trace.writer import rows_to_table
 HOSTILE = "<script>alert(1)</script> \x1b[2J \u202eevil {{ 7 * 7 }} $x$ [bold]y[/bold]"
 PROMPTS, SAMPLES, LENGTH = 24, 2, 12
 BASE: Pair = (DECODED.name, SCORED.name)
-_SIDE = {"model": "sample_data/model", "dtype": "bfloat16", "device": "cpu", "adapter": None, "threads": 1}
+_SIDE = {
+    "model": "sample_data/model",
+    "dtype": "bfloat16",
+    "device": "cpu",
+    "adapter": None,
+    "threads": 1,
+}
 MANIFEST: dict[str, Any] = {
     "command": "probe",
     "rollout": {**_SIDE, "engine": "vllm", "version": "0.32.0", "kv_cache_dtype": "fp8"},
@@ -50,7 +58,8 @@ WEIGHTS = {
     "compared": 120,
     "unread": ["model.layers.3.mlp.gate.weight: packed by a kernel"],
     "differing": [
-        {"tensor": "model.layers.1.mlp.up_proj.weight", "relation": "scaled", "relative": 0.01, "detail": "× 1.0100"},
+        {"tensor": "model.layers.1.mlp.up_proj.weight", "relation": "scaled", "relative": 0.01,
+         "detail": "× 1.0100"},
         {"tensor": f"model.{HOSTILE}.weight", "relation": "other", "relative": None, "detail": ""},
     ],
     "config": [{"key": "rope_theta", "rollout": 10000.0, "trainer": 500000.0}],
@@ -58,7 +67,9 @@ WEIGHTS = {
 
 
 def modules(layers: int = 6) -> dict[str, Any]:
-    """What stage 3 keeps: rounding that accumulates over the layers, and a different attention in the middle."""
+    """What stage 3 keeps: rounding that accumulates over the layers, and a different attention
+    in the middle.
+    """
     rng = np.random.default_rng(3)
     rows, error = [], 1e-4
     for layer in range(layers):
@@ -67,28 +78,53 @@ def modules(layers: int = 6) -> dict[str, Any]:
         before, after = error, float(np.hypot(error, added[0]))
         error = float(np.hypot(after, added[1]))
         mlp = {"inherited": error, "added": added[1]}
-        rows.append({"layer": layer, "before": {"inherited": before if layer else 0.0},
-                     "attention": {"inherited": after, "added": added[0]}, "mlp": mlp})  # fmt: skip
+        rows.append(
+            {
+                "layer": layer,
+                "before": {"inherited": before if layer else 0.0},
+                "attention": {"inherited": after, "added": added[0]},
+                "mlp": mlp,
+            }
+        )
     isolated = [
-        {"module": f"model.layers.{layer}.{kind}", "kind": kind, "relative": relative, "differing": share,
-         "relation": relation}
+        {
+            "module": f"model.layers.{layer}.{kind}",
+            "kind": kind,
+            "relative": relative,
+            "differing": share,
+            "relation": relation,
+        }
         for layer in range(layers)
         for kind, relation, relative, share in (
-            ("norm", "bits", 0.0, 0.0), ("attention", "different" if layer == layers // 2 else "rounding", 3e-3, 0.4),
+            ("norm", "bits", 0.0, 0.0),
+            ("attention", "different" if layer == layers // 2 else "rounding", 3e-3, 0.4),
         )
-    ]  # fmt: skip
-    grafts = [{"kind": "attention", "share": 0.61, "left": 0.004}, {"kind": "all", "share": 0.97, "left": 0.0003}]
+    ]
+    grafts = [
+        {"kind": "attention", "share": 0.61, "left": 0.004},
+        {"kind": "all", "share": 0.97, "left": 0.0003},
+    ]
     found = {"responses": 8, "gap": 0.01, "layers": rows, "isolated": isolated, "grafts": grafts}
     return found | {"missing": ["rotary: the engine has one for all layers"]}
 
 
-def make_search(folder: Path, *, gap: float = 1.0, stages: int = 4, responses: int = PROMPTS * SAMPLES) -> Path:
-    """A search through `stages`, on a gap of two causes, a precision and noise; `gap` scales all of them."""
+def make_search(
+    folder: Path, *, gap: float = 1.0, stages: int = 4, responses: int = PROMPTS * SAMPLES
+) -> Path:
+    """A search through `stages`, on a gap of two causes, a precision and noise; `gap` scales all
+    of them.
+    """
     rng = np.random.default_rng(0)
     tokens = responses * LENGTH
     logp = -0.5 - np.minimum(rng.exponential(1.0, tokens), 8.0)
-    parts = {name: gap * size * rng.laplace(0, 1, tokens) for name, size in (("head", 0.02), ("cache", 0.03))}
-    parts |= {"rounding": gap * 0.002 * rng.laplace(0, 1, tokens), "noise": gap * 3e-4 * rng.laplace(0, 1, tokens)}
+    parts = {
+        name: gap * size * rng.laplace(0, 1, tokens)
+        for name, size in (("head", 0.02), ("cache", 0.03))
+    }
+    parts |= {
+        "rounding": gap * 0.002 * rng.laplace(0, 1, tokens),
+        "noise": gap * 3e-4 * rng.laplace(0, 1, tokens),
+    }
     whole = sum(parts.values())
     _record(folder, logp - parts["cache"], logp + whole - parts["cache"], responses)
     legs = Legs(folder, FixedTokens.read(folder / LEGS / AS_RECORDED), TerminalProgress(quiet=True))
@@ -98,20 +134,29 @@ def make_search(folder: Path, *, gap: float = 1.0, stages: int = 4, responses: i
         if stage < stages:
             rows = range(16) if stage == 3 else range(responses)
             columns = [values[row * LENGTH : (row + 1) * LENGTH].astype(np.float32) for row in rows]
-            legs.write_selected(leg, list(rows), {f"logp_{leg.side}": columns}, MANIFEST[leg.side], 1.5)
+            legs.write_selected(
+                leg, list(rows), {f"logp_{leg.side}": columns}, MANIFEST[leg.side], 1.5
+            )
     search.base = BASE
     search.experiments = [experiment for experiment in _experiments() if experiment.stage < stages]
     for number in range(stages):
         search.stages[str(number)] = {"status": "done", "why": "", "seconds": 12.5 * number}
     search.findings = [
-        {"setting": "stop", "check": "end-of-sequence", "title": "The end-of-sequence token", "cause": "appended",
-         "change": "Keep the engine's own last token.", "sentence": "One token in twelve.", "explains": 0.02}
+        {"setting": "stop", "check": "end-of-sequence", "title": "The end-of-sequence token",
+         "cause": "appended",
+         "change": "Keep the engine's own last token.", "sentence": "One token in twelve.",
+         "explains": 0.02}
     ]  # fmt: skip
     search.weights = WEIGHTS
     reason = "a GPU has it, and this machine has none"
-    search.untried = [{"setting": "batch_invariant", "side": ROLLOUT, "better": True, "why": reason}]
+    search.untried = [
+        {"setting": "batch_invariant", "side": ROLLOUT, "better": True, "why": reason}
+    ]
     if stages > 2:
-        search.together = {"settings": ["kv_cache_dtype", "head_dtype"], "after": ["rollout-both", "trainer-head"]}
+        search.together = {
+            "settings": ["kv_cache_dtype", "head_dtype"],
+            "after": ["rollout-both", "trainer-head"],
+        }
     if stages > 3:
         search.modules = modules()
     search.save()
@@ -126,27 +171,40 @@ def analysis(folder: Path, **how: Any) -> BisectionAnalysis:
 def _record(folder: Path, rollout: np.ndarray, trainer: np.ndarray, responses: int) -> None:
     """The fixed tokens, of which every fifth is hostile, and their vocabulary."""
     cut = [slice(row * LENGTH, (row + 1) * LENGTH) for row in range(responses)]
-    table = rows_to_table({
-        "step": [0] * responses, "epoch": [0] * responses, "minibatch": [0] * responses,
-        "prompt_id": [row // SAMPLES for row in range(responses)],
-        "sample_index": [row % SAMPLES for row in range(responses)], "prompt_ids": [[0, 1]] * responses,
-        "response_ids": [np.arange(LENGTH) % 5 for _ in cut], "loss_mask": [np.ones(LENGTH, dtype=bool) for _ in cut],
-        "logp_rollout": [rollout[own].astype(np.float32) for own in cut],
-        "logp_trainer": [trainer[own].astype(np.float32) for own in cut],
-        "version_rollout": [0] * responses, "version_trainer": [0] * responses,
-        "finish_reason": ["stop"] * responses,
-    })  # fmt: skip
+    table = rows_to_table(
+        {
+            "step": [0] * responses,
+            "epoch": [0] * responses,
+            "minibatch": [0] * responses,
+            "prompt_id": [row // SAMPLES for row in range(responses)],
+            "sample_index": [row % SAMPLES for row in range(responses)],
+            "prompt_ids": [[0, 1]] * responses,
+            "response_ids": [np.arange(LENGTH) % 5 for _ in cut],
+            "loss_mask": [np.ones(LENGTH, dtype=bool) for _ in cut],
+            "logp_rollout": [rollout[own].astype(np.float32) for own in cut],
+            "logp_trainer": [trainer[own].astype(np.float32) for own in cut],
+            "version_rollout": [0] * responses,
+            "version_trainer": [0] * responses,
+            "finish_reason": ["stop"] * responses,
+        }
+    )
     folder.mkdir(parents=True, exist_ok=True)
     pieces = [" so", " the", " sum", " is", HOSTILE]
-    known = pa.table({"id": pa.array(range(5), pa.int32()), "bytes": [piece.encode() for piece in pieces]})
+    known = pa.table(
+        {"id": pa.array(range(5), pa.int32()), "bytes": [piece.encode() for piece in pieces]}
+    )
     vocabulary = folder / "vocab.parquet"
     pq.write_table(known, vocabulary)
     write_as_recorded(folder / LEGS / AS_RECORDED, [table], MANIFEST, vocabulary, equal=True)
     vocabulary.unlink()
 
 
-def _readings(logp: np.ndarray, part: Mapping[str, np.ndarray]) -> list[tuple[int, Leg, np.ndarray]]:
-    """The stage of each leg, the leg, and its readings: the engine's part of the gap is its cache."""
+def _readings(
+    logp: np.ndarray, part: Mapping[str, np.ndarray]
+) -> list[tuple[int, Leg, np.ndarray]]:
+    """The stage of each leg, the leg, and its readings: the engine's part of the gap is its
+    cache.
+    """
     trainer = logp + part["head"] + part["rounding"] + part["noise"]
     engine = logp - part["cache"]
     without = trainer - part["head"]
@@ -157,34 +215,101 @@ def _readings(logp: np.ndarray, part: Mapping[str, np.ndarray]) -> list[tuple[in
     def scored(name: str, what: str) -> Leg:
         return Leg(name, TRAINER, f"trainer, {what}")
 
-    head, both = scored("trainer-head", "head_dtype = float32"), rollout("rollout-both", "cache and head")
+    head, both = (
+        scored("trainer-head", "head_dtype = float32"),
+        rollout("rollout-both", "cache and head"),
+    )
     return [
-        (0, DECODED, engine), (0, SCORED, trainer), (0, OTHER_SHAPE, trainer - part["noise"]), (0, ALONE, engine),
-        (1, WHOLE, engine + part["noise"]), (1, REFERENCE, trainer - part["rounding"] - part["noise"]),
-        (2, rollout("rollout-cache", "kv_cache_dtype = auto"), logp), (2, head, without), (2, both, logp),
+        (0, DECODED, engine),
+        (0, SCORED, trainer),
+        (0, OTHER_SHAPE, trainer - part["noise"]),
+        (0, ALONE, engine),
+        (1, WHOLE, engine + part["noise"]),
+        (1, REFERENCE, trainer - part["rounding"] - part["noise"]),
+        (2, rollout("rollout-cache", "kv_cache_dtype = auto"), logp),
+        (2, head, without),
+        (2, both, logp),
         (2, scored("trainer-eager", "attn_implementation = eager"), trainer + 2 * part["head"]),
-        (2, rollout("rollout-float32", "dtype = float32"), logp), (2, scored("trainer-wide", "dtype = float32"), logp),
+        (2, rollout("rollout-float32", "dtype = float32"), logp),
+        (2, scored("trainer-wide", "dtype = float32"), logp),
         (3, rollout("modules-rollout", "eager, whole responses at once"), engine),
         (3, scored("modules-trainer", "one response at a time"), trainer),
         (3, scored("graft-attention", "with attention of the engine"), trainer - part["cache"]),
         (3, scored("graft-mlp", "with the MLPs of the engine"), trainer + 2 * part["cache"]),
-    ]  # fmt: skip
+    ]
 
 
 def _experiments() -> list[Experiment]:
     cache, head = (DECODED.name, "trainer-head"), ("rollout-cache", SCORED.name)
     modules_of_both = ("modules-rollout", "modules-trainer")
     return [
-        Experiment("logp_rollout", ROLLOUT, 0, RECORDED, (DECODED.name, AS_RECORDED), "the recorded log μ is another"),
-        Experiment("head_dtype", TRAINER, 2, BASE, cache, "an LM head in float32 in the trainer", "as the weights",
-                   "float32", ("--float32-head",)),
-        Experiment("kv_cache_dtype", ROLLOUT, 2, BASE, head, "a KV cache in the dtype of the weights", "fp8", "auto",
-                   ("--kv-cache-dtype", "auto")),
-        Experiment("attn_implementation", TRAINER, 2, BASE, (DECODED.name, "trainer-eager"),
-                   "eager attention in the trainer", "sdpa", "eager", ("--attn", "eager")),
-        Experiment("dtype", "both", 2, BASE, ("rollout-float32", "trainer-wide"), "float32 on both sides, or float16",
-                   "bfloat16", "float32", floor=True),
-        Experiment("attention", "both", 3, modules_of_both, ("modules-rollout", "graft-attention"),
-                   "attention, computed alike on both sides", parts=("model.layers.3.self_attn",)),
-        Experiment("mlp", "both", 3, modules_of_both, ("modules-rollout", "graft-mlp"), "the MLPs, computed alike"),
-    ]  # fmt: skip
+        Experiment(
+            "logp_rollout",
+            ROLLOUT,
+            0,
+            RECORDED,
+            (DECODED.name, AS_RECORDED),
+            "the recorded log μ is another",
+        ),
+        Experiment(
+            "head_dtype",
+            TRAINER,
+            2,
+            BASE,
+            cache,
+            "an LM head in float32 in the trainer",
+            "as the weights",
+            "float32",
+            ("--float32-head",),
+        ),
+        Experiment(
+            "kv_cache_dtype",
+            ROLLOUT,
+            2,
+            BASE,
+            head,
+            "a KV cache in the dtype of the weights",
+            "fp8",
+            "auto",
+            ("--kv-cache-dtype", "auto"),
+        ),
+        Experiment(
+            "attn_implementation",
+            TRAINER,
+            2,
+            BASE,
+            (DECODED.name, "trainer-eager"),
+            "eager attention in the trainer",
+            "sdpa",
+            "eager",
+            ("--attn", "eager"),
+        ),
+        Experiment(
+            "dtype",
+            "both",
+            2,
+            BASE,
+            ("rollout-float32", "trainer-wide"),
+            "float32 on both sides, or float16",
+            "bfloat16",
+            "float32",
+            floor=True,
+        ),
+        Experiment(
+            "attention",
+            "both",
+            3,
+            modules_of_both,
+            ("modules-rollout", "graft-attention"),
+            "attention, computed alike on both sides",
+            parts=("model.layers.3.self_attn",),
+        ),
+        Experiment(
+            "mlp",
+            "both",
+            3,
+            modules_of_both,
+            ("modules-rollout", "graft-mlp"),
+            "the MLPs, computed alike",
+        ),
+    ]

@@ -1,4 +1,6 @@
-"""A search on a terminal, as a page and in figures: its words, every width, and searches that found little."""
+"""A search on a terminal, as a page and in figures: its words, every width, and searches that
+found little.
+"""
 
 from __future__ import annotations
 
@@ -62,19 +64,31 @@ def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
     rows = views["whole"].screen.tables[0].rows
     shares = [row.share.value for row in searches["whole"].causes]
     assert [row[0] for row in rows] == [
-        "kv_cache_dtype (rollout)", "attention", "head_dtype (trainer)", "bfloat16 itself",
-    ]  # fmt: skip
+        "kv_cache_dtype (rollout)",
+        "attention",
+        "head_dtype (trainer)",
+        "bfloat16 itself",
+    ]
     assert shares[:3] == sorted(shares[:3], reverse=True)
-    assert all(row[1].startswith(f"{100 * share:.0f}") for row, share in zip(rows, shares, strict=True))
+    assert all(
+        row[1].startswith(f"{100 * share:.0f}") for row, share in zip(rows, shares, strict=True)
+    )
     assert re.fullmatch(r"\d+ ± \d+", rows[0][1])
     words = in_words(printed(views["whole"], 80))
     assert "3 CAUSES FOUND" in words and "shares of all causes overlap" in words
     assert "mismatch-cli probe --like /runs/probe-model --kv-cache-dtype auto" in words
-    assert re.search(r"Makes it larger mlp, \+\d+ %; attn_implementation \(trainer\) = eager, \+\d+ % ", words)
-    assert views["whole"].headline.startswith("Not every change helps: eager attention in the trainer makes the gap")
+    assert re.search(
+        r"Makes it larger mlp, \+\d+ %; attn_implementation \(trainer\) = eager, \+\d+ % ", words
+    )
+    assert views["whole"].headline.startswith(
+        "Not every change helps: eager attention in the trainer makes the gap"
+    )
     assert "the trainer is closer to float32" in words
     assert "Not tried batch_invariant (--full says why)" in words
-    assert "Modules attention 61 % of 0.010 nats that remain after settings; 1 module beyond rounding" in words
+    assert (
+        "Modules attention 61 % of 0.010 nats that remain after settings; 1 module beyond rounding"
+        in words
+    )
 
 
 def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
@@ -134,7 +148,9 @@ def test_places_on_a_page_are_shortened(searches, views):
 
 
 def test_the_figures_of_a_search(searches):
-    drawn_of = {name: [view.name for view in figure_views(found)] for name, found in searches.items()}
+    drawn_of = {
+        name: [view.name for view in figure_views(found)] for name, found in searches.items()
+    }
     assert drawn_of == {"whole": PLOTS, "no gap": PLOTS[1:], "stopped": PLOTS[1:2]}
 
 
@@ -149,12 +165,18 @@ def test_text_in_figures_is_legible_inside_and_apart(name, searches):
 
 
 def test_the_waterfall_ends_at_what_is_left(searches):
-    """Shares and the bar for their overlap add up: the last bar ends where all causes together do."""
+    """Shares and the bar for their overlap add up: the last bar ends where all causes together
+    do.
+    """
     found = searches["whole"]
     taken = sum(row.share.value for row in found.named)
     assert found.overlap == pytest.approx(taken - (1 - found.remaining.value), abs=1e-9)
-    assert found.remaining.value == pytest.approx(0.05, abs=0.02)  # the precision, which is not among them
-    texts = [text.get_text() for text in drawn(plots_of("bisection")["waterfall"], found, WIDE).axes[0].texts]
+    # The precision, which is not among them
+    assert found.remaining.value == pytest.approx(0.05, abs=0.02)
+    texts = [
+        text.get_text()
+        for text in drawn(plots_of("bisection")["waterfall"], found, WIDE).axes[0].texts
+    ]
     assert f"{100 * found.overlap:.0f} %" in texts and texts[0] == "100 %"
 
 
@@ -173,7 +195,10 @@ def test_nothing_overflows_the_page(width, browser: Browser, searches, views, tm
     from dataclasses import replace
 
     page = tmp_path / "report.html"
-    page.write_text(render_html(replace(views["whole"], figures=figure_views(searches["whole"]))), encoding="utf-8")
+    page.write_text(
+        render_html(replace(views["whole"], figures=figure_views(searches["whole"]))),
+        encoding="utf-8",
+    )
     browser.open(page, width, dark=width == 400)
     found = browser.run(LAYOUT)
     assert (found["scroll"], found["beyond"]) == (width, [])

@@ -1,4 +1,6 @@
-"""The page in a real browser: on a phone and a desktop, in light and dark, with and without its script."""
+"""The page in a real browser: on a phone and a desktop, in light and dark, with and without its
+script.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,42 @@ from mismatch_cli.report.plots._style import DARK, LIGHT, Theme
 from mismatch_cli.report.view import Column, Profile, ReportView, Screen, Section, Table, Verdict
 from tests.report.browser import CONTRASTS, LAYOUT, Browser
 
-NUMBERS = ("0.5 %", "—", "−3.1e−5 ± 2e−6", "12,300", "28 ×", "< 1e−7", "0.06 – 0.1", "", "0", ".25", "1e3", "7", "−2")
-ASCENDING = ["−2", "−3.1e−5 ± 2e−6", "0", "< 1e−7", "0.06 – 0.1", ".25", "0.5 %", "7", "28 ×", "1e3", "12,300", "—", ""]
+NUMBERS = (
+    "0.5 %",
+    "—",
+    "−3.1e−5 ± 2e−6",
+    "12,300",
+    "28 ×",
+    "< 1e−7",
+    "0.06 – 0.1",
+    "",
+    "0",
+    ".25",
+    "1e3",
+    "7",
+    "−2",
+)
+ASCENDING = [
+    "−2",
+    "−3.1e−5 ± 2e−6",
+    "0",
+    "< 1e−7",
+    "0.06 – 0.1",
+    ".25",
+    "0.5 %",
+    "7",
+    "28 ×",
+    "1e3",
+    "12,300",
+    "—",
+    "",
+]
 ALGORITHMS = ("ppo", "gspo", "dppo-binary-tv", "minirl", "relax-both:alpha=0.1")
 WITHIN = "document.querySelector('#sorted .grid')"
-SHOWN = f"[...{WITHIN}.tBodies[0].rows].filter(row => row.checkVisibility()).map(row => row.cells[1].textContent)"
+SHOWN = (
+    f"[...{WITHIN}.tBodies[0].rows].filter(row => row.checkVisibility()).map(row => "
+    "row.cells[1].textContent)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,10 +60,14 @@ def page(tmp_path_factory: pytest.TempPathFactory, view: ReportView) -> Path:
     """A page with one of each element that the script changes."""
     columns = (Column("name", kind="text"), Column("value"))
     rows = tuple((f"row {n}", text) for n, text in enumerate(NUMBERS))
-    folds = tuple(replace(Table("", columns, rows[:2]), fold=f"{name}, by step") for name in ALGORITHMS)
+    folds = tuple(
+        replace(Table("", columns, rows[:2]), fold=f"{name}, by step") for name in ALGORITHMS
+    )
     profile = Profile("By μ", (0.1, None, 0.3), "0", "1", "mean |Δlog p|")
     screen = Screen(
-        ("vllm against transformers", "T = 1"), Verdict("HEALTHY", "All hold.", "good"), profiles=(profile,)
+        ("vllm against transformers", "T = 1"),
+        Verdict("HEALTHY", "All hold.", "good"),
+        profiles=(profile,),
     )
     outline = (
         *view.outline,
@@ -46,7 +83,9 @@ CASES = [(400, LIGHT), (400, DARK), (1280, LIGHT), (1280, DARK)]
 
 
 @pytest.mark.parametrize(("width", "theme"), CASES, ids=lambda value: getattr(value, "name", value))
-def test_nothing_overflows_and_the_theme_is_the_readers(browser: Browser, page: Path, width: int, theme: Theme) -> None:
+def test_nothing_overflows_and_the_theme_is_the_readers(
+    browser: Browser, page: Path, width: int, theme: Theme
+) -> None:
     from PIL import Image
 
     browser.open(page, width, 1600, dark=theme is DARK)
@@ -71,7 +110,8 @@ def test_text_can_be_read(browser: Browser, page: Path, dark: bool) -> None:
 def test_the_answer_and_its_figure_come_first(browser: Browser, page: Path) -> None:
     browser.open(page, 1280, 800)
     bottom = (
-        "(selector => Math.max(...[...document.querySelectorAll(selector)].map(e => e.getBoundingClientRect().bottom)))"
+        "(selector => Math.max(...[...document.querySelectorAll(selector)].map(e => "
+        "e.getBoundingClientRect().bottom)))"
     )
     assert browser.run(f"{bottom}('.verdict')") < browser.run(f"{bottom}('.leading li')") < 420
     box = browser.run("document.querySelector('figure img').getBoundingClientRect().toJSON()")
@@ -98,7 +138,9 @@ def test_tables_sort_as_numbers_do(browser: Browser, page: Path) -> None:
 def test_metrics_are_folded_after_six(browser: Browser, page: Path) -> None:
     browser.open(page, 1280)
     table = "document.querySelector('#the-gap .metrics')"
-    shown = f"[...{table}.rows].filter(row => row.cells.length > 1 && row.checkVisibility()).length - 1"
+    shown = (
+        f"[...{table}.rows].filter(row => row.cells.length > 1 && row.checkVisibility()).length - 1"
+    )
     count = browser.run(f"{table}.querySelectorAll('tbody tr:not(.group)').length")
     button = "document.querySelector('#the-gap .more')"
     assert (browser.run(shown), browser.run(f"{button}.textContent")) == (6, f"Show all {count}")
@@ -122,7 +164,8 @@ def test_the_navigation_follows_the_reader_and_opens_folds(browser: Browser, pag
     browser.run("document.querySelector('#sorted').scrollIntoView({ behavior: 'instant' })")
     browser.run(arrived)
     assert browser.run("document.querySelector('nav [aria-current]').textContent") == "Sorted"
-    assert browser.run("document.querySelector('nav').getBoundingClientRect().top") > 0  # it stays in sight
+    # It stays in sight
+    assert browser.run("document.querySelector('nav').getBoundingClientRect().top") > 0
     browser.run("document.querySelector('.leading a').click()")
     browser.run(arrived)
     assert browser.run("document.querySelector(':target').checkVisibility()")
@@ -136,7 +179,10 @@ def test_everything_is_visible_without_script(browser: Browser, page: Path) -> N
     browser.open(page, 1280, scripts=False)
     assert browser.run("document.querySelectorAll('button, select').length") == 0
     for _ in range(2):  # a fold in a fold
-        browser.run("document.querySelectorAll('summary').forEach(each => { each.parentElement.open || each.click() })")
+        browser.run(
+            "document.querySelectorAll('summary').forEach(each => { each.parentElement.open || "
+            "each.click() })"
+        )
     assert browser.run(UNSEEN) == 0
 
 
@@ -145,6 +191,8 @@ def test_print_unfolds_everything(browser: Browser, page: Path, scripts: bool) -
     browser.open(page, 794, dark=True, media="print", scripts=scripts)
     browser.run("dispatchEvent(new Event('beforeprint'))")
     assert browser.run(UNSEEN) == 0
-    styles: dict[str, Any] = browser.run("({paper: getComputedStyle(document.body).backgroundColor})")
+    styles: dict[str, Any] = browser.run(
+        "({paper: getComputedStyle(document.body).backgroundColor})"
+    )
     assert styles == {"paper": "rgb(255, 255, 255)"}
     assert not browser.run("document.querySelector('nav').checkVisibility()")

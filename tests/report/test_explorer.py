@@ -28,7 +28,9 @@ from tests.metrics.clipping.world import VOCABULARY, world
 from tests.report.browser import Browser
 from tests.studies.written import write_trace
 
-ALGORITHMS = tuple(map(find, ("grpo-clip-higher", "dppo-binary-tv", "dppo-topk-kl", "minirl", "gspo", "pg-is")))
+ALGORITHMS = tuple(
+    map(find, ("grpo-clip-higher", "dppo-binary-tv", "dppo-topk-kl", "minirl", "gspo", "pg-is"))
+)
 GSPO = 4
 HOSTILE = (
     b"<script>pwned = 1</script>",
@@ -70,12 +72,23 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Explored:
     trace = Trace.open(folder)
     found = analyse_clipping([trace], ALGORITHMS).exploration(40)
     assert found is not None
-    view = ReportView("Tokens", (), (Section("More", text="Words.", stays=True),), "What is blocked.")
-    (folder / "report.html").write_text(render_html(replace(view, explorer=explorer_view(found))), encoding="utf-8")
+    view = ReportView(
+        "Tokens", (), (Section("More", text="Words.", stays=True),), "What is blocked."
+    )
+    (folder / "report.html").write_text(
+        render_html(replace(view, explorer=explorer_view(found))), encoding="utf-8"
+    )
     return Explored(folder / "report.html", trace, found)
 
 
-def look(browser: Browser, explored: Explored, width: int = 1280, *, dark: bool = False, fragment: str = "") -> None:
+def look(
+    browser: Browser,
+    explored: Explored,
+    width: int = 1280,
+    *,
+    dark: bool = False,
+    fragment: str = "",
+) -> None:
     """Open the page, wait for its tokens, and fill in every response."""
     browser.open(explored.page, width, 1000, dark=dark, fragment=fragment)
     browser.run("""new Promise(done => {
@@ -111,18 +124,24 @@ def number_shown(browser: Browser) -> int:
     return int(said.split(" of ")[0].replace(",", ""))
 
 
-@pytest.mark.parametrize(("side", "name", "keys"), [("a", "grpo-clip-higher", 7), ("b", "dppo-binary-tv", -5)])
+@pytest.mark.parametrize(
+    ("side", "name", "keys"), [("a", "grpo-clip-higher", 7), ("b", "dppo-binary-tv", -5)]
+)
 def test_the_slider_counts_what_clipstats_counts(
     browser: Browser, explored: Explored, side: str, name: str, keys: int
 ) -> None:
     look(browser, explored)
-    algorithm = browser.run(f"(s => s.options[s.value].textContent)(document.querySelector('[data-x={side}]'))")
+    algorithm = browser.run(
+        f"(s => s.options[s.value].textContent)(document.querySelector('[data-x={side}]'))"
+    )
     assert algorithm == name
     browser.run(f"document.querySelector('[data-x=slide-{side}]').focus()")
     for presses in (0, abs(keys)):
         for _ in range(presses):
             browser.press("ArrowRight" if keys > 0 else "ArrowLeft")
-        settings = browser.run(f"document.querySelector('[data-x=at-{side}]').textContent").replace(" ", "")
+        settings = browser.run(f"document.querySelector('[data-x=at-{side}]').textContent").replace(
+            " ", ""
+        )
         settings = re.sub("ε=(.*)/(.*)", r"ε_low=\1,ε_high=\2", settings)
         asked = find(f"{name}:{settings}")
         rows = analyse_clipping([explored.trace], (asked, *ALGORITHMS)).to_json()["algorithms"]
@@ -134,12 +153,17 @@ def test_the_slider_counts_what_clipstats_counts(
 
 def test_every_algorithm_is_counted_to_the_token(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
-    rows = {row["name"]: row for row in analyse_clipping([explored.trace], ALGORITHMS).to_json()["algorithms"]}
+    rows = {
+        row["name"]: row
+        for row in analyse_clipping([explored.trace], ALGORITHMS).to_json()["algorithms"]
+    }
     for place, algorithm in enumerate(ALGORITHMS):
         choose(browser, "a", str(place))
         blocked, judged = counts(browser, "a")
         assert blocked == np.count_nonzero(explored.blocked(place))
-        assert blocked / judged == pytest.approx(rows[algorithm.name]["blocked"]["all"]["value"], abs=1e-12)
+        assert blocked / judged == pytest.approx(
+            rows[algorithm.name]["blocked"]["all"]["value"], abs=1e-12
+        )
 
 
 def test_tokens_are_filtered_by_mask_and_by_advantage(browser: Browser, explored: Explored) -> None:
@@ -148,7 +172,13 @@ def test_tokens_are_filtered_by_mask_and_by_advantage(browser: Browser, explored
     a, b, advantage_T = explored.blocked(0), explored.blocked(GSPO), explored.found.advantage_T
     assert advantage_T is not None
     choose(browser, "b", str(GSPO))
-    for value, expected in {"a": a, "ab": a & b, "a-b": a & ~b, "b-a": b & ~a, "": a | True}.items():
+    for value, expected in {
+        "a": a,
+        "ab": a & b,
+        "a-b": a & ~b,
+        "b-a": b & ~a,
+        "": a | True,
+    }.items():
         choose(browser, "show", value)
         assert number_shown(browser) == np.count_nonzero(expected) > 0
         assert set(np.flatnonzero(expected).tolist()) >= set(browser.run(SHOWN))
@@ -165,18 +195,25 @@ def test_responses_are_filtered_and_sorted(browser: Browser, explored: Explored)
     choose(browser, "reward", "1")
     assert number_shown(browser) == sum(each.tokens for each in responses if each.reward == 1)
     choose(browser, "step", "2")
-    assert number_shown(browser) == sum(each.tokens for each in responses if each.reward == 1 and each.step == 2)
+    assert number_shown(browser) == sum(
+        each.tokens for each in responses if each.reward == 1 and each.step == 2
+    )
     for name in ("reward", "step"):
         choose(browser, name, "")
     ends = np.cumsum([each.tokens for each in responses])
     with np.errstate(invalid="ignore"):
         gaps = np.split(explored.found.logp_T - explored.found.logq_T, ends[:-1])
-    lengths, absolute = [each.tokens for each in responses], [float(np.nansum(np.abs(gap))) for gap in gaps]
+    lengths, absolute = (
+        [each.tokens for each in responses],
+        [float(np.nansum(np.abs(gap))) for gap in gaps],
+    )
     for name, values in (("length", lengths), ("absolute", absolute)):
         choose(browser, "sort", name)
         first = browser.run("document.querySelector('[data-x=texts] h3').textContent")
         best = responses[int(np.argmax(values))]
-        assert first.startswith(f"step {best.step} · prompt {best.prompt_id} · sample {best.sample_index}"), name
+        assert first.startswith(
+            f"step {best.step} · prompt {best.prompt_id} · sample {best.sample_index}"
+        ), name
 
 
 PIXELS = """(canvas => {
@@ -187,7 +224,9 @@ BOX = "document.querySelector('[data-x=plot]').getBoundingClientRect().toJSON()"
 
 
 def test_a_dot_leads_to_its_token(browser: Browser, explored: Explored) -> None:
-    """A token in the address has a ring in the plot; a click there on a fresh page finds the same token."""
+    """A token in the address has a ring in the plot; a click there on a fresh page finds the
+    same token.
+    """
     lonely = lonely_token(explored.found)
     look(browser, explored)
     before = pixels(browser)
@@ -207,9 +246,13 @@ def test_a_dot_leads_to_its_token(browser: Browser, explored: Explored) -> None:
     assert texts["top"] <= token["top"] < token["bottom"] <= texts["bottom"]
     card = browser.run("document.querySelector('[data-x=card]').innerText")
     assert browser.run("!document.querySelector('[data-x=card]').hidden") and "advantage" in card
-    owner = np.repeat(np.arange(len(explored.found.responses)), [each.tokens for each in explored.found.responses])
+    owner = np.repeat(
+        np.arange(len(explored.found.responses)), [each.tokens for each in explored.found.responses]
+    )
     position = lonely - int(np.flatnonzero(owner == owner[lonely])[0])
-    assert re.search(rf"position\s+{position} of {explored.found.responses[owner[lonely]].length}", card)
+    assert re.search(
+        rf"position\s+{position} of {explored.found.responses[owner[lonely]].length}", card
+    )
 
 
 def pixels(browser: Browser) -> np.ndarray:
@@ -222,7 +265,9 @@ def lonely_token(found: Exploration) -> int:
     with np.errstate(invalid="ignore"):
         d_T = found.logp_T - found.logq_T
     inside = np.flatnonzero(np.isfinite(d_T) & (np.abs(d_T) < np.nanquantile(np.abs(d_T), 0.98)))
-    places = np.stack([found.logq_T[inside] / 14, d_T[inside] / (2 * np.abs(d_T[inside]).max())], axis=1)
+    places = np.stack(
+        [found.logq_T[inside] / 14, d_T[inside] / (2 * np.abs(d_T[inside]).max())], axis=1
+    )
     away = np.linalg.norm(places[:, None] - places[None], axis=2) + np.eye(len(places)) * 9
     return int(inside[away.min(axis=1).argmax()])
 
@@ -260,16 +305,24 @@ def test_keys_step_from_token_to_token(browser: Browser, explored: Explored) -> 
     choose(browser, "show", "a")
     browser.press("ArrowRight")
     following = int(browser.run("document.querySelector('.here').dataset.t"))
-    assert following == np.flatnonzero(explored.blocked(0) & (np.arange(len(explored.found.text_T)) > 1))[0]
+    assert (
+        following
+        == np.flatnonzero(explored.blocked(0) & (np.arange(len(explored.found.text_T)) > 1))[0]
+    )
 
 
 def test_a_card_shows_what_both_sides_preferred(browser: Browser, explored: Explored) -> None:
     ranks = explored.found.ranks
     assert ranks is not None
-    token = next(t for t, texts in zip(ranks.token_U.tolist(), ranks.text_UK, strict=True) if " word20" in texts)
+    token = next(
+        t
+        for t, texts in zip(ranks.token_U.tolist(), ranks.text_UK, strict=True)
+        if " word20" in texts
+    )
     look(browser, explored, fragment=f"token-{token}")
     rows = browser.run(
-        "[...document.querySelectorAll('.x-card tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+        "[...document.querySelectorAll('.x-card tbody tr')].map(r => [...r.cells].map(c => "
+        "c.textContent))"
     )
     assert len(rows) == 5 and " word20" in [row[0] for row in rows]
     assert browser.run("document.querySelector('.x-card h4').textContent").strip("“”")
@@ -285,7 +338,9 @@ def test_the_page_holds_what_was_recorded(explored: Explored) -> None:
     np.testing.assert_array_equal(column("d"), found.logp_T - found.logq_T)
     np.testing.assert_array_equal(column("advantage"), found.advantage_T)
     assert found.ranks is not None
-    np.testing.assert_array_equal(column("rank_logq").reshape(-1, head["ranks"]), found.ranks.logq_UK)
+    np.testing.assert_array_equal(
+        column("rank_logq").reshape(-1, head["ranks"]), found.ranks.logq_UK
+    )
 
 
 def test_identifiers_beyond_javascripts_integers_stay_exact(explored: Explored) -> None:
@@ -303,7 +358,10 @@ def test_the_sentence_names_the_limit_that_was_met(explored: Explored) -> None:
     """More responses help only if the tokens fit."""
     found = replace(explored.found, left_out=32)
     assert "(32 more: `--page-responses`)" in explorer_view(found).text
-    assert "(32 more do not fit: a page has at most 12,000 tokens)" in explorer_view(replace(found, full=True)).text
+    assert (
+        "(32 more do not fit: a page has at most 12,000 tokens)"
+        in explorer_view(replace(found, full=True)).text
+    )
 
 
 def unpacked(data: str) -> tuple[dict[str, Any], Callable[[str], np.ndarray]]:
@@ -318,8 +376,12 @@ def unpacked(data: str) -> tuple[dict[str, Any], Callable[[str], np.ndarray]]:
     return head, column
 
 
-def test_pooled_traces_are_distinguished(browser: Browser, explored: Explored, tmp_path: Path) -> None:
-    both = tuple(replace(each, trace=number % 2) for number, each in enumerate(explored.found.responses))
+def test_pooled_traces_are_distinguished(
+    browser: Browser, explored: Explored, tmp_path: Path
+) -> None:
+    both = tuple(
+        replace(each, trace=number % 2) for number, each in enumerate(explored.found.responses)
+    )
     first = replace(both[0], reward=float("inf"))
     found = replace(explored.found, responses=(first, *both[1:]), traces=("runs/<b>a", "runs/b"))
     view = ReportView("Tokens", (), (), explorer=explorer_view(found))
@@ -337,9 +399,20 @@ def test_hostile_texts_are_texts(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
     fill(browser)
     assert browser.run("typeof pwned") == "undefined"
-    assert browser.run("document.querySelectorAll('#explorer :is(img, script, a, iframe)').length") == 0
+    assert (
+        browser.run("document.querySelectorAll('#explorer :is(img, script, a, iframe)').length")
+        == 0
+    )
     texts = browser.run("document.querySelector('[data-x=texts]').textContent")
-    for spelled in ("<script>pwned = 1</script>", "<img src=x", "<!--", "]]>&lt;", r"\x1b[2J", r"\u202eevil", "{{ 7"):
+    for spelled in (
+        "<script>pwned = 1</script>",
+        "<img src=x",
+        "<!--",
+        "]]>&lt;",
+        r"\x1b[2J",
+        r"\u202eevil",
+        "{{ 7",
+    ):
         assert spelled in texts, spelled
     assert not re.search("[\x00-\x09\x0b-\x1f\u202a-\u202e]", texts)
     assert "x" * 121 not in texts  # unreadably long text is cut
@@ -354,11 +427,17 @@ def test_no_network_request_and_no_policy_violation(browser: Browser, explored: 
     look(browser, explored)
     fill(browser)
     choose(browser, "show", "a")
-    asked = [m["params"]["request"]["url"] for m in browser.messages if m["method"] == "Network.requestWillBeSent"]
+    asked = [
+        m["params"]["request"]["url"]
+        for m in browser.messages
+        if m["method"] == "Network.requestWillBeSent"
+    ]
     assert {url.partition(":")[0] for url in asked} <= {"file", "about", "data"}
     spoken = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
     assert [m for m in browser.messages if m["method"] in spoken] == []
-    policy = browser.run("document.querySelector('meta[http-equiv=Content-Security-Policy]').content")
+    policy = browser.run(
+        "document.querySelector('meta[http-equiv=Content-Security-Policy]').content"
+    )
     assert "default-src 'none'" in policy and "unsafe-eval" not in policy
     assert "unsafe-inline" not in policy.partition("script-src")[2].partition(";")[0]
 
@@ -366,7 +445,9 @@ def test_no_network_request_and_no_policy_violation(browser: Browser, explored: 
 def test_without_script_the_explorer_is_hidden(browser: Browser, explored: Explored) -> None:
     browser.open(explored.page, 1280, scripts=False)
     assert browser.run("document.querySelector('#explorer').checkVisibility()") is False
-    links = browser.run("[...document.querySelectorAll('nav a')].filter(a => a.checkVisibility()).map(a => a.hash)")
+    links = browser.run(
+        "[...document.querySelectorAll('nav a')].filter(a => a.checkVisibility()).map(a => a.hash)"
+    )
     assert "#answer" in links and "#explorer" not in links
 
 
@@ -376,11 +457,15 @@ WIDER = """[...document.querySelectorAll("#explorer *")].filter(e => e.checkVisi
 
 @pytest.mark.parametrize("width", [360, 400, 1280])
 @pytest.mark.parametrize("dark", [False, True])
-def test_it_fits_a_phone_and_a_desktop(browser: Browser, explored: Explored, width: int, dark: bool) -> None:
+def test_it_fits_a_phone_and_a_desktop(
+    browser: Browser, explored: Explored, width: int, dark: bool
+) -> None:
     look(browser, explored, width, dark=dark, fragment="token-3")
     assert browser.run(WIDER) == []
     assert browser.run("document.documentElement.scrollWidth") == width
-    card: dict[str, Any] = browser.run("document.querySelector('[data-x=card]').getBoundingClientRect().toJSON()")
+    card: dict[str, Any] = browser.run(
+        "document.querySelector('[data-x=card]').getBoundingClientRect().toJSON()"
+    )
     assert card["left"] >= 0 and card["right"] <= width and card["top"] >= 0 and card["height"] > 50
 
 
@@ -402,7 +487,9 @@ LEAST_CONTRAST = """(() => {
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_letters_stay_legible_on_their_colours(browser: Browser, explored: Explored, dark: bool) -> None:
+def test_letters_stay_legible_on_their_colours(
+    browser: Browser, explored: Explored, dark: bool
+) -> None:
     look(browser, explored, dark=dark)
     for mode in ("blocked", "d", "dp", "entropy", "advantage"):
         choose(browser, "colour", mode)
@@ -411,6 +498,19 @@ def test_letters_stay_legible_on_their_colours(browser: Browser, explored: Explo
 
 def test_a_command_puts_the_requested_number_of_responses_on_its_page(tmp_path: Path) -> None:
     for asked, said in (("0", None), ("3", "of the first 3 responses, of step 0 (189 more")):
-        assert run(["report", "--no-plots", "--quiet", "--page-responses", asked, "-o", str(tmp_path / asked)]) == 0
+        assert (
+            run(
+                [
+                    "report",
+                    "--no-plots",
+                    "--quiet",
+                    "--page-responses",
+                    asked,
+                    "-o",
+                    str(tmp_path / asked),
+                ]
+            )
+            == 0
+        )
         page = (tmp_path / asked / "report.html").read_text(encoding="utf-8")
         assert ("explorer" in page) is (said is not None) and (said or "") in page

@@ -33,7 +33,10 @@ def test_both_variants_are_an_svg_of_their_size(figures: list[FigureView]) -> No
         for picture in pictures:
             svg = svg_of(picture.uri)
             root = ET.fromstring(svg)
-            assert (root.attrib["width"], root.attrib["height"]) == (str(picture.width), str(picture.height))
+            assert (root.attrib["width"], root.attrib["height"]) == (
+                str(picture.width),
+                str(picture.height),
+            )
             assert "<text" in svg  # real text, sharp at any zoom
             assert "system-ui" in svg
 
@@ -47,7 +50,9 @@ def test_the_same_data_gives_the_same_bytes_and_files(
     views = figure_views(measured.plot_data, tmp_path / "plots")
     assert views == figures
     assert dict(mpl.rcParams) == settings  # nothing global was changed
-    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(f"{view.name}.png" for view in views)
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(
+        f"{view.name}.png" for view in views
+    )
     for path in (tmp_path / "plots").iterdir():
         with Image.open(path) as image:
             assert image.width == 2160
@@ -70,6 +75,8 @@ def test_a_hundred_thousand_tokens_stay_small_and_quick(
     data = measurer(batch_maker(640, 200), tokens=100_000).plot_data
     assert len(data.logq_N) == 100_000
     began = time.process_time()
-    size = sum(len(getattr(view, variant).uri) for view in figure_views(data) for variant in VARIANTS)
+    size = sum(
+        len(getattr(view, variant).uri) for view in figure_views(data) for variant in VARIANTS
+    )
     assert size < 1.2e6
     assert time.process_time() - began < 15  # 3 s when measured

@@ -67,26 +67,45 @@ def test_nothing_is_loaded_and_only_scripts_of_the_page_run(html: str, page: Pag
     css = html[html.index("<style>") : html.index("</style>")]
     assert "url(" not in css
     assert "@import" not in css
-    policy = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    policy = [
+        meta["content"]
+        for meta in page.all("meta")
+        if meta.get("http-equiv") == "Content-Security-Policy"
+    ]
     scripts = re.findall("<script>(.*?)</script>", html, re.DOTALL)
-    hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
-    assert policy == [f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}"]
+    hashes = " ".join(
+        f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts
+    )
+    assert policy == [
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}"
+    ]
     assert len(scripts) == len(page.all("script")) == html.count("<script")
 
 
 def test_hostile_text_is_shown_and_never_run(html: str, page: Page) -> None:
     text = "".join(page.text)
     assert (
-        text.count("<script>alert(1)</script> </style>{{ 7 * 7 }} $\\frac{1}{2}$ \\x1b[2J \\u202eevil\\u202c \\x00")
+        text.count(
+            "<script>alert(1)</script> </style>{{ 7 * 7 }} $\\frac{1}{2}$ \\x1b[2J "
+            "\\u202eevil\\u202c \\x00"
+        )
         >= 4
     )
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", html)
+    assert not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", html
+    )
     html.encode("utf-8")
 
 
 def test_order_of_the_page(page: Page, view: ReportView) -> None:
     text = "".join(page.text)
-    order = ["mismatch-cli report", "Rollout engine", "3 prompts were skipped", "The policies differ by", "E |π − μ|"]
+    order = [
+        "mismatch-cli report",
+        "Rollout engine",
+        "3 prompts were skipped",
+        "The policies differ by",
+        "E |π − μ|",
+    ]
     order += [
         "Each dot is a sampled token",
         "Worst tokens",
@@ -113,7 +132,9 @@ def test_accessible(page: Page, view: ReportView) -> None:
     assert all(cell["scope"] in ("col", "row", "rowgroup") for cell in page.all("th"))
 
 
-def test_every_link_has_a_target_and_every_metric_a_definition(page: Page, view: ReportView) -> None:
+def test_every_link_has_a_target_and_every_metric_a_definition(
+    page: Page, view: ReportView
+) -> None:
     ids = Counter(attributes["id"] for _, attributes in page.elements if "id" in attributes)
     assert set(ids.values()) == {1}
     links = {attributes["href"] for attributes in page.all("a")}
@@ -139,7 +160,9 @@ def test_empty_parts_are_left_out(view: ReportView) -> None:
     assert "Nothing but text." in "".join(page.text)
 
 
-def test_the_page_is_written_completely_and_below_four_megabytes(tmp_path: Path, view: ReportView, html: str) -> None:
+def test_the_page_is_written_completely_and_below_four_megabytes(
+    tmp_path: Path, view: ReportView, html: str
+) -> None:
     path = tmp_path / "run" / "report.html"
     write_html(path, view)
     assert path.read_text(encoding="utf-8") == html

@@ -1,4 +1,6 @@
-"""A screen in a notebook: it resists the notebook's styles, takes its colours, and leaves other output alone."""
+"""A screen in a notebook: it resists the notebook's styles, takes its colours, and leaves other
+output alone.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,18 @@ NOTEBOOK = """
 .jp.out:not(.md) td, .jp.out:not(.md) th { text-align: right; white-space: nowrap; border: 1px solid red; }
 .jp.out:not(.md) tbody tr:nth-child(odd) { background: red; }
 """
-TABLE = Table("", (Column("metric"), Column("value"), Column("why", kind="text")), (("k3", "0.1", "no <reason>"),) * 2)
+TABLE = Table(
+    "",
+    (Column("metric"), Column("value"), Column("why", kind="text")),
+    (("k3", "0.1", "no <reason>"),) * 2,
+)
 PIECES = (Piece("so "), Piece("7", 4), Piece(" <b>"))
 
 
 def screen(status: str) -> str:
-    excerpt = Excerpt("Worst token", (("position", "20 of 56"),), PIECES, prompt="What is \x1b[31m 3 + 4?")
+    excerpt = Excerpt(
+        "Worst token", (("position", "20 of 56"),), PIECES, prompt="What is \x1b[31m 3 + 4?"
+    )
     return render_screen(
         Screen(
             ("vllm against transformers", "T = 1"),
@@ -36,7 +44,9 @@ def screen(status: str) -> str:
     )
 
 
-@pytest.mark.parametrize(("paper", "ink"), [("#fff", "#222"), ("#111", "#ddd")], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("paper", "ink"), [("#fff", "#222"), ("#111", "#ddd")], ids=["light", "dark"]
+)
 def test_a_screen_keeps_its_form_and_takes_the_colours_of_its_notebook(
     browser: Browser, tmp_path: Path, paper: str, ink: str
 ) -> None:
@@ -49,18 +59,25 @@ def test_a_screen_keeps_its_form_and_takes_the_colours_of_its_notebook(
     )
     browser.open(page, 900, dark=paper == "#fff")  # the system preference is ignored
     browser.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
-    browser.run("document.querySelectorAll('mark').forEach(each => each.remove())")  # half transparent
+    # Half transparent
+    browser.run("document.querySelectorAll('mark').forEach(each => each.remove())")
     assert browser.run(CONTRASTS) == {}
     style = "(selector, name) => getComputedStyle(document.querySelector(selector))[name]"
     assert browser.run(f"({style})('.remarks dt', 'float')") == "none"
     assert browser.run("document.querySelector('.remarks dt').getBoundingClientRect().height") < 30
     assert browser.run(f"({style})('td.text', 'textAlign')") == "left"
     assert browser.run(f"({style})('tbody tr', 'backgroundColor')") == "rgba(0, 0, 0, 0)"
-    assert browser.run(f"({style})('#mine', 'marginTop')") == "16px"  # other elements stay as they were
+    # Other elements stay as they were
+    assert browser.run(f"({style})('#mine', 'marginTop')") == "16px"
     assert browser.run("document.documentElement.scrollWidth") == 900
 
 
 def test_whatever_is_shown_is_escaped() -> None:
     page = screen("bad")
-    assert "<three>" not in page and "<reason>" not in page and "<b>" not in page and "\x1b" not in page
+    assert (
+        "<three>" not in page
+        and "<reason>" not in page
+        and "<b>" not in page
+        and "\x1b" not in page
+    )
     assert page.count("&lt;reason&gt;") == 2

@@ -1,4 +1,6 @@
-"""Where figures are on a page: in the section that their plot names, and every drawn figure is somewhere."""
+"""Where figures are on a page: in the section that their plot names, and every drawn figure is
+somewhere.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,18 @@ def figure(name: str, *sections: str) -> FigureView:
 
 
 def placed(*figures: FigureView) -> dict[str, list[str]]:
-    sections = with_figures([Section("A", stays=True), Section("B"), Section("C", "alone")], figures)
+    sections = with_figures(
+        [Section("A", stays=True), Section("B"), Section("C", "alone")], figures
+    )
     return {section.title: [figure.name for figure in section.figures] for section in sections}
 
 
 def test_a_figure_is_in_the_first_section_that_it_names() -> None:
     assert placed(figure("b", "C", "B"), figure("a", "B"), figure("c", "no such section", "C")) == {
-        "A": [], "B": ["b", "a"], "C": ["c"],
-    }  # fmt: skip
+        "A": [],
+        "B": ["b", "a"],
+        "C": ["c"],
+    }
 
 
 def test_a_figure_without_a_section_comes_last() -> None:
@@ -53,7 +59,9 @@ def test_a_figure_without_a_section_comes_last() -> None:
     assert placed() == {"A": []}
 
 
-@pytest.mark.parametrize(("section", "where"), [("", "More figures"), ('SECTION = "Whole responses"', None)])
+@pytest.mark.parametrize(
+    ("section", "where"), [("", "More figures"), ('SECTION = "Whole responses"', None)]
+)
 def test_a_new_plot_is_on_the_page(
     section: str, where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +70,9 @@ def test_a_new_plot_is_on_the_page(
     (tmp_path / "lengths.py").write_text(NEW.format(section=section), encoding="utf-8")
     monkeypatch.setattr(plots, "__path__", [*plots.__path__, str(tmp_path)])
     monkeypatch.setattr(
-        registry, "names", lambda package: [*known(package), *["lengths"] * (package == plots.__name__)]
+        registry,
+        "names",
+        lambda package: [*known(package), *["lengths"] * (package == plots.__name__)],
     )
     monkeypatch.delitem(sys.modules, f"{plots.__name__}.lengths", raising=False)
     trace = bundled("traces") / "float32"
@@ -74,7 +84,12 @@ def test_a_new_plot_is_on_the_page(
     assert (tmp_path / "report/plots/lengths.png").exists()
 
 
-STUDIES = {"report": "mismatch", "clipstats": "clipping", "compare": "comparison", "diagnose": "diagnosis"}
+STUDIES = {
+    "report": "mismatch",
+    "clipstats": "clipping",
+    "compare": "comparison",
+    "diagnose": "diagnosis",
+}
 
 
 @pytest.mark.parametrize("command", STUDIES)
@@ -82,7 +97,8 @@ def test_every_page_has_the_sections_that_its_plots_name(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_blank(monkeypatch)
-    asked = {"compare": ["fp8-kv float32"], "report": ["moe", "fp8-kv"]}  # no trace has a section for everything
+    # No trace has a section for everything
+    asked = {"compare": ["fp8-kv float32"], "report": ["moe", "fp8-kv"]}
     titles = set()
     for names in asked.get(command, ["fp8-kv"]):
         traces = [str(bundled("traces") / name) for name in names.split()]

@@ -1,4 +1,6 @@
-"""The screen of every study: an answer in 40 lines, uncut names, and the verdict and what to type at the end."""
+"""The screen of every study: an answer in 40 lines, uncut names, and the verdict and what to
+type at the end.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,27 @@ WIDTHS = (60, 80, 120, 10_000)
 @pytest.fixture(scope="module")
 def screens() -> dict[str, Screen]:
     trace, control = Trace.open(bundled_trace()), Trace.open(bundled("traces") / "float32")
-    runs = [make_run(name, seed=seed, steps=12) for name in ("ppo", "dppo-binary-tv") for seed in (0, 1)]
+    runs = [
+        make_run(name, seed=seed, steps=12) for name in ("ppo", "dppo-binary-tv") for seed in (0, 1)
+    ]
     studies = {
         "report": mismatch.analyse([trace], worst=3),
         "clipstats": clipping.analyse_clipping([trace], list(TABLE.values())),
         "clipstats of one": clipping.analyse_clipping([trace], [TABLE["dppo-binary-tv"]]),
         "compare": comparison.analyse_comparison([trace, control]),
         "diagnose": diagnosis.analyse_diagnosis([trace]),
-        "gate": gate.GateResult.of([limits.load_limits("verl"), limits.load_limits("prime-rl")], [trace], []),
+        "gate": gate.GateResult.of(
+            [limits.load_limits("verl"), limits.load_limits("prime-rl")], [trace], []
+        ),
         "train": training.TrainingAnalysis(runs),
     }
     return {name: screen for name, study in studies.items() if (screen := page_of(study).screen)}
 
 
 def printed(screen: Screen, width: int, **terminal: bool) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False, emoji=False, markup=False, **terminal)
+    console = Console(
+        file=io.StringIO(), width=width, highlight=False, emoji=False, markup=False, **terminal
+    )
     print_screen(screen, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
@@ -51,7 +59,15 @@ def in_words(text: str) -> str:
 
 
 def test_every_study_has_a_screen(screens):
-    assert list(screens) == ["report", "clipstats", "clipstats of one", "compare", "diagnose", "gate", "train"]
+    assert list(screens) == [
+        "report",
+        "clipstats",
+        "clipstats of one",
+        "compare",
+        "diagnose",
+        "gate",
+        "train",
+    ]
 
 
 def test_it_is_forty_lines_of_eighty_characters_at_most(screens):
@@ -65,7 +81,10 @@ def test_only_commands_are_wider_than_the_terminal(screens, width):
     for name, screen in screens.items():
         typed = [command for command, _ in screen.next]
         for line in printed(screen, width).splitlines():
-            assert cell_len(line) <= width or any(line.startswith(command) for command in typed), (name, line)
+            assert cell_len(line) <= width or any(line.startswith(command) for command in typed), (
+                name,
+                line,
+            )
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -78,7 +97,9 @@ def test_no_name_is_cut_and_what_is_hidden_is_named(screens, width):
                 if cell_len(row[0]) <= 0.6 * width:
                     assert row[0].strip() in text, (name, row[0])
                 assert all(part in text for part in re.split("[ /:_]+", row[0])), (name, row[0])
-            heads = [(place, column.title) for place, column in enumerate(table.columns) if column.title]
+            heads = [
+                (place, column.title) for place, column in enumerate(table.columns) if column.title
+            ]
             hidden = re.findall(r"Hidden at \d+ characters: (.*?)\. Widen the terminal", words)
             named = {title.strip() for part in hidden for title in part.split(",")}
             for place, head in heads:
@@ -93,7 +114,9 @@ def test_no_name_is_cut_and_what_is_hidden_is_named(screens, width):
 
 def test_a_narrow_screen_gives_up_intervals_before_names(screens):
     narrow = printed(screens["report"], 60)
-    assert "[0.00225, 0.00425]" not in narrow and "[0.00225, 0.00425]" in printed(screens["report"], 80)
+    assert "[0.00225, 0.00425]" not in narrow and "[0.00225, 0.00425]" in printed(
+        screens["report"], 80
+    )
     assert all(row[0] in narrow for table in screens["report"].tables for row in table.rows)
 
 
@@ -104,7 +127,9 @@ def test_the_verdict_and_what_to_type_come_last(screens):
         after = in_words("\n".join(lines[verdict:])).replace(in_words(screen.verdict.text), "")
         assert screen.next or name == "train", name  # runs without a folder
         assert all(command in after for command, _ in screen.next), name
-        assert not any(row[0] in after for table in screen.tables for row in table.rows if len(row[0]) > 25), name
+        assert not any(
+            row[0] in after for table in screen.tables for row in table.rows if len(row[0]) > 25
+        ), name
 
 
 def test_suggested_commands_are_valid(screens):

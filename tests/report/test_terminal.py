@@ -18,7 +18,12 @@ def printed(width: int, *tables: Table) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-COLUMNS = (Column("metric", kind="text"), Column("value"), Column("95 % interval"), Column("seen by", optional=True))
+COLUMNS = (
+    Column("metric", kind="text"),
+    Column("value"),
+    Column("95 % interval"),
+    Column("seen by", optional=True),
+)
 ROW = ("outside [0.8, 1.25]", "0.43 ± 0.02", "[0.1, 0.9]", "12")
 
 

@@ -39,15 +39,24 @@ ON_RANKS = ("dro", "m2po", "gbpo", "ppo-ewma")  # these need more communication 
 def reward_file(folder: Path) -> str:
     """A reward that differs within most groups: the share of characters with an even code."""
     path = folder / "even.py"
-    path.write_text("def even(response):\n    return sum(ord(c) % 2 for c in response) / (1 + len(response))\n")
+    path.write_text(
+        "def even(response):\n    return sum(ord(c) % 2 for c in response) / (1 + len(response))\n"
+    )
     return f"{path}:even"
 
 
-# Two steps of four groups, of 18 problems; only every third problem has rewards that differ within its group.
+# Two steps of four groups, of 18 problems; only every third problem has rewards that differ within
+# its group.
 DYNAMIC: dict[str, Any] = SHORT | {
-    "dynamic_sampling": 2, "num_problems": 18, "prompts_per_step": 4, "samples_per_prompt": 3, "trace_every": 1,
-    "checkpoint_every": 1, "steps": 2, "average_decay": 0.0,
-}  # fmt: skip
+    "dynamic_sampling": 2,
+    "num_problems": 18,
+    "prompts_per_step": 4,
+    "samples_per_prompt": 3,
+    "trace_every": 1,
+    "checkpoint_every": 1,
+    "steps": 2,
+    "average_decay": 0.0,
+}
 _EVERY_THIRD = """
 import zlib
 
@@ -57,8 +66,12 @@ def every_third(responses, answers):
 """
 
 
-def trained_dynamically(folder: Path, world: World = ALONE, *, resume: bool = False, stop_after: int = 0) -> None:
-    """Into `run`, with a batch per response: then its numbers do not depend on what else a rank samples."""
+def trained_dynamically(
+    folder: Path, world: World = ALONE, *, resume: bool = False, stop_after: int = 0
+) -> None:
+    """Into `run`, with a batch per response: then its numbers do not depend on what else a rank
+    samples.
+    """
     rows = [json.dumps({"problem": f"What is {i} + 1?", "answer": str(i)}) for i in range(18)]
     (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
     (folder / "third.py").write_text(_EVERY_THIRD, encoding="utf-8")
@@ -91,14 +104,18 @@ class Talk:
 
 
 def talk_file(folder: Path) -> str:
-    """An environment whose rewards differ within groups, and whose episodes differ in their number of turns."""
+    """An environment whose rewards differ within groups, and whose episodes differ in their
+    number of turns.
+    """
     (folder / "talk.py").write_text(TALK, encoding="utf-8")
     return f"{folder}/talk.py:Talk"
 
 
 def game_file(folder: Path) -> str:
     """The game of docs/environments.md."""
-    (file,) = (s for s in steps(DOCS / "environments.md") if isinstance(s, File) and s.name == "simon.py")
+    (file,) = (
+        s for s in steps(DOCS / "environments.md") if isinstance(s, File) and s.name == "simon.py"
+    )
     path = folder / file.name
     path.write_text(file.text, encoding="utf-8")
     return f"{path}:Simon"
@@ -107,7 +124,9 @@ def game_file(folder: Path) -> str:
 EVALUATED = {"eval_every": 2, "eval_samples": 2}  # what the `unbroken` run also does
 
 
-def run(folder: Path, *, resume: bool = False, stop_after: int = 0, **changes: Any) -> list[dict[str, Any]]:
+def run(
+    folder: Path, *, resume: bool = False, stop_after: int = 0, **changes: Any
+) -> list[dict[str, Any]]:
     """The records of the finished steps."""
     seen: list[dict[str, Any]] = []
     config = load_config("miniature", SMALL | changes)

@@ -1,4 +1,6 @@
-"""Episodes of several turns in the training loop, with real models: training learns the game of the guide."""
+"""Episodes of several turns in the training loop, with real models: training learns the game of
+the guide.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +78,20 @@ def echo(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def learnt(game, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("learnt") / "run"
-    run(folder, **GAME, environment=game, steps=9, minibatches=2, learning_rate=2e-3, max_grad_norm=1.0,
-        eval_every=9, eval_episodes=32, eval_samples=1, trace_every=9, checkpoint_every=9)  # fmt: skip
+    run(
+        folder,
+        **GAME,
+        environment=game,
+        steps=9,
+        minibatches=2,
+        learning_rate=2e-3,
+        max_grad_norm=1.0,
+        eval_every=9,
+        eval_episodes=32,
+        eval_samples=1,
+        trace_every=9,
+        checkpoint_every=9,
+    )
     return folder
 
 
@@ -85,9 +99,12 @@ def test_the_game_is_learnt_far_above_chance(learnt):
     """A model that ignores the environment's replies earns at most 1/3, and 1/90 by chance."""
     before, *lines = numbers(learnt)
     assert before["eval_accuracy"] < 0.15 and lines[0]["turns"] < 1.4
-    assert lines[-1]["eval_accuracy"] > 0.6 and lines[-1]["turns"] > 2.4  # on episodes that training never played
+    # On episodes that training never played
+    assert lines[-1]["eval_accuracy"] > 0.6 and lines[-1]["turns"] > 2.4
     assert max(line["reward"] for line in lines[-3:]) > 0.7
-    assert {line["sync"] for line in lines} == {"proven"} and lines[0]["mismatch"]["abs_dp_mean"] < 1e-6
+    assert {line["sync"] for line in lines} == {"proven"} and lines[0]["mismatch"][
+        "abs_dp_mean"
+    ] < 1e-6
 
 
 def test_the_environments_tokens_are_masked_in_the_trace(learnt):
@@ -96,21 +113,32 @@ def test_the_environments_tokens_are_masked_in_the_trace(learnt):
     assert (
         not batch.loss_mask_T.all() and batch.loss_mask_T[batch.offset_S1[1:] - 1].all()
     )  # the last token is the model's
-    for column_T in (batch.logp_rollout_T, batch.logp_trainer_T, batch.entropy_trainer_T, batch.logp_recomputed_T):
+    for column_T in (
+        batch.logp_rollout_T,
+        batch.logp_trainer_T,
+        batch.entropy_trainer_T,
+        batch.logp_recomputed_T,
+    ):
         assert np.isnan(column_T[~batch.loss_mask_T]).all()
     assert np.isfinite(batch.logp_rollout_T[batch.loss_mask_T]).all()
     assert (batch.advantage_T[~batch.loss_mask_T] == 0).all()
     between = trace.vocabulary.decode(
         batch.response_ids_T[: batch.offset_S1[1]][~batch.loss_mask_T[: batch.offset_S1[1]]]
     )
-    assert "<|im_start|>user\nSimon says " in between and between.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    assert "<|im_start|>user\nSimon says " in between and between.endswith(
+        "<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert (trace.manifest["environment"].split(":")[1], batch.num_responses) == ("Simon", 64)
 
 
 def test_every_command_reads_that_trace(learnt):
     """`clipstats` finds the share that the run's own algorithm blocked."""
     opened = mismatch_cli.open(learnt / "traces" / "step-9")
-    (row,) = (r for r in opened.clip("dppo-binary-tv").to_json()["algorithms"] if r["name"] == "dppo-binary-tv")
+    (row,) = (
+        r
+        for r in opened.clip("dppo-binary-tv").to_json()["algorithms"]
+        if r["name"] == "dppo-binary-tv"
+    )
     (line,) = (line for line in numbers(learnt) if line["step"] == 9)
     assert row["blocked"]["all"]["value"] == pytest.approx(line["blocked"], abs=1e-12)
     (batch,) = Trace.open(learnt / "traces" / "step-9").batches()
@@ -120,7 +148,13 @@ def test_every_command_reads_that_trace(learnt):
 
 
 def test_a_resumed_run_plays_what_the_unbroken_one_would(game, tmp_path):
-    changes = GAME | {"environment": game, "steps": 2, "prompts_per_step": 2, "episodes": 4, "checkpoint_every": 1}
+    changes = GAME | {
+        "environment": game,
+        "steps": 2,
+        "prompts_per_step": 2,
+        "episodes": 4,
+        "checkpoint_every": 1,
+    }
     changes |= {
         "samples_per_prompt": 2,
         "eval_every": 1,
@@ -136,7 +170,13 @@ def test_a_resumed_run_plays_what_the_unbroken_one_would(game, tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["dppo-topk-tv", "ppo-mis-geometric", "m2po"])
 def test_rules_beyond_single_tokens_train_on_episodes_too(game, algorithm, tmp_path):
-    changes = GAME | {"environment": game, "steps": 1, "prompts_per_step": 2, "episodes": 2, "trace_every": 1}
+    changes = GAME | {
+        "environment": game,
+        "steps": 1,
+        "prompts_per_step": 2,
+        "episodes": 2,
+        "trace_every": 1,
+    }
     seen = run(tmp_path / "run", **changes, algorithm=algorithm, recompute=True, learning_rate=2e-3)
     assert seen[0]["grad_norm"] > 0 and seen[0]["blocked"] is not None
     (batch,) = Trace.open(tmp_path / "run" / "traces" / "step-1").batches()
@@ -148,15 +188,29 @@ def test_rules_beyond_single_tokens_train_on_episodes_too(game, algorithm, tmp_p
 
 
 def test_problems_of_a_data_set_reach_the_environment(echo, tmp_path):
-    """Including those of two evaluation sets with the same row numbers, and those that replace useless groups."""
+    """Including those of two evaluation sets with the same row numbers, and those that replace
+    useless groups.
+    """
     rows = bundled("problems.jsonl").read_text(encoding="utf-8").splitlines()
     for name, own in (("one", rows[100:102]), ("two", rows[102:105])):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(own), encoding="utf-8")
-    evaluated = {"eval_dataset": f"{tmp_path}/one.jsonl,{tmp_path}/two.jsonl", "eval_temperature": 0.2}
-    settings = {"steps": 1, "max_tokens": 256, "turn_tokens": 96, "dynamic_sampling": 1, "prompts_per_step": 2}
+    evaluated = {
+        "eval_dataset": f"{tmp_path}/one.jsonl,{tmp_path}/two.jsonl",
+        "eval_temperature": 0.2,
+    }
+    settings = {
+        "steps": 1,
+        "max_tokens": 256,
+        "turn_tokens": 96,
+        "dynamic_sampling": 1,
+        "prompts_per_step": 2,
+    }
     seen = run(tmp_path / "run", environment=f"{echo}:Again", **settings, **evaluated)
-    assert 1 < seen[0]["turns"] < 2 and 0 < seen[0]["reward"] < 1 and seen[0]["sampled"]["groups"] >= 2
-    assert seen[0]["eval"].keys() == {"one", "two"} and seen[0]["eval_accuracy"] > 0.3  # cold, and with a second try
+    assert (
+        1 < seen[0]["turns"] < 2 and 0 < seen[0]["reward"] < 1 and seen[0]["sampled"]["groups"] >= 2
+    )
+    # Cold, and with a second try
+    assert seen[0]["eval"].keys() == {"one", "two"} and seen[0]["eval_accuracy"] > 0.3
     assert seen[0]["length"] < 110  # of the model's own tokens
 
 
@@ -164,7 +218,9 @@ class Played:
     """Episodes of a real engine without a training run."""
 
     def __init__(self, where: str, context: int | None = None, **changes: Any) -> None:
-        config = load_config("miniature", SMALL | {"environment": where, "turn_tokens": 6} | changes)
+        config = load_config(
+            "miniature", SMALL | {"environment": where, "turn_tokens": 6} | changes
+        )
         sampling = SamplingSettings(max_tokens=config.max_tokens)
         extra = {} if context is None else {"max_model_len": context}
         settings = EngineSettings(MODEL, sampling, top_logprobs=2, dtype="float32", extra=extra)
@@ -191,7 +247,9 @@ def test_an_episode_ends_at_every_limit_with_a_turn_of_the_model(echo):
     response = played(where, max_turns=50, max_tokens=60)
     context = played(where, max_turns=50, max_tokens=400, context=70)
     for episode in (*limited, *response, *context):
-        assert episode.finish_reason == "length" and episode.loss_mask_T[-1] and episode.loss_mask_T[0]
+        assert (
+            episode.finish_reason == "length" and episode.loss_mask_T[-1] and episode.loss_mask_T[0]
+        )
         np.testing.assert_array_equal(np.isnan(episode.logp_rollout_T), ~episode.loss_mask_T)
         np.testing.assert_array_equal(episode.rank_rollout_T == -1, ~episode.loss_mask_T)
         assert episode.topk_ids_TK.shape == (len(episode.response_ids), 2)
@@ -205,7 +263,9 @@ def test_the_environment_gets_the_models_text(echo):
     for episode in played(f"{echo}:Echo", max_turns=3, max_tokens=200):
         begin = np.flatnonzero(np.diff(episode.loss_mask_T.astype(int)) == -1) + 1
         for start, place in zip(
-            [0, *np.flatnonzero(np.diff(episode.loss_mask_T.astype(int)) == 1) + 1], begin, strict=False
+            [0, *np.flatnonzero(np.diff(episode.loss_mask_T.astype(int)) == 1) + 1],
+            begin,
+            strict=False,
         ):
             said = tokenizer.decode(episode.response_ids[start:place]).removesuffix("<|im_end|>")
             assert f"You said: {said}<|im_end|>" in tokenizer.decode(episode.response_ids[place:])
@@ -215,12 +275,18 @@ def test_a_repeated_step_has_the_same_tokens_and_other_steps_differ(echo):
     found = Played(f"{echo}:Echo", max_turns=2)
     first, again, later = (found.play(PROBLEMS, step, 2) for step in (1, 1, 2))
     found.environments.stop()
-    assert [e.response_ids for e in first] == [e.response_ids for e in again] != [e.response_ids for e in later]
+    assert (
+        [e.response_ids for e in first]
+        == [e.response_ids for e in again]
+        != [e.response_ids for e in later]
+    )
     assert first[0].response_ids != first[1].response_ids
 
 
 def test_an_environment_that_ignores_its_seed_is_refused(echo):
-    with pytest.raises(MismatchError, match=r"reset with the same seed and problem.*Draw everything in reset"):
+    with pytest.raises(
+        MismatchError, match=r"reset with the same seed and problem.*Draw everything in reset"
+    ):
         played(f"{echo}:Careless")
 
 
@@ -248,9 +314,20 @@ def test_contradicting_settings_are_refused(echo, changes, said):
 
 
 def test_experts_are_replayed_in_every_turn(tmp_path):
-    """An engine in bfloat16: an episode's routes belong to the right tokens, or replaying them would not help."""
-    settings = {"model": with_tokenizer(tmp_path, num_hidden_layers=3), "environment": talk_file(tmp_path)}
-    settings |= {"episodes": 4, "max_tokens": 60, "turn_tokens": 6, "steps": 1, "rollout_dtype": "bfloat16"}
+    """An engine in bfloat16: an episode's routes belong to the right tokens, or replaying them
+    would not help.
+    """
+    settings = {
+        "model": with_tokenizer(tmp_path, num_hidden_layers=3),
+        "environment": talk_file(tmp_path),
+    }
+    settings |= {
+        "episodes": 4,
+        "max_tokens": 60,
+        "turn_tokens": 6,
+        "steps": 1,
+        "rollout_dtype": "bfloat16",
+    }
     gaps = []
     for replay in (False, True):
         (record,) = run(tmp_path / str(replay), replay_routes=replay, **settings)

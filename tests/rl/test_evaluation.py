@@ -1,4 +1,6 @@
-"""Evaluations: several sets, each counted once, with their own sampling; and what does not fit a run's context."""
+"""Evaluations: several sets, each counted once, with their own sampling; and what does not fit a
+run's context.
+"""
 
 from __future__ import annotations
 
@@ -65,11 +67,30 @@ def sets_in(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory) -> tuple[Path, list[str], dict[str, Any], list[tuple[int, SamplingSettings | None]]]:
-    """A run of two steps with two sets that evaluates before and at both steps, and the requests to its engine."""
-    folder, asked, said = tmp_path_factory.mktemp("sets"), list[tuple[int, SamplingSettings | None]](), list[str]()
-    settings = {"eval_dataset": sets_in(folder), "eval_samples": 2, "eval_temperature": 0.5, "eval_top_p": 0.8}
-    settings |= {"temperature": 0.9, "eval_every": 1, "steps": 2, "num_problems": 4, "max_tokens": 48}
+def evaluated(
+    tmp_path_factory,
+) -> tuple[Path, list[str], dict[str, Any], list[tuple[int, SamplingSettings | None]]]:
+    """A run of two steps with two sets that evaluates before and at both steps, and the requests
+    to its engine.
+    """
+    folder, asked, said = (
+        tmp_path_factory.mktemp("sets"),
+        list[tuple[int, SamplingSettings | None]](),
+        list[str](),
+    )
+    settings = {
+        "eval_dataset": sets_in(folder),
+        "eval_samples": 2,
+        "eval_temperature": 0.5,
+        "eval_top_p": 0.8,
+    }
+    settings |= {
+        "temperature": 0.9,
+        "eval_every": 1,
+        "steps": 2,
+        "num_problems": 4,
+        "max_tokens": 48,
+    }
     plain = HfEngine.sample
 
     def noting(self: HfEngine, requests: Any, on_finished: Any) -> Any:
@@ -91,10 +112,13 @@ def test_each_set_counts_once(evaluated):
     for line in lines:
         assert list(line["eval"]) == ["four", "one"]
         assert line["eval_accuracy"] == pytest.approx(sum(line["eval"].values()) / 2)
-        assert line["eval"]["four"] * 8 == round(line["eval"]["four"] * 8)  # 4 problems, 2 samples each
+        # 4 problems, 2 samples each
+        assert line["eval"]["four"] * 8 == round(line["eval"]["four"] * 8)
         assert line["eval"]["one"] * 2 == round(line["eval"]["one"] * 2)
     four, one = lines[0]["eval"].values()
-    assert evaluated[1] == [f"Accuracy before the first step: {(four + one) / 2:.3f} (four {four:.3f}, one {one:.3f})"]
+    assert evaluated[1] == [
+        f"Accuracy before the first step: {(four + one) / 2:.3f} (four {four:.3f}, one {one:.3f})"
+    ]
 
 
 def test_an_evaluation_has_its_own_sampling_settings(evaluated):
@@ -111,11 +135,12 @@ def test_a_report_shows_each_set(evaluated):
     lines = numbers(evaluated[0])
     assert found.accuracy_by_set == {
         name: {
-            "before": lines[0]["eval"][name], "final": lines[2]["eval"][name],
+            "before": lines[0]["eval"][name],
+            "final": lines[2]["eval"][name],
             "best": max(line["eval"][name] for line in lines),
         }
         for name in ("four", "one")
-    }  # fmt: skip
+    }
     (told,) = TrainingAnalysis.of([found]).to_json()["runs"]
     assert told["accuracy_by_set"] == found.accuracy_by_set
     assert told["final_accuracy"] == lines[2]["eval_accuracy"]
@@ -125,12 +150,18 @@ def test_a_context_holds_prompt_and_response_together(tmp_path):
     """The longest prompt leaves room for a few tokens; a prompt that is too long is left out."""
     said: list[str] = []
     rows = [{"problem": "and " * words + "1 + 1?", "answer": "2"} for words in (1, 10, 30, 60)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+    )
     settings = {"dataset": str(tmp_path / "rows.jsonl"), "num_problems": 0, "prompts_per_step": 2}
     whole = Run(config_of(**settings), tmp_path / "whole", said.append)
     lengths = [len(posed.prompt_ids) for posed in whole.task.posed]
     whole.close()
-    settings |= {"max_context_tokens": lengths[2] + 3, "max_prompt_tokens": lengths[2] - 1, "max_tokens": 40}
+    settings |= {
+        "max_context_tokens": lengths[2] + 3,
+        "max_prompt_tokens": lengths[2] - 1,
+        "max_tokens": 40,
+    }
     made = Run(config_of(**settings), tmp_path / "run", said.append)
     assert made.engine.max_model_len == lengths[2] + 3
     assert [len(posed.prompt_ids) for posed in made.task.posed] == lengths[:2]
@@ -140,8 +171,8 @@ def test_a_context_holds_prompt_and_response_together(tmp_path):
     assert all(len(r.response_ids) <= most for r, most in zip(rollouts, room, strict=True))
     assert any(r.finish_reason == "length" for r in rollouts)
     assert said[-1].endswith(
-        f"skipping 2 of 4 problems, the first (row 2) because the prompt has {lengths[2]} tokens, more than the "
-        f"limit of {lengths[2] - 1}."
+        f"skipping 2 of 4 problems, the first (row 2) because the prompt has {lengths[2]} "
+        f"tokens, more than the limit of {lengths[2] - 1}."
     )
 
 
@@ -161,7 +192,9 @@ def test_a_run_older_than_these_settings_resumes(tmp_path):
 def test_one_set_is_evaluated_as_before(tmp_path):
     """Alone or as one of a list, its accuracy is the same to the bit."""
     made = Run(
-        config_of(eval_dataset=sets_in(tmp_path).split(",")[0], eval_samples=2), tmp_path / "run", lambda _: None
+        config_of(eval_dataset=sets_in(tmp_path).split(",")[0], eval_samples=2),
+        tmp_path / "run",
+        lambda _: None,
     )
     found = evaluate(made, 3)
     made.close()

@@ -1,4 +1,6 @@
-"""One algorithm of each kind trains, alone and on two ranks; `benchmarks/ranks.py every` runs the full table."""
+"""One algorithm of each kind trains, alone and on two ranks; `benchmarks/ranks.py every` runs
+the full table.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,21 @@ def test_rules_beyond_a_micro_batch_train_on_two_ranks(tmp_path: Path) -> None:
     for name in (*ON_RANKS, "episodes"):
         lines = (tmp_path / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         assert_trained(name, steps := [line for line in map(json.loads, lines) if line["step"]])
-    assert {line["sync"] for line in steps} == {"proven"} and steps[0]["turns"] > 1  # ranks end at different turns
+    # Ranks end at different turns
+    assert {line["sync"] for line in steps} == {"proven"} and steps[0]["turns"] > 1
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_clipstats_blocks_in_a_trace_what_training_blocked(alone: Path, name: str) -> None:
     """`clipstats` finds the share that training blocked, including rules on whole batches."""
     trace, algorithm = Trace.open(alone / name / "traces" / "step-3"), find(name)
-    needs = Needs(True, algorithm.needs_recomputed, 0, entropy=algorithm.needs_entropy, average=algorithm.needs_average)
+    needs = Needs(
+        True,
+        algorithm.needs_recomputed,
+        0,
+        entropy=algorithm.needs_entropy,
+        average=algorithm.needs_average,
+    )
     (batch,) = trace.batches()
     gathering = Gathering(algorithm.batch_masks)
     gather(gathering, batch, needs, 0)
@@ -76,5 +85,8 @@ def test_ppo_ewma_measures_from_an_average_that_lags_behind(alone: Path) -> None
     assert batch.logp_average_T is not None and batch.logp_trainer_T is not None
     first_T = np.repeat(batch.minibatch_S == 0, np.diff(batch.offset_S1))
     assert (batch.logp_average_T != batch.logp_trainer_T)[first_T].mean() > 0.9  # of earlier steps
-    apart = [np.abs(batch.logp_trainer_T - x_T).mean() for x_T in (batch.logp_average_T, batch.logp_rollout_T)]
+    apart = [
+        np.abs(batch.logp_trainer_T - x_T).mean()
+        for x_T in (batch.logp_average_T, batch.logp_rollout_T)
+    ]
     assert apart[0] > 0 and apart[1] > 0

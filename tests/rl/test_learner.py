@@ -1,4 +1,6 @@
-"""One optimiser step: its gradient is that of the published objective, and a saved learner continues to the bit."""
+"""One optimiser step: its gradient is that of the published objective, and a saved learner
+continues to the bit.
+"""
 
 from __future__ import annotations
 
@@ -43,19 +45,29 @@ def make_learner(save_model) -> Callable[..., Learner]:
 
 
 def make_samples(learner: Learner, gap: float = 0.4) -> list[Sample]:
-    """Responses of random tokens, with log-probs near the trainer's own; the last one has no advantage."""
+    """Responses of random tokens, with log-probs near the trainer's own; the last one has no
+    advantage.
+    """
     rng = np.random.default_rng(0)
-    requests = [ScoreRequest([5, 7 + i], rng.integers(0, 211, n).tolist()) for i, n in enumerate(LENGTHS)]
+    requests = [
+        ScoreRequest([5, 7 + i], rng.integers(0, 211, n).tolist()) for i, n in enumerate(LENGTHS)
+    ]
     samples = []
     for request, score, advantage in zip(
         requests, learner.trainer.score(requests, token_budget=500), ADVANTAGES, strict=True
     ):
-        recomputed = np.minimum(score.logp_T + gap * rng.normal(size=len(score.logp_T)), -1e-3).astype(np.float32)
-        rollout = np.minimum(recomputed + gap / 2 * rng.normal(size=len(recomputed)), -1e-3).astype(np.float32)
+        recomputed = np.minimum(
+            score.logp_T + gap * rng.normal(size=len(score.logp_T)), -1e-3
+        ).astype(np.float32)
+        rollout = np.minimum(recomputed + gap / 2 * rng.normal(size=len(recomputed)), -1e-3).astype(
+            np.float32
+        )
         nothing = np.ones(len(rollout), dtype=np.int32)
         samples.append(
             Sample(
-                Rollout(request.prompt_ids, request.response_ids, rollout, nothing, None, None, "stop"),
+                Rollout(
+                    request.prompt_ids, request.response_ids, rollout, nothing, None, None, "stop"
+                ),
                 advantage,
                 recomputed,
                 row_key=(1, 0, 0, len(samples) // 3, len(samples) % 3),
@@ -67,7 +79,9 @@ def make_samples(learner: Learner, gap: float = 0.4) -> list[Sample]:
 def _luck(samples: list[Sample]) -> Tensor:
     """The random numbers of rules: one per token, from the key of its row and its position."""
     rows = [hash_keys(*(np.array([key]) for key in sample.row_key)) for sample in samples]
-    hashes = [mix(row + np.arange(n, dtype=np.uint64)) for row, n in zip(rows, LENGTHS, strict=True)]
+    hashes = [
+        mix(row + np.arange(n, dtype=np.uint64)) for row, n in zip(rows, LENGTHS, strict=True)
+    ]
     return torch.from_numpy((np.concatenate(hashes) >> np.uint64(11)) * 2.0**-53)
 
 
@@ -84,18 +98,28 @@ def through_logits(learner: Learner, samples: list[Sample]) -> tuple[Tensor, Ten
 
 
 def gradients(learner: Learner) -> dict[str, Tensor]:
-    return {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
+    return {
+        name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None
+    }
 
 
-def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 2e-5) -> None:
+def assert_same_gradients(
+    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 2e-5
+) -> None:
     assert set(found) == set(expected)
     largest = max(float(g.abs().max()) for g in expected.values())
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name].float(), gradient.float(), atol=tolerance * largest, rtol=1e-4)
+        torch.testing.assert_close(
+            found[name].float(), gradient.float(), atol=tolerance * largest, rtol=1e-4
+        )
 
 
 LOSSES = [(name, "sequence-sum") for name, row in TABLE.items() if not row.needs_top_k]
-LOSSES += [(name, other) for name in ("reinforce", "gspo", "ppo-mis") for other in ("sequence-mean", "token-mean")]
+LOSSES += [
+    (name, other)
+    for name in ("reinforce", "gspo", "ppo-mis")
+    for other in ("sequence-mean", "token-mean")
+]
 
 
 @pytest.mark.parametrize(("name", "aggregation"), LOSSES)
@@ -105,10 +129,18 @@ def test_the_gradient_is_that_of_the_published_objective(make_learner, name, agg
     update = learner.update(samples)
     found = gradients(learner)
     logp_T, entropy_T = through_logits(learner, samples)
-    flat = [torch.from_numpy(np.concatenate([pick(s) for s in samples])) for pick in (_recomputed, _rollout)]
+    flat = [
+        torch.from_numpy(np.concatenate([pick(s) for s in samples]))
+        for pick in (_recomputed, _rollout)
+    ]
     advantage_T = torch.tensor(np.repeat(ADVANTAGES, LENGTHS), dtype=torch.float32)
     nothing = torch.zeros(len(logp_T), 0)
-    context = (nothing, nothing, nothing), entropy_T, [s.row_key[3] for s in samples], _luck(samples)
+    context = (
+        (nothing, nothing, nothing),
+        entropy_T,
+        [s.row_key[3] for s in samples],
+        _luck(samples),
+    )
     terms_T = OF_TABLE[name](published.Sample(logp_T, *flat, advantage_T, list(LENGTHS), *context))
     learner.model.zero_grad(set_to_none=True)
     (-published.aggregated(terms_T, list(LENGTHS), aggregation, CONFIG.max_tokens)).backward()
@@ -142,7 +174,11 @@ def trust_region(compared, advantage_T):
 def test_a_custom_mask_changes_nothing_outside_it(make_learner, tmp_path, ratio):
     """Called tile by tile, and on whole responses."""
     found = []
-    for name, leaves, touch in (("quiet", False, False), ("touches", False, True), ("leaves", True, True)):
+    for name, leaves, touch in (
+        ("quiet", False, False),
+        ("touches", False, True),
+        ("leaves", True, True),
+    ):
         source = OWN_MASK.format(ratio=ratio, leaves=leaves)
         path = tmp_path / f"{name}.py"
         path.write_text(source if touch else source.replace("column_T.fill_(-7)", "0"))
@@ -165,12 +201,16 @@ def test_top_k_rows_need_the_engines_top_k(make_learner):
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_gradient_clipping_means_the_same_for_all_algorithms(make_learner, aggregation):
-    """Before the first update all of them are REINFORCE, even those whose weight is a mean over the response."""
+    """Before the first update all of them are REINFORCE, even those whose weight is a mean over
+    the response.
+    """
     norms = {}
     for name in ("reinforce", "ppo", "gspo", "ppo-mis-geometric", "dppo-binary-tv"):
         learner = make_learner(name, aggregation=aggregation)
         samples = [
-            replace(s, rollout=replace(s.rollout, logp_rollout_T=score.logp_T), logp_recomputed_T=None)
+            replace(
+                s, rollout=replace(s.rollout, logp_rollout_T=score.logp_T), logp_recomputed_T=None
+            )
             for s in make_samples(learner)
             for score in learner.trainer.score(
                 [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids)], token_budget=500
@@ -201,7 +241,9 @@ def test_an_update_raises_what_was_good_and_lowers_what_was_bad(make_learner):
     learner = make_learner("pg-is", learning_rate=1e-3)
     samples = make_samples(learner, gap=0.0)
     first, second = learner.update(samples), learner.update(samples)
-    change = np.array([after.sum() - before.sum() for before, after in zip(first.logp, second.logp, strict=True)])
+    change = np.array(
+        [after.sum() - before.sum() for before, after in zip(first.logp, second.logp, strict=True)]
+    )
     assert (change[:4] * np.array(ADVANTAGES[:4]) > 0).all() and learner.version == 2
 
 
@@ -211,10 +253,14 @@ def test_bfloat16_keeps_float32_masters(make_learner):
     samples = make_samples(learner)
     before = [p.detach().clone() for p in learner.model.parameters()]
     learner.update(samples)
-    after_one = sum(int((p != b).sum()) for p, b in zip(learner.model.parameters(), before, strict=True))
+    after_one = sum(
+        int((p != b).sum()) for p, b in zip(learner.model.parameters(), before, strict=True)
+    )
     for _ in range(100):
         learner.update(samples)
-    after_many = sum(int((p != b).sum()) for p, b in zip(learner.model.parameters(), before, strict=True))
+    after_many = sum(
+        int((p != b).sum()) for p, b in zip(learner.model.parameters(), before, strict=True)
+    )
     assert after_many > 20 * after_one
 
 
@@ -267,8 +313,29 @@ def test_a_saved_learner_continues_to_the_same_bits(make_learner, dtype, tmp_pat
 def test_which_algorithms_judge_single_tokens():
     beyond = {name for name, row in TABLE.items() if not judges_single_tokens(row)}
     assert beyond == {
-        "dppo-topk-tv", "dppo-topk-tv-recompute", "dppo-topk-kl", "dppo-topk-kl-recompute",
-        "ppo-mis", "ppo-mis-geometric", "ppo-seq-tis", "gspo", "gspo-rollout", "ppo-opsm", "vespo", "gmpo", "topr",
-        "minpro", "nfpo", "cppo", "trm-max", "trm-avg", "vaco", "kimi-k1.5",
-        "m2po", "gbpo", "clip-cov", "kl-cov", "top-entropy",
-    }  # fmt: skip
+        "dppo-topk-tv",
+        "dppo-topk-tv-recompute",
+        "dppo-topk-kl",
+        "dppo-topk-kl-recompute",
+        "ppo-mis",
+        "ppo-mis-geometric",
+        "ppo-seq-tis",
+        "gspo",
+        "gspo-rollout",
+        "ppo-opsm",
+        "vespo",
+        "gmpo",
+        "topr",
+        "minpro",
+        "nfpo",
+        "cppo",
+        "trm-max",
+        "trm-avg",
+        "vaco",
+        "kimi-k1.5",
+        "m2po",
+        "gbpo",
+        "clip-cov",
+        "kl-cov",
+        "top-entropy",
+    }

@@ -1,4 +1,6 @@
-"""The loop on the bundled model: every step is a line, any algorithm learns in it, and a broken sync is noticed."""
+"""The loop on the bundled model: every step is a line, any algorithm learns in it, and a broken
+sync is noticed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def test_every_step_is_a_line_with_a_proven_sync(unbroken):
     assert [line["step"] for line in (before, *lines)] == [0, 1, 2, 3, 4]
     assert {line["sync"] for line in lines} == {"proven"}
     assert all(line["mismatch"]["abs_dp_mean"] < 1e-6 for line in lines)
-    assert lines[0]["current"]["abs_dp_mean"] > 1e-4  # the second minibatch is scored by newer weights
+    # The second minibatch is scored by newer weights
+    assert lines[0]["current"]["abs_dp_mean"] > 1e-4
     assert all(0 <= line["eval_accuracy"] <= 1 for line in (before, lines[1], lines[3]))
     assert all("eval_accuracy" not in line for line in (lines[0], lines[2]))
 
@@ -41,7 +44,9 @@ def test_every_number_of_a_line_is_documented(unbroken):
         assert f"`{key}`" in text, key
 
 
-@pytest.mark.parametrize("algorithm", ["pg-is", "grpo-clip-higher", "dppo-binary-tv-recompute", "gspo", "icepop"])
+@pytest.mark.parametrize(
+    "algorithm", ["pg-is", "grpo-clip-higher", "dppo-binary-tv-recompute", "gspo", "icepop"]
+)
 def test_other_algorithms_go_through_the_same_loop(algorithm, tmp_path):
     seen = run(tmp_path / "run", steps=1, algorithm=algorithm)
     assert seen[0]["blocked"] is not None
@@ -71,10 +76,13 @@ def test_top_k_masks_use_what_the_engine_reported(algorithm, tmp_path):
     assert batch.topk_ids_TK is not None and batch.topk_ids_TK.shape[1] >= 20
     assert batch.topk_logp_trainer_TK is not None
     masses = [
-        np.exp(columns_TK).sum(axis=1).mean() for columns_TK in (batch.topk_logp_rollout_TK, batch.topk_logp_trainer_TK)
+        np.exp(columns_TK).sum(axis=1).mean()
+        for columns_TK in (batch.topk_logp_rollout_TK, batch.topk_logp_trainer_TK)
     ]
     recorded = [seen[0]["current"][f"topk_mass_{policy}"] for policy in ("rollout", "trainer")]
-    assert recorded == pytest.approx(masses, rel=1e-6) and "topk_mass_rollout" in seen[0]["mismatch"]
+    assert (
+        recorded == pytest.approx(masses, rel=1e-6) and "topk_mass_rollout" in seen[0]["mismatch"]
+    )
 
 
 def test_a_gradient_that_is_not_finite_leaves_its_batch_as_a_trace(tmp_path, monkeypatch):
@@ -101,31 +109,52 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
     rows = bundled("problems.jsonl").read_text(encoding="utf-8").splitlines()[100:106]
     (tmp_path / "evaluation.jsonl").write_text("\n".join(rows), encoding="utf-8")
     said: list[str] = []
-    config = load_config("miniature", SMALL | {"eval_dataset": str(tmp_path / "evaluation.jsonl"), "eval_samples": 3})
+    config = load_config(
+        "miniature", SMALL | {"eval_dataset": str(tmp_path / "evaluation.jsonl"), "eval_samples": 3}
+    )
     made = Run(config, tmp_path / "run", said.append)
     evaluate_before(made)
     found = evaluate(made, 2)
     posed = made.task.evaluation["evaluation"]
-    seeds = [[sample_seed(config.seed, place, sample, -2) for sample in range(3)] for place in range(6)]
-    requests = [Request(p.prompt_ids, seed) for p, its_seeds in zip(posed, seeds, strict=True) for seed in its_seeds]
+    seeds = [
+        [sample_seed(config.seed, place, sample, -2) for sample in range(3)] for place in range(6)
+    ]
+    requests = [
+        Request(p.prompt_ids, seed)
+        for p, its_seeds in zip(posed, seeds, strict=True)
+        for seed in its_seeds
+    ]
     rollouts = made.engine.sample(requests, lambda _: None)
     with MathVerify() as grader:
         answers = [json.loads(rows[place])["answer"] for place in range(6) for _ in range(3)]
         texts = [made.task._tokenizer.decode(r.response_ids) for r in rollouts]
         judged = zip(texts, answers, rollouts, strict=True)
-        reward_S = np.array([grader.grade(text, answer, r.finish_reason) for text, answer, r in judged])
+        reward_S = np.array(
+            [grader.grade(text, answer, r.finish_reason) for text, answer, r in judged]
+        )
     made.close()
     accuracy = pytest.approx(reward_S.reshape(6, 3).mean(axis=1).mean())
-    assert found == {"eval_accuracy": accuracy, "eval": {"evaluation": accuracy}} and 0 < found["eval_accuracy"] < 1
+    assert (
+        found == {"eval_accuracy": accuracy, "eval": {"evaluation": accuracy}}
+        and 0 < found["eval_accuracy"] < 1
+    )
     (line,) = numbers(tmp_path / "run")
     assert said == [f"Accuracy before the first step: {line['eval_accuracy']:.3f}"]
-    training = {sample_seed(config.seed, p, s, step) for p in range(8) for s in range(4) for step in range(1, 5)}
+    training = {
+        sample_seed(config.seed, p, s, step)
+        for p in range(8)
+        for s in range(4)
+        for step in range(1, 5)
+    }
     assert not training & {seed for of in seeds for seed in of}
 
 
 def test_without_eval_every_there_is_one_evaluation_at_the_end(tmp_path):
     run(tmp_path / "run", steps=2)
-    assert [line.get("eval_accuracy") is not None for line in numbers(tmp_path / "run")] == [False, True]
+    assert [line.get("eval_accuracy") is not None for line in numbers(tmp_path / "run")] == [
+        False,
+        True,
+    ]
 
 
 def test_one_problem_is_enough(tmp_path):
@@ -141,15 +170,26 @@ def model_that_ends_at_once(tmp_path) -> str:
     shutil.copytree(bundled("model"), folder)
     for name in ("config.json", "generation_config.json"):
         content = json.loads((folder / name).read_text(encoding="utf-8"))
-        (folder / name).write_text(json.dumps(content | {"eos_token_id": list(range(2048))}), encoding="utf-8")
+        (folder / name).write_text(
+            json.dumps(content | {"eos_token_id": list(range(2048))}), encoding="utf-8"
+        )
     return str(folder)
 
 
 @pytest.mark.parametrize("algorithm", ["dppo-binary-tv", "dppo-topk-tv", "gspo"])
-def test_empty_responses_teach_nothing_and_break_nothing(algorithm, model_that_ends_at_once, tmp_path):
-    run(tmp_path / "run", steps=2, model=model_that_ends_at_once, algorithm=algorithm, trace_every=1)
+def test_empty_responses_teach_nothing_and_break_nothing(
+    algorithm, model_that_ends_at_once, tmp_path
+):
+    run(
+        tmp_path / "run", steps=2, model=model_that_ends_at_once, algorithm=algorithm, trace_every=1
+    )
     for line in numbers(tmp_path / "run"):
-        assert (line["length"], line["truncated"], line["groups_all_wrong"], line["grad_norm"]) == (1, 0, 1, 0)
+        assert (line["length"], line["truncated"], line["groups_all_wrong"], line["grad_norm"]) == (
+            1,
+            0,
+            1,
+            0,
+        )
         assert line["blocked"] is None and line["sync"] == "proven"
 
 
@@ -165,7 +205,9 @@ def _weights_of_steps(monkeypatch: Any) -> list[torch.Tensor]:
     write = Run.write
 
     def recording(self: Run, record: dict[str, Any]) -> None:
-        found.append(torch.cat([p.detach().flatten().clone() for p in self.learner.model.parameters()]))
+        found.append(
+            torch.cat([p.detach().flatten().clone() for p in self.learner.model.parameters()])
+        )
         write(self, record)
 
     monkeypatch.setattr(Run, "write", recording)
@@ -173,9 +215,16 @@ def _weights_of_steps(monkeypatch: Any) -> list[torch.Tensor]:
 
 
 def test_a_step_with_only_right_answers_moves_by_momentum_only(tmp_path, monkeypatch):
-    """Grading is a mock: all right in steps 1 and 3, half in step 2. AdamW steps as in published trainers."""
+    """Grading is a mock: all right in steps 1 and 3, half in step 2.
+
+    AdamW steps as in published trainers.
+    """
     earned = iter([[1, 1], [1, 0], [1, 1]])
-    monkeypatch.setattr(Run, "grade", lambda self, posed, _: np.resize(np.array(next(earned), np.float32), len(posed)))
+    monkeypatch.setattr(
+        Run,
+        "grade",
+        lambda self, posed, _: np.resize(np.array(next(earned), np.float32), len(posed)),
+    )
     monkeypatch.setattr("mismatch_cli.rl.loop.evaluate", lambda *_: {"eval_accuracy": 0.0})
     weights = _weights_of_steps(monkeypatch)
     run(tmp_path / "run", steps=3, rollout_dtype="bfloat16")

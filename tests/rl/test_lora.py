@@ -1,4 +1,6 @@
-"""`train --lora`: the gradient is the full one along the low-rank directions, and the engine gets merged weights."""
+"""`train --lora`: the gradient is the full one along the low-rank directions, and the engine
+gets merged weights.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def unbroken_lora(tmp_path_factory) -> Path:
 
 
 def test_the_gradient_is_that_of_all_weights_along_the_low_rank_directions(make_learner):  # noqa: F811
-    """d/dB = scale · G Aᵀ and d/dA = scale · Bᵀ G, with G the gradient of every weight at the sum."""
+    """d/dB = scale · G Aᵀ and d/dA = scale · Bᵀ G, with G the gradient of every weight at the
+    sum.
+    """
     whole, small = make_learner(), make_learner()
     start_lora(small.model, rank=3, alpha=6, targets="all-linear", seed=0)
     for name, weight in small.model.named_parameters():
@@ -43,14 +47,26 @@ def test_the_gradient_is_that_of_all_weights_along_the_low_rank_directions(make_
     samples = make_samples(whole)
     for learner in (whole, small):
         learner.update(samples)
-    gradients = {name: weight.grad for name, weight in small.model.named_parameters() if weight.grad is not None}
+    gradients = {
+        name: weight.grad
+        for name, weight in small.model.named_parameters()
+        if weight.grad is not None
+    }
     assert len(gradients) == 2 * 7 * 2 and all(".lora_" in name for name in gradients)
     largest = max(float(gradient.abs().max()) for gradient in gradients.values())
     for name, layer in small.model.named_modules():
         if hasattr(layer, "lora_A"):
-            g, a, b = whole.model.get_submodule(name).weight.grad, layer.lora_A["default"], layer.lora_B["default"]
-            torch.testing.assert_close(b.weight.grad, 2 * g @ a.weight.T, atol=2e-5 * largest, rtol=1e-3)
-            torch.testing.assert_close(a.weight.grad, 2 * b.weight.T @ g, atol=2e-5 * largest, rtol=1e-3)
+            g, a, b = (
+                whole.model.get_submodule(name).weight.grad,
+                layer.lora_A["default"],
+                layer.lora_B["default"],
+            )
+            torch.testing.assert_close(
+                b.weight.grad, 2 * g @ a.weight.T, atol=2e-5 * largest, rtol=1e-3
+            )
+            torch.testing.assert_close(
+                a.weight.grad, 2 * b.weight.T @ g, atol=2e-5 * largest, rtol=1e-3
+            )
     assert sum(state["exp_avg"].numel() for state in small.optimizer.state.values()) == sum(
         gradient.numel() for gradient in gradients.values()
     )
@@ -61,7 +77,9 @@ def test_every_step_is_proven_and_only_the_adapter_learns(unbroken_lora):
     assert [line["sync"] for line in lines] == ["proven"] * 4
     assert all(line["mismatch"]["abs_dp_mean"] < 2e-6 for line in lines)
     assert lines[-1]["current"]["abs_dp_mean"] > 1e-4
-    manifest = json.loads((unbroken_lora / "traces" / "step-4" / "manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads(
+        (unbroken_lora / "traces" / "step-4" / "manifest.json").read_text(encoding="utf-8")
+    )
     assert manifest["trainer"]["adapter_rank"] == 4 and "adapter" not in manifest["rollout"]
     adapter = read_adapter(str(unbroken_lora / "adapter"))
     assert (adapter.rank, adapter.alpha) == (4, 8.0)
@@ -76,26 +94,50 @@ def test_every_step_is_proven_and_only_the_adapter_learns(unbroken_lora):
 def test_stopped_and_resumed_equals_unbroken(unbroken_lora, tmp_path):
     folder = tmp_path / "run"
     run(folder, stop_after=1, **LORA)
-    assert (folder / "checkpoints" / "step-000001" / "adapter" / "adapter_model.safetensors").is_file()
+    assert (
+        folder / "checkpoints" / "step-000001" / "adapter" / "adapter_model.safetensors"
+    ).is_file()
     run(folder, resume=True, **LORA)
     assert_same_run(folder, unbroken_lora)
-    found, expected = (load_file(each / "adapter" / "adapter_model.safetensors") for each in (folder, unbroken_lora))
-    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    found, expected = (
+        load_file(each / "adapter" / "adapter_model.safetensors")
+        for each in (folder, unbroken_lora)
+    )
+    assert found.keys() == expected.keys() and all(
+        torch.equal(found[name], expected[name]) for name in expected
+    )
 
 
 def test_fused_experts_learn_and_a_resumed_run_is_the_same(save_model, tmp_path):
-    sizes = {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2, "eos_token_id": 1}
+    sizes = {
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "num_experts_per_tok": 2,
+        "eos_token_id": 1,
+    }
     model = save_model("Qwen3Moe", vocab_size=2048, max_position_embeddings=1024, **sizes)
     load_tokenizer(str(bundled("model"))).save_pretrained(model)
-    small = LORA | {"model": model, "steps": 2, "checkpoint_every": 1, "max_tokens": 8, "algorithm": "pg-is"}
+    small = LORA | {
+        "model": model,
+        "steps": 2,
+        "checkpoint_every": 1,
+        "max_tokens": 8,
+        "algorithm": "pg-is",
+    }
     # an untrained model gets nothing right, and equal rewards would teach it nothing
     small["reward"] = f"{save_reward(tmp_path)}:length"
     run(tmp_path / "unbroken", **small)
     lines = numbers(tmp_path / "unbroken")
     assert [line["sync"] for line in lines] == ["proven"] * 2
     assert max(line["mismatch"]["abs_dp_mean"] for line in lines) < 2e-6
-    before, after = (load_causal_lm(path).state_dict() for path in (model, str(tmp_path / "unbroken" / "model")))
-    learnt = {name.rpartition("layers.0.")[2] for name in before if not torch.equal(before[name], after[name])}
+    before, after = (
+        load_causal_lm(path).state_dict() for path in (model, str(tmp_path / "unbroken" / "model"))
+    )
+    learnt = {
+        name.rpartition("layers.0.")[2]
+        for name in before
+        if not torch.equal(before[name], after[name])
+    }
     assert {"mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight"} <= learnt
     run(tmp_path / "resumed", stop_after=1, **small)
     run(tmp_path / "resumed", resume=True, **small)
@@ -104,7 +146,10 @@ def test_fused_experts_learn_and_a_resumed_run_is_the_same(save_model, tmp_path)
 
 def save_reward(folder: Path) -> Path:
     path = folder / "rewards.py"
-    path.write_text("def length(response, answer):\n    return float(sum(map(ord, response)) % 2)\n", encoding="utf-8")
+    path.write_text(
+        "def length(response, answer):\n    return float(sum(map(ord, response)) % 2)\n",
+        encoding="utf-8",
+    )
     return path
 
 
@@ -122,8 +167,14 @@ def test_an_adapter_that_is_not_merged_stops_the_run(rollout_dtype, tmp_path, mo
     real = Merged.state_dict
 
     def without(self: Merged) -> Any:
-        layers = [(name, layer) for name, layer in self.learning.named_modules() if hasattr(layer, "lora_A")]
-        return dict(real(self)) | {f"{name}.weight": layer.get_base_layer().weight.detach() for name, layer in layers}
+        layers = [
+            (name, layer)
+            for name, layer in self.learning.named_modules()
+            if hasattr(layer, "lora_A")
+        ]
+        return dict(real(self)) | {
+            f"{name}.weight": layer.get_base_layer().weight.detach() for name, layer in layers
+        }
 
     monkeypatch.setattr(Merged, "state_dict", without)
     with pytest.raises(MismatchError, match="weight sync failed"):

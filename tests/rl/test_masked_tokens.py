@@ -1,6 +1,8 @@
-"""The trainer reads an environment's tokens and never learns from them, in any algorithm or aggregation.
+"""The trainer reads an environment's tokens and never learns from them, in any algorithm or
+aggregation.
 
-The reference is a loss by hand in float64, from the logits of the tokens that the model wrote and of no others.
+The reference is a loss by hand in float64, from the logits of the tokens that the model wrote and
+of no others.
 """
 
 from __future__ import annotations
@@ -31,21 +33,29 @@ PLAIN = SamplingSettings()
 CONFIG = TrainConfig(learning_rate=1e-30, max_tokens=40, max_grad_norm=1e9, token_budget=70)
 # Alternating turns of model and environment, one list per response; the last is a single turn.
 TURNS, ADVANTAGES = ((5, 9, 7), (3, 12, 2, 1, 6), (11,), (4, 3, 8)), (1.0, -0.5, -1.5, 0.7)
-# One of each kind: tokens, caps, whole responses (product, mean, prefix), neighbours, draws, groups, batches, terms.
-KINDS = ("reinforce", "dppo-binary-tv", "grpo-clip-higher", "pg-tis", "gspo", "ppo-mis", "ppo-mis-geometric", "minpro",
-         "nfpo", "gmpo", "vespo", "cppo", "trm-avg", "gbpo", "m2po", "clip-cov", "kl-cov", "top-entropy", "dro",
+# One of each kind: tokens, caps, whole responses (product, mean, prefix), neighbours, draws,
+# groups, batches, terms.
+KINDS = ("reinforce", "dppo-binary-tv", "grpo-clip-higher", "pg-tis", "gspo", "ppo-mis",
+         "ppo-mis-geometric", "minpro",
+         "nfpo", "gmpo", "vespo", "cppo", "trm-avg", "gbpo", "m2po", "clip-cov", "kl-cov",
+         "top-entropy", "dro",
          "kimi-k1.5")  # fmt: skip
-_NEAR = dict.fromkeys(("ppo-mis-geometric", "trm-avg"), 1e-3)  # farther apart they block all responses
+# Farther apart they block all responses
+_NEAR = dict.fromkeys(("ppo-mis-geometric", "trm-avg"), 1e-3)
 TOP_K = ("dppo-topk-tv", "dppo-topk-kl-recompute")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:
-    return saved_model(tmp_path_factory.mktemp("masked"), "Qwen3", vocab_size=211, tie_word_embeddings=True)
+    return saved_model(
+        tmp_path_factory.mktemp("masked"), "Qwen3", vocab_size=211, tie_word_embeddings=True
+    )
 
 
 def made(folder: str, algorithm: str, **changes: Any) -> Learner:
-    return Learner(Trainer.load(folder, sampling=PLAIN), find(algorithm), PLAIN, replace(CONFIG, **changes))
+    return Learner(
+        Trainer.load(folder, sampling=PLAIN), find(algorithm), PLAIN, replace(CONFIG, **changes)
+    )
 
 
 def mask_of(turns: tuple[int, ...]) -> np.ndarray:
@@ -59,7 +69,9 @@ def episodes(learner: Learner, there: float = np.nan, gap: float = 0.4) -> list[
     for i, (turns, advantage) in enumerate(zip(TURNS, ADVANTAGES, strict=True)):
         mask_T = mask_of(turns)
         request = ScoreRequest(
-            [5, 7 + i], rng.integers(0, 211, len(mask_T)).tolist(), rng.integers(0, 211, (len(mask_T), 20))
+            [5, 7 + i],
+            rng.integers(0, 211, len(mask_T)).tolist(),
+            rng.integers(0, 211, (len(mask_T), 20)),
         )
         (score,) = learner.trainer.score([request], token_budget=500)
         noise = [gap * rng.normal(size=len(mask_T)) for _ in range(2)]
@@ -70,24 +82,41 @@ def episodes(learner: Learner, there: float = np.nan, gap: float = 0.4) -> list[
         for column in (recomputed_T, rollout_T, topk_TK):
             column[~mask_T] = there
         rank_T, ids_TK = np.where(mask_T, 1, -1).astype(np.int32), request.topk_ids_TK
-        rollout = Episode([5, 7 + i], request.response_ids, rollout_T, rank_T, ids_TK, topk_TK, "stop",
-                          loss_mask_T=mask_T, turns=len(turns) // 2 + 1)  # fmt: skip
-        samples.append(Sample(rollout, advantage, recomputed_T, topk_TK, row_key=(1, 0, 0, i // 2, i % 2)))
+        rollout = Episode(
+            [5, 7 + i],
+            request.response_ids,
+            rollout_T,
+            rank_T,
+            ids_TK,
+            topk_TK,
+            "stop",
+            loss_mask_T=mask_T,
+            turns=len(turns) // 2 + 1,
+        )
+        samples.append(
+            Sample(rollout, advantage, recomputed_T, topk_TK, row_key=(1, 0, 0, i // 2, i % 2))
+        )
     return samples
 
 
 def learnt(learner: Learner, samples: list[Sample]) -> tuple[Update, dict[str, Tensor]]:
     update = learner.update(samples)
-    return update, {name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None}
+    return update, {
+        name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None
+    }
 
 
-def by_hand(learner: Learner, samples: list[Sample], name: str, aggregation: str) -> dict[str, Tensor]:
+def by_hand(
+    learner: Learner, samples: list[Sample], name: str, aggregation: str
+) -> dict[str, Tensor]:
     """The published objective over only the model's tokens, in float64."""
     model, rows, entropies, luck = deepcopy(learner.model).double(), [], [], []
     model.zero_grad(set_to_none=True)
     for sample in samples:
         said, mask_T = sample.rollout, torch.from_numpy(sample.rollout.sampled_T)
-        logits_TV = model(input_ids=torch.tensor([said.prompt_ids + said.response_ids])).logits[0, 1:-1]
+        logits_TV = model(input_ids=torch.tensor([said.prompt_ids + said.response_ids])).logits[
+            0, 1:-1
+        ]
         logp_NV = logits_TV.log_softmax(-1)[mask_T]
         rows.append(logp_NV.gather(1, torch.tensor(said.response_ids)[mask_T][:, None])[:, 0])
         entropies.append(-(logp_NV.detach().exp() * logp_NV.detach()).sum(-1))
@@ -100,8 +129,15 @@ def by_hand(learner: Learner, samples: list[Sample], name: str, aggregation: str
     advantage_N = torch.tensor(np.repeat(ADVANTAGES, lengths))
     luck_N = torch.from_numpy((np.concatenate(luck) >> np.uint64(11)) * 2.0**-53)
     nothing = torch.zeros(len(luck_N), 0)
-    context = (nothing, nothing, nothing), torch.cat(entropies), [s.row_key[3] for s in samples], luck_N
-    terms_N = OF_TABLE[name](published.Sample(torch.cat(rows), *flat, advantage_N, lengths, *context))
+    context = (
+        (nothing, nothing, nothing),
+        torch.cat(entropies),
+        [s.row_key[3] for s in samples],
+        luck_N,
+    )
+    terms_N = OF_TABLE[name](
+        published.Sample(torch.cat(rows), *flat, advantage_N, lengths, *context)
+    )
     (-published.aggregated(terms_N, lengths, aggregation, CONFIG.max_tokens)).backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -130,7 +166,10 @@ def test_the_gradient_is_that_of_the_models_own_tokens(folder):
 def test_nothing_at_a_masked_token_reaches_the_gradient(folder):
     """Neither NaN nor numbers, in top-K columns too."""
     for name in ("dppo-binary-tv", "gspo", "m2po", *TOP_K):
-        one, other = (learnt(made(folder, name), episodes(made(folder, name), there=x))[1] for x in (np.nan, -3.0))
+        one, other = (
+            learnt(made(folder, name), episodes(made(folder, name), there=x))[1]
+            for x in (np.nan, -3.0)
+        )
         assert all(torch.equal(gradient, other[name]) for name, gradient in one.items())
         assert all(torch.isfinite(gradient).all() for gradient in one.values())
         assert any(gradient.abs().max() > 0 for gradient in one.values())
@@ -194,7 +233,9 @@ def test_the_proof_of_the_sync_leaves_masked_tokens_out(folder):
     requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples]
     scores = learner.trainer.score(requests, token_budget=500)
     for sample, score in zip(samples, scores, strict=True):
-        sample.rollout.logp_rollout_T[sample.rollout.sampled_T] = score.logp_T[sample.rollout.sampled_T]
+        sample.rollout.logp_rollout_T[sample.rollout.sampled_T] = score.logp_T[
+            sample.rollout.sampled_T
+        ]
     logp = learner.update(samples).logp
     sync = WeightSync(StillEngine(), learner.trainer, exact=True, token_budget=500)  # type: ignore[arg-type]
     assert sync.prove(1, samples, logp) == {"sync": "proven"}
@@ -206,7 +247,10 @@ def test_the_proof_of_the_sync_leaves_masked_tokens_out(folder):
         lower.look_back(step, samples)
         logp = [score.logp_T for score in learner.trainer.score(requests, token_budget=500)]
         for sample, logp_T in zip(samples, logp, strict=True):
-            sample.rollout.logp_rollout_T[sample.rollout.sampled_T] = logp_T[sample.rollout.sampled_T]
+            sample.rollout.logp_rollout_T[sample.rollout.sampled_T] = logp_T[
+                sample.rollout.sampled_T
+            ]
         assert lower.prove(step, samples, logp)["sync"] == "undecidable" and lower._gap < 1e-6
     with pytest.raises(Exception, match="weight sync failed"):
-        prove_equal([s.rollout.logp_rollout_T for s in samples], logp)  # NaN, if they were not left out
+        # NaN, if they were not left out
+        prove_equal([s.rollout.logp_rollout_T for s in samples], logp)

@@ -1,4 +1,6 @@
-"""Float32 on both sides with real vLLM: every sync is proven, and interruptions change no number."""
+"""Float32 on both sides with real vLLM: every sync is proven, and interruptions change no
+number.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,19 @@ def test_the_policies_stay_equal(control):
     assert max(line["current"]["abs_dp_mean"] for line in lines) > 1e-4
 
 
-def test_vllm_dies_in_a_step_and_the_run_resumes_in_the_same_process(control, tmp_path, monkeypatch):
-    """A failure in vLLM's own executor with requests in flight, in the step after the checkpoint."""
+def test_vllm_dies_in_a_step_and_the_run_resumes_in_the_same_process(
+    control, tmp_path, monkeypatch
+):
+    """A failure in vLLM's own executor with requests in flight, in the step after the
+    checkpoint.
+    """
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-    execute, in_flight, metrics = UniProcExecutor.execute_model, [], tmp_path / "run" / "metrics.jsonl"
+    execute, in_flight, metrics = (
+        UniProcExecutor.execute_model,
+        [],
+        tmp_path / "run" / "metrics.jsonl",
+    )
 
     def dying(self: Any, *arguments: Any, **named: Any) -> Any:
         if metrics.is_file() and metrics.read_text(encoding="utf-8").count("\n") == 2:
@@ -45,7 +55,9 @@ def test_vllm_dies_in_a_step_and_the_run_resumes_in_the_same_process(control, tm
 
     with monkeypatch.context() as patch:
         patch.setattr(UniProcExecutor, "execute_model", dying)
-        with pytest.raises(MismatchError, match=r"engine failed while sampling \(RuntimeError: Default.*--resume"):
+        with pytest.raises(
+            MismatchError, match=r"engine failed while sampling \(RuntimeError: Default.*--resume"
+        ):
             run(tmp_path / "run", engine="vllm")
     assert [line["step"] for line in numbers(tmp_path / "run")] == [1, 2]
     run(tmp_path / "run", engine="vllm", resume=True)

@@ -1,4 +1,6 @@
-"""The experiments of the paper as presets: each names its source, resolves, and runs with a tiny model of its kind."""
+"""The experiments of the paper as presets: each names its source, resolves, and runs with a tiny
+model of its kind.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ TABLE_1 = {
 }
 # Settings that a small machine cannot afford, or that need the hub.
 SMALL: dict[str, Any] = {
-    "engine": "hf", "steps": 2, "prompts_per_step": 2, "samples_per_prompt": 2, "minibatches": 2, "max_tokens": 4,
-    "max_context_tokens": 400, "max_prompt_tokens": 200, "eval_samples": 1, "eval_every": 0, "trace_every": 0,
+    "engine": "hf", "steps": 2, "prompts_per_step": 2, "samples_per_prompt": 2, "minibatches": 2,
+    "max_tokens": 4,
+    "max_context_tokens": 400, "max_prompt_tokens": 200, "eval_samples": 1, "eval_every": 0,
+    "trace_every": 0,
     "tensor_parallel": 1, "threads": 1, "trainer_dtype": "float32", "rollout_dtype": "float32",
 }  # fmt: skip
 
@@ -41,10 +45,17 @@ SMALL: dict[str, Any] = {
 def test_the_columns_of_table_1(preset):
     config = load_config(preset, {})
     model, batch, mini, samples, response, rate, threshold, every = TABLE_1[preset]
-    assert (config.model, config.prompts_per_step, config.samples_per_prompt) == (model, batch, samples)
+    assert (config.model, config.prompts_per_step, config.samples_per_prompt) == (
+        model,
+        batch,
+        samples,
+    )
     assert config.prompts_per_step / config.minibatches == mini
     assert (config.max_prompt_tokens, config.max_tokens) == (1024, response)
-    assert config.algorithm == f"dppo-binary-tv:max_tv={threshold:g},cap=5" and config.learning_rate == rate
+    assert (
+        config.algorithm == f"dppo-binary-tv:max_tv={threshold:g},cap=5"
+        and config.learning_rate == rate
+    )
     assert (config.eval_samples, config.eval_every, config.eval_temperature, config.eval_top_p) == (
         32,
         every,
@@ -62,21 +73,29 @@ def test_the_columns_of_table_1(preset):
 def test_each_names_its_source_first():
     for preset in OF_THE_PAPER:
         first = (FOLDER / f"{preset}.toml").read_text(encoding="utf-8").splitlines()[0]
-        assert first.startswith("# ") and "arXiv 2602.04879" in first and re.search("[Ff]igure|Table|App\\.", first), (
-            preset
-        )
+        assert (
+            first.startswith("# ")
+            and "arXiv 2602.04879" in first
+            and re.search("[Ff]igure|Table|App\\.", first)
+        ), preset
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> dict[str, str]:
-    """Problems in the format of DAPO-Math-17k, each twice, and two sets that do not ask for an answer format."""
+    """Problems in the format of DAPO-Math-17k, each twice, and two sets that do not ask for an
+    answer format.
+    """
     folder = tmp_path_factory.mktemp("data")
 
     def write(name: str, rows: list[dict[str, Any]]) -> str:
-        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (folder / name).write_text(
+            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
+        )
         return str(folder / name)
 
-    words = "The last line of your response should be of the form Answer: $Answer (without quotes).\n\n"
+    words = (
+        "The last line of your response should be of the form Answer: $Answer (without quotes).\n\n"
+    )
     dapo = [
         {
             "prompt": [{"role": "user", "content": f"{words}What is {i % 4} plus 1?"}],
@@ -94,9 +113,14 @@ def data(tmp_path_factory) -> dict[str, str]:
 def models(tmp_path_factory) -> dict[bool, str]:
     """A dense model, and a mixture of experts with the bundled tokenizer."""
     moe = saved_model(
-        tmp_path_factory.mktemp("models"), "Qwen3Moe", vocab_size=2048, num_hidden_layers=1, num_experts=4,
-        num_experts_per_tok=2, moe_intermediate_size=32,
-    )  # fmt: skip
+        tmp_path_factory.mktemp("models"),
+        "Qwen3Moe",
+        vocab_size=2048,
+        num_hidden_layers=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+    )
     for file in bundled("model").iterdir():
         if file.name.startswith(("token", "chat", "special", "vocab", "merges", "generation")):
             shutil.copy(file, moe)
@@ -106,8 +130,14 @@ def models(tmp_path_factory) -> dict[bool, str]:
 def small(preset: str, data: dict[str, str], models: dict[bool, str]) -> TrainConfig:
     of_experts = preset.startswith("moe")
     several = "," in load_config(preset, {}).eval_dataset
-    sets = {"eval_dataset": data["eval_dataset"]} if several else {"eval_dataset": data["eval_dataset"].split(",")[0]}
-    return load_config(preset, SMALL | {"model": models[of_experts], "dataset": data["dataset"]} | sets)
+    sets = (
+        {"eval_dataset": data["eval_dataset"]}
+        if several
+        else {"eval_dataset": data["eval_dataset"].split(",")[0]}
+    )
+    return load_config(
+        preset, SMALL | {"model": models[of_experts], "dataset": data["dataset"]} | sets
+    )
 
 
 def test_every_preset_runs(data, models, tmp_path, monkeypatch):
@@ -119,6 +149,7 @@ def test_every_preset_runs(data, models, tmp_path, monkeypatch):
         train(config, tmp_path / preset, seen.append, say=said.append)
         assert [record["step"] for record in seen] == [1, 2], preset
         assert numbers(tmp_path / preset)[-1]["eval"].keys() == evaluation_sets(config).keys()
-        assert seen[0]["truncated"] == 1 and sum("states an answer" in words for words in said) == 1  # said once
+        # Said once
+        assert seen[0]["truncated"] == 1 and sum("states an answer" in words for words in said) == 1
         told = [words for words in said if "states an answer" in words]
         assert "4 of them were cut at 4 tokens: raise --max-tokens" in told[0]

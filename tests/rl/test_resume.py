@@ -1,4 +1,6 @@
-"""Nothing is lost: killed, failed or damaged, a resumed run ends with the bits of one that was never interrupted."""
+"""Nothing is lost: killed, failed or damaged, a resumed run ends with the bits of one that was
+never interrupted.
+"""
 
 from __future__ import annotations
 
@@ -47,18 +49,25 @@ def test_leftovers_of_a_kill_do_not_count(unbroken, tmp_path):
         seen = run(folder, resume=True, **EVALUATED)
     assert [record["step"] for record in seen] == [3, 4]
     assert_same_run(folder, unbroken)
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "step-000002",
+        "step-000004",
+    ]
     assert not list((folder / "traces").iterdir())
 
 
 def test_a_run_without_a_checkpoint_begins_again(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "eval_accuracy": 0.5}\n{"step": 1}\n', encoding="utf-8")
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 0, "eval_accuracy": 0.5}\n{"step": 1}\n', encoding="utf-8"
+    )
     cut_back(tmp_path, -1)
     assert not numbers(tmp_path)
 
 
 def test_a_step_on_record_without_its_checkpoint_is_repeated(tmp_path):
-    """A kill or a full disk came between them; a complete run that has lost its checkpoints is left alone."""
+    """A kill or a full disk came between them; a complete run that has lost its checkpoints is
+    left alone.
+    """
     folder = tmp_path / "run"
     run(folder, steps=1)
     whole = numbers(folder), weights(folder)
@@ -77,7 +86,9 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_resumes(unbroken, tmp_
     (tensors,) = (newest / "state").iterdir()
     state = tensors.read_bytes()
     tensors.write_bytes(state[: len(state) // 2])
-    with pytest.raises(MismatchError, match=r"step-000004 is damaged. Delete it, then --resume continues"):
+    with pytest.raises(
+        MismatchError, match=r"step-000004 is damaged. Delete it, then --resume continues"
+    ):
         run(folder, resume=True, **EVALUATED)
     assert numbers(folder) == numbers(unbroken)
     shutil.rmtree(newest)
@@ -95,13 +106,23 @@ def test_a_checkpoint_of_an_earlier_version_is_read(unbroken, tmp_path):
     (file,) = (newest / "state").iterdir()
     tensors = load_file(file)
     names = [name for name, _ in load_causal_lm(str(unbroken / "model")).named_parameters()]
-    kinds = {kind: [tensors[f"{kind}.{name}"] for name in names] for kind in ("weight", "exp_avg", "exp_avg_sq")}
+    kinds = {
+        kind: [tensors[f"{kind}.{name}"] for name in names]
+        for kind in ("weight", "exp_avg", "exp_avg_sq")
+    }
     moments = zip(kinds["exp_avg"], kinds["exp_avg_sq"], strict=True)
     step = torch.tensor(float(facts["learner"]["version"]))
-    optimizer = {i: {"step": step, "exp_avg": m, "exp_avg_sq": v} for i, (m, v) in enumerate(moments)}
-    learner = facts["learner"] | {"masters": kinds["weight"], "optimizer": {"state": optimizer, "param_groups": []}}
+    optimizer = {
+        i: {"step": step, "exp_avg": m, "exp_avg_sq": v} for i, (m, v) in enumerate(moments)
+    }
+    learner = facts["learner"] | {
+        "masters": kinds["weight"],
+        "optimizer": {"state": optimizer, "param_groups": []},
+    }
     sync = facts["sync"] | {"before": None}
-    torch.save({"step": 2, "learner": learner, "sync": sync, "judge": facts["judge"]}, newest / "state.pt")
+    torch.save(
+        {"step": 2, "learner": learner, "sync": sync, "judge": facts["judge"]}, newest / "state.pt"
+    )
     shutil.rmtree(newest / "state")
     (newest / "state.json").unlink()
     run(folder, resume=True, **EVALUATED)
@@ -116,7 +137,9 @@ def _train(folder: str) -> None:
 def test_killed_at_random_moments_and_resumed_equals_unbroken(unbroken, tmp_path):
     """Real SIGKILL: while the first checkpoint is written, then at two random moments."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.rl.small_runs", "transformers.models.qwen3.modeling_qwen3"])
+    context.set_forkserver_preload(
+        ["tests.rl.small_runs", "transformers.models.qwen3.modeling_qwen3"]
+    )
     seed = time.time_ns() % 10_000
     print("seed of the moments:", seed)
     chance = random.Random(seed)
@@ -131,7 +154,11 @@ def test_killed_at_random_moments_and_resumed_equals_unbroken(unbroken, tmp_path
         process.kill()
         process.join()
         steps = [line["step"] for line in _whole_lines(folder)]
-        print("killed with", steps, sorted(path.name for path in (folder / "checkpoints").glob("*step-*")))
+        print(
+            "killed with",
+            steps,
+            sorted(path.name for path in (folder / "checkpoints").glob("*step-*")),
+        )
 
     process = start()
     while not list((folder / "checkpoints").glob(".step-*.part")):
@@ -172,20 +199,52 @@ def fail_at(monkeypatch: Any, owner: type, method: str, call: int, error: Except
 
 
 def test_a_failure_midway_gives_a_message_and_loses_nothing(unbroken, tmp_path, monkeypatch, capfd):
-    """The engine while sampling, then while loading weights, then the trainer: the run resumes each time."""
+    """The engine while sampling, then while loading weights, then the trainer: the run resumes
+    each time.
+    """
     folder = tmp_path / "run"
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in (SMALL | EVALUATED).items()]
     memory = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore about it.")
     failures = [
-        (HfEngine, "sample", 5, RuntimeError("no device"), "engine failed while sampling (RuntimeError: no device)"),
-        (HfEngine, "load_weights", 3, KeyError("rank"), "engine failed while loading weights (KeyError: 'rank')"),
-        (Learner, "update", 3, memory, "failed (OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB)"),
+        (
+            HfEngine,
+            "sample",
+            5,
+            RuntimeError("no device"),
+            "engine failed while sampling (RuntimeError: no device)",
+        ),
+        (
+            HfEngine,
+            "load_weights",
+            3,
+            KeyError("rank"),
+            "engine failed while loading weights (KeyError: 'rank')",
+        ),
+        (
+            Learner,
+            "update",
+            3,
+            memory,
+            "failed (OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB)",
+        ),
     ]
     steps = []
     for owner, method, call, error, said in failures:
         with monkeypatch.context() as patch:
             fail_at(patch, owner, method, call, error)
-            assert cli(["train", "--quiet", "--output", str(folder), *flags, *["--resume"] * bool(steps)]) == 1
+            assert (
+                cli(
+                    [
+                        "train",
+                        "--quiet",
+                        "--output",
+                        str(folder),
+                        *flags,
+                        *["--resume"] * bool(steps),
+                    ]
+                )
+                == 1
+            )
         errors = " ".join(capfd.readouterr().err.split())
         assert said in errors and "--resume" in errors and "Traceback" not in errors
         steps.append(numbers(folder)[-1]["step"])
@@ -194,13 +253,23 @@ def test_a_failure_midway_gives_a_message_and_loses_nothing(unbroken, tmp_path, 
     assert_same_run(folder, unbroken)
 
 
-def test_an_overflow_in_float16_is_on_record_and_the_run_resumes_to_the_same_bits(tmp_path, monkeypatch):
+def test_an_overflow_in_float16_is_on_record_and_the_run_resumes_to_the_same_bits(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("mismatch_cli.rl.learner.LossScale", partial(LossScale, initial=2.0**24))
-    changes = {"trainer_dtype": "float16", "steps": 2, "epochs": 2, "prompts_per_step": 2, "num_problems": 2}
+    changes = {
+        "trainer_dtype": "float16",
+        "steps": 2,
+        "epochs": 2,
+        "prompts_per_step": 2,
+        "num_problems": 2,
+    }
     run(tmp_path / "unbroken", **changes)
     first, second = numbers(tmp_path / "unbroken")
     assert 0 < first["back_offs"] <= second["back_offs"] < 8
-    assert first["updates"] == 4 - first["back_offs"] and second["updates"] == 8 - second["back_offs"]
+    assert (
+        first["updates"] == 4 - first["back_offs"] and second["updates"] == 8 - second["back_offs"]
+    )
     assert second["grad_norm"] > 0
     run(tmp_path / "run", stop_after=1, **changes)
     run(tmp_path / "run", resume=True, **changes)

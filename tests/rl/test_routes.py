@@ -1,4 +1,6 @@
-"""Training a mixture of experts with the engine's routes replayed: what it removes, records, and cannot do."""
+"""Training a mixture of experts with the engine's routes replayed: what it removes, records, and
+cannot do.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from tests.moe_models import with_tokenizer
 from tests.rl.small_runs import assert_same_run, numbers, reward_file, run
 
 # An engine in bfloat16: rounding flips routers.
-MOE = {"rollout_dtype": "bfloat16", "max_tokens": 16, "steps": 2, "trace_every": 1, "minibatches": 2, "num_problems": 4}
+MOE = {
+    "rollout_dtype": "bfloat16",
+    "max_tokens": 16,
+    "steps": 2,
+    "trace_every": 1,
+    "minibatches": 2,
+    "num_problems": 4,
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +41,13 @@ def test_the_trainer_follows_the_engine(made):
     folder, _ = made
     traces = [Trace.open(folder / str(replay) / "traces" / "step-1") for replay in (False, True)]
     own, replayed = (next(trace.batches()) for trace in traces)
-    gaps = [np.nanmean(np.abs(batch.logp_recomputed_T - batch.logp_rollout_T)) for batch in (own, replayed)]
-    assert np.array_equal(own.response_ids_T, replayed.response_ids_T), "both began with the same weights"
+    gaps = [
+        np.nanmean(np.abs(batch.logp_recomputed_T - batch.logp_rollout_T))
+        for batch in (own, replayed)
+    ]
+    assert np.array_equal(own.response_ids_T, replayed.response_ids_T), (
+        "both began with the same weights"
+    )
     assert 0 < gaps[1] < 0.7 * gaps[0]
     trace = Trace.open(folder / "True" / "traces" / "step-1")
     assert trace.manifest["trainer"]["routes"] == "replayed"
@@ -60,7 +74,9 @@ def test_a_resumed_run_replays_too(made, tmp_path):
 
 
 def test_adapters_and_sequence_rules_replay_too(made, tmp_path):
-    """LoRA on the experts besides the router; a first pass over whole batches; recomputed layers."""
+    """LoRA on the experts besides the router; a first pass over whole batches; recomputed
+    layers.
+    """
     _, settings = made
     changes = MOE | {"steps": 1, "lora": True, "gradient_checkpointing": True, "algorithm": "m2po"}
     (record,) = run(tmp_path / "run", replay_routes=True, **changes, **settings)
@@ -68,10 +84,30 @@ def test_adapters_and_sequence_rules_replay_too(made, tmp_path):
 
 
 def test_engines_without_routes_are_refused_first(tmp_path, capsys):
-    config = load_config("miniature", {"engine": "server", "engine_url": "http://localhost:1", "replay_routes": True})
+    config = load_config(
+        "miniature", {"engine": "server", "engine_url": "http://localhost:1", "replay_routes": True}
+    )
     with pytest.raises(UsageError, match=r"--engine server does not report which experts it chose"):
         check_runs([config])
-    flags = ["--steps", "1", "--prompts-per-step", "2", "--samples-per-prompt", "2", "--minibatches", "1"]
-    dense = ["train", "--engine", "hf", "--replay-routes", *flags, "--output", str(tmp_path / "run"), "--quiet"]
+    flags = [
+        "--steps",
+        "1",
+        "--prompts-per-step",
+        "2",
+        "--samples-per-prompt",
+        "2",
+        "--minibatches",
+        "1",
+    ]
+    dense = [
+        "train",
+        "--engine",
+        "hf",
+        "--replay-routes",
+        *flags,
+        "--output",
+        str(tmp_path / "run"),
+        "--quiet",
+    ]
     assert typed(dense) == 1
     assert "has no routers whose choices can be read" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""Training with real vLLM servers, which load the weights of every step from a folder, die and come back."""
+"""Training with real vLLM servers, which load the weights of every step from a folder, die and
+come back.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from tests.rl.small_runs import SMALL, run
 pytestmark = pytest.mark.slow
 
 # On a float32 server, old weights would be noticed at once.
-SERVED = {"engine": "server", "served_model": "tiny", "steps": 3, "learning_rate": 2e-3, "trainer_dtype": "float32"}
+SERVED = {
+    "engine": "server",
+    "served_model": "tiny",
+    "steps": 3,
+    "learning_rate": 2e-3,
+    "trainer_dtype": "float32",
+}
 SAME_WEIGHTS = 1e-5  # mean |π − μ|
 
 
@@ -53,7 +61,9 @@ def test_two_servers_load_the_weights_of_every_step(urls, tmp_path):
     assert not (tmp_path / "run" / "weights").exists()
 
 
-def test_a_server_that_dies_between_steps_comes_back_with_the_right_weights(servers, ports, urls, tmp_path):
+def test_a_server_that_dies_between_steps_comes_back_with_the_right_weights(
+    servers, ports, urls, tmp_path
+):
     records: list[dict[str, Any]] = []
     said: list[str] = []
 
@@ -69,7 +79,9 @@ def test_a_server_that_dies_between_steps_comes_back_with_the_right_weights(serv
     assert any("lost this step's weights: sending them again" in line for line in said)
 
 
-def test_requests_to_a_server_that_dies_while_sampling_are_repeated(servers, ports, urls, tmp_path, monkeypatch):
+def test_requests_to_a_server_that_dies_while_sampling_are_repeated(
+    servers, ports, urls, tmp_path, monkeypatch
+):
     """Responses from the old weights are discarded."""
     real, calls = Completions.sample, []
 
@@ -91,7 +103,9 @@ def test_requests_to_a_server_that_dies_while_sampling_are_repeated(servers, por
 def test_a_server_that_cannot_load_weights_gives_one_sentence(servers, tmp_path):
     url = servers.start(free_port(), "processed_logprobs")
     servers.wait(url)
-    with pytest.raises(MismatchError, match=r"cannot load weights \(status 404.*VLLM_SERVER_DEV_MODE=1"):
+    with pytest.raises(
+        MismatchError, match=r"cannot load weights \(status 404.*VLLM_SERVER_DEV_MODE=1"
+    ):
         run(tmp_path / "run", engine_url=url, **SERVED)
 
 
@@ -110,7 +124,9 @@ def wire(monkeypatch):
     from tests.engines import slow_wire
 
     monkeypatch.setattr(server, "check_possible", lambda: None)
-    monkeypatch.setattr(slow_wire.nccl_engine, "open_trainer_endpoint", slow_wire.nccl_engine.open_trainer_endpoint)
+    monkeypatch.setattr(
+        slow_wire.nccl_engine, "open_trainer_endpoint", slow_wire.nccl_engine.open_trainer_endpoint
+    )
     monkeypatch.setattr(slow_wire.WeightTransferTrainerFactory, "_registry", {})
     slow_wire.replace_nccl()
 
@@ -126,7 +142,9 @@ def test_weights_reach_all_servers_by_vllms_transfer(wired, wire, tmp_path):
     assert not (tmp_path / "run" / "weights").exists()
 
 
-def test_a_server_that_loses_its_weights_ends_the_run_which_can_be_resumed(servers, wired, wire, tmp_path):
+def test_a_server_that_loses_its_weights_ends_the_run_which_can_be_resumed(
+    servers, wired, wire, tmp_path
+):
     """A broadcast reaches all servers or none: a resumed run connects again."""
     records: list[dict[str, Any]] = []
 
@@ -138,7 +156,9 @@ def test_a_server_that_loses_its_weights_ends_the_run_which_can_be_resumed(serve
 
     changes = {"engine_url": url_of(wired), "weight_transfer": "nccl", "checkpoint_every": 1}
     config = load_config("miniature", SMALL | SERVED | changes)
-    with pytest.raises(MismatchError, match=rf"{wired[1]} has lost its weights.*Continue with --resume"):
+    with pytest.raises(
+        MismatchError, match=rf"{wired[1]} has lost its weights.*Continue with --resume"
+    ):
         train(config, tmp_path / "run", on_step)
     train(config, tmp_path / "run", records.append, resume=True)
     assert [record["step"] for record in records] == [1, 2, 3] and max(gaps(records)) < SAME_WEIGHTS
@@ -147,13 +167,17 @@ def test_a_server_that_loses_its_weights_ends_the_run_which_can_be_resumed(serve
 def test_a_server_with_other_weights_is_noticed_by_its_checksums():
     before = {"model.norm": "a", "model.embed": "b"}
     check_same_weights("one", "two", before, {"model.norm": "a"})
-    with pytest.raises(MismatchError, match=r"two does not have the weights of one \(model.embed\)"):
+    with pytest.raises(
+        MismatchError, match=r"two does not have the weights of one \(model.embed\)"
+    ):
         check_same_weights("one", "two", before, {"model.norm": "a", "model.embed": "c"})
 
 
 def test_a_servers_checksums_change_with_its_weights(urls, tmp_path, monkeypatch):
     told: list[dict[str, str]] = []
-    monkeypatch.setattr(server, "check_same_weights", lambda first, other, one, two: told.extend([one, two]))
+    monkeypatch.setattr(
+        server, "check_same_weights", lambda first, other, one, two: told.extend([one, two])
+    )
     run(tmp_path / "run", engine_url=",".join(urls), **SERVED)
     pairs = list(zip(told[::2], told[1::2], strict=True))
     assert len(pairs) >= 3 and all(one == two and one for one, two in pairs)

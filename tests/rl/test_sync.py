@@ -1,4 +1,6 @@
-"""The weight sync: whatever the engine has that it was not sent is found, and a right sync is never accused."""
+"""The weight sync: whatever the engine has that it was not sent is found, and a right sync is
+never accused.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ real: Load = HfEngine.load_weights
 
 
 def without(part: str) -> Load:
-    """A sync that leaves out the tensors with this part in their names; it is right before the first step."""
+    """A sync that leaves out the tensors with this part in their names; it is right before the
+    first step.
+    """
     calls: list[Any] = []
 
     def load(self: HfEngine, model: Any) -> None:
@@ -78,7 +82,9 @@ PLANTED = {
 @pytest.mark.parametrize("rollout_dtype", ["float32", "bfloat16", "float16"])
 def test_a_right_sync_is_proven_at_every_step(rollout_dtype, adapter, every_step, tmp_path):
     for rate in (1e-6, 1e-3):
-        changes = LOWER | adapter | {"rollout_dtype": rollout_dtype, "learning_rate": rate, "steps": 3}
+        changes = (
+            LOWER | adapter | {"rollout_dtype": rollout_dtype, "learning_rate": rate, "steps": 3}
+        )
         seen = run(tmp_path / f"run-{rate}", **changes)
         assert [record["sync"] for record in seen] == ["proven"] * 3
         if rollout_dtype == "float32":
@@ -87,7 +93,8 @@ def test_a_right_sync_is_proven_at_every_step(rollout_dtype, adapter, every_step
         first, *later = [record["rounding"] for record in seen]
         assert first["weights_changed"] is None
         assert all(0 <= lag["weights_changed"] <= 1 for lag in later)
-        # A step of 1e-6 rarely reaches the next number in low precision, one of 1e-3 nearly always does.
+        # A step of 1e-6 rarely reaches the next number in low precision, one of 1e-3 nearly always
+        # does.
         assert all((lag["weights_changed"] > 0.2) == (rate == 1e-3) for lag in later)
         assert later[-1]["abs_dp_mean"] < 2e-3
 
@@ -98,9 +105,12 @@ def test_whatever_is_not_sent_is_found_at_once(planted, rollout_dtype, tmp_path,
     """However small the step: the tensors are read back."""
     rate = 1e-6 if rollout_dtype == "float32" else 1e-5
     monkeypatch.setattr(HfEngine, "load_weights", without(PLANTED[planted]))
-    with pytest.raises(MismatchError, match=r"weight sync failed: \d+ of \d+ tensors .* are not what it was sent"):
+    with pytest.raises(
+        MismatchError, match=r"weight sync failed: \d+ of \d+ tensors .* are not what it was sent"
+    ):
         run(tmp_path / "run", **LOWER | {"rollout_dtype": rollout_dtype, "learning_rate": rate})
-    assert not (tmp_path / "run" / "metrics.jsonl").is_file()  # the first step ends with the sync that fails
+    # The first step ends with the sync that fails
+    assert not (tmp_path / "run" / "metrics.jsonl").is_file()
 
 
 @pytest.mark.parametrize("broken", [nan, another], ids=["nan", "another model"])
@@ -112,14 +122,18 @@ def test_wrong_weights_before_the_first_step_are_found_there(broken, tmp_path, m
 
 
 @pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
-def test_an_engine_without_readable_tensors_is_judged_by_its_log_probs(adapter, unreadable, tmp_path):
+def test_an_engine_without_readable_tensors_is_judged_by_its_log_probs(
+    adapter, unreadable, tmp_path
+):
     seen = run(tmp_path / "run", **LOWER | {"learning_rate": 1e-3} | adapter)
     assert [record["sync"] for record in seen] == ["undecidable", "newer", "newer", "newer"]
 
 
 @pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
 def test_old_weights_are_found_by_log_probs(adapter, unreadable, tmp_path, monkeypatch):
-    """Even if each step is too small to tell: the weights of the last decision are kept until the steps add up."""
+    """Even if each step is too small to tell: the weights of the last decision are kept until
+    the steps add up.
+    """
     for rate, most in ((5e-5, 12), (5e-3, 2)):
         monkeypatch.setattr(HfEngine, "load_weights", without(PLANTED["nothing"]))
         changes = LOWER | adapter | {"learning_rate": rate * (10 if adapter else 1), "steps": 12}
@@ -130,8 +144,12 @@ def test_old_weights_are_found_by_log_probs(adapter, unreadable, tmp_path, monke
 
 
 @pytest.mark.parametrize("planted", ["all but a tensor", "all but a layer", "all but the head"])
-def test_a_part_that_was_not_sent_is_never_called_proven(planted, unreadable, tmp_path, monkeypatch):
-    """By log-probs alone an engine that has most of the new weights has newer ones, which is true."""
+def test_a_part_that_was_not_sent_is_never_called_proven(
+    planted, unreadable, tmp_path, monkeypatch
+):
+    """By log-probs alone an engine that has most of the new weights has newer ones, which is
+    true.
+    """
     monkeypatch.setattr(HfEngine, "load_weights", without(PLANTED[planted]))
     with suppress(MismatchError):
         run(tmp_path / "run", **LOWER | {"learning_rate": 1e-3, "steps": 6})
@@ -139,8 +157,12 @@ def test_a_part_that_was_not_sent_is_never_called_proven(planted, unreadable, tm
 
 
 @pytest.mark.parametrize("learning_rate", [2e-6, 1e-3])
-def test_an_engine_that_lags_by_one_step_is_never_called_proven(learning_rate, unreadable, tmp_path, monkeypatch):
-    """With large steps it is noticed; with steps too small to tell it is "newer" than older weights, which is true."""
+def test_an_engine_that_lags_by_one_step_is_never_called_proven(
+    learning_rate, unreadable, tmp_path, monkeypatch
+):
+    """With large steps it is noticed; with steps too small to tell it is "newer" than older
+    weights, which is true.
+    """
     kept: list[dict[str, torch.Tensor]] = []
 
     def one_step_late(self: HfEngine, model: Any) -> None:
@@ -157,12 +179,19 @@ def test_an_engine_that_lags_by_one_step_is_never_called_proven(learning_rate, u
     assert "proven" not in {line["sync"] for line in numbers(tmp_path / "run")}
 
 
-def test_a_tensor_that_cannot_be_read_leaves_the_proof_to_log_probs(every_step, tmp_path, monkeypatch):
+def test_a_tensor_that_cannot_be_read_leaves_the_proof_to_log_probs(
+    every_step, tmp_path, monkeypatch
+):
     shown = HfEngine.weights
 
     def packed(self: HfEngine, plain: Any = None) -> Any:
         for name, tensor in shown(self, plain):
-            yield name, Unread("its packing cannot be undone") if name.endswith("q_proj.weight") else tensor
+            yield (
+                name,
+                Unread("its packing cannot be undone")
+                if name.endswith("q_proj.weight")
+                else tensor,
+            )
 
     monkeypatch.setattr(HfEngine, "weights", packed)
     seen = run(tmp_path / "run", **LOWER | {"learning_rate": 1e-3, "steps": 3})
@@ -170,27 +199,37 @@ def test_a_tensor_that_cannot_be_read_leaves_the_proof_to_log_probs(every_step, 
 
 
 def test_checks_are_spaced_so_that_they_cost_little(tmp_path):
-    every = {(16, 1): 32, (32, 1): 16, (32, 2): 10, (512, 1): 2, (4096, 1): 1}  # responses of a step, epochs
+    # Responses of a step, epochs
+    every = {(16, 1): 32, (32, 1): 16, (32, 2): 10, (512, 1): 2, (4096, 1): 1}
     assert {step: steps_between_checks(*step) for step in every} == every
     seen = run(tmp_path / "run", **LOWER | {"steps": 4})
     assert [record["sync"] for record in seen] == ["proven", "proven", "unchecked", "unchecked"]
     assert ["rounding" in record for record in seen] == [True, True, False, False]
 
 
-def test_an_engine_that_hides_its_dtype_or_quantises_is_never_accused(unreadable, tmp_path, monkeypatch):
+def test_an_engine_that_hides_its_dtype_or_quantises_is_never_accused(
+    unreadable, tmp_path, monkeypatch
+):
     """Its gap to unrounded weights says nothing: old ones can be nearer."""
     describe = HfEngine.describe
-    for fact, why in (({"dtype": None}, "does not say"), ({"quantization": "fp8"}, "quantises its weights")):
+    for fact, why in (
+        ({"dtype": None}, "does not say"),
+        ({"quantization": "fp8"}, "quantises its weights"),
+    ):
         monkeypatch.setattr(HfEngine, "describe", lambda self, fact=fact: describe(self) | fact)
         monkeypatch.setattr(HfEngine, "load_weights", without(PLANTED["nothing"]))
         seen = run(tmp_path / why, **LOWER | {"learning_rate": 5e-3, "steps": 3})
         assert [record["sync"] for record in seen] == ["undecidable"] * 3
-        engine: Any = type("Engine", (), {"describe": lambda _, fact=fact: {"dtype": "bfloat16"} | fact})()
+        engine: Any = type(
+            "Engine", (), {"describe": lambda _, fact=fact: {"dtype": "bfloat16"} | fact}
+        )()
         assert dtype_of_weights(engine)[0] is None and why in dtype_of_weights(engine)[1]
 
 
 def test_a_difference_that_all_responses_share_proves_nothing():
-    """Rounding of the engine's weights shifts every response alike: significant, and still no evidence."""
+    """Rounding of the engine's weights shifts every response alike: significant, and still no
+    evidence.
+    """
     rollout = [np.full(20, 0.5) for _ in range(16)]
     new = [np.full(20, 0.501) + 1e-6 * i for i in range(16)]
     old = [np.full(20, 0.5009) + 1e-6 * i for i in range(16)]
@@ -201,8 +240,12 @@ def test_a_difference_that_all_responses_share_proves_nothing():
 
 
 def test_equal_tensors_say_how_far_two_float32_implementations_are_apart():
-    """A large model sums more: a gap above 1e-5 at the first step is its own if the tensors were equal."""
-    weight_sync = WeightSync(None, type("T", (), {"model": None, "dtype": None}), exact=True, token_budget=1)  # type: ignore[arg-type]
+    """A large model sums more: a gap above 1e-5 at the first step is its own if the tensors were
+    equal.
+    """
+    weight_sync = WeightSync(
+        None, type("T", (), {"model": None, "dtype": None}), exact=True, token_budget=1
+    )  # type: ignore[arg-type]
     mu = [np.log(np.full(20, 0.5))]
 
     def off_by(gap: float) -> list[np.ndarray]:

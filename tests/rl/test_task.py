@@ -45,7 +45,8 @@ def test_an_epoch_samples_every_problem_once_except_the_remainder(tokenizer, pro
         asked = [i for step in steps for i in ids(task.of_step(step))]
         assert len(set(asked)) == len(asked) == per_epoch * per_step
         epochs.append(asked)
-    assert {i for asked in epochs for i in asked} == set(range(problems))  # no problem is left out forever
+    # No problem is left out forever
+    assert {i for asked in epochs for i in asked} == set(range(problems))
     assert problems == 1 or len({tuple(asked) for asked in epochs}) > 1
 
 
@@ -65,7 +66,10 @@ def test_skipped_problems_are_reported(tokenizer, tmp_path):
         f"{training}: skipping 1 of 6 problems that have no answer.",
         f"{evaluation}: skipping 1 of 2 problems that have no answer.",
     ]
-    assert "training.jsonl: skipping 1 of 5 problems, the first (row 4) because the prompt has" in task.left_out[2]
+    assert (
+        "training.jsonl: skipping 1 of 5 problems, the first (row 4) because the prompt has"
+        in task.left_out[2]
+    )
     assert len(task.left_out) == 3
 
 
@@ -101,20 +105,27 @@ def test_bad_data_is_reported_before_an_engine_loads(changes, said, tmp_path, mo
         "unanswered": write(tmp_path / "unanswered.jsonl", [{"problem": "1 + 1?"}]),
         "mine": str(tmp_path / "mine.py"),
     }
-    changes = {name: value.format(**files) if isinstance(value, str) else value for name, value in changes.items()}
+    changes = {
+        name: value.format(**files) if isinstance(value, str) else value
+        for name, value in changes.items()
+    }
     with pytest.raises(MismatchError, match=said):
         run(tmp_path / "run", **changes)
 
 
 def test_the_token_that_ends_a_response_is_not_part_of_its_text(tokenizer, tmp_path):
-    (tmp_path / "mine.py").write_text("def length(response):\n    return len(response)\n", encoding="utf-8")
+    (tmp_path / "mine.py").write_text(
+        "def length(response):\n    return len(response)\n", encoding="utf-8"
+    )
     task = posed_task(tokenizer, reward=f"{tmp_path}/mine.py:length")
     text = tokenizer.encode("so 4", add_special_tokens=False)
     end = tokenizer.eos_token_id
 
     def reward(response_ids: list[int], finish_reason: str) -> float:
         zeros = np.zeros(len(response_ids), dtype=np.float32)
-        rollout = Rollout([1], response_ids, zeros, zeros.astype(np.int32), None, None, finish_reason)
+        rollout = Rollout(
+            [1], response_ids, zeros, zeros.astype(np.int32), None, None, finish_reason
+        )
         return task.grader.rewards([task.posed[0].problem], [rollout])[0]
 
     assert reward([*text, end], "stop") == reward(text, "length") == 4
@@ -128,4 +139,7 @@ def test_generated_episodes_are_evaluated_under_their_own_name(tokenizer, tmp_pa
     for counts, sizes in (({"episodes": 8}, [8]), ({"episodes": 8, "eval_episodes": 3}, [3])):
         task = posed_task(tokenizer, **game, **counts)
         task.grader.stop()
-        assert list(task.evaluation) == ["episodes"] and [len(one) for one in task.evaluation.values()] == sizes
+        assert (
+            list(task.evaluation) == ["episodes"]
+            and [len(one) for one in task.evaluation.values()] == sizes
+        )

@@ -30,7 +30,11 @@ def test_ungraded_responses_teach_nothing_and_are_counted(tmp_path, capfd):
     assert step["unjudged"] == unjudged_S.sum() > 0
     assert step["reward"] == pytest.approx(np.nanmean(reward_S))
     advantages = table["advantage"].to_pylist()
-    assert all(set(advantage_T) == {0.0} for advantage_T, no in zip(advantages, unjudged_S, strict=True) if no)
+    assert all(
+        set(advantage_T) == {0.0}
+        for advantage_T, no in zip(advantages, unjudged_S, strict=True)
+        if no
+    )
     assert any(any(advantage_T) for advantage_T in advantages)
     assert typed(["report", str(tmp_path / "run" / "traces" / "step-1"), "--json"]) == 0
     assert typed(["report", str(tmp_path / "run"), "--json"]) == 0

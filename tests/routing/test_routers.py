@@ -33,20 +33,29 @@ def model(request, save_model):
 def test_choices_are_the_model_s_and_others_can_be_prescribed(model):
     routers = Routers.proven(model)
     assert routers is not None and routers.layers == [0, 1]
-    assert routers.describe() == {"num_experts": EXPERTS, "experts_per_token": TOP_K, "router_layers": [0, 1]}
+    assert routers.describe() == {
+        "num_experts": EXPERTS,
+        "experts_per_token": TOP_K,
+        "router_layers": [0, 1],
+    }
     inputs: list[list[torch.Tensor]] = []  # the inputs of each layer's experts
     modules = [m for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
     for module in modules:
-        module.register_forward_hook(lambda m, _, out: inputs.append(list(out)))  # after the routers' own
+        # After the routers' own
+        module.register_forward_hook(lambda m, _, out: inputs.append(list(out)))
     with torch.inference_mode():
         plain = model(input_ids=IDS_BL).logits
         chosen_NMK, margin_NM = routers.choices()
         for place, (logits_NE, _, told_NK) in enumerate(inputs):
             assert torch.equal(chosen_NMK[:, place], told_NK)
             ranked_NE = logits_NE.sort(descending=True).values
-            torch.testing.assert_close(margin_NM[:, place], ranked_NE[:, TOP_K - 1] - ranked_NE[:, TOP_K])
+            torch.testing.assert_close(
+                margin_NM[:, place], ranked_NE[:, TOP_K - 1] - ranked_NE[:, TOP_K]
+            )
         routers.prescribe(chosen_NMK)
-        assert torch.equal(model(input_ids=IDS_BL).logits, plain), "prescribing its own routes changes no bit"
+        assert torch.equal(model(input_ids=IDS_BL).logits, plain), (
+            "prescribing its own routes changes no bit"
+        )
         routers.prescribe(chosen_NMK.flip(-1))
         assert torch.equal(model(input_ids=IDS_BL).logits, plain), "their order changes no bit"
         other_NMK = chosen_NMK.clone()
@@ -55,12 +64,17 @@ def test_choices_are_the_model_s_and_others_can_be_prescribed(model):
         routers.prescribe(other_NMK)
         inputs.clear()
         moved = model(input_ids=IDS_BL).logits
-        assert torch.equal(routers.choices()[0][:, 0], chosen_NMK[:, 0]), "they still report their own choice"
+        assert torch.equal(routers.choices()[0][:, 0], chosen_NMK[:, 0]), (
+            "they still report their own choice"
+        )
     _, (logits_NE, weight_NK, told_NK) = inputs
     rows = torch.arange(len(told_NK)) % 3 == 0
     assert torch.equal(told_NK[rows].long(), other_NMK[rows, 1])
     torch.testing.assert_close(
-        weight_NK.double(), weighed_by_hand(modules[1], logits_NE, told_NK.long()), atol=1e-6, rtol=1e-5
+        weight_NK.double(),
+        weighed_by_hand(modules[1], logits_NE, told_NK.long()),
+        atol=1e-6,
+        rtol=1e-5,
     )
     changed_BL = (moved - plain).abs().amax(-1) > 1e-3
     assert changed_BL.flatten()[rows].all() and not changed_BL[0, 1]
@@ -83,7 +97,9 @@ def test_the_gradient_flows_through_the_weights_of_prescribed_experts(save_model
         other_NMK = (torch.arange(2 * 9 * 2 * 2) % EXPERTS).reshape(18, 2, 2)
         routers.prescribe(other_NMK)
         model(input_ids=IDS_BL).logits.logsumexp(-1).sum().backward()
-        found.append([m.weight.grad for m in model.modules() if type(m).__name__.endswith("TopKRouter")])
+        found.append(
+            [m.weight.grad for m in model.modules() if type(m).__name__.endswith("TopKRouter")]
+        )
         experts = next(m for m in model.modules() if type(m).__name__.endswith("Experts"))
         idle = set(range(EXPERTS)) - set(other_NMK[:, 0].flatten().tolist())
         used = experts.down_proj.grad.abs().sum((1, 2)) > 0
@@ -98,12 +114,20 @@ def test_models_without_replay_are_refused(save_model):
     assert Routers.of(dense) is None
     with pytest.raises(UsageError, match=r"has no known routers.*Leave out --replay-routes"):
         Trainer(dense, SamplingSettings(), replay_routes=True)
-    others = {"n_routed_experts": EXPERTS, "num_experts_per_tok": TOP_K, "moe_intermediate_size": 32}
-    model = load_causal_lm(save_model("Glm4Moe", first_k_dense_replace=0, **others), dtype="float32")
+    others = {
+        "n_routed_experts": EXPERTS,
+        "num_experts_per_tok": TOP_K,
+        "moe_intermediate_size": 32,
+    }
+    model = load_causal_lm(
+        save_model("Glm4Moe", first_k_dense_replace=0, **others), dtype="float32"
+    )
     routers = Routers.proven(model)  # a sigmoid with a bias only for the choice
     assert routers is not None, "its choices can still be measured"
     routers.prescribe(torch.zeros(18, 2, TOP_K, dtype=torch.long))
     with pytest.raises(MismatchError, match=r"Glm4MoeForCausalLM weighs experts in an unknown way"):
         model(input_ids=IDS_BL)
-    with pytest.raises(MismatchError, match=r"sent each token to 3 experts, but Glm4MoeForCausalLM sends it to 2"):
+    with pytest.raises(
+        MismatchError, match=r"sent each token to 3 experts, but Glm4MoeForCausalLM sends it to 2"
+    ):
         routers.prescribe(torch.zeros(18, 2, 3, dtype=torch.long))

@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.routing.routes import MARGIN_BINS, MARGIN_EDGES, UNKNOWN, check_routes, compare_routes
+from mismatch_cli.routing.routes import (
+    MARGIN_BINS,
+    MARGIN_EDGES,
+    UNKNOWN,
+    check_routes,
+    compare_routes,
+)
 
 TOKENS, LAYERS, K, EXPERTS = 50, 5, 3, 16
 
 
 def test_flips_are_read_back_where_they_were_made(rng):
-    own_TMK = np.argsort(rng.random((TOKENS, LAYERS, EXPERTS)), axis=-1)[..., : K + 1].astype(np.uint16)
+    own_TMK = np.argsort(rng.random((TOKENS, LAYERS, EXPERTS)), axis=-1)[..., : K + 1].astype(
+        np.uint16
+    )
     trainer_TMK, spare_TM = own_TMK[..., :K], own_TMK[..., K]
     flipped_TM = rng.random((TOKENS, LAYERS)) < 0.2
     engine_TMK = rng.permuted(trainer_TMK, axis=-1)  # a different order is not a flip
@@ -51,10 +59,14 @@ def test_a_different_number_of_experts_is_a_flip_everywhere():
 def test_impossible_routes_are_refused():
     routes_FMK = np.tile(np.arange(3, dtype=np.uint16), (6, 2, 1))
     check_routes(routes_FMK, 6, 4)
-    with pytest.raises(MismatchError, match=r"routes of 6 tokens for a response to prompt 4, but the model read 7"):
+    with pytest.raises(
+        MismatchError, match=r"routes of 6 tokens for a response to prompt 4, but the model read 7"
+    ):
         check_routes(routes_FMK, 7, 4)
     routes_FMK[2, 1] = UNKNOWN  # unknown experts are not equal
     check_routes(routes_FMK, 6, 4)
     routes_FMK[5, 0] = [7, 1, 7]
-    with pytest.raises(MismatchError, match=r"sent token 5 of prompt 4 twice to expert 7 in layer 0"):
+    with pytest.raises(
+        MismatchError, match=r"sent token 5 of prompt 4 twice to expert 7 in layer 0"
+    ):
         check_routes(routes_FMK, 6, 4)

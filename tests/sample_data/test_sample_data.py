@@ -1,4 +1,6 @@
-"""The bundled model and problems: size, tokenizer, split, right answers, and that the model is as its README says."""
+"""The bundled model and problems: size, tokenizer, split, right answers, and that the model is
+as its README says.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ FOLDER = Path(__file__).resolve().parents[2] / "sample_data"
 ROWS = [json.loads(line) for line in (FOLDER / "problems.jsonl").read_text().splitlines()]
 PERFECTIBLE = [json.loads(line) for line in (FOLDER / "perfectible.jsonl").read_text().splitlines()]
 EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
-ARBITRARY = [r"Find $\frac{x^2-1}{\sqrt{y}}$ if $x \le 3$.", "naïve café — 東京 🙂", "a\n\n\tb   c\r\n", "", " 007 "]
+ARBITRARY = [
+    r"Find $\frac{x^2-1}{\sqrt{y}}$ if $x \le 3$.",
+    "naïve café — 東京 🙂",
+    "a\n\n\tb   c\r\n",
+    "",
+    " 007 ",
+]
 
 
 def generated(n: int, seed: int = 5, for_training: bool = True) -> list[WordProblem]:
@@ -50,7 +58,9 @@ def sampled(model, tokenizer):
 
 
 def test_size_budget():
-    files = [path for path in FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files = [
+        path for path in FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
     assert sum(path.stat().st_size for path in files) <= 8 * 2**20
 
 
@@ -69,7 +79,8 @@ def test_problems_are_many_and_different():
 
 
 def test_no_problem_can_be_in_the_training_stream():
-    # The text alone decides its side, so it cannot be on both; checked on the bundled file and a stretch of the stream.
+    # The text alone decides its side, so it cannot be on both; checked on the bundled file and a
+    # stretch of the stream.
     assert all(word_problems.held_out(row["problem"]) for row in ROWS)
     assert not any(word_problems.held_out(problem.text) for problem in generated(2000))
 
@@ -84,8 +95,14 @@ def test_answers_follow_from_the_steps():
     for problem in generated(1000):
         results: list[float] = []
         for step in problem.steps:
-            left, right = (results[s.step] if isinstance(s, Ref) else s for s in (step.left, step.right))
-            results.append({"+": left + right, "-": left - right, "*": left * right, "/": left / right}[step.operator])
+            left, right = (
+                results[s.step] if isinstance(s, Ref) else s for s in (step.left, step.right)
+            )
+            results.append(
+                {"+": left + right, "-": left - right, "*": left * right, "/": left / right}[
+                    step.operator
+                ]
+            )
             assert 1 <= results[-1] <= LIMIT and results[-1] == int(results[-1])
         assert results[-1] == problem.answer
         assert 2 <= len(problem.steps) <= 4
@@ -110,7 +127,9 @@ def test_events_tell_the_numbers_they_use(tell, start, expected):
             continue
         assert "".join(step.operator for step in story.steps) == expected
         told = {int(n) for n in re.findall(r"\d+", story.sentences[-1])}
-        numbers = {s for step in story.steps for s in (step.left, step.right) if isinstance(s, int)} - {start}
+        numbers = {
+            s for step in story.steps for s in (step.left, step.right) if isinstance(s, int)
+        } - {start}
         words = {"doubles": 2, "twice": 2, "triples": 3, "three": 3, "quadruples": 4, "four": 4}
         told |= {words[w] for w in re.findall(r"\w+", story.sentences[-1]) if w in words}
         assert told - {start} == numbers
@@ -129,7 +148,9 @@ def test_clean_solutions_are_right_line_by_line():
 def test_mistakes_come_at_the_stated_rate():
     rng = random.Random(4)
     problems = generated(3000)
-    wrong = sum(solve(rng, p, MISTAKES)[0] != solve(rng, p, NO_MISTAKES)[0] for p in problems) / len(problems)
+    wrong = sum(
+        solve(rng, p, MISTAKES)[0] != solve(rng, p, NO_MISTAKES)[0] for p in problems
+    ) / len(problems)
     assert 0.3 < wrong < 0.6
 
 
@@ -144,7 +165,11 @@ def test_answers_are_gradable():
 
 def test_tokenizer_round_trips_any_text(tokenizer):
     rng = random.Random(8)
-    texts = [row["problem"] for row in ROWS] + [write_solution(rng, problem) for problem in generated(300)] + ARBITRARY
+    texts = (
+        [row["problem"] for row in ROWS]
+        + [write_solution(rng, problem) for problem in generated(300)]
+        + ARBITRARY
+    )
     for text in texts:
         assert tokenizer.decode(tokenizer(text).input_ids) == text
 
@@ -152,7 +177,9 @@ def test_tokenizer_round_trips_any_text(tokenizer):
 def test_digits_are_single_tokens_and_the_vocabulary_fits(tokenizer, model):
     assert len(tokenizer) == model.config.vocab_size
     assert len(tokenizer("12345").input_ids) == 5
-    assert tokenizer.eos_token_id == model.generation_config.eos_token_id == model.config.eos_token_id
+    assert (
+        tokenizer.eos_token_id == model.generation_config.eos_token_id == model.config.eos_token_id
+    )
 
 
 def test_training_prompt_is_the_chat_template(tokenizer):
@@ -163,7 +190,10 @@ def test_training_prompt_is_the_chat_template(tokenizer):
     chat = [{"role": "user", "content": problem}]
     prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert ids[:n_prompt] == prompt
-    assert tokenizer.decode(prompt) == f"<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        tokenizer.decode(prompt)
+        == f"<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert tokenizer.decode(ids[n_prompt:]) == "So \\boxed{3}<|im_end|>"
 
 

@@ -1,4 +1,6 @@
-"""The bundled traces: complete, what they say they are, lively enough to show something, and small."""
+"""The bundled traces: complete, what they say they are, lively enough to show something, and
+small.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,38 @@ from tests.test_divergences import binary_kl, binary_tv, prob_difference
 FOLDER = Path(__file__).resolve().parents[2] / "sample_data" / "traces"
 NAMES = ("fp8-kv", "float32")
 IN_BOTH = {
-    *("step", "epoch", "minibatch", "prompt_id", "sample_index", "version_rollout", "version_trainer"),
+    *(
+        "step",
+        "epoch",
+        "minibatch",
+        "prompt_id",
+        "sample_index",
+        "version_rollout",
+        "version_trainer",
+    ),
     *("reward", "advantage", "finish_reason", "entropy_trainer", "rank_rollout", "rank_trainer"),
-    *("logp_rollout", "logp_trainer", "logp_trainer_repeat", "topk_ids", "topk_logp_rollout", "topk_logp_trainer"),
+    *(
+        "logp_rollout",
+        "logp_trainer",
+        "logp_trainer_repeat",
+        "topk_ids",
+        "topk_logp_rollout",
+        "topk_logp_trainer",
+    ),
 }
 STALE_ONLY = {"logp_recomputed", "topk_logp_recomputed", "tv_full", "kl_full"}
 OF_A_PROBE = {
-    *("config", "top_logprobs", "threads", "libraries", "rollout", "prompts", "shards", "equal_weights", "trainer"),
+    *(
+        "config",
+        "top_logprobs",
+        "threads",
+        "libraries",
+        "rollout",
+        "prompts",
+        "shards",
+        "equal_weights",
+        "trainer",
+    ),
 }
 
 Column = Callable[[str], torch.Tensor]
@@ -69,7 +96,9 @@ def share(chosen_T: torch.Tensor, of_T: torch.Tensor) -> float:
 
 def rows(name: str, *columns: str) -> list[tuple[int, ...]]:
     tables = [table.to_pydict() for table in Trace.open(FOLDER / name).tables(columns)]
-    return [row for table in tables for row in zip(*(table[column] for column in columns), strict=True)]
+    return [
+        row for table in tables for row in zip(*(table[column] for column in columns), strict=True)
+    ]
 
 
 def test_columns():
@@ -84,14 +113,19 @@ def test_every_value_is_measured(name):
         assert all(table.column(column).null_count == 0 for column in columns)
     for batch in batches(name):
         assert batch.topk_ids_TK.shape == (batch.num_tokens, 20)
-        assert np.isfinite(batch.logp_trainer_T).all() and np.isfinite(batch.logp_trainer_repeat_T).all()
+        assert (
+            np.isfinite(batch.logp_trainer_T).all()
+            and np.isfinite(batch.logp_trainer_repeat_T).all()
+        )
 
 
 def test_manifests_are_complete_and_name_no_machine(name):
     manifest = Trace.open(FOLDER / name).manifest
     assert manifest.keys() >= OF_A_PROBE
     assert manifest["shards"] == len(Trace.open(FOLDER / name).shards)
-    assert manifest["config"]["model"] == manifest["rollout"]["model"] == manifest["trainer"]["model"]
+    assert (
+        manifest["config"]["model"] == manifest["rollout"]["model"] == manifest["trainer"]["model"]
+    )
     assert manifest["prompts"]["source"] == "sample_data/problems.jsonl"
     assert not [text for text in strings(manifest) if text.startswith(("/", "~")) or "tmp" in text]
 
@@ -107,7 +141,10 @@ def strings(content: object) -> list[str]:
 def test_manifests_say_what_differs():
     stale, control = (json.loads((FOLDER / name / "manifest.json").read_text()) for name in NAMES)
     assert (stale["rollout"]["dtype"], stale["rollout"]["kv_cache_dtype"]) == ("bfloat16", "fp8")
-    assert (control["rollout"]["dtype"], control["rollout"]["kv_cache_dtype"]) == ("float32", "float32")
+    assert (control["rollout"]["dtype"], control["rollout"]["kv_cache_dtype"]) == (
+        "float32",
+        "float32",
+    )
     assert (stale["trainer"]["dtype"], control["trainer"]["dtype"]) == ("bfloat16", "float32")
     assert stale["prompts"] == control["prompts"]
     assert not stale["equal_weights"] and control["equal_weights"]
@@ -122,11 +159,15 @@ def test_each_step_samples_at_the_weights_that_the_last_one_left():
 def test_every_response_is_in_one_minibatch():
     keys = rows("fp8-kv", "step", "minibatch", "prompt_id", "sample_index")
     assert len(set(keys)) == len(keys)
-    assert {(step, minibatch) for step, minibatch, _, _ in keys} == {(s, m) for s in range(6) for m in range(8)}
+    assert {(step, minibatch) for step, minibatch, _, _ in keys} == {
+        (s, m) for s in range(6) for m in range(8)
+    }
 
 
 def test_both_hold_the_same_prompts(stale, control):
-    assert set(stale("prompt_id_S").tolist()) == set(control("prompt_id_S").tolist()) == set(range(24))
+    assert (
+        set(stale("prompt_id_S").tolist()) == set(control("prompt_id_S").tolist()) == set(range(24))
+    )
 
 
 def test_text_is_readable(name):
@@ -197,29 +238,43 @@ def test_the_ratio_fans_out_where_mu_is_small():
     """Figure 2 of arXiv 2602.04879, in the report itself."""
     rows = analyse([Trace.open(FOLDER / "bfloat16")]).result["pairs"]["mismatch"]["volatility"]
     spread = {row["mu_low"]: row["ratio_sd"]["value"] for row in rows}
-    assert min(spread[low] for low in (0.001, 0.01, 0.05, 0.15, 0.3)) > 10 * spread[0.9] > 100 * spread[0.99]
+    assert (
+        min(spread[low] for low in (0.001, 0.01, 0.05, 0.15, 0.3))
+        > 10 * spread[0.9]
+        > 100 * spread[0.99]
+    )
     tv = {row["mu_low"]: row["tv_binary_sd"]["value"] for row in rows}
     assert tv[0.01] < tv[0.9], "its TV does not"
 
 
 def test_routers_flip_near_ties_and_replay_takes_gap_away():
-    own, replayed = (analyse([Trace.open(FOLDER / name)]).result for name in ("moe", "moe-replayed"))
+    own, replayed = (
+        analyse([Trace.open(FOLDER / name)]).result for name in ("moe", "moe-replayed")
+    )
     routing = own["routing"]
     assert 0.01 < routing["metrics"]["flipped_tokens"]["value"] < 0.05
     assert routing["margins"]["flipped"]["p50"] < 0.05 * routing["margins"]["agreeing"]["p50"]
     assert not routing["replayed"] and replayed["routing"]["replayed"]
-    gaps = [result["pairs"]["mismatch"]["metrics"]["abs_d_mean"]["value"] for result in (own, replayed)]
+    gaps = [
+        result["pairs"]["mismatch"]["metrics"]["abs_d_mean"]["value"] for result in (own, replayed)
+    ]
     assert 0.8 * gaps[0] < gaps[1] < 0.95 * gaps[0]
     (first,), (other,) = batches("moe"), batches("moe-replayed")
     assert np.array_equal(first.response_ids_T, other.response_ids_T)
     for name in ("moe", "moe-replayed", "bfloat16"):
         manifest = Trace.open(FOLDER / name).manifest
-        assert not [text for text in strings(manifest) if text.startswith(("/", "~")) or "tmp" in text]
+        assert not [
+            text for text in strings(manifest) if text.startswith(("/", "~")) or "tmp" in text
+        ]
 
 
 def test_size():
     files = [path for path in FOLDER.rglob("*") if path.is_file()]
-    assert {path.name for path in files} >= {"manifest.json", "vocab.parquet", "shard-00000.parquet"}
+    assert {path.name for path in files} >= {
+        "manifest.json",
+        "vocab.parquet",
+        "shard-00000.parquet",
+    }
     assert sum(path.stat().st_size for path in files) <= 6_500_000
 
 
@@ -228,7 +283,9 @@ def test_the_learner_differentiates_what_the_trainer_scores(save_model):
     requests = [ScoreRequest([1, 2, 3], [4, 5]), ScoreRequest([6], [7, 8, 9, 10])]
     logp_T = policy_logp(trainer.model, requests)
     assert logp_T.requires_grad
-    scored_T = torch.cat([torch.from_numpy(s.logp_T) for s in trainer.score(requests, token_budget=64)])
+    scored_T = torch.cat(
+        [torch.from_numpy(s.logp_T) for s in trainer.score(requests, token_budget=64)]
+    )
     torch.testing.assert_close(logp_T.detach(), scored_T, atol=1e-5, rtol=0)
 
 
@@ -239,7 +296,10 @@ def test_learning_from_the_first_step_leads_where_the_trace_says(tmp_path):
     table = open_shard(shard).read(columns=["prompt_ids", "response_ids"])
     requests = [ScoreRequest(*ids) for ids in zip(*table.to_pydict().values(), strict=True)]
     stored = batches("fp8-kv")[0]
-    for version, expected_T in ((0, stored.logp_recomputed_T), (MINIBATCHES, stored.logp_trainer_T)):
+    for version, expected_T in (
+        (0, stored.logp_recomputed_T),
+        (MINIBATCHES, stored.logp_trainer_T),
+    ):
         assert learner.version == version
         scores = learner.trainer.score(requests, token_budget=TRAINING.token_budget)
         logp_T = np.concatenate([score.logp_T for score in scores])

@@ -1,4 +1,6 @@
-"""Full TV and KL from the tiles of the head: against float64 over full rows, without effect on anything else."""
+"""Full TV and KL from the tiles of the head: against float64 over full rows, without effect on
+anything else.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_every_tile_gives_the_float64_divergence(tile, sampling, dtype):
     logp_TV = sampling.process(head.logits(hidden_TH)).double().log_softmax(1)
     tv_T, kl_T = reference(mu_TV, logp_TV)
     # A tile may round a half-precision logit to its neighbour.
-    tolerance = {"rtol": 2e-5, "atol": 1e-7} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 1e-3}
+    tolerance = (
+        {"rtol": 2e-5, "atol": 1e-7} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 1e-3}
+    )
     torch.testing.assert_close(got.tv_full_T[some].double(), tv_T[some], **tolerance)
     torch.testing.assert_close(got.kl_full_T[some].double(), kl_T[some], **tolerance)
     others = sorted(set(range(T)) - set(some))
@@ -59,17 +63,23 @@ def test_equal_distributions_have_no_divergence_and_a_narrower_engine_has_minus_
         got = score_hidden(hidden_TH, head, target_T, query_TK, PLAIN, (64, 96), rows)
         outside_T = head.logits(hidden_TH).double().softmax(1)[:, 400:].sum(1)
         torch.testing.assert_close(got.tv_full_T.double(), outside_T, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(got.kl_full_T.double(), -torch.log1p(-outside_T), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            got.kl_full_T.double(), -torch.log1p(-outside_T), rtol=1e-5, atol=1e-6
+        )
 
 
 def test_what_the_trainer_excludes_has_an_infinite_kl():
     hidden_TH, weight_VH = random_case(40, V)
     mu_TV = Head(weight_VH).logits(hidden_TH).log_softmax(1)
     rows = RolloutRows(dict(enumerate(mu_TV.numpy())))
-    got = score_hidden(hidden_TH, Head(weight_VH), *some_ids(40, V), SamplingSettings(top_k=5), None, rows)
+    got = score_hidden(
+        hidden_TH, Head(weight_VH), *some_ids(40, V), SamplingSettings(top_k=5), None, rows
+    )
     assert (got.kl_full_T == torch.inf).all()
     fifth_T1 = mu_TV.topk(5).values[:, -1:]
-    torch.testing.assert_close(got.tv_full_T, (mu_TV.exp() * (mu_TV < fifth_T1)).sum(1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        got.tv_full_T, (mu_TV.exp() * (mu_TV < fifth_T1)).sum(1), rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.fixture(scope="module")
@@ -78,20 +88,28 @@ def trainer() -> Trainer:
 
 
 def test_each_response_gets_its_own_divergence_and_no_other_number_changes(trainer, rng):
-    """In one micro-batch: divergences only for the responses that ask for them, and all else equal to the bit."""
+    """In one micro-batch: divergences only for the responses that ask for them, and all else
+    equal to the bit.
+    """
     lengths = (7, 30, 19, 25)
-    plain = [ScoreRequest([1, 2, 3 + i], rng.integers(5, 900, n).tolist()) for i, n in enumerate(lengths)]
+    plain = [
+        ScoreRequest([1, 2, 3 + i], rng.integers(5, 900, n).tolist()) for i, n in enumerate(lengths)
+    ]
     mu = {i: rng.normal(size=(lengths[i], 2048)).astype(np.float32) for i in (1, 3)}
     mu = {i: torch.from_numpy(rows).log_softmax(1).numpy() for i, rows in mu.items()}
     asked = [dataclasses.replace(r, logp_rollout_TV=mu.get(i)) for i, r in enumerate(plain)]
     found, before = (trainer.score(requests, token_budget=256) for requests in (asked, plain))
     for i, (scores, other) in enumerate(zip(found, before, strict=True)):
-        assert np.array_equal(scores.logp_T, other.logp_T) and np.array_equal(scores.entropy_T, other.entropy_T)
+        assert np.array_equal(scores.logp_T, other.logp_T) and np.array_equal(
+            scores.entropy_T, other.entropy_T
+        )
         assert other.tv_full_T is None
         if i not in mu:
             assert scores.tv_full_T is None and scores.kl_full_T is None
             continue
-        ids = torch.tensor([plain[i].prompt_ids + plain[i].response_ids], device=trainer.model.device)
+        ids = torch.tensor(
+            [plain[i].prompt_ids + plain[i].response_ids], device=trainer.model.device
+        )
         with torch.inference_mode():
             logp_TV = trainer.model(ids).logits[0, 2:-1].cpu().double().log_softmax(1)
         tv_T, kl_T = reference(torch.from_numpy(mu[i]), logp_TV)

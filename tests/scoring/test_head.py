@@ -1,4 +1,6 @@
-"""The tiled head against float64: any tile, any logits, and the rounding grid of bfloat16 to the bit."""
+"""The tiled head against float64: any tile, any logits, and the rounding grid of bfloat16 to the
+bit.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class Reference(NamedTuple):
 
 
 def reference(
-    logits_TV: torch.Tensor, target_T: torch.Tensor, query_TK: torch.Tensor, temperature: float = 1.0
+    logits_TV: torch.Tensor,
+    target_T: torch.Tensor,
+    query_TK: torch.Tensor,
+    temperature: float = 1.0,
 ) -> Reference:
     """The same from full rows in float64; -inf logits are outside the support."""
     z_TV = logits_TV.double() / temperature
@@ -32,22 +37,32 @@ def reference(
     target_T1 = target_T[:, None]
     rank_T = (z_TV > z_TV.gather(1, target_T1)).sum(1) + 1
     entropy_T = -(logp_TV.exp() * logp_TV).nan_to_num(0.0).sum(1)
-    return Reference(logp_TV.gather(1, target_T1)[:, 0], entropy_T, rank_T, logp_TV.gather(1, query_TK))
+    return Reference(
+        logp_TV.gather(1, target_T1)[:, 0], entropy_T, rank_T, logp_TV.gather(1, query_TK)
+    )
 
 
 def head_of(logits_TV: torch.Tensor) -> tuple[torch.Tensor, Head]:
-    """Hidden states and a head whose product is these logits to the bit: one-hot rows times the transposed logits."""
+    """Hidden states and a head whose product is these logits to the bit: one-hot rows times the
+    transposed logits.
+    """
     return torch.eye(len(logits_TV), dtype=logits_TV.dtype), Head(logits_TV.T.contiguous())
 
 
-def some_ids(tokens: int, vocabulary: int, queries: int = 5, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def some_ids(
+    tokens: int, vocabulary: int, queries: int = 5, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     ids_TQ = torch.randint(0, vocabulary, (tokens, queries + 1), generator=generator)
     return ids_TQ[:, 0], ids_TQ[:, 1:]
 
 
 def random_case(
-    tokens: int, vocabulary: int, hidden: int = 48, dtype: torch.dtype = torch.float32, seed: int = 0
+    tokens: int,
+    vocabulary: int,
+    hidden: int = 48,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     hidden_TH = torch.randn(tokens, hidden, generator=generator)
@@ -57,21 +72,33 @@ def random_case(
 
 def assert_matches(got: HeadScores, expected: Reference, tolerance: float = 2e-6) -> None:
     torch.testing.assert_close(got.logp_T.double(), expected.logp_T, atol=tolerance, rtol=2e-7)
-    torch.testing.assert_close(got.entropy_T.double(), expected.entropy_T, atol=tolerance, rtol=1e-6)
-    torch.testing.assert_close(got.logp_at_ids_TK.double(), expected.logp_at_ids_TK, atol=tolerance, rtol=2e-7)
+    torch.testing.assert_close(
+        got.entropy_T.double(), expected.entropy_T, atol=tolerance, rtol=1e-6
+    )
+    torch.testing.assert_close(
+        got.logp_at_ids_TK.double(), expected.logp_at_ids_TK, atol=tolerance, rtol=2e-7
+    )
     assert got.rank_T.tolist() == expected.rank_T.tolist()
-    assert [x.dtype for x in got] == [torch.float32, torch.float32, torch.int32, *[torch.float32] * 3]
+    assert [x.dtype for x in got] == [
+        torch.float32,
+        torch.float32,
+        torch.int32,
+        *[torch.float32] * 3,
+    ]
 
 
 @pytest.mark.parametrize("tile", [(1024, 2048), (20, 64), (17, 1), (64, 1003), (33, 1002)])
 @pytest.mark.parametrize("vocabulary", [512, 1003])
 @pytest.mark.parametrize("tokens", [1, 16, 17, 70])
-def test_every_tile_gives_the_float64_answer(tokens: int, vocabulary: int, tile: tuple[int, int]) -> None:
+def test_every_tile_gives_the_float64_answer(
+    tokens: int, vocabulary: int, tile: tuple[int, int]
+) -> None:
     logits_TV = torch.randn(tokens, vocabulary, generator=torch.Generator().manual_seed(1)) * 4
     hidden_TH, head = head_of(logits_TV)
     target_T, query_TK = some_ids(tokens, vocabulary)
     assert_matches(
-        score_hidden(hidden_TH, head, target_T, query_TK, PLAIN, tile), reference(logits_TV, target_T, query_TK)
+        score_hidden(hidden_TH, head, target_T, query_TK, PLAIN, tile),
+        reference(logits_TV, target_T, query_TK),
     )
 
 
@@ -79,11 +106,18 @@ def test_every_tile_gives_the_float64_answer(tokens: int, vocabulary: int, tile:
 @given(st.data())
 def test_logits_up_to_eighty_in_any_tile(data: st.DataObject) -> None:
     tokens, vocabulary = data.draw(st.integers(17, 40)), data.draw(st.integers(1, 90))
-    seed, scale = data.draw(st.integers(0, 2**16)), data.draw(st.sampled_from([0.0, 1e-3, 1.0, 20.0, 80.0]))
-    logits_TV = (torch.rand(tokens, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2 - 1) * scale
+    seed, scale = (
+        data.draw(st.integers(0, 2**16)),
+        data.draw(st.sampled_from([0.0, 1e-3, 1.0, 20.0, 80.0])),
+    )
+    logits_TV = (
+        torch.rand(tokens, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    ) * scale
     hidden_TH, head = head_of(logits_TV)
     target_T, query_TK = some_ids(tokens, vocabulary, seed=seed)
-    got = score_hidden(hidden_TH, head, target_T, query_TK, PLAIN, (tokens, data.draw(st.integers(1, vocabulary))))
+    got = score_hidden(
+        hidden_TH, head, target_T, query_TK, PLAIN, (tokens, data.draw(st.integers(1, vocabulary)))
+    )
     assert_matches(got, reference(logits_TV, target_T, query_TK))
     assert (got.logp_T <= 0).all()
     assert (got.entropy_T >= 0).all()
@@ -91,7 +125,9 @@ def test_logits_up_to_eighty_in_any_tile(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("gap", [5.0, 12.0, 20.0, 30.0, 45.0])
 @pytest.mark.parametrize("winner", [0, 63, 64, 999])
-def test_log_prob_of_a_dominating_token_keeps_its_relative_precision(gap: float, winner: int) -> None:
+def test_log_prob_of_a_dominating_token_keeps_its_relative_precision(
+    gap: float, winner: int
+) -> None:
     logits_TV = torch.randn(20, 1000, generator=torch.Generator().manual_seed(2))
     logits_TV[:, winner] = gap + 40
     hidden_TH, head = head_of(logits_TV - 40)
@@ -111,7 +147,9 @@ def test_log_prob_of_a_dominating_other_token_is_absolutely_precise() -> None:
     target_T, query_TK = torch.full((20,), 3), torch.full((20, 1), 500)
     got = score_hidden(hidden_TH, head, target_T, query_TK, PLAIN, (32, 64))
     expected = reference(logits_TV, target_T, query_TK)
-    torch.testing.assert_close(got.logp_at_ids_TK.double(), expected.logp_at_ids_TK, atol=1e-7, rtol=0)
+    torch.testing.assert_close(
+        got.logp_at_ids_TK.double(), expected.logp_at_ids_TK, atol=1e-7, rtol=0
+    )
 
 
 def test_probabilities_at_all_ids_sum_to_one_and_give_the_entropy() -> None:
@@ -119,8 +157,12 @@ def test_probabilities_at_all_ids_sum_to_one_and_give_the_entropy() -> None:
     everything_TK = torch.arange(300).expand(40, -1)
     got = score_hidden(hidden_TH, Head(weight_VH), torch.arange(40), everything_TK, PLAIN, (32, 64))
     logp_TV = got.logp_at_ids_TK.double()
-    torch.testing.assert_close(logp_TV.exp().sum(1), torch.ones(40, dtype=torch.float64), atol=1e-6, rtol=0)
-    torch.testing.assert_close(-(logp_TV.exp() * logp_TV).sum(1), got.entropy_T.double(), atol=2e-6, rtol=0)
+    torch.testing.assert_close(
+        logp_TV.exp().sum(1), torch.ones(40, dtype=torch.float64), atol=1e-6, rtol=0
+    )
+    torch.testing.assert_close(
+        -(logp_TV.exp() * logp_TV).sum(1), got.entropy_T.double(), atol=2e-6, rtol=0
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -139,18 +181,26 @@ def test_tied_tokens_share_the_better_rank() -> None:
     logits_TV = torch.tensor([[1.0, 3.0, 2.0, 3.0, 2.0, 0.0]], dtype=torch.bfloat16).repeat(20, 1)
     hidden_TH, head = head_of(logits_TV)
     ranks = [
-        score_hidden(hidden_TH, head, torch.full((20,), i), torch.zeros(20, 0), PLAIN, (32, 2)).rank_T[0].item()
+        score_hidden(hidden_TH, head, torch.full((20,), i), torch.zeros(20, 0), PLAIN, (32, 2))
+        .rank_T[0]
+        .item()
         for i in range(6)
     ]
     assert ranks == [5, 1, 3, 1, 3, 6]
 
 
 class _Nudged(Head):
-    """Mocks a BLAS whose small product rounds the target's logit to its neighbour, as tiny or skinny kernels do."""
+    """Mocks a BLAS whose small product rounds the target's logit to its neighbour, as tiny or
+    skinny kernels do.
+    """
 
     def logits(self, hidden_TH: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         logits_TV = super().logits(hidden_TH, out)
-        return logits_TV.nextafter(torch.tensor(9e9)) if self.vocabulary == len(hidden_TH) else logits_TV
+        return (
+            logits_TV.nextafter(torch.tensor(9e9))
+            if self.vocabulary == len(hidden_TH)
+            else logits_TV
+        )
 
 
 def test_ranks_survive_a_small_product_that_rounds_differently() -> None:
@@ -168,7 +218,9 @@ def test_temperature(temperature: float, tokens: int) -> None:
     logits_TV = torch.randn(tokens, 300, generator=torch.Generator().manual_seed(5)) * 3
     hidden_TH, head = head_of(logits_TV)
     target_T, query_TK = some_ids(tokens, 300)
-    got = score_hidden(hidden_TH, head, target_T, query_TK, SamplingSettings(temperature=temperature), (64, 70))
+    got = score_hidden(
+        hidden_TH, head, target_T, query_TK, SamplingSettings(temperature=temperature), (64, 70)
+    )
     assert_matches(got, reference(logits_TV, target_T, query_TK, temperature))
 
 
@@ -185,7 +237,8 @@ def test_temperature(temperature: float, tokens: int) -> None:
 def test_truncated_support(sampling: SamplingSettings) -> None:
     logits_TV = torch.randn(90, 300, generator=torch.Generator().manual_seed(6)) * 3
     hidden_TH, head = head_of(logits_TV)
-    target_T = logits_TV.topk(12).indices[torch.arange(90), torch.arange(90) % 12]  # inside and outside
+    # Inside and outside
+    target_T = logits_TV.topk(12).indices[torch.arange(90), torch.arange(90) % 12]
     query_TK = some_ids(90, 300)[1]
     got = score_hidden(hidden_TH, head, target_T, query_TK, sampling)
     processed_TV = sampling.process(logits_TV)
@@ -215,12 +268,16 @@ def test_float32_head_of_a_bfloat16_model() -> None:
     target_T, query_TK = some_ids(40, 500)
     got = score_hidden(hidden_TH, head, target_T, query_TK, PLAIN)
     exact_TV = hidden_TH.double() @ weight_VH.double().T + 1
-    torch.testing.assert_close(got.logp_T.double(), reference(exact_TV, target_T, query_TK).logp_T, atol=5e-6, rtol=0)
+    torch.testing.assert_close(
+        got.logp_T.double(), reference(exact_TV, target_T, query_TK).logp_T, atol=5e-6, rtol=0
+    )
 
 
 def test_no_tokens_and_no_queries() -> None:
     _, weight_VH = random_case(1, 50)
-    got = score_hidden(torch.zeros(0, 48), Head(weight_VH), torch.zeros(0), torch.zeros(0, 3), PLAIN)
+    got = score_hidden(
+        torch.zeros(0, 48), Head(weight_VH), torch.zeros(0), torch.zeros(0, 3), PLAIN
+    )
     assert [tuple(x.shape) for x in got] == [(0,), (0,), (0,), (0, 3), (0,), (0,)]
     hidden_TH, _ = random_case(20, 50)
     got = score_hidden(hidden_TH, Head(weight_VH), torch.zeros(20), torch.zeros(20, 0), PLAIN)
@@ -233,7 +290,9 @@ def test_an_overflow_comes_out_as_nan(bad: float) -> None:
     assert head.bias_V is not None
     head.bias_V[70] = bad
     for tokens in (3, 20):
-        got = score_hidden(torch.ones(tokens, 1), head, torch.ones(tokens), torch.zeros(tokens, 1), PLAIN, (32, 30))
+        got = score_hidden(
+            torch.ones(tokens, 1), head, torch.ones(tokens), torch.zeros(tokens, 1), PLAIN, (32, 30)
+        )
         assert got.logp_T.isnan().all()
         assert got.entropy_T.isnan().all()
 
@@ -244,7 +303,9 @@ def test_a_vocabulary_that_the_model_masks_has_probability_zero() -> None:
     bias_V[60:] = -torch.inf
     hidden_TH, plain = head_of(logits_TV)
     target_T, query_TK = some_ids(20, 60)
-    got = score_hidden(hidden_TH, Head(plain.weight_VH, bias_V), target_T, query_TK, PLAIN, (32, 30))
+    got = score_hidden(
+        hidden_TH, Head(plain.weight_VH, bias_V), target_T, query_TK, PLAIN, (32, 30)
+    )
     assert_matches(got, reference(logits_TV[:, :60], target_T, query_TK))
 
 

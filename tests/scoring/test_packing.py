@@ -1,4 +1,6 @@
-"""Responses packed into one row, as for flash attention: here eager attention has to keep them apart."""
+"""Responses packed into one row, as for flash attention: here eager attention has to keep them
+apart.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def load(save_model: Callable[..., str], family: str) -> Trainer:
 def test_scores_are_those_of_padded_rows(save_model, packing, family):
     trainer = load(save_model, family)
     assert trainer.packed and trainer.describe()["packed"]
-    requests = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK) for s in samples()]
+    requests = [
+        ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK)
+        for s in samples()
+    ]
     packed = trainer.score(requests, token_budget=100)
     trainer.packed = False
     for found, expected in zip(packed, trainer.score(requests, token_budget=1), strict=True):
@@ -52,15 +57,24 @@ def test_routes_belong_to_the_same_tokens_as_in_padded_rows(save_model, monkeypa
     """Compared and replayed, with routes that no router would choose."""
     path, found = save_model("Qwen3Moe", vocab_size=VOCABULARY, **FAMILIES["Qwen3Moe"]), []
     plain = [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples()]
-    routes = [rng.permuted(np.tile(np.arange(8, dtype=np.uint16), (r.num_fed, 2, 1)), axis=-1)[..., :2] for r in plain]
-    requests = [replace(r, routes_FMK=routes_FMK) for r, routes_FMK in zip(plain, routes, strict=True)]
+    routes = [
+        rng.permuted(np.tile(np.arange(8, dtype=np.uint16), (r.num_fed, 2, 1)), axis=-1)[..., :2]
+        for r in plain
+    ]
+    requests = [
+        replace(r, routes_FMK=routes_FMK) for r, routes_FMK in zip(plain, routes, strict=True)
+    ]
     for packs in (keeps_apart, lambda _: False):
         monkeypatch.setattr(trainer_module, "can_pack", packs)
         settings = {"dtype": "float32", "attn_implementation": "eager", "replay_routes": replay}
-        found.append(Trainer.load(path, sampling=PLAIN, **settings).score(requests, token_budget=100))
+        found.append(
+            Trainer.load(path, sampling=PLAIN, **settings).score(requests, token_budget=100)
+        )
     for packed, padded in zip(*found, strict=True):
         np.testing.assert_allclose(packed.logp_T, padded.logp_T, atol=1e-5)
-        assert packed.routes.flips_T.any() and np.array_equal(packed.routes.flips_T, padded.routes.flips_T)
+        assert packed.routes.flips_T.any() and np.array_equal(
+            packed.routes.flips_T, padded.routes.flips_T
+        )
 
 
 @pytest.mark.parametrize("algorithm", ["dppo-binary-tv", "gspo"])
@@ -86,11 +100,14 @@ def test_a_row_holds_as_many_tokens_as_the_budget_without_padding():
 
 @pytest.mark.parametrize(("family", "settings"), [
     ("Bloom", {"n_layer": 2, "n_head": 4}),  # its attention counts from the first token of a row
-    ("FalconH1", {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}),  # other layers run across sequences
+    # Other layers run across sequences
+    ("FalconH1", {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}),
 ])  # fmt: skip
 def test_a_model_that_would_mix_responses_is_not_packed(save_model, packing, family, settings):
     path = save_model(family, vocab_size=VOCABULARY, **settings)
-    assert not Trainer.load(path, sampling=PLAIN, dtype="float32", attn_implementation="eager").packed
+    assert not Trainer.load(
+        path, sampling=PLAIN, dtype="float32", attn_implementation="eager"
+    ).packed
 
 
 def test_only_flash_attention_gets_packed_rows(save_model):

@@ -1,4 +1,6 @@
-"""The policy-gradient head against autograd through full logits: every transform, dtype and tile."""
+"""The policy-gradient head against autograd through full logits: every transform, dtype and
+tile.
+"""
 
 from __future__ import annotations
 
@@ -43,19 +45,30 @@ class Case(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Case:
         leaves = [x.detach().to(dtype).requires_grad_() for x in self.leaves]
-        head = replace(self.head, weight_VH=leaves[1], bias_V=leaves[2] if len(leaves) == 3 else None)
+        head = replace(
+            self.head, weight_VH=leaves[1], bias_V=leaves[2] if len(leaves) == 3 else None
+        )
         return Case(leaves[0], head, self.ids_N, self.coefficient_N)
 
 
 def make_case(
-    tokens: int = 70, vocabulary: int = 503, hidden: int = 24, *, bias_V: bool = False, **steps: float
+    tokens: int = 70,
+    vocabulary: int = 503,
+    hidden: int = 24,
+    *,
+    bias_V: bool = False,
+    **steps: float,
 ) -> Case:
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    head = Head(normal(vocabulary, hidden) * 3 / hidden**0.5, normal(vocabulary) if bias_V else None, **steps)
+    head = Head(
+        normal(vocabulary, hidden) * 3 / hidden**0.5,
+        normal(vocabulary) if bias_V else None,
+        **steps,
+    )
     ids_N = torch.randint(0, vocabulary, (tokens,), generator=generator)
     return Case(normal(tokens, hidden), head, ids_N, normal(tokens)).to(torch.float64)
 
@@ -68,9 +81,15 @@ class Outcome(NamedTuple):
 
 
 def reference(case: Case, temperature: float = 1.0) -> Outcome:
-    """Autograd through full logits, each step in the head's dtype and the softmax in float32 at least."""
+    """Autograd through full logits, each step in the head's dtype and the softmax in float32 at
+    least.
+    """
     head = case.head
-    logits_NV = torch.nn.functional.linear(case.hidden_NH, head.weight_VH, head.bias_V) / head.divisor * head.multiplier
+    logits_NV = (
+        torch.nn.functional.linear(case.hidden_NH, head.weight_VH, head.bias_V)
+        / head.divisor
+        * head.multiplier
+    )
     if head.softcap is not None:
         logits_NV = torch.tanh(logits_NV / head.softcap) * head.softcap
     logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
@@ -78,22 +97,39 @@ def reference(case: Case, temperature: float = 1.0) -> Outcome:
     logp_N = logp_NV.gather(1, case.ids_N[:, None])[:, 0]
     loss = -(case.coefficient_N.to(logp_N) * logp_N).sum()
     entropy_N = -(logp_NV.exp() * logp_NV).sum(1)
-    return Outcome(loss.detach(), logp_N.detach(), entropy_N.detach(), list(torch.autograd.grad(loss, case.leaves)))
+    return Outcome(
+        loss.detach(),
+        logp_N.detach(),
+        entropy_N.detach(),
+        list(torch.autograd.grad(loss, case.leaves)),
+    )
 
 
 def ours(
-    case: Case, temperature: float = 1.0, row_tile: int = 32, scale: float = 1.0, known: Known | None = None
+    case: Case,
+    temperature: float = 1.0,
+    row_tile: int = 32,
+    scale: float = 1.0,
+    known: Known | None = None,
 ) -> Outcome:
     sampling = SamplingSettings(temperature=temperature)
     result = policy_gradient_loss(
-        case.hidden_NH, case.head, case.ids_N, lambda rows, _: case.coefficient_N[rows], sampling, row_tile, known
+        case.hidden_NH,
+        case.head,
+        case.ids_N,
+        lambda rows, _: case.coefficient_N[rows],
+        sampling,
+        row_tile,
+        known,
     )
     gradients = torch.autograd.grad(result.loss * scale, case.leaves)
     return Outcome(result.loss.detach(), result.logp_N, result.entropy_N, list(gradients))
 
 
 def assert_same(found: Outcome, expected: Outcome, tolerance: float) -> None:
-    for column, exact in zip((*found[:3], *found.gradients), (*expected[:3], *expected.gradients), strict=True):
+    for column, exact in zip(
+        (*found[:3], *found.gradients), (*expected[:3], *expected.gradients), strict=True
+    ):
         assert column.shape == exact.shape and not column.requires_grad
         scale = max(1.0, exact.abs().max().item())
         torch.testing.assert_close(column.double(), exact.double(), rtol=0, atol=tolerance * scale)
@@ -138,7 +174,9 @@ def test_half_precision_gradients_are_as_good_as_autograds(steps: dict, dtype: t
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_log_prob_and_entropy_are_those_of_the_scoring_head(steps: dict, dtype: torch.dtype) -> None:
+def test_log_prob_and_entropy_are_those_of_the_scoring_head(
+    steps: dict, dtype: torch.dtype
+) -> None:
     case = make_case(**steps).to(dtype)
     sampling = SamplingSettings(temperature=0.8)
     scores = score_hidden(case.hidden_NH, case.head, case.ids_N, case.ids_N[:, None], sampling)
@@ -182,7 +220,9 @@ def test_a_target_outside_the_support_is_computed_again() -> None:
 
 
 @pytest.mark.parametrize("row_tile", [1, 7, 64, 70, 1000])
-def test_the_tile_does_not_change_the_result(row_tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tile_does_not_change_the_result(
+    row_tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = make_case(**TRANSFORMS["everything"])
     expected = ours(case)
     monkeypatch.setattr(policy_gradient, "_SLICE", 100)
@@ -198,8 +238,12 @@ def test_the_number_of_rows_in_cache_does_not_change_a_bit(monkeypatch: pytest.M
         monkeypatch.setattr(policy_gradient, "_CPU_LOGITS", logits)
         monkeypatch.setattr(policy_gradient, "_LEAST_CPU_ROWS", least)
         found = ours(case)
-        assert torch.equal(found.logp_N, expected.logp_N) and torch.equal(found.entropy_N, expected.entropy_N)
-        assert all(torch.equal(a, b) for a, b in zip(found.gradients, expected.gradients, strict=True))
+        assert torch.equal(found.logp_N, expected.logp_N) and torch.equal(
+            found.entropy_N, expected.entropy_N
+        )
+        assert all(
+            torch.equal(a, b) for a, b in zip(found.gradients, expected.gradients, strict=True)
+        )
 
 
 @pytest.mark.parametrize("gap", [15.0, 30.0, 120.0])
@@ -207,7 +251,9 @@ def test_slopes_keep_their_relative_precision_where_a_token_dominates(gap: float
     logits_NV = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
     logits_NV[:, 7] = gap
     hidden_NH, weight_VH = torch.eye(6, requires_grad=True), logits_NV.T.contiguous()
-    result = policy_gradient_loss(hidden_NH, Head(weight_VH), torch.full((6,), 7), lambda *_: torch.ones(()), PLAIN)
+    result = policy_gradient_loss(
+        hidden_NH, Head(weight_VH), torch.full((6,), 7), lambda *_: torch.ones(()), PLAIN
+    )
     (found_NH,) = torch.autograd.grad(result.loss, hidden_NH)
     weight64 = weight_VH.double()
     rest_NV = torch.where(torch.arange(50) == 7, 0.0, logits_NV.double().softmax(1))
@@ -220,13 +266,19 @@ def test_logits_of_minus_infinity_are_outside_the_vocabulary() -> None:
     case = make_case(bias_V=True)
     with torch.no_grad():
         case.head.bias_V[400:] = -torch.inf
-    small = Case(case.hidden_NH, case.head.rows(slice(0, 400)), case.ids_N % 400, case.coefficient_N).to(torch.float64)
+    small = Case(
+        case.hidden_NH, case.head.rows(slice(0, 400)), case.ids_N % 400, case.coefficient_N
+    ).to(torch.float64)
     found, expected = ours(case._replace(ids_N=case.ids_N % 400)), reference(small)
     torch.testing.assert_close(found.entropy_N, expected.entropy_N, atol=1e-12, rtol=0)
     torch.testing.assert_close(found.gradients[1][:400], expected.gradients[1], atol=1e-12, rtol=0)
     assert (found.gradients[1][400:] == 0).all()
     outside = ours(case._replace(ids_N=torch.full((70,), 450), coefficient_N=torch.zeros(70)))
-    assert (outside.logp_N == -torch.inf).all() and outside.entropy_N.isfinite().all() and outside.loss == 0
+    assert (
+        (outside.logp_N == -torch.inf).all()
+        and outside.entropy_N.isfinite().all()
+        and outside.loss == 0
+    )
 
 
 def test_a_rule_sees_each_tile_once_in_order_without_grad_mode() -> None:
@@ -243,7 +295,9 @@ def test_a_rule_sees_each_tile_once_in_order_without_grad_mode() -> None:
     assert torch.equal(torch.cat([logp for _, logp in seen]), result.logp_N)
     found = list(torch.autograd.grad(result.loss, case.leaves))
     expected = reference(case._replace(coefficient_N=result.logp_N.exp() * case.coefficient_N))
-    assert_same(Outcome(result.loss.detach(), result.logp_N, result.entropy_N, found), expected, 1e-10)
+    assert_same(
+        Outcome(result.loss.detach(), result.logp_N, result.entropy_N, found), expected, 1e-10
+    )
 
 
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[tuple[policy_gradient._Gradients, list[int]]]:
@@ -267,7 +321,8 @@ def test_tokens_without_coefficient_enter_no_product(monkeypatch: pytest.MonkeyP
     calls = spy(monkeypatch)
     assert_same(ours(case, row_tile=16), expected, 1e-10)
     assert [rows for _, rows in calls if rows] == [
-        [i for i in range(start, min(start + 16, 70)) if case.coefficient_N[i] != 0] for start in (0, 16, 48, 64)
+        [i for i in range(start, min(start + 16, 70)) if case.coefficient_N[i] != 0]
+        for start in (0, 16, 48, 64)
     ]
     assert len(calls) == 4
 
@@ -275,7 +330,9 @@ def test_tokens_without_coefficient_enter_no_product(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan, 1e30])
 def test_a_token_without_coefficient_cannot_spoil_the_others(bad: float) -> None:
     case = make_case().to(torch.float32)
-    expected = ours(case._replace(coefficient_N=case.coefficient_N.index_fill(0, torch.tensor([3]), 0.0)))
+    expected = ours(
+        case._replace(coefficient_N=case.coefficient_N.index_fill(0, torch.tensor([3]), 0.0))
+    )
     with torch.no_grad():
         case.hidden_NH[3] = bad
     case.coefficient_N[3] = 0
@@ -289,7 +346,11 @@ def test_a_broken_token_with_a_coefficient_is_not_silent() -> None:
     case = make_case().to(torch.float32)
     case.coefficient_N[5] = torch.nan
     found = ours(case)
-    assert found.loss.isnan() and found.gradients[0][5].isnan().all() and found.gradients[1].isnan().all()
+    assert (
+        found.loss.isnan()
+        and found.gradients[0][5].isnan().all()
+        and found.gradients[1].isnan().all()
+    )
     assert found.gradients[0][6].isfinite().all()
 
 
@@ -303,14 +364,18 @@ def test_no_tokens() -> None:
 
 def test_float16_with_loss_scaling_neither_loses_small_gradients_nor_hides_overflow() -> None:
     case = make_case(64).to(torch.float16)
-    small = case._replace(coefficient_N=case.coefficient_N * 1e-6)  # below float16 without the scaling
+    # Below float16 without the scaling
+    small = case._replace(coefficient_N=case.coefficient_N * 1e-6)
     exact = reference(small.to(torch.float64))
     found = ours(small, scale=2.0**16)
     unscaled = found._replace(gradients=[x.double() / 2**16 for x in found.gradients])
     assert max(errors(unscaled, exact)) < 0.01
     overflown = ours(case, scale=2.0**20)
     assert all(x.isinf().any() for x in overflown.gradients)
-    assert all(((x != 0) | (y == 0)).all() for x, y in zip(overflown.gradients, ours(case).gradients, strict=True))
+    assert all(
+        ((x != 0) | (y == 0)).all()
+        for x, y in zip(overflown.gradients, ours(case).gradients, strict=True)
+    )
 
 
 def test_backward_works_once_and_has_no_derivative() -> None:
@@ -345,7 +410,11 @@ def test_without_grad_and_with_a_frozen_head(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_float32_head_of_a_bfloat16_model() -> None:
     case = make_case().to(torch.bfloat16)
     result = policy_gradient_loss(
-        case.hidden_NH, case.head.float32(), case.ids_N, lambda rows, _: case.coefficient_N[rows], PLAIN
+        case.hidden_NH,
+        case.head.float32(),
+        case.ids_N,
+        lambda rows, _: case.coefficient_N[rows],
+        PLAIN,
     )
     found = torch.autograd.grad(result.loss, case.leaves)
     assert [x.dtype for x in found] == [torch.bfloat16] * 2
@@ -357,10 +426,16 @@ def test_what_is_refused() -> None:
     case = make_case()
     with pytest.raises(ValueError, match="full support"):
         policy_gradient_loss(
-            case.hidden_NH, case.head, case.ids_N, lambda *_: torch.ones(()), SamplingSettings(top_k=5)
+            case.hidden_NH,
+            case.head,
+            case.ids_N,
+            lambda *_: torch.ones(()),
+            SamplingSettings(top_k=5),
         )
     with pytest.raises(RuntimeError, match="expand"):
-        policy_gradient_loss(case.hidden_NH, case.head, case.ids_N, lambda *_: torch.ones(3, 1), PLAIN)
+        policy_gradient_loss(
+            case.hidden_NH, case.head, case.ids_N, lambda *_: torch.ones(3, 1), PLAIN
+        )
 
 
 MEMORY = """
@@ -391,7 +466,9 @@ print(run(2048, 151_936))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak of resident memory can be reset on Linux alone")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the peak of resident memory can be reset on Linux alone"
+)
 def test_two_thousand_tokens_take_less_than_400_mb() -> None:
     """The weight's gradient is 156 MB, the logits would be 1,245 MB."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, cwd=ROOT)

@@ -1,4 +1,6 @@
-"""The trainer against the model's own logits: families of heads, dtypes, padding, order, and error messages."""
+"""The trainer against the model's own logits: families of heads, dtypes, padding, order, and
+error messages.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ PLAIN = SamplingSettings()
 SaveModel = Callable[..., str]
 
 
-def requests_for(rng: np.random.Generator, vocabulary: int, lengths: tuple[int, ...], k: int = 4) -> list[ScoreRequest]:
+def requests_for(
+    rng: np.random.Generator, vocabulary: int, lengths: tuple[int, ...], k: int = 4
+) -> list[ScoreRequest]:
     return [
         ScoreRequest(
             rng.integers(0, vocabulary, 3 + i % 4).tolist(),
@@ -34,12 +38,16 @@ def requests_for(rng: np.random.Generator, vocabulary: int, lengths: tuple[int, 
 @torch.inference_mode()
 def own_logits(trainer: Trainer, request: ScoreRequest) -> torch.Tensor:
     """The model's full logits at the response's positions, fed as a batch of one, on the CPU."""
-    ids = torch.tensor([(request.prompt_ids + request.response_ids)[:-1]], device=trainer.model.device)
+    ids = torch.tensor(
+        [(request.prompt_ids + request.response_ids)[:-1]], device=trainer.model.device
+    )
     logits = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
     return logits[0, len(request.prompt_ids) - 1 :].cpu()
 
 
-def assert_scores(got: ResponseScores, logits_TV: torch.Tensor, request: ScoreRequest, atol: float) -> None:
+def assert_scores(
+    got: ResponseScores, logits_TV: torch.Tensor, request: ScoreRequest, atol: float
+) -> None:
     logp_TV = logits_TV.double().log_softmax(-1)
     target_T1 = torch.tensor(request.response_ids)[:, None]
     np.testing.assert_allclose(got.logp_T, logp_TV.gather(1, target_T1)[:, 0], atol=atol)
@@ -84,7 +92,9 @@ def test_one_key_that_divides_or_multiplies_is_settled_by_the_proof(save_model: 
     assert (trainer.head.divisor, trainer.head.multiplier) == (1, 0.3)
 
 
-def test_batches_results_in_order_and_padding_within_rounding(save_model: SaveModel, rng: np.random.Generator) -> None:
+def test_batches_results_in_order_and_padding_within_rounding(
+    save_model: SaveModel, rng: np.random.Generator
+) -> None:
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
     requests = requests_for(rng, 512, (5, 0, 40, 12, 1, 33, 8))
     told: list[int] = []
@@ -103,7 +113,9 @@ def test_batches_results_in_order_and_padding_within_rounding(save_model: SaveMo
     assert got[1].logp_at_topk_TK.shape == (0, 4)
 
 
-def test_the_same_set_gives_the_same_bits_in_any_order(save_model: SaveModel, rng: np.random.Generator) -> None:
+def test_the_same_set_gives_the_same_bits_in_any_order(
+    save_model: SaveModel, rng: np.random.Generator
+) -> None:
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN, dtype="bfloat16")
     requests = requests_for(rng, 512, (5, 9, 40, 12, 9, 33, 8))
     order = rng.permutation(len(requests))
@@ -114,7 +126,9 @@ def test_the_same_set_gives_the_same_bits_in_any_order(save_model: SaveModel, rn
             assert getattr(first[i], name).tobytes() == getattr(second[position], name).tobytes()
 
 
-def test_scoring_again_uses_a_different_shape_and_comes_close(save_model: SaveModel, rng: np.random.Generator) -> None:
+def test_scoring_again_uses_a_different_shape_and_comes_close(
+    save_model: SaveModel, rng: np.random.Generator
+) -> None:
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
     shapes: list[tuple[int, ...]] = []
     masks: list[int] = []
@@ -139,9 +153,15 @@ def test_scoring_again_uses_a_different_shape_and_comes_close(save_model: SaveMo
     assert [s.logp_T.tobytes() for s in picked] == [again[i].logp_T.tobytes() for i in (3, 5, 4)]
 
 
-def test_requests_with_different_numbers_of_top_ids(save_model: SaveModel, rng: np.random.Generator) -> None:
+def test_requests_with_different_numbers_of_top_ids(
+    save_model: SaveModel, rng: np.random.Generator
+) -> None:
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
-    requests = [ScoreRequest([1, 2], [3, 4]), *requests_for(rng, 512, (5,), k=2), *requests_for(rng, 512, (6,), k=7)]
+    requests = [
+        ScoreRequest([1, 2], [3, 4]),
+        *requests_for(rng, 512, (5,), k=2),
+        *requests_for(rng, 512, (6,), k=7),
+    ]
     got = trainer.score(requests, token_budget=1000)
     assert got[0].logp_at_topk_TK is None
     for scores, request in zip(got, requests, strict=True):
@@ -154,7 +174,11 @@ def test_temperature_and_truncated_support(save_model: SaveModel, rng: np.random
     [request] = requests_for(rng, 512, (60,))
     [got] = trainer.score([request], token_budget=1000)
     processed_TV = sampling.process(own_logits(trainer, request))
-    expected_T = processed_TV.log_softmax(-1).gather(1, torch.tensor(request.response_ids)[:, None])[:, 0].numpy()
+    expected_T = (
+        processed_TV.log_softmax(-1)
+        .gather(1, torch.tensor(request.response_ids)[:, None])[:, 0]
+        .numpy()
+    )
     assert (got.logp_T == -np.inf).any()
     np.testing.assert_allclose(got.logp_T, expected_T, atol=1e-5)
 
@@ -162,10 +186,15 @@ def test_temperature_and_truncated_support(save_model: SaveModel, rng: np.random
 def test_float32_head_of_a_bfloat16_model(save_model: SaveModel, rng: np.random.Generator) -> None:
     folder = save_model("Qwen3", dtype=torch.bfloat16)
     trainer = Trainer.load(folder, sampling=PLAIN, float32_head=True)
-    assert (trainer.describe()["dtype"], trainer.describe()["head_dtype"]) == ("bfloat16", "float32")
+    assert (trainer.describe()["dtype"], trainer.describe()["head_dtype"]) == (
+        "bfloat16",
+        "float32",
+    )
     [request] = requests_for(rng, 512, (30,))
     [got] = trainer.score([request], token_budget=1)
-    ids = torch.tensor([(request.prompt_ids + request.response_ids)[:-1]], device=trainer.model.device)
+    ids = torch.tensor(
+        [(request.prompt_ids + request.response_ids)[:-1]], device=trainer.model.device
+    )
     with torch.inference_mode():
         hidden = trainer.model.model(ids).last_hidden_state[0, len(request.prompt_ids) - 1 :]
         logits_TV = hidden.float() @ trainer.model.lm_head.weight.float().T
@@ -181,11 +210,16 @@ def test_describe_says_what_was_resolved(save_model: SaveModel) -> None:
     assert described["attn_implementation"] == "eager"
     assert described["device"] == ("cuda:0" if torch.cuda.is_available() else "cpu")
     assert described["vocab_size"] == 1003
-    assert described["parameters"] == 1003 * 64 * 2 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 32 + 128) + 64
+    assert (
+        described["parameters"]
+        == 1003 * 64 * 2 + 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 32 + 128) + 64
+    )
     assert described["torch"] == torch.__version__
 
 
-def test_a_head_that_does_more_is_refused(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_does_more_is_refused(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import Qwen3ForCausalLM
 
     plain = Qwen3ForCausalLM.forward
@@ -201,14 +235,18 @@ def test_a_head_that_does_more_is_refused(save_model: SaveModel, monkeypatch: py
         Trainer.load(folder, sampling=PLAIN)
 
 
-def test_a_model_that_looks_ahead_is_refused(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_looks_ahead_is_refused(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import Qwen3Model
 
     plain = Qwen3Model.forward
 
     def looks_ahead(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = plain(self, *args, **kwargs)
-        output.last_hidden_state = output.last_hidden_state + output.last_hidden_state.mean(1, keepdim=True)
+        output.last_hidden_state = output.last_hidden_state + output.last_hidden_state.mean(
+            1, keepdim=True
+        )
         return output
 
     folder = save_model("Qwen3")
@@ -225,7 +263,9 @@ def test_nan_names_the_response_and_the_remedy(save_model: SaveModel) -> None:
 
     trainer.model.model.register_forward_hook(overflow, with_kwargs=True)
     requests = [ScoreRequest([1, 2], [3, 4, 5]), ScoreRequest([1, 2], [3, 77, 5])]
-    with pytest.raises(MismatchError, match=r"token 2 of response 1 is NaN.*--trainer-dtype float32"):
+    with pytest.raises(
+        MismatchError, match=r"token 2 of response 1 is NaN.*--trainer-dtype float32"
+    ):
         trainer.score(requests, token_budget=1)
 
 
@@ -238,13 +278,17 @@ def test_nan_names_the_response_and_the_remedy(save_model: SaveModel) -> None:
         (ScoreRequest([], [2, 3]), "empty prompt"),
     ],
 )
-def test_requests_that_cannot_be_scored(save_model: SaveModel, request_: ScoreRequest, message: str) -> None:
+def test_requests_that_cannot_be_scored(
+    save_model: SaveModel, request_: ScoreRequest, message: str
+) -> None:
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
     with pytest.raises(MismatchError, match=f"Response 1 .*{message}"):
         trainer.score([ScoreRequest([1], [2]), request_], token_budget=10)
 
 
-def test_out_of_memory_says_what_to_lower(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_says_what_to_lower(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
 
     def full(*args: Any, **kwargs: Any) -> Any:
@@ -276,20 +320,29 @@ def test_longest_first_and_padded_size_within_the_budget() -> None:
 
 
 @given(REQUESTS, st.integers(1, 40))
-def test_every_response_once_and_none_over_the_budget(requests: list[ScoreRequest], budget: int) -> None:
+def test_every_response_once_and_none_over_the_budget(
+    requests: list[ScoreRequest], budget: int
+) -> None:
     batches = micro_batches(requests, budget)
-    assert sorted(i for batch in batches for i in batch) == [i for i, r in enumerate(requests) if r.response_ids]
+    assert sorted(i for batch in batches for i in batch) == [
+        i for i, r in enumerate(requests) if r.response_ids
+    ]
     for batch in batches:
         assert len(batch) == 1 or len(batch) * max(requests[i].num_fed for i in batch) <= budget
 
 
 @given(REQUESTS, st.integers(1, 40), st.randoms())
-def test_composition_does_not_depend_on_the_order(requests: list[ScoreRequest], budget: int, random: object) -> None:
+def test_composition_does_not_depend_on_the_order(
+    requests: list[ScoreRequest], budget: int, random: object
+) -> None:
     shuffled = list(requests)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
 
     def content(of: list[ScoreRequest]) -> list[list[tuple[list[int], list[int]]]]:
-        return [[(of[i].prompt_ids, of[i].response_ids) for i in batch] for batch in micro_batches(of, budget)]
+        return [
+            [(of[i].prompt_ids, of[i].response_ids) for i in batch]
+            for batch in micro_batches(of, budget)
+        ]
 
     assert content(requests) == content(shuffled)
 

@@ -30,9 +30,16 @@ def rows_of(folder: Path) -> list[Row]:
 
 
 def write_rows(
-    folder: Path, rows: Sequence[Row], like: Path, *, shards: int = 1, manifest: Callable[[Row], Any] = lambda _: None
+    folder: Path,
+    rows: Sequence[Row],
+    like: Path,
+    *,
+    shards: int = 1,
+    manifest: Callable[[Row], Any] = lambda _: None,
 ) -> Path:
-    """A trace of these rows with the schema, vocabulary and, except for a change, the manifest of another."""
+    """A trace of these rows with the schema, vocabulary and, except for a change, the manifest
+    of another.
+    """
     folder.mkdir(parents=True)
     schema = next(Trace.open(like).tables()).schema
     schema = pa.schema([field for field in schema if any(field.name in row for row in rows)])
@@ -58,11 +65,17 @@ def float32_rows() -> list[Row]:
 
 @pytest.fixture(scope="session")
 def perturbed(tmp_path_factory: pytest.TempPathFactory, float32_rows: list[Row]) -> Path:
-    """float32 with log π lowered by 0.02 everywhere and noise of 0.01, in a different order and in three shards."""
+    """float32 with log π lowered by 0.02 everywhere and noise of 0.01, in a different order and
+    in three shards.
+    """
     rng = np.random.default_rng(0)
     rows = []
     for row in float32_rows:
-        logp = np.array(row["logp_trainer"], dtype=np.float32) - 0.02 + 0.01 * rng.normal(size=len(row["logp_trainer"]))
+        logp = (
+            np.array(row["logp_trainer"], dtype=np.float32)
+            - 0.02
+            + 0.01 * rng.normal(size=len(row["logp_trainer"]))
+        )
         rows.append(row | {"logp_trainer": np.minimum(logp, 0).astype(np.float32).tolist()})
     order = rng.permutation(len(rows))
     folder = tmp_path_factory.mktemp("perturbed") / "trace"

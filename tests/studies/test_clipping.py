@@ -1,4 +1,6 @@
-"""A trace on disk, judged shard by shard: it gives the accumulators' numbers for any number of workers."""
+"""A trace on disk, judged shard by shard: it gives the accumulators' numbers for any number of
+workers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from mismatch_cli.places import shown
 from mismatch_cli.studies.clipping import analyse_clipping, token_class
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.workers import Workers
-from tests.metrics.clipping.world import ALL, PLAIN, estimates_in, result_of, summarise, without, world
+from tests.metrics.clipping.world import (
+    ALL,
+    PLAIN,
+    estimates_in,
+    result_of,
+    summarise,
+    without,
+    world,
+)
 from tests.studies.written import TEXTS, write_trace
 
 SEEDS = (0, 1, 2)
@@ -28,7 +38,9 @@ DOCS = Path(__file__).parents[2] / "docs" / "json" / "clipstats.md"
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return write_trace(tmp_path_factory.mktemp("run") / "trace", *(world(seed, 24) for seed in SEEDS))
+    return write_trace(
+        tmp_path_factory.mktemp("run") / "trace", *(world(seed, 24) for seed in SEEDS)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +59,9 @@ def merged_result(*batches: TokenBatch, **question: Any) -> dict[str, Any]:
 
 def test_the_numbers_are_those_of_the_accumulators(found):
     """To the bit."""
-    expected = json.loads(json.dumps(merged_result(*(world(seed, 24) for seed in SEEDS), theory=True)))
+    expected = json.loads(
+        json.dumps(merged_result(*(world(seed, 24) for seed in SEEDS), theory=True))
+    )
     for key, value in expected.items():
         if key == "algorithms":
             continue
@@ -61,7 +75,9 @@ def test_the_documented_keys_exist_and_the_json_is_valid(found, trace):
     text = json.dumps(found, allow_nan=False)
     assert json.loads(text) == found
     documented = [
-        line.split("|")[1] for line in DOCS.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+        line.split("|")[1]
+        for line in DOCS.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
     ]
     keys = {key.strip().strip("`") for cell in documented for key in cell.split(",")}
     assert set(found) <= keys
@@ -69,7 +85,14 @@ def test_the_documented_keys_exist_and_the_json_is_valid(found, trace):
     assert (found["format"], found["version"]) == ("mismatch-cli clipstats", 1)
     assert found["traces"] == [shown(str(trace.folder))] and found["arguments"] == ["--theory"]
     assert found["skipped"] == []
-    has = {"advantages": True, "rewards": True, "entropy": True, "full": True, "top_k": 20, "recomputed": "measured"}
+    has = {
+        "advantages": True,
+        "rewards": True,
+        "entropy": True,
+        "full": True,
+        "top_k": 20,
+        "recomputed": "measured",
+    }
     assert found["has"].items() >= has.items()
 
 
@@ -78,12 +101,16 @@ def test_blocked_tokens_have_their_text_and_kind(found):
     known = [row for row in rows if row["token_id"] < len(TEXTS)]
     assert known and len(known) < len(rows)
     for row in rows:
-        expected = TEXTS[row["token_id"]] if row["token_id"] < len(TEXTS) else f"⟨{row['token_id']}⟩"
+        expected = (
+            TEXTS[row["token_id"]] if row["token_id"] < len(TEXTS) else f"⟨{row['token_id']}⟩"
+        )
         assert row["text"] == expected and row["class"] == token_class(expected)
 
 
 def test_two_workers_give_the_same_bits(found, trace):
-    analysis = analyse_clipping([trace], ALL, theory=True, workers=Workers(2), arguments=["--theory"])
+    analysis = analyse_clipping(
+        [trace], ALL, theory=True, workers=Workers(2), arguments=["--theory"]
+    )
     assert json.dumps(analysis.to_json()) == json.dumps(found)
 
 
@@ -101,27 +128,40 @@ def test_two_traces_are_one_measurement(tmp_path, trace):
     assert pooled["counts"] == alone["counts"]
     for row, same, algorithm in zip(pooled["algorithms"], alone["algorithms"], ALL, strict=True):
         equal = row["blocked"]["all"]["value"] == pytest.approx(same["blocked"]["all"]["value"])
-        assert equal or algorithm.batch_masks  # a batch belongs to one trace, even if steps share a number
+        # A batch belongs to one trace, even if steps share a number
+        assert equal or algorithm.batch_masks
     traces = {row["trace"] for row in pooled["overlap"]["examples"]}
     assert traces == {0, 1}
     assert {row["trace"] for row in pooled["overlap"]["examples"] if row["prompt_id"] >= 700} == {1}
 
 
 def test_a_shard_without_recomputed_is_counted_and_left_out(tmp_path):
-    trace = write_trace(tmp_path / "trace", world(0, 30), without(world(1, 12), "logp_recomputed_T"))
+    trace = write_trace(
+        tmp_path / "trace", world(0, 30), without(world(1, 12), "logp_recomputed_T")
+    )
     found = analyse_clipping([trace], ALL).to_json()
-    assert found["counts"] == result_of(world(0, 30))["counts"] | {"lacking": {"logp_recomputed": 12}}
+    assert found["counts"] == result_of(world(0, 30))["counts"] | {
+        "lacking": {"logp_recomputed": 12}
+    }
     assert found["about"]["unscored_responses"] == 0  # the trainer did score them
     clip = (find("grpo-clip-higher"),)
     plain = analyse_clipping([trace], clip).to_json()
-    assert plain["counts"] == result_of(world(0, 30), world(1, 12), needs=PLAIN, algorithms=clip)["counts"]
-    assert plain["counts"]["lacking"] == {} and plain["counts"]["responses"] > found["counts"]["responses"]
+    assert (
+        plain["counts"]
+        == result_of(world(0, 30), world(1, 12), needs=PLAIN, algorithms=clip)["counts"]
+    )
+    assert (
+        plain["counts"]["lacking"] == {}
+        and plain["counts"]["responses"] > found["counts"]["responses"]
+    )
 
 
 def test_a_shard_that_was_never_scored_is_counted_as_such(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 30), without(world(1, 12), "logp_trainer_T"))
     found = analyse_clipping([trace], ALL).to_json()
-    assert found["about"]["unscored_responses"] == 12 and found["counts"]["lacking"] == {"logp_trainer": 12}
+    assert found["about"]["unscored_responses"] == 12 and found["counts"]["lacking"] == {
+        "logp_trainer": 12
+    }
     assert found["counts"]["tokens"] == result_of(world(0, 30))["counts"]["tokens"]
 
 
@@ -139,11 +179,15 @@ def test_a_shard_without_full_divergences_is_judged_like_the_others(tmp_path):
 def test_pooled_traces_are_judged_on_the_smallest_top_k_of_them(tmp_path):
     """The first five of twenty ranks, pooled with a trace of five: as if both had recorded five."""
     recorded = [world(seed, 24, top_k=k) for seed, k in ((0, 20), (1, 5))]
-    traces = [write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)]
+    traces = [
+        write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)
+    ]
     asked = (find("dppo-topk-tv:k=5"), find("dppo-topk-kl:k=5"))
     found = analyse_clipping(traces, asked).to_json()
     needs = Needs(advantages=True, recomputed=False, top_k=5, full=True)
-    same = json.loads(json.dumps(merged_result(world(0, 24, top_k=5), recorded[1], needs=needs, algorithms=asked)))
+    same = json.loads(
+        json.dumps(merged_result(world(0, 24, top_k=5), recorded[1], needs=needs, algorithms=asked))
+    )
     for row, expected in zip(found["algorithms"], same["algorithms"], strict=True):
         assert row["blocked"] == expected["blocked"] and row["blocked"]["all"]["value"] > 0
     for part in ("counts", "sweeps", "approximation"):
@@ -151,10 +195,19 @@ def test_pooled_traces_are_judged_on_the_smallest_top_k_of_them(tmp_path):
 
 
 def test_no_token_has_what_all_algorithms_need(tmp_path):
-    """Recomputed in one shard, top K in the other: no token has both, and the message says what to do."""
-    topk = ("topk_ids_TK", "topk_logp_rollout_TK", "topk_logp_trainer_TK", "topk_logp_recomputed_TK")
+    """Recomputed in one shard, top K in the other: no token has both, and the message says what
+    to do.
+    """
+    topk = (
+        "topk_ids_TK",
+        "topk_logp_rollout_TK",
+        "topk_logp_trainer_TK",
+        "topk_logp_recomputed_TK",
+    )
     trace = write_trace(
-        tmp_path / "trace", without(world(0, 12), *topk), without(world(1, 12), "logp_recomputed_T", topk[-1])
+        tmp_path / "trace",
+        without(world(0, 12), *topk),
+        without(world(1, 12), "logp_recomputed_T", topk[-1]),
     )
     with pytest.raises(MismatchError, match="--algorithm") as caught:
         analyse_clipping([trace], (find("minirl"), find("dppo-topk-tv")))
@@ -168,7 +221,9 @@ def test_without_advantages_both_signs_are_asked(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
     found = analyse_clipping([trace], ALL).to_json()
     counts = found["counts"]
-    assert counts["tokens"] == counts["positive"] == counts["negative"] > 0 == counts["zero_advantage"]
+    assert (
+        counts["tokens"] == counts["positive"] == counts["negative"] > 0 == counts["zero_advantage"]
+    )
     assert found["equivalents"] == []
     for rows in (found["bad_updates"]["by_step"], *(row["by_step"] for row in found["algorithms"])):
         assert sum(row["tokens"] for row in rows) == counts["tokens"]
@@ -181,9 +236,14 @@ def test_without_advantages_both_signs_are_asked(tmp_path):
 
 
 def test_equal_weights(tmp_path):
-    """Masks on the recomputed policy only are skipped; the engine's band is judged against the trainer."""
+    """Masks on the recomputed policy only are skipped; the engine's band is judged against the
+    trainer.
+    """
     trace = write_trace(
-        tmp_path / "trace", world(0, 40), without=("logp_recomputed", "topk_logp_recomputed"), equal_weights=True
+        tmp_path / "trace",
+        world(0, 40),
+        without=("logp_recomputed", "topk_logp_recomputed"),
+        equal_weights=True,
     )
     found = analyse_clipping([trace], ALL).to_json()
     names = {row["name"] for row in found["algorithms"]}
@@ -192,7 +252,11 @@ def test_equal_weights(tmp_path):
     icepop = next(row for row in found["algorithms"] if row["name"] == "ppo-icepop")
     batch = world(0, 40)
     expected = result_of(
-        replace(batch, logp_recomputed_T=batch.logp_trainer_T, topk_logp_recomputed_TK=batch.topk_logp_trainer_TK)
+        replace(
+            batch,
+            logp_recomputed_T=batch.logp_trainer_T,
+            topk_logp_recomputed_TK=batch.topk_logp_trainer_TK,
+        )
     )
     same = next(row for row in expected["algorithms"] if row["name"] == "ppo-icepop")
     assert icepop["blocked"] == same["blocked"] and icepop["blocked"]["all"]["value"] > 0
@@ -226,7 +290,9 @@ def test_plot_data(trace):
 
 
 def test_plots_without_the_recomputed_policy(tmp_path):
-    trace = write_trace(tmp_path / "trace", world(0, 12), without=("logp_recomputed", "topk_logp_recomputed"))
+    trace = write_trace(
+        tmp_path / "trace", world(0, 12), without=("logp_recomputed", "topk_logp_recomputed")
+    )
     analysis = analyse_clipping([trace], (find("grpo-clip-higher"),))
     assert np.isnan(analysis.plot_data.sample["logp_recomputed"]).all()
 
@@ -237,27 +303,40 @@ def test_without_advantages_the_plots_get_each_token_once_per_sign(tmp_path):
     logp_anchor_N, logp_N = data.coordinates(data.compared[0])
     difference_N = np.exp(logp_N) - np.exp(logp_anchor_N)
     assert data.of_sign(">").sum() == data.of_sign("<").sum() == len(data.sample) / 2
-    assert (data.blocked(data.compared[0]) == (difference_N * data.sample["advantage"] > 0.15)).all()
+    assert (
+        data.blocked(data.compared[0]) == (difference_N * data.sample["advantage"] > 0.15)
+    ).all()
 
 
 def test_a_trace_of_one_token_and_one_of_none(tmp_path):
     batch = world(0, 6)
-    single = replace(batch, loss_mask_T=np.arange(batch.num_tokens) == 3, advantage_T=np.ones(batch.num_tokens))
-    found = analyse_clipping([write_trace(tmp_path / "one" / "trace", single)], ALL, theory=True).to_json()
+    single = replace(
+        batch, loss_mask_T=np.arange(batch.num_tokens) == 3, advantage_T=np.ones(batch.num_tokens)
+    )
+    found = analyse_clipping(
+        [write_trace(tmp_path / "one" / "trace", single)], ALL, theory=True
+    ).to_json()
     assert found["counts"]["tokens"] == 1
     json.dumps(found, allow_nan=False)
     masked = replace(batch, loss_mask_T=np.zeros(batch.num_tokens, dtype=bool))
-    found = analyse_clipping([write_trace(tmp_path / "none" / "trace", masked)], ALL, theory=True).to_json()
+    found = analyse_clipping(
+        [write_trace(tmp_path / "none" / "trace", masked)], ALL, theory=True
+    ).to_json()
     assert found["counts"]["tokens"] == 0
     json.dumps(found, allow_nan=False)
 
 
 def test_one_row_for_each_mask_and_the_compared_ones_keep_theirs(trace):
-    """ppo-tis has the mask of ppo but a different weight; a key in which they differ keeps them apart."""
+    """ppo-tis has the mask of ppo but a different weight; a key in which they differ keeps them
+    apart.
+    """
     judged = [find(name) for name in ("ppo", "ppo-tis", "minirl", "minirl-tis", "pg-tis", "pg-is")]
     data = analyse_clipping([trace], judged, judged[2:4]).plot_data
     assert [mask.label for mask in data.masks(data.rows)] == [
-        "ppo (+1 alike)", "minirl", "minirl-tis", "pg-tis (+1 alike)",
-    ]  # fmt: skip
+        "ppo (+1 alike)",
+        "minirl",
+        "minirl-tis",
+        "pg-tis (+1 alike)",
+    ]
     assert [mask.others for mask in data.masks(data.rows)] == [("ppo-tis",), (), (), ("pg-is",)]
     assert [mask.label for mask in data.masks(data.rows, "lost")][-2:] == ["pg-tis", "pg-is"]

@@ -20,7 +20,11 @@ DOCS = Path(__file__).parents[2] / "docs" / "json" / "compare.md"
 
 
 def compared(*folders: Path, pair: str | None = None) -> Row:
-    return json.loads(json.dumps(analyse_comparison([Trace.open(f) for f in folders], pair).to_json(), allow_nan=False))
+    return json.loads(
+        json.dumps(
+            analyse_comparison([Trace.open(f) for f in folders], pair).to_json(), allow_nan=False
+        )
+    )
 
 
 def holds(estimate: Row, value: float) -> bool:
@@ -28,7 +32,9 @@ def holds(estimate: Row, value: float) -> bool:
 
 
 def test_a_known_difference_is_within_its_interval(result):
-    """log π is lower by 0.02 with noise of 0.01: the mean drops by 0.02, the spread grows by 0.01."""
+    """log π is lower by 0.02 with noise of 0.01: the mean drops by 0.02, the spread grows by
+    0.01.
+    """
     metrics = result["comparisons"][0]["metrics"]
     assert holds(metrics["d_mean"]["difference"], -0.02)
     assert metrics["d_mean"]["more_than_noise"] and metrics["d_mean"]["factor"]["value"] is None
@@ -39,8 +45,14 @@ def test_a_known_difference_is_within_its_interval(result):
 
 def test_on_the_same_tokens_the_policies_are_compared_directly(result):
     found = result["comparisons"][0]["on_tokens"]
-    assert result["comparisons"][0]["pairing"] == "tokens" and result["comparisons"][1]["on_tokens"] is None
-    assert found["tokens"] == result["traces"][0]["summary"]["counts"]["tokens"] and found["masked_in_one"] == 0
+    assert (
+        result["comparisons"][0]["pairing"] == "tokens"
+        and result["comparisons"][1]["on_tokens"] is None
+    )
+    assert (
+        found["tokens"] == result["traces"][0]["summary"]["counts"]["tokens"]
+        and found["masked_in_one"] == 0
+    )
     assert holds(found["current"]["d_mean"], -0.02)
     assert found["reference"]["abs_d_max"]["value"] == 0
     assert found["clip_flips"]["value"] == 0
@@ -49,9 +61,19 @@ def test_on_the_same_tokens_the_policies_are_compared_directly(result):
 def test_tokens_match_their_partners_in_any_order(result, float32_rows, perturbed):
     """The largest difference of a token, from the rows themselves."""
     key = ("prompt_id", "sample_index")
-    other = {tuple(row[k] for k in key): row for table in Trace.open(perturbed).tables() for row in table.to_pylist()}
+    other = {
+        tuple(row[k] for k in key): row
+        for table in Trace.open(perturbed).tables()
+        for row in table.to_pylist()
+    }
     gaps = [
-        np.abs(np.subtract(other[tuple(row[k] for k in key)]["logp_trainer"], row["logp_trainer"], dtype=np.float32))
+        np.abs(
+            np.subtract(
+                other[tuple(row[k] for k in key)]["logp_trainer"],
+                row["logp_trainer"],
+                dtype=np.float32,
+            )
+        )
         for row in float32_rows
     ]
     current = result["comparisons"][0]["on_tokens"]["current"]
@@ -66,7 +88,9 @@ def test_the_numbers_equal_the_reports(result, traces):
         assert side["summary"]["counts"] == expected["counts"]
         for key, estimate in expected["metrics"].items():
             found = side["summary"]["metrics"][key]["value"]
-            assert found == estimate["value"] or found == pytest.approx(estimate["value"], rel=1e-9), key
+            assert found == estimate["value"] or found == pytest.approx(
+                estimate["value"], rel=1e-9
+            ), key
 
 
 @pytest.mark.parametrize("folder", [FLOAT32, bundled_trace()], ids=["float32", "fp8-kv"])
@@ -74,14 +98,18 @@ def test_a_trace_compared_with_itself_has_no_differences(folder, tmp_path):
     (comparison,) = compared(folder, folder)["comparisons"]
     assert comparison["pairing"] == "tokens" and comparison["settings"] == []
     assert (comparison["tested"], comparison["more_than_noise"]) == (0, 0)
-    assert all(found["difference"]["value"] in (0, None) for found in comparison["metrics"].values())
+    assert all(
+        found["difference"]["value"] in (0, None) for found in comparison["metrics"].values()
+    )
     for policy in ("current", "reference"):
         assert comparison["on_tokens"][policy]["abs_d_max"]["value"] == 0
     assert comparison["on_tokens"]["clip_flips"]["value"] == 0
 
 
 def test_different_clip_decisions_are_counted(tmp_path, float32_rows):
-    """A trainer with π = μ/2 on every fourth response: the ratio leaves [0.8, 1.28] on all of its tokens."""
+    """A trainer with π = μ/2 on every fourth response: the ratio leaves [0.8, 1.28] on all of
+    its tokens.
+    """
     rows = [row if i % 4 else shifted(row, np.log(2)) for i, row in enumerate(float32_rows)]
     (comparison,) = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))["comparisons"]
     tokens = [len(row["response_ids"]) for row in float32_rows]
@@ -91,30 +119,52 @@ def test_different_clip_decisions_are_counted(tmp_path, float32_rows):
 
 
 def test_responses_in_only_one_trace_are_left_out_and_counted(tmp_path, float32_rows):
-    rows = [*float32_rows[:60], *(row | {"response_ids": row["response_ids"][::-1]} for row in float32_rows[60:])]
+    rows = [
+        *float32_rows[:60],
+        *(row | {"response_ids": row["response_ids"][::-1]} for row in float32_rows[60:]),
+    ]
     found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
     palindromes = sum(row["response_ids"] == row["response_ids"][::-1] for row in float32_rows[60:])
     assert [side["compared_responses"] for side in found["traces"]] == [60 + palindromes] * 2
     assert [side["responses"] for side in found["traces"]] == [96, 96]
     assert found["comparisons"][0]["shared_responses"] == 60 + palindromes
-    assert all(found["difference"]["value"] in (0, None) for found in found["comparisons"][0]["metrics"].values())
+    assert all(
+        found["difference"]["value"] in (0, None)
+        for found in found["comparisons"][0]["metrics"].values()
+    )
 
 
 def test_prompts_in_only_one_trace_are_left_out(tmp_path, float32_rows):
-    """Different responses to 16 of the 24 prompts: 64 of the first trace's responses are compared."""
-    rows = [row | {"response_ids": row["response_ids"][::-1]} for row in float32_rows if row["prompt_id"] < 16]
+    """Different responses to 16 of the 24 prompts: 64 of the first trace's responses are
+    compared.
+    """
+    rows = [
+        row | {"response_ids": row["response_ids"][::-1]}
+        for row in float32_rows
+        if row["prompt_id"] < 16
+    ]
     found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
-    assert found["comparisons"][0]["pairing"] == "prompts" and found["comparisons"][0]["shared_prompts"] == 16
+    assert (
+        found["comparisons"][0]["pairing"] == "prompts"
+        and found["comparisons"][0]["shared_prompts"] == 16
+    )
     assert [side["compared_responses"] for side in found["traces"]] == [64, 64]
 
 
 def test_different_prompts_are_not_paired_and_nothing_is_left_out(tmp_path, float32_rows):
     halves = [
-        write_rows(tmp_path / name, [row for row in float32_rows if (row["prompt_id"] < 12) == (name == "a")], FLOAT32)
+        write_rows(
+            tmp_path / name,
+            [row for row in float32_rows if (row["prompt_id"] < 12) == (name == "a")],
+            FLOAT32,
+        )
         for name in "ab"
     ]
     found = compared(*halves)
-    assert found["comparisons"][0]["pairing"] == "none" and found["comparisons"][0]["on_tokens"] is None
+    assert (
+        found["comparisons"][0]["pairing"] == "none"
+        and found["comparisons"][0]["on_tokens"] is None
+    )
     assert [side["compared_responses"] for side in found["traces"]] == [48, 48]
     assert found["comparisons"][0]["tested"] > 20
 
@@ -123,7 +173,9 @@ def test_masks_and_columns_that_differ(tmp_path, float32_rows):
     rows = []
     for row in float32_rows:
         mask = [position > 0 for position in range(len(row["response_ids"]))]
-        rows.append({k: v for k, v in row.items() if not k.startswith("topk")} | {"loss_mask": mask})
+        rows.append(
+            {k: v for k, v in row.items() if not k.startswith("topk")} | {"loss_mask": mask}
+        )
     found = compared(FLOAT32, write_rows(tmp_path / "a", rows, FLOAT32))
     (comparison,) = found["comparisons"]
     assert comparison["on_tokens"]["masked_in_one"] == 96
@@ -152,13 +204,18 @@ def test_unscored_responses_are_left_out_of_both(tmp_path, float32_rows):
 
 
 def test_the_pair_is_the_first_that_all_traces_have_or_the_requested_one(tmp_path, float32_rows):
-    later = [{k: v for k, v in row.items() if k != "logp_recomputed"} | {"version_trainer": 1} for row in float32_rows]
+    later = [
+        {k: v for k, v in row.items() if k != "logp_recomputed"} | {"version_trainer": 1}
+        for row in float32_rows
+    ]
     stale = write_rows(tmp_path / "a", later, FLOAT32)
     assert compared(FLOAT32, bundled_trace())["pair"] == "mismatch"
     assert compared(FLOAT32, stale)["pair"] == "total"
     assert compared(bundled_trace(), bundled_trace(), pair="staleness")["pair"] == "staleness"
     assert compared(FLOAT32, bundled_trace(), pair="floor")["comparisons"][0]["tested"] > 0
-    with pytest.raises(UsageError, match=r"float32 has no staleness pair. It has: floor, mismatch, total"):
+    with pytest.raises(
+        UsageError, match=r"float32 has no staleness pair. It has: floor, mismatch, total"
+    ):
         compared(FLOAT32, bundled_trace(), pair="staleness")
 
 
@@ -175,11 +232,13 @@ def test_a_trace_without_scores_is_named(tmp_path, float32_rows):
 def test_three_traces_are_compared_with_the_first(result):
     assert [side["name"] for side in result["traces"]] == ["A", "B", "C"]
     assert [(row["trace"], row["against"], row["pairing"]) for row in result["comparisons"]] == [
-        ("B", "A", "tokens"), ("C", "A", "prompts"),
-    ]  # fmt: skip
+        ("B", "A", "tokens"),
+        ("C", "A", "prompts"),
+    ]
     assert [row["settings"][0]["setting"] for row in result["comparisons"]] == [
-        "libraries.torch", "rollout.kv_cache_dtype",
-    ]  # fmt: skip
+        "libraries.torch",
+        "rollout.kv_cache_dtype",
+    ]
     for row in result["comparisons"]:
         assert row["expected_by_chance"] == pytest.approx(0.05 * row["tested"])
         answers = [found["more_than_noise"] for found in row["metrics"].values()]
@@ -207,7 +266,13 @@ def test_every_key_is_documented(result):
                 collect(inner, depth)
 
     collect({k: v for k, v in result.items() if k not in ("traces", "comparisons")}, 0)
-    collect([{k: v for k, v in row.items() if k not in ("about", "summary")} for row in result["traces"]], 0)
+    collect(
+        [
+            {k: v for k, v in row.items() if k not in ("about", "summary")}
+            for row in result["traces"]
+        ],
+        0,
+    )
     for row in result["comparisons"]:
         collect({k: v for k, v in row.items() if k not in ("metrics", "on_tokens")}, 1)
         collect(row["metrics"]["k3"], 0)
@@ -219,9 +284,15 @@ def test_every_key_is_documented(result):
 
 def test_the_gap_differs_if_its_mean_does_and_metrics_differ_if_chance_does_not_explain_their_number():
     quiet: dict[str, bool | None] = dict.fromkeys(map(str, range(20)), False)
-    some = {key: int(key) < 3 or answer for key, answer in quiet.items()}  # three of twenty: in 1 of 13 comparisons
+    # Three of twenty: in 1 of 13 comparisons
+    some = {key: int(key) < 3 or answer for key, answer in quiet.items()}
     many = {key: int(key) < 4 or answer for key, answer in quiet.items()}  # four: in 1 of 63
-    for answers, expected in ((quiet, "noise"), (some, "noise"), (many, "metrics"), ({}, "untested")):
+    for answers, expected in (
+        (quiet, "noise"),
+        (some, "noise"),
+        (many, "metrics"),
+        ({}, "untested"),
+    ):
         assert _what_differs(answers) == expected
         assert _what_differs(answers | {"abs_d_mean": True}) == "gap"
         assert _what_differs(answers | {"tv_binary_mean": True, "abs_d_mean": False}) == "gap"

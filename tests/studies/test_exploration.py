@@ -1,4 +1,6 @@
-"""The first responses of traces, token by token: a page shows what `clipstats` decides on the same tokens."""
+"""The first responses of traces, token by token: a page shows what `clipstats` decides on the
+same tokens.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.exploration import MOST_TOKENS, NOT_JUDGED, Exploration, Judged, explore
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
-from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, found_in, plain_algorithms, simple, without, world
+from tests.metrics.clipping.world import (
+    ALL,
+    EVERYTHING,
+    PLAIN,
+    found_in,
+    plain_algorithms,
+    simple,
+    without,
+    world,
+)
 from tests.studies.written import TEXTS, write_trace
 
 NOTHING = Needs(advantages=False, recomputed=False, top_k=0)
@@ -41,7 +52,9 @@ def existing(found: Exploration | None) -> Exploration:
 
 
 def judged_by(found: Exploration, name: str, sign: str = "") -> Judged:
-    return next(judged for judged in found.judged if (judged.algorithm, judged.sign) == (name, sign))
+    return next(
+        judged for judged in found.judged if (judged.algorithm, judged.sign) == (name, sign)
+    )
 
 
 def share(judged: Judged, position: int | None = None) -> float:
@@ -84,23 +97,34 @@ def test_the_share_is_what_clipstats_prints(trace: Trace, explored: Exploration)
 
 
 @pytest.mark.parametrize("place", [0, 5, -9, -1])
-def test_a_slider_moved_is_clipstats_with_these_thresholds(trace: Trace, explored: Exploration, place: int) -> None:
-    """Thresholds typed as the page shows them, together with the algorithms that decide which tokens are judged."""
+def test_a_slider_moved_is_clipstats_with_these_thresholds(
+    trace: Trace, explored: Exploration, place: int
+) -> None:
+    """Thresholds typed as the page shows them, together with the algorithms that decide which
+    tokens are judged.
+    """
     movable = [judged for judged in explored.judged if len(judged.thresholds) > 1]
     fixed = [a for a in ALL if not a.masks or any(mask.scope for mask in a.masks)]
     assert len(movable) == len(ALL) - len(fixed)
     asked = {judged.algorithm: typed(judged, place) for judged in movable}
     moved = tuple(find(spec) for spec in asked.values())
     needy = tuple(algorithm for algorithm in ALL if algorithm.name.endswith("-recompute"))
-    rows = {row["name"]: row for row in analyse_clipping([trace], (*moved, *needy)).to_json()["algorithms"]}
+    rows = {
+        row["name"]: row
+        for row in analyse_clipping([trace], (*moved, *needy)).to_json()["algorithms"]
+    }
     for judged in movable:
         position = range(len(judged.thresholds))[place]
         expected = rows[asked[judged.algorithm]]["blocked"]["all"]["value"]
-        assert share(judged, position) == pytest.approx(expected, abs=1e-12), asked[judged.algorithm]
+        assert share(judged, position) == pytest.approx(expected, abs=1e-12), asked[
+            judged.algorithm
+        ]
 
 
 def typed(judged: Judged, place: int) -> str:
-    return f"{judged.algorithm}:" + ",".join(f"{name}={value:.9g}" for name, value in judged.thresholds[place].items())
+    return f"{judged.algorithm}:" + ",".join(
+        f"{name}={value:.9g}" for name, value in judged.thresholds[place].items()
+    )
 
 
 def test_positions_go_from_strict_to_loose_through_the_published_one(explored: Exploration) -> None:
@@ -109,7 +133,10 @@ def test_positions_go_from_strict_to_loose_through_the_published_one(explored: E
         assert shares == sorted(shares, reverse=True), judged.algorithm
         assert sliders(algorithm)[judged.published][0] is algorithm
         for low, high in zip(judged.thresholds, judged.thresholds[1:], strict=False):
-            looser = {name: low[name] > high[name] if name == "band_low" else low[name] < high[name] for name in low}
+            looser = {
+                name: low[name] > high[name] if name == "band_low" else low[name] < high[name]
+                for name in low
+            }
             assert all(looser.values()), judged.algorithm
 
 
@@ -136,19 +163,27 @@ def test_without_advantages_each_algorithm_is_judged_for_both_signs(tmp_path: Pa
     trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
     analysis = analyse_clipping([trace], ALL)
     found, rows = existing(analysis.exploration(40)), analysis.to_json()["algorithms"]
-    assert found.advantage_T is None and len(found.judged) == 2 * sum(not a.batch_masks for a in ALL)
+    assert found.advantage_T is None and len(found.judged) == 2 * sum(
+        not a.batch_masks for a in ALL
+    )
     for row in rows:
         for sign, key in ((">", "positive"), ("<", "negative")):
-            assert share(judged_by(found, row["name"], sign)) == pytest.approx(row["blocked"][key]["value"], abs=1e-12)
+            assert share(judged_by(found, row["name"], sign)) == pytest.approx(
+                row["blocked"][key]["value"], abs=1e-12
+            )
 
 
-def test_a_gap_is_explored_at_equal_weights_and_judged_at_the_current_trainer(tmp_path: Path, trace: Trace) -> None:
+def test_a_gap_is_explored_at_equal_weights_and_judged_at_the_current_trainer(
+    tmp_path: Path, trace: Trace
+) -> None:
     """`report` is about the mismatch, a mask about the current trainer."""
     found = existing(analyse([trace], worst=3).exploration(48))
     assert (found.pair.name, found.judged_alike) == ("mismatch", False)
     pair = (find("grpo-clip-higher"), find("dppo-binary-tv"))
     rows = analyse_clipping([trace], pair).to_json()["algorithms"]
-    assert [share(judged) for judged in found.judged] == pytest.approx([row["blocked"]["all"]["value"] for row in rows])
+    assert [share(judged) for judged in found.judged] == pytest.approx(
+        [row["blocked"]["all"]["value"] for row in rows]
+    )
     absent = ("logp_recomputed", "topk_logp_recomputed")
     equal = write_trace(tmp_path / "trace", world(0, 40), without=absent, equal_weights=True)
     assert existing(analyse([equal], worst=3).exploration(48)).judged_alike
@@ -159,7 +194,11 @@ def test_tokens_keep_their_numbers(trace: Trace, explored: Exploration) -> None:
     ids_T = np.concatenate([batch.response_ids_T for batch in batches])
     words = [TEXTS[token] if token < len(TEXTS) else f"⟨{token}⟩" for token in ids_T.tolist()]
     assert list(explored.text_T) == words
-    for name, column in (("logq_T", "logp_rollout_T"), ("logp_T", "logp_trainer_T"), ("advantage_T", "advantage_T")):
+    for name, column in (
+        ("logq_T", "logp_rollout_T"),
+        ("logp_T", "logp_trainer_T"),
+        ("advantage_T", "advantage_T"),
+    ):
         expected = np.concatenate([getattr(batch, column) for batch in batches])
         np.testing.assert_array_equal(getattr(explored, name), expected)
     lengths = np.concatenate([np.diff(batch.offset_S1) for batch in batches]).tolist()
@@ -176,20 +215,37 @@ def test_tokens_keep_their_numbers(trace: Trace, explored: Exploration) -> None:
 def test_only_the_requested_responses_of_the_first_shards(trace: Trace) -> None:
     found = existing(analyse_clipping([trace], ALL[:3]).exploration(30))
     assert (len(found.responses), found.left_out, found.full) == (30, 18, False)
-    assert [response.prompt_id for response in found.responses][-6:] == [100, 100, 100, 101, 101, 101]
+    assert [response.prompt_id for response in found.responses][-6:] == [
+        100,
+        100,
+        100,
+        101,
+        101,
+        101,
+    ]
     assert explore([trace], PAIRS["total"], ALL[:3], PLAIN, responses=0) is None
 
 
 def test_several_traces_with_different_top_k(tmp_path: Path) -> None:
-    """Twenty ranks in one, five in the other, and a third without any: each token has what its trace has."""
+    """Twenty ranks in one, five in the other, and a third without any: each token has what its
+    trace has.
+    """
     recorded = [world(0, 12), world(1, 12, top_k=5), without_topk(world(2, 12))]
-    traces = [write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)]
-    found = existing(analyse_clipping(traces[:2], (find("dppo-topk-tv:k=5"), *ALL[:3])).exploration(100))
+    traces = [
+        write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)
+    ]
+    found = existing(
+        analyse_clipping(traces[:2], (find("dppo-topk-tv:k=5"), *ALL[:3])).exploration(100)
+    )
     assert [response.trace for response in found.responses] == [0] * 12 + [1] * 12
-    row = analyse_clipping(traces[:2], (find("dppo-topk-tv:k=5"), *ALL[:3])).to_json()["algorithms"][0]
+    row = analyse_clipping(traces[:2], (find("dppo-topk-tv:k=5"), *ALL[:3])).to_json()[
+        "algorithms"
+    ][0]
     assert share(found.judged[0]) == pytest.approx(row["blocked"]["all"]["value"], abs=1e-12)
     mixed = existing(explore(traces, PAIRS["total"], ALL[2:3], PLAIN))
-    assert mixed.ranks is not None and len(mixed.text_T) == sum(batch.num_tokens for batch in recorded)
+    assert mixed.ranks is not None and len(mixed.text_T) == sum(
+        batch.num_tokens for batch in recorded
+    )
     assert mixed.ranks.token_U.max() < sum(batch.num_tokens for batch in recorded[:2])
 
 
@@ -203,11 +259,21 @@ def test_several_traces_share_the_page(tmp_path: Path) -> None:
 
 
 def without_topk(batch: TokenBatch) -> TokenBatch:
-    return without(batch, "topk_ids_TK", "topk_logp_rollout_TK", "topk_logp_trainer_TK", "topk_logp_recomputed_TK")
+    return without(
+        batch,
+        "topk_ids_TK",
+        "topk_logp_rollout_TK",
+        "topk_logp_trainer_TK",
+        "topk_logp_recomputed_TK",
+    )
 
 
 def test_a_shard_that_lacks_a_column_is_shown_and_not_judged(tmp_path: Path) -> None:
-    batches = world(0, 12), without(world(1, 12), "logp_recomputed_T"), without(world(2, 12), "logp_trainer_T")
+    batches = (
+        world(0, 12),
+        without(world(1, 12), "logp_recomputed_T"),
+        without(world(2, 12), "logp_trainer_T"),
+    )
     trace = write_trace(tmp_path / "trace", *batches)
     analysis = analyse_clipping([trace], ALL)
     found = existing(analysis.exploration(100))
@@ -227,7 +293,9 @@ def test_tokens_without_usable_values(tmp_path: Path) -> None:
         [-1.0, 1.0, 0.0],
         loss_mask_T=np.array([True, True, False, True, True, True]),
     )
-    found = existing(explore([write_trace(tmp_path / "trace", batch)], PAIRS["total"], plain_algorithms(), PLAIN))
+    found = existing(
+        explore([write_trace(tmp_path / "trace", batch)], PAIRS["total"], plain_algorithms(), PLAIN)
+    )
     assert [response.tokens for response in found.responses] == [4, 0, 2]
     clip = judged_by(found, "grpo-clip-higher")
     assert [int(level > clip.published) for level in clip.level_T[[0, 3]]] == [1, 1]
@@ -241,13 +309,19 @@ def test_a_response_longer_than_a_page_is_cut_and_judged_as_a_whole(tmp_path: Pa
     logp_T = np.minimum(logq_T + rng.normal(0.0, 0.1, len(logq_T)).astype(np.float32), 0)
     logp_T[:MOST_TOKENS] = logq_T[:MOST_TOKENS]  # nothing has moved yet at the end of the page
     batch = simple([logq_T.tolist()], [logp_T.tolist()], [-1.0])
-    batch = replace(batch, response_ids_T=batch.response_ids_T % 8, logp_recomputed_T=batch.logp_rollout_T)
+    batch = replace(
+        batch, response_ids_T=batch.response_ids_T % 8, logp_recomputed_T=batch.logp_rollout_T
+    )
     algorithms: Sequence[Algorithm] = (find("gspo"), find("dppo-binary-tv"))
     needs = replace(PLAIN, recomputed=True)
     trace = write_trace(tmp_path / "trace", batch, batch)
     found = existing(explore([trace], PAIRS["total"], algorithms, needs))
     (response,) = found.responses
-    assert (response.length, response.tokens, len(found.text_T)) == (130_000, MOST_TOKENS, MOST_TOKENS)
+    assert (response.length, response.tokens, len(found.text_T)) == (
+        130_000,
+        MOST_TOKENS,
+        MOST_TOKENS,
+    )
     assert found.left_out == 1 and found.full
     assert not existing(explore([trace], PAIRS["total"], algorithms, needs, responses=1)).full
     gspo, tv = found.judged

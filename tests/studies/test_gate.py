@@ -1,4 +1,6 @@
-"""Every kind of limit at, below and above its bound, on the bundled traces; a missing value fails."""
+"""Every kind of limit at, below and above its bound, on the bundled traces; a missing value
+fails.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ def control() -> Measurement:
     return Measurement([Trace.open(bundled("traces") / "float32")], ["slime"])
 
 
-def check(measured: Measurement, metric: str, bound: str, threshold: float, baseline=None, **words) -> Check:
-    (found,) = check_limits([LimitSet("test", (Limit(metric, bound, threshold, **words),))], measured, baseline)
+def check(
+    measured: Measurement, metric: str, bound: str, threshold: float, baseline=None, **words
+) -> Check:
+    (found,) = check_limits(
+        [LimitSet("test", (Limit(metric, bound, threshold, **words),))], measured, baseline
+    )
     return found
 
 
@@ -48,7 +54,10 @@ def value(measured: Measurement, metric: str, pair: str = "mismatch") -> float:
 def test_absolute_limits(training, metric, pair):
     exact = value(training, metric, pair or "mismatch")
     step = abs(exact) * CLOSE
-    for bound, good, bad in (("max", exact + step, exact - step), ("min", exact - step, exact + step)):
+    for bound, good, bad in (
+        ("max", exact + step, exact - step),
+        ("min", exact - step, exact + step),
+    ):
         assert check(training, metric, bound, exact, pair=pair).holds
         assert check(training, metric, bound, good, pair=pair).holds
         exceeded = check(training, metric, bound, bad, pair=pair)
@@ -57,11 +66,14 @@ def test_absolute_limits(training, metric, pair):
 
 
 @pytest.mark.parametrize(
-    ("metric", "agreement"), [("k3", 0), ("tv_binary_mean", 0), ("pearson", 1), ("mult_prob_error", 1)]
+    ("metric", "agreement"),
+    [("k3", 0), ("tv_binary_mean", 0), ("pearson", 1), ("mult_prob_error", 1)],
 )
 def test_factors_of_the_floor_apply_to_the_distance_from_agreement(training, metric, agreement):
     floor = estimate(training, metric)["floor"]
-    factor = abs(value(training, metric) - agreement) / max(abs(floor - agreement), FLOOR_RESOLUTION)
+    factor = abs(value(training, metric) - agreement) / max(
+        abs(floor - agreement), FLOOR_RESOLUTION
+    )
     assert check(training, metric, "max_times_floor", factor * (1 + CLOSE)).holds
     assert not check(training, metric, "max_times_floor", factor * (1 - CLOSE)).holds
 
@@ -73,7 +85,9 @@ def test_a_floor_below_resolution_counts_as_the_resolution(control):
     assert not check(control, "abs_d_mean", "max_times_floor", factor * (1 - CLOSE)).holds
 
 
-@pytest.mark.parametrize(("metric", "agreement"), [("k3", 0), ("mult_prob_error", 1), ("length_mean", 0)])
+@pytest.mark.parametrize(
+    ("metric", "agreement"), [("k3", 0), ("mult_prob_error", 1), ("length_mean", 0)]
+)
 def test_factors_of_a_baseline(training, control, metric, agreement):
     factor = (value(training, metric) - agreement) / (value(control, metric) - agreement)
     for threshold, holds in ((factor * (1 + CLOSE), True), (factor * (1 - CLOSE), False)):
@@ -85,7 +99,9 @@ def test_steps_above_and_below_a_baseline(training, control):
     fall = value(control, "pearson") - value(training, "pearson")
     for factor, holds in ((1 + CLOSE, True), (1 - CLOSE, False)):
         assert check(training, "k3", "max_above_baseline", rise * factor, control).holds == holds
-        assert check(training, "pearson", "max_below_baseline", fall * factor, control).holds == holds
+        assert (
+            check(training, "pearson", "max_below_baseline", fall * factor, control).holds == holds
+        )
     assert check(control, "k3", "max_above_baseline", 0, training).holds
     assert check(control, "pearson", "max_below_baseline", 0, training).holds
 
@@ -109,14 +125,22 @@ def test_surely_requires_the_whole_interval(training):
     between = (tv["low"] + tv["value"]) / 2
     assert not check(training, "tv_binary_mean", "max", between).holds
     assert check(training, "tv_binary_mean", "max", between, decide=WHOLE_INTERVAL).holds
-    assert not check(training, "tv_binary_mean", "max", tv["low"] * 0.99, decide=WHOLE_INTERVAL).holds
+    assert not check(
+        training, "tv_binary_mean", "max", tv["low"] * 0.99, decide=WHOLE_INTERVAL
+    ).holds
     between = (ranks["high"] + ranks["value"]) / 2
     assert not check(training, "spearman", "min", between).holds
     assert check(training, "spearman", "min", between, decide=WHOLE_INTERVAL).holds
-    assert not check(training, "spearman", "min", ranks["high"] * 1.0001, decide=WHOLE_INTERVAL).holds
+    assert not check(
+        training, "spearman", "min", ranks["high"] * 1.0001, decide=WHOLE_INTERVAL
+    ).holds
     factor = (1 - ranks["high"]) / max(1 - ranks["floor"], FLOOR_RESOLUTION)
-    assert check(training, "spearman", "max_times_floor", factor * 1.01, decide=WHOLE_INTERVAL).holds
-    assert not check(training, "spearman", "max_times_floor", factor * 0.99, decide=WHOLE_INTERVAL).holds
+    assert check(
+        training, "spearman", "max_times_floor", factor * 1.01, decide=WHOLE_INTERVAL
+    ).holds
+    assert not check(
+        training, "spearman", "max_times_floor", factor * 0.99, decide=WHOLE_INTERVAL
+    ).holds
     extreme = value(training, "abs_d_max")  # without an interval the value decides
     assert not check(training, "abs_d_max", "max", extreme * 0.99, decide=WHOLE_INTERVAL).holds
 
@@ -134,7 +158,10 @@ def poor(tmp_path) -> Measurement:
     """The control without floor, advantages and top K."""
     source = Trace.open(bundled("traces") / "float32")
     table = pq.read_table(source.shards[0])
-    lost = [name for name in table.column_names if name.startswith("topk")] + ["logp_trainer_repeat", "advantage"]
+    lost = [name for name in table.column_names if name.startswith("topk")] + [
+        "logp_trainer_repeat",
+        "advantage",
+    ]
     pq.write_table(table.drop_columns(lost), tmp_path / "shard-00000.parquet")
     (tmp_path / "manifest.json").write_bytes((source.folder / "manifest.json").read_bytes())
     return Measurement([Trace.open(tmp_path)], ["verl"])
@@ -165,7 +192,10 @@ def test_the_baseline_uses_the_measured_pair(training, control):
     only_total = copy(training)
     only_total.summary = training.summary | {"pairs": {"total": training.summary["pairs"]["total"]}}
     found = check(control, "k3", "max_above_baseline", 1e9, only_total)
-    assert not found.holds and "in the baseline: the trace has no mismatch pair (it has: total)" in found.reason
+    assert (
+        not found.holds
+        and "in the baseline: the trace has no mismatch pair (it has: total)" in found.reason
+    )
     total = check(
         only_total, "k3", "max_above_baseline", 0, training
     )  # its first pair; the baseline's first is mismatch
@@ -176,8 +206,12 @@ def test_numbers_are_readable(training, control):
     found = check(training, "spearman", "max_times_floor", 10.0)
     assert limit_text(found).startswith("distance from 1 ≤ 10 × that of the noise; noise 0.999")
     assert measured_text(found) == "0.9992 [0.9990, 0.9993]"
-    assert measured_text(check(training, "pearson", "max_times_floor", 10.0)) == "0.99909"  # one prompt decides it
+    # One prompt decides it
+    assert measured_text(check(training, "pearson", "max_times_floor", 10.0)) == "0.99909"
     assert limit_text(check(training, "k3", "max_above_baseline", 0.5, control)).startswith(
         "≤ baseline + 0.5; baseline"
     )
-    assert limit_text(check(training, "k1", "min", -0.1, decide=WHOLE_INTERVAL)) == "≥ −0.1 (95 % sure)"
+    assert (
+        limit_text(check(training, "k1", "min", -0.1, decide=WHOLE_INTERVAL))
+        == "≥ −0.1 (95 % sure)"
+    )

@@ -1,4 +1,5 @@
-"""Limits from good runs: an equally good run keeps them, a worse one does not, and the file explains them.
+"""Limits from good runs: an equally good run keeps them, a worse one does not, and the file
+explains them.
 
 The figures of docs/gate.md, in a minute: python -m tests.studies.test_good_runs 142
 """
@@ -41,7 +42,9 @@ def whole(name: str) -> TokenBatch:
 def resampled(batch: TokenBatch, rng: np.random.Generator) -> TokenBatch:
     """As many prompts, drawn with replacement and renumbered: what another run might have been."""
     prompts = np.unique(batch.prompt_id_S)
-    rows = [np.flatnonzero(batch.prompt_id_S == prompt) for prompt in rng.choice(prompts, len(prompts))]
+    rows = [
+        np.flatnonzero(batch.prompt_id_S == prompt) for prompt in rng.choice(prompts, len(prompts))
+    ]
     row_S, offset_S1 = np.concatenate(rows), batch.offset_S1
     token_T = np.concatenate([np.arange(offset_S1[row], offset_S1[row + 1]) for row in row_S])
     columns = {}
@@ -57,13 +60,22 @@ def measured(batch: TokenBatch) -> dict:
     """The part of `report --json` that limits are derived from."""
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(batch)
-    return {"pairs": {"mismatch": {"metrics": {key: found.to_dict() for key, found in summary.estimates().items()}}}}
+    return {
+        "pairs": {
+            "mismatch": {
+                "metrics": {key: found.to_dict() for key, found in summary.estimates().items()}
+            }
+        }
+    }
 
 
 def kept(found, summary: dict) -> bool:
     metrics = summary["pairs"]["mismatch"]["metrics"]
     values = [(drawn.limit, metrics[drawn.limit.metric]["value"]) for drawn in found.drawn]
-    return all(x <= limit.threshold if limit.bound == "max" else x >= limit.threshold for limit, x in values)
+    return all(
+        x <= limit.threshold if limit.bound == "max" else x >= limit.threshold
+        for limit, x in values
+    )
 
 
 NAMES = ("bfloat16", "fp8-kv", "float32")
@@ -71,7 +83,11 @@ NAMES = ("bfloat16", "fp8-kv", "float32")
 
 def drawn_again(number: int) -> dict[str, list[dict]]:
     rng = np.random.default_rng(7)
-    return {name: [measured(resampled(batch, rng)) for _ in range(number)] for name in NAMES for batch in [whole(name)]}
+    return {
+        name: [measured(resampled(batch, rng)) for _ in range(number)]
+        for name in NAMES
+        for batch in [whole(name)]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +98,11 @@ def resamples() -> dict[str, list[dict]]:
 def share_kept(runs: list[dict]) -> float:
     """The share of all pairs of runs in which the second keeps the limits of the first."""
     limits = [limits_from([run]) for run in runs]
-    return float(np.mean([kept(limits[i], run) for i in range(len(runs)) for j, run in enumerate(runs) if i != j]))
+    return float(
+        np.mean(
+            [kept(limits[i], run) for i in range(len(runs)) for j, run in enumerate(runs) if i != j]
+        )
+    )
 
 
 def worse(batch: TokenBatch, factor: float) -> dict:
@@ -114,10 +134,18 @@ def test_a_limit_is_three_times_as_far_as_the_end_of_the_interval(resamples):
     limits = [row.limit for row in limits_from(resamples["bfloat16"][:1]).drawn]
     drawn = {(limit.metric, limit.bound): limit.threshold for limit in limits}
     k3, ess, k1 = metrics["k3"], metrics["ess_token"], metrics["k1"]
-    assert drawn["k3", "max"] == pytest.approx(k3["value"] * (k3["high"] / k3["value"]) ** MARGIN, rel=0.01)
-    assert drawn["k1", "min"] == pytest.approx(k1["value"] + MARGIN * (k1["low"] - k1["value"]), rel=0.01)
-    assert drawn["k1", "max"] == pytest.approx(k1["value"] + MARGIN * (k1["high"] - k1["value"]), rel=0.01)
-    assert ess["value"] > ess["low"] > drawn["ess_token", "min"] and ("ess_token", "max") not in drawn
+    assert drawn["k3", "max"] == pytest.approx(
+        k3["value"] * (k3["high"] / k3["value"]) ** MARGIN, rel=0.01
+    )
+    assert drawn["k1", "min"] == pytest.approx(
+        k1["value"] + MARGIN * (k1["low"] - k1["value"]), rel=0.01
+    )
+    assert drawn["k1", "max"] == pytest.approx(
+        k1["value"] + MARGIN * (k1["high"] - k1["value"]), rel=0.01
+    )
+    assert (
+        ess["value"] > ess["low"] > drawn["ess_token", "min"] and ("ess_token", "max") not in drawn
+    )
     assert METRICS["k1"].scale is SIGNED and {name for name, _ in drawn} <= set(GATED)
 
 
@@ -142,7 +170,11 @@ def test_runs_without_intervals_or_without_a_common_pair_are_refused(resamples):
     run = resamples["bfloat16"][0]
     with pytest.raises(MismatchError, match=r"have no pair in common \(mismatch; total\)"):
         limits_from([run, {"pairs": {"total": run["pairs"]["mismatch"]}}])
-    few = {"metrics": {key: {"value": 1.0, "low": None, "high": None, "note": "fewer"} for key in GATED}}
+    few = {
+        "metrics": {
+            key: {"value": 1.0, "low": None, "high": None, "note": "fewer"} for key in GATED
+        }
+    }
     with pytest.raises(MismatchError, match=r"No limit can be derived: fewer\. Name a run"):
         limits_from([{"pairs": {"mismatch": few}}])
 
@@ -158,7 +190,9 @@ def figures(number: int) -> None:
     for name, runs in drawn_again(number).items():
         batch = whole(name)
         limits = limits_from([measured(batch)])
-        factor = next(factor for factor in np.arange(1, 10, 0.02) if not kept(limits, worse(batch, factor)))
+        factor = next(
+            factor for factor in np.arange(1, 10, 0.02) if not kept(limits, worse(batch, factor))
+        )
         share, pairs = 100 * share_kept(runs), number * (number - 1)
         print(f"{name}: {share:.2f} % of {pairs:,} pass; {factor:.2f} times the gap fails")
 

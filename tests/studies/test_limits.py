@@ -1,4 +1,6 @@
-"""Limits as files: what they mean, what is refused with file and key, and the published numbers to the digit."""
+"""Limits as files: what they mean, what is refused with file and key, and the published numbers
+to the digit.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ def test_the_presets_are_the_published_numbers_with_their_sources():
         found = load_limits(name)
         assert {(limit.metric, limit.bound): limit.threshold for limit in found.limits} == expected
         assert all(limit.source and limit.decide == VALUE for limit in found.limits)
-        assert all(limit.pair == ("" if limit.framework else "mismatch") for limit in found.limits)  # the engine's gap
+        # The engine's gap
+        assert all(limit.pair == ("" if limit.framework else "mismatch") for limit in found.limits)
         assert found.about
 
 
@@ -74,9 +77,18 @@ def test_every_field_of_a_file_is_read(tmp_path):
         ("[limits.k3]\nmax = true", "limits.k3.max is True, but must be a number"),
         ("[limits.k3]\nmax = nan", "limits.k3.max is nan"),
         ("[limits.k3]\nmax = inf", "limits.k3.max is inf"),
-        ("[limits.k3]\nmax_times_floor = -1", "limits.k3.max_times_floor is -1, but cannot be negative"),
-        ("[limits.k3]\nmax = 1\npair = 'floor'", "limits.k3.pair is 'floor'. Use one of: mismatch, total, staleness"),
-        ("[limits.k3]\nmax = 1\ndecide = 'maybe'", "limits.k3.decide is 'maybe'. Use one of: value, surely"),
+        (
+            "[limits.k3]\nmax_times_floor = -1",
+            "limits.k3.max_times_floor is -1, but cannot be negative",
+        ),
+        (
+            "[limits.k3]\nmax = 1\npair = 'floor'",
+            "limits.k3.pair is 'floor'. Use one of: mismatch, total, staleness",
+        ),
+        (
+            "[limits.k3]\nmax = 1\ndecide = 'maybe'",
+            "limits.k3.decide is 'maybe'. Use one of: value, surely",
+        ),
         ("[limits.k3]\nmax = 1\nsource = 3", "limits.k3.source is 3, but must be text"),
         ("[limits.k1]\nmax_times_floor = 2", "limits.k1.max_times_floor: k1 is signed"),
         ("[limits.k1]\nmax_times_baseline = 2", "limits.k1.max_times_baseline: k1 is signed"),
@@ -86,8 +98,14 @@ def test_every_field_of_a_file_is_read(tmp_path):
             '[limits."verl:rollout_corr/kll"]\nmax = 1',
             "Unknown metric of verl 'rollout_corr/kll'. Did you mean rollout_",
         ),
-        ('[limits."verl:rollout_corr/kl"]\nmax_times_floor = 1', "a framework's metric has no noise"),
-        ('[limits."verl:rollout_corr/kl"]\nmax = 1\npair = "total"', "a framework's metric has a fixed pair"),
+        (
+            '[limits."verl:rollout_corr/kl"]\nmax_times_floor = 1',
+            "a framework's metric has no noise",
+        ),
+        (
+            '[limits."verl:rollout_corr/kl"]\nmax = 1\npair = "total"',
+            "a framework's metric has a fixed pair",
+        ),
         ("decide = 1\n[limits.k3]\nmax = 1", "decide is 1"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Responses are matched by content: in any order, under any numbering, and as often as they occur."""
+"""Responses are matched by content: in any order, under any numbering, and as often as they
+occur.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,18 @@ def responses_of(path) -> Responses:
     return Responses.joined([groups for portion in portions for groups in portion])
 
 
-def made(contents: list[int], rows: list[int] | None = None, prompts: list[int] | None = None) -> Responses:
+def made(
+    contents: list[int], rows: list[int] | None = None, prompts: list[int] | None = None
+) -> Responses:
     """Responses from numbers for their texts, row keys and prompts."""
     keys = np.arange(len(contents)) if rows is None else np.array(rows)
     asked = np.array(contents) // 10 if prompts is None else np.array(prompts)
-    return Responses(asked, np.array(contents, dtype=np.uint64), keys.astype(np.uint64), np.ones(len(contents), bool))
+    return Responses(
+        asked,
+        np.array(contents, dtype=np.uint64),
+        keys.astype(np.uint64),
+        np.ones(len(contents), bool),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +54,15 @@ def test_a_trace_is_paired_with_itself(float32):
 def test_any_order_any_sharding_and_any_numbering(tmp_path, float32, float32_rows):
     order = np.random.default_rng(0).permutation(len(float32_rows))
     shuffled = [float32_rows[i] for i in order]
-    pairing = pair_up(float32, responses_of(write_rows(tmp_path / "a", shuffled, FLOAT32, shards=5)))
+    pairing = pair_up(
+        float32, responses_of(write_rows(tmp_path / "a", shuffled, FLOAT32, shards=5))
+    )
     assert pairing.by == "tokens"
     assert order[pairing.partner_S].tolist() == list(range(len(order)))
-    renumbered = [row | {"prompt_id": 900 + row["prompt_id"], "step": 3, "sample_index": 7} for row in shuffled]
+    renumbered = [
+        row | {"prompt_id": 900 + row["prompt_id"], "step": 3, "sample_index": 7}
+        for row in shuffled
+    ]
     pairing = pair_up(float32, responses_of(write_rows(tmp_path / "b", renumbered, FLOAT32)))
     assert pairing.by == "tokens" and len(pairing.shared_prompts) == 24
     texts = [(row["prompt_ids"], row["response_ids"]) for row in float32_rows]
@@ -62,10 +76,14 @@ def test_equal_texts_with_equal_row_keys_match_first():
     assert pair_up(first, unknown).partner_S.tolist() == [0, 1, -1]
 
 
-def test_the_same_text_for_a_different_prompt_is_a_different_response(tmp_path, float32, float32_rows):
+def test_the_same_text_for_a_different_prompt_is_a_different_response(
+    tmp_path, float32, float32_rows
+):
     other = [row | {"prompt_ids": [*row["prompt_ids"], 1]} for row in float32_rows]
     pairing = pair_up(float32, responses_of(write_rows(tmp_path / "a", other, FLOAT32)))
-    assert pairing.by == "none" and pairing.shared_responses == 0 and len(pairing.shared_prompts) == 0
+    assert (
+        pairing.by == "none" and pairing.shared_responses == 0 and len(pairing.shared_prompts) == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,7 +92,8 @@ def test_the_same_text_for_a_different_prompt_is_a_different_response(tmp_path, 
         ([11, 12, 21, 22], "tokens"),
         ([11, 12, 21, 29], "tokens"),  # 3 of 4
         ([11, 12, 28, 29], "prompts"),  # half is not most
-        ([11, 12, 21, 31, 32, 33, 34], "prompts"),  # most of the first, but not of the other; 2 of 3 prompts
+        # Most of the first, but not of the other; 2 of 3 prompts
+        ([11, 12, 21, 31, 32, 33, 34], "prompts"),
         ([41, 42, 31, 11], "none"),
     ],
 )
@@ -99,14 +118,21 @@ def test_unscored_responses_are_not_paired(tmp_path, float32, float32_rows):
 
 
 def test_three_traces_are_compared_on_what_all_paired_ones_have():
-    first, second, third = made([11, 12, 13, 14, 15]), made([15, 14, 13, 12]), made([12, 11, 13, 14])
+    first, second, third = (
+        made([11, 12, 13, 14, 15]),
+        made([15, 14, 13, 12]),
+        made([12, 11, 13, 14]),
+    )
     other = made([91, 92], prompts=[9, 9])
     pairings = [pair_up(first, trace) for trace in (second, third, other)]
     kept = compared_rows([first, second, third, other], pairings)
     assert [pairing.by for pairing in pairings] == ["tokens", "tokens", "none"]
     assert [flags.tolist() for flags in kept] == [
-        [False, True, True, True, False], [False, True, True, True], [True, False, True, True], [True, True],
-    ]  # fmt: skip
+        [False, True, True, True, False],
+        [False, True, True, True],
+        [True, False, True, True],
+        [True, True],
+    ]
 
 
 def test_three_traces_with_nothing_in_common_are_refused():

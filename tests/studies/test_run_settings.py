@@ -17,15 +17,19 @@ MOE, DENSE = "Qwen/Qwen3-30B-A3B-Base", "/models/Qwen3-8B-Base"
 
 CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "one setting": ([{}, {"seed": 3}, {"steps": 7}], ["", "", ""]),
-    "how the work is done": ([{"token_budget": 1024}, {"token_budget": 8192, "eval_samples": 32}], ["", ""]),
-    "who plays the episodes": ([{"environment_processes": 1}, {"environment_processes": 4}], ["", ""]),
+    "how the work is done": ([{"token_budget": 1024}, {"token_budget": 8192, "eval_samples": 32}],
+                             ["", ""]),
+    "who plays the episodes": ([{"environment_processes": 1}, {"environment_processes": 4}],
+                               ["", ""]),
     "on or off": ([{"lora": True}, {"lora": False}], ["LoRA", "no LoRA"]),
-    "an older run has it not": ([{"replay_routes": True}, {}], ["router replay", "no router replay"]),
+    "an older run has it not": ([{"replay_routes": True}, {}],
+                                ["router replay", "no router replay"]),
     "what an older run did without": (
         [{"dynamic_sampling": 3}, {}], ["dynamic sampling 3", "dynamic sampling by default"]
     ),
     "what was so before it could be set": ([{"eval_top_p": 1.0, "environment": ""}, {}], ["", ""]),
-    "an environment": ([{"environment": "/x/simon.py:Simon"}, {}], ["simon.py:Simon", "no environment"]),
+    "an environment": ([{"environment": "/x/simon.py:Simon"}, {}],
+                       ["simon.py:Simon", "no environment"]),
     "unknown is not a difference": ([{"learning_rate": 1e-5}, {}], ["", ""]),
     "as few as tell apart": (
         [{"model": MOE, "max_tokens": 16384}, {"model": DENSE, "max_tokens": 8000}],
@@ -41,7 +45,8 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
          {"lora": False, "learning_rate": 1e-7}],
         ["learning rate 1e-05", "learning rate 1e-06", "learning rate 1e-07"],
     ),
-    "the same name in two folders": ([{"model": "/a/b/model"}, {"model": "/c/d/model"}], ["model", "model (2)"]),
+    "the same name in two folders": ([{"model": "/a/b/model"}, {"model": "/c/d/model"}],
+                                     ["model", "model (2)"]),
     "a long name": (
         [{"model": f"/{n}-of-a-family-with-a-long-name-{n}"} for n in "ab"],
         ["a-of-a-family-…a-long-name-a", "b-of-a-family-…a-long-name-b"],
@@ -62,15 +67,21 @@ def test_the_value_before_a_setting_existed_is_its_default() -> None:
 
 
 def test_seeds_are_averaged_only_within_a_setting() -> None:
-    runs = [make_run("pg-is", seed, steps=3, model=model) for model in (MOE, DENSE) for seed in range(2)]
+    runs = [
+        make_run("pg-is", seed, steps=3, model=model) for model in (MOE, DENSE) for seed in range(2)
+    ]
     study = TrainingAnalysis.of(runs)
     assert {name: len(part) for name, part in study.algorithms.items()} == {
-        "pg-is · Qwen3-30B-A3B-Base": 2, "pg-is · Qwen3-8B-Base": 2,
-    }  # fmt: skip
+        "pg-is · Qwen3-30B-A3B-Base": 2,
+        "pg-is · Qwen3-8B-Base": 2,
+    }
     assert {name: list(part.algorithms) for name, part in study.settings.items()} == {
-        "Qwen3-30B-A3B-Base": ["pg-is"], "Qwen3-8B-Base": ["pg-is"],
-    }  # fmt: skip
-    assert [row["setting"] for row in study.to_json()["runs"]] == ["Qwen3-30B-A3B-Base"] * 2 + ["Qwen3-8B-Base"] * 2
+        "Qwen3-30B-A3B-Base": ["pg-is"],
+        "Qwen3-8B-Base": ["pg-is"],
+    }
+    assert [row["setting"] for row in study.to_json()["runs"]] == ["Qwen3-30B-A3B-Base"] * 2 + [
+        "Qwen3-8B-Base"
+    ] * 2
     assert list(TrainingAnalysis.of(runs[:2]).settings) == [""]
 
 
@@ -88,6 +99,10 @@ def test_only_runs_of_one_task_are_rivals() -> None:
 @pytest.mark.parametrize("key", ["reward", "environment", "episodes"])
 def test_rewards_of_other_games_or_judges_are_not_compared(key: str) -> None:
     """An older run lacks the key, which is equivalent to an empty one."""
-    older, plain, other = ({}, {key: 0 if key == "episodes" else ""}, {key: 64 if key == "episodes" else "mine.py:f"})
+    older, plain, other = (
+        {},
+        {key: 0 if key == "episodes" else ""},
+        {key: 64 if key == "episodes" else "mine.py:f"},
+    )
     tasks = [task_of(make_run(steps=1, **config)) for config in (older, plain, other)]
     assert tasks[0] == tasks[1] != tasks[2]

@@ -22,7 +22,12 @@ def write(folder: Path, *lines: object, config: str = "", end: str = "") -> Path
 
 
 def test_reads_records_and_settings(tmp_path: Path) -> None:
-    folder = write(tmp_path / "a", {"step": 1}, {"step": 2}, config='algorithm = "pg-is"\nseed = 3\nsteps = 9\n')
+    folder = write(
+        tmp_path / "a",
+        {"step": 1},
+        {"step": 2},
+        config='algorithm = "pg-is"\nseed = 3\nsteps = 9\n',
+    )
     (run,) = read_runs([folder])
     assert (run.name, run.algorithm, run.seed, run.folder) == ("a", "pg-is", 3, folder)
     assert run.records == [{"step": 1}, {"step": 2}]
@@ -30,12 +35,16 @@ def test_reads_records_and_settings(tmp_path: Path) -> None:
 
 
 def test_without_settings_the_folder_names_the_algorithm(tmp_path: Path) -> None:
-    runs = read_runs([write(tmp_path / "one" / "x", {"step": 1}), write(tmp_path / "two" / "x", {"step": 1})])
+    runs = read_runs(
+        [write(tmp_path / "one" / "x", {"step": 1}), write(tmp_path / "two" / "x", {"step": 1})]
+    )
     assert [run.name for run in runs] == ["…/one/x", "…/two/x"]
     assert [(run.algorithm, run.seed) for run in runs] == [(run.name, None) for run in runs]
 
 
-@pytest.mark.parametrize("end", ['{"step": 3, "rew', '{"step": 3, "note": "\\u00e9', "\0\0\0", "[1, 2]", "[" * 100_000])
+@pytest.mark.parametrize(
+    "end", ['{"step": 3, "rew', '{"step": 3, "note": "\\u00e9', "\0\0\0", "[1, 2]", "[" * 100_000]
+)
 def test_a_half_written_last_line_is_left_out(tmp_path: Path, end: str) -> None:
     (run,) = read_runs([write(tmp_path / "a", {"step": 1}, {"step": 2}, end=end)])
     assert run.step_N.tolist() == [1, 2]
@@ -67,12 +76,16 @@ def test_refuses_in_one_sentence(tmp_path: Path) -> None:
 
 def test_anything_but_a_number_is_nan() -> None:
     values = [1, 0.5, True, None, "0.5", float("nan"), float("inf"), 10**400, {"k": 1}, [1]]
-    run = TrainingRun("x", "x", 0, [{"a": {"b": value}} for value in values] + [{}, {"a": None}, {"a": 3}])
+    run = TrainingRun(
+        "x", "x", 0, [{"a": {"b": value}} for value in values] + [{}, {"a": None}, {"a": 3}]
+    )
     expected = [1, 0.5, 1] + [np.nan] * 10
     np.testing.assert_array_equal(run.series("a", "b"), expected)
     assert run.step_N.tolist() == list(range(1, 14))
 
 
 def test_not_a_number_survives_the_file(tmp_path: Path) -> None:
-    (run,) = read_runs([write(tmp_path / "a", '{"step": 1, "reward": NaN}', '{"step": 2, "reward": -Infinity}')])
+    (run,) = read_runs(
+        [write(tmp_path / "a", '{"step": 1, "reward": NaN}', '{"step": 2, "reward": -Infinity}')]
+    )
     assert np.isnan(run.series("reward")).all()

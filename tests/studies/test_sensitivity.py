@@ -21,7 +21,9 @@ def test_a_threshold_goes_by_any_of_its_names_and_has_a_default() -> None:
     assert found("grpo-clip-higher", "grpo-clip-higher:ratio_high=0.27") == {
         "grpo-clip-higher": ("ε_high", (0.27, 0.28))
     }
-    assert found("relax-both:alpha=0.5", "relax-both:alpha=0.1") == {"relax-both": ("α", (0.1, 0.5))}
+    assert found("relax-both:alpha=0.5", "relax-both:alpha=0.1") == {
+        "relax-both": ("α", (0.1, 0.5))
+    }
     assert found("pg-tis", "pg-tis:C=5") == {"pg-tis": ("C", (3.0, 5.0))}
 
 

@@ -42,18 +42,39 @@ def test_nothing_differs_from_itself(manifest):
 
 def test_the_likely_cause_comes_first(manifest):
     other = changed(
-        manifest, config__seed=7, rollout__seed=7, prompts__digest="other", rollout__max_num_seqs=8,
-        libraries__numpy="3.0", libraries__torch="3.0", trainer__torch="3.0", rollout__prefix_caching=False,
-        config__sampling__temperature=0.7, rollout__logprobs_mode="raw_logprobs", rollout__gizmo="on",
-        trainer__attn_implementation="eager", config__trainer__attn_implementation="eager",
-        rollout__dtype="bfloat16", config__rollout_dtype="bfloat16", rollout__kv_cache_dtype="fp8",
-    )  # fmt: skip
+        manifest,
+        config__seed=7,
+        rollout__seed=7,
+        prompts__digest="other",
+        rollout__max_num_seqs=8,
+        libraries__numpy="3.0",
+        libraries__torch="3.0",
+        trainer__torch="3.0",
+        rollout__prefix_caching=False,
+        config__sampling__temperature=0.7,
+        rollout__logprobs_mode="raw_logprobs",
+        rollout__gizmo="on",
+        trainer__attn_implementation="eager",
+        config__trainer__attn_implementation="eager",
+        rollout__dtype="bfloat16",
+        config__rollout_dtype="bfloat16",
+        rollout__kv_cache_dtype="fp8",
+    )
     rows = settings_diff(manifest, other)
     assert names(rows) == [
-        "rollout.logprobs_mode", "config.sampling.temperature", "rollout.kv_cache_dtype", "rollout.dtype",
-        "trainer.attn_implementation", "libraries.torch", "rollout.prefix_caching", "rollout.max_num_seqs",
-        "rollout.gizmo", "rollout.seed", "libraries.numpy", "prompts.digest",
-    ]  # fmt: skip
+        "rollout.logprobs_mode",
+        "config.sampling.temperature",
+        "rollout.kv_cache_dtype",
+        "rollout.dtype",
+        "trainer.attn_implementation",
+        "libraries.torch",
+        "rollout.prefix_caching",
+        "rollout.max_num_seqs",
+        "rollout.gizmo",
+        "rollout.seed",
+        "libraries.numpy",
+        "prompts.digest",
+    ]
     assert [row.harmless for row in rows] == [False] * 9 + [True] * 3
     assert rows[0].why and rows[0].source == "vime#64, trl#4159"
     assert (rows[1].first, rows[1].other) == (1.0, 0.7)
@@ -62,7 +83,9 @@ def test_the_likely_cause_comes_first(manifest):
 
 def test_a_requested_setting_is_not_a_second_difference(manifest):
     """Nor is a different request that resolves to the same value."""
-    other = changed(manifest, config__trainer__attn_implementation="sdpa", config__rollout_dtype="auto")
+    other = changed(
+        manifest, config__trainer__attn_implementation="sdpa", config__rollout_dtype="auto"
+    )
     assert settings_diff(manifest, other) == []
 
 
@@ -76,7 +99,12 @@ def test_the_engine_s_version_is_the_library_s(manifest):
 def test_the_bundled_traces(manifest):
     fp8 = json.loads((bundled_trace() / "manifest.json").read_text())
     rows = settings_diff(fp8, manifest, at_equal_weights=True)
-    assert names(rows)[:4] == ["rollout.kv_cache_dtype", "rollout.dtype", "trainer.dtype", "trainer.head_dtype"]
+    assert names(rows)[:4] == [
+        "rollout.kv_cache_dtype",
+        "rollout.dtype",
+        "trainer.dtype",
+        "trainer.head_dtype",
+    ]
     assert "equal_weights" not in names(rows)
     assert "equal_weights" in names(settings_diff(fp8, manifest))
 
@@ -93,7 +121,11 @@ def test_a_setting_missing_in_one_manifest_is_not_a_likely_cause(manifest):
     """An imported trace whose framework wrote no engine settings, and one that wrote only a few."""
     bare = {key: value for key, value in manifest.items() if key not in ("rollout", "libraries")}
     rows = {row.setting: row for row in settings_diff(manifest, bare)}
-    assert rows["rollout"].first == "recorded" and rows["rollout"].other is None and rows["rollout"].likely is None
+    assert (
+        rows["rollout"].first == "recorded"
+        and rows["rollout"].other is None
+        and rows["rollout"].likely is None
+    )
     few = changed(manifest, trainer__dtype="float16")
     del few["rollout"]["logprobs_mode"]
     assert names(settings_diff(manifest, few)) == ["trainer.dtype", "rollout.logprobs_mode"]
@@ -101,9 +133,16 @@ def test_a_setting_missing_in_one_manifest_is_not_a_likely_cause(manifest):
 
 def test_the_importing_machine_is_not_a_cause():
     """Its libraries are not those of the run, which a dump does not record."""
-    imported = {"imported": {"title": "prime-rl", "libraries": {"torch": "2.13.0", "transformers": "5.19.0"}}}
+    imported = {
+        "imported": {
+            "title": "prime-rl",
+            "libraries": {"torch": "2.13.0", "transformers": "5.19.0"},
+        }
+    }
     rows = settings_diff(imported, changed(imported, imported__libraries__torch="2.14.0"))
-    assert [(row.setting, row.likely, row.harmless) for row in rows] == [("imported.libraries.torch", None, True)]
+    assert [(row.setting, row.likely, row.harmless) for row in rows] == [
+        ("imported.libraries.torch", None, True)
+    ]
 
 
 def test_every_cause_compiles_and_names_its_source():

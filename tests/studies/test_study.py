@@ -11,7 +11,9 @@ from mismatch_cli.trace.reader import Trace
 
 
 def test_a_figure_names_both_sides_as_the_screen_does() -> None:
-    """In the same order, with the KV cache, but without versions, which a narrow figure has no room for."""
+    """In the same order, with the KV cache, but without versions, which a narrow figure has no
+    room for.
+    """
     trace = Trace.open(bundled_trace())
     sides = "vllm bfloat16 with KV cache fp8 against transformers bfloat16"
     assert subject_of(trace.manifest, 9393) == f"sample_data/model · {sides} · 9,393 tokens"
@@ -25,12 +27,20 @@ def test_a_figure_names_both_sides_as_the_screen_does() -> None:
     [
         ({}, "14,397 tokens"),
         ({"rollout": {"engine": None}, "trainer": {"model": None}}, "14,397 tokens"),
-        ({"trainer": {"name": "my trainer", "dtype": "bfloat16"}}, "my trainer bfloat16 · 14,397 tokens"),
         (
-            {"rollout": {"engine": "vllm", "model": "a"}, "trainer": {"transformers": "5.19.0", "model": "b"}},
+            {"trainer": {"name": "my trainer", "dtype": "bfloat16"}},
+            "my trainer bfloat16 · 14,397 tokens",
+        ),
+        (
+            {
+                "rollout": {"engine": "vllm", "model": "a"},
+                "trainer": {"transformers": "5.19.0", "model": "b"},
+            },
             "a against b · vllm against transformers · 14,397 tokens",
         ),
     ],
 )
-def test_what_a_trace_does_not_record_leaves_no_separator(manifest: dict[str, dict[str, str]], subject: str) -> None:
+def test_what_a_trace_does_not_record_leaves_no_separator(
+    manifest: dict[str, dict[str, str]], subject: str
+) -> None:
     assert subject_of(manifest, 14_397) == subject

@@ -14,8 +14,10 @@ from tests.studies.written import write_trace
 RECOMPUTED = ("logp_recomputed", "topk_logp_recomputed")
 TOP_K = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recomputed")
 ON_RECOMPUTED = {
-    "minirl", "minirl-tis", "dppo-binary-tv-recompute", "dppo-binary-kl-recompute", "dppo-topk-tv-recompute",
-    "dppo-topk-kl-recompute", "mask-0.5-recompute", "ppo", "ppo-tis", "ppo-dual-clip", "gspo", "ppo-opsm",
+    "minirl", "minirl-tis", "dppo-binary-tv-recompute", "dppo-binary-kl-recompute",
+    "dppo-topk-tv-recompute",
+    "dppo-topk-kl-recompute", "mask-0.5-recompute", "ppo", "ppo-tis", "ppo-dual-clip", "gspo",
+    "ppo-opsm",
     "sapo", "ppo-seq-tis", "gmpo", "gbpo", "clip-cov", "kl-cov",
 }  # fmt: skip
 ON_BOTH = {"ppo-icepop", "ppo-mis", "ppo-mis-geometric", "vaco"}
@@ -24,20 +26,25 @@ TOP_K_NAMES = {"dppo-topk-tv", "dppo-topk-kl", "dppo-topk-tv-recompute", "dppo-t
 
 
 def support_of(folder, *batches, algorithms=ALL, **written) -> Support:
-    return Support.of([write_trace(folder / "trace", *(batches or (world(0, 6),)), **written)], algorithms)
+    return Support.of(
+        [write_trace(folder / "trace", *(batches or (world(0, 6),)), **written)], algorithms
+    )
 
 
 def test_a_trace_with_everything(tmp_path):
     support = support_of(tmp_path)
     assert support.judged == ALL and support.skipped == {}
-    assert support.needs == Needs(advantages=True, recomputed=True, top_k=20, full=True, topk_recomputed=True)
+    assert support.needs == Needs(
+        advantages=True, recomputed=True, top_k=20, full=True, topk_recomputed=True
+    )
     assert support.has["recomputed"] == "measured" and support.has["top_k"] == 20
 
 
 def test_equal_weights_make_the_recomputed_anchor_the_trainer_itself(tmp_path):
     support = support_of(tmp_path, without=RECOMPUTED, equal_weights=True)
     assert support.has["recomputed"] == "equal weights"
-    assert set(support.skipped) == ON_RECOMPUTED - {"clip-cov"}  # which drops tokens wherever they moved
+    # Which drops tokens wherever they moved
+    assert set(support.skipped) == ON_RECOMPUTED - {"clip-cov"}
     for name, reason in support.skipped.items():
         assert "not applicable" in reason and "--trainer-model" in reason, name
     assert {a.name for a in support.judged} == {a.name for a in ALL} - ON_RECOMPUTED | {"clip-cov"}
@@ -77,7 +84,9 @@ def test_fewer_ranks_than_requested(tmp_path):
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_pooled_traces_have_their_smallest_top_k(tmp_path, order):
-    traces = [write_trace(tmp_path / str(k) / "trace", world(k, 6, top_k=k), seed=k) for k in (20, 5)][::order]
+    traces = [
+        write_trace(tmp_path / str(k) / "trace", world(k, 6, top_k=k), seed=k) for k in (20, 5)
+    ][::order]
     support = Support.of(traces, ALL)
     assert support.has["top_k"] == 5 and set(support.skipped) == TOP_K_NAMES
     assert "the top 5" in support.skipped["dppo-topk-tv"]
@@ -105,7 +114,9 @@ def test_an_own_mask_with_a_threshold_k_needs_no_top_k(tmp_path):
 
 
 def test_the_advice_about_k_works_for_an_algorithm_with_parameters(tmp_path):
-    support = support_of(tmp_path, world(0, 6, top_k=5), algorithms=(find("dppo-topk-kl:max_kl=0.1"), find("pg-is")))
+    support = support_of(
+        tmp_path, world(0, 6, top_k=5), algorithms=(find("dppo-topk-kl:max_kl=0.1"), find("pg-is"))
+    )
     assert "dppo-topk-kl:k=5" in support.skipped["dppo-topk-kl:max_kl=0.1"]
 
 
@@ -119,11 +130,15 @@ def test_top_k_without_the_recomputed_ranks(tmp_path):
 def test_only_judged_algorithms_need_columns(tmp_path):
     """An algorithm on the rollout only must not lose tokens because of columns it never reads."""
     support = support_of(tmp_path, algorithms=(find("grpo-clip-higher"),))
-    assert support.needs == Needs(advantages=True, recomputed=False, top_k=0, full=True, topk_recomputed=False)
+    assert support.needs == Needs(
+        advantages=True, recomputed=False, top_k=0, full=True, topk_recomputed=False
+    )
 
 
 def test_recomputed_in_some_shards_only(tmp_path):
-    support = support_of(tmp_path, world(0, 6), without(world(1, 6), "logp_recomputed_T", "topk_logp_recomputed_TK"))
+    support = support_of(
+        tmp_path, world(0, 6), without(world(1, 6), "logp_recomputed_T", "topk_logp_recomputed_TK")
+    )
     assert support.has["recomputed"] == "measured" and support.skipped == {}
 
 
@@ -132,7 +147,8 @@ def test_half_of_the_full_divergence_counts_as_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lacking", "key"), [("advantage", "advantages"), ("reward", "rewards"), ("entropy_trainer", "entropy")]
+    ("lacking", "key"),
+    [("advantage", "advantages"), ("reward", "rewards"), ("entropy_trainer", "entropy")],
 )
 def test_available_columns(tmp_path, lacking, key):
     assert support_of(tmp_path, without=(lacking,)).has[key] is False
@@ -147,7 +163,9 @@ def test_nothing_to_judge(tmp_path):
 
 
 def test_an_import_that_does_not_name_optimiser_steps(tmp_path):
-    """One row without a step is enough; if nothing was counted, by this version or an earlier one, it is unknown."""
+    """One row without a step is enough; if nothing was counted, by this version or an earlier
+    one, it is unknown.
+    """
     for imported in ({"rows_without_minibatch": 1}, {}):
         support = support_of(tmp_path / str(len(imported)), imported=imported)
         assert set(support.skipped) == ON_BATCHES and support.has["batches"] is False
@@ -159,7 +177,9 @@ def test_an_import_that_does_not_name_optimiser_steps(tmp_path):
 def test_whole_batches_need_advantages(tmp_path):
     support = support_of(tmp_path, without=("advantage",))
     assert set(support.skipped) == ON_BATCHES
-    assert all("whole batches with their advantages" in reason for reason in support.skipped.values())
+    assert all(
+        "whole batches with their advantages" in reason for reason in support.skipped.values()
+    )
 
 
 def test_algorithms_that_need_entropy_or_averages(tmp_path):

@@ -9,19 +9,24 @@ from mismatch_cli.studies.clipping import token_class
 EXAMPLES = {
     "digit": ["0", "7", "42", "2024", " 5", "3 ", "\n9", "７", "４２", "٣"],
     "operator": [
-        "+", "-", "*", "/", "=", "<", ">", " +", " = ", "==", "<=", "->", "×", "÷", "·", "±", "≤", "≥", "≠", "−", "^",
+        "+", "-", "*", "/", "=", "<", ">", " +", " = ", "==", "<=", "->", "×", "÷", "·", "±", "≤",
+        "≥", "≠", "−", "^",
         "\\times", "\\cdot", "\\div", "\\frac", "\\sqrt", "\\leq", " \\pm", "%", "→", "**",
     ],
     "connective": [
-        "Wait", " wait", "Thus", " thus", "Since", " since", "So", "However", " However", "Therefore", "WAIT", "Next",
+        "Wait", " wait", "Thus", " thus", "Since", " since", "So", "However", " However",
+        "Therefore", "WAIT", "Next",
         "Let", "If", "But", " because", "We", "This", "Instead",
     ],
     "structure": [
-        ",", ".", "(", ")", ":\n\n", "\n", "\n\n", " ", "  ", "", "\t", "<|im_end|>", "</s>", "<think>", "\\(", "\\[",
-        "\\]", "\\)", "\\", "\\\\", "_{", "):\n", ".\n\n", "$", "{", "}", "?", "\\begin", "\\text", "…",
+        ",", ".", "(", ")", ":\n\n", "\n", "\n\n", " ", "  ", "", "\t", "<|im_end|>", "</s>",
+        "<think>", "\\(", "\\[",
+        "\\]", "\\)", "\\", "\\\\", "_{", "):\n", ".\n\n", "$", "{", "}", "?", "\\begin", "\\text",
+        "…",
     ],
     "other": [
-        "vector", " integer", "Identify", "spiral", "x", "k", "Sub", "x1", "3rd", "1.5", "waiting", "Sinces", "a+b",
+        "vector", " integer", "Identify", "spiral", "x", "k", "Sub", "x1", "3rd", "1.5", "waiting",
+        "Sinces", "a+b",
         "café", "数学", "<b>bold</b>", "⟨17⟩", "\\frac{1}{2}", "wait,", "²",
     ],
 }  # fmt: skip
@@ -47,5 +52,11 @@ def test_a_text_of_the_paper_s_list_of_clipped_tokens():
         " +": "operator",
         " ->": "operator",
     }
-    kinds |= {":\n\n": "structure", " Instead": "connective", "div": "other", " =": "operator", "_{": "structure"}
+    kinds |= {
+        ":\n\n": "structure",
+        " Instead": "connective",
+        "div": "other",
+        " =": "operator",
+        "_{": "structure",
+    }
     assert {text: token_class(text) for text in kinds} == kinds

@@ -1,4 +1,6 @@
-"""A row per token: its values equal plain numpy on the recorded columns, and the counts of clipstats."""
+"""A row per token: its values equal plain numpy on the recorded columns, and the counts of
+clipstats.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ SPECS = ("grpo-clip-higher", "dppo-binary-tv:delta=0.05", "dppo-topk-kl", "gspo"
 def columns(tables) -> dict[str, np.ndarray]:
     """Columns with NaN for a missing number, None for a missing flag."""
     whole = pa.concat_tables(tables)
-    return {name: np.array(whole[name].to_pylist()) for name in whole.column_names} | {"rows": whole.num_rows}
+    return {name: np.array(whole[name].to_pylist()) for name in whole.column_names} | {
+        "rows": whole.num_rows
+    }
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,8 @@ def test_a_row_per_token_and_its_gap(trace):
     batches = list(trace.batches())
     assert found["rows"] == number_of_tokens([trace]) == sum(batch.num_tokens for batch in batches)
     rollout, trainer = (
-        np.concatenate([getattr(batch, f"logp_{side}_T") for batch in batches]) for side in ("rollout", "trainer")
+        np.concatenate([getattr(batch, f"logp_{side}_T") for batch in batches])
+        for side in ("rollout", "trainer")
     )
     counts = np.concatenate([batch.loss_mask_T for batch in batches]) & ~np.isnan(trainer)
     with np.errstate(invalid="ignore"):
@@ -44,16 +49,25 @@ def test_a_row_per_token_and_its_gap(trace):
     assert all(value is None for value in found["d"][~counts])
     np.testing.assert_allclose(found["ratio"][counts].astype(float), np.exp(d[counts]), rtol=1e-6)
     tv = np.abs(np.exp(trainer.astype(float)) - np.exp(rollout.astype(float)))
-    np.testing.assert_allclose(found["tv_binary"][counts].astype(float), tv[counts], rtol=1e-4, atol=1e-7)
-    assert all(found[name][counts][0] is not None for name in ("kl_binary", "k3", "tv_topk", "kl_topk"))
-    assert (found["position"] == np.concatenate([np.arange(n) for b in batches for n in np.diff(b.offset_S1)])).all()
+    np.testing.assert_allclose(
+        found["tv_binary"][counts].astype(float), tv[counts], rtol=1e-4, atol=1e-7
+    )
+    assert all(
+        found[name][counts][0] is not None for name in ("kl_binary", "k3", "tv_topk", "kl_topk")
+    )
+    assert (
+        found["position"]
+        == np.concatenate([np.arange(n) for b in batches for n in np.diff(b.offset_S1)])
+    ).all()
 
 
 def test_mismatch_and_staleness_add_up_if_both_were_measured(trace):
     found = columns(list(token_tables([trace])))
     measured = np.array([value is not None for value in found["d_staleness"]])
     assert measured.any() and not measured.all()  # the second shard has no recomputed log-probs
-    parts = found["d_mismatch"][measured].astype(float) + found["d_staleness"][measured].astype(float)
+    parts = found["d_mismatch"][measured].astype(float) + found["d_staleness"][measured].astype(
+        float
+    )
     finite = np.isfinite(parts)
     np.testing.assert_allclose(parts[finite], found["d"][measured].astype(float)[finite], atol=1e-5)
 
@@ -67,7 +81,9 @@ def test_turns_equal_the_reports(trace):
     for row in rows[:-1]:
         abs_d_N = np.abs(found["d"][counted][turns == row["first"]].astype(float))
         assert len(abs_d_N) == row["tokens"]
-        assert abs_d_N[np.isfinite(abs_d_N)].mean() == pytest.approx(row["abs_d_mean"]["value"], rel=1e-5)
+        assert abs_d_N[np.isfinite(abs_d_N)].mean() == pytest.approx(
+            row["abs_d_mean"]["value"], rel=1e-5
+        )
 
 
 def test_blocked_tokens_are_those_that_clipstats_counts(trace):
@@ -82,17 +98,30 @@ def test_blocked_tokens_are_those_that_clipstats_counts(trace):
 def test_without_advantages_each_sign_has_a_column(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 24), without=("advantage",))
     study = analyse_clipping([trace], [find(SPECS[0])])
-    found, (row,) = columns(list(blocked_tables([trace], study.support))), study.result["algorithms"]
+    found, (row,) = (
+        columns(list(blocked_tables([trace], study.support))),
+        study.result["algorithms"],
+    )
     for sign in ("positive", "negative"):
         judged = [flag for flag in found[f"{SPECS[0]}_if_{sign}"] if flag is not None]
         assert np.mean(judged) == row["blocked"][sign]["value"]
 
 
 def test_an_unscored_trace_has_its_tokens(tmp_path):
-    absent = ("logp_trainer", "logp_recomputed", "topk_logp_trainer", "topk_logp_recomputed", "advantage")
+    absent = (
+        "logp_trainer",
+        "logp_recomputed",
+        "topk_logp_trainer",
+        "topk_logp_recomputed",
+        "advantage",
+    )
     (table,) = token_tables([write_trace(tmp_path / "trace", world(0, 6), without=absent)])
     assert "logp_rollout" in table.column_names
-    assert not [name for name in table.column_names if name.startswith(("d", "ratio", "blocked", "logp_trainer"))]
+    assert not [
+        name
+        for name in table.column_names
+        if name.startswith(("d", "ratio", "blocked", "logp_trainer"))
+    ]
 
 
 def test_pooled_traces_are_distinguishable_and_share_columns(tmp_path):

@@ -21,8 +21,14 @@ LENGTH, TOOL = 6, 4  # tokens of a turn, and of a tool's answer before the next 
 
 
 def conversation(row: Row, turns: int) -> Row:
-    """Turns cut from the beginning of a response; log π alternates by ±0.01 nats in the first turn, ±0.02 …"""
-    kept = {name: value for name, value in row.items() if name == "prompt_ids" or not isinstance(value, list)}
+    """Turns cut from the beginning of a response; log π alternates by ±0.01 nats in the first
+    turn, ±0.02 …
+    """
+    kept = {
+        name: value
+        for name, value in row.items()
+        if name == "prompt_ids" or not isinstance(value, list)
+    }
     mask = ([True] * LENGTH + [False] * TOOL) * turns
     turn_T = np.arange(len(mask)) // (LENGTH + TOOL)
     gap_T = np.where(mask, PLANTED * (turn_T + 1), 5.0) * (-1.0) ** np.arange(len(mask))
@@ -38,7 +44,9 @@ def written(folder: Path, most: int) -> Trace:
     """Conversations of 1 … `most` turns in three shards."""
     rows = [conversation(row, 1 + i % most) for i, row in enumerate(rows_of(FLOAT32))]
     return Trace.open(
-        write_rows(folder, rows, FLOAT32, shards=3, manifest=lambda content: content.pop("shard_rows", 0))
+        write_rows(
+            folder, rows, FLOAT32, shards=3, manifest=lambda content: content.pop("shard_rows", 0)
+        )
     )
 
 
@@ -63,9 +71,13 @@ def test_the_planted_gap_is_found_in_each_turn(study: MismatchAnalysis) -> None:
         assert row["length_mean"]["value"] == LENGTH
 
 
-def test_workers_give_the_same_bits(growing: Trace, study: MismatchAnalysis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_give_the_same_bits(
+    growing: Trace, study: MismatchAnalysis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(portions, "PORTION_BYTES", 1)  # each shard is a portion
-    alone, together = (analyse([growing], worst=1, workers=Workers(number)).result for number in (1, 3))
+    alone, together = (
+        analyse([growing], worst=1, workers=Workers(number)).result for number in (1, 3)
+    )
     assert alone == together
     turns = [next(iter(found["pairs"].values()))["turns"] for found in (alone, study.result)]
     for row, whole in zip(*turns, strict=True):
@@ -74,8 +86,15 @@ def test_workers_give_the_same_bits(growing: Trace, study: MismatchAnalysis, mon
 
 def test_screen_page_and_figure_show_turns_if_there_are_several(study: MismatchAnalysis) -> None:
     view = page_of(study)
-    (along,) = (section for section in view.sections if section.title == "By position in the response")
-    assert [row[0] for row in along.tables[-1].rows] == ["1", "2", "3", "4"] and "turn" in along.text
+    (along,) = (
+        section for section in view.sections if section.title == "By position in the response"
+    )
+    assert [row[0] for row in along.tables[-1].rows] == [
+        "1",
+        "2",
+        "3",
+        "4",
+    ] and "turn" in along.text
     assert view.screen is not None
     (profile,) = (profile for profile in view.screen.profiles if profile.title == "by turn")
     assert (profile.first, profile.last) == ("1", "4") and profile.note.endswith("0.010 to 0.040")
@@ -83,20 +102,36 @@ def test_screen_page_and_figure_show_turns_if_there_are_several(study: MismatchA
 
     usual = analyse([Trace.open(bundled_trace())], worst=1)
     view = page_of(usual)
-    (along,) = (section for section in view.sections if section.title == "By position in the response")
+    (along,) = (
+        section for section in view.sections if section.title == "By position in the response"
+    )
     assert len(along.tables) == 2 and "turn" not in along.text
-    assert view.screen is not None and not any("turn" in profile.title for profile in view.screen.profiles)
+    assert view.screen is not None and not any(
+        "turn" in profile.title for profile in view.screen.profiles
+    )
     assert "turn-profile" not in dict(plots_for(usual.plot_data))
 
 
-def test_the_last_row_gathers_later_turns_and_compare_draws_them(tmp_path: Path, growing: Trace) -> None:
+def test_the_last_row_gathers_later_turns_and_compare_draws_them(
+    tmp_path: Path, growing: Trace
+) -> None:
     long = written(tmp_path / "long", 32)
     found = analyse([long], worst=1)
     last = next(iter(found.result["pairs"].values()))["turns"][-1]
-    # 96 responses of 1 … 32 turns: three each of 24 … 32 turns, which have 1 … 9 turns from the 24th on
+    # 96 responses of 1 … 32 turns: three each of 24 … 32 turns, which have 1 … 9 turns from the
+    # 24th on
     turns = np.concatenate([np.arange(24, most + 1) for most in range(24, 33)])
-    assert (last["first"], last["last"], last["turns"], last["tokens"]) == (24, None, 3 * 45, 3 * 45 * LENGTH)
+    assert (last["first"], last["last"], last["turns"], last["tokens"]) == (
+        24,
+        None,
+        3 * 45,
+        3 * 45 * LENGTH,
+    )
     assert last["abs_d_mean"]["value"] == pytest.approx(PLANTED * turns.mean(), rel=1e-4)
-    (along,) = (section for section in page_of(found).sections if section.title == "By position in the response")
+    (along,) = (
+        section
+        for section in page_of(found).sections
+        if section.title == "By position in the response"
+    )
     assert along.tables[-1].rows[-1][0] == "24 and later"
     assert "turn-profile" in dict(plots_for(analyse_comparison([growing, long]).plot_data))

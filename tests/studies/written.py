@@ -26,7 +26,8 @@ def write_trace(
     seed: int = 0,
     imported: dict[str, int] | None = None,
 ) -> Trace:
-    """A trace whose trainer is one optimiser step ahead, or not; `without` names columns that were not measured.
+    """A trace whose trainer is one optimiser step ahead, or not; `without` names columns that were
+    not measured.
 
     `imported` adds an importer's counts.
     """
@@ -36,8 +37,16 @@ def write_trace(
             columns["version_trainer"] = columns["version_rollout"]
         write_shard(shard_path(folder, number), rows_to_table(columns))
     ids = pa.array(range(len(TEXTS)), pa.int32())
-    pq.write_table(pa.table({"id": ids, "bytes": [text.encode() for text in TEXTS]}), folder / "vocab.parquet")
-    counts: dict[str, Any] = {"title": "a dump", "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}
+    pq.write_table(
+        pa.table({"id": ids, "bytes": [text.encode() for text in TEXTS]}), folder / "vocab.parquet"
+    )
+    counts: dict[str, Any] = {
+        "title": "a dump",
+        "file_count": 1,
+        "left_out": {},
+        "left_out_first": {},
+        "noted": {},
+    }
     origin = {} if imported is None else {"imported": counts | imported}
     write_manifest(folder, {"top_logprobs": 20, "config": {"seed": seed}} | origin)
     return Trace.open(folder)
@@ -50,12 +59,16 @@ def _columns(batch: TokenBatch) -> dict[str, Any]:
     columns |= {"version_trainer": [1] * len(bounds), "finish_reason": ["stop"] * len(bounds)}
     columns["prompt_ids"] = [[1, 2, 3, 4]] * len(bounds)
     if batch.reward_S is not None:
-        columns["reward"] = [None if np.isnan(reward) else reward for reward in batch.reward_S.tolist()]
+        columns["reward"] = [
+            None if np.isnan(reward) else reward for reward in batch.reward_S.tolist()
+        ]
     names = [f"{name}_T" for name in TOKEN_COLUMNS] + [f"{name}_TK" for name in TOPK_COLUMNS]
     for name in names:
         column = getattr(batch, name)
         if column is not None:
-            columns[name.rsplit("_", 1)[0]] = [_values(column[start:stop]) for start, stop in bounds]
+            columns[name.rsplit("_", 1)[0]] = [
+                _values(column[start:stop]) for start, stop in bounds
+            ]
     return columns
 
 

@@ -1,4 +1,6 @@
-"""Shared by the tests of rewards: runs the functions of a module's `FUNCTIONS`, each in a separate process."""
+"""Shared by the tests of rewards: runs the functions of a module's `FUNCTIONS`, each in a
+separate process.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ DAPO = (
     'answer on its own line after "Answer:".'
 )
 SIMPLE_EVALS = (
-    'of the form Answer: $ANSWER (without quotes)… after "Answer:", and you do not need to use a \\boxed command.'
+    'of the form Answer: $ANSWER (without quotes)… after "Answer:", and you do not need to use a '
+    "\\boxed command."
 )
 
 
@@ -30,7 +31,8 @@ SIMPLE_EVALS = (
         (SIMPLE_EVALS, True),
         ('The last line should be of the form "ANSWER: $ANSWER" (without quotes).', True),
         ([{"role": "system", "content": "Think."}, {"role": "user", "content": DAPO}], True),
-        ("The last line should be of the form Answer: \\boxed{$Answer} where", False),  # slime's: graded by its box
+        # slime's: graded by its box
+        ("The last line should be of the form Answer: \\boxed{$Answer} where", False),
         ("What is 30 + 4? Put your final answer within \\boxed{}.", False),
         ("Question: What is 30 + 4?\nAnswer:", False),
     ],
@@ -45,15 +47,19 @@ def grader():
         yield grader
 
 
-# The results of verl's DAPO scorer (math_dapo) on these: it reads the last 300 characters, the last `Answer:` in any
-# case, and uses its own normalization instead of math-verify.
+# The results of verl's DAPO scorer (math_dapo) on these: it reads the last 300 characters, the last
+# `Answer:` in any case, and uses its own normalization instead of math-verify.
 LINES = [
-    ("It is 34.\nAnswer: 34", "34", 1), ("answer :  34", "34", 1), ("ANSWER:\n34", "34", 1), ("Answer: $34$", "34", 1),
+    ("It is 34.\nAnswer: 34", "34", 1), ("answer :  34", "34", 1), ("ANSWER:\n34", "34", 1),
+    ("Answer: $34$", "34", 1),
     ("Answer: 1,234", "1234", 1), ("Answer: x = 34", "34", 1), ("Answer: n=5 and m=34", "34", 1),
-    ("Answer: 34 square units", "34", 1), ("Answer: \\text{34}", "34", 1), ("Answer: \\boxed{34}", "34", 1),
-    ("Answer: 35\nAnswer: 34", "34", 1), ("Answer: 34\nAnswer: 35", "34", 0), ("Answer: 34 or 35", "34", 0),
+    ("Answer: 34 square units", "34", 1), ("Answer: \\text{34}", "34", 1),
+    ("Answer: \\boxed{34}", "34", 1),
+    ("Answer: 35\nAnswer: 34", "34", 1), ("Answer: 34\nAnswer: 35", "34", 0),
+    ("Answer: 34 or 35", "34", 0),
     ("Answer: \\frac{1}{2}", "\\frac{1}{2}", 1), ("Answer: 34.", "34", 0), ("Answer: -34", "34", 0),
-    ("Answer: 34" + " and so on" * 30, "34", 0), ("The answer is 34", "34", 0), ("", "34", 0), ("Answer:", "34", 0),
+    ("Answer: 34" + " and so on" * 30, "34", 0), ("The answer is 34", "34", 0), ("", "34", 0),
+    ("Answer:", "34", 0),
     ("so it is \\boxed{34}", "34", 1), ("\\boxed{34}" + " and so on" * 10, "34", 0),
 ]  # fmt: skip
 
@@ -61,8 +67,14 @@ LINES = [
 def test_the_last_line_is_read_like_verl_reads_it(grader):
     for response, answer, reward in LINES:
         assert grader.grade(response, answer, "stop", on_line=True) == reward, response
-    assert grader.grade("Answer: 34", "34", "length", on_line=True) == 0  # truncated responses score 0 here too
-    assert grader.grade("<think>Answer: 34</think>Answer: 35", "35", "stop", in_thought=True, on_line=True) == 1
+    # Truncated responses score 0 here too
+    assert grader.grade("Answer: 34", "34", "length", on_line=True) == 0
+    assert (
+        grader.grade(
+            "<think>Answer: 34</think>Answer: 35", "35", "stop", in_thought=True, on_line=True
+        )
+        == 1
+    )
 
 
 def test_boxes_are_read_as_before(grader):
@@ -86,7 +98,9 @@ def test_the_format_decides_where_the_answer_is_read(settings: dict[str, Any], e
     rollouts: Any = [Rollout([1], [i], None, None, None, None, "length_of_none") for i in range(4)]  # type: ignore[arg-type]
     with Grader(lambda ids: texts[ids[0]], **settings) as grader:
         assert grader.rewards(problems, rollouts) == earned
-        assert grader.stated == sum(1 for i in range(4) if settings.get("answer_format") != "boxed" or i % 2) - (
+        assert grader.stated == sum(
+            1 for i in range(4) if settings.get("answer_format") != "boxed" or i % 2
+        ) - (
             not settings  # the third problem asks for a box, but there is none
         )
 
@@ -101,19 +115,30 @@ def test_a_problem_that_asks_for_a_box_itself_is_graded_by_its_box():
             assert grader.rewards([Problem(0, prompt, "34")], [rollout]) == [1]
 
 
-@pytest.mark.parametrize(("template", "words"), [("boxed", "within \\boxed{}."), ("answer-line", '"Answer:".')])
+@pytest.mark.parametrize(
+    ("template", "words"), [("boxed", "within \\boxed{}."), ("answer-line", '"Answer:".')]
+)
 def test_words_go_only_around_problems_that_ask_for_no_format(template, words):
     tokenizer = load_tokenizer(str(bundled("model")))
     plain, chat = Problem(0, "What is 30 + 4?", "34"), [{"role": "user", "content": "What is {5}?"}]
     asks = [Problem(2, DAPO, "34"), Problem(3, "2? Put it into \\boxed{}.", "2")]
     problems = [plain, Problem(1, chat, "5"), *asks]
     encoded = encode_prompts(problems, tokenizer, template=template, max_model_len=4096)
-    assert encoded.problems == problems and encoded.template == template  # unchanged: a reward receives these
+    # Unchanged: a reward receives these
+    assert encoded.problems == problems and encoded.template == template
     texts = [tokenizer.decode(ids) for ids in encoded.prompt_ids]
-    assert words in texts[0] and "What is 30 + 4?" in texts[0] and words in texts[1] and "What is {5}?" in texts[1]
+    assert (
+        words in texts[0]
+        and "What is 30 + 4?" in texts[0]
+        and words in texts[1]
+        and "What is {5}?" in texts[1]
+    )
     own = encode_prompts(asks, tokenizer, template="chat", max_model_len=4096)
     assert encoded.prompt_ids[2:] == own.prompt_ids
-    assert encoded.prompt_ids[0] != encode_prompts([plain], tokenizer, max_model_len=4096).prompt_ids[0]
+    assert (
+        encoded.prompt_ids[0]
+        != encode_prompts([plain], tokenizer, max_model_len=4096).prompt_ids[0]
+    )
     tokenizer.chat_template = None
     (raw,) = encode_prompts([plain], tokenizer, template=template, max_model_len=4096).prompt_ids
     assert words in tokenizer.decode(raw)
@@ -122,10 +147,14 @@ def test_words_go_only_around_problems_that_ask_for_no_format(template, words):
 def test_a_prompt_that_is_too_long_is_left_out():
     tokenizer = load_tokenizer(str(bundled("model")))
     problems = [Problem(i, "and " * n, "1") for i, n in enumerate((5, 50, 500))]
-    lengths = [len(ids) for ids in encode_prompts(problems, tokenizer, max_model_len=4096).prompt_ids]
+    lengths = [
+        len(ids) for ids in encode_prompts(problems, tokenizer, max_model_len=4096).prompt_ids
+    ]
     encoded = encode_prompts(problems, tokenizer, max_model_len=lengths[2], max_prompt=lengths[1])
     assert encoded.problems == problems[:2]  # exactly as long as allowed
-    encoded = encode_prompts(problems, tokenizer, max_model_len=lengths[2], max_prompt=lengths[1] - 1)
+    encoded = encode_prompts(
+        problems, tokenizer, max_model_len=lengths[2], max_prompt=lengths[1] - 1
+    )
     assert [one["reason"] for one in encoded.skipped] == [
         f"the prompt has {lengths[1]} tokens, more than the limit of {lengths[1] - 1}",
         f"the prompt has {lengths[2]} tokens, the context {lengths[2]}",

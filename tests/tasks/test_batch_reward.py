@@ -63,8 +63,15 @@ def test_a_function_gets_lists_and_its_process_lives_on(reward_of):
         ("text", "the text '1', not a number"),
         ("broken", "ZeroDivisionError"),
         ("dies", "its process died"),
-        ("mixed", "parameters 'answer' and 'responses'. A reward grades either one response or a list of them"),
-        ("unknown", "the parameter 'weather'. It can have: response, .*; or, for lists of them, responses"),
+        (
+            "mixed",
+            "parameters 'answer' and 'responses'. A reward grades either one response or a list "
+            "of them",
+        ),
+        (
+            "unknown",
+            "the parameter 'weather'. It can have: response, .*; or, for lists of them, responses",
+        ),
     ],
 )
 def test_anything_but_a_list_of_numbers_ends_the_run_with_its_reason(reward_of, name, said):
@@ -108,17 +115,23 @@ def fluency(responses, problems):
 
 
 def test_a_model_of_torch_judges_in_the_process(tmp_path):
-    """A real model, loaded once within the memory limit of rewards; its numbers equal those of this process."""
+    """A real model, loaded once within the memory limit of rewards; its numbers equal those of
+    this process.
+    """
     name = str(bundled("model"))
     (tmp_path / "judge.py").write_text(MODEL_AS_REWARD.format(model=name), encoding="utf-8")
     where = f"{tmp_path}/judge.py:fluency"
     reward = OwnReward(where)
-    rows = [Answered(said, None, "Tom has 3 apples.", "stop") for said in ("Tom has 7 apples.", "7 7 (")]
+    rows = [
+        Answered(said, None, "Tom has 3 apples.", "stop") for said in ("Tom has 7 apples.", "7 7 (")
+    ]
     found = [reward.grade_all(rows), reward.grade_all(rows)]
     reward.child.stop()
     model, tokenizer, expected = load_causal_lm(name, dtype="float32"), load_tokenizer(name), []
     for response, _, problem, *_ in rows:
-        prompt, said = (tokenizer.encode(text, add_special_tokens=False) for text in (problem, response))
+        prompt, said = (
+            tokenizer.encode(text, add_special_tokens=False) for text in (problem, response)
+        )
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + said])).logits[0, len(prompt) - 1 : -1]
         expected.append(logits.log_softmax(-1).gather(1, torch.tensor(said)[:, None]).mean().item())
@@ -127,9 +140,13 @@ def test_a_model_of_torch_judges_in_the_process(tmp_path):
 
 
 def test_a_reward_may_take_longer_to_load(tmp_path):
-    (tmp_path / "slow.py").write_text("import time\ntime.sleep(1.5)\ndef f(responses): return responses\n")
+    (tmp_path / "slow.py").write_text(
+        "import time\ntime.sleep(1.5)\ndef f(responses): return responses\n"
+    )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("mismatch_cli.tasks.rewards._TO_LOAD", 0.2)
-        with pytest.raises(MismatchError, match=r"did not load within 0\.2 s\. Allow more with --reward-seconds"):
+        with pytest.raises(
+            MismatchError, match=r"did not load within 0\.2 s\. Allow more with --reward-seconds"
+        ):
             check_reward(f"{tmp_path}/slow.py:f")
         check_reward(f"{tmp_path}/slow.py:f", 30)

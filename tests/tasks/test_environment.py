@@ -1,4 +1,6 @@
-"""A user's environment in its real child processes: what it may return, what it may not, what it cannot break."""
+"""A user's environment in its real child processes: what it may return, what it may not, what it
+cannot break.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from typing import Any
 import pytest
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.tasks.environment import Environments, Outcome, Playing, check_environment, starting
+from mismatch_cli.tasks.environment import (
+    Environments,
+    Outcome,
+    Playing,
+    check_environment,
+    starting,
+)
 from mismatch_cli.tasks.prompts import Problem
 
 GAMES = """
@@ -94,11 +102,19 @@ def playing(sample: int, seed: int = 3, answer: str | None = None, prompt: int =
 
 
 def test_episodes_run_side_by_side_with_seed_problem_and_answer(environments):
-    games, episodes = environments("Counting", processes=2), [playing(i, seed=i, answer="6") for i in range(5)]
+    games, episodes = (
+        environments("Counting", processes=2),
+        [playing(i, seed=i, answer="6") for i in range(5)],
+    )
     assert games.begin(episodes) == [f"count: {i}" for i in range(5)]
     first = games.step(episodes, ["a", "ab", "abc", "abc", ""])
-    assert first == [Outcome("1", 0.5, False), Outcome("3", 1.5, False), Outcome("5", 2.5, False),
-                     Outcome("", 3.0, True), Outcome("4", 2.0, False)]  # fmt: skip
+    assert first == [
+        Outcome("1", 0.5, False),
+        Outcome("3", 1.5, False),
+        Outcome("5", 2.5, False),
+        Outcome("", 3.0, True),
+        Outcome("4", 2.0, False),
+    ]
     assert games.step([episodes[4], episodes[0]], ["x" * 27, "12345"]) == [
         Outcome("", 15.5, True),
         Outcome("", 3.0, True),
@@ -110,15 +126,21 @@ def test_episodes_run_side_by_side_with_seed_problem_and_answer(environments):
 def test_processes_share_the_samples_of_a_problem(environments, monkeypatch):
     """With the names that training gives its episodes: step, problem, sample, process."""
     games, asked = environments("Counting", processes=2), list[int]()
-    monkeypatch.setattr(games, "_begin", lambda child, _: asked.append(games._children.index(child)))
+    monkeypatch.setattr(
+        games, "_begin", lambda child, _: asked.append(games._children.index(child))
+    )
     games.begin([starting((1, 7, i, i), 3, Problem(7, "count", None)) for i in range(8)])
     assert sorted(asked) == [0] * 4 + [1] * 4
 
 
 def test_messages_and_three_return_values_suffice(environments):
     games, episode = environments("Short"), playing(0)
-    assert games.begin([episode]) == [[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]]
-    assert games.step([episode], ["act"]) == [Outcome([{"role": "tool", "content": "act"}], 1.0, False)]
+    assert games.begin([episode]) == [
+        [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    ]
+    assert games.step([episode], ["act"]) == [
+        Outcome([{"role": "tool", "content": "act"}], 1.0, False)
+    ]
     ends = environments("made")
     ends.begin([last := playing(1, answer="end")])
     assert ends.step([last], ["act"]) == [Outcome("", 1.0, True)]
@@ -129,15 +151,25 @@ def test_a_step_that_hangs_ends_its_episode_and_no_other(environments):
     games, episodes = environments("Counting", seconds=2.0), [playing(i) for i in range(3)]
     games.begin(episodes)
     games.step(episodes, ["a", "ab", "abc"])
-    assert games.step(episodes, ["abc", "hang", "ab"]) == [Outcome("7", 3.5, False), None, Outcome("8", 4.0, False)]
+    assert games.step(episodes, ["abc", "hang", "ab"]) == [
+        Outcome("7", 3.5, False),
+        None,
+        Outcome("8", 4.0, False),
+    ]
     assert games.timeouts == games.state_dict()["timeouts"] == 1
-    assert games.step([episodes[0], episodes[2]], ["", "a"]) == [Outcome("7", 3.5, False), Outcome("9", 4.5, False)]
+    assert games.step([episodes[0], episodes[2]], ["", "a"]) == [
+        Outcome("7", 3.5, False),
+        Outcome("9", 4.5, False),
+    ]
 
 
 def test_a_process_that_dies_is_tried_once_more(environments):
     games, episodes = environments("Counting"), [playing(i) for i in range(2)]
     games.begin(episodes)
-    assert games.step(episodes, ["ab", "die once"]) == [Outcome("5", 2.5, False), Outcome("11", 5.5, False)]
+    assert games.step(episodes, ["ab", "die once"]) == [
+        Outcome("5", 2.5, False),
+        Outcome("11", 5.5, False),
+    ]
     with pytest.raises(MismatchError, match="Counting failed: its process died"):
         games.step(episodes, ["die", ""])
 
@@ -158,12 +190,16 @@ def test_a_process_that_dies_is_tried_once_more(environments):
 def test_invalid_results_stop_the_run_with_their_reason(environments, answer, said):
     games, episode = environments("made"), playing(0, answer=answer)
     games.begin([episode])
-    with pytest.raises(MismatchError, match=rf"games\.py:made failed: .*{said}.* on the action 'act'"):
+    with pytest.raises(
+        MismatchError, match=rf"games\.py:made failed: .*{said}.* on the action 'act'"
+    ):
         games.step([episode], ["act"])
 
 
 def test_a_reset_that_hangs_stops_the_run(environments):
-    with pytest.raises(MismatchError, match=r"its reset takes over 1 s\. Allow more with --environment-seconds"):
+    with pytest.raises(
+        MismatchError, match=r"its reset takes over 1 s\. Allow more with --environment-seconds"
+    ):
         environments("NoSeedTwice", seconds=1.0).begin([playing(0)])
 
 

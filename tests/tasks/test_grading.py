@@ -61,7 +61,9 @@ def test_answers(grader, response, answer, reward):
     assert grader.grade(response, answer, "stop") == reward
 
 
-@pytest.mark.parametrize("pair", [("4", "4"), ("4", "5"), ("-3", "3"), ("007", "7"), ("10", "100"), ("0", "-0")])
+@pytest.mark.parametrize(
+    "pair", [("4", "4"), ("4", "5"), ("-3", "3"), ("007", "7"), ("10", "100"), ("0", "-0")]
+)
 def test_the_shortcut_for_integers_agrees_with_the_library(grader, pair):
     boxed, answer = pair
     assert grader.grade(f"\\boxed{{{boxed}}}", answer, "stop") == grader._compare(boxed, answer)
@@ -99,7 +101,8 @@ def test_a_comparison_that_hangs_is_given_up_and_counted():
 def test_what_was_given_up_is_not_tried_again():
     with MathVerify() as grader:
         grader.child.give_up(['["\\\\boxed{1.0}", "\\\\boxed{1}"]'])
-        assert grader.grade("\\boxed{1.0}", "1", "stop") == 0  # equal, but a resumed run scores like the first one
+        # Equal, but a resumed run scores like the first one
+        assert grader.grade("\\boxed{1.0}", "1", "stop") == 0
         assert grader.timeouts == 1
 
 
@@ -112,7 +115,9 @@ def test_a_worker_that_died_between_two_questions_is_replaced():
 
 
 @pytest.mark.parametrize(("deaths", "reward", "timeouts"), [(1, 1, 0), (2, 0, 1)])
-def test_a_comparison_that_kills_the_worker_is_retried_once_then_counted(monkeypatch, deaths, reward, timeouts):
+def test_a_comparison_that_kills_the_worker_is_retried_once_then_counted(
+    monkeypatch, deaths, reward, timeouts
+):
     with MathVerify() as grader:
         replies = iter([""] * deaths + ["true"])
         monkeypatch.setattr(grader.child, "ask", lambda *_: next(replies))

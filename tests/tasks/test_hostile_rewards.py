@@ -1,4 +1,6 @@
-"""Rewards that exit, hang, fork, print, grow or start processes: the run continues, and no process is left."""
+"""Rewards that exit, hang, fork, print, grow or start processes: the run continues, and no
+process is left.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +216,9 @@ def _is_alive(pid: int) -> bool:
 )  # fmt: skip
 def test_every_response_gets_its_own_reward_and_no_process_is_left(folder, name, left):
     if name == "closes":  # the second time there is nothing left to close
-        (folder / "mine.py").write_text(REWARDS.replace("os.close(0), os.close(1)", "os.closerange(0, 3)"))
+        (folder / "mine.py").write_text(
+            REWARDS.replace("os.close(0), os.close(1)", "os.closerange(0, 3)")
+        )
     reward = OwnReward(f"{folder}/mine.py:{name}", seconds=10)
     try:
         rewards = [reward.grade("x" * n, None, "stop", "p") for n in (1, 2, 70_000)]
@@ -233,7 +237,10 @@ def test_every_response_gets_its_own_reward_and_no_process_is_left(folder, name,
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("forges", r"mine\.py:forges failed: it wrote into a file descriptor that it had not opened"),
+        (
+            "forges",
+            r"mine\.py:forges failed: it wrote into a file descriptor that it had not opened",
+        ),
         ("spoils", "it wrote into a file descriptor"),
         ("exits", r"SystemExit: 0"),
         ("exits_at_once", "its process died"),
@@ -266,7 +273,8 @@ def test_what_is_written_between_two_questions_is_no_answer(folder, monkeypatch)
         reward.grade("xx", None, "stop", "p")
     monkeypatch.setenv("FORGE", "ready")
     with pytest.raises(
-        MismatchError, match=r"mine\.py:exits failed: it wrote into a file descriptor .* Run it by itself"
+        MismatchError,
+        match=r"mine\.py:exits failed: it wrote into a file descriptor .* Run it by itself",
     ):
         check_reward(f"{folder}/mine.py:exits")
 
@@ -295,11 +303,15 @@ def test_a_number_of_any_library_counts(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_the_run_ends_no_process_is_left(folder, number):
-    code = f"from mismatch_cli.tasks.rewards import OwnReward; OwnReward({str(folder)!r} + '/mine.py:sleeps')"
+    code = (
+        f"from mismatch_cli.tasks.rewards import OwnReward; OwnReward({str(folder)!r} + "
+        "'/mine.py:sleeps')"
+    )
     run = subprocess.Popen(
-        [sys.executable, "-c", f"{code}.grade('x', None, 'stop', 'p')"], stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", f"{code}.grade('x', None, 'stop', 'p')"],
+        stderr=subprocess.DEVNULL,
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )  # fmt: skip
+    )
     until = time.monotonic() + 20
     while len((folder / "pids").read_text().split()) < 2 and time.monotonic() < until:
         time.sleep(0.02)
@@ -320,4 +332,7 @@ try:
 except MemoryError:
     print(len(held) < 16, Path("/proc/self/oom_score_adj").read_text().strip())
 """
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=Path(__file__).parents[2]) == b"True 1000\n"
+    assert (
+        subprocess.check_output([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
+        == b"True 1000\n"
+    )

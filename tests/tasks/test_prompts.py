@@ -28,7 +28,9 @@ def write(path: Path, rows=ROWS) -> str:
     elif path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
-        path.write_text("problem,answer\n" + "".join(f"{r['problem']},{r['answer']}\n" for r in rows))
+        path.write_text(
+            "problem,answer\n" + "".join(f"{r['problem']},{r['answer']}\n" for r in rows)
+        )
     return str(path)
 
 
@@ -54,7 +56,8 @@ def test_fields_can_be_named_nested_and_chat_messages(tmp_path):
 
 
 SYSTEM, USER, ASSISTANT = (
-    {"role": role, "content": text} for role, text in (("system", "Be brief."), ("user", "1 + 1?"), ("assistant", "2"))
+    {"role": role, "content": text}
+    for role, text in (("system", "Be brief."), ("user", "1 + 1?"), ("assistant", "2"))
 )
 
 
@@ -67,23 +70,32 @@ def test_the_model_s_template_renders_chat_messages(tmp_path, ending):
     tokenizer = load_tokenizer(str(bundled("model")))
     encoded = encode_prompts(found, tokenizer, max_model_len=1000)
     for ids, problem in zip(encoded.prompt_ids, found, strict=True):
-        text = tokenizer.apply_chat_template(problem.prompt, add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(
+            problem.prompt, add_generation_prompt=True, tokenize=False
+        )
         assert ids == tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_a_conversation_needs_a_chat_template():
     alone, conversation = Problem(0, [USER], None), Problem(1, [SYSTEM, USER], None)
     for template in ("raw", "r1-distill"):
-        texts = encode_prompts(problems(USER["content"]), WordTokenizer(), template=template, max_model_len=99)
+        texts = encode_prompts(
+            problems(USER["content"]), WordTokenizer(), template=template, max_model_len=99
+        )
         found = encode_prompts([alone], WordTokenizer(), template=template, max_model_len=99)
         assert found.prompt_ids == texts.prompt_ids  # a single user message is a text
         with pytest.raises(
-            MismatchError, match=rf"Prompt 1 is a conversation .system, user., .*template is {template}"
+            MismatchError,
+            match=rf"Prompt 1 is a conversation .system, user., .*template is {template}",
         ):
-            encode_prompts([alone, conversation], WordTokenizer(), template=template, max_model_len=99)
+            encode_prompts(
+                [alone, conversation], WordTokenizer(), template=template, max_model_len=99
+            )
     bare = WordTokenizer()
     bare.chat_template = None
-    with pytest.raises(MismatchError, match="which needs a chat template, but the prompt template is raw"):
+    with pytest.raises(
+        MismatchError, match="which needs a chat template, but the prompt template is raw"
+    ):
         encode_prompts([conversation], bare, max_model_len=99)
 
 
@@ -109,7 +121,9 @@ def test_leading_zeros_of_an_answer_survive(tmp_path):
 
 
 def test_a_data_set_is_loaded_by_name_split_and_limit(tmp_path, monkeypatch, capfd):
-    """A folder laid out like a hub repository goes through the same `datasets.load_dataset` as a name on the hub."""
+    """A folder laid out like a hub repository goes through the same `datasets.load_dataset` as a
+    name on the hub.
+    """
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     repository = tmp_path / "math"
     repository.mkdir()
@@ -155,7 +169,10 @@ def test_a_missing_file_and_an_unknown_ending(tmp_path):
 
 def test_an_unknown_field_names_the_nearest(tmp_path):
     source = write(tmp_path / "p.jsonl")
-    with pytest.raises(UsageError, match=r"--prompt-field, .*p\.jsonl: Unknown field 'problm'. Did you mean problem\?"):
+    with pytest.raises(
+        UsageError,
+        match=r"--prompt-field, .*p\.jsonl: Unknown field 'problm'. Did you mean problem\?",
+    ):
         load_problems(PromptSource(source, prompt_field="problm"))
     with pytest.raises(UsageError, match="--answer-field"):
         load_problems(PromptSource(source, answer_field="anwser"))
@@ -182,11 +199,15 @@ def test_the_chat_template_is_applied_without_doubling_special_tokens():
     encoded = encode_prompts(problems("a bb"), WordTokenizer(), template="chat", max_model_len=10)
     assert encoded.prompt_ids == [[4, 1, 2, 3]]
     assert encoded.template == "chat"
-    assert encode_prompts(problems("a bb"), WordTokenizer(), template="raw", max_model_len=10).prompt_ids == [[1, 1, 2]]
+    assert encode_prompts(
+        problems("a bb"), WordTokenizer(), template="raw", max_model_len=10
+    ).prompt_ids == [[1, 1, 2]]
 
 
 def test_a_prompt_without_room_is_skipped_and_named():
-    encoded = encode_prompts(problems("a", "a b c d"), WordTokenizer(), template="raw", max_model_len=4)
+    encoded = encode_prompts(
+        problems("a", "a b c d"), WordTokenizer(), template="raw", max_model_len=4
+    )
     assert [p.prompt_id for p in encoded.problems] == [0]
     (skipped,) = encoded.skipped
     assert skipped["prompt_id"] == 1 and "5 tokens, the context 4" in skipped["reason"]
@@ -203,10 +224,12 @@ def test_the_prompt_of_the_distilled_models_is_literal():
             assert not add_special_tokens
             return [ord(character) for character in text]
 
-    encoded = encode_prompts(problems("What is {1}?"), Literal(), template="r1-distill", max_model_len=1000)
+    encoded = encode_prompts(
+        problems("What is {1}?"), Literal(), template="r1-distill", max_model_len=1000
+    )
     assert "".join(map(chr, encoded.prompt_ids[0])) == (
-        "<｜begin▁of▁sentence｜><｜User｜>What is {1}? Please reason step by step, and put your final answer within "
-        "\\boxed{}.\n<｜Assistant｜><think>\n"
+        "<｜begin▁of▁sentence｜><｜User｜>What is {1}? Please reason step by step, and put your "
+        "final answer within \\boxed{}.\n<｜Assistant｜><think>\n"
     )
 
 
@@ -231,8 +254,12 @@ def tokenizer():
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", r"takes over 0\.4 s"),
-        ("{{ 10 ** (10 ** 9) }}", r"takes over 0\.4 s"),  # in C, where no signal handler of Python's is called
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            r"takes over 0\.4 s",
+        ),
+        # In C, where no signal handler of Python's is called
+        ("{{ 10 ** (10 ** 9) }}", r"takes over 0\.4 s"),
         ("{{ 'a' * 10 ** 11 }}", "takes over 512 MiB of memory"),
         ("{{ 'a' * 5 * 10 ** 6 }}", "renders 5,000,004 characters"),
         ("{{ ().__class__.__base__.__subclasses__() }}", "fails .*SecurityError"),
@@ -243,11 +270,16 @@ def tokenizer():
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails .*RecursionError"),
     ],
 )
-def test_a_chat_template_that_fails_or_never_ends_is_reported_with_its_prompt(tokenizer, monkeypatch, template, said):
-    if said.startswith("takes over 0"):  # the others end by themselves, on a busy machine not immediately
+def test_a_chat_template_that_fails_or_never_ends_is_reported_with_its_prompt(
+    tokenizer, monkeypatch, template, said
+):
+    # The others end by themselves, on a busy machine not immediately
+    if said.startswith("takes over 0"):
         monkeypatch.setattr(_templates, "_SECONDS", 0.4)
     monkeypatch.setattr(
-        tokenizer, "chat_template", "{% if messages[0].content == '1' %}" + template + "{% endif %}fine"
+        tokenizer,
+        "chat_template",
+        "{% if messages[0].content == '1' %}" + template + "{% endif %}fine",
     )
     began, before = time.monotonic(), children()
     message = f"model's chat template {said}.* on prompt [01].*--prompt-template raw"
@@ -262,7 +294,10 @@ def children() -> set[str]:
 
 
 def test_templates_render_as_the_tokenizer_does(tokenizer):
-    chats = {7: [{"role": "user", "content": "ünï ⏎ \U0001d518"}], 9: [{"role": "user", "content": "x" * 10**5}]}
+    chats = {
+        7: [{"role": "user", "content": "ünï ⏎ \U0001d518"}],
+        9: [{"role": "user", "content": "x" * 10**5}],
+    }
     options = {"add_generation_prompt": True, "tokenize": False}
     expected = [tokenizer.apply_chat_template(chat, **options) for chat in chats.values()]
     assert list(_templates.rendered(tokenizer, chats)) == expected
@@ -270,7 +305,9 @@ def test_templates_render_as_the_tokenizer_does(tokenizer):
 
 @pytest.mark.parametrize("row", [{"problem": "a\ud800"}, {"problem": "a", "answer": "\udfff"}])
 def test_half_a_character_is_refused_with_its_row(tmp_path, row):
-    (tmp_path / "p.jsonl").write_text(json.dumps({"problem": "fine", "answer": "1"}) + "\n" + json.dumps(row))
+    (tmp_path / "p.jsonl").write_text(
+        json.dumps({"problem": "fine", "answer": "1"}) + "\n" + json.dumps(row)
+    )
     with pytest.raises(MismatchError, match="row 1 holds half a character"):
         load_problems(PromptSource(str(tmp_path / "p.jsonl")))
 

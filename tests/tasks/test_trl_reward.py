@@ -1,4 +1,6 @@
-"""Reward functions as TRL's GRPOTrainer calls them: keyword lists of completions, prompts, ids and columns."""
+"""Reward functions as TRL's GRPOTrainer calls them: keyword lists of completions, prompts, ids
+and columns.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from mismatch_cli.tasks.grading import group_mean_advantages
 from mismatch_cli.tasks.prompts import PromptSource, load_problems
 from mismatch_cli.tasks.rewards import Answered
 
-# The forms in TRL's guide, with our own bodies: only ids, text, messages, a column, several tasks, a coroutine.
+# The forms in TRL's guide, with our own bodies: only ids, text, messages, a column, several tasks,
+# a coroutine.
 FUNCTIONS = """
 import asyncio
 
@@ -45,8 +48,22 @@ def columns(completions, **kwargs):
     return [float(kwargs["when"][0] == "2026-11-24")] * len(completions)
 """
 ROWS = [
-    Answered("4", "4", "2 + 2", "stop", {"ground_truth": "4", "task": "math", "when": "2026-11-24"}, (5, 2)),
-    Answered("x", "5", "2 + 3", "length", {"ground_truth": "5", "task": "code", "when": "2026-11-25"}, (7, 8, 9)),
+    Answered(
+        "4",
+        "4",
+        "2 + 2",
+        "stop",
+        {"ground_truth": "4", "task": "math", "when": "2026-11-24"},
+        (5, 2),
+    ),
+    Answered(
+        "x",
+        "5",
+        "2 + 3",
+        "length",
+        {"ground_truth": "5", "task": "code", "when": "2026-11-25"},
+        (7, 8, 9),
+    ),
 ]
 
 
@@ -66,19 +83,27 @@ def test_it_gets_lists_by_keyword(reward_of, name, rewards):
 
 
 def test_a_chat_template_makes_conversations(reward_of):
-    rows = [ROWS[0]._replace(response="2 + 2"), ROWS[1], ROWS[1]._replace(problem=[{"role": "user", "content": "x"}])]
+    rows = [
+        ROWS[0]._replace(response="2 + 2"),
+        ROWS[1],
+        ROWS[1]._replace(problem=[{"role": "user", "content": "x"}]),
+    ]
     assert reward_of("of_messages", conversational=True).grade_all(rows) == [1, 0, 1]
 
 
 def test_none_is_not_a_reward_and_a_missing_column_is_named(reward_of):
     first, second = reward_of("one_task").grade_all(ROWS)
     assert first == 1 and math.isnan(second)
-    with pytest.raises(MismatchError, match="missing 1 required positional argument: 'ground_truth'"):
+    with pytest.raises(
+        MismatchError, match="missing 1 required positional argument: 'ground_truth'"
+    ):
         reward_of("against").grade_all([row._replace(columns={}) for row in ROWS])
 
 
 def test_a_response_without_reward_teaches_nothing_and_enters_no_mean():
-    found_S = group_mean_advantages(np.array([1, np.nan, 0, np.nan, np.nan]), np.array([0, 0, 0, 1, 1]))
+    found_S = group_mean_advantages(
+        np.array([1, np.nan, 0, np.nan, np.nan]), np.array([0, 0, 0, 1, 1])
+    )
     assert np.array_equal(found_S, [0.5, np.nan, -0.5, np.nan, np.nan], equal_nan=True)
 
 

@@ -1,4 +1,6 @@
-"""The ids between turns: the model's own ids stay as sampled, and the whole reads as the template renders it."""
+"""The ids between turns: the model's own ids stay as sampled, and the whole reads as the
+template renders it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from mismatch_cli.places import bundled
 from mismatch_cli.tasks.prompts import Problem, encode_prompts
 from mismatch_cli.tasks.turns import Turns
 
-CHAT = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+CHAT = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' "
+    "}}{% endfor %}"
+)
 TEMPLATES = {
     "of the model": None,
     "a default system": "{{ '<|im_start|>system\nHelp.<|im_end|>\n' }}" + CHAT,
@@ -53,7 +58,9 @@ def test_the_whole_reads_as_the_template_renders_the_conversation(tokenizer, nam
             *([{"role": "user", "content": answer}] if isinstance(answer, str) else answer),
         ]
     whole = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    assert tokenizer.decode(ids) == whole and ids == tokenizer.encode(whole, add_special_tokens=False)
+    assert tokenizer.decode(ids) == whole and ids == tokenizer.encode(
+        whole, add_special_tokens=False
+    )
 
 
 def test_a_template_that_drops_earlier_thoughts_changes_nothing(tokenizer):
@@ -79,7 +86,9 @@ def test_raw_observations_stay_as_they_are(tokenizer):
     for settings in ("raw", "chat"):  # a tokenizer without a template gets them raw
         tokenizer.chat_template = None
         said = spoken(tokenizer.encode("\n"), "stop")
-        assert Turns(tokenizer, settings).after([said], ["\nMore."]) == [tokenizer.encode("\nMore.")]
+        assert Turns(tokenizer, settings).after([said], ["\nMore."]) == [
+            tokenizer.encode("\nMore.")
+        ]
     with pytest.raises(MismatchError, match="conversation"):
         Turns(tokenizer, "raw").after([said], [[{"role": "tool", "content": "x"}]])
 

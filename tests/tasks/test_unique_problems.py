@@ -16,17 +16,31 @@ from mismatch_cli.tasks.source_rows import first_of_each
 
 
 def dapo_row(number: int, answer: int | None = None, content: str = "") -> dict[str, Any]:
-    """A row as in DAPO-Math-17k, which repeats each a hundred times, with the same index or a different one."""
+    """A row as in DAPO-Math-17k, which repeats each a hundred times, with the same index or a
+    different one.
+    """
     return {
         "data_source": "math_dapo",
         "prompt": [{"content": content or f"What is {number} + 1?", "role": "user"}],
         "ability": "MATH",
-        "reward_model": {"ground_truth": str(number + 1 if answer is None else answer), "style": "rule"},
+        "reward_model": {
+            "ground_truth": str(number + 1 if answer is None else answer),
+            "style": "rule",
+        },
         "extra_info": {"index": f"id-{number}-{answer}"},
     }
 
 
-ROWS = [dapo_row(0), dapo_row(1), dapo_row(0), dapo_row(2), dapo_row(1), dapo_row(1, 7), dapo_row(0), dapo_row(1, 7)]
+ROWS = [
+    dapo_row(0),
+    dapo_row(1),
+    dapo_row(0),
+    dapo_row(2),
+    dapo_row(1),
+    dapo_row(1, 7),
+    dapo_row(0),
+    dapo_row(1, 7),
+]
 
 
 def saved(folder: Path, kind: str, rows: list[dict[str, Any]]) -> str:
@@ -64,8 +78,10 @@ def test_other_fields_do_not_tell_rows_apart(tmp_path):
 def test_texts_are_not_mistaken_for_each_other():
     """Values whose plain concatenations would be equal; absent values; numbers; nesting."""
     rows = [
-        {"problem": "a", "answer": "bc"}, {"problem": "ab", "answer": "c"}, {"problem": "abc", "answer": None},
-        {"problem": "abc", "answer": ""}, {"problem": None, "answer": "abc"}, {"problem": "1:a", "answer": "b"},
+        {"problem": "a", "answer": "bc"}, {"problem": "ab", "answer": "c"},
+        {"problem": "abc", "answer": None},
+        {"problem": "abc", "answer": ""}, {"problem": None, "answer": "abc"},
+        {"problem": "1:a", "answer": "b"},
         {"problem": "-", "answer": "-"}, {"problem": None, "answer": None},
     ]  # fmt: skip
     tables = [pa.Table.from_pylist(rows), pa.Table.from_pylist(rows[::-1])]
@@ -73,14 +89,21 @@ def test_texts_are_not_mistaken_for_each_other():
     nested = [[["a"], ["b"]], [["a", "b"]], [["ab"]], [[], ["ab"]], None, [["a"], ["b"]], [None]]
     table = pa.table({"problem": pa.array(nested, pa.list_(pa.list_(pa.string())))})
     assert [n for n, _ in first_of_each([table], ["problem"])] == [0, 1, 2, 3, 4, 6]
-    assert [n for n, _ in first_of_each([table.slice(3), table.slice(5)], ["problem"])] == [0, 1, 2, 3]
+    assert [n for n, _ in first_of_each([table.slice(3), table.slice(5)], ["problem"])] == [
+        0,
+        1,
+        2,
+        3,
+    ]
     numbers = pa.table({"problem": ["p"] * 4, "answer": [1.5, 1.5, None, 2.0]})
     assert [n for n, _ in first_of_each([numbers], ["problem", "answer"])] == [0, 2, 3]
     assert [n for n, _ in first_of_each([numbers], ["absent"])] == [0, 1, 2, 3]
 
 
 def test_many_repeated_rows():
-    """Of 200,000 rows with 2,000 problems, each batch of 65,536 makes objects only of the new ones."""
+    """Of 200,000 rows with 2,000 problems, each batch of 65,536 makes objects only of the new
+    ones.
+    """
     contents = [f"What is {i} + 1? " + "x" * 200 for i in range(2000)]
     rows = pa.Table.from_pylist([dapo_row(i, content=contents[i]) for i in range(2000)])
     table = pa.concat_tables([rows] * 100).combine_chunks()

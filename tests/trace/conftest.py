@@ -20,7 +20,10 @@ def row_columns(**changes: Any) -> dict[str, Any]:
     tokens = [np.arange(n, dtype=np.int32) + 10 for n in LENGTHS]
     logp = [-np.arange(1, n + 1, dtype=np.float32) for n in LENGTHS]
     columns: dict[str, Any] = {
-        **{name: [0, 0, 0] for name in ("step", "epoch", "minibatch", "version_rollout", "version_trainer")},
+        **{
+            name: [0, 0, 0]
+            for name in ("step", "epoch", "minibatch", "version_rollout", "version_trainer")
+        },
         "prompt_id": [7, 7, 8],
         "sample_index": [0, 1, 0],
         "reward": [1.0, 0.0, None],

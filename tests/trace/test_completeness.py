@@ -1,4 +1,6 @@
-"""The manifest compared with the disk: lost shards make a trace partial, foreign ones are refused."""
+"""The manifest compared with the disk: lost shards make a trace partial, foreign ones are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,16 @@ def test_lost_shards_are_named(trace, lost, counted):
 
 def test_a_shard_that_lost_rows_is_named(trace):
     cut(trace / "shard-00003.parquet", 2)
-    assert Trace.open(trace).completeness.reasons == ("shard-00003.parquet holds fewer responses than were recorded",)
+    assert Trace.open(trace).completeness.reasons == (
+        "shard-00003.parquet holds fewer responses than were recorded",
+    )
 
 
 def test_shards_of_another_trace_are_refused(trace):
     shutil.copy(trace / "shard-00001.parquet", trace / "shard-00006.parquet")
-    with pytest.raises(MismatchError, match=r"shard-00006.parquet is not one of the 6 shards that the manifest"):
+    with pytest.raises(
+        MismatchError, match=r"shard-00006.parquet is not one of the 6 shards that the manifest"
+    ):
         Trace.open(trace)
     (trace / "shard-00004.parquet").unlink()  # the promised number, but not the same shards
     with pytest.raises(MismatchError, match=r"shard-00006.parquet is not one of the 6 shards"):
@@ -68,7 +74,9 @@ def test_shards_of_another_trace_are_refused(trace):
     (trace / "shard-00006.parquet").unlink()
     rows = read_manifest(trace)["shard_rows"]
     change(trace, shard_rows=rows | {"shard-00000.parquet": 3})
-    with pytest.raises(MismatchError, match=r"shard-00000.parquet holds \d+ responses, but 3 were recorded"):
+    with pytest.raises(
+        MismatchError, match=r"shard-00000.parquet holds \d+ responses, but 3 were recorded"
+    ):
         Trace.open(trace)
 
 
@@ -77,9 +85,13 @@ def test_scoring_that_was_limited_makes_a_trace_partial(trace):
     table = pq.read_table(path)
     pq.write_table(table.drop_columns(["logp_recomputed"]), path)
     found = Trace.open(trace).completeness
-    assert found.unscored == table.num_rows and "are unscored or only partly scored" in found.reasons[0]
+    assert (
+        found.unscored == table.num_rows
+        and "are unscored or only partly scored" in found.reasons[0]
+    )
     content = json.loads((trace / "manifest.json").read_text())
-    for name in ("trainer", "recomputed", "command"):  # only the scored ones show that it should be scored
+    # Only the scored ones show that it should be scored
+    for name in ("trainer", "recomputed", "command"):
         content.pop(name, None)
     write_manifest(trace, content)
     pq.write_table(table.drop_columns(["logp_trainer", "logp_recomputed"]), path)
@@ -91,7 +103,9 @@ def test_a_recording_that_was_cut_short_says_so_itself(trace):
     assert Trace.open(trace).completeness.reasons == ("step 3 ended at 2 of 4 updates",)
 
 
-@pytest.mark.parametrize("rows", [{"shard-00000.parquet": -1}, {"shard-00000.parquet": 1.5}, [], "x", {"a": True}])
+@pytest.mark.parametrize(
+    "rows", [{"shard-00000.parquet": -1}, {"shard-00000.parquet": 1.5}, [], "x", {"a": True}]
+)
 def test_invalid_counts_are_damage(trace, rows):
     change(trace, shard_rows=rows)
     with pytest.raises(MismatchError, match=r"manifest.json is damaged \(shard_rows"):
@@ -107,7 +121,9 @@ def test_an_impossible_number_of_shards_is_damage(trace, shards):
 
 def test_a_trace_that_does_not_count_its_shards_is_read(trace):
     content = read_manifest(trace)
-    write_manifest(trace, {name: value for name, value in content.items() if not name.startswith("shard")})
+    write_manifest(
+        trace, {name: value for name, value in content.items() if not name.startswith("shard")}
+    )
     (trace / "shard-00001.parquet").unlink()
     found = Trace.open(trace).completeness
     assert not found.partial and found.recorded_shards is None and found.shards == 5
@@ -116,10 +132,14 @@ def test_a_trace_that_does_not_count_its_shards_is_read(trace):
 def test_the_remedy_is_a_command_that_fits(trace):
     for path in trace.glob("shard-*"):
         path.unlink()
-    with pytest.raises(MismatchError, match=r"no finished shard yet. Resume with: mismatch-cli probe --resume"):
+    with pytest.raises(
+        MismatchError, match=r"no finished shard yet. Resume with: mismatch-cli probe --resume"
+    ):
         Trace.open(trace)
     folder = Path("a b/held-out")
-    assert remedy(folder, {"command": "curate"}).endswith("mismatch-cli curate --resume --output 'a b'")
+    assert remedy(folder, {"command": "curate"}).endswith(
+        "mismatch-cli curate --resume --output 'a b'"
+    )
     assert "its own command and --resume" in remedy(folder, {"command": "train"})
     assert remedy(folder, {"command": "import", "imported": {}}) == "Import the dump again."
     unscored = remedy(Path("run/trace"), {"command": "import", "imported": {}}, unscored=True)

@@ -1,4 +1,6 @@
-"""Whatever is in a manifest, readers get the types that they expect, or one sentence that names the key."""
+"""Whatever is in a manifest, readers get the types that they expect, or one sentence that names
+the key.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,35 @@ from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.reader import Trace
 from tests.trace.conftest import row_columns
 
-HOSTILE = (None, True, -3, 0.5, 2**64, 10**400, float("nan"), "x", "7", [], [[1]], {}, {"a": {"b": 1}})
+HOSTILE = (
+    None,
+    True,
+    -3,
+    0.5,
+    2**64,
+    10**400,
+    float("nan"),
+    "x",
+    "7",
+    [],
+    [[1]],
+    {},
+    {"a": {"b": 1}},
+)
 
 
 @pytest.fixture(scope="module")
 def manifests():
     names = bundled_names()
-    return {name: json.loads((bundled("traces") / name / "manifest.json").read_text()) for name in names}
+    return {
+        name: json.loads((bundled("traces") / name / "manifest.json").read_text()) for name in names
+    }
 
 
 def test_every_typed_key_refuses_other_values(tmp_path):
-    """Each in a manifest that has nothing else; a section that would lack something is not added."""
+    """Each in a manifest that has nothing else; a section that would lack something is not
+    added.
+    """
     head = {"format": "mismatch-cli trace", "format_version": 1}
     refused = 0
     for key in contents._REQUIRED | contents._OPTIONAL:
@@ -57,9 +77,12 @@ def test_what_was_recorded_fits(manifests, tmp_path):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rollout.engine", [1]), ("rollout.version", {}), ("rollout.device", 3), ("rollout.tensor_parallel_size", "2"),
-        ("trainer.model", [["a"]]), ("trainer.device", {}), ("trainer.transformers", 5), ("config.engine_args", [1]),
-        ("imported", {"title": [], "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}),
+        ("rollout.engine", [1]), ("rollout.version", {}), ("rollout.device", 3),
+        ("rollout.tensor_parallel_size", "2"),
+        ("trainer.model", [["a"]]), ("trainer.device", {}), ("trainer.transformers", 5),
+        ("config.engine_args", [1]),
+        ("imported",
+         {"title": [], "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}),
     ],
 )  # fmt: skip
 def test_a_report_names_the_key(write_trace, manifests, capsys, key, value):
@@ -72,7 +95,9 @@ def test_a_report_names_the_key(write_trace, manifests, capsys, key, value):
     assert f"manifest.json is damaged ({key}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("promise", [{"shards": 10**6}, {"shard_rows": {f"shard-{i}": 1 for i in range(10**5 + 1)}}])
+@pytest.mark.parametrize(
+    "promise", [{"shards": 10**6}, {"shard_rows": {f"shard-{i}": 1 for i in range(10**5 + 1)}}]
+)
 def test_more_shards_than_have_names_are_refused_in_seconds(write_trace, promise):
     folder, began = write_trace(row_columns(), manifest=promise), time.monotonic()
     with pytest.raises(MismatchError, match=rf"damaged \({next(iter(promise))} is .*\). Record"):
@@ -81,7 +106,10 @@ def test_more_shards_than_have_names_are_refused_in_seconds(write_trace, promise
 
 
 def test_as_many_as_have_names_are_compared_in_seconds(write_trace):
-    trace, began = Trace.open(write_trace(row_columns(), manifest={"shards": 10**5})), time.monotonic()
+    trace, began = (
+        Trace.open(write_trace(row_columns(), manifest={"shards": 10**5})),
+        time.monotonic(),
+    )
     assert len(trace.completeness.missing) == 10**5 - 1
     assert time.monotonic() - began < 5
 

@@ -35,7 +35,9 @@ def test_a_manifest_with_unexpected_types(write_trace, content, said):
         Trace.open(folder)
 
 
-@pytest.mark.parametrize("missing", ["trainer.head_dtype", "rollout.kv_cache_dtype", "prompts.template"])
+@pytest.mark.parametrize(
+    "missing", ["trainer.head_dtype", "rollout.kv_cache_dtype", "prompts.template"]
+)
 def test_a_manifest_without_what_reports_show(write_trace, missing):
     """A section may be absent, but not incomplete."""
     content = json.loads((bundled_trace() / "manifest.json").read_text())
@@ -74,7 +76,9 @@ def test_a_file_that_is_not_a_vocabulary(tmp_path, content):
 def test_a_key_that_is_null(write_trace, name):
     columns = row_columns()
     columns[name] = [None, *columns[name][1:]]
-    with pytest.raises(MismatchError, match=f"column {name} is empty in some rows. Record or import"):
+    with pytest.raises(
+        MismatchError, match=f"column {name} is empty in some rows. Record or import"
+    ):
         list(Trace.open(write_trace(columns)).batches())
 
 
@@ -97,7 +101,9 @@ def test_a_training_run_names_one_of_its_traces(write_trace, tmp_path):
     folder = write_trace(row_columns())
     (tmp_path / "run" / "traces").mkdir(parents=True)
     folder.rename(tmp_path / "run" / "traces" / "step-2")
-    with pytest.raises(MismatchError, match=r"run is a training run. Name .* as .*run/traces/step-2"):
+    with pytest.raises(
+        MismatchError, match=r"run is a training run. Name .* as .*run/traces/step-2"
+    ):
         Trace.open(tmp_path / "run")
 
 
@@ -111,7 +117,9 @@ def test_a_folder_of_watch_is_not_a_training_run(write_trace, tmp_path, monkeypa
     assert training_runs(Path()) == [] and training_runs(Path("watch-run")) == [Path("watch-run")]
     with pytest.raises(MismatchError, match=r"\. holds no trace: .* its trace/ folder\.$"):
         Trace.open(Path())
-    with pytest.raises(MismatchError, match=r"watch-run is a folder of `watch`.*: mismatch-cli report watch-run$"):
+    with pytest.raises(
+        MismatchError, match=r"watch-run is a folder of `watch`.*: mismatch-cli report watch-run$"
+    ):
         Trace.open(Path("watch-run"))
     (tmp_path / "run").mkdir()
     write_trace(row_columns()).rename(tmp_path / "run" / "trace")
@@ -123,10 +131,20 @@ def test_a_missing_run_suggests_the_nearest_folder_beside_it(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "import-foo").mkdir()
     (tmp_path / "import-fob").write_text("a file")
-    for typed, meant in (("import-fo", "import-foo"), (tmp_path / "import-fo", "import-foo"), ("fp8kv", "fp8-kv")):
-        with pytest.raises(MismatchError, match=rf"{typed} does not exist\. Did you mean {meant}\? Name a run folder"):
+    for typed, meant in (
+        ("import-fo", "import-foo"),
+        (tmp_path / "import-fo", "import-foo"),
+        ("fp8kv", "fp8-kv"),
+    ):
+        with pytest.raises(
+            MismatchError,
+            match=rf"{typed} does not exist\. Did you mean {meant}\? Name a run folder",
+        ):
             Trace.open(Path(typed))
-    with pytest.raises(MismatchError, match=r"^runs/foo does not exist\. Name a run folder that `mismatch-cli` wrote"):
+    with pytest.raises(
+        MismatchError,
+        match=r"^runs/foo does not exist\. Name a run folder that `mismatch-cli` wrote",
+    ):
         Trace.open(Path("runs/foo"))
 
 
@@ -140,7 +158,9 @@ def test_a_folder_is_replaced_atomically(tmp_path):
     folder = tmp_path / "model"
     with replacing_folder(folder) as temporary:
         (temporary / "weights").write_text("old")
-    with pytest.raises(MismatchError, match=r"Could not write .*model \(unexpected pos 64\).*--resume"):
+    with pytest.raises(
+        MismatchError, match=r"Could not write .*model \(unexpected pos 64\).*--resume"
+    ):
         _fail_to_fill(folder)
     assert (folder / "weights").read_text() == "old"
     with replacing_folder(folder) as temporary:

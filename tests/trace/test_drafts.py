@@ -1,4 +1,6 @@
-"""Replacing files and folders: a kill or a failure before any operation leaves one of the two, and nothing else."""
+"""Replacing files and folders: a kill or a failure before any operation leaves one of the two,
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from mismatch_cli.trace.drafts import draft, files_in, remove_unfinished
 from mismatch_cli.trace.files import replacing, replacing_entries, replacing_folder, write_named
 from tests.leftovers import leave_draft
 
-OLD = {"trace/a": "old", "trace/b": "old", "page": "old", "plots/x.png": "old", "plots/y.png": "old"}
+OLD = {
+    "trace/a": "old",
+    "trace/b": "old",
+    "page": "old",
+    "plots/x.png": "old",
+    "plots/y.png": "old",
+}
 USERS = {"thesis.txt": "mine", "plots/mine.png": "mine", ".backup.20261122.part/a.jpg": "mine"}
 
 
@@ -31,7 +39,11 @@ def write(folder: Path, files: dict[str, str]) -> Path:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_text()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def replace_file(folder: Path) -> None:
@@ -99,7 +111,11 @@ def test_one_of_the_two_is_complete_whenever_a_kill_or_a_failure_comes(action, b
 
 
 def test_only_a_draft_with_our_mark_whose_process_is_gone_is_removed(tmp_path):
-    theirs = [".backup.20261122.part/photos/a.jpg", ".notes.0123abcd.part", ".x.0123abcd.mismatch-cli.part/a.jpg"]
+    theirs = [
+        ".backup.20261122.part/photos/a.jpg",
+        ".notes.0123abcd.part",
+        ".x.0123abcd.mismatch-cli.part/a.jpg",
+    ]
     write(tmp_path, dict.fromkeys(theirs, "mine"))
     (tmp_path / ".backup.20261123.part").mkdir()
     dead = leave_draft(tmp_path, "page")
@@ -114,13 +130,14 @@ def test_only_a_draft_with_our_mark_whose_process_is_gone_is_removed(tmp_path):
 
 def test_a_process_that_was_forked_meanwhile_does_not_keep_a_draft_alive(tmp_path):
     script = (
-        "import os, sys, time; from pathlib import Path; from mismatch_cli.trace.drafts import draft\n"
-        "with draft(Path(sys.argv[1]) / 'page'):\n"
-        "    os.fork() or time.sleep(60)\n"
-        "    print('drafted', flush=True); time.sleep(60)\n"
+        "import os, sys, time; from pathlib import Path; from mismatch_cli.trace.drafts import "
+        "draft\nwith draft(Path(sys.argv[1]) / 'page'):\n    os.fork() or time.sleep(60)\n    "
+        "print('drafted', flush=True); time.sleep(60)\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     assert process.stdout.readline() == b"drafted\n"
     remove_unfinished(tmp_path)

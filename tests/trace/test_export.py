@@ -35,7 +35,9 @@ def tables(texts) -> list[pa.Table]:
 
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory):
-    path = export_tokens(tables([*FORMULAS, *HARMLESS, *string.printable]), tmp_path_factory.mktemp("csv"), "csv")
+    path = export_tokens(
+        tables([*FORMULAS, *HARMLESS, *string.printable]), tmp_path_factory.mktemp("csv"), "csv"
+    )
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
@@ -54,7 +56,9 @@ def test_numbers_stay_numbers(cells):
 
 def test_dropping_one_apostrophe_restores_the_text(cells):
     texts = [*FORMULAS, *HARMLESS, *string.printable]
-    assert [re.sub(r"^'(?='*[=+\-@\t\r\n＝＋－＠])", "", row["token"]) for row in cells] == texts * 3
+    assert [
+        re.sub(r"^'(?='*[=+\-@\t\r\n＝＋－＠])", "", row["token"]) for row in cells
+    ] == texts * 3
 
 
 def test_parquet_keeps_texts_as_they_are(tmp_path):

@@ -35,13 +35,21 @@ class Store:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def _at_the_gate(self, environ: dict[str, Any], start_response: Any) -> Any:
-        asked = (environ["REQUEST_METHOD"], environ["PATH_INFO"] + "?" + environ.get("QUERY_STRING", ""))
+        asked = (
+            environ["REQUEST_METHOD"],
+            environ["PATH_INFO"] + "?" + environ.get("QUERY_STRING", ""),
+        )
         key = (*asked, environ.get("HTTP_RANGE", ""))
         self.requests[key] += 1
         if self.requests[key] <= self.busy and self.busy_with in asked[1]:
-            start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(BUSY)))])
+            start_response(
+                "503 Slow Down",
+                [("Content-Type", "application/xml"), ("Content-Length", str(len(BUSY)))],
+            )
             return [BUSY]
-        if (asked[0] == "PUT" and "partNumber=1" in asked[1]) or (asked[0] == "PUT" and "partNumber" not in asked[1]):
+        if (asked[0] == "PUT" and "partNumber=1" in asked[1]) or (
+            asked[0] == "PUT" and "partNumber" not in asked[1]
+        ):
             self.on_put(environ["PATH_INFO"])
         return self._app(environ, start_response)
 
@@ -60,7 +68,9 @@ def store() -> Iterator[Store]:
         import boto3
 
         stores.file_system.cache_clear()
-        boto3.client("s3", endpoint_url=served.url, region_name="us-east-1").create_bucket(Bucket="bucket")
+        boto3.client("s3", endpoint_url=served.url, region_name="us-east-1").create_bucket(
+            Bucket="bucket"
+        )
         yield served
         served.close()
         stores.file_system.cache_clear()
@@ -70,7 +80,9 @@ def store() -> Iterator[Store]:
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.studies.compared import rows_of
 
-    return write_rows(tmp_path_factory.mktemp("stores") / "trace", rows_of(FLOAT32)[:36], FLOAT32, shards=6)
+    return write_rows(
+        tmp_path_factory.mktemp("stores") / "trace", rows_of(FLOAT32)[:36], FLOAT32, shards=6
+    )
 
 
 @pytest.fixture(scope="module")
@@ -93,16 +105,28 @@ def fresh(store: Store) -> None:
 def numbers(capsys: pytest.CaptureFixture[str], *typed: str) -> Any:
     assert run([*typed, "--json", "--quiet"]) == 0, capsys.readouterr().err
     found = json.loads(capsys.readouterr().out)
-    return {name: value for name, value in found.items() if name not in ("traces", "suspects", "skipped")}
+    return {
+        name: value
+        for name, value in found.items()
+        if name not in ("traces", "suspects", "skipped")
+    }
 
 
-READING = (["report"], ["clipstats"], ["diagnose"], ["gate", "--limits", "slime"], ["report", "--as", "all"])
+READING = (
+    ["report"],
+    ["clipstats"],
+    ["diagnose"],
+    ["gate", "--limits", "slime"],
+    ["report", "--as", "all"],
+)
 
 
 def test_a_trace_on_a_store_is_read_like_any_other(url, trace, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for command, *flags in READING:
-        assert numbers(capsys, command, url, *flags) == numbers(capsys, command, str(trace), *flags), command
+        assert numbers(capsys, command, url, *flags) == numbers(
+            capsys, command, str(trace), *flags
+        ), command
     assert run(["compare", url, str(trace), "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["comparisons"][0]["shared_responses"] == 36
     assert run(["report", url]) == 0
@@ -132,7 +156,9 @@ def test_workers_read_it_and_the_cache_knows_it(url, trace, capsys, tmp_path, st
 
 def test_it_is_listed_once(url, store, capsys):
     numbers(capsys, "report", url)
-    lists = [key for key in store.requests if "list-type=2" in key[1] and "runs%2Fa%2Ftrace%2F" in key[1]]
+    lists = [
+        key for key in store.requests if "list-type=2" in key[1] and "runs%2Fa%2Ftrace%2F" in key[1]
+    ]
     assert sum(store.requests[key] for key in lists if "max-keys=1&" not in key[1]) == 1, lists
 
 
@@ -172,8 +198,12 @@ def test_paths_within_file_systems():
     from pyarrow.fs import FileSystem
 
     url = "abfs://box@account.dfs.core.windows.net/runs/a"
-    for name, inside in ((url, FileSystem.from_uri(url)[1]), ("hf://datasets/me/runs/a", "datasets/me/runs/a"),
-                         ("s3://bucket/a/", "bucket/a"), ("gs:/bucket/a", "bucket/a")):  # fmt: skip
+    for name, inside in (
+        (url, FileSystem.from_uri(url)[1]),
+        ("hf://datasets/me/runs/a", "datasets/me/runs/a"),
+        ("s3://bucket/a/", "bucket/a"),
+        ("gs:/bucket/a", "bucket/a"),
+    ):
         place = stores.located(Path(name))
         assert isinstance(place, stores.StorePath) and place.inside == inside
     assert stores.located(Path("file:///tmp/x")) == Path("/tmp/x")
@@ -195,16 +225,28 @@ def test_a_run_is_uploaded_with_its_manifest_last(store, trace, capsys, tmp_path
     (tmp_path / "run/trace/.lock").touch()
     put: list[str] = []
     store.on_put = put.append
-    assert run(["upload", str(tmp_path / "run"), "s3://bucket/up/loaded", "--quiet"]) == 0, capsys.readouterr().err
-    assert put[-1].endswith("trace/manifest.json") and len(put) == 8 and not any(".lock" in path for path in put)
-    assert numbers(capsys, "report", "s3://bucket/up/loaded") == numbers(capsys, "report", str(trace))
+    assert run(["upload", str(tmp_path / "run"), "s3://bucket/up/loaded", "--quiet"]) == 0, (
+        capsys.readouterr().err
+    )
+    assert (
+        put[-1].endswith("trace/manifest.json")
+        and len(put) == 8
+        and not any(".lock" in path for path in put)
+    )
+    assert numbers(capsys, "report", "s3://bucket/up/loaded") == numbers(
+        capsys, "report", str(trace)
+    )
     assert run(["upload", str(tmp_path / "run"), "s3://bucket/up/loaded"]) == 1
     assert "already exists" in capsys.readouterr().err
     (tmp_path / "run/trace/shard-00005.parquet").unlink()
-    assert run(["upload", str(tmp_path / "run"), "s3://bucket/up/loaded", "--force", "--quiet"]) == 0
+    assert (
+        run(["upload", str(tmp_path / "run"), "s3://bucket/up/loaded", "--force", "--quiet"]) == 0
+    )
     stores.forget()
     found = stores.located(Path("s3://bucket/up/loaded/trace"))
-    assert sorted(path.name for path in found.glob("shard-*")) == [f"shard-{n:05d}.parquet" for n in range(5)]
+    assert sorted(path.name for path in found.glob("shard-*")) == [
+        f"shard-{n:05d}.parquet" for n in range(5)
+    ]
 
 
 @pytest.mark.parametrize(

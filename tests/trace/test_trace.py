@@ -47,7 +47,11 @@ def test_null_rows_become_nan(write_trace):
 
 
 def test_an_impossible_log_prob_is_not_a_measurement(write_trace):
-    logp = [np.array([0.5, -1, np.nan], np.float32), np.array([0], np.float32), np.array([-np.inf, -2], np.float32)]
+    logp = [
+        np.array([0.5, -1, np.nan], np.float32),
+        np.array([0], np.float32),
+        np.array([-np.inf, -2], np.float32),
+    ]
     batch = only_batch(write_trace(row_columns(logp_rollout=logp)))
     assert np.isnan(batch.logp_rollout_T).tolist() == [True, False, True, False, False, False]
     assert batch.logp_rollout_T[3:].tolist() == [0, -np.inf, -2]
@@ -69,7 +73,9 @@ def test_equal_weights_serve_the_trainer_as_recomputed(write_trace):
 
 def test_recomputed_is_served_row_by_row_where_only_some_weights_are_equal(write_trace):
     recomputed = [None, np.array([-9.0], dtype=np.float32), None]
-    batch = only_batch(write_trace(row_columns(version_trainer=[0, 1, 2], logp_recomputed=recomputed)))
+    batch = only_batch(
+        write_trace(row_columns(version_trainer=[0, 1, 2], logp_recomputed=recomputed))
+    )
     assert np.array_equal(batch.logp_recomputed_T[:3], batch.logp_trainer_T[:3])
     assert batch.logp_recomputed_T[3] == -9
     assert np.isnan(batch.logp_recomputed_T[4:]).all()
@@ -101,12 +107,21 @@ def test_row_groups_hold_a_bounded_number_of_tokens(write_trace, monkeypatch):
     trace = Trace.open(write_trace(row_columns()))
     assert [b.num_tokens for b in trace.batches()] == [3, 3]
     assert pq.ParquetFile(trace.shards[0]).num_row_groups == 2
-    assert np.concatenate([b.response_ids_T for b in trace.batches()]).tolist() == [10, 11, 12, 10, 10, 11]
+    assert np.concatenate([b.response_ids_T for b in trace.batches()]).tolist() == [
+        10,
+        11,
+        12,
+        10,
+        10,
+        11,
+    ]
 
 
 def test_counts_survive_in_the_metadata(tmp_path, write_trace):
     folder = write_trace(row_columns())
-    write_shard(shard_path(folder, 1), with_counts(rows_to_table(row_columns()), grading_timeouts=3))
+    write_shard(
+        shard_path(folder, 1), with_counts(rows_to_table(row_columns()), grading_timeouts=3)
+    )
     assert Trace.open(folder).count("grading_timeouts") == 3
 
 
@@ -176,7 +191,9 @@ def test_a_foreign_parquet_file_is_refused(write_trace):
 def test_a_column_of_the_wrong_type_is_refused(write_trace):
     folder = write_trace(row_columns())
     table = pq.read_table(shard_path(folder, 0))
-    changed = table.set_column(table.schema.get_field_index("prompt_id"), "prompt_id", [["a", "b", "c"]])
+    changed = table.set_column(
+        table.schema.get_field_index("prompt_id"), "prompt_id", [["a", "b", "c"]]
+    )
     pq.write_table(changed, shard_path(folder, 0))
     with pytest.raises(MismatchError, match="column prompt_id is string, expected int64"):
         only_batch(folder)
@@ -188,7 +205,10 @@ def test_row_groups_know_their_shard(write_trace):
     assert [group.path for group in groups] == trace.shards
     assert [path for path, *_ in trace.row_groups(shards=trace.shards[1:])] == trace.shards[1:]
     for group in groups:
-        assert group.table.num_rows == group.batch.num_responses and "rank_trainer" not in group.table.column_names
+        assert (
+            group.table.num_rows == group.batch.num_responses
+            and "rank_trainer" not in group.table.column_names
+        )
 
 
 def test_prefetched_row_groups_fail_in_their_turn(write_trace, monkeypatch):
@@ -208,7 +228,10 @@ def test_reading_imports_no_pandas(write_trace):
     """It would take half a second in every process."""
     script = (
         "import sys; from pathlib import Path; from mismatch_cli.trace.reader import Trace; "
-        f"print(len(list(Trace(Path({str(write_trace(row_columns()))!r})).batches())), 'pandas' in sys.modules)"
+        f"print(len(list(Trace(Path({str(write_trace(row_columns()))!r})).batches())), 'pandas' "
+        "in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert result.stdout.split() == ["1", "False"]

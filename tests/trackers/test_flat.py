@@ -14,8 +14,10 @@ from mismatch_cli.trackers import METRICS_TABLE, flat, renew_table, write_table
 from mismatch_cli.trackers._flat import records_from
 
 RECORD = {
-    "step": 3, "reward": 0.5, "grad_norm": None, "mismatch": {"k3": 1e-5, "k1": float("inf")}, "sync": "proven",
-    "eval": {"aime": 0.25}, "updates": 6, "as": {"trl": {"sampling/sampling_logp_difference/mean": 0.01}},
+    "step": 3, "reward": 0.5, "grad_norm": None, "mismatch": {"k3": 1e-5, "k1": float("inf")},
+    "sync": "proven",
+    "eval": {"aime": 0.25}, "updates": 6,
+    "as": {"trl": {"sampling/sampling_logp_difference/mean": 0.01}},
 }  # fmt: skip
 FLAT = {
     "train/reward": 0.5, "mismatch/k3": 1e-5, "eval/aime": 0.25, "train/updates": 6.0,
@@ -40,7 +42,13 @@ def test_no_framework_uses_one_of_our_names():
         for line in dialects.lines(framework):
             group, _, key = line.name.partition("/")
             assert group not in groups, line.name
-            assert group != "train" or key not in ("reward", "length", "entropy", "grad_norm", "blocked"), line.name
+            assert group != "train" or key not in (
+                "reward",
+                "length",
+                "entropy",
+                "grad_norm",
+                "blocked",
+            ), line.name
 
 
 def test_the_table_holds_every_line(tmp_path):
@@ -50,7 +58,10 @@ def test_the_table_holds_every_line(tmp_path):
     rows = table.to_pylist()
     assert [row["step"] for row in rows] == [0, 3] and table.column_names[0] == "step"
     assert rows[0] == dict.fromkeys(table.column_names) | {"step": 0, "train/eval_accuracy": 0.125}
-    assert {k: v for k, v in rows[1].items() if v is not None} == FLAT | {"step": 3, "train/sync": "proven"}
+    assert {k: v for k, v in rows[1].items() if v is not None} == FLAT | {
+        "step": 3,
+        "train/sync": "proven",
+    }
     assert is_ours(path, tmp_path)
 
 
@@ -65,7 +76,9 @@ def test_a_table_that_cannot_be_written_is_reported_and_leaves_nothing(tmp_path)
     said: list[str] = []
     (tmp_path / METRICS_TABLE).mkdir()
     renew_table(lines(tmp_path, RECORD), said.append)
-    assert len(said) == 1 and said[0].startswith("metrics.parquet could not be written; metrics.jsonl has every step")
+    assert len(said) == 1 and said[0].startswith(
+        "metrics.parquet could not be written; metrics.jsonl has every step"
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", METRICS_TABLE]
 
 

@@ -1,4 +1,6 @@
-"""Each tracker's own files, read with its own library; and how a tracker may fail without ending the run."""
+"""Each tracker's own files, read with its own library; and how a tracker may fail without ending
+the run.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ NAMES = ["mlflow", "tensorboard", "trackio", "wandb"]
 
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory) -> Iterator[tuple[Path, list[str]]]:
-    """All four at once; two sessions, the second of which repeats two steps, as a resumed run does."""
+    """All four at once; two sessions, the second of which repeats two steps, as a resumed run
+    does.
+    """
     folder, said = tmp_path_factory.mktemp("tracked") / "run", list[str]()
     with pytest.MonkeyPatch.context() as environment:
         for name in ("WANDB_MODE", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"):
@@ -55,7 +59,10 @@ def test_tensorboard_reads_each_step_once(tracked):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(tracked[0] / "trackers/tensorboard/run")).Reload()
-    found = {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+    found = {
+        tag: [(event.step, event.value) for event in read.Scalars(tag)]
+        for tag in read.Tags()["scalars"]
+    }
     assert found.keys() == STEPS[5].keys()
     for tag, values in found.items():
         expected = [(step, metrics[tag]) for step, metrics in STEPS.items() if tag in metrics]
@@ -73,7 +80,9 @@ def test_mlflow_reads_each_step_once(tracked):
     assert run.info.run_name == "run" and run.info.status == "FINISHED"
     assert run.data.params == {"algorithm": "dppo-binary-tv", "seed": "7"}
     history = client.get_metric_history(run.info.run_id, "mismatch/k3")
-    assert [(m.step, m.value) for m in history] == [(step, m["mismatch/k3"]) for step, m in STEPS.items()]
+    assert [(m.step, m.value) for m in history] == [
+        (step, m["mismatch/k3"]) for step, m in STEPS.items()
+    ]
     assert run.data.metrics["eval/AIME_2024"] == 0.5
 
 
@@ -89,7 +98,9 @@ def test_trackio_reads_each_step_once(tracked):
 
 
 def _framed(content: bytes) -> Iterator[bytes]:
-    """The records of a .wandb file, framed like LevelDB logs; wandb has code for this only in Go."""
+    """The records of a .wandb file, framed like LevelDB logs; wandb has code for this only in
+    Go.
+    """
     assert content[:4] == b":W&B"
     at, whole = 7, b""
     while at < len(content):
@@ -115,9 +126,14 @@ def test_wandb_reads_each_step_once(tracked):
             if record.HasField("run"):
                 begun.append((record.run.project, record.run.display_name, record.run.run_id))
             if record.HasField("history"):
-                items = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+                items = {
+                    i.key or "/".join(i.nested_key): json.loads(i.value_json)
+                    for i in record.history.item
+                }
                 assert items["_step"] not in found
-                found[items["_step"]] = {key: value for key, value in items.items() if not key.startswith("_")}
+                found[items["_step"]] = {
+                    key: value for key, value in items.items() if not key.startswith("_")
+                }
     assert found == STEPS
     assert len(files) == 2 and len(set(begun)) == 1 and begun[0][:2] == ("proj", "run")
 
@@ -139,7 +155,9 @@ def test_a_network_that_hangs_does_not_stop_the_run(tmp_path, monkeypatch):
             for step in range(2, 5):
                 trackers.log(step, {"train/reward": 1.0})
     assert len(said) == 2
-    assert said[1].startswith("--track wandb ended: it has not responded for 0.3 s. The run continues, and metrics")
+    assert said[1].startswith(
+        "--track wandb ended: it has not responded for 0.3 s. The run continues, and metrics"
+    )
 
 
 def test_a_tracker_that_hangs_never_blocks_the_run(tmp_path, monkeypatch):
@@ -151,7 +169,9 @@ def test_a_tracker_that_hangs_never_blocks_the_run(tmp_path, monkeypatch):
         for step in range(200):
             trackers.log(step, {f"train/{i}": 0.1 for i in range(1000)})  # 3 MB: a pipe holds 64 KB
         assert time.monotonic() - began < 5
-    assert said[1].startswith("--track tensorboard ended: it did not finish within 0.5 s. The run continues, and")
+    assert said[1].startswith(
+        "--track tensorboard ended: it did not finish within 0.5 s. The run continues, and"
+    )
     assert said[1].endswith(f" See {tmp_path}/trackers/tensorboard.log.") and len(said) == 2
 
 
@@ -174,7 +194,8 @@ def test_a_tracker_that_dies_or_cannot_start_is_reported_once(tmp_path):
     ends = sorted(sentence for sentence in said if not sentence.startswith("Tracking"))
     assert [end.partition(". The run")[0] for end in ends] == [
         "--track mlflow ended: its process ended with code -9",
-        f"--track tensorboard ended: FileExistsError: [Errno 17] File exists: '{tmp_path}/trackers/tensorboard'",
+        "--track tensorboard ended: FileExistsError: [Errno 17] File exists: "
+        f"'{tmp_path}/trackers/tensorboard'",
         f"--track tensorboard ended: [Errno 17] File exists: '{tmp_path}/other/trackers'",
     ]
 
@@ -183,19 +204,28 @@ def test_trackers_are_checked_first(monkeypatch):
     assert asked(["trackio,mlflow", "mlflow"]) == ["trackio", "mlflow"] and asked(None) == []
     with pytest.raises(UsageError, match="Did you mean trackio"):
         asked(["trackoi"])
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, find=__import__("importlib").util.find_spec: (
-        None if name == "wandb" else find(name)
-    ))  # fmt: skip
-    with pytest.raises(MismatchError, match=r"--track wandb needs wandb, which is not .*'mismatch-cli\[wandb\]'"):
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, find=__import__("importlib").util.find_spec: (
+            None if name == "wandb" else find(name)
+        ),
+    )
+    with pytest.raises(
+        MismatchError, match=r"--track wandb needs wandb, which is not .*'mismatch-cli\[wandb\]'"
+    ):
         asked(["wandb"])
 
 
 def test_a_training_run_that_is_killed_and_resumed_repeats_nothing(tmp_path):
-    """Step 3 is repeated from the checkpoint of step 2, and tracked once; step 0 is an evaluation."""
+    """Step 3 is repeated from the checkpoint of step 2, and tracked once; step 0 is an
+    evaluation.
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = load_config(
-        "miniature", SMALL | {"max_tokens": 16, "trace_every": 3, "eval_every": 3, "checkpoint_every": 2, "steps": 3}
+        "miniature",
+        SMALL
+        | {"max_tokens": 16, "trace_every": 3, "eval_every": 3, "checkpoint_every": 2, "steps": 3},
     )
     folder = tmp_path / "run"
 
@@ -218,12 +248,18 @@ def test_a_training_run_that_is_killed_and_resumed_repeats_nothing(tmp_path):
     for tag in ("train/reward", "mismatch/abs_dp_mean", name):
         events = read.Scalars(tag)
         assert [event.step for event in events] == [1, 2, 3]
-        assert [e.value for e in events] == pytest.approx([flat(record)[tag] for record in records[1:]])
+        assert [e.value for e in events] == pytest.approx(
+            [flat(record)[tag] for record in records[1:]]
+        )
     assert [event.step for event in read.Scalars("train/eval_accuracy")] == [0, 3]
     for record in records[3:]:  # as TRL: equal to `report --as trl` of that step's trace
-        of_trace = Translation.of([Trace.open(folder / f"traces/step-{record['step']}")], "trl").to_json()
+        of_trace = Translation.of(
+            [Trace.open(folder / f"traces/step-{record['step']}")], "trl"
+        ).to_json()
         rows = {row["name"]: row["value"] for row in of_trace["frameworks"]["trl"]["metrics"]}
-        assert record["as"]["trl"] == {name: value for name, value in rows.items() if value is not None}
+        assert record["as"]["trl"] == {
+            name: value for name, value in rows.items() if value is not None
+        }
     import pyarrow.parquet as pq
 
     assert pq.read_table(folder / "metrics.parquet", columns=["step", name]).to_pylist() == [

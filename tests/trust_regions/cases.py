@@ -27,11 +27,16 @@ K = 20
 
 
 def policies(
-    rollout: Tensor, trainer: Tensor, recomputed: Tensor | None = None, lengths: list[int] | None = None
+    rollout: Tensor,
+    trainer: Tensor,
+    recomputed: Tensor | None = None,
+    lengths: list[int] | None = None,
 ) -> Policies:
-    """Policies with given log-probabilities and a matching top-K, as one response unless lengths are given.
+    """Policies with given log-probabilities and a matching top-K, as one response unless lengths
+    are given.
 
-    The entropy is that of {sampled token, any other}; the average of the weights is the policy that sampled.
+    The entropy is that of {sampled token, any other}; the average of the weights is the policy that
+    sampled.
     """
     offset_S1 = torch.tensor([0, *(lengths or [len(rollout)])]).cumsum(0)
     recomputed = trainer if recomputed is None else recomputed
@@ -41,23 +46,35 @@ def policies(
 
 
 def topk_around(rollout: Tensor, trainer: Tensor, recomputed: Tensor) -> TopKLogProbs:
-    """A top-K where the sampled token is first if μ > 0.3, else absent; nine tenths of the rest are spread evenly."""
+    """A top-K where the sampled token is first if μ > 0.3, else absent; nine tenths of the rest
+    are spread evenly.
+    """
     ids_TK = torch.arange(1, K + 1).repeat(len(rollout), 1)
     first_T = rollout > -1.2
     ids_TK[first_T, 0] = 0
 
     def columns(logp_T: Tensor) -> Tensor:
         rest_T = -torch.expm1(logp_T)
-        logp_TK = torch.where(first_T, 0.9 * rest_T / (K - 1), 0.9 * rest_T / K)[:, None].repeat(1, K).log()
+        logp_TK = (
+            torch.where(first_T, 0.9 * rest_T / (K - 1), 0.9 * rest_T / K)[:, None]
+            .repeat(1, K)
+            .log()
+        )
         logp_TK[:, 0] = torch.where(first_T, logp_T, logp_TK[:, 0])
         return logp_TK
 
     sampled_ids_T = torch.zeros(len(rollout), dtype=torch.int64)
-    return TopKLogProbs(sampled_ids_T, ids_TK, columns(rollout), columns(trainer), columns(recomputed))
+    return TopKLogProbs(
+        sampled_ids_T, ids_TK, columns(rollout), columns(trainer), columns(recomputed)
+    )
 
 
-def random_policies(seed: int, responses: int = 60, longest: int = 40, vocabulary: int = 26) -> Policies:
-    """Softmaxes in float64, from almost deterministic to flat, with gaps that differ by orders of magnitude."""
+def random_policies(
+    seed: int, responses: int = 60, longest: int = 40, vocabulary: int = 26
+) -> Policies:
+    """Softmaxes in float64, from almost deterministic to flat, with gaps that differ by orders
+    of magnitude.
+    """
     generator = torch.Generator().manual_seed(seed)
     length_S = torch.randint(1, longest + 1, (responses,), generator=generator)
     tokens = int(length_S.sum())
@@ -80,7 +97,8 @@ def random_policies(seed: int, responses: int = 60, longest: int = 40, vocabular
     topk = TopKLogProbs(ids_T, top_TK, *(x_TV.gather(1, top_TK) for x_TV in logp_TV))
     entropy_T = torch.special.entr(logp_TV[1].exp()).sum(-1)
     offset_S1 = torch.cat([torch.zeros(1).long(), length_S.cumsum(0)])
-    average = torch.logaddexp(recomputed, trainer) - log(2)  # between the two, as for averaged weights
+    # Between the two, as for averaged weights
+    average = torch.logaddexp(recomputed, trainer) - log(2)
     return Policies(rollout, trainer, recomputed, offset_S1, topk, entropy_T, average=average)
 
 
@@ -90,9 +108,15 @@ def cast(given: Policies, dtype: torch.dtype) -> Policies:
     assert topk is not None and topk.recomputed is not None and given.recomputed is not None
     columns = (topk.rollout, topk.trainer, topk.recomputed)
     converted = TopKLogProbs(topk.response_ids_T, topk.ids_TK, *(x.to(dtype) for x in columns))
-    rollout, trainer, recomputed = (x.to(dtype) for x in (given.rollout, given.trainer, given.recomputed))
-    entropy_T, average = (None if x is None else x.to(dtype) for x in (given.entropy_T, given.average))
-    return Policies(rollout, trainer, recomputed, given.offset_S1, converted, entropy_T, given.batches, average)
+    rollout, trainer, recomputed = (
+        x.to(dtype) for x in (given.rollout, given.trainer, given.recomputed)
+    )
+    entropy_T, average = (
+        None if x is None else x.to(dtype) for x in (given.entropy_T, given.average)
+    )
+    return Policies(
+        rollout, trainer, recomputed, given.offset_S1, converted, entropy_T, given.batches, average
+    )
 
 
 def mapped(topk: TopKLogProbs | None, function: Callable[[Array], Array]) -> TopKLogProbs | None:
@@ -106,7 +130,10 @@ def mapped(topk: TopKLogProbs | None, function: Callable[[Array], Array]) -> Top
 def in_numpy(given: Policies) -> Policies:
     """The same policies as numpy arrays."""
     return Policies(
-        *(None if x is None else x.numpy() for x in (given.rollout, given.trainer, given.recomputed)),
+        *(
+            None if x is None else x.numpy()
+            for x in (given.rollout, given.trainer, given.recomputed)
+        ),
         given.offset_S1.numpy(),
         mapped(given.topk, Tensor.numpy),
         None if given.entropy_T is None else given.entropy_T.numpy(),
@@ -119,22 +146,38 @@ def equal_policies(drawn: Policies) -> Policies:
     """On-policy: the trainer, before and now, equals the rollout."""
     assert drawn.topk is not None
     topk = TopKLogProbs(drawn.topk.response_ids_T, drawn.topk.ids_TK, *[drawn.topk.rollout] * 3)
-    columns = (drawn.rollout, drawn.rollout, drawn.rollout, drawn.offset_S1, topk, drawn.entropy_T, drawn.batches)
+    columns = (
+        drawn.rollout,
+        drawn.rollout,
+        drawn.rollout,
+        drawn.offset_S1,
+        topk,
+        drawn.entropy_T,
+        drawn.batches,
+    )
     return Policies(*columns, drawn.rollout)
 
 
 def taken(given: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
-    """Some responses in some order, and the positions of their tokens; batches and their results are included."""
+    """Some responses in some order, and the positions of their tokens; batches and their results
+    are included.
+    """
     offset, batches = given.offset_S1.tolist(), given.batches
     spans = [torch.arange(offset[s], offset[s + 1]) for s in responses]
     place_T = torch.cat([torch.zeros(0, dtype=torch.int64), *spans])
     topk = mapped(given.topk, lambda x: x[place_T])
     offset_S1 = torch.tensor([0, *map(len, spans)]).cumsum(0)
-    columns = (None if x is None else x[place_T] for x in (given.rollout, given.trainer, given.recomputed))
+    columns = (
+        None if x is None else x[place_T] for x in (given.rollout, given.trainer, given.recomputed)
+    )
     if batches is not None:
         hash_T = batches.hash_T()[place_T.numpy()]
-        batches = Batches(batches.batch_S[responses], batches.group_S[responses], lambda: hash_T, batches.found)
-    entropy_T, average = (None if x is None else x[place_T] for x in (given.entropy_T, given.average))
+        batches = Batches(
+            batches.batch_S[responses], batches.group_S[responses], lambda: hash_T, batches.found
+        )
+    entropy_T, average = (
+        None if x is None else x[place_T] for x in (given.entropy_T, given.average)
+    )
     return Policies(*columns, offset_S1, topk, entropy_T, batches, average), place_T
 
 
@@ -143,7 +186,9 @@ def with_keys(given: Policies, minibatch_S: np.ndarray, prompt_S: np.ndarray) ->
     sample_S, zeros_S = np.arange(len(prompt_S)), np.zeros(len(prompt_S), dtype=np.int64)
     responses = given.responses
     places = as_numpy(responses.response_T), as_numpy(responses.position_T)
-    batches = Batches.of_rows(RowKey(zeros_S, zeros_S, minibatch_S, prompt_S, sample_S), lambda: places)
+    batches = Batches.of_rows(
+        RowKey(zeros_S, zeros_S, minibatch_S, prompt_S, sample_S), lambda: places
+    )
     return replace(given, batches=batches)
 
 
@@ -164,7 +209,10 @@ def gathered(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Poli
     """The same, after a first pass over all of it."""
     assert given.batches is not None
     return replace(
-        given, batches=given.batches.settled({rule: settled(rule, [(given, advantage_T)]) for rule in rules})
+        given,
+        batches=given.batches.settled(
+            {rule: settled(rule, [(given, advantage_T)]) for rule in rules}
+        ),
     )
 
 
@@ -186,12 +234,19 @@ def signs(tokens: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
 
 
 def ask(name: str, given: Policies, advantage_T: Array, **chosen: Threshold) -> Decision:
-    """A trust region's decision on the trainer relative to the rollout, with all tokens as one batch."""
-    mask, columns = Mask(name, chosen=tuple(chosen.items())), (given.compare(Mask(name).ratio), advantage_T)
+    """A trust region's decision on the trainer relative to the rollout, with all tokens as one
+    batch.
+    """
+    mask, columns = (
+        Mask(name, chosen=tuple(chosen.items())),
+        (given.compare(Mask(name).ratio), advantage_T),
+    )
     if mask.scope is None:
         return mask.module.trust_region(*columns, **chosen)
     values_F = torch.from_numpy(mask.settle(mask.collect(given, advantage_T)))
-    return mask.module.trust_region(*columns, like(given, values_F.repeat(len(advantage_T), 1)), **chosen)
+    return mask.module.trust_region(
+        *columns, like(given, values_F.repeat(len(advantage_T), 1)), **chosen
+    )
 
 
 def kept(name: str, given: Policies, advantage_T: Tensor, **chosen: Threshold) -> list[bool]:

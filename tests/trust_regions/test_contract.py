@@ -13,7 +13,13 @@ from torch import Tensor
 from mismatch_cli import trust_regions
 from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.errors import UsageError
-from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies, TopKLogProbs
+from mismatch_cli.policies import (
+    ENGINE_GAP,
+    TRAINER_RECOMPUTED,
+    TRAINER_ROLLOUT,
+    Policies,
+    TopKLogProbs,
+)
 from tests.trust_regions.cases import (
     F64,
     INF,
@@ -33,7 +39,8 @@ from tests.trust_regions.cases import (
 SYMBOLS = {"r", "p", "q"}
 SHARES = ("max_tv", "tv_low", "tv_high", "max_drop", "ratio_low", "alpha", "share", "least_weight")
 NO_SHARES = {("sequence-tv", "max_tv")}  # a mean of |r − 1|, which is unbounded
-ANY_SIGN = {("covariance-clip", "cov_low"), ("covariance-clip", "cov_high")}  # a covariance may be below 0
+# A covariance may be below 0
+ANY_SIGN = {("covariance-clip", "cov_low"), ("covariance-clip", "cov_high")}
 SEQUENCE = ("opsm", "sequence-mean", "sequence-product", "sequence-ratio")
 UNSIGNED = {  # statistics without the sign of p − q
     "kl-estimate": "at least 0",
@@ -62,7 +69,9 @@ def letter(name: str, threshold: str) -> str:
 def test_signature_and_texts(name: str) -> None:
     region = trust_regions.find(name)
     assert inspect.getdoc(region) and inspect.getdoc(region.trust_region)
-    assert isinstance(region.FORMULA, str) and region.FORMULA and isinstance(region.NOT_ONE_SIDED, str)
+    assert (
+        isinstance(region.FORMULA, str) and region.FORMULA and isinstance(region.NOT_ONE_SIDED, str)
+    )
     parameters = inspect.signature(region.trust_region).parameters
     positional = ["compared", "advantage_T", *["settled_TF"] * (name in OVER_BATCHES)]
     assert list(parameters)[: len(positional)] == positional
@@ -78,9 +87,18 @@ def test_which_masks_look_at_batches() -> None:
     assert OVER_BATCHES == ["covariance-clip", "entropy-quantile", "second-moment"]
     for region in map(trust_regions.find, OVER_BATCHES):
         assert region.SCOPE in ("batch", "group")
-        signatures = [inspect.signature(f).parameters for f in (region.trust_region, region.collect, region.settle)]
-        positional = [[n for n, p in given.items() if p.kind is not p.KEYWORD_ONLY] for given in signatures]
-        assert positional == [["compared", "advantage_T", "settled_TF"], ["compared", "advantage_T"], ["rows_UM"]]
+        signatures = [
+            inspect.signature(f).parameters
+            for f in (region.trust_region, region.collect, region.settle)
+        ]
+        positional = [
+            [n for n, p in given.items() if p.kind is not p.KEYWORD_ONLY] for given in signatures
+        ]
+        assert positional == [
+            ["compared", "advantage_T", "settled_TF"],
+            ["compared", "advantage_T"],
+            ["rows_UM"],
+        ]
         for given in signatures:
             assert {n: p.default for n, p in given.items() if p.kind is p.KEYWORD_ONLY} == (
                 trust_regions.thresholds(region)
@@ -97,7 +115,9 @@ def test_a_mask_without_a_scope_sees_no_other_response(name: str) -> None:
         alone, place_T = taken(given, [s])
         found = ask(name, alone, advantage_T[place_T])
         assert torch.equal(found.keep_T, together.keep_T[place_T])
-        torch.testing.assert_close(found.statistic_T, together.statistic_T[place_T], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            found.statistic_T, together.statistic_T[place_T], rtol=1e-9, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("name", REGIONS)
@@ -106,11 +126,18 @@ def test_the_order_of_responses_does_not_matter(name: str) -> None:
     given = random_policies(7, responses=40)
     given = with_keys(given, np.zeros(40, dtype=np.int64), np.arange(40) // 4)
     advantage_T = signs(len(given.trainer))
-    turned, place_T = taken(given, torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist())
+    turned, place_T = taken(
+        given, torch.randperm(40, generator=torch.Generator().manual_seed(0)).tolist()
+    )
     chosen = {"share": 0.1} if name == "covariance-clip" else {}
-    expected, found = ask(name, given, advantage_T, **chosen), ask(name, turned, advantage_T[place_T], **chosen)
+    expected, found = (
+        ask(name, given, advantage_T, **chosen),
+        ask(name, turned, advantage_T[place_T], **chosen),
+    )
     assert torch.equal(found.keep_T, expected.keep_T[place_T])
-    torch.testing.assert_close(found.statistic_T, expected.statistic_T[place_T], rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(
+        found.statistic_T, expected.statistic_T[place_T], rtol=1e-12, atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("name", REGIONS)
@@ -121,14 +148,25 @@ def test_formula_shows_its_letters_and_every_number(name: str) -> None:
     assert set(letters_of) <= set(trust_regions.thresholds(region))
     numeric = {threshold for of, threshold in NUMERIC if of == name}
     assert numeric <= fields <= SYMBOLS | set(trust_regions.thresholds(region))
-    letters = {TRAINER_ROLLOUT: ("r", "p", "q"), TRAINER_RECOMPUTED: ("r′", "p", "p′"), ENGINE_GAP: ("ρ", "p′", "q")}
+    letters = {
+        TRAINER_ROLLOUT: ("r", "p", "q"),
+        TRAINER_RECOMPUTED: ("r′", "p", "p′"),
+        ENGINE_GAP: ("ρ", "p′", "q"),
+    }
     for ratio, three in letters.items():
         formula = Mask(name, ratio).formula
         assert not set("{}") & set(formula)
         for threshold, default in trust_regions.thresholds(region).items():
-            assert threshold not in letters_of or f"{letters_of[threshold].partition('_')[0]} = " in formula
+            assert (
+                threshold not in letters_of
+                or f"{letters_of[threshold].partition('_')[0]} = " in formula
+            )
             assert threshold not in letters_of or f"{default:g}" in formula.rpartition("(")[2]
-        assert all(letter in formula for symbol, letter in zip("rpq", three, strict=True) if symbol in fields)
+        assert all(
+            letter in formula
+            for symbol, letter in zip("rpq", three, strict=True)
+            if symbol in fields
+        )
 
 
 def snapshot(given: Policies) -> list[Tensor]:
@@ -145,7 +183,9 @@ def test_decision_and_purity(name: str, dtype: torch.dtype) -> None:
     repeated = ask(name, given, advantage_T)
     fresh = ask(name, cast(random_policies(0, responses=12), dtype), advantage_T)
     assert decision.keep_T.dtype == torch.bool and decision.keep_T.shape == advantage_T.shape
-    assert decision.statistic_T.is_floating_point() and decision.statistic_T.shape == advantage_T.shape
+    assert (
+        decision.statistic_T.is_floating_point() and decision.statistic_T.shape == advantage_T.shape
+    )
     for other in (repeated, fresh):
         assert torch.equal(decision.keep_T, other.keep_T)
         assert torch.equal(decision.statistic_T, other.statistic_T)
@@ -155,7 +195,10 @@ def test_decision_and_purity(name: str, dtype: torch.dtype) -> None:
 
 def test_masks_leave_no_trace_in_what_they_share() -> None:
     """All masks on the same policies, in either order, decide as each by itself."""
-    shared, advantage_T = random_policies(1, responses=12), signs(len(random_policies(1, responses=12).trainer))
+    shared, advantage_T = (
+        random_policies(1, responses=12),
+        signs(len(random_policies(1, responses=12).trainer)),
+    )
     alone = {name: ask(name, random_policies(1, responses=12), advantage_T) for name in REGIONS}
     for name in [*REGIONS, *reversed(REGIONS)]:
         decision = ask(name, shared, advantage_T)
@@ -178,7 +221,10 @@ def test_few_tokens(name: str, dtype: torch.dtype, lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("name", REGIONS)
 def test_an_empty_response_changes_nothing(name: str) -> None:
-    rollout, trainer = torch.tensor([-1.0, -2, -0.5], dtype=F64), torch.tensor([-0.5, -2.5, -0.6], dtype=F64)
+    rollout, trainer = (
+        torch.tensor([-1.0, -2, -0.5], dtype=F64),
+        torch.tensor([-0.5, -2.5, -0.6], dtype=F64),
+    )
     advantage = torch.tensor([1.0, -1, -1], dtype=F64)
     for lengths in ([0, 2, 1], [2, 0, 1], [2, 1, 0]):
         with_empty = ask(name, policies(rollout, trainer, lengths=lengths), advantage)
@@ -246,39 +292,55 @@ OF_SHARES = [pair for pair in NUMERIC if pair[1] in SHARES and pair not in NO_SH
 
 @pytest.mark.parametrize(("name", "threshold"), OF_SHARES)
 def test_an_unreachable_threshold_is_refused(name: str, threshold: str) -> None:
-    """A probability changes by at most 1, and a ratio drops by at most 1; 15 for 15 % would silently block nothing."""
+    """A probability changes by at most 1, and a ratio drops by at most 1; 15 for 15 % would
+    silently block nothing.
+    """
     given = random_policies(0, responses=2)
     advantage_T = signs(len(given.trainer))
     for value in (1 + 1e-9, 15, INF):
         with pytest.raises(
-            UsageError, match=f"{letter(name, threshold)}=.* is out of range: choose a number from 0 to 1"
+            UsageError,
+            match=f"{letter(name, threshold)}=.* is out of range: choose a number from 0 to 1",
         ):
             ask(name, given, advantage_T, **{threshold: value})
     ask(name, given, advantage_T, **{threshold: 1.0})
 
 
-@pytest.mark.parametrize(("name", "threshold"), [*((n, t) for n, t in NUMERIC if t in ENDLESS), *NO_SHARES])
+@pytest.mark.parametrize(
+    ("name", "threshold"), [*((n, t) for n, t in NUMERIC if t in ENDLESS), *NO_SHARES]
+)
 def test_unbounded_thresholds_may_be_large(name: str, threshold: str) -> None:
     """And then keep everything with A > 0, if the mask uses only that threshold."""
     given = random_policies(0, responses=2)
     advantage_T = signs(len(given.trainer))
     no_draw = {"cov_high": 1.0} if name == "covariance-clip" else {}  # it also draws tokens
-    assert ask(name, given, advantage_T, **no_draw, **{threshold: 1e6}).keep_T[advantage_T > 0].all()
+    assert (
+        ask(name, given, advantage_T, **no_draw, **{threshold: 1e6}).keep_T[advantage_T > 0].all()
+    )
 
 
 def test_which_thresholds_are_shares() -> None:
-    found = {threshold: {name for name, other in NUMERIC if other == threshold} for threshold in SHARES}
-    assert found["tv_low"] == found["tv_high"] >= {"binary-tv", "top-k-tv"} and found["max_drop"] == {
-        "minimal-negative"
+    found = {
+        threshold: {name for name, other in NUMERIC if other == threshold} for threshold in SHARES
     }
+    assert found["tv_low"] == found["tv_high"] >= {"binary-tv", "top-k-tv"} and found[
+        "max_drop"
+    ] == {"minimal-negative"}
     assert found["max_tv"] >= {"probability-band", "cumulative-tv", "sequence-tv"}
-    assert found["ratio_low"] >= {"ratio-clip", "relaxed-ratio-clip", "sequence-ratio"} and found["alpha"]
-    assert found["share"] == {"covariance-clip", "entropy-quantile"} and found["least_weight"] == {"cumulative-tv"}
+    assert (
+        found["ratio_low"] >= {"ratio-clip", "relaxed-ratio-clip", "sequence-ratio"}
+        and found["alpha"]
+    )
+    assert found["share"] == {"covariance-clip", "entropy-quantile"} and found["least_weight"] == {
+        "cumulative-tv"
+    }
 
 
 @pytest.mark.parametrize("name", REGIONS)
 def test_a_mask_that_reads_top_k_says_so(name: str) -> None:
-    """READS_TOP_K decides whether a trace must hold top-K columns, and `k` how many; likewise for the entropy."""
+    """READS_TOP_K decides whether a trace must hold top-K columns, and `k` how many; likewise
+    for the entropy.
+    """
     given, region = random_policies(0, responses=2), trust_regions.find(name)
     lean = Policies(given.rollout, given.trainer, None, given.offset_S1)
     if getattr(region, "READS_ENTROPY", False):
@@ -293,8 +355,13 @@ def test_a_mask_that_reads_top_k_says_so(name: str) -> None:
 
 
 def test_which_masks_read_top_k() -> None:
-    assert [n for n in REGIONS if getattr(trust_regions.find(n), "READS_TOP_K", False)] == ["top-k-kl", "top-k-tv"]
-    assert [n for n in REGIONS if getattr(trust_regions.find(n), "READS_ENTROPY", False)] == ["entropy-quantile"]
+    assert [n for n in REGIONS if getattr(trust_regions.find(n), "READS_TOP_K", False)] == [
+        "top-k-kl",
+        "top-k-tv",
+    ]
+    assert [n for n in REGIONS if getattr(trust_regions.find(n), "READS_ENTROPY", False)] == [
+        "entropy-quantile"
+    ]
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.1, 2), (0.5, 0.9)])
@@ -320,15 +387,27 @@ def test_other_invalid_thresholds() -> None:
         ask("relaxed-ratio-clip", given, signs(len(given.trainer)), relax="all")
 
 
-EXTREME = [(-200, -0.1), (-200, -1e-3), (-0.1, -INF), (-5, -INF), (-200, -200), (-1e-3, -200), (-0.5, -0.5)]
+EXTREME = [
+    (-200, -0.1),
+    (-200, -1e-3),
+    (-0.1, -INF),
+    (-5, -INF),
+    (-200, -200),
+    (-1e-3, -200),
+    (-0.5, -0.5),
+]
 
 
-def check_extremes(name: str, tokens: list[tuple[float, float]], sign: float, lengths: list[int]) -> None:
+def check_extremes(
+    name: str, tokens: list[tuple[float, float]], sign: float, lengths: list[int]
+) -> None:
     """Decisions in float32 equal those in float64, and no statistic is NaN."""
     rollout, trainer = torch.tensor(tokens, dtype=F64).T
     advantage_T = torch.full_like(rollout, sign)
     exact = ask(name, policies(rollout, trainer, lengths=lengths), advantage_T)
-    rounded = ask(name, policies(rollout.float(), trainer.float(), lengths=lengths), advantage_T.float())
+    rounded = ask(
+        name, policies(rollout.float(), trainer.float(), lengths=lengths), advantage_T.float()
+    )
     assert not exact.statistic_T.isnan().any() and not rounded.statistic_T.isnan().any()
     assert rounded.keep_T.tolist() == exact.keep_T.tolist()
 
@@ -337,7 +416,9 @@ def check_extremes(name: str, tokens: list[tuple[float, float]], sign: float, le
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("lengths", [[1] * len(EXTREME), [len(EXTREME)]], ids=["apart", "together"])
 def test_infinite_ratios_and_excluded_tokens(name: str, sign: float, lengths: list[int]) -> None:
-    """log p − log q = 200 is an infinite ratio in float32, and log p = −inf a token that the trainer excludes."""
+    """log p − log q = 200 is an infinite ratio in float32, and log p = −inf a token that the
+    trainer excludes.
+    """
     check_extremes(name, EXTREME, sign, lengths)
 
 
@@ -348,7 +429,13 @@ def test_an_excluded_token_whose_rollout_probability_underflows(name: str) -> No
 
 @pytest.mark.parametrize(
     ("name", "blocked"),
-    [("ratio-clip", True), ("binary-tv", True), ("binary-kl", True), ("top-k-tv", True), ("none", False)],
+    [
+        ("ratio-clip", True),
+        ("binary-tv", True),
+        ("binary-kl", True),
+        ("top-k-tv", True),
+        ("none", False),
+    ],
 )
 def test_far_tokens_are_blocked(name: str, blocked: bool) -> None:
     far_up = policies(torch.tensor([-200.0]), torch.tensor([-0.1]))

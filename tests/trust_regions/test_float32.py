@@ -1,4 +1,6 @@
-"""Decisions in float32 compared with float64, over the whole square of probabilities, near 0 and near 1."""
+"""Decisions in float32 compared with float64, over the whole square of probabilities, near 0 and
+near 1.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import torch
 from mismatch_cli.policies import Policies
 from tests.trust_regions.cases import ask
 
-NEAR = 1e-5  # a decision may differ only where the true statistic is this close to the threshold, relatively
+# A decision may differ only where the true statistic is this close to the threshold, relatively
+NEAR = 1e-5
 
 
 def square() -> tuple[np.ndarray, np.ndarray]:
@@ -51,7 +54,9 @@ def test_decisions_over_the_whole_square(
 
 
 def test_the_published_form_decides_wrongly_near_certainty() -> None:
-    """q·(log q − log p) + (1 − q)·log((1 − q + 1e-8)/(1 − p + 1e-8)), with 1 − p from a float32 probability."""
+    """q·(log q − log p) + (1 − q)·log((1 − q + 1e-8)/(1 − p + 1e-8)), with 1 − p from a float32
+    probability.
+    """
     q_rest, p_rest = np.meshgrid(np.logspace(-3, -1, 400), np.logspace(-7, -5, 400))
     q, p = 1 - q_rest.ravel(), 1 - p_rest.ravel()
     rollout, trainer = (torch.from_numpy(np.log(x)).float() for x in (q, p))

@@ -1,4 +1,6 @@
-"""Masks compared with the published conditions: the papers' worked tables, and sequence values by hand."""
+"""Masks compared with the published conditions: the papers' worked tables, and sequence values
+by hand.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from mismatch_cli.trust_regions import Threshold
 from tests.trust_regions.cases import F64, ask, kept, policies
 
-# μ, π, then the kept signs (A > 0, A < 0) for GRPO 0.2/0.28, TV 0.15, KL 0.05, minimal 0.5. Then r, TV, binary KL.
+# μ, π, then the kept signs (A > 0, A < 0) for GRPO 0.2/0.28, TV 0.15, KL 0.05, minimal 0.5. Then r,
+# TV, binary KL.
 Kept = tuple[int, int]
 VECTORS: list[tuple[float, float, Kept, Kept, Kept, Kept, float, float, float]] = [
     (1e-4, 1e-2, (0, 1), (1, 1), (1, 1), (1, 1), 100, 0.0099, 0.00949),
@@ -28,7 +31,8 @@ VECTORS: list[tuple[float, float, Kept, Kept, Kept, Kept, float, float, float]] 
 COLUMNS = {"ratio-clip": 0, "binary-tv": 1, "binary-kl": 2, "minimal-negative": 3}
 DEFAULTS: dict[str, dict[str, Threshold]] = {
     "ratio-clip": {"ratio_low": 0.2, "ratio_high": 0.28},  # DAPO
-    "relaxed-ratio-clip": {"ratio_low": 0.2, "ratio_high": 0.28, "alpha": 0.1, "relax": "both"},  # DPPO figure 7
+    # DPPO figure 7
+    "relaxed-ratio-clip": {"ratio_low": 0.2, "ratio_high": 0.28, "alpha": 0.1, "relax": "both"},
     "binary-tv": {"tv_low": 0.15, "tv_high": 0.15},
     "binary-kl": {"kl_low": 0.05, "kl_high": 0.05},
     "top-k-tv": {"tv_low": 0.2, "tv_high": 0.2, "k": 20, "replace_last": False},  # DPPO App. F.3
@@ -42,14 +46,22 @@ DEFAULTS: dict[str, dict[str, Threshold]] = {
     "probability-band": {"max_tv": 0.1},  # prime-rl
     "opsm": {"max_kl": 1e-4},  # slime
     "log-ratio-clip": {"log_low": 0.4, "log_high": 0.4},  # GMPO's code, TRL
-    "kl-estimate": {"max_kl": 0.01, "estimator": "k3", "over": "mean"},  # verl's presets seq_mean_k3
+    # verl's presets seq_mean_k3
+    "kl-estimate": {"max_kl": 0.01, "estimator": "k3", "over": "mean"},
     "veto": {"band_low": 1e-4, "band_high": 100.0},  # SkyRL's suggestion
     "binary-kl-band": {"max_kl": 0.1},  # prime-rl PR 3283
     "sequence-tv": {"max_tv": 0.2},  # VACO
     "cumulative-tv": {"max_tv": 0.15, "budget": 0.02, "least_weight": 0.8},  # CPPO, dense models
     "second-moment": {"max_moment": 0.04, "counted": "outward"},  # M2PO
     "entropy-quantile": {"share": 0.2},
-    "covariance-clip": {"share": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "ratio_low": 0.2, "ratio_high": 0.2},  # verl
+    # verl
+    "covariance-clip": {
+        "share": 2e-4,
+        "cov_low": 1.0,
+        "cov_high": 5.0,
+        "ratio_low": 0.2,
+        "ratio_high": 0.2,
+    },
     "none": {},
 }
 MU, PI = (torch.tensor([row[i] for row in VECTORS], dtype=F64).log() for i in (0, 1))
@@ -66,8 +78,10 @@ GOLDEN_DROPS = [
     ("minimal-negative", {}, [0] * 7),
     ("none", {}, [0] * 7),
     ("binary-tv", {"tv_low": 0.05, "tv_high": 0.05}, [0, 0, 0, 0, 0, 1, 0]),
-    ("binary-tv", {"tv_low": 1.0, "tv_high": 0.04}, [0, 1, 0, 0, 0, 0, 0]),  # p − q = 0.047 at the second
-    ("binary-kl", {"kl_low": 0.021, "kl_high": 1e-3}, [0, 1, 0, 1, 0, 1, 0]),  # 0.008, 0.005 and 0.0216
+    # p − q = 0.047 at the second
+    ("binary-tv", {"tv_low": 1.0, "tv_high": 0.04}, [0, 1, 0, 0, 0, 0, 0]),
+    # 0.008, 0.005 and 0.0216
+    ("binary-kl", {"kl_low": 0.021, "kl_high": 1e-3}, [0, 1, 0, 1, 0, 1, 0]),
     ("binary-kl", {"kl_low": 0.022, "kl_high": 7e-3}, [0, 1, 0, 0, 0, 0, 0]),
     ("log-ratio-clip", {}, [0, 0, 0, 1, 0, 0, 0]),  # d = −.02, .3, 0, 1.5 | −.01, −.3, −.2
     ("log-ratio-clip", {"log_low": 0.25}, [0, 0, 0, 1, 0, 1, 0]),
@@ -75,33 +89,43 @@ GOLDEN_DROPS = [
     ("kl-estimate", {"max_kl": 0.1}, [1, 1, 1, 1, 0, 0, 0]),
     ("kl-estimate", {"max_kl": 0.3, "estimator": "k2"}, [0] * 7),  # mean k2 = 0.2926 and 0.0217
     ("kl-estimate", {"max_kl": 0.29, "estimator": "k2"}, [1, 1, 1, 1, 0, 0, 0]),
-    ("kl-estimate", {"max_kl": 0.05, "estimator": "k2", "over": "max"}, [1, 1, 1, 1, 0, 0, 0]),  # 1.125 and 0.045
-    ("kl-estimate", {"max_kl": 0.06, "estimator": "k2", "over": "sum"}, [1] * 7),  # 1.1702 and 0.06505
+    # 1.125 and 0.045
+    ("kl-estimate", {"max_kl": 0.05, "estimator": "k2", "over": "max"}, [1, 1, 1, 1, 0, 0, 0]),
+    # 1.1702 and 0.06505
+    ("kl-estimate", {"max_kl": 0.06, "estimator": "k2", "over": "sum"}, [1] * 7),
     ("kl-estimate", {"max_kl": 0.043, "estimator": "k2", "over": "token"}, [0, 1, 0, 1, 0, 1, 0]),
     ("veto", {}, [0] * 7),
     ("veto", {"band_high": 4.0}, [1, 1, 1, 1, 0, 0, 0]),  # r = 4.48 at the fourth
     ("veto", {"band_low": 0.75}, [0, 0, 0, 0, 1, 1, 1]),  # and 0.741 at the sixth
     ("binary-kl-band", {}, [0] * 7),
-    ("binary-kl-band", {"max_kl": 0.021}, [0, 0, 0, 0, 0, 1, 0]),  # 0.0216 one way, 0.0204 the other
-    ("binary-kl-band", {"max_kl": 8.5e-3}, [0, 1, 0, 0, 0, 1, 0]),  # 0.0081 one way, 0.0088 the other
+    # 0.0216 one way, 0.0204 the other
+    ("binary-kl-band", {"max_kl": 0.021}, [0, 0, 0, 0, 0, 1, 0]),
+    # 0.0081 one way, 0.0088 the other
+    ("binary-kl-band", {"max_kl": 8.5e-3}, [0, 1, 0, 0, 0, 1, 0]),
     ("sequence-tv", {}, [0, 1, 0, 1, 0, 0, 0]),  # mean |r − 1| = 0.963 and 0.150; A · d > 0
     ("sequence-tv", {"max_tv": 0.1}, [0, 1, 0, 1, 1, 1, 1]),
-    ("second-moment", {}, [0, 1, 0, 1, 0, 1, 0]),  # of d² = .0001, .04, .09, .09 and 2.25 two remain: mean 0.020
+    # Of d² = .0001, .04, .09, .09 and 2.25 two remain: mean 0.020
+    ("second-moment", {}, [0, 1, 0, 1, 0, 1, 0]),
     ("second-moment", {"max_moment": 0.06}, [0, 0, 0, 1, 0, 0, 0]),  # four: mean 0.055
-    ("second-moment", {"max_moment": 0.04, "counted": "all"}, [0, 0, 0, 1, 0, 0, 0]),  # six, with 0 and .0004: 0.0368
-    ("second-moment", {"max_moment": 0.0}, [0, 1, 0, 1, 0, 1, 1]),  # never below: the smallest remains
+    # Six, with 0 and .0004: 0.0368
+    ("second-moment", {"max_moment": 0.04, "counted": "all"}, [0, 0, 0, 1, 0, 0, 0]),
+    # Never below: the smallest remains
+    ("second-moment", {"max_moment": 0.0}, [0, 1, 0, 1, 0, 1, 1]),
     (
         "entropy-quantile",
         {"share": 0.5},
         [0, 0, 0, 1, 1, 0, 1],
     ),  # .35 .48 .67 .06 | .10 .59 .17, and the median is kept
     ("entropy-quantile", {"share": 1.0}, [0] * 7),
-    ("covariance-clip", {"share": 1.0}, [1, 1, 0, 1, 0, 1, 1]),  # 1.29 −.07 .96 −2.47 | −1.83 −.37 1.81, and PPO's
+    # 1.29 −.07 .96 −2.47 | −1.83 −.37 1.81, and PPO's
+    ("covariance-clip", {"share": 1.0}, [1, 1, 0, 1, 0, 1, 1]),
     ("covariance-clip", {"share": 1.0, "cov_high": 1.5}, [1, 1, 0, 1, 0, 1, 0]),
     ("covariance-clip", {"cov_high": 1.0}, [0, 1, 0, 1, 0, 1, 0]),  # no candidates: PPO's clip
     ("cumulative-tv", {}, [0] * 7),
-    ("cumulative-tv", {"max_tv": 0.03}, [0, 1, 0, 0, 0, 1, 0]),  # w·D = 0.044 and 0.086; 0.007 of 0.010 left after it
-    ("cumulative-tv", {"max_tv": 0.03, "budget": 0.01}, [0, 1, 0, 0, 0, 1, 1]),  # and of −0.028 left
+    # w·D = 0.044 and 0.086; 0.007 of 0.010 left after it
+    ("cumulative-tv", {"max_tv": 0.03}, [0, 1, 0, 0, 0, 1, 0]),
+    # And of −0.028 left
+    ("cumulative-tv", {"max_tv": 0.03, "budget": 0.01}, [0, 1, 0, 0, 0, 1, 1]),
     ("icepop", {"band_low": 0.5, "band_high": 2.0}, [0, 0, 0, 1, 0, 0, 0]),
     ("icepop", {}, [0] * 7),  # up to 5, and r is 4.48
     ("dual-clip", {}, [0] * 7),  # the ratio of 4.48 has A > 0
@@ -125,7 +149,9 @@ def test_worked_table(name: str, dtype: torch.dtype) -> None:
 
 
 def test_defaults_are_the_published_ones() -> None:
-    assert {name: trust_regions.thresholds(trust_regions.find(name)) for name in DEFAULTS} == DEFAULTS
+    assert {
+        name: trust_regions.thresholds(trust_regions.find(name)) for name in DEFAULTS
+    } == DEFAULTS
 
 
 def test_worked_ratios_and_divergences() -> None:
@@ -133,7 +159,9 @@ def test_worked_ratios_and_divergences() -> None:
     for i, (mu, pi, *_, ratio, tv, kl) in enumerate(VECTORS):
         assert compared.ratio_T[i].item() == pytest.approx(ratio, abs=5e-5)
         assert compared.ratio_less_1_T[i].item() == pytest.approx(ratio - 1, abs=5e-5)
-        assert compared.difference_T[i].item() == pytest.approx(math.copysign(tv, pi - mu), abs=1e-12)
+        assert compared.difference_T[i].item() == pytest.approx(
+            math.copysign(tv, pi - mu), abs=1e-12
+        )
         assert compared.binary_kl_T[i].item() == pytest.approx(kl, abs=6e-6)
 
 
@@ -141,13 +169,17 @@ def golden() -> Policies:
     return policies(GOLDEN_MU, GOLDEN_PI, lengths=[4, 3])
 
 
-@pytest.mark.parametrize(("name", "chosen", "dropped"), GOLDEN_DROPS, ids=lambda x: str(x) if x else "")
+@pytest.mark.parametrize(
+    ("name", "chosen", "dropped"), GOLDEN_DROPS, ids=lambda x: str(x) if x else ""
+)
 def test_golden_tokens(name: str, chosen: dict[str, float], dropped: list[int]) -> None:
     assert kept(name, golden(), GOLDEN_ADVANTAGE, **chosen) == [not d for d in dropped]
 
 
 def test_the_other_sign_of_the_golden_tokens() -> None:
-    """A = −1 and +1: one-sided masks see only moves back, and masks of negatives see the first response."""
+    """A = −1 and +1: one-sided masks see only moves back, and masks of negatives see the first
+    response.
+    """
     flipped = -GOLDEN_ADVANTAGE
     assert kept("ratio-clip", golden(), flipped) == [True] * 7
     assert kept("sequence-ratio", golden(), flipped) == [True] * 7
@@ -168,13 +200,16 @@ def test_sequence_statistics_by_hand() -> None:
     assert statistic("sequence-mean") == pytest.approx(statistic("sequence-ratio"))
     assert statistic("sequence-product") == pytest.approx(both(4.929856, -0.399504), abs=1e-6)
     assert statistic("kl-estimate") == pytest.approx(both(0.507937, 0.019866), abs=1e-6)
-    assert statistic("veto") == pytest.approx(both(1.5, -0.01))  # the highest, since no token is too low
+    # The highest, since no token is too low
+    assert statistic("veto") == pytest.approx(both(1.5, -0.01))
     assert statistic("sequence-tv") == pytest.approx(both(0.962837, 0.150134), abs=1e-6)
     assert statistic("cumulative-tv")[4:] == pytest.approx([-0.14015, -0.06419, -0.12312], abs=1e-5)
 
 
 def test_the_budget_of_a_response_is_the_90th_percentile_of_its_moves() -> None:
-    """Eleven tokens whose second largest |p − q| is 0.03, between the budget of 0.02 and twice that."""
+    """Eleven tokens whose second largest |p − q| is 0.03, between the budget of 0.02 and twice
+    that.
+    """
     moves = [0.5, 0.03, *[0.0] * 8, 0.01]
     rollout = torch.full((11,), 0.3, dtype=F64)
     given = policies(rollout.log(), (rollout + torch.tensor(moves, dtype=F64)).log())
@@ -189,7 +224,9 @@ def test_a_draw_drops_the_candidates_with_the_smallest_numbers() -> None:
     draw_T = golden().compare(TRAINER_ROLLOUT).draw_T
     first = [0, 6][int(draw_T[6] < draw_T[0])]
     for share in (0.0, 2e-4, 0.28):
-        dropped = [not keep for keep in kept("covariance-clip", golden(), GOLDEN_ADVANTAGE, share=share)]
+        dropped = [
+            not keep for keep in kept("covariance-clip", golden(), GOLDEN_ADVANTAGE, share=share)
+        ]
         assert dropped == [t in (1, 3, 5, first) for t in range(7)]
     assert not kept("covariance-clip", golden(), GOLDEN_ADVANTAGE, share=0.3)[6 - first]
 
@@ -198,12 +235,16 @@ def test_a_draw_drops_the_candidates_with_the_smallest_numbers() -> None:
 def test_what_a_batch_settles_does_not_depend_on_token_order(region: str) -> None:
     mask = Mask(region)
     rows_UM = mask.collect(golden(), GOLDEN_ADVANTAGE)
-    assert mask.settle(rows_UM[::-1]).tolist() == pytest.approx(mask.settle(rows_UM).tolist(), rel=1e-14)
+    assert mask.settle(rows_UM[::-1]).tolist() == pytest.approx(
+        mask.settle(rows_UM).tolist(), rel=1e-14
+    )
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_probability_on_the_threshold(sign: float) -> None:
-    """p = 1 and q = 1/2, or the reverse: DPPO blocks D > δ and keeps D = δ, the minimal mask blocks q − p ≥ δ."""
+    """p = 1 and q = 1/2, or the reverse: DPPO blocks D > δ and keeps D = δ, the minimal mask
+    blocks q − p ≥ δ.
+    """
     one, half = torch.zeros(1, dtype=F64), torch.full((1,), 0.5, dtype=F64).log()
     given = policies(half, one) if sign > 0 else policies(one, half)
     advantage = torch.tensor([sign], dtype=F64)
@@ -219,7 +260,8 @@ def test_a_ratio_on_the_threshold_is_kept(ratio: float, sign: float) -> None:
     """PPO's clip, the dual clip and every band include their bounds: r = 2 or 1/2 exactly."""
     one, half = torch.zeros(1, dtype=F64), torch.full((1,), 0.5, dtype=F64).log()
     given = policies(half, one) if ratio == 2 else policies(one, half)
-    assert given.compare(TRAINER_ROLLOUT).ratio_less_1_T.item() == ratio - 1  # otherwise the test is void
+    # Otherwise the test is void
+    assert given.compare(TRAINER_ROLLOUT).ratio_less_1_T.item() == ratio - 1
     advantage = torch.tensor([sign], dtype=F64)
     for name in ("ratio-clip", "relaxed-ratio-clip", "sequence-ratio"):
         assert kept(name, given, advantage, ratio_low=0.5, ratio_high=1.0) == [True]
@@ -240,4 +282,6 @@ def test_relaxation_is_strictly_below_alpha() -> None:
         for relax in ("high", "low", "both"):
             expected = [relax in relaxed, False, False, False]
             advantage = torch.full_like(rollout, sign)
-            assert kept("relaxed-ratio-clip", given, advantage, alpha=0.125, relax=relax) == expected
+            assert (
+                kept("relaxed-ratio-clip", given, advantage, alpha=0.125, relax=relax) == expected
+            )

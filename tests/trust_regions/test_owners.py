@@ -1,4 +1,6 @@
-"""Masks compared with the rules of the frameworks they are named for, each written as in its framework's code."""
+"""Masks compared with the rules of the frameworks they are named for, each written as in its
+framework's code.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ OWNERS: dict[str, tuple[str, Ratio, dict[str, float], Callable[[Policies, Tensor
         lambda given, _: rejected_by_verl(given, torch.mean),
     ),
     "verl rollout_is=token, slime, NeMo-RL and OpenRLHF icepop": (
-        "icepop", ENGINE_GAP, {"band_low": LOW, "band_high": HIGH}, lambda given, _: inside(rho(given)),
+        "icepop", ENGINE_GAP, {"band_low": LOW, "band_high": HIGH}, lambda given,
+        _: inside(rho(given)),
     ),
     "verl rollout_is=sequence, TRL sequence_mask, SkyRL product": (
         "sequence-product", ENGINE_GAP, {"band_low": LOW, "band_high": HIGH},

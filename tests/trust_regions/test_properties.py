@@ -1,4 +1,6 @@
-"""Properties for any policies: which moves a mask may block, and how masks and thresholds relate to each other."""
+"""Properties for any policies: which moves a mask may block, and how masks and thresholds relate
+to each other.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,13 @@ from tests.trust_regions.cases import (
 seeds = st.integers(0, 10**6)
 log_probs = st.one_of(st.floats(-25, -1e-9), st.floats(-0.3, -1e-9))
 tokens = st.lists(
-    st.tuples(log_probs, log_probs, st.sampled_from([1.0, -1.0, 0.3, -7.0, 0.0])), min_size=1, max_size=30
+    st.tuples(log_probs, log_probs, st.sampled_from([1.0, -1.0, 0.3, -7.0, 0.0])),
+    min_size=1,
+    max_size=30,
 )
 
-# log q, log p and A of three tokens in one response: the first moves towards its anchor, and is blocked.
+# log q, log p and A of three tokens in one response: the first moves towards its anchor, and is
+# blocked.
 TOWARDS_ITS_ANCHOR = {
     "binary-kl-band": [(-0.1, -0.5, 1), (-1, -1, 1), (-1, -1, 1)],
     "covariance-clip": [(-0.1, -0.5, 1), (-6, -6, 0), (-6, -6, 0)],  # a covariance of 2.4
@@ -49,7 +54,8 @@ TOWARDS_ITS_ANCHOR = {
     "veto": [(-1, -12, 1), (-1, -1, 1), (-1, -1, 1)],
 }
 NOT_BY_DEFAULT = {"second-moment": {"counted": "all"}}  # by default it looks only at moves away
-OF_OTHER_THINGS = {"covariance-clip", "entropy-quantile"}  # do not depend on p: they block on-policy too
+# Do not depend on p: they block on-policy too
+OF_OTHER_THINGS = {"covariance-clip", "entropy-quantile"}
 LOOSER: dict[str, tuple[float, float]] = {  # two values of each threshold; the second keeps more
     "max_kl": (0.01, 0.1),
     "kl_low": (0.01, 0.1),
@@ -74,14 +80,21 @@ LOOSER: dict[str, tuple[float, float]] = {  # two values of each threshold; the 
     "cov_low": (-1.0, 2.0),  # fewer candidates; all are dropped where the share is 1
     "cov_high": (5.0, 2.0),
 }
-NEITHER = {"least_weight"}  # a later token in a response weighs less against δ, and saves less for those after it
+# A later token in a response weighs less against δ, and saves less for those after it
+NEITHER = {"least_weight"}
 
 
 def scaled(name: str, factor: float) -> dict[str, float]:
-    """A trust region's real-valued thresholds times a factor, except bounds of the ratio, which must contain 1."""
+    """A trust region's real-valued thresholds times a factor, except bounds of the ratio, which
+    must contain 1.
+    """
     defaults = trust_regions.thresholds(trust_regions.find(name)).items()
     around_1 = ("band_low", "band_high", "max_ratio", "least_weight")
-    return {key: value * factor for key, value in defaults if isinstance(value, float) and key not in around_1}
+    return {
+        key: value * factor
+        for key, value in defaults
+        if isinstance(value, float) and key not in around_1
+    }
 
 
 @pytest.mark.parametrize("name", ONE_SIDED)
@@ -91,9 +104,12 @@ def test_a_one_sided_mask_never_blocks_a_move_towards_the_anchor(
     name: str, drawn: list[tuple[float, float, float]], factor: float, dtype: torch.dtype
 ) -> None:
     rollout, trainer, advantage_T = torch.tensor(drawn, dtype=dtype).T.unbind(0)
-    trainer = torch.where(torch.arange(len(drawn)) % 7 == 3, rollout, trainer)  # equal probabilities occur
+    # Equal probabilities occur
+    trainer = torch.where(torch.arange(len(drawn)) % 7 == 3, rollout, trainer)
     keep_T = ask(name, policies(rollout, trainer), advantage_T, **scaled(name, factor)).keep_T
-    towards_T = ((advantage_T > 0) & (trainer <= rollout)) | ((advantage_T < 0) & (trainer >= rollout))
+    towards_T = ((advantage_T > 0) & (trainer <= rollout)) | (
+        (advantage_T < 0) & (trainer >= rollout)
+    )
     assert keep_T[towards_T | (advantage_T == 0)].all()
 
 
@@ -107,7 +123,9 @@ def test_a_one_sided_mask_blocks_moves_away(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in ONE_SIDED if name.startswith("top-k")])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_equal_probability_is_no_move_away_whatever_the_other_tokens_do(name: str, sign: float) -> None:
+def test_equal_probability_is_no_move_away_whatever_the_other_tokens_do(
+    name: str, sign: float
+) -> None:
     """p = q at the sampled token, while the rest of the distribution moved beyond any threshold."""
     sampled = torch.tensor([0.2], dtype=F64).log()
     rollout, trainer = torch.tensor([[[0.7, 0.2]], [[0.05, 0.2]]], dtype=F64).log()
@@ -119,8 +137,12 @@ def test_equal_probability_is_no_move_away_whatever_the_other_tokens_do(name: st
 @pytest.mark.parametrize("name", sorted(set(REGIONS) - set(ONE_SIDED)))
 def test_a_mask_that_says_so_blocks_a_move_towards_the_anchor(name: str) -> None:
     rollout, trainer, advantage_T = torch.tensor(TOWARDS_ITS_ANCHOR[name], dtype=F64).T.unbind(0)
-    assert (advantage_T[0] > 0 and trainer[0] < rollout[0]) or (advantage_T[0] < 0 and trainer[0] > rollout[0])
-    assert not kept(name, policies(rollout, trainer), advantage_T, **NOT_BY_DEFAULT.get(name, {}))[0]
+    assert (advantage_T[0] > 0 and trainer[0] < rollout[0]) or (
+        advantage_T[0] < 0 and trainer[0] > rollout[0]
+    )
+    assert not kept(name, policies(rollout, trainer), advantage_T, **NOT_BY_DEFAULT.get(name, {}))[
+        0
+    ]
 
 
 def test_m2po_blocks_moves_back_only_if_it_counts_all_tokens() -> None:
@@ -141,7 +163,9 @@ def test_on_policy_nothing_is_blocked(seed: int) -> None:
         for name in set(REGIONS) - OF_OTHER_THINGS:
             decision = ask(name, same, signs(len(same.rollout), seed, dtype), **scaled(name, 1e-6))
             assert decision.keep_T.all(), name
-            assert (decision.statistic_T < 0 if name == "cumulative-tv" else decision.statistic_T == 0).all(), name
+            assert (
+                decision.statistic_T < 0 if name == "cumulative-tv" else decision.statistic_T == 0
+            ).all(), name
 
 
 def test_masks_that_do_not_measure_distance_block_on_policy_too() -> None:
@@ -167,7 +191,9 @@ def test_looser_thresholds_keep_more(name: str, seed: int) -> None:
         values = LOOSER.get(f"{threshold} of {name}") or LOOSER.get(threshold)
         assert values, f"add looser values for {threshold}"
         fixed = {"share": 1.0} if threshold.startswith("cov_") else {}
-        tight, loose = (ask(name, drawn, advantage_T, **fixed, **{threshold: value}).keep_T for value in values)
+        tight, loose = (
+            ask(name, drawn, advantage_T, **fixed, **{threshold: value}).keep_T for value in values
+        )
         assert (loose | ~tight).all()
         assert tight.sum() < loose.sum(), f"{threshold} of {name} does nothing"
 
@@ -185,7 +211,10 @@ def test_thresholds_by_sign_act_on_their_own_side() -> None:
     advantage_T = signs(len(drawn.trainer))
     for region, name in ((region, name) for region, names in BY_SIGN.items() for name in names):
         default = ask(name, drawn, advantage_T).keep_T
-        for threshold, side_T in ((f"{region}_low", advantage_T < 0), (f"{region}_high", advantage_T > 0)):
+        for threshold, side_T in (
+            (f"{region}_low", advantage_T < 0),
+            (f"{region}_high", advantage_T > 0),
+        ):
             changed_T = ask(name, drawn, advantage_T, **{threshold: 1e-6}).keep_T != default
             assert changed_T.any() and not changed_T[~side_T].any()
 
@@ -200,7 +229,9 @@ def test_by_default_the_thresholds_of_dppo_are_one() -> None:
             limits = trust_regions.thresholds(trust_regions.find(name))
             assert limits[f"{kind}_low"] == limits[f"{kind}_high"]
             found = ask(name, drawn, advantage_T)
-            assert torch.equal(found.keep_T, ~(away_T & (found.statistic_T.abs() > limits[f"{kind}_low"])))
+            assert torch.equal(
+                found.keep_T, ~(away_T & (found.statistic_T.abs() > limits[f"{kind}_low"]))
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
@@ -213,14 +244,19 @@ def test_relaxation(dtype: torch.dtype) -> None:
     keep = {}
     for relax in ("high", "low", "both"):
         plain = ask("relaxed-ratio-clip", drawn, advantage_T, alpha=0.0, relax=relax, **bounds)
-        assert torch.equal(plain.keep_T, clipped.keep_T) and torch.equal(plain.statistic_T, clipped.statistic_T)
-        keep[relax] = ask("relaxed-ratio-clip", drawn, advantage_T, alpha=0.2, relax=relax, **bounds).keep_T
+        assert torch.equal(plain.keep_T, clipped.keep_T) and torch.equal(
+            plain.statistic_T, clipped.statistic_T
+        )
+        keep[relax] = ask(
+            "relaxed-ratio-clip", drawn, advantage_T, alpha=0.2, relax=relax, **bounds
+        ).keep_T
     high_T, low_T = (keep[relax] & ~clipped.keep_T for relax in ("high", "low"))
     assert high_T.any() and (advantage_T[high_T] > 0).all()
     assert low_T.any() and (advantage_T[low_T] < 0).all()
     assert torch.equal(keep["both"], keep["high"] | keep["low"])
     assert (drawn.rollout[high_T | low_T] < math.log(0.2)).all()
-    assert ((drawn.rollout >= math.log(0.2)) | keep["both"]).all()  # no improbable token stays blocked
+    # No improbable token stays blocked
+    assert ((drawn.rollout >= math.log(0.2)) | keep["both"]).all()
 
 
 @given(seeds)
@@ -232,13 +268,18 @@ def test_top_1_with_replacement_is_binary(seed: int) -> None:
     tv_T, kl_T = compared.topk(1, replace_last=True)
     torch.testing.assert_close(tv_T, compared.difference_T.abs(), rtol=1e-9, atol=1e-13)
     torch.testing.assert_close(kl_T, compared.binary_kl_T, rtol=1e-9, atol=1e-13)
-    for name, limit in (("tv", {"tv_low": 0.15, "tv_high": 0.2}), ("kl", {"kl_low": 0.05, "kl_high": 0.04})):
+    for name, limit in (
+        ("tv", {"tv_low": 0.15, "tv_high": 0.2}),
+        ("kl", {"kl_low": 0.05, "kl_high": 0.04}),
+    ):
         top_1 = kept(f"top-k-{name}", drawn, advantage_T, k=1, replace_last=True, **limit)
         assert top_1 == kept(f"binary-{name}", drawn, advantage_T, **limit)
 
 
 def parts(drawn: Policies, logp_TK: Tensor, logp_T: Tensor, replace_last: bool) -> Tensor:
-    """Probabilities of the top-K, of the sampled token if it is not among them, and of all others."""
+    """Probabilities of the top-K, of the sampled token if it is not among them, and of all
+    others.
+    """
     assert drawn.topk is not None
     alone_T = (drawn.topk.ids_TK != drawn.topk.response_ids_T[:, None]).all(-1)
     p_TK = logp_TK.exp()
@@ -270,5 +311,7 @@ def test_top_k_decisions_against_brute_force(replace_last: bool, dtype: torch.dt
         assert blocked_T.any() and not blocked_T.all()
         near_T = (statistic[name] / limit - 1).abs() < (1e-4 if dtype == torch.float32 else 1e-9)
         sides = {f"{name}_low": limit, f"{name}_high": limit}
-        found = ask(f"top-k-{name}", cast(drawn, dtype), advantage_T, **sides, replace_last=replace_last)
+        found = ask(
+            f"top-k-{name}", cast(drawn, dtype), advantage_T, **sides, replace_last=replace_last
+        )
         assert torch.equal(found.keep_T | near_T, ~blocked_T | near_T) and near_T.sum() < 3

@@ -22,7 +22,13 @@ def estimate(value: float | None, half_width: float | None = None) -> dict:
     return {"value": value, "low": low, "high": high, "note": None}
 
 
-def summary(metrics: dict, floor: dict | None = None, pair: str = "mismatch", architecture: str = "", **pairs) -> dict:
+def summary(
+    metrics: dict,
+    floor: dict | None = None,
+    pair: str = "mismatch",
+    architecture: str = "",
+    **pairs,
+) -> dict:
     made = {
         name: {"pair": name, "metrics": values, "counts": {"tokens": 1000}}
         for name, values in ({pair: metrics} | pairs).items()
@@ -38,17 +44,25 @@ def row_of(verdict: dict, bar: Bar) -> dict:
 
 def test_a_number_that_a_few_prompts_decide_is_not_certain():
     (bar,) = [bar for bar in BARS if bar.metric == "k3"][:1]
-    for note, (times, expected) in product((FEW_DECIDE, FEW_PROMPTS), ((0.2, "healthy"), (0.5, "undecided"))):
+    for note, (times, expected) in product(
+        (FEW_DECIDE, FEW_PROMPTS), ((0.2, "healthy"), (0.5, "undecided"))
+    ):
         found = estimate(times * bar.bounds[0]) | {"note": note}
         row = row_of(
-            assess(summary({"k3": found}, architecture={"moe": "Qwen3MoeForCausalLM"}.get(bar.family, ""))), bar
+            assess(
+                summary(
+                    {"k3": found}, architecture={"moe": "Qwen3MoeForCausalLM"}.get(bar.family, "")
+                )
+            ),
+            bar,
         )
         assert (row["standing"], row["low"]) == (expected, None)
 
 
 def test_the_status_is_above_only_if_every_limit_is_exceeded():
     expected = {
-        "above": ("above",), "mixed": ("above", "undecided"), "between": ("between", "healthy", "undecided"),
+        "above": ("above",), "mixed": ("above", "undecided"),
+        "between": ("between", "healthy", "undecided"),
         "undecided": ("undecided", "healthy"), "healthy": ("healthy",), "": (),
     }  # fmt: skip
     for word, rows in expected.items():
@@ -78,7 +92,10 @@ def test_values_around_every_limit(bar):
     ]
     if broken > healthy:
         middle = (healthy + broken) / 2
-        cases += [(estimate(middle), "between"), (estimate(middle, (broken - healthy) / 4), "between")]
+        cases += [
+            (estimate(middle), "between"),
+            (estimate(middle, (broken - healthy) / 4), "between"),
+        ]
     for found, expected in cases:
         row = row_of(assess(summary({bar.metric: found}, architecture=architecture)), bar)
         assert row["standing"] == expected, found
@@ -89,7 +106,12 @@ def test_a_signed_metric_is_compared_by_its_size():
     bar = next(bar for bar in BARS if bar.absolute)
     assert row_of(assess(summary({bar.metric: estimate(-0.3, 0.1)})), bar)["standing"] == "above"
     row = row_of(assess(summary({bar.metric: estimate(-0.01, 0.05)})), bar)
-    assert (row["value"], row["low"], row["high"], row["standing"]) == (0.01, 0.0, pytest.approx(0.06), "healthy")
+    assert (row["value"], row["low"], row["high"], row["standing"]) == (
+        0.01,
+        0.0,
+        pytest.approx(0.06),
+        "healthy",
+    )
 
 
 def test_positions_include_their_bounds():
@@ -121,7 +143,8 @@ def test_each_limit_reads_the_pair_it_is_about():
     assert found["NeMo-RL, GRPO guide"] == ("mismatch", 1e-4)
     assert found["prime-rl, new models"] == ("total", 0.1)
     assert any(
-        "staleness included: prime-rl, new models; prime-rl nightly." in sentence for sentence in verdict["sentences"]
+        "staleness included: prime-rl, new models; prime-rl nightly." in sentence
+        for sentence in verdict["sentences"]
     )
     assert {bar.pair for bar in BARS} <= set(PAIRS)
 
@@ -129,7 +152,9 @@ def test_each_limit_reads_the_pair_it_is_about():
 def test_with_only_the_current_trainer_every_number_includes_staleness():
     verdict = assess(summary({"k3": estimate(0.1, 0.01)}, pair="total"))
     assert {row["pair"] for row in verdict["bars"]} == {"total"}
-    assert any("every number here includes staleness" in sentence for sentence in verdict["sentences"])
+    assert any(
+        "every number here includes staleness" in sentence for sentence in verdict["sentences"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,21 +165,35 @@ def test_with_only_the_current_trainer_every_number_includes_staleness():
             estimate(0.001, 0.0001),
             "The mean |Δlog p| is 28 × the trainer's own noise (24 to 33).",
         ),
-        (estimate(0.028), estimate(0.001), "The mean |Δlog p| is 28 × the trainer's own noise (no interval)."),
+        (
+            estimate(0.028),
+            estimate(0.001),
+            "The mean |Δlog p| is 28 × the trainer's own noise (no interval).",
+        ),
         (
             estimate(0.0011, 0.0002),
             estimate(0.001, 0.0001),
             "indistinguishable from the trainer's own noise: 1.1 × (0.8 to 1.4).",
         ),
-        (estimate(5.0, 0.1), estimate(0.001, 0.0001), "The mean |Δlog p| is more than 1000 × the trainer's own noise"),
-        (estimate(0.0005, 1e-5), estimate(0.001, 0.0001), "The mean |Δlog p| is 0.5 × the trainer's own noise"),
+        (
+            estimate(5.0, 0.1),
+            estimate(0.001, 0.0001),
+            "The mean |Δlog p| is more than 1000 × the trainer's own noise",
+        ),
+        (
+            estimate(0.0005, 1e-5),
+            estimate(0.001, 0.0001),
+            "The mean |Δlog p| is 0.5 × the trainer's own noise",
+        ),
         (estimate(0.01, 0.001), estimate(1e-9, 1e-10), "below 1e-7 nats, too small for a ratio"),
         (estimate(0.01, 0.001), None, "The trainer's own noise was not measured"),
         (estimate(0.01, 0.001), estimate(None), "The trainer's own noise was not measured"),
     ],
 )
 def test_the_trainers_own_noise_comes_first(value, floor, words):
-    verdict = assess(summary({"abs_d_mean": value}, None if floor is None else {"abs_d_mean": floor}))
+    verdict = assess(
+        summary({"abs_d_mean": value}, None if floor is None else {"abs_d_mean": floor})
+    )
     assert words in verdict["sentences"][0]
 
 
@@ -184,19 +223,30 @@ def test_the_tail():
 
 def test_without_measurements_nothing_is_judged():
     verdict = assess(summary({"k3": estimate(None)}, {}))
-    assert (verdict["bars"], verdict["measured"], verdict["tail"], verdict["floor"]) == ([], [], None, None)
+    assert (verdict["bars"], verdict["measured"], verdict["tail"], verdict["floor"]) == (
+        [],
+        [],
+        None,
+        None,
+    )
     assert len(verdict["sentences"]) == 1
     json.dumps(verdict, allow_nan=False)
 
 
 def test_missing_intervals_are_mentioned():
-    assert any("compared by their value alone" in text for text in assess(summary({"k3": estimate(1e-4)}))["sentences"])
+    assert any(
+        "compared by their value alone" in text
+        for text in assess(summary({"k3": estimate(1e-4)}))["sentences"]
+    )
     with_intervals = assess(summary({"k3": estimate(1e-4, 1e-5)}))["sentences"]
     assert not any("compared by their value alone" in text for text in with_intervals)
 
 
 def test_a_limit_for_the_other_family_does_not_apply():
-    for architecture, whose in (("Qwen3MoeForCausalLM", "Miles blog, MoE"), ("LlamaForCausalLM", "Miles blog, dense")):
+    for architecture, whose in (
+        ("Qwen3MoeForCausalLM", "Miles blog, MoE"),
+        ("LlamaForCausalLM", "Miles blog, dense"),
+    ):
         verdict = assess(summary({"k3": estimate(5e-3, 1e-4)}, architecture=architecture))
         assert [row["who"] for row in verdict["bars"] if "Miles" in row["who"]] == [whose]
     unknown = assess(summary({"k3": estimate(5e-3, 1e-4)}))
@@ -204,11 +254,20 @@ def test_a_limit_for_the_other_family_does_not_apply():
 
 
 def test_the_nearest_measurements_of_the_same_kind_come_first():
-    metrics = {"k3": estimate(9e-4), "abs_d_mean": estimate(0.015), "k2": estimate(4.5e-4), "pearson": estimate(0.9993)}
+    metrics = {
+        "k3": estimate(9e-4),
+        "abs_d_mean": estimate(0.015),
+        "k2": estimate(4.5e-4),
+        "pearson": estimate(0.9993),
+    }
     dense = assess(summary(metrics, architecture="Qwen3ForCausalLM"))["measured"]
     assert all(row["family"] in ("dense", "") for row in dense)
     assert [row["precision"] for row in dense[:3]] == ["bf16"] * 3
-    assert (dense[0]["model"], dense[0]["metric"], dense[0]["value"]) == ("Qwen2.5-0.5B", "k2", 4.5e-4)
+    assert (dense[0]["model"], dense[0]["metric"], dense[0]["value"]) == (
+        "Qwen2.5-0.5B",
+        "k2",
+        4.5e-4,
+    )
     moe = assess(summary(metrics, architecture="DeepseekV3ForCausalLM"))["measured"]
     assert all(row["family"] in ("moe", "") for row in moe)
     assert moe[0]["model"] == "DeepSeek-V4-Flash"
@@ -235,8 +294,20 @@ def test_dense_or_moe(about, expected):
 @pytest.mark.parametrize(
     ("about", "expected"),
     [
-        ({"rollout": {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"}, "trainer": {"dtype": "float32"}}, "fp8"),
-        ({"rollout": {"dtype": "bfloat16", "kv_cache_dtype": "auto"}, "trainer": {"dtype": "float32"}}, "bf16"),
+        (
+            {
+                "rollout": {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"},
+                "trainer": {"dtype": "float32"},
+            },
+            "fp8",
+        ),
+        (
+            {
+                "rollout": {"dtype": "bfloat16", "kv_cache_dtype": "auto"},
+                "trainer": {"dtype": "float32"},
+            },
+            "bf16",
+        ),
         ({"rollout": {"dtype": "float16"}, "trainer": {"dtype": "float32"}}, "fp16"),
         ({"rollout": {"dtype": "bfloat16", "quantization": "mxfp4"}}, "fp4"),
         ({"trainer": {"dtype": "float32"}}, "fp32"),

@@ -1,4 +1,6 @@
-"""The table names a source for each row, and its page is up to date: python -m tests.verdict.test_reference"""
+"""The table names a source for each row, and its page is up to date: python -m
+tests.verdict.test_reference
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,14 @@ def tables() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for bar in reference().bars:
-        limits = ("" if not isfinite(bound) else f"{bound:g}" for bound in (bar.healthy, bar.broken))
+        limits = (
+            "" if not isfinite(bound) else f"{bound:g}" for bound in (bar.healthy, bar.broken)
+        )
         says = f"{bar.says}; {bar.note}" if bar.note else bar.says
         ours = f"`{bar.metric}`, {bar.pair}{', its size' if bar.absolute else ''}"
-        bars.append(f"| {bar.who} | `{bar.name}` | {ours} | {' | '.join(limits)} | {says} | {bar.source} |")
+        bars.append(
+            f"| {bar.who} | `{bar.name}` | {ours} | {' | '.join(limits)} | {says} | {bar.source} |"
+        )
     head = "| model | family | precision | setup | metric | value | source |"
     measured = [head, "|---|---|---|---|---|---|---|"]
     for row in reference().measured:
@@ -30,12 +36,20 @@ def tables() -> str:
         setup = f"{row.setup} (**{row.state}**)" if row.state else row.setup
         source = f"{row.source}; {row.derived}" if row.derived else row.source
         measured.append(
-            f"| {row.model} | {row.family} | {row.precision} | {setup} | `{row.metric}` | {value} | {source} |"
+            f"| {row.model} | {row.family} | {row.precision} | {setup} | `{row.metric}` | "
+            f"{value} | {source} |"
         )
     usual = ["| precision | nats | source |", "|---|---|---|"]
-    usual += [f"| {row.who} | {row.low:g} – {row.high:g} | {row.source} |" for row in reference().usual]
+    usual += [
+        f"| {row.who} | {row.low:g} – {row.high:g} | {row.source} |" for row in reference().usual
+    ]
     sections = {"Published limits": bars, "Measured by others": measured, USUAL: usual}
-    return "\n".join(line for title, rows in sections.items() for line in (f"\n## {title}\n", *rows)).lstrip() + "\n"
+    return (
+        "\n".join(
+            line for title, rows in sections.items() for line in (f"\n## {title}\n", *rows)
+        ).lstrip()
+        + "\n"
+    )
 
 
 def test_every_row_has_a_source_and_one_of_our_metrics():

@@ -12,7 +12,13 @@ from mismatch_cli.places import bundled
 from mismatch_cli.verdict.causes import CAUSES, place
 from mismatch_cli.verdict.suspects import suspects
 
-ENGINE = {"engine": "vllm", "model": "m", "dtype": "float32", "kv_cache_dtype": "float32", "device": "cuda"}
+ENGINE = {
+    "engine": "vllm",
+    "model": "m",
+    "dtype": "float32",
+    "kv_cache_dtype": "float32",
+    "device": "cuda",
+}
 TRAINER = {"model": "m", "dtype": "float32", "head_dtype": "float32"}
 
 
@@ -21,7 +27,11 @@ def manifest(name: str) -> dict[str, Any]:
 
 
 def found(rollout: dict | None = None, trainer: dict | None = None, **how: Any) -> list[str]:
-    about = {"rollout": ENGINE | (rollout or {}), "trainer": TRAINER | (trainer or {}), **how.pop("about", {})}
+    about = {
+        "rollout": ENGINE | (rollout or {}),
+        "trainer": TRAINER | (trainer or {}),
+        **how.pop("about", {}),
+    }
     return [suspect.setting for suspect in suspects(about, "run", **how)]
 
 
@@ -65,22 +75,36 @@ def test_a_setting_known_to_cause_gaps_is_a_suspect(rollout, trainer, setting):
 
 def test_requested_engine_settings_count():
     requested = {
-        "config": {"engine_args": {"speculative_config": {"method": "mtp"}, "hf_overrides": {"rope_theta": 1e6}}}
+        "config": {
+            "engine_args": {
+                "speculative_config": {"method": "mtp"},
+                "hf_overrides": {"rope_theta": 1e6},
+            }
+        }
     }
     assert found(about=requested) == ["rollout.hf_overrides", "rollout.speculative_config"]
     sampled = {"config": {"sampling": {"temperature": 0.7, "top_p": 0.9, "top_k": 0, "min_p": 0.0}}}
     assert found(about=sampled) == ["config.sampling.temperature", "config.sampling.top_p"]
     assert found({"logprobs_mode": "raw_logprobs"}, about=sampled)[0] == "rollout.logprobs_mode"
-    assert "config.sampling.temperature" not in found({"logprobs_mode": "processed_logprobs"}, about=sampled)
+    assert "config.sampling.temperature" not in found(
+        {"logprobs_mode": "processed_logprobs"}, about=sampled
+    )
 
 
 def test_experts_are_suspects_only_if_rounding_can_flip_them():
     assert found({"num_experts": 64}) == []
-    assert "rollout.num_experts" in found({"num_experts": 64, "dtype": "bfloat16"}, {"dtype": "bfloat16"})
+    assert "rollout.num_experts" in found(
+        {"num_experts": 64, "dtype": "bfloat16"}, {"dtype": "bfloat16"}
+    )
 
 
 def test_the_order_is_the_one_of_all_commands():
-    rollout = {"quantization": "fp8", "kv_cache_dtype": "fp8", "chunked_prefill": True, "enforce_eager": False}
+    rollout = {
+        "quantization": "fp8",
+        "kv_cache_dtype": "fp8",
+        "chunked_prefill": True,
+        "enforce_eager": False,
+    }
     order = [place(setting) for setting in found(rollout, {"head_dtype": "bfloat16"}, pair="total")]
     assert order == sorted(order) and order[0] == place("equal_weights")
     assert len(set(order)) == len(order)
@@ -91,7 +115,10 @@ def test_a_setting_cleared_by_a_test_is_not_a_suspect():
 
 
 def test_commands_are_quoted():
-    about = {"rollout": ENGINE | {"kv_cache_dtype": "fp8", "model": "my model; ls"}, "trainer": TRAINER}
+    about = {
+        "rollout": ENGINE | {"kv_cache_dtype": "fp8", "model": "my model; ls"},
+        "trainer": TRAINER,
+    }
     (first, *_) = suspects(about, "a run")
     for line in first.test:
         assert shlex.split(line)[0] == "mismatch-cli"
@@ -101,7 +128,14 @@ def test_commands_are_quoted():
 def test_every_suspect_is_a_known_cause():
     for cause in CAUSES:
         assert cause.source
-    rollout = {"quantization": "fp8", "kv_cache_dtype": "fp8", "chunked_prefill": True, "max_num_seqs": 8}
+    rollout = {
+        "quantization": "fp8",
+        "kv_cache_dtype": "fp8",
+        "chunked_prefill": True,
+        "max_num_seqs": 8,
+    }
     for suspect in suspects({"rollout": ENGINE | rollout, "trainer": TRAINER}, "run"):
-        assert place(suspect.setting) is not None and suspect.why and suspect.change and suspect.test
+        assert (
+            place(suspect.setting) is not None and suspect.why and suspect.change and suspect.test
+        )
         assert json.dumps(suspect.to_json())

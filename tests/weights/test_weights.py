@@ -13,7 +13,15 @@ from torch import Tensor
 from mismatch_cli import registry, weights
 from mismatch_cli.algorithms.parts import factor
 from mismatch_cli.policies import Policies, Ratio
-from tests.trust_regions.cases import F64, cast, equal_policies, policies, random_policies, signs, taken
+from tests.trust_regions.cases import (
+    F64,
+    cast,
+    equal_policies,
+    policies,
+    random_policies,
+    signs,
+    taken,
+)
 
 WEIGHTS = registry.names(weights.PACKAGE)
 OVER_BATCHES = {"covariance-pull": "batch", "gbpo": "group"}
@@ -46,9 +54,13 @@ def test_signature_and_texts(name: str) -> None:
     asked = [module.weight, *((module.collect, module.settle) if name in OVER_BATCHES else ())]
     for function in asked:
         named = inspect.signature(function).parameters
-        assert {n: p.default for n, p in named.items() if p.kind is p.KEYWORD_ONLY} == DEFAULTS[name]
+        assert {n: p.default for n, p in named.items() if p.kind is p.KEYWORD_ONLY} == DEFAULTS[
+            name
+        ]
     assert [
-        n for n, p in inspect.signature(module.weight).parameters.items() if p.kind is not p.KEYWORD_ONLY
+        n
+        for n, p in inspect.signature(module.weight).parameters.items()
+        if p.kind is not p.KEYWORD_ONLY
     ] == positional
     assert set(module.SYMBOLS) <= set(DEFAULTS[name])
     if hasattr(module, "FORMULA"):  # capped-ratio builds its own
@@ -59,7 +71,9 @@ def test_signature_and_texts(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_weight_changes_no_input_and_has_one_number_per_token(name: str, dtype: torch.dtype) -> None:
+def test_a_weight_changes_no_input_and_has_one_number_per_token(
+    name: str, dtype: torch.dtype
+) -> None:
     given = cast(random_policies(0, responses=12), dtype)
     advantage_T = signs(len(given.trainer), dtype=dtype)
     alike, kept = (cast(random_policies(0, responses=12), dtype) for _ in range(2))
@@ -109,7 +123,9 @@ def two_responses() -> tuple[Policies, Tensor]:
     """d = 0.5, −1, 0.2 with A = 1, and −0.3, 0.8 with A = −2."""
     rollout = torch.tensor([-1, -1, -2, -0.7, -3], dtype=F64)
     d_T = torch.tensor([0.5, -1, 0.2, -0.3, 0.8], dtype=F64)
-    return policies(rollout, rollout + d_T, lengths=[3, 2]), torch.tensor([1, 1, 1, -2, -2], dtype=F64)
+    return policies(rollout, rollout + d_T, lengths=[3, 2]), torch.tensor(
+        [1, 1, 1, -2, -2], dtype=F64
+    )
 
 
 def found(name: str, level: str = "token", **chosen: float) -> list[float]:
@@ -128,10 +144,13 @@ def test_weights_by_hand() -> None:
     assert found("pull", beta=2.0) == near([-1, 2, -0.4, 0.6, -1.6])
     assert found("pull", "product", beta=2.0) == near([0.6] * 3 + [-1] * 2)
     assert found("topr") == near([1, 1, 1, r[3], 1])
-    assert found("topr", "product") == near([1, 1, 1, 1, 1])  # Σd = 0.5 of the negative response: capped at 1
+    # Σd = 0.5 of the negative response: capped at 1
+    assert found("topr", "product") == near([1, 1, 1, 1, 1])
     # f′(r) r = sech²(τ (r − 1)/2) r
     tau = [1.0] * 3 + [1.05] * 2
-    assert found("sapo") == near([sech(t * (x - 1) / 2) ** 2 * x for t, x in zip(tau, r, strict=True)])
+    assert found("sapo") == near(
+        [sech(t * (x - 1) / 2) ** 2 * x for t, x in zip(tau, r, strict=True)]
+    )
     # φ(w) = e^λ w^k e^(−λw) with w = e^(−0.3) and e^0.5
     up, down = exp(-0.3), exp(0.5)
     assert found("vespo", "product") == near(
@@ -141,7 +160,8 @@ def test_weights_by_hand() -> None:
     moved = [b * (a - 1) for a, b in zip(r, q, strict=True)]  # p − q
     by_sign = zip(r, moved, (1, 1, 1, -1, -1), strict=True)
     assert found("drpo", epsilon=0.1) == near([x * (1 - s * m / 0.1) for x, m, s in by_sign])
-    assert found("drpo", epsilon=0.1)[0] < 0 < found("drpo")[0]  # p − q = 0.24: beyond ε, the weight is reversed
+    # p − q = 0.24: beyond ε, the weight is reversed
+    assert found("drpo", epsilon=0.1)[0] < 0 < found("drpo")[0]
     # the smallest earlier ratio: none, e^0.5, e^−1 | none, e^−0.3
     assert found("prefix-minimum") == near([1.28, 0.8, 0.8, 0.8, 1.28])
     assert found("prefix-minimum", ratio_low=1.0, ratio_high=9.0) == near(
@@ -151,7 +171,9 @@ def test_weights_by_hand() -> None:
     assert found("n-step-ratio", steps=1) == near(r)
     assert found("n-step-ratio", steps=64) == near([exp(d) for d in (-0.3, -0.8, 0.2, 0.5, 0.8)])
     # d is at most 0.4 for A > 0, and at least −0.2 for A < 0
-    assert found("gmpo", log_low=0.2) == near([exp((0.4 - 1 + 0.2) / 3)] * 3 + [exp((-0.2 + 0.8) / 2)] * 2)
+    assert found("gmpo", log_low=0.2) == near(
+        [exp((0.4 - 1 + 0.2) / 3)] * 3 + [exp((-0.2 + 0.8) / 2)] * 2
+    )
 
 
 def test_a_token_without_advantage_adds_nothing_to_a_clipped_mean() -> None:
@@ -162,12 +184,16 @@ def test_a_token_without_advantage_adds_nothing_to_a_clipped_mean() -> None:
 
 
 def test_weights_of_a_group_and_of_a_batch_by_hand() -> None:
-    """The median of A = 1 and −2 is −0.5: the targets are 1.3 and 0.7, and r = e^0.5 is beyond the first."""
+    """The median of A = 1 and −2 is −0.5: the targets are 1.3 and 0.7, and r = e^0.5 is beyond
+    the first.
+    """
     r = [exp(d) for d in (0.5, -1, 0.2, -0.3, 0.8)]
     assert found("gbpo") == pytest.approx([-r[0], r[1], r[2], r[3], r[4]])
-    # with σ(±1.5) = 0.8176 the targets are 1.1905 and 0.8095: 1.22 is beyond, 0.74 below, where A < 0 means up
+    # with σ(±1.5) = 0.8176 the targets are 1.1905 and 0.8095: 1.22 is beyond, 0.74 below, where A <
+    # 0 means up
     assert found("gbpo", temperature=1.0) == pytest.approx([-r[0], r[1], -r[2], -r[3], r[4]])
-    # A − mean A = 1.2 and −1.8, log p = −.5 −2 −1.8 −1 −2.2 with the mean −1.5: 1.2 −.6 −.36 −.9 1.26
+    # A − mean A = 1.2 and −1.8, log p = −.5 −2 −1.8 −1 −2.2 with the mean −1.5: 1.2 −.6 −.36 −.9
+    # 1.26
     assert found("covariance-pull") == pytest.approx([0, 0, 0, 0, -0.1])
     assert found("covariance-pull", share=0.4, beta=1.0) == pytest.approx([-1, 0, 0, 0, -1])
     assert found("covariance-pull", share=0.6, beta=1.0) == pytest.approx([-1, 0, -1, 0, -1])
@@ -177,8 +203,12 @@ def test_weights_of_a_group_and_of_a_batch_by_hand() -> None:
 def test_an_excluded_token_does_not_hide_the_covariance_of_others() -> None:
     given, advantage_T = two_responses()
     trainer = torch.cat([given.trainer, torch.tensor([-inf], dtype=F64)])
-    rollout, advantage_T = (torch.cat([x, torch.tensor([-1.0], dtype=F64)]) for x in (given.rollout, advantage_T))
-    weight_T = factor("covariance-pull", share=0.4, beta=1.0).weight_T(policies(rollout, trainer), advantage_T)
+    rollout, advantage_T = (
+        torch.cat([x, torch.tensor([-1.0], dtype=F64)]) for x in (given.rollout, advantage_T)
+    )
+    weight_T = factor("covariance-pull", share=0.4, beta=1.0).weight_T(
+        policies(rollout, trainer), advantage_T
+    )
     assert weight_T[:5].tolist() == [-1, 0, 0, 0, -1]
 
 
@@ -187,4 +217,7 @@ def test_a_formula_shows_its_ratio_and_its_numbers() -> None:
         "e^λ w^k e^(−λw) with w = Πr, k = 2.5 and λ = 3 for A ≥ 0, k = 3 and λ = 2 otherwise"
     )
     assert str(factor("pull", Ratio("trainer", "recomputed"), beta=log(2))) == "−0.693147 log r′"
-    assert str(factor("capped-ratio", Ratio("recomputed", "rollout"), floor=0.5, cap=2)) == "max(min(ρ, 2), 0.5)"
+    assert (
+        str(factor("capped-ratio", Ratio("recomputed", "rollout"), floor=0.5, cap=2))
+        == "max(min(ρ, 2), 0.5)"
+    )

@@ -28,7 +28,9 @@ from tests.studies.written import write_trace
 
 STUDIES: dict[str, Any] = {
     "report": lambda traces, workers: analyse(traces, 5, workers),
-    "clipstats": lambda traces, workers: analyse_clipping(traces, [TABLE[name] for name in PAPER], workers=workers),
+    "clipstats": lambda traces, workers: analyse_clipping(
+        traces, [TABLE[name] for name in PAPER], workers=workers
+    ),
     "diagnose": lambda traces, workers: analyse_diagnosis(traces, workers=workers),
     "compare": lambda traces, workers: analyse_comparison([*traces, *traces], workers=workers),
     "dialects": lambda traces, workers: Translation.of(traces, "all", workers),
@@ -59,7 +61,9 @@ def part_of(whole: Path, folder: Path, shards: int) -> Trace:
     """The first shards of a trace, as while it grew."""
     folder.mkdir(exist_ok=True)
     content = json.loads((whole / FILE_NAME).read_text())
-    (folder / FILE_NAME).write_text(json.dumps({k: v for k, v in content.items() if k not in ("shards", "shard_rows")}))
+    (folder / FILE_NAME).write_text(
+        json.dumps({k: v for k, v in content.items() if k not in ("shards", "shard_rows")})
+    )
     for path in [*whole.glob("vocab*"), *Trace.open(whole).shards[:shards]]:
         if not (folder / path.name).exists():
             shutil.copy2(path, folder)
@@ -124,24 +128,33 @@ def test_the_results_of_a_lost_driver_are_reused(whole, tmp_path, read, monkeypa
     with pytest.raises(KeyboardInterrupt):
         analyse([Trace.open(whole)], 5, Workers(cache=tmp_path / "cache"), on_responses=lost)
     read.clear()
-    assert json.dumps(analyse([Trace.open(whole)], 5, Workers(cache=tmp_path / "cache")).to_json()) == expected
+    assert (
+        json.dumps(analyse([Trace.open(whole)], 5, Workers(cache=tmp_path / "cache")).to_json())
+        == expected
+    )
     assert read == ["shard-00003.parquet", "shard-00004.parquet"]
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_skipping_a_broken_shard_equals_removing_it(name, whole, tmp_path):
-    """Damage that only reading finds, not the footer; the token page and the export leave the shard out too."""
+    """Damage that only reading finds, not the footer; the token page and the export leave the
+    shard out too.
+    """
     path = Trace.open(whole).shards[2]
     part_of(whole, tmp_path / "without", 5)
     (tmp_path / "without" / path.name).unlink()
     content = path.read_bytes()
     path.write_bytes(content[:100] + bytes(2000) + content[2100:])
-    found = STUDIES[name]([Trace.open(whole, skip_broken=True)], Workers(skip_broken=True)).to_json()
+    found = STUDIES[name](
+        [Trace.open(whole, skip_broken=True)], Workers(skip_broken=True)
+    ).to_json()
     expected = STUDIES[name]([Trace.open(tmp_path / "without")], Workers()).to_json()
     changed = {"traces", "about", "suspects"}
     if name == "compare":
         assert found["comparisons"] == expected["comparisons"]
-        assert [side["summary"] for side in found["traces"]] == [side["summary"] for side in expected["traces"]]
+        assert [side["summary"] for side in found["traces"]] == [
+            side["summary"] for side in expected["traces"]
+        ]
     else:
         assert {k: v for k, v in found.items() if k not in changed} == {
             k: v for k, v in expected.items() if k not in changed
@@ -185,7 +198,9 @@ def test_a_trace_with_only_broken_shards_is_refused(whole):
 
 
 def test_a_skipped_shard_is_not_forgotten(whole, tmp_path):
-    """The cache of a run that skips a broken shard does not serve a run that does not, or the repaired shard."""
+    """The cache of a run that skips a broken shard does not serve a run that does not, or the
+    repaired shard.
+    """
     trace, cache = Trace.open(whole), tmp_path / "cache"
     path = trace.shards[1]
     content = path.read_bytes()

@@ -1,4 +1,6 @@
-"""Traces read in portions, by one process or several: the same bytes, the same errors, and an end on Ctrl-C."""
+"""Traces read in portions, by one process or several: the same bytes, the same errors, and an
+end on Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ EACH_SHARD = 1  # bytes of a portion: every shard is a portion
 @pytest.fixture
 def two_traces(tmp_path) -> list[Trace]:
     """Three shards and two, and one between them without responses."""
-    first = write_trace(tmp_path / "first", *(world(seed, n) for seed, n in ((0, 24), (1, 12), (2, 24), (3, 12))))
+    first = write_trace(
+        tmp_path / "first", *(world(seed, n) for seed, n in ((0, 24), (1, 12), (2, 24), (3, 12)))
+    )
     schema = pq.read_schema(first.shards[1])
     pq.ParquetWriter(first.shards[1], schema).close()
     first = Trace.open(first.folder)
@@ -60,7 +64,10 @@ def test_a_portion_ends_with_the_shard_that_makes_it_large_enough(two_traces, mo
     first, second = two_traces
     found = portions(two_traces)
     assert [path for portion in found for path in portion.shards] == [*first.shards, *second.shards]
-    assert {portion.folder: portion.trace for portion in found} == {first.folder: 0, second.folder: 1}
+    assert {portion.folder: portion.trace for portion in found} == {
+        first.folder: 0,
+        second.folder: 1,
+    }
     assert len(found[0].shards) >= 2
     for portion in found:
         size = sum(path.stat().st_size for path in portion.shards)
@@ -78,14 +85,20 @@ def test_one_rank_s_shards_move_no_boundary_of_another(two_traces, tmp_path):
     for number in range(4):
         for rank in (0, 1) if number < 2 else (0,):
             (folder / f"shard-{rank:05d}-{number:06d}.parquet").write_bytes(content)
-        found.append([[path.name for path in portion.shards] for portion in portions([Trace(folder)])])
-    assert [names[-1] for names in found[1:]] == [["shard-00001-000000.parquet", "shard-00001-000001.parquet"]] * 3
+        found.append(
+            [[path.name for path in portion.shards] for portion in portions([Trace(folder)])]
+        )
+    assert [names[-1] for names in found[1:]] == [
+        ["shard-00001-000000.parquet", "shard-00001-000001.parquet"]
+    ] * 3
     assert [len(names[0]) for names in found] == [1, 2, 3, 4]
 
 
 STUDIES: dict[str, Callable[[Sequence[Trace], int], Study]] = {
     "report": lambda traces, n: analyse(traces, 5, Workers(n)),
-    "clipstats": lambda traces, n: analyse_clipping(traces, list(TABLE.values()), theory=True, workers=Workers(n)),
+    "clipstats": lambda traces, n: analyse_clipping(
+        traces, list(TABLE.values()), theory=True, workers=Workers(n)
+    ),
     "diagnose": lambda traces, n: analyse_diagnosis(traces, workers=Workers(n)),
     "compare": lambda traces, n: analyse_comparison([*traces, traces[0]], workers=Workers(n)),
     "dialects": lambda traces, n: Translation.of(traces, "all", Workers(n)),
@@ -93,7 +106,9 @@ STUDIES: dict[str, Callable[[Sequence[Trace], int], Study]] = {
 
 
 @pytest.mark.usefixtures("in_shards")
-@pytest.mark.parametrize(("name", "numbers"), [("report", (2, 3)), ("clipstats", (2,)), ("diagnose", (3,))])
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("report", (2, 3)), ("clipstats", (2,)), ("diagnose", (3,))]
+)
 def test_any_number_of_workers_gives_the_same_bytes(two_traces, name, numbers):
     alone, *others = (json.dumps(STUDIES[name](two_traces, n).to_json()) for n in (1, *numbers))
     assert set(others) == {alone}
@@ -101,10 +116,14 @@ def test_any_number_of_workers_gives_the_same_bytes(two_traces, name, numbers):
 
 @pytest.mark.usefixtures("in_shards")
 def test_tokens_are_compared_across_portions_in_any_order(tmp_path, float32_rows, perturbed):
-    """The partners of a portion are in separate shards; half of the responses are not in both traces."""
+    """The partners of a portion are in separate shards; half of the responses are not in both
+    traces.
+    """
     rows = write_rows(tmp_path / "first", float32_rows[:72], FLOAT32, shards=4)
     traces = [Trace.open(rows), Trace.open(perturbed)]
-    alone, *others = (json.dumps(analyse_comparison(traces, workers=Workers(n)).to_json()) for n in (1, 2, 3))
+    alone, *others = (
+        json.dumps(analyse_comparison(traces, workers=Workers(n)).to_json()) for n in (1, 2, 3)
+    )
     assert others == [alone, alone]
     assert json.loads(alone)["comparisons"][0]["on_tokens"]["tokens"] > 1000
 
@@ -129,7 +148,9 @@ def assert_close(found: Any, expected: Any, where: str) -> None:
         for number, pair in enumerate(zip(found, expected, strict=True)):
             assert_close(*pair, f"{where}[{number}]")
     else:
-        assert found == (pytest.approx(expected, rel=1e-9, abs=1e-12) if isinstance(found, float) else expected), where
+        assert found == (
+            pytest.approx(expected, rel=1e-9, abs=1e-12) if isinstance(found, float) else expected
+        ), where
 
 
 @pytest.mark.usefixtures("in_shards")
@@ -174,7 +195,9 @@ class Numbering:
         return Readers()
 
     def read(self, found: Readers, portion: Portion, groups: Iterator[RowGroup]) -> None:
-        time.sleep(60 if self.slow and "shard-00000" not in portion.shards[0].name else self.seconds)
+        time.sleep(
+            60 if self.slow and "shard-00000" not in portion.shards[0].name else self.seconds
+        )
         if self.dies_until is not None and len(list(self.dies_until.iterdir())) < 2:
             (self.dies_until / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -193,9 +216,16 @@ def test_one_worker_or_one_portion_is_this_process(two_traces, monkeypatch):
 @pytest.mark.usefixtures("in_shards")
 def test_killed_workers_are_replaced_until_one_sentence_gives_up(two_traces, tmp_path):
     (tmp_path / "deaths").mkdir()
-    assert read_through(two_traces, Numbering(dies_until=tmp_path / "deaths"), Workers(2)).responses.total() == 108
+    assert (
+        read_through(
+            two_traces, Numbering(dies_until=tmp_path / "deaths"), Workers(2)
+        ).responses.total()
+        == 108
+    )
     assert len(list((tmp_path / "deaths").iterdir())) >= 2
-    with pytest.raises(MismatchError, match=r"^A worker process died 3 times, .* Use fewer --workers\.$"):
+    with pytest.raises(
+        MismatchError, match=r"^A worker process died 3 times, .* Use fewer --workers\.$"
+    ):
         read_through(two_traces, Dying(), Workers(2))
 
 
@@ -239,9 +269,23 @@ def test_ctrl_c_ends_all_of_it_at_once(tmp_path, float32_rows, command):
     (tmp_path / "run.py").write_text(INTERRUPTED)
     traces = [str(trace)] * (2 if command == "compare" else 1)
     process = subprocess.Popen(
-        [sys.executable, "run.py", command, *traces, "--workers", "2", "--quiet", "--output", "out"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "run.py",
+            command,
+            *traces,
+            "--workers",
+            "2",
+            "--quiet",
+            "--output",
+            "out",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
     while len(_children(process.pid)) < 2:
         assert process.poll() is None, process.stderr and process.stderr.read()
         time.sleep(0.01)
@@ -254,7 +298,10 @@ def test_ctrl_c_ends_all_of_it_at_once(tmp_path, float32_rows, command):
     assert errors == "mismatch-cli: Interrupted.\n"
     assert time.monotonic() - began < 20
     for pid in workers_there:
-        assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+        assert (
+            not Path(f"/proc/{pid}").exists()
+            or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+        )
 
 
 def _children(pid: int) -> list[int]:

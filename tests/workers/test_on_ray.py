@@ -1,4 +1,6 @@
-"""A local cluster of two nodes: every reading command prints the same JSON as one process, even if a node is lost."""
+"""A local cluster of two nodes: every reading command prints the same JSON as one process, even
+if a node is lost.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,12 @@ def nodes() -> Iterator[Any]:
         import ray
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 1, "object_store_memory": ROOM, "include_dashboard": False, "ray_client_server_port": PORT}
+        head = {
+            "num_cpus": 1,
+            "object_store_memory": ROOM,
+            "include_dashboard": False,
+            "ray_client_server_port": PORT,
+        }
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             cluster.add_node(num_cpus=1, object_store_memory=ROOM)
@@ -58,7 +65,9 @@ def in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory, float32_rows: list[dict[str, Any]]) -> Path:
     """Enough shards for two levels of the tree."""
-    return write_rows(tmp_path_factory.mktemp("ray") / "trace", float32_rows[:72], FLOAT32, shards=18)
+    return write_rows(
+        tmp_path_factory.mktemp("ray") / "trace", float32_rows[:72], FLOAT32, shards=18
+    )
 
 
 COMMANDS = {
@@ -80,7 +89,18 @@ def test_every_reading_command_prints_the_same(trace, perturbed, tmp_path, monke
         said = []
         for workers in ("1", "ray"):
             kept = ["--cache", "cache"] if workers == "ray" else []
-            run([command, *map(str, traces), *flags, "--json", "--quiet", "--workers", workers, *kept])
+            run(
+                [
+                    command,
+                    *map(str, traces),
+                    *flags,
+                    "--json",
+                    "--quiet",
+                    "--workers",
+                    workers,
+                    *kept,
+                ]
+            )
             said.append(capsys.readouterr())
         assert said[0].out and not said[0].err, (name, said[0].err)
         assert said[1] == said[0], name
@@ -96,15 +116,28 @@ def test_a_damaged_shard_is_the_same_sentence(trace, tmp_path, float32_rows):
         analyse([broken], workers=Workers("ray"))
     skipping = Trace.open(broken.folder, skip_broken=True)
     found = analyse([skipping], workers=Workers("ray", skip_broken=True)).to_json()
-    alone = analyse([Trace.open(broken.folder, skip_broken=True)], workers=Workers(skip_broken=True)).to_json()
+    alone = analyse(
+        [Trace.open(broken.folder, skip_broken=True)], workers=Workers(skip_broken=True)
+    ).to_json()
     assert list(skipping.broken) == ["shard-00002.parquet"]
     assert json.dumps(found) == json.dumps(alone)
 
 
 @pytest.mark.usefixtures("nodes")
 def test_a_driver_elsewhere_connects_by_address(trace, monkeypatch):
-    typed = [sys.executable, "-m", "mismatch_cli", "report", str(trace), "--json", "--quiet", "--workers"]
-    alone, remote = (subprocess.check_output([*typed, who]) for who in ("1", f"ray://127.0.0.1:{PORT}"))
+    typed = [
+        sys.executable,
+        "-m",
+        "mismatch_cli",
+        "report",
+        str(trace),
+        "--json",
+        "--quiet",
+        "--workers",
+    ]
+    alone, remote = (
+        subprocess.check_output([*typed, who]) for who in ("1", f"ray://127.0.0.1:{PORT}")
+    )
     assert json.loads(remote) == json.loads(alone)
 
 
@@ -134,6 +167,8 @@ def test_a_node_that_is_lost_is_not_missed(nodes, trace):
         if len(seen) == 4:
             nodes.remove_node(lost, allow_graceful=False)
 
-    found = json.dumps(analyse([Trace.open(trace)], workers=Workers("ray"), on_responses=tell).to_json())
+    found = json.dumps(
+        analyse([Trace.open(trace)], workers=Workers("ray"), on_responses=tell).to_json()
+    )
     assert len(seen) == 18 and sum(seen) == 72
     assert found == expected

@@ -38,7 +38,9 @@ class References:
 def folded(nodes: list[str]) -> str:
     """Merged from left to right, into the first, whose earlier parts stay in the same brackets."""
     first, *others = nodes
-    return f"({' '.join([first.removeprefix('(').removesuffix(')'), *others])})" if others else first
+    return (
+        f"({' '.join([first.removeprefix('(').removesuffix(')'), *others])})" if others else first
+    )
 
 
 def by_levels(names: list[str]) -> str:

@@ -1,13 +1,24 @@
-"""Left padding of the prompt that one side's attention sees, found by reading the responses again."""
+"""Left padding of the prompt that one side's attention sees, found by reading the responses
+again.
+"""
 
 from mismatch_cli.diagnosis.checks.position_encoding import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "attended-padding", 4
 TITLE = "Padding that attention sees"
-CAUSE = "A batch was padded on the left and scored without its attention mask, or with a mask that covers the padding."
-CHANGE = "Pass the attention mask to every forward pass (position ids start at the prompt), or pack without padding."
-SOURCE = "TRL PR 2708 (no attention_mask in GRPO's scoring), maxtext PR 4016 (ratios of 200,000 to 1.4 million)"
+CAUSE = (
+    "A batch was padded on the left and scored without its attention mask, or with a mask that "
+    "covers the padding."
+)
+CHANGE = (
+    "Pass the attention mask to every forward pass (position ids start at the prompt), or pack "
+    "without padding."
+)
+SOURCE = (
+    "TRL PR 2708 (no attention_mask in GRPO's scoring), maxtext PR 4016 (ratios of 200,000 to "
+    "1.4 million)"
+)
 
 
 def check(evidence: Evidence) -> Finding:

@@ -14,23 +14,33 @@ NAME, STAGE = "attention", 4
 EXACT = True  # the manifest says so
 TITLE = "Attention without what the model asks for"
 CAUSE = "An attention implementation silently ignores the model's logit soft cap or its sinks."
-CHANGE = f"Score and train with --attn {SAFE}, or flex_attention on a GPU; mismatch-cli rescore fixes a recorded trace."
+CHANGE = (
+    f"Score and train with --attn {SAFE}, or flex_attention on a GPU; mismatch-cli rescore fixes "
+    "a recorded trace."
+)
 SOURCE = "transformers: sdpa_attention.py knows no softcap and no s_aux; miles PR 1500"
 _MEASURE = "sides that leave it out"
 
 
 def check(evidence: Evidence) -> Finding:
-    """Reads the manifest's entry for each side; with the trainer's model, also what the right attention changes.
+    """Reads the manifest's entry for each side; with the trainer's model, also what the right
+    attention changes.
 
-    Without a model nothing can be repaired: every log-probability of that side comes from another function.
+    Without a model nothing can be repaired: every log-probability of that side comes from another
+    function.
     """
     about = evidence.about
     rollout = about.get("rollout", {})
-    trainer = about.get("recomputed" if evidence.pair.name == "mismatch" else "trainer") or about.get("trainer", {})
+    trainer = about.get(
+        "recomputed" if evidence.pair.name == "mismatch" else "trainer"
+    ) or about.get("trainer", {})
     if not trainer.get("attn_implementation"):
         return untested(NAME, "needs a manifest that names the trainer's attention implementation")
     dropped = [side.get("attention_leaves_out") for side in (rollout, trainer)]
-    rows = (("left out by the rollout", dropped[0] or "nothing"), ("by the trainer", dropped[1] or "nothing"))
+    rows = (
+        ("left out by the rollout", dropped[0] or "nothing"),
+        ("by the trainer", dropped[1] or "nothing"),
+    )
     if dropped[0] == dropped[1]:
         return Finding(NAME, "clear", 0.0, _MEASURE, evidence=rows)
     sentence = " ".join(filter(None, map(warning, (rollout, trainer))))
@@ -39,7 +49,9 @@ def check(evidence: Evidence) -> Finding:
 
 
 def _left(evidence: Evidence, implementation: str) -> np.ndarray:
-    """The gap when the trainer's model reads the responses with this attention implementation, nats."""
+    """The gap when the trainer's model reads the responses with this attention implementation,
+    nats.
+    """
     sample = evidence.sample
     if evidence.model is None:
         return np.full(len(sample.kept), np.nan)

@@ -7,12 +7,12 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 NAME, STAGE, EXACT, NEEDS_A_GAP = "columns-at-odds", 5, True, False
 TITLE = "One side's columns contradict each other"
 CAUSE = (
-    "The sampled and the top-K log-probabilities are not of the same token, request or stage: one may be from before "
-    "temperature and truncation, or be shifted or scaled."
+    "The sampled and the top-K log-probabilities are not of the same token, request or stage: "
+    "one may be from before temperature and truncation, or be shifted or scaled."
 )
 CHANGE = (
-    "Take both from the same response of the engine (vLLM: --logprobs-mode processed_logprobs for both), and slice "
-    "both with the same bounds."
+    "Take both from the same response of the engine (vLLM: --logprobs-mode processed_logprobs "
+    "for both), and slice both with the same bounds."
 )
 SOURCE = "vLLM's logprobs_mode (raw and processed log-probabilities of one request differ)"
 _SHARE = 1e-3
@@ -21,7 +21,8 @@ _EXPLAINS = 0.5  # of the gap that must go with the top-K values, if the sampled
 
 
 def check(evidence: Evidence) -> Finding:
-    """Compare, per side, the sampled token's value with that of its rank, in every token of the trace.
+    """Compare, per side, the sampled token's value with that of its rank, in every token of the
+    trace.
 
     The gap from the top-K columns shows which of the two is wrong.
     """
@@ -33,21 +34,32 @@ def check(evidence: Evidence) -> Finding:
     rows: list[Row] = []
     for name, found in sides.items():
         rows += [
-            (f"{name}: sampled tokens among the ranks", found.compared), (f"{name}: with another value", found.at_odds),
-        ]  # fmt: skip
+            (f"{name}: sampled tokens among the ranks", found.compared),
+            (f"{name}: with another value", found.at_odds),
+        ]
         if found.at_odds:
             rows.append((f"{name}: mean difference there, nats", found.difference / found.at_odds))
     if shares[side] < _SHARE or _settled(evidence):
         return Finding(NAME, "clear", shares[side], "share of tokens", evidence=tuple(rows))
     sentence = (
-        f"{sides[side].at_odds:,} of {sides[side].compared:,} sampled tokens of the {side} contradict the {side}'s own "
-        "top-K column."
+        f"{sides[side].at_odds:,} of {sides[side].compared:,} sampled tokens of the {side} "
+        f"contradict the {side}'s own top-K column."
     )
-    return Finding(NAME, "found", shares[side], "share of tokens", sentence, tuple(rows), left_N=_by_topk(evidence))
+    return Finding(
+        NAME,
+        "found",
+        shares[side],
+        "share of tokens",
+        sentence,
+        tuple(rows),
+        left_N=_by_topk(evidence),
+    )
 
 
 def _settled(evidence: Evidence) -> bool:
-    """Whether another fault was undone, and the top-K columns now give the same gap as the sampled ones."""
+    """Whether another fault was undone, and the top-K columns now give the same gap as the
+    sampled ones.
+    """
     sample = evidence.sample
     if sample.topk_d_T is None or sample.topk_logp_TK is not None:
         return False
@@ -57,7 +69,9 @@ def _settled(evidence: Evidence) -> bool:
 
 
 def _by_topk(evidence: Evidence) -> np.ndarray | None:
-    """The gap from the top-K columns, if it is much smaller; None if the sampled log-probabilities are right."""
+    """The gap from the top-K columns, if it is much smaller; None if the sampled
+    log-probabilities are right.
+    """
     sample = evidence.sample
     if sample.topk_d_T is None:
         return None

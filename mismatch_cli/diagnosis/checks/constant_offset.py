@@ -10,10 +10,13 @@ from mismatch_cli.diagnosis.sample import Sample
 NAME, STAGE = "constant-offset", 2
 TITLE = "A constant added to whole responses"
 CAUSE = (
-    "A value of the whole response was added to its log-probabilities in place: a reward, a penalty, a normaliser, a "
-    "KL term, or a log-weight of the sampler."
+    "A value of the whole response was added to its log-probabilities in place: a reward, a "
+    "penalty, a normaliser, a KL term, or a log-weight of the sampler."
 )
-CHANGE = "Keep rewards, penalties and weights in columns of their own; pass on the log-softmax values unchanged."
+CHANGE = (
+    "Keep rewards, penalties and weights in columns of their own; pass on the log-softmax values "
+    "unchanged."
+)
 SOURCE = "in-place additions to a dump's columns; no known public report"
 _LEAST = 0.004  # nats
 _FEWEST = 6  # tokens, not 0 on either side
@@ -25,8 +28,8 @@ _NEARLY_ALL, _LEFT = 0.6, 0.5  # of a response's tokens; of its gap
 def check(evidence: Evidence) -> Finding:
     """Find responses in which d is the same number at nearly every token, probable or not.
 
-    The number is the median over the other half of the response's tokens (every second one); a token at 0 on one side
-    may have been clipped there and is not used.
+    The number is the median over the other half of the response's tokens (every second one); a
+    token at 0 on one side may have been clipped there and is not used.
     """
     sample = evidence.sample
     constant_S, left_T = np.zeros(sample.num_responses), sample.logp_T - sample.logq_T
@@ -40,19 +43,22 @@ def check(evidence: Evidence) -> Finding:
         return Finding(NAME, "clear", share, "share of responses")
     low, middle, high = np.quantile(constant_S[offset_S], [0.05, 0.5, 0.95])
     sentence = (
-        f"In {count:,} of {sample.num_responses:,} responses log π − log μ is the same number at nearly every token "
-        f"(median {middle:+.3g} nats)."
+        f"In {count:,} of {sample.num_responses:,} responses log π − log μ is the same number at "
+        f"nearly every token (median {middle:+.3g} nats)."
     )
     rows = (("responses", count), ("the constant, 5 % quantile, nats", float(low)),
             ("median", float(middle)), ("95 % quantile", float(high)))  # fmt: skip
-    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.kept])
+    return Finding(
+        NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.kept]
+    )
 
 
 def _renormalised(sample: Sample, constant_S: np.ndarray) -> bool:
-    """Whether the engine's truncation made the constants: all have one sign, and other responses lean that way too.
+    """Whether the engine's truncation made the constants: all have one sign, and other responses
+    lean that way too.
 
-    top-p 0.9 takes about ln 0.9 from every uncertain token, in some responses from nearly all. Even float32 rounding
-    leans: a gap that is tiny compared with the constants is not from truncation.
+    top-p 0.9 takes about ln 0.9 from every uncertain token, in some responses from nearly all. Even
+    float32 rounding leans: a gap that is tiny compared with the constants is not from truncation.
     """
     other_N = constant_S[sample.response_T[sample.kept]] == 0
     others = OneSided.of(sample.d_N[other_N], sample.group_N[other_N])
@@ -60,7 +66,9 @@ def _renormalised(sample: Sample, constant_S: np.ndarray) -> bool:
     return bool(constant_S.max() <= 0 and others.gap > least and others.renormalised)
 
 
-def _constant(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray) -> tuple[float, np.ndarray] | None:
+def _constant(
+    logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray
+) -> tuple[float, np.ndarray] | None:
     """The constant of one response, and the gap without it; None if it has none."""
     d_T = logp_T - logq_T
     inner_T = counts_T & (logq_T != 0) & (logp_T != 0)

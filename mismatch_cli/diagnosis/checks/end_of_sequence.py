@@ -1,4 +1,6 @@
-"""The token that ends a response: appended by hand, without its log-probability or with another token's."""
+"""The token that ends a response: appended by hand, without its log-probability or with another
+token's.
+"""
 
 import numpy as np
 
@@ -8,9 +10,18 @@ from mismatch_cli.diagnosis.grouped import mean_over_prompts
 
 NAME, STAGE = "end-of-sequence", 1
 TITLE = "The end-of-sequence token"
-CAUSE = "The end-of-sequence token was appended or replaced after sampling, or one side ends on another token."
-CHANGE = "Keep the engine's own last token and its log-probability; mask a token that was appended by hand."
-SOURCE = "open-instruct PR 1041 (appended EOS has no log-prob), SkyRL PR 2148 (sampled EOS replaced, log-prob 0.0)"
+CAUSE = (
+    "The end-of-sequence token was appended or replaced after sampling, or one side ends on "
+    "another token."
+)
+CHANGE = (
+    "Keep the engine's own last token and its log-probability; mask a token that was appended by "
+    "hand."
+)
+SOURCE = (
+    "open-instruct PR 1041 (appended EOS has no log-prob), SkyRL PR 2148 (sampled EOS replaced, "
+    "log-prob 0.0)"
+)
 _TIMES, _Z, _LEAST = 5.0, 4.0, 0.02
 
 
@@ -26,11 +37,17 @@ def check(evidence: Evidence) -> Finding:
     last = mean_over_prompts(abs_d_N[last_N], sample.group_N[last_N])
     others = mean_over_prompts(abs_d_N[~last_N], sample.group_N[~last_N])
     factor, z = last.times(others), last.z_of_log_ratio(others)
-    rows = (("mean |Δlog p| at the end, nats", last.value), ("elsewhere, nats", others.value), ("z", z))
+    rows = (
+        ("mean |Δlog p| at the end, nats", last.value),
+        ("elsewhere, nats", others.value),
+        ("z", z),
+    )
     if not (factor > _TIMES and z > _Z and last.value > _LEAST):
         return Finding(NAME, "clear", factor, "times the gap elsewhere", evidence=rows)
     left_N = np.where(last_N, sample.d_N / factor, sample.d_N)
-    sentence = f"The gap at the token that ends a response is {factor:.3g} times that of other tokens."
+    sentence = (
+        f"The gap at the token that ends a response is {factor:.3g} times that of other tokens."
+    )
     return Finding(NAME, "found", factor, "times the gap elsewhere", sentence, rows, left_N=left_N)
 
 

@@ -9,11 +9,16 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding
 NAME, STAGE = "exchanged-responses", 2
 TITLE = "Log-probabilities of another response"
 CAUSE = (
-    "One side's log-probabilities are attached to another response, usually one to the same prompt: results came back "
-    "in another order, or a sort by length was not undone."
+    "One side's log-probabilities are attached to another response, usually one to the same "
+    "prompt: results came back in another order, or a sort by length was not undone."
 )
-CHANGE = "Keep the key of each response (prompt and sample) through scoring, and join by it, never by position."
-SOURCE = "SkyRL PR 2043 (results in the order of micro-batches), FastDeploy PR 7773 (rows reordered)"
+CHANGE = (
+    "Keep the key of each response (prompt and sample) through scoring, and join by it, never by "
+    "position."
+)
+SOURCE = (
+    "SkyRL PR 2043 (results in the order of micro-batches), FastDeploy PR 7773 (rows reordered)"
+)
 _MOSTLY = 0.7  # of the misfits whose groups are known, to assume it of the others
 
 
@@ -33,13 +38,18 @@ def check(evidence: Evidence) -> Finding:
     )  # fmt: skip
     if too_few(exchanged_R):
         return Finding(NAME, "clear", share, "share of responses", evidence=rows)
-    sentence = f"{count:,} of {len(exchanged_R):,} responses have the log-probabilities of another response."
+    sentence = (
+        f"{count:,} of {len(exchanged_R):,} responses have the log-probabilities of another "
+        "response."
+    )
     left_N = evidence.sample.left_without(_exchanged_T(evidence, exchanged_R))
     return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
 
 
 def _exchanged_T(evidence: Evidence, exchanged_R: np.ndarray) -> np.ndarray:
-    """The tokens of the sample's exchanged responses, and of its other misfits if most misfits are exchanged."""
+    """The tokens of the sample's exchanged responses, and of its other misfits if most misfits
+    are exchanged.
+    """
     row_S = _row_S(evidence)
     exchanged_S = exchanged_R[row_S] & (row_S >= 0)
     if exchanged_R.sum() >= _MOSTLY * evidence.exchanges.misfit_R.sum():
@@ -58,5 +68,10 @@ def _repaired_R(evidence: Evidence) -> np.ndarray:
 def _row_S(evidence: Evidence) -> np.ndarray:
     """The row of each response of the sample among the heads; −1 = none."""
     sample, rows = evidence.sample, evidence.exchanges.heads.rows
-    keys_S = zip(sample.step_S.tolist(), sample.prompt_id_S.tolist(), sample.sample_index_S.tolist(), strict=True)
+    keys_S = zip(
+        sample.step_S.tolist(),
+        sample.prompt_id_S.tolist(),
+        sample.sample_index_S.tolist(),
+        strict=True,
+    )
     return np.array([rows.get(key, -1) for key in keys_S], dtype=np.int64)

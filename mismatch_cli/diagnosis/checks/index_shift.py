@@ -8,8 +8,13 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding
 __all__ = ["check", "spoiled_T"]
 NAME, STAGE = "index-shift", 2
 TITLE = "Shifted by some tokens"
-CAUSE = "One side's log-probabilities are stored one position off (the logit at t predicts token t + 1)."
-CHANGE = "Shift that side by the reported lag before storing it; slice both sides with the same bounds."
+CAUSE = (
+    "One side's log-probabilities are stored one position off (the logit at t predicts token t + "
+    "1)."
+)
+CHANGE = (
+    "Shift that side by the reported lag before storing it; slice both sides with the same bounds."
+)
 SOURCE = "ms-swift PR 8196 (shift by one)"
 
 
@@ -20,13 +25,17 @@ def check(evidence: Evidence) -> Finding:
     count = int(shifted_S.sum())
     share = count / max(1, sample.num_responses)
     scan = {
-        f"mean gap at lag {lag:+d}, nats".replace("-", "−"): gap for lag, gap in lag_scan(sample, alignment).items()
+        f"mean gap at lag {lag:+d}, nats".replace("-", "−"): gap
+        for lag, gap in lag_scan(sample, alignment).items()
     }
     if too_few(shifted_S):
         return Finding(NAME, "clear", share, "share of responses", evidence=tuple(scan.items()))
     lag = most_frequent(alignment.lag_S[shifted_S])
     left_N = in_step_N(sample, alignment, shifted_S)
-    sentence = f"In {count:,} of {sample.num_responses:,} responses π[t{lag:+d}] fits μ[t], and π[t] does not."
+    sentence = (
+        f"In {count:,} of {sample.num_responses:,} responses π[t{lag:+d}] fits μ[t], and π[t] "
+        "does not."
+    )
     rows = (("lag, tokens", lag), *scan.items())
     return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_N)
 

@@ -12,38 +12,57 @@ NAME, STAGE = "lm-head", 6
 NEEDS_A_GAP = False  # one side is rounded whether or not it shows
 EXACT = True
 TITLE = "Precision of the LM head"
-CAUSE = "One side computes its logits (or stores its log-probabilities) in bfloat16, the other in float32."
+CAUSE = (
+    "One side computes its logits (or stores its log-probabilities) in bfloat16, the other in "
+    "float32."
+)
 CHANGE = (
-    "Use the same precision on both sides; a float32 head on both is best (NeMo-RL: float32 logits; vLLM: "
-    "--hf-overrides head_dtype float32; probe: --float32-head). On one side only, it can make the gap larger."
+    "Use the same precision on both sides; a float32 head on both is best (NeMo-RL: float32 "
+    "logits; vLLM: --hf-overrides head_dtype float32; probe: --float32-head). On one side only, "
+    "it can make the gap larger."
 )
 SOURCE = "NeMo-RL PR 3936, TRL PR 4303 (ScaleRL), vLLM PR 24567, arXiv 2506.13585 (MiniMax-M1)"
 _SPACING = 2.0**-8  # nats: bfloat16 logits of at least 1/2 differ by multiples of it
 _TOLERANCE = 4e-6  # nats: accuracy of float32 log-probabilities down to −16
 _MOSTLY, _HARDLY = 0.6, 0.2
 _FEWEST = 200  # values
-_OTHER_TEMPERATURE = 0.002  # of the fitted β: more than this stretches the grid of one side's logits
+# Of the fitted β: more than this stretches the grid of one side's logits
+_OTHER_TEMPERATURE = 0.002
 _ROUNDED_BITS = np.uint32(0xFFFF)  # bits of a float32 that a bfloat16 lacks
 
 
 def check(evidence: Evidence) -> Finding:
-    """Check, per side, whether log-probabilities end in zero bits or differ by multiples of a bfloat16 step.
+    """Check, per side, whether log-probabilities end in zero bits or differ by multiples of a
+    bfloat16 step.
 
     Rounded logits on both sides are bfloat16 noise, not a finding; on one side only they are.
     """
     sample, temperature_rollout = evidence.sample, float(evidence.sampling.get("temperature", 1.0))
-    sides = {"rollout": (sample.logq_T, sample.topk_logq_TK), "trainer": (sample.logp_T, sample.topk_logp_TK)}
-    stored = {side: _share_stored_in_bfloat16(logp_T[sample.kept]) for side, (logp_T, _) in sides.items()}
+    sides = {
+        "rollout": (sample.logq_T, sample.topk_logq_TK),
+        "trainer": (sample.logp_T, sample.topk_logp_TK),
+    }
+    stored = {
+        side: _share_stored_in_bfloat16(logp_T[sample.kept]) for side, (logp_T, _) in sides.items()
+    }
     grid = {
         side: None if topk_TK is None else _share_on_grid(topk_TK[sample.kept], temperature_rollout)
         for side, (_, topk_TK) in sides.items()
     }
     rows = tuple(
-        [(f"{side}: share of log-probabilities that are bfloat16 numbers", share) for side, share in stored.items()]
-        + [(f"{side}: share of logit differences on the bfloat16 grid", share) for side, share in grid.items()]
+        [
+            (f"{side}: share of log-probabilities that are bfloat16 numbers", share)
+            for side, share in stored.items()
+        ]
+        + [
+            (f"{side}: share of logit differences on the bfloat16 grid", share)
+            for side, share in grid.items()
+        ]
     )
     if named := [side for side, share in stored.items() if share > _MOSTLY]:
-        sentence = f"The log-probabilities of the {' and the '.join(named)} were stored in bfloat16."
+        sentence = (
+            f"The log-probabilities of the {' and the '.join(named)} were stored in bfloat16."
+        )
         measure, left_N = "share of rounded values", _left_by_rounding(sample, named)
         return Finding(NAME, "found", max(stored.values()), measure, sentence, rows, left_N=left_N)
     if abs((temperature.check(evidence).effect or 1.0) - 1) > _OTHER_TEMPERATURE:
@@ -67,7 +86,9 @@ def _share_on_grid(logp_NK: np.ndarray, temperature: float) -> float | None:
     if len(difference) < _FEWEST:
         return None
     steps = difference / _SPACING
-    return float((np.abs(steps - np.round(steps)) * _SPACING < _TOLERANCE * max(1.0, temperature)).mean())
+    return float(
+        (np.abs(steps - np.round(steps)) * _SPACING < _TOLERANCE * max(1.0, temperature)).mean()
+    )
 
 
 def _left_by_rounding(sample: Sample, sides: Sequence[str]) -> np.ndarray | None:
@@ -88,4 +109,8 @@ def _rounded(logp_N: np.ndarray) -> np.ndarray:
 
 def _share_stored_in_bfloat16(logp_N: np.ndarray) -> float:
     values = logp_N[logp_N < -1e-3].astype(np.float32)  # an exact 0 fits any precision
-    return float(((values.view(np.uint32) & _ROUNDED_BITS) == 0).mean()) if len(values) >= _FEWEST else 0.0
+    return (
+        float(((values.view(np.uint32) & _ROUNDED_BITS) == 0).mean())
+        if len(values) >= _FEWEST
+        else 0.0
+    )

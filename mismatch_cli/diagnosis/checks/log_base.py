@@ -11,7 +11,10 @@ NAME, STAGE = "log-base", 2
 TITLE = "Another base of the logarithm"
 CAUSE = "One side writes log2 (bits) or log10 where the other writes ln (nats)."
 CHANGE = "Multiply that side's columns by ln 2 (or ln 10) where they are written."
-SOURCE = "kernels that use exp2 and log2 (FlashAttention's log-sum-exp); no known public report of such a dump"
+SOURCE = (
+    "kernels that use exp2 and log2 (FlashAttention's log-sum-exp); no known public report of "
+    "such a dump"
+)
 _BASES = {"2": np.log(2.0), "e": 1.0, "10": np.log(10.0)}
 _LEFT = 0.5  # of a response's gap
 _NEAR, _NEARLY_ALL = 0.06, 0.7  # of log π, and of the tokens with informative log-probabilities
@@ -21,15 +24,25 @@ _UNCERTAIN, _FEWEST_UNCERTAIN, _COVERED, _BROKEN = -0.1, 100, 0.75, 0.01
 
 
 def check(evidence: Evidence) -> Finding:
-    """Check each side's top-K (with the right base, probabilities sum to 1), and log π / log μ per response.
+    """Check each side's top-K (with the right base, probabilities sum to 1), and log π / log μ per
+    response.
 
-    A wrong base on both sides leaves that quotient as it is; it shows in the top-K columns or with the trainer's model.
+    A wrong base on both sides leaves that quotient as it is; it shows in the top-K columns or with
+    the trainer's model.
     """
     sample = evidence.sample
-    bases = {"rollout": _base_of_topk(sample.topk_logq_TK), "trainer": _base_of_topk(sample.topk_logp_TK)}
+    bases = {
+        "rollout": _base_of_topk(sample.topk_logq_TK),
+        "trainer": _base_of_topk(sample.topk_logp_TK),
+    }
     if evidence.model is not None:
-        bases = {side: base or _base_by_model(evidence.model, sample, side) for side, base in bases.items()}
-    rows = tuple((f"{side}: base, by its own numbers", base or "not known") for side, base in bases.items())
+        bases = {
+            side: base or _base_by_model(evidence.model, sample, side)
+            for side, base in bases.items()
+        }
+    rows = tuple(
+        (f"{side}: base, by its own numbers", base or "not known") for side, base in bases.items()
+    )
     if all(base not in (None, "e") for base in bases.values()):
         named_bases = (str(bases["rollout"]), str(bases["trainer"]))
         return _finding(evidence, dict.fromkeys(range(sample.num_responses), named_bases), rows)
@@ -45,20 +58,31 @@ def check(evidence: Evidence) -> Finding:
     return _finding(evidence, found, rows)
 
 
-def _finding(evidence: Evidence, base_of: dict[int, tuple[str, str]], rows: tuple[tuple[str, str], ...]) -> Finding:
+def _finding(
+    evidence: Evidence, base_of: dict[int, tuple[str, str]], rows: tuple[tuple[str, str], ...]
+) -> Finding:
     sample = evidence.sample
     left_T = sample.logp_T - sample.logq_T
     for s, span in enumerate(sample.spans()):
         if s in base_of:
             base_q, base_p = base_of[s]
-            left_T[span] = _BASES[base_p] * sample.logp_T[span] - _BASES[base_q] * sample.logq_T[span]
+            left_T[span] = (
+                _BASES[base_p] * sample.logp_T[span] - _BASES[base_q] * sample.logq_T[span]
+            )
     pairs, counts = np.unique(list(base_of.values()), axis=0, return_counts=True)
     base_q, base_p = pairs[np.argmax(counts)].tolist()
     sides = {"rollout": base_q, "trainer": base_p}
-    named = " and ".join(f"the {side}'s are to base {base}" for side, base in sides.items() if base != "e")
+    named = " and ".join(
+        f"the {side}'s are to base {base}" for side, base in sides.items() if base != "e"
+    )
     share = len(base_of) / sample.num_responses
-    sentence = f"In {len(base_of):,} of {sample.num_responses:,} responses the logarithms are not natural: {named}."
-    return Finding(NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.kept])
+    sentence = (
+        f"In {len(base_of):,} of {sample.num_responses:,} responses the logarithms are not "
+        f"natural: {named}."
+    )
+    return Finding(
+        NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.kept]
+    )
 
 
 def _pair(logq_N: np.ndarray, logp_N: np.ndarray) -> tuple[str, str] | None:
@@ -81,7 +105,9 @@ _PAIRS = (("2", "e"), ("e", "2"), ("10", "e"), ("e", "10"), ("2", "10"), ("10", 
 
 
 def _base_of_topk(logp_TK: np.ndarray | None) -> str | None:
-    """The smallest base for which the ranks' probabilities never sum to above 1; with base 2 also to most of 1."""
+    """The smallest base for which the ranks' probabilities never sum to above 1; with base 2
+    also to most of 1.
+    """
     if logp_TK is None:
         return None
     first_T = logp_TK.max(axis=1, initial=-np.inf, where=np.isfinite(logp_TK))

@@ -1,11 +1,18 @@
-"""The lattice that logits rounded to bfloat16 leave in the gap: that precision's floor, not a bug."""
+"""The lattice that logits rounded to bfloat16 leave in the gap: that precision's floor, not a
+bug.
+"""
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "logit-lattice", 7
 TITLE = "Rounded logits"
-CAUSE = "bfloat16 logits differ by whole steps of 1/16 to 1/2 nats; that is the noise of bfloat16, not a fault."
-CHANGE = "A float32 LM head on both sides removes the rounding; float16 weights shrink what is left."
+CAUSE = (
+    "bfloat16 logits differ by whole steps of 1/16 to 1/2 nats; that is the noise of bfloat16, "
+    "not a fault."
+)
+CHANGE = (
+    "A float32 LM head on both sides removes the rounding; float16 weights shrink what is left."
+)
 SOURCE = "arXiv 2602.04879, Fig. 2; arXiv 2510.26788 (FP16)"
 
 
@@ -16,6 +23,11 @@ def check(evidence: Evidence) -> Finding:
         return Finding(NAME, "clear", 0.0, "share of tokens in the lines")
     strongest = max(lines, key=lambda line: line.share)
     share = sum(line.share for line in lines)
-    rows = tuple((f"line at {line.spacing:g} nats: times the valley before it", line.rise) for line in lines)
-    sentence = f"The log-odds gap piles up at steps of {strongest.spacing:g} nats: logits rounded to bfloat16."
+    rows = tuple(
+        (f"line at {line.spacing:g} nats: times the valley before it", line.rise) for line in lines
+    )
+    sentence = (
+        f"The log-odds gap piles up at steps of {strongest.spacing:g} nats: logits rounded to "
+        "bfloat16."
+    )
     return Finding(NAME, "found", share, "share of tokens in the lines", sentence, rows)

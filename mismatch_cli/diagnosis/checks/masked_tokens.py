@@ -8,8 +8,13 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "masked-tokens", 1
 TITLE = "Tool or prompt tokens in the loss"
-CAUSE = "Tokens inserted between turns are in the loss mask, although the engine never sampled them."
-CHANGE = "Set the loss mask to 0 for every token that the engine did not sample (tool output, templates, user turns)."
+CAUSE = (
+    "Tokens inserted between turns are in the loss mask, although the engine never sampled them."
+)
+CHANGE = (
+    "Set the loss mask to 0 for every token that the engine did not sample (tool output, "
+    "templates, user turns)."
+)
 SOURCE = "miles PR 2476, SkyRL PR 354 (masked tool tokens: tens of nats)"
 _HUGE = 2.0  # nats
 _TIMES_TYPICAL = 10.0
@@ -23,7 +28,9 @@ def check(evidence: Evidence) -> Finding:
         return found
     sample = evidence.sample
     huge_T = np.zeros(len(sample.logq_T), dtype=bool)
-    far_N = np.abs(sample.d_N) > np.maximum(_HUGE, np.minimum(_TIMES_TYPICAL * sample.typical_N, 2 * _HUGE))
+    far_N = np.abs(sample.d_N) > np.maximum(
+        _HUGE, np.minimum(_TIMES_TYPICAL * sample.typical_N, 2 * _HUGE)
+    )
     huge_T[sample.kept[far_N]] = True
     runs_T = in_runs(huge_T, sample.offset_S1, _RUN) & ~_reaches_the_end(huge_T, sample.offset_S1)
     tokens, huge = int(runs_T.sum()), int(huge_T.sum())
@@ -32,8 +39,8 @@ def check(evidence: Evidence) -> Finding:
     if responses < 2 or tokens < _SHARE_OF_HUGE * huge or huge > 0.3 * len(sample.kept):
         return Finding(NAME, "clear", share, "share of tokens")
     sentence = (
-        f"{tokens:,} tokens in {responses:,} responses are in runs with gaps above {_HUGE:g} nats: the engine did not "
-        "sample them."
+        f"{tokens:,} tokens in {responses:,} responses are in runs with gaps above {_HUGE:g} "
+        "nats: the engine did not sample them."
     )
     rows = (("responses with such a run", responses), ("share of all huge gaps", tokens / huge))
     left_N = sample.left_without(runs_T)

@@ -8,8 +8,14 @@ from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "placeholders", 1
 TITLE = "Placeholders instead of log-probabilities"
-CAUSE = "A default value was written where the engine returned nothing; the ratio of such a token is meaningless."
-CHANGE = "Request log-probabilities from the engine on every path, even after tool calls, and fail if one is missing."
+CAUSE = (
+    "A default value was written where the engine returned nothing; the ratio of such a token is "
+    "meaningless."
+)
+CHANGE = (
+    "Request log-probabilities from the engine on every path, even after tool calls, and fail if "
+    "one is missing."
+)
 SOURCE = "NeMo-RL PR 4218 (0.0 by default: ratio 4.8e4), verl-recipe dynamo (12 of 6,944 real)"
 _FEWEST, _SHARE = 16, 1e-3
 _APART = 0.5  # nats between a placeholder and the other side's value
@@ -17,16 +23,24 @@ _CERTAIN = -0.05  # nats: values above this repeat by chance
 
 
 def check(evidence: Evidence) -> Finding:
-    """Find exact zeros over every token; else, in the sample, a value that repeats while the other side varies."""
+    """Find exact zeros over every token; else, in the sample, a value that repeats while the
+    other side varies.
+    """
     if found := zeros_finding(evidence, NAME):
         return found
     sample = evidence.sample
     logq_N, logp_N = sample.logq_T[sample.kept], sample.logp_T[sample.kept]
-    for side, own_N, other_N in (("logp_rollout", logq_N, logp_N), ("logp_trainer", logp_N, logq_N)):
+    for side, own_N, other_N in (
+        ("logp_rollout", logq_N, logp_N),
+        ("logp_trainer", logp_N, logq_N),
+    ):
         value, count = _most_suspicious(own_N, other_N)
         if count:
             share = count / len(own_N)
-            sentence = f"{count:,} sampled tokens have {side} = {value:g} exactly, whatever the other side's value."
+            sentence = (
+                f"{count:,} sampled tokens have {side} = {value:g} exactly, whatever the other "
+                "side's value."
+            )
             rows = ((f"{side}: the value, nats", value), ("tokens of the sample with it", count))
             left_N = np.where(own_N == value, np.nan, sample.d_N)
             return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=left_N)
@@ -38,7 +52,9 @@ def spoiled_T(evidence: Evidence) -> np.ndarray:
 
 
 def _most_suspicious(own_N: np.ndarray, other_N: np.ndarray) -> tuple[float, int]:
-    """A value that many tokens share exactly but the other side does not confirm, with their number."""
+    """A value that many tokens share exactly but the other side does not confirm, with their
+    number.
+    """
     value_V, value_index_N, count_V = np.unique(own_N, return_inverse=True, return_counts=True)
     gap_V = np.bincount(value_index_N, weights=np.abs(own_N - other_N), minlength=len(value_V))
     often_V = (count_V >= max(_FEWEST, _SHARE * len(own_N))) & (value_V < _CERTAIN)
@@ -60,19 +76,34 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
         return None
     tokens = sum(zeros.tokens for zeros in found.values())
     kind = next(
-        (name for name, where in _WHERE.items() if sum(getattr(z, where) for z in found.values()) >= _MOSTLY * tokens),
+        (
+            name
+            for name, where in _WHERE.items()
+            if sum(getattr(z, where) for z in found.values()) >= _MOSTLY * tokens
+        ),
         "placeholders",
     )
     if kind != check:
         return None
     all_tokens = max((side.tokens for side in evidence.counts.sides.values()), default=tokens)
     rows: list[Row]
-    rows = [(f"{side}: exactly 0.0, the other side uncertain", zeros.tokens) for side, zeros in found.items()]
-    rows += [(f"{side}: mean |Δlog p| there, nats", zeros.gap / zeros.tokens) for side, zeros in found.items()]
-    sentence = f"{tokens:,} tokens have a log-probability of exactly 0.0 where the other side is far from certain."
+    rows = [
+        (f"{side}: exactly 0.0, the other side uncertain", zeros.tokens)
+        for side, zeros in found.items()
+    ]
+    rows += [
+        (f"{side}: mean |Δlog p| there, nats", zeros.gap / zeros.tokens)
+        for side, zeros in found.items()
+    ]
+    sentence = (
+        f"{tokens:,} tokens have a log-probability of exactly 0.0 where the other side is far "
+        "from certain."
+    )
     measure = "share of tokens, where the other side is uncertain"
     left_N = evidence.sample.left_without(zeros_T(evidence.sample))
-    return Finding(check, "found", tokens / all_tokens, measure, sentence, tuple(rows), left_N=left_N)
+    return Finding(
+        check, "found", tokens / all_tokens, measure, sentence, tuple(rows), left_N=left_N
+    )
 
 
 def zeros_T(sample: Sample) -> np.ndarray:

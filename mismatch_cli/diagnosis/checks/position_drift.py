@@ -10,8 +10,14 @@ from mismatch_cli.verdict.reference import precision
 
 NAME, STAGE = "position-drift", 5
 TITLE = "A gap that grows with position"
-CAUSE = "The position encodings differ (RoPE base, scaling, YaRN truncation), so distant tokens are read differently."
-CHANGE = "Compare rope_theta and rope_scaling as resolved on both sides; pass the same --hf-overrides to the engine."
+CAUSE = (
+    "The position encodings differ (RoPE base, scaling, YaRN truncation), so distant tokens are "
+    "read differently."
+)
+CHANGE = (
+    "Compare rope_theta and rope_scaling as resolved on both sides; pass the same --hf-overrides "
+    "to the engine."
+)
 SOURCE = "vLLM 27722 (gpt-oss YaRN), vLLM PR 43419 (OLMo3: 0.003227 to 0.000054)"
 _OF_A_COARSE_CACHE = 1.25  # times: its rounding accumulates along the context, which is not a fault
 _BINS, _LEAST_TOKENS = 12, 400
@@ -20,7 +26,9 @@ _TIMES, _TIMES_STEADY, _STEADY, _Z = 1.8, 1.35, 0.78, 4.0
 
 
 def check(evidence: Evidence) -> Finding:
-    """Compare the normalised gap in the second half of the positions with the first quarter, unless it jumps."""
+    """Compare the normalised gap in the second half of the positions with the first quarter,
+    unless it jumps.
+    """
     found = _drift(evidence.sample)
     if found is None:
         return untested(NAME, "too few tokens")
@@ -28,20 +36,26 @@ def check(evidence: Evidence) -> Finding:
     factor, z = late.times(early), late.z_of_log_ratio(early)
     jump = sharpest_jump(evidence.sample)
     rows = (
-        ("typical gaps, first quarter of the positions", early.value), ("second half", late.value), ("z", z),
+        ("typical gaps, first quarter of the positions", early.value), ("second half", late.value),
+        ("z", z),
         ("correlation of log gap and position", correlation),
     )  # fmt: skip
-    steady = _TIMES_STEADY * (_OF_A_COARSE_CACHE if precision(evidence.about) in ("fp8", "int8") else 1.0)
+    steady = _TIMES_STEADY * (
+        _OF_A_COARSE_CACHE if precision(evidence.about) in ("fp8", "int8") else 1.0
+    )
     rises = factor > max(_TIMES, steady) or (factor > steady and correlation > _STEADY)
     if not (rises and z > _Z) or (jump and jump.perhaps):
         return Finding(NAME, "clear", factor, _MEASURE, evidence=rows)
-    sentence = f"Along the response, the gap grows by a factor of {factor:.3g} at equal probabilities."
+    sentence = (
+        f"Along the response, the gap grows by a factor of {factor:.3g} at equal probabilities."
+    )
     left_N = evidence.sample.d_N * _without_context_N(evidence.sample)
     return Finding(NAME, "found", factor, _MEASURE, sentence, rows, left_N=left_N)
 
 
 def _drift(sample: Sample) -> tuple[Mean, Mean, float] | None:
-    """The mean gap in the first quarter and in the second half of the tokens by position, and how steadily it rises.
+    """The mean gap in the first quarter and in the second half of the tokens by position, and how
+    steadily it rises.
 
     Steadiness is the correlation of the log gap of twelfths with their order.
     """
@@ -49,13 +63,21 @@ def _drift(sample: Sample) -> tuple[Mean, Mean, float] | None:
     if len(order) < _LEAST_TOKENS:
         return None
     parts = (order[: len(order) // 4], order[len(order) // 2 :], *np.array_split(order, _BINS))
-    early, late, *means = (mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in parts)
+    early, late, *means = (
+        mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in parts
+    )
     log_gap = np.log([max(mean.value, 1e-9) for mean in means])
-    return early, late, float(np.corrcoef(np.arange(_BINS), log_gap)[0, 1]) if np.ptp(log_gap) else 0.0
+    return (
+        early,
+        late,
+        float(np.corrcoef(np.arange(_BINS), log_gap)[0, 1]) if np.ptp(log_gap) else 0.0,
+    )
 
 
 def _without_context_N(sample: Sample) -> np.ndarray:
-    """The part of a token's gap that is left without context: a line through the gaps, at position 0."""
+    """The part of a token's gap that is left without context: a line through the gaps, at
+    position 0.
+    """
     position_N = sample.axis_N("context").astype(np.float64)
     slope, start = np.polyfit(position_N, sample.u_N, 1)
     return np.clip(start / np.maximum(start + slope * position_N, 1e-9), 0.0, 1.0)

@@ -5,16 +5,24 @@ from mismatch_cli.diagnosis.readings import Reading, Readings
 
 NAME, STAGE = "position-encoding", 4
 TITLE = "Another position encoding"
-CAUSE = "One side does not use the RoPE base or scaling (linear, NTK, YaRN) of the model's configuration."
-CHANGE = (
-    "Compare rope_theta and rope_scaling (rope_parameters) as resolved on both sides; pass the same --hf-overrides to "
-    "the engine, or remove them on both sides."
+CAUSE = (
+    "One side does not use the RoPE base or scaling (linear, NTK, YaRN) of the model's "
+    "configuration."
 )
-SOURCE = "prime-rl PR 2802 (YaRN's attention factor in vLLM: 0.030 against 0.0015), vLLM 27722, vLLM PR 43419"
+CHANGE = (
+    "Compare rope_theta and rope_scaling (rope_parameters) as resolved on both sides; pass the "
+    "same --hf-overrides to the engine, or remove them on both sides."
+)
+SOURCE = (
+    "prime-rl PR 2802 (YaRN's attention factor in vLLM: 0.030 against 0.0015), vLLM 27722, vLLM "
+    "PR 43419"
+)
 
 
 def check(evidence: Evidence) -> Finding:
-    """Read the responses with other RoPE bases and scalings: does one reproduce the side that differs?"""
+    """Read the responses with other RoPE bases and scalings: does one reproduce the side that
+    differs?
+    """
     return reading_finding(NAME, evidence, "positions", "base or scaling of RoPE")
 
 
@@ -29,20 +37,29 @@ def reading_finding(name: str, evidence: Evidence, kind: str, what: str) -> Find
     if reading is None:
         sentence = f"No {what} that was tried reproduces the {readings.side}'s numbers."
         return Finding(name, "clear", sentence=sentence)
-    sentence = f"With {reading.name} the model reproduces the {reading.side}'s numbers; as recorded, the other side's."
+    sentence = (
+        f"With {reading.name} the model reproduces the {reading.side}'s numbers; as recorded, "
+        "the other side's."
+    )
     rows = (("the side that differs", reading.side), ("it read the responses with", reading.name),
             (f"{MEASURE} when that is undone", reading.left))  # fmt: skip
-    return Finding(name, "found", reading.left, MEASURE, sentence, rows, left_N=reading.left_N(evidence.sample))
+    return Finding(
+        name, "found", reading.left, MEASURE, sentence, rows, left_N=reading.left_N(evidence.sample)
+    )
 
 
 MEASURE = "of the gap left"
 
 
 def readings_of(name: str, evidence: Evidence) -> Readings | Finding:
-    """How the model reads the responses; or the check's finding if there is no model, or no reason to read again."""
+    """How the model reads the responses; or the check's finding if there is no model, or no
+    reason to read again.
+    """
     if evidence.readings is None:
         reason = "needs the trainer's model to read the responses again"
         return untested(name, reason, needs="--trainer-model MODEL")
     if evidence.gap.value < evidence.usual.high:
-        return Finding(name, "clear", sentence="The gap is usual for these precisions: no need to read again.")
+        return Finding(
+            name, "clear", sentence="The gap is usual for these precisions: no need to read again."
+        )
     return evidence.readings

@@ -6,18 +6,20 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 NAME, STAGE = "repeated-responses", 1
 TITLE = "The same response under several keys"
 CAUSE = (
-    "Rows were written twice (a retry, a resumed worker, a buffer that was not emptied), or copies fill up a batch; or "
-    "the sampler is not random: one seed for all samples, or a temperature near 0."
+    "Rows were written twice (a retry, a resumed worker, a buffer that was not emptied), or "
+    "copies fill up a batch; or the sampler is not random: one seed for all samples, or a "
+    "temperature near 0."
 )
 CHANGE = (
-    "Write each response once, under one step, prompt and sample; record another use of it as an epoch or a minibatch; "
-    "give every sample its own seed."
+    "Write each response once, under one step, prompt and sample; record another use of it as an "
+    "epoch or a minibatch; give every sample its own seed."
 )
 SOURCE = "batches that frameworks fill up by repeating rows (verl: pad_dataproto_to_divisor)"
 
 
 def check(evidence: Evidence) -> Finding:
-    """Find equal token ids under another step, prompt or sample, among responses too improbable for chance.
+    """Find equal token ids under another step, prompt or sample, among responses too improbable for
+    chance.
 
     Copies do not change the gap, except that they count twice.
     """
@@ -32,5 +34,8 @@ def check(evidence: Evidence) -> Finding:
     if not repeated:
         return Finding(NAME, "clear", share, "share of responses", evidence=rows)
     of_what = "responses" if looked_at < MOST_RESPONSES else "responses of a sample"
-    sentence = f"{repeated:,} of {looked_at:,} {of_what} are already in the trace under another key, token for token."
+    sentence = (
+        f"{repeated:,} of {looked_at:,} {of_what} are already in the trace under another key, "
+        "token for token."
+    )
     return Finding(NAME, "found", share, "share of responses", sentence=sentence, evidence=rows)

@@ -1,4 +1,6 @@
-"""A penalty on tokens that are already in the context, which only one side applied to its logits."""
+"""A penalty on tokens that are already in the context, which only one side applied to its
+logits.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.diagnosis.checks.temperature import DEEPEST, FEWEST, beyond, centred, log_odds, ranks_of
+from mismatch_cli.diagnosis.checks.temperature import (
+    DEEPEST,
+    FEWEST,
+    beyond,
+    centred,
+    log_odds,
+    ranks_of,
+)
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import slope_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
@@ -14,25 +23,30 @@ from mismatch_cli.diagnosis.sample import Sample
 NAME, STAGE = "repetition-penalty", 3
 TITLE = "A repetition penalty on one side only"
 CAUSE = (
-    "The sampler lowered the logits of tokens that had occurred before (repetition, presence or frequency penalty, "
-    "often from the model's generation_config), and the other side did not."
+    "The sampler lowered the logits of tokens that had occurred before (repetition, presence or "
+    "frequency penalty, often from the model's generation_config), and the other side did not."
 )
 CHANGE = (
-    "Send repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0 with every request: vLLM takes missing "
-    "settings from the model's generation_config (unless --generation-config vllm)."
+    "Send repetition_penalty = 1, presence_penalty = 0, frequency_penalty = 0 with every "
+    "request: vLLM takes missing settings from the model's generation_config (unless "
+    "--generation-config vllm)."
 )
 SOURCE = "verl 7270 (a checkpoint's 1.05 in rollouts only), prime-rl PR 886"
 _LEAST, _Z, _EXPLAINS = 0.01, 6.0, 0.2  # nats, standard errors, of the gap
 
 
 def check(evidence: Evidence) -> Finding:
-    """Compare log π − log μ on tokens that are in the context with that on others, at the same log μ.
+    """Compare log π − log μ on tokens that are in the context with that on others, at the same log
+    μ.
 
-    Among the top-K ids of one token (whose differences are free of the normaliser), else in sampled tokens' log-odds.
+    Among the top-K ids of one token (whose differences are free of the normaliser), else in sampled
+    tokens' log-odds.
     """
     fit = _from_topk(evidence.sample) or _from_log_odds(evidence.sample)
     if fit is None:
-        return untested(NAME, "too few tokens that are already in the context, or too few that are not")
+        return untested(
+            NAME, "too few tokens that are already in the context, or too few that are not"
+        )
     z = fit.nats / fit.error if fit.error > 0 else 0.0
     rows = (
         ("π over μ on tokens seen before, relative to others, nats", fit.nats),
@@ -44,8 +58,8 @@ def check(evidence: Evidence) -> Finding:
         return Finding(NAME, "clear", fit.nats, measure, evidence=rows)
     side = "rollout" if fit.nats > 0 else "trainer"
     sentence = (
-        f"The {side} gives tokens that are already in the context {abs(fit.nats):.3g} nats less than the other side, "
-        "relative to tokens that are not."
+        f"The {side} gives tokens that are already in the context {abs(fit.nats):.3g} nats less "
+        "than the other side, relative to tokens that are not."
     )
     return Finding(NAME, "found", fit.nats, measure, sentence, rows, left_N=fit.left_N)
 
@@ -70,7 +84,9 @@ class _Ranks:
     usable_NK: np.ndarray
 
     def rows(self, chosen_N: np.ndarray) -> _Ranks:
-        return _Ranks(*(column[chosen_N] for column in (self.q_NK, self.d_NK, self.seen_NK, self.usable_NK)))
+        return _Ranks(
+            *(column[chosen_N] for column in (self.q_NK, self.d_NK, self.seen_NK, self.usable_NK))
+        )
 
     @property
     def seen_q_NK(self) -> np.ndarray:
@@ -78,7 +94,9 @@ class _Ranks:
 
 
 def _from_topk(sample: Sample) -> _Fit | None:
-    """The slope of the ids' log π − log μ on whether they were seen, with log μ regressed out of both."""
+    """The slope of the ids' log π − log μ on whether they were seen, with log μ regressed out of
+    both.
+    """
     ranks = _ranks(sample)
     if ranks is None:
         return None
@@ -107,14 +125,20 @@ def _ranks(sample: Sample) -> _Ranks | None:
 
 
 def _shift(ranks: _Ranks) -> np.ndarray:
-    """The extra log π − log μ of seen ids: a constant, and a slope on log μ (a penalty scales the logit)."""
+    """The extra log π − log μ of seen ids: a constant, and a slope on log μ (a penalty scales
+    the logit).
+    """
     columns = (ranks.seen_NK, ranks.seen_q_NK, ranks.d_NK)
     x1_M, x2_M, y_M = (centred(v_NK, ranks.usable_NK)[ranks.usable_NK] for v_NK in columns)
     return np.linalg.lstsq(np.stack([x1_M, x2_M], axis=1), y_M, rcond=None)[0]
 
 
-def _predicted(ranks: _Ranks, logq_N: np.ndarray, seen_N: np.ndarray, shift: np.ndarray) -> np.ndarray:
-    """log π − log μ of the sampled tokens, predicted from the other ids of their position and the normaliser."""
+def _predicted(
+    ranks: _Ranks, logq_N: np.ndarray, seen_N: np.ndarray, shift: np.ndarray
+) -> np.ndarray:
+    """log π − log μ of the sampled tokens, predicted from the other ids of their position and
+    the normaliser.
+    """
     others_NK = ranks.usable_NK & (np.abs(ranks.q_NK - logq_N[:, None]) > 1e-6)
     x_NK = centred(ranks.seen_NK, others_NK)
     y_NK = centred(ranks.d_NK - shift[1] * ranks.seen_q_NK, others_NK)
@@ -126,10 +150,13 @@ def _predicted(ranks: _Ranks, logq_N: np.ndarray, seen_N: np.ndarray, shift: np.
 
 
 _LEAST_MASS = 1e-6
-_PRIOR = 0.5  # weight of the overall shift, in seen ids paired with unseen ones, against a position's own ids
+# Weight of the overall shift, in seen ids paired with unseen ones, against a position's own ids
+_PRIOR = 0.5
 
 
-def _contrast(x_M: np.ndarray, q_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray) -> tuple[float, float]:
+def _contrast(
+    x_M: np.ndarray, q_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray
+) -> tuple[float, float]:
     """The slope of y on x, with q regressed out of both, and its standard error."""
     total = float((q_M * q_M).sum())
     if total > 0:
@@ -140,7 +167,8 @@ def _contrast(x_M: np.ndarray, q_M: np.ndarray, y_M: np.ndarray, group_M: np.nda
 def _from_log_odds(sample: Sample) -> _Fit | None:
     """A token moves by zero up to the whole penalty, depending on how much of the rest was seen.
 
-    What is between the two is not a gap. A penalty explains far more of it than its mirror image; noise fits both.
+    What is between the two is not a gap. A penalty explains far more of it than its mirror image;
+    noise fits both.
     """
     if sample.seen_T is None:
         return None
@@ -155,10 +183,14 @@ def _from_log_odds(sample: Sample) -> _Fit | None:
     moved_N = np.zeros(len(x_N))
     for half in (0, 1):
         others = sign * (y_N - x_N)[usable_N & seen_N & (sample.group_N % 2 != half)]
-        moved_N[sample.group_N % 2 == half] = max(float(np.quantile(others, _MOST)), 0.0) if len(others) else 0.0
+        moved_N[sample.group_N % 2 == half] = (
+            max(float(np.quantile(others, _MOST)), 0.0) if len(others) else 0.0
+        )
     left_N, mirrored_N = (_beyond(sample, x_N, seen_N, way * moved_N) for way in (sign, -sign))
     told = float((np.abs(mirrored_N).sum() - np.abs(left_N).sum()) / np.abs(sample.d_N).sum())
-    return _Fit(nats if told > _TELLS else 0.0, error, left_N, "the sampled tokens' log-odds, approximate")
+    return _Fit(
+        nats if told > _TELLS else 0.0, error, left_N, "the sampled tokens' log-odds, approximate"
+    )
 
 
 _MOST = 0.9  # quantile of the seen tokens' moves that is taken as the penalty
@@ -166,6 +198,10 @@ _TELLS = 0.5  # of the gap that a penalty explains and its mirror image does not
 
 
 def _beyond(sample: Sample, x_N: np.ndarray, seen_N: np.ndarray, moved_N: np.ndarray) -> np.ndarray:
-    """log π − log μ, nats, beyond what moving seen tokens' log-odds by up to `moved_N`, and others' down, explains."""
+    """log π − log μ, nats, beyond what moving seen tokens' log-odds by up to `moved_N`, and
+    others' down, explains.
+    """
     whole_N = np.where(seen_N, moved_N, -moved_N)
-    return beyond(sample, [-np.logaddexp(0, -(x_N + part_N)) for part_N in (np.zeros(len(x_N)), whole_N)])
+    return beyond(
+        sample, [-np.logaddexp(0, -(x_N + part_N)) for part_N in (np.zeros(len(x_N)), whole_N)]
+    )

@@ -1,4 +1,6 @@
-"""Text that was tokenised again: the sides agree up to some token, and then refer to different tokens."""
+"""Text that was tokenised again: the sides agree up to some token, and then refer to different
+tokens.
+"""
 
 import numpy as np
 
@@ -10,10 +12,13 @@ __all__ = ["check", "spoiled_T"]
 NAME, STAGE = "retokenised", 2
 TITLE = "Retokenised text"
 CAUSE = (
-    "The trainer tokenised the response's text again, or a chat template changed it: from the first differing token "
-    "on, the two sides refer to different tokens."
+    "The trainer tokenised the response's text again, or a chat template changed it: from the "
+    "first differing token on, the two sides refer to different tokens."
 )
-CHANGE = "Pass the engine's token ids to the trainer (vLLM: return_token_ids); never decode and re-encode them."
+CHANGE = (
+    "Pass the engine's token ids to the trainer (vLLM: return_token_ids); never decode and "
+    "re-encode them."
+)
 SOURCE = "vLLM blog 2025-10-22, verl 3720, rllm PR 272, ART 726"
 
 
@@ -27,7 +32,10 @@ def check(evidence: Evidence) -> Finding:
         return Finding(NAME, "clear", share, "share of responses")
     left_N = in_step_N(sample, alignment, broken_S)
     start = alignment.from_S[broken_S]
-    sentence = f"{count:,} of {sample.num_responses:,} responses agree up to some token and are shifted from there on."
+    sentence = (
+        f"{count:,} of {sample.num_responses:,} responses agree up to some token and are shifted "
+        "from there on."
+    )
     rows = (
         ("responses", count), ("first shifted token, median", float(np.median(start))),
         ("most frequent lag, tokens", most_frequent(alignment.lag_S[broken_S])),

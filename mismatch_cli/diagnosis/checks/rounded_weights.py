@@ -1,4 +1,6 @@
-"""The engine has the trainer's weights, rounded to its dtype: what rounding swallows is a gap of its own."""
+"""The engine has the trainer's weights, rounded to its dtype: what rounding swallows is a gap of
+its own.
+"""
 
 from mismatch_cli.diagnosis.checks.stale_weights import compared, finding_of, narrower
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
@@ -7,33 +9,39 @@ from mismatch_cli.diagnosis.model import rounded_to
 NAME, STAGE = "rounded-weights", 4
 TITLE = "Weights rounded to the engine's dtype"
 CAUSE = (
-    "The trainer keeps more digits than its engine: rounding swallows most of a small step, so the engine lags behind "
-    "the trainer, although every sync was right."
+    "The trainer keeps more digits than its engine: rounding swallows most of a small step, so "
+    "the engine lags behind the trainer, although every sync was right."
 )
 CHANGE = (
-    "Give the engine the trainer's dtype, or take larger steps; or keep the gap, and let the algorithm correct it with "
-    "the engine's own log μ."
+    "Give the engine the trainer's dtype, or take larger steps; or keep the gap, and let the "
+    "algorithm correct it with the engine's own log μ."
 )
 SOURCE = (
-    "measured: SmolLM2-135M, float32 trainer, bfloat16 engine, a step of 2e-5: 4 % of the weights change, mean |π − μ| "
-    "0.022 instead of 0.006"
+    "measured: SmolLM2-135M, float32 trainer, bfloat16 engine, a step of 2e-5: 4 % of the "
+    "weights change, mean |π − μ| 0.022 instead of 0.006"
 )
 
 
 def check(evidence: Evidence) -> Finding:
-    """Compare the gap to the trainer's model rounded to the engine's dtype with the gap to it as it is."""
+    """Compare the gap to the trainer's model rounded to the engine's dtype with the gap to it as
+    it is.
+    """
     dtype = narrower(evidence)
     if dtype is None:
         return untested(NAME, "the trainer is not known to be more precise than its engine")
     if evidence.model is None:
-        return untested(NAME, "needs the trainer's model, to round its weights", needs="--trainer-model MODEL")
+        return untested(
+            NAME, "needs the trainer's model, to round its weights", needs="--trainer-model MODEL"
+        )
     result = compared(evidence, evidence.model.logp_T(rounded_to(dtype)))
     rows = (
         ("mean |Δlog p| to the trainer's weights, nats", result.now.value),
         (f"to the same in {dtype}, nats", result.other.value), ("tokens", result.now.count),
     )  # fmt: skip
     sentence = (
-        f"The engine has the trainer's weights in {dtype}: that gap is {result.factor:.2g} times the gap to them as "
-        "they are."
+        f"The engine has the trainer's weights in {dtype}: that gap is {result.factor:.2g} times "
+        "the gap to them as they are."
     )
-    return finding_of(NAME, evidence, result, "gap to the rounded / to the weights as they are", rows, sentence)
+    return finding_of(
+        NAME, evidence, result, "gap to the rounded / to the weights as they are", rows, sentence
+    )

@@ -1,4 +1,6 @@
-"""A temperature that only one side applied: the trainer's distribution is the rollout's, sharper or flatter."""
+"""A temperature that only one side applied: the trainer's distribution is the rollout's, sharper
+or flatter.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,12 +18,12 @@ CLEARS = (
 )  # settings that are not suspects if this finds nothing
 TITLE = "Temperature on one side only"
 CAUSE = (
-    "The sampling temperature was applied to one side's logits and not to the other's, or the engine reported raw "
-    "log-probabilities."
+    "The sampling temperature was applied to one side's logits and not to the other's, or the "
+    "engine reported raw log-probabilities."
 )
 CHANGE = (
-    "vLLM: --logprobs-mode processed_logprobs (SGLang ignores the temperature for prompt log-probs); divide the "
-    "trainer's logits by the rollout's temperature."
+    "vLLM: --logprobs-mode processed_logprobs (SGLang ignores the temperature for prompt "
+    "log-probs); divide the trainer's logits by the rollout's temperature."
 )
 SOURCE = "vime 64, TRL 4159, NeMo-RL 902, tinker-cloud PR 26 (fitted 0.70)"
 _LEAST, _Z, _TAKES = 0.004, 6.0, 0.1
@@ -29,39 +31,54 @@ FEWEST = 200  # ids, or tokens
 DEEPEST = -12.0  # nats: rarer tokens carry little information and the most rounding
 _SPREAD = 6.0  # nats: unknown ids are as probable as possible, or this much less
 _SAME = 1e-3  # nats
-_TIMES_WHERE_SEEN = 1.8  # ratio of β − 1 on tokens in the context to that on others: 1.4 for a temperature
+# Ratio of β − 1 on tokens in the context to that on others: 1.4 for a temperature
+_TIMES_WHERE_SEEN = 1.8
 _MOST_LOG_ODDS, _NEARLY_CERTAIN = 7.0, -1e-12  # beyond these, odds are mostly rounding
 
 
 def check(evidence: Evidence) -> Finding:
-    """Fit π ∝ μ^β; β is the temperature of the rollout over that of the trainer, 1 if both are the same.
+    """Fit π ∝ μ^β; β is the temperature of the rollout over that of the trainer, 1 if both are the
+    same.
 
-    With top-K log-probabilities β is the slope of log π on log μ among the ids of one token (whose differences are free
-    of the normaliser); else the slope of the sampled tokens' log-odds. What β makes of log μ(y) depends on how the rest
-    of the probability is spread, within bounds; what is between them is not a gap. A temperature explains far more of
-    it than its mirror image 2 − β; noise fits both alike.
+    With top-K log-probabilities β is the slope of log π on log μ among the ids of one token (whose
+    differences are free of the normaliser); else the slope of the sampled tokens' log-odds. What β
+    makes of log μ(y) depends on how the rest of the probability is spread, within bounds; what is
+    between them is not a gap. A temperature explains far more of it than its mirror image 2 − β;
+    noise fits both alike.
     """
     sample = evidence.sample
     fit = _from_topk(sample) or _from_log_odds(sample)
     if fit is None:
         return untested(NAME, "too few tokens between certain and impossible")
-    z = as_normal((fit.beta - 1) / fit.error, len(np.unique(sample.group_N))) if fit.error > 0 else 0.0
+    z = (
+        as_normal((fit.beta - 1) / fit.error, len(np.unique(sample.group_N)))
+        if fit.error > 0
+        else 0.0
+    )
     left_N = _left(sample, fit, mirrored=False)
     gap = float(np.abs(sample.d_N).sum())
     if not gap:  # all of it was undone
         return Finding(NAME, "clear", fit.beta, "fitted β")
-    takes, mirrored_takes = (1 - float(np.abs(n).sum()) / gap for n in (left_N, _left(sample, fit, mirrored=True)))
+    takes, mirrored_takes = (
+        1 - float(np.abs(n).sum()) / gap for n in (left_N, _left(sample, fit, mirrored=True))
+    )
     rows = (
         ("fitted β = T of the rollout / T of the trainer", fit.beta),
         ("its standard error over prompts, of the fit alone", fit.error),
-        ("fitted from", fit.source), ("temperature in the manifest", evidence.sampling.get("temperature", "unknown")),
+        ("fitted from", fit.source),
+        ("temperature in the manifest", evidence.sampling.get("temperature", "unknown")),
         ("share of the gap that β explains", takes), ("that 2 − β would explain", mirrored_takes),
     )  # fmt: skip
-    differs = abs(fit.beta - 1) > _LEAST and abs(z) > _Z and takes - max(mirrored_takes, 0.0) > _TAKES
+    differs = (
+        abs(fit.beta - 1) > _LEAST and abs(z) > _Z and takes - max(mirrored_takes, 0.0) > _TAKES
+    )
     if not differs or (not fit.topk and _differs_where_seen(sample)):
         return Finding(NAME, "clear", fit.beta, "fitted β", evidence=rows)
     shape = "flatter" if fit.beta > 1 else "sharper"
-    sentence = f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature ({shape})."
+    sentence = (
+        f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature "
+        f"({shape})."
+    )
     return Finding(NAME, "found", fit.beta, "fitted β", sentence, rows, left_N=left_N)
 
 
@@ -76,18 +93,24 @@ class _Fit:
     topk: bool
 
 
-def _fit(x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray, source: str, topk: bool) -> _Fit | None:
+def _fit(
+    x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray, source: str, topk: bool
+) -> _Fit | None:
     if len(x_M) < FEWEST:
         return None
     whole = _slope(x_M, y_M, group_M)
-    halves = [_slope(x_M[half], y_M[half], group_M[half]) for half in (group_M % 2 == 1, group_M % 2 == 0)]
+    halves = [
+        _slope(x_M[half], y_M[half], group_M[half]) for half in (group_M % 2 == 1, group_M % 2 == 0)
+    ]
     if whole is None or halves[0] is None or halves[1] is None:
         return None
     return _Fit(*whole, (halves[0][0], halves[1][0]), source, topk)
 
 
 def _slope(x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray) -> tuple[float, float] | None:
-    """The slope of y on x through the origin, averaged with that of x on y, since errors flatten either."""
+    """The slope of y on x through the origin, averaged with that of x on y, since errors flatten
+    either.
+    """
     down, error = slope_over_prompts(x_M, y_M, group_M)
     up, _ = slope_over_prompts(y_M, x_M, group_M)
     return (float(np.sqrt(down / up)), error) if down > 0 and up > 0 else None
@@ -103,10 +126,15 @@ def _from_topk(sample: Sample) -> _Fit | None:
 
 
 def ranks_of(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """log μ and log π of the top-K ids of the tokens that count, and where both sides have values for two or more."""
+    """log μ and log π of the top-K ids of the tokens that count, and where both sides have
+    values for two or more.
+    """
     if sample.topk_logq_TK is None or sample.topk_logp_TK is None:
         return None
-    q_NK, p_NK = (column[sample.kept].astype(np.float64) for column in (sample.topk_logq_TK, sample.topk_logp_TK))
+    q_NK, p_NK = (
+        column[sample.kept].astype(np.float64)
+        for column in (sample.topk_logq_TK, sample.topk_logp_TK)
+    )
     with np.errstate(invalid="ignore"):
         usable_NK = np.isfinite(q_NK) & np.isfinite(p_NK) & (np.minimum(q_NK, p_NK) > DEEPEST)
     return q_NK, p_NK, usable_NK & (usable_NK.sum(axis=1) >= 2)[:, None]
@@ -119,15 +147,21 @@ def centred(v_NK: np.ndarray, among_NK: np.ndarray) -> np.ndarray:
 
 
 def _from_log_odds(sample: Sample) -> _Fit | None:
-    """Fit the log-odds, as if all other ids were one: exact for two ids; else the log-odds are off by a constant."""
+    """Fit the log-odds, as if all other ids were one: exact for two ids; else the log-odds are
+    off by a constant.
+    """
     return _fit(*_odds(sample), "the sampled tokens' log-odds, approximate", topk=False)
 
 
-def _odds(sample: Sample, chosen_N: np.ndarray | bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _odds(
+    sample: Sample, chosen_N: np.ndarray | bool = True
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Both sides' log-odds of some tokens, minus their means, and the prompt groups."""
     x_N, y_N, usable_N = log_odds(sample)
     usable_N = chosen_N & usable_N
-    x_M, y_M = (v_N[usable_N] - v_N[usable_N].mean() if usable_N.any() else v_N[:0] for v_N in (x_N, y_N))
+    x_M, y_M = (
+        v_N[usable_N] - v_N[usable_N].mean() if usable_N.any() else v_N[:0] for v_N in (x_N, y_N)
+    )
     return x_M, y_M, sample.group_N[usable_N]
 
 
@@ -139,7 +173,9 @@ def log_odds(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _differs_where_seen(sample: Sample) -> bool:
-    """Whether the slope differs clearly on tokens that are in the context: a penalty, not a temperature."""
+    """Whether the slope differs clearly on tokens that are in the context: a penalty, not a
+    temperature.
+    """
     if sample.seen_T is None:
         return False
     seen_N = sample.seen_T[sample.kept]
@@ -154,14 +190,19 @@ def _differs_where_seen(sample: Sample) -> bool:
 
 
 def _left(sample: Sample, fit: _Fit, *, mirrored: bool) -> np.ndarray:
-    """log π − log μ, nats, beyond what β from the other prompts makes of μ, however the unknown rest is spread."""
+    """log π − log μ, nats, beyond what β from the other prompts makes of μ, however the unknown
+    rest is spread.
+    """
     betas = np.array(fit.of_other_half)[(sample.group_N % 2).astype(int)]
     beta_N = 2 - betas if mirrored else betas
     logq_N, q_NK = sample.logq_T[sample.kept], sample.topk_logq_TK
     if fit.topk and q_NK is not None:
-        known_NK = np.where(np.isnan(q_NK[sample.kept]), -np.inf, q_NK[sample.kept]).astype(np.float64)
+        known_NK = np.where(np.isnan(q_NK[sample.kept]), -np.inf, q_NK[sample.kept]).astype(
+            np.float64
+        )
         last_N = known_NK.min(axis=1, initial=0.0, where=np.isfinite(known_NK))
-        sampled_N1 = np.where(logq_N < last_N - _SAME, logq_N, -np.inf)[:, None]  # it may not be among the ranks
+        # It may not be among the ranks
+        sampled_N1 = np.where(logq_N < last_N - _SAME, logq_N, -np.inf)[:, None]
         known_NK = np.concatenate([known_NK, sampled_N1], axis=1)
         rest_N = np.maximum(1 - np.exp(known_NK).sum(axis=1), 0.0)
         likeliest_N = last_N

@@ -13,7 +13,10 @@ from mismatch_cli.diagnosis.sample import Sample
 NAME, STAGE = "truncated-support", 3
 CLEARS = ("config.sampling.top_p",)  # settings that are not suspects if this finds nothing
 TITLE = "Truncated support on one side only"
-CAUSE = "top-p, top-k or min-p renormalised the probabilities of one side, and the other side kept all tokens."
+CAUSE = (
+    "top-p, top-k or min-p renormalised the probabilities of one side, and the other side kept "
+    "all tokens."
+)
 CHANGE = (
     "Sample with top_p = 1, top_k off, min_p = 0; or give the trainer the same truncation "
     "(vLLM ≥ 0.28: return_sampling_mask)."
@@ -26,7 +29,9 @@ _HALF, _STEEP = float(np.log(0.5)), 0.2
 
 
 def check(evidence: Evidence) -> Finding:
-    """Found if the gap is one-sided (`OneSided`), or if the trainer gives many tokens probability 0."""
+    """Found if the gap is one-sided (`OneSided`), or if the trainer gives many tokens
+    probability 0.
+    """
     if (outside := evidence.counts.out_of_support) and _only_the_trainer(evidence):
         return _trainer_finding(evidence, outside)
     sample = evidence.sample
@@ -41,8 +46,9 @@ def check(evidence: Evidence) -> Finding:
     if not found.renormalised:
         return Finding(NAME, "clear", found.ratio.value, "mean ratio", evidence=rows)
     sentence = (
-        f"The engine's probabilities are higher than the trainer's on nearly every token, and the mean ratio is "
-        f"{found.ratio.value:.4g}: the engine renormalised over a part of the vocabulary with about that mass."
+        "The engine's probabilities are higher than the trainer's on nearly every token, and the "
+        f"mean ratio is {found.ratio.value:.4g}: the engine renormalised over a part of the "
+        "vocabulary with about that mass."
     )
     left_N = _two_sided(sample.d_N)
     return Finding(NAME, "found", found.ratio.value, "mean ratio", sentence, rows, left_N=left_N)
@@ -50,9 +56,11 @@ def check(evidence: Evidence) -> Finding:
 
 @dataclass(frozen=True)
 class OneSided:
-    """The mean ratio of some tokens, and the share of the gap where π < μ / 2, more than truncation explains.
+    """The mean ratio of some tokens, and the share of the gap where π < μ / 2, more than truncation
+    explains.
 
-    At full support E_μ[π/μ] is 1, however large the noise; if μ was renormalised, it is the kept mass.
+    At full support E_μ[π/μ] is 1, however large the noise; if μ was renormalised, it is the kept
+    mass.
     """
 
     ratio: Mean
@@ -68,19 +76,25 @@ class OneSided:
 
     @property
     def renormalised(self) -> bool:
-        """Whether the mean ratio is significantly below 1 by much of the mean gap, and no single token by much."""
+        """Whether the mean ratio is significantly below 1 by much of the mean gap, and no single
+        token by much.
+        """
         part = (1 - self.ratio.value) / self.gap if self.gap else 0.0
         return part > _ONE_SIDED and -self.ratio.z_from(1.0) > _Z and self.steep < _STEEP
 
 
 def _two_sided(d_N: np.ndarray) -> np.ndarray:
-    """The gap without its one-sided part: noise is symmetric, so the part below 0 is scaled to match that above."""
+    """The gap without its one-sided part: noise is symmetric, so the part below 0 is scaled to
+    match that above.
+    """
     above, below = np.maximum(d_N, 0).sum(), np.maximum(-d_N, 0).sum()
     return np.where(d_N < 0, d_N * (above / below if below else 1.0), d_N)
 
 
 def _kept_mass(sample: Sample) -> tuple[Row, ...]:
-    """The kept mass by the trainer's probabilities, where the engine's top-K ends in −inf and so covers the support."""
+    """The kept mass by the trainer's probabilities, where the engine's top-K ends in −inf and so
+    covers the support.
+    """
     if sample.topk_logq_TK is None or sample.topk_logp_TK is None:
         return ()
     q_NK, p_NK = sample.topk_logq_TK[sample.kept], sample.topk_logp_TK[sample.kept]
@@ -95,7 +109,9 @@ def _kept_mass(sample: Sample) -> tuple[Row, ...]:
 
 
 def _only_the_trainer(evidence: Evidence) -> bool:
-    """Whether many sampled tokens have probability 0 in the trainer, and the others more than in the engine."""
+    """Whether many sampled tokens have probability 0 in the trainer, and the others more than in
+    the engine.
+    """
     d_N = evidence.sample.d_N
     share = evidence.counts.out_of_support / max(1, evidence.counts.out_of_support + len(d_N))
     total = np.abs(d_N).sum()
@@ -104,7 +120,15 @@ def _only_the_trainer(evidence: Evidence) -> bool:
 
 def _trainer_finding(evidence: Evidence, outside: int) -> Finding:
     d_N = evidence.sample.d_N
-    rows = (("sampled tokens with π = 0", outside), ("mean Δlog p of the others, nats", float(d_N.mean())))
-    sentence = f"{outside:,} sampled tokens have probability 0 in the trainer: it truncates, and the engine does not."
+    rows = (
+        ("sampled tokens with π = 0", outside),
+        ("mean Δlog p of the others, nats", float(d_N.mean())),
+    )
+    sentence = (
+        f"{outside:,} sampled tokens have probability 0 in the trainer: it truncates, and the "
+        "engine does not."
+    )
     left_N = -_two_sided(-d_N)
-    return Finding(NAME, "found", float(np.exp(-d_N.mean())), "kept mass", sentence, rows, left_N=left_N)
+    return Finding(
+        NAME, "found", float(np.exp(-d_N.mean())), "kept mass", sentence, rows, left_N=left_N
+    )

@@ -1,4 +1,6 @@
-"""Values that no log-probability can have: above 0, not a number, or −inf for a token that was sampled."""
+"""Values that no log-probability can have: above 0, not a number, or −inf for a token that was
+sampled.
+"""
 
 import numpy as np
 
@@ -7,9 +9,13 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 
 NAME, STAGE = "values", 1
 TITLE = "Impossible values"
-CAUSE = "A log-softmax in low precision (log-probabilities above 0), an overflow (not a number), or broken bookkeeping."
+CAUSE = (
+    "A log-softmax in low precision (log-probabilities above 0), an overflow (not a number), or "
+    "broken bookkeeping."
+)
 CHANGE = (
-    "Compute the log-softmax in float32 on that side; if values are not a number, look for fp16 overflow in its logits."
+    "Compute the log-softmax in float32 on that side; if values are not a number, look for fp16 "
+    "overflow in its logits."
 )
 SOURCE = "maxtext PR 5231 (positive log-probs up to +0.125), NeMo-RL 2180 (KL NaN)"
 
@@ -20,7 +26,10 @@ def check(evidence: Evidence) -> Finding:
     wrong = tokens = 0
     for side, counts in evidence.counts.sides.items():
         impossible = counts.impossible if side == "logp_rollout" else 0
-        wrong, tokens = wrong + counts.not_a_number + counts.above_zero + impossible, tokens + counts.tokens
+        wrong, tokens = (
+            wrong + counts.not_a_number + counts.above_zero + impossible,
+            tokens + counts.tokens,
+        )
         found = (("above 0", counts.above_zero), ("not a number", counts.not_a_number),
                  ("−inf for a sampled token", impossible))  # fmt: skip
         rows += [(f"{side}: {what}", count) for what, count in found if count]
@@ -29,7 +38,10 @@ def check(evidence: Evidence) -> Finding:
     share = wrong / tokens if tokens else None
     if not wrong:
         return Finding(NAME, "clear", share, "share of values")
-    sentence = f"{wrong:,} of {tokens:,} values cannot be log-probabilities; they are excluded from every number."
+    sentence = (
+        f"{wrong:,} of {tokens:,} values cannot be log-probabilities; they are excluded from "
+        "every number."
+    )
     above_T = np.maximum(evidence.sample.logq_T, evidence.sample.logp_T) > ROUNDING
     left_N = evidence.sample.left_without(above_T)
     return Finding(NAME, "found", share, "share of values", sentence, tuple(rows), left_N=left_N)

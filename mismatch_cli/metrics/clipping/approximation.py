@@ -1,4 +1,6 @@
-"""The quality of binary and top-K divergences: compared with full ones if the trace has them, else as a bracket."""
+"""The quality of binary and top-K divergences: compared with full ones if the trace has them,
+else as a bracket.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -11,7 +13,13 @@ from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.correlation import SampledSpearman
-from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED, Estimate, grouped_ratio, grouped_share
+from mismatch_cli.metrics.estimate import (
+    NOT_MEASURED,
+    SIGNED,
+    Estimate,
+    grouped_ratio,
+    grouped_share,
+)
 from mismatch_cli.policies import TRAINER_ROLLOUT
 from mismatch_cli.trust_regions._rules import one_sided, signed
 
@@ -24,7 +32,8 @@ _BRACKET = ("n", "low", "high", "decided")
 class ApproximationQuality(Accumulator):
     """Sums by prompt group for every partition that the trace allows, over all counted tokens.
 
-    A row is a divergence (tv or kl) and k: 0 is binary, k ≥ 1 the first k ranks, the sampled token, and the rest.
+    A row is a divergence (tv or kl) and k: 0 is binary, k ≥ 1 the first k ranks, the sampled token,
+    and the rest.
     """
 
     SETTINGS = ("full", "partitions")
@@ -38,19 +47,26 @@ class ApproximationQuality(Accumulator):
         self.bracket = {k: {name: np.zeros(GROUPS) for name in _BRACKET} for k in self.partitions}
 
     def update(self, cases: list[Masked]) -> None:
-        """Add a slice; without advantages it comes once per sign, and only masks are counted twice."""
+        """Add a slice; without advantages it comes once per sign, and only masks are counted
+        twice.
+        """
         first, *_ = cases
         compared = first.policies.compare(TRAINER_ROLLOUT)
         for k, slack_N in zip(self.partitions, _slacks(first, self.partitions), strict=True):
-            tv, kl = compared.topk(k) if k else (np.abs(compared.difference_T), compared.binary_kl_T)
+            tv, kl = (
+                compared.topk(k) if k else (np.abs(compared.difference_T), compared.binary_kl_T)
+            )
             self._add_bracket(k, first, tv, slack_N)
             for divergence, value_N in (("tv", tv), ("kl", kl)):
                 self._add_values((divergence, k), cases, value_N)
 
     def _add_values(self, row: tuple[str, int], cases: list[Masked], value_N: np.ndarray) -> None:
-        """Both masks use the side of the sampled token; they differ if only one divergence is above δ."""
+        """Both masks use the side of the sampled token; they differ if only one divergence is
+        above δ.
+        """
         first, sums = cases[0], self.sums[row]
-        full_N = first.gaps.column(f"{row[0]}_full_T") if self.full else None  # NaN where not measured
+        # NaN where not measured
+        full_N = first.gaps.column(f"{row[0]}_full_T") if self.full else None
         counts_N = np.ones(len(value_N), dtype=bool)
         if self.full:  # perhaps only for a few responses: all columns of a row use the same tokens
             counts_N &= False if full_N is None else ~np.isnan(full_N)
@@ -61,13 +77,17 @@ class ApproximationQuality(Accumulator):
         if full_N is None:
             return
         finite_N &= np.isfinite(full_N)
-        bias_N = np.subtract(value_N, full_N, out=np.zeros(len(value_N)), where=finite_N, dtype=np.float64)
+        bias_N = np.subtract(
+            value_N, full_N, out=np.zeros(len(value_N)), where=finite_N, dtype=np.float64
+        )
         first.add_by_group(sums["compared"], finite_N)
         first.add_by_group(sums["bias"], bias_N)
         self.ranks[row].update_values(first.gaps, value_N, full_N)
         for judged in cases:
             known_N = judged.judged_N & ~np.isnan(full_N)
-            kept, kept_by_full = (_keeps(judged, row[0], divergence_N) for divergence_N in (value_N, full_N))
+            kept, kept_by_full = (
+                _keeps(judged, row[0], divergence_N) for divergence_N in (value_N, full_N)
+            )
             judged.add_by_group(sums["judged"], known_N)
             judged.add_by_group(sums["wrong"], known_N & (kept != kept_by_full))
 
@@ -75,7 +95,9 @@ class ApproximationQuality(Accumulator):
         high_N = np.minimum(low_N + slack_N, 1)
         threshold = np.float32(THRESHOLDS["tv"])
         decided_N = (low_N > threshold) | (high_N <= threshold)
-        for name, values_N in zip(_BRACKET, (np.ones_like(decided_N), low_N, high_N, decided_N), strict=True):
+        for name, values_N in zip(
+            _BRACKET, (np.ones_like(decided_N), low_N, high_N, decided_N), strict=True
+        ):
             judged.add_by_group(self.bracket[k][name], values_N)
 
     def result(self, prompts: int) -> dict[str, Any]:
@@ -85,7 +107,10 @@ class ApproximationQuality(Accumulator):
             "rows": [self._row(*row, prompts) for row in self.sums],
             "bracket": [
                 {"k": k, "threshold": THRESHOLDS["tv"]}
-                | {name: grouped_share(sums[name], sums["n"], prompts).to_dict() for name in _BRACKET[1:]}
+                | {
+                    name: grouped_share(sums[name], sums["n"], prompts).to_dict()
+                    for name in _BRACKET[1:]
+                }
                 for k, sums in self.bracket.items()
             ],
         }
@@ -94,10 +119,16 @@ class ApproximationQuality(Accumulator):
         sums, missing = self.sums[divergence, k], Estimate(None, note=NOT_MEASURED)
         infinite = Estimate(None, note=f"infinite on {int(sums['infinite'].sum()):,} tokens")
         estimates = {
-            "mean": grouped_ratio(sums["mean"], sums["n"], prompts) if not sums["infinite"].any() else infinite,
-            "bias": grouped_ratio(sums["bias"], sums["compared"], prompts, SIGNED) if self.full else missing,
+            "mean": grouped_ratio(sums["mean"], sums["n"], prompts)
+            if not sums["infinite"].any()
+            else infinite,
+            "bias": grouped_ratio(sums["bias"], sums["compared"], prompts, SIGNED)
+            if self.full
+            else missing,
             "rank_correlation": self.ranks[divergence, k].result(prompts) if self.full else missing,
-            "wrong_mask": grouped_share(sums["wrong"], sums["judged"], prompts) if self.full else missing,
+            "wrong_mask": grouped_share(sums["wrong"], sums["judged"], prompts)
+            if self.full
+            else missing,
         }
         head = {"divergence": divergence, "k": k, "threshold": THRESHOLDS[divergence]}
         return head | {name: estimate.to_dict() for name, estimate in estimates.items()}
@@ -112,12 +143,19 @@ def _keeps(judged: Masked, divergence: str, divergence_N: np.ndarray) -> np.ndar
 
 
 def _slacks(judged: Masked, ks: Sequence[int]) -> Iterator[np.ndarray]:
-    """How far the full TV can exceed that of a partition: Σ min(μ, π) over its parts with several tokens."""
+    """How far the full TV can exceed that of a partition: Σ min(μ, π) over its parts with
+    several tokens.
+    """
     policies, topk = judged.policies, judged.policies.topk
-    sides = () if topk is None else ((policies.rollout, topk.rollout), (policies.trainer, topk.trainer))
+    sides = (
+        () if topk is None else ((policies.rollout, topk.rollout), (policies.trainer, topk.trainer))
+    )
     columns = [(logp_N, np.exp(logp_NK)) for logp_N, logp_NK in sides]
     for k in ks:
         rests: Iterable[np.ndarray] = policies.compare(TRAINER_ROLLOUT).rest_T
         if k and topk is not None:
-            rests = (divergences.mass_beyond_topk(x_T, p_TK[:, :k], topk.sampled_in(k)) for x_T, p_TK in columns)
+            rests = (
+                divergences.mass_beyond_topk(x_T, p_TK[:, :k], topk.sampled_in(k))
+                for x_T, p_TK in columns
+            )
         yield np.minimum(*rests)

@@ -1,7 +1,8 @@
-"""Bad updates: a negative sample's token that has already lost much probability is pushed down further.
+"""Bad updates: a negative sample's token that has already lost much probability is pushed down
+further.
 
-A < 0 and μ − π ≥ δ (arXiv 2602.04879, figure 5). The paper does not state the denominator of the share, so both are
-given: tokens with A ≠ 0, and tokens with A < 0.
+A < 0 and μ − π ≥ δ (arXiv 2602.04879, figure 5). The paper does not state the denominator of the
+share, so both are given: tokens with A ≠ 0, and tokens with A < 0.
 """
 
 from typing import Any
@@ -23,11 +24,15 @@ _MOST_STEPS = 2**12
 
 
 class BadUpdates(Accumulator):
-    """Counts of μ − π ≥ δ over negative tokens for a sweep of δ, and for δ = 0.5 by step, with the reward."""
+    """Counts of μ − π ≥ δ over negative tokens for a sweep of δ, and for δ = 0.5 by step, with
+    the reward.
+    """
 
     def __init__(self) -> None:
-        self.above = np.zeros((GROUPS, len(DELTAS) + 1), dtype=np.int64)  # column i: exactly i deltas reached
-        self.steps = StepSums(_MOST_STEPS)  # tokens with A ≠ 0, those with A < 0, bad ones, Σ reward, rewards
+        # Column i: exactly i deltas reached
+        self.above = np.zeros((GROUPS, len(DELTAS) + 1), dtype=np.int64)
+        # Tokens with A ≠ 0, those with A < 0, bad ones, Σ reward, rewards
+        self.steps = StepSums(_MOST_STEPS)
 
     def update(self, judged: Masked) -> None:
         index_U = np.flatnonzero(judged.negative_N & (judged.difference_N <= -_FLOAT32_DELTAS[0]))
@@ -37,13 +42,19 @@ class BadUpdates(Accumulator):
         bad_S = judged.responses_at(index_U[reached_U > DELTAS.index(BAD_DELTA)]).length_S
         rewards = np.nan_to_num(judged.reward_S, nan=0.0), ~np.isnan(judged.reward_S)
         step_S = judged.gaps.batch.step_S[judged.gaps.first : judged.gaps.last]
-        sums_SM = np.stack([total(judged.judged_N), total(judged.negative_N), bad_S, *rewards], axis=1)
+        sums_SM = np.stack(
+            [total(judged.judged_N), total(judged.negative_N), bad_S, *rewards], axis=1
+        )
         self.steps.update(step_S, judged.gaps.group_S, sums_SM)
 
     def result(self, prompts: int, *, advantages: bool) -> dict[str, Any]:
-        """`advantages`: whether A is measured; otherwise only the share over tokens judged as A < 0 is meaningful."""
+        """`advantages`: whether A is measured; otherwise only the share over tokens judged as A
+        < 0 is meaningful.
+        """
 
-        def shares(bad_G: np.ndarray, tokens_G: np.ndarray, negative_G: np.ndarray) -> dict[str, Any]:
+        def shares(
+            bad_G: np.ndarray, tokens_G: np.ndarray, negative_G: np.ndarray
+        ) -> dict[str, Any]:
             missing = Estimate(None, note="no advantages")
             over_tokens = grouped_share(bad_G, tokens_G, prompts) if advantages else missing
             over_negative = grouped_share(bad_G, negative_G, prompts)
@@ -55,10 +66,19 @@ class BadUpdates(Accumulator):
         for first, last, sums_GM in self.steps:
             tokens_G, negative_G, bad_G, reward_G, graded_G = sums_GM.T
             total_2G += sums_GM[:, :2].T
-            judged_G = tokens_G if advantages else negative_G  # otherwise every token was judged once per sign
-            counts = {"tokens": int(judged_G.sum()), "negative": int(negative_G.sum()), "bad": int(bad_G.sum())}
+            # Otherwise every token was judged once per sign
+            judged_G = tokens_G if advantages else negative_G
+            counts = {
+                "tokens": int(judged_G.sum()),
+                "negative": int(negative_G.sum()),
+                "bad": int(bad_G.sum()),
+            }
             reward = grouped_ratio(reward_G, graded_G, prompts, SIGNED)
-            change = None if reward_before is None or reward.value is None else reward.value - reward_before
+            change = (
+                None
+                if reward_before is None or reward.value is None
+                else reward.value - reward_before
+            )
             by_step.append(
                 {"first": first, "last": last, **counts, **shares(bad_G, judged_G, negative_G)}
                 | {"reward": reward.to_dict(), "reward_change": change}
@@ -81,9 +101,13 @@ class BadUpdates(Accumulator):
 
 
 def _correlations(by_step: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pearson correlations over steps between the share of bad updates and the reward and its changes."""
+    """Pearson correlations over steps between the share of bad updates and the reward and its
+    changes.
+    """
     keys = ("over_negative", "over_tokens", "reward")
-    negative, tokens, reward = (np.array([row[key]["value"] for row in by_step], dtype=np.float64) for key in keys)
+    negative, tokens, reward = (
+        np.array([row[key]["value"] for row in by_step], dtype=np.float64) for key in keys
+    )
     rows = []
     for name, bad in (("tokens with A < 0", negative), ("tokens with A ≠ 0", tokens)):
         pairs = (

@@ -1,4 +1,6 @@
-"""Exact counts of blocked tokens by bin of μ and by position, and a bounded sample of judged tokens."""
+"""Exact counts of blocked tokens by bin of μ and by position, and a bounded sample of judged
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from mismatch_cli.metrics.volatility import CELLS, MU_BINS, Cells
 
 
 class BlockedCells(Accumulator):
-    """Counts by sign, prompt group and bin: row 0 has all judged tokens, the next rows those of each algorithm."""
+    """Counts by sign, prompt group and bin: row 0 has all judged tokens, the next rows those of
+    each algorithm.
+    """
 
     def __init__(self, algorithms: int) -> None:
         self.by_mu = np.zeros((1 + algorithms, 2, GROUPS, MU_BINS), dtype=np.int64)
@@ -31,15 +35,18 @@ class BlockedCells(Accumulator):
 
 
 SAMPLE_TOKENS = 10_000
-_VALUES = [(name, np.float32) for name in ("logp_rollout", "logp_trainer", "logp_recomputed", "advantage")]
+_VALUES = [
+    (name, np.float32) for name in ("logp_rollout", "logp_trainer", "logp_recomputed", "advantage")
+]
 JUDGED_ROW = np.dtype([("key", np.float64), *_VALUES, ("blocked_by", np.uint64)])
 
 
 class JudgedSample(SmallestRows):
-    """The judged tokens with the smallest hashes of response and position: the same ones in any order and sharding.
+    """The judged tokens with the smallest hashes of response and position: the same ones in any
+    order and sharding.
 
-    `blocked_by` has bit i set if algorithm i blocks the token. Outside the trainer's support log π is −inf; log π′ is
-    NaN if nothing was recomputed.
+    `blocked_by` has bit i set if algorithm i blocks the token. Outside the trainer's support log π
+    is −inf; log π′ is NaN if nothing was recomputed.
     """
 
     def __init__(self) -> None:
@@ -52,9 +59,15 @@ class JudgedSample(SmallestRows):
         def rows_of(chosen: np.ndarray) -> np.ndarray:
             chosen_U = index_U[chosen]
             rows = np.zeros(len(chosen_U), dtype=JUDGED_ROW)
-            rows["logp_rollout"], rows["logp_trainer"] = gaps.logq_N[chosen_U], gaps.logp_N[chosen_U]
+            rows["logp_rollout"], rows["logp_trainer"] = (
+                gaps.logq_N[chosen_U],
+                gaps.logp_N[chosen_U],
+            )
             rows["logp_recomputed"] = np.nan if recomputed is None else recomputed[chosen_U]
-            rows["advantage"], rows["blocked_by"] = judged.advantage_N[chosen_U], judged.blocked_by_N[chosen_U]
+            rows["advantage"], rows["blocked_by"] = (
+                judged.advantage_N[chosen_U],
+                judged.blocked_by_N[chosen_U],
+            )
             return rows
 
         self.offer_hashed(gaps.token_hash_N[index_U], rows_of)

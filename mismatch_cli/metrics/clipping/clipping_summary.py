@@ -1,4 +1,6 @@
-"""Everything counted about algorithms on one set of tokens: accumulators updated together, and the JSON."""
+"""Everything counted about algorithms on one set of tokens: accumulators updated together, and
+the JSON.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -40,12 +42,15 @@ from mismatch_cli.metrics.volatility import MU_EDGES
 from mismatch_cli.policies import TRAINER_ROLLOUT
 
 _COUNTS = (
-    "tokens", "positive", "negative", "zero_advantage", "masked", "not_measured", "out_of_support", "responses",
+    "tokens", "positive", "negative", "zero_advantage", "masked", "not_measured", "out_of_support",
+    "responses",
 )  # fmt: skip
 _MOST_STRETCHES = 64  # of steps, for the columns of every algorithm
 _NO_ADVANTAGES = Estimate(None, note="no advantages in the trace")
 _SCALES: dict[str, Scale] = {
-    **dict.fromkeys((f"{kind}_{which}" for kind in ("blocked", "lost") for which in ("all", *SIGNS)), SHARE),
+    **dict.fromkeys(
+        (f"{kind}_{which}" for kind in ("blocked", "lost") for which in ("all", *SIGNS)), SHARE
+    ),
     **dict.fromkeys(("lost_masked", "lost_capped", "touched", "mu_blocked", "mu_kept"), SHARE),
     **dict.fromkeys(("entropy_blocked", "entropy_kept"), POSITIVE),
 }
@@ -53,19 +58,23 @@ _SCALES: dict[str, Scale] = {
 
 @dataclass(frozen=True)
 class Question:
-    """What to compute: which algorithms, on which columns, and whether to include the theory's bounds."""
+    """What to compute: which algorithms, on which columns, and whether to include the theory's
+    bounds.
+    """
 
     algorithms: tuple[Algorithm, ...]
     needs: Needs
     theory: bool = False
-    found: Mapping[Rule, Found] = field(default_factory=dict)  # by the first pass of rules on whole batches
+    # By the first pass of rules on whole batches
+    found: Mapping[Rule, Found] = field(default_factory=dict)
 
 
 class ClippingSummary(Accumulator):
-    """What every algorithm blocks, in memory that grows with algorithms and distinct tokens, not with tokens.
+    """What every algorithm blocks, in memory that grows with algorithms and distinct tokens, not
+    with tokens.
 
-    Counts are exact in any order. Float sums are formed slice by slice; summaries of shards, merged in shard order,
-    give the same bits for any number of workers.
+    Counts are exact in any order. Float sums are formed slice by slice; summaries of shards, merged
+    in shard order, give the same bits for any number of workers.
     """
 
     SETTINGS = ("question", "columns")
@@ -90,13 +99,17 @@ class ClippingSummary(Accumulator):
         self.theory = Theory() if question.theory else None
 
     def update(self, batch: TokenBatch, trace: int = 0) -> None:
-        """Add the responses of a batch; leave them out if it lacks a column that the question needs."""
+        """Add the responses of a batch; leave them out if it lacks a column that the question
+        needs.
+        """
         self.seen += batch.num_responses
         if missing := self.question.needs.missing_in(batch):
             self.lacking[missing] += batch.num_responses
         if missing or not batch.num_responses:
             return
-        slices = apply_masks(batch, self.question.needs, self.question.algorithms, self.question.found, trace)
+        slices = apply_masks(
+            batch, self.question.needs, self.question.algorithms, self.question.found, trace
+        )
         sums_SM = np.concatenate([self._update_slice(cases) for cases in slices])
         group_S = prompt_groups(batch.prompt_id_S)
         self.sums.update(group_S, sums_SM)
@@ -107,7 +120,14 @@ class ClippingSummary(Accumulator):
     def _update_slice(self, cases: list[Masked]) -> np.ndarray:
         self._count(cases)
         for judged in cases:
-            for part in (self.cells, self.tokens, self.overlap, self.bad_updates, self.sweeps, self.sample):
+            for part in (
+                self.cells,
+                self.tokens,
+                self.overlap,
+                self.bad_updates,
+                self.sweeps,
+                self.sample,
+            ):
                 part.update(judged)
         self.approximation.update(cases)
         if self.theory is not None:
@@ -116,21 +136,29 @@ class ClippingSummary(Accumulator):
 
     def _count(self, cases: list[Masked]) -> None:
         gaps, judged = cases[0].gaps, int(np.count_nonzero(cases[0].judged_N))
-        self.counts.update({
-            "tokens": judged,
-            "positive": sum(int(np.count_nonzero(case.positive_N)) for case in cases),
-            "negative": sum(int(np.count_nonzero(case.negative_N)) for case in cases),
-            "zero_advantage": len(gaps.logq_N) - judged,
-            "masked": gaps.num_masked,
-            "not_measured": gaps.num_not_measured,
-            "out_of_support": 0 if gaps.out_of_support_N is None else int(np.count_nonzero(gaps.out_of_support_N)),
-            "responses": int(np.count_nonzero(gaps.responses.sum(cases[0].judged_N))),
-        })  # fmt: skip
+        self.counts.update(
+            {
+                "tokens": judged,
+                "positive": sum(int(np.count_nonzero(case.positive_N)) for case in cases),
+                "negative": sum(int(np.count_nonzero(case.negative_N)) for case in cases),
+                "zero_advantage": len(gaps.logq_N) - judged,
+                "masked": gaps.num_masked,
+                "not_measured": gaps.num_not_measured,
+                "out_of_support": 0
+                if gaps.out_of_support_N is None
+                else int(np.count_nonzero(gaps.out_of_support_N)),
+                "responses": int(np.count_nonzero(gaps.responses.sum(cases[0].judged_N))),
+            }
+        )
 
     def result(self, blocked_tokens: int) -> dict[str, Any]:
-        """The JSON of docs/json/clipstats.md: numbers with their intervals, and the most frequently blocked tokens."""
+        """The JSON of docs/json/clipstats.md: numbers with their intervals, and the most
+        frequently blocked tokens.
+        """
         prompts, advantages = self.prompts.result(), self.question.needs.advantages
-        rows = [self._algorithm(place, blocked_tokens) for place in range(len(self.question.algorithms))]
+        rows = [
+            self._algorithm(place, blocked_tokens) for place in range(len(self.question.algorithms))
+        ]
         names = [row["name"] for row in rows]
         return {
             "counts": {
@@ -145,10 +173,15 @@ class ClippingSummary(Accumulator):
             "overlap": self.overlap.result(names, prompts),
             "bad_updates": self.bad_updates.result(prompts, advantages=advantages),
             "sweeps": self.sweeps.result(prompts),
-            "equivalents": [found for pair in enumerate(rows) for found in self._equivalents(*pair) if advantages],
+            "equivalents": [
+                found
+                for pair in enumerate(rows)
+                for found in self._equivalents(*pair)
+                if advantages
+            ],
             "approximation": self.approximation.result(prompts),
             "theory": self.theory.result(prompts) if self.theory else None,
-        }  # fmt: skip
+        }
 
     def _algorithm(self, place: int, blocked_tokens: int) -> dict[str, Any]:
         algorithm, cells = self.question.algorithms[place], self.cells
@@ -166,9 +199,13 @@ class ClippingSummary(Accumulator):
             "blocked": {name: found[f"blocked_{name}"] for name in ("all", *SIGNS)},
             "lost": {name: found[f"lost_{name}"] for name in ("all", *SIGNS, "masked", "capped")},
             "responses_touched": found["touched"],
-            **{name: found[name] for name in ("mu_blocked", "mu_kept", "entropy_blocked", "entropy_kept")},
+            **{
+                name: found[name]
+                for name in ("mu_blocked", "mu_kept", "entropy_blocked", "entropy_kept")
+            },
             "by_mu": [
-                {"mu_low": low, "mu_high": high} | _bin_row(cells.by_mu[bins_of, :, :, b], prompts, advantages)
+                {"mu_low": low, "mu_high": high}
+                | _bin_row(cells.by_mu[bins_of, :, :, b], prompts, advantages)
                 for b, (low, high) in enumerate(pairwise((0.0, *MU_EDGES, 1.0)))
             ],
             "by_position": [
@@ -178,11 +215,13 @@ class ClippingSummary(Accumulator):
                 if cells.by_position[0, :, :, b].any()
             ],
             "by_step": [
-                {"first": first, "last": last} | _step_row(sums_GM.view(self.columns)[:, 0], place, prompts, advantages)
+                {"first": first, "last": last}
+                | _step_row(sums_GM.view(self.columns)[:, 0], place, prompts, advantages)
                 for first, last, sums_GM in self.steps
             ],
             "blocked_tokens": {
-                name: self.tokens.result(place, sign, blocked_tokens) for sign, name in enumerate(SIGNS)
+                name: self.tokens.result(place, sign, blocked_tokens)
+                for sign, name in enumerate(SIGNS)
             },
         }
 
@@ -205,24 +244,42 @@ class ClippingSummary(Accumulator):
         return found
 
     def _equivalents(self, place: int, row: dict[str, Any]) -> list[dict[str, Any]]:
-        """For a published one-sided mask on trainer/rollout: each other family's threshold that blocks as much."""
+        """For a published one-sided mask on trainer/rollout: each other family's threshold that
+        blocks as much.
+        """
         own_family = self._own_family(place)
         if not own_family or not self.cells.by_mu[1 + place].any():
             return []  # if nothing is blocked, every high enough threshold blocks as little
         return [
-            {"algorithm": row["name"], "blocked": row["blocked"]["all"], "family": family, "threshold": threshold}
+            {
+                "algorithm": row["name"],
+                "blocked": row["blocked"]["all"],
+                "family": family,
+                "threshold": threshold,
+            }
             for family, threshold in self._as_strict(place).items()
             if family != own_family
         ]
 
     def same_strictness(self, place: int) -> dict[str, Any] | None:
-        """Each family's threshold that blocks as many tokens as an algorithm; None if there is nothing to match."""
+        """Each family's threshold that blocks as many tokens as an algorithm; None if there is
+        nothing to match.
+        """
         algorithm, own_family = self.question.algorithms[place], self._own_family(place)
         if not self.question.needs.advantages or not self.cells.by_mu[1 + place].any():
             return None
-        thresholds = {family: found for family, found in self._as_strict(place).items() if family != own_family}
+        thresholds = {
+            family: found
+            for family, found in self._as_strict(place).items()
+            if family != own_family
+        }
         settings = "; ".join(mask.settings for mask in algorithm.masks if mask.settings)
-        return {"algorithm": algorithm.name, "settings": settings, "family": own_family, "thresholds": thresholds}
+        return {
+            "algorithm": algorithm.name,
+            "settings": settings,
+            "family": own_family,
+            "thresholds": thresholds,
+        }
 
     def _own_family(self, place: int) -> str | None:
         """The family of an algorithm with a single mask on trainer/rollout."""
@@ -235,14 +292,30 @@ class ClippingSummary(Accumulator):
     def _as_strict(self, place: int) -> dict[str, dict[str, Any]]:
         blocked_G, prompts = self.cells.by_mu[1 + place].sum(axis=(0, 2)), self.prompts.result()
         families = (name for name in self.sweeps.sums if name in FAMILIES)
-        return {name: self.sweeps.threshold_for(name, blocked_G, prompts).to_dict() for name in families}
+        return {
+            name: self.sweeps.threshold_for(name, blocked_G, prompts).to_dict() for name in families
+        }
 
 
 def sums_dtype(algorithms: int) -> np.dtype:
-    """M float64 numbers: over all judged tokens, then `of` each algorithm over the tokens that it blocks."""
+    """M float64 numbers: over all judged tokens, then `of` each algorithm over the tokens that
+    it blocks.
+    """
     means: list[Any] = [("mu", float), ("entropy", float), ("entropy_n", float)]
-    per_algorithm = [("blocked", float, 2), ("lost", float, 2), ("capped", float, 2), ("touched", float), *means]
-    shared = [("judged", float, 2), ("update", float, 2), ("advantage", float, 2), ("responses", float), *means]
+    per_algorithm = [
+        ("blocked", float, 2),
+        ("lost", float, 2),
+        ("capped", float, 2),
+        ("touched", float),
+        *means,
+    ]
+    shared = [
+        ("judged", float, 2),
+        ("update", float, 2),
+        ("advantage", float, 2),
+        ("responses", float),
+        *means,
+    ]
     return np.dtype([*shared, ("of", per_algorithm, (algorithms,))])
 
 
@@ -254,18 +327,29 @@ def response_sums(judged: Masked) -> np.ndarray:
     sums_S["mu"] = total(judged.gaps.q_N * judged.judged_N)
     if judged.entropy_N is not None:
         known_N = judged.judged_N & ~np.isnan(judged.entropy_N)
-        sums_S["entropy"], sums_S["entropy_n"] = total(np.where(known_N, judged.entropy_N, 0)), total(known_N)
+        sums_S["entropy"], sums_S["entropy_n"] = (
+            total(np.where(known_N, judged.entropy_N, 0)),
+            total(known_N),
+        )
     judged_S2 = np.stack([total(judged.positive_N), total(judged.negative_N)], axis=1)
     sums_S["judged"] = judged_S2
-    sums_S["update"] = _by_sign(judged.gaps.responses, judged_S2, judged.negative_N, judged.update_N)
-    sums_S["advantage"] = _by_sign(judged.gaps.responses, judged_S2, judged.negative_N, judged.abs_advantage_N)
-    for place, (algorithm, blocked_U) in enumerate(zip(judged.algorithms, judged.blocked, strict=True)):
+    sums_S["update"] = _by_sign(
+        judged.gaps.responses, judged_S2, judged.negative_N, judged.update_N
+    )
+    sums_S["advantage"] = _by_sign(
+        judged.gaps.responses, judged_S2, judged.negative_N, judged.abs_advantage_N
+    )
+    for place, (algorithm, blocked_U) in enumerate(
+        zip(judged.algorithms, judged.blocked, strict=True)
+    ):
         _fill(sums_S["of"][:, place], judged, algorithm, blocked_U)
     return sums_S.view(np.float64).reshape(judged.num_responses, -1)
 
 
 def _fill(taken_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: np.ndarray) -> None:
-    """Fill the sums of one algorithm; `capped` is what its weight's bounds take from kept tokens: (r − weight)·|A|."""
+    """Fill the sums of one algorithm; `capped` is what its weight's bounds take from kept
+    tokens: (r − weight)·|A|.
+    """
     weight_N = judged.update_N if algorithm.weighs_by_ratio else judged.abs_advantage_N
     taken_S["blocked"], taken_S["lost"] = _sums_at(judged, blocked_U, weight_N[blocked_U])
     taken_S["touched"] = taken_S["blocked"].any(axis=1)
@@ -274,7 +358,10 @@ def _fill(taken_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: 
     if judged.entropy_N is not None:
         entropy_U = judged.entropy_N[blocked_U]
         known_U = ~np.isnan(entropy_U)
-        taken_S["entropy"], taken_S["entropy_n"] = blocked.sum(np.where(known_U, entropy_U, 0)), blocked.sum(known_U)
+        taken_S["entropy"], taken_S["entropy_n"] = (
+            blocked.sum(np.where(known_U, entropy_U, 0)),
+            blocked.sum(known_U),
+        )
     if not algorithm.weighs_by_ratio or not algorithm.weight[0].bounded:
         return
     low, high = map(np.float32, algorithm.weight[0].bounds)
@@ -286,25 +373,40 @@ def _fill(taken_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: 
     taken_S["capped"] = _sums_at(judged, index_U, lost_U)[1]
 
 
-def _sums_at(judged: Masked, index_U: np.ndarray, values_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Per response, the number of some judged tokens and the sum of a value over them, by sign of A: [S, 2] each."""
+def _sums_at(
+    judged: Masked, index_U: np.ndarray, values_U: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Per response, the number of some judged tokens and the sum of a value over them, by sign
+    of A: [S, 2] each.
+    """
     responses, negative_U = judged.responses_at(index_U), judged.negative_N[index_U]
     negative_S = responses.sum(negative_U)
     count_S2 = np.stack([responses.length_S - negative_S, negative_S], axis=1)
     return count_S2, _by_sign(responses, count_S2, negative_U, values_U)
 
 
-def _by_sign(responses: Segments, count_S2: np.ndarray, negative_U: np.ndarray, values_U: np.ndarray) -> np.ndarray:
-    """The sum of a value over each response's tokens, by the sign of A: [S, 2]; a token without a sign has value 0."""
+def _by_sign(
+    responses: Segments, count_S2: np.ndarray, negative_U: np.ndarray, values_U: np.ndarray
+) -> np.ndarray:
+    """The sum of a value over each response's tokens, by the sign of A: [S, 2]; a token without
+    a sign has value 0.
+    """
     if not count_S2.all(axis=1).any():  # each response has one sign only
         return np.where(count_S2 > 0, responses.sum(values_U)[:, None], 0)
-    return np.stack([responses.sum(np.where(negative_U == sign, values_U, 0)) for sign in (False, True)], axis=1)
+    return np.stack(
+        [responses.sum(np.where(negative_U == sign, values_U, 0)) for sign in (False, True)], axis=1
+    )
 
 
 def _evaluate(sums: np.ndarray, place: int, algorithm: Algorithm) -> dict[str, np.ndarray]:
     """Every share and mean of the algorithm at `place`, on totals and without each group."""
-    taken, total = sums["of"][..., place], sums["update" if algorithm.weighs_by_ratio else "advantage"]
-    n, blocked_n, everything = (pair.sum(axis=-1) for pair in (sums["judged"], taken["blocked"], total))
+    taken, total = (
+        sums["of"][..., place],
+        sums["update" if algorithm.weighs_by_ratio else "advantage"],
+    )
+    n, blocked_n, everything = (
+        pair.sum(axis=-1) for pair in (sums["judged"], taken["blocked"], total)
+    )
     masked, capped = taken["lost"].sum(axis=-1), taken["capped"].sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         blocked, lost = taken["blocked"] / sums["judged"], (taken["lost"] + taken["capped"]) / total
@@ -327,18 +429,27 @@ def _means(sums: np.ndarray, taken: np.ndarray) -> dict[str, tuple[np.ndarray, n
         "mu_blocked": (taken["mu"], blocked_n),
         "mu_kept": (sums["mu"] - taken["mu"], n - blocked_n),
         "entropy_blocked": (taken["entropy"], taken["entropy_n"]),
-        "entropy_kept": (sums["entropy"] - taken["entropy"], sums["entropy_n"] - taken["entropy_n"]),
+        "entropy_kept": (
+            sums["entropy"] - taken["entropy"],
+            sums["entropy_n"] - taken["entropy_n"],
+        ),
     }
 
 
 def _bin_row(counts_22G: np.ndarray, prompts: int, advantages: bool) -> dict[str, Any]:
-    """A row for the judged and blocked tokens of one bin, each by the sign of A and prompt group."""
+    """A row for the judged and blocked tokens of one bin, each by the sign of A and prompt
+    group.
+    """
     judged_2G, blocked_2G = counts_22G
     all_signs = _NO_ADVANTAGES
     if advantages:
         all_signs = grouped_share(blocked_2G.sum(axis=0), judged_2G.sum(axis=0), prompts)
-    shares = [all_signs, *(grouped_share(*pair, prompts) for pair in zip(blocked_2G, judged_2G, strict=True))]
-    tokens = judged_2G.sum() if advantages else judged_2G[0].sum()  # otherwise every token was judged once per sign
+    shares = [
+        all_signs,
+        *(grouped_share(*pair, prompts) for pair in zip(blocked_2G, judged_2G, strict=True)),
+    ]
+    # Otherwise every token was judged once per sign
+    tokens = judged_2G.sum() if advantages else judged_2G[0].sum()
     blocked = {name: found.to_dict() for name, found in zip(("all", *SIGNS), shares, strict=True)}
     return {"tokens": int(tokens), "blocked": blocked}
 

@@ -1,8 +1,9 @@
-"""Some responses, judged by every algorithm: computed once for a slice of a batch, read by every accumulator.
+"""Some responses, judged by every algorithm: computed once for a slice of a batch, read by every
+accumulator.
 
-Suffixes: `_N` are the counted tokens of the slice, laid flat; `_S` its responses; `_U` some of the tokens, by index in
-N. A token is *judged* if its advantage is not 0. If a trace has no advantages, every token is judged twice, as if its
-advantage were +1 and −1.
+Suffixes: `_N` are the counted tokens of the slice, laid flat; `_S` its responses; `_U` some of the
+tokens, by index in N. A token is *judged* if its advantage is not 0. If a trace has no advantages,
+every token is judged twice, as if its advantage were +1 and −1.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ SIGNS = ("positive", "negative")  # of the advantage: the rows of everything spl
 
 @dataclass(frozen=True)
 class Needs:
-    """The columns that judging all algorithms needs; a token that lacks one does not count for any of them."""
+    """The columns that judging all algorithms needs; a token that lacks one does not count for
+    any of them.
+    """
 
     advantages: bool
     recomputed: bool
@@ -67,7 +70,9 @@ class Needs:
 
     def missing_in(self, batch: TokenBatch) -> str:
         """The first column that a batch lacks, by its name in the trace; empty if it has all."""
-        missing = (name for name in ("logp_trainer_T", *self.columns) if getattr(batch, name) is None)
+        missing = (
+            name for name in ("logp_trainer_T", *self.columns) if getattr(batch, name) is None
+        )
         return next(missing, "").rpartition("_")[0]
 
 
@@ -80,7 +85,8 @@ def apply_masks(
 ) -> Iterator[list[Masked]]:
     """Slices of complete responses: one `Masked` each, or one per sign without advantages.
 
-    `found` is the result of a first pass over whole batches, if an algorithm needs it; a batch belongs to one trace.
+    `found` is the result of a first pass over whole batches, if an algorithm needs it; a batch
+    belongs to one trace.
     """
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
         policies = policies_of(gaps, needs)
@@ -113,7 +119,9 @@ def policies_of(gaps: TokenGaps, needs: Needs) -> Policies:
     recomputed = _column(gaps, "logp_recomputed_T") if needs.recomputed else None
     entropy = _column(gaps, "entropy_trainer_T") if needs.entropy else None
     average = _column(gaps, "logp_average_T") if needs.average else None
-    return Policies(gaps.logq_N, gaps.logp_N, recomputed, gaps.offset_S1, topk, entropy, average=average)
+    return Policies(
+        gaps.logq_N, gaps.logp_N, recomputed, gaps.offset_S1, topk, entropy, average=average
+    )
 
 
 def _column(gaps: TokenGaps, name: str) -> np.ndarray:
@@ -123,18 +131,30 @@ def _column(gaps: TokenGaps, name: str) -> np.ndarray:
 
 
 class Masked:
-    """Responses of a batch with each token's advantage, and what every algorithm decides about it."""
+    """Responses of a batch with each token's advantage, and what every algorithm decides about
+    it.
+    """
 
     def __init__(
-        self, gaps: TokenGaps, policies: Policies, advantage_N: np.ndarray, algorithms: Sequence[Algorithm]
+        self,
+        gaps: TokenGaps,
+        policies: Policies,
+        advantage_N: np.ndarray,
+        algorithms: Sequence[Algorithm],
     ) -> None:
-        self.gaps, self.policies, self.advantage_N, self.algorithms = gaps, policies, advantage_N, algorithms
+        self.gaps, self.policies, self.advantage_N, self.algorithms = (
+            gaps,
+            policies,
+            advantage_N,
+            algorithms,
+        )
         self.positive_N, self.negative_N = advantage_N > 0, advantage_N < 0
         self.abs_advantage_N = np.abs(advantage_N)
         self._decided: dict[Mask, Decision] = {}
         distinct = dict.fromkeys(algorithm.masks for algorithm in algorithms)
         blocked = {masks: self._blocked_by(masks) for masks in distinct}
-        self.blocked = [blocked[algorithm.masks] for algorithm in algorithms]  # _U of each algorithm
+        # _U of each algorithm
+        self.blocked = [blocked[algorithm.masks] for algorithm in algorithms]
 
     def _blocked_by(self, masks: Sequence[Mask]) -> np.ndarray:
         if not masks:
@@ -147,7 +167,9 @@ class Masked:
         return self._decided[mask]
 
     def statistic(self, region: str, top_k: int) -> np.ndarray:
-        """What a mask on trainer/rollout compares with its threshold; for a top-K mask, over `top_k` ranks."""
+        """What a mask on trainer/rollout compares with its threshold; for a top-K mask, over
+        `top_k` ranks.
+        """
         fixed = {"k": top_k, "replace_last": False} if region.startswith("top-k") else {}
         same = (m for m in self._decided if m.region == region and m.ratio == TRAINER_ROLLOUT)
         alike = (m for m in same if fixed.items() <= m.parameters.items())
@@ -181,11 +203,15 @@ class Masked:
 
     @cached_property
     def update_N(self) -> np.ndarray:
-        """r·|A|, the weight of each token's update without mask and cap; 0 if A is, infinite if r is."""
+        """r·|A|, the weight of each token's update without mask and cap; 0 if A is, infinite if
+        r is.
+        """
         if self.judged_N.all():
             return np.multiply(self.ratio_N, self.abs_advantage_N, dtype=np.float64)
         update_N = np.zeros(len(self.ratio_N))
-        return np.multiply(self.ratio_N, self.abs_advantage_N, out=update_N, where=self.judged_N, dtype=np.float64)
+        return np.multiply(
+            self.ratio_N, self.abs_advantage_N, out=update_N, where=self.judged_N, dtype=np.float64
+        )
 
     @cached_property
     def entropy_N(self) -> np.ndarray | None:

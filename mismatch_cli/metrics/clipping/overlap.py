@@ -1,4 +1,6 @@
-"""Which algorithms block the same tokens: counts for every pair, and example tokens on which they differ."""
+"""Which algorithms block the same tokens: counts for every pair, and example tokens on which
+they differ.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ _ROW = np.dtype(
 
 
 class Overlap(Accumulator):
-    """|blocked by i and j| for all pairs in each prompt group (exact), and 3 example tokens of each blocking pattern.
+    """|blocked by i and j| for all pairs in each prompt group (exact), and 3 example tokens of each
+    blocking pattern.
 
-    A pattern has one bit per algorithm. Beyond 1,024 patterns, those with the smallest hashes keep their examples.
+    A pattern has one bit per algorithm. Beyond 1,024 patterns, those with the smallest hashes keep
+    their examples.
     """
 
     def __init__(self, algorithms: int) -> None:
@@ -45,7 +49,8 @@ class Overlap(Accumulator):
         pattern_P, kind_U = _distinct(judged.blocked_by_N[index_U])
         place_U = judged.group_N[index_U] * len(pattern_P) + kind_U
         tokens_GP = np.bincount(place_U, minlength=GROUPS * len(pattern_P)).reshape(GROUPS, -1)
-        blocks_AP = _bits(pattern_P, self.both.shape[1]).astype(np.float64)  # counts below 2^53 are exact
+        # Counts below 2^53 are exact
+        blocks_AP = _bits(pattern_P, self.both.shape[1]).astype(np.float64)
         for group in np.flatnonzero(tokens_GP.any(axis=1)):
             self.both[group] += ((blocks_AP * tokens_GP[group]) @ blocks_AP.T).astype(np.int64)
         hash_U = judged.gaps.token_hash_N[index_U]
@@ -59,7 +64,9 @@ class Overlap(Accumulator):
 
     def _limits(self, pattern_P: np.ndarray) -> np.ndarray:
         """The hash below which a token becomes an example of its pattern."""
-        begin_P, end_P = (np.searchsorted(self.examples["pattern"], pattern_P, side) for side in ("left", "right"))
+        begin_P, end_P = (
+            np.searchsorted(self.examples["pattern"], pattern_P, side) for side in ("left", "right")
+        )
         limit_P = np.full(len(pattern_P), np.iinfo(np.uint64).max)
         full_P = end_P - begin_P == _EXAMPLES
         limit_P[full_P] = self.examples["hash"][end_P[full_P] - 1]
@@ -85,7 +92,11 @@ class Overlap(Accumulator):
         return {
             "names": names,
             "jaccard": [
-                [interval(jaccard[i, j], without_G[:, i, j], prompts, SHARE).to_dict() for j in pairs] for i in pairs
+                [
+                    interval(jaccard[i, j], without_G[:, i, j], prompts, SHARE).to_dict()
+                    for j in pairs
+                ]
+                for i in pairs
             ],
             "both": shared.tolist(),
             "only_row": (shared.diagonal()[:, None] - shared).tolist(),
@@ -93,7 +104,9 @@ class Overlap(Accumulator):
         }
 
     def alike(self, names: list[str]) -> list[list[str]]:
-        """The algorithms, grouped if they block the same tokens: |i ∩ j| = |i| = |j|, counted, not estimated."""
+        """The algorithms, grouped if they block the same tokens: |i ∩ j| = |i| = |j|, counted,
+        not estimated.
+        """
         shared = self.both.sum(axis=0)
         count = shared.diagonal()
         groups: dict[int, list[str]] = {}
@@ -102,7 +115,9 @@ class Overlap(Accumulator):
         return list(groups.values())
 
     def _examples(self, names: list[str]) -> list[dict[str, Any]]:
-        """For every ordered pair, up to three tokens that the first blocks and the second does not."""
+        """For every ordered pair, up to three tokens that the first blocks and the second does
+        not.
+        """
         rows = self.examples[np.argsort(self.examples["hash"], kind="stable")]
         blocks = dict(zip(names, _bits(rows["pattern"], len(names)), strict=True))
         return [
@@ -115,11 +130,15 @@ class Overlap(Accumulator):
 def _key(row: np.ndarray) -> dict[str, Any]:
     token = row["token"]
     names = [name for name in TOKEN_ROW.names or () if name not in ("key", "tv_topk")]
-    return {"trace": row["trace"].item()} | {name: finite_or_none(token[name].item()) for name in names}
+    return {"trace": row["trace"].item()} | {
+        name: finite_or_none(token[name].item()) for name in names
+    }
 
 
 def _distinct(pattern_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`np.unique` with the inverse, sixteen bits at a time without sorting, as there are few patterns."""
+    """`np.unique` with the inverse, sixteen bits at a time without sorting, as there are few
+    patterns.
+    """
     kind_U, kinds = np.zeros(len(pattern_U), dtype=np.int64), 1
     for shift in (48, 32, 16, 0):
         part_U = (pattern_U >> np.uint64(shift)).astype(np.uint16)
@@ -137,7 +156,9 @@ def _distinct(pattern_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _numbered(values_U: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct values among 0 … end − 1 in ascending order, and each value's index among them."""
+    """The distinct values among 0 … end − 1 in ascending order, and each value's index among
+    them.
+    """
     seen = np.zeros(end, dtype=bool)
     seen[values_U] = True
     return np.flatnonzero(seen), (np.cumsum(seen) - 1).take(values_U)
@@ -152,7 +173,11 @@ def _first_of_each(pattern_U: np.ndarray, hash_U: np.ndarray) -> np.ndarray:
     """The indices with the three smallest hashes of each pattern."""
     order = np.lexsort([hash_U, pattern_U])
     sorted_U = pattern_U[order]
-    new_U = np.concatenate([[True], sorted_U[1:] != sorted_U[:-1]]) if len(order) else np.zeros(0, dtype=bool)
+    new_U = (
+        np.concatenate([[True], sorted_U[1:] != sorted_U[:-1]])
+        if len(order)
+        else np.zeros(0, dtype=bool)
+    )
     start_U = np.maximum.accumulate(np.where(new_U, np.arange(len(order)), 0))
     return order[np.arange(len(order)) - start_U < _EXAMPLES]
 

@@ -1,8 +1,8 @@
 """What any threshold would block, from histograms of each family's statistic.
 
-A family is a one-sided mask on trainer/rollout: it blocks a token if its statistic, positive if the update moves π
-further away, is above the threshold. So one histogram covers all thresholds at once, exactly at the edges of its bins
-(3 % apart).
+A family is a one-sided mask on trainer/rollout: it blocks a token if its statistic, positive if the
+update moves π further away, is above the threshold. So one histogram covers all thresholds at once,
+exactly at the edges of its bins (3 % apart).
 """
 
 from bisect import bisect_left
@@ -13,7 +13,14 @@ import numpy as np
 from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
-from mismatch_cli.metrics.estimate import FEW_AT_EDGE, SIGNED, Estimate, grouped_ratio, grouped_share, point
+from mismatch_cli.metrics.estimate import (
+    FEW_AT_EDGE,
+    SIGNED,
+    Estimate,
+    grouped_ratio,
+    grouped_share,
+    point,
+)
 from mismatch_cli.metrics.histograms import LogBins
 
 BINS = LogBins(-8, 7)
@@ -28,7 +35,9 @@ FAMILIES = {
 
 
 class Sweeps(Accumulator):
-    """For each family, tokens and Σ r·|A| by bin of the outward statistic; for r above 1, also Σ|A|."""
+    """For each family, tokens and Σ r·|A| by bin of the outward statistic; for r above 1, also
+    Σ|A|.
+    """
 
     SETTINGS = ("top_k",)
 
@@ -45,8 +54,12 @@ class Sweeps(Accumulator):
         for name, sums in self.sums.items():
             index_U, outward_U = _outward(judged, name, self.top_k)
             place_U = judged.group_N[index_U] * BINS.count + BINS.index(outward_U)
-            for sums_GB, weight_N in zip(sums, (None, judged.update_N, judged.abs_advantage_N), strict=False):
-                weight_U = 1.0 if weight_N is None else weight_N[index_U].astype(np.float64, copy=False)
+            for sums_GB, weight_N in zip(
+                sums, (None, judged.update_N, judged.abs_advantage_N), strict=False
+            ):
+                weight_U = (
+                    1.0 if weight_N is None else weight_N[index_U].astype(np.float64, copy=False)
+                )
                 np.add.at(sums_GB.reshape(-1), place_U, weight_U)
 
     def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
@@ -55,7 +68,12 @@ class Sweeps(Accumulator):
     def _rows(self, name: str, prompts: int) -> list[dict[str, Any]]:
         """Every eighth bin, up to the first one with nothing left above it."""
         edges, (counts, updates, *advantages) = BINS.edges[0], _from_bin_up(self.sums[name])
-        threshold, share, lowest, highest = "threshold", "blocked", 0.0, 1.0 if name.endswith("tv") else np.inf
+        threshold, share, lowest, highest = (
+            "threshold",
+            "blocked",
+            0.0,
+            1.0 if name.endswith("tv") else np.inf,
+        )
         if name == "cap":  # the cap C takes Σ (r − C)·|A| from the tokens with r above it
             threshold, share, lowest = "cap", "share", 1.0
             updates = updates - edges * advantages[0]
@@ -74,8 +92,9 @@ class Sweeps(Accumulator):
     def threshold_for(self, name: str, blocked_G: np.ndarray, prompts: int) -> Estimate:
         """The threshold of a family that blocks as many tokens as given, by group of prompts.
 
-        Its interval contains every threshold at which the two shares may be equal: where the 95 % interval of their
-        difference contains 0 (Woodruff 1952, doi 10.1080/01621459.1952.10483443), to the next bin edge.
+        Its interval contains every threshold at which the two shares may be equal: where the 95 %
+        interval of their difference contains 0 (Woodruff 1952, doi 10.1080/01621459.1952.10483443),
+        to the next bin edge.
         """
         counts_GB = self.sums[name][0]
         value = _threshold(counts_GB.sum(axis=0), blocked_G.sum())
@@ -88,7 +107,9 @@ class Sweeps(Accumulator):
 
         middle = int(BINS.edges[0].searchsorted(value))
         below = bisect_left(range(middle), True, key=lambda b: not _above_0(difference(b).low)) - 1
-        above = bisect_left(range(BINS.count), True, middle, key=lambda b: _above_0(difference(b).high, -1))
+        above = bisect_left(
+            range(BINS.count), True, middle, key=lambda b: _above_0(difference(b).high, -1)
+        )
         if below < 1 or above >= BINS.count - 1:
             return point(value, FEW_AT_EDGE)
         return Estimate(value, float(BINS.edges[0][below]), float(BINS.edges[0][above]))
@@ -106,7 +127,8 @@ def _outward(judged: Masked, name: str, top_k: int) -> tuple[np.ndarray, np.ndar
     if name == "cap":
         outward_N, lowest = np.where(judged.judged_N, judged.ratio_N, 0), np.float32(1)
     else:
-        with np.errstate(invalid="ignore"):  # an infinite divergence times A = 0 is NaN, which is above nothing
+        # An infinite divergence times A = 0 is NaN, which is above nothing
+        with np.errstate(invalid="ignore"):
             outward_N = judged.statistic(FAMILIES[name], top_k) * np.sign(judged.advantage_N)
         lowest = np.float32(BINS.edges[0][1])
     index_U = np.flatnonzero(outward_N > lowest)
@@ -118,7 +140,9 @@ def _from_bin_up(values_xB: np.ndarray) -> np.ndarray:
 
 
 def _threshold(counts_B: np.ndarray, blocked: float) -> float:
-    """The value with `blocked` tokens above it, linear within a bin; NaN if no threshold in range has that."""
+    """The value with `blocked` tokens above it, linear within a bin; NaN if no threshold in
+    range has that.
+    """
     above_B = _from_bin_up(counts_B)
     if not 0 < blocked <= above_B[1]:
         return float("nan")

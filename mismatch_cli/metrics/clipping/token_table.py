@@ -1,4 +1,6 @@
-"""Which tokens are blocked, by id: how often, and at which probabilities; memory grows with distinct ids only."""
+"""Which tokens are blocked, by id: how often, and at which probabilities; memory grows with
+distinct ids only.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _SIGN_BIT = 32
 
 
 class TokenTable(Accumulator):
-    """For every token id and sign: judged occurrences, and each algorithm's blocked ones with Σμ, Σπ and Σr."""
+    """For every token id and sign: judged occurrences, and each algorithm's blocked ones with
+    Σμ, Σπ and Σr.
+    """
 
     def __init__(self, algorithms: int) -> None:
         self.judged = np.zeros((2, 0), dtype=np.int64)  # by sign and id
@@ -31,7 +35,11 @@ class TokenTable(Accumulator):
         for table, index_U in zip(self.blocked, judged.blocked, strict=True):
             if len(index_U):
                 key_U = (judged.sign(index_U) << _SIGN_BIT) + ids_N[index_U]
-                values = (np.ones(len(index_U)), judged.gaps.q_N[index_U], np.exp(judged.gaps.logp_N[index_U]))
+                values = (
+                    np.ones(len(index_U)),
+                    judged.gaps.q_N[index_U],
+                    np.exp(judged.gaps.logp_N[index_U]),
+                )
                 table.add(key_U, np.stack([*values, judged.ratio_N[index_U]]))
 
     def _make_room(self, ids: int) -> None:
@@ -45,7 +53,9 @@ class TokenTable(Accumulator):
             table.merge(other_table)
 
     def result(self, algorithm: int, sign: int, count: int) -> list[dict[str, Any]]:
-        """The `count` ids that the algorithm blocks most often for one sign; ties in order of id."""
+        """The `count` ids that the algorithm blocks most often for one sign; ties in order of
+        id.
+        """
         key, sums_4 = self.blocked[algorithm].totals()
         chosen = key >> _SIGN_BIT == sign
         ids, sums_4 = key[chosen] - (sign << _SIGN_BIT), sums_4[:, chosen]
@@ -53,16 +63,29 @@ class TokenTable(Accumulator):
         rows: list[dict[str, Any]] = []
         for i in np.lexsort([ids, -sums_4[0]])[:count]:
             blocked, tokens = int(sums_4[0, i]), int(self.judged[sign, ids[i]])
-            rate, (mu, pi, ratio) = blocked / tokens, (float(total) / blocked for total in sums_4[1:, i])
-            rows.append({
-                "token_id": int(ids[i]), "blocked": blocked, "tokens": tokens, "rate": rate,
-                "lift": float(rate / overall), "mu": mu, "pi": pi, "ratio": finite_or_none(ratio),
-            })  # fmt: skip
+            rate, (mu, pi, ratio) = (
+                blocked / tokens,
+                (float(total) / blocked for total in sums_4[1:, i]),
+            )
+            rows.append(
+                {
+                    "token_id": int(ids[i]),
+                    "blocked": blocked,
+                    "tokens": tokens,
+                    "rate": rate,
+                    "lift": float(rate / overall),
+                    "mu": mu,
+                    "pi": pi,
+                    "ratio": finite_or_none(ratio),
+                }
+            )
         return rows
 
 
 class _SparseSums(Accumulator):
-    """Four sums for each occurring key, Σ1 first; new entries wait in a buffer until sorting them pays off."""
+    """Four sums for each occurring key, Σ1 first; new entries wait in a buffer until sorting
+    them pays off.
+    """
 
     def __init__(self) -> None:
         self._key = np.zeros(0, dtype=np.int64)
@@ -90,6 +113,8 @@ class _SparseSums(Accumulator):
             parts = zip((self._key, self._sums_4), *self._waiting, strict=True)
             key, sums_4 = (np.concatenate(column, axis=-1) for column in parts)
             self._key, place = np.unique(key, return_inverse=True)
-            self._sums_4 = np.stack([np.bincount(place, weights=row, minlength=len(self._key)) for row in sums_4])
+            self._sums_4 = np.stack(
+                [np.bincount(place, weights=row, minlength=len(self._key)) for row in sums_4]
+            )
             self._waiting, self._size = [], 0
         return self._key, self._sums_4

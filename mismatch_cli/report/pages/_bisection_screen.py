@@ -1,4 +1,6 @@
-"""The screen of a search: ranked causes, distances between legs, the verdict and what to type next."""
+"""The screen of a search: ranked causes, distances between legs, the verdict and what to type
+next.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -13,16 +15,22 @@ from mismatch_cli.report.view import Facts, Screen, Status, Table, Verdict
 from mismatch_cli.studies.bisection import BisectionAnalysis
 
 _MOST = 6  # causes
-_WIDTH, _NUMBERS, _SHORTEST = 80, 18, 24  # letters of a line, of the numbers in it, and of what to change
+# Letters of a line, of the numbers in it, and of what to change
+_WIDTH, _NUMBERS, _SHORTEST = 80, 18, 24
 _REASON = 64  # letters
 _SEEN = 0.005  # of a gap
 _LARGER = 3  # settings that make it larger
 _MOSTLY = 0.5  # of the gap
-_NEARER = {"rollout": "the engine is closer to float32", "trainer": "the trainer is closer to float32"}
+_NEARER = {
+    "rollout": "the engine is closer to float32",
+    "trainer": "the trainer is closer to float32",
+}
 
 
 def screen(analysis: BisectionAnalysis) -> Screen:
-    """The effect of each cause, what else was tried, and the command that proves the first cause."""
+    """The effect of each cause, what else was tried, and the command that proves the first
+    cause.
+    """
     words, status = _words(analysis)
     return Screen(
         subject=subject_lines(analysis.result["about"], counts(analysis)),
@@ -37,7 +45,9 @@ def screen(analysis: BisectionAnalysis) -> Screen:
 def counts(analysis: BisectionAnalysis) -> dict[str, int | bool]:
     """How much was measured."""
     result = analysis.result
-    return {name: result[name] for name in ("tokens", "responses", "prompts")} | {"prompts_exact": True}
+    return {name: result[name] for name in ("tokens", "responses", "prompts")} | {
+        "prompts_exact": True
+    }
 
 
 def _words(analysis: BisectionAnalysis) -> tuple[str, Status]:
@@ -46,7 +56,11 @@ def _words(analysis: BisectionAnalysis) -> tuple[str, Status]:
         return "NO GAP", "good"
     if named:
         found = f"{numbers.things(named, 'cause').upper()} FOUND"
-        return (found, "mixed") if left <= max(EXPLAINED, _noise(analysis)) else (f"{found}, NOT ALL EXPLAINED", "bad")
+        return (
+            (found, "mixed")
+            if left <= max(EXPLAINED, _noise(analysis))
+            else (f"{found}, NOT ALL EXPLAINED", "bad")
+        )
     if analysis.floor is not None:
         return "PRECISION ONLY", "mixed"
     return ("MOSTLY NOISE", "mixed") if _noise(analysis) >= _MOSTLY else ("NO CAUSE FOUND", "bad")
@@ -81,7 +95,9 @@ def _causes(analysis: BisectionAnalysis) -> Table:
 
 def clause(words: str, most: int) -> str:
     """The words before a colon, a bracket or an alternative, shortened to `most` letters."""
-    return shorten(words.partition(": ")[0].partition(" (")[0].partition(", or ")[0], most, placeholder="…")
+    return shorten(
+        words.partition(": ")[0].partition(" (")[0].partition(", or ")[0], most, placeholder="…"
+    )
 
 
 def rounded(found: Row) -> str:
@@ -96,10 +112,14 @@ def _remarks(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
     larger.sort(key=lambda row: value_of(row["share"]) or 0.0)
     if larger:
         yield "Makes it larger", "; ".join(map(_larger, larger[:_LARGER]))
-    others = [row for row in analysis.result["tested"] if row["stage"] < 3 and not makes_larger(row)]
+    others = [
+        row for row in analysis.result["tested"] if row["stage"] < 3 and not makes_larger(row)
+    ]
     settings = dict.fromkeys(row["setting"] for row in others)
     if left := [
-        setting for setting in settings if setting not in {row["setting"] for row in analysis.result["causes"]}
+        setting
+        for setting in settings
+        if setting not in {row["setting"] for row in analysis.result["causes"]}
     ]:
         yield "Not a cause", ", ".join(left)
     if untried := dict.fromkeys(row["setting"] for row in analysis.result["untried"]):
@@ -112,13 +132,25 @@ def _remarks(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
 
 def _modules(found: Row) -> str:
     """The kinds of modules that cause most of the gap that remains after settings."""
-    kinds = [row for row in found["grafts"] if row["kind"] != "all" and (value_of(row["share"]) or 0.0) >= _SEEN]
+    kinds = [
+        row
+        for row in found["grafts"]
+        if row["kind"] != "all" and (value_of(row["share"]) or 0.0) >= _SEEN
+    ]
     kinds.sort(key=lambda row: -(value_of(row["share"]) or 0.0))
-    shares = (f"{row['kind']} {100 * (value_of(row['share']) or 0.0):.0f} %" for row in kinds[:_LARGER])
+    shares = (
+        f"{row['kind']} {100 * (value_of(row['share']) or 0.0):.0f} %" for row in kinds[:_LARGER]
+    )
     different = sum(row["relation"] == "different" for row in found["isolated"])
-    gap = f" of {numbers.number(found.get('gap'), 2)} nats that remain after settings" if kinds else ""
+    gap = (
+        f" of {numbers.number(found.get('gap'), 2)} nats that remain after settings"
+        if kinds
+        else ""
+    )
     makes = f"{', '.join(shares) or 'none causes a gap'}{gap}"
-    return f"{makes}; {numbers.things(different, 'module') if different else 'none'} beyond rounding"
+    return (
+        f"{makes}; {numbers.things(different, 'module') if different else 'none'} beyond rounding"
+    )
 
 
 def _larger(row: Row) -> str:
@@ -133,7 +165,9 @@ def makes_larger(row: Row) -> bool:
 
 
 def _distances(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
-    """Distances in lines: the gap and the noise, decoding against prefill, and both sides against float32."""
+    """Distances in lines: the gap and the noise, decoding against prefill, and both sides
+    against float32.
+    """
     found = analysis.result["triangle"]
     noise = [
         f"{side} {_nats(found[key])}"
@@ -146,8 +180,13 @@ def _distances(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
         yield "Decode – prefill", f"{_nats(found['decode_prefill'])} nats, the engine alone"
     if found["trainer_reference"]:
         sides = [("engine", "rollout_reference"), ("trainer", "trainer_reference")]
-        both = ", ".join(f"{side} {numbers.number(value_of(found[key]))}" for side, key in sides if found[key])
-        yield "To float32", f"{both} nats{': ' + _NEARER[found['nearer']] if found['nearer'] else ''}"
+        both = ", ".join(
+            f"{side} {numbers.number(value_of(found[key]))}" for side, key in sides if found[key]
+        )
+        yield (
+            "To float32",
+            f"{both} nats{': ' + _NEARER[found['nearer']] if found['nearer'] else ''}",
+        )
 
 
 def _nats(found: Row) -> str:
@@ -156,7 +195,9 @@ def _nats(found: Row) -> str:
 
 def _stages(rows: Sequence[Row]) -> Iterator[str]:
     """Each stage with its seconds; runs of skipped stages with the reason."""
-    for why, stages in groupby(rows, key=lambda row: "" if row["status"] == "done" else row["why"] or row["status"]):
+    for why, stages in groupby(
+        rows, key=lambda row: "" if row["status"] == "done" else row["why"] or row["status"]
+    ):
         if why:
             yield f"{', '.join(row['name'] for row in stages)}: {clause(why, _REASON)}"
         else:
@@ -164,15 +205,21 @@ def _stages(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def combined(analysis: BisectionAnalysis) -> str:
-    """What the causes explain together, and whether their shares overlap; empty for a single cause."""
+    """What the causes explain together, and whether their shares overlap; empty for a single
+    cause.
+    """
     found, overlap, sentences = analysis.result["together"], analysis.overlap or 0.0, []
     if analysis.is_equal:
         return ""
     if found is not None:
-        sentences.append(f"Together {' and '.join(found['settings'])} explain {rounded(found['share'])} % of the gap.")
+        sentences.append(
+            f"Together {' and '.join(found['settings'])} explain {rounded(found['share'])} % of "
+            "the gap."
+        )
     if overlap > LEAST:
         sentences.append(
-            f"The shares of all causes overlap: they add up to {100 * overlap:.0f} % more than they explain together."
+            f"The shares of all causes overlap: they add up to {100 * overlap:.0f} % more than "
+            "they explain together."
         )
     return " ".join(sentences)
 

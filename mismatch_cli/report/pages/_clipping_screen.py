@@ -1,4 +1,6 @@
-"""The screen of `clipstats`: how much each algorithm blocks, equally strict thresholds, and what to try next."""
+"""The screen of `clipstats`: how much each algorithm blocks, equally strict thresholds, and what
+to try next.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,10 +34,13 @@ _ALIKE = 1.05  # times as many blocked tokens still count as equally strict
 _TERMS = ("surrogate", "correction", "quadratic_bound")  # of the theory
 
 
-def screen(subject: Subject, notes: Sequence[str], examples: Sequence[Excerpt], runs: Sequence[Path]) -> Screen:
+def screen(
+    subject: Subject, notes: Sequence[str], examples: Sequence[Excerpt], runs: Sequence[Path]
+) -> Screen:
     """Masks from strict to loose, equally strict thresholds, overlap and a verdict."""
     result, notes = subject.result, _notes(subject, notes)
-    rows = _ROWS - max(0, len(notes) - _NOTES) - bool(result["theory"])  # notes and theory take rows from the table
+    # Notes and theory take rows from the table
+    rows = _ROWS - max(0, len(notes) - _NOTES) - bool(result["theory"])
     tables = (
         ()
         if subject.nothing_to_block
@@ -61,10 +66,14 @@ def _notes(subject: Subject, notes: Sequence[str]) -> tuple[str, ...]:
         shown.append(f"{numbers.things(left, 'more note')}: --full")
     if not subject.has_advantages:
         shown.append(
-            f"No advantages: tokens are judged for both signs. To get them: {way_to('advantage', result['about'])}"
+            "No advantages: tokens are judged for both signs. To get them: "
+            f"{way_to('advantage', result['about'])}"
         )
     if skipped:
-        shown.append(f"{numbers.things(skipped, 'algorithm')} cannot be judged on this trace: --full says why")
+        shown.append(
+            f"{numbers.things(skipped, 'algorithm')} cannot be judged on this trace: --full says "
+            "why"
+        )
     return tuple(shown)
 
 
@@ -74,7 +83,9 @@ def _from_strict_to_loose(subject: Subject, rows: int) -> Table:
     ranked = sorted(masks, key=lambda mask: -subject.strictness(mask.row))
     compared = [mask for mask in ranked if mask.row in subject.leading]
     others = [mask for mask in ranked if mask not in compared and subject.strictness(mask.row)]
-    others = _evenly([mask for mask in others if not subject.is_twin(mask.row)], rows - len(compared))
+    others = _evenly(
+        [mask for mask in others if not subject.is_twin(mask.row)], rows - len(compared)
+    )
     shown = [mask for mask in ranked if mask in compared or mask in others]
     left = len(masks) - len(shown)
     notes = [f"… {left} more: --full"] * (left > 0)
@@ -83,7 +94,10 @@ def _from_strict_to_loose(subject: Subject, rows: int) -> Table:
     return table(
         "",
         shown,
-        [text("algorithm", lambda mask: _MARKS[mask in compared] + mask.label), *share_columns(subject, fewest=True)],
+        [
+            text("algorithm", lambda mask: _MARKS[mask in compared] + mask.label),
+            *share_columns(subject, fewest=True),
+        ],
         note="   ".join(notes),
     )
 
@@ -96,7 +110,11 @@ def _evenly(ranked: Sequence[_T], most: int) -> list[_T]:
 
 
 def _remarks(subject: Subject) -> Facts:
-    found = (("Overlap", _overlap(subject)), ("Bad updates", _bad_updates(subject)), ("Theory", _theory(subject)))
+    found = (
+        ("Overlap", _overlap(subject)),
+        ("Bad updates", _bad_updates(subject)),
+        ("Theory", _theory(subject)),
+    )
     guide = ("Guide", "mismatch-cli guide choosing-a-threshold: what ε and δ limit")
     return (*((label, words) for label, words in found if words), guide)
 
@@ -109,7 +127,10 @@ def _overlap(subject: Subject) -> str:
     only = (overlap["only_row"][i][j], overlap["only_row"][j][i])
     parts = (f"{numbers.count(n)} only by {name}" for n, name in zip(only, compared, strict=True))
     jaccard = number(overlap["jaccard"][i][j])
-    return f"{numbers.things(overlap['both'][i][j], 'token')} blocked by both, {', '.join(parts)} (Jaccard {jaccard})"
+    return (
+        f"{numbers.things(overlap['both'][i][j], 'token')} blocked by both, {', '.join(parts)} "
+        f"(Jaccard {jaccard})"
+    )
 
 
 def _bad_updates(subject: Subject) -> str:
@@ -124,13 +145,18 @@ def _theory(subject: Subject) -> str:
     theory = subject.result["theory"]
     if not theory:
         return ""
-    return ", ".join(f"{THEORY[key].label} {in_words(THEORY[key], theory[key])[0]}" for key in _TERMS)
+    return ", ".join(
+        f"{THEORY[key].label} {in_words(THEORY[key], theory[key])[0]}" for key in _TERMS
+    )
 
 
 def _one_each_way(subject: Subject, examples: Sequence[Excerpt]) -> tuple[Excerpt, ...]:
     """A token that only the first algorithm blocks, and one that only the second blocks."""
     beginnings = map(only_blocked_by, subject.result["compared"])
-    of_each = ([example for example in examples if example.short.startswith(beginning)] for beginning in beginnings)
+    of_each = (
+        [example for example in examples if example.short.startswith(beginning)]
+        for beginning in beginnings
+    )
     return tuple(replace(found[0], title=found[0].short) for found in of_each if found)
 
 
@@ -150,10 +176,14 @@ def _verdict(subject: Subject) -> Verdict:
     high, low = (subject.strictness(row) for row in (ranked[0], ranked[-1]))
     if not high:
         return Verdict("NOTHING BLOCKED", f"{names} would keep every update of this trace.")
-    text = f"{', '.join(_share_blocked(subject, row) for row in ranked)}. {_equal(subject)}".rstrip()
+    text = (
+        f"{', '.join(_share_blocked(subject, row) for row in ranked)}. {_equal(subject)}".rstrip()
+    )
     if high <= _ALIKE * low:
         return Verdict(_SAME if len(rows) > 1 else f"{numbers.share(high)[0]} BLOCKED", text)
-    return Verdict(f"{numbers.number(high / low, 2)} × AS STRICT" if low else "ONLY ONE BLOCKS", text)
+    return Verdict(
+        f"{numbers.number(high / low, 2)} × AS STRICT" if low else "ONLY ONE BLOCKS", text
+    )
 
 
 def _share_blocked(subject: Subject, row: Row) -> str:
@@ -161,9 +191,13 @@ def _share_blocked(subject: Subject, row: Row) -> str:
     if subject.has_advantages:
         shares = share(row["blocked"]["all"])
     else:
-        shares = " and ".join(f"{share(row['blocked'][sign])} {when(sign, False)}" for sign in SIGNS[1:])
+        shares = " and ".join(
+            f"{share(row['blocked'][sign])} {when(sign, False)}" for sign in SIGNS[1:]
+        )
     mean = number(row["mu_blocked"])
-    return f"{row['name']} blocks {shares}" + ("" if mean == numbers.MISSING else f" (mean μ {mean})")
+    return f"{row['name']} blocks {shares}" + (
+        "" if mean == numbers.MISSING else f" (mean μ {mean})"
+    )
 
 
 def _equal(subject: Subject) -> str:
@@ -176,31 +210,58 @@ def _equal(subject: Subject) -> str:
 
 
 def _equal_thresholds(subject: Subject) -> list[tuple[Row, str, float]]:
-    """For each compared algorithm: TV for a ratio clip and for one without a family, otherwise the ratio clip."""
+    """For each compared algorithm: TV for a ratio clip and for one without a family, otherwise
+    the ratio clip.
+    """
     rows = subject.result.get("same_strictness", ())
-    other = [(row, "binary_tv" if row["family"] in ("ratio_clip", None) else "ratio_clip") for row in rows]
+    other = [
+        (row, "binary_tv" if row["family"] in ("ratio_clip", None) else "ratio_clip")
+        for row in rows
+    ]
     found = [(row, family, value_of(row["thresholds"].get(family))) for row, family in other]
     return [(row, family, value) for row, family, value in found if value is not None]
 
 
 def _next(subject: Subject, verdict: Verdict, runs: Sequence[Path]) -> Facts:
-    """The first compared algorithm against another family at equal strictness, and the full output."""
+    """The first compared algorithm against another family at equal strictness, and the full
+    output.
+    """
     names = subject.result["compared"]
-    typed = {*TABLE, *registry.names(trust_regions.PACKAGE)}  # a user's file is named here, but its path is not
+    # A user's file is named here, but its path is not
+    typed = {*TABLE, *registry.names(trust_regions.PACKAGE)}
     trials = [
-        (suggest("clipstats", *runs, "-a", row["algorithm"], "-a", f"{_FAMILIES[family][1]}={value:.3g}"),
-         "equally strict: which tokens differ?")
+        (
+            suggest(
+                "clipstats",
+                *runs,
+                "-a",
+                row["algorithm"],
+                "-a",
+                f"{_FAMILIES[family][1]}={value:.3g}",
+            ),
+            "equally strict: which tokens differ?",
+        )
         for row, family, value in _equal_thresholds(subject)
         if row["algorithm"].partition(":")[0] in typed
-    ]  # fmt: skip
+    ]
     if subject.result["has"]["recomputed"] == "equal weights":
-        trials = [(suggest("rescore", *runs, "--trainer-model", "LATER", "--weights", "newer"), _LATER)]
+        trials = [
+            (suggest("rescore", *runs, "--trainer-model", "LATER", "--weights", "newer"), _LATER)
+        ]
     elif verdict.words == _SAME and all(name.partition(":")[0] in typed for name in names):
         trials = [
-            (suggest("train", *(word for name in names for word in ("-a", name))), "equally strict: which learns more?")
+            (
+                suggest("train", *(word for name in names for word in ("-a", name))),
+                "equally strict: which learns more?",
+            )
         ]
     elif subject.nothing_to_block:
-        trials = [(suggest("curate", "MODEL", "--prompts", "FILE"), "problems solved only sometimes")]
+        trials = [
+            (suggest("curate", "MODEL", "--prompts", "FILE"), "problems solved only sometimes")
+        ]
     elif not trials:
         trials = [(suggest("clipstats", *runs, "-a", "dppo-binary-tv:delta=0.05"), "another δ")]
-    return (trials[0], (suggest("clipstats", *runs, "--full"), "every algorithm, bin, step and token"))
+    return (
+        trials[0],
+        (suggest("clipstats", *runs, "--full"), "every algorithm, bin, step and token"),
+    )

@@ -6,7 +6,17 @@ from mismatch_cli import numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import DECIDING
-from mismatch_cli.report.tables import Col, Row, col, in_words, percent, plain, table, text, value_of
+from mismatch_cli.report.tables import (
+    Col,
+    Row,
+    col,
+    in_words,
+    percent,
+    plain,
+    table,
+    text,
+    value_of,
+)
 from mismatch_cli.report.view import Facts, Screen, Status, Table, Verdict
 
 DIFFERENT = ("gap", "metrics")
@@ -20,8 +30,12 @@ _STATUS: dict[str, Status] = {"gap": "mixed", "metrics": "mixed", "noise": "good
 _SETTINGS = 3  # of each comparison
 
 
-def screen(result: Row, subject: tuple[str, str], notes: tuple[str, ...], runs: tuple[Any, ...]) -> Screen:
-    """Whether the traces differ, and the settings that may be why; `runs` are the traces as the user types them."""
+def screen(
+    result: Row, subject: tuple[str, str], notes: tuple[str, ...], runs: tuple[Any, ...]
+) -> Screen:
+    """Whether the traces differ, and the settings that may be why; `runs` are the traces as the
+    user types them.
+    """
     comparisons = result["comparisons"]
     return Screen(
         subject=subject,
@@ -34,9 +48,13 @@ def screen(result: Row, subject: tuple[str, str], notes: tuple[str, ...], runs: 
 
 
 def _deciding(result: Row) -> Table:
-    """The metrics that people act on; a star marks values that differ from the first trace by more than noise."""
+    """The metrics that people act on; a star marks values that differ from the first trace by
+    more than noise.
+    """
     first, *others = result["traces"]
-    metrics = [METRICS[key] for key in DECIDING if first["summary"]["metrics"][key]["value"] is not None]
+    metrics = [
+        METRICS[key] for key in DECIDING if first["summary"]["metrics"][key]["value"] is not None
+    ]
     columns: list[Col[Metric]] = [
         text("", lambda metric: metric.label),
         col(first["name"], lambda metric: _value(metric, first)),
@@ -44,8 +62,15 @@ def _deciding(result: Row) -> Table:
     ]
     if len(others) == 1:
         found = result["comparisons"][0]["metrics"]
-        columns.append(col("difference", lambda metric: _difference(metric, found[metric.key]["difference"])))
-    return table("", metrics, columns, note="* more than noise: the 95 % interval of the difference excludes 0")
+        columns.append(
+            col("difference", lambda metric: _difference(metric, found[metric.key]["difference"]))
+        )
+    return table(
+        "",
+        metrics,
+        columns,
+        note="* more than noise: the 95 % interval of the difference excludes 0",
+    )
 
 
 def _value(metric: Metric, side: Row) -> str:
@@ -56,7 +81,10 @@ def _marked(side: Row, comparison: Row) -> Col[Metric]:
     """The values of another trace, with a star where they differ by more than noise."""
 
     def cell(metric: Metric) -> str:
-        return f"{_value(metric, side)} {'*' if comparison['metrics'][metric.key]['more_than_noise'] else ' '}"
+        return (
+            f"{_value(metric, side)} "
+            f"{'*' if comparison['metrics'][metric.key]['more_than_noise'] else ' '}"
+        )
 
     return col(f"{side['name']} *", cell)
 
@@ -73,9 +101,9 @@ def _untested(result: Row) -> Facts:
     for key in DECIDING if len(result["comparisons"]) == 1 else ():
         found = result["comparisons"][0]["metrics"][key]["difference"]
         if found["value"] is not None and found["low"] is None:
-            labels.setdefault((found["note"] or "too few prompts").removesuffix(": no interval"), []).append(
-                METRICS[key].label
-            )
+            labels.setdefault(
+                (found["note"] or "too few prompts").removesuffix(": no interval"), []
+            ).append(METRICS[key].label)
     untested = "; ".join(f"{' and '.join(names)} ({reason})" for reason, names in labels.items())
     return (("Not tested", f"{untested}."),) if untested else ()
 
@@ -106,8 +134,9 @@ def _first_setting(comparison: Row) -> str:
         return ""
     first = likely[0]
     return (
-        f" Likeliest of the settings that differ: {first['setting']} ({setting_in_words(first['first'])} in "
-        f"{comparison['against']}, {setting_in_words(first['other'])} in {comparison['trace']})."
+        f" Likeliest of the settings that differ: {first['setting']} "
+        f"({setting_in_words(first['first'])} in {comparison['against']}, "
+        f"{setting_in_words(first['other'])} in {comparison['trace']})."
     )
 
 
@@ -128,7 +157,10 @@ def _verdict(comparisons: list[Row]) -> Verdict:
 
 def _how_much(comparison: Row) -> str:
     """How many times larger the gap of the larger trace is."""
-    factor, label = comparison["metrics"]["abs_d_mean"]["factor"]["value"], METRICS["abs_d_mean"].label
+    factor, label = (
+        comparison["metrics"]["abs_d_mean"]["factor"]["value"],
+        METRICS["abs_d_mean"].label,
+    )
     if not factor:
         return ""
     larger, smaller = comparison["trace"], comparison["against"]
@@ -144,15 +176,20 @@ def _how_many(comparison: Row) -> str:
     """How many metrics differ by more than noise, and how many would by chance."""
     if not comparison["tested"]:
         values = [found["difference"]["value"] for found in comparison["metrics"].values()]
-        return "No metric differs." if not any(values) else "Too few prompts to tell this from noise."
+        return (
+            "No metric differs." if not any(values) else "Too few prompts to tell this from noise."
+        )
     return (
-        f"{comparison['more_than_noise']} of {comparison['tested']} metrics differ by more than noise; "
-        f"about {comparison['expected_by_chance']:.0f} would by chance."
+        f"{comparison['more_than_noise']} of {comparison['tested']} metrics differ by more than "
+        f"noise; about {comparison['expected_by_chance']:.0f} would by chance."
     )
 
 
 def _next(runs: tuple[Any, ...]) -> Facts:
     return (
         (suggest("compare", *runs, "--full"), "every metric, its difference and factor"),
-        *((suggest("diagnose", run), f"a mistake in {run}, or which setting?") for run in dict.fromkeys(runs[:2])),
+        *(
+            (suggest("diagnose", run), f"a mistake in {run}, or which setting?")
+            for run in dict.fromkeys(runs[:2])
+        ),
     )

@@ -1,4 +1,6 @@
-"""The screen of a diagnosis: how much of the gap is explained, the suspects, and the command that tests the first."""
+"""The screen of a diagnosis: how much of the gap is explained, the suspects, and the command
+that tests the first.
+"""
 
 from collections.abc import Sequence
 
@@ -25,11 +27,17 @@ def screen(analysis: DiagnosisAnalysis, reasons: str) -> Screen:
     """The parts of the gap, the findings and the suspects; `reasons` follow the verdict."""
     diagnosis = analysis.diagnosis
     words, status = _words(diagnosis)
-    found = [finding for finding in diagnosis.found if module(finding.check).STAGE != UNEXPLAINED_STAGE]
+    found = [
+        finding for finding in diagnosis.found if module(finding.check).STAGE != UNEXPLAINED_STAGE
+    ]
     return Screen(
         subject=subject_lines(analysis.result["about"], _counts(analysis)),
         notes=left_out_of(analysis.result["about"], {}, {}),
-        tables=tuple(part for part in (_parts(analysis), _found(found), _suspects(analysis.suspects)) if part.rows),
+        tables=tuple(
+            part
+            for part in (_parts(analysis), _found(found), _suspects(analysis.suspects))
+            if part.rows
+        ),
         remarks=_not_made(diagnosis),
         profiles=_profiles(analysis),
         verdict=Verdict(words, reasons, status),
@@ -50,7 +58,12 @@ def _counts(analysis: DiagnosisAnalysis) -> dict[str, int | bool]:
     sample = analysis.sample
     prompts = len(np.unique(sample.prompt_id_S))
     responses = sample.num_responses
-    return {"tokens": len(sample.kept), "responses": responses, "prompts": prompts, "prompts_exact": True}
+    return {
+        "tokens": len(sample.kept),
+        "responses": responses,
+        "prompts": prompts,
+        "prompts_exact": True,
+    }
 
 
 def _parts(analysis: DiagnosisAnalysis) -> Table:
@@ -82,9 +95,14 @@ def _found(findings: Sequence[Finding]) -> Table:
         [
             text("found", lambda finding: module(finding.check).TITLE),
             col("explains", lambda finding: share(finding.explains)),
-            text("what to change", lambda finding: _clause(finding.change or module(finding.check).CHANGE)),
+            text(
+                "what to change",
+                lambda finding: _clause(finding.change or module(finding.check).CHANGE),
+            ),
         ],
-        note=f"{len(findings) - _MOST_FOUND} more with --full." if len(findings) > _MOST_FOUND else "",
+        note=f"{len(findings) - _MOST_FOUND} more with --full."
+        if len(findings) > _MOST_FOUND
+        else "",
     )
 
 
@@ -102,7 +120,9 @@ def _suspects(suspects: Sequence[Suspect]) -> Table:
             text("value", lambda suspect: str(suspect.value)),
             text("why it can cause a gap", lambda suspect: suspect.why),
         ],
-        note=f"{len(suspects) - _MOST_SUSPECTS} more with --full." if len(suspects) > _MOST_SUSPECTS else "",
+        note=f"{len(suspects) - _MOST_SUSPECTS} more with --full."
+        if len(suspects) > _MOST_SUSPECTS
+        else "",
     )
 
 
@@ -111,7 +131,9 @@ def _not_made(diagnosis: Diagnosis) -> Facts:
     missing = [finding for finding in diagnosis.findings if finding.status == "untested"]
     needs = dict.fromkeys(finding.needs for finding in missing if finding.needs)
     made = f"{len(diagnosis.findings) - len(missing)} of {len(diagnosis.findings)} made"
-    asks = (f"{need} allows {sum(finding.needs == need for finding in missing)} more" for need in needs)
+    asks = (
+        f"{need} allows {sum(finding.needs == need for finding in missing)} more" for need in needs
+    )
     return (("Checks", "; ".join((made, *asks))),)
 
 
@@ -122,7 +144,11 @@ def _profiles(analysis: DiagnosisAnalysis) -> tuple[Profile, ...]:
     profiles = [_profile("By position", [found for _, found in positions], *ends, what)]
     steps = analysis.by_step
     if len(steps) > 1:
-        profiles.append(_profile("By step", [found for _, found in steps], str(steps[0][0]), str(steps[-1][0]), ""))
+        profiles.append(
+            _profile(
+                "By step", [found for _, found in steps], str(steps[0][0]), str(steps[-1][0]), ""
+            )
+        )
     return tuple(profile for profile in profiles if len(profile.values) > 1)
 
 
@@ -141,18 +167,31 @@ def _next(analysis: DiagnosisAnalysis) -> Facts:
     """The commands that test the first suspect, or enable a check that was not possible."""
     diagnosis = analysis.diagnosis
     tests = analysis.suspects[0].test if analysis.suspects else ()
-    shows = f"how much of the gap {analysis.suspects[0].setting} causes" if analysis.suspects else ""
+    shows = (
+        f"how much of the gap {analysis.suspects[0].setting} causes" if analysis.suspects else ""
+    )
     lines = [(line, shows if number == 0 else "") for number, line in enumerate(tests)]
-    missing = [finding for finding in diagnosis.findings if finding.status == "untested" and finding.needs]
+    missing = [
+        finding for finding in diagnosis.findings if finding.status == "untested" and finding.needs
+    ]
     if not lines:
-        lines = [(analysis.line_that_tests(finding), _tests(missing, finding)) for finding in missing[:1]]
-    full = (suggest("diagnose", *typed(analysis.traces), "--full"), "every check, with its evidence")
+        lines = [
+            (analysis.line_that_tests(finding), _tests(missing, finding)) for finding in missing[:1]
+        ]
+    full = (
+        suggest("diagnose", *typed(analysis.traces), "--full"),
+        "every check, with its evidence",
+    )
     return (full, *lines, *_import_again(analysis))
 
 
 def _import_again(analysis: DiagnosisAnalysis) -> Facts:
-    """How to replace an imported trace whose values or alignment are wrong; its dump has to be corrected first."""
-    spoiled = any(module(finding.check).STAGE < COMPETE_STAGE for finding in analysis.diagnosis.faults)
+    """How to replace an imported trace whose values or alignment are wrong; its dump has to be
+    corrected first.
+    """
+    spoiled = any(
+        module(finding.check).STAGE < COMPETE_STAGE for finding in analysis.diagnosis.faults
+    )
     imported = analysis.result["about"].get("imported", {}).get("format", RECORD) != RECORD
     if not (spoiled and imported and len(analysis.traces) == 1):
         return ()

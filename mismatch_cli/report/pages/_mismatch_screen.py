@@ -12,7 +12,16 @@ from mismatch_cli.report.about import DECIDING, LEADING, left_out, subject_lines
 from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
 from mismatch_cli.report.pages.mismatch_routing import routing_remark
 from mismatch_cli.report.tables import Row, col, frameworks, in_words, metric_row, span, table, text
-from mismatch_cli.report.view import Excerpt, Facts, MetricRow, Profile, Screen, Status, Table, Verdict
+from mismatch_cli.report.view import (
+    Excerpt,
+    Facts,
+    MetricRow,
+    Profile,
+    Screen,
+    Status,
+    Table,
+    Verdict,
+)
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 from mismatch_cli.studies.study import typed
 from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, UNDECIDED, WHERE_FEW_DECIDE
@@ -44,10 +53,17 @@ def leading(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> tup
     """The numbers beside the verdict, each with the strictest published limit."""
 
     def row(key: str) -> MetricRow:
-        found, limit = metric_row(METRICS[key], pair["metrics"][key]), _strictest(limits, key, pair["pair"])
+        found, limit = (
+            metric_row(METRICS[key], pair["metrics"][key]),
+            _strictest(limits, key, pair["pair"]),
+        )
         if limit is None:
             return found
-        return replace(found, limit=f"limit {limit['healthy']:g}, {_by(limit)}", status=_STATUS[limit["standing"]])
+        return replace(
+            found,
+            limit=f"limit {limit['healthy']:g}, {_by(limit)}",
+            status=_STATUS[limit["standing"]],
+        )
 
     return tuple(map(row, LEADING))
 
@@ -66,7 +82,9 @@ def _deciding(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> T
         [
             text("", lambda row: row["metric"].label),
             col("value", lambda row: in_words(row["metric"], row["found"])[0]),
-            col("95 % interval", lambda row: in_words(row["metric"], row["found"])[1], optional=True),
+            col(
+                "95 % interval", lambda row: in_words(row["metric"], row["found"])[1], optional=True
+            ),
             *([col("× noise", lambda row: _times_noise(row["found"]))] if noise else []),
             text("strictest limit", _limit),
             text("logged by", lambda row: frameworks(row["metric"]), optional=True),
@@ -79,7 +97,9 @@ def _times_noise(found: Mapping[str, Any]) -> str:
     return numbers.times(found.get("times_floor"), found.get("times_floor_range"))
 
 
-def _strictest(limits: Sequence[Mapping[str, Any]], key: str, pair: str) -> Mapping[str, Any] | None:
+def _strictest(
+    limits: Sequence[Mapping[str, Any]], key: str, pair: str
+) -> Mapping[str, Any] | None:
     of_metric = [row for row in limits if row["metric"] == key and row["pair"] == pair]
     return min(of_metric, key=lambda row: float(row["healthy"]), default=None)
 
@@ -105,7 +125,10 @@ def _remarks(summary: Mapping[str, Any]) -> Facts:
         stale = f"mean |π − μ| {_value(total, 'tv_binary_mean')}"
         outside = f"{_value(total, 'ratio_outside_0.8_1.28')} outside [0.8, 1.28]"
         remarks.insert(0, ("With staleness", f"{stale}, {outside}"))
-    return (*((label, value) for label, value in remarks if value), *routing_remark(summary["routing"]))
+    return (
+        *((label, value) for label, value in remarks if value),
+        *routing_remark(summary["routing"]),
+    )
 
 
 def _value(pair: Mapping[str, Any], key: str) -> str:
@@ -122,14 +145,22 @@ def _profiles(pair: Mapping[str, Any]) -> tuple[Profile, ...]:
         ends = str(positions[0]["first"]), str(positions[-1]["last"])
         profiles.append(_profile("by position", positions, "abs_d_mean", *ends, "mean |Δlog p|"))
     if len(turns := pair["turns"]) > 1:
-        profiles.append(_profile("by turn", turns, "abs_d_mean", "1", span(turns[-1]), "mean |Δlog p|"))
+        profiles.append(
+            _profile("by turn", turns, "abs_d_mean", "1", span(turns[-1]), "mean |Δlog p|")
+        )
     return tuple(profiles)
 
 
-def _profile(title: str, rows: Sequence[Row], key: str, first: str, last: str, what: str) -> Profile:
+def _profile(
+    title: str, rows: Sequence[Row], key: str, first: str, last: str, what: str
+) -> Profile:
     values = tuple(row[key]["value"] for row in rows)
     found = [value for value in values if value is not None]
-    ends = f"{numbers.number(min(found), 2)} to {numbers.number(max(found), 2)}" if found else numbers.MISSING
+    ends = (
+        f"{numbers.number(min(found), 2)} to {numbers.number(max(found), 2)}"
+        if found
+        else numbers.MISSING
+    )
     return Profile(title, values, first, last, f"{what}, {ends}")
 
 
@@ -137,14 +168,21 @@ def _verdict(verdict: Mapping[str, Any]) -> Verdict:
     """How many limits hold for each pair that has some, and which do not."""
     words, status = STATUS_WORDS[verdict["status"]]
     exceeded = {row["pair"] for row in verdict["bars"] if row["standing"] == ABOVE}
-    pairs = sorted(dict.fromkeys(row["pair"] for row in verdict["bars"]), key=lambda pair: pair not in exceeded)
+    pairs = sorted(
+        dict.fromkeys(row["pair"] for row in verdict["bars"]), key=lambda pair: pair not in exceeded
+    )
     found = [counted([row for row in verdict["bars"] if row["pair"] == pair]) for pair in pairs]
     sentences = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
     if any(row["low"] is None and row["standing"] == UNDECIDED for row in verdict["bars"]):
         sentences.append(
-            f"Undecided values depend on a few prompts: they may be {WHERE_FEW_DECIDE:g} times as large, or as small."
+            f"Undecided values depend on a few prompts: they may be {WHERE_FEW_DECIDE:g} times "
+            "as large, or as small."
         )
-    return Verdict(words, " ".join(sentences) or "There is no published limit for what was measured here.", status)
+    return Verdict(
+        words,
+        " ".join(sentences) or "There is no published limit for what was measured here.",
+        status,
+    )
 
 
 def _suspect(suspects: Sequence[Mapping[str, Any]]) -> Facts:
@@ -161,7 +199,10 @@ def _test(suspects: Sequence[Mapping[str, Any]]) -> Facts:
     if not suspects:
         return ()
     first, *rest = suspects[0]["test"]
-    return ((first, f"how much of the gap {_setting(suspects[0])} causes"), *((line, "") for line in rest))
+    return (
+        (first, f"how much of the gap {_setting(suspects[0])} causes"),
+        *((line, "") for line in rest),
+    )
 
 
 def _next(study: MismatchAnalysis) -> Facts:

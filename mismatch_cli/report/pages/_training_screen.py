@@ -54,7 +54,8 @@ def _subject(study: TrainingAnalysis) -> tuple[str, str]:
     facts = (
         numbers.things(len(runs), "run"),
         steps_of(runs),
-        " × ".join(filter(None, (settings_of(runs, f"{part}_per_{unit}") for part, unit in _BATCH))) + " responses",
+        " × ".join(filter(None, (settings_of(runs, f"{part}_per_{unit}") for part, unit in _BATCH)))
+        + " responses",
         f"trainer {dtypes[0]}" if dtypes[0] else "",
         f"{engine} {dtypes[1]}" if dtypes[1] else "",
     )
@@ -65,7 +66,9 @@ def _subject(study: TrainingAnalysis) -> tuple[str, str]:
 def _ends(study: TrainingAnalysis) -> Table:
     """A row per algorithm, or per run of a single algorithm."""
     several = len(study.algorithms) > 1
-    rows: list[_Named] = list(study.algorithms.items()) if several else [(run.name, [run]) for run in study.runs]
+    rows: list[_Named] = (
+        list(study.algorithms.items()) if several else [(run.name, [run]) for run in study.runs]
+    )
     rows.sort(key=lambda row: -(over_seeds(run.last("reward") for run in row[1]).value or 0.0))
     shown = _ROWS[len(study.settings) > 1]
     left = len(rows) - shown
@@ -76,7 +79,9 @@ def _ends(study: TrainingAnalysis) -> Table:
         [
             text("algorithm" if several else "run", lambda row: row[0]),
             col(
-                "final reward", lambda row: plain(over_seeds(run.last("reward") for run in row[1])), TRAINING["reward"]
+                "final reward",
+                lambda row: plain(over_seeds(run.last("reward") for run in row[1])),
+                TRAINING["reward"],
             ),
             _mean("accuracy", lambda run: run.final_accuracy, number),
             _mean("|π − μ|", lambda run: run.last(*GAP), lambda value: numbers.number(value, 2)),
@@ -90,14 +95,20 @@ def _ends(study: TrainingAnalysis) -> Table:
     )
 
 
-def _mean(title: str, value: Callable[[TrainingRun], float | None], show: Callable[[float | None], str]) -> Col[_Named]:
+def _mean(
+    title: str, value: Callable[[TrainingRun], float | None], show: Callable[[float | None], str]
+) -> Col[_Named]:
     return col(title, lambda row: show(over_seeds(map(value, row[1])).value))
 
 
 def _remarks(runs: Sequence[TrainingRun]) -> Facts:
     phases = mean_by_phase(runs)
     whole = sum(phases.values())
-    long = [f"{phase} {100 * part / whole:.0f} %" for phase, part in phases.items() if part > _LONG * whole]
+    long = [
+        f"{phase} {100 * part / whole:.0f} %"
+        for phase, part in phases.items()
+        if part > _LONG * whole
+    ]
     signal = [run.mean(key) for key in ("groups_all_right", "groups_all_wrong") for run in runs]
     facts = (
         ("Bad updates", "none" if _never(runs, "bad_over_negative") else ""),
@@ -111,25 +122,38 @@ def _remarks(runs: Sequence[TrainingRun]) -> Facts:
 
 
 def _rounding(runs: Sequence[TrainingRun]) -> str:
-    """What the engine's dtype swallows of the trainer's steps; empty where both have the same digits."""
+    """What the engine's dtype swallows of the trainer's steps; empty where both have the same
+    digits.
+    """
     gap = over_seeds(run.last("rounding", "abs_dp_mean") or None for run in runs).value
     share = over_seeds(run.last("rounding", "weights_changed") for run in runs).value
     if gap is None or share is None:
         return ""
     changed, lag = numbers.number(100 * share, 2), numbers.number(gap, 2)
-    return f"{changed} % of the weights change in the engine at a step; it lags the trainer by |π − μ| {lag}"
+    return (
+        f"{changed} % of the weights change in the engine at a step; it lags the trainer by |π − "
+        f"μ| {lag}"
+    )
 
 
 def _never(runs: Iterable[TrainingRun], key: str) -> bool:
     """Whether it was measured and is always 0."""
     measured = [run.measured(key) for run in runs]
-    return any(len(value_N) for value_N in measured) and not any(value_N.any() for value_N in measured)
+    return any(len(value_N) for value_N in measured) and not any(
+        value_N.any() for value_N in measured
+    )
 
 
 def _no_signal(runs: Sequence[TrainingRun]) -> str:
-    means = (over_seeds(run.mean(f"groups_all_{how}") for run in runs).value for how in ("right", "wrong"))
+    means = (
+        over_seeds(run.mean(f"groups_all_{how}") for run in runs).value
+        for how in ("right", "wrong")
+    )
     right, wrong = (None if mean is None else 100 * mean for mean in means)
-    return f"{numbers.number(right, 2)} % of the groups all right, {numbers.number(wrong, 2)} % all wrong"
+    return (
+        f"{numbers.number(right, 2)} % of the groups all right, {numbers.number(wrong, 2)} % all "
+        "wrong"
+    )
 
 
 def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
@@ -144,7 +168,15 @@ def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
         for name in drawn:
             if name in curves and (_of_steps(curves[name], study, curves[name].value_N) > 0).any():
                 shown = f"{title} · {name}" if len(drawn) > 1 else title
-                found.append(_profile(shown, curves[name], study, 100 if "%" in title else 1, _BARS[len(drawn) > 1]))
+                found.append(
+                    _profile(
+                        shown,
+                        curves[name],
+                        study,
+                        100 if "%" in title else 1,
+                        _BARS[len(drawn) > 1],
+                    )
+                )
     return tuple(found)
 
 
@@ -157,11 +189,15 @@ def _strongest(study: TrainingAnalysis) -> list[str]:
 
 
 def _of_steps(curve: Curve, study: TrainingAnalysis, value_N: np.ndarray) -> np.ndarray:
-    """What belongs to steps: step 0 of `train` is an evaluation, that of a recording is its first step."""
+    """What belongs to steps: step 0 of `train` is an evaluation, that of a recording is its
+    first step.
+    """
     return value_N if study.watched is not None else value_N[curve.step_N > 0]
 
 
-def _profile(title: str, curve: Curve, study: TrainingAnalysis, factor: float, bars: int) -> Profile:
+def _profile(
+    title: str, curve: Curve, study: TrainingAnalysis, factor: float, bars: int
+) -> Profile:
     value_N = factor * _of_steps(curve, study, curve.value_N)
     known_N = value_N[np.isfinite(value_N)]
     values = [float(value) if np.isfinite(value) else None for value in value_N]
@@ -178,19 +214,27 @@ def verdict(study: TrainingAnalysis) -> Verdict:
         return Verdict("NOT MEASURED", "No reward was recorded.")
     done = all(run.is_done for run in study.runs)
     fallen = [name for name in final if all(run.has_collapsed for run in study.algorithms[name])]
-    status: Status = "bad" if len(fallen) == len(final) else "mixed" if fallen or not done else "good"
+    status: Status = (
+        "bad" if len(fallen) == len(final) else "mixed" if fallen or not done else "good"
+    )
     collapsed = f" Reward fell below half of its best: {_list(fallen)}." if fallen else ""
     if len(final) == 1:
         (name,) = final
         if done and not fallen:
             gained = all(run.has_gained for run in study.runs)
             return Verdict("DONE", _single(name, study.runs), "good" if gained else "mixed")
-        return Verdict("COLLAPSED" if fallen else "NOT DONE", _single(name, study.runs) + collapsed, status)
+        return Verdict(
+            "COLLAPSED" if fallen else "NOT DONE", _single(name, study.runs) + collapsed, status
+        )
     above = {name: study.above(name) for name in final}
     leader = max(final, key=lambda name: (len(above[name]), final[name].value or 0.0))
     rivals = len(study.rivals(leader))
     if not above[leader]:
-        return Verdict("NO CLEAR DIFFERENCE", _undecided(study) + collapsed, status if fallen or not done else "")
+        return Verdict(
+            "NO CLEAR DIFFERENCE",
+            _undecided(study) + collapsed,
+            status if fallen or not done else "",
+        )
     below = above[leader][0] if rivals == 1 else f"{len(above[leader])} OF {rivals}"
     return Verdict(f"{leader} ABOVE {below}", _above(study, leader) + collapsed, status)
 
@@ -198,16 +242,30 @@ def verdict(study: TrainingAnalysis) -> Verdict:
 def watch_verdict(study: TrainingAnalysis, watched: WatchState) -> Verdict:
     """The state of the limits: what the terminal says and the exit code counts."""
     (run,), alarms = study.runs, watched.alarms
-    steps, limits = numbers.things(run.num_steps, "step"), numbers.things(len(watched.limits), "limit")
+    steps, limits = (
+        numbers.things(run.num_steps, "step"),
+        numbers.things(len(watched.limits), "limit"),
+    )
     before, now = (numbers.number(value) for value in run.ends(*GAP))
     gap = f"mean |π − μ| {before} at first, {now} now"
     if alarms:
-        named = "; ".join(f"{alarm['metric']} at step {alarm['step']}: {alarm['reason']}" for alarm in alarms[:_NAMED])
+        named = "; ".join(
+            f"{alarm['metric']} at step {alarm['step']}: {alarm['reason']}"
+            for alarm in alarms[:_NAMED]
+        )
         more = f"; {len(alarms) - _NAMED:,} more" if len(alarms) > _NAMED else ""
-        return Verdict(f"{len(alarms):,} ALARM{'S' * (len(alarms) > 1)}", f"{named}{more}. {steps}, {gap}.", "bad")
+        return Verdict(
+            f"{len(alarms):,} ALARM{'S' * (len(alarms) > 1)}",
+            f"{named}{more}. {steps}, {gap}.",
+            "bad",
+        )
     if watched.unmeasured:
         missing = ", ".join(watched.unmeasured[:_NAMED])
-        return Verdict("NOT MEASURED", f"Never measured, which counts as exceeded: {missing}. {steps}, {gap}.", "bad")
+        return Verdict(
+            "NOT MEASURED",
+            f"Never measured, which counts as exceeded: {missing}. {steps}, {gap}.",
+            "bad",
+        )
     if not watched.limits:
         return Verdict("NO LIMITS", f"{steps}, {gap}. Limits become alarms with --limits.", "")
     holds = "holds" if len(watched.limits) == 1 else "hold"
@@ -215,10 +273,15 @@ def watch_verdict(study: TrainingAnalysis, watched: WatchState) -> Verdict:
 
 
 def _single(name: str, runs: Sequence[TrainingRun]) -> str:
-    """`NAME has a final reward of 0.932 ± 0.021 and a final accuracy of 0.961, from 0.512 … (3 seeds).`"""
+    """`NAME has a final reward of 0.932 ± 0.021 and a final accuracy of 0.961, from 0.512 … (3
+    seeds).`
+    """
     final = "final " if all(run.is_done for run in runs) else ""
     words = f"{name} has a {final}reward of {plain(over_seeds(run.last('reward') for run in runs))}"
-    after, before = (over_seeds(getattr(run, key) for run in runs) for key in ("final_accuracy", "accuracy_before"))
+    after, before = (
+        over_seeds(getattr(run, key) for run in runs)
+        for key in ("final_accuracy", "accuracy_before")
+    )
     if after.value is not None:
         words += f" and {'a' if final else 'an'} {final}accuracy of {plain(after)}"
         if final and before.value is not None:
@@ -229,16 +292,28 @@ def _single(name: str, runs: Sequence[TrainingRun]) -> str:
 
 def _undecided(study: TrainingAnalysis) -> str:
     """Rewards that intervals do not separate, and why."""
-    final, rewards = study.final_rewards, "Rewards so far" if _so_far(study.runs) else "Final rewards"
+    final, rewards = (
+        study.final_rewards,
+        "Rewards so far" if _so_far(study.runs) else "Final rewards",
+    )
     by_reward = sorted(final.items(), key=lambda item: -(item[1].value or 0.0))
-    if tasks := len({task_of(runs[0]) for name, runs in study.algorithms.items() if name in final}) - 1:
-        sentence = f"{rewards} are compared within each of {tasks + 1} models or problems; none is above another."
+    if (
+        tasks := len({task_of(runs[0]) for name, runs in study.algorithms.items() if name in final})
+        - 1
+    ):
+        sentence = (
+            f"{rewards} are compared within each of {tasks + 1} models or problems; none is "
+            "above another."
+        )
     elif len(by_reward) <= _NAMED:
         said = ", ".join(f"{name} {plain(reward)}" for name, reward in by_reward)
         sentence = f"{rewards}: {said}."
     else:
         (best, high), (worst, low) = by_reward[0], by_reward[-1]
-        sentence = f"{rewards} of {len(final)} {_lines(study)}: from {plain(low)} ({worst}) to {plain(high)} ({best})."
+        sentence = (
+            f"{rewards} of {len(final)} {_lines(study)}: from {plain(low)} ({worst}) to "
+            f"{plain(high)} ({best})."
+        )
     if not any(reward.low is not None for reward in final.values()):
         return f"{sentence} One seed each: repeat with --seeds 3 to see whether that is luck."
     return f"{sentence} Their 95 % intervals over seeds overlap."
@@ -250,12 +325,17 @@ def _lines(study: TrainingAnalysis) -> str:
 
 
 def _above(study: TrainingAnalysis, leader: str) -> str:
-    """Algorithms whose interval over seeds is entirely below the leader's, and those that overlap it."""
+    """Algorithms whose interval over seeds is entirely below the leader's, and those that
+    overlap it.
+    """
     final, below = study.final_rewards, study.above(leader)
     others = ", ".join(f"{plain(final[name])} of {name}" for name in below[:_NAMED])
     rest_below = f" and {len(below) - _NAMED} more below" if len(below) > _NAMED else ""
     kind = "Reward so far" if _so_far(study.runs) else "Final reward"
-    sentence = f"{kind} {plain(final[leader])}, against {others}{rest_below}: 95 % intervals over seeds do not overlap."
+    sentence = (
+        f"{kind} {plain(final[leader])}, against {others}{rest_below}: 95 % intervals over seeds "
+        "do not overlap."
+    )
     rest = [name for name in study.rivals(leader) if name not in below]
     return sentence + (f" Its interval overlaps: {_list(rest)}." if rest else "")
 
@@ -265,7 +345,9 @@ def _so_far(runs: Iterable[TrainingRun]) -> bool:
 
 
 def _list(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return ", ".join(names[:_NAMED]) + (
+        f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    )
 
 
 def _next(runs: Sequence[TrainingRun]) -> Facts:
@@ -273,6 +355,10 @@ def _next(runs: Sequence[TrainingRun]) -> Facts:
     traces = [trace for run in runs[:1] if (trace := run.last_trace) is not None]
     found = [(suggest("clipstats", trace), "what other trust regions block") for trace in traces]
     if len(folders) == len(runs):
-        where = [folders[0].parent] if len({run.parent for run in folders}) == 1 < len(folders) else folders
+        where = (
+            [folders[0].parent]
+            if len({run.parent for run in folders}) == 1 < len(folders)
+            else folders
+        )
         found.append((suggest("report", *where, "--full"), "every run and number"))
     return tuple(found)

@@ -18,7 +18,11 @@ from mismatch_cli.report.pages._bisection_screen import (
     makes_larger,
     screen,
 )
-from mismatch_cli.report.pages.bisection_models import bookkeeping_section, modules_section, weights_section
+from mismatch_cli.report.pages.bisection_models import (
+    bookkeeping_section,
+    modules_section,
+    weights_section,
+)
 from mismatch_cli.report.tables import (
     Col,
     Row,
@@ -39,19 +43,33 @@ from mismatch_cli.report.view import Excerpt, MetricRow, ReportView, Section, Ta
 from mismatch_cli.studies.bisection import BisectionAnalysis
 
 _NOTATION = (
-    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats. Every number "
-    "compares two passes over the same tokens: a change of the gap is the mean with the change minus the mean "
-    "without it. A share is the part of the recorded Σ|d| that disappears. Intervals cover 95 % over prompts."
+    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
+    "in nats. Every number compares two passes over the same tokens: a change of the gap is the "
+    "mean with the change minus the mean without it. A share is the part of the recorded Σ|d| "
+    "that disappears. Intervals cover 95 % over prompts."
 )
 _OWN = "mismatch-cli"
 SHARE = Metric(
-    "share", "share of the first cause", "(Σ|d| without the change − Σ|d| with it) / Σ|d| as recorded", "share", _OWN
+    "share",
+    "share of the first cause",
+    "(Σ|d| without the change − Σ|d| with it) / Σ|d| as recorded",
+    "share",
+    _OWN,
 )
 NOISE = Metric(
-    "noise", "noise", "Σ|Δ| of a side against itself in other batches / Σ|d| as recorded; larger side", "share", _OWN
+    "noise",
+    "noise",
+    "Σ|Δ| of a side against itself in other batches / Σ|d| as recorded; larger side",
+    "share",
+    _OWN,
 )
-UNEXPLAINED = Metric("unexplained", "unexplained", "Σ|d| without the causes / Σ|d| as recorded", "share", _OWN)
-_ABS_D, _K3 = "E|d| with the change − E|d| without it", "E(r − 1 − log r) with the change − without it"
+UNEXPLAINED = Metric(
+    "unexplained", "unexplained", "Σ|d| without the causes / Σ|d| as recorded", "share", _OWN
+)
+_ABS_D, _K3 = (
+    "E|d| with the change − E|d| without it",
+    "E(r − 1 − log r) with the change − without it",
+)
 _BEYOND = "share of tokens with |d| > ln 2, with the change − without it, in percentage points"
 CHANGES = {
     "abs_d": Metric("change_abs_d", "Δ of mean |Δlog p|", _ABS_D, "nats", _OWN),
@@ -59,17 +77,19 @@ CHANGES = {
     "beyond_ln2": Metric("change_beyond_ln2", "Δ beyond ln 2, %", _BEYOND, "share", _OWN),
 }
 _SHARES = (
-    "A share is the part of the recorded gap that disappears when one thing is changed, on the same tokens, with its "
-    "interval over prompts. Shares of causes that overlap add up to more than the gap. The precision of both sides "
-    "comes last: it is not a fault of either side and includes shares of the others."
+    "A share is the part of the recorded gap that disappears when one thing is changed, on the "
+    "same tokens, with its interval over prompts. Shares of causes that overlap add up to more "
+    "than the gap. The precision of both sides comes last: it is not a fault of either side and "
+    "includes shares of the others."
 )
 _TESTED = (
-    "Settings that were changed without clearly reducing the gap. A negative share means that the gap grows: roundings "
-    "that matched on both sides no longer match."
+    "Settings that were changed without clearly reducing the gap. A negative share means that "
+    "the gap grows: roundings that matched on both sides no longer match."
 )
 _TRIANGLE = (
-    "The distance between two passes over the same tokens, in nats on the average token. Noise is one side against "
-    "itself: the engine one response at a time, the trainer in other micro-batches."
+    "The distance between two passes over the same tokens, in nats on the average token. Noise "
+    "is one side against itself: the engine one response at a time, the trainer in other "
+    "micro-batches."
 )
 _TOKENS = 8  # of a cause, on the page
 _ON_TERMINAL = 2
@@ -90,11 +110,18 @@ _NEARER = {
 def page(analysis: BisectionAnalysis) -> ReportView:
     """The causes first, then everything that was tried and measured (docs/json/bisect.md)."""
     result = analysis.result
-    causes = [_cause_section(analysis, *cause) for cause in zip(analysis.causes, result["causes"], strict=True)]
+    causes = [
+        _cause_section(analysis, *cause)
+        for cause in zip(analysis.causes, result["causes"], strict=True)
+    ]
     outline = [
         Section("Causes", _causes_text(analysis), tables=filled(_causes(result["causes"], causes))),
         *causes,
-        Section("Ruled out", _TESTED, tables=filled(_tested(result["tested"]), _untried(result["untried"]))),
+        Section(
+            "Ruled out",
+            _TESTED,
+            tables=filled(_tested(result["tested"]), _untried(result["untried"])),
+        ),
         _triangle_section(result["triangle"]),
         bookkeeping_section(result),
         weights_section(result),
@@ -142,7 +169,10 @@ def _larger(tested: Sequence[Row]) -> str:
     if not larger:
         return ""
     worst = min(larger, key=lambda row: row["share"]["value"])
-    return f"Not every change helps: {worst['change']} makes the gap {share(-worst['share']['value'])} larger."
+    return (
+        f"Not every change helps: {worst['change']} makes the gap "
+        f"{share(-worst['share']['value'])} larger."
+    )
 
 
 def _causes(rows: Sequence[Row], sections: Sequence[Section]) -> Table:
@@ -158,7 +188,10 @@ def _causes(rows: Sequence[Row], sections: Sequence[Section]) -> Table:
             col("time", cost, optional=True),
             text("what to change", lambda row: row["change"]),
         ],
-        note="Left: the mean |Δlog p| with the change. Time: seconds per response with the change ÷ without it.",
+        note=(
+            "Left: the mean |Δlog p| with the change. Time: seconds per response with the change "
+            "÷ without it."
+        ),
         row_links=tuple(section.anchor for section in sections),
     )
 
@@ -166,7 +199,9 @@ def _causes(rows: Sequence[Row], sections: Sequence[Section]) -> Table:
 def _effects() -> Iterator[Col[Row]]:
     for measure, metric in CHANGES.items():
         show = percent if measure == "beyond_ln2" else plain
-        yield col(metric.label, partial(_effect, measure, show), metric, optional=measure != "abs_d")
+        yield col(
+            metric.label, partial(_effect, measure, show), metric, optional=measure != "abs_d"
+        )
 
 
 def _effect(measure: str, show: Callable[[Row], str], row: Row) -> str:
@@ -230,11 +265,18 @@ def _cause_section(analysis: BisectionAnalysis, row: Ranked, cause: Row) -> Sect
     facts += [("On new samples", shown(line)) for line in cause["command"][1:]]
     excerpts = _moved(analysis, row)
     effect = (
-        f"The change removes {percent(cause['share'])} % of the gap; {numbers.number(cause['left'])} nats are left."
+        f"The change removes {percent(cause['share'])} % of the gap; "
+        f"{numbers.number(cause['left'])} nats are left."
     )
     if excerpts:
         effect += " Below: the tokens whose |log π − log μ| shrinks most, before → after."
-    return Section(title, effect, tables=(pairs_table("", facts),), excerpts=excerpts, terminal_excerpts=_ON_TERMINAL)
+    return Section(
+        title,
+        effect,
+        tables=(pairs_table("", facts),),
+        excerpts=excerpts,
+        terminal_excerpts=_ON_TERMINAL,
+    )
 
 
 def _moved(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
@@ -255,17 +297,23 @@ def _triangle_section(found: Row) -> Section:
         [
             text("between", lambda row: row[0]),
             col("mean |difference|, nats", lambda row: plain(row[1])),
-            col("of the gap", lambda row: share((value_of(row[1]) or 0.0) / whole) if whole else numbers.MISSING),
+            col(
+                "of the gap",
+                lambda row: share((value_of(row[1]) or 0.0) / whole) if whole else numbers.MISSING,
+            ),
         ],
     )
     nearer = _NEARER.get(found["nearer"] or "", "")
-    return Section("Engine, trainer and float32", f"{_TRIANGLE} {nearer}".strip(), tables=(distances,))
+    return Section(
+        "Engine, trainer and float32", f"{_TRIANGLE} {nearer}".strip(), tables=(distances,)
+    )
 
 
 def _legs_text(analysis: BisectionAnalysis) -> str:
     return (
-        f"Each leg is one side with one change, kept as a trace in {analysis.result['trace']}/legs. Other commands "
-        "read it: `compare` two legs, `report` one."
+        "Each leg is one side with one change, kept as a trace in "
+        f"{analysis.result['trace']}/legs. Other commands read it: `compare` two legs, `report` "
+        "one."
     )
 
 
@@ -290,7 +338,12 @@ def _legs(result: Row) -> Table:
             text("leg", lambda row: row["what"]),
             text("side", lambda row: row["side"] or "both"),
             col("responses", lambda row: numbers.count(row["responses"])),
-            col("seconds", lambda row: numbers.number(row["seconds"], 2) if row["seconds"] else numbers.MISSING),
+            col(
+                "seconds",
+                lambda row: (
+                    numbers.number(row["seconds"], 2) if row["seconds"] else numbers.MISSING
+                ),
+            ),
             text("trace", lambda row: row["trace"], optional=True),
         ],
     )

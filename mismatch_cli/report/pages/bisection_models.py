@@ -3,14 +3,25 @@
 from collections.abc import Sequence
 
 from mismatch_cli import numbers
-from mismatch_cli.report.tables import Row, col, filled, named, percent, share, table, text, value_of
+from mismatch_cli.report.tables import (
+    Row,
+    col,
+    filled,
+    named,
+    percent,
+    share,
+    table,
+    text,
+    value_of,
+)
 from mismatch_cli.report.view import Section, Table
 
 _MODULES = (
-    "Both models on the same responses. Inherited: the distance between both residual streams at a point, relative to "
-    "their size; added: what attention or the MLP of that layer adds. Grafting puts the engine’s modules of one kind "
-    "into the trainer’s forward pass: the part of the gap that disappears is caused by that kind. Shares of kinds "
-    "overlap because errors of one kind pass through the others."
+    "Both models on the same responses. Inherited: the distance between both residual streams at "
+    "a point, relative to their size; added: what attention or the MLP of that layer adds. "
+    "Grafting puts the engine’s modules of one kind into the trainer’s forward pass: the part of "
+    "the gap that disappears is caused by that kind. Shares of kinds overlap because errors of "
+    "one kind pass through the others."
 )
 _RELATIONS = {"bits": "same bits", "rounding": "rounding", "different": "DIFFERENT"}
 _SAID = {
@@ -35,7 +46,10 @@ def bookkeeping_section(result: Row) -> Section:
             named("what to change", "change"),
         ],
     )
-    text = "Faults that `diagnose` finds in the recorded tokens. The legs show whether they cause the gap."
+    text = (
+        "Faults that `diagnose` finds in the recorded tokens. The legs show whether they cause "
+        "the gap."
+    )
     return Section("Bookkeeping", text, tables=filled(faults))
 
 
@@ -73,12 +87,18 @@ def weights_section(result: Row) -> Section:
             text("trainer", lambda row: str(row["trainer"])),
         ],
     )
-    missing = table("", unread, [text("not read", str)], fold="Tensors that could not be read", terminal_rows=0)
-    return Section("Weights and configurations", summary, tables=filled(tensors, config, missing), stays=True)
+    missing = table(
+        "", unread, [text("not read", str)], fold="Tensors that could not be read", terminal_rows=0
+    )
+    return Section(
+        "Weights and configurations", summary, tables=filled(tensors, config, missing), stays=True
+    )
 
 
 def modules_section(result: Row) -> Section:
-    """What each kind of module causes, each module on the trainer's input, and the errors by layer."""
+    """What each kind of module causes, each module on the trainer's input, and the errors by
+    layer.
+    """
     found = result["modules"] or {}
     if not found:
         return Section("Modules")
@@ -98,7 +118,9 @@ def _grafts(rows: Sequence[Row], gap: float | None) -> Table:
         "The engine’s modules in the trainer’s pass",
         sorted(rows, key=lambda row: -(value_of(row["share"]) or 0.0)),
         [
-            text("kind of module", lambda row: "all of them" if row["kind"] == "all" else row["kind"]),
+            text(
+                "kind of module", lambda row: "all of them" if row["kind"] == "all" else row["kind"]
+            ),
             col("share of the gap, %", lambda row: percent(row["share"])),
             col("left, nats", lambda row: numbers.number(row["left"])),
         ],
@@ -109,8 +131,13 @@ def _grafts(rows: Sequence[Row], gap: float | None) -> Table:
 def _isolated(rows: Sequence[Row]) -> Table:
     """The engine's modules on the trainer's input, those that differ first."""
     order = list(_SAID)
-    ordered = sorted(rows, key=lambda row: order.index(row["relation"]) if row["relation"] in order else len(order))
-    counted = (f"{sum(row['relation'] == name for row in rows)} {words}" for name, words in _SAID.items())
+    ordered = sorted(
+        rows,
+        key=lambda row: order.index(row["relation"]) if row["relation"] in order else len(order),
+    )
+    counted = (
+        f"{sum(row['relation'] == name for row in rows)} {words}" for name, words in _SAID.items()
+    )
     return table(
         "Each module on the trainer’s input",
         ordered,
@@ -129,7 +156,10 @@ def _isolated(rows: Sequence[Row]) -> Table:
 
 def _layers(rows: Sequence[Row]) -> Table:
     errors = [
-        (row["layer"], _POINTS[point], row[point]) for row in rows for point in _POINTS if row.get(point) is not None
+        (row["layer"], _POINTS[point], row[point])
+        for row in rows
+        for point in _POINTS
+        if row.get(point) is not None
     ]
     return table(
         "Errors by layer",
@@ -146,4 +176,10 @@ def _layers(rows: Sequence[Row]) -> Table:
 
 
 def _missing(rows: Sequence[str]) -> Table:
-    return table("", rows, [text("not compared", str)], fold="Modules that could not be compared", terminal_rows=0)
+    return table(
+        "",
+        rows,
+        [text("not compared", str)],
+        fold="Modules that could not be compared",
+        terminal_rows=0,
+    )

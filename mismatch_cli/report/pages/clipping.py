@@ -7,12 +7,34 @@ from typing import Any
 from mismatch_cli import numbers
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.update_table import CLIPPING
-from mismatch_cli.report.about import MASKED, command_line, left_out_of, measured, settings_tables, who_facts
+from mismatch_cli.report.about import (
+    MASKED,
+    command_line,
+    left_out_of,
+    measured,
+    settings_tables,
+    who_facts,
+)
 from mismatch_cli.report.excerpts import token_excerpts
 from mismatch_cli.report.pages._clipping_screen import only_blocked_by, screen
-from mismatch_cli.report.pages.clipping_blocked import algorithms_section, overlap_section, tokens_section
-from mismatch_cli.report.pages.clipping_subject import BAD_UPDATE, SIGNS, Subject, counted, way_to, when
-from mismatch_cli.report.pages.clipping_thresholds import approximation_section, theory_section, thresholds_section
+from mismatch_cli.report.pages.clipping_blocked import (
+    algorithms_section,
+    overlap_section,
+    tokens_section,
+)
+from mismatch_cli.report.pages.clipping_subject import (
+    BAD_UPDATE,
+    SIGNS,
+    Subject,
+    counted,
+    way_to,
+    when,
+)
+from mismatch_cli.report.pages.clipping_thresholds import (
+    approximation_section,
+    theory_section,
+    thresholds_section,
+)
 from mismatch_cli.report.tables import (
     Row,
     col,
@@ -33,26 +55,32 @@ from mismatch_cli.studies.clipping import ClippingAnalysis
 from mismatch_cli.studies.study import typed
 
 _NOTATION = (
-    "Numbers are over judged tokens unless stated: tokens with an advantage A other than 0; without advantages, all "
-    "tokens, once as if A > 0 and once as if A < 0. μ (q in the formulas of masks) is the rollout’s probability of the "
-    "sampled token, π (p) the trainer’s, π′ (p′) that of the trainer at the weights that sampled; r = π/μ, r′ = π/π′, "
-    "ρ = π′/μ. Σ runs over judged tokens (in the theory over the T tokens of a response with reward R), keep is 0 "
-    "where a mask blocks and 1 elsewhere, weight is the algorithm’s, C its cap. Intervals cover 95 % over prompts."
+    "Numbers are over judged tokens unless stated: tokens with an advantage A other than 0; "
+    "without advantages, all tokens, once as if A > 0 and once as if A < 0. μ (q in the formulas "
+    "of masks) is the rollout’s probability of the sampled token, π (p) the trainer’s, π′ (p′) "
+    "that of the trainer at the weights that sampled; r = π/μ, r′ = π/π′, ρ = π′/μ. Σ runs over "
+    "judged tokens (in the theory over the T tokens of a response with reward R), keep is 0 "
+    "where a mask blocks and 1 elsewhere, weight is the algorithm’s, C its cap. Intervals cover "
+    "95 % over prompts."
 )
 _LEFT_OUT = {
     "masked": MASKED["masked"],
     "not_measured": "tokens lack a column that the algorithms need",
-    "out_of_support": "tokens are outside the trainer's truncated support (π = 0): their ratio is 0, their KL infinite",
+    "out_of_support": (
+        "tokens are outside the trainer's truncated support (π = 0): their ratio is 0, their KL "
+        "infinite"
+    ),
     "zero_advantage": "tokens have an advantage of 0: no update to block",
 }
 _NO_ADVANTAGES = (
-    "The trace has no advantages, so every token is judged as if A > 0 and as if A < 0. Overlap, sweeps and means over "
-    "blocked tokens count a token once per sign under which it is blocked. "
+    "The trace has no advantages, so every token is judged as if A > 0 and as if A < 0. Overlap, "
+    "sweeps and means over blocked tokens count a token once per sign under which it is blocked. "
     "To get them: {way}."
 )
 _LACKING = (
-    "{number} responses have no {column} and are left out, so that every algorithm is judged on the same tokens. "
-    "To include them, name only algorithms that do not need it, with --algorithm."
+    "{number} responses have no {column} and are left out, so that every algorithm is judged on "
+    "the same tokens. To include them, name only algorithms that do not need it, with "
+    "--algorithm."
 )
 _RECOMPUTED = {
     "measured": "measured: masks on both anchors are judged",
@@ -68,9 +96,13 @@ def page(study: ClippingAnalysis) -> ReportView:
 
 
 def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
-    """Tokens in context that one of the compared pair blocks and the other keeps, both ways round."""
+    """Tokens in context that one of the compared pair blocks and the other keeps, both ways
+    round.
+    """
     result, names = study.result, study.result["compared"]
-    chosen = [row for row in result["overlap"]["examples"] if row["only"] in names and row["not"] in names]
+    chosen = [
+        row for row in result["overlap"]["examples"] if row["only"] in names and row["not"] in names
+    ]
     return token_excerpts(study.traces, PAIRS["total"], list(map(_titled, chosen)))
 
 
@@ -83,8 +115,12 @@ def _titled(row: Row) -> Row:
     }
 
 
-def page_of_result(result: Mapping[str, Any], examples: Sequence[Excerpt], runs: Sequence[Path] = ()) -> ReportView:
-    """The page of a result (docs/json/clipstats.md); `runs` are the traces as the user types them."""
+def page_of_result(
+    result: Mapping[str, Any], examples: Sequence[Excerpt], runs: Sequence[Path] = ()
+) -> ReportView:
+    """The page of a result (docs/json/clipstats.md); `runs` are the traces as the user types
+    them.
+    """
     subject = Subject(result)
     return ReportView(
         title="What do trust regions block?",
@@ -114,7 +150,9 @@ def _about(result: Row) -> Facts:
     if result["has"]["advantages"]:
         signs = [f"{numbers.count(counts[key])} {key}" for key in ("positive", "negative")]
         tokens += f" with an advantage ({', '.join(signs)})"
-    text = measured(counts, tokens) + (f", {numbers.count(counts['steps'])} steps" if counts["steps"] > 1 else "")
+    text = measured(counts, tokens) + (
+        f", {numbers.count(counts['steps'])} steps" if counts["steps"] > 1 else ""
+    )
     return (
         *who_facts(result["about"]),
         ("Recomputed policy π′", _RECOMPUTED[result["has"]["recomputed"]]),
@@ -156,14 +194,17 @@ def _headline(subject: Subject) -> str:
     bad = subject.result["bad_updates"]
     if value_of(bad["over_negative"]) is not None:
         sentences.append(
-            f"{share(bad['over_negative'])} of the tokens with A < 0 ({share(bad['over_tokens'])} of those with A ≠ 0) "
-            f"are bad updates: pushed down although they already lost {bad['delta']:g} or more in probability."
+            f"{share(bad['over_negative'])} of the tokens with A < 0 "
+            f"({share(bad['over_tokens'])} of those with A ≠ 0) are bad updates: pushed down "
+            f"although they already lost {bad['delta']:g} or more in probability."
         )
     return " ".join(sentences)
 
 
 def _hypothetical(row: Row) -> str:
-    shares = " and ".join(f"{share(row['blocked'][sign])} of the tokens {when(sign, False)}" for sign in SIGNS[1:])
+    shares = " and ".join(
+        f"{share(row['blocked'][sign])} of the tokens {when(sign, False)}" for sign in SIGNS[1:]
+    )
     return f"{row['name']} would block {shares}"
 
 
@@ -173,7 +214,10 @@ def _lost(row: Row) -> str:
     if value_of(lost) is None:
         return f"How much of {update} {name} loses is unknown: {lost['note']}."
     if not value_of(row["blocked"]["all"]):
-        return f"{name} blocks no token{f', but its cap takes {share(lost)} of {update}' if value_of(lost) else ''}."
+        return (
+            f"{name} blocks no "
+            f"token{f', but its cap takes {share(lost)} of {update}' if value_of(lost) else ''}."
+        )
     return f"{name} loses {share(lost)} of {update}."
 
 
@@ -188,7 +232,9 @@ def _leading(subject: Subject) -> tuple[MetricRow, ...]:
         for row in subject.leading:
             rows.append(metric_row(CLIPPING[key], row[key][sign], f"{key}{which} · {row['name']}"))
     if subject.has_advantages:
-        rows.append(metric_row(CLIPPING["over_negative"], subject.result["bad_updates"]["over_negative"]))
+        rows.append(
+            metric_row(CLIPPING["over_negative"], subject.result["bad_updates"]["over_negative"])
+        )
     return tuple(rows)
 
 
@@ -219,7 +265,9 @@ def _updates_section(subject: Subject) -> Section:
             counted("mean reward", "reward", plain),
             counted("its change", "reward_change", plain),
         ],
-        note=f"The last {_STEPS_SHOWN} steps; the JSON has all." if len(steps) > _STEPS_SHOWN else "",
+        note=f"The last {_STEPS_SHOWN} steps; the JSON has all."
+        if len(steps) > _STEPS_SHOWN
+        else "",
         fold="Bad updates by step",
         terminal_rows=0,
     )
@@ -233,23 +281,36 @@ def _updates_section(subject: Subject) -> Section:
             col("value", lambda row: numbers.estimate(*parts(row))[0], CLIPPING["correlations"]),
             col("95 % interval", interval_or_note),
         ],
-        note="Steps follow each other and share a policy: a correlation over them does not show a cause.",
+        note=(
+            "Steps follow each other and share a policy: a correlation over them does not show a "
+            "cause."
+        ),
     )
-    return Section("Bad updates", _updates_text(subject), tables=filled(by_threshold, by_step, correlations))
+    return Section(
+        "Bad updates", _updates_text(subject), tables=filled(by_threshold, by_step, correlations)
+    )
 
 
 def _updates_text(subject: Subject) -> str:
     bad = subject.result["bad_updates"]
-    delta, over_tokens, over_negative = bad["delta"], share(bad["over_tokens"]), share(bad["over_negative"])
+    delta, over_tokens, over_negative = (
+        bad["delta"],
+        share(bad["over_tokens"]),
+        share(bad["over_negative"]),
+    )
     words = f"Bad update: {BAD_UPDATE.format(delta=delta)} (μ − π ≥ δ). "
     if subject.has_advantages:
         words += (
-            f"At δ = {delta:g}: {over_tokens} of the tokens with A ≠ 0 and {over_negative} of those with A < 0. "
-            "The paper does not name its denominator, so both are shown. "
+            f"At δ = {delta:g}: {over_tokens} of the tokens with A ≠ 0 and {over_negative} of "
+            "those with A < 0. The paper does not name its denominator, so both are shown. "
         )
     else:
-        everywhere = f"if A were negative everywhere, {over_negative} of the tokens would be bad updates"
+        everywhere = (
+            f"if A were negative everywhere, {over_negative} of the tokens would be bad updates"
+        )
         words += f"The trace has no advantages: {everywhere}. "
     if not bad["correlations"]:
-        words += "To correlate bad updates with the reward, use a training trace with several steps."
+        words += (
+            "To correlate bad updates with the reward, use a training trace with several steps."
+        )
     return words.rstrip()

@@ -1,4 +1,6 @@
-"""What each algorithm blocks: in total, by probability, position and step, compared with others, and which tokens."""
+"""What each algorithm blocks: in total, by probability, position and step, compared with others,
+and which tokens.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -34,7 +36,9 @@ ROW_KEYS = ("blocked", "lost", "weighs_by_ratio")  # rows of a table that agree 
 
 
 def algorithms_section(subject: Subject) -> Section:
-    """Blocked tokens and lost update of all algorithms, equal strictness, then each algorithm in detail."""
+    """Blocked tokens and lost update of all algorithms, equal strictness, then each algorithm in
+    detail.
+    """
     return Section(
         "What each algorithm blocks",
         _algorithms_text(subject),
@@ -43,23 +47,30 @@ def algorithms_section(subject: Subject) -> Section:
             same_strictness(subject),
             _lost_in_parts(subject),
             _formulas(subject),
-            *(part for mask in subject.masks(subject.blocking) for part in _breakdown(subject, mask)),
+            *(
+                part
+                for mask in subject.masks(subject.blocking)
+                for part in _breakdown(subject, mask)
+            ),
         ),
     )
 
 
 def _algorithms_text(subject: Subject) -> str:
     words = (
-        "A blocked token contributes nothing to the update. Lost update is the share of Σ r·|A| that no longer enters "
-        "it; it is not a gradient norm, which would need the directions of the updates. "
+        "A blocked token contributes nothing to the update. Lost update is the share of Σ r·|A| "
+        "that no longer enters it; it is not a gradient norm, which would need the directions of "
+        "the updates. "
     )
     if not all(row["weighs_by_ratio"] for row in subject.rows):
         words += f"Rows with {NOT_BY_RATIO} are not weighted by r; they show the share of Σ |A|, without r. "
     if not subject.has_advantages:
-        words += "The trace has no advantages: every token is judged twice, with A = 1 and with A = −1. "
+        words += (
+            "The trace has no advantages: every token is judged twice, with A = 1 and with A = −1. "
+        )
     return words + (
-        "The anchor is the policy with which the mask compares the trainer: the rollout's μ, or π′, recomputed by the "
-        "trainer at the weights that sampled."
+        "The anchor is the policy with which the mask compares the trainer: the rollout's μ, or "
+        "π′, recomputed by the trainer at the weights that sampled."
     )
 
 
@@ -74,8 +85,10 @@ def _overview(subject: Subject) -> Table:
             text("anchor", lambda mask: str(mask.row["anchor"]), optional=True),
             *share_columns(subject),
         ],
-        note="± is half the 95 % interval over prompts; none for fewer than 10 prompts, or where all prompts agree. "
-        f"{_same(masks)}For the rules: mismatch-cli algorithms.",
+        note=(
+            "± is half the 95 % interval over prompts; none for fewer than 10 prompts, or where "
+            f"all prompts agree. {_same(masks)}For the rules: mismatch-cli algorithms."
+        ),
     )
 
 
@@ -105,7 +118,12 @@ def _blocked(subject: Subject) -> list[Col[Row]]:
     def of_sign(sign: str) -> Col[Row]:
         title = "blocked" if sign == "all" else when(sign, subject.has_advantages)
         optional = subject.has_advantages and sign != "all"
-        return col(f"{title}, %", lambda row: percent(row["blocked"][sign]), CLIPPING["blocked"], optional=optional)
+        return col(
+            f"{title}, %",
+            lambda row: percent(row["blocked"][sign]),
+            CLIPPING["blocked"],
+            optional=optional,
+        )
 
     return [of_sign(sign) for sign in subject.signs]
 
@@ -115,13 +133,19 @@ def _lost(title: str, key: str, metric: str = "lost", *, optional: bool = False)
 
     def cell(row: Row) -> str:
         found = percent(row["lost"][key])
-        return found if row["weighs_by_ratio"] or found == numbers.MISSING else f"{found} {NOT_BY_RATIO}"
+        return (
+            found
+            if row["weighs_by_ratio"] or found == numbers.MISSING
+            else f"{found} {NOT_BY_RATIO}"
+        )
 
     return col(title, cell, CLIPPING[metric], optional=optional)
 
 
 def _lost_in_parts(subject: Subject) -> Table:
-    """Where the lost update comes from; empty without advantages, which leave no total to break down."""
+    """Where the lost update comes from; empty without advantages, which leave no total to break
+    down.
+    """
     lossy = [row for row in subject.rows if subject.has_advantages and value_of(row["lost"]["all"])]
     return table(
         "Breakdown of the lost update",
@@ -138,7 +162,10 @@ def _lost_in_parts(subject: Subject) -> Table:
                 ),
             ),
         ],
-        note="A > 0 and A < 0 are shares of the update with that sign; mask and cap add up to the lost update.",
+        note=(
+            "A > 0 and A < 0 are shares of the update with that sign; mask and cap add up to the "
+            "lost update."
+        ),
         fold="Breakdown of the lost update",
     )
 
@@ -187,11 +214,13 @@ def overlap_section(subject: Subject, examples: Sequence[Excerpt]) -> Section:
     place = {name: number for number, name in enumerate(overlap["names"])}
     masks = [mask for mask in subject.masks(subject.blocking) if mask.row["name"] in place]
     places = {place[mask.row["name"]]: mask.label for mask in masks}
-    tables = (_pairs(subject, overlap, places), _jaccard(overlap, places)) if len(places) > 1 else ()
+    tables = (
+        (_pairs(subject, overlap, places), _jaccard(overlap, places)) if len(places) > 1 else ()
+    )
     return Section(
         "Overlap",
-        "Jaccard index: tokens that both algorithms block ÷ tokens that at least one blocks. 1 means the same tokens, "
-        "0 means no token in common.",
+        "Jaccard index: tokens that both algorithms block ÷ tokens that at least one blocks. 1 "
+        "means the same tokens, 0 means no token in common.",
         tables=tables,
         excerpts=tuple(examples),
     )
@@ -209,15 +238,32 @@ def _pairs(subject: Subject, overlap: Row, places: Mapping[int, str]) -> Table:
     pairs = sorted(combinations(places, 2), key=interest)
     left = len(pairs) - _PAIRS_ON_PAGE
     return table(
-        "Pairs of algorithms, in tokens" + ("" if subject.has_advantages else ", each for both signs"),
+        "Pairs of algorithms, in tokens"
+        + ("" if subject.has_advantages else ", each for both signs"),
         pairs[:_PAIRS_ON_PAGE],
         [
             text("first", lambda pair: places[pair[0]]),
             text("second", lambda pair: places[pair[1]]),
-            col("both", lambda pair: numbers.count(overlap["both"][pair[0]][pair[1]]), CLIPPING["both"]),
-            col("only first", lambda pair: numbers.count(only[pair[0]][pair[1]]), CLIPPING["only_row"]),
-            col("only second", lambda pair: numbers.count(only[pair[1]][pair[0]]), CLIPPING["only_row"]),
-            col("Jaccard", lambda pair: plain(overlap["jaccard"][pair[0]][pair[1]]), CLIPPING["jaccard"]),
+            col(
+                "both",
+                lambda pair: numbers.count(overlap["both"][pair[0]][pair[1]]),
+                CLIPPING["both"],
+            ),
+            col(
+                "only first",
+                lambda pair: numbers.count(only[pair[0]][pair[1]]),
+                CLIPPING["only_row"],
+            ),
+            col(
+                "only second",
+                lambda pair: numbers.count(only[pair[1]][pair[0]]),
+                CLIPPING["only_row"],
+            ),
+            col(
+                "Jaccard",
+                lambda pair: plain(overlap["jaccard"][pair[0]][pair[1]]),
+                CLIPPING["jaccard"],
+            ),
         ],
         note="The compared pair, pairs with one of the two, then the others, each by disagreement"
         + (f"; the JSON has {left} more pairs." if left > 0 else "."),
@@ -227,7 +273,11 @@ def _pairs(subject: Subject, overlap: Row, places: Mapping[int, str]) -> Table:
 
 def _jaccard(overlap: Row, places: Mapping[int, str]) -> Table:
     def beside(other: int) -> Col[int]:
-        return col(places[other], lambda place: number(overlap["jaccard"][place][other]), CLIPPING["jaccard"])
+        return col(
+            places[other],
+            lambda place: number(overlap["jaccard"][place][other]),
+            CLIPPING["jaccard"],
+        )
 
     return table(
         "Jaccard index of each pair of algorithms",
@@ -240,22 +290,31 @@ def _jaccard(overlap: Row, places: Mapping[int, str]) -> Table:
 
 
 def tokens_section(subject: Subject) -> Section:
-    """Blocked tokens: their probability and entropy compared with kept tokens, and the most frequent ones."""
+    """Blocked tokens: their probability and entropy compared with kept tokens, and the most
+    frequent ones.
+    """
     return Section(
         "Which tokens are blocked",
-        "Rate: the share of a token's occurrences that are blocked. × over-represented: rate ÷ rate of all tokens with "
-        "that sign of A; above 1 the mask targets this token, whereas a count alone favors frequent tokens. μ, π and r "
-        "are means over the blocked occurrences.",
+        "Rate: the share of a token's occurrences that are blocked. × over-represented: rate ÷ "
+        "rate of all tokens with that sign of A; above 1 the mask targets this token, whereas a "
+        "count alone favors frequent tokens. μ, π and r are means over the blocked occurrences.",
         tables=filled(
             _means(subject),
-            *(_tokens(subject, mask, sign) for mask in subject.masks(subject.blocking) for sign in SIGNS[1:]),
+            *(
+                _tokens(subject, mask, sign)
+                for mask in subject.masks(subject.blocking)
+                for sign in SIGNS[1:]
+            ),
         ),
     )
 
 
 def _means(subject: Subject) -> Table:
     entropy = subject.result["has"]["entropy"]
-    columns = [counted("μ, blocked", "mu_blocked", plain), counted("μ, kept", "mu_kept", plain, optional=True)]
+    columns = [
+        counted("μ, blocked", "mu_blocked", plain),
+        counted("μ, kept", "mu_kept", plain, optional=True),
+    ]
     if entropy:
         columns.append(counted("entropy, blocked", "entropy_blocked", plain))
         columns.append(counted("entropy, kept", "entropy_kept", plain, optional=True))
@@ -263,7 +322,9 @@ def _means(subject: Subject) -> Table:
         "Mean probability and entropy",
         subject.masks(subject.blocking),
         [text("algorithm", lambda mask: mask.label), *map(_of_row, columns)],
-        note="Means over blocked and over kept tokens: μ of the sampled token, entropy of π in nats."
+        note=(
+            "Means over blocked and over kept tokens: μ of the sampled token, entropy of π in nats."
+        )
         + ("" if entropy else " This trace has no entropy; probe records it."),
     )
 
@@ -274,7 +335,8 @@ def _tokens(subject: Subject, mask: OneMask, sign: str) -> Table:
         f"{mask.label}, {when(sign, subject.has_advantages)}: most frequently blocked tokens",
         row["blocked_tokens"][sign][:_TOKENS_ON_PAGE],
         [
-            text("token", lambda token: f"“{token['text']}”", kind="token"),  # quoted, so that spaces at its ends show
+            # Quoted, so that spaces at its ends show
+            text("token", lambda token: f"“{token['text']}”", kind="token"),
             named("class", "class", optional=True),
             keyed("blocked", "blocked", numbers.count, CLIPPING["blocked_tokens"]),
             counted("rate, %", "rate"),

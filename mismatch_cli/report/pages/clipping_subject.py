@@ -1,4 +1,6 @@
-"""The result of `clipstats` as its page and screen use it: the order of algorithms, and words for both signs."""
+"""The result of `clipstats` as its page and screen use it: the order of algorithms, and words
+for both signs.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,22 +11,30 @@ from mismatch_cli.report.tables import Col, Row, keyed, percent, value_of
 from mismatch_cli.studies.clipping import ClippingPlotData
 
 SIGNS = ("all", "positive", "negative")
-BAD_UPDATE = "a token with A < 0 that already lost {delta:g} or more in probability is pushed down further"
+BAD_UPDATE = (
+    "a token with A < 0 that already lost {delta:g} or more in probability is pushed down further"
+)
 
 
 class Subject(ClippingPlotData):
-    """The result in the order of its page: a mask on the rollout, then the same mask on the recomputed policy."""
+    """The result in the order of its page: a mask on the rollout, then the same mask on the
+    recomputed policy.
+    """
 
     @property
     def rows(self) -> list[Row]:
         first: dict[str, int] = {}
         for place, row in enumerate(super().rows):
             first.setdefault(_on_rollout(row), place)
-        return sorted(super().rows, key=lambda row: (first[_on_rollout(row)], row["anchor"] == "recomputed"))
+        return sorted(
+            super().rows, key=lambda row: (first[_on_rollout(row)], row["anchor"] == "recomputed")
+        )
 
     @property
     def signs(self) -> tuple[str, ...]:
-        """Signs of A under which blocked tokens are counted; without advantages there is no total."""
+        """Signs of A under which blocked tokens are counted; without advantages there is no
+        total.
+        """
         return SIGNS if self.has_advantages else SIGNS[1:]
 
     @property
@@ -33,8 +43,13 @@ class Subject(ClippingPlotData):
         return self.has_advantages and not self.result["counts"]["tokens"]
 
     def strictness(self, row: Row) -> float:
-        """The share of tokens that an algorithm blocks; without advantages, summed over both signs."""
-        return sum(value_of(row["blocked"][sign]) or 0.0 for sign in self.signs[: 1 if self.has_advantages else 2])
+        """The share of tokens that an algorithm blocks; without advantages, summed over both
+        signs.
+        """
+        return sum(
+            value_of(row["blocked"][sign]) or 0.0
+            for sign in self.signs[: 1 if self.has_advantages else 2]
+        )
 
     def is_twin(self, row: Row) -> bool:
         """Whether the row is another row's mask with π′ instead of μ."""
@@ -49,7 +64,9 @@ class Subject(ClippingPlotData):
 
 
 def way_to(column: str, about: Mapping[str, Any]) -> str:
-    """How to get a trace with advantages or rewards: what to type, by where the trace comes from."""
+    """How to get a trace with advantages or rewards: what to type, by where the trace comes
+    from.
+    """
     if "imported" not in about:
         return "probe --answer-field FIELD"
     if is_recorded(about):
@@ -70,6 +87,8 @@ def when(sign: str, advantages: bool) -> str:
     return ("" if advantages else "if ") + {"positive": "A > 0", "negative": "A < 0"}[sign]
 
 
-def counted(title: str, key: str, show: Callable[[Any], str] = percent, *, optional: bool = False) -> Col[Row]:
+def counted(
+    title: str, key: str, show: Callable[[Any], str] = percent, *, optional: bool = False
+) -> Col[Row]:
     """A column whose JSON key is also its metric's key."""
     return keyed(title, key, show, CLIPPING[key], optional=optional)

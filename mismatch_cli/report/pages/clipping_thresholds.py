@@ -42,33 +42,41 @@ _SWEEPS = {
 }
 _NARROW = 1e-4
 _APPROXIMATE = (
-    "Binary divergences keep the sampled token, top-K divergences also the K most probable, and merge the rest, so "
-    "neither exceeds the divergence over the full vocabulary. "
+    "Binary divergences keep the sampled token, top-K divergences also the K most probable, and "
+    "merge the rest, so neither exceeds the divergence over the full vocabulary. "
 )
 _AGAINST_FULL = (
-    "Compared with the full divergence on the {tokens} tokens that recorded it: means, bias and rank correlation over "
-    "all of them, wrong masks over those with an advantage. All use the same δ, so only the divergence differs."
+    "Compared with the full divergence on the {tokens} tokens that recorded it: means, bias and "
+    "rank correlation over all of them, wrong masks over those with an advantage. All use the "
+    "same δ, so only the divergence differs."
 )
 _WITHOUT_FULL = (
-    "The full divergence was not recorded; the table gives guaranteed bounds on its mean. For bias, rank correlation "
-    "and wrong masks, record it: mismatch-cli probe --full-divergence N."
+    "The full divergence was not recorded; the table gives guaranteed bounds on its mean. For "
+    "bias, rank correlation and wrong masks, record it: mismatch-cli probe --full-divergence N."
 )
 _THEORY = (
-    "Sample values of the terms in the paper's bounds, not a certificate: the bounds need the largest TV over all "
-    "states, and a sample has only the largest it saw ({tv_max_of}). L′ − Δ equals the importance-weighted difference "
-    "of rewards exactly, response by response."
+    "Sample values of the terms in the paper's bounds, not a certificate: the bounds need the "
+    "largest TV over all states, and a sample has only the largest it saw ({tv_max_of}). L′ − Δ "
+    "equals the importance-weighted difference of rewards exactly, response by response."
 )
 
 
 def same_strictness(subject: Subject, *, fewest: bool = False) -> Table:
-    """The compared algorithms, each with the threshold of every family that blocks the same share of tokens.
+    """The compared algorithms, each with the threshold of every family that blocks the same share
+    of tokens.
 
     `fewest` leaves out top-K divergences, unless an algorithm uses one.
     """
     found: list[Row] = subject.result.get("same_strictness", [])
-    rows = [row for row in found if any(value_of(threshold) is not None for threshold in row["thresholds"].values())]
+    rows = [
+        row
+        for row in found
+        if any(value_of(threshold) is not None for threshold in row["thresholds"].values())
+    ]
     used = {row["family"] for row in rows}
-    families = [name for name in FAMILIES if name in used or any(name in row["thresholds"] for row in rows)]
+    families = [
+        name for name in FAMILIES if name in used or any(name in row["thresholds"] for row in rows)
+    ]
     if fewest:
         families = [name for name in families if name in used or not name.startswith("top_k")]
     return table(
@@ -104,7 +112,10 @@ def thresholds_section(subject: Subject) -> Section:
         note="The threshold at which each mask family blocks the same share of tokens, within 3 %.",
     )
     threshold, lost = keyed("threshold", "threshold", number), counted("lost update, %", "lost")
-    cap, capped = keyed("C", "cap", number), keyed("lost update, %", "lost", percent, CLIPPING["capped"])
+    cap, capped = (
+        keyed("C", "cap", number),
+        keyed("lost update, %", "lost", percent, CLIPPING["capped"]),
+    )
     sweeps = (
         table(
             title,
@@ -125,7 +136,9 @@ def thresholds_section(subject: Subject) -> Section:
 
 
 def approximation_section(subject: Subject) -> Section:
-    """How accurate binary and top-K divergences are, compared with the full divergence or with bounds on it."""
+    """How accurate binary and top-K divergences are, compared with the full divergence or with
+    bounds on it.
+    """
     found = subject.result["approximation"]
     full = found["truth"] is not None
 
@@ -161,11 +174,17 @@ def approximation_section(subject: Subject) -> Section:
         ],
     )
     words = _AGAINST_FULL.format(tokens=numbers.count(found["tokens"])) if full else _WITHOUT_FULL
-    return Section("Accuracy of the approximations", _APPROXIMATE + words, tables=filled(approximations, bracket))
+    return Section(
+        "Accuracy of the approximations",
+        _APPROXIMATE + words,
+        tables=filled(approximations, bracket),
+    )
 
 
 def _near_1(found: Found) -> str:
-    """A correlation with half its interval, which is dropped where it is too narrow to show beside a value near 1."""
+    """A correlation with half its interval, which is dropped where it is too narrow to show
+    beside a value near 1.
+    """
     value, low, high = parts(found)
     narrow = low is None or high is None or (high - low) / 2 < _NARROW
     return numbers.near(value, 1) if narrow else plain(found)
@@ -188,4 +207,6 @@ def theory_section(subject: Subject) -> Section:
     if vacuous:
         words += f" Vacuous here, because no reward changes by more than ξ: the {' and the '.join(vacuous)} bound."
     rows = tuple(metric_row(metric, theory[key]) for key, metric in THEORY.items())
-    return Section("Theory", words, groups=(MetricGroup("Terms of the bounds, over responses", rows),))
+    return Section(
+        "Theory", words, groups=(MetricGroup("Terms of the bounds, over responses", rows),)
+    )

@@ -4,30 +4,52 @@ from collections.abc import Iterator
 
 from mismatch_cli import DPPO, numbers
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.about import GAPS, LEADING, MASKED, command_line, left_out_of, measured, settings_tables
+from mismatch_cli.report.about import (
+    GAPS,
+    LEADING,
+    MASKED,
+    command_line,
+    left_out_of,
+    measured,
+    settings_tables,
+)
 from mismatch_cli.report.pages._comparison_screen import DIFFERENT, screen, setting_in_words
-from mismatch_cli.report.tables import Col, Row, col, filled, in_words, named, percent, plain, table, text, value_of
+from mismatch_cli.report.tables import (
+    Col,
+    Row,
+    col,
+    filled,
+    in_words,
+    named,
+    percent,
+    plain,
+    table,
+    text,
+    value_of,
+)
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.comparison import ComparisonAnalysis
 from mismatch_cli.studies.pairing import METRICS_SHOWN
 from mismatch_cli.studies.study import who_is_compared
 
 _NOTATION = (
-    "μ is the reference’s probability of the sampled token and π that of the current policy, in most pairs the "
-    "rollout’s and the trainer’s; d = log π − log μ in nats, r = π/μ. E is the mean over the tokens that count, E_y "
-    "over responses, Σd the sum over a response of T tokens. Intervals cover 95 % over prompts."
+    "μ is the reference’s probability of the sampled token and π that of the current policy, in "
+    "most pairs the rollout’s and the trainer’s; d = log π − log μ in nats, r = π/μ. E is the "
+    "mean over the tokens that count, E_y over responses, Σd the sum over a response of T "
+    "tokens. Intervals cover 95 % over prompts."
 )
 _DIFFERENCES = (
-    "Intervals cover 95 % over prompts; prompts that both traces have are paired, so what makes them hard or easy "
-    "cancels. Where nothing differs, one metric in twenty is marked by chance, and similar metrics are marked "
-    "together: a single mark among many metrics is not a finding. The factor compares distances from agreement: "
-    "r = 1.02 is twice as far from 1 as 1.01. Differences of shares are in percentage points. Extremes have no "
-    "interval and grow with the number of tokens."
+    "Intervals cover 95 % over prompts; prompts that both traces have are paired, so what makes "
+    "them hard or easy cancels. Where nothing differs, one metric in twenty is marked by chance, "
+    "and similar metrics are marked together: a single mark among many metrics is not a finding. "
+    "The factor compares distances from agreement: r = 1.02 is twice as far from 1 as 1.01. "
+    "Differences of shares are in percentage points. Extremes have no interval and grow with the "
+    "number of tokens."
 )
 _ON_TOKENS = (
-    "The same policy in both traces, token by token, with the first trace as μ and the other as π. A clip decision "
-    "differs where the ratio of a token is below, in or above [0.8, 1.28] in one trace and not in the other. Only "
-    "tokens that count in both."
+    "The same policy in both traces, token by token, with the first trace as μ and the other as "
+    "π. A clip decision differs where the ratio of a token is below, in or above [0.8, 1.28] in "
+    "one trace and not in the other. Only tokens that count in both."
 )
 _MARKED = "* more than noise: the 95 % interval of the difference excludes 0."
 _POLICIES = {  # of a pair: its current policy and its reference
@@ -45,7 +67,8 @@ _WHEN = {  # of a pair, in a few words
 CLIP_FLIPS = Metric(
     "clip_flips",
     "clip decision differs",
-    "share of tokens with r < 0.8, r in [0.8, 1.28] or r > 1.28 in one trace, and a different one in the other",
+    "share of tokens with r < 0.8, r in [0.8, 1.28] or r > 1.28 in one trace, and a different "
+    "one in the other",
     "share",
     f"{DPPO}, App. C.1, Clip-Higher",
 )
@@ -55,10 +78,23 @@ def page(study: ComparisonAnalysis) -> ReportView:
     """The differences between the first trace and each of the others (docs/json/compare.md)."""
     result = _by_run(study.result)
     traces, comparisons = result["traces"], result["comparisons"]
-    settings = [show(comparison) for show in (_settings_table, _harmless_table) for comparison in comparisons]
-    on_tokens = [_on_tokens_table(result["pair"], comparison) for comparison in comparisons if comparison["on_tokens"]]
+    settings = [
+        show(comparison)
+        for show in (_settings_table, _harmless_table)
+        for comparison in comparisons
+    ]
+    on_tokens = [
+        _on_tokens_table(result["pair"], comparison)
+        for comparison in comparisons
+        if comparison["on_tokens"]
+    ]
     sections = (
-        Section("Differences in settings", _settings_text(comparisons), tables=filled(*settings), stays=True),
+        Section(
+            "Differences in settings",
+            _settings_text(comparisons),
+            tables=filled(*settings),
+            stays=True,
+        ),
         Section("Differences in the gap", _DIFFERENCES, tables=_difference_tables(result)),
         Section("On the same tokens", _ON_TOKENS if on_tokens else "", tables=tuple(on_tokens)),
         Section("Distribution of the gap"),
@@ -74,7 +110,9 @@ def page(study: ComparisonAnalysis) -> ReportView:
         screen=screen(result, _subject(result), _notes(result), study.typed),
         outline=sections,
         settings=tuple(
-            (f"{side['name']}: {title}", facts) for side in traces for title, facts in settings_tables(side)
+            (f"{side['name']}: {title}", facts)
+            for side in traces
+            for title, facts in settings_tables(side)
         ),
         command=command_line("compare", study.typed, *result["arguments"]),
         notation=_NOTATION,
@@ -88,7 +126,8 @@ def _by_run(result: Row) -> Row:
         **result,
         "traces": [side | {"name": side["run"]} for side in result["traces"]],
         "comparisons": [
-            found | {"trace": run[found["trace"]], "against": run[found["against"]]} for found in result["comparisons"]
+            found | {"trace": run[found["trace"]], "against": run[found["against"]]}
+            for found in result["comparisons"]
         ],
     }
 
@@ -96,7 +135,8 @@ def _by_run(result: Row) -> Row:
 def _subject(result: Row) -> tuple[str, str]:
     """The traces, and how they are paired."""
     sides = (
-        f"{side['name']} ({numbers.things(side['summary']['counts']['tokens'], 'token')})" for side in result["traces"]
+        f"{side['name']} ({numbers.things(side['summary']['counts']['tokens'], 'token')})"
+        for side in result["traces"]
     )
     paired = dict.fromkeys(_paired(found) for found in result["comparisons"])
     return f"{' against '.join(sides)}, {_WHEN[result['pair']]}", "; ".join(paired)
@@ -113,48 +153,67 @@ def _about(result: Row) -> Facts:
     for side in result["traces"]:
         counts, about = side["summary"]["counts"], side["about"]
         tokens = measured(counts, f"{numbers.count(counts['tokens'])} tokens")
-        known = (side["folder"], who_is_compared(about), about.get("imported", {}).get("title"), tokens)
+        known = (
+            side["folder"],
+            who_is_compared(about),
+            about.get("imported", {}).get("title"),
+            tokens,
+        )
         facts.append((side["name"], " · ".join(filter(None, known))))
     single = len(result["comparisons"]) == 1
     for found in result["comparisons"]:
-        facts.append(("Paired" if single else f"{found['trace']} with {found['against']}", _paired(found)))
+        facts.append(
+            ("Paired" if single else f"{found['trace']} with {found['against']}", _paired(found))
+        )
     return (*facts, ("Gap", f"{result['pair']}: {GAPS[result['pair']]}"))
 
 
 def _paired(comparison: Row) -> str:
-    responses, prompts = (numbers.count(comparison[f"shared_{what}"]) for what in ("responses", "prompts"))
+    responses, prompts = (
+        numbers.count(comparison[f"shared_{what}"]) for what in ("responses", "prompts")
+    )
     if comparison["pairing"] == "tokens":
         return f"on the same tokens: both have the same {responses} responses"
     if comparison["pairing"] == "prompts":
         same = f"; {responses} responses are the same" if comparison["shared_responses"] else ""
         return f"by prompt: both have responses to the same {prompts} prompts{same}"
-    only = f"only {prompts} prompts are in both" if comparison["shared_prompts"] else "no prompt is in both"
+    only = (
+        f"only {prompts} prompts are in both"
+        if comparison["shared_prompts"]
+        else "no prompt is in both"
+    )
     return f"not paired: {only}"
 
 
 def _notes(result: Row) -> tuple[str, ...]:
     notes = []
     for side in result["traces"]:
-        notes += [f"{side['name']}: {note}" for note in left_out_of(side["about"], side["summary"]["counts"], MASKED)]
+        notes += [
+            f"{side['name']}: {note}"
+            for note in left_out_of(side["about"], side["summary"]["counts"], MASKED)
+        ]
         left = side["responses"] - side["compared_responses"] - side["about"]["unscored_responses"]
         if left:
             notes.append(
-                f"{side['name']}: {numbers.count(left)} of {numbers.count(side['responses'])} responses are left out "
-                "because another trace has no match for them; the numbers below do not cover them."
+                f"{side['name']}: {numbers.count(left)} of {numbers.count(side['responses'])} "
+                "responses are left out because another trace has no match for them; the numbers "
+                "below do not cover them."
             )
     for first, other, comparison in _compared(result):
         samples = [
-            side["summary"]["counts"]["responses"] / side["summary"]["counts"]["prompts"] for side in (first, other)
+            side["summary"]["counts"]["responses"] / side["summary"]["counts"]["prompts"]
+            for side in (first, other)
         ]
         if not 0.9 < samples[1] / samples[0] < 1.1:
             notes.append(
-                f"{first['name']} has {_per_prompt(samples[0])} responses to a prompt and {other['name']} "
-                f"{_per_prompt(samples[1])}: this alone changes the share of groups without signal."
+                f"{first['name']} has {_per_prompt(samples[0])} responses to a prompt and "
+                f"{other['name']} {_per_prompt(samples[1])}: this alone changes the share of "
+                "groups without signal."
             )
         if (found := comparison["on_tokens"]) and found["masked_in_one"]:
             notes.append(
-                f"{numbers.count(found['masked_in_one'])} tokens are masked in only one of {comparison['against']} and "
-                f"{comparison['trace']}; they count in the other."
+                f"{numbers.count(found['masked_in_one'])} tokens are masked in only one of "
+                f"{comparison['against']} and {comparison['trace']}; they count in the other."
             )
     return tuple(notes)
 
@@ -170,15 +229,20 @@ def _headline(result: Row) -> str:
     text = "On the average token the two policies differ in probability by "
     if len(gaps) == 2:
         return f"{text}{gaps[0]} and by {gaps[1]}."
-    marked = (f"{row['more_than_noise']} of {row['tested']} in {row['trace']}" for row in result["comparisons"])
+    marked = (
+        f"{row['more_than_noise']} of {row['tested']} in {row['trace']}"
+        for row in result["comparisons"]
+    )
     return (
-        f"{text}{', '.join(gaps)}. Metrics that differ from {first['name']} by more than noise: {', '.join(marked)} "
-        "(by chance: one in twenty)."
+        f"{text}{', '.join(gaps)}. Metrics that differ from {first['name']} by more than noise: "
+        f"{', '.join(marked)} (by chance: one in twenty)."
     )
 
 
 def _mean_gap(side: Row) -> str:
-    return f"{numbers.number(side['summary']['metrics']['tv_binary_mean']['value'])} in {side['name']}"
+    return (
+        f"{numbers.number(side['summary']['metrics']['tv_binary_mean']['value'])} in {side['name']}"
+    )
 
 
 def _leading(comparison: Row) -> tuple[MetricRow, ...]:
@@ -197,7 +261,13 @@ def _times_larger(comparison: Row, key: str) -> MetricRow:
         return MetricRow(metric, numbers.MISSING, note=f"no gap in {comparison['trace']}")
     interval = numbers.MISSING if low is None else f"[{_two_digits(low)}, {_two_digits(high)}]"
     shown = numbers.MISSING if value is None else f"{_two_digits(value)} ×"
-    return MetricRow(metric, shown, interval, note=factor["note"] or "", name=f"{metric.label}, {larger} / {smaller}")
+    return MetricRow(
+        metric,
+        shown,
+        interval,
+        note=factor["note"] or "",
+        name=f"{metric.label}, {larger} / {smaller}",
+    )
 
 
 def _two_digits(value: float) -> str:
@@ -206,11 +276,15 @@ def _two_digits(value: float) -> str:
 
 def _settings_text(comparisons: list[Row]) -> str:
     if any(not row["harmless"] for comparison in comparisons for row in comparison["settings"]):
-        return "Sorted by how often each has caused a gap in reported cases. To find the cause, change one at a time."
+        return (
+            "Sorted by how often each has caused a gap in reported cases. To find the cause, "
+            "change one at a time."
+        )
     text = "No recorded setting that affects a log-probability differs."
     if any(comparison["differs"] in DIFFERENT for comparison in comparisons):
         text += (
-            " That leaves what a manifest does not record: hardware, the weights themselves, how a library was built."
+            " That leaves what a manifest does not record: hardware, the weights themselves, how a "
+            "library was built."
         )
     return text
 
@@ -264,7 +338,11 @@ def _differences_table(first: Row, other: Row, comparison: Row, *, folded: bool 
             col(b, lambda metric: _value(metric, other)),
             col(f"{b} − {a}", lambda metric: _difference(metric, found[metric.key]["difference"])),
             text("*", lambda metric: _mark(found[metric.key])),
-            col(f"{b} / {a}", lambda metric: numbers.times(found[metric.key]["factor"]["value"]), optional=True),
+            col(
+                f"{b} / {a}",
+                lambda metric: numbers.times(found[metric.key]["factor"]["value"]),
+                optional=True,
+            ),
         ],
         note=_MARKED,
         fold=f"{_against(comparison)}: every difference" if folded else "",
@@ -274,7 +352,9 @@ def _differences_table(first: Row, other: Row, comparison: Row, *, folded: bool 
 
 
 def _side_by_side_table(result: Row) -> Table:
-    """The values of all traces; a star marks those that differ from the first by more than noise."""
+    """The values of all traces; a star marks those that differ from the first by more than
+    noise.
+    """
     first, *others = result["traces"]
     metrics = _measured(*result["traces"])
     return table(
@@ -318,7 +398,9 @@ def _on_tokens_table(pair: str, comparison: Row) -> Table:
 
 
 def _policy_column(name: str, values: Row) -> Col[Metric]:
-    return col(name, lambda metric: _difference(metric, values[metric.key]) if metric.key in values else "")
+    return col(
+        name, lambda metric: _difference(metric, values[metric.key]) if metric.key in values else ""
+    )
 
 
 def _measured(*sides: Row) -> tuple[Metric, ...]:

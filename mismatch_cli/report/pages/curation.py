@@ -10,16 +10,25 @@ from mismatch_cli import DPPO, numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.report.tables import col, number, parts, plain, table, text
-from mismatch_cli.report.view import Facts, MetricRow, Profile, ReportView, Screen, Section, Table, Verdict
+from mismatch_cli.report.view import (
+    Facts,
+    MetricRow,
+    Profile,
+    ReportView,
+    Screen,
+    Section,
+    Table,
+    Verdict,
+)
 from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
 
 _NOTATION = (
-    "The accuracy of a problem is the mean reward of its samples. Means are over problems, and intervals cover 95 % "
-    "over problems."
+    "The accuracy of a problem is the mean reward of its samples. Means are over problems, and "
+    "intervals cover 95 % over problems."
 )
 _TEXT = (
-    "A problem near an end of the range is there partly by luck, so its held-out accuracy is nearer to the mean. Trust "
-    "the held-out column."
+    "A problem near an end of the range is there partly by luck, so its held-out accuracy is "
+    "nearer to the mean. Trust the held-out column."
 )
 _PAPER = f"sanity test of arXiv 2510.26788, as {DPPO}, App. C"
 
@@ -29,9 +38,17 @@ def _metric(key: str, label: str, formula: str) -> Metric:
 
 
 KEPT = _metric("kept", "kept problems", "problems with an accuracy in the range / problems")
-CHOSEN = _metric("accuracy_of_kept", "accuracy when chosen", "mean accuracy of the kept problems on these samples")
-HELD_OUT = _metric("held_out_accuracy", "held-out accuracy", "mean accuracy of the kept problems on other samples")
-STAYING = _metric("staying", "stay in the range", "kept problems whose held-out accuracy is in the range / kept")
+CHOSEN = _metric(
+    "accuracy_of_kept",
+    "accuracy when chosen",
+    "mean accuracy of the kept problems on these samples",
+)
+HELD_OUT = _metric(
+    "held_out_accuracy", "held-out accuracy", "mean accuracy of the kept problems on other samples"
+)
+STAYING = _metric(
+    "staying", "stay in the range", "kept problems whose held-out accuracy is in the range / kept"
+)
 
 
 def page(analysis: CurationAnalysis) -> ReportView:
@@ -58,13 +75,19 @@ def page(analysis: CurationAnalysis) -> ReportView:
 def _screen(analysis: CurationAnalysis) -> Screen:
     curation, count_B = analysis.curation, analysis.histogram[0]
     samples = f"{curation.samples} samples each, {curation.held_out_samples} held out"
-    ends = f"problems; never solved {(analysis.accuracy_P == 0).sum():,}, always {(analysis.accuracy_P == 1).sum():,}"
+    ends = (
+        f"problems; never solved {(analysis.accuracy_P == 0).sum():,}, always "
+        f"{(analysis.accuracy_P == 1).sum():,}"
+    )
     return Screen(
         subject=(f"curate  {analysis.subject}", f"{len(curation.accuracy):,} problems · {samples}"),
         notes=_notes(analysis),
         tables=(replace(_table(analysis), title=""),),
         remarks=tuple(
-            (row.metric.label, row.value if row.interval == numbers.MISSING else f"{row.value} {row.interval}")
+            (
+                row.metric.label,
+                row.value if row.interval == numbers.MISSING else f"{row.value} {row.interval}",
+            )
             for row in _leading(analysis)
         ),
         profiles=(Profile("by accuracy", tuple(map(float, count_B)), "0", "1", ends),),
@@ -77,13 +100,14 @@ def _notes(analysis: CurationAnalysis) -> tuple[str, ...]:
     notes = []
     if analysis.config["reward"]:
         notes.append(
-            f"Accuracy here is the mean reward, by {analysis.config['reward']}. A problem whose samples all earn the "
-            "same reward teaches nothing, even if that is in the range."
+            f"Accuracy here is the mean reward, by {analysis.config['reward']}. A problem whose "
+            "samples all earn the same reward teaches nothing, even if that is in the range."
         )
     if analysis.confirm:
         notes.append(
-            f"Only the {numbers.count(len(analysis.curation.confirmed))} problems confirmed on held-out samples were "
-            "written. That selects on held-out accuracy, so the held-out numbers here cover all kept problems."
+            f"Only the {numbers.count(len(analysis.curation.confirmed))} problems confirmed on "
+            "held-out samples were written. That selects on held-out accuracy, so the held-out "
+            "numbers here cover all kept problems."
         )
     return tuple(notes)
 
@@ -95,12 +119,19 @@ def _settings(config: Mapping[str, Any]) -> Facts:
         for key, group in config.items()
         for name, value in (group.items() if isinstance(group, Mapping) else [(key, group)])
     }
-    return tuple((name, numbers.MISSING if value in (None, "") else str(value)) for name, value in flat.items())
+    return tuple(
+        (name, numbers.MISSING if value in (None, "") else str(value))
+        for name, value in flat.items()
+    )
 
 
 def _verdict(analysis: CurationAnalysis) -> Verdict:
     count = f"{len(analysis.curation.kept):,} OF {len(analysis.curation.accuracy):,} PROBLEMS KEPT"
-    return Verdict(count, f"They are solved in {_range(analysis)} of their samples. {_held_out(analysis)}", "good")
+    return Verdict(
+        count,
+        f"They are solved in {_range(analysis)} of their samples. {_held_out(analysis)}",
+        "good",
+    )
 
 
 def _range(analysis: CurationAnalysis) -> str:
@@ -115,7 +146,9 @@ def _held_out(analysis: CurationAnalysis) -> str:
 
 def _leading(analysis: CurationAnalysis) -> tuple[MetricRow, ...]:
     chosen_K, held_out_K = analysis.pairs_K2.T
-    kept = mean_over_problems([analysis.curation.within(accuracy) for accuracy in analysis.accuracy_P])
+    kept = mean_over_problems(
+        [analysis.curation.within(accuracy) for accuracy in analysis.accuracy_P]
+    )
     found = {
         KEPT: kept,
         CHOSEN: mean_over_problems(chosen_K),

@@ -1,4 +1,6 @@
-"""The screen of quoted numbers: published limits, the closest measured values, what to check first, the verdict."""
+"""The screen of quoted numbers: published limits, the closest measured values, what to check
+first, the verdict.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -29,19 +31,30 @@ def page(study: DashboardNumbers) -> ReportView:
     said = " ".join(_sentences(found))
     screen = Screen(
         subject=_subject(found),
-        tables=filled(_limits(found["numbers"]), _measured(found["numbers"]), *[_suspects(found)] * (status != "good")),
+        tables=filled(
+            _limits(found["numbers"]),
+            _measured(found["numbers"]),
+            *[_suspects(found)] * (status != "good"),
+        ),
         remarks=tuple(_remarks(found["numbers"])),
         verdict=Verdict(words, said, status),
         next=_next(study),
     )
-    return ReportView(title="Is this number normal?", about=(), headline=said, outline=(), screen=screen)
+    return ReportView(
+        title="Is this number normal?", about=(), headline=said, outline=(), screen=screen
+    )
 
 
 def _subject(found: Mapping[str, Any]) -> tuple[str, ...]:
     rows = found["numbers"]
     quoted = (f"{_whose(row)}{row['name']} = {row['value']:g}" for row in rows)
-    kind = [found["family"] or "dense or MoE: not given", found["precision"] or "precision: not given"]
-    return " · ".join(quoted), " · ".join([*(_definition(row) for row in rows if len(rows) == 1), *kind])
+    kind = [
+        found["family"] or "dense or MoE: not given",
+        found["precision"] or "precision: not given",
+    ]
+    return " · ".join(quoted), " · ".join(
+        [*(_definition(row) for row in rows if len(rows) == 1), *kind]
+    )
 
 
 def _whose(row: Row) -> str:
@@ -55,7 +68,11 @@ def _definition(row: Row) -> str:
 
 def _limits(found: Sequence[Row]) -> Table:
     """Every published limit with its status, the strictest first."""
-    rows = [(row, limit) for row in found for limit in sorted(row["bars"], key=lambda limit: float(limit["healthy"]))]
+    rows = [
+        (row, limit)
+        for row in found
+        for limit in sorted(row["bars"], key=lambda limit: float(limit["healthy"]))
+    ]
     columns: list[Col[tuple[Row, Row]]] = [
         text("published by", lambda pair: pair[1]["who"]),
         text("metric", lambda pair: pair[0]["name"].rpartition("/")[2]),
@@ -71,13 +88,18 @@ def _status(limit: Row) -> str:
 
 
 def _measured(found: Sequence[Row]) -> Table:
-    rows = [case for row in found for case in row["measured"][: max(1, _MOST_MEASURED // len(found))]]
+    rows = [
+        case for row in found for case in row["measured"][: max(1, _MOST_MEASURED // len(found))]
+    ]
     return table(
         "",
         rows[: _MOST_MEASURED - (len(found) > 2)],
         [
             text("measured by others", lambda case: case["model"]),
-            text("setup", lambda case: f"{case['setup']}{f' ({state})' if (state := case['state']) else ''}"),
+            text(
+                "setup",
+                lambda case: f"{case['setup']}{f' ({state})' if (state := case['state']) else ''}",
+            ),
             col("value", lambda case: _span(case["low"], case["high"])),
             text("source", lambda case: case["source"]),
         ],
@@ -94,7 +116,9 @@ def _remarks(found: Sequence[Row]) -> Iterator[tuple[str, str]]:
         name = f"{row['name'].rpartition('/')[2]}: " if len(found) > 1 else ""
         for label, fault in (("Usual for", False), ("Same size as", True)):
             cases = (case for case in row["made_by"] if case["fault"] is fault)
-            if causes := "; ".join(f"{case['what']}, {_span(case['low'], case['high'])}" for case in cases):
+            if causes := "; ".join(
+                f"{case['what']}, {_span(case['low'], case['high'])}" for case in cases
+            ):
                 yield label, name + causes
         if row["note"] and len(found) < _FEW:
             yield "Note", f"{name}{row['note']}"
@@ -107,7 +131,10 @@ def _suspects(found: Mapping[str, Any]) -> Table:
         found["suspects"][: max(1, _MOST_SUSPECTS + 1 - len(found["numbers"]))],
         [
             text("check first", lambda suspect: suspect["setting"]),
-            text("here", lambda suspect: "not given" if suspect["value"] is None else str(suspect["value"])),
+            text(
+                "here",
+                lambda suspect: "not given" if suspect["value"] is None else str(suspect["value"]),
+            ),
             text("why it can cause a gap", lambda suspect: suspect["why"]),
         ],
     )
@@ -134,12 +161,17 @@ def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
 def _of_number(row: Row) -> Iterator[str]:
     limits, usual = row["bars"], row["usual"]
     if row["pair"] == UPDATE:
-        yield "It compares the trainer with itself before an update, so no limit for the engine's gap applies."
+        yield (
+            "It compares the trainer with itself before an update, so no limit for the engine's "
+            "gap applies."
+        )
         return
     if limits:
         yield counted(limits)
     elif row["metric"] is None:
-        yield f"It is {row['formula']}: it has no published limit and none of our metrics matches it."
+        yield (
+            f"It is {row['formula']}: it has no published limit and none of our metrics matches it."
+        )
     else:
         yield f"There is no published limit for {METRICS[row['metric']].label} alone."
     if row["metric"] is None and limits:
@@ -147,7 +179,10 @@ def _of_number(row: Row) -> Iterator[str]:
     if usual:
         span = _span(usual["low"], usual["high"])
         where = "above, though not far above," if usual["where"] == "above" else usual["where"]
-        yield f"{numbers.number(row['value'])} is {where} what is usual for {usual['who']}, {span} nats."
+        yield (
+            f"{numbers.number(row['value'])} is {where} what is usual for {usual['who']}, {span} "
+            "nats."
+        )
     if any(case["fault"] for case in row["made_by"]):
         yield "Faults have caused values of this size: look for one first."
 
@@ -160,11 +195,16 @@ def _next(study: DashboardNumbers) -> Facts:
     shows = ("--as", frameworks[0]) if frameworks else ()
     first = next((row for row in study.result["suspects"] if row["test"]), None)
     lines = [
-        (suggest("import", "DUMP", *form, "--output", "run"), "turn a dump of the run into a trace"),
+        (
+            suggest("import", "DUMP", *form, "--output", "run"),
+            "turn a dump of the run into a trace",
+        ),
         (suggest("diagnose", "run"), "a mistake, or which setting?"),
         (suggest("report", "run", *shows), "the same number, and where the gap is"),
     ]
     if first is not None:
         shows_first = f"or without a dump: how much {first['setting']} causes"
-        lines += [(line, "" if number else shows_first) for number, line in enumerate(first["test"])]
+        lines += [
+            (line, "" if number else shows_first) for number, line in enumerate(first["test"])
+        ]
     return tuple(lines)

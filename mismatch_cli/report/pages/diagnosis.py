@@ -12,15 +12,22 @@ from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.studies.study import typed
 
 _NOTATION = (
-    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ in nats. The typical "
-    "gap is the 80th percentile of |d| among tokens with about the same log μ, so gaps in units of it are comparable "
-    "across probabilities. z counts standard errors over prompts."
+    "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
+    "in nats. The typical gap is the 80th percentile of |d| among tokens with about the same log "
+    "μ, so gaps in units of it are comparable across probabilities. z counts standard errors "
+    "over prompts."
 )
 _OWN = "mismatch-cli"
 GAP = METRICS["abs_d_mean"]
-EXPLAINED = Metric("explained", "explained by the first cause", "share of Σ|d| that it explains", "share", _OWN)
-UNEXPLAINED = Metric("unexplained-gap", "unexplained gap", "mean |d| with every cause found undone", "nats", _OWN)
-FAULTS = Metric("faults", "faults found", "checks that answer “found”, except noise and tails", "checks", _OWN)
+EXPLAINED = Metric(
+    "explained", "explained by the first cause", "share of Σ|d| that it explains", "share", _OWN
+)
+UNEXPLAINED = Metric(
+    "unexplained-gap", "unexplained gap", "mean |d| with every cause found undone", "nats", _OWN
+)
+FAULTS = Metric(
+    "faults", "faults found", "checks that answer “found”, except noise and tails", "checks", _OWN
+)
 MADE = Metric("made", "checks made", "checks that the trace allows, of all checks", "checks", _OWN)
 _STAGES = {
     1: "values",
@@ -38,8 +45,12 @@ _ANSWERS = {"found": "FOUND", "clear": "clear", "untested": "not tested"}
 def page(analysis: DiagnosisAnalysis) -> ReportView:
     """The faults first, then every check."""
     diagnosis = analysis.diagnosis
-    sections = [_finding_section(finding, finding is diagnosis.first_cause) for finding in diagnosis.found]
-    sections.insert(0 if diagnosis.is_minor or not diagnosis.first_cause else 1, _suspects_section(analysis))
+    sections = [
+        _finding_section(finding, finding is diagnosis.first_cause) for finding in diagnosis.found
+    ]
+    sections.insert(
+        0 if diagnosis.is_minor or not diagnosis.first_cause else 1, _suspects_section(analysis)
+    )
     return ReportView(
         title="What is wrong with this trace?",
         about=(*who_facts(analysis.result["about"]), ("Checked", _looked_at(analysis))),
@@ -56,7 +67,10 @@ def page(analysis: DiagnosisAnalysis) -> ReportView:
 
 def _looked_at(analysis: DiagnosisAnalysis) -> str:
     counts, sample = analysis.diagnosis.evidence.counts, analysis.sample
-    text = f"{numbers.things(len(sample.kept), 'token')} in {numbers.things(sample.num_responses, 'response')}"
+    text = (
+        f"{numbers.things(len(sample.kept), 'token')} in "
+        f"{numbers.things(sample.num_responses, 'response')}"
+    )
     if sample.num_responses < counts.responses:
         text += f", a sample of {numbers.count(counts.responses)}; values and placeholders are checked in all"
     return text
@@ -69,18 +83,26 @@ def _reasons(analysis: DiagnosisAnalysis) -> str:
     unexplained = next((f.sentence for f in diagnosis.faults if f.check == UNEXPLAINED.key), "")
     if first is not None and not (diagnosis.is_minor and analysis.suspects):
         explained = f" It explains {share(first.explains)} of the gap." if first.explains else ""
-        return " ".join(filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained)))
+        return " ".join(
+            filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained))
+        )
     suspected = _suspected_first(analysis)
     if unexplained:
-        tested = [_suspect(finding) for finding in diagnosis.suspects if finding.status != "untested"]
-        untested = [_suspect(finding) for finding in diagnosis.suspects if finding.status == "untested"]
+        tested = [
+            _suspect(finding) for finding in diagnosis.suspects if finding.status != "untested"
+        ]
+        untested = [
+            _suspect(finding) for finding in diagnosis.suspects if finding.status == "untested"
+        ]
         may_be = " ".join(
             f"{words} {'; or '.join(suspects)}."
             for words, suspects in (("It may be", tested), ("Not tested:", untested))
             if suspects
         )
         return " ".join(filter(None, (unexplained, may_be, suspected)))
-    also = f"{module(first.check).TITLE} explains {share(first.explains)} of the gap." if first else ""
+    also = (
+        f"{module(first.check).TITLE} explains {share(first.explains)} of the gap." if first else ""
+    )
     return " ".join(filter(None, (_against_usual(analysis), suspected, also)))
 
 
@@ -103,13 +125,22 @@ def _suspect(finding: Finding) -> str:
 def _against_usual(analysis: DiagnosisAnalysis) -> str:
     """The gap compared with what is usual for its precisions, in a sentence."""
     gap, usual = analysis.diagnosis.evidence.gap.value, analysis.diagnosis.evidence.usual
-    where = "less than" if gap < usual.low else "within" if gap <= usual.high else "above, though not far above,"
+    where = (
+        "less than"
+        if gap < usual.low
+        else "within"
+        if gap <= usual.high
+        else "above, though not far above,"
+    )
     if not usual.precision and gap <= usual.high:
         return (
-            f"The gap of {numbers.number(gap)} nats cannot be judged: the trace does not name its precisions, and "
-            f"{usual.text} nats are usual, depending on them."
+            f"The gap of {numbers.number(gap)} nats cannot be judged: the trace does not name "
+            f"its precisions, and {usual.text} nats are usual, depending on them."
         )
-    return f"The gap of {numbers.number(gap)} nats is {where} what is usual for {usual.who}, {usual.text} nats."
+    return (
+        f"The gap of {numbers.number(gap)} nats is {where} what is usual for {usual.who}, "
+        f"{usual.text} nats."
+    )
 
 
 def _not_tested(analysis: DiagnosisAnalysis) -> str:
@@ -118,7 +149,11 @@ def _not_tested(analysis: DiagnosisAnalysis) -> str:
     if diagnosis.faults or (diagnosis.first_cause and not diagnosis.is_minor):
         return ""
     missing = [f for f in diagnosis.findings if f.status == "untested" and f.needs]
-    return f"Not tested: {', '.join(f'{module(f.check).TITLE} ({f.needs})' for f in missing)}." if missing else ""
+    return (
+        f"Not tested: {', '.join(f'{module(f.check).TITLE} ({f.needs})' for f in missing)}."
+        if missing
+        else ""
+    )
 
 
 def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
@@ -129,14 +164,20 @@ def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
     return (
         MetricRow(FAULTS, numbers.count(len(diagnosis.faults))),
         MetricRow(EXPLAINED, share(first), note="an estimate" if first is not None else ""),
-        MetricRow(UNEXPLAINED, numbers.number(diagnosis.unexplained.nats), note=f"usual: {usual.text}, {usual.who}"),
+        MetricRow(
+            UNEXPLAINED,
+            numbers.number(diagnosis.unexplained.nats),
+            note=f"usual: {usual.text}, {usual.who}",
+        ),
         metric_row(GAP, analysis.gap),
         MetricRow(MADE, f"{made} of {len(diagnosis.findings)}"),
     )
 
 
 def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
-    """Settings known to cause gaps, the likeliest first, and the commands that measure how much each causes here."""
+    """Settings known to cause gaps, the likeliest first, and the commands that measure how much
+    each causes here.
+    """
     suspects = table(
         "",
         analysis.suspects,
@@ -148,11 +189,15 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
             text("source", lambda suspect: suspect.source, optional=True),
         ],
     )
-    tests = ((f"{suspect.setting}: {suspect.change}", " && ".join(suspect.test)) for suspect in analysis.suspects)
+    tests = (
+        (f"{suspect.setting}: {suspect.change}", " && ".join(suspect.test))
+        for suspect in analysis.suspects
+    )
     return Section(
         "Suspects",
-        "Settings of this trace that are known to cause gaps, sorted by how often they caused large ones. They are not "
-        "findings: the command that tests one measures the same prompts without it.",
+        "Settings of this trace that are known to cause gaps, sorted by how often they caused "
+        "large ones. They are not findings: the command that tests one measures the same prompts "
+        "without it.",
         tables=filled(suspects, pairs_table("To test", tests, "instead", "type")),
     )
 
@@ -160,8 +205,14 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
 def _finding_section(finding: Finding, is_first: bool) -> Section:
     check = module(finding.check)
     order = "First cause" if is_first else "Also found"
-    kind = " (rounding noise or a tail, not bookkeeping)" if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE) else ""
-    explains = f" It explains about {share(finding.explains)} of the gap." if finding.explains else ""
+    kind = (
+        " (rounding noise or a tail, not bookkeeping)"
+        if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE)
+        else ""
+    )
+    explains = (
+        f" It explains about {share(finding.explains)} of the gap." if finding.explains else ""
+    )
     if check.STAGE == UNEXPLAINED_STAGE:
         order, explains = "Unexplained", ""
     facts = (
@@ -209,14 +260,17 @@ def _all_checks(analysis: DiagnosisAnalysis) -> Section:
         ],
     )
     evidence = (
-        _evidence(finding, module(finding.check).TITLE, fold="Evidence of the checks that found nothing")
+        _evidence(
+            finding, module(finding.check).TITLE, fold="Evidence of the checks that found nothing"
+        )
         for finding in analysis.diagnosis.findings
         if finding.status == "clear"
     )
     return Section(
         "All checks",
-        "Faults that corrupt tokens come first; then causes by how much of the gap they explain once stronger ones are "
-        "undone. For detection rates and the smallest faults found: mismatch-cli guide diagnose.",
+        "Faults that corrupt tokens come first; then causes by how much of the gap they explain "
+        "once stronger ones are undone. For detection rates and the smallest faults found: "
+        "mismatch-cli guide diagnose.",
         tables=(checks, *filled(*evidence)),
     )
 

@@ -9,7 +9,13 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from mismatch_cli import numbers
 from mismatch_cli.errors import suggest
 from mismatch_cli.places import shown
-from mismatch_cli.report.about import about_facts, command_line, left_out, partial_notes, subject_lines
+from mismatch_cli.report.about import (
+    about_facts,
+    command_line,
+    left_out,
+    partial_notes,
+    subject_lines,
+)
 from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
 from mismatch_cli.report.view import Facts, ReportView, Screen, Section, Verdict
 from mismatch_cli.studies.gate import (
@@ -35,13 +41,17 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&@$])")  # of Markdown
 def page(result: GateResult) -> ReportView:
     """The limits and their status; the verdict comes last."""
     summary = result.measured.summary
-    sources = dict.fromkeys((check.limit.metric, source_text(check)) for check in result.checks if source_text(check))
+    sources = dict.fromkeys(
+        (check.limit.metric, source_text(check)) for check in result.checks if source_text(check)
+    )
     limits = table(
         "Limits",
         result.checks,
         _columns(result, _status),
     )
-    reasons = ((f"{check.limit.metric} {check.limit.text}", check.reason) for check in result.failed)
+    reasons = (
+        (f"{check.limit.metric} {check.limit.text}", check.reason) for check in result.failed
+    )
     failed = pairs_table("Failed limits", reasons, "limit", "why")
     listed = pairs_table("Sources", sources, "metric", "source")
     return ReportView(
@@ -67,11 +77,17 @@ def _columns(result: GateResult, status: Callable[[Check], str]) -> list[Col[Che
 
 
 def _named(result: GateResult, check: Check) -> str:
-    """The metric, with the set that limits it if another set limits it too; a file without its folder."""
+    """The metric, with the set that limits it if another set limits it too; a file without its
+    folder.
+    """
     also = {other.limits for other in result.checks if subject(other) == subject(check)}
     short = [Path(name).name for name in also]
     own = Path(check.limits).name
-    return f"{subject(check)}, {own if short.count(own) == 1 else check.limits}" if len(also) > 1 else subject(check)
+    return (
+        f"{subject(check)}, {own if short.count(own) == 1 else check.limits}"
+        if len(also) > 1
+        else subject(check)
+    )
 
 
 def _status(check: Check) -> str:
@@ -94,18 +110,28 @@ def _screen(result: GateResult) -> Screen:
         notes=(*left_out(result.measured.summary), *_notes(result)),
         tables=(limits,),
         remarks=(*unknown, *_by_value_alone(result), *_reconciled(result)),
-        verdict=Verdict("PASSED", result.reason, "good") if result.passed else Verdict("FAILED", result.reason, "bad"),
+        verdict=Verdict("PASSED", result.reason, "good")
+        if result.passed
+        else Verdict("FAILED", result.reason, "bad"),
         next=_next(result),
     )
 
 
 def _by_value_alone(result: GateResult) -> Facts:
     """Failed limits of metrics without an interval, which another sample could pass."""
-    estimated = [check for check in result.failed if check.known and check.limit.framework != DIAGNOSIS]  # not counts
+    # Not counts
+    estimated = [
+        check for check in result.failed if check.known and check.limit.framework != DIAGNOSIS
+    ]
     without_interval = [check for check in estimated if measured_parts(check)[1] == numbers.MISSING]
     metrics = " and ".join(dict.fromkeys(check.limit.metric for check in without_interval))
     return (
-        (("No interval", f"{metrics}: judged by the value alone, which may depend on a few prompts."),)
+        (
+            (
+                "No interval",
+                f"{metrics}: judged by the value alone, which may depend on a few prompts.",
+            ),
+        )
         if without_interval
         else ()
     )
@@ -117,14 +143,23 @@ def _reconciled(result: GateResult) -> Facts:
     passed = [limits.name for limits in result.sets if limits.name not in failed]
     if not failed or not passed:
         return ()
-    pairs = [{check.found.pair for check in result.checks if check.holds is holds} for holds in (False, True)]
+    pairs = [
+        {check.found.pair for check in result.checks if check.holds is holds}
+        for holds in (False, True)
+    ]
     stale = pairs[0] == {"total"} and "total" not in pairs[1]
     why = (
-        "failed limits cover the trainer as it is now, including staleness; the others, equal weights"
+        "failed limits cover the trainer as it is now, including staleness; the others, equal "
+        "weights"
         if stale
-        else "publishers limit different metrics for different models, and limits differ by more than ten times"
+        else (
+            "publishers limit different metrics for different models, and limits differ by more "
+            "than ten times"
+        )
     )
-    return (("Why both", f"The limits of {' and '.join(passed)} hold although others fail: {why}."),)
+    return (
+        ("Why both", f"The limits of {' and '.join(passed)} hold although others fail: {why}."),
+    )
 
 
 def _next(result: GateResult) -> Facts:
@@ -139,20 +174,33 @@ def _notes(result: GateResult) -> tuple[str, ...]:
         return ()
     notes = partial_notes(result.baseline.summary["about"])
     if not any(check.limit.bound in OF_BASELINE for check in result.checks):
-        unused = "No limit refers to the baseline: add a relative one, such as max_times_baseline, or omit --baseline."
+        unused = (
+            "No limit refers to the baseline: add a relative one, such as max_times_baseline, or "
+            "omit --baseline."
+        )
         return (*notes, unused)
-    sampling = [s.traces[0].manifest.get("config", {}).get("sampling") for s in (result.measured, result.baseline)]
+    sampling = [
+        s.traces[0].manifest.get("config", {}).get("sampling")
+        for s in (result.measured, result.baseline)
+    ]
     if sampling[0] != sampling[1]:
-        return (*notes, "The baseline was sampled with different settings: its gap may differ for that alone.")
+        return (
+            *notes,
+            "The baseline was sampled with different settings: its gap may differ for that alone.",
+        )
     return notes
 
 
 def junit(result: GateResult) -> str:
-    """A suite per set of limits and a test case per limit, with the same name in every run so that CI can track it."""
+    """A suite per set of limits and a test case per limit, with the same name in every run so
+    that CI can track it.
+    """
     root = Element("testsuites", _attributes(_SUITES, result.checks, bool(result.refused)))
     for limit_set in result.sets:
         checks = [check for check in result.checks if check.limits == limit_set.name]
-        suite = SubElement(root, "testsuite", _attributes(limit_set.name, checks) | {"skipped": "0"})
+        suite = SubElement(
+            root, "testsuite", _attributes(limit_set.name, checks) | {"skipped": "0"}
+        )
         _add_properties(suite, result, limit_set)
         for check in checks:
             _add_case(suite, check)
@@ -166,7 +214,13 @@ def junit(result: GateResult) -> str:
 
 def _attributes(name: str, checks: Sequence[Check], refused: bool = False) -> dict[str, str]:
     tests, failures = len(checks) + refused, sum(not check.holds for check in checks) + refused
-    return {"name": visible(name), "tests": str(tests), "failures": str(failures), "errors": "0", "time": "0"}
+    return {
+        "name": visible(name),
+        "tests": str(tests),
+        "failures": str(failures),
+        "errors": "0",
+        "time": "0",
+    }
 
 
 def _add_properties(suite: Element, result: GateResult, limits: LimitSet) -> None:
@@ -178,7 +232,9 @@ def _add_properties(suite: Element, result: GateResult, limits: LimitSet) -> Non
 
 
 def _add_case(suite: Element, check: Check) -> None:
-    name = f"{check.limit.metric} {check.limit.text}" + (f" [{check.limit.pair}]" if check.limit.pair else "")
+    name = f"{check.limit.metric} {check.limit.text}" + (
+        f" [{check.limit.pair}]" if check.limit.pair else ""
+    )
     classname = f"mismatch-cli.gate.{visible(check.limits)}"
     case = SubElement(suite, "testcase", classname=classname, name=visible(name), time="0")
     if check.holds:
@@ -195,7 +251,9 @@ def _add_case(suite: Element, check: Check) -> None:
 
 
 def markdown(result: GateResult) -> str:
-    """GitHub Markdown for a job summary, a comment or an issue: the answer, and a row per limit, failed ones first."""
+    """GitHub Markdown for a job summary, a comment or an issue: the answer, and a row per limit,
+    failed ones first.
+    """
     lines = [
         f"### {_tick(result.passed)} mismatch-cli gate: {'passed' if result.passed else 'failed'}",
         "",
@@ -209,20 +267,31 @@ def markdown(result: GateResult) -> str:
         if check.known and not check.holds and check.found.detail:
             measured += f": {check.found.detail}"  # which fault: a count alone does not say
         cells = (subject(check), measured, limit_text(check), check.limits, source_text(check))
-        lines.append(" | ".join([f"| {_tick(check.holds)} {_status(check)}", *map(_escaped, cells)]) + " |")
+        lines.append(
+            " | ".join([f"| {_tick(check.holds)} {_status(check)}", *map(_escaped, cells)]) + " |"
+        )
     lines += ["", *(f"- {_escaped(why)} {_escaped(line)}" for line, why in _next(result))]
     lines += [*(f"- {_escaped(note)}" for note in partial_notes(result.measured.summary["about"]))]
-    lines += [f"- {_escaped(label)}: {_escaped(value)}" for label, value in about_facts(result.measured.summary)]
+    lines += [
+        f"- {_escaped(label)}: {_escaped(value)}"
+        for label, value in about_facts(result.measured.summary)
+    ]
     return "\n".join(lines) + "\n"
 
 
 def annotations(result: GateResult) -> str:
-    """A GitHub Actions workflow command per failed limit, at most as many as GitHub shows for a step."""
+    """A GitHub Actions workflow command per failed limit, at most as many as GitHub shows for a
+    step.
+    """
     lines = [f"{subject(check)} {check.limit.text}: {check.reason}" for check in result.failed]
     lines += [result.refused] * bool(result.refused)
     if len(lines) > _ANNOTATIONS:
-        lines[_ANNOTATIONS - 1 :] = [f"{len(lines) - _ANNOTATIONS + 1} more limits failed: see the summary."]
-    return "".join(f"::error title=mismatch-cli gate::{visible(line).replace('%', '%25')}\n" for line in lines)
+        lines[_ANNOTATIONS - 1 :] = [
+            f"{len(lines) - _ANNOTATIONS + 1} more limits failed: see the summary."
+        ]
+    return "".join(
+        f"::error title=mismatch-cli gate::{visible(line).replace('%', '%25')}\n" for line in lines
+    )
 
 
 def _tick(holds: bool) -> str:

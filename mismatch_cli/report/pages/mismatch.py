@@ -4,7 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mismatch_cli import numbers
-from mismatch_cli.metrics.gap_table import GAP_GROUPS, METRICS, RESPONSES, SEQUENCE, VOLATILITY, in_group
+from mismatch_cli.metrics.gap_table import (
+    GAP_GROUPS,
+    METRICS,
+    RESPONSES,
+    SEQUENCE,
+    VOLATILITY,
+    in_group,
+)
 from mismatch_cli.report.about import GAPS, about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.excerpts import worst_excerpts
 from mismatch_cli.report.pages._mismatch_screen import leading, screen
@@ -30,19 +37,27 @@ from mismatch_cli.studies.study import typed
 
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
 _RATIO_TAILS = ("ratio_p01", "ratio_p99", "ratio_max")
-_TV_TAILS = ("tv_binary_p01", "tv_binary_p99", "tv_binary_max", "tv_topk_p01", "tv_topk_p99", "tv_topk_max")
+_TV_TAILS = (
+    "tv_binary_p01",
+    "tv_binary_p99",
+    "tv_binary_max",
+    "tv_topk_p01",
+    "tv_topk_p99",
+    "tv_topk_max",
+)
 _FAMILIES = {
     "dense": "dense models",
     "moe": "mixtures of experts",
     "": "all models (this one may be dense or MoE)",
 }
 _TURNS = (
-    "A turn is a run of trained tokens; tool output and user messages between turns are not trained. A jump at the "
-    "second turn points to how the conversation is rebuilt: chat template, tool output, dropped thoughts."
+    "A turn is a run of trained tokens; tool output and user messages between turns are not "
+    "trained. A jump at the second turn points to how the conversation is rebuilt: chat "
+    "template, tool output, dropped thoughts."
 )
 _DIAGNOSE = (
-    "No limit is universal: published ones differ by more than ten times. Most large gaps are bookkeeping errors, not "
-    "arithmetic: run `mismatch-cli diagnose` to find them."
+    "No limit is universal: published ones differ by more than ten times. Most large gaps are "
+    "bookkeeping errors, not arithmetic: run `mismatch-cli diagnose` to find them."
 )
 
 
@@ -58,9 +73,17 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
         routing_section(summary["routing"]),
         _position_section(main),
         _sequence_section(main),
-        *(Section(_pair_title(pair), _pair_text(pair), groups=_gap_groups(pair)) for pair in others),
+        *(
+            Section(_pair_title(pair), _pair_text(pair), groups=_gap_groups(pair))
+            for pair in others
+        ),
         _responses_section(main, imported="imported" in summary["about"]),
-        Section("Worst tokens", "Where |log π − log μ| is largest.", excerpts=tokens, terminal_excerpts=worst),
+        Section(
+            "Worst tokens",
+            "Where |log π − log μ| is largest.",
+            excerpts=tokens,
+            terminal_excerpts=worst,
+        ),
         Section(
             "Worst responses",
             "Where the sum of log π − log μ is furthest from zero.",
@@ -84,15 +107,23 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
 def _headline(pairs: Mapping[str, Mapping[str, Any]]) -> str:
     main, *_ = pairs.values()
     difference, outside = _row(main, "tv_binary_mean"), _row(main, "ratio_outside_0.8_1.28")
-    floor = f", {difference.times_floor} the trainer's own noise" if difference.times_floor.endswith("×") else ""
+    floor = (
+        f", {difference.times_floor} the trainer's own noise"
+        if difference.times_floor.endswith("×")
+        else ""
+    )
     text = (
-        f"The two policies differ by {difference.value} in probability on the average token{floor}. "
-        f"{outside.value} of the tokens have a ratio outside [0.8, 1.28]."
+        f"The two policies differ by {difference.value} in probability on the average "
+        f"token{floor}. {outside.value} of the tokens have a ratio outside [0.8, 1.28]."
     )
     if "total" in pairs and main["pair"] != "total":
         total = pairs["total"]
-        text = f"At equal weights: {text[0].lower()}{text[1:]} At the trainer's current weights: " + (
-            f"{_row(total, 'tv_binary_mean').value}, with {_row(total, 'ratio_outside_0.8_1.28').value} outside."
+        text = (
+            f"At equal weights: {text[0].lower()}{text[1:]} At the trainer's current weights: "
+            + (
+                f"{_row(total, 'tv_binary_mean').value}, with "
+                f"{_row(total, 'ratio_outside_0.8_1.28').value} outside."
+            )
         )
     return text
 
@@ -103,9 +134,10 @@ def _gap_text(summary: Mapping[str, Any]) -> str:
     text = f"{_pair_title(pair)}. Intervals are 95 %, over prompts."
     if floor:
         text += (
-            f" Noise: the trainer's gap to itself when it scores {floor['counts']['tokens']:,} sampled tokens again in "
-            "another micro-batch shape. Extremes grow with the number of tokens, so compare them with care. Signed "
-            "means have no factor because they can be near zero by chance."
+            f" Noise: the trainer's gap to itself when it scores {floor['counts']['tokens']:,} "
+            "sampled tokens again in another micro-batch shape. Extremes grow with the number of "
+            "tokens, so compare them with care. Signed means have no factor because they can be "
+            "near zero by chance."
         )
     return text
 
@@ -114,8 +146,8 @@ def _pair_text(pair: Mapping[str, Any]) -> str:
     if pair["pair"] != "staleness":
         return ""
     return (
-        "Here μ is the trainer at the weights that sampled. The engine sampled the tokens, so these KL estimates "
-        "measure what the optimiser changed on them."
+        "Here μ is the trainer at the weights that sampled. The engine sampled the tokens, so "
+        "these KL estimates measure what the optimiser changed on them."
     )
 
 
@@ -130,7 +162,10 @@ def _gap_groups(pair: Mapping[str, Any]) -> tuple[MetricGroup, ...]:
 
 def _group(pair: Mapping[str, Any], title: str) -> MetricGroup:
     rows = (_row(pair, metric.key) for metric in in_group(title))
-    return MetricGroup(title, tuple(row for row in rows if row.value != numbers.MISSING or row.note != "not measured"))
+    return MetricGroup(
+        title,
+        tuple(row for row in rows if row.value != numbers.MISSING or row.note != "not measured"),
+    )
 
 
 def _row(pair: Mapping[str, Any], key: str) -> MetricRow:
@@ -139,9 +174,10 @@ def _row(pair: Mapping[str, Any], key: str) -> MetricRow:
 
 def _volatility_section(pair: Mapping[str, Any]) -> Section:
     text = (
-        "The ratio is volatile where the rollout gave a token little probability; the difference of probabilities is "
-        "not. Binary TV, |π − μ| of the sampled token, is small at low μ by construction: it cannot exceed max(π, μ). "
-        "Top-K TV covers the head of the distribution at that position, so it is the fair comparison for the ratio."
+        "The ratio is volatile where the rollout gave a token little probability; the difference "
+        "of probabilities is not. Binary TV, |π − μ| of the sampled token, is small at low μ by "
+        "construction: it cannot exceed max(π, μ). Top-K TV covers the head of the distribution "
+        "at that position, so it is the fair comparison for the ratio."
     )
     tables = (
         _volatility_table("SD per bin of μ, ± half the 95 % interval", pair, _SPREAD, plain),
@@ -151,9 +187,15 @@ def _volatility_section(pair: Mapping[str, Any]) -> Section:
     return Section("Ratio and TV by probability", text, tables=tables)
 
 
-def _volatility_table(title: str, pair: Mapping[str, Any], keys: Sequence[str], show: Callable[[Any], str]) -> Table:
+def _volatility_table(
+    title: str, pair: Mapping[str, Any], keys: Sequence[str], show: Callable[[Any], str]
+) -> Table:
     rows = [row for row in pair["volatility"] if row["tokens"]]
-    metrics = [m for m in VOLATILITY.values() if m.key in keys and any(row[m.key]["value"] is not None for row in rows)]
+    metrics = [
+        m
+        for m in VOLATILITY.values()
+        if m.key in keys and any(row[m.key]["value"] is not None for row in rows)
+    ]
     shown = (keyed(m.label, m.key, show, m) for m in metrics)
     return table(title, rows, [col("μ", mu_bin), keyed("tokens", "tokens", numbers.count), *shown])
 
@@ -164,15 +206,23 @@ def _position_section(pair: Mapping[str, Any]) -> Section:
         _position_table("From the last token", "tokens before the last", pair["from_end"]),
         _turn_table(pair["turns"]),
     )
-    text = "Drift with position points to the position encoding; a jump at the last token points to the stop token."
+    text = (
+        "Drift with position points to the position encoding; a jump at the last token points to "
+        "the stop token."
+    )
     if len(pair["turns"]) > 1:
         text += f" {_TURNS}"
     return Section("By position in the response", text, tables=filled(*tables))
 
 
 def _position_table(title: str, what: str, rows: Sequence[Row], *columns: Col[Row]) -> Table:
-    shown = (keyed(METRICS[key].label, key, plain, METRICS[key]) for key in ("abs_d_mean", "d_mean", "tv_binary_mean"))
-    return table(title, rows, [col(what, span), *columns, keyed("tokens", "tokens", numbers.count), *shown])
+    shown = (
+        keyed(METRICS[key].label, key, plain, METRICS[key])
+        for key in ("abs_d_mean", "d_mean", "tv_binary_mean")
+    )
+    return table(
+        title, rows, [col(what, span), *columns, keyed("tokens", "tokens", numbers.count), *shown]
+    )
 
 
 def _turn_table(rows: Sequence[Row]) -> Table:
@@ -192,15 +242,19 @@ def _sequence_section(pair: Mapping[str, Any]) -> Section:
             keyed("SD of Σd", "d_sum_sd", number),
         ],
     )
-    text = "Per-token gaps add up: sequence-level weights and masks act on the ratio of a whole response."
+    text = (
+        "Per-token gaps add up: sequence-level weights and masks act on the ratio of a whole "
+        "response."
+    )
     return Section("Whole responses", text, (_group(pair, SEQUENCE),), tables=filled(by_length))
 
 
 def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:
     equal = pair["metrics"]["equal_rewards_share"]["value"]
     text = (
-        "An advantage is a reward minus the mean reward of its group (the samples of a prompt). A group whose rewards "
-        "are all equal has no signal: its advantages are zero and it teaches nothing."
+        "An advantage is a reward minus the mean reward of its group (the samples of a prompt). "
+        "A group whose rewards are all equal has no signal: its advantages are zero and it "
+        "teaches nothing."
     )
     if pair["metrics"]["reward_mean"]["value"] is None:
         text = "The prompts have no answers, so nothing was graded and there are no advantages."
@@ -208,10 +262,17 @@ def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:
             text = "The dump has no rewards."
     elif equal == 1:
         reward = pair["metrics"]["reward_mean"]["value"]
-        what = "none was solved" if reward == 0 else "all were solved" if reward == 1 else "all samples of each agree"
+        what = (
+            "none was solved"
+            if reward == 0
+            else "all were solved"
+            if reward == 1
+            else "all samples of each agree"
+        )
         text = (
-            f"Every group has equal rewards ({what}), so every advantage (reward minus group mean) is zero and these "
-            "responses cause no update. Choose problems that the model solves only sometimes."
+            f"Every group has equal rewards ({what}), so every advantage (reward minus group "
+            "mean) is zero and these responses cause no update. Choose problems that the model "
+            "solves only sometimes."
         )
     return Section("Rewards and responses", text, (_group(pair, RESPONSES),))
 
@@ -219,10 +280,14 @@ def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:
 def _verdict_section(summary: Mapping[str, Any]) -> Section:
     """The numbers compared with published limits and values; every row has its source."""
     verdict = summary["verdict"]
-    tables = [_bars(verdict, pair) for pair in dict.fromkeys(row["pair"] for row in verdict["bars"])]
+    tables = [
+        _bars(verdict, pair) for pair in dict.fromkeys(row["pair"] for row in verdict["bars"])
+    ]
     if verdict["measured"]:
         tables.append(_measured(verdict))
-    return Section("Is this normal?", " ".join([*verdict["sentences"], _DIAGNOSE]), tables=tuple(tables))
+    return Section(
+        "Is this normal?", " ".join([*verdict["sentences"], _DIAGNOSE]), tables=tuple(tables)
+    )
 
 
 def _bars(verdict: Mapping[str, Any], pair: str) -> Table:

@@ -1,25 +1,38 @@
-"""Expert routing on the page of a trace: which tokens flip, where, and how much of the gap they carry."""
+"""Expert routing on the page of a trace: which tokens flip, where, and how much of the gap they
+carry.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from mismatch_cli import numbers
 from mismatch_cli.metrics.route_flips import ROUTING
-from mismatch_cli.report.tables import col, filled, in_words, keyed, metric_row, mu_bin, percent, plain, table
+from mismatch_cli.report.tables import (
+    col,
+    filled,
+    in_words,
+    keyed,
+    metric_row,
+    mu_bin,
+    percent,
+    plain,
+    table,
+)
 from mismatch_cli.report.view import Facts, MetricGroup, Section, Table
 
 _TEXT = (
-    "A router sends each token to the experts with the largest logits. Where two logits nearly tie, rounding decides, "
-    "and engine and trainer may choose different experts: a flip. Flips at small margins come from rounding; flips at "
-    "ordinary margins mean that the routing differs (weights, top-k, a stale capture)."
+    "A router sends each token to the experts with the largest logits. Where two logits nearly "
+    "tie, rounding decides, and engine and trainer may choose different experts: a flip. Flips "
+    "at small margins come from rounding; flips at ordinary margins mean that the routing "
+    "differs (weights, top-k, a stale capture)."
 )
 _OWN = (
-    "`mismatch-cli rescore RUN --replay-routes` sends the trainer's tokens to the engine's experts (R3); then "
-    "`mismatch-cli compare` shows how much of the gap that removes."
+    "`mismatch-cli rescore RUN --replay-routes` sends the trainer's tokens to the engine's "
+    "experts (R3); then `mismatch-cli compare` shows how much of the gap that removes."
 )
 _REPLAYED = (
-    "The trainer's tokens went to the engine's experts (R3); the counts are of the experts that its own routers would "
-    "have chosen."
+    "The trainer's tokens went to the engine's experts (R3); the counts are of the experts that "
+    "its own routers would have chosen."
 )
 _LIKE_ALL = 0.5  # of the usual margin: a flip above it is not a near tie
 
@@ -38,9 +51,17 @@ def routing_remark(routing: Mapping[str, Any] | None) -> Facts:
     """For the screen: the share of flipped tokens, and their share of the gap."""
     if routing is None:
         return ()
-    flipped, share = (in_words(ROUTING[key], routing["metrics"][key])[0] for key in ("flipped_tokens", "share_of_gap"))
+    flipped, share = (
+        in_words(ROUTING[key], routing["metrics"][key])[0]
+        for key in ("flipped_tokens", "share_of_gap")
+    )
     replayed = " (replayed)" if routing["replayed"] else ""
-    return (("Routing", f"{flipped} of the tokens get different experts{replayed} and carry {share} of the gap"),)
+    return (
+        (
+            "Routing",
+            f"{flipped} of the tokens get different experts{replayed} and carry {share} of the gap",
+        ),
+    )
 
 
 def _ties(routing: Mapping[str, Any]) -> str:
@@ -49,10 +70,20 @@ def _ties(routing: Mapping[str, Any]) -> str:
     if flipped is None:
         return "No router flips."
     if agreeing is None:
-        return "Every router flips at every token: the routing differs, or the experts are numbered differently."
-    kind = "rounding decides near ties" if flipped < _LIKE_ALL * agreeing else "these are not near ties"
+        return (
+            "Every router flips at every token: the routing differs, or the experts are numbered "
+            "differently."
+        )
+    kind = (
+        "rounding decides near ties"
+        if flipped < _LIKE_ALL * agreeing
+        else "these are not near ties"
+    )
     at_flips, elsewhere = numbers.number(flipped, 2), numbers.number(agreeing, 2)
-    return f"Here the median margin is {at_flips} where routers flip and {elsewhere} where they agree: {kind}."
+    return (
+        f"Here the median margin is {at_flips} where routers flip and {elsewhere} where they "
+        f"agree: {kind}."
+    )
 
 
 def _tables(routing: Mapping[str, Any]) -> tuple[Table, ...]:

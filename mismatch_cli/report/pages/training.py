@@ -11,7 +11,18 @@ from mismatch_cli.metrics.update_table import CLIPPING, LAST, TRAINING
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import command_line
 from mismatch_cli.report.pages._training_screen import GAP, screen
-from mismatch_cli.report.tables import Col, col, filled, interval_or_note, number, parts, percent, plain, table, text
+from mismatch_cli.report.tables import (
+    Col,
+    col,
+    filled,
+    interval_or_note,
+    number,
+    parts,
+    percent,
+    plain,
+    table,
+    text,
+)
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.runs import MOST_MISSING, TrainingRun, sync_proven
 from mismatch_cli.studies.training import (
@@ -27,16 +38,17 @@ from mismatch_cli.studies.training import (
 from mismatch_cli.studies.watch_state import WatchState
 
 _NOTATION = (
-    "μ is the rollout’s probability of the sampled token and π the trainer’s, A the advantage. At equal weights means "
-    "before the first update of the step; the weights of an update are those that it changes. A blocked token is one "
-    "that the algorithm’s mask keeps out of the update. After a mean over several seeds, ± covers 95 % over seeds "
-    "(Student’s t), and [low, high] are the lowest and highest of them."
+    "μ is the rollout’s probability of the sampled token and π the trainer’s, A the advantage. "
+    "At equal weights means before the first update of the step; the weights of an update are "
+    "those that it changes. A blocked token is one that the algorithm’s mask keeps out of the "
+    "update. After a mean over several seeds, ± covers 95 % over seeds (Student’s t), and [low, "
+    "high] are the lowest and highest of them."
 )
 _NO_BAD_UPDATES = "There were no bad updates. "
 _BAD_UPDATES = (
-    "A bad update pushes down a token that already lost 0.5 or more in probability since the rollout: A < 0 and "
-    "μ − π ≥ 0.5. The paper does not name its denominator, so both are shown. A blocked token contributes nothing to "
-    "the update."
+    "A bad update pushes down a token that already lost 0.5 or more in probability since the "
+    "rollout: A < 0 and μ − π ≥ 0.5. The paper does not name its denominator, so both are shown. "
+    "A blocked token contributes nothing to the update."
 )
 _LEADING = 3  # algorithms with their numbers beside the headline
 _NAMES_SHOWN = 3
@@ -54,7 +66,8 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
     return ReportView(
         title="Does training stay stable?",
         about=_about(study),
-        notes=notes + ("Training is still running: this page reloads itself.",) * bool(reload_seconds),
+        notes=notes
+        + ("Training is still running: this page reloads itself.",) * bool(reload_seconds),
         leading=_leading(study),
         screen=answer,
         outline=_sections(study),
@@ -69,7 +82,12 @@ def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
     runs = study.runs
     never_bad = study.has("bad_over_negative") and not study.occurs("bad_over_negative")
     alarms = () if study.watched is None else _alarms(study.watched)
-    rewards = (_algorithms_table(study.algorithms), _runs_table(study), _sets_table(runs), _trainer_table(runs))
+    rewards = (
+        _algorithms_table(study.algorithms),
+        _runs_table(study),
+        _sets_table(runs),
+        _trainer_table(runs),
+    )
     return (
         *alarms,
         Section("Reward and mismatch", tables=filled(*rewards)),
@@ -100,11 +118,16 @@ def _alarms(watched: WatchState) -> tuple[Section, ...]:
 def _time_text(runs: Sequence[TrainingRun]) -> str:
     """The share of a step that recomputing log-probabilities takes; empty where no run does."""
     phases = map(seconds_by_phase, runs)
-    shares = [seconds["recompute"] / sum(seconds.values()) for seconds in phases if "recompute" in seconds]
+    shares = [
+        seconds["recompute"] / sum(seconds.values()) for seconds in phases if "recompute" in seconds
+    ]
     if not shares:
         return ""
     low, high = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
-    return f"Recomputing log π′ takes {low if low == high else f'{low} to {high}'} of a step in runs that do it."
+    return (
+        f"Recomputing log π′ takes {low if low == high else f'{low} to {high}'} of a step in "
+        "runs that do it."
+    )
 
 
 def _about(study: TrainingAnalysis) -> Facts:
@@ -116,19 +139,27 @@ def _about(study: TrainingAnalysis) -> Facts:
         ("Model", settings_of(runs, "model")),
         ("Problems", ", ".join(dict.fromkeys(filter(None, map(problems_of, runs))))),
         ("Trainer", settings_of(runs, "trainer_dtype")),
-        ("Rollout engine", " · ".join(filter(None, (settings_of(runs, "engine"), _rollout_dtype(runs))))),
+        (
+            "Rollout engine",
+            " · ".join(filter(None, (settings_of(runs, "engine"), _rollout_dtype(runs)))),
+        ),
         ("Sampling", _sampling(runs)),
         ("Algorithms", ", ".join(dict.fromkeys(run.algorithm for run in runs))),
         ("Settings", "; ".join(filter(None, study.settings))),
         ("Runs", f"{numbers.count(len(runs))}{named}"),
-        ("Steps", " to ".join(numbers.count(step) for step in dict.fromkeys((steps[0], steps[-1])))),
+        (
+            "Steps",
+            " to ".join(numbers.count(step) for step in dict.fromkeys((steps[0], steps[-1]))),
+        ),
     )
     return tuple((label, value) for label, value in facts if value)
 
 
 def _rollout_dtype(runs: Sequence[TrainingRun]) -> str:
     cache = settings_of(runs, "kv_cache_dtype")
-    return settings_of(runs, "rollout_dtype") + (f" · KV cache {cache}" if cache not in ("", "auto") else "")
+    return settings_of(runs, "rollout_dtype") + (
+        f" · KV cache {cache}" if cache not in ("", "auto") else ""
+    )
 
 
 def _sampling(runs: Sequence[TrainingRun]) -> str:
@@ -136,23 +167,35 @@ def _sampling(runs: Sequence[TrainingRun]) -> str:
         ("{} problems a step", "prompts_per_step"), ("{} samples each", "samples_per_prompt"),
         ("temperature {}", "temperature"), ("at most {} tokens", "max_tokens"),
     )  # fmt: skip
-    return " · ".join(text.format(value) for text, key in words if (value := settings_of(runs, key)))
+    return " · ".join(
+        text.format(value) for text, key in words if (value := settings_of(runs, key))
+    )
 
 
 def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
     runs = study.runs
     going = [run for run in runs if not run.is_done]
-    notes = [f"PARTIAL: {run.name} is at step {run.last_step:,} of {run.config['steps']:,}." for run in going]
+    notes = [
+        f"PARTIAL: {run.name} is at step {run.last_step:,} of {run.config['steps']:,}."
+        for run in going
+    ]
     if len(notes) > _NAMES_SHOWN:
         notes = [f"PARTIAL: {len(notes)} of {len(runs)} runs have not reached their last step."]
     for run in runs:
         if lost := (run.partial or {}).get("missing_steps"):
             count = "at least " * (len(lost) == MOST_MISSING) + numbers.things(len(lost), "step")
-            notes.append(f"PARTIAL: {run.name} has no record of {count} before its last (first: {lost[0]:,}).")
+            notes.append(
+                f"PARTIAL: {run.name} has no record of {count} before its last (first: "
+                f"{lost[0]:,})."
+            )
     for names in study.indistinguishable:
-        notes.append(f"{' and '.join(names)} made the same updates at every step: their lines coincide.")
+        notes.append(
+            f"{' and '.join(names)} made the same updates at every step: their lines coincide."
+        )
     if any(len({settings_of([run], key) for run in runs}) > 1 for key in ("model", "dataset")):
-        notes.append("The runs use different models or problems, so their rewards are not comparable.")
+        notes.append(
+            "The runs use different models or problems, so their rewards are not comparable."
+        )
     return tuple(notes)
 
 
@@ -169,9 +212,13 @@ def _leading(study: TrainingAnalysis) -> tuple[MetricRow, ...]:
     rows = []
     for metric in (TRAINING["reward"], TRAINING["eval_accuracy"]):
         for name, runs in study.algorithms.items():
-            found = over_seeds(run.last("reward") if metric.key == "reward" else run.final_accuracy for run in runs)
+            found = over_seeds(
+                run.last("reward") if metric.key == "reward" else run.final_accuracy for run in runs
+            )
             label = (
-                metric.label if all(run.is_done for run in runs) else f"{metric.label.removeprefix('final ')} so far"
+                metric.label
+                if all(run.is_done for run in runs)
+                else f"{metric.label.removeprefix('final ')} so far"
             )
             title = f"{label} · {name}" if len(study.algorithms) > 1 else label
             if found.value is not None:
@@ -188,7 +235,9 @@ def _settings(runs: Sequence[TrainingRun]) -> tuple[tuple[str, Facts], ...]:
     differing = [key for key in keys if key not in (*same, *_IN_THE_TABLE)]
     tables = [("All runs" if len(runs) > 1 else "Configuration", runs[0], same)]
     tables += [(run.name, run, differing) for run in runs]
-    return tuple((title, tuple(_setting(run, key) for key in names)) for title, run, names in tables if names)
+    return tuple(
+        (title, tuple(_setting(run, key) for key in names)) for title, run, names in tables if names
+    )
 
 
 def _setting(run: TrainingRun, key: str) -> tuple[str, str]:
@@ -206,7 +255,9 @@ def _algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
             text("algorithm", lambda item: item[0]),
             col("seeds", lambda item: str(len(item[1]))),
             _over_seeds("final reward", lambda run: run.last("reward"), TRAINING["reward"]),
-            _over_seeds("final accuracy", lambda run: run.final_accuracy, TRAINING["eval_accuracy"]),
+            _over_seeds(
+                "final accuracy", lambda run: run.final_accuracy, TRAINING["eval_accuracy"]
+            ),
             _over_seeds("final |π − μ|", lambda run: run.ends(*GAP)[1], TRAINING["abs_dp_last"], 2),
             _share_over_seeds("blocked, %", "blocked"),
             _share_over_seeds("bad updates, % of A < 0", "bad_over_negative"),
@@ -223,14 +274,19 @@ def _over_seeds(
 
 def _share_over_seeds(title: str, key: str) -> Col[tuple[str, Sequence[TrainingRun]]]:
     def cell(item: tuple[str, Sequence[TrainingRun]]) -> str:
-        return _with_range((100 * mean for run in item[1] if (mean := run.mean(key)) is not None), 2)
+        return _with_range(
+            (100 * mean for run in item[1] if (mean := run.mean(key)) is not None), 2
+        )
 
     return col(title, cell, TRAINING[key], optional=True)
 
 
 def _runs_table(study: TrainingAnalysis) -> Table:
     """A row per run; names that `train` gave already say algorithm and seed."""
-    runs, setting_of = study.runs, {id(run): name for name, part in study.settings.items() for run in part.runs}
+    runs, setting_of = (
+        study.runs,
+        {id(run): name for name, part in study.settings.items() for run in part.runs},
+    )
     named = all(run.name == f"{re.sub('[:,]', '-', run.algorithm)}-seed-{run.seed}" for run in runs)
     who: list[Col[TrainingRun]] = [
         text("algorithm", lambda run: run.algorithm),
@@ -247,9 +303,21 @@ def _runs_table(study: TrainingAnalysis) -> Table:
             col("updates", lambda run: _whole(run.highest("updates")), optional=True),
             col("final reward", lambda run: number(run.last("reward")), TRAINING["reward"]),
             col("best", lambda run: number(run.best_reward), TRAINING["best"], optional=True),
-            col("final accuracy", lambda run: number(run.final_accuracy), TRAINING["eval_accuracy"]),
-            col("first |π − μ|", lambda run: number(run.ends(*GAP)[0]), TRAINING["abs_dp_first"], optional=True),
-            col("final |π − μ|", lambda run: number(run.ends(*GAP)[1]), TRAINING["abs_dp_last"], optional=True),
+            col(
+                "final accuracy", lambda run: number(run.final_accuracy), TRAINING["eval_accuracy"]
+            ),
+            col(
+                "first |π − μ|",
+                lambda run: number(run.ends(*GAP)[0]),
+                TRAINING["abs_dp_first"],
+                optional=True,
+            ),
+            col(
+                "final |π − μ|",
+                lambda run: number(run.ends(*GAP)[1]),
+                TRAINING["abs_dp_last"],
+                optional=True,
+            ),
             col("s per step", _seconds, TRAINING["seconds"], optional=True),
         ],
         note=f"The final reward is the mean of the last {LAST} steps.",
@@ -316,11 +384,17 @@ def _correlation_table(runs: Sequence[TrainingRun]) -> Table:
             text("run", lambda row: row.run),
             text("bad updates with", lambda row: row.other),
             col("steps", lambda row: numbers.count(row.steps)),
-            col("correlation", lambda row: numbers.estimate(*parts(row.found))[0], CLIPPING["correlations"]),
+            col(
+                "correlation",
+                lambda row: numbers.estimate(*parts(row.found))[0],
+                CLIPPING["correlations"],
+            ),
             col("95 % interval", lambda row: interval_or_note(row.found)),
         ],
-        note="Bad updates as a share of the tokens with A < 0. Steps follow each other and share a policy: a "
-        "correlation over them does not show a cause.",
+        note=(
+            "Bad updates as a share of the tokens with A < 0. Steps follow each other and share "
+            "a policy: a correlation over them does not show a cause."
+        ),
         fold=_CORRELATIONS if len(rows) > _MANY else "",
         terminal_rows=_MANY,
     )
@@ -334,31 +408,60 @@ def _trainer_table(runs: Sequence[TrainingRun]) -> Table:
         [
             _RUN,
             col("first entropy, nats", lambda run: number(run.ends("entropy")[0])),
-            col("final entropy, nats", lambda run: number(run.ends("entropy")[1]), TRAINING["entropy"]),
+            col(
+                "final entropy, nats",
+                lambda run: number(run.ends("entropy")[1]),
+                TRAINING["entropy"],
+            ),
             _recent("KL(μ‖π), nats", "k3", number, "current", "k3"),
             col("π/μ, 1 % to 99 %", _ratios, TRAINING["ratio"], optional=True),
-            col("gradient norm", lambda run: number(run.median("grad_norm")), TRAINING["grad_norm"], optional=True),
+            col(
+                "gradient norm",
+                lambda run: number(run.median("grad_norm")),
+                TRAINING["grad_norm"],
+                optional=True,
+            ),
             col("length", lambda run: number(run.last("length")), TRAINING["length"]),
             col("turns", lambda run: number(_turns(run)), TRAINING["turns"], optional=True),
             _recent("truncated, %", "truncated", percent, "truncated"),
-            col("back-offs", lambda run: _whole(run.highest("back_offs")), TRAINING["back_offs"], optional=True),
+            col(
+                "back-offs",
+                lambda run: _whole(run.highest("back_offs")),
+                TRAINING["back_offs"],
+                optional=True,
+            ),
             col("sync proven", _sync, TRAINING["sync"]),
-            _recent("weights changed in the engine, %", "weights_changed", percent, "rounding", "weights_changed"),
+            _recent(
+                "weights changed in the engine, %",
+                "weights_changed",
+                percent,
+                "rounding",
+                "weights_changed",
+            ),
             _recent("|π − μ| by rounding", "rounding_gap", number, "rounding", "abs_dp_mean"),
         ],
-        note="Of the checked steps; an engine that hides its tensors is never proven. Rounding: to the engine's dtype.",
+        note=(
+            "Of the checked steps; an engine that hides its tensors is never proven. Rounding: "
+            "to the engine's dtype."
+        ),
         fold="Trainer by run",
         terminal_rows=0,
     )
 
 
-def _recent(title: str, metric: str, show: Callable[[float | None], str], *keys: str) -> Col[TrainingRun]:
+def _recent(
+    title: str, metric: str, show: Callable[[float | None], str], *keys: str
+) -> Col[TrainingRun]:
     return col(title, lambda run: show(run.last(*keys)), TRAINING[metric], optional=True)
 
 
 def _ratios(run: TrainingRun) -> str:
     low, high = (run.last("current", key) for key in ("ratio_p01", "ratio_p99"))
-    return numbers.MISSING if low is None or high is None else f"{numbers.near(low, 1)} – {numbers.near(high, 1)}"
+    return (
+        numbers.MISSING
+        if low is None or high is None
+        else f"{numbers.near(low, 1)} – {numbers.near(high, 1)}"
+    )
 
 
 def _turns(run: TrainingRun) -> float | None:
@@ -387,7 +490,9 @@ def _time_table(runs: Sequence[TrainingRun]) -> Table:
     )
 
 
-def _phase_columns(steps: Sequence[Mapping[str, float]]) -> Iterator[Col[tuple[str, Mapping[str, float]]]]:
+def _phase_columns(
+    steps: Sequence[Mapping[str, float]],
+) -> Iterator[Col[tuple[str, Mapping[str, float]]]]:
     for phase in phases_of(steps):
         long = any(seconds.get(phase, 0.0) > _LONG * sum(seconds.values()) for seconds in steps)
         yield col(phase, partial(_of_step, phase), optional=not long)

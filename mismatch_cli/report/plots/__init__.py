@@ -1,5 +1,7 @@
-"""The figures, one file each: a module with TITLE, CAPTION, `needs(data)` and `draw(figure, data)` is a plot.
+"""The figures, one file each: a module with TITLE, CAPTION, `needs(data)` and `draw(figure, data)`
+is a plot.
 
-`draw` gets an empty `Sheet`, a matplotlib figure that knows its style. It asks the sheet for panels, which sets its
-height, and takes every colour from its theme, so that one drawing serves light and dark, desktop and phone.
+`draw` gets an empty `Sheet`, a matplotlib figure that knows its style. It asks the sheet for
+panels, which sets its height, and takes every colour from its theme, so that one drawing serves
+light and dark, desktop and phone.
 """

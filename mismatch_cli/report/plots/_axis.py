@@ -1,4 +1,6 @@
-"""Axes that draw their ticks, grid and labels at once; matplotlib would make five artists per tick."""
+"""Axes that draw their ticks, grid and labels at once; matplotlib would make five artists per
+tick.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
@@ -17,7 +19,9 @@ _WIDTH = 0.7  # points of ticks and of the grid
 
 
 class Words(Artist):
-    """Short texts in one style, each with its x and y (in pixels by default), drawn as one moving text."""
+    """Short texts in one style, each with its x and y (in pixels by default), drawn as one
+    moving text.
+    """
 
     zorder = Text.zorder
 
@@ -67,8 +71,10 @@ class _DrawnAtOnce(Axis):
         across = self._start() - (looks.get("length", _LENGTH) + _PAD) * self.axes.figure.dpi / 72
         words = Words(
             [(*self._point(place, across), text) for place, text in self._ticks()],
-            color=style.theme.muted, fontsize=looks.get("labelsize", style.tick_label), **self.aligned,
-        )  # fmt: skip
+            color=style.theme.muted,
+            fontsize=looks.get("labelsize", style.tick_label),
+            **self.aligned,
+        )
         words.set_figure(self.axes.figure)
         return words
 
@@ -77,7 +83,13 @@ class _DrawnAtOnce(Axis):
         length = looks.get("length", _LENGTH) * self.axes.figure.dpi / 72
         places = [place for place, _ in self._ticks()]
         if looks["gridOn"]:
-            self._draw_lines(renderer, places, (start, self.axes.bbox.max[self.across]), theme.grid, self.axes.bbox)
+            self._draw_lines(
+                renderer,
+                places,
+                (start, self.axes.bbox.max[self.across]),
+                theme.grid,
+                self.axes.bbox,
+            )
         if length:
             self._draw_lines(renderer, places, (start - length, start), theme.muted)
         self.labels().draw(renderer)
@@ -86,7 +98,12 @@ class _DrawnAtOnce(Axis):
             self.label.draw(renderer)
 
     def _draw_lines(
-        self, renderer: Any, places: Sequence[float], ends: tuple[float, float], colour: str, clip: Bbox | None = None
+        self,
+        renderer: Any,
+        places: Sequence[float],
+        ends: tuple[float, float],
+        colour: str,
+        clip: Bbox | None = None,
     ) -> None:
         if not places:
             return
@@ -95,7 +112,9 @@ class _DrawnAtOnce(Axis):
         gc.set_linewidth(_WIDTH)
         gc.set_clip_rectangle(clip)
         points = [self._point(place, end) for place in places for end in ends]
-        renderer.draw_path(gc, Path(points, [Path.MOVETO, Path.LINETO] * len(places)), IdentityTransform())
+        renderer.draw_path(
+            gc, Path(points, [Path.MOVETO, Path.LINETO] * len(places)), IdentityTransform()
+        )
         gc.restore()
 
     def _ticks(self) -> list[tuple[float, str]]:
@@ -103,7 +122,9 @@ class _DrawnAtOnce(Axis):
         values = self.get_majorticklocs()
         labels = self.major.formatter.format_ticks(values)
         low, high = self.get_transform().transform(self.get_view_interval())
-        share = (self.get_transform().transform(np.asarray(values, dtype=np.float64)) - low) / (high - low)
+        share = (self.get_transform().transform(np.asarray(values, dtype=np.float64)) - low) / (
+            high - low
+        )
         first, last = self.axes.bbox.min[1 - self.across], self.axes.bbox.max[1 - self.across]
         inside = (share > -_CLOSE) & (share < 1 + _CLOSE)
         places = (first + share[inside] * (last - first)).tolist()

@@ -1,4 +1,6 @@
-"""A figure drawn once, as SVG and as pixels: traversing its parts takes longer than drawing them."""
+"""A figure drawn once, as SVG and as pixels: traversing its parts takes longer than drawing
+them.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +33,28 @@ def to_svg_and_pixels(figure: Figure, dpi: float) -> tuple[str, np.ndarray]:
 
 
 def to_png(pixels: np.ndarray, dpi: float, creator: str) -> bytes:
-    """The bytes of a PNG file. Pillow would try five filters per row, which takes longer and gains nothing."""
+    """The bytes of a PNG file.
+
+    Pillow would try five filters per row, which takes longer and gains nothing.
+    """
     height, width, _ = pixels.shape
     rows = np.zeros((height, 1 + 3 * width), dtype=np.uint8)  # the first byte of a row: no filter
     for colour in range(3):
         rows[:, 1 + colour :: 3] = pixels[..., colour]
     per_metre = round(dpi / 0.0254)
     chunks = {
-        b"IHDR": struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0),  # eight bits each of red, green and blue
+        # Eight bits each of red, green and blue
+        b"IHDR": struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0),
         b"pHYs": struct.pack(">2IB", per_metre, per_metre, 1),
         b"tEXt": b"Software\0" + creator.encode(),
         b"IDAT": zlib.compress(rows.data, _COMPRESSED),
         b"IEND": b"",
     }
     parts = [
-        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
         for name, content in chunks.items()
     ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
@@ -71,12 +80,23 @@ class _Both(SvgRenderer):
         self._pixels.draw_path(self._enlarged(gc), path, transform + self._larger, rgbFace)
 
     def draw_markers(
-        self, gc: Any, marker_path: Any, marker_trans: Any, path: Any, trans: Any, rgbFace: Any = None
+        self,
+        gc: Any,
+        marker_path: Any,
+        marker_trans: Any,
+        path: Any,
+        trans: Any,
+        rgbFace: Any = None,
     ) -> None:
         super().draw_markers(gc, marker_path, marker_trans, path, trans, rgbFace)
         larger = self._larger.frozen()
         self._pixels.draw_markers(
-            self._enlarged(gc), marker_path, (marker_trans + larger).frozen(), path, trans + larger, rgbFace
+            self._enlarged(gc),
+            marker_path,
+            (marker_trans + larger).frozen(),
+            path,
+            trans + larger,
+            rgbFace,
         )
 
     def draw_image(self, gc: Any, x: float, y: float, im: Any, transform: Any = None) -> None:
@@ -85,21 +105,37 @@ class _Both(SvgRenderer):
         size = round(right - left), round(top - bottom)
         dots = Image.fromarray(np.ascontiguousarray(im)).resize(size, Image.Resampling.NEAREST)
         self._pixels.draw_image(
-            self._enlarged(gc), round(left + x * self._scale), round(bottom + y * self._scale), np.array(dots)
+            self._enlarged(gc),
+            round(left + x * self._scale),
+            round(bottom + y * self._scale),
+            np.array(dots),
         )
 
     def draw_text(
-        self, gc: Any, x: float, y: float, s: str, prop: Any, angle: float, ismath: Any = False, mtext: Any = None
+        self,
+        gc: Any,
+        x: float,
+        y: float,
+        s: str,
+        prop: Any,
+        angle: float,
+        ismath: Any = False,
+        mtext: Any = None,
     ) -> None:
         super().draw_text(gc, x, y, s, prop, angle, ismath, mtext)
         size = self.points_to_pixels(prop.get_size_in_points()) * self._scale
         ink, left, below = _inked(s, size, prop.get_weight() in ("bold", 700))
         right, up = cos(radians(angle)), sin(radians(angle))
-        corner = x * self._scale + left * right + below * up, y * self._scale - left * up + below * right
+        corner = (
+            x * self._scale + left * right + below * up,
+            y * self._scale - left * up + below * right,
+        )
         self._pixels._renderer.draw_text_image(ink, *map(round, corner), angle, self._enlarged(gc))
 
     def _enlarged(self, gc: Any) -> Any:
-        """Enlarge the clip rectangle, which is in pixels; line widths are in points, which Agg scales."""
+        """Enlarge the clip rectangle, which is in pixels; line widths are in points, which Agg
+        scales.
+        """
         box = gc.get_clip_rectangle()
         if box is None:
             return gc
@@ -111,7 +147,8 @@ class _Both(SvgRenderer):
 
 @cache
 def _inked(text: str, size: float, bold: bool) -> tuple[np.ndarray, int, int]:
-    """The ink of a text, 0 to 255 per pixel, and the offset of its image right of and below its origin, in pixels.
+    """The ink of a text, 0 to 255 per pixel, and the offset of its image right of and below its
+    origin, in pixels.
 
     Pillow renders a text at once; matplotlib would render each letter again at each place.
     """

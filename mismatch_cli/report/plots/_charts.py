@@ -7,16 +7,24 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.report.plots._lines import DASHED, DASHES, Look, looks
-from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, legend_below_height, plain_label, short_names
+from mismatch_cli.report.plots._panels import (
+    LEGEND,
+    Panel,
+    Sheet,
+    legend_below_height,
+    plain_label,
+    short_names,
+)
 from mismatch_cli.report.plots._style import Style
 from mismatch_cli.studies.run_settings import SEPARATOR
 from mismatch_cli.studies.training import SMOOTHED_FROM, Curve, envelope, smoothed, thinned
 
 BANDS = (
-    "Colours are algorithms; a dash-dotted line is the mask of its colour with π′ (recomputed by the trainer at the "
-    "weights that sampled) instead of μ; relaxations of the clip are dashed if other algorithms are shown. With "
-    f"several seeds, lines are means and bands the range from lowest to highest. Curves of more than {SMOOTHED_FROM} "
-    "steps are smoothed by a Gaussian, with the raw curves faint behind them if there are few."
+    "Colours are algorithms; a dash-dotted line is the mask of its colour with π′ (recomputed by "
+    "the trainer at the weights that sampled) instead of μ; relaxations of the clip are dashed "
+    "if other algorithms are shown. With several seeds, lines are means and bands the range from "
+    f"lowest to highest. Curves of more than {SMOOTHED_FROM} steps are smoothed by a Gaussian, "
+    "with the raw curves faint behind them if there are few."
 )
 AS_ABOVE = "Lines and bands as in the training curves."
 
@@ -49,21 +57,28 @@ class Chart(NamedTuple):
 
 
 def draw_charts(figure: Sheet, charts: Iterable[Chart], names: Iterable[str]) -> None:
-    """Draw the charts that have curves, over the same steps, with one legend below if there are several lines."""
+    """Draw the charts that have curves, over the same steps, with one legend below if there are
+    several lines.
+    """
     charts = [chart for chart in charts if any(chart.curves)]
     look_of = _shown(charts, _looks(names, figure.style))
     columns = 2 if len(charts) in (2, 4) else 3
-    panels = figure.panels(len(charts), columns=columns, height=(210, 170), below=room_for_legend(figure, look_of))
+    panels = figure.panels(
+        len(charts), columns=columns, height=(210, 170), below=room_for_legend(figure, look_of)
+    )
     for axes, chart in zip(panels, charts, strict=True):
         draw_chart(axes, chart, look_of)
     _share_steps(panels)
     draw_legend(figure, look_of)
 
 
-def draw_grid(figure: Sheet, rows: Sequence[Sequence[Chart]], names: Iterable[str], columns: int) -> None:
+def draw_grid(
+    figure: Sheet, rows: Sequence[Sequence[Chart]], names: Iterable[str], columns: int
+) -> None:
     """A row of charts per quantity, one chart per setting; unmeasured places stay empty.
 
-    Panels of a row share their axis unless one of them would be flat on it; panels of a setting share the steps.
+    Panels of a row share their axis unless one of them would be flat on it; panels of a setting
+    share the steps.
     """
     width = columns * -(-max(map(len, rows)) // columns)  # of a row, in cells
     placed = [
@@ -86,15 +101,21 @@ def draw_grid(figure: Sheet, rows: Sequence[Sequence[Chart]], names: Iterable[st
         draw_chart(axes, chart, look_of)
         _name_setting(axes, chart.setting)
     for row in {cell // width for cell in cells}:
-        _share_values([axes for axes, cell in zip(panels, cells, strict=True) if cell // width == row])
+        _share_values(
+            [axes for axes, cell in zip(panels, cells, strict=True) if cell // width == row]
+        )
     for place in {cell % width for cell in cells}:
-        _share_steps([axes for axes, cell in zip(panels, cells, strict=True) if cell % width == place])
+        _share_steps(
+            [axes for axes, cell in zip(panels, cells, strict=True) if cell % width == place]
+        )
     draw_legend(figure, look_of)
 
 
 def _shown(charts: Iterable[Chart], look_of: Mapping[str, Look]) -> dict[str, Look]:
     """The looks that the charts use."""
-    drawn = {name for chart in charts for curves in (*chart.curves, chart.points) for name in curves}
+    drawn = {
+        name for chart in charts for curves in (*chart.curves, chart.points) for name in curves
+    }
     return {name: look for name, look in look_of.items() if name in drawn}
 
 
@@ -130,24 +151,36 @@ def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, Look]) -> None:
 def _name_setting(axes: Panel, setting: str) -> None:
     (short,) = short_names([setting], axes.headline_room, axes.style.small)
     axes.annotate(
-        short, (axes.flush, 1), xycoords="axes fraction", xytext=(0, 5), textcoords="offset points",
-        color=axes.theme.muted, fontsize=axes.style.small, annotation_clip=False,
-    )  # fmt: skip
+        short,
+        (axes.flush, 1),
+        xycoords="axes fraction",
+        xytext=(0, 5),
+        textcoords="offset points",
+        color=axes.theme.muted,
+        fontsize=axes.style.small,
+        annotation_clip=False,
+    )
 
 
 def _share_values(panels: Sequence[Panel]) -> None:
     """Share one vertical axis, unless a panel would fill too little of it."""
     limit_P2 = np.array([axes.get_ylim() for axes in panels])
     low, high = limit_P2[:, 0].min(), limit_P2[:, 1].max()
-    if len({axes.get_yscale() for axes in panels}) == 1 and np.ptp(limit_P2, axis=1).min() >= _FLAT * (high - low):
+    if len({axes.get_yscale() for axes in panels}) == 1 and np.ptp(
+        limit_P2, axis=1
+    ).min() >= _FLAT * (high - low):
         for axes in panels:
             axes.set_ylim(low, high)
 
 
 def _looks(names: Iterable[str], style: Style) -> dict[str, Look]:
-    """The look of each name; with several settings, colours are algorithms and dashes are settings."""
+    """The look of each name; with several settings, colours are algorithms and dashes are
+    settings.
+    """
     parted = {name: name.partition(SEPARATOR)[::2] for name in names}
-    algorithms, settings = (list(dict.fromkeys(part[place] for part in parted.values())) for place in (0, 1))
+    algorithms, settings = (
+        list(dict.fromkeys(part[place] for part in parted.values())) for place in (0, 1)
+    )
     look_of = _looks_of_algorithms(algorithms, style)
     if len(settings) < 2:
         return {name: look_of[algorithm] for name, (algorithm, _) in parted.items()}
@@ -165,11 +198,17 @@ def _looks_of_algorithms(names: Sequence[str], style: Style) -> dict[str, Look]:
 
     If other algorithms are shown, relaxations are dashed, and nothing else.
     """
-    twin_of = {f"{head}-recompute{colon}{rest}": f"{head}{colon}{rest}" for head, colon, rest in map(_parted, names)}
+    twin_of = {
+        f"{head}-recompute{colon}{rest}": f"{head}{colon}{rest}"
+        for head, colon, rest in map(_parted, names)
+    }
     look_of = looks([name for name in names if name not in twin_of], style)
     relaxed = [name for name in look_of if name.startswith(_RELAXED)]
     if relaxed and len(look_of) <= len(style.theme.accents):
-        look_of = {name: Look(look.colour, DASHED if name in relaxed else "-") for name, look in look_of.items()}
+        look_of = {
+            name: Look(look.colour, DASHED if name in relaxed else "-")
+            for name, look in look_of.items()
+        }
     return {name: look_of.get(name) or Look(look_of[twin_of[name]].colour, _TWIN) for name in names}
 
 
@@ -178,35 +217,65 @@ def _parted(name: str) -> tuple[str, str, str]:
     return name.partition(":")
 
 
-def draw_curve(axes: Panel, curve: Curve, look: Look, *, log: bool = False, faint: bool = False) -> None:
-    """A line with its band; a long one is smoothed, with the raw curve behind it if there are few lines."""
+def draw_curve(
+    axes: Panel, curve: Curve, look: Look, *, log: bool = False, faint: bool = False
+) -> None:
+    """A line with its band; a long one is smoothed, with the raw curve behind it if there are
+    few lines.
+    """
     long = curve.is_long
     if long:
         if not faint:
-            axes.plot(*envelope(curve, _COLUMNS), color=look.colour, alpha=0.22, linewidth=0.8, zorder=1.5)
+            axes.plot(
+                *envelope(curve, _COLUMNS), color=look.colour, alpha=0.22, linewidth=0.8, zorder=1.5
+            )
         curve = thinned(smoothed(curve), _POINTS)
     if np.isfinite(curve.high_N).any():
         low_N = np.where(curve.low_N > 0, curve.low_N, 1e-3 * curve.value_N) if log else curve.low_N
         axes.fill_between(
-            curve.step_N, low_N, curve.high_N, color=look.colour, alpha=0.06 if faint else 0.15, linewidth=0
+            curve.step_N,
+            low_N,
+            curve.high_N,
+            color=look.colour,
+            alpha=0.06 if faint else 0.15,
+            linewidth=0,
         )
     value_N = np.where(curve.value_N > 0, curve.value_N, np.nan) if log else curve.value_N
-    axes.plot(curve.step_N, value_N, marker="o", markersize=3.5, markevery=_marked(value_N, long=long), **look.of_line)
+    axes.plot(
+        curve.step_N,
+        value_N,
+        marker="o",
+        markersize=3.5,
+        markevery=_marked(value_N, long=long),
+        **look.of_line,
+    )
 
 
 def _draw_points(axes: Panel, curve: Curve, colour: str, aside: float) -> None:
-    """Diamonds with bars from the lowest to the highest seed, offset by `aside` of the steps so that none is hidden."""
+    """Diamonds with bars from the lowest to the highest seed, offset by `aside` of the steps so
+    that none is hidden.
+    """
     step_N = curve.step_N + aside * max(np.ptp(curve.step_N), np.ptp(axes.dataLim.intervalx))
     many = len(axes.containers) > _FEW or len(curve.step_N) > _MARKED_APART
     bar_2N = np.nan_to_num(np.abs(np.array([curve.low_N, curve.high_N]) - curve.value_N))
     axes.errorbar(
-        step_N, curve.value_N, yerr=bar_2N, color=colour, linestyle="none", marker="D",
-        markersize=3.5 if many else 5.5, markeredgecolor=axes.theme.page, elinewidth=1, zorder=3,
-    )  # fmt: skip
+        step_N,
+        curve.value_N,
+        yerr=bar_2N,
+        color=colour,
+        linestyle="none",
+        marker="D",
+        markersize=3.5 if many else 5.5,
+        markeredgecolor=axes.theme.page,
+        elinewidth=1,
+        zorder=3,
+    )
 
 
 def _marked(value_N: np.ndarray, *, long: bool) -> list[int]:
-    """The points to mark: all if there are few, else those without a neighbour, which no line shows."""
+    """The points to mark: all if there are few, else those without a neighbour, which no line
+    shows.
+    """
     marked_N = np.isfinite(value_N)
     if long or marked_N.sum() > _MARKED_UP_TO:
         beside_N = np.pad(marked_N, 1)

@@ -30,25 +30,34 @@ class Look(NamedTuple):
     @property
     def of_line(self) -> dict[str, Any]:
         """Keyword arguments for matplotlib."""
-        return {"color": self.colour, "linestyle": self.dash, "alpha": self.opacity if self.opacity < 1 else None}
+        return {
+            "color": self.colour,
+            "linestyle": self.dash,
+            "alpha": self.opacity if self.opacity < 1 else None,
+        }
 
 
 def looks(names: Iterable[str], style: Style) -> dict[str, Look]:
     """A colour for each name; dashes change after every three, so that eighteen lines differ."""
     colours = style.theme.accents
     return {
-        name: Look(colours[place % len(colours)], DASHES[place // 3 % len(DASHES)]) for place, name in enumerate(names)
+        name: Look(colours[place % len(colours)], DASHES[place // 3 % len(DASHES)])
+        for place, name in enumerate(names)
     }
 
 
 def run_labels(names: Sequence[str], style: Style) -> dict[str, str]:
     """The names of runs in a legend, shortened to fit `RUNS` per line."""
-    return dict(zip(names, short_names(names, style.pick(185, 95), 0.94 * style.text * 0.75), strict=True))
+    return dict(
+        zip(names, short_names(names, style.pick(185, 95), 0.94 * style.text * 0.75), strict=True)
+    )
 
 
 def parts_of(estimates: Iterable[Part]) -> np.ndarray:
     """Value, low and high of each estimate, one row each; NaN where missing."""
-    rows = [[(estimate or {}).get(part) for part in ("value", "low", "high")] for estimate in estimates]
+    rows = [
+        [(estimate or {}).get(part) for part in ("value", "low", "high")] for estimate in estimates
+    ]
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
 
 
@@ -61,9 +70,17 @@ def any_above_0(estimates: Iterable[Part]) -> bool:
 
 
 def draw_line(
-    axes: Panel, x_B: np.ndarray, estimates: Sequence[Part], color: str, *, band: float = 0.17, **line: Any
+    axes: Panel,
+    x_B: np.ndarray,
+    estimates: Sequence[Part],
+    color: str,
+    *,
+    band: float = 0.17,
+    **line: Any,
 ) -> None:
-    """A line through the values, in a band of opacity `band` for the interval; missing values leave a gap."""
+    """A line through the values, in a band of opacity `band` for the interval; missing values
+    leave a gap.
+    """
     value_B, low_B, high_B = parts_of(estimates).T
     if not np.isfinite(value_B).any():
         return
@@ -72,8 +89,12 @@ def draw_line(
     axes.plot(x_B, value_B, color=color, **line)
 
 
-def draw_bars(axes: Panel, x_B: Sequence[float], means: Iterable[Estimate], colour: str, **line: Any) -> np.ndarray:
-    """Draw a line through means, with bars for intervals; returns value, low and high of each, [B, 3]."""
+def draw_bars(
+    axes: Panel, x_B: Sequence[float], means: Iterable[Estimate], colour: str, **line: Any
+) -> np.ndarray:
+    """Draw a line through means, with bars for intervals; returns value, low and high of each,
+    [B, 3].
+    """
     part_B3 = parts_of(map(vars, means))
     part_B3 = np.where(np.isnan(part_B3), part_B3[:, :1], part_B3)
     reach_2B = np.abs(part_B3[:, 1:] - part_B3[:, :1]).T
@@ -82,15 +103,23 @@ def draw_bars(axes: Panel, x_B: Sequence[float], means: Iterable[Estimate], colo
 
 
 def draw_profile(figure: Sheet, points: Sequence[tuple[float, Estimate]], along: str) -> None:
-    """Means with their bars along an axis, in units of the typical gap: around 1, to show a slope or a step."""
+    """Means with their bars along an axis, in units of the typical gap: around 1, to show a
+    slope or a step.
+    """
     (axes,) = figure.panels(1, height=(240, 190))
     x_B, means = zip(*points, strict=True)
     part_B3 = draw_bars(axes, x_B, means, axes.theme.blue, markersize=4.5, elinewidth=1)
-    low, high = min(1 - _LEVEL, float(part_B3[:, 1].min())), max(1 + _LEVEL, float(part_B3[:, 2].max()))
+    low, high = (
+        min(1 - _LEVEL, float(part_B3[:, 1].min())),
+        max(1 + _LEVEL, float(part_B3[:, 2].max())),
+    )
     axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
     axes.axhline(1, color=axes.theme.muted, linewidth=0.9, linestyle=":", zorder=1)
     axes.set_xlabel(along)
-    axes.headline("|Δlog p| relative to the typical gap at the same probability (1 = typical)", "|Δlog p|, 1 = typical")
+    axes.headline(
+        "|Δlog p| relative to the typical gap at the same probability (1 = typical)",
+        "|Δlog p|, 1 = typical",
+    )
 
 
 def middle_of_steps(rows: Iterable[Mapping[str, Any]]) -> np.ndarray:
@@ -105,7 +134,11 @@ def label_in_units(axes: Panel, factor: float) -> str:
     exponent = 0 if 0.01 <= largest < 1e5 else floor(log10(largest))
 
     def label(value: float, _position: float = 0) -> str:
-        return plain_label(0.0 if abs(value) < 1e-9 * (high - low) else float(f"{factor * value / 10**exponent:.5g}"))
+        return plain_label(
+            0.0
+            if abs(value) < 1e-9 * (high - low)
+            else float(f"{factor * value / 10**exponent:.5g}")
+        )
 
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(label)

@@ -1,4 +1,6 @@
-"""The algorithms that a figure shows if it has no room for all: those that block different tokens."""
+"""The algorithms that a figure shows if it has no room for all: those that block different
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ if TYPE_CHECKING:
 _ALIKE = 0.65  # algorithms with a higher Jaccard index look nearly the same
 
 
-def distinct_masks(data: ClippingPlotData, rows: Iterable[Mapping[str, Any]], most: int) -> list[OneMask]:
-    """The compared algorithms among these rows, then those that block different tokens from the ones before."""
+def distinct_masks(
+    data: ClippingPlotData, rows: Iterable[Mapping[str, Any]], most: int
+) -> list[OneMask]:
+    """The compared algorithms among these rows, then those that block different tokens from the
+    ones before.
+    """
     compared = [algorithm.name for algorithm in data.compared]
     masks = sorted(data.masks(rows), key=lambda mask: mask.row["name"] not in compared)
     overlap = data.result.get("overlap") or {"names": [], "jaccard": []}

@@ -1,4 +1,5 @@
-"""The figure that a plot draws on, and its panels: placed in CSS pixels, with readable titles and axes.
+"""The figure that a plot draws on, and its panels: placed in CSS pixels, with readable titles and
+axes.
 
 There is no layout engine because it would draw everything twice.
 """
@@ -26,7 +27,8 @@ from mismatch_cli.text import for_mathtext
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 44  # pixels around a panel with ordinary labels
 LEGEND = 20  # pixels for a legend line between title and panel
-_SUBJECT, _SUBJECT_LINE = 22, 15  # pixels for the first line below all panels, and for each further one
+# Pixels for the first line below all panels, and for each further one
+_SUBJECT, _SUBJECT_LINE = 22, 15
 _NAMES = 4  # names per line of the legend above a panel
 _LINE = 18  # pixels per line of the legend below all panels
 _CELL = 300  # pixels that each of several columns needs in small text
@@ -71,30 +73,43 @@ class Sheet(Figure):
         label: int = 0,
         cells: Sequence[int] = (),
     ) -> list[Panel]:
-        """Panels in `columns` if wide, in one column if narrow; `height` in pixels is for wide and narrow.
+        """Panels in `columns` if wide, in one column if narrow; `height` in pixels is for wide and
+        narrow.
 
         Free pixels: `legend` between the title and the panel, `between` below a panel above another, `below` more under
         the lowest, `label` at the left for a rotated axis label.
         `cells` are the occupied places, row by row, if all columns fit; the other places stay empty.
         """
-        fitting = self.style.pick(columns, int(self.style.width // _CELL) if self._only is None else 1)
+        fitting = self.style.pick(
+            columns, int(self.style.width // _CELL) if self._only is None else 1
+        )
         taken = cells if cells and fitting >= columns else range(count)
         columns, high = max(1, min(columns, max(taken) + 1, fitting)), self.style.pick(*height)
         left = LEFT + (0 if self.style.labelled else label)
         cell, row = self.style.width / columns, TOP + legend + high + between
         boxes = [
-            Box(left + i % columns * cell, i // columns * row + TOP + legend, cell - left - RIGHT, high, legend)
+            Box(
+                left + i % columns * cell,
+                i // columns * row + TOP + legend,
+                cell - left - RIGHT,
+                high,
+                legend,
+            )
             for i in taken
         ]
         return self.place(boxes, BOTTOM + below)
 
     def place(self, boxes: Sequence[Box], below: float = BOTTOM) -> list[Panel]:
-        """Set the figure's size and add a panel for each box, with `below` pixels and the subject under the lowest."""
+        """Set the figure's size and add a panel for each box, with `below` pixels and the
+        subject under the lowest.
+        """
         if self._only is not None:
             chosen = boxes[self._only]
             boxes = [chosen._replace(top=TOP + chosen.legend)] * len(boxes)
         if self.style.labelled:
-            boxes = [box._replace(left=box.left + _LABEL, width=box.width - _LABEL) for box in boxes]
+            boxes = [
+                box._replace(left=box.left + _LABEL, width=box.width - _LABEL) for box in boxes
+            ]
         height = max(box.top + box.height for box in boxes) + below + self.subject_height
         self.set_size_inches(self.style.width * CSS_PX, height * CSS_PX)
         panels = [Panel(self, box, height) for box in boxes]
@@ -105,24 +120,48 @@ class Sheet(Figure):
 
     def add_subject(self, subject: str) -> None:
         """Print the subject below all panels, so that a copied picture says what it shows."""
-        small, room, text = self.style.small, self.style.width - self.flush - RIGHT, for_mathtext(subject)
+        small, room, text = (
+            self.style.small,
+            self.style.width - self.flush - RIGHT,
+            for_mathtext(subject),
+        )
         if (width := width_of(text, small)) > room:
             letters = int(0.95 * len(text) * room / width)  # some lines have wider letters
             text = "\n".join(wrap(text, letters, max_lines=self.subject_lines, placeholder="…"))
         self.text(*self._fraction(self.flush, 7), text, color=self.theme.muted, fontsize=small)
 
     def legend_below(
-        self, look_of: Mapping[str, Mapping[str, Any]], columns: int, *, beside: int = 62, **spacing: float
+        self,
+        look_of: Mapping[str, Mapping[str, Any]],
+        columns: int,
+        *,
+        beside: int = 62,
+        **spacing: float,
     ) -> None:
-        """A legend below all panels, for names too long to fit above one; `beside` pixels per name are for its mark."""
-        names = short_names(list(look_of), (self.style.width - LEFT) / columns - beside, rcParams["legend.fontsize"])
-        handles = [Line2D([], [], label=name, **look) for name, look in zip(names, look_of.values(), strict=True)]
+        """A legend below all panels, for names too long to fit above one; `beside` pixels per
+        name are for its mark.
+        """
+        names = short_names(
+            list(look_of), (self.style.width - LEFT) / columns - beside, rcParams["legend.fontsize"]
+        )
+        handles = [
+            Line2D([], [], label=name, **look)
+            for name, look in zip(names, look_of.values(), strict=True)
+        ]
         self.legend(
-            handles=handles, loc="lower left", ncols=columns,
+            handles=handles,
+            loc="lower left",
+            ncols=columns,
             bbox_to_anchor=self._fraction(self.flush, self.subject_height),
-            **{"borderaxespad": 0, "borderpad": 0.2, "handlelength": 2.4, "columnspacing": 1.8, "labelspacing": 0.35}
+            **{
+                "borderaxespad": 0,
+                "borderpad": 0.2,
+                "handlelength": 2.4,
+                "columnspacing": 1.8,
+                "labelspacing": 0.35,
+            }
             | spacing,
-        )  # fmt: skip
+        )
 
     def _fraction(self, x: float, y: float) -> tuple[float, float]:
         """Pixels from the lower left corner, as figure coordinates."""
@@ -146,7 +185,9 @@ class Panel(Axes):
     def __init__(self, sheet: Sheet, box: Box, height: float) -> None:
         width = sheet.style.width
         bottom = height - box.top - box.height
-        super().__init__(sheet, (box.left / width, bottom / height, box.width / width, box.height / height))
+        super().__init__(
+            sheet, (box.left / width, bottom / height, box.width / width, box.height / height)
+        )
         self.style, self.theme, self.box = sheet.style, sheet.theme, box
         self.flush = (sheet.flush - LEFT) / box.width  # where its title begins, in axes coordinates
         for side in ("left", "bottom"):  # as matplotlib's first tick would do
@@ -164,10 +205,14 @@ class Panel(Axes):
         """Pixels from the beginning of the title to the right end of the panel."""
         return float(self.box.width * (1 - self.flush))
 
-    def headline(self, text: str, short: str = "", note: str = "", *, is_axis: bool = True, **legend: Any) -> None:
-        """The title (`short` if narrow), which replaces the label of the vertical axis if it names that axis.
+    def headline(
+        self, text: str, short: str = "", note: str = "", *, is_axis: bool = True, **legend: Any
+    ) -> None:
+        """The title (`short` if narrow), which replaces the label of the vertical axis if it names
+        that axis.
 
-        The note is at its right, and the legend of the lines drawn so far below it, if the panel has room for one.
+        The note is at its right, and the legend of the lines drawn so far below it, if the panel
+        has room for one.
         """
         pad = (7 + self.box.legend) * 0.75
         if is_axis and self.style.labelled:
@@ -175,14 +220,26 @@ class Panel(Axes):
         else:
             self.set_title(self.style.pick(text, short or text), pad=pad, x=self.flush)
         self.set_title(
-            note, loc="right", pad=pad, fontsize=self.style.small, fontweight="normal", color=self.theme.muted
+            note,
+            loc="right",
+            pad=pad,
+            fontsize=self.style.small,
+            fontweight="normal",
+            color=self.theme.muted,
         )
         if self.box.legend and self.get_legend_handles_labels()[0]:
-            spacing = {"borderaxespad": 0.25, "handlelength": 1.5, "handletextpad": 0.5, "columnspacing": 1.3}
+            spacing = {
+                "borderaxespad": 0.25,
+                "handlelength": 1.5,
+                "handletextpad": 0.5,
+                "columnspacing": 1.3,
+            }
             self.legend(
-                loc="lower left", bbox_to_anchor=(self.flush, 1.0), borderpad=0.1,
+                loc="lower left",
+                bbox_to_anchor=(self.flush, 1.0),
+                borderpad=0.1,
                 **{"ncols": _NAMES} | spacing | legend,
-            )  # fmt: skip
+            )
 
     def set_xscale(self, value: Any, **how: Any) -> None:
         super().set_xscale(value, **how)
@@ -196,11 +253,15 @@ class Panel(Axes):
 
     def set_xlabel(self, xlabel: str, *args: Any, **text: Any) -> Any:
         """A label centred below the panel, or aligned with its right end if it is wider."""
-        loc = "center" if width_of(xlabel, rcParams["axes.labelsize"]) <= self.box.width else "right"
+        loc = (
+            "center" if width_of(xlabel, rcParams["axes.labelsize"]) <= self.box.width else "right"
+        )
         return super().set_xlabel(xlabel, *args, **{"loc": loc} | text)
 
     def _in_lines(self, text: str, short: str) -> str:
-        """The label beside the panel, in one or two lines; the short text if it does not fit two."""
+        """The label beside the panel, in one or two lines; the short text if it does not fit
+        two.
+        """
         points, label = rcParams["axes.labelsize"], text
         for label in (text, short or text):
             lines = wrapped(label, self.box.height, points)
@@ -210,7 +271,9 @@ class Panel(Axes):
 
     def drawn_values(self) -> np.ndarray:
         """The values of every line."""
-        return np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in self.lines])
+        return np.concatenate(
+            [np.asarray(line.get_ydata(), dtype=np.float64) for line in self.lines]
+        )
 
     def in_percent(self, label: Callable[[float], str] | None = None) -> None:
         """Label vertical ticks in percent."""
@@ -227,22 +290,30 @@ class Panel(Axes):
 
     def whole_steps(self, ticks: int = 8) -> None:
         """An axis of training steps: whole numbers only."""
-        self.xaxis.set_major_locator(MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+        self.xaxis.set_major_locator(
+            MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
+        )
         self.set_xlabel("step")
 
     def label_bins(self, rows: Sequence[Mapping[str, Any]], every: int = 2) -> None:
-        """An axis of bins of μ, one unit each, labelled at their edges; if narrow, at one in `every`."""
+        """An axis of bins of μ, one unit each, labelled at their edges; if narrow, at one in
+        `every`.
+        """
         edges = [*(row["mu_low"] for row in rows), rows[-1]["mu_high"]]
         every = self.style.pick(1, every)
         labels = [f"{edge:g}".removeprefix("0") or "0" for edge in edges]
-        labels = [label if index % every == len(labels) % every else "" for index, label in enumerate(labels)]
+        labels = [
+            label if index % every == len(labels) % every else ""
+            for index, label in enumerate(labels)
+        ]
         self.set_xlim(0, len(rows))
         self.set_xticks(range(len(edges)), labels)
 
 
 def plain_label(value: float, _position: float = 0) -> str:
     """A tick on a linear axis, without the offset above the axis that matplotlib would use."""
-    if 0 < abs(value - 1) < 5e-4:  # a ratio very close to 1: only its distance from 1 fits beside the panel
+    # A ratio very close to 1: only its distance from 1 fits beside the panel
+    if 0 < abs(value - 1) < 5e-4:
         return f"{value - 1:+.2g}".replace("e-0", "e-").replace("-", "−")
     return f"{value:.7g}".replace("e-0", "e-").replace("-", "−")
 
@@ -256,7 +327,9 @@ def power_label(value: float, _position: float = 0) -> str:
 
 
 def width_of(text: str, points: float, *, bold: bool = False) -> float:
-    """The largest width of a text, in CSS pixels: fitting letters to output dots adds some percent."""
+    """The largest width of a text, in CSS pixels: fitting letters to output dots adds some
+    percent.
+    """
     return 1.07 * measured(text, points, bold)[0]
 
 
@@ -271,10 +344,13 @@ def wrapped(text: str, room: float, points: float) -> list[str]:
     return lines
 
 
-def short_names(names: Sequence[str], room: float, points: float, *, bold: bool = False) -> list[str]:
+def short_names(
+    names: Sequence[str], room: float, points: float, *, bold: bool = False
+) -> list[str]:
     """Names for a figure, at most `room` CSS pixels wide: long ones lose their middle.
 
-    Names that would then look alike also lose the end that they share, so that their parameters tell them apart.
+    Names that would then look alike also lose the end that they share, so that their parameters
+    tell them apart.
     """
     drawable = [for_mathtext(name).replace(r"\$", "$") for name in names]
     short = [_cut(name, room, points, bold) for name in drawable]
@@ -283,7 +359,9 @@ def short_names(names: Sequence[str], room: float, points: float, *, bold: bool 
         endings = zip(*(reversed(drawable[index]) for index in same), strict=False)
         shared = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, endings))
         for index in same:
-            short[index] = _cut(drawable[index][: len(drawable[index]) - shared] + "…", room, points, bold)
+            short[index] = _cut(
+                drawable[index][: len(drawable[index]) - shared] + "…", room, points, bold
+            )
     return [text.replace("$", r"\$") for text in short]
 
 

@@ -1,4 +1,6 @@
-"""Axes that show both ends: probabilities near 0 and near 1, and sizes from 0 over several powers of ten."""
+"""Axes that show both ends: probabilities near 0 and near 1, and sizes from 0 over several
+powers of ten.
+"""
 
 from collections.abc import Sequence
 from math import floor, log10
@@ -19,7 +21,9 @@ _APART = 26  # pixels between two ticks of a stretched axis
 
 
 def lowest_of(log_mu_N: np.ndarray) -> float:
-    """The lower end of an axis of probabilities: a power of ten below nearly all of them, at least 10⁻⁵."""
+    """The lower end of an axis of probabilities: a power of ten below nearly all of them, at
+    least 10⁻⁵.
+    """
     finite_N = log_mu_N[np.isfinite(log_mu_N)]
     exponent = np.floor(np.quantile(finite_N, 2e-3) / np.log(10)) if len(finite_N) else -3
     return float(10.0 ** np.clip(exponent, -5, -3))
@@ -36,25 +40,43 @@ def spread_probability(axes: Panel, lowest: float, which: str = "x") -> None:
         getattr(axes, f"{name}axis").set_minor_locator(NullLocator())
 
 
-def stretch(axes: Panel, linear: float, limits: tuple[float, float], *, percent: bool = False) -> None:
-    """A vertical axis that is linear within `linear` of 0 and logarithmic beyond, so that it can show 0."""
+def stretch(
+    axes: Panel, linear: float, limits: tuple[float, float], *, percent: bool = False
+) -> None:
+    """A vertical axis that is linear within `linear` of 0 and logarithmic beyond, so that it can
+    show 0.
+    """
     axes.set_yscale("asinh", linear_width=linear)
     axes.set_ylim(*limits)
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_yticks(_ticks(linear, limits, axes.box.height, _SHORT - 2 * percent))
-    axes.yaxis.set_major_formatter(lambda value, _position: _label(100 * value if percent else value))
+    axes.yaxis.set_major_formatter(
+        lambda value, _position: _label(100 * value if percent else value)
+    )
 
 
-def _ticks(linear: float, limits: tuple[float, float], height: float, short: int) -> Sequence[float]:
+def _ticks(
+    linear: float, limits: tuple[float, float], height: float, short: int
+) -> Sequence[float]:
     """0 and round values far enough apart, powers of ten before their multiples."""
     place_of = np.arcsinh(np.array(limits) / linear)
     pixels = height / (place_of[1] - place_of[0])
     lowest, highest = floor(log10(linear)) - 1, floor(log10(max(map(abs, limits))))
     powers = range(highest, lowest - 1, -1)
-    sizes = [digit * 10.0**power for digit in (1, 3, 5, 2) for power in powers if digit == 1 or power >= short]
+    sizes = [
+        digit * 10.0**power
+        for digit in (1, 3, 5, 2)
+        for power in powers
+        if digit == 1 or power >= short
+    ]
     kept = [0.0] if limits[0] <= 0 <= limits[1] else []
-    for value in (signed for size in sizes for signed in (size, -size) if limits[0] <= signed <= limits[1]):
-        if all(abs(np.arcsinh(value / linear) - np.arcsinh(other / linear)) * pixels >= _APART for other in kept):
+    for value in (
+        signed for size in sizes for signed in (size, -size) if limits[0] <= signed <= limits[1]
+    ):
+        if all(
+            abs(np.arcsinh(value / linear) - np.arcsinh(other / linear)) * pixels >= _APART
+            for other in kept
+        ):
             kept.append(value)
     return sorted(kept)
 

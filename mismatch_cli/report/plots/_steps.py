@@ -5,7 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import Look, label_in_units, looks, parts_of, run_labels, values_of
+from mismatch_cli.report.plots._lines import (
+    Look,
+    label_in_units,
+    looks,
+    parts_of,
+    run_labels,
+    values_of,
+)
 from mismatch_cli.report.plots._panels import Panel
 
 Rows = Sequence[Mapping[str, Any]]
@@ -18,7 +25,9 @@ def measured(rows_of: Mapping[str, Rows], key: str) -> dict[str, Rows]:
     """The rows of each trace, up to the last one with a value."""
     found = {}
     for trace, rows in rows_of.items():
-        last = max((place for place, row in enumerate(rows) if row[key]["value"] is not None), default=-1)
+        last = max(
+            (place for place, row in enumerate(rows) if row[key]["value"] is not None), default=-1
+        )
         found[trace] = rows[: last + 1]
     return found
 
@@ -35,7 +44,15 @@ def draw_steps(axes: Panel, rows_of: Mapping[str, Rows], key: str) -> None:
 def _draw(axes: Panel, rows: Rows, key: str, look: Look, label: str) -> None:
     edges = np.arange(len(rows) + 1)
     value_B, low_B, high_B = parts_of(row[key] for row in rows).T
-    axes.stairs(value_B, edges, baseline=None, color=look.colour, linestyle=look.dash, linewidth=1.8, label=label)
+    axes.stairs(
+        value_B,
+        edges,
+        baseline=None,
+        color=look.colour,
+        linestyle=look.dash,
+        linewidth=1.8,
+        label=label,
+    )
     axes.stairs(high_B, edges, baseline=low_B, fill=True, color=look.colour, alpha=0.2, linewidth=0)
 
 

@@ -1,4 +1,6 @@
-"""How figures look: two styles, two themes, and colours that colour-blind readers can tell apart."""
+"""How figures look: two styles, two themes, and colours that colour-blind readers can tell
+apart.
+"""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,18 +34,38 @@ class Theme:
 
 # Hues after Okabe and Ito (2008), lightened or darkened for contrast.
 LIGHT = Theme(
-    "light", "#ffffff", "#1b1f24", "#57606a", "#e4e7eb",
-    "#0b66b5", "#c04a00", "#00795a", "#a1378b", "#8a6a00", "#2f8fb8",
-)  # fmt: skip
+    "light",
+    "#ffffff",
+    "#1b1f24",
+    "#57606a",
+    "#e4e7eb",
+    "#0b66b5",
+    "#c04a00",
+    "#00795a",
+    "#a1378b",
+    "#8a6a00",
+    "#2f8fb8",
+)
 DARK = Theme(
-    "dark", "#12151a", "#e8eaed", "#9aa4b0", "#2a3038",
-    "#63b3ee", "#ff9950", "#3fc79a", "#e48fce", "#e3c64a", "#9ad8f5",
-)  # fmt: skip
+    "dark",
+    "#12151a",
+    "#e8eaed",
+    "#9aa4b0",
+    "#2a3038",
+    "#63b3ee",
+    "#ff9950",
+    "#3fc79a",
+    "#e48fce",
+    "#e3c64a",
+    "#9ad8f5",
+)
 
 
 @dataclass(frozen=True)
 class Style:
-    """A width in CSS pixels; a figure is shown at this width, so text sizes are what the reader sees."""
+    """A width in CSS pixels; a figure is shown at this width, so text sizes are what the reader
+    sees.
+    """
 
     name: str
     width: float
@@ -89,7 +111,8 @@ class Style:
             "axes.titleweight": "bold",
             "axes.titlecolor": theme.ink,
             "axes.titlelocation": "left",
-            "axes.titley": 1.0,  # there is no top axis, and looking for one takes an eighth of the drawing time
+            # There is no top axis, and looking for one takes an eighth of the drawing time
+            "axes.titley": 1.0,
             "axes.labelsize": size,
             "axes.unicode_minus": True,
             "grid.color": theme.grid,
@@ -118,5 +141,7 @@ NARROW = Style("narrow", 344, 12, 30_000, 2)
 
 
 def paper(width: float) -> Style:
-    """For a paper, `width` CSS pixels wide: the smallest text has 7 points, a layer of dots 300 dots per inch."""
+    """For a paper, `width` CSS pixels wide: the smallest text has 7 points, a layer of dots 300
+    dots per inch.
+    """
     return Style("paper", width, 10.7, 30_000, 3, labelled=True)

@@ -1,7 +1,7 @@
 """A figure as SVG: real text, few bytes, and the colours of the reader's theme.
 
-A figure is drawn in the light theme; on the page its colours are CSS variables, so that one drawing serves both themes.
-Equal looks share a class, equal markers a definition.
+A figure is drawn in the light theme; on the page its colours are CSS variables, so that one drawing
+serves both themes. Equal looks share a class, equal markers a definition.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ MARK = "<!-- mismatch-cli -->"  # marks a file as written by mismatch-cli
 _DPI = 1 / CSS_PX  # a unit of the drawing is a CSS pixel
 _PX = _DPI / 72  # pixels per point
 _FINE = 32  # text is measured at this many times its size, where letters are not fitted to pixels
-_FONTS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Liberation Sans',Arial,sans-serif"
+_FONTS = (
+    "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Liberation Sans',Arial,sans-serif"
+)
 _LETTER = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
 _MORE = {Path.CURVE3: 1, Path.CURVE4: 2}  # points of a curve after its first
 _ANCHOR = {"left": "", "center": "text-anchor:middle", "right": "text-anchor:end"}
@@ -64,7 +66,10 @@ class SvgRenderer(RendererBase):
 
     def finish(self) -> str:
         """The finished SVG."""
-        rules = [_variables() if self._themed else "", f"text{{font-family:{_FONTS};white-space:pre}}"]
+        rules = [
+            _variables() if self._themed else "",
+            f"text{{font-family:{_FONTS};white-space:pre}}",
+        ]
         rules += [f".{name}{{{look}}}" for look, name in self._class_of.items()]
         definitions = "".join(content.format(id=name) for content, name in self._defined.items())
         width, height = _short(self._width), _short(self._height)
@@ -84,20 +89,32 @@ class SvgRenderer(RendererBase):
             return
         codes: Any = path.codes
         is_line = rgbFace is None and (codes is None or codes.max(initial=0) <= Path.LINETO)
-        corners = self._corners(gc) if is_line else None  # lines are cut at the panel, surfaces are clipped
-        if d := _d(path, transform + self._flip, corners, simplify=is_line and path.should_simplify):
+        # Lines are cut at the panel, surfaces are clipped
+        corners = self._corners(gc) if is_line else None
+        if d := _d(
+            path, transform + self._flip, corners, simplify=is_line and path.should_simplify
+        ):
             self._body.append(f'<path {look}{"" if is_line else self._clip(gc)} d="{d}"/>')
 
     def draw_markers(
-        self, gc: Any, marker_path: Path, marker_trans: Any, path: Path, trans: Any, rgbFace: Any = None
+        self,
+        gc: Any,
+        marker_path: Path,
+        marker_trans: Any,
+        path: Path,
+        trans: Any,
+        rgbFace: Any = None,
     ) -> None:
         places = trans.transform(path.vertices)
-        if len(places) == 1:  # matplotlib also draws single surfaces this way, such as the band of a line
+        # matplotlib also draws single surfaces this way, such as the band of a line
+        if len(places) == 1:
             place = marker_trans + Affine2D().translate(*places[0])
             self.draw_path(gc, marker_path, place, rgbFace)
             return
         look = self._look(gc, rgbFace)
-        marker = self._define(f'<path id="{{id}}" d="{_d(marker_path, marker_trans + Affine2D().scale(1, -1))}"/>')
+        marker = self._define(
+            f'<path id="{{id}}" d="{_d(marker_path, marker_trans + Affine2D().scale(1, -1))}"/>'
+        )
         left, top, right, bottom = self._corners(gc)
         uses = [
             f'<use href="#{marker}" x="{_short(x)}" y="{_short(y)}"/>'
@@ -110,7 +127,11 @@ class SvgRenderer(RendererBase):
     def draw_image(self, gc: Any, x: float, y: float, im: Any, transform: Any = None) -> None:  # noqa: ARG002
         """Draw a layer in one colour as a mask on that colour, so that it follows the theme."""
         rows, columns = im.shape[:2]
-        corners = [[0, 0], [columns, rows]] if transform is None else transform.transform([[0, 0], [1, 1]])
+        corners = (
+            [[0, 0], [columns, rows]]
+            if transform is None
+            else transform.transform([[0, 0], [1, 1]])
+        )
         (left, bottom), (right, top) = np.add(corners, [x, y])
         box = f'x="{_short(left)}" y="{_short(self._height - top)}" width="{_short(right - left)}"'
         box += f' height="{_short(top - bottom)}"'
@@ -118,22 +139,40 @@ class SvgRenderer(RendererBase):
         if not len(seen):
             return
         if (seen != seen[0]).any():
-            raise ValueError("A layer of a figure has more than one colour, so it cannot follow the page's theme.")
+            raise ValueError(
+                "A layer of a figure has more than one colour, so it cannot follow the page's "
+                "theme."
+            )
         picture = f'<image {box} preserveAspectRatio="none" style="image-rendering:pixelated" href="{_png(alpha)}"/>'
         mask = self._define(f'<mask id="{{id}}">{picture}</mask>')
-        self._body.append(f'<rect {self._class(f"fill:{self._colour(seen[0] / 255)}")} {box} mask="url(#{mask})"/>')
+        self._body.append(
+            f'<rect {self._class(f"fill:{self._colour(seen[0] / 255)}")} {box} mask="url(#{mask})"/>'
+        )
 
     def draw_text(
-        self, gc: Any, x: float, y: float, s: str, prop: FontProperties, angle: float, ismath: Any = False,  # noqa: ARG002
+        self,
+        gc: Any,
+        x: float,
+        y: float,
+        s: str,
+        prop: FontProperties,
+        angle: float,
+        ismath: Any = False,  # noqa: ARG002
         mtext: Text | None = None,
-    ) -> None:  # fmt: skip
-        style = [f"font-size:{_short(prop.get_size_in_points() * _PX)}px", f"fill:{self._colour(gc.get_rgb())}"]
+    ) -> None:
+        style = [
+            f"font-size:{_short(prop.get_size_in_points() * _PX)}px",
+            f"fill:{self._colour(gc.get_rgb())}",
+        ]
         if prop.get_weight() in ("bold", 700):
             style.append("font-weight:700")
         if mtext is not None and (angle == 0 or mtext.get_rotation_mode() == "anchor"):
-            # Readers' fonts are narrower than the measured one: anchors keep text right-aligned or centred.
+            # Readers' fonts are narrower than the measured one: anchors keep text right-aligned or
+            # centred.
             style.append(_ANCHOR[str(mtext.get_horizontalalignment())])
-            place_x, place_y = (mtext.get_transform() + self._flip).transform(mtext.get_unitless_position())
+            place_x, place_y = (mtext.get_transform() + self._flip).transform(
+                mtext.get_unitless_position()
+            )
             along = cos(radians(angle)), -sin(radians(angle))
             shift = (place_x - x) * along[0] + (place_y - y) * along[1]
             x, y = x + shift * along[0], y + shift * along[1]
@@ -141,7 +180,12 @@ class SvgRenderer(RendererBase):
         look = self._class(";".join(filter(None, style)))
         self._body.append(f'<text {look} x="{_short(x)}" y="{_short(y)}"{turn}>{escape(s)}</text>')
 
-    def get_text_width_height_descent(self, s: str, prop: FontProperties, ismath: Any) -> tuple[float, float, float]:  # noqa: ARG002
+    def get_text_width_height_descent(
+        self,
+        s: str,
+        prop: FontProperties,
+        ismath: Any,  # noqa: ARG002
+    ) -> tuple[float, float, float]:
         return measured(s, prop.get_size_in_points(), prop.get_weight() in ("bold", 700))
 
     def _get_font_height_metrics(self, prop: FontProperties) -> tuple[float, float, float]:
@@ -205,7 +249,9 @@ class SvgRenderer(RendererBase):
             return ""
         left, top, right, bottom = self._corners(gc)
         rectangle = f'<rect x="{_short(left)}" y="{_short(top)}" width="{_short(right - left)}"'
-        clip = self._define(f'<clipPath id="{{id}}">{rectangle} height="{_short(bottom - top)}"/></clipPath>')
+        clip = self._define(
+            f'<clipPath id="{{id}}">{rectangle} height="{_short(bottom - top)}"/></clipPath>'
+        )
         return f' clip-path="url(#{clip})"'
 
 
@@ -215,9 +261,13 @@ def _short(value: float) -> str:
 
 def _d(path: Path, transform: Any, corners: Any = None, *, simplify: bool = False) -> str:
     """The path commands, to a hundredth of a pixel."""
-    cleaned: Any = path.cleaned(transform=transform, remove_nans=True, clip=corners, simplify=simplify)
+    cleaned: Any = path.cleaned(
+        transform=transform, remove_nans=True, clip=corners, simplify=simplify
+    )
     parts, pending = [], 0
-    for (x, y), code in zip(cleaned.vertices.round(2).tolist(), cleaned.codes.tolist(), strict=True):
+    for (x, y), code in zip(
+        cleaned.vertices.round(2).tolist(), cleaned.codes.tolist(), strict=True
+    ):
         if code == Path.CLOSEPOLY:
             parts.append("Z")
         elif code != Path.STOP:
@@ -236,7 +286,9 @@ def _line_style(gc: Any) -> list[str]:
     if gc.get_joinstyle() != "miter":
         style.append(f"stroke-linejoin:{gc.get_joinstyle()}")
     if gc.get_capstyle() != "butt":
-        style.append(f"stroke-linecap:{ {'projecting': 'square'}.get(gc.get_capstyle(), gc.get_capstyle()) }")
+        style.append(
+            f"stroke-linecap:{ {'projecting': 'square'}.get(gc.get_capstyle(), gc.get_capstyle()) }"
+        )
     return style
 
 
@@ -244,7 +296,9 @@ def _png(alpha: np.ndarray) -> str:
     """The opacity of a layer as a grey PNG in a data URI."""
     shades = np.ceil(np.arange(256) * ((_SHADES - 1) / 255)).astype(np.uint8)
     image = Image.fromarray(shades[alpha], "P")
-    image.putpalette([grey for level in range(_SHADES) for grey in [round(255 * level / (_SHADES - 1))] * 3])
+    image.putpalette(
+        [grey for level in range(_SHADES) for grey in [round(255 * level / (_SHADES - 1))] * 3]
+    )
     buffer = io.BytesIO()
     image.save(buffer, format="png", bits=4, compress_level=7)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -267,7 +321,11 @@ def _heights(points: float, bold: bool) -> tuple[float, float, float]:
     font = get_font(_font_file(bold))
     table: Any = font.get_sfnt_table("OS/2")
     scale = points * _PX / font.units_per_EM
-    return table["sTypoAscender"] * scale, -table["sTypoDescender"] * scale, table["sTypoLineGap"] * scale
+    return (
+        table["sTypoAscender"] * scale,
+        -table["sTypoDescender"] * scale,
+        table["sTypoLineGap"] * scale,
+    )
 
 
 @cache
@@ -281,7 +339,9 @@ def _variables() -> str:
     """CSS variables with the colours of both themes; print uses the light one."""
 
     def colours(theme: Theme) -> str:
-        return ";".join(f"--{name}:{colour}" for name, colour in asdict(theme).items() if name != "name")
+        return ";".join(
+            f"--{name}:{colour}" for name, colour in asdict(theme).items() if name != "name"
+        )
 
     dark = f"@media screen and (prefers-color-scheme:dark){{:root{{{colours(DARK)}}}}}"
     return f":root{{{colours(LIGHT)}}}{dark}"

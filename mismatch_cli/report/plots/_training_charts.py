@@ -28,7 +28,9 @@ def gap(data: TrainingAnalysis) -> Chart:
 
 
 def extremes(data: TrainingAnalysis) -> Chart:
-    return Chart("Largest and smallest π − μ", [data.curves("mismatch", key) for key in ("dp_max", "dp_min")])
+    return Chart(
+        "Largest and smallest π − μ", [data.curves("mismatch", key) for key in ("dp_max", "dp_min")]
+    )
 
 
 def blocked(data: TrainingAnalysis) -> Chart:
@@ -42,14 +44,19 @@ def length(data: TrainingAnalysis) -> Chart:
 
 def entropy(data: TrainingAnalysis) -> Chart:
     curves = data.curves("entropy")
-    values = np.concatenate([curve.value_N[curve.value_N > 0] for curve in curves.values()] or [np.ones(1)])
+    values = np.concatenate(
+        [curve.value_N[curve.value_N > 0] for curve in curves.values()] or [np.ones(1)]
+    )
     return Chart("Mean entropy, nats", [curves], log=_is_wide(values))
 
 
 def top_k_mass(data: TrainingAnalysis) -> Chart:
     """The mass of the top K, if an algorithm uses them."""
     return Chart(
-        "Mass of the top K by μ, %", [data.curves("current", "topk_mass_rollout")], percent=True, least=_LEAST_MASS
+        "Mass of the top K by μ, %",
+        [data.curves("current", "topk_mass_rollout")],
+        percent=True,
+        least=_LEAST_MASS,
     )
 
 

@@ -16,9 +16,10 @@ STUDY = "curation"
 SECTION = "Accuracy, chosen and held out"
 TITLE = "Accuracy of the problems, chosen and held out"
 CAPTION = (
-    "Left: histogram of problems by accuracy when chosen; the kept range is shaded. Right: each kept problem by "
-    "accuracy when chosen and on held-out samples, with the mean of each sixth of the range and its 95 % interval. A "
-    "line of means flatter than the diagonal is regression to the mean."
+    "Left: histogram of problems by accuracy when chosen; the kept range is shaded. Right: each "
+    "kept problem by accuracy when chosen and on held-out samples, with the mean of each sixth "
+    "of the range and its 95 % interval. A line of means flatter than the diagonal is regression "
+    "to the mean."
 )
 
 _FEW = 100  # problems up to which dots are larger
@@ -38,9 +39,14 @@ def draw(figure: Sheet, data: CurationAnalysis) -> None:
 def _draw_all(axes: Panel, data: CurationAnalysis) -> None:
     count_B, edge_B = data.histogram
     axes.bar(
-        edge_B[:-1], count_B, np.diff(edge_B), align="edge", color=axes.theme.blue, edgecolor=axes.theme.page,
+        edge_B[:-1],
+        count_B,
+        np.diff(edge_B),
+        align="edge",
+        color=axes.theme.blue,
+        edgecolor=axes.theme.page,
         linewidth=0.6,
-    )  # fmt: skip
+    )
     axes.axvspan(*data.curation.keep, color=axes.theme.orange, alpha=0.12, zorder=0, linewidth=0)
     axes.set_xlim(min(edge_B[0], -0.02), max(edge_B[-1], 1.02))
     axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1])
@@ -55,13 +61,19 @@ def _draw_kept(axes: Panel, data: CurationAnalysis) -> None:
     curation, random, theme = data.curation, np.random.default_rng(0), axes.theme
     step_2 = 1 / np.array([curation.samples, curation.held_out_samples])
     dot_K2 = data.pairs_K2 + random.uniform(-_JITTER, _JITTER, data.pairs_K2.shape) * step_2
-    axes.plot([0, 1], [0, 1], color=theme.muted, linewidth=0.9, linestyle=(0, (4, 2)), label="equal")
+    axes.plot(
+        [0, 1], [0, 1], color=theme.muted, linewidth=0.9, linestyle=(0, (4, 2)), label="equal"
+    )
     axes.axhspan(*curation.keep, color=theme.orange, alpha=0.12, zorder=0, linewidth=0)
     size = 8 if len(dot_K2) <= _FEW else 4
-    axes.plot(*dot_K2.T, ".", color=theme.blue, markersize=size, alpha=0.5, markeredgewidth=0, zorder=2)
+    axes.plot(
+        *dot_K2.T, ".", color=theme.blue, markersize=size, alpha=0.5, markeredgewidth=0, zorder=2
+    )
     x_B = [pairs[:, 0].mean() for _, _, pairs in data.bins]
     means = [mean_over_problems(pairs[:, 1]) for _, _, pairs in data.bins]
-    draw_bars(axes, x_B, means, theme.orange, markersize=4, linewidth=1.6, label="mean of each sixth")
+    draw_bars(
+        axes, x_B, means, theme.orange, markersize=4, linewidth=1.6, label="mean of each sixth"
+    )
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xlabel("accuracy when chosen")

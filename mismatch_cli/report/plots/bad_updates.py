@@ -1,4 +1,6 @@
-"""Bad updates, which push down tokens that already lost much probability: by threshold, and by step."""
+"""Bad updates, which push down tokens that already lost much probability: by threshold, and by
+step.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,23 @@ STUDY = "clipping"
 SECTION = "Bad updates"
 TITLE = "Bad updates"
 CAPTION = (
-    "A bad update pushes down a token that already lost much probability: A < 0 and μ − π ≥ δ. Panels: the share of "
-    "bad updates by δ; the share at δ = 0.5 by step, on the same axis; the mean reward by step. The axis is "
-    "logarithmic except near 0. Bands are 95 % intervals over prompts, where there are enough."
+    "A bad update pushes down a token that already lost much probability: A < 0 and μ − π ≥ δ. "
+    "Panels: the share of bad updates by δ; the share at δ = 0.5 by step, on the same axis; the "
+    "mean reward by step. The axis is logarithmic except near 0. Bands are 95 % intervals over "
+    "prompts, where there are enough."
 )
 
 _FEWEST_STEPS = 3
 
 
 def needs(data: ClippingPlotData) -> bool:
-    return any_above_0([row[key] for row in _bad(data).get("sweep", ()) for key in ("over_tokens", "over_negative")])
+    return any_above_0(
+        [
+            row[key]
+            for row in _bad(data).get("sweep", ())
+            for key in ("over_tokens", "over_negative")
+        ]
+    )
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
@@ -45,7 +54,12 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     rows = [*_bad(data)["sweep"], *(steps if has_course else ())]
     share_N = values_of(row[key] for row in rows for key in ("over_negative", "over_tokens"))
     for axes in panels[: 1 + has_course]:  # equal shares at equal heights
-        stretch(axes, max(share_N[share_N > 0].min() / 2, 1e-4), (0, 3 * np.nanmax(share_N)), percent=True)
+        stretch(
+            axes,
+            max(share_N[share_N > 0].min() / 2, 1e-4),
+            (0, 3 * np.nanmax(share_N)),
+            percent=True,
+        )
 
 
 def _bad(data: ClippingPlotData) -> Mapping[str, Any]:
@@ -61,16 +75,31 @@ def _draw_sweep(axes: Panel, data: ClippingPlotData) -> None:
         ("over_tokens", "of all with A ≠ 0", theme.blue),
     )
     for key, label, colour in series:
-        draw_line(axes, delta_B, [row[key] for row in rows], colour, marker="o", markersize=4, label=label)
+        draw_line(
+            axes, delta_B, [row[key] for row in rows], colour, marker="o", markersize=4, label=label
+        )
     axes.axvline(delta, color=theme.muted, linewidth=0.9, linestyle=":", zorder=1)
     axes.annotate(
-        f"δ = {delta:g}", (delta, 1), xycoords=("data", "axes fraction"), xytext=(3, -2), textcoords="offset points",
-        va="top", color=theme.muted, fontsize=axes.style.small,
-    )  # fmt: skip
+        f"δ = {delta:g}",
+        (delta, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(3, -2),
+        textcoords="offset points",
+        va="top",
+        color=theme.muted,
+        fontsize=axes.style.small,
+    )
     axes.set_xlabel("δ: bad where A < 0 and μ − π ≥ δ")
     axes.headline("Bad updates by threshold δ, %")
 
 
 def _draw_steps(axes: Panel, steps: Sequence[Mapping[str, Any]], key: str, colour: str) -> None:
-    draw_line(axes, middle_of_steps(steps), [row[key] for row in steps], colour, marker="o", markersize=4.5)
+    draw_line(
+        axes,
+        middle_of_steps(steps),
+        [row[key] for row in steps],
+        colour,
+        marker="o",
+        markersize=4.5,
+    )
     axes.whole_steps(5)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._fills import HEAT_LEGEND, Scale, draw_heat, heat_row, note_left_out, reach_of
+from mismatch_cli.report.plots._fills import (
+    HEAT_LEGEND,
+    Scale,
+    draw_heat,
+    heat_row,
+    note_left_out,
+    reach_of,
+)
 from mismatch_cli.report.plots._lines import values_of
 from mismatch_cli.report.plots._masks import distinct_masks
 from mismatch_cli.report.plots._panels import LEFT, RIGHT, TOP, Box, Sheet, short_names, width_of
@@ -19,11 +26,12 @@ STUDY = "clipping"
 SECTION = "What each algorithm blocks"
 TITLE = "Blocked tokens by rollout probability"
 CAPTION = (
-    "The share of tokens that each algorithm blocks, in percent, by bin of the rollout probability μ; empty where "
-    "there are no tokens. Algorithms that decide alike on every token of this trace share a row; those that block "
-    "nothing are left out, and on a narrow figure also those that block nearly the same as one above (Jaccard index "
-    "above 0.65). A ratio clip is tighter at smaller μ; binary TV never exceeds max(π, μ), so a limit on it leaves "
-    "rare tokens alone."
+    "The share of tokens that each algorithm blocks, in percent, by bin of the rollout "
+    "probability μ; empty where there are no tokens. Algorithms that decide alike on every token "
+    "of this trace share a row; those that block nothing are left out, and on a narrow figure "
+    "also those that block nearly the same as one above (Jaccard index above 0.65). A ratio clip "
+    "is tighter at smaller μ; binary TV never exceeds max(π, μ), so a limit on it leaves rare "
+    "tokens alone."
 )
 
 _GAP, _BELOW = 26, 44
@@ -39,19 +47,33 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     style = figure.style
     masks = style.pick(data.masks(data.blocking), distinct_masks(data, data.blocking, _MOST))
     rows = [mask.row for mask in masks]
-    names = short_names([mask.label for mask in masks], style.pick(280, style.width - 30), style.small)
+    names = short_names(
+        [mask.label for mask in masks], style.pick(280, style.width - 30), style.small
+    )
     beside = style.pick(max(LEFT, 14 + max(width_of(name, style.small) for name in names)), 8)
     columns = style.pick(2, 1)
     width = (style.width - beside - RIGHT - (columns - 1) * _GAP) / columns
     height = len(rows) * heat_row(style)
     places = [divmod(index, columns) for index in range(len(_SIGNS))]
     top, row = TOP + HEAT_LEGEND, TOP + HEAT_LEGEND + height + _BELOW
-    boxes = [Box(beside + j * (width + _GAP), top + i * row, width, height, HEAT_LEGEND) for i, j in places]
+    boxes = [
+        Box(beside + j * (width + _GAP), top + i * row, width, height, HEAT_LEGEND)
+        for i, j in places
+    ]
     shares = [_shares(rows, key) for key, _ in _SIGNS]
-    scale = Scale(style.theme.orange, reach_of(*shares), 3)  # a cube root separates 1 % from 0 on a scale to 100 %
-    for axes, (_, column), share_RC, (_, sign) in zip(figure.place(boxes, _BELOW), places, shares, _SIGNS, strict=True):
+    # A cube root separates 1 % from 0 on a scale to 100 %
+    scale = Scale(style.theme.orange, reach_of(*shares), 3)
+    for axes, (_, column), share_RC, (_, sign) in zip(
+        figure.place(boxes, _BELOW), places, shares, _SIGNS, strict=True
+    ):
         axes.flush = 0
-        draw_heat(axes, share_RC, scale, f"{data.when(sign)}: blocked, %", [""] * len(rows) if column else names)
+        draw_heat(
+            axes,
+            share_RC,
+            scale,
+            f"{data.when(sign)}: blocked, %",
+            [""] * len(rows) if column else names,
+        )
         axes.label_bins(rows[0]["by_mu"])
         axes.set_xlabel(style.pick("rollout probability μ, bin edges", "μ, bin edges"))
     shown = sum(1 + len(mask.others) for mask in masks)

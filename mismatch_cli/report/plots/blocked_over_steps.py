@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import DASHED, any_above_0, draw_line, middle_of_steps, parts_of
+from mismatch_cli.report.plots._lines import (
+    DASHED,
+    any_above_0,
+    draw_line,
+    middle_of_steps,
+    parts_of,
+)
 from mismatch_cli.report.plots._masks import distinct_masks
 from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height
 from mismatch_cli.report.plots._scales import stretch
@@ -20,10 +26,11 @@ STUDY = "clipping"
 SECTION = "What each algorithm blocks"
 TITLE = "Blocked tokens over the steps"
 CAPTION = (
-    "By step: the share of blocked tokens, on an axis that is logarithmic except near 0; the mean rollout probability "
-    "μ and the mean entropy of π over blocked tokens, with gaps where nothing is blocked; dotted, the same over the "
-    "tokens that the first algorithm keeps. Bands are 95 % intervals over prompts, for at most three algorithms and "
-    "for steps with at least ten prompts. At most six algorithms are drawn: the compared ones, then those that block "
+    "By step: the share of blocked tokens, on an axis that is logarithmic except near 0; the "
+    "mean rollout probability μ and the mean entropy of π over blocked tokens, with gaps where "
+    "nothing is blocked; dotted, the same over the tokens that the first algorithm keeps. Bands "
+    "are 95 % intervals over prompts, for at most three algorithms and for steps with at least "
+    "ten prompts. At most six algorithms are drawn: the compared ones, then those that block "
     "different tokens (Jaccard index up to 0.65). DPPO paper, figure 6."
 )
 
@@ -61,7 +68,9 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
         axes.set_ylim(0, 1 if kept == "mu_kept" else 1.25 * np.nanmax(axes.drawn_values()))
         axes.whole_steps()
         part_N3 = parts_of(_estimate(step, blocked) for row in rows for step in row["by_step"])
-        axes.headline(name, note="" if np.isfinite(part_N3[:, 1]).any() or kept else "few prompts: no bands")
+        axes.headline(
+            name, note="" if np.isfinite(part_N3[:, 1]).any() or kept else "few prompts: no bands"
+        )
     if shown[0][1] == "blocked":
         _scale_share(panels[0])
     lines = {name: line for name, (_, line) in looks.items()} | {"kept by the first": kept_line}
@@ -82,7 +91,10 @@ def _looks(style: Style) -> list[tuple[float, dict[str, Any]]]:
     """Opacity of the band and look of each line: three solid ones with a band, then dashed ones."""
     colours, size = (style.theme.blue, style.theme.orange, style.theme.green), style.pick(4.5, 4)
     return [
-        (0.17 * (marker in "os"), {"color": colour, "linestyle": line, "marker": marker, "markersize": size})
+        (
+            0.17 * (marker in "os"),
+            {"color": colour, "linestyle": line, "marker": marker, "markersize": size},
+        )
         for line, markers in (("-", "osD"), (DASHED, "v^P"))
         for colour, marker in zip(colours, markers, strict=True)
     ]

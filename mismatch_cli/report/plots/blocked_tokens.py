@@ -1,4 +1,6 @@
-"""Blocked tokens by sign, their probability and entropy, and bad updates (DPPO paper, figures 5 and 6)."""
+"""Blocked tokens by sign, their probability and entropy, and bad updates (DPPO paper, figures 5
+and 6).
+"""
 
 from mismatch_cli.report.plots._charts import AS_ABOVE, Chart, draw_charts
 from mismatch_cli.report.plots._panels import Sheet
@@ -8,9 +10,10 @@ STUDY = "training"
 SECTION = "Bad updates and blocked tokens"
 TITLE = "Blocked tokens and bad updates over training"
 CAPTION = (
-    "The share of blocked tokens by the sign of the advantage; the mean rollout probability μ and the mean entropy of "
-    "π over blocked tokens, with gaps where nothing is blocked; bad updates (A < 0 and μ − π ≥ 0.5 at the weights of "
-    f"the update), if any. {AS_ABOVE} DPPO paper, figures 5 and 6."
+    "The share of blocked tokens by the sign of the advantage; the mean rollout probability μ "
+    "and the mean entropy of π over blocked tokens, with gaps where nothing is blocked; bad "
+    f"updates (A < 0 and μ − π ≥ 0.5 at the weights of the update), if any. {AS_ABOVE} DPPO "
+    "paper, figures 5 and 6."
 )
 
 

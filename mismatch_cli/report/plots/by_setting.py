@@ -13,10 +13,11 @@ SECTION = "Reward and mismatch"
 PLACE = 2
 TITLE = "Training curves by setting"
 CAPTION = (
-    "Runs that differ in more than algorithm and seed, with a panel per setting, named above it: mean reward of the "
-    "batch with evaluations (◆), or a panel per evaluation set; mean |π − μ| at the weights that sampled; for few "
-    "settings also length and entropy of the responses. Panels of one quantity share their axis unless one would be "
-    f"flat on it. {AS_ABOVE} DPPO paper, figures 8 to 10, and figure 20."
+    "Runs that differ in more than algorithm and seed, with a panel per setting, named above it: "
+    "mean reward of the batch with evaluations (◆), or a panel per evaluation set; mean |π − μ| "
+    "at the weights that sampled; for few settings also length and entropy of the responses. "
+    f"Panels of one quantity share their axis unless one would be flat on it. {AS_ABOVE} DPPO "
+    "paper, figures 8 to 10, and figure 20."
 )
 
 _FEW = 3  # settings up to which length and entropy are drawn
@@ -36,7 +37,10 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 def _rows(data: TrainingAnalysis) -> list[list[Chart]]:
     """A row per quantity, with a chart per setting."""
     settings = list(data.settings.items())[:_MOST]
-    return [[chart(part)._replace(setting=setting) for setting, part in settings] for chart in _charts(data)]
+    return [
+        [chart(part)._replace(setting=setting) for setting, part in settings]
+        for chart in _charts(data)
+    ]
 
 
 def _charts(data: TrainingAnalysis) -> Iterator[Callable[[TrainingAnalysis], Chart]]:

@@ -14,9 +14,10 @@ STUDY = "diagnosis"
 SECTION = ("A gap that grows with position", "A gap that begins at a fixed position", "All checks")
 TITLE = "Gap by position"
 CAPTION = (
-    "|log π − log μ| relative to the typical gap at the same probability: the mean over each sixteenth of the tokens, "
-    "in order of position, with 95 % intervals over prompts. A level line is healthy; a steady rise points to position "
-    "encodings, a step at one position to a block, chunk or window of that size."
+    "|log π − log μ| relative to the typical gap at the same probability: the mean over each "
+    "sixteenth of the tokens, in order of position, with 95 % intervals over prompts. A level "
+    "line is healthy; a steady rise points to position encodings, a step at one position to a "
+    "block, chunk or window of that size."
 )
 
 _FEWEST = 320  # tokens: twenty in each part

@@ -14,9 +14,9 @@ STUDY = "diagnosis"
 SECTION = ("A gap that grows over the steps", "A stale prefix cache", "All checks")
 TITLE = "Gap by step"
 CAPTION = (
-    "|log π − log μ| relative to the typical gap at the same probability: the mean over the tokens of each step, with "
-    "95 % intervals over prompts. At equal weights it should be level: a rise points to weights or caches that the "
-    "engine does not refresh."
+    "|log π − log μ| relative to the typical gap at the same probability: the mean over the "
+    "tokens of each step, with 95 % intervals over prompts. At equal weights it should be level: "
+    "a rise points to weights or caches that the engine does not refresh."
 )
 
 

@@ -14,8 +14,9 @@ STUDY = "comparison"
 SECTION = "Distribution of the gap"
 TITLE = "Distribution of the gap"
 CAPTION = (
-    "The share of tokens whose |log π − log μ| is at least the value on the axis. A curve further right has larger "
-    "gaps; curves that separate only at the lower end differ in a few tokens. Each ends at its largest gap."
+    "The share of tokens whose |log π − log μ| is at least the value on the axis. A curve "
+    "further right has larger gaps; curves that separate only at the lower end differ in a few "
+    "tokens. Each ends at its largest gap."
 )
 
 
@@ -26,8 +27,17 @@ def needs(data: ComparisonPlotData) -> bool:
 def draw(figure: Sheet, data: ComparisonPlotData) -> None:
     (axes,) = figure.panels(1, height=(320, 250), legend=legend_height(data.names, RUNS))
     labels = run_labels(data.names, figure.style)
-    for (name, look), (abs_d, share) in zip(looks(data.names, figure.style).items(), data.exceedance, strict=True):
-        axes.plot(abs_d, share, color=look.colour, linestyle=look.dash, label=labels[name], drawstyle="steps-pre")
+    for (name, look), (abs_d, share) in zip(
+        looks(data.names, figure.style).items(), data.exceedance, strict=True
+    ):
+        axes.plot(
+            abs_d,
+            share,
+            color=look.colour,
+            linestyle=look.dash,
+            label=labels[name],
+            drawstyle="steps-pre",
+        )
     axes.margins(x=0.02)
     axes.logarithmic("x")
     axes.logarithmic("y")

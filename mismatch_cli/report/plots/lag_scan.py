@@ -15,8 +15,9 @@ STUDY = "diagnosis"
 SECTION = ("Shifted by some tokens", "Retokenised text", "All checks")
 TITLE = "Gap by shift"
 CAPTION = (
-    "Mean gap between log π of token t + lag and log μ of token t, with each token capped at 2 nats, over the "
-    "misaligned responses if there are any. The axis is logarithmic. In a healthy trace the lowest dot is at lag 0."
+    "Mean gap between log π of token t + lag and log μ of token t, with each token capped at 2 "
+    "nats, over the misaligned responses if there are any. The axis is logarithmic. In a healthy "
+    "trace the lowest dot is at lag 0."
 )
 
 _BELOW = 3  # the axis begins this many times below the smallest gap
@@ -37,9 +38,13 @@ def draw(figure: Sheet, data: DiagnosisAnalysis) -> None:
         axes.vlines(lag, floor, shown, color=colour, linewidth=1.2, alpha=0.5)
         axes.plot(lag, shown, "o", color=colour, markersize=7)
         axes.annotate(
-            f"{gap:.2g}".replace("e-0", "e-").replace("-", "−"), (lag, shown), xytext=(0, 7),
-            textcoords="offset points", ha="center", fontsize=axes.style.small,
-        )  # fmt: skip
+            f"{gap:.2g}".replace("e-0", "e-").replace("-", "−"),
+            (lag, shown),
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="center",
+            fontsize=axes.style.small,
+        )
     lags = list(data.lags)
     axes.set_xlim(min(lags) - 0.6, max(lags) + 0.6)
     highest = max(*found.values(), floor)

@@ -1,4 +1,6 @@
-"""Distance between the residual streams of engine and trainer by layer, and what each block adds."""
+"""Distance between the residual streams of engine and trainer by layer, and what each block
+adds.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ SECTION = "Modules"
 PLACE = 3
 TITLE = "Error by layer"
 CAPTION = (
-    "‖engine − trainer‖ / ‖trainer‖ of the residual stream in float64, over the responses whose modules were compared. "
-    "Left (top on a phone): the error accumulated before the attention and the MLP of each layer, and after its MLP. "
-    "Right (bottom): the error that attention and MLP of each layer add. A block that stands out computes differently; "
-    "a straight climb is accumulated rounding. Axes are logarithmic; bit-equal values have no mark."
+    "‖engine − trainer‖ / ‖trainer‖ of the residual stream in float64, over the responses whose "
+    "modules were compared. Left (top on a phone): the error accumulated before the attention "
+    "and the MLP of each layer, and after its MLP. Right (bottom): the error that attention and "
+    "MLP of each layer add. A block that stands out computes differently; a straight climb is "
+    "accumulated rounding. Axes are logarithmic; bit-equal values have no mark."
 )
 _POINTS = {"before": 0.0, "attention": 1 / 3, "mlp": 2 / 3}  # place within a layer
 _MARKED = 40  # layers up to which every point is marked
@@ -29,7 +32,10 @@ _DECADES = 100.0  # the smallest range of an axis
 
 
 def needs(data: BisectionAnalysis) -> bool:
-    return bool(len(_inherited(_rows(data))) or any(len(_added(_rows(data), block)) for block in ("attention", "mlp")))
+    return bool(
+        len(_inherited(_rows(data)))
+        or any(len(_added(_rows(data), block)) for block in ("attention", "mlp"))
+    )
 
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
@@ -38,15 +44,26 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     mark: dict[str, Any] = {"marker": "o", "markersize": 3.5} if len(rows) <= _MARKED else {}
     inherited = _inherited(rows)
     if len(inherited):
-        panels[0].plot(inherited[:, 0], inherited[:, 1], color=figure.theme.purple, label="residual stream", **mark)
-    for block, colour, label in (("attention", figure.theme.blue, "attention"), ("mlp", figure.theme.orange, "MLP")):
+        panels[0].plot(
+            inherited[:, 0],
+            inherited[:, 1],
+            color=figure.theme.purple,
+            label="residual stream",
+            **mark,
+        )
+    for block, colour, label in (
+        ("attention", figure.theme.blue, "attention"),
+        ("mlp", figure.theme.orange, "MLP"),
+    ):
         added = _added(rows, block)
         if len(added):
             panels[1].plot(added[:, 0], added[:, 1], color=colour, label=label, **mark)
     for axes in panels:
         _scale(axes, len(rows))
     panels[0].headline("Inherited: error of the stream, relative", "Inherited error, relative")
-    panels[1].headline("Added by each block, relative to the stream", "Added by each block, relative")
+    panels[1].headline(
+        "Added by each block, relative to the stream", "Added by each block, relative"
+    )
 
 
 def _rows(data: BisectionAnalysis) -> Sequence[Any]:
@@ -55,7 +72,11 @@ def _rows(data: BisectionAnalysis) -> Sequence[Any]:
 
 def _inherited(rows: Sequence[Any]) -> np.ndarray:
     """Layer and error at each point of the stream with an error, [N, 2]."""
-    found = [(row["layer"] + place, _at(row, point, "inherited")) for row in rows for point, place in _POINTS.items()]
+    found = [
+        (row["layer"] + place, _at(row, point, "inherited"))
+        for row in rows
+        for point, place in _POINTS.items()
+    ]
     return _above_0(found)
 
 

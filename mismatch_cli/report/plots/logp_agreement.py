@@ -17,10 +17,11 @@ STUDY = "mismatch"
 SECTION = "The gap"
 TITLE = "Agreement of log-probabilities"
 CAPTION = (
-    "Each dot is a sampled token: d = log π − log μ against log μ. The vertical axis is linear near 0 and logarithmic "
-    "further out, to show both outliers and the bulk. Healthy runs hug 0 evenly; a tilt means a different temperature, "
-    "dots on one side only a truncated support. Dashed lines, if the data shows the pattern: logits rounded in steps "
-    "s, as by bfloat16, give d = ±s − log(1 + μ(exp(±s) − 1))."
+    "Each dot is a sampled token: d = log π − log μ against log μ. The vertical axis is linear "
+    "near 0 and logarithmic further out, to show both outliers and the bulk. Healthy runs hug 0 "
+    "evenly; a tilt means a different temperature, dots on one side only a truncated support. "
+    "Dashed lines, if the data shows the pattern: logits rounded in steps s, as by bfloat16, "
+    "give d = ±s − log(1 + μ(exp(±s) − 1))."
 )
 
 _BULK = 0.95  # of the tokens are in the linear part of the axis
@@ -45,7 +46,9 @@ def draw(figure: Sheet, data: PlotData) -> None:
     _draw_lattice(axes, data.lattice_steps)
     outside = int(np.isneginf(d_N).sum())
     axes.set_xlabel("log μ, nats")
-    axes.headline("d = log π − log μ, nats", note=f"{outside:,} with π = 0 not shown" if outside else "")
+    axes.headline(
+        "d = log π − log μ, nats", note=f"{outside:,} with π = 0 not shown" if outside else ""
+    )
 
 
 def _draw_lattice(axes: Panel, steps: tuple[float, ...]) -> None:
@@ -57,6 +60,12 @@ def _draw_lattice(axes: Panel, steps: tuple[float, ...]) -> None:
             d = signed - np.log1p(np.exp(log_mu) * np.expm1(signed))
             axes.plot(log_mu, d, color=theme.orange, linewidth=1.1, linestyle=(0, (3, 2)), zorder=5)
         axes.annotate(
-            f"rounded logits: s = 1/{round(1 / step)} nat", (low, step), xytext=(4, 2), textcoords="offset points",
-            color=theme.orange, fontsize=axes.style.small, va="bottom", zorder=6,
-        )  # fmt: skip
+            f"rounded logits: s = 1/{round(1 / step)} nat",
+            (low, step),
+            xytext=(4, 2),
+            textcoords="offset points",
+            color=theme.orange,
+            fontsize=axes.style.small,
+            va="bottom",
+            zorder=6,
+        )

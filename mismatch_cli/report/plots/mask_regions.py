@@ -1,4 +1,6 @@
-"""Blocked regions of two algorithms in the plane of π and μ, with the trace's tokens (DPPO paper, figure 1)."""
+"""Blocked regions of two algorithms in the plane of π and μ, with the trace's tokens (DPPO
+paper, figure 1).
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,11 @@ SECTION = "What each algorithm blocks"
 PLACE = 1
 TITLE = "Where the masks block"
 CAPTION = (
-    "Each dot is a token (at most 10,000, chosen at random) at its probability when sampled (horizontal) and now "
-    "(vertical). Both axes are stretched towards 0 and 1; dots beyond them are at the edge. The mask blocks the shaded "
-    "region. On the diagonal nothing has moved: a ratio clip keeps only a thin strip around it at low μ; a limit on "
-    "total variation keeps improbable tokens and blocks those that move much probability."
+    "Each dot is a token (at most 10,000, chosen at random) at its probability when sampled "
+    "(horizontal) and now (vertical). Both axes are stretched towards 0 and 1; dots beyond them "
+    "are at the edge. The mask blocks the shaded region. On the diagonal nothing has moved: a "
+    "ratio clip keeps only a thin strip around it at low μ; a limit on total variation keeps "
+    "improbable tokens and blocks those that move much probability."
 )
 
 _NODES = 128  # of the grid, along each axis
@@ -50,29 +53,41 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     for axes, (sign, algorithm) in zip(panels, cells, strict=True):
         spread_probability(axes, lowest, "xy")
         region = _draw_region(axes, data, algorithm, sign, lowest)
-        axes.plot([lowest, HIGHEST], [lowest, HIGHEST], color=axes.theme.muted, linewidth=0.8, zorder=3)
+        axes.plot(
+            [lowest, HIGHEST], [lowest, HIGHEST], color=axes.theme.muted, linewidth=0.8, zorder=3
+        )
         _draw_tokens(axes, data, algorithm, sign)
         _write(axes, data, algorithm, sign, region)
 
 
-def _draw_region(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str, lowest: float) -> bool:
+def _draw_region(
+    axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str, lowest: float
+) -> bool:
     """Shade where the masks block; returns whether there is such a region."""
     region = _region(data.blocked_at, algorithm, sign, lowest)
     if region is not None:
         axes.add_artist(
             PathPatch(
-                region, transform=axes.transAxes, facecolor=axes.theme.orange, alpha=0.17, linewidth=0, zorder=1.5
+                region,
+                transform=axes.transAxes,
+                facecolor=axes.theme.orange,
+                alpha=0.17,
+                linewidth=0,
+                zorder=1.5,
             )
         )
     return region is not None
 
 
 @lru_cache(maxsize=8)
-def _region(blocked_at: Callable[..., Any], algorithm: Algorithm, sign: str, lowest: float) -> Path | None:
-    """The outline of what the masks block, in axes coordinates: found on a grid, then refined to the pixel.
+def _region(
+    blocked_at: Callable[..., Any], algorithm: Algorithm, sign: str, lowest: float
+) -> Path | None:
+    """The outline of what the masks block, in axes coordinates: found on a grid, then refined to
+    the pixel.
 
-    Each point of the outline is between a blocked node of the grid and one that is kept; bisection moves it to where
-    the decision changes.
+    Each point of the outline is between a blocked node of the grid and one that is kept; bisection
+    moves it to where the decision changes.
     """
 
     def blocked(node_N2: np.ndarray) -> Any:
@@ -84,7 +99,9 @@ def _region(blocked_at: Callable[..., Any], algorithm: Algorithm, sign: str, low
     blocked_N = blocked(grid_N2)
     if blocked_N is None:
         return None
-    outlines: Any = contour_generator(z=blocked_N.reshape(_NODES, _NODES).astype(float), fill_type="OuterOffset")
+    outlines: Any = contour_generator(
+        z=blocked_N.reshape(_NODES, _NODES).astype(float), fill_type="OuterOffset"
+    )
     rings = []
     for point_N2, offset_R1 in zip(*outlines.filled(0.5, 1.5), strict=True):
         one_N2, other_N2 = np.floor(point_N2), np.ceil(point_N2)
@@ -92,7 +109,10 @@ def _region(blocked_at: Callable[..., Any], algorithm: Algorithm, sign: str, low
         for _ in range(_HALVINGS):
             middle_N2 = (one_N2 + other_N2) / 2
             alike_N = (blocked(middle_N2) == as_one_N)[:, None]
-            one_N2, other_N2 = np.where(alike_N, middle_N2, one_N2), np.where(alike_N, other_N2, middle_N2)
+            one_N2, other_N2 = (
+                np.where(alike_N, middle_N2, one_N2),
+                np.where(alike_N, other_N2, middle_N2),
+            )
         rings += [_simple(ring_N2 / (_NODES - 1)) for ring_N2 in np.split(one_N2, offset_R1[1:-1])]
     return Path.make_compound_path(*rings) if rings else Path(np.zeros((0, 2)))
 
@@ -107,20 +127,41 @@ def _draw_tokens(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign
     chosen_N, blocked_N = data.of_sign(sign), data.blocked(algorithm)
     x_N, y_N = (np.clip(np.exp(logp_N), *axes.get_xlim()) for logp_N in data.coordinates(algorithm))
     for is_blocked, colour in ((False, axes.theme.blue), (True, axes.theme.orange)):
-        shown = np.flatnonzero(chosen_N & (blocked_N == is_blocked))[thin(int(chosen_N.sum()), axes.style)]
-        draw_points(axes, x_N[shown], y_N[shown], colour, *((2.7, 0.7) if is_blocked else (1.4, 0.3)))
+        shown = np.flatnonzero(chosen_N & (blocked_N == is_blocked))[
+            thin(int(chosen_N.sum()), axes.style)
+        ]
+        draw_points(
+            axes, x_N[shown], y_N[shown], colour, *((2.7, 0.7) if is_blocked else (1.4, 0.3))
+        )
 
 
-def _write(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str, region: bool) -> None:
+def _write(
+    axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str, region: bool
+) -> None:
     theme, style = axes.theme, axes.style
-    dots: dict[str, Any] = {"linestyle": "none", "markeredgewidth": 0, "marker": "o", "markersize": 5.0}
+    dots: dict[str, Any] = {
+        "linestyle": "none",
+        "markeredgewidth": 0,
+        "marker": "o",
+        "markersize": 5.0,
+    }
     axes.plot([], [], color=theme.blue, label="kept", **dots)
     axes.plot([], [], color=theme.orange, label=_blocked_label(data, algorithm, sign), **dots)
     if region:
         area = {"marker": "s", "markersize": 10.0, "alpha": 0.17}
-        axes.plot([], [], color=theme.orange, label=style.pick("the mask blocks", "mask"), **dots | area)
+        axes.plot(
+            [], [], color=theme.orange, label=style.pick("the mask blocks", "mask"), **dots | area
+        )
     if note := _left_out(algorithm, region):
-        axes.text(0.03, 0.97, note, transform=axes.transAxes, va="top", color=theme.muted, fontsize=style.small)
+        axes.text(
+            0.03,
+            0.97,
+            note,
+            transform=axes.transAxes,
+            va="top",
+            color=theme.muted,
+            fontsize=style.small,
+        )
     axes.headline(_title(axes, data.when(sign), algorithm), is_axis=False)
     recomputed = algorithm.limiting.anchor == "recomputed"
     axes.set_xlabel("recomputed probability π′" if recomputed else "rollout probability μ")
@@ -133,7 +174,9 @@ def _title(axes: Panel, when: str, algorithm: Algorithm) -> str:
     settings = "  " + ", ".join(mask.settings for mask in algorithm.limiting.masks if mask.settings)
     room = axes.headline_room - width_of(f"{when}:  ", points, bold=True)
     rooms = (inf, room - width_of(settings, points, bold=True), room)
-    whole, with_settings, bare = (short_names([name], width, points, bold=True)[0] for width in rooms)
+    whole, with_settings, bare = (
+        short_names([name], width, points, bold=True)[0] for width in rooms
+    )
     return f"{when}:  {whole}{settings}" if with_settings == whole else f"{when}:  {bare}"
 
 

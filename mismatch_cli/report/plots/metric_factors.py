@@ -29,13 +29,15 @@ STUDY = "comparison"
 SECTION = "Differences in the gap"
 TITLE = "Gap relative to the first run"
 CAPTION = (
-    "For each metric: its distance from agreement, as a multiple of that of the first run (÷: that many times "
-    "smaller), with 95 % intervals over prompts; hollow marks have no interval. On the vertical line both are equal. "
-    "KL and effective sample sizes change with the square of a gap. Not drawn if every gap differs more than a "
-    "hundredfold in one direction: see the table."
+    "For each metric: its distance from agreement, as a multiple of that of the first run (÷: "
+    "that many times smaller), with 95 % intervals over prompts; hollow marks have no interval. "
+    "On the vertical line both are equal. KL and effective sample sizes change with the square "
+    "of a gap. Not drawn if every gap differs more than a hundredfold in one direction: see the "
+    "table."
 )
 _SHOWN = (
-    "tv_binary_mean", "tv_topk_mean", "abs_d_mean", "abs_d_p50", "abs_d_p99", "d_sd", "ratio_p99", "mult_prob_error",
+    "tv_binary_mean", "tv_topk_mean", "abs_d_mean", "abs_d_p50", "abs_d_p99", "d_sd", "ratio_p99",
+    "mult_prob_error",
     "k3", "kl_reverse_k3", "ess_token", "ess_sequence", "sequence_d_sd",
 )  # fmt: skip
 _ROW = 20  # pixels per metric, and more for each trace
@@ -46,7 +48,11 @@ _CONTROL = 100  # times: if all gaps are beyond it on one side, a run is a contr
 
 def needs(data: ComparisonPlotData) -> bool:
     factors = [factor_C3[:, 0] for factor_C3 in _factors(data).values()]
-    value_N = np.concatenate([factor_C[np.isfinite(factor_C)] for factor_C in factors]) if factors else np.zeros(0)
+    value_N = (
+        np.concatenate([factor_C[np.isfinite(factor_C)] for factor_C in factors])
+        if factors
+        else np.zeros(0)
+    )
     return bool((value_N < _CONTROL).any() and (value_N > 1 / _CONTROL).any())
 
 
@@ -58,7 +64,11 @@ def draw(figure: Sheet, data: ComparisonPlotData) -> None:
     height = len(factors) * (_ROW + 3 * (len(others) - 1))
     (axes,) = figure.place([Box(left, TOP + legend, style.width - left - RIGHT, height, legend)])
     axes.flush = (figure.flush - left) / axes.box.width
-    look_of, step, factor_RC3 = looks(data.names, style), 0.7 / len(others), np.stack(list(factors.values()))
+    look_of, step, factor_RC3 = (
+        looks(data.names, style),
+        0.7 / len(others),
+        np.stack(list(factors.values())),
+    )
     for number, name in enumerate(others):
         place_R = np.arange(len(factors)) + step * (number - (len(others) - 1) / 2)
         _draw_factors(axes, factor_RC3[:, number], place_R, look_of[name].colour, labels[name])
@@ -68,33 +78,44 @@ def draw(figure: Sheet, data: ComparisonPlotData) -> None:
     axes.axvline(1, color=style.theme.muted, linewidth=0.9, zorder=1)
     axes.set_xlabel(style.pick(f"gap relative to that of {labels[first]}", ""))
     axes.headline(
-        f"Gap of {labels[others[0]] if len(others) == 1 else 'each run'} relative to {labels[first]}",
+        f"Gap of {labels[others[0]] if len(others) == 1 else 'each run'} relative to "
+        f"{labels[first]}",
         is_axis=False,
         ncols=RUNS,
     )
 
 
 def _factors(data: ComparisonPlotData) -> dict[str, np.ndarray]:
-    """Value, low and high of each comparison by the metric's label, for metrics with a factor above 0."""
+    """Value, low and high of each comparison by the metric's label, for metrics with a factor
+    above 0.
+    """
     found = {}
     for key in _SHOWN if data.comparisons else ():
-        factor_C3 = parts_of(comparison["metrics"][key]["factor"] for comparison in data.comparisons)
+        factor_C3 = parts_of(
+            comparison["metrics"][key]["factor"] for comparison in data.comparisons
+        )
         factor_C3[~(factor_C3[:, 0] > 0)] = np.nan
         if np.isfinite(factor_C3[:, 0]).any():
             found[METRICS[key].label] = factor_C3
     return found
 
 
-def _draw_factors(axes: Panel, factor_R3: np.ndarray, place_R: np.ndarray, colour: str, name: str) -> None:
+def _draw_factors(
+    axes: Panel, factor_R3: np.ndarray, place_R: np.ndarray, colour: str, name: str
+) -> None:
     sure_R = np.isfinite(factor_R3[:, 1])
-    axes.hlines(place_R[sure_R], factor_R3[sure_R, 1], factor_R3[sure_R, 2], color=colour, linewidth=1.6)
+    axes.hlines(
+        place_R[sure_R], factor_R3[sure_R, 1], factor_R3[sure_R, 2], color=colour, linewidth=1.6
+    )
     dots: dict[str, Any] = {"color": colour, "markersize": 4.5}
     axes.plot(factor_R3[sure_R, 0], place_R[sure_R], "o", label=name, **dots)
     axes.plot(factor_R3[~sure_R, 0], place_R[~sure_R], "o", markerfacecolor=axes.theme.page, **dots)
 
 
 def _scale(axes: Panel, factor_RC3: np.ndarray, most: int) -> None:
-    """Show every value and 1, on a logarithmic axis if they span much, with at most `most` ticks."""
+    """Show every value and 1, on a logarithmic axis if they span much, with at most `most`
+    ticks.
+    """
     reached = factor_RC3[factor_RC3 > 0]
     low, high = min(reached.min(), 0.95), max(reached.max(), 1.05)
     margin = (high / low) ** 0.03
@@ -110,11 +131,15 @@ def _scale(axes: Panel, factor_RC3: np.ndarray, most: int) -> None:
 
 
 def _ticks(low: float, high: float, most: int) -> list[float]:
-    """1, and factors to both sides of it: powers of ten, and their multiples by 2 and 5 if there is room."""
+    """1, and factors to both sides of it: powers of ten, and their multiples by 2 and 5 if there
+    is room.
+    """
     powers = range(-int(log10(1 / low)) - 1, int(log10(high)) + 2)
     every = next(n for n in range(1, 100) if len([p for p in powers if p % n == 0]) <= most)
     fine = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
-    ticks = fine if high / low < _DECADES else [10.0**power for power in powers if power % every == 0]
+    ticks = (
+        fine if high / low < _DECADES else [10.0**power for power in powers if power % every == 0]
+    )
     return [tick for tick in ticks if low <= tick <= high]
 
 

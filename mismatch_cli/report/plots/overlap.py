@@ -26,10 +26,11 @@ STUDY = "clipping"
 SECTION = "Overlap"
 TITLE = "Which algorithms block the same tokens"
 CAPTION = (
-    "Tokens that both algorithms block ÷ tokens that at least one of them blocks, in percent (Jaccard index). Each row "
-    "compares its algorithm with those above it; a column begins below the number of its algorithm. Similar algorithms "
-    "are next to each other. Algorithms that decide alike on every token of this trace share a row; those that block "
-    "nothing are left out."
+    "Tokens that both algorithms block ÷ tokens that at least one of them blocks, in percent "
+    "(Jaccard index). Each row compares its algorithm with those above it; a column begins below "
+    "the number of its algorithm. Similar algorithms are next to each other. Algorithms that "
+    "decide alike on every token of this trace share a row; those that block nothing are left "
+    "out."
 )
 
 _BELOW = 14
@@ -48,7 +49,9 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     names = short_names(labels, style.pick(280, style.width - 30), style.small)
     beside = style.pick(max(LEFT, 14 + max(width_of(name, style.small) for name in names)), 8)
     width = min(64.0 * len(names), style.width - beside - RIGHT)
-    (axes,) = figure.place([Box(beside, TOP + HEAT_LEGEND, width, len(names) * heat_row(style), HEAT_LEGEND)], _BELOW)
+    (axes,) = figure.place(
+        [Box(beside, TOP + HEAT_LEGEND, width, len(names) * heat_row(style), HEAT_LEGEND)], _BELOW
+    )
     below_NN = np.where(np.tri(len(names), k=-1, dtype=bool), jaccard, np.nan)
     title = style.pick("Blocked by both, % of blocked by either", "Jaccard index, %")
     axes.flush = 0
@@ -63,9 +66,15 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     axes.set_xticks([])
     for place in range(len(names)):
         axes.text(
-            place + 0.5, place + middle_of_cell(style), str(place + 1), ha="center", va="center_baseline",
-            fontsize=style.small, fontweight="bold", color=figure.theme.ink,
-        )  # fmt: skip
+            place + 0.5,
+            place + middle_of_cell(style),
+            str(place + 1),
+            ha="center",
+            va="center_baseline",
+            fontsize=style.small,
+            fontweight="bold",
+            color=figure.theme.ink,
+        )
     note_left_out(figure, len(data.rows) - len(data.blocking))
 
 
@@ -83,8 +92,11 @@ def _matrix(data: ClippingPlotData, names: Sequence[str]) -> np.ndarray:
 
 
 def _side_by_side(jaccard: np.ndarray) -> np.ndarray:
-    """An order that puts similar algorithms together: by the Fiedler vector of the graph of their similarities."""
-    similar = np.nan_to_num(jaccard) + 0.01  # connects algorithms that share nothing, or their order would be arbitrary
+    """An order that puts similar algorithms together: by the Fiedler vector of the graph of
+    their similarities.
+    """
+    # Connects algorithms that share nothing, or their order would be arbitrary
+    similar = np.nan_to_num(jaccard) + 0.01
     laplacian = np.diag(similar.sum(axis=1)) - similar
     fiedler = np.linalg.eigh(laplacian)[1][:, 1].round(6)  # equal algorithms keep their order
     return np.argsort(fiedler if fiedler[0] <= fiedler[-1] else -fiedler, kind="stable")

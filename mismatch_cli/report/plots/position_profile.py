@@ -16,14 +16,16 @@ STUDY = ("mismatch", "comparison")
 SECTION = "By position in the response"
 TITLE = "Gap by position in the response"
 _BINS = (
-    "Mean |log π − log μ| by distance from the first token and from the last (0), in bins that double in width, with "
-    "95 % intervals over prompts where a bin has enough; an interval that reaches the top extends beyond it. "
+    "Mean |log π − log μ| by distance from the first token and from the last (0), in bins that "
+    "double in width, with 95 % intervals over prompts where a bin has enough; an interval that "
+    "reaches the top extends beyond it. "
 )
 CAPTION = {
     "mismatch": _BINS
     + "A level line is healthy; a rise with position points to position encoding or caches, a jump at "
     "the last token to end-of-sequence handling.",
-    "comparison": _BINS + "Curves that diverge with distance point to position encoding or caches, curves that diverge "
+    "comparison": _BINS
+    + "Curves that diverge with distance point to position encoding or caches, curves that diverge "
     "at the last token to end-of-sequence handling.",
 }
 
@@ -45,7 +47,9 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
         axes.set_xlabel(f"tokens from the {name} token, bin edges")
     unit = share_vertical(panels, data.by_trace("positions"), _GAP)
     for axes, name in zip(panels, ("first", "last"), strict=True):
-        title, short = (f"{gap} from the {name} token, nats" for gap in ("Mean |log π − log μ|", "Mean |d|"))
+        title, short = (
+            f"{gap} from the {name} token, nats" for gap in ("Mean |log π − log μ|", "Mean |d|")
+        )
         axes.headline(title, short, note=unit, ncols=RUNS)
 
 

@@ -17,10 +17,11 @@ SECTION = "Routing"
 PLACE = 1
 TITLE = "Routing of engine and trainer"
 CAPTION = (
-    "Share of tokens that each layer sends to different experts in trainer and engine (flips); mean |log π − log μ| by "
-    "number of layers that flip a token; margin between the logits of the last chosen and the first rejected expert, "
-    "where routers agree and where they flip. With 95 % intervals over prompts where there are enough (hollow marks: "
-    "too few). Flips at smaller margins are near ties that rounding decides."
+    "Share of tokens that each layer sends to different experts in trainer and engine (flips); "
+    "mean |log π − log μ| by number of layers that flip a token; margin between the logits of "
+    "the last chosen and the first rejected expert, where routers agree and where they flip. "
+    "With 95 % intervals over prompts where there are enough (hollow marks: too few). Flips at "
+    "smaller margins are near ties that rounding decides."
 )
 
 
@@ -38,7 +39,9 @@ def draw(figure: Sheet, data: PlotData) -> None:
 
 def _draw_layers(axes: Panel, rows: list[dict[str, Any]]) -> None:
     place_M = np.array([row["layer"] for row in rows])
-    draw_line(axes, place_M, [row["flipped"] for row in rows], axes.theme.blue, marker="o", markersize=3.5)
+    draw_line(
+        axes, place_M, [row["flipped"] for row in rows], axes.theme.blue, marker="o", markersize=3.5
+    )
     axes.set_ylim(bottom=0)
     axes.in_percent()
     axes.whole_steps()
@@ -50,7 +53,13 @@ def _draw_flips(axes: Panel, rows: list[dict[str, Any]]) -> None:
     part_B3, place_B = parts_of(row["abs_d_mean"] for row in rows), np.arange(len(rows))
     sure_B = np.isfinite(part_B3[:, 2])
     look: dict[str, Any] = {"color": axes.theme.orange, "markersize": 5}
-    axes.vlines(place_B[sure_B], part_B3[sure_B, 1], part_B3[sure_B, 2], color=axes.theme.orange, linewidth=1.4)
+    axes.vlines(
+        place_B[sure_B],
+        part_B3[sure_B, 1],
+        part_B3[sure_B, 2],
+        color=axes.theme.orange,
+        linewidth=1.4,
+    )
     axes.plot(place_B[sure_B], part_B3[sure_B, 0], "o", **look)
     axes.plot(place_B[~sure_B], part_B3[~sure_B, 0], "o", markerfacecolor=axes.theme.page, **look)
     axes.set_xlim(-0.5, len(rows) - 0.5)
@@ -73,9 +82,13 @@ def _draw_margins(axes: Panel, margins: dict[str, Any]) -> None:
     for name, colour in (("agreeing", axes.theme.blue), ("flipped", axes.theme.orange)):
         counts_B = np.array(margins[name]["counts"], dtype=np.float64)
         if counts_B.sum():
-            axes.stairs(counts_B / counts_B.sum(), edges, color=colour, label=name, fill=True, alpha=0.35)
+            axes.stairs(
+                counts_B / counts_B.sum(), edges, color=colour, label=name, fill=True, alpha=0.35
+            )
             axes.stairs(counts_B / counts_B.sum(), edges, color=colour, linewidth=1.2)
-    occupied = np.flatnonzero(np.sum([margins[name]["counts"] for name in ("agreeing", "flipped")], axis=0))
+    occupied = np.flatnonzero(
+        np.sum([margins[name]["counts"] for name in ("agreeing", "flipped")], axis=0)
+    )
     axes.set_xlim(edges[occupied[0]], edges[occupied[-1] + 1])
     axes.logarithmic("x")
     axes.set_ylim(bottom=0)

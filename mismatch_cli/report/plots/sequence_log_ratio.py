@@ -1,4 +1,6 @@
-"""The log-ratio of whole responses by length, with the slope through the origin (FP16 paper, figure 5)."""
+"""The log-ratio of whole responses by length, with the slope through the origin (FP16 paper,
+figure 5).
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ STUDY = "mismatch"
 SECTION = "Whole responses"
 TITLE = "Log-ratio of whole responses by length"
 CAPTION = (
-    "Each dot is a response: Σd = Σ (log π − log μ) over its tokens, against its length T. The line through the origin "
-    "has the slope 1000 · E[T Σd] / E[T²], with its 95 % interval over prompts; it is thin and dashed if that interval "
-    "contains 0 or is unknown. Minus the slope estimates KL(μ‖π) per 1,000 tokens: importance weights exp(Σd) shrink "
-    "exponentially with length."
+    "Each dot is a response: Σd = Σ (log π − log μ) over its tokens, against its length T. The "
+    "line through the origin has the slope 1000 · E[T Σd] / E[T²], with its 95 % interval over "
+    "prompts; it is thin and dashed if that interval contains 0 or is unknown. Minus the slope "
+    "estimates KL(μ‖π) per 1,000 tokens: importance weights exp(Σd) shrink exponentially with "
+    "length."
 )
 
 _FEWEST = 3  # responses
@@ -35,7 +38,10 @@ def needs(data: PlotData) -> bool:
 
 def draw(figure: Sheet, data: PlotData) -> None:
     chosen, theme = thin(len(data.length_S), figure.style), figure.theme
-    length_S, d_S = data.length_S[chosen].astype(np.float64), data.sequence_d_S[chosen].astype(np.float64)
+    length_S, d_S = (
+        data.length_S[chosen].astype(np.float64),
+        data.sequence_d_S[chosen].astype(np.float64),
+    )
     (axes,) = figure.panels(1, height=(300, 270), legend=LEGEND)
     axes.set_xlim(*_lengths(length_S))
     axes.axhline(0, color=theme.muted, linewidth=0.9)
@@ -51,7 +57,9 @@ def draw(figure: Sheet, data: PlotData) -> None:
 
 
 def _lengths(length_S: np.ndarray) -> tuple[float, float]:
-    """The range of the axis: from 0, or from the shortest response if that leaves a quarter empty."""
+    """The range of the axis: from 0, or from the shortest response if that leaves a quarter
+    empty.
+    """
     shortest, longest = float(length_S.min()), float(length_S.max())
     if shortest < _FROM_0 * longest:
         return 0, 1.04 * longest
@@ -69,7 +77,13 @@ def _draw_slope(axes: Panel, slope: Mapping[str, Any]) -> None:
     if sure:
         wedge = [ends * slope[end] / 1000 for end in ("low", "high")]
         axes.fill_between(ends, *wedge, color=orange, alpha=0.15, linewidth=0)
-    unit = axes.style.pick(" nats per 1,000 tokens", "") + axes.style.pick(": it may be 0", "") * (sure and zero)
-    label = f"slope {value} {interval}" if len(interval) <= axes.style.pick(40, 16) else f"slope {value}"
+    unit = axes.style.pick(" nats per 1,000 tokens", "") + axes.style.pick(": it may be 0", "") * (
+        sure and zero
+    )
+    label = (
+        f"slope {value} {interval}"
+        if len(interval) <= axes.style.pick(40, 16)
+        else f"slope {value}"
+    )
     look: dict[str, Any] = {"linewidth": 1.1, "linestyle": DASHED} if zero else {"linewidth": 2}
     axes.plot(ends, ends * slope["value"] / 1000, color=orange, label=label + unit, **look)

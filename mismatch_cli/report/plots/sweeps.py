@@ -18,10 +18,11 @@ STUDY = "clipping"
 SECTION = "Threshold sweeps"
 TITLE = "Blocked tokens and lost update by threshold"
 CAPTION = (
-    "Share of tokens that a mask blocks and share of the update that this loses, by threshold, with 95 % intervals "
-    "over prompts where there are enough tokens; for the cap, the share of tokens above it and the share of the update "
-    "that it removes. Dashed: the mask on top-K divergences. The vertical axis is logarithmic except near 0. Vertical "
-    "lines: published thresholds."
+    "Share of tokens that a mask blocks and share of the update that this loses, by threshold, "
+    "with 95 % intervals over prompts where there are enough tokens; for the cap, the share of "
+    "tokens above it and the share of the update that it removes. Dashed: the mask on top-K "
+    "divergences. The vertical axis is logarithmic except near 0. Vertical lines: published "
+    "thresholds."
 )
 
 _LINEAR = 1e-3  # of the highest share: below, the vertical axis is linear
@@ -41,19 +42,33 @@ class _Sweep(NamedTuple):
 
 _SWEEPS = (
     _Sweep(
-        "Ratio clip", "ε: A > 0 and r > 1 + ε, A < 0 and r < 1 − ε", "ratio_clip", "",
+        "Ratio clip",
+        "ε: A > 0 and r > 1 + ε, A < 0 and r < 1 − ε",
+        "ratio_clip",
+        "",
         ((0.2, "PPO 0.2"), (0.28, "clip-higher 0.28")),
     ),
     _Sweep(
-        "Total variation", "δ of the TV mask", "binary_tv", "top_k_tv",
+        "Total variation",
+        "δ of the TV mask",
+        "binary_tv",
+        "top_k_tv",
         ((0.15, "DPPO 0.15"), (0.2, "DPPO top-K 0.2")),
     ),
-    _Sweep("KL divergence", "δ of the KL mask, nats", "binary_kl", "top_k_kl", ((0.05, "DPPO 0.05"),)),
     _Sweep(
-        "Cap on the weight", "C: the weight is min(r, C)", "cap", "",
-        ((3, "PG-TIS 3"), (5, "DPPO top-K 5")), "cap", "share", "tokens above C",
+        "KL divergence", "δ of the KL mask, nats", "binary_kl", "top_k_kl", ((0.05, "DPPO 0.05"),)
     ),
-)  # fmt: skip
+    _Sweep(
+        "Cap on the weight",
+        "C: the weight is min(r, C)",
+        "cap",
+        "",
+        ((3, "PG-TIS 3"), (5, "DPPO top-K 5")),
+        "cap",
+        "share",
+        "tokens above C",
+    ),
+)
 
 
 def needs(data: ClippingPlotData) -> bool:
@@ -62,7 +77,9 @@ def needs(data: ClippingPlotData) -> bool:
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
     drawn = [sweep for sweep in _SWEEPS if _is_drawn(data, sweep)]
-    for axes, sweep in zip(figure.panels(len(drawn), height=(250, 215), legend=LEGEND), drawn, strict=True):
+    for axes, sweep in zip(
+        figure.panels(len(drawn), height=(250, 215), legend=LEGEND), drawn, strict=True
+    ):
         _draw_sweep(axes, data, sweep)
 
 
@@ -73,7 +90,10 @@ def _rows(data: ClippingPlotData, name: str) -> Sequence[Mapping[str, Any]]:
 
 def _is_drawn(data: ClippingPlotData, sweep: _Sweep) -> bool:
     """Whether at least two thresholds block anything, since one does not make a line."""
-    shares = [values_of(row[sweep.key] for row in _rows(data, name)) for name in (sweep.solid, sweep.dashed)]
+    shares = [
+        values_of(row[sweep.key] for row in _rows(data, name))
+        for name in (sweep.solid, sweep.dashed)
+    ]
     return any((share_B > 0).sum() >= 2 for share_B in shares)
 
 
@@ -84,7 +104,15 @@ def _draw_sweep(axes: Panel, data: ClippingPlotData, sweep: _Sweep) -> None:
         x_B = np.array([row[sweep.threshold] for row in rows])
         for key, name, colour in series:
             label = name if line == "-" or not solid else None
-            draw_line(axes, x_B, [row[key] for row in rows], colour, band=band, linestyle=line, label=label)
+            draw_line(
+                axes,
+                x_B,
+                [row[key] for row in rows],
+                colour,
+                band=band,
+                linestyle=line,
+                label=label,
+            )
     _set_scales(axes, sweep.published)
     _draw_published(axes, sweep.published)
     axes.set_xlabel(sweep.axis)
@@ -93,21 +121,42 @@ def _draw_sweep(axes: Panel, data: ClippingPlotData, sweep: _Sweep) -> None:
 
 def _set_scales(axes: Panel, published: Sequence[tuple[float, str]]) -> None:
     """The horizontal axis covers all thresholds that block anything, and the published ones."""
-    x, y = (np.concatenate(columns) for columns in zip(*(line.get_data() for line in axes.lines), strict=True))
+    x, y = (
+        np.concatenate(columns)
+        for columns in zip(*(line.get_data() for line in axes.lines), strict=True)
+    )
     x, highest = x[y > 0], np.nanmax(y)
     axes.set_xlim(min(x.min(), published[0][0] / 1.3), max(x.max(), 1.3 * published[-1][0]))
     axes.logarithmic("x")
-    stretch(axes, _LINEAR * highest, (0, min(_HEADROOM * highest, max(1.0, 1.5 * highest))), percent=True)
+    stretch(
+        axes,
+        _LINEAR * highest,
+        (0, min(_HEADROOM * highest, max(1.0, 1.5 * highest))),
+        percent=True,
+    )
 
 
 def _draw_published(axes: Panel, thresholds: Sequence[tuple[float, str]]) -> None:
-    """Draw each threshold with its name, which covers the lines: on the right for the last if there is room."""
+    """Draw each threshold with its name, which covers the lines: on the right for the last if
+    there is room.
+    """
     for row, (threshold, name) in enumerate(thresholds):
         axes.axvline(threshold, color=axes.theme.muted, linewidth=0.9, linestyle=":", zorder=1)
         place = axes.transAxes.inverted().transform(axes.transData.transform((threshold, 1)))[0]
-        right = row == len(thresholds) - 1 and (1 - place) * axes.box.width > width_of(name, axes.style.small) + 4
+        right = (
+            row == len(thresholds) - 1
+            and (1 - place) * axes.box.width > width_of(name, axes.style.small) + 4
+        )
         axes.annotate(
-            name, (threshold, 1), xycoords=("data", "axes fraction"), xytext=(3 if right else -3, -2 - 11 * row),
-            textcoords="offset points", ha="left" if right else "right", va="top", color=axes.theme.muted,
-            fontsize=axes.style.small, zorder=6, bbox={"facecolor": axes.theme.page, "linewidth": 0, "pad": 0.5},
-        )  # fmt: skip
+            name,
+            (threshold, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(3 if right else -3, -2 - 11 * row),
+            textcoords="offset points",
+            ha="left" if right else "right",
+            va="top",
+            color=axes.theme.muted,
+            fontsize=axes.style.small,
+            zorder=6,
+            bbox={"facecolor": axes.theme.page, "linewidth": 0, "pad": 0.5},
+        )

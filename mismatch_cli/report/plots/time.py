@@ -4,13 +4,21 @@ import numpy as np
 
 from mismatch_cli import numbers
 from mismatch_cli.report.plots._panels import LEFT, RIGHT, TOP, Box, Panel, Sheet, short_names
-from mismatch_cli.studies.training import OTHER, PHASES, TrainingAnalysis, mean_by_phase, phases_of, seconds_by_phase
+from mismatch_cli.studies.training import (
+    OTHER,
+    PHASES,
+    TrainingAnalysis,
+    mean_by_phase,
+    phases_of,
+    seconds_by_phase,
+)
 
 STUDY = "training"
 SECTION = "Where the time goes"
 TITLE = "Where the time goes"
 CAPTION = (
-    "Seconds per step by phase: means over steps and seeds, including evaluations; the sum is at the end of each bar."
+    "Seconds per step by phase: means over steps and seeds, including evaluations; the sum is at "
+    "the end of each bar."
 )
 
 _BAR, _NAMES = 15, 250  # pixels of a bar, and of the names beside the bars
@@ -23,7 +31,9 @@ def needs(data: TrainingAnalysis) -> bool:
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     style = figure.style
-    found = {name: seconds for name, runs in data.algorithms.items() if (seconds := mean_by_phase(runs))}
+    found = {
+        name: seconds for name, runs in data.algorithms.items() if (seconds := mean_by_phase(runs))
+    }
     rows, phases = list(found.values()), phases_of(found.values())
     left, row_height, columns = style.pick((LEFT + _NAMES, 24, len(phases)), (12, 42, 3))
     legend = _LEGEND * -(-len(phases) // columns)
@@ -33,25 +43,38 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     _write_names(axes, list(found))
     axes.set_xlabel("seconds")
     axes.flush = (figure.flush - left) / box.width
-    axes.headline("Seconds per step", ncols=columns, handlelength=1.0, handletextpad=0.4, columnspacing=1.2)
+    axes.headline(
+        "Seconds per step", ncols=columns, handlelength=1.0, handletextpad=0.4, columnspacing=1.2
+    )
 
 
 def _draw_bars(axes: Panel, rows: list[dict[str, float]], phases: list[str], height: float) -> None:
-    centre_N = np.arange(len(rows)) + axes.style.pick(0.5, 0.95 - height / 2)  # narrow: below the name
+    # Narrow: below the name
+    centre_N = np.arange(len(rows)) + axes.style.pick(0.5, 0.95 - height / 2)
     end_N = np.zeros(len(rows))
     colours = dict(zip((*PHASES, OTHER), (*axes.theme.accents, axes.theme.muted), strict=True))
     for phase in phases:
         seconds_N = np.array([row.get(phase, 0.0) for row in rows])
         axes.barh(
-            centre_N, seconds_N, height, left=end_N, color=colours[phase], label=phase, edgecolor=axes.theme.page,
+            centre_N,
+            seconds_N,
+            height,
+            left=end_N,
+            color=colours[phase],
+            label=phase,
+            edgecolor=axes.theme.page,
             linewidth=0.6,
-        )  # fmt: skip
+        )
         end_N += seconds_N
     for centre, total in zip(centre_N, end_N, strict=True):
         axes.annotate(
-            f"{numbers.number(total)} s", (total, centre), xytext=(4, 0), textcoords="offset points", va="center",
+            f"{numbers.number(total)} s",
+            (total, centre),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
             fontsize=axes.style.small,
-        )  # fmt: skip
+        )
     axes.set_xlim(0, axes.style.pick(1.16, 1.28) * (end_N.max() or 1.0))  # with room for the sums
     axes.set_ylim(len(rows), 0)
     axes.grid(visible=False, axis="y")
@@ -62,9 +85,17 @@ def _write_names(axes: Panel, names: list[str]) -> None:
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     style = axes.style
-    room, place, shift, align = style.pick((_NAMES - 12, 0.5, -6, "right"), (style.width - 40, 0.3, 1, "left"))
+    room, place, shift, align = style.pick(
+        (_NAMES - 12, 0.5, -6, "right"), (style.width - 40, 0.3, 1, "left")
+    )
     for index, name in enumerate(short_names(names, room, style.small)):
         axes.annotate(
-            name, (0, index + place), xytext=(shift, 0), textcoords="offset points", ha=align, va="center",
-            fontsize=style.small, annotation_clip=False,
-        )  # fmt: skip
+            name,
+            (0, index + place),
+            xytext=(shift, 0),
+            textcoords="offset points",
+            ha=align,
+            va="center",
+            fontsize=style.small,
+            annotation_clip=False,
+        )

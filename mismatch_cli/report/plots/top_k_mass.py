@@ -17,10 +17,10 @@ STUDY = "mismatch"
 SECTION = "The gap"
 TITLE = "Probability mass of the top K by step"
 CAPTION = (
-    "Total probability of the K tokens that the engine ranks highest (the recorded K) by step: the mean over tokens "
-    "under the engine (μ) and the trainer (π), with 95 % intervals over prompts where there are enough. Top-K "
-    "divergences treat the rest as one bucket. DPPO paper, figure 12: 99.4 % at first and 99.9 % after 100 steps, with "
-    "K = 20."
+    "Total probability of the K tokens that the engine ranks highest (the recorded K) by step: "
+    "the mean over tokens under the engine (μ) and the trainer (π), with 95 % intervals over "
+    "prompts where there are enough. Top-K divergences treat the rest as one bucket. DPPO paper, "
+    "figure 12: 99.4 % at first and 99.9 % after 100 steps, with K = 20."
 )
 
 _POLICIES = {"topk_mass_reference": "-", "topk_mass_current": DASHED}
@@ -36,7 +36,16 @@ def draw(figure: Sheet, data: PlotData) -> None:
     rows, colours = data.summary["by_step"], (axes.theme.blue, axes.theme.orange)
     for (key, dash), colour in zip(_POLICIES.items(), colours, strict=True):
         estimates, name = [row[key] for row in rows], METRICS[key].label.rpartition(" ")[2]
-        draw_line(axes, middle_of_steps(rows), estimates, colour, linestyle=dash, marker="o", markersize=3, label=name)
+        draw_line(
+            axes,
+            middle_of_steps(rows),
+            estimates,
+            colour,
+            linestyle=dash,
+            marker="o",
+            markersize=3,
+            label=name,
+        )
     shown = np.concatenate([parts_of(row[key] for row in rows) for key in _POLICIES])
     low, high = float(np.nanmin(shown)), float(np.nanmax(shown))
     margin = max(0.08 * (high - low), (_LEAST - (high - low)) / 2)

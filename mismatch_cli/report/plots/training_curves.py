@@ -20,10 +20,11 @@ SECTION = "Reward and mismatch"
 PLACE = 1
 TITLE = "Training curves"
 CAPTION = (
-    "Mean reward of the batch, and accuracy at evaluations (◆, or a panel for each of several sets); at the weights "
-    "that sampled, mean |π − μ| over tokens and the largest and smallest π − μ of the step; the share of tokens with A "
-    "≠ 0 that the algorithm blocks; length and entropy of the responses; the probability mass of the top K, if an "
-    f"algorithm uses them. {BANDS} With several settings, dashes are settings. DPPO paper, figures 3, 4 and 7, and "
+    "Mean reward of the batch, and accuracy at evaluations (◆, or a panel for each of several "
+    "sets); at the weights that sampled, mean |π − μ| over tokens and the largest and smallest π "
+    "− μ of the step; the share of tokens with A ≠ 0 that the algorithm blocks; length and "
+    "entropy of the responses; the probability mass of the top K, if an algorithm uses them. "
+    f"{BANDS} With several settings, dashes are settings. DPPO paper, figures 3, 4 and 7, and "
     "figures 13 to 18."
 )
 

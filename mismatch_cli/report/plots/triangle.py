@@ -21,10 +21,11 @@ SECTION = "Engine, trainer and float32"
 PLACE = 2
 TITLE = "Engine, trainer and float32"
 CAPTION = (
-    "Mean |difference| of the log-probabilities of the same tokens, in nats. The width of an edge of the triangle is "
-    "its distance; the thinner of the two lower edges leads to the side that is closer to float32. Bars are the "
-    "distances with 95 % intervals over prompts, and those of a side from itself: the engine decoding and in one "
-    "prefill, and in batches and one response at a time; the trainer in two micro-batch shapes."
+    "Mean |difference| of the log-probabilities of the same tokens, in nats. The width of an "
+    "edge of the triangle is its distance; the thinner of the two lower edges leads to the side "
+    "that is closer to float32. Bars are the distances with 95 % intervals over prompts, and "
+    "those of a side from itself: the engine decoding and in one prefill, and in batches and one "
+    "response at a time; the trainer in two micro-batch shapes."
 )
 _Place = tuple[float, float]
 _ENGINE, _TRAINER, _REFERENCE = (0.15, 0.76), (0.85, 0.76), (0.5, 0.16)
@@ -44,7 +45,9 @@ _HEIGHT = 210  # pixels of the triangle
 
 def needs(data: BisectionAnalysis) -> bool:
     found = data.triangle
-    return found["as_recorded"].value is not None and any(found[key] is not None for key in list(_BARS)[1:])
+    return found["as_recorded"].value is not None and any(
+        found[key] is not None for key in list(_BARS)[1:]
+    )
 
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
@@ -69,7 +72,10 @@ def _draw_corners(axes: Panel, found: Mapping[str, Any]) -> None:
     axes.set_ylim(0, 1)
     edges = [("as_recorded", _ENGINE, _TRAINER)]
     if found["trainer_reference"] is not None:
-        edges += [("rollout_reference", _ENGINE, _REFERENCE), ("trainer_reference", _TRAINER, _REFERENCE)]
+        edges += [
+            ("rollout_reference", _ENGINE, _REFERENCE),
+            ("trainer_reference", _TRAINER, _REFERENCE),
+        ]
     known = [(found[key].value, *ends) for key, *ends in edges if found[key] is not None]
     most = max(value for value, *_ in known) or 1.0
     for value, start, end in known:
@@ -84,37 +90,64 @@ def _draw_edge(axes: Panel, value: float, start: _Place, end: _Place, width: flo
     """A line as wide as its distance, labelled with it on the outside."""
     x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
     look: dict[str, Any] = {"color": axes.theme.purple, "alpha": 0.4, "zorder": 1}
-    axes.plot((start[0], end[0]), (start[1], end[1]), linewidth=width, solid_capstyle="butt", **look)
-    aside = {-1: (-12, -6, "right"), 0: (0, 10, "center"), 1: (12, -6, "left")}[int(np.sign(round(x - 0.5, 6)))]
+    axes.plot(
+        (start[0], end[0]), (start[1], end[1]), linewidth=width, solid_capstyle="butt", **look
+    )
+    aside = {-1: (-12, -6, "right"), 0: (0, 10, "center"), 1: (12, -6, "left")}[
+        int(np.sign(round(x - 0.5, 6)))
+    ]
     axes.annotate(
-        numbers.number(value), (x, y), xytext=aside[:2], textcoords="offset points", ha=aside[2], color=axes.theme.ink
+        numbers.number(value),
+        (x, y),
+        xytext=aside[:2],
+        textcoords="offset points",
+        ha=aside[2],
+        color=axes.theme.ink,
     )
 
 
-def _draw_corner(axes: Panel, place: _Place, name: str, colour: str, noise: Estimate | None) -> None:
+def _draw_corner(
+    axes: Panel, place: _Place, name: str, colour: str, noise: Estimate | None
+) -> None:
     """A dot with its name and its noise, above it, or below it for the lowest dot."""
     axes.plot(*place, "o", color=colour, markersize=11, zorder=2)
     below = place == _REFERENCE
     offset: dict[str, Any] = {"textcoords": "offset points", "ha": "center"}
-    axes.annotate(name, place, xytext=(0, -22 if below else 25 if noise else 11), fontweight="bold", **offset)
+    axes.annotate(
+        name, place, xytext=(0, -22 if below else 25 if noise else 11), fontweight="bold", **offset
+    )
     if noise is not None:
         words = f"noise {numbers.number(noise.value, 2)}"
-        axes.annotate(words, place, xytext=(0, 11), fontsize=axes.style.small, color=axes.theme.muted, **offset)
+        axes.annotate(
+            words,
+            place,
+            xytext=(0, 11),
+            fontsize=axes.style.small,
+            color=axes.theme.muted,
+            **offset,
+        )
 
 
 def _draw_bars(axes: Panel, found: Mapping[str, Any]) -> None:
     part_B3, theme, small = parts_of(found.values()), axes.theme, axes.style.small
     colours = [theme.purple if key in list(_BARS)[:3] else theme.gold for key in found]
     rows = np.arange(len(found))
-    axes.barh(rows, np.nan_to_num(part_B3[:, 0]), 0.6, color=colours, alpha=0.85, linewidth=0, zorder=2)
+    axes.barh(
+        rows, np.nan_to_num(part_B3[:, 0]), 0.6, color=colours, alpha=0.85, linewidth=0, zorder=2
+    )
     reach_B = np.nanmax(part_B3[:, [0, 2]], axis=1)
     for row, (value, low, high) in enumerate(part_B3):
         if np.isfinite(high):
             axes.hlines(row, low, high, color=theme.ink, linewidth=1.1, zorder=3)
         axes.annotate(
-            numbers.number(value), (max(value, reach_B[row]), row), xytext=(5, 0), textcoords="offset points",
-            va="center_baseline", fontsize=small, color=theme.ink,
-        )  # fmt: skip
+            numbers.number(value),
+            (max(value, reach_B[row]), row),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center_baseline",
+            fontsize=small,
+            color=theme.ink,
+        )
     axes.set_yticks(rows, [_BARS[key] for key in found], fontsize=small)
     axes.set_ylim(len(found) - 0.4, -0.6)
     axes.set_xlim(0, float(np.nanmax(reach_B)) * axes.style.pick(1.2, 1.4) or 1.0)

@@ -16,16 +16,22 @@ STUDY = ("mismatch", "comparison")
 SECTION = "By position in the response"
 TITLE = "Gap by turn"
 _TURNS = (
-    "Mean |log π − log μ| over the tokens of each turn, and the mean number of tokens in it, with 95 % intervals over "
-    "prompts where enough have such a turn. A turn is a run of trained tokens; tool output and user messages between "
-    "turns are not trained. "
+    "Mean |log π − log μ| over the tokens of each turn, and the mean number of tokens in it, "
+    "with 95 % intervals over prompts where enough have such a turn. A turn is a run of trained "
+    "tokens; tool output and user messages between turns are not trained. "
 )
-_REBUILT = "how the conversation is rebuilt between turns (chat template, tool output, dropped thoughts)"
+_REBUILT = (
+    "how the conversation is rebuilt between turns (chat template, tool output, dropped thoughts)"
+)
 CAPTION = {
-    "mismatch": f"{_TURNS}A level line is healthy; a jump at the second turn points to {_REBUILT}, a steady rise to "
-    "context length.",
-    "comparison": f"{_TURNS}Curves that diverge at the second turn point to {_REBUILT}, curves that diverge slowly "
-    "to context length.",
+    "mismatch": (
+        f"{_TURNS}A level line is healthy; a jump at the second turn points to {_REBUILT}, a "
+        "steady rise to context length."
+    ),
+    "comparison": (
+        f"{_TURNS}Curves that diverge at the second turn point to {_REBUILT}, curves that "
+        "diverge slowly to context length."
+    ),
 }
 
 _PANELS = {

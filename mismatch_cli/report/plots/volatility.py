@@ -17,17 +17,26 @@ if TYPE_CHECKING:
 
 STUDY = ("mismatch", "comparison")
 SECTION = "Ratio and TV by probability"
-TITLE = {"mismatch": "Volatility by rollout probability", "comparison": "Ratio and TV by probability"}
+TITLE = {
+    "mismatch": "Volatility by rollout probability",
+    "comparison": "Ratio and TV by probability",
+}
 _INTERVALS = (
-    "with 95 % intervals over prompts (arrow: reaches below a tenth of the value; hollow mark: too few tokens). "
+    "with 95 % intervals over prompts (arrow: reaches below a tenth of the value; hollow mark: "
+    "too few tokens). "
 )
 CAPTION = {
-    "mismatch": "For the tokens in each bin of μ: standard deviation and 99th percentile of the ratio r = π/μ, of the "
-    f"binary TV |π − μ| and of the top-K TV, {_INTERVALS}The percentile of the ratio is that of r − 1. If a line falls "
-    "from left to right, a threshold on that quantity hits rare tokens first.",
-    "comparison": "For the tokens in each bin of μ, the standard deviation (SD) of the ratio r = π/μ and of the total "
-    f"variation, {_INTERVALS}Curves of the same shape at different heights suggest one cause of different strength; "
-    "different shapes suggest different causes.",
+    "mismatch": (
+        "For the tokens in each bin of μ: standard deviation and 99th percentile of the ratio r "
+        f"= π/μ, of the binary TV |π − μ| and of the top-K TV, {_INTERVALS}The percentile of the "
+        "ratio is that of r − 1. If a line falls from left to right, a threshold on that "
+        "quantity hits rare tokens first."
+    ),
+    "comparison": (
+        "For the tokens in each bin of μ, the standard deviation (SD) of the ratio r = π/μ and "
+        f"of the total variation, {_INTERVALS}Curves of the same shape at different heights "
+        "suggest one cause of different strength; different shapes suggest different causes."
+    ),
 }
 
 _FEWEST = 100  # tokens in a bin, of which one is beyond the 99th percentile
@@ -46,17 +55,23 @@ class _Line(NamedTuple):
 
 def needs(data: PlotData | ComparisonPlotData) -> bool:
     rows = [row for rows in data.by_trace("volatility").values() for row in rows]
-    return bool(np.isfinite(values_of(row[key] for row in rows for key in ("ratio_sd", "ratio_p99"))).any())
+    return bool(
+        np.isfinite(values_of(row[key] for row in rows for key in ("ratio_sd", "ratio_p99"))).any()
+    )
 
 
 def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
     rows_of = data.by_trace("volatility")
     occupied = [
-        place for place, bins in enumerate(zip(*rows_of.values(), strict=True)) if any(row["tokens"] for row in bins)
+        place
+        for place, bins in enumerate(zip(*rows_of.values(), strict=True))
+        if any(row["tokens"] for row in bins)
     ]
     rows_of = {trace: [rows[place] for place in occupied] for trace, rows in rows_of.items()}
     first, single = next(iter(rows_of.values())), len(rows_of) == 1
-    panels = figure.panels(2, height=(300, 240), legend=LEGEND if single else legend_height(rows_of, RUNS))
+    panels = figure.panels(
+        2, height=(300, 240), legend=LEGEND if single else legend_height(rows_of, RUNS)
+    )
     lines_of = _quantities(first, figure.style) if single else _traces(rows_of, figure.style)
     for axes, (words, lines) in zip(panels, lines_of.items(), strict=True):
         for line in lines:
@@ -70,11 +85,24 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
 def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
     """For one trace: standard deviations and tails of the ratio and of the total variations."""
     looks = (style.theme.blue, "o"), (style.theme.green, "s"), (style.theme.orange, "D")
-    spread = (("ratio_sd", "ratio", 0.0), ("tv_binary_sd", "binary TV", 0.0), ("tv_topk_sd", "top-K TV", 0.0))
-    tails = (("ratio_p99", "ratio − 1", 1.0), ("tv_binary_p99", "binary TV", 0.0), ("tv_topk_p99", "top-K TV", 0.0))
+    spread = (
+        ("ratio_sd", "ratio", 0.0),
+        ("tv_binary_sd", "binary TV", 0.0),
+        ("tv_topk_sd", "top-K TV", 0.0),
+    )
+    tails = (
+        ("ratio_p99", "ratio − 1", 1.0),
+        ("tv_binary_p99", "binary TV", 0.0),
+        ("tv_topk_p99", "top-K TV", 0.0),
+    )
     return {
         words: [
-            _Line(label, [row.get(key) if row["tokens"] >= fewest else None for row in rows], *look, shift)
+            _Line(
+                label,
+                [row.get(key) if row["tokens"] >= fewest else None for row in rows],
+                *look,
+                shift,
+            )
             for (key, label, shift), look in zip(series, looks, strict=True)
         ]
         for words, fewest, series in (
@@ -86,7 +114,9 @@ def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
 
 def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]:
     """For several traces: the ratio and the TV of each, top-K if all traces have it."""
-    top_k = all(np.isfinite(values_of(row["tv_topk_sd"] for row in rows)).any() for rows in rows_of.values())
+    top_k = all(
+        np.isfinite(values_of(row["tv_topk_sd"] for row in rows)).any() for rows in rows_of.values()
+    )
     tv = ("tv_topk_sd", "SD of top-K TV") if top_k else ("tv_binary_sd", "SD of |π − μ|")
     labels = run_labels(list(rows_of), style)
     return {
@@ -99,7 +129,9 @@ def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]
 
 
 def _draw_line(axes: Panel, line: _Line) -> None:
-    """A line through the middles of the bins, with whiskers for intervals; zeros are not drawn on the log axis."""
+    """A line through the middles of the bins, with whiskers for intervals; zeros are not drawn
+    on the log axis.
+    """
     value_B, low_B, high_B = parts_of(line.estimates).T - line.shift
     centre_B, drawn_B = np.arange(len(value_B)) + 0.5, value_B > 0
     if not drawn_B.any():
@@ -108,16 +140,28 @@ def _draw_line(axes: Panel, line: _Line) -> None:
     axes.plot(centre_B[drawn_B], value_B[drawn_B], linewidth=1.5, label=line.label, **look)
     sure_B = drawn_B & np.isfinite(high_B)
     unsure_B = drawn_B & ~sure_B
-    axes.plot(centre_B[unsure_B], value_B[unsure_B], linestyle="none", markerfacecolor=axes.theme.page, **look)
+    axes.plot(
+        centre_B[unsure_B],
+        value_B[unsure_B],
+        linestyle="none",
+        markerfacecolor=axes.theme.page,
+        **look,
+    )
     end_B = np.maximum(low_B, value_B / _LONGEST)
     axes.vlines(centre_B[sure_B], end_B[sure_B], high_B[sure_B], color=line.colour, linewidth=1.2)
     cut_B = sure_B & (low_B < end_B)
-    for at_B, marker, ends_B in ((high_B, "_", sure_B), (end_B, "_", sure_B & ~cut_B), (end_B, "v", cut_B)):
+    for at_B, marker, ends_B in (
+        (high_B, "_", sure_B),
+        (end_B, "_", sure_B & ~cut_B),
+        (end_B, "v", cut_B),
+    ):
         axes.plot(centre_B[ends_B], at_B[ends_B], marker, color=line.colour, markersize=5)
 
 
 def _set_vertical(filled: Sequence[Panel], *, shared: bool) -> None:
-    """Make vertical axes logarithmic; quantities of one trace share a scale, so that heights compare."""
+    """Make vertical axes logarithmic; quantities of one trace share a scale, so that heights
+    compare.
+    """
     for axes in filled:
         axes.set_yscale("log")
     limits = [axes.get_ylim() for axes in filled]

@@ -18,10 +18,11 @@ SECTION = "Causes"
 PLACE = 1
 TITLE = "Share of the gap by cause"
 CAPTION = (
-    "The recorded gap is 100 %. Each cause removes its share, measured alone, from what those above leave; lines are "
-    "95 % intervals over prompts. Orange is a setting of the rollout, blue of the trainer, purple of both. If shares "
-    "overlap, the causes remove less together than their sum, and a hatched bar adds the difference back; if they "
-    "remove more together, it removes the rest. The dashed bar is the precision of both sides, measured from the full "
+    "The recorded gap is 100 %. Each cause removes its share, measured alone, from what those "
+    "above leave; lines are 95 % intervals over prompts. Orange is a setting of the rollout, "
+    "blue of the trainer, purple of both. If shares overlap, the causes remove less together "
+    "than their sum, and a hatched bar adds the difference back; if they remove more together, "
+    "it removes the rest. The dashed bar is the precision of both sides, measured from the full "
     "gap because it includes shares of the causes. The noise is part of what is left."
 )
 _ROW = 30  # pixels
@@ -64,19 +65,37 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     for row, bar in enumerate(bars):
         _draw(axes, row, bar)
         if bar.leads:
-            axes.vlines(bar.last, row - _BAR / 2, row + 1 + _BAR / 2, color=axes.theme.muted, linewidth=0.7, zorder=1)
+            axes.vlines(
+                bar.last,
+                row - _BAR / 2,
+                row + 1 + _BAR / 2,
+                color=axes.theme.muted,
+                linewidth=0.7,
+                zorder=1,
+            )
         reach = max(bar.first, bar.last, bar.high or 0.0)
         axes.annotate(
-            bar.share, (reach, row), xytext=(5, 0), textcoords="offset points", va="center_baseline",
-            fontsize=style.small, color=axes.theme.ink,
-        )  # fmt: skip
+            bar.share,
+            (reach, row),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center_baseline",
+            fontsize=style.small,
+            color=axes.theme.ink,
+        )
     axes.set_yticks(range(len(bars)), labels, fontsize=style.small)
     axes.grid(visible=False, axis="y")
     axes.axvline(0, color=axes.theme.muted, linewidth=0.9, zorder=1)
     axes.set_xticks(
-        [tick / 100 for tick in range(-200, 401, style.pick(20, 50)) if lowest - 0.02 <= tick / 100 <= highest + 0.02]
+        [
+            tick / 100
+            for tick in range(-200, 401, style.pick(20, 50))
+            if lowest - 0.02 <= tick / 100 <= highest + 0.02
+        ]
     )
-    axes.xaxis.set_major_formatter(lambda value, _position: f"{100 * value:.0f} %".replace("-", "−"))
+    axes.xaxis.set_major_formatter(
+        lambda value, _position: f"{100 * value:.0f} %".replace("-", "−")
+    )
     axes.set_xlabel(style.pick("share of the recorded gap", "share of the gap"))
     whole = numbers.number(data.search.gap)
     axes.headline(f"Shares of the gap of {whole} nats", f"Shares of {whole} nats", is_axis=False)
@@ -88,9 +107,16 @@ def _draw(axes: Panel, row: int, bar: _Bar) -> None:
         axes.barh(row, width, _BAR, left, color=bar.colour, alpha=0.85, linewidth=0, zorder=2)
     else:
         axes.barh(
-            row, width, _BAR, left, facecolor="none", edgecolor=bar.colour, linewidth=1.1, zorder=2,
+            row,
+            width,
+            _BAR,
+            left,
+            facecolor="none",
+            edgecolor=bar.colour,
+            linewidth=1.1,
+            zorder=2,
             linestyle=(0, (4, 2)) if bar.look == "hollow" else "-",
-        )  # fmt: skip
+        )
         if bar.look == "hatched":
             _hatch(axes, row, left, width, bar.colour)
     if bar.low is not None and bar.high is not None:
@@ -102,7 +128,8 @@ def _draw(axes: Panel, row: int, bar: _Bar) -> None:
 def _hatch(axes: Panel, row: int, left: float, width: float, colour: str) -> None:
     """Slanted lines within a bar."""
     low, high = axes.get_xlim()
-    slant = (high - low) * _BAR * _ROW / axes.box.width  # as wide as the bar is high, in the units of the axis
+    # As wide as the bar is high, in the units of the axis
+    slant = (high - low) * _BAR * _ROW / axes.box.width
     place = left - slant
     while place < left + width:
         first, last = max(place, left), min(place + slant, left + width)
@@ -117,20 +144,34 @@ def _bars(data: BisectionAnalysis, theme: Theme, *, sides: bool) -> Iterator[_Ba
     if data.floor is not None:
         last, label = 1 - (data.floor.share.value or 0.0), _percent(data.floor.share)
         yield _Bar(
-            data.name(data.floor), 1.0, last, label, theme.green, *_ends(1.0, data.floor.share), "hollow", leads=False
+            data.name(data.floor),
+            1.0,
+            last,
+            label,
+            theme.green,
+            *_ends(1.0, data.floor.share),
+            "hollow",
+            leads=False,
         )
     if data.noise is not None:
         yield _from_0("noise", data.noise, theme.gold)
 
 
 def _steps(data: BisectionAnalysis, theme: Theme, sides: bool) -> Iterator[_Bar]:
-    """Each bar begins where the one above ends; without `sides` in names, only colours show the side."""
+    """Each bar begins where the one above ends; without `sides` in names, only colours show the
+    side.
+    """
     colours = {"rollout": theme.orange, "trainer": theme.blue, "both": theme.purple}
     yield _Bar("as recorded", 0.0, 1.0, "100 %", theme.muted, leads=bool(data.named))
     at = 1.0
     for row in data.named[:_MOST]:
-        name, last = data.name(row) if sides else row.experiment.setting, at - (row.share.value or 0.0)
-        yield _Bar(name, at, last, _percent(row.share), colours[row.experiment.side], *_ends(at, row.share))
+        name, last = (
+            data.name(row) if sides else row.experiment.setting,
+            at - (row.share.value or 0.0),
+        )
+        yield _Bar(
+            name, at, last, _percent(row.share), colours[row.experiment.side], *_ends(at, row.share)
+        )
         at = last
     if others := data.named[_MOST:]:
         value = sum(row.share.value or 0.0 for row in others)
@@ -145,14 +186,22 @@ def _steps(data: BisectionAnalysis, theme: Theme, sides: bool) -> Iterator[_Bar]
 
 
 def _from_0(label: str, share: Estimate, colour: str) -> _Bar:
-    return _Bar(label, 0.0, share.value or 0.0, _percent(share), colour, share.low, share.high, leads=False)
+    return _Bar(
+        label, 0.0, share.value or 0.0, _percent(share), colour, share.low, share.high, leads=False
+    )
 
 
 def _ends(at: float, share: Estimate) -> tuple[float | None, float | None]:
     """The interval of the end of a bar."""
-    return (None, None) if share.low is None or share.high is None else (at - share.high, at - share.low)
+    return (
+        (None, None)
+        if share.low is None or share.high is None
+        else (at - share.high, at - share.low)
+    )
 
 
 def _percent(share: Estimate) -> str:
-    spread = "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
+    spread = (
+        "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
+    )
     return f"{100 * (share.value or 0.0):.0f} %{spread}".replace("-", "−")

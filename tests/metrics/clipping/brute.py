@@ -1,4 +1,6 @@
-"""A second opinion in float64: a row per counted token, every mask as its paper or framework writes it."""
+"""A second opinion in float64: a row per counted token, every mask as its paper or framework
+writes it.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ Rule = Callable[[pd.DataFrame], pd.Series]
 
 
 def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
-    """The counted tokens, one row each, with a column per algorithm that says whether it blocks the token.
+    """The counted tokens, one row each, with a column per algorithm that says whether it blocks the
+    token.
 
-    A token counts even without full divergences, which are then NaN. Without advantages every token appears twice,
-    as if A = 1 and as if A = −1.
+    A token counts even without full divergences, which are then NaN. Without advantages every token
+    appears twice, as if A = 1 and as if A = −1.
     """
     lengths = np.diff(batch.offset_S1)
     t = pd.DataFrame({"s": np.repeat(np.arange(len(lengths)), lengths)})
@@ -35,8 +38,17 @@ def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
         t[short] = np.nan if column is None else column.astype(np.float64)
     t["q"], t["p"], t["p1"] = np.exp(t["lq"]), np.exp(t["lp"]), np.exp(t["l1"])
     with np.errstate(over="ignore"):
-        t["r"], t["r1"], t["rho"] = np.exp(t["lp"] - t["lq"]), np.exp(t["lp"] - t["l1"]), np.exp(t["l1"] - t["lq"])
-    needed = ["lq", "lp", *(["l1"] if needs.recomputed else []), *(["A"] if needs.advantages else [])]
+        t["r"], t["r1"], t["rho"] = (
+            np.exp(t["lp"] - t["lq"]),
+            np.exp(t["lp"] - t["l1"]),
+            np.exp(t["l1"] - t["lq"]),
+        )
+    needed = [
+        "lq",
+        "lp",
+        *(["l1"] if needs.recomputed else []),
+        *(["A"] if needs.advantages else []),
+    ]
     t = t[batch.loss_mask_T & t[needed].notna().all(axis=1).to_numpy()].reset_index(drop=True)
     for k in (1, 5, 10, 20) if needs.top_k else ():
         t[f"tv{k}"], t[f"kl{k}"] = top_k(batch, t, k, "rollout", "trainer")
@@ -44,7 +56,11 @@ def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
         t["tv20_1"], t["kl20_1"] = top_k(batch, t, 20, "recomputed", "trainer")
     t["mean_now"], t["mean_gap"], t["sum_gap"] = (
         (t[current] - t[anchor]).groupby(t["s"]).transform(how)
-        for current, anchor, how in (("lp", "l1", "mean"), ("l1", "lq", "mean"), ("l1", "lq", "sum"))
+        for current, anchor, how in (
+            ("lp", "l1", "mean"),
+            ("l1", "lq", "mean"),
+            ("l1", "lq", "sum"),
+        )
     )
     d = t["lp"] - t["lq"]
     t["k2"], t["k3"], t["abs_gap"] = d**2 / 2, np.expm1(d) - d, (t["rho"] - 1).abs()
@@ -54,16 +70,25 @@ def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
     able = {n: rule for n, rule in BLOCKED.items() if needs.recomputed or n in ON_ROLLOUT}
     able = {n: rule for n, rule in able.items() if needs.top_k or not n.startswith("dppo-topk")}
     able = {n: rule for n, rule in able.items() if needs.advantages or n not in OF_BATCHES}
-    return t.assign(**{n: rule(t) & (t["A"] != 0) for n, rule in able.items()})  # nothing is blocked without A
+    # Nothing is blocked without A
+    return t.assign(**{n: rule(t) & (t["A"] != 0) for n, rule in able.items()})
 
 
-def top_k(batch: TokenBatch, t: pd.DataFrame, k: int, anchor: str, current: str) -> tuple[list[float], list[float]]:
-    """TV and KL(anchor‖current) over the first k ids, the sampled token, and all others, token by token."""
+def top_k(
+    batch: TokenBatch, t: pd.DataFrame, k: int, anchor: str, current: str
+) -> tuple[list[float], list[float]]:
+    """TV and KL(anchor‖current) over the first k ids, the sampled token, and all others, token
+    by token.
+    """
     ids = batch.topk_ids_TK
-    q_TK, p_TK = (np.exp(getattr(batch, f"topk_logp_{n}_TK").astype(np.float64)) for n in (anchor, current))
+    q_TK, p_TK = (
+        np.exp(getattr(batch, f"topk_logp_{n}_TK").astype(np.float64)) for n in (anchor, current)
+    )
     short = {"rollout": "q", "trainer": "p", "recomputed": "p1"}
     tvs, kls = [], []
-    for row, token, q, p in zip(t["row"], t["id"], t[short[anchor]], t[short[current]], strict=True):
+    for row, token, q, p in zip(
+        t["row"], t["id"], t[short[anchor]], t[short[current]], strict=True
+    ):
         parts = [(q_TK[row, i], p_TK[row, i]) for i in range(k)]
         if token not in ids[row, :k]:
             parts.append((q, p))
@@ -115,7 +140,9 @@ def _outward(t: pd.DataFrame, ratio: str = "r") -> pd.Series:
 
 
 def _cppo(t: pd.DataFrame) -> pd.Series:
-    """Algorithm 1 of arXiv 2606.10968, token by token; without advantages every token appears twice."""
+    """Algorithm 1 of arXiv 2606.10968, token by token; without advantages every token appears
+    twice.
+    """
     blocked = never(t)
     for _, part in t.groupby(["s", t.groupby("row").cumcount()]):
         blocked[part.index] = _cppo_of_response(part)
@@ -152,9 +179,9 @@ def _m2po(t: pd.DataFrame) -> pd.Series:
 def _clip_cov(t: pd.DataFrame) -> pd.Series:
     """The candidates of a batch with the smallest draws."""
     blocked = _ppo(t)
-    draws = mix(hash_keys(*(t[n].to_numpy() for n in _ROW_KEY)) + t["pos"].to_numpy().astype(np.uint64)) >> np.uint64(
-        11
-    )
+    draws = mix(
+        hash_keys(*(t[n].to_numpy() for n in _ROW_KEY)) + t["pos"].to_numpy().astype(np.uint64)
+    ) >> np.uint64(11)
     for part in _batches(t):
         cov = (part["A"] - part["A"].mean()) * (part["lp"] - part["lp"].mean())
         candidates = part.index[(cov > 1) & (cov < 5) & ~blocked[part.index]]
@@ -208,9 +235,15 @@ BLOCKED: dict[str, Rule] = {
     "trm-avg": lambda t: _over_response(t, "k3", "mean") > 0.001,
     "kpop": lambda t: np.maximum(binary_kl(t["q"], t["p"]), binary_kl(t["p"], t["q"])) > 0.1,
     "m2po": _m2po,
-    "vaco": lambda t: clip(t, "r1", 0.2, 0.272) | (_outward(t, "rho") & (_over_response(t, "abs_gap", "mean") > 0.2)),
+    "vaco": lambda t: (
+        clip(t, "r1", 0.2, 0.272)
+        | (_outward(t, "rho") & (_over_response(t, "abs_gap", "mean") > 0.2))
+    ),
     "clip-cov": _clip_cov,
-    **dict.fromkeys(("sapo", "vespo", "drpo", "gbpo", "topr", "minpro", "nfpo", "kl-cov", "dro", "kimi-k1.5"), never),
+    **dict.fromkeys(
+        ("sapo", "vespo", "drpo", "gbpo", "topr", "minpro", "nfpo", "kl-cov", "dro", "kimi-k1.5"),
+        never,
+    ),
 }
 OF_BATCHES = {"m2po", "clip-cov"}
 ON_ROLLOUT = {
@@ -222,18 +255,41 @@ ON_ROLLOUT = {
     "glm5-dis",
     "vespo",
     "drpo",
-    *("ppo-rollout", "gspo-rollout", "cppo", "trm-max", "trm-avg", "kpop", "m2po", "topr", "minpro", "nfpo", "dro"),
+    *(
+        "ppo-rollout",
+        "gspo-rollout",
+        "cppo",
+        "trm-max",
+        "trm-avg",
+        "kpop",
+        "m2po",
+        "topr",
+        "minpro",
+        "nfpo",
+        "dro",
+    ),
     "kimi-k1.5",
     "relax-high",
     "relax-low",
     "relax-both",
     "grpo-clip-higher",
 }
-ON_ROLLOUT |= {"dppo-binary-tv", "dppo-binary-kl", "dppo-topk-tv", "dppo-topk-kl", "mask-0.5", "mask-0.8"}
-CAPS = {"pg-tis": 3.0, "minirl-tis": 3.0} | {name: 5.0 for name in BLOCKED if name.startswith("dppo-topk")}
+ON_ROLLOUT |= {
+    "dppo-binary-tv",
+    "dppo-binary-kl",
+    "dppo-topk-tv",
+    "dppo-topk-kl",
+    "mask-0.5",
+    "mask-0.8",
+}
+CAPS = {"pg-tis": 3.0, "minirl-tis": 3.0} | {
+    name: 5.0 for name in BLOCKED if name.startswith("dppo-topk")
+}
 OTHER_WEIGHT = {
-    "reinforce", "gspo", "sapo", "vespo", "drpo", "gspo-rollout", "gmpo", "vaco", "clip-cov", "kl-cov", "gbpo", "topr",
-    "minpro", "nfpo", "dro", "kimi-k1.5", *(n for n in BLOCKED if n.startswith("ppo") and n != "ppo-rollout"),
+    "reinforce", "gspo", "sapo", "vespo", "drpo", "gspo-rollout", "gmpo", "vaco", "clip-cov",
+    "kl-cov", "gbpo", "topr",
+    "minpro", "nfpo", "dro", "kimi-k1.5",
+    *(n for n in BLOCKED if n.startswith("ppo") and n != "ppo-rollout"),
 }  # fmt: skip
 
 
@@ -257,7 +313,9 @@ def lost(t: pd.DataFrame, name: str) -> dict[str, float | None]:
 
 
 def outward(t: pd.DataFrame, family: str) -> pd.Series:
-    """The statistic of a family of thresholds, positive if the update moves the token further from μ."""
+    """The statistic of a family of thresholds, positive if the update moves the token further
+    from μ.
+    """
     magnitude = {
         "ratio_clip": lambda: (t["r"] - 1).abs(),
         "binary_tv": lambda: (t["p"] - t["q"]).abs(),
@@ -269,6 +327,10 @@ def outward(t: pd.DataFrame, family: str) -> pd.Series:
 
 
 def token_hashes(t: pd.DataFrame) -> np.ndarray:
-    """The hash by which examples are chosen at random: of the response, then mixed with the position."""
-    response_hash = hash_keys(*(t[name].to_numpy() for name in ("prompt_id", "sample_index", "step")))
+    """The hash by which examples are chosen at random: of the response, then mixed with the
+    position.
+    """
+    response_hash = hash_keys(
+        *(t[name].to_numpy() for name in ("prompt_id", "sample_index", "step"))
+    )
     return mix(response_hash + t["pos"].to_numpy().astype(np.uint64))

@@ -15,4 +15,6 @@ def judged_world() -> SimpleNamespace:
     """`t` holds the counted tokens, `judged` those with an advantage."""
     batch = world(0)
     t = brute.counted(batch, EVERYTHING)
-    return SimpleNamespace(batch=batch, t=t, judged=t[t["A"] != 0], result=result_of(batch, theory=True))
+    return SimpleNamespace(
+        batch=batch, t=t, judged=t[t["A"] != 0], result=result_of(batch, theory=True)
+    )

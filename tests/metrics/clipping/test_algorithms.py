@@ -29,13 +29,21 @@ MU_EDGES = (0, 1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99, 1)
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> SimpleNamespace:
-    """A batch, its counted tokens (`t`) and judged ones (`judged`), and the result for all algorithms."""
+    """A batch, its counted tokens (`t`) and judged ones (`judged`), and the result for all
+    algorithms.
+    """
     batch, needs = CASES[request.param]["batch"], CASES[request.param]["needs"]
     t = brute.counted(batch, needs)
     result = result_of(batch, needs=needs)
     rows = {row["name"]: row for row in result["algorithms"]}
     return SimpleNamespace(
-        batch=batch, t=t, judged=t[t["A"] != 0], signed=needs.advantages, result=result, rows=rows, needs=needs
+        batch=batch,
+        t=t,
+        judged=t[t["A"] != 0],
+        signed=needs.advantages,
+        result=result,
+        rows=rows,
+        needs=needs,
     )
 
 
@@ -57,10 +65,14 @@ def of_sign(t: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def test_the_table_is_complete_and_the_batches_are_informative(case):
-    """Every algorithm is in the second opinion, and every mask except the rarest blocks something here."""
+    """Every algorithm is in the second opinion, and every mask except the rarest blocks
+    something here.
+    """
     assert {algorithm.name for algorithm in ALL} == set(brute.BLOCKED)
     never = {name for name in case.rows if not case.judged[name].any()}
-    without_mask = {name for name, rule in brute.BLOCKED.items() if rule is brute.never and name in case.t}
+    without_mask = {
+        name for name, rule in brute.BLOCKED.items() if rule is brute.never and name in case.t
+    }
     assert without_mask <= never <= without_mask | {"mask-0.8"}
 
 
@@ -70,11 +82,15 @@ def test_counts(case):
     assert counts["positive"] == (t["A"] > 0).sum() and counts["negative"] == (t["A"] < 0).sum()
     assert counts["zero_advantage"] == (t["A"] == 0).sum()
     assert counts["masked"] == (~batch.loss_mask_T).sum() > 0
-    assert counts["not_measured"] == (batch.loss_mask_T & np.isnan(batch.logp_recomputed_T)).sum() > 0
+    assert (
+        counts["not_measured"] == (batch.loss_mask_T & np.isnan(batch.logp_recomputed_T)).sum() > 0
+    )
     assert counts["masked"] + counts["not_measured"] + t["row"].nunique() == batch.num_tokens
     assert counts["responses"] == case.judged["s"].nunique()
     assert counts["out_of_support"] == 0 and counts["lacking"] == {}
-    assert counts["prompts"] == case.judged["prompt_id"].nunique() and counts["prompts_exact"] is True
+    assert (
+        counts["prompts"] == case.judged["prompt_id"].nunique() and counts["prompts_exact"] is True
+    )
     assert counts["steps"] == 6
 
 
@@ -92,16 +108,23 @@ def test_update_weight_lost(case):
         assert row["weighs_by_ratio"] is (name not in brute.OTHER_WEIGHT), name
         assert list(row["lost"]) == ["all", "positive", "negative", "masked", "capped"], name
         for sign in ("positive", "negative"):
-            assert row["lost"][sign]["value"] == near(brute.lost(of_sign(case.judged, sign), name)["all"]), (name, sign)
+            assert row["lost"][sign]["value"] == near(
+                brute.lost(of_sign(case.judged, sign), name)["all"]
+            ), (name, sign)
         expected = brute.lost(case.judged, name)
         for part in ("all", "masked", "capped"):
-            assert row["lost"][part]["value"] == (near(expected[part]) if case.signed else None), (name, part)
+            assert row["lost"][part]["value"] == (near(expected[part]) if case.signed else None), (
+                name,
+                part,
+            )
             assert row["lost"][part]["value"] is not None or row["lost"][part]["note"], (name, part)
 
 
 def test_caps_take_something(case):
     if case.signed:
-        assert all(case.rows[name]["lost"]["capped"]["value"] > 0 for name in ("pg-tis", "minirl-tis"))
+        assert all(
+            case.rows[name]["lost"]["capped"]["value"] > 0 for name in ("pg-tis", "minirl-tis")
+        )
 
 
 def test_responses_touched(case):
@@ -117,7 +140,11 @@ def test_mean_mu_and_entropy_of_blocked_and_kept(case):
         assert case.judged["entropy"].isna().any()
         for column, short in (("q", "mu"), ("entropy", "entropy")):
             for which, tokens in (("blocked", case.judged[out]), ("kept", case.judged[~out])):
-                assert value(case.rows[name][f"{short}_{which}"]) == near(tokens[column].mean()), (name, short, which)
+                assert value(case.rows[name][f"{short}_{which}"]) == near(tokens[column].mean()), (
+                    name,
+                    short,
+                    which,
+                )
 
 
 def test_by_mu(case):
@@ -128,14 +155,21 @@ def test_by_mu(case):
         judged = case.judged[["row", "A", "q", name]]
         for row in rows:
             high = row["mu_high"] if row["mu_high"] < 1 else 2
-            check_bin(case, name, row, judged[(judged["q"] >= row["mu_low"]) & (judged["q"] < high)])
+            check_bin(
+                case, name, row, judged[(judged["q"] >= row["mu_low"]) & (judged["q"] < high)]
+            )
 
 
 def test_by_position(case):
     """Positions count every token of the response, including masked ones."""
     for name in case.rows:
         rows = case.rows[name]["by_position"]
-        assert [(row["first"], row["last"]) for row in rows][:4] == [(0, 0), (1, 1), (2, 3), (4, 7)], name
+        assert [(row["first"], row["last"]) for row in rows][:4] == [
+            (0, 0),
+            (1, 1),
+            (2, 3),
+            (4, 7),
+        ], name
         assert sum(row["tokens"] for row in rows) == case.judged["row"].nunique(), name
         judged = case.judged[["row", "A", "pos", name]]
         for row in rows:
@@ -149,20 +183,36 @@ def check_bin(case: SimpleNamespace, name: str, row: dict[str, Any], inside: pd.
     for sign, estimate in row["blocked"].items():
         tokens = of_sign(inside, sign)
         expected = share(tokens[name])
-        assert value(estimate) == near(expected if case.signed or sign != "all" else np.nan), (name, row, sign)
+        assert value(estimate) == near(expected if case.signed or sign != "all" else np.nan), (
+            name,
+            row,
+            sign,
+        )
 
 
 def test_by_step(case):
     for name in case.rows:
-        judged, rows = case.judged[["row", "A", "step", "q", "entropy", name]], case.rows[name]["by_step"]
+        judged, rows = (
+            case.judged[["row", "A", "step", "q", "entropy", name]],
+            case.rows[name]["by_step"],
+        )
         out = judged[name]
-        assert [(row["first"], row["last"]) for row in rows] == [(step, step) for step in range(6)], name
+        assert [(row["first"], row["last"]) for row in rows] == [
+            (step, step) for step in range(6)
+        ], name
         for row in rows:
             inside = judged[judged["step"] == row["first"]]
             check_bin(case, name, row, inside)
             for column, short in (("q", "mu"), ("entropy", "entropy")):
-                for which, tokens in (("blocked", inside[out[inside.index]]), ("kept", inside[~out[inside.index]])):
-                    assert value(row[f"{short}_{which}"]) == near(tokens[column].mean()), (name, short, row)
+                for which, tokens in (
+                    ("blocked", inside[out[inside.index]]),
+                    ("kept", inside[~out[inside.index]]),
+                ):
+                    assert value(row[f"{short}_{which}"]) == near(tokens[column].mean()), (
+                        name,
+                        short,
+                        row,
+                    )
 
 
 @pytest.mark.parametrize("sign", ["positive", "negative"])
@@ -179,13 +229,18 @@ def test_blocked_tokens(case, sign):
             assert row["tokens"] == occurrences[row["token_id"]], name
             assert row["rate"] == near(row["blocked"] / row["tokens"]), name
             assert row["lift"] == near(row["rate"] / (len(out) / len(tokens))), name
-            assert [row["mu"], row["pi"], row["ratio"]] == pytest.approx(means.loc[row["token_id"]].tolist(), rel=2e-5)
+            assert [row["mu"], row["pi"], row["ratio"]] == pytest.approx(
+                means.loc[row["token_id"]].tolist(), rel=2e-5
+            )
 
 
 def test_only_as_many_blocked_tokens_as_requested(case):
     few = result_of(case.batch, needs=case.needs, blocked_tokens=3)
     for row in few["algorithms"]:
-        assert row["blocked_tokens"]["positive"] == case.rows[row["name"]]["blocked_tokens"]["positive"][:3]
+        assert (
+            row["blocked_tokens"]["positive"]
+            == case.rows[row["name"]]["blocked_tokens"]["positive"][:3]
+        )
 
 
 def test_the_json_holds_no_nan(case):
@@ -193,10 +248,14 @@ def test_the_json_holds_no_nan(case):
 
 
 ANCHORS = {
-    "pg-is": "none", "pg-tis": "none", "reinforce": "none", "grpo-clip-higher": "rollout", "ipo": "rollout",
-    "minirl": "recomputed", "dppo-binary-kl": "rollout", "dppo-binary-kl-recompute": "recomputed", "ppo": "recomputed",
-    "ppo-tis": "recomputed", "ppo-icepop": "both", "ppo-mis": "both", "gspo": "recomputed", "prime-rl": "rollout",
-    "sapo": "recomputed", "vespo": "rollout", "drpo": "rollout", "dro": "rollout", "topr": "rollout", "vaco": "both",
+    "pg-is": "none", "pg-tis": "none", "reinforce": "none", "grpo-clip-higher": "rollout",
+    "ipo": "rollout",
+    "minirl": "recomputed", "dppo-binary-kl": "rollout", "dppo-binary-kl-recompute": "recomputed",
+    "ppo": "recomputed",
+    "ppo-tis": "recomputed", "ppo-icepop": "both", "ppo-mis": "both", "gspo": "recomputed",
+    "prime-rl": "rollout",
+    "sapo": "recomputed", "vespo": "rollout", "drpo": "rollout", "dro": "rollout",
+    "topr": "rollout", "vaco": "both",
     "cppo": "rollout",
 }  # fmt: skip
 
@@ -207,4 +266,6 @@ def test_each_row_describes_its_algorithm(case):
         assert case.rows[name]["anchor"] == anchor, name
     for algorithm in (algorithm for algorithm in ALL if algorithm.name in case.t):
         row = case.rows[algorithm.name]
-        assert (row["blocked_when"], row["weight"]) == algorithm.formulas and row["source"] == algorithm.source
+        assert (row["blocked_when"], row["weight"]) == algorithm.formulas and row[
+            "source"
+        ] == algorithm.source

@@ -1,4 +1,6 @@
-"""Binary and top-K divergences compared with full ones: bias, rank correlation, wrong decisions, and the bracket."""
+"""Binary and top-K divergences compared with full ones: bias, rank correlation, wrong decisions,
+and the bracket.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def column(t: pd.DataFrame, divergence: str, k: int) -> pd.Series:
 
 
 def comparison(t: pd.DataFrame, divergence: str, k: int) -> dict[str, float]:
-    """Bias, rank correlation and wrong decisions over the tokens of `t` with a known full divergence."""
+    """Bias, rank correlation and wrong decisions over the tokens of `t` with a known full
+    divergence.
+    """
     t = t[t[f"{divergence}_full"].notna()]
     judged, threshold = t[t["A"] != 0], THRESHOLDS[divergence]
     value, full = column(t, divergence, k), t[f"{divergence}_full"]
@@ -41,7 +45,9 @@ def comparison(t: pd.DataFrame, divergence: str, k: int) -> dict[str, float]:
 
 def check_comparison(row: dict[str, Any], expected: dict[str, float]) -> None:
     assert row["bias"]["value"] == pytest.approx(expected["bias"], rel=1e-3, abs=2e-6), row
-    assert row["rank_correlation"]["value"] == pytest.approx(expected["rank_correlation"], abs=1e-4), row
+    assert row["rank_correlation"]["value"] == pytest.approx(
+        expected["rank_correlation"], abs=1e-4
+    ), row
     assert row["wrong_mask"]["value"] == pytest.approx(expected["wrong_mask"], abs=1e-12), row
 
 
@@ -66,7 +72,11 @@ def test_mean_bias_rank_correlation_and_wrong_decisions(judged_world):
 def test_a_coarser_partition_is_a_lower_bound(judged_world):
     """Binary ≤ top-1 ≤ top-5 ≤ … ≤ full, so every bias is at most 0 and it shrinks with k."""
     for divergence in THRESHOLDS:
-        rows = [row for row in judged_world.result["approximation"]["rows"] if row["divergence"] == divergence]
+        rows = [
+            row
+            for row in judged_world.result["approximation"]["rows"]
+            if row["divergence"] == divergence
+        ]
         biases = [row["bias"]["value"] for row in rows]
         assert biases == sorted(biases) and biases[0] < 0 and biases[-1] <= 1e-6
         assert rows[0]["wrong_mask"]["value"] > rows[-1]["wrong_mask"]["value"]
@@ -107,7 +117,9 @@ def test_without_the_full_divergence_only_means_and_the_bracket_remain(judged_wo
     batch = replace(judged_world.batch, tv_full_T=None, kl_full_T=None)
     found = result_of(batch, needs=replace(EVERYTHING, full=False))["approximation"]
     assert found["truth"] is None
-    for row, with_truth in zip(found["rows"], judged_world.result["approximation"]["rows"], strict=True):
+    for row, with_truth in zip(
+        found["rows"], judged_world.result["approximation"]["rows"], strict=True
+    ):
         assert row["mean"] == with_truth["mean"]
         for name in ("bias", "rank_correlation", "wrong_mask"):
             assert row[name] == {"value": None, "low": None, "high": None, "note": "not measured"}
@@ -116,7 +128,9 @@ def test_without_the_full_divergence_only_means_and_the_bracket_remain(judged_wo
 
 @pytest.mark.parametrize("lacking", ["some tokens", "a batch"])
 def test_every_column_is_over_the_tokens_with_a_full_divergence(lacking):
-    """So mean − bias is the mean full divergence; the bracket does not need one and is over all tokens."""
+    """So mean − bias is the mean full divergence; the bracket does not need one and is over all
+    tokens.
+    """
     batches = [world(0, 30), world(1, 30)]
     complete = result_of(*batches)["approximation"]
     names = ("tv_full_T", "kl_full_T")
@@ -131,19 +145,29 @@ def test_every_column_is_over_the_tokens_with_a_full_divergence(lacking):
     assert found["tokens"] == t["tv_full"].notna().sum() < complete["tokens"] == len(t)
     for row, whole in zip(found["rows"], complete["rows"], strict=True):
         known = t[t[f"{row['divergence']}_full"].notna()]
-        assert row["mean"]["value"] == pytest.approx(column(known, row["divergence"], row["k"]).mean(), rel=1e-4)
-        assert row["wrong_mask"]["value"] != whole["wrong_mask"]["value"] or row["wrong_mask"]["value"] == 0
+        assert row["mean"]["value"] == pytest.approx(
+            column(known, row["divergence"], row["k"]).mean(), rel=1e-4
+        )
+        assert (
+            row["wrong_mask"]["value"] != whole["wrong_mask"]["value"]
+            or row["wrong_mask"]["value"] == 0
+        )
         check_comparison(row, comparison(t, row["divergence"], row["k"]))
 
 
 @pytest.mark.parametrize("merged", [False, True])
 def test_an_infinite_divergence_has_no_mean(merged):
-    """π = 0 on the sampled token, with and without an advantage: TV has a mean over all tokens, KL does not."""
+    """π = 0 on the sampled token, with and without an advantage: TV has a mean over all tokens,
+    KL does not.
+    """
     batch, other = world(0, 30), world(1, 30)
     batch.logp_trainer_T[::9] = -float("inf")
     batch.kl_full_T[::9] = float("inf")
-    batch.kl_full_T[4::9] = float("inf")  # of another token of the vocabulary, which the binary KL does not see
-    t = pd.concat([brute.counted(x, EVERYTHING_BUT_TOP_K) for x in (batch, other)], ignore_index=True)
+    # Of another token of the vocabulary, which the binary KL does not see
+    batch.kl_full_T[4::9] = float("inf")
+    t = pd.concat(
+        [brute.counted(x, EVERYTHING_BUT_TOP_K) for x in (batch, other)], ignore_index=True
+    )
     infinite = int((t["lp"] == -np.inf).sum())
     assert 0 < (t.loc[t["lp"] == -np.inf, "A"] == 0).sum() < infinite
     if merged:
@@ -151,9 +175,16 @@ def test_an_infinite_divergence_has_no_mean(merged):
         summary.merge(summarise(batch, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K))
         found = summary.result(5)["approximation"]
     else:
-        found = result_of(batch, other, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K)["approximation"]
+        found = result_of(batch, other, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K)[
+            "approximation"
+        ]
     tv, kl = found["rows"]
-    assert kl["mean"] == {"value": None, "low": None, "high": None, "note": f"infinite on {infinite} tokens"}
+    assert kl["mean"] == {
+        "value": None,
+        "low": None,
+        "high": None,
+        "note": f"infinite on {infinite} tokens",
+    }
     assert tv["mean"]["value"] == pytest.approx(column(t, "tv", 0).mean(), rel=1e-4)
     for row in (tv, kl):
         check_comparison(row, comparison(t, row["divergence"], 0))
@@ -166,9 +197,9 @@ def test_infinite_on_a_thousand_tokens():
 
 
 def test_without_top_k_the_binary_divergences_remain(judged_world):
-    found = result_of(judged_world.batch, needs=Needs(True, True, 0, full=True), algorithms=WITHOUT_TOP_K)[
-        "approximation"
-    ]
+    found = result_of(
+        judged_world.batch, needs=Needs(True, True, 0, full=True), algorithms=WITHOUT_TOP_K
+    )["approximation"]
     with_top_k = [row for row in judged_world.result["approximation"]["rows"] if row["k"] == 0]
     assert found["rows"] == with_top_k
     assert [row["k"] for row in found["bracket"]] == [0]
@@ -176,18 +207,29 @@ def test_without_top_k_the_binary_divergences_remain(judged_world):
 
 @pytest.mark.parametrize(("top_k", "ks"), [(1, [0, 1]), (5, [0, 1, 5]), (7, [0, 1, 5, 7])])
 def test_smaller_recordings(top_k, ks):
-    found = result_of(world(3, 30, top_k=top_k), needs=Needs(True, True, top_k, full=True), algorithms=WITHOUT_TOP_K)
+    found = result_of(
+        world(3, 30, top_k=top_k),
+        needs=Needs(True, True, top_k, full=True),
+        algorithms=WITHOUT_TOP_K,
+    )
     assert [row["k"] for row in found["approximation"]["bracket"]] == ks
     assert set(found["sweeps"]) >= {"top_k_tv", "top_k_kl"}
 
 
 def test_judging_both_signs_counts_each_token_once_except_for_masks(judged_world):
-    """Without advantages means are over tokens; a mask judges both signs, and only one of them moves away."""
+    """Without advantages means are over tokens; a mask judges both signs, and only one of them
+    moves away.
+    """
     t = judged_world.t
     batch = replace(judged_world.batch, advantage_T=None)
     found = result_of(batch, needs=replace(EVERYTHING, advantages=False))["approximation"]
-    for row, signed in zip(found["rows"], judged_world.result["approximation"]["rows"], strict=True):
-        assert row["mean"]["value"] == signed["mean"]["value"] and row["bias"]["value"] == signed["bias"]["value"]
+    for row, signed in zip(
+        found["rows"], judged_world.result["approximation"]["rows"], strict=True
+    ):
+        assert (
+            row["mean"]["value"] == signed["mean"]["value"]
+            and row["bias"]["value"] == signed["bias"]["value"]
+        )
         value, full = column(t, row["divergence"], row["k"]), t[f"{row['divergence']}_full"]
         wrong = (value > row["threshold"]) != (full > row["threshold"])
         assert row["wrong_mask"]["value"] == pytest.approx(wrong.sum() / (2 * len(t)), abs=1e-12)

@@ -26,7 +26,10 @@ def test_the_sweep_over_both_denominators(judged_world):
         assert row["over_negative"]["value"] == pytest.approx(bad / len(drop))
     at_half = next(row for row in found["sweep"] if row["delta"] == 0.5)
     assert found["delta"] == 0.5
-    assert (found["over_tokens"], found["over_negative"]) == (at_half["over_tokens"], at_half["over_negative"])
+    assert (found["over_tokens"], found["over_negative"]) == (
+        at_half["over_tokens"],
+        at_half["over_negative"],
+    )
 
 
 def test_a_drop_of_exactly_delta_is_bad():
@@ -47,7 +50,9 @@ def test_by_step_with_the_reward_of_all_responses(judged_world):
     assert [(row["first"], row["last"]) for row in rows] == [(step, step) for step in range(6)]
     assert rows[0]["reward_change"] is None
     for before, row in pairwise(rows):
-        assert row["reward_change"] == pytest.approx(row["reward"]["value"] - before["reward"]["value"])
+        assert row["reward_change"] == pytest.approx(
+            row["reward"]["value"] - before["reward"]["value"]
+        )
     assert any(row["reward_change"] for row in rows)
     for row in rows:
         inside = judged_world.judged[judged_world.judged["step"] == row["first"]]
@@ -60,7 +65,9 @@ def test_by_step_with_the_reward_of_all_responses(judged_world):
 
 
 def test_correlations_over_the_steps():
-    """Both shares are correlated with the reward, its change to the next step, and the size of that change."""
+    """Both shares are correlated with the reward, its change to the next step, and the size of
+    that change.
+    """
     found = result_of(world(4, 240, steps=16), **PLAINLY)["bad_updates"]
     shares = [
         np.array([row[denominator]["value"] for row in found["by_step"]], dtype=float)
@@ -69,7 +76,11 @@ def test_correlations_over_the_steps():
     assert not np.allclose(*shares)
     reward = np.array([row["reward"]["value"] for row in found["by_step"]], dtype=float)
     change = np.diff(reward)
-    expected = [pair for bad in shares for pair in ((bad, reward), (bad[:-1], change), (bad[:-1], abs(change)))]
+    expected = [
+        pair
+        for bad in shares
+        for pair in ((bad, reward), (bad[:-1], change), (bad[:-1], abs(change)))
+    ]
     assert [row["steps"] for row in found["correlations"]] == 2 * [16, 15, 15]
     assert ["A < 0" in row["of"] for row in found["correlations"]] == [True] * 3 + [False] * 3
     assert ["A ≠ 0" in row["of"] for row in found["correlations"]] == [False] * 3 + [True] * 3
@@ -95,15 +106,27 @@ def test_a_change_of_the_reward_needs_two_rewards_in_a_row(judged_world):
     batch = judged_world.batch
     reward_S = np.where(batch.step_S == 2, float("nan"), batch.reward_S)
     found = result_of(replace(batch, reward_S=reward_S))["bad_updates"]
-    assert [row["reward_change"] is None for row in found["by_step"]] == [True, False, True, True, False, False]
+    assert [row["reward_change"] is None for row in found["by_step"]] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert [row["steps"] for row in found["correlations"]] == 2 * [5, 3, 3]
 
 
 def test_without_advantages_every_token_is_judged_as_negative(judged_world):
     batch = replace(judged_world.batch, advantage_T=None)
-    found = result_of(batch, needs=replace(PLAIN, advantages=False), algorithms=plain_algorithms())["bad_updates"]
+    found = result_of(batch, needs=replace(PLAIN, advantages=False), algorithms=plain_algorithms())[
+        "bad_updates"
+    ]
     counted = batch.loss_mask_T
-    drop = (np.exp(batch.logp_rollout_T.astype(np.float64)) - np.exp(batch.logp_trainer_T.astype(np.float64)))[counted]
+    drop = (
+        np.exp(batch.logp_rollout_T.astype(np.float64))
+        - np.exp(batch.logp_trainer_T.astype(np.float64))
+    )[counted]
     for row in found["sweep"]:
         assert row["bad"] == (drop >= row["delta"]).sum()
         assert row["over_negative"]["value"] == pytest.approx(row["bad"] / len(drop))
@@ -112,5 +135,8 @@ def test_without_advantages_every_token_is_judged_as_negative(judged_world):
     step_T = np.repeat(batch.step_S, np.diff(batch.offset_S1))[counted]
     for row in found["by_step"]:
         drop_here = drop[step_T == row["first"]]
-        assert row["tokens"] == row["negative"] == len(drop_here) and row["bad"] == (drop_here >= 0.5).sum()
+        assert (
+            row["tokens"] == row["negative"] == len(drop_here)
+            and row["bad"] == (drop_here >= 0.5).sum()
+        )
         assert row["over_tokens"]["value"] is None

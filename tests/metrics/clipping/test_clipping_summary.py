@@ -30,10 +30,18 @@ SHARES = ("blocked", "touched", "over_", "share", "wrong", "decided", "lost/", "
 
 
 def flat(result: Any, path: str = "") -> dict[str, Any]:
-    items = result.items() if isinstance(result, dict) else enumerate(result) if isinstance(result, list) else None
+    items = (
+        result.items()
+        if isinstance(result, dict)
+        else enumerate(result)
+        if isinstance(result, list)
+        else None
+    )
     if items is None:
         return {path: result}
-    return {name: value for key, inner in items for name, value in flat(inner, f"{path}/{key}").items()}
+    return {
+        name: value for key, inner in items for name, value in flat(inner, f"{path}/{key}").items()
+    }
 
 
 def merged(parts: list[TokenBatch]) -> ClippingSummary:
@@ -58,7 +66,9 @@ def test_merging_the_same_shards_again_gives_the_same_bits(shards, in_order):
 
 
 def assert_same_counts(first: dict[str, Any], other: dict[str, Any]) -> None:
-    """Everything except floats is equal, floats within rounding; correlations of noise-free series as well."""
+    """Everything except floats is equal, floats within rounding; correlations of noise-free
+    series as well.
+    """
     first, other = flat(first), flat(other)
     assert first.keys() == other.keys()
     for name, value in first.items():
@@ -79,7 +89,9 @@ def test_one_summary_of_all_shards_gives_the_same_counts(shards, in_order):
 def test_responses_in_another_order_give_the_same_counts(take_responses):
     batch = world(5, 40)
     order = np.random.default_rng(0).permutation(batch.num_responses)
-    assert_same_counts(result_of(batch, theory=True), result_of(take_responses(batch, order), theory=True))
+    assert_same_counts(
+        result_of(batch, theory=True), result_of(take_responses(batch, order), theory=True)
+    )
 
 
 @pytest.mark.parametrize("max_tokens", [1, 50, 400])
@@ -101,7 +113,12 @@ def test_shares_and_their_intervals_are_between_0_and_1(in_order):
     estimates = estimates_in(in_order)
     checked = 0
     for path, estimate in estimates.items():
-        if not any(name in path for name in SHARES) or "mu_" in path or "entropy_" in path or "correlations" in path:
+        if (
+            not any(name in path for name in SHARES)
+            or "mu_" in path
+            or "entropy_" in path
+            or "correlations" in path
+        ):
             continue
         checked += estimate["low"] is not None
         for name in ("value", "low", "high"):
@@ -131,10 +148,17 @@ def test_no_interval_below_ten_prompts():
 def test_no_interval_if_all_prompts_are_equal():
     """Forty prompts with bit-identical responses have no spread to form an interval from."""
     batch = simple(
-        [[-0.3, -1.7, -0.9, -3.3]] * 80, [[-0.31, -0.7, -3.1, -2.9]] * 80, [0.7, -0.3] * 40,
-        prompt_id_S=np.arange(80) // 2, reward_S=np.array([1.0, 0.0] * 40),
-    )  # fmt: skip
+        [[-0.3, -1.7, -0.9, -3.3]] * 80,
+        [[-0.31, -0.7, -3.1, -2.9]] * 80,
+        [0.7, -0.3] * 40,
+        prompt_id_S=np.arange(80) // 2,
+        reward_S=np.array([1.0, 0.0] * 40),
+    )
     found = result_of(batch, needs=PLAIN, algorithms=plain_algorithms(), theory=True)
     assert found["algorithms"][2]["blocked"]["all"]["value"] > 0
-    with_interval = {path: estimate for path, estimate in estimates_in(found).items() if estimate["low"] is not None}
+    with_interval = {
+        path: estimate
+        for path, estimate in estimates_in(found).items()
+        if estimate["low"] is not None
+    }
     assert with_interval == {}

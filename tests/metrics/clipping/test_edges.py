@@ -32,8 +32,14 @@ PLAINLY = {"needs": PLAIN, "algorithms": plain_algorithms()}
 def test_one_token(advantage):
     batch = simple([[-1.0]], [[-0.2]], [advantage], reward_S=np.array([1.0]))
     found = checked(batch, **PLAINLY, theory=True)
-    assert found["counts"]["tokens"] == 1 and found["counts"]["prompts"] == 1 and found["counts"]["steps"] == 1
-    assert row_of(found, "grpo-clip-higher")["blocked"]["all"]["value"] == (1.0 if advantage > 0 else 0.0)
+    assert (
+        found["counts"]["tokens"] == 1
+        and found["counts"]["prompts"] == 1
+        and found["counts"]["steps"] == 1
+    )
+    assert row_of(found, "grpo-clip-higher")["blocked"]["all"]["value"] == (
+        1.0 if advantage > 0 else 0.0
+    )
     other = "negative" if advantage > 0 else "positive"
     assert row_of(found, "grpo-clip-higher")["blocked"][other]["value"] is None
     assert found["theory"]["correction"]["value"] == 0 and found["theory"]["longest"] == 1
@@ -41,26 +47,35 @@ def test_one_token(advantage):
 
 def test_one_token_of_everything():
     batch = world(0, 1)
-    batch = replace(batch, loss_mask_T=np.arange(batch.num_tokens) == 0, advantage_T=np.ones(batch.num_tokens))
+    batch = replace(
+        batch, loss_mask_T=np.arange(batch.num_tokens) == 0, advantage_T=np.ones(batch.num_tokens)
+    )
     found = checked(batch, theory=True)
     assert found["counts"]["tokens"] == 1
     assert {row["rank_correlation"]["value"] for row in found["approximation"]["rows"]} == {None}
 
 
 def test_only_zero_advantages():
-    """Nothing is judged, so every share is null; counts and the divergences over all counted tokens remain."""
+    """Nothing is judged, so every share is null; counts and the divergences over all counted
+    tokens remain.
+    """
     batch = world(0, 30)
     found = checked(replace(batch, advantage_T=np.zeros(batch.num_tokens)), theory=True)
     counts = found["counts"]
     assert counts["tokens"] == counts["positive"] == counts["negative"] == counts["prompts"] == 0
-    assert counts["zero_advantage"] > 0 and counts["responses"] == 0  # none of them has a judged token
+    # None of them has a judged token
+    assert counts["zero_advantage"] > 0 and counts["responses"] == 0
     for row in found["algorithms"]:
         assert {estimate["value"] for estimate in row["blocked"].values()} == {None}
         assert {estimate["value"] for estimate in row["lost"].values()} == {None}
-        assert row["blocked_tokens"] == {"positive": [], "negative": []} and row["by_position"] == []
+        assert (
+            row["blocked_tokens"] == {"positive": [], "negative": []} and row["by_position"] == []
+        )
     assert found["approximation"]["rows"][0]["mean"]["value"] > 0
     assert found["theory"]["surrogate"]["value"] is not None
-    assert found["overlap"]["examples"] == [] and found["bad_updates"]["over_tokens"]["value"] is None
+    assert (
+        found["overlap"]["examples"] == [] and found["bad_updates"]["over_tokens"]["value"] is None
+    )
 
 
 def test_everything_masked():
@@ -81,7 +96,9 @@ def test_an_empty_batch_and_empty_responses(take_responses):
 def overflowing() -> TokenBatch:
     """One token in 20 with log π − log μ = 89.9: r = 1e39 does not fit a float32."""
     logq, logp = [[-1.0, -90.0]] * 10, [[-1.5, -0.1]] + [[-1.5, -91.0]] * 9
-    return simple(logq, logp, [1.0] * 5 + [-1.0] * 5, prompt_id_S=np.arange(10), reward_S=np.ones(10))
+    return simple(
+        logq, logp, [1.0] * 5 + [-1.0] * 5, prompt_id_S=np.arange(10), reward_S=np.ones(10)
+    )
 
 
 def test_an_infinite_ratio():
@@ -89,7 +106,8 @@ def test_an_infinite_ratio():
     found = checked(overflowing(), **PLAINLY, theory=True)
     clipped = row_of(found, "grpo-clip-higher")
     assert clipped["blocked"]["positive"]["value"] == pytest.approx(1 / 10)
-    assert clipped["blocked"]["negative"]["value"] == pytest.approx(1.0)  # 0.61 and 0.37 are both below 0.8
+    # 0.61 and 0.37 are both below 0.8
+    assert clipped["blocked"]["negative"]["value"] == pytest.approx(1.0)
     assert clipped["lost"]["all"]["value"] is None and clipped["lost"]["all"]["note"]
     assert clipped["lost"]["positive"]["value"] is None and clipped["lost"]["positive"]["note"]
     assert clipped["lost"]["negative"]["value"] == pytest.approx(1.0)
@@ -110,7 +128,9 @@ def test_an_infinite_ratio_under_a_cap():
 def test_an_infinite_ratio_without_advantages_and_with_everything():
     batch = overflowing()
     needs = replace(PLAIN, advantages=False)
-    checked(replace(batch, advantage_T=None), needs=needs, algorithms=plain_algorithms(), theory=True)
+    checked(
+        replace(batch, advantage_T=None), needs=needs, algorithms=plain_algorithms(), theory=True
+    )
     batch = world(0, 30)
     logq = batch.logp_rollout_T.copy()
     logq[::7] = -120.0
@@ -127,7 +147,9 @@ def test_an_infinite_ratio_in_another_shard():
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize("what", ["infinite ratio", "infinite ratio, some A = 0", "out of support", "infinite full KL"])
+@pytest.mark.parametrize(
+    "what", ["infinite ratio", "infinite ratio, some A = 0", "out of support", "infinite full KL"]
+)
 def test_no_warning_reaches_the_terminal(what):
     """A null with a note says enough: numpy does not repeat it on stderr."""
     batch = overflowing()
@@ -157,7 +179,9 @@ def test_examples_out_of_support_are_json():
 
 
 def test_out_of_support():
-    """log π = −inf: r = 0, a negative token is blocked by every one-sided mask, a positive one by none."""
+    """log π = −inf: r = 0, a negative token is blocked by every one-sided mask, a positive one
+    by none.
+    """
     found = result_of(excluding(), **PLAINLY, theory=True)
     for name in ("grpo-clip-higher", "dppo-binary-tv", "dppo-binary-kl", "mask-0.5", "relax-both"):
         row = row_of(found, name)
@@ -188,19 +212,36 @@ def test_out_of_support_with_everything():
     needs = replace(EVERYTHING, top_k=0, topk_recomputed=False)
     t = brute.counted(batch, needs)
     judged = t[t["A"] != 0]
-    for name in ("grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-kl", "mask-0.5", "ipo", "ppo", "gspo"):
-        assert row_of(found, name)["blocked"]["all"]["value"] == pytest.approx(judged[name].mean()), name
+    for name in (
+        "grpo-clip-higher",
+        "minirl",
+        "dppo-binary-tv",
+        "dppo-binary-kl",
+        "mask-0.5",
+        "ipo",
+        "ppo",
+        "gspo",
+    ):
+        assert row_of(found, name)["blocked"]["all"]["value"] == pytest.approx(
+            judged[name].mean()
+        ), name
 
 
 def test_at_equal_weights_only_masks_on_the_engine_gap_block():
     """The recomputed policy is the trainer: r′ = 1, so only masks on ρ block anything."""
     batch = world(0, 40)
-    batch = replace(batch, logp_recomputed_T=batch.logp_trainer_T, topk_logp_recomputed_TK=batch.topk_logp_trainer_TK)
+    batch = replace(
+        batch,
+        logp_recomputed_T=batch.logp_trainer_T,
+        topk_logp_recomputed_TK=batch.topk_logp_trainer_TK,
+    )
     found = checked(batch)
     for name in ("minirl", "ppo", "gspo", "dppo-topk-tv-recompute", "ppo-opsm"):
         assert row_of(found, name)["blocked"]["all"]["value"] == 0, name
     t = brute.counted(batch, EVERYTHING)
-    shares = [t.loc[t["A"] != 0, name].mean() for name in ("ppo-icepop", "ppo-mis", "ppo-mis-geometric")]
+    shares = [
+        t.loc[t["A"] != 0, name].mean() for name in ("ppo-icepop", "ppo-mis", "ppo-mis-geometric")
+    ]
     assert shares[0] > 0 and shares[2] > 0.5
     for name, share in zip(("ppo-icepop", "ppo-mis", "ppo-mis-geometric"), shares, strict=True):
         assert row_of(found, name)["blocked"]["all"]["value"] == pytest.approx(share), name
@@ -215,7 +256,9 @@ def test_no_algorithm_and_many():
 
 
 def test_a_step_without_a_judged_token_and_negative_free_steps():
-    batch = simple([[-1.0]] * 3, [[-0.2]] * 3, [0.0, 1.0, -1.0], step_S=np.arange(3, dtype=np.int32))
+    batch = simple(
+        [[-1.0]] * 3, [[-0.2]] * 3, [0.0, 1.0, -1.0], step_S=np.arange(3, dtype=np.int32)
+    )
     found = checked(batch, **PLAINLY)
     rows = row_of(found, "grpo-clip-higher")["by_step"]
     assert [(row["first"], row["tokens"], row["blocked"]["all"]["value"]) for row in rows] == [
@@ -223,16 +266,32 @@ def test_a_step_without_a_judged_token_and_negative_free_steps():
         (1, 1, 1),
         (2, 1, 0),
     ]
-    assert [row["over_negative"]["value"] for row in found["bad_updates"]["by_step"]] == [None, None, 0]
+    assert [row["over_negative"]["value"] for row in found["bad_updates"]["by_step"]] == [
+        None,
+        None,
+        0,
+    ]
 
 
 def test_smaller_recordings_and_own_k():
     """Five ranks support an algorithm that needs five."""
-    algorithms = (find("dppo-topk-tv:k=5"), find("dppo-topk-kl:k=1,replace_last=true"), find("dppo-binary-kl"))
+    algorithms = (
+        find("dppo-topk-tv:k=5"),
+        find("dppo-topk-kl:k=1,replace_last=true"),
+        find("dppo-binary-kl"),
+    )
     batch = world(0, 40, top_k=5)
-    found = checked(batch, needs=Needs(advantages=True, recomputed=False, top_k=5), algorithms=algorithms)
-    t = brute.counted(world(0, 40), replace(EVERYTHING, recomputed=False, full=False, topk_recomputed=False))
+    found = checked(
+        batch, needs=Needs(advantages=True, recomputed=False, top_k=5), algorithms=algorithms
+    )
+    t = brute.counted(
+        world(0, 40), replace(EVERYTHING, recomputed=False, full=False, topk_recomputed=False)
+    )
     judged = t[t["A"] != 0]
     expected = brute.moved_away(judged, "q", judged["tv5"] > 0.2).mean()
-    assert found["algorithms"][0]["blocked"]["all"]["value"] == pytest.approx(expected) and expected > 0
-    assert found["algorithms"][1]["blocked"] == found["algorithms"][2]["blocked"]  # k = 1 with replacement is binary
+    assert (
+        found["algorithms"][0]["blocked"]["all"]["value"] == pytest.approx(expected)
+        and expected > 0
+    )
+    # k = 1 with replacement is binary
+    assert found["algorithms"][1]["blocked"] == found["algorithms"][2]["blocked"]

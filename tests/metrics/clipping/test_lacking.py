@@ -1,4 +1,6 @@
-"""Columns missing for some tokens or for complete batches: what is left out, and how it is reported."""
+"""Columns missing for some tokens or for complete batches: what is left out, and how it is
+reported.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from tests.metrics.clipping.world import EVERYTHING, checked, row_of, summarise,
 
 
 def test_recomputed_for_some_responses_only():
-    """A token without log π′ does not count for any algorithm, so that all are judged on the same ones."""
+    """A token without log π′ does not count for any algorithm, so that all are judged on the
+    same ones.
+    """
     batch = world(0, 40)
     recomputed = batch.logp_recomputed_T.copy()
     recomputed[: int(batch.offset_S1[20])] = float("nan")
@@ -28,7 +32,13 @@ def test_recomputed_for_some_responses_only():
 
 @pytest.mark.parametrize(
     "name",
-    ["logp_trainer_T", "logp_recomputed_T", "advantage_T", "topk_logp_trainer_TK", "topk_logp_recomputed_TK"],
+    [
+        "logp_trainer_T",
+        "logp_recomputed_T",
+        "advantage_T",
+        "topk_logp_trainer_TK",
+        "topk_logp_recomputed_TK",
+    ],
 )
 def test_a_batch_without_a_needed_column_is_left_out_and_counted(name):
     """In different steps, so that a rule on whole batches has what it needs."""
@@ -42,7 +52,9 @@ def test_a_batch_without_a_needed_column_is_left_out_and_counted(name):
 
 def test_responses_left_out_are_counted_by_column_across_shards():
     parts = ((0, 3), (1, 4))
-    summary, other = (summarise(world(seed, 12), replace(world(9, n), advantage_T=None)) for seed, n in parts)
+    summary, other = (
+        summarise(world(seed, 12), replace(world(9, n), advantage_T=None)) for seed, n in parts
+    )
     other.update(replace(world(8, 5), logp_recomputed_T=None))
     summary.merge(other)
     counts = summary.result(5)["counts"]
@@ -52,12 +64,17 @@ def test_responses_left_out_are_counted_by_column_across_shards():
 
 @pytest.mark.parametrize("name", ["tv_full_T", "kl_full_T"])
 def test_a_full_divergence_is_not_needed_to_judge(name):
-    """If it is missing, for some tokens or for a complete batch, every number except the approximation is equal."""
+    """If it is missing, for some tokens or for a complete batch, every number except the
+    approximation is equal.
+    """
     first, second = world(0, 30), world(1, 12)
     complete = checked(first, second)
     some_T = getattr(first, name).copy()
     some_T[::3] = float("nan")
-    for batches in ((replace(first, **{name: some_T}), second), (first, replace(second, **{name: None}))):
+    for batches in (
+        (replace(first, **{name: some_T}), second),
+        (first, replace(second, **{name: None})),
+    ):
         found = checked(*batches)
         for part in found:
             assert (found[part] == complete[part]) is (part != "approximation"), part

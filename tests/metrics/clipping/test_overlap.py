@@ -22,9 +22,15 @@ def test_counts_and_jaccard_of_every_pair(judged_world):
             shared = int((judged[first] & judged[second]).sum())
             either = int((judged[first] | judged[second]).sum())
             assert overlap["both"][i][j] == shared, (first, second)
-            assert overlap["only_row"][i][j] == int((judged[first] & ~judged[second]).sum()), (first, second)
+            assert overlap["only_row"][i][j] == int((judged[first] & ~judged[second]).sum()), (
+                first,
+                second,
+            )
             jaccard = overlap["jaccard"][i][j]
-            assert jaccard["value"] == (pytest.approx(shared / either) if either else None), (first, second)
+            assert jaccard["value"] == (pytest.approx(shared / either) if either else None), (
+                first,
+                second,
+            )
             assert jaccard["note"] or jaccard["low"] <= jaccard["value"] <= jaccard["high"]
 
 
@@ -45,7 +51,9 @@ def test_algorithms_that_block_the_same_tokens_are_grouped(judged_world):
 def test_jaccard_intervals_stay_in_the_unit_interval(judged_world):
     for row in judged_world.result["overlap"]["jaccard"]:
         for estimate in row:
-            assert estimate["low"] is None or 0 <= estimate["low"] <= estimate["high"] <= 1, estimate
+            assert estimate["low"] is None or 0 <= estimate["low"] <= estimate["high"] <= 1, (
+                estimate
+            )
 
 
 def key(row: Any) -> tuple[int, ...]:
@@ -63,7 +71,9 @@ def test_examples_are_the_smallest_hashes_that_one_blocks_and_the_other_keeps(ju
         for second in names:
             expected = judged[judged[first] & ~judged[second]].head(3)
             rows = found[first, second]
-            keys = zip(*(expected[c] for c in ("step", "prompt_id", "sample_index", "pos")), strict=True)
+            keys = zip(
+                *(expected[c] for c in ("step", "prompt_id", "sample_index", "pos")), strict=True
+            )
             assert [key(row) for row in rows] == list(keys), (first, second)
             for row, (_, token) in zip(rows, expected.iterrows(), strict=True):
                 assert row["token_id"] == token["id"] and row["trace"] == 0
@@ -116,4 +126,6 @@ def test_64_algorithms_have_a_bit_each():
     overlap.update(judged)
     found = overlap.result([f"a{i}" for i in range(64)], 20)
     assert found["both"][63][63] == 2 and found["only_row"][63][0] == 2
-    assert {(row["only"], row["not"]) for row in found["examples"]} == {("a63", f"a{i}") for i in range(63)}
+    assert {(row["only"], row["not"]) for row in found["examples"]} == {
+        ("a63", f"a{i}") for i in range(63)
+    }

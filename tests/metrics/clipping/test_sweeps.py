@@ -1,4 +1,6 @@
-"""What any threshold would block, and the thresholds of other families that block as many tokens."""
+"""What any threshold would block, and the thresholds of other families that block as many
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from mismatch_cli.hashing import GROUPS, prompt_groups
 from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES
 from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, SHARE, SIGNED, interval
 from tests.metrics.clipping import brute
-from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, world
+from tests.metrics.clipping.world import (
+    EVERYTHING,
+    PLAIN,
+    plain_algorithms,
+    result_of,
+    simple,
+    world,
+)
 
 LOWEST = BINS.edges[0][1]  # the lowest distinguishable threshold
 OWN_FAMILY = {
@@ -30,10 +39,13 @@ def test_every_row_is_the_mask_at_that_threshold(judged_world, family):
     exact = 0
     for row in rows:
         out = outward > row["threshold"] * (1 - 1e-6)
-        if not (out & (outward < row["threshold"] * (1 + 1e-6))).any():  # no statistic rounds to the threshold
+        # No statistic rounds to the threshold
+        if not (out & (outward < row["threshold"] * (1 + 1e-6))).any():
             exact += 1
             assert row["blocked"]["value"] == pytest.approx(out.mean(), abs=1e-12), row["threshold"]
-            assert row["lost"]["value"] == pytest.approx(update[out].sum() / update.sum(), rel=1e-5, abs=1e-9)
+            assert row["lost"]["value"] == pytest.approx(
+                update[out].sum() / update.sum(), rel=1e-5, abs=1e-9
+            )
     assert exact >= len(rows) - 1
     assert [row["threshold"] for row in rows] == sorted({row["threshold"] for row in rows})
     assert rows[0]["threshold"] == LOWEST and rows[0]["blocked"]["value"] > 0.1
@@ -46,13 +58,17 @@ def test_every_cap(judged_world):
     assert rows[0]["cap"] == 1 and rows[0]["lost"]["value"] > rows[4]["lost"]["value"] > 0
     for row in rows:
         above = judged[judged["r"] > row["cap"] * (1 + 1e-6)]
-        assert row["cap"] == 1 or row["share"]["value"] == pytest.approx(len(above) / len(judged), abs=1e-12)
+        assert row["cap"] == 1 or row["share"]["value"] == pytest.approx(
+            len(above) / len(judged), abs=1e-12
+        )
         taken = ((above["r"] - row["cap"]) * above["A"].abs()).sum()
         assert row["lost"]["value"] == pytest.approx(taken / whole, rel=1e-4, abs=1e-9)
 
 
 def test_a_ratio_of_exactly_one_is_not_above_a_cap_of_one():
-    """Most tokens of a peaked model have bit-identical log π and log μ; a cap of 1 leaves them unchanged."""
+    """Most tokens of a peaked model have bit-identical log π and log μ; a cap of 1 leaves them
+    unchanged.
+    """
     same = [[-0.5, -0.1, 0.0]] * 11
     batch = simple([*same, [-0.5, -0.1, 0.0]], [*same, [-0.1, -0.1, 0.0]], [1.0, -1.0] * 6)
     row = result_of(batch, needs=PLAIN, algorithms=plain_algorithms())["sweeps"]["cap"][0]
@@ -62,9 +78,13 @@ def test_a_ratio_of_exactly_one_is_not_above_a_cap_of_one():
 
 @pytest.mark.parametrize("fallen", [-25.0, -float("inf")])
 def test_no_ratio_clip_of_one_blocks_a_negative_token(fallen):
-    """r < 1 − 1 is never true, however far a token falls, and the sweep must agree with that mask."""
+    """r < 1 − 1 is never true, however far a token falls, and the sweep must agree with that
+    mask.
+    """
     batch = simple([[-0.5, -0.1]] * 12, [[fallen, -0.1]] * 12, [-1.0] * 12)
-    found = result_of(batch, needs=PLAIN, algorithms=(find("grpo-clip-higher:ratio_low=1,ratio_high=1"),))
+    found = result_of(
+        batch, needs=PLAIN, algorithms=(find("grpo-clip-higher:ratio_low=1,ratio_high=1"),)
+    )
     rows = {row["threshold"]: row["blocked"]["value"] for row in found["sweeps"]["ratio_clip"]}
     assert found["algorithms"][0]["blocked"]["all"]["value"] == 0
     assert rows[0.5] == 0.5
@@ -73,7 +93,9 @@ def test_no_ratio_clip_of_one_blocks_a_negative_token(fallen):
 
 def test_the_paper_s_thresholds_agree_with_the_algorithms(judged_world):
     """The share that dppo-binary-tv blocks is between the rows around δ = 0.15."""
-    blocked = next(r for r in judged_world.result["algorithms"] if r["name"] == "dppo-binary-tv")["blocked"]["all"]
+    blocked = next(r for r in judged_world.result["algorithms"] if r["name"] == "dppo-binary-tv")[
+        "blocked"
+    ]["all"]
     rows = judged_world.result["sweeps"]["binary_tv"]
     below, above = (
         [r["blocked"]["value"] for r in rows if r["threshold"] <= 0.15],
@@ -86,7 +108,12 @@ def test_equivalents_block_as_many_tokens(judged_world):
     """At the named threshold, within one bin of 3 %, the other family blocks as many."""
     judged, rows = judged_world.judged, judged_world.result["equivalents"]
     pairs = {(row["algorithm"], row["family"]) for row in rows}
-    assert pairs == {(name, other) for name, family in OWN_FAMILY.items() for other in FAMILIES if other != family}
+    assert pairs == {
+        (name, other)
+        for name, family in OWN_FAMILY.items()
+        for other in FAMILIES
+        if other != family
+    }
     shares = {row["name"]: row["blocked"]["all"] for row in judged_world.result["algorithms"]}
     found = 0
     for row in rows:
@@ -101,7 +128,9 @@ def test_equivalents_block_as_many_tokens(judged_world):
         low, high = row["threshold"]["low"], row["threshold"]["high"]
         assert row["threshold"]["note"] if low is None else low < threshold < high
         found += 1
-        assert (outward > threshold * 1.0321).sum() <= count <= (outward > threshold / 1.0321).sum(), row
+        assert (
+            (outward > threshold * 1.0321).sum() <= count <= (outward > threshold / 1.0321).sum()
+        ), row
     assert found > 15
 
 
@@ -111,7 +140,9 @@ def test_the_interval_of_an_equal_threshold_covers_all_possibly_equal_shares(jud
     group = prompt_groups(judged["prompt_id"].to_numpy())
 
     def difference(row, threshold):
-        excess = (brute.outward(judged, row["family"]) > threshold).astype(float) - judged[row["algorithm"]]
+        excess = (brute.outward(judged, row["family"]) > threshold).astype(float) - judged[
+            row["algorithm"]
+        ]
         left = np.array([excess[group != g].mean() for g in np.unique(group)])
         return interval(excess.mean(), left, prompts, SIGNED)
 
@@ -121,7 +152,9 @@ def test_the_interval_of_an_equal_threshold_covers_all_possibly_equal_shares(jud
         if low is None or row["family"].startswith("top_k"):
             continue
         found += 1
-        assert difference(row, low * (1 - 1e-6)).low > 0 > difference(row, high * (1 + 1e-6)).high, row
+        assert (
+            difference(row, low * (1 - 1e-6)).low > 0 > difference(row, high * (1 + 1e-6)).high
+        ), row
         inside = [difference(row, edge) for edge in (low * 1.0321, high / 1.0321)]
         assert inside[0].low is None or inside[0].low <= 0
         assert inside[1].high is None or inside[1].high >= 0
@@ -129,7 +162,9 @@ def test_the_interval_of_an_equal_threshold_covers_all_possibly_equal_shares(jud
 
 
 def test_without_advantages_there_are_no_equivalents(judged_world):
-    """Thresholds block different tokens for each sign, so no single number blocks as many of both."""
+    """Thresholds block different tokens for each sign, so no single number blocks as many of
+    both.
+    """
     batch = replace(judged_world.batch, advantage_T=None)
     found = result_of(batch, needs=replace(EVERYTHING, advantages=False))
     assert found["equivalents"] == [] and found["sweeps"]["binary_tv"][0]["blocked"]["value"] > 0
@@ -137,15 +172,24 @@ def test_without_advantages_there_are_no_equivalents(judged_world):
 
 def test_sweeps_do_not_depend_on_the_algorithms(judged_world):
     """Sweeps reuse the statistics of the algorithms' masks, which do not depend on thresholds."""
-    algorithms = tuple(find(spec) for spec in ("reinforce", "binary-tv:max_tv=0.4", "ratio-clip:ratio_low=0.9"))
+    algorithms = tuple(
+        find(spec) for spec in ("reinforce", "binary-tv:max_tv=0.4", "ratio-clip:ratio_low=0.9")
+    )
     algorithms += (find("top-k-tv:k=5"), find("dppo-binary-kl:anchor=recomputed"))
-    assert result_of(judged_world.batch, algorithms=algorithms)["sweeps"] == judged_world.result["sweeps"]
+    assert (
+        result_of(judged_world.batch, algorithms=algorithms)["sweeps"]
+        == judged_world.result["sweeps"]
+    )
 
 
 def test_without_top_k_those_families_are_absent():
     found = result_of(world(0, 30), needs=PLAIN, algorithms=plain_algorithms())
     assert set(found["sweeps"]) == {"ratio_clip", "binary_tv", "binary_kl", "cap"}
-    assert {row["family"] for row in found["equivalents"]} == {"ratio_clip", "binary_tv", "binary_kl"}
+    assert {row["family"] for row in found["equivalents"]} == {
+        "ratio_clip",
+        "binary_tv",
+        "binary_kl",
+    }
 
 
 def test_bins_are_three_percent_apart():
@@ -170,5 +214,11 @@ def test_intervals_delete_one_group_of_prompts_at_a_time(judged_world):
     out = brute.outward(judged, "binary_tv") > row["threshold"]
     left = np.array([out[group != g].mean() for g in np.unique(group)])
     assert FEWEST_PROMPTS < len(left) < GROUPS
-    expected, found = interval(out.mean(), left, len(np.unique(judged["prompt_id"])), SHARE), row["blocked"]
-    assert (found["low"], found["high"]) == (pytest.approx(expected.low), pytest.approx(expected.high))
+    expected, found = (
+        interval(out.mean(), left, len(np.unique(judged["prompt_id"])), SHARE),
+        row["blocked"],
+    )
+    assert (found["low"], found["high"]) == (
+        pytest.approx(expected.low),
+        pytest.approx(expected.high),
+    )

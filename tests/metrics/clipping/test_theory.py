@@ -1,4 +1,6 @@
-"""The paper's identity and bounds: on random batches, and on a toy whose every sequence can be enumerated."""
+"""The paper's identity and bounds: on random batches, and on a toy whose every sequence can be
+enumerated.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ import numpy as np
 import pytest
 
 from tests.metrics.clipping import brute
-from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, simple, summarise, world
+from tests.metrics.clipping.world import (
+    EVERYTHING,
+    PLAIN,
+    plain_algorithms,
+    result_of,
+    simple,
+    summarise,
+    world,
+)
 
 PLAINLY = {"needs": PLAIN, "algorithms": plain_algorithms(), "theory": True}
 V, T = 3, 4  # vocabulary and length of the toy
@@ -18,9 +28,13 @@ SEQUENCES = list(product(range(V), repeat=T))
 
 
 def surrogate_and_correction(r: np.ndarray) -> tuple[float, float]:
-    """Σ (r_t − 1) and Σ (r_t − 1)(1 − Π_{j>t} r_j) of one response, as equations 5 and 6 write them."""
+    """Σ (r_t − 1) and Σ (r_t − 1)(1 − Π_{j>t} r_j) of one response, as equations 5 and 6 write
+    them.
+    """
     after = [np.prod(r[t + 1 :]) for t in range(len(r))]
-    return float(np.sum(r - 1)), float(sum((r_t - 1) * (1 - rest) for r_t, rest in zip(r, after, strict=True)))
+    return float(np.sum(r - 1)), float(
+        sum((r_t - 1) * (1 - rest) for r_t, rest in zip(r, after, strict=True))
+    )
 
 
 @pytest.mark.parametrize("per_token", [False, True])
@@ -49,9 +63,14 @@ def test_against_a_loop_over_responses(per_token):
     for name, x in expected.items():
         assert found[name]["value"] == pytest.approx(x, rel=1e-5, abs=1e-7), name
     assert (found["xi"], found["longest"]) == (1, longest)
-    assert found["tv_max"] == pytest.approx(tv_max, rel=1e-5) and found["tv_max_of"].startswith("full TV")
+    assert found["tv_max"] == pytest.approx(tv_max, rel=1e-5) and found["tv_max_of"].startswith(
+        "full TV"
+    )
     assert found["quadratic_bound"]["low"] is found["quadratic_bound"]["high"] is None
-    assert "no interval" in found["quadratic_bound"]["note"] and found["linear_bound"]["low"] is not None
+    assert (
+        "no interval" in found["quadratic_bound"]["note"]
+        and found["linear_bound"]["low"] is not None
+    )
     assert found["weight_max"] == pytest.approx(weight.max(), rel=1e-5)
 
 
@@ -63,13 +82,22 @@ def test_without_every_full_tv_the_largest_is_over_the_sampled_tokens(lacking):
     t = t[~np.isnan(batch.reward_S[t["s"]])]
     full_T = batch.tv_full_T.copy()
     full_T[int(t["row"].iloc[40])] = float("nan")
-    found = result_of(replace(batch, tv_full_T=full_T if lacking == "one token" else None), theory=True)["theory"]
+    found = result_of(
+        replace(batch, tv_full_T=full_T if lacking == "one token" else None), theory=True
+    )["theory"]
     complete, largest = result_of(batch, theory=True)["theory"], (t["p"] - t["q"]).abs().max()
-    assert found["tv_max"] == pytest.approx(largest, rel=1e-5) and found["tv_max"] < complete["tv_max"]
+    assert (
+        found["tv_max"] == pytest.approx(largest, rel=1e-5) and found["tv_max"] < complete["tv_max"]
+    )
     assert "binary TV" in found["tv_max_of"] and "binary" not in complete["tv_max_of"]
     penalty = 2 * found["longest"] * (found["longest"] - 1) * largest**2
-    assert found["quadratic_bound"]["value"] == pytest.approx(found["surrogate"]["value"] - penalty, rel=1e-5)
-    assert found["surrogate"] == complete["surrogate"] and found["linear_bound"] == complete["linear_bound"]
+    assert found["quadratic_bound"]["value"] == pytest.approx(
+        found["surrogate"]["value"] - penalty, rel=1e-5
+    )
+    assert (
+        found["surrogate"] == complete["surrogate"]
+        and found["linear_bound"] == complete["linear_bound"]
+    )
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -77,11 +105,17 @@ def test_without_every_full_tv_the_largest_is_over_the_sampled_tokens(lacking):
 def test_a_shard_without_full_tvs_makes_the_largest_binary_for_all(order, merged):
     """μ − π is 0.3 in one shard and 0.2 in the other, and only the first has a full TV of 0.9."""
     knowing, lacking = (
-        simple([np.log([0.5, 0.4])] * 2, [np.log([0.5 - drop, 0.4])] * 2, [1, -1], reward_S=np.ones(2))
+        simple(
+            [np.log([0.5, 0.4])] * 2, [np.log([0.5 - drop, 0.4])] * 2, [1, -1], reward_S=np.ones(2)
+        )
         for drop in (0.3, 0.2)
     )
     knowing = replace(knowing, tv_full_T=np.array([0.3, 0.9, 0.3, 0.9]))
-    question = {"needs": replace(PLAIN, full=True), "algorithms": plain_algorithms(), "theory": True}
+    question = {
+        "needs": replace(PLAIN, full=True),
+        "algorithms": plain_algorithms(),
+        "theory": True,
+    }
     assert result_of(knowing, **question)["theory"]["tv_max"] == pytest.approx(0.9)
     batches = (knowing, lacking)[::order]
     if merged:
@@ -108,13 +142,17 @@ def test_the_identity_holds_for_every_sample_alone():
     rng = np.random.default_rng(0)
     for _ in range(20):
         logq, logp = -rng.exponential(1.0, 8), -rng.exponential(1.0, 8)
-        found = result_of(simple([list(logq)], [list(logp)], [1.0], reward_S=np.array([0.7])), **PLAINLY)["theory"]
+        found = result_of(
+            simple([list(logq)], [list(logp)], [1.0], reward_S=np.array([0.7])), **PLAINLY
+        )["theory"]
         x, correction = surrogate_and_correction(np.exp(logp - logq))
         assert found["surrogate"]["value"] == pytest.approx(0.7 * x, rel=1e-5, abs=1e-6)
         assert found["correction"]["value"] == pytest.approx(0.7 * correction, rel=1e-4, abs=1e-5)
         difference = found["surrogate"]["value"] - found["correction"]["value"]
         assert found["difference"]["value"] == pytest.approx(difference, rel=1e-12, abs=1e-12)
-        assert found["difference"]["value"] == pytest.approx(0.7 * np.expm1((logp - logq).sum()), rel=1e-5)
+        assert found["difference"]["value"] == pytest.approx(
+            0.7 * np.expm1((logp - logq).sum()), rel=1e-5
+        )
 
 
 def toy(policy: dict[tuple[int, ...], np.ndarray]) -> np.ndarray:
@@ -123,7 +161,9 @@ def toy(policy: dict[tuple[int, ...], np.ndarray]) -> np.ndarray:
 
 
 def test_on_all_sequences_weighted_by_mu_the_difference_is_exact():
-    """μ in sixths, so that the trace has every sequence in exact proportion to μ: J(π) − J(μ), not an estimate."""
+    """μ in sixths, so that the trace has every sequence in exact proportion to μ: J(π) − J(μ),
+    not an estimate.
+    """
     rng = np.random.default_rng(3)
     mu = {state: rng.permutation([1, 2, 3]) / 6 for state in STATES}
     pi = {state: rng.dirichlet(3 * p + 0.5) for state, p in mu.items()}
@@ -132,22 +172,33 @@ def test_on_all_sequences_weighted_by_mu_the_difference_is_exact():
     times = np.rint(np.exp(logq.sum(axis=1)) * 6**T).astype(int)
     assert times.sum() == 6**T
     rows = np.repeat(np.arange(len(SEQUENCES)), times)
-    batch = simple(logq[rows].tolist(), logp[rows].tolist(), [1.0] * len(rows), reward_S=reward[rows])
+    batch = simple(
+        logq[rows].tolist(), logp[rows].tolist(), [1.0] * len(rows), reward_S=reward[rows]
+    )
     found = result_of(batch, **PLAINLY)["theory"]
     gain = (np.exp(logp.sum(axis=1)) - np.exp(logq.sum(axis=1))) @ reward
     assert found["difference"]["value"] == pytest.approx(gain, rel=1e-4, abs=1e-6)
-    assert found["surrogate"]["value"] - found["correction"]["value"] == pytest.approx(gain, rel=1e-4, abs=1e-6)
-    reached = {state: np.exp(logq[:, : len(state)].sum(axis=1))[SEQUENCES.index(state + (0,) * (T - len(state)))]
-               for state in STATES}  # fmt: skip
+    assert found["surrogate"]["value"] - found["correction"]["value"] == pytest.approx(
+        gain, rel=1e-4, abs=1e-6
+    )
+    reached = {
+        state: np.exp(logq[:, : len(state)].sum(axis=1))[
+            SEQUENCES.index(state + (0,) * (T - len(state)))
+        ]
+        for state in STATES
+    }
     tv_sum = sum(reached[state] * np.abs(mu[state] - pi[state]).sum() / 2 for state in STATES)
-    assert found["tv_sum"]["value"] == pytest.approx(tv_sum, rel=1e-5)  # E_μ |r − 1| / 2 is the TV of the state
+    # E_μ |r − 1| / 2 is the TV of the state
+    assert found["tv_sum"]["value"] == pytest.approx(tv_sum, rel=1e-5)
     assert found["linear_bound"]["value"] <= gain
     d_max = max(np.abs(mu[state] - pi[state]).sum() / 2 for state in STATES)
     assert found["tv_max"] <= d_max + 1e-6  # a sample never exceeds the largest over all states
 
 
 def test_both_bounds_hold_with_the_true_divergence_over_all_states():
-    """Equations 7 and B.3 over random tabular policies, near and far, with the exact expectations."""
+    """Equations 7 and B.3 over random tabular policies, near and far, with the exact
+    expectations.
+    """
     rng = np.random.default_rng(0)
     tightest = np.inf
     for case in range(400):
@@ -157,12 +208,18 @@ def test_both_bounds_hold_with_the_true_divergence_over_all_states():
         logq, logp = toy(mu), toy(pi)
         weight, r = np.exp(logq.sum(axis=1)), np.exp(logp - logq)
         beyond_first_order = r.prod(axis=1) - 1 - (r - 1).sum(axis=1)
-        reward = (rng.normal(size=len(r)), rng.integers(0, 2, len(r)) + 0.0, -np.sign(beyond_first_order))[case % 3]
+        reward = (
+            rng.normal(size=len(r)),
+            rng.integers(0, 2, len(r)) + 0.0,
+            -np.sign(beyond_first_order),
+        )[case % 3]
         gain = weight @ (reward * (r.prod(axis=1) - 1))
         surrogate, xi = weight @ (reward * (r - 1).sum(axis=1)), np.abs(reward).max()
         tv = {state: np.abs(mu[state] - pi[state]).sum() / 2 for state in STATES}
         penalty = 2 * xi * T * (T - 1) * max(tv.values()) ** 2
-        tv_sum = weight @ np.array([sum(tv[sequence[:t]] for t in range(T)) for sequence in SEQUENCES])
+        tv_sum = weight @ np.array(
+            [sum(tv[sequence[:t]] for t in range(T)) for sequence in SEQUENCES]
+        )
         assert gain >= surrogate - penalty - 1e-12
         assert gain >= surrogate - 4 * xi * tv_sum - 1e-12
         assert 4 * xi * tv_sum == pytest.approx(2 * xi * (weight @ np.abs(r - 1).sum(axis=1)))
@@ -180,7 +237,9 @@ def test_theory_without_rewards_is_null():
 
 
 def test_a_weight_too_large_for_a_float():
-    """Σd = 800 nats: the largest weight has no number, but the effective sample size does, and nothing is NaN."""
+    """Σd = 800 nats: the largest weight has no number, but the effective sample size does, and
+    nothing is NaN.
+    """
     far = [[-40.0] * 20, *[[-1.0] * 20] * 11]
     near = [[-0.01] * 20, *[[-1.0] * 20] * 11]
     found = result_of(simple(far, near, [1.0] * 12, reward_S=np.ones(12)), **PLAINLY)["theory"]

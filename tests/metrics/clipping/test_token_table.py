@@ -24,11 +24,18 @@ def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) 
 
 
 def decided(
-    logq: np.ndarray, logp: np.ndarray, advantage: np.ndarray, rng: np.random.Generator, algorithms: int, **columns: Any
+    logq: np.ndarray,
+    logp: np.ndarray,
+    advantage: np.ndarray,
+    rng: np.random.Generator,
+    algorithms: int,
+    **columns: Any,
 ) -> Masked:
     batch = simple([logq.tolist()], [logp.tolist()], [0.0], advantage_T=advantage, **columns)
     ((judged,),) = apply_masks(batch, PLAIN, plain_algorithms()[:1])
-    judged.blocked = [np.flatnonzero((rng.random(len(logq)) < 0.3) & (advantage != 0)) for _ in range(algorithms)]
+    judged.blocked = [
+        np.flatnonzero((rng.random(len(logq)) < 0.3) & (advantage != 0)) for _ in range(algorithms)
+    ]
     return judged
 
 
@@ -40,9 +47,11 @@ def dense(slices: list[Masked], algorithm: int, sign: int, ids: int) -> dict[str
         np.add.at(found["tokens"], ids_N[own_N], 1)
         out = np.intersect1d(judged.blocked[algorithm], np.flatnonzero(own_N))
         for name, column in (
-            ("blocked", np.ones(len(ids_N))), ("mu", judged.gaps.q_N), ("pi", np.exp(judged.gaps.logp_N)),
+            ("blocked", np.ones(len(ids_N))),
+            ("mu", judged.gaps.q_N),
+            ("pi", np.exp(judged.gaps.logp_N)),
             ("ratio", judged.ratio_N),
-        ):  # fmt: skip
+        ):
             np.add.at(found[name], ids_N[out], column[out].astype(np.float64))
     return found
 
@@ -67,7 +76,10 @@ def test_against_dense_counting(monkeypatch, buffered, merged):
             assert [row["token_id"] for row in rows] == order.tolist()
             overall = expected["blocked"].sum() / expected["tokens"].sum()
             for row in rows:
-                blocked, tokens = expected["blocked"][row["token_id"]], expected["tokens"][row["token_id"]]
+                blocked, tokens = (
+                    expected["blocked"][row["token_id"]],
+                    expected["tokens"][row["token_id"]],
+                )
                 assert (row["blocked"], row["tokens"]) == (blocked, tokens)
                 assert row["lift"] == pytest.approx(blocked / tokens / overall)
                 for name in ("mu", "pi", "ratio"):
@@ -90,7 +102,9 @@ def test_the_real_buffer_overflows():
 
 def test_ties_are_in_order_of_id():
     ids = np.array([7, 3, 5, 1, 3, 7, 9, 9], dtype=np.int32)
-    judged = decided(-np.ones(8), -np.ones(8), np.ones(8), np.random.default_rng(0), 1, response_ids_T=ids)
+    judged = decided(
+        -np.ones(8), -np.ones(8), np.ones(8), np.random.default_rng(0), 1, response_ids_T=ids
+    )
     judged.blocked = [np.arange(8)]
     table = TokenTable(1)
     table.update(judged)
@@ -99,7 +113,9 @@ def test_ties_are_in_order_of_id():
 
 
 def test_an_infinite_ratio_is_null():
-    judged = decided(np.full(10, -99.0), np.full(10, -0.1), np.ones(10), np.random.default_rng(0), 1)
+    judged = decided(
+        np.full(10, -99.0), np.full(10, -0.1), np.ones(10), np.random.default_rng(0), 1
+    )
     judged.blocked = [np.arange(10)]
     table = TokenTable(1)
     table.update(judged)

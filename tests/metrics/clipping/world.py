@@ -1,4 +1,6 @@
-"""Random batches from full distributions over a small vocabulary, so that all columns of a trace are consistent."""
+"""Random batches from full distributions over a small vocabulary, so that all columns of a trace
+are consistent.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,15 @@ from mismatch_cli.metrics.clipping.masked import Needs, gather
 VOCABULARY = 60
 EVERYTHING = Needs(advantages=True, recomputed=True, top_k=20, full=True, topk_recomputed=True)
 PLAIN = Needs(advantages=True, recomputed=False, top_k=0)
-ALL = tuple(a for a in TABLE.values() if not a.needs_entropy)  # entropy masks would drop the tokens without it
+# Entropy masks would drop the tokens without it
+ALL = tuple(a for a in TABLE.values() if not a.needs_entropy)
 
 
 def plain_algorithms() -> tuple[Algorithm, ...]:
     """The algorithms that need only log π and log μ of the sampled tokens."""
-    return tuple(a for a in ALL if not a.needs_recomputed and not a.needs_top_k and not a.batch_masks)
+    return tuple(
+        a for a in ALL if not a.needs_recomputed and not a.needs_top_k and not a.batch_masks
+    )
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:
@@ -35,9 +40,17 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def world(
-    seed: int = 0, responses: int = 60, *, per_token: bool = False, steps: int = 6, top_k: int = 20, samples: int = 3
+    seed: int = 0,
+    responses: int = 60,
+    *,
+    per_token: bool = False,
+    steps: int = 6,
+    top_k: int = 20,
+    samples: int = 3,
 ) -> TokenBatch:
-    """μ, π′ (little noise) and π (much noise, and some tokens that fall far), sampled from μ; some are not measured."""
+    """μ, π′ (little noise) and π (much noise, and some tokens that fall far), sampled from μ;
+    some are not measured.
+    """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 40, responses)
     tokens, response_T = int(lengths.sum()), np.repeat(np.arange(responses), lengths)
@@ -52,7 +65,11 @@ def world(
     recomputed, trainer = log_softmax(rescored), log_softmax(now)
     top = np.argsort(-mu, axis=1)[:, :top_k]
     levels = rng.choice([-1.3, -0.5, 0.0, 0.5, 0.7], responses)
-    advantage = rng.choice([-1.0, 0.0, 0.6], tokens) * rng.exponential(1.0, tokens) if per_token else levels[response_T]
+    advantage = (
+        rng.choice([-1.0, 0.0, 0.6], tokens) * rng.exponential(1.0, tokens)
+        if per_token
+        else levels[response_T]
+    )
     entropy = -(np.exp(trainer) * trainer).sum(axis=1)
     entropy[response_T == 3] = np.nan
     reward = rng.integers(0, 2, responses).astype(float)
@@ -85,19 +102,28 @@ def world(
 
 def _batch(columns: dict[str, Any]) -> TokenBatch:
     tensors = {name: np.ascontiguousarray(column) for name, column in columns.items()}
-    tensors = {name: x.astype(np.float32) if x.dtype == np.float64 else x for name, x in tensors.items()}
+    tensors = {
+        name: x.astype(np.float32) if x.dtype == np.float64 else x for name, x in tensors.items()
+    }
     return TokenBatch(**(dict.fromkeys(field.name for field in fields(TokenBatch)) | tensors))  # type: ignore[arg-type]
 
 
-def simple(logq: list[list[float]], logp: list[list[float]], advantage: list[float], **columns: Any) -> TokenBatch:
-    """A batch with one advantage and one prompt per response, and only what a plain algorithm needs."""
+def simple(
+    logq: list[list[float]], logp: list[list[float]], advantage: list[float], **columns: Any
+) -> TokenBatch:
+    """A batch with one advantage and one prompt per response, and only what a plain algorithm
+    needs.
+    """
     lengths = [len(row) for row in logq]
     responses = len(lengths)
     given = {
         "offset_S1": np.cumsum([0, *lengths]),
         "prompt_id_S": np.arange(responses),
         "sample_index_S": np.zeros(responses, dtype=np.int32),
-        **{f"{name}_S": np.zeros(responses, dtype=np.int32) for name in ("step", "epoch", "minibatch")},
+        **{
+            f"{name}_S": np.zeros(responses, dtype=np.int32)
+            for name in ("step", "epoch", "minibatch")
+        },
         "prompt_length_S": np.full(responses, 4),
         "truncated_S": np.zeros(responses, dtype=bool),
         "response_ids_T": np.arange(sum(lengths), dtype=np.int32),
@@ -120,15 +146,21 @@ def summarise(
     theory: bool = False,
     whole: Sequence[TokenBatch] = (),
 ) -> ClippingSummary:
-    """The result of parts of a `whole`; without advantages, rules on whole batches, which need them, are left out."""
+    """The result of parts of a `whole`; without advantages, rules on whole batches, which need
+    them, are left out.
+    """
     algorithms = tuple(a for a in algorithms if needs.advantages or not a.batch_masks)
-    summary = ClippingSummary(Question(algorithms, needs, theory, found_in(whole or batches, needs, algorithms)))
+    summary = ClippingSummary(
+        Question(algorithms, needs, theory, found_in(whole or batches, needs, algorithms))
+    )
     for batch in batches:
         summary.update(batch)
     return summary
 
 
-def found_in(batches: Sequence[TokenBatch], needs: Needs, algorithms: Iterable[Algorithm]) -> dict[Rule, Found]:
+def found_in(
+    batches: Sequence[TokenBatch], needs: Needs, algorithms: Iterable[Algorithm]
+) -> dict[Rule, Found]:
     """The result of the first pass."""
     asked = [algorithm for algorithm in algorithms if needs.advantages and algorithm.batch_masks]
     gathering = Gathering(masks_of(asked))
@@ -146,16 +178,34 @@ def estimates_in(result: Any, path: str = "") -> dict[str, dict[str, Any]]:
     """Every estimate of a result, by its path."""
     if isinstance(result, dict) and {"value", "low", "high", "note"} <= set(result):
         return {path: result}
-    items = result.items() if isinstance(result, dict) else enumerate(result) if isinstance(result, list) else ()
-    return {name: found for key, value in items for name, found in estimates_in(value, f"{path}/{key}").items()}
+    items = (
+        result.items()
+        if isinstance(result, dict)
+        else enumerate(result)
+        if isinstance(result, list)
+        else ()
+    )
+    return {
+        name: found
+        for key, value in items
+        for name, found in estimates_in(value, f"{path}/{key}").items()
+    }
 
 
 def no_numbers_in(found: Any, path: str = "") -> dict[str, float]:
     """NaN and infinities, by their paths."""
     if isinstance(found, float) and not np.isfinite(found):
         return {path: found}
-    items = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list) else ()
-    return {name: x for key, inner in items for name, x in no_numbers_in(inner, f"{path}/{key}").items()}
+    items = (
+        found.items()
+        if isinstance(found, dict)
+        else enumerate(found)
+        if isinstance(found, list)
+        else ()
+    )
+    return {
+        name: x for key, inner in items for name, x in no_numbers_in(inner, f"{path}/{key}").items()
+    }
 
 
 def checked(*batches: TokenBatch, **question: Any) -> dict[str, Any]:

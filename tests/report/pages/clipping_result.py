@@ -1,4 +1,6 @@
-"""A result of `clipstats` as docs/json/clipstats.md describes it, with made-up numbers that all differ."""
+"""A result of `clipstats` as docs/json/clipstats.md describes it, with made-up numbers that all
+differ.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from mismatch_cli.algorithms.table import TABLE
 HOSTILE = "<script>alert(1)</script> [red]x[/red] $\\frac{1}{2}$ \x1b[2J \u202eevil \x00"
 TOKENS = ("Wait", " the", "\n\n", "  ", " \\(", "We", " Since", "שלום", "漢字", HOSTILE)
 NAMES = (
-    "pg-is", "pg-tis", "grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-tv-recompute", "dppo-topk-tv",
+    "pg-is", "pg-tis", "grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-tv-recompute",
+    "dppo-topk-tv",
     "mask-0.5", "relax-both", "ppo-icepop", "gspo", "ipo",
 )  # fmt: skip
 EDGES = (0.0, 1e-3, 0.01, 0.1, 0.5, 0.9, 1.0)
@@ -37,7 +40,11 @@ class _Maker:
 
     def signs(self, scale: float) -> dict[str, Any]:
         everything = self.estimate(scale) if self.advantages else NO_ADVANTAGES
-        return {"all": everything, "positive": self.estimate(scale), "negative": self.estimate(1.3 * scale)}
+        return {
+            "all": everything,
+            "positive": self.estimate(scale),
+            "negative": self.estimate(1.3 * scale),
+        }
 
     def algorithm(self, name: str, steps: int) -> dict[str, Any]:
         algorithm = TABLE[name]
@@ -46,52 +53,98 @@ class _Maker:
         blocked_when, weight = algorithm.formulas
         lost = {**self.signs(2 * scale), "masked": NO_ADVANTAGES, "capped": NO_ADVANTAGES}
         if self.advantages:
-            masked, capped = self.estimate(2 * scale), self.estimate(0.01 if "min" in weight else 0.0)
-            together = {key: masked[key] + capped[key] for key in ("value", "low", "high")} | {"note": None}
-            lost |= {"all": together, "masked": masked, "capped": capped if algorithm.weighs_by_ratio else OTHER_WEIGHT}
+            masked, capped = (
+                self.estimate(2 * scale),
+                self.estimate(0.01 if "min" in weight else 0.0),
+            )
+            together = {key: masked[key] + capped[key] for key in ("value", "low", "high")} | {
+                "note": None
+            }
+            lost |= {
+                "all": together,
+                "masked": masked,
+                "capped": capped if algorithm.weighs_by_ratio else OTHER_WEIGHT,
+            }
         return {
-            "name": name, "anchor": algorithm.anchor, "blocked_when": blocked_when, "weight": weight,
-            "source": algorithm.source, "weighs_by_ratio": algorithm.weighs_by_ratio, "blocked": self.signs(scale),
-            "lost": lost, "responses_touched": self.estimate(min(40 * scale, 0.5)),
-            "mu_blocked": self.estimate(0.1) if blocks else NO_VALUE, "mu_kept": self.estimate(0.5),
-            "entropy_blocked": self.estimate(2.0) if blocks else NO_VALUE, "entropy_kept": self.estimate(0.4),
+            "name": name,
+            "anchor": algorithm.anchor,
+            "blocked_when": blocked_when,
+            "weight": weight,
+            "source": algorithm.source,
+            "weighs_by_ratio": algorithm.weighs_by_ratio,
+            "blocked": self.signs(scale),
+            "lost": lost,
+            "responses_touched": self.estimate(min(40 * scale, 0.5)),
+            "mu_blocked": self.estimate(0.1) if blocks else NO_VALUE,
+            "mu_kept": self.estimate(0.5),
+            "entropy_blocked": self.estimate(2.0) if blocks else NO_VALUE,
+            "entropy_kept": self.estimate(0.4),
             "by_mu": [
-                {"mu_low": low, "mu_high": high, "tokens": self.count(9000), "blocked": self.signs(scale)}
+                {
+                    "mu_low": low,
+                    "mu_high": high,
+                    "tokens": self.count(9000),
+                    "blocked": self.signs(scale),
+                }
                 for low, high in pairwise(EDGES)
             ],
             "by_position": [
-                {"first": first, "last": last, "tokens": self.count(9000), "blocked": self.signs(scale)}
+                {
+                    "first": first,
+                    "last": last,
+                    "tokens": self.count(9000),
+                    "blocked": self.signs(scale),
+                }
                 for first, last in ((0, 0), (1, 9), (10, 99))
             ],
             "by_step": [
                 {
-                    "first": step, "last": step, "tokens": self.count(9000), "blocked": self.signs(scale),
-                    "mu_blocked": self.estimate(0.1), "mu_kept": self.estimate(0.5),
-                    "entropy_blocked": self.estimate(2.0), "entropy_kept": self.estimate(0.4),
+                    "first": step,
+                    "last": step,
+                    "tokens": self.count(9000),
+                    "blocked": self.signs(scale),
+                    "mu_blocked": self.estimate(0.1),
+                    "mu_kept": self.estimate(0.5),
+                    "entropy_blocked": self.estimate(2.0),
+                    "entropy_kept": self.estimate(0.4),
                 }
                 for step in range(steps)
             ],
             "blocked_tokens": {
-                sign: [self.token(number, text) for number, text in enumerate(TOKENS)] if blocks else []
+                sign: [self.token(number, text) for number, text in enumerate(TOKENS)]
+                if blocks
+                else []
                 for sign in ("positive", "negative")
             },
-        }  # fmt: skip
+        }
 
     def as_strict(self, name: str) -> dict[str, Any]:
         mask = TABLE[name].masks[0]
         own = mask.region.replace("-", "_") if mask.region in ("ratio-clip", "binary-tv") else None
         families = ("ratio_clip", "binary_tv", "binary_kl", "top_k_tv", "top_k_kl")
         thresholds = {family: self.estimate(0.1) for family in families if family != own}
-        return {"algorithm": name, "settings": mask.settings, "family": own, "thresholds": thresholds}
+        return {
+            "algorithm": name,
+            "settings": mask.settings,
+            "family": own,
+            "thresholds": thresholds,
+        }
 
     def token(self, number: int, text: str) -> dict[str, Any]:
         blocked = 200 - 19 * number
         rate = float(self.rng.uniform(0.01, 0.2))
         return {
-            "token_id": number, "text": text, "class": "word", "blocked": blocked, "tokens": round(blocked / rate),
-            "rate": rate, "lift": float(self.rng.uniform(0.2, 9)), "mu": float(self.rng.uniform(0, 0.2)),
-            "pi": float(self.rng.uniform(0, 0.3)), "ratio": float(self.rng.uniform(1.3, 9)),
-        }  # fmt: skip
+            "token_id": number,
+            "text": text,
+            "class": "word",
+            "blocked": blocked,
+            "tokens": round(blocked / rate),
+            "rate": rate,
+            "lift": float(self.rng.uniform(0.2, 9)),
+            "mu": float(self.rng.uniform(0, 0.2)),
+            "pi": float(self.rng.uniform(0, 0.3)),
+            "ratio": float(self.rng.uniform(1.3, 9)),
+        }
 
     def overlap(self, names: Sequence[str]) -> dict[str, Any]:
         size = len(names)
@@ -105,9 +158,12 @@ class _Maker:
         only = self.rng.integers(0, 3000, (size, size))
         np.fill_diagonal(only, 0)
         return {
-            "names": list(names), "jaccard": jaccard, "both": symmetric.tolist(), "only_row": only.tolist(),
+            "names": list(names),
+            "jaccard": jaccard,
+            "both": symmetric.tolist(),
+            "only_row": only.tolist(),
             "examples": [],
-        }  # fmt: skip
+        }
 
     def bad_updates(self, steps: int) -> dict[str, Any]:
         def shares() -> dict[str, Any]:
@@ -116,40 +172,73 @@ class _Maker:
 
         by_step = [
             {
-                "first": step, "last": step, "tokens": self.count(9000), "negative": self.count(4000),
-                "bad": self.count(40), "reward": self.estimate(0.5), "reward_change": -0.02 if step else None,
+                "first": step,
+                "last": step,
+                "tokens": self.count(9000),
+                "negative": self.count(4000),
+                "bad": self.count(40),
+                "reward": self.estimate(0.5),
+                "reward_change": -0.02 if step else None,
                 **shares(),
             }
             for step in range(steps)
-        ]  # fmt: skip
+        ]
         correlations = [
-            {"of": "bad updates among tokens with A < 0", "with": "reward", "steps": steps, **self.estimate(-0.4)},
-            {"of": "bad updates among tokens with A < 0", "with": "mean |π − μ|", "steps": steps, **NO_VALUE},
+            {
+                "of": "bad updates among tokens with A < 0",
+                "with": "reward",
+                "steps": steps,
+                **self.estimate(-0.4),
+            },
+            {
+                "of": "bad updates among tokens with A < 0",
+                "with": "mean |π − μ|",
+                "steps": steps,
+                **NO_VALUE,
+            },
         ]
         return {
-            "delta": 0.5, **shares(), "by_step": by_step, "correlations": correlations if steps > 2 else [],
-            "sweep": [{"delta": delta, "bad": self.count(900), **shares()} for delta in (0.1, 0.3, 0.5, 0.8)],
-        }  # fmt: skip
+            "delta": 0.5,
+            **shares(),
+            "by_step": by_step,
+            "correlations": correlations if steps > 2 else [],
+            "sweep": [
+                {"delta": delta, "bad": self.count(900), **shares()}
+                for delta in (0.1, 0.3, 0.5, 0.8)
+            ],
+        }
 
     def approximation(self) -> dict[str, Any]:
         rows = [
             {
-                "divergence": divergence, "k": k, "threshold": threshold, "mean": self.estimate(0.01),
-                "bias": self.estimate(-0.003), "rank_correlation": self.estimate(0.5),
+                "divergence": divergence,
+                "k": k,
+                "threshold": threshold,
+                "mean": self.estimate(0.01),
+                "bias": self.estimate(-0.003),
+                "rank_correlation": self.estimate(0.5),
                 "wrong_mask": self.estimate(1e-3),
             }
             for divergence, threshold in (("tv", 0.15), ("kl", 0.05))
             for k in (0, 5, 20)
-        ]  # fmt: skip
+        ]
         scales = {"low": 0.01, "high": 0.012, "decided": 0.5}
         bracket = [
-            {"k": k, "threshold": 0.15} | {name: self.estimate(scale) for name, scale in scales.items()}
+            {"k": k, "threshold": 0.15}
+            | {name: self.estimate(scale) for name, scale in scales.items()}
             for k in (0, 20)
         ]
         return {"truth": "full", "tokens": 900, "rows": rows, "bracket": bracket}
 
     def theory(self) -> dict[str, Any]:
-        keys = ("surrogate", "correction", "difference", "quadratic_bound", "linear_bound", "tv_sum")
+        keys = (
+            "surrogate",
+            "correction",
+            "difference",
+            "quadratic_bound",
+            "linear_bound",
+            "tv_sum",
+        )
         return {key: self.estimate(3.0) for key in keys} | {
             "xi": 1.0,
             "longest": 812,
@@ -161,41 +250,85 @@ class _Maker:
 
 
 def sample_result(
-    names: Sequence[str] = NAMES, *, advantages: bool = True, steps: int = 8, theory: bool = True, seed: int = 0
+    names: Sequence[str] = NAMES,
+    *,
+    advantages: bool = True,
+    steps: int = 8,
+    theory: bool = True,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """A result with all parts that the arguments allow."""
     make = _Maker(seed, advantages)
     levels = np.geomspace(0.01, 1, 7)
     return {
-        "format": "mismatch-cli clipstats", "version": 1, "traces": ["run one/trace"],
-        "arguments": ["--theory"] if theory else [], "compared": _compared(names), "about": _about(),
+        "format": "mismatch-cli clipstats",
+        "version": 1,
+        "traces": ["run one/trace"],
+        "arguments": ["--theory"] if theory else [],
+        "compared": _compared(names),
+        "about": _about(),
         "counts": {
-            "tokens": 84_211, "positive": 44_120, "negative": 40_091, "zero_advantage": 9_216 if advantages else 0,
-            "masked": 512, "not_measured": 37, "responses": 640, "prompts": 80, "prompts_exact": True, "steps": steps,
-            "out_of_support": 0, "lacking": {},
+            "tokens": 84_211,
+            "positive": 44_120,
+            "negative": 40_091,
+            "zero_advantage": 9_216 if advantages else 0,
+            "masked": 512,
+            "not_measured": 37,
+            "responses": 640,
+            "prompts": 80,
+            "prompts_exact": True,
+            "steps": steps,
+            "out_of_support": 0,
+            "lacking": {},
         },
         "has": {
-            "advantages": advantages, "rewards": advantages, "entropy": True, "top_k": 20, "recomputed": "measured",
+            "advantages": advantages,
+            "rewards": advantages,
+            "entropy": True,
+            "top_k": 20,
+            "recomputed": "measured",
         },
-        "skipped": [], "same_mask": [[name] for name in names],
+        "skipped": [],
+        "same_mask": [[name] for name in names],
         "algorithms": [make.algorithm(name, steps if steps > 1 else 0) for name in names],
         "overlap": make.overlap(names),
         "bad_updates": make.bad_updates(steps if steps > 1 else 0),
         "sweeps": {
             key: [
-                {"threshold": float(x), "blocked": make.estimate(0.02 / x), "lost": make.estimate(0.03)} for x in levels
+                {
+                    "threshold": float(x),
+                    "blocked": make.estimate(0.02 / x),
+                    "lost": make.estimate(0.03),
+                }
+                for x in levels
             ]
             for key in ("ratio_clip", "binary_tv", "binary_kl", "top_k_tv", "top_k_kl")
-        } | {"cap": [{"cap": c, "share": make.estimate(0.02), "lost": make.estimate(0.03)} for c in (2.0, 3.0, 5.0)]},
+        }
+        | {
+            "cap": [
+                {"cap": c, "share": make.estimate(0.02), "lost": make.estimate(0.03)}
+                for c in (2.0, 3.0, 5.0)
+            ]
+        },
         "equivalents": [
-            {"algorithm": name, "blocked": make.estimate(0.01), "family": family, "threshold": make.estimate(0.1)}
-            for name, family in (("grpo-clip-higher", "binary_tv"), ("dppo-binary-tv", "ratio_clip"))
+            {
+                "algorithm": name,
+                "blocked": make.estimate(0.01),
+                "family": family,
+                "threshold": make.estimate(0.1),
+            }
+            for name, family in (
+                ("grpo-clip-higher", "binary_tv"),
+                ("dppo-binary-tv", "ratio_clip"),
+            )
             if name in names
         ],
         "approximation": make.approximation(),
         "theory": make.theory() if theory else None,
-        "same_strictness": [make.as_strict(name) for name in _compared(names) if advantages and TABLE[name].masks],
-    }  # fmt: skip
+        "same_strictness": [
+            make.as_strict(name) for name in _compared(names) if advantages and TABLE[name].masks
+        ],
+    }
 
 
 def _compared(names: Sequence[str]) -> list[str]:
@@ -205,12 +338,19 @@ def _compared(names: Sequence[str]) -> list[str]:
 
 
 def equal_weights_result() -> dict[str, Any]:
-    """A trace whose trainer has the rollout's weights: the recomputed anchor blocks nothing by construction."""
+    """A trace whose trainer has the rollout's weights: the recomputed anchor blocks nothing by
+    construction.
+    """
     result = sample_result(("grpo-clip-higher", "dppo-binary-tv"), steps=1, theory=False)
     result["has"]["recomputed"] = "equal weights"
-    reason = "not applicable: the trainer has the weights that sampled. Score with later weights: probe --trainer-model"
+    reason = (
+        "not applicable: the trainer has the weights that sampled. Score with later weights: "
+        "probe --trainer-model"
+    )
     result["skipped"] = [{"algorithm": name, "reason": reason} for name in ("minirl", "ppo")]
-    result["skipped"].append({"algorithm": "dppo-topk-tv", "reason": "it needs the top 20 log-probs"})
+    result["skipped"].append(
+        {"algorithm": "dppo-topk-tv", "reason": "it needs the top 20 log-probs"}
+    )
     return result
 
 
@@ -219,8 +359,12 @@ def nothing_blocked(result: dict[str, Any]) -> dict[str, Any]:
     quiet = copy.deepcopy(result)
     zero = {"value": 0.0, "low": 0.0, "high": 0.0, "note": None}
     for row in quiet["algorithms"]:
-        row["blocked"] = {sign: zero if found["value"] else found for sign, found in row["blocked"].items()}
-        row["lost"] = {sign: zero if found["value"] else found for sign, found in row["lost"].items()}
+        row["blocked"] = {
+            sign: zero if found["value"] else found for sign, found in row["blocked"].items()
+        }
+        row["lost"] = {
+            sign: zero if found["value"] else found for sign, found in row["lost"].items()
+        }
         row["blocked_tokens"] = {"positive": [], "negative": []}
         row["mu_blocked"] = row["entropy_blocked"] = NO_VALUE
     return quiet
@@ -234,14 +378,27 @@ def _about() -> dict[str, Any]:
     }  # fmt: skip
     return {
         "rollout": {
-            "engine": "vllm", "version": "0.32.0", "model": model, "dtype": "bfloat16", "kv_cache_dtype": "bfloat16",
-            "device": "cuda", "max_model_len": 4096,
+            "engine": "vllm",
+            "version": "0.32.0",
+            "model": model,
+            "dtype": "bfloat16",
+            "kv_cache_dtype": "bfloat16",
+            "device": "cuda",
+            "max_model_len": 4096,
         },
         "trainer": trainer,
         "recomputed": trainer,
         "prompts": {"count": 80, "source": "problems.jsonl", "template": "chat", "skipped": []},
-        "config": {"sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 2048}},
+        "config": {
+            "sampling": {
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "top_k": 0,
+                "min_p": 0.0,
+                "max_tokens": 2048,
+            }
+        },
         "libraries": {"torch": "2.13.0"},
         "unscored_responses": 0,
         "grading_timeouts": 0,
-    }  # fmt: skip
+    }

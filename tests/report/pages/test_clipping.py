@@ -12,7 +12,12 @@ from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.pages.clipping import page_of_result
 from mismatch_cli.report.pages.clipping_blocked import Subject
 from mismatch_cli.report.view import ReportView, Table
-from tests.report.pages.clipping_result import NAMES, equal_weights_result, nothing_blocked, sample_result
+from tests.report.pages.clipping_result import (
+    NAMES,
+    equal_weights_result,
+    nothing_blocked,
+    sample_result,
+)
 
 DOCS = Path(__file__).parents[3] / "docs" / "json" / "clipstats.md"
 
@@ -50,7 +55,9 @@ def all_text(view: ReportView) -> str:
 
 def assert_shows(cells: list[str], estimates: list[Any], scale: float = 1.0) -> None:
     expected = [found["value"] if isinstance(found, dict) else found for found in estimates]
-    assert [shown(cell) for cell in cells] == pytest.approx([scale * value for value in expected], rel=0.06)
+    assert [shown(cell) for cell in cells] == pytest.approx(
+        [scale * value for value in expected], rel=0.06
+    )
 
 
 def test_every_algorithm_with_its_numbers_the_compared_ones_first_then_by_strictness():
@@ -67,11 +74,15 @@ def test_every_algorithm_with_its_numbers_the_compared_ones_first_then_by_strict
     for title, key in (("blocked, %", "all"), ("A > 0, %", "positive"), ("A < 0, %", "negative")):
         assert_shows(column(table, title), [row["blocked"][key] for row in ordered], 100)
     assert_shows(column(table, "lost update, %"), [row["lost"]["all"] for row in ordered], 100)
-    assert_shows(column(table, "responses hit, %"), [row["responses_touched"] for row in ordered], 100)
+    assert_shows(
+        column(table, "responses hit, %"), [row["responses_touched"] for row in ordered], 100
+    )
 
 
 def test_recomputed_anchors_follow_the_rollout_in_any_order_asked_for():
-    view = view_of(sample_result(("minirl", "dppo-binary-tv-recompute", "grpo-clip-higher", "dppo-binary-tv")))
+    view = view_of(
+        sample_result(("minirl", "dppo-binary-tv-recompute", "grpo-clip-higher", "dppo-binary-tv"))
+    )
     names = column(tables(view)["Mean probability and entropy"], "algorithm")
     assert names == ["grpo-clip-higher", "minirl", "dppo-binary-tv", "dppo-binary-tv-recompute"]
 
@@ -79,7 +90,11 @@ def test_recomputed_anchors_follow_the_rollout_in_any_order_asked_for():
 def test_rows_whose_weight_is_not_r_are_marked_and_explained():
     view = view_of(sample_result())
     table = tables(view)["Blocked tokens and lost update"]
-    marked = {row[0] for row, cell in zip(table.rows, column(table, "lost update, %"), strict=True) if "†" in cell}
+    marked = {
+        row[0]
+        for row, cell in zip(table.rows, column(table, "lost update, %"), strict=True)
+        if "†" in cell
+    }
     assert marked == {"ppo-icepop", "gspo"}
     text = view.sections[0].text
     assert "†" in text and "Σ |A|" in text and "not a gradient norm" in text
@@ -104,8 +119,12 @@ def test_headline_and_leading_numbers_compare_the_papers_pair():
     leading = {row.name or row.metric.key: shown(row.value) for row in view.leading}
     for name in ("grpo-clip-higher", "dppo-binary-tv"):
         assert name in view.headline
-        assert leading[f"blocked · {name}"] == pytest.approx(100 * rows[name]["blocked"]["all"]["value"], rel=0.01)
-        assert leading[f"lost · {name}"] == pytest.approx(100 * rows[name]["lost"]["all"]["value"], rel=0.01)
+        assert leading[f"blocked · {name}"] == pytest.approx(
+            100 * rows[name]["blocked"]["all"]["value"], rel=0.01
+        )
+        assert leading[f"lost · {name}"] == pytest.approx(
+            100 * rows[name]["lost"]["all"]["value"], rel=0.01
+        )
     bad = result["bad_updates"]
     assert leading["over_negative"] == pytest.approx(100 * bad["over_negative"]["value"], rel=0.01)
     assert "tokens with A < 0" in view.headline and "A ≠ 0" in view.headline
@@ -120,12 +139,16 @@ def test_the_algorithms_asked_for_lead():
 
 def test_the_compared_pair_leads():
     headline = view_of(sample_result(("ipo", "gspo", "mask-0.5"))).headline
-    assert headline.startswith("ipo loses") and "gspo loses" in headline and "mask-0.5" not in headline
+    assert (
+        headline.startswith("ipo loses") and "gspo loses" in headline and "mask-0.5" not in headline
+    )
     assert "Σ |A|" in headline  # gspo does not weigh by r
 
 
 def test_the_headline_distinguishes_a_cap_from_a_mask():
-    assert view_of(sample_result(("pg-tis",))).headline.startswith("pg-tis blocks no token, but its cap takes ")
+    assert view_of(sample_result(("pg-tis",))).headline.startswith(
+        "pg-tis blocks no token, but its cap takes "
+    )
 
 
 @pytest.mark.parametrize("by", ["μ", "position"])
@@ -171,7 +194,9 @@ def test_the_jaccard_table_leaves_out_algorithms_that_block_nothing():
     overlap = result["overlap"]
     place = {name: number for number, name in enumerate(overlap["names"])}
     for row in table.rows:
-        assert_shows(list(row[1:]), [overlap["jaccard"][place[row[0]]][place[name]] for name in names])
+        assert_shows(
+            list(row[1:]), [overlap["jaccard"][place[row[0]]][place[name]] for name in names]
+        )
 
 
 def test_blocked_tokens_with_rate_and_over_representation():
@@ -200,10 +225,15 @@ def test_bad_updates_name_both_denominators():
     bad, found = result["bad_updates"], tables(view_of(result))
     for title, rows in (("By the threshold δ", bad["sweep"]), ("By step, δ = 0.5", bad["by_step"])):
         assert_shows(column(found[title], "bad updates"), [row["bad"] for row in rows])
-        for key, head in (("over_tokens", "of tokens with A ≠ 0, %"), ("over_negative", "of tokens with A < 0, %")):
+        for key, head in (
+            ("over_tokens", "of tokens with A ≠ 0, %"),
+            ("over_negative", "of tokens with A < 0, %"),
+        ):
             assert_shows(column(found[title], head), [row[key] for row in rows], 100)
     correlations = found["Over the steps"]
-    assert shown(column(correlations, "value")[0]) == pytest.approx(bad["correlations"][0]["value"], rel=0.01)
+    assert shown(column(correlations, "value")[0]) == pytest.approx(
+        bad["correlations"][0]["value"], rel=0.01
+    )
     assert column(correlations, "95 % interval")[1] == "fewer than 10 prompts"
     (section,) = [section for section in view_of(result).sections if section.title == "Bad updates"]
     assert "tokens with A ≠ 0" in section.text and "of those with A < 0" in section.text
@@ -213,11 +243,18 @@ def test_bad_updates_name_both_denominators():
 def test_equal_thresholds_and_sweeps():
     result = sample_result()
     found = tables(view_of(result))
-    assert_shows(column(found["Equal thresholds"], "equal δ or ε"), [row["threshold"] for row in result["equivalents"]])
+    assert_shows(
+        column(found["Equal thresholds"], "equal δ or ε"),
+        [row["threshold"] for row in result["equivalents"]],
+    )
     assert column(found["Equal thresholds"], "mask family") == ["binary TV", "ratio clip"]
     sweep = found["Ratio clip, by ε"]
-    assert_shows(column(sweep, "threshold"), [row["threshold"] for row in result["sweeps"]["ratio_clip"]])
-    assert_shows(column(sweep, "blocked, %"), [row["blocked"] for row in result["sweeps"]["ratio_clip"]], 100)
+    assert_shows(
+        column(sweep, "threshold"), [row["threshold"] for row in result["sweeps"]["ratio_clip"]]
+    )
+    assert_shows(
+        column(sweep, "blocked, %"), [row["blocked"] for row in result["sweeps"]["ratio_clip"]], 100
+    )
     assert_shows(column(found["Cap of the weight, by C"], "C"), [2, 3, 5])
 
 
@@ -226,13 +263,21 @@ def test_approximations_are_compared_with_the_full_divergence():
     table = tables(view_of(result))["Approximations of TV and KL"]
     rows = result["approximation"]["rows"]
     assert column(table, "K") == ["binary", "5", "20"] * 2
-    for head, key, scale in (("mean", "mean", 1), ("bias", "bias", 1), ("wrong mask, %", "wrong_mask", 100)):
+    for head, key, scale in (
+        ("mean", "mean", 1),
+        ("bias", "bias", 1),
+        ("wrong mask, %", "wrong_mask", 100),
+    ):
         assert_shows(column(table, head), [row[key] for row in rows], scale)
 
 
 def test_a_rank_correlation_close_to_1_does_not_read_1():
     result = sample_result()
-    result["approximation"]["rows"][0]["rank_correlation"] = {"value": 0.99985, "low": 0.9998, "high": 0.9999}
+    result["approximation"]["rows"][0]["rank_correlation"] = {
+        "value": 0.99985,
+        "low": 0.9998,
+        "high": 0.9999,
+    }
     table = tables(view_of(result))["Approximations of TV and KL"]
     assert column(table, "rank correlation")[0] == "0.99985"
 
@@ -259,7 +304,11 @@ def test_theory_is_shown_only_on_request_with_its_limits():
     result = sample_result(theory=True)
     view = view_of(result)
     (section,) = [section for section in view.sections if section.title == "Theory"]
-    assert "not a certificate" in section.text and "full TV" in section.text and "Vacuous" not in section.text
+    assert (
+        "not a certificate" in section.text
+        and "full TV" in section.text
+        and "Vacuous" not in section.text
+    )
     result["theory"]["quadratic_bound"]["value"] = -80.0
     (section,) = [section for section in view_of(result).sections if section.title == "Theory"]
     assert "Vacuous here" in section.text and "the quadratic bound" in section.text
@@ -267,7 +316,10 @@ def test_theory_is_shown_only_on_request_with_its_limits():
     assert shown(values["longest"]) == 812 and shown(values["tv_max"]) == 0.93
     assert view.command.endswith(" --theory")
     bare = view_of(sample_result(theory=False))
-    assert "Theory" not in [section.title for section in bare.sections] and "--theory" not in bare.command
+    assert (
+        "Theory" not in [section.title for section in bare.sections]
+        and "--theory" not in bare.command
+    )
 
 
 def test_without_advantages_everything_is_hypothetical():
@@ -277,7 +329,9 @@ def test_without_advantages_everything_is_hypothetical():
     assert "--answer-field" in text
     heads = {column.title for table in tables(view).values() for column in table.columns}
     assert {"if A > 0, %", "if A < 0, %", "lost if A > 0, %"} <= heads
-    assert not {"blocked, %", "A > 0, %", "A < 0, %"} & {c.title for c in view.sections[0].tables[0].columns}
+    assert not {"blocked, %", "A > 0, %", "A < 0, %"} & {
+        c.title for c in view.sections[0].tables[0].columns
+    }
     assert "tokens with an advantage (" not in text
     assert {row.metric.key for row in view.leading} == {"blocked"}
 
@@ -286,13 +340,19 @@ def test_left_out_tokens_and_skipped_algorithms_are_named():
     notes = "\n".join(view_of(equal_weights_result()).notes)
     assert "minirl, ppo: not applicable: the trainer has the weights that sampled" in notes
     assert "dppo-topk-tv: it needs the top 20 log-probs." in notes
-    for count in ("512 tokens are masked", "37 tokens lack a column", "9,216 tokens have an advantage of 0"):
+    for count in (
+        "512 tokens are masked",
+        "37 tokens lack a column",
+        "9,216 tokens have an advantage of 0",
+    ):
         assert count in notes
 
 
 def test_nothing_blocked_and_no_steps():
     view = view_of(nothing_blocked(sample_result(steps=1)))
-    assert view.headline.startswith("grpo-clip-higher blocks no token. dppo-binary-tv blocks no token.")
+    assert view.headline.startswith(
+        "grpo-clip-higher blocks no token. dppo-binary-tv blocks no token."
+    )
     titles = [section.title for section in view.sections]
     assert "Overlap" not in titles and "Which tokens are blocked" not in titles
     assert not [title for title in tables(view) if "by μ" in title or "by step" in title.lower()]
@@ -302,7 +362,10 @@ def test_nothing_blocked_and_no_steps():
 def test_one_algorithm_has_no_pairs():
     view = view_of(sample_result(("dppo-binary-tv",)))
     assert "Overlap" not in [section.title for section in view.sections]
-    assert [row.name for row in view.leading][:2] == ["blocked · dppo-binary-tv", "lost · dppo-binary-tv"]
+    assert [row.name for row in view.leading][:2] == [
+        "blocked · dppo-binary-tv",
+        "lost · dppo-binary-tv",
+    ]
 
 
 def test_no_algorithm_at_all():
@@ -320,10 +383,27 @@ def test_every_metric_has_a_key_that_the_documentation_names():
 
 def test_columns_with_numbers_link_to_their_definition():
     view = view_of(sample_result())
-    named = {"tokens", "with A < 0", "steps", "μ", "δ", "step", "position", "K", "threshold δ", "threshold", "C"}
+    named = {
+        "tokens",
+        "with A < 0",
+        "steps",
+        "μ",
+        "δ",
+        "step",
+        "position",
+        "K",
+        "threshold δ",
+        "threshold",
+        "C",
+    }
     for table in tables(view).values():
         for each in table.columns[1:]:
-            linked = each.metric or each.kind != "number" or each.title in named or each.title == "95 % interval"
+            linked = (
+                each.metric
+                or each.kind != "number"
+                or each.title in named
+                or each.title == "95 % interval"
+            )
             assert linked, (table.title, each.title)
     assert set(view.definitions()) <= set(CLIPPING.values())
 

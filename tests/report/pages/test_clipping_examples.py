@@ -54,32 +54,46 @@ def test_the_pair_asked_for(traces):
 
 
 def test_an_algorithm_that_cannot_be_judged_cannot_be_compared(tmp_path):
-    trace = write_trace(tmp_path / "trace", world(0, 12), without=("logp_recomputed", "topk_logp_recomputed"))
+    trace = write_trace(
+        tmp_path / "trace", world(0, 12), without=("logp_recomputed", "topk_logp_recomputed")
+    )
     with pytest.raises(UsageError, match=r"minirl cannot be compared: .*logp_recomputed"):
         analyse_clipping([trace], ALL, algorithms("ipo", "minirl"))
 
 
 def test_examples_have_their_context(traces):
-    """At most three each way, from either trace, each at its place and with its numbers in the trace."""
+    """At most three each way, from either trace, each at its place and with its numbers in the
+    trace.
+    """
     analysis = analyse_clipping(traces, ALL)
     excerpts = example_excerpts(analysis)
-    chosen = [row for row in analysis.result["overlap"]["examples"] if {row["only"], row["not"]} == set(PAPER)]
+    chosen = [
+        row
+        for row in analysis.result["overlap"]["examples"]
+        if {row["only"], row["not"]} == set(PAPER)
+    ]
     assert len(excerpts) == len(chosen) and {row["only"] for row in chosen} == set(PAPER)
     assert {row["trace"] for row in chosen} == {0, 1} and len(chosen) <= 6
     for row, excerpt in zip(chosen, excerpts, strict=True):
         sign = ">" if row["advantage"] == "+" else "<"
         assert excerpt.title.startswith(f"{row['only']} blocks, {row['not']} keeps (A {sign} 0): ")
         facts = dict(excerpt.facts)
-        assert facts["prompt"] == str(row["prompt_id"]) and facts["sample"] == str(row["sample_index"])
+        assert facts["prompt"] == str(row["prompt_id"]) and facts["sample"] == str(
+            row["sample_index"]
+        )
         assert facts["position"].startswith(f"{row['position']} of ")
         batch = world(row["trace"], 24)
         (response,) = [
             s
             for s in range(batch.num_responses)
-            if batch.prompt_id_S[s] == row["prompt_id"] and batch.sample_index_S[s] == row["sample_index"]
+            if batch.prompt_id_S[s] == row["prompt_id"]
+            and batch.sample_index_S[s] == row["sample_index"]
         ]
         token = int(batch.offset_S1[response]) + row["position"]
-        assert batch.response_ids_T[token] == row["token_id"] and batch.logp_rollout_T[token] == row["logp_reference"]
+        assert (
+            batch.response_ids_T[token] == row["token_id"]
+            and batch.logp_rollout_T[token] == row["logp_reference"]
+        )
         assert (batch.advantage_T[token] > 0) == (sign == ">")
 
 

@@ -1,4 +1,6 @@
-"""The screen of `clipstats`: at most 40 lines of 80 columns that end with the verdict and what to type."""
+"""The screen of `clipstats`: at most 40 lines of 80 columns that end with the verdict and what
+to type.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ from rich.console import Console
 from mismatch_cli.report.pages.clipping import page_of_result
 from mismatch_cli.report.screen import print_screen
 from mismatch_cli.report.view import Excerpt, Piece, Screen
-from tests.report.pages.clipping_result import NAMES, equal_weights_result, nothing_blocked, sample_result
+from tests.report.pages.clipping_result import (
+    NAMES,
+    equal_weights_result,
+    nothing_blocked,
+    sample_result,
+)
 
 FACTS = (("μ", "0.1"), ("π", "0.2"))
 IMPORTED = {"title": "a dump", "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}
@@ -22,7 +29,12 @@ def screen_of(result: dict[str, Any]) -> Screen:
     first, *others = result["compared"] or [""]
     pairs = [(first, other) for other in others] + [(other, first) for other in others]
     examples = [
-        Excerpt(f"{only} blocks, {kept} keeps", FACTS, CONTEXT, short=f"Only {only} blocks (A > 0): “43”")
+        Excerpt(
+            f"{only} blocks, {kept} keeps",
+            FACTS,
+            CONTEXT,
+            short=f"Only {only} blocks (A > 0): “43”",
+        )
         for only, kept in pairs
         for _ in range(3)
     ]
@@ -46,7 +58,9 @@ def blocked_nothing() -> dict[str, Any]:
 def without_top_k() -> dict[str, Any]:
     result = equal_weights_result()
     for row in result["same_strictness"]:
-        row["thresholds"] = {name: found for name, found in row["thresholds"].items() if not name.startswith("top")}
+        row["thresholds"] = {
+            name: found for name, found in row["thresholds"].items() if not name.startswith("top")
+        }
     return result
 
 
@@ -69,7 +83,9 @@ def test_at_most_40_lines_that_end_with_what_to_type(make: Any) -> None:
     assert 10 <= len(lines) <= 40 and max(map(len, lines)) <= 80
     assert lines[-1].startswith("mismatch-cli clipstats --full")
     text = "\n".join(lines)
-    assert screen.verdict.words in text and "mismatch-cli guide choosing-a-threshold" in " ".join(text.split())
+    assert screen.verdict.words in text and "mismatch-cli guide choosing-a-threshold" in " ".join(
+        text.split()
+    )
     assert not [line for line in lines if line.startswith("Hidden at") and "algorithm" in line]
 
 
@@ -79,7 +95,12 @@ def test_the_compared_pair_is_marked_among_the_strictest() -> None:
     marked = [line.split()[1] for line in lines if line.startswith("▸")]
     assert sorted(marked) == ["dppo-binary-tv", "grpo-clip-higher"]
     shares = {row["name"]: row["blocked"]["all"]["value"] for row in result["algorithms"]}
-    listed = [name for line in lines for name in NAMES if line[2:].startswith(f"{name} ") and line[:1] in " ▸"]
+    listed = [
+        name
+        for line in lines
+        for name in NAMES
+        if line[2:].startswith(f"{name} ") and line[:1] in " ▸"
+    ]
     assert listed == sorted(listed, key=lambda name: -shares[name])
     assert "dppo-binary-tv-recompute" not in listed  # the same mask on π′
     left = len(NAMES) - len(listed)
@@ -92,22 +113,31 @@ def test_algorithms_with_one_mask_are_one_row() -> None:
     result["algorithms"].append(twin)
     result["same_mask"] = [["minirl"], ["gspo", "gspo-too"], ["relax-both"]]
     assert any("gspo (+1 alike)" in line for line in printed(screen_of(result)))
-    twin["lost"] = result["algorithms"][0]["lost"]  # another weight: its lost update has a row of its own
+    # Another weight: its lost update has a row of its own
+    twin["lost"] = result["algorithms"][0]["lost"]
     lines = printed(screen_of(result))
     assert any("gspo-too" in line for line in lines) and not any("alike)" in line for line in lines)
 
 
 def test_equal_thresholds_are_shown_and_can_be_typed() -> None:
     result = sample_result()
-    for row, family, value in zip(result["same_strictness"], ("binary_tv", "ratio_clip"), (0.0734, 0.39), strict=True):
+    for row, family, value in zip(
+        result["same_strictness"], ("binary_tv", "ratio_clip"), (0.0734, 0.39), strict=True
+    ):
         row["thresholds"][family] |= {"value": value, "low": value - 0.01, "high": value + 0.01}
     screen = screen_of(result)
     assert "grpo-clip-higher and TV δ = 0.0734; dppo-binary-tv and ε = 0.390" in screen.verdict.text
-    assert screen.next[0][0] == "mismatch-cli clipstats -a grpo-clip-higher -a dppo-binary-tv:delta=0.0734"
+    assert (
+        screen.next[0][0]
+        == "mismatch-cli clipstats -a grpo-clip-higher -a dppo-binary-tv:delta=0.0734"
+    )
     (table,) = [table for table in screen.tables if table.title == "Same strictness"]
     assert [column.title for column in table.columns] == [
-        "as strict as", "ratio clip, ε", "binary TV, δ", "binary KL, δ",
-    ]  # fmt: skip
+        "as strict as",
+        "ratio clip, ε",
+        "binary TV, δ",
+        "binary KL, δ",
+    ]
     assert table.rows[0][:3] == ("grpo-clip-higher", "0.2 / 0.28", "0.073 ± 0.010")
     assert table.rows[1][:3] == ("dppo-binary-tv", "0.390 ± 0.010", "0.15")
 
@@ -123,8 +153,9 @@ def test_the_name_of_a_file_is_not_suggested() -> None:
 def test_a_token_that_only_one_of_the_pair_blocks_each_way() -> None:
     screen = screen_of(sample_result())
     assert [each.title for each in screen.excerpts] == [
-        "Only grpo-clip-higher blocks (A > 0): “43”", "Only dppo-binary-tv blocks (A > 0): “43”",
-    ]  # fmt: skip
+        "Only grpo-clip-higher blocks (A > 0): “43”",
+        "Only dppo-binary-tv blocks (A > 0): “43”",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -136,11 +167,15 @@ def test_a_token_that_only_one_of_the_pair_blocks_each_way() -> None:
         ({"format": "verl"}, "import a dump with {}s"),
     ],
 )
-def test_what_to_type_for_advantages_and_rewards_depends_on_where_the_trace_is_from(origin: Any, way: str) -> None:
+def test_what_to_type_for_advantages_and_rewards_depends_on_where_the_trace_is_from(
+    origin: Any, way: str
+) -> None:
     result = sample_result(advantages=False, steps=1) | {"arguments": ["--theory"], "theory": None}
     result["about"] |= {"imported": IMPORTED | origin} if origin else {}
     page = page_of_result(result, ())
-    assert page.screen is not None and any(f"To get them: {way.format('advantage')}" in n for n in page.screen.notes)
+    assert page.screen is not None and any(
+        f"To get them: {way.format('advantage')}" in n for n in page.screen.notes
+    )
     for column in ("advantage", "reward"):
         assert any(note.endswith(f"To get them: {way.format(column)}.") for note in page.notes)
 
@@ -153,7 +188,10 @@ def test_verdicts() -> None:
     for row, share in zip(result["algorithms"][2:5:2], (0.04, 0.02), strict=True):
         row["blocked"]["all"]["value"] = share
     verdict = screen_of(result).verdict
-    assert verdict.words == "2.0 × AS STRICT" and "grpo-clip-higher blocks 4.00 % (mean μ" in verdict.text
+    assert (
+        verdict.words == "2.0 × AS STRICT"
+        and "grpo-clip-higher blocks 4.00 % (mean μ" in verdict.text
+    )
     result["counts"]["tokens"] = 0
     assert screen_of(result).verdict.words == "NOTHING TO BLOCK"
     hypothetical = screen_of(sample_result(advantages=False)).verdict

@@ -1,4 +1,6 @@
-"""The report on a terminal and as a page: legible at every width, and safe from hostile names and tokens."""
+"""The report on a terminal and as a page: legible at every width, and safe from hostile names
+and tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.clipping import page_of_result
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import Excerpt, Piece
-from tests.report.pages.clipping_result import HOSTILE, equal_weights_result, nothing_blocked, sample_result
+from tests.report.pages.clipping_result import (
+    HOSTILE,
+    equal_weights_result,
+    nothing_blocked,
+    sample_result,
+)
 
 LONG_NAME = "my_very_long_mask_name:max_tv=0.125,anchor=recomputed"
 HOSTILE_NAME = "<b>[red]$x$\x1b[2J"
@@ -40,15 +47,22 @@ def renamed(result: dict[str, Any], old: str, new: str) -> dict[str, Any]:
 
 def example() -> Excerpt:
     pieces = (Piece("so "), Piece(HOSTILE, 4, HOSTILE))
-    return Excerpt(f"grpo-clip-higher blocks, dppo-binary-tv keeps: “{HOSTILE}”", (("μ", "0.012"),), pieces)
+    return Excerpt(
+        f"grpo-clip-higher blocks, dppo-binary-tv keeps: “{HOSTILE}”", (("μ", "0.012"),), pieces
+    )
 
 
 def on_terminal(result: dict[str, Any], width: int, *, colours: bool = False) -> str:
     text = io.StringIO()
     console = Console(
-        file=text, width=width, highlight=False, emoji=False, markup=False, force_terminal=colours,
+        file=text,
+        width=width,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        force_terminal=colours,
         color_system="standard" if colours else None,
-    )  # fmt: skip
+    )
     print_report(page_of_result(result, (example(),)), console)
     return text.getvalue()
 
@@ -67,7 +81,9 @@ def test_no_line_is_wider_than_the_terminal(case, width):
 def test_a_narrow_terminal_keeps_every_number_on_one_line(width):
     result = sample_result()
     lines = on_terminal(result, width).splitlines()
-    start = lines.index(next(line for line in lines if line.startswith("Blocked tokens and lost update")))
+    start = lines.index(
+        next(line for line in lines if line.startswith("Blocked tokens and lost update"))
+    )
     (row,) = [line for line in lines[start : start + 24] if line.startswith("dppo-topk-tv ")]
     assert row.count("±") == 2  # the optional columns go before the half intervals
     assert ("rollout" in row) == (width == 80)
@@ -93,7 +109,9 @@ def test_the_terminal_shows_the_first_rows_and_counts_the_rest():
 
 @pytest.mark.parametrize("colours", [False, True])
 def test_the_terminal_escapes_tokens_and_names(colours):
-    text = on_terminal(renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME), 120, colours=colours)
+    text = on_terminal(
+        renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME), 120, colours=colours
+    )
     without_colours = re.sub(r"\x1b\[[\d;]*m", "", text)
     assert not CONTROL.search(without_colours)
     assert "[red]x[/red]" in without_colours and "<script>alert(1)</script>" in without_colours
@@ -111,9 +129,14 @@ def test_the_page_is_complete_and_its_links_have_targets(case):
 
 
 def test_the_page_escapes_tokens_and_names():
-    html = render_html(page_of_result(renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME), (example(),)))
+    html = render_html(
+        page_of_result(renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME), (example(),))
+    )
     assert "<script>alert" not in html and "<b>" not in html
-    assert "&lt;script&gt;alert(1)&lt;/script&gt; [red]x[/red] $\\frac{1}{2}$ \\x1b[2J \\u202eevil \\x00" in html
+    assert (
+        "&lt;script&gt;alert(1)&lt;/script&gt; [red]x[/red] $\\frac{1}{2}$ \\x1b[2J \\u202eevil "
+        "\\x00" in html
+    )
     assert "&lt;b&gt;[red]$x$\\x1b[2J" in html
     assert not CONTROL.search(html)
 

@@ -45,7 +45,9 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def with_differences(result: Row, value: float, marked: int, settings: list[Any] | None = None) -> Row:
+def with_differences(
+    result: Row, value: float, marked: int, settings: list[Any] | None = None
+) -> Row:
     """Two traces whose differences all have one value."""
     made = copy.deepcopy(first_two(result))
     comparison = made["comparisons"][0]
@@ -70,7 +72,10 @@ def test_no_line_is_wider_than_the_terminal(result, count, width):
 def test_the_first_lines_say_how_the_traces_are_paired(result):
     text, (a, b, c) = words(on_terminal(result, 120)), runs_of(result)
     assert f"{b} with {a} on the same tokens: both have the same 96 responses" in text
-    assert f"{c} with {a} by prompt: both have responses to the same 24 prompts; 40 responses are the same" in text
+    assert (
+        f"{c} with {a} by prompt: both have responses to the same 24 prompts; 40 responses are "
+        "the same" in text
+    )
     assert "Paired on the same tokens" in words(on_terminal(first_two(result), 120))
     assert text.index(f"{b} with {a}") < text.index("Differences in settings")
 
@@ -79,14 +84,23 @@ def test_the_headline_says_how_many_would_differ_by_chance(result):
     text = words(on_terminal(first_two(result), 120))
     comparison = result["comparisons"][0]
     assert (
-        f"{comparison['more_than_noise']} of {comparison['tested']} metrics differ by more than noise; "
-        "about 1 would by chance." in text
+        f"{comparison['more_than_noise']} of {comparison['tested']} metrics differ by more than "
+        "noise; about 1 would by chance." in text
     )
     a, b, _ = runs_of(result)
-    first = f"Likeliest of the settings that differ: libraries.torch (2.13.0+cpu in {a}, 2.14.0+cpu in {b})."
+    first = (
+        f"Likeliest of the settings that differ: libraries.torch (2.13.0+cpu in {a}, 2.14.0+cpu "
+        f"in {b})."
+    )
     assert first in text
     assert "(by chance: one in twenty)" in words(on_terminal(result, 120))
-    unknown = {"setting": "rollout.dtype", "first": None, "other": "float16", "likely": 8, "harmless": False}
+    unknown = {
+        "setting": "rollout.dtype",
+        "first": None,
+        "other": "float16",
+        "likely": 8,
+        "harmless": False,
+    }
     made = with_differences(result, 0.1, 20, settings=[unknown | {"why": "", "source": ""}])
     assert "Likeliest of the settings" not in words(on_terminal(made, 120))
 
@@ -114,7 +128,9 @@ def test_left_out_responses_are_counted(result):
     made["comparisons"][0]["on_tokens"]["masked_in_one"] = 7
     text = words(on_terminal(made, 120))
     a, b, c = runs_of(result)
-    assert f"{a}: 20 of 96 responses are left out because another trace has no match for them" in text
+    assert (
+        f"{a}: 20 of 96 responses are left out because another trace has no match for them" in text
+    )
     assert f"7 tokens are masked in only one of {a} and {b}" in text
     assert "responses to a prompt" not in text
     assert f"{a} has 4 responses to a prompt and {c} 8" in words(on_terminal(result, 120))
@@ -146,7 +162,11 @@ def test_the_page_is_complete_and_every_metric_is_defined(result):
 def test_names_and_settings_are_escaped(result):
     made = copy.deepcopy(first_two(result))
     made["traces"][1]["folder"] = HOSTILE
-    made["comparisons"][0]["settings"][0] |= {"setting": HOSTILE, "first": HOSTILE, "other": [HOSTILE]}
+    made["comparisons"][0]["settings"][0] |= {
+        "setting": HOSTILE,
+        "first": HOSTILE,
+        "other": [HOSTILE],
+    }
     html, text = render_html(page_of_result(made)), on_terminal(made, 100)
     assert "<b>" not in html and not CONTROL.search(html) and not CONTROL.search(text)
     assert "[red]$x$\\x1b[2J" in words(text)

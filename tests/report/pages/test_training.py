@@ -62,7 +62,11 @@ def test_each_of_several_evaluation_sets_has_a_row() -> None:
     def evaluated(run: TrainingRun, names: tuple[str, ...]) -> TrainingRun:
         accuracies = [(0.1, 0.3), (0.4, 0.9), (0.5, 0.2)]
         lines = [
-            {"step": step, "eval_accuracy": sum(found) / 2, "eval": dict(zip(names, found, strict=False))}
+            {
+                "step": step,
+                "eval_accuracy": sum(found) / 2,
+                "eval": dict(zip(names, found, strict=False)),
+            }
             for step, found in zip((0, 1, 2), accuracies, strict=True)
         ]
         return replace(run, records=[lines[0], *({**r, **lines[r["step"]]} for r in run.records)])
@@ -72,9 +76,13 @@ def test_each_of_several_evaluation_sets_has_a_row() -> None:
     table = tables(view)["Accuracy by evaluation set"]
     assert column(table, "set") == ["aime_2024", "[red]aime25"]
     assert [column(table, title) for title in ("before", "final accuracy", "best")] == [
-        ["0.100", "0.300"], ["0.500", "0.200"], ["0.500", "0.900"],
-    ]  # fmt: skip
-    assert "Accuracy by evaluation set" in printed(view, 160) and "[red]aime25" in printed(view, 160)
+        ["0.100", "0.300"],
+        ["0.500", "0.200"],
+        ["0.500", "0.900"],
+    ]
+    assert "Accuracy by evaluation set" in printed(view, 160) and "[red]aime25" in printed(
+        view, 160
+    )
     one = evaluated(make_run(steps=2), ("aime_2024",))
     assert one.accuracy_by_set == {} and "Accuracy by evaluation set" not in tables(view_of([one]))
 
@@ -87,14 +95,19 @@ def test_the_numbers_of_a_run() -> None:
     expected = {
         "steps": "60", "updates": "120", "final reward": f"{reward[-10:].mean():.3f}",
         "best": f"{max(reward[i : i + 10].mean() for i in range(51)):.3f}",
-        "final accuracy": f"{run.records[-1]['eval_accuracy']:.3f}", "first |π − μ|": f"{gap[:5].mean():.5f}",
+        "final accuracy": f"{run.records[-1]['eval_accuracy']:.3f}",
+        "first |π − μ|": f"{gap[:5].mean():.5f}",
         "final |π − μ|": f"{gap[-10:].mean():.5f}",
         "s per step": f"{np.mean([sum(r['seconds'].values()) for r in run.records]):.2f}",
     }  # fmt: skip
-    assert {title: column(table, title) for title in expected} == {key: [value] for key, value in expected.items()}
+    assert {title: column(table, title) for title in expected} == {
+        key: [value] for key, value in expected.items()
+    }
     blocked = tables(view)["Blocked tokens and bad updates by run"]
     assert column(blocked, "A < 0, %") == ["0.150"]
-    assert column(blocked, "bad updates, % of A < 0") == [f"{100 * run.series('bad_over_negative').mean():.4f}"]
+    assert column(blocked, "bad updates, % of A < 0") == [
+        f"{100 * run.series('bad_over_negative').mean():.4f}"
+    ]
     answers = [record["sync"] for record in run.records]
     proven = f"{answers.count('proven')} / {60 - (answers[0] == 'undecidable')}"
     assert column(tables(view)["Trainer by run"], "sync proven") == [proven]
@@ -116,7 +129,11 @@ def ending(ends: dict[str, tuple[float, ...]], **config: object) -> list[Trainin
     """Runs of five steps with a constant reward."""
     return [
         TrainingRun(
-            f"{name}-seed-{seed}", name, seed, [{"step": step, "reward": end} for step in range(1, 6)], dict(config)
+            f"{name}-seed-{seed}",
+            name,
+            seed,
+            [{"step": step, "reward": end} for step in range(1, 6)],
+            dict(config),
         )
         for name, values in ends.items()
         for seed, end in enumerate(values)
@@ -129,7 +146,10 @@ def test_the_verdict_on_one_algorithm() -> None:
     half = 4.303 * ends.std(ddof=1) / np.sqrt(3)
     verdict = view_of(runs).screen.verdict
     assert (verdict.words, verdict.status) == ("DONE", "good")
-    assert f"final reward of {numbers.plus_minus(ends.mean(), ends.mean() - half, ends.mean() + half)}" in verdict.text
+    assert (
+        f"final reward of {numbers.plus_minus(ends.mean(), ends.mean() - half, ends.mean() + half)}"
+        in verdict.text
+    )
     assert verdict.text.endswith("(3 seeds).") and said(runs) == verdict.text
     (alone,) = {row.note for row in view_of(runs[:1]).leading}
     assert alone == "one seed: no interval"
@@ -139,7 +159,10 @@ def test_algorithms_are_ranked_only_if_their_intervals_over_seeds_do_not_overlap
     part = {"good": (0.90, 0.92, 0.91), "bad": (0.50, 0.52, 0.51)}
     verdict = view_of(ending(part)).screen.verdict
     assert verdict.words == "good ABOVE bad"
-    said = "Final reward 0.910 ± 0.025, against 0.510 ± 0.025 of bad: 95 % intervals over seeds do not overlap."
+    said = (
+        "Final reward 0.910 ± 0.025, against 0.510 ± 0.025 of bad: 95 % intervals over seeds do "
+        "not overlap."
+    )
     assert verdict.text == said
     near = view_of(ending(part | {"near": (0.90, 0.91, 0.89)})).screen.verdict
     assert near.words == "good ABOVE 1 OF 2" and near.text.endswith("Its interval overlaps: near.")
@@ -148,7 +171,9 @@ def test_algorithms_are_ranked_only_if_their_intervals_over_seeds_do_not_overlap
     assert overlap.text.endswith("Their 95 % intervals over seeds overlap.")
     lucky = view_of(ending({"a": (0.9,), "b": (0.5,)})).screen.verdict
     assert lucky.words == "NO CLEAR DIFFERENCE" and "One seed each" in lucky.text
-    many = view_of(ending({name: (0.1 * place,) for place, name in enumerate("abcdefgh", start=1)})).screen.verdict
+    many = view_of(
+        ending({name: (0.1 * place,) for place, name in enumerate("abcdefgh", start=1)})
+    ).screen.verdict
     assert "of 8 algorithms: from 0.100 (a) to 0.800 (h)" in many.text
 
 
@@ -157,25 +182,36 @@ def test_rewards_are_ranked_only_within_a_task() -> None:
         return ending(ends, dataset="set", **config)
 
     high, low = {"a": (0.90, 0.92, 0.91)}, {"a": (0.50, 0.52, 0.51)}
-    replay = view_of(trained(high, model="m", lora=True) + trained(low, model="m", lora=False)).screen.verdict
+    replay = view_of(
+        trained(high, model="m", lora=True) + trained(low, model="m", lora=False)
+    ).screen.verdict
     assert replay.words == "a · LoRA ABOVE a · no LoRA"
     models = view_of(trained(high, model="m") + trained(low, model="n"))
     assert models.screen.verdict.words == "NO CLEAR DIFFERENCE"
-    assert "within each of 2 models or problems; none is above another" in models.screen.verdict.text
+    assert (
+        "within each of 2 models or problems; none is above another" in models.screen.verdict.text
+    )
     assert "not comparable" in models.notes[-1] and ("Settings", "m; n") in models.about
     within = high | {"b": (0.70, 0.72, 0.71)}
     settings = column(tables(models)["By run"], "setting")
     assert settings == ["m"] * 3 + ["n"] * 3
-    assert view_of(trained(within, model="m") + trained(low, model="n")).screen.verdict.words == "a · m ABOVE b · m"
+    assert (
+        view_of(trained(within, model="m") + trained(low, model="n")).screen.verdict.words
+        == "a · m ABOVE b · m"
+    )
 
 
 def test_a_lost_reward_is_a_collapse(eight: list[TrainingRun]) -> None:
-    fallen = TrainingRun("a", "a", 0, [{"step": step, "reward": 0.9 if step < 20 else 0.1} for step in range(1, 41)])
+    fallen = TrainingRun(
+        "a", "a", 0, [{"step": step, "reward": 0.9 if step < 20 else 0.1} for step in range(1, 41)]
+    )
     verdict = view_of([fallen]).screen.verdict
     assert (verdict.words, verdict.status) == ("COLLAPSED", "bad")
     assert "Reward fell below half of its best: a." in verdict.text
     beside = view_of([fallen, make_run()]).screen.verdict
-    assert beside.status == "mixed" and beside.text.endswith("Reward fell below half of its best: a.")
+    assert beside.status == "mixed" and beside.text.endswith(
+        "Reward fell below half of its best: a."
+    )
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -186,7 +222,13 @@ def test_the_screen_fits(width: int, eight: list[TrainingRun]) -> None:
         for n in range(6)
         for name in EIGHT[:2]
     ]
-    for runs in (eight, long, models, [make_run()], [make_run("pg-is", seed) for seed in range(14)]):
+    for runs in (
+        eight,
+        long,
+        models,
+        [make_run()],
+        [make_run("pg-is", seed) for seed in range(14)],
+    ):
         file = io.StringIO()
         print_screen(view_of(runs).screen, Console(file=file, width=width))
         lines = file.getvalue().splitlines()
@@ -210,20 +252,26 @@ def test_the_screen_excludes_undecidable_syncs_and_says_what_never_happened() ->
 def test_a_run_that_ends_no_higher_than_it_began_is_not_called_good() -> None:
     run = make_run(steps=20)
     ends = (run.records[-1]["eval_accuracy"] + sign * 0.1 for sign in (-1, 1))
-    began = [replace(run, records=[{"step": 0, "eval_accuracy": end}, *run.records]) for end in ends]
+    began = [
+        replace(run, records=[{"step": 0, "eval_accuracy": end}, *run.records]) for end in ends
+    ]
     statuses = [view_of([each]).screen.verdict.status for each in began]
     assert statuses == ["good", "mixed"]
     assert view_of(ending({"a": (0.5,)})).screen.verdict.status == "mixed"
 
 
 def test_what_to_type_next(tmp_path: Path) -> None:
-    runs = [replace(make_run(seed=seed, steps=2), folder=tmp_path / "a b" / f"run-{seed}") for seed in range(2)]
+    runs = [
+        replace(make_run(seed=seed, steps=2), folder=tmp_path / "a b" / f"run-{seed}")
+        for seed in range(2)
+    ]
     for step in (2, 10):
         (tmp_path / "a b" / "run-0" / "traces" / f"step-{step}").mkdir(parents=True)
     lines = [line for line, _ in view_of(runs).screen.next]
     assert lines == [
-        f"mismatch-cli clipstats '{tmp_path}/a b/run-0/traces/step-10'", f"mismatch-cli report '{tmp_path}/a b' --full"
-    ]  # fmt: skip
+        f"mismatch-cli clipstats '{tmp_path}/a b/run-0/traces/step-10'",
+        f"mismatch-cli report '{tmp_path}/a b' --full",
+    ]
 
 
 def test_many_algorithms_have_no_numbers_beside_the_headline(eight: list[TrainingRun]) -> None:
@@ -247,14 +295,18 @@ def test_correlations_are_those_of_the_metric() -> None:
 
 def test_time_by_phase_and_the_share_of_recomputing() -> None:
     run = make_run("dppo-binary-tv-recompute", steps=5)
-    seconds = {key: np.mean([r["seconds"][key] for r in run.records]) for key in run.records[0]["seconds"]}
+    seconds = {
+        key: np.mean([r["seconds"][key] for r in run.records]) for key in run.records[0]["seconds"]
+    }
     share = seconds["recompute"] / sum(seconds.values())
     view = view_of([run, make_run(steps=5)])
     table = tables(view)["Seconds per step, by phase"]
     assert column(table, "recompute") == [f"{seconds['recompute']:.3f} ({100 * share:.0f} %)", "—"]
     text = next(section.text for section in view.sections if section.title == "Where the time goes")
     assert f"takes {100 * share:.0f} % of a step" in text
-    skipped = replace(run, records=[{"seconds": {"sample": 1.0, "recompute": 2e-5, "evaluate": 3.0, "save": 1.0}}])
+    skipped = replace(
+        run, records=[{"seconds": {"sample": 1.0, "recompute": 2e-5, "evaluate": 3.0, "save": 1.0}}]
+    )
     view = view_of([skipped])
     (row,) = tables(view)["Seconds per step, by phase"].rows
     assert row[1:] == ("5.00", "1.00 (20 %)", "3.00 (60 %)", "1.00 (20 %)")
@@ -266,7 +318,9 @@ def test_an_evaluation_before_the_first_step_is_not_a_step() -> None:
     before = replace(run, records=[{"step": 0, "eval_accuracy": 0.1}, *run.records])
     assert tables(view_of([before])) == tables(view_of([run]))
     assert "accuracy" in said([run]) and ", from 0.100 before training" in said([before])
-    unfinished = replace(before, records=before.records[:1], config=dict(run.config) | {"steps": 20})
+    unfinished = replace(
+        before, records=before.records[:1], config=dict(run.config) | {"steps": 20}
+    )
     assert "0.100" not in said([unfinished])
 
 
@@ -294,20 +348,28 @@ def test_a_running_run_says_its_step() -> None:
     assert view.screen.verdict.text.startswith("Rewards so far: ")
     alone = view_of([going]).screen.verdict
     assert (alone.words, alone.status) == ("NOT DONE", "mixed") and alone.text.endswith(" so far.")
-    assert [row.name for row in view.leading][:2] == ["reward so far · dppo-binary-tv", "final reward · pg-is"]
+    assert [row.name for row in view.leading][:2] == [
+        "reward so far · dppo-binary-tv",
+        "final reward · pg-is",
+    ]
     other = replace(done, config={**done.config, "model": "another"})
     assert "not comparable" in view_of([done, other]).notes[-1]
     assert "6 of 6 runs" in view_of([going] * 6).notes[0]
 
 
 def test_settings_that_differ_are_shown_by_run() -> None:
-    view = view_of([make_run("pg-is", 0, learning_rate=0.1), make_run("pg-is", 7, learning_rate=0.2)])
+    view = view_of(
+        [make_run("pg-is", 0, learning_rate=0.1), make_run("pg-is", 7, learning_rate=0.2)]
+    )
     settings = dict(view.settings)
     assert ("temperature", "1.0") in settings["All runs"] and ("attn", "—") in settings["All runs"]
     assert settings["pg-is-seed-0"] == (("learning rate", "0.1"),)  # the table of runs has the seed
     assert settings["pg-is-seed-7"] == (("learning rate", "0.2"),)
     assert view_of([make_run("pg-is", 0), make_run("pg-is", 7)]).settings[1:] == ()
-    assert ("Rollout engine", "vllm · bfloat16") in view.about and ("Trainer", "float32") in view.about
+    assert ("Rollout engine", "vllm · bfloat16") in view.about and (
+        "Trainer",
+        "float32",
+    ) in view.about
     fp8 = view_of([make_run(kv_cache_dtype="fp8")])
     assert ("Rollout engine", "vllm · bfloat16 · KV cache fp8") in fp8.about
 
@@ -320,7 +382,9 @@ def test_every_number_is_defined(eight: list[TrainingRun]) -> None:
 NOTHING = {"step": 1, "reward": None, "mismatch": None, "seconds": {}}
 
 
-@pytest.mark.parametrize("records", [[{}], [{"step": 1}], [NOTHING], [{"reward": float("nan")}] * 3])
+@pytest.mark.parametrize(
+    "records", [[{}], [{"step": 1}], [NOTHING], [{"reward": float("nan")}] * 3]
+)
 def test_almost_nothing_is_recorded(records: list[dict[str, object]]) -> None:
     runs = [TrainingRun("a", "a", None, records)]
     view = drawn(runs)
@@ -348,7 +412,9 @@ def test_the_command_that_reproduces_the_report() -> None:
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_sticks_out_in_a_browser(tmp_path: Path, browser: Browser, width: int) -> None:
     page = tmp_path / "report.html"
-    page.write_text(render_html(drawn([make_run(name, seed, 12) for name in EIGHT[:3] for seed in range(2)])))
+    page.write_text(
+        render_html(drawn([make_run(name, seed, 12) for name in EIGHT[:3] for seed in range(2)]))
+    )
     browser.open(page, width)
     found = browser.run(LAYOUT)
     assert (found["scroll"], found["beyond"]) == (width, [])

@@ -53,7 +53,9 @@ def test_the_page_shows_them_too(studies):
 
 
 def test_the_bundled_traces_have_the_expected_status(studies):
-    """The fp8 KV cache is far above the trainer's noise and below verl's limit; float32 is below every limit."""
+    """The fp8 KV cache is far above the trainer's noise and below verl's limit; float32 is below
+    every limit.
+    """
     coarse, fine = (studies[name].result["verdict"] for name in ("fp8-kv", "float32"))
     assert coarse["floor"]["low"] > 10
     status = {row["who"]: row["standing"] for row in coarse["bars"]}
@@ -63,7 +65,9 @@ def test_the_bundled_traces_have_the_expected_status(studies):
     assert (fine["family"], fine["precision"]) == ("dense", "fp32")
     assert {row["standing"] for row in fine["bars"]} == {"healthy"}
     assert {row["pair"] for row in fine["bars"]} == {"mismatch"}
-    assert any(re.match(r"12 of 12 published limits hold", sentence) for sentence in fine["sentences"])
+    assert any(
+        re.match(r"12 of 12 published limits hold", sentence) for sentence in fine["sentences"]
+    )
 
 
 def test_it_is_json(studies):

@@ -1,4 +1,6 @@
-"""A synthetic training trace, judged by the real algorithms: engine noise, staleness, tokens that lose much."""
+"""A synthetic training trace, judged by the real algorithms: engine noise, staleness, tokens
+that lose much.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,21 @@ def make_tokens(responses: int = 400, steps: int = 8, seed: int = 0) -> Tokens:
     log_mu = np.clip(np.choose(kind, [near_one, spread, -rng.gamma(3.0, 1.6, count)]), -13.8, -1e-6)
     advantage = np.repeat(rng.choice([-0.6, 0.4, 0.0], responses, p=[0.35, 0.5, 0.15]), LENGTH)
     noise = rng.standard_t(3, count) * 0.03
-    stale = (0.3 + 0.7 * step_T / steps) * (0.1 * rng.standard_t(2.5, count) + 0.08 * np.sign(advantage))
+    stale = (0.3 + 0.7 * step_T / steps) * (
+        0.1 * rng.standard_t(2.5, count) + 0.08 * np.sign(advantage)
+    )
     fallen = np.where(rng.random(count) < 0.012 * (advantage < 0) * (1 + step_T) / steps, -3.5, 0.0)
 
     def moved(x: np.ndarray) -> np.ndarray:
         logp = log_mu + x - np.log1p(np.exp(log_mu) * np.expm1(x))
         return np.minimum(logp, -1e-9).astype(np.float32)
 
-    columns = moved(np.zeros(count)), moved(noise + stale + fallen), moved(noise), np.arange(0, count + 1, LENGTH)
+    columns = (
+        moved(np.zeros(count)),
+        moved(noise + stale + fallen),
+        moved(noise),
+        np.arange(0, count + 1, LENGTH),
+    )
     entropy_T = 0.1 - 0.6 * log_mu * rng.uniform(0.4, 1.6, count)
     policies = Policies(*columns, entropy_T=entropy_T)
     return Tokens(policies, advantage.astype(np.float32), entropy_T, step_T)
@@ -68,7 +77,12 @@ def estimate(value: float, tokens: float) -> dict[str, Any]:
     if not tokens or not np.isfinite(value):
         return dict(NOTHING)
     width = 2 * 1.96 * np.sqrt(max(value * (1 - min(value, 1)), 1e-9) / tokens)
-    return {"value": float(value), "low": float(max(value - width, 0)), "high": float(value + width), "note": None}
+    return {
+        "value": float(value),
+        "low": float(max(value - width, 0)),
+        "high": float(value + width),
+        "note": None,
+    }
 
 
 def share(flags_T: np.ndarray) -> dict[str, Any]:
@@ -98,22 +112,32 @@ def algorithm_row(algorithm: Algorithm, blocked_T: np.ndarray, tokens: Tokens) -
     for step in np.unique(tokens.step_T):
         here = tokens.step_T == step
         gone, kept = here & blocked_T, here & ~blocked_T
-        by_step.append({
-            "first": int(step), "last": int(step), "tokens": int(here.sum()),
-            "blocked": by_sign(blocked_T[here], advantage_T[here]),
-            "mu_blocked": mean(mu_T[gone]), "mu_kept": mean(mu_T[kept]),
-            "entropy_blocked": mean(tokens.entropy_T[gone]), "entropy_kept": mean(tokens.entropy_T[kept]),
-        })  # fmt: skip
+        by_step.append(
+            {
+                "first": int(step),
+                "last": int(step),
+                "tokens": int(here.sum()),
+                "blocked": by_sign(blocked_T[here], advantage_T[here]),
+                "mu_blocked": mean(mu_T[gone]),
+                "mu_kept": mean(mu_T[kept]),
+                "entropy_blocked": mean(tokens.entropy_T[gone]),
+                "entropy_kept": mean(tokens.entropy_T[kept]),
+            }
+        )
     return {
         "name": algorithm.name,
         "blocked": by_sign(blocked_T, advantage_T),
         "by_mu": [
-            {"mu_low": low, "mu_high": high, "tokens": int(inside.sum()),
-             "blocked": by_sign(blocked_T[inside], advantage_T[inside])}
+            {
+                "mu_low": low,
+                "mu_high": high,
+                "tokens": int(inside.sum()),
+                "blocked": by_sign(blocked_T[inside], advantage_T[inside]),
+            }
             for (low, high), inside in zip(bins, within, strict=True)
         ],
         "by_step": by_step,
-    }  # fmt: skip
+    }
 
 
 def overlap(names: Sequence[str], blocked_TA: np.ndarray) -> dict[str, Any]:
@@ -133,7 +157,10 @@ def overlap(names: Sequence[str], blocked_TA: np.ndarray) -> dict[str, Any]:
 
 def same_mask(names: Sequence[str], blocked_TA: np.ndarray) -> list[list[str]]:
     _, group_A = np.unique(blocked_TA, axis=1, return_inverse=True)
-    groups = [[name for name, own in zip(names, group_A, strict=True) if own == group] for group in np.unique(group_A)]
+    groups = [
+        [name for name, own in zip(names, group_A, strict=True) if own == group]
+        for group in np.unique(group_A)
+    ]
     return [group for group in groups if len(group) > 1]
 
 
@@ -143,9 +170,10 @@ def bad_updates(tokens: Tokens) -> dict[str, Any]:
 
     def shares(bad_T: np.ndarray, here_T: np.ndarray) -> dict[str, Any]:
         return {
-            "bad": int((bad_T & here_T).sum()), "over_tokens": share(bad_T[here_T & judged_T]),
+            "bad": int((bad_T & here_T).sum()),
+            "over_tokens": share(bad_T[here_T & judged_T]),
             "over_negative": share(bad_T[here_T & negative_T]),
-        }  # fmt: skip
+        }
 
     bad_T, everywhere = negative_T & (drop_T >= 0.5), np.ones(len(drop_T), dtype=bool)
     rng = np.random.default_rng(1)
@@ -158,7 +186,13 @@ def bad_updates(tokens: Tokens) -> dict[str, Any]:
         by_step.append(row | shares(bad_T, here_T))
     deltas = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     sweep = [{"delta": d, **shares(negative_T & (drop_T >= d), everywhere)} for d in deltas]
-    return {"delta": 0.5, **shares(bad_T, everywhere), "sweep": sweep, "by_step": by_step, "correlations": []}
+    return {
+        "delta": 0.5,
+        **shares(bad_T, everywhere),
+        "sweep": sweep,
+        "by_step": by_step,
+        "correlations": [],
+    }
 
 
 def sweeps(tokens: Tokens) -> dict[str, Any]:
@@ -166,7 +200,9 @@ def sweeps(tokens: Tokens) -> dict[str, Any]:
     ratio_T, sign_T = compared.ratio_T.astype(np.float64), np.sign(tokens.advantage_T)
     amount_T = ratio_T * np.abs(tokens.advantage_T)
 
-    def rows(distance_T: np.ndarray, thresholds: np.ndarray, factor: float = 1.0) -> list[dict[str, Any]]:
+    def rows(
+        distance_T: np.ndarray, thresholds: np.ndarray, factor: float = 1.0
+    ) -> list[dict[str, Any]]:
         found = []
         for threshold in thresholds:
             blocked_T = distance_T * sign_T > threshold / factor
@@ -176,33 +212,60 @@ def sweeps(tokens: Tokens) -> dict[str, Any]:
 
     kl_T = np.copysign(compared.binary_kl_T, compared.difference_T)
     caps = [
-        {"cap": float(c), "share": share(ratio_T > c),
-         "lost": estimate(np.maximum(amount_T - c * amount_T / ratio_T, 0).sum() / amount_T.sum(), len(ratio_T))}
+        {
+            "cap": float(c),
+            "share": share(ratio_T > c),
+            "lost": estimate(
+                np.maximum(amount_T - c * amount_T / ratio_T, 0).sum() / amount_T.sum(),
+                len(ratio_T),
+            ),
+        }
         for c in np.geomspace(1.1, 100, 16)
-    ]  # fmt: skip
+    ]
     tv_T, probabilities = compared.difference_T, np.geomspace(0.005, 0.8, 20)
     return {
-        "ratio_clip": rows(ratio_T - 1, np.geomspace(0.01, 10, 22)), "binary_tv": rows(tv_T, probabilities),
-        "binary_kl": rows(kl_T, np.geomspace(1e-4, 2, 20)), "top_k_tv": rows(tv_T, probabilities, 1.4),
-        "top_k_kl": rows(kl_T, np.geomspace(1e-4, 2, 20), 1.7), "cap": caps,
-    }  # fmt: skip
+        "ratio_clip": rows(ratio_T - 1, np.geomspace(0.01, 10, 22)),
+        "binary_tv": rows(tv_T, probabilities),
+        "binary_kl": rows(kl_T, np.geomspace(1e-4, 2, 20)),
+        "top_k_tv": rows(tv_T, probabilities, 1.4),
+        "top_k_kl": rows(kl_T, np.geomspace(1e-4, 2, 20), 1.7),
+        "cap": caps,
+    }
 
 
 def make_data(
-    tokens: Tokens, algorithms: Sequence[Algorithm], compared: Sequence[Algorithm] = (), *, advantages: bool = True
+    tokens: Tokens,
+    algorithms: Sequence[Algorithm],
+    compared: Sequence[Algorithm] = (),
+    *,
+    advantages: bool = True,
 ) -> ClippingPlotData:
     compared = tuple(compared) or tuple(algorithms[:2])
-    blocked_TA = np.stack([~keep_T(a, tokens.policies, tokens.advantage_T) for a in algorithms], axis=1)
+    blocked_TA = np.stack(
+        [~keep_T(a, tokens.policies, tokens.advantage_T) for a in algorithms], axis=1
+    )
     result = {
-        "has": {"advantages": advantages, "rewards": advantages, "entropy": True, "top_k": 0, "recomputed": "measured"},
+        "has": {
+            "advantages": advantages,
+            "rewards": advantages,
+            "entropy": True,
+            "top_k": 0,
+            "recomputed": "measured",
+        },
         "compared": [algorithm.name for algorithm in compared],
         "same_mask": same_mask([a.name for a in algorithms], blocked_TA),
-        "algorithms": [algorithm_row(a, blocked_TA[:, i], tokens) for i, a in enumerate(algorithms)],
+        "algorithms": [
+            algorithm_row(a, blocked_TA[:, i], tokens) for i, a in enumerate(algorithms)
+        ],
         "overlap": overlap([a.name for a in algorithms], blocked_TA),
         "bad_updates": bad_updates(tokens),
         "sweeps": sweeps(tokens),
     }
-    signs_T = [tokens.advantage_T] if advantages else [np.full_like(tokens.advantage_T, sign) for sign in (1, -1)]
+    signs_T = (
+        [tokens.advantage_T]
+        if advantages
+        else [np.full_like(tokens.advantage_T, sign) for sign in (1, -1)]
+    )
     samples = [sample(tokens, algorithms, advantage_T) for advantage_T in signs_T]
     return ClippingPlotData(result, SUBJECT, compared, np.concatenate(samples))
 

@@ -1,4 +1,6 @@
-"""Drawing a plot in a test and checking it: no warnings, and texts legible, inside the figure and apart."""
+"""Drawing a plot in a test and checking it: no warnings, and texts legible, inside the figure
+and apart.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,20 @@ def check_colours(svg: str) -> None:
 def texts_of(figure: Any) -> Iterator[Text]:
     """All drawn texts."""
     yield from figure.texts
-    for legend in (*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())):
+    for legend in (
+        *figure.legends,
+        *(axes.get_legend() for axes in figure.axes if axes.get_legend()),
+    ):
         yield from legend.get_texts()
     for axes in figure.axes:
-        yield from (axes.title, axes._left_title, axes._right_title, axes.xaxis.label, axes.yaxis.label, *axes.texts)
+        yield from (
+            axes.title,
+            axes._left_title,
+            axes._right_title,
+            axes.xaxis.label,
+            axes.yaxis.label,
+            *axes.texts,
+        )
         cells = [artist for artist in axes.get_children() if isinstance(artist, Words)]
         for words in (*cells, axes.xaxis.labels(), axes.yaxis.labels()):
             yield from map(copy, words.placed())

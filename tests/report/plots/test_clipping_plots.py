@@ -51,33 +51,51 @@ def test_contract(plot: ModuleType) -> None:
     assert plot.needs(ClippingPlotData({})) is False
 
 
-def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, many: ClippingPlotData) -> None:
+def test_text_is_legible_inside_the_figure_and_apart(
+    plot: ModuleType, style: Style, many: ClippingPlotData
+) -> None:
     assert plot.needs(many)
     check_texts(drawn(plot, many, style), style)
 
 
 @pytest.mark.parametrize("only", [0, 1])
-def test_a_heat_map_in_a_file_of_its_own_has_room_for_its_head(many: ClippingPlotData, only: int) -> None:
+def test_a_heat_map_in_a_file_of_its_own_has_room_for_its_head(
+    many: ClippingPlotData, only: int
+) -> None:
     """The title is in the figure, and the note of what is left out is above the colour key."""
     plot = load("blocked-by-probability")
     figure = drawn(plot, many, PAPER, only)
     key = figure.axes[only].get_legend().get_window_extent()
-    head = [figure.axes[only]._left_title, *(text for text in figure.texts if "left out" in text.get_text())]
+    head = [
+        figure.axes[only]._left_title,
+        *(text for text in figure.texts if "left out" in text.get_text()),
+    ]
     boxes = [text.get_window_extent() for text in head]
     assert len(boxes) == 2
     assert all(box.y1 <= figure.bbox.height and box.y0 >= key.y1 - 1 for box in boxes)
 
 
-def test_the_name_of_a_threshold_is_not_crossed_by_the_line_of_another(many: ClippingPlotData) -> None:
+def test_the_name_of_a_threshold_is_not_crossed_by_the_line_of_another(
+    many: ClippingPlotData,
+) -> None:
     for axes in drawn(load("sweeps"), many, PAPER).axes:
         lines = max(line.get_zorder() for line in axes.lines)
-        assert axes.texts and all(text.get_zorder() > lines and text.get_bbox_patch() for text in axes.texts)
+        assert axes.texts and all(
+            text.get_zorder() > lines and text.get_bbox_patch() for text in axes.texts
+        )
 
 
 def cases() -> dict[str, tuple[list[Algorithm], bool]]:
-    hostile = [replace(TABLE["ppo-icepop"], name="a$b<c>_$x^{2}$"), replace(TV, name="漢字\x1b[31m\\frac{1}{2}")]
+    hostile = [
+        replace(TABLE["ppo-icepop"], name="a$b<c>_$x^{2}$"),
+        replace(TV, name="漢字\x1b[31m\\frac{1}{2}"),
+    ]
     alike = [
-        replace(TV, name=LONG.format(i), masks=(Mask("binary-tv", chosen=(("tv_low", i / 100), ("tv_high", i / 100))),))
+        replace(
+            TV,
+            name=LONG.format(i),
+            masks=(Mask("binary-tv", chosen=(("tv_low", i / 100), ("tv_high", i / 100))),),
+        )
         for i in range(2, 14)
     ]
     return {
@@ -99,7 +117,11 @@ def test_draws_any_number_of_algorithms(
     data = data_of(tokens, algorithms, advantages=advantages)
     names = [found for found, _ in plots_for(data)]
     assert ("overlap" in names) == (name not in ("one", "nothing is blocked"))
-    assert ("blocked-by-probability" in names) == ("blocked-over-steps" in names) == (name != "nothing is blocked")
+    assert (
+        ("blocked-by-probability" in names)
+        == ("blocked-over-steps" in names)
+        == (name != "nothing is blocked")
+    )
     assert {"mask-regions", "sweeps", "bad-updates"} <= set(names)
     for _, plot in plots_for(data):
         check_texts(drawn(plot, data, style), style)
@@ -138,7 +160,10 @@ def test_a_single_step_has_no_curve(tokens: Any, data_of: Callable[..., Clipping
 
 def test_a_single_threshold_makes_no_line(many: ClippingPlotData) -> None:
     plot, nothing = load("sweeps"), {"value": 0.0, "low": None, "high": None, "note": None}
-    cap = [row | ({} if index == 0 else {"share": nothing}) for index, row in enumerate(many.result["sweeps"]["cap"])]
+    cap = [
+        row | ({} if index == 0 else {"share": nothing})
+        for index, row in enumerate(many.result["sweeps"]["cap"])
+    ]
     data = replace(many, result={"sweeps": many.result["sweeps"] | {"cap": cap}})
     assert [len(draw(plot, shown, STYLES[0]).axes) for shown in (many, data)] == [4, 3]
     assert not plot.needs(replace(many, result={"sweeps": {"cap": cap}}))
@@ -188,7 +213,9 @@ def test_the_shaded_region_is_where_the_mask_blocks(many: ClippingPlotData) -> N
 
 @pytest.mark.parametrize("name", ["relax-both", "ipo", "ppo-icepop", "dppo-binary-kl"])
 def test_the_outline_is_drawn_to_the_pixel(name: str) -> None:
-    """Of two tokens on either side of an outline, a thousandth of the panel from it, one is blocked."""
+    """Of two tokens on either side of an outline, a thousandth of the panel from it, one is
+    blocked.
+    """
     module = load("mask-regions")
     for sign in "><":
         region = module._region(ClippingPlotData.blocked_at, TABLE[name], sign, 1e-5)
@@ -203,7 +230,9 @@ def test_the_outline_is_drawn_to_the_pixel(name: str) -> None:
 
 
 def on_grid(algorithm: Algorithm, sign: str = ">") -> np.ndarray | None:
-    mu, pi = (p.ravel() for p in np.meshgrid(np.linspace(0.01, 0.99, 40), np.linspace(0.01, 0.99, 40)))
+    mu, pi = (
+        p.ravel() for p in np.meshgrid(np.linspace(0.01, 0.99, 40), np.linspace(0.01, 0.99, 40))
+    )
     return ClippingPlotData.blocked_at(algorithm, np.log(mu), np.log(pi), sign)
 
 
@@ -211,7 +240,9 @@ def on_grid(algorithm: Algorithm, sign: str = ">") -> np.ndarray | None:
 def test_which_algorithms_have_a_region(name: str) -> None:
     """Not those that need more of the distribution or whole responses, nor those without a mask."""
     algorithm = TABLE[name]
-    without_region = {row.name for row in TABLE.values() if not row.limiting.masks or row.batch_rules}
+    without_region = {
+        row.name for row in TABLE.values() if not row.limiting.masks or row.batch_rules
+    }
     without_region |= {"gspo", "gspo-rollout", "ppo-opsm", "cppo", "trm-max", "trm-avg"}
     for sign in "><":
         found = on_grid(algorithm, sign)
@@ -243,9 +274,13 @@ def test_a_mask_of_the_users_own(tmp_path: Path) -> None:
     assert on_grid(find(str(tmp_path / "topk.py"))) is None
 
 
-def test_without_advantages_both_signs_are_judged(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
+def test_without_advantages_both_signs_are_judged(
+    tokens: Any, data_of: Callable[..., ClippingPlotData]
+) -> None:
     data = data_of(tokens, [TABLE["dppo-binary-tv-recompute"], CLIP], advantages=False)
-    titles = [axes.get_title(loc="left") for axes in drawn(load("mask-regions"), data, STYLES[0]).axes]
+    titles = [
+        axes.get_title(loc="left") for axes in drawn(load("mask-regions"), data, STYLES[0]).axes
+    ]
     assert titles[0].startswith("if A > 0") and titles[-1].startswith("if A < 0")
 
 
@@ -273,19 +308,38 @@ def test_short_names_fit_and_stay_apart() -> None:
     short = short_names([*names, "ppo", "$x$"], 150, 9)
     assert len(set(short)) == len(short)
     assert max(width_of(name, 9) for name in short) <= 150
-    assert [f"max_tv=0.{i:02}"[-6:] in text for i, text in zip(range(2, 12), short, strict=False)] == [True] * 10
+    assert [
+        f"max_tv=0.{i:02}"[-6:] in text for i, text in zip(range(2, 12), short, strict=False)
+    ] == [True] * 10
     assert short[-2:] == ["ppo", r"\$x\$"]
 
 
 def test_percentages_have_four_characters() -> None:
     shares = (0, 1e-9, 0.0001, 0.00094, 0.00996, 0.0994, 0.0996, 0.5, 1.0)
-    assert [percent(share) for share in shares] == ["0", "<.01", "0.01", "0.09", "1.0", "9.9", "10", "50", "100"]
-    assert [reach_of(np.array([share, np.nan])) for share in (0.0, 0.0101, 0.3, 1.0)] == [1e-4, 0.02, 0.5, 1.0]
+    assert [percent(share) for share in shares] == [
+        "0",
+        "<.01",
+        "0.01",
+        "0.09",
+        "1.0",
+        "9.9",
+        "10",
+        "50",
+        "100",
+    ]
+    assert [reach_of(np.array([share, np.nan])) for share in (0.0, 0.0101, 0.3, 1.0)] == [
+        1e-4,
+        0.02,
+        0.5,
+        1.0,
+    ]
 
 
 def test_pictures_stay_small(tokens: Any, data_of: Callable[..., ClippingPlotData]) -> None:
     data = data_of(tokens, [CLIP, TV])
     drawn_plots = dict(plots_for(data))
     assert sorted(drawn_plots) == sorted(PLOTS)
-    pictures = [to_svg(draw(plot, data, style)) for plot in drawn_plots.values() for style in STYLES]
+    pictures = [
+        to_svg(draw(plot, data, style)) for plot in drawn_plots.values() for style in STYLES
+    ]
     assert sum(map(len, pictures)) < 1e6

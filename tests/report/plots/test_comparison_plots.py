@@ -27,7 +27,13 @@ def plot_data(analysis: ComparisonAnalysis) -> ComparisonPlotData:
     for side in result["traces"]:
         positions = side["summary"]["positions"]
         side["summary"]["turns"] = [
-            row | {"first": turn, "last": turn, "turns": row["tokens"], "length_mean": row["abs_d_mean"]}
+            row
+            | {
+                "first": turn,
+                "last": turn,
+                "turns": row["tokens"],
+                "length_mean": row["abs_d_mean"],
+            }
             for turn, row in enumerate(positions, start=1)
         ]
     return replace(analysis.plot_data, result=result)
@@ -63,7 +69,12 @@ def with_factors(data: ComparisonPlotData, value: float, width: float) -> Compar
     result: Row = copy.deepcopy(first_two(data.result))
     for found in result["comparisons"][0]["metrics"].values():
         if found["factor"]["value"] is not None:
-            found["factor"] = {"value": value, "low": value / width, "high": value * width, "note": None}
+            found["factor"] = {
+                "value": value,
+                "low": value / width,
+                "high": value * width,
+                "note": None,
+            }
     return ComparisonPlotData(result, data.subject, data.exceedance[:2])
 
 
@@ -83,11 +94,15 @@ def test_text_is_legible_inside_the_figure_and_apart(
 
 @pytest.mark.parametrize("style", STYLES, ids=["wide", "narrow"])
 @pytest.mark.parametrize("made", [of_two, many], ids=["two", "six"])
-def test_draws_any_number_of_traces(plot: ModuleType, made: Any, style: Style, plot_data: ComparisonPlotData) -> None:
+def test_draws_any_number_of_traces(
+    plot: ModuleType, made: Any, style: Style, plot_data: ComparisonPlotData
+) -> None:
     check_texts(drawn(plot, made(plot_data), style), style)
 
 
-@pytest.mark.parametrize(("value", "width"), [(1.0, 1.0), (1.1, 1.05), (3.0, 2.0), (0.02, 5e3), (90, 1e5)])
+@pytest.mark.parametrize(
+    ("value", "width"), [(1.0, 1.0), (1.1, 1.05), (3.0, 2.0), (0.02, 5e3), (90, 1e5)]
+)
 def test_factors_of_any_size(value: float, width: float, plot_data: ComparisonPlotData) -> None:
     for style in STYLES:
         figure = drawn(load("metric-factors"), with_factors(plot_data, value, width), style)
@@ -97,30 +112,54 @@ def test_factors_of_any_size(value: float, width: float, plot_data: ComparisonPl
 
 
 @pytest.mark.parametrize(("value", "drawn_at_all"), [(1e-9, False), (5e6, False), (0.5, True)])
-def test_a_control_needs_no_picture(value: float, drawn_at_all: bool, plot_data: ComparisonPlotData) -> None:
+def test_a_control_needs_no_picture(
+    value: float, drawn_at_all: bool, plot_data: ComparisonPlotData
+) -> None:
     assert load("metric-factors").needs(with_factors(plot_data, value, 1.1)) is drawn_at_all
 
 
 def test_factors_are_read_as_times() -> None:
     from mismatch_cli.report.plots.metric_factors import _times
 
-    assert [_times(10.0**power) for power in (-6, -3, 0, 2, 3, 7)] == ["÷10⁶", "÷1,000", "×1", "×100", "×1,000", "×10⁷"]
+    assert [_times(10.0**power) for power in (-6, -3, 0, 2, 3, 7)] == [
+        "÷10⁶",
+        "÷1,000",
+        "×1",
+        "×100",
+        "×1,000",
+        "×10⁷",
+    ]
 
 
 def test_legends_name_the_runs(plot_data: ComparisonPlotData) -> None:
     for name in PLOTS:
         figure = drawn(load(name), of_two(plot_data), STYLES[0])
-        said = [text.get_text() for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
-        said += [text for axes in figure.axes for text in (axes.get_title(loc="left"), axes.get_xlabel())]
+        said = [
+            text.get_text()
+            for axes in figure.axes
+            if axes.get_legend()
+            for text in axes.get_legend().get_texts()
+        ]
+        said += [
+            text for axes in figure.axes for text in (axes.get_title(loc="left"), axes.get_xlabel())
+        ]
         assert any("float32" in text for text in said) and not {"A", "B"} & set(said)
 
 
 def test_traces_without_a_gap_are_drawn_or_declined(plot_data: ComparisonPlotData) -> None:
-    """A trace whose policies agree to the bit, compared with one whose policies do not, and with itself."""
+    """A trace whose policies agree to the bit, compared with one whose policies do not, and with
+    itself.
+    """
     result: Row = copy.deepcopy(first_two(plot_data.result))
     for key in ("volatility", "positions", "from_end", "turns"):
         for row in result["traces"][1]["summary"][key]:
-            for name in row.keys() & {"ratio_sd", "tv_topk_sd", "tv_binary_sd", "abs_d_mean", "length_mean"}:
+            for name in row.keys() & {
+                "ratio_sd",
+                "tv_topk_sd",
+                "tv_binary_sd",
+                "abs_d_mean",
+                "length_mean",
+            }:
                 row[name] = {"value": 0.0, "low": None, "high": None, "note": None}
     for found in result["comparisons"][0]["metrics"].values():
         found["factor"] = {"value": 0.0, "low": None, "high": None, "note": "no gap: no interval"}
@@ -145,12 +184,18 @@ def test_the_curve_of_gaps_is_the_share_above_each() -> None:
         counts[0, D_BINS.index(np.array([value]))] += 1
     edges, shares = exceedance(counts)
     assert shares[0] == 0.75 and shares[-1] == 0.25 and (np.diff(shares) <= 0).all()
-    assert edges[-1] == pytest.approx(2, rel=0.04) and edges[shares == 0.75][-1] == pytest.approx(0.1, rel=0.04)
+    assert edges[-1] == pytest.approx(2, rel=0.04) and edges[shares == 0.75][-1] == pytest.approx(
+        0.1, rel=0.04
+    )
 
 
 def test_a_trace_without_a_gap_leaves_the_others_their_scale(plot_data: ComparisonPlotData) -> None:
     result: Row = copy.deepcopy(first_two(plot_data.result))
     for row in result["traces"][0]["summary"]["positions"]:
         row["abs_d_mean"] = {"value": 0.0, "low": None, "high": None, "note": None}
-    axes = drawn(load("position-profile"), ComparisonPlotData(result, "", plot_data.exceedance[:2]), STYLES[0]).axes[0]
+    axes = drawn(
+        load("position-profile"),
+        ComparisonPlotData(result, "", plot_data.exceedance[:2]),
+        STYLES[0],
+    ).axes[0]
     assert axes.get_ylim()[1] < 2 * np.nanmax(axes.patches[2].get_data().values)

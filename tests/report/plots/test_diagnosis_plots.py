@@ -26,7 +26,9 @@ def healthy() -> DiagnosisAnalysis:
 def shifted(analysis: DiagnosisAnalysis) -> DiagnosisAnalysis:
     evidence = analysis.diagnosis.evidence
     sample = replace(evidence.sample, logq_T=np.roll(evidence.sample.logq_T, 1))
-    return replace(analysis, diagnosis=replace(analysis.diagnosis, evidence=replace(evidence, sample=sample)))
+    return replace(
+        analysis, diagnosis=replace(analysis.diagnosis, evidence=replace(evidence, sample=sample))
+    )
 
 
 @pytest.mark.parametrize("name", PLOTS)

@@ -31,7 +31,13 @@ def style(request: pytest.FixtureRequest) -> Style:
 
 
 def test_the_plots_of_the_papers_exist() -> None:
-    assert {"ratio-and-tv", "logp-agreement", "sequence-log-ratio", "volatility", "position-profile"} <= set(PLOTS)
+    assert {
+        "ratio-and-tv",
+        "logp-agreement",
+        "sequence-log-ratio",
+        "volatility",
+        "position-profile",
+    } <= set(PLOTS)
 
 
 def test_contract(plot: ModuleType) -> None:
@@ -40,7 +46,9 @@ def test_contract(plot: ModuleType) -> None:
     assert plot.needs(PlotData({})) is False
 
 
-def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, measured: SimpleNamespace) -> None:
+def test_text_is_legible_inside_the_figure_and_apart(
+    plot: ModuleType, style: Style, measured: SimpleNamespace
+) -> None:
     assert plot.needs(measured.plot_data)
     figure = drawn(plot, measured.plot_data, style)
     check_texts(figure, style)
@@ -66,7 +74,9 @@ POOR = {
 
 @pytest.mark.parametrize("name", POOR)
 def test_draws_or_declines_poor_data(plot: ModuleType, name: str) -> None:
-    logq, logp, topk = (None if column is None else np.array(column, dtype=np.float32) for column in POOR[name])
+    logq, logp, topk = (
+        None if column is None else np.array(column, dtype=np.float32) for column in POOR[name]
+    )
     gap = {"value": 0.1, "low": None, "high": None, "note": "fewer than 10 prompts: no interval"}
     nothing = {"value": None, "low": None, "high": None, "note": "not measured"}
     keys = [f"{q}_{s}" for q in ("ratio", "tv_binary", "tv_topk") for s in ("sd", "p99")]
@@ -78,7 +88,10 @@ def test_draws_or_declines_poor_data(plot: ModuleType, name: str) -> None:
             row | {"tokens": 0},
             row | {"ratio_sd": gap | {"value": 0.0}, "ratio_p99": gap | {"value": 1.1}},
         ],
-        "positions": [{"first": 0, "last": 0, "abs_d_mean": gap}, {"first": 1, "last": 1, "abs_d_mean": nothing}],
+        "positions": [
+            {"first": 0, "last": 0, "abs_d_mean": gap},
+            {"first": 1, "last": 1, "abs_d_mean": nothing},
+        ],
         "from_end": [],
         "turns": [
             {"first": 1, "last": 1, "abs_d_mean": gap, "length_mean": gap},
@@ -86,7 +99,9 @@ def test_draws_or_declines_poor_data(plot: ModuleType, name: str) -> None:
         ],
     }
     lengths, sums = np.array([len(logq)]), np.array([float(np.sum(logp - logq))])
-    data = PlotData(summary, "$\\frac{1}{2}$ 漢字 \x1b", logq, logp, topk, lengths, sums, lattice_steps=(0.5,))
+    data = PlotData(
+        summary, "$\\frac{1}{2}$ 漢字 \x1b", logq, logp, topk, lengths, sums, lattice_steps=(0.5,)
+    )
     if plot.needs(data):
         for style in STYLES:
             drawn(plot, data, style)
@@ -103,7 +118,9 @@ def test_lattice_lines_are_drawn_only_where_the_data_shows_them(measured: Simple
     plot = plots_of("mismatch")["logp-agreement"]
 
     def labels(steps: tuple[float, ...]) -> list[str]:
-        figure = draw(plot, PlotData(**{**vars(measured.plot_data), "lattice_steps": steps}), STYLES[0])
+        figure = draw(
+            plot, PlotData(**{**vars(measured.plot_data), "lattice_steps": steps}), STYLES[0]
+        )
         return [text.get_text() for text in figure.axes[0].texts]
 
     assert labels((0.125, 0.25)) == ["rounded logits: s = 1/8 nat", "rounded logits: s = 1/4 nat"]
@@ -115,13 +132,23 @@ def test_plots_without_data_are_left_out() -> None:
 
 
 def test_a_percentile_is_drawn_over_bins_with_enough_tokens() -> None:
-    rows = [{"mu_low": low, "mu_high": high, "tokens": n} for low, high, n in ((0, 0.5, 199), (0.5, 0.9, 200))]
+    rows = [
+        {"mu_low": low, "mu_high": high, "tokens": n}
+        for low, high, n in ((0, 0.5, 199), (0.5, 0.9, 200))
+    ]
     found = {"value": 0.25, "low": 0.2, "high": 0.3, "note": None}
     keys = ("ratio_p01", "ratio_p99", "tv_binary_p99", "tv_topk_p99")
     logq = np.log(np.linspace(0.1, 0.9, 50, dtype=np.float32))
-    data = PlotData({"volatility": [row | dict.fromkeys(keys, found) for row in rows]}, "", logq, logq - 0.01)
+    data = PlotData(
+        {"volatility": [row | dict.fromkeys(keys, found) for row in rows]}, "", logq, logq - 0.01
+    )
     ratio, tv = draw(plots_of("mismatch")["ratio-and-tv"], data, STYLES[0]).axes
-    steps = [line.get_xydata().tolist() for axes in (ratio, tv) for line in axes.lines if len(line.get_xdata()) == 2]
+    steps = [
+        line.get_xydata().tolist()
+        for axes in (ratio, tv)
+        for line in axes.lines
+        if len(line.get_xdata()) == 2
+    ]
     assert [step for step in steps if step[0][1] == 0.25] == [[[0.5, 0.25], [0.9, 0.25]]] * 3
 
 
@@ -147,14 +174,18 @@ def test_points_land_where_they_belong() -> None:
     rows, columns = np.nonzero(image[..., 3])
     assert len(rows) == 36  # one dot of 6 × 6 pixels, because there are few
     assert columns.mean() / image.shape[1] == pytest.approx(0.25, abs=0.01)
-    assert rows.mean() / image.shape[0] == pytest.approx(0.5, abs=0.01)  # 0.1 is halfway on the logarithmic axis
+    # 0.1 is halfway on the logarithmic axis
+    assert rows.mean() / image.shape[0] == pytest.approx(0.5, abs=0.01)
     assert tuple(image[rows[0], columns[0], :3]) == (0x0B, 0x66, 0xB5)
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
 def test_contrast(theme: Any) -> None:
     assert min(_contrast(theme.page, colour) for colour in (theme.ink, theme.muted)) >= 4.5
-    assert min(_contrast(theme.page, colour) for colour in (theme.blue, theme.orange, theme.green)) >= 3
+    assert (
+        min(_contrast(theme.page, colour) for colour in (theme.blue, theme.orange, theme.green))
+        >= 3
+    )
 
 
 def _contrast(one: str, other: str) -> float:
@@ -162,7 +193,9 @@ def _contrast(one: str, other: str) -> float:
 
     def luminance(colour: str) -> float:
         channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-        linear = np.where(channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        linear = np.where(
+            channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+        )
         return float(linear @ [0.2126, 0.7152, 0.0722])
 
     high, low = sorted((luminance(one), luminance(other)), reverse=True)

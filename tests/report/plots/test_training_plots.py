@@ -24,7 +24,13 @@ from tests.report.training_runs import EIGHT, NEVER_BLOCK, evaluated, make_run
 
 PLOTS = list(plots_of(TrainingAnalysis.STUDY))
 STYLES = [WIDE, NARROW]
-HOSTILE = ("a$b<c>_$x^{2}$", "漢字\x1b[31m\\frac{1}{2}", "my_very_long_mask_name:" + "max_tv=0.123456," * 9, "_raw", "")
+HOSTILE = (
+    "a$b<c>_$x^{2}$",
+    "漢字\x1b[31m\\frac{1}{2}",
+    "my_very_long_mask_name:" + "max_tv=0.123456," * 9,
+    "_raw",
+    "",
+)
 
 
 @pytest.fixture(params=PLOTS)
@@ -52,13 +58,23 @@ def test_contract(plot: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("style", [*STYLES, PAPER], ids=lambda style: style.name)
-def test_text_is_legible_inside_the_figure_and_apart(plot: ModuleType, style: Style, eight: list[TrainingRun]) -> None:
+def test_text_is_legible_inside_the_figure_and_apart(
+    plot: ModuleType, style: Style, eight: list[TrainingRun]
+) -> None:
     studies = (TrainingAnalysis.of(runs) for runs in (eight, in_settings(), by_threshold()))
     check_texts(drawn(plot, next(study for study in studies if plot.needs(study)), style), style)
 
 
 SETS = ("AIME24", "AIME25")
-MODELS = ("Qwen/Qwen3-30B-A3B-Base", "/models/Qwen3-8B-Base", "Llama-3.2-3B", "a_very_long$name^" * 6, "e", "f", "g")
+MODELS = (
+    "Qwen/Qwen3-30B-A3B-Base",
+    "/models/Qwen3-8B-Base",
+    "Llama-3.2-3B",
+    "a_very_long$name^" * 6,
+    "e",
+    "f",
+    "g",
+)
 
 
 def in_settings(count: int = 2, steps: int = 30, sets: Sequence[str] = SETS) -> list[TrainingRun]:
@@ -72,8 +88,18 @@ def in_settings(count: int = 2, steps: int = 30, sets: Sequence[str] = SETS) -> 
 
 def by_threshold(seeds: int = 2, steps: int = 20) -> list[TrainingRun]:
     """One algorithm with three thresholds, another with two, and a third."""
-    names = ("dppo-binary-tv:max_tv=0.2", "dppo-binary-tv:delta=0.1", "dppo-binary-tv", "pg-tis:C=100", "pg-tis")
-    return [make_run(name, seed, steps) for name in (*names, "grpo-clip-higher") for seed in range(seeds)]
+    names = (
+        "dppo-binary-tv:max_tv=0.2",
+        "dppo-binary-tv:delta=0.1",
+        "dppo-binary-tv",
+        "pg-tis:C=100",
+        "pg-tis",
+    )
+    return [
+        make_run(name, seed, steps)
+        for name in (*names, "grpo-clip-higher")
+        for seed in range(seeds)
+    ]
 
 
 def scaled(run: TrainingRun, factor: float) -> TrainingRun:
@@ -88,17 +114,25 @@ def scaled(run: TrainingRun, factor: float) -> TrainingRun:
 CASES: dict[str, Callable[[], list[TrainingRun]]] = {
     "one step": lambda: [make_run(steps=1)],
     "two seeds": lambda: [make_run(seed=0), make_run(seed=1, steps=3)],
-    "long": lambda: [make_run(name, steps=steps) for name, steps in (("relax-high", 450), ("relax-low", 20))],
+    "long": lambda: [
+        make_run(name, steps=steps) for name, steps in (("relax-high", 450), ("relax-low", 20))
+    ],
     "hostile names": lambda: [make_run(name, steps=5) for name in HOSTILE],
     "tiny": lambda: [scaled(make_run(steps=30), 1e-7)],
     "huge": lambda: [scaled(make_run(steps=30), 3e6)],
-    "constant": lambda: [replace(make_run(), records=[{**make_run(steps=1).records[0], "step": i} for i in range(9)])],
+    "constant": lambda: [
+        replace(make_run(), records=[{**make_run(steps=1).records[0], "step": i} for i in range(9)])
+    ],
     "nothing": lambda: [scaled(make_run(steps=30), 0.0)],
     "settings of one step": lambda: in_settings(2, steps=1),
     "many settings": lambda: in_settings(7, steps=4, sets=()),
     "thresholds, one seed": lambda: by_threshold(1, steps=1),
-    "twelve algorithms": lambda: [make_run(f"mask-0.5:max_drop={n / 20}", steps=5) for n in range(1, 13)],
-    "hardly changes": lambda: [TrainingRun("x", "x", 0, [{"reward": 0.9123456 + 1e-8 * i} for i in range(9)])],
+    "twelve algorithms": lambda: [
+        make_run(f"mask-0.5:max_drop={n / 20}", steps=5) for n in range(1, 13)
+    ],
+    "hardly changes": lambda: [
+        TrainingRun("x", "x", 0, [{"reward": 0.9123456 + 1e-8 * i} for i in range(9)])
+    ],
 }
 
 
@@ -113,12 +147,18 @@ def test_draws_any_runs(name: str, style: Style) -> None:
 
 
 @pytest.mark.parametrize("share", [0.03, 0.5])
-def test_missing_measurements_leave_gaps(plot: ModuleType, share: float, eight: list[TrainingRun]) -> None:
+def test_missing_measurements_leave_gaps(
+    plot: ModuleType, share: float, eight: list[TrainingRun]
+) -> None:
     rng = np.random.default_rng(3)
 
     def without(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: without(part) for key, part in value.items() if rng.random() < share or key == "seconds"}
+            return {
+                key: without(part)
+                for key, part in value.items()
+                if rng.random() < share or key == "seconds"
+            }
         return value if rng.random() < share else rng.choice([None, float("nan")])
 
     runs = [replace(run, records=[without(record) for record in run.records]) for run in eight]
@@ -129,7 +169,10 @@ def test_missing_measurements_leave_gaps(plot: ModuleType, share: float, eight: 
 def test_evaluations_are_marks_in_the_panel_of_the_reward() -> None:
     run = make_run(steps=45)
     blind = replace(run, records=[{**record, "eval_accuracy": None} for record in run.records])
-    figures = [drawn(load("training-curves"), TrainingAnalysis.of([one]), STYLES[0]) for one in (run, blind)]
+    figures = [
+        drawn(load("training-curves"), TrainingAnalysis.of([one]), STYLES[0])
+        for one in (run, blind)
+    ]
     marks = [len(figure.axes[0].containers) for figure in figures]
     notes = [figure.axes[0].get_title(loc="right") for figure in figures]
     assert marks == [1, 0] and notes == ["◆ evaluation", ""]
@@ -156,7 +199,11 @@ def test_the_page_shows_the_bands_too() -> None:
 def test_blocked_tokens_have_a_panel_unless_there_are_none(eight: list[TrainingRun]) -> None:
     title = "Blocked, % of A ≠ 0"
     some, none = (
-        drawn(load("training-curves"), TrainingAnalysis.of([run for run in eight if run.algorithm in names]), STYLES[0])
+        drawn(
+            load("training-curves"),
+            TrainingAnalysis.of([run for run in eight if run.algorithm in names]),
+            STYLES[0],
+        )
         for names in (EIGHT, NEVER_BLOCK)
     )
     assert len(titles(some)) == 6 and title in titles(some)
@@ -178,27 +225,46 @@ def test_long_curves_are_smoothed_with_the_raw_one_behind() -> None:
 
 
 def test_twins_share_a_colour_and_entropy_that_collapses_has_a_logarithmic_axis() -> None:
-    names = ("dppo-binary-tv", "dppo-binary-tv-recompute", "mask-0.5:max_drop=0", "mask-0.5-recompute:max_drop=0")
+    names = (
+        "dppo-binary-tv",
+        "dppo-binary-tv-recompute",
+        "mask-0.5:max_drop=0",
+        "mask-0.5-recompute:max_drop=0",
+    )
     runs = [make_run(name, steps=8) for name in (*names, "pg-is")]
     plot = load("training-curves")
     figure = drawn(plot, TrainingAnalysis.of(runs), STYLES[0])
-    assert texts(figure)[:3] == list(names[:3]) and texts(figure)[3].startswith("mask-0.5-rec")  # shortened
+    # shortened
+    assert texts(figure)[:3] == list(names[:3]) and texts(figure)[3].startswith("mask-0.5-rec")
     lines = figure.axes[1].lines
-    assert lines[0].get_color() == lines[1].get_color() != lines[2].get_color() == lines[3].get_color()
+    assert (
+        lines[0].get_color() == lines[1].get_color() != lines[2].get_color() == lines[3].get_color()
+    )
     assert len({lines[1].get_linestyle(), lines[3].get_linestyle()}) == 1
-    assert [line.is_dashed() for line in lines] == [False, True, False, True, False, True]  # the last one is at 0
+    # The last one is at 0
+    assert [line.is_dashed() for line in lines] == [False, True, False, True, False, True]
     collapsed = replace(runs[4], records=[{"step": i, "entropy": 10.0**-i} for i in range(5)])
-    scales = [drawn(plot, TrainingAnalysis.of([run]), STYLES[0]).axes[-1].get_yscale() for run in (runs[4], collapsed)]
+    scales = [
+        drawn(plot, TrainingAnalysis.of([run]), STYLES[0]).axes[-1].get_yscale()
+        for run in (runs[4], collapsed)
+    ]
     assert scales == ["linear", "log"]
 
 
 def test_bad_updates_have_a_panel_if_there_are_any() -> None:
     run = make_run()
     good = replace(run, records=[record | {"bad_over_negative": 0.0} for record in run.records])
-    some, none = (drawn(load("blocked-tokens"), TrainingAnalysis.of([one]), STYLES[0]) for one in (run, good))
-    assert [each for each in titles(some) if each not in titles(none)] == ["Bad updates, % of A < 0"]
+    some, none = (
+        drawn(load("blocked-tokens"), TrainingAnalysis.of([one]), STYLES[0]) for one in (run, good)
+    )
+    assert [each for each in titles(some) if each not in titles(none)] == [
+        "Bad updates, % of A < 0"
+    ]
     assert some.axes[-1].get_ylim()[0] == 0
-    unseen = replace(good, records=[{"step": 1, "blocked": 0.0, "blocked_positive": 0.0, "bad_over_negative": 0.0}])
+    unseen = replace(
+        good,
+        records=[{"step": 1, "blocked": 0.0, "blocked_positive": 0.0, "bad_over_negative": 0.0}],
+    )
     assert not load("blocked-tokens").needs(TrainingAnalysis.of([unseen]))
 
 
@@ -212,7 +278,10 @@ def test_bars_add_up_to_the_step() -> None:
     runs = [make_run(steps=4), make_run("mask-0.5-recompute", steps=4)]
     runs[0].records[0]["seconds"]["brewing"] = 1.0
     figure = drawn(load("time"), TrainingAnalysis.of(runs), STYLES[0])
-    widths = [sum(bar.get_width() for bar in bars) for bars in zip(*figure.axes[0].containers, strict=True)]
+    widths = [
+        sum(bar.get_width() for bar in bars)
+        for bars in zip(*figure.axes[0].containers, strict=True)
+    ]
     totals = [sum(sum(record["seconds"].values()) for record in run.records) / 4 for run in runs]
     np.testing.assert_allclose(widths, totals)
     labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
@@ -250,14 +319,28 @@ def test_a_long_comparison_stays_small_and_quick() -> None:
 
 def test_each_evaluation_set_has_a_panel_and_a_single_one_its_name() -> None:
     run = make_run(steps=40)
-    six = ["Mean reward", "Accuracy, AIME24", "Accuracy, AIME25", "Response length, tokens", "Mean entropy, nats"]
+    six = [
+        "Mean reward",
+        "Accuracy, AIME24",
+        "Accuracy, AIME25",
+        "Response length, tokens",
+        "Mean entropy, nats",
+    ]
     figure = drawn(load("training-curves"), TrainingAnalysis.of([evaluated(run, SETS)]), STYLES[0])
     assert titles(figure)[:6] == [*six, "Mean |π − μ|"]
     assert figure.axes[1].lines[0].get_xdata().tolist() == [1, 10, 20, 30, 40]
-    np.testing.assert_allclose(figure.axes[1].lines[0].get_ydata(), evaluated(run, SETS).measured("eval", "AIME24"))
+    np.testing.assert_allclose(
+        figure.axes[1].lines[0].get_ydata(), evaluated(run, SETS).measured("eval", "AIME24")
+    )
     assert not figure.axes[0].containers
-    named = [evaluated(run, SETS[:1]), replace(run, config={**run.config, "eval_dataset": "/data/aime24.jsonl"}), run]
-    figures = [drawn(load("training-curves"), TrainingAnalysis.of([one]), STYLES[0]) for one in named]
+    named = [
+        evaluated(run, SETS[:1]),
+        replace(run, config={**run.config, "eval_dataset": "/data/aime24.jsonl"}),
+        run,
+    ]
+    figures = [
+        drawn(load("training-curves"), TrainingAnalysis.of([one]), STYLES[0]) for one in named
+    ]
     notes = [figure.axes[0].get_title(loc="right") for figure in figures]
     assert notes == ["◆ AIME24", "◆ aime24.jsonl", "◆ evaluation"]
 
@@ -265,8 +348,14 @@ def test_each_evaluation_set_has_a_panel_and_a_single_one_its_name() -> None:
 def test_no_mismatch_is_a_line_at_0_inside_the_panel() -> None:
     figure = drawn(load("training-curves"), TrainingAnalysis.of([make_run(steps=20)]), STYLES[0])
     axes = figure.axes[titles(figure).index("Mean |π − μ|")]
-    assert list(axes.lines[-1].get_ydata()) == [0, 0] and axes.lines[-1].is_dashed() and axes.get_ylim()[0] < 0
-    single = drawn(load("training-curves"), TrainingAnalysis.of([make_run(steps=1)]), STYLES[0]).axes
+    assert (
+        list(axes.lines[-1].get_ydata()) == [0, 0]
+        and axes.lines[-1].is_dashed()
+        and axes.get_ylim()[0] < 0
+    )
+    single = drawn(
+        load("training-curves"), TrainingAnalysis.of([make_run(steps=1)]), STYLES[0]
+    ).axes
     for axes in single:  # a mark on the edge would be cut in half
         low, high = axes.get_ylim()
         assert max(axes.drawn_values()) < high - 0.03 * (high - low)
@@ -274,15 +363,30 @@ def test_no_mismatch_is_a_line_at_0_inside_the_panel() -> None:
 
 def test_the_mass_of_the_top_k_has_a_panel_if_recorded() -> None:
     run = make_run(steps=4)
-    records = [{**record, "current": {"topk_mass_rollout": 0.99 + 0.002 * record["step"]}} for record in run.records]
-    figure = drawn(load("training-curves"), TrainingAnalysis.of([replace(run, records=records)]), STYLES[0])
+    records = [
+        {**record, "current": {"topk_mass_rollout": 0.99 + 0.002 * record["step"]}}
+        for record in run.records
+    ]
+    figure = drawn(
+        load("training-curves"), TrainingAnalysis.of([replace(run, records=records)]), STYLES[0]
+    )
     assert titles(figure)[-1] == "Mass of the top K by μ, %"
     np.testing.assert_allclose(figure.axes[-1].lines[0].get_ydata(), [0.992, 0.994, 0.996, 0.998])
 
 
 def test_relaxations_are_dashed_and_what_they_relax_is_not() -> None:
-    names = ("relax-both:alpha=0.1", "grpo-clip-higher", "relax-low:alpha=0.1", "relax-high:alpha=0.1", "pg-is")
-    figure = drawn(load("training-curves"), TrainingAnalysis.of([make_run(n, steps=4) for n in names]), STYLES[0])
+    names = (
+        "relax-both:alpha=0.1",
+        "grpo-clip-higher",
+        "relax-low:alpha=0.1",
+        "relax-high:alpha=0.1",
+        "pg-is",
+    )
+    figure = drawn(
+        load("training-curves"),
+        TrainingAnalysis.of([make_run(n, steps=4) for n in names]),
+        STYLES[0],
+    )
     lines = figure.axes[0].lines[:5]
     assert [line.is_dashed() for line in lines] == [True, False, True, True, False]
     assert len({line.get_color() for line in lines}) == 5
@@ -310,18 +414,27 @@ def test_a_setting_that_would_be_flat_has_an_axis_of_its_own() -> None:
 
 
 def test_a_missing_measurement_leaves_its_place_empty() -> None:
-    runs = [evaluated(make_run(model=m, steps=5), s) for m, s in zip(MODELS[:2], (SETS, SETS[:1]), strict=True)]
+    runs = [
+        evaluated(make_run(model=m, steps=5), s)
+        for m, s in zip(MODELS[:2], (SETS, SETS[:1]), strict=True)
+    ]
     figure = drawn(load("by-setting"), TrainingAnalysis.of(runs), STYLES[0])
     rows = {title: titles(figure).count(title) for title in titles(figure)}
     assert rows["Accuracy, AIME24"] == 2 and rows["Accuracy, AIME25"] == 1
     place = {axes.get_title(loc="left"): axes.get_position() for axes in figure.axes}
-    assert place["Accuracy, AIME25"].x0 < 0.5 and place["Mean |π − μ|"].y1 < place["Accuracy, AIME25"].y0
+    assert (
+        place["Accuracy, AIME25"].x0 < 0.5
+        and place["Mean |π − μ|"].y1 < place["Accuracy, AIME25"].y0
+    )
 
 
 def test_in_one_panel_colours_are_algorithms_and_dashes_are_settings() -> None:
     figure = drawn(load("training-curves"), TrainingAnalysis.of(in_settings(3)), STYLES[0])
     lines = figure.axes[0].lines
-    assert len({line.get_color() for line in lines}) == 2 and len({str(line._dash_pattern) for line in lines}) == 3
+    assert (
+        len({line.get_color() for line in lines}) == 2
+        and len({str(line._dash_pattern) for line in lines}) == 3
+    )
     assert not load("training-curves").needs(TrainingAnalysis.of(in_settings(4)))
 
 
@@ -337,7 +450,9 @@ def test_final_numbers_by_threshold_and_of_other_algorithms() -> None:
     names = ("dppo-binary-tv:delta=0.1", "dppo-binary-tv", "dppo-binary-tv:max_tv=0.2")
     assert thresholds.get_xdata().tolist() == [0.1, 0.15, 0.2]
     assert thresholds.get_ydata().tolist() == [study.final_rewards[name].value for name in names]
-    assert other.get_ydata()[0] == study.final_rewards["grpo-clip-higher"].value and other.is_dashed()
+    assert (
+        other.get_ydata()[0] == study.final_rewards["grpo-clip-higher"].value and other.is_dashed()
+    )
     opacity = [line.get_alpha() for line in figure.axes[2].lines]
     assert opacity == [*sorted(opacity[:2]), None]
     assert figure.axes[3].get_xscale() == "log"  # from 3 to 100
