@@ -6,11 +6,9 @@ import ast
 import os
 import re
 import resource
-import statistics
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from matplotlib.backend_bases import RendererBase
 
 from mismatch_cli.library.opened_run import Run
 from mismatch_cli.library.results import Result
+from tests import house
 
 PACKAGE = Path(__file__).parent.parent / "mismatch_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -236,43 +235,16 @@ def test_a_file_is_known_by_its_name():
     assert {name: paths for name, paths in named.items() if len(paths) > 1} == {}
 
 
-def test_no_fragments():
-    """A file below 40 lines that only one other file imports belongs to that one."""
-    importers = Counter(target for targets in IMPORTS.values() for target in targets)
-    fragments = [
-        str(path.relative_to(PACKAGE))
-        for module, path in MODULES.items()
-        if importers[module] == 1 and TEXTS[path].count("\n") < 40
-        if path.name != "__init__.py" and not is_found_by_its_name(path)
-    ]
-    assert fragments == []
-
-
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-
-
-def test_files_and_functions_stay_short():
-    assert [path.name for path in FILES if TEXTS[path].count("\n") > 400] == []
-    assert [
-        f"{path.name}: {node.name}"
-        for path in FILES
-        for node in functions(TREES[path])
-        # Its signature is its list of flags
-        if node.end_lineno - node.lineno >= 60 and node.name != "command"
-    ] == []
-    lengths = [
-        node.end_lineno - node.lineno + 1 for tree in TREES.values() for node in functions(tree)
-    ]
-    assert statistics.median(lengths) <= 7
-
-
-def test_no_room_outgrows_the_house():
-    lines = Counter()
-    for module, path in MODULES.items():
-        lines[room_of(module)] += TEXTS[path].count("\n")
-    room, most = lines.most_common(1)[0]
-    assert most <= 0.22 * lines.total(), f"{room} holds {most} of {lines.total()} lines"
+def test_no_number_of_the_house_rises():
+    """`python -m tests.house` shows them; after an improvement, `--lower` writes them down."""
+    may, are = house.ratchets(), house.measured()
+    assert set(may) == set(are)
+    assert {name: value for name, value in are.items() if value > may[name]} == {}, (
+        "see `python -m tests.house --list NAME`"
+    )
+    assert {name: value for name, value in are.items() if value < may[name]} == {}, (
+        "better than before: type `python -m tests.house --lower`"
+    )
 
 
 def test_every_module_says_what_it_is_for():

@@ -1,0 +1,327 @@
+"""The house in numbers: tokens, width and constructs of the package, each of which may only fall.
+
+python -m tests.house           # today's numbers, and what they may be
+python -m tests.house --lower   # write the numbers that have fallen into tests/ratchets.toml
+python -m tests.house --list found-names   # where one of them is counted
+
+Size is counted in tokens (names, operators, numbers), which no formatter moves; what depends on
+size is counted per 1,000 of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import typer
+
+from mismatch_cli import registry
+
+PACKAGE = Path(__file__).parent.parent / "mismatch_cli"
+RATCHETS = Path(__file__).with_name("ratchets.toml")
+MOST_COLUMNS, MOST_TOKENS, MOST_BRANCHES = 100, 250, 10
+NO_NAMES = ("found", "told", "asked", "known", "given")
+FRAMEWORKS = (
+    "areal", "miles", "ms_swift", "nemo_rl", "oat", "open_instruct", "openrlhf", "prime_rl",
+    "rlinf", "roll", "skyrl", "slime", "tinker", "trl", "unsloth", "verl",
+)  # fmt: skip
+_OF_FRAMEWORKS = ("dialects", "importers", "record")
+_RENDERS = ("report",)
+_COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER)
+_BRANCHES = (
+    ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.comprehension, ast.BoolOp,
+    ast.match_case, ast.Assert,
+)  # fmt: skip
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+Places = Iterator[str]
+
+
+class File:
+    """A file of the package, parsed."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.relative_to(PACKAGE).as_posix()
+        self.text = path.read_text(encoding="utf-8")
+        self.lines = self.text.splitlines()
+        self.tree = ast.parse(self.text)
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        self.token_lines = [token.start[0] for token in tokens if token.type in _COUNTED]
+
+    @property
+    def room(self) -> str:
+        return self.name.partition("/")[0].removesuffix(".py")
+
+    def place(self, node: ast.AST) -> str:
+        return f"{self.name}:{node.lineno}"
+
+    def functions(self) -> Iterator[ast.FunctionDef]:
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
+
+    def tokens_of(self, node: ast.AST) -> int:
+        return sum(node.lineno <= line <= node.end_lineno for line in self.token_lines)
+
+
+@cache
+def files() -> tuple[File, ...]:
+    return tuple(File(path) for path in sorted(PACKAGE.rglob("*.py")))
+
+
+def tokens() -> int:
+    return sum(len(file.token_lines) for file in files())
+
+
+def each(
+    kind: type | tuple[type, ...], holds: Callable[[ast.AST], bool] = lambda _: True
+) -> Places:
+    for file in files():
+        for node in ast.walk(file.tree):
+            if isinstance(node, kind) and holds(node):
+                yield file.place(node)
+
+
+def wide_lines() -> Places:
+    for file in files():
+        for number, line in enumerate(file.lines, 1):
+            if len(line) > MOST_COLUMNS:
+                yield f"{file.name}:{number}"
+
+
+def unformatted() -> Places:
+    for file in files():
+        for number, line in enumerate(file.lines, 1):
+            if re.search(r"#\s*fmt: (skip|off)", line):
+                yield f"{file.name}:{number}"
+
+
+def large_functions() -> Places:
+    """Without `command`, whose signature is a list of flags."""
+    for file in files():
+        for node in file.functions():
+            if node.name != "command" and file.tokens_of(node) > MOST_TOKENS:
+                yield f"{file.place(node)} {node.name}"
+
+
+def branched_functions() -> Places:
+    for file in files():
+        for node in file.functions():
+            if sum(isinstance(inner, _BRANCHES) for inner in ast.walk(node)) > MOST_BRANCHES:
+                yield f"{file.place(node)} {node.name}"
+
+
+def ground_floor() -> Places:
+    yield from sorted({file.room for file in files()} - {"__init__", "__main__"})
+
+
+def imports() -> Iterator[tuple[File, ast.ImportFrom]]:
+    for file in files():
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mismatch_cli."):
+                yield file, node
+
+
+def private_imports() -> Places:
+    """Imports of another room's `_private` file."""
+    for file, node in imports():
+        _, room, *rest = [*node.module.split("."), *(alias.name for alias in node.names)]
+        if room != file.room and any(re.match(r"_[a-z]", part) for part in rest):
+            yield f"{file.place(node)} {node.module}"
+
+
+def inside_another(kind: tuple[type, ...]) -> Callable[[ast.AST], bool]:
+    return lambda node: any(
+        isinstance(inner, kind) for inner in ast.walk(node) if inner is not node
+    )
+
+
+def is_condition(node: ast.AST) -> bool:
+    called = (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "bool"
+    )
+    return called or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+
+
+def is_arithmetic_on_a_condition(node: ast.BinOp) -> bool:
+    """`" and traces/" * bool(x)`, `[row] * (n > 1)`; products of arrays with masks are meant."""
+    sides = (node.left, node.right)
+    text = any(isinstance(side, ast.List | ast.Tuple | ast.JoinedStr) for side in sides)
+    text |= any(isinstance(side, ast.Constant) and isinstance(side.value, str) for side in sides)
+    compared = any(isinstance(side, ast.Compare) for side in sides)
+    return isinstance(node.op, ast.Mult) and (any(map(is_condition, sides)) or (text and compared))
+
+
+def string_keys() -> Places:
+    """`row["key"]` and `row.get("key")` in rooms that render results."""
+    for file in files():
+        if file.room in _RENDERS:
+            for node in ast.walk(file.tree):
+                if is_string_key(node):
+                    yield file.place(node)
+
+
+def is_string_key(node: ast.AST) -> bool:
+    if isinstance(node, ast.Subscript):
+        return isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+    got = (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "get"
+    )
+    return got and bool(node.args) and isinstance(node.args[0], ast.Constant)
+
+
+def repeated_classes() -> Places:
+    places = defaultdict(list)
+    for file in files():
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(file.name)
+    for name, where in sorted(places.items()):
+        if len(where) > 1:
+            yield f"{name} {', '.join(where)}"
+
+
+def no_nouns() -> Places:
+    """Participles as names of variables, arguments and loops."""
+    for file in files():
+        for node in ast.walk(file.tree):
+            name = node.arg if isinstance(node, ast.arg) else None
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                name = node.id
+            if name in NO_NAMES:
+                yield f"{file.place(node)} {name}"
+
+
+def frameworks_elsewhere() -> Places:
+    """A framework's name in code or strings of a file that is not the framework's own."""
+    for file in files():
+        own = Path(file.name).stem.lstrip("_")
+        words = set(re.findall(r"[a-z]+(?:_[a-z]+)*", code_without_docstrings(file).lower()))
+        for name in FRAMEWORKS:
+            belongs = file.room in _OF_FRAMEWORKS and name in own
+            if not belongs and words & {name, name.replace("_", "-")}:
+                yield f"{file.name} {name}"
+
+
+def code_without_docstrings(file: File) -> str:
+    lines = list(file.lines)
+    for node in ast.walk(file.tree):
+        holds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        if isinstance(node, holds) and ast.get_docstring(node) is not None:
+            text = node.body[0]
+            lines[text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)
+    return "\n".join(re.sub(r"(^|\s)#.*", "", line) for line in lines)
+
+
+def circles() -> Places:
+    """Files that import themselves through others, where imports for types count too."""
+    modules = {module_of(file) for file in files()}
+    targets: dict[str, set[str]] = {module: set() for module in modules}
+    for file, node in imports():
+        named = {f"{node.module}.{alias.name}" for alias in node.names} & modules
+        targets[module_of(file)] |= named or ({node.module} & modules)
+    yield from sorted(module for module in modules if module in reached(targets, module))
+
+
+def module_of(file: File) -> str:
+    return "mismatch_cli." + file.name.removesuffix(".py").replace("/", ".").removesuffix(
+        ".__init__"
+    )
+
+
+def reached(targets: dict[str, set[str]], start: str) -> set[str]:
+    """What a module imports, directly or through others."""
+    seen: set[str] = set()
+    waiting = list(targets[start])
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting += targets[module]
+    return seen
+
+
+def flags() -> Places:
+    """The flags of every command: a new one replaces another."""
+    for command in registry.names("mismatch_cli.commands"):
+        app = typer.Typer(add_completion=False)
+        app.command(command)(registry.load("mismatch_cli.commands", command, "command").command)
+        for parameter in typer.main.get_command(app).params:
+            yield from (f"{command} {flag}" for flag in parameter.opts if flag.startswith("--"))
+
+
+COUNTS: dict[str, Callable[[], Places]] = {
+    "ground-floor": ground_floor,
+    "private-imports": private_imports,
+    "files-in-circles": circles,
+    "flags": flags,
+    "wide-lines": wide_lines,
+    "unformatted-statements": unformatted,
+    "large-functions": large_functions,
+    "branched-functions": branched_functions,
+    "arithmetic-on-conditions": lambda: each(ast.BinOp, is_arithmetic_on_a_condition),
+    "nested-comprehensions": lambda: each(_COMPREHENSIONS, inside_another(_COMPREHENSIONS)),
+    "nested-conditionals": lambda: each(ast.IfExp, inside_another((ast.IfExp,))),
+    "string-keys-that-render": string_keys,
+    "repeated-class-names": repeated_classes,
+    "found-names": no_nouns,
+    "frameworks-elsewhere": frameworks_elsewhere,
+}
+RATES: dict[str, type | tuple[type, ...]] = {
+    "comprehensions": _COMPREHENSIONS,
+    "conditional-expressions": ast.IfExp,
+    "assignment-expressions": ast.NamedExpr,
+}
+
+
+def measured() -> dict[str, float]:
+    """Every number by its name: counts, and constructs per 1,000 tokens."""
+    counts: dict[str, float] = {name: len(list(places())) for name, places in COUNTS.items()}
+    size = tokens() / 1000
+    rates = {name: round(len(list(each(kind))) / size, 2) for name, kind in RATES.items()}
+    return counts | rates
+
+
+def ratchets() -> dict[str, float]:
+    return tomllib.loads(RATCHETS.read_text(encoding="utf-8"))
+
+
+def tokens_by_room() -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for file in files():
+        sizes[file.room] += len(file.token_lines)
+    return sizes
+
+
+def lower() -> None:
+    """Write what has fallen; what has risen stays, and the test keeps failing."""
+    old = ratchets() if RATCHETS.exists() else {}
+    lines = [f"{name} = {min(value, old.get(name, value)):g}" for name, value in measured().items()]
+    head = "# What tests/house.py counts, as it is today: no number may rise.\n"
+    RATCHETS.write_text(head + "".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--lower"]:
+        lower()
+    elif arguments[:1] == ["--list"]:
+        print("\n".join(COUNTS[arguments[1]]()))
+        return
+    may = ratchets()
+    for name, value in measured().items():
+        print(f"{name:<28}{value:>10,g}   at most {may[name]:,g}")
+    print(f"{'tokens':<28}{tokens():>10,}")
+    for room, size in tokens_by_room().most_common(12):
+        print(f"  {room:<26}{size:>10,}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
