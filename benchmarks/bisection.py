@@ -272,8 +272,8 @@ def times_table(folder: Path) -> Iterator[str]:
 def plants_table(beds: Sequence[Bed], plants: Sequence[Plant]) -> Iterator[str]:
     """The gap of each cause on each model, and in brackets how many times the clean gap."""
     yield (
-        f"| mean \\|Δlog p\\|, nats | {' | '.join(bed.name for bed in beds)} "
-        f"|\n|---|{'---|' * len(beds)}"
+        f"| mean \\|Δlog p\\|, nats | {' | '.join(bed.name for bed in beds)} |\n"
+        f"|---|{'---|' * len(beds)}"
     )
     for dtype in dict.fromkeys(plant.dtype for plant in plants):
         yield _row(f"nothing planted, {dtype}", *(f"{gap(bed.clean(dtype)):.1e}" for bed in beds))

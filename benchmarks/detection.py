@@ -72,8 +72,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     if not options.only:
         print(
-            "| healthy | setting | false causes | unexplained | of | named "
-            "|\n|---|---|---|---|---|---|",
+            "| healthy | setting | false causes | unexplained | of | named |\n"
+            "|---|---|---|---|---|---|",
             flush=True,
         )
         share = options.healthy // (2 * len(POOLS))

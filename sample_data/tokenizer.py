@@ -19,10 +19,10 @@ CORPUS_PROBLEMS = 30_000
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 # ChatML, as Qwen3 uses it. A system message is passed on if there is one; there is no default.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n"
+    "' + message['content'] + '<|im_end|>\n"
+    "' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n"
+    "' }}{% endif %}"
 )
 # The split of the Qwen tokenizers: words with their leading space, single digits, runs of
 # punctuation, white space.

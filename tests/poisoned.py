@@ -11,13 +11,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 _POISON = (
-    "import os\nos.close(os.open({marker!r}, os.O_CREAT))\nraise ImportError('this is not the "
-    "real one')\n"
+    "import os\n"
+    "os.close(os.open({marker!r}, os.O_CREAT))\n"
+    "raise ImportError('this is not the real one')\n"
 )
 _NOT_SHADOWED = ("importlib", "os", "__future__")  # of which Python itself has copies
 _PROGRAM = (
-    "import sys\nfrom mismatch_cli.__main__ import main\nif __name__ == '__main__':\n    "
-    "sys.exit(main())\n"
+    "import sys\n"
+    "from mismatch_cli.__main__ import main\n"
+    "if __name__ == '__main__':\n"
+    "    sys.exit(main())\n"
 )
 
 

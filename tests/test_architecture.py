@@ -297,11 +297,12 @@ def test_reading_imports_neither_torch_nor_what_samples(tmp_path):
     script = (
         "import sys; from matplotlib.figure import Figure; from mismatch_cli.cli import run; "
         "from mismatch_cli.places import bundled; from mismatch_cli.report import figures; "
-        "figures.draw = lambda *_: Figure(); float32 = str(bundled('traces') / 'float32')\nfor "
-        f"line in {READING.split(chr(10))[1:-1]!r}:\n    code = run([*line.replace('FLOAT32', "
-        "float32).split(), *['--force'] * ('exported' in line)])\n    loaded = [m for m in "
-        f"{_NOT_FOR_READING!r} if m in sys.modules]\n    print('@', line, code, loaded, "
-        "flush=True, file=sys.stderr)"
+        "figures.draw = lambda *_: Figure(); float32 = str(bundled('traces') / 'float32')\n"
+        f"for line in {READING.split(chr(10))[1:-1]!r}:\n"
+        "    code = run([*line.replace('FLOAT32', float32).split(), *['--force'] * ('exported' "
+        "in line)])\n"
+        f"    loaded = [m for m in {_NOT_FOR_READING!r} if m in sys.modules]\n"
+        "    print('@', line, code, loaded, flush=True, file=sys.stderr)"
     )
     result = subprocess.run(
         [sys.executable, "-c", script],
@@ -329,9 +330,14 @@ def test_start_up_is_close_to_a_bare_typer_program(tmp_path):
     """
     bare = tmp_path / "bare.py"
     bare.write_text(
-        "import typer\napp = typer.Typer()\n"
-        "@app.command()\ndef one(name: str = 'x'):\n    'One.'\n"
-        "@app.command()\ndef two(name: str = 'x'):\n    'Two.'\n"
+        "import typer\n"
+        "app = typer.Typer()\n"
+        "@app.command()\n"
+        "def one(name: str = 'x'):\n"
+        "    'One.'\n"
+        "@app.command()\n"
+        "def two(name: str = 'x'):\n"
+        "    'Two.'\n"
         "app()\n"
     )
 

@@ -236,9 +236,12 @@ def test_a_report_with_its_pictures(typed, tmp_path, words):
 
 def test_the_library_does_without_pandas_but_for_frames(core, tmp_path):
     lines = (
-        "import mismatch_cli\nrun = mismatch_cli.open()\nprint(run.gate('verl').passed, "
-        "'BLOCKED' in str(run.clip('ppo')), 'verdict' in run._repr_html_())\ntry: "
-        "run.tokens\nexcept mismatch_cli.MismatchError as error: print(error)"
+        "import mismatch_cli\n"
+        "run = mismatch_cli.open()\n"
+        "print(run.gate('verl').passed, 'BLOCKED' in str(run.clip('ppo')), 'verdict' in "
+        "run._repr_html_())\n"
+        "try: run.tokens\n"
+        "except mismatch_cli.MismatchError as error: print(error)"
     )
     done = subprocess.run(
         [core / "python", "-c", lines],

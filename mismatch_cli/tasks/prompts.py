@@ -33,8 +33,9 @@ TEMPLATE_HELP = (
 # The prompt for DeepSeek-R1-Distill models in the sanity test's code (sail-sg/Precision-RL, by
 # oat): the response begins inside the thought.
 _R1_DISTILL = (
-    "<｜begin▁of▁sentence｜><｜User｜>{problem} Please reason step by step, "
-    "and put your final answer within \\boxed{{}}.\n<｜Assistant｜><think>\n"
+    "<｜begin▁of▁sentence｜><｜User｜>{problem} Please reason step by step, and put your final "
+    "answer within \\boxed{{}}.\n"
+    "<｜Assistant｜><think>\n"
 )
 # The usual words for Qwen models, and those of DAPO-Math-17k (BytedTsinghua-SIA on the hub).
 _WORDS = {

@@ -25,8 +25,8 @@ from tests.trust_regions.cases import (
 
 # Blocks tokens below the mean ratio of the batch, times a factor.
 COLLECT = (
-    "def collect(compared, advantage_T, *, share: float = 0.5):\n    return compared.ratio_T[:, "
-    "None]\n"
+    "def collect(compared, advantage_T, *, share: float = 0.5):\n"
+    "    return compared.ratio_T[:, None]\n"
 )
 SETTLE = "def settle(rows_UM, *, share: float = 0.5):\n    return [share * rows_UM[:, 0].mean()]\n"
 DECIDE = (

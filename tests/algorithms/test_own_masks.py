@@ -20,8 +20,9 @@ from mismatch_cli.policies import TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
 from tests.trust_regions.cases import columns, in_numpy, like, random_policies, same, signs
 
 HEAD = (
-    "import math\nfrom mismatch_cli.arrays import namespace\nfrom mismatch_cli.trust_regions "
-    "import Decision\n"
+    "import math\n"
+    "from mismatch_cli.arrays import namespace\n"
+    "from mismatch_cli.trust_regions import Decision\n"
 )
 MINE = HEAD + (
     'FORMULA = "{p} < {lowest} or {r} > {highest}"\n'
@@ -245,7 +246,8 @@ def test_what_is_wrong_on_real_data_names_the_file(
 ) -> None:
     source = (
         "def trust_region(compared, advantage_T):\n"
-        f"    if len(advantage_T) > 2:\n        return {expression}\n"
+        "    if len(advantage_T) > 2:\n"
+        f"        return {expression}\n"
         "    return Decision(advantage_T > 0, advantage_T)\n"
     )
     algorithm, drawn = find(write(tmp_path, HEAD + source)), random_policies(0)
@@ -292,8 +294,10 @@ def test_a_mask_s_changes_reach_nothing_else(
         source = (
             f"{HEAD}READS_TOP_K = True\n"
             "def trust_region(compared, advantage_T, *, k: int = 4):\n"
-            f"    answer = Decision(advantage_T > 0, compared.ratio_less_1_T + 0)\n"
-            f"    if len(advantage_T) > 2:\n        {touch}\n    return answer\n"
+            "    answer = Decision(advantage_T > 0, compared.ratio_less_1_T + 0)\n"
+            "    if len(advantage_T) > 2:\n"
+            f"        {touch}\n"
+            "    return answer\n"
         )
         (folder := tmp_path / str(number)).mkdir()
         mask = find(write(folder, source))
@@ -378,8 +382,8 @@ def test_a_mask_that_exits_is_an_error_that_names_it(
         lines = ["def recurse(): recurse()\n", "recurse()\n", function]
     path = write(
         tmp_path,
-        f"import os, sys\n{HEAD}{''.join(lines)}    return Decision(advantage_T > 0, "
-        "advantage_T)\n",
+        "import os, sys\n"
+        f"{HEAD}{''.join(lines)}    return Decision(advantage_T > 0, advantage_T)\n",
     )
     drawn = random_policies(0, responses=3)
     with pytest.raises(MismatchError, match=r"my_mask\.py .*(Remove the call|Fix it)\.$") as caught:

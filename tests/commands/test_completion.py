@@ -124,8 +124,11 @@ def completed(line: str, folder: Path) -> list[str]:
     imported.
     """
     script = (
-        "import atexit, sys; sys.argv[0] = 'mismatch-cli'\nfrom mismatch_cli.cli import main\n"
-        f"@atexit.register\ndef _(): print([m for m in {HEAVY!r} if m in sys.modules])\nmain()"
+        "import atexit, sys; sys.argv[0] = 'mismatch-cli'\n"
+        "from mismatch_cli.cli import main\n"
+        "@atexit.register\n"
+        f"def _(): print([m for m in {HEAVY!r} if m in sys.modules])\n"
+        "main()"
     )
     words = line.split(" ")
     asked = {

@@ -50,8 +50,14 @@ def limits(tmp_path) -> str:
     """
     return write(
         tmp_path / "limits.toml",
-        "[limits.k3]\nmax = 0.01\n[limits.tv_binary_mean]\nmax = 0.001\nsource = "
-        f"{json.dumps(HOSTILE)}\n[limits.pearson]\nmax_below_baseline = 1\npair = 'total'\n",
+        "[limits.k3]\n"
+        "max = 0.01\n"
+        "[limits.tv_binary_mean]\n"
+        "max = 0.001\n"
+        f"source = {json.dumps(HOSTILE)}\n"
+        "[limits.pearson]\n"
+        "max_below_baseline = 1\n"
+        "pair = 'total'\n",
     )
 
 

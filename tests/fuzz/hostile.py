@@ -85,8 +85,9 @@ ANSWERS = (
     "os",
 )
 _HEAD = (
-    "import json, multiprocessing, os, signal, subprocess, sys, threading, time\n\ndef "
-    "raise_(e):\n    raise e\n\n"
+    "import json, multiprocessing, os, signal, subprocess, sys, threading, time\n\n"
+    "def raise_(e):\n"
+    "    raise e\n\n"
 )
 
 

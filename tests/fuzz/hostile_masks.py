@@ -78,7 +78,8 @@ def masks(draw: st.DrawFn) -> tuple[str, bool]:
         f"    if len(advantage_T) > {patience}:",
     ] + [f"        {line}" for line in lines]
     source = (
-        "import sys\nfrom mismatch_cli.trust_regions import Decision\n"
+        "import sys\n"
+        "from mismatch_cli.trust_regions import Decision\n"
         f"{draw(st.sampled_from((*[''] * 9, 'print(1)', 'sys.exit(0)')))}\n"
         "def trust_region(compared, advantage_T):\n" + "\n".join([*lines, "    return answer", ""])
     )

@@ -354,11 +354,13 @@ def test_a_removed_folder_is_created_again(tmp_path):
 
 def test_a_forked_child_neither_records_nor_keeps_the_folder(tmp_path):
     script = (
-        "import os, sys, time; from mismatch_cli.record import Recorder\nrecorder = "
-        "Recorder(sys.argv[1])\nif not os.fork():\n    recorder.add(step=1, prompt_ids=[1], "
-        "response_ids=[2], logp_rollout=[-0.1])\n    print(recorder.counts['lost'], flush=True); "
-        "recorder.close(); time.sleep(20); os._exit(0)\ntime.sleep(0.5); os.kill(os.getpid(), "
-        "9)\n"
+        "import os, sys, time; from mismatch_cli.record import Recorder\n"
+        "recorder = Recorder(sys.argv[1])\n"
+        "if not os.fork():\n"
+        "    recorder.add(step=1, prompt_ids=[1], response_ids=[2], logp_rollout=[-0.1])\n"
+        "    print(recorder.counts['lost'], flush=True); recorder.close(); time.sleep(20); "
+        "os._exit(0)\n"
+        "time.sleep(0.5); os.kill(os.getpid(), 9)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script, tmp_path / "run"], stdout=subprocess.PIPE, text=True
@@ -400,13 +402,16 @@ def test_a_full_disk_costs_responses_but_not_the_run(tmp_path):
     """The system really refuses files beyond 64 KiB, until the limit is lifted."""
     script = (
         "import json, resource, signal, sys, numpy as np; from mismatch_cli.record import "
-        "Recorder\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nrecorder, rng = "
-        "Recorder(sys.argv[1]), np.random.default_rng(0)\nfor step, limit in ((0, -1), (1, "
-        "2**16), (2, 2**16), (3, -1)):\n    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, "
-        "-1))\n    logp_T = -rng.exponential(size=50_000).astype('f')\n    "
-        "recorder.add(step=step, prompt_ids=[1], response_ids=rng.integers(0, 9, 50_000), "
-        "logp_rollout=logp_T)\n    recorder.flush()\nrecorder.close(); "
-        "print(json.dumps(recorder.counts))\n"
+        "Recorder\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "recorder, rng = Recorder(sys.argv[1]), np.random.default_rng(0)\n"
+        "for step, limit in ((0, -1), (1, 2**16), (2, 2**16), (3, -1)):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, -1))\n"
+        "    logp_T = -rng.exponential(size=50_000).astype('f')\n"
+        "    recorder.add(step=step, prompt_ids=[1], response_ids=rng.integers(0, 9, 50_000), "
+        "logp_rollout=logp_T)\n"
+        "    recorder.flush()\n"
+        "recorder.close(); print(json.dumps(recorder.counts))\n"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "run"], capture_output=True, text=True, check=True
@@ -595,8 +600,9 @@ def test_a_growing_trace_is_read_and_reported_as_unfinished(tmp_path):
 
 def test_it_needs_only_numpy_and_pyarrow():
     script = (
-        "import sys, mismatch_cli.record\nprint(sorted(m for m in ('torch', 'typer', 'rich', "
-        "'pandas', 'orjson', 'matplotlib') if m in sys.modules))"
+        "import sys, mismatch_cli.record\n"
+        "print(sorted(m for m in ('torch', 'typer', 'rich', 'pandas', 'orjson', 'matplotlib') if "
+        "m in sys.modules))"
     )
     assert (
         subprocess.run(

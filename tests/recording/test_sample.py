@@ -64,8 +64,8 @@ def test_a_shard_is_graded_as_one_batch(tmp_path):
     known answer.
     """
     code = (
-        "def judge(responses, answers):\n    return [len(responses) + (a is None) for a in "
-        "answers]\n"
+        "def judge(responses, answers):\n"
+        "    return [len(responses) + (a is None) for a in answers]\n"
     )
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
     batch = sample(tmp_path / "trace", reward=f"{tmp_path}/mine.py:judge")

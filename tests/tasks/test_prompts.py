@@ -229,7 +229,8 @@ def test_the_prompt_of_the_distilled_models_is_literal():
     )
     assert "".join(map(chr, encoded.prompt_ids[0])) == (
         "<｜begin▁of▁sentence｜><｜User｜>What is {1}? Please reason step by step, and put your "
-        "final answer within \\boxed{}.\n<｜Assistant｜><think>\n"
+        "final answer within \\boxed{}.\n"
+        "<｜Assistant｜><think>\n"
     )
 
 

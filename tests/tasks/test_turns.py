@@ -17,8 +17,9 @@ from mismatch_cli.tasks.prompts import Problem, encode_prompts
 from mismatch_cli.tasks.turns import Turns
 
 CHAT = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' "
-    "}}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n"
+    "' + m['content'] + '<|im_end|>\n"
+    "' }}{% endfor %}"
 )
 TEMPLATES = {
     "of the model": None,

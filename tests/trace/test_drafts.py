@@ -131,8 +131,10 @@ def test_only_a_draft_with_our_mark_whose_process_is_gone_is_removed(tmp_path):
 def test_a_process_that_was_forked_meanwhile_does_not_keep_a_draft_alive(tmp_path):
     script = (
         "import os, sys, time; from pathlib import Path; from mismatch_cli.trace.drafts import "
-        "draft\nwith draft(Path(sys.argv[1]) / 'page'):\n    os.fork() or time.sleep(60)\n    "
-        "print('drafted', flush=True); time.sleep(60)\n"
+        "draft\n"
+        "with draft(Path(sys.argv[1]) / 'page'):\n"
+        "    os.fork() or time.sleep(60)\n"
+        "    print('drafted', flush=True); time.sleep(60)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)],

@@ -264,8 +264,11 @@ def test_a_mask_of_the_users_own(tmp_path: Path) -> None:
     bodies = {
         "near": "def trust_region(compared, advantage_T):\n"
         "    return Decision(compared.logp_anchor_T < -1, compared.ratio_T)",
-        "topk": "READS_TOP_K = True\ndef trust_region(compared, advantage_T, *, k=1):\n"
-        "    return Decision(compared.topk(k)[0] < 0.1, compared.ratio_T)",
+        "topk": (
+            "READS_TOP_K = True\n"
+            "def trust_region(compared, advantage_T, *, k=1):\n"
+            "    return Decision(compared.topk(k)[0] < 0.1, compared.ratio_T)"
+        ),
     }
     for name, body in bodies.items():
         (tmp_path / f"{name}.py").write_text(start + body)
