@@ -148,3 +148,13 @@ def test_a_newer_schema_is_refused(tmp_path):
     )
     with pytest.raises(MismatchError, match="schema_version 2"):
         imported(path, into=tmp_path / "trace")
+
+
+def test_a_certain_last_token_is_not_taken_for_a_shift(tmp_path):
+    """log μ = 0 at the end of a response, and 0 in the prompt, as exports write it."""
+    lines = records(2)
+    for line in lines:
+        first = line["loss_mask"].index(True)
+        line["inference_logprobs"] = [0.0] * first + line["inference_logprobs"][first:-1] + [0.0]
+    _, about = imported(write_lines(tmp_path / "rank_0.jsonl", lines), into=tmp_path / "trace")
+    assert SHIFTED not in about["noted"]

@@ -242,3 +242,9 @@ def test_the_factor_compares_distances_from_agreement(make_batch):
     assert found["length_mean"].factor.value == 1
     # Nothing to divide by
     assert differences(trace(1.0), trace(1.02))["ratio_mean"].factor.value is None
+
+
+def test_an_interval_that_ends_at_zero_shows_nothing():
+    factor = Estimate(1.0, 1.0, 1.0)
+    for low, high, shows in ((0.0, 1.0, False), (-1.0, 0.0, False), (1e-9, 1.0, True)):
+        assert Difference(Estimate(0.5, low, high), factor).more_than_noise is shows

@@ -80,3 +80,10 @@ def test_two_prompts_give_no_interval(make_batch) -> None:
     for key, estimate in summary.result()["metrics"].items():
         assert estimate["low"] is None and estimate["high"] is None, key
         assert estimate["note"], key
+
+
+def test_a_ratio_between_the_two_bands_is_outside_one_of_them(make_batch):
+    summary = MismatchSummary(PAIRS["total"])
+    summary.update(make_batch([[-1.0]], logp_trainer=[[-1.0 + math.log(1.26)]]))
+    values = {key: each["value"] for key, each in summary.result()["metrics"].items()}
+    assert (values["ratio_outside_0.8_1.25"], values["ratio_outside_0.8_1.28"]) == (1, 0)

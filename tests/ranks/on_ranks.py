@@ -83,8 +83,8 @@ def model(folder: Path, kind: str) -> str:
 
 
 def samples(recomputed: bool = True) -> list[Sample]:
-    """Nine responses of random tokens with top-K columns; in the second half only one has an
-    advantage.
+    """Nine responses of random tokens with top-K columns, some without an advantage; the last one,
+    which the second rank has, has one.
     """
     rng = np.random.default_rng(0)
     found = []
@@ -99,7 +99,7 @@ def samples(recomputed: bool = True) -> list[Sample]:
         rollout = Rollout(
             rng.integers(0, VOCABULARY, 5).tolist(), ids, logp, ranks, topk_ids, topk, "stop"
         )
-        advantage = float(rng.normal()) if i < 5 or i == 7 else 0.0
+        advantage = float(rng.normal()) if i < 5 or i >= 7 else 0.0
         moved = np.minimum(logp + 0.1 * rng.normal(size=length), -1e-3).astype(np.float32)
         before = (moved, topk) if recomputed else (None, None)
         average = (

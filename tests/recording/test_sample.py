@@ -114,7 +114,6 @@ def test_seeds_follow_from_what_is_sampled():
     }
     assert len(seeds) == 2 * 20 * 20 * 2
     assert all(0 <= seed < 2**31 for seed in seeds)
-    assert sample_seed(0, 3, 4) == sample_seed(0, 3, 4)
 
 
 @pytest.mark.parametrize(("count", "total"), [(0, 10), (3, 10), (10, 10), (20, 10), (1, 1000)])
@@ -123,3 +122,33 @@ def test_evenly_spaced_picks_the_number_it_says(count, total):
     assert len(chosen) == min(count, total)
     if len(chosen) > 1:
         assert max(np.diff(chosen)) - min(np.diff(chosen)) <= 1
+    if 0 < count < total:
+        assert total - len(chosen) <= chosen[-1], "not the first ones"
+    assert [i for i in range(8) if evenly_spaced(4, 8)(i)] == [1, 3, 5, 7]
+
+
+def test_seeds_do_not_depend_on_the_shards(tmp_path):
+    """A prompt's own number counts, not its place in a shard."""
+    problems = [Problem(10 + i, "p", "5") for i in range(6)]
+    seeds = []
+    for size in (6, 2):
+        asked: list[int] = []
+
+        class Noting(Replay):
+            def sample(self, requests, on_finished, asked=asked):
+                asked += [request.seed for request in requests]
+                return super().sample(requests, on_finished)
+
+        for plan in plan_shards(problems, [[1]] * len(problems), prompts_per_shard=size):
+            with Grader(lambda _: "", reward="") as grader:
+                sample_shard(
+                    plan,
+                    Noting(GOOD),
+                    grader,
+                    folder=tmp_path / str(size),
+                    samples_per_prompt=2,
+                    seed=0,
+                    on_finished=lambda _: None,
+                )
+        seeds.append(asked)
+    assert seeds[0] == seeds[1] and len(set(seeds[0])) == 12

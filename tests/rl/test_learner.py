@@ -339,3 +339,20 @@ def test_which_algorithms_judge_single_tokens():
         "kl-cov",
         "top-entropy",
     }
+
+
+def test_a_token_counts_by_its_own_response_in_every_tile(make_learner, monkeypatch):
+    whole, tiled = (make_learner("ppo", aggregation="sequence-mean") for _ in range(2))
+    samples = make_samples(whole)
+    whole.update(samples)
+    monkeypatch.setattr("mismatch_cli.scoring.policy_gradient._CPU_TILE", 8)
+    tiled.update(samples)
+    assert_same_gradients(gradients(tiled), gradients(whole))
+
+
+def test_a_gradient_in_float16_is_measured_without_its_loss_scale(make_learner):
+    plain, scaled = make_learner("reinforce"), make_learner("reinforce", dtype="float16")
+    scaled.loss_scale.value = 2.0**10
+    samples = make_samples(plain)
+    expected, update = plain.update(samples), scaled.update(samples)
+    assert update.stepped and update.grad_norm == pytest.approx(expected.grad_norm, rel=0.02)

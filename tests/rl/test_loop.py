@@ -18,6 +18,8 @@ from mismatch_cli.engines.hf import HfEngine
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import bundled
 from mismatch_cli.rl.evaluation import evaluate, evaluate_before
+from mismatch_cli.rl.judged import Sample
+from mismatch_cli.rl.learner import Learner, Update
 from mismatch_cli.rl.run import Run
 from mismatch_cli.rl.train_config import load_config
 from mismatch_cli.tasks.grading import MathVerify
@@ -246,3 +248,78 @@ def test_no_gradient_takes_memory_while_the_engine_samples(tmp_path, monkeypatch
     monkeypatch.setattr(Run, "sample", counting)
     run(tmp_path / "run", steps=2)
     assert gradients and not any(gradients)
+
+
+@pytest.fixture
+def learned(monkeypatch) -> list[tuple[list[Sample], Update]]:
+    """What the learner was given for every update, and what came of it."""
+    updates: list[tuple[list[Sample], Update]] = []
+    update = Learner.update
+
+    def noting(self: Learner, samples: Any) -> Update:
+        updates.append((list(samples), update(self, samples)))
+        return updates[-1][1]
+
+    monkeypatch.setattr(Learner, "update", noting)
+    return updates
+
+
+def test_a_later_minibatch_is_judged_by_the_policy_that_sampled(tmp_path, learned):
+    """The first has that policy's weights, so that its own log π is the recomputed one."""
+    run(tmp_path / "run", steps=1, algorithm="ppo", minibatches=2, epochs=2, trace_every=1)
+    (batch,) = Trace.open(tmp_path / "run" / "traces" / "step-1").batches()
+    bounds = zip(batch.offset_S1[:-1], batch.offset_S1[1:], strict=True)
+    uses = zip(
+        batch.step_S,
+        batch.epoch_S,
+        batch.minibatch_S,
+        batch.prompt_id_S,
+        batch.sample_index_S,
+        strict=True,
+    )
+    recorded = {
+        tuple(map(int, use)): batch.logp_recomputed_T[first:end]
+        for use, (first, end) in zip(uses, bounds, strict=True)
+    }
+    assert all(sample.logp_recomputed_T is None for sample in learned[0][0])
+    assert len(learned) == 4
+    for samples, _ in learned[1:]:
+        for sample in samples:
+            assert np.array_equal(sample.logp_recomputed_T, recorded[sample.row_key])
+
+
+def test_an_advantage_is_the_reward_less_the_mean_of_its_group(tmp_path, learned, monkeypatch):
+    rewards = np.resize(np.array([1, 0, 0, 0, 1, 1, 1, 0], np.float32), 16)
+    monkeypatch.setattr(Run, "grade", lambda *_: rewards)
+    run(tmp_path / "run", steps=1, minibatches=1)
+    (samples,) = (samples for samples, _ in learned)
+    expected = (rewards.reshape(-1, 4) - rewards.reshape(-1, 4).mean(1, keepdims=True)).ravel()
+    assert sorted(s.advantage for s in samples) == pytest.approx(sorted(expected))
+    good = [s for s in samples if s.advantage > 0]
+    assert len(good) == (rewards == 1).sum()
+
+
+def test_every_epoch_has_its_own_minibatches(tmp_path, learned):
+    run(tmp_path / "run", steps=1, minibatches=2, epochs=2)
+    first, _, again, _ = ({sample.row_key[3:] for sample in samples} for samples, _ in learned)
+    assert first != again
+
+
+def test_the_gradient_norm_of_a_step_is_the_mean_of_its_updates(tmp_path, learned):
+    run(tmp_path / "run", steps=1, minibatches=2)
+    norms = [update.grad_norm for _, update in learned]
+    assert norms[0] != norms[1]
+    assert numbers(tmp_path / "run")[0]["grad_norm"] == pytest.approx(np.mean(norms))
+
+
+def test_a_step_that_overflows_in_float16_is_no_update(tmp_path, monkeypatch):
+    update = Learner.update
+
+    def overflowing(self: Learner, samples: Any) -> Update:
+        self.loss_scale.value = 2.0**100
+        return update(self, samples)
+
+    monkeypatch.setattr(Learner, "update", overflowing)
+    run(tmp_path / "run", steps=1, trainer_dtype="float16", rollout_dtype="float16")
+    (line,) = numbers(tmp_path / "run")
+    assert (line["updates"], line["back_offs"]) == (0, 1)

@@ -70,3 +70,12 @@ def test_impossible_routes_are_refused():
         MismatchError, match=r"sent token 5 of prompt 4 twice to expert 7 in layer 0"
     ):
         check_routes(routes_FMK, 6, 4)
+
+
+def test_a_margin_on_an_edge_is_in_the_bin_above_it():
+    same_TMK = np.tile(np.arange(K, dtype=np.uint16), (3, 1, 1))
+    margin_TM = np.array([[2.0**-16], [1.0], [2.0**6]])
+    found = compare_routes(same_TMK, same_TMK, margin_TM, np.ones(3, dtype=bool))
+    expected, _ = np.histogram(margin_TM, bins=[-np.inf, *MARGIN_EDGES, np.inf])
+    assert found.margins_2B[0].tolist() == expected.tolist()
+    assert found.margins_2B[0][[0, 1]].tolist() == [0, 1]

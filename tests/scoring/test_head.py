@@ -257,7 +257,7 @@ def test_bias_scale_and_cap_are_rounded_step_by_step_as_the_models_do() -> None:
     logits_TV = logits_TV * 3.1
     logits_TV = torch.tanh(logits_TV / 5.0) * 5.0
     head = Head(weight_VH, bias_V, divisor=1.7, multiplier=3.1, softcap=5.0)
-    target_T, query_TK = some_ids(40, 500)
+    target_T, query_TK = some_ids(64, 500)
     got = score_hidden(hidden_TH, head, target_T, query_TK, PLAIN, (64, 128))
     assert_matches(got, reference(logits_TV, target_T, query_TK))
 
@@ -265,7 +265,7 @@ def test_bias_scale_and_cap_are_rounded_step_by_step_as_the_models_do() -> None:
 def test_float32_head_of_a_bfloat16_model() -> None:
     hidden_TH, weight_VH = random_case(40, 500, dtype=torch.bfloat16)
     head = Head(weight_VH, torch.ones(500, dtype=torch.bfloat16)).float32()
-    target_T, query_TK = some_ids(40, 500)
+    target_T, query_TK = some_ids(64, 500)
     got = score_hidden(hidden_TH, head, target_T, query_TK, PLAIN)
     exact_TV = hidden_TH.double() @ weight_VH.double().T + 1
     torch.testing.assert_close(
@@ -326,3 +326,21 @@ def test_targets_whose_logits_the_small_product_rounds_differently_are_ranked_by
     found = score_hidden(hidden_TH, Head(weight_VH), *some_ids(150, 500), PLAIN, (150, 77))
     for column, exact in zip(found[:4], expected[:4], strict=True):
         assert torch.equal(column, exact)
+
+
+def test_a_row_that_is_computed_again_replaces_itself(monkeypatch):
+    """A GPU's small product rounds differently: here one row in the middle is made to differ."""
+    hidden_TH, weight_VH = random_case(64, 500)
+    ids_T, query_TK = some_ids(64, 500)
+    expected = score_hidden(hidden_TH, Head(weight_VH), ids_T, query_TK, PLAIN, (64, 100))
+    real = head_module._sampler_logits
+
+    def differing(logits: torch.Tensor, *more: object, **named: object) -> torch.Tensor:
+        """The logits of the targets alone are one row; one of them is made to differ."""
+        z = real(logits, *more, **named)
+        return z + 1e-3 * (torch.arange(len(z)) == 7) if z.dim() == 1 else z
+
+    monkeypatch.setattr(head_module, "_sampler_logits", differing)
+    found = score_hidden(hidden_TH, Head(weight_VH), ids_T, query_TK, PLAIN, (64, 100))
+    for name in ("logp_T", "entropy_T", "rank_T", "logp_at_ids_TK"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
