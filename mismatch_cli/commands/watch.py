@@ -231,6 +231,8 @@ class _Watching:
                 self._calls.add(alarm)
         for step, record in watcher.state.lines():  # of earlier sessions: a tracker may lack them
             self._trackers.log(step, flat(record))
+        if watcher.has_reached(self._how.until_step):
+            return
         while True:
             if self._tell(watcher, final=False) or watcher.is_done(
                 self._how.until_step, self._how.idle

@@ -194,12 +194,19 @@ class Watcher:
         found = dialects.readings(traces, [self._framework]).by_framework
         return {AS: {framework: dialects.named(lines) for framework, lines in found.items()}}
 
+    def has_reached(self, step: int | None) -> bool:
+        """Whether a step, or a later one, has been reported, in this session or an earlier one."""
+        return step is not None and max(self.state.told, default=-1) >= step
+
     def is_done(self, until_step: int | None, idle: float | None) -> bool:
         """Whether `until_step` is complete, the run is over, or nothing new has come for `idle`
         seconds.
         """
-        reached = until_step is not None and max(self.state.told, default=-1) >= until_step
-        return reached or self.source.is_over or self.idle > (inf if idle is None else idle)
+        return (
+            self.has_reached(until_step)
+            or self.source.is_over
+            or self.idle > (inf if idle is None else idle)
+        )
 
     def unmeasured(self) -> list[str]:
         """The limits that could not be measured at any step; empty if there was no step."""

@@ -67,6 +67,14 @@ def test_sums_equal_those_in_float64_by_hand(tokens, gap_T):
     assert sums.mean() == pytest.approx(np.abs(gap_T[LENGTH:]).mean())
 
 
+def test_a_token_is_far_on_either_side(tokens):
+    far_T = np.where(np.arange(len(tokens.counts_T)) % 4 == 1, 1.0, 0.0)
+    above, below = (
+        GapSums.between(tokens, np.zeros_like(far_T), sign * far_T) for sign in (1.0, -1.0)
+    )
+    assert above.mean("beyond_ln2") == below.mean("beyond_ln2") == pytest.approx(0.25)
+
+
 def test_a_token_that_a_leg_has_not_read_is_left_out_of_both_sides(tokens, gap_T):
     """The share is over the same responses: the half that the other leg read loses three
     quarters.

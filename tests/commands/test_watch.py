@@ -276,6 +276,13 @@ def test_a_limit_that_no_step_can_be_compared_with_does_not_pass(
     assert "Never measured, which counts as exceeded: spearman ≥ 0." in err
 
 
+def test_a_watch_that_has_seen_its_last_step_ends_at_once(watch: Watch, trace: str) -> None:
+    """Without `--idle`: it would wait for the next step for ever."""
+    for expected in ([3, 4], []):
+        code, lines, _ = watch(trace, "--until-step", "4")
+        assert (code, [line["step"] for line in lines]) == (0, expected)
+
+
 def test_a_command_that_fails_or_hangs_stops_nothing(
     watch: Watch, trace: str, limit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

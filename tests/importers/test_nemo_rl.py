@@ -70,6 +70,19 @@ def test_padding_on_the_left_and_wrong_lengths_are_left_out(tmp_path):
     }
 
 
+def test_a_mask_that_ends_one_token_late_is_beyond_the_length(tmp_path):
+    def change(record: dict) -> dict:
+        size = record["input_lengths"][0]
+        mask = list(record["token_loss_mask"][0])
+        mask[size:] = [1] + [0] * (len(mask) - size - 1)
+        return record | {"token_loss_mask": [mask]}
+
+    rows, changes = real_rows(3), iter((lambda record: record, change, lambda record: record))
+    path = nemo_rl(tmp_path / "train_data_step1.jsonl", rows, lambda record: next(changes)(record))
+    _, about = imported(path, into=tmp_path / "trace")
+    assert about["left_out"] == {BEYOND: 1}
+
+
 def test_a_skipped_pass_is_not_a_policy(tmp_path):
     def change(record: dict) -> dict:
         return record | {"prev_logprobs": [[0.0] * len(record["prev_logprobs"][0])]}

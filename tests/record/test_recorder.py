@@ -486,7 +486,22 @@ def test_all_ranks_choose_the_same_prompts(tmp_path):
         == padded.counts["given"]
         == len(rows)
     )
-    assert chosen[0] == chosen[1] and 70 <= len(chosen[0]) <= 130
+    assert chosen[0] == chosen[1] and chosen[0]
+
+
+@pytest.mark.parametrize("every", [2, 4, 10])
+def test_one_of_every_so_many_prompts_is_recorded(tmp_path, every):
+    """Within 4 standard deviations of 6,000 draws."""
+    steps, prompts = 60, 100
+    row = {"prompt_ids": [1], "response_ids": [2], "logp_rollout": [-0.5]}
+    recorder = Recorder(tmp_path / "run", every=every)
+    for step in range(steps):
+        for prompt in range(prompts):
+            recorder.add(step=step, prompt_id=prompt, **row)
+    recorder.close()
+    draws, share = steps * prompts, 1 / every
+    error = 4 * (draws * share * (1 - share)) ** 0.5
+    assert abs(recorder.counts["written"] - draws * share) < error
 
 
 def test_two_recorders_of_one_rank_do_not_mix(tmp_path, caplog):

@@ -16,9 +16,10 @@ import pytest
 from mismatch_cli.cli import run
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import bundled
-from mismatch_cli.recording.folder import claimed, report_folder, run_folder
+from mismatch_cli.recording.folder import claimed, report_folder, run_folder, training_folder
 from mismatch_cli.recording.ours import foreign_in, remove_results, results_in
 from mismatch_cli.trace.drafts import RUN
+from mismatch_cli.trace.files import replacing_folder
 from tests.leftovers import leave_draft
 
 FLOAT32 = str(bundled("traces") / "float32")
@@ -159,6 +160,29 @@ def test_a_run_is_not_recorded_through_a_link(reported, tmp_path, capfd):
     assert "which mismatch-cli did not write" in capfd.readouterr().err and not list(
         elsewhere.iterdir()
     )
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "checkpoints/step-2", "traces/step-1"])
+def test_a_training_run_is_not_resumed_through_a_link(tmp_path, name):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write(folder, "config.toml", "same")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).symlink_to(elsewhere)
+    held = training_folder(folder, "config.toml", lambda text: text == "same", resume=True)
+    with pytest.raises(MismatchError, match=f"{name} is a link"), held:
+        raise AssertionError
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_folder_that_is_a_link_is_not_replaced(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    write(elsewhere, "mine.txt", "mine")
+    (tmp_path / "model").symlink_to(elsewhere)
+    refused = pytest.raises(MismatchError, match="Too many levels of symbolic links")
+    with refused, replacing_folder(tmp_path / "model") as new:
+        (new / "theirs.txt").write_text("theirs")
+    assert contents(elsewhere) == {"mine.txt": b"mine"} and (tmp_path / "model").is_symlink()
 
 
 def test_force_replaces_our_run_but_no_foreign_file_in_it(reported, tmp_path, capfd):

@@ -168,3 +168,17 @@ def test_the_page_is_written_completely_and_below_four_megabytes(
     assert path.read_text(encoding="utf-8") == html
     assert path.stat().st_size < 4e6
     assert [each.name for each in path.parent.iterdir()] == ["report.html"]
+
+
+def test_only_one_file_says_what_is_safe():
+    """Text of models, files and manifests is escaped wherever it is written: no template and no
+    page can turn that off.
+    """
+    report = Path(render_html.__code__.co_filename).parent
+    marked = [
+        path.name
+        for path in sorted(report.rglob("*"))
+        if path.suffix in {".py", ".html", ".j2"} and path.name != "html.py"
+        if re.search(r"\|\s*safe\b|\bMarkup\(", path.read_text(encoding="utf-8"))
+    ]
+    assert marked == []

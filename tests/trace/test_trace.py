@@ -235,3 +235,15 @@ def test_reading_imports_no_pandas(write_trace):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == ["1", "False"]
+
+
+def test_every_bit_of_a_log_prob_is_kept(write_trace, rng):
+    """Also of those next to 0, and of the smallest that float32 has."""
+    edges = np.array([-0.0, -1e-45, -1e-38, -5.96e-8, -88.7, -3e38], np.float32)
+    logp = [np.concatenate([edges, -rng.exponential(2.0, 200).astype(np.float32)])]
+    size = len(logp[0])
+    columns = {name: values[:1] for name, values in row_columns().items() if "topk" not in name}
+    columns |= {"response_ids": [np.arange(size)], "loss_mask": [np.ones(size, dtype=bool)]}
+    batch = only_batch(write_trace(columns | {"logp_rollout": logp, "logp_trainer": logp}))
+    for column in (batch.logp_rollout_T, batch.logp_trainer_T):
+        assert column.tobytes() == logp[0].tobytes()
