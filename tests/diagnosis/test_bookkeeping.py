@@ -4,13 +4,15 @@ stays silent.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import bookkeeping
 import numpy as np
 import pytest
 from pool import gather_tables
 
 from mismatch_cli.diagnosis.alignment import HeadCollector, find_exchanges
-from mismatch_cli.diagnosis.checks import temperature
+from mismatch_cli.diagnosis.checks import repetition_penalty, temperature
 from mismatch_cli.diagnosis.counts import Copies, content_hashes
 from mismatch_cli.diagnosis.diagnose import diagnose
 from mismatch_cli.diagnosis.sample import seen_before
@@ -205,6 +207,22 @@ def test_a_penalty_on_sampled_tokens_alone_is_not_called_a_temperature(pools):
         diagnosis = judged(broken)
         assert finding_of(diagnosis, "temperature").status == status
         assert temperature._differs_where_seen(diagnosis.evidence.sample) == differs
+
+
+@pytest.mark.parametrize(
+    ("nats", "z", "explains", "status"),
+    [
+        (0.011, 6.5, 0.21, "found"), (-0.011, -6.5, 0.21, "found"), (0.009, 6.5, 0.21, "clear"),
+        (0.011, 5.5, 0.21, "clear"), (0.011, 6.5, 0.19, "clear"),
+    ],
+)  # fmt: skip
+def test_a_penalty_is_found_from_the_limits_of_the_guide_on(monkeypatch, nats, z, explains, status):
+    """0.01 nats, z > 6, a fifth of the gap: docs/diagnose.md."""
+    d_N = np.full(100, 0.1)
+    fit = repetition_penalty._Fit(nats, abs(nats / z), (1 - explains) * d_N, "a table")
+    monkeypatch.setattr(repetition_penalty, "_from_topk", lambda _: fit)
+    evidence = SimpleNamespace(sample=SimpleNamespace(d_N=d_N))
+    assert repetition_penalty.check(evidence).status == status
 
 
 def test_a_penalty_in_the_trainer_is_named_with_its_side(pools):

@@ -23,11 +23,15 @@ SaveModel = Callable[..., str]
 
 
 def requests_for(
-    rng: np.random.Generator, vocabulary: int, lengths: tuple[int, ...], k: int = 4
+    rng: np.random.Generator,
+    vocabulary: int,
+    lengths: tuple[int, ...],
+    k: int = 4,
+    prompts: tuple[int, ...] = (3, 4, 5, 6),
 ) -> list[ScoreRequest]:
     return [
         ScoreRequest(
-            rng.integers(0, vocabulary, 3 + i % 4).tolist(),
+            rng.integers(0, vocabulary, prompts[i % len(prompts)]).tolist(),
             rng.integers(0, vocabulary, length).tolist(),
             rng.integers(0, vocabulary, (length, k)).astype(np.int32),
         )
@@ -80,7 +84,7 @@ def test_scores_are_those_of_the_models_own_logits(
 ) -> None:
     trainer = Trainer.load(save_model(family, **settings), sampling=PLAIN, dtype=dtype)
     assert (trainer.head.divisor, trainer.head.multiplier, trainer.head.softcap) == transform
-    requests = requests_for(rng, trainer.head.vocabulary, (30, 7, 21))
+    requests = requests_for(rng, trainer.head.vocabulary, (30, 7, 21), prompts=(3, 40, 17))
     for request in requests:
         [got] = trainer.score([request], token_budget=1)
         assert_scores(got, own_logits(trainer, request), request, atol=1e-5)
