@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2  # test processes; each may run a vLLM engine, about 3 GB
 
-.PHONY: help setup probe test test-trl test-verl lint audit dist browser docs docs-serve real-model
+.PHONY: help setup probe test test-trl test-verl golden lint audit dist browser docs docs-serve real-model
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/'
 
@@ -56,6 +56,10 @@ docs: setup  ## Build the guide as a site into site/, and fail at any broken lin
 
 docs-serve: setup  ## Serve the guide at http://localhost:8000 while its pages are written
 	$(BIN)/python -m tests.docs.site serve
+
+golden: setup  ## Compare what every reading command prints and draws, and ten steps of training, with what they did before
+	$(BIN)/python -m tests.golden
+	$(BIN)/python -m tests.golden --train
 
 lint: setup  ## Check style and types
 	$(BIN)/ruff check .
