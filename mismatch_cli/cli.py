@@ -61,9 +61,10 @@ _COLLECT_AFTER = (100_000, 50, 100)
 ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "OPENBLAS_NUM_THREADS": "1",
-    # Threads of torch that wait for each other sleep: spinning beside other work on the machine is
-    # 10 times slower.
-    "OMP_WAIT_POLICY": "PASSIVE",
+    # Threads of torch that wait for each other spin for some microseconds, then sleep. Spinning for
+    # long is 20 times slower beside other work on the machine, and sleeping at once up to 5 times on
+    # a quiet one, which has to wake a core for every product.
+    "GOMP_SPINCOUNT": "2000",
 }
 
 

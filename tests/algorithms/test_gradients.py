@@ -30,6 +30,7 @@ from tests.algorithms.published import (
 )
 from tests.algorithms.published_methods import clip_cov, drpo, gbpo, kl_cov, nfpo, top_entropy
 from tests.algorithms.published_owners import OF_OWNERS, OF_TABLE, PUBLISHED
+from tests.looped import looped
 from tests.trust_regions.cases import (
     cast,
     equal_policies,
@@ -137,7 +138,7 @@ OF_KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "kind"), OF_KINDS)
+@looped(("spec", "kind"), OF_KINDS)
 def test_scale_times_coefficient_is_the_published_gradient(spec: str, kind: str) -> None:
     """Under every aggregation: division by a response's length happens exactly once."""
     algorithm, objective = find(spec), (PUBLISHED | VARIANTS)[spec]
@@ -168,7 +169,7 @@ OF_A_MEAN = [
 ]
 
 
-@pytest.mark.parametrize("spec", OF_A_MEAN)
+@looped("spec", OF_A_MEAN)
 def test_a_weight_that_is_a_mean_over_the_response_is_divided_by_its_length_once(spec: str) -> None:
     """∇ of a mean contains 1/|y|: as published, over responses, or as in frameworks, repeated at
     each token.
@@ -221,7 +222,7 @@ def test_published_forms_of_gspo_are_one_under_the_mean_over_responses() -> None
     torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.masks])
+@looped("name", [name for name, row in ROWS.items() if row.masks])
 def test_the_random_tokens_reach_both_sides_of_every_mask(name: str) -> None:
     """Otherwise the equality above would hold for a row without its masks."""
     for seed, kind in ((0, "per response"), (1, "per token")):
@@ -231,9 +232,7 @@ def test_the_random_tokens_reach_both_sides_of_every_mask(name: str) -> None:
             assert min(kept_T.sum(), (~kept_T).sum()) >= 5, mask.region
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, row in ROWS.items() if any(f.bounded for f in row.weight)]
-)
+@looped("name", [name for name, row in ROWS.items() if any(f.bounded for f in row.weight)])
 def test_the_random_tokens_reach_every_cap(name: str) -> None:
     given = random_policies(0)
     for factor in (factor for factor in ROWS[name].weight if factor.bounded):
@@ -292,7 +291,7 @@ DIRECTS = {"gbpo"}  # sets the direction by the median advantage
 CAPS_BELOW_1 = {"cispo-trl": 0.2}  # the default of epsilon_high
 
 
-@pytest.mark.parametrize("name", ROWS)
+@looped("name", ROWS)
 def test_on_policy_every_algorithm_is_reinforce(name: str) -> None:
     """So a limit on the gradient norm means the same for all of them, except those named above."""
     drawn = equal_policies(random_policies(3, responses=20))
@@ -350,7 +349,7 @@ def test_a_term_does_not_need_an_advantage() -> None:
     assert 5 < (found_T != 0).sum() < len(found_T) - 5
 
 
-@pytest.mark.parametrize("name", ROWS)
+@looped("name", ROWS)
 def test_coefficients_have_the_dtype_of_the_log_probs_and_no_gradient(name: str) -> None:
     exact = random_policies(4, responses=10)
     rounded = cast(exact, torch.float32)

@@ -18,6 +18,7 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT
 from tests.algorithms.published_owners import PUBLISHED
 from tests.algorithms.test_gradients import sample
+from tests.looped import looped
 from tests.trust_regions.cases import REGIONS, ask, random_policies, signs
 
 ROWS = TABLE | OWNERS
@@ -29,12 +30,12 @@ def test_rows_by_name() -> None:
         assert find(name) is row
 
 
-@pytest.mark.parametrize("alias", ALIASES)
+@looped("alias", ALIASES)
 def test_aliases(alias: str) -> None:
     assert find(alias) == TABLE[ALIASES[alias]]
 
 
-@pytest.mark.parametrize("name", [name for name in REGIONS if name not in ROWS])
+@looped("name", [name for name in REGIONS if name not in ROWS])
 def test_a_mask_by_its_own_name(name: str) -> None:
     """It is relative to the rollout, with its own thresholds and the weight r."""
     algorithm, given = find(name), random_policies(0)
@@ -83,7 +84,7 @@ def test_parameters_reach_the_masks() -> None:
     assert TABLE["dppo-binary-tv"].masks[0].parameters == {"tv_low": 0.15, "tv_high": 0.15}
 
 
-@pytest.mark.parametrize(
+@looped(
     ("by_letter", "by_name"),
     [
         ("dppo-binary-tv:delta=0.1", "dppo-binary-tv:max_tv=0.1"),
@@ -183,7 +184,7 @@ ANCHORED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "anchor"), ANCHORED, ids=map("-".join, ANCHORED))
+@looped(("name", "anchor"), ANCHORED)
 def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) -> None:
     """A moved row is its published objective with one policy replaced by the other; nothing else
     changes.
@@ -328,9 +329,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"), MISTAKES, ids=[spec or "empty" for spec, _ in MISTAKES]
-)
+@looped(("spec", "message"), MISTAKES)
 def test_mistakes_get_one_sentence(spec: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         find(spec)

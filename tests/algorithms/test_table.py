@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from mismatch_cli.algorithms import owners, table
@@ -14,6 +13,7 @@ from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.parts import Mask, capped, factor, mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
+from tests.looped import looped
 from tests.trust_regions.cases import F64, INF, REGIONS, policies, random_policies, signs
 
 ROWS = TABLE | OWNERS
@@ -48,7 +48,7 @@ def test_names_are_unique() -> None:
     assert set(ALIASES.values()) <= set(TABLE)
 
 
-@pytest.mark.parametrize("spec", [*ROWS, *REGIONS, *VARIANTS])
+@looped("spec", [*ROWS, *REGIONS, *VARIANTS])
 def test_formulas_are_filled_in(spec: str) -> None:
     algorithm = find(spec)
     for formula in algorithm.formulas:
@@ -61,7 +61,7 @@ def test_formulas_are_filled_in(spec: str) -> None:
     assert weight.endswith(" is added to weight · A") == (algorithm.term is not None)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("spec", "blocked", "weight"),
     [
         ("reinforce", "never", "1"),
@@ -98,7 +98,7 @@ def test_formulas_in_words(spec: str, blocked: str, weight: str) -> None:
     assert find(spec).formulas == (blocked, weight)
 
 
-@pytest.mark.parametrize(
+@looped(
     ("spec", "parts"),
     [
         ("ppo-icepop", ("r′", "ρ", "0.5", "5")),
@@ -118,7 +118,7 @@ def test_formulas_tell_the_relaxed_sides_apart() -> None:
     assert len({find(f"relax-{side}").formulas[0] for side in ("both", "high", "low")}) == 3
 
 
-@pytest.mark.parametrize(
+@looped(
     ("spec", "weight"),
     [
         ("gspo", "(Πr′)^(1/|y|)"),
@@ -131,7 +131,7 @@ def test_weights_in_words(spec: str, weight: str) -> None:
     assert find(spec).formulas[1] == weight
 
 
-@pytest.mark.parametrize("name", ROWS)
+@looped("name", ROWS)
 def test_what_a_row_needs_is_enough(name: str) -> None:
     """Without the recomputed policy, the top-K or the entropy, unless the row says that it needs
     them.
@@ -238,7 +238,7 @@ def test_a_token_counts_if_every_mask_keeps_it() -> None:
     ).all()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@looped("name", ROWS)
 def test_blocked_tokens_are_zero_also_where_the_weight_is_infinite(name: str) -> None:
     """Ratios of e^200 in float32: inf · A, and inf · 0 without an advantage; a term adds a
     finite value.
@@ -269,7 +269,7 @@ def test_an_infinite_weight_is_really_reached() -> None:
     assert coefficient_T(TABLE["pg-is"], given, torch.zeros(1)).item() == 0
 
 
-@pytest.mark.parametrize("name", ROWS)
+@looped("name", ROWS)
 def test_a_token_outside_the_trainers_support_both_times(name: str) -> None:
     """At equal weights the recomputed policy is the trainer, and a truncated support excludes the
     token in both.

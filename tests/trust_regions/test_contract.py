@@ -20,6 +20,7 @@ from mismatch_cli.policies import (
     Policies,
     TopKLogProbs,
 )
+from tests.looped import looped
 from tests.trust_regions.cases import (
     F64,
     INF,
@@ -65,7 +66,7 @@ def letter(name: str, threshold: str) -> str:
     return trust_regions.symbols(trust_regions.find(name)).get(threshold, threshold)
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@looped("name", REGIONS)
 def test_signature_and_texts(name: str) -> None:
     region = trust_regions.find(name)
     assert inspect.getdoc(region) and inspect.getdoc(region.trust_region)
@@ -105,7 +106,7 @@ def test_which_masks_look_at_batches() -> None:
             )
 
 
-@pytest.mark.parametrize("name", sorted(set(REGIONS) - set(OVER_BATCHES)))
+@looped("name", sorted(set(REGIONS) - set(OVER_BATCHES)))
 def test_a_mask_without_a_scope_sees_no_other_response(name: str) -> None:
     """The decisions on a response do not depend on other responses."""
     given = random_policies(6, responses=12)
@@ -120,7 +121,7 @@ def test_a_mask_without_a_scope_sees_no_other_response(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@looped("name", REGIONS)
 def test_the_order_of_responses_does_not_matter(name: str) -> None:
     """Nor does it for random draws, which depend on the keys of rows."""
     given = random_policies(7, responses=40)
@@ -140,7 +141,7 @@ def test_the_order_of_responses_does_not_matter(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@looped("name", REGIONS)
 def test_formula_shows_its_letters_and_every_number(name: str) -> None:
     region = trust_regions.find(name)
     fields = {field for _, field, _, _ in string.Formatter().parse(region.FORMULA) if field}
@@ -173,8 +174,8 @@ def snapshot(given: Policies) -> list[Tensor]:
     return [x.clone() for x in columns(given)]
 
 
-@pytest.mark.parametrize("name", REGIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@looped("name", REGIONS)
+@looped("dtype", [torch.float32, F64])
 def test_decision_and_purity(name: str, dtype: torch.dtype) -> None:
     given = cast(random_policies(0, responses=12), dtype)
     advantage_T = signs(len(given.trainer), dtype=dtype)
@@ -206,9 +207,9 @@ def test_masks_leave_no_trace_in_what_they_share() -> None:
         assert torch.equal(decision.statistic_T, alone[name].statistic_T)
 
 
-@pytest.mark.parametrize("name", REGIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0], [1], [0, 1, 0]], ids=str)
+@looped("name", REGIONS)
+@looped("dtype", [torch.float32, F64])
+@looped("lengths", [[], [0], [0, 0], [1], [0, 1, 0]])
 def test_few_tokens(name: str, dtype: torch.dtype, lengths: list[int]) -> None:
     empty = torch.zeros(sum(lengths), dtype=dtype)
     given = policies(empty - 1, empty - 0.5)
@@ -219,7 +220,7 @@ def test_few_tokens(name: str, dtype: torch.dtype, lengths: list[int]) -> None:
     assert decision.statistic_T.isfinite().all()
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@looped("name", REGIONS)
 def test_an_empty_response_changes_nothing(name: str) -> None:
     rollout, trainer = (
         torch.tensor([-1.0, -2, -0.5], dtype=F64),
@@ -233,7 +234,7 @@ def test_an_empty_response_changes_nothing(name: str) -> None:
         assert torch.equal(with_empty.statistic_T, without.statistic_T)
 
 
-@pytest.mark.parametrize("name", sorted(set(REGIONS) - set(UNSIGNED)))
+@looped("name", sorted(set(REGIONS) - set(UNSIGNED)))
 def test_the_statistic_has_the_sign_of_the_move(name: str) -> None:
     given = random_policies(2)
     d_T = given.trainer - given.rollout
@@ -253,7 +254,7 @@ def test_statistics_without_a_side() -> None:
         assert says != "at least 0" or (statistic_T >= 0).all(), name
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@looped("name", REGIONS)
 def test_without_advantage_there_is_nothing_to_block(name: str) -> None:
     given = random_policies(3)
     zero_T = torch.zeros_like(given.trainer)
@@ -274,8 +275,8 @@ def test_every_mask_blocks_something_and_keeps_something() -> None:
         assert keep_T.any() and not keep_T.all(), name
 
 
-@pytest.mark.parametrize(("name", "threshold"), [pair for pair in NUMERIC if pair not in ANY_SIGN])
-@pytest.mark.parametrize("value", [-1, -1e-9, float("nan")])
+@looped(("name", "threshold"), [pair for pair in NUMERIC if pair not in ANY_SIGN])
+@looped("value", [-1, -1e-9, float("nan")])
 def test_negative_thresholds_are_refused(name: str, threshold: str, value: float) -> None:
     shown = letter(name, threshold)
     with pytest.raises(UsageError, match=f"{shown}=.*choose|{shown}=.*is out of range"):
@@ -290,7 +291,7 @@ def test_negative_thresholds_are_refused(name: str, threshold: str, value: float
 OF_SHARES = [pair for pair in NUMERIC if pair[1] in SHARES and pair not in NO_SHARES]
 
 
-@pytest.mark.parametrize(("name", "threshold"), OF_SHARES)
+@looped(("name", "threshold"), OF_SHARES)
 def test_an_unreachable_threshold_is_refused(name: str, threshold: str) -> None:
     """A probability changes by at most 1, and a ratio drops by at most 1; 15 for 15 % would
     silently block nothing.
@@ -306,9 +307,7 @@ def test_an_unreachable_threshold_is_refused(name: str, threshold: str) -> None:
     ask(name, given, advantage_T, **{threshold: 1.0})
 
 
-@pytest.mark.parametrize(
-    ("name", "threshold"), [*((n, t) for n, t in NUMERIC if t in ENDLESS), *NO_SHARES]
-)
+@looped(("name", "threshold"), [*((n, t) for n, t in NUMERIC if t in ENDLESS), *NO_SHARES])
 def test_unbounded_thresholds_may_be_large(name: str, threshold: str) -> None:
     """And then keep everything with A > 0, if the mask uses only that threshold."""
     given = random_policies(0, responses=2)
@@ -336,7 +335,7 @@ def test_which_thresholds_are_shares() -> None:
     }
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@looped("name", REGIONS)
 def test_a_mask_that_reads_top_k_says_so(name: str) -> None:
     """READS_TOP_K decides whether a trace must hold top-K columns, and `k` how many; likewise
     for the entropy.
@@ -364,8 +363,8 @@ def test_which_masks_read_top_k() -> None:
     ]
 
 
-@pytest.mark.parametrize(("low", "high"), [(1.1, 2), (0.5, 0.9)])
-@pytest.mark.parametrize("name", ["icepop", "sequence-mean", "sequence-product", "veto"])
+@looped(("low", "high"), [(1.1, 2), (0.5, 0.9)])
+@looped("name", ["icepop", "sequence-mean", "sequence-product", "veto"])
 def test_a_band_without_the_ratio_1_is_refused(name: str, low: float, high: float) -> None:
     with pytest.raises(UsageError, match=f"band_low={low:g}, band_high={high:g}"):
         ask(name, random_policies(0, responses=2), signs(1), band_low=low, band_high=high)
@@ -412,9 +411,9 @@ def check_extremes(
     assert rounded.keep_T.tolist() == exact.keep_T.tolist()
 
 
-@pytest.mark.parametrize("name", REGIONS)
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("lengths", [[1] * len(EXTREME), [len(EXTREME)]], ids=["apart", "together"])
+@looped("name", REGIONS)
+@looped("sign", [1.0, -1.0])
+@looped("lengths", [[1] * len(EXTREME), [len(EXTREME)]])
 def test_infinite_ratios_and_excluded_tokens(name: str, sign: float, lengths: list[int]) -> None:
     """log p − log q = 200 is an infinite ratio in float32, and log p = −inf a token that the
     trainer excludes.
@@ -422,12 +421,12 @@ def test_infinite_ratios_and_excluded_tokens(name: str, sign: float, lengths: li
     check_extremes(name, EXTREME, sign, lengths)
 
 
-@pytest.mark.parametrize("name", REGIONS)
+@looped("name", REGIONS)
 def test_an_excluded_token_whose_rollout_probability_underflows(name: str) -> None:
     check_extremes(name, [(-200, -INF)], -1.0, [1])
 
 
-@pytest.mark.parametrize(
+@looped(
     ("name", "blocked"),
     [
         ("ratio-clip", True),
