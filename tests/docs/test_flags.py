@@ -51,6 +51,7 @@ OTHERS = {
     "OpenRLHF": "--algo.advantage.is_correction_enable --load_checkpoint",
     "oat": "--dump_replay_every",
     "benchmarks/": "--folder",
+    "tests/": "--list --lower --only --renew",
     "trackers": "--project --logdir --backend-store-uri",
     "uv": "--torch-backend --generate-hashes --no-annotate --no-header --no-deps",
 }

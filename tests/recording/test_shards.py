@@ -1,5 +1,5 @@
-"""What a shard is to the run around it: where its responses stand among all, which of them are
-scored twice, and whether it is complete.
+"""A shard in its run: the numbers of its responses, which of them are scored twice, and whether it
+is complete.
 """
 
 from __future__ import annotations
