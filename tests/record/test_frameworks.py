@@ -24,7 +24,6 @@ from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import Trace
 from tests.record.test_trl import run_the_lines_of_the_page
 
-RECORD = Path(__file__).parents[2] / "mismatch_cli/record"
 VERL = Path(__file__).parent / "verl_batch.npz"
 
 
