@@ -257,7 +257,7 @@ def test_bias_scale_and_cap_are_rounded_step_by_step_as_the_models_do() -> None:
     logits_TV = logits_TV * 3.1
     logits_TV = torch.tanh(logits_TV / 5.0) * 5.0
     head = Head(weight_VH, bias_V, divisor=1.7, multiplier=3.1, softcap=5.0)
-    target_T, query_TK = some_ids(64, 500)
+    target_T, query_TK = some_ids(40, 500)
     got = score_hidden(hidden_TH, head, target_T, query_TK, PLAIN, (64, 128))
     assert_matches(got, reference(logits_TV, target_T, query_TK))
 
@@ -265,7 +265,7 @@ def test_bias_scale_and_cap_are_rounded_step_by_step_as_the_models_do() -> None:
 def test_float32_head_of_a_bfloat16_model() -> None:
     hidden_TH, weight_VH = random_case(40, 500, dtype=torch.bfloat16)
     head = Head(weight_VH, torch.ones(500, dtype=torch.bfloat16)).float32()
-    target_T, query_TK = some_ids(64, 500)
+    target_T, query_TK = some_ids(40, 500)
     got = score_hidden(hidden_TH, head, target_T, query_TK, PLAIN)
     exact_TV = hidden_TH.double() @ weight_VH.double().T + 1
     torch.testing.assert_close(
