@@ -62,8 +62,8 @@ ENVIRONMENT = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "OPENBLAS_NUM_THREADS": "1",
     # Threads of torch that wait for each other spin for some microseconds, then sleep. Spinning for
-    # long is 20 times slower beside other work on the machine, and sleeping at once up to 5 times on
-    # a quiet one, which has to wake a core for every product.
+    # long is 20 times slower beside other work on the machine, and sleeping at once up to 5 times
+    # on a quiet one, which has to wake a core for every product.
     "GOMP_SPINCOUNT": "2000",
 }
 
