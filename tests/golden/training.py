@@ -49,7 +49,11 @@ def run(checkout: Path, folder: Path) -> dict[str, Any]:
     folder.mkdir()
     environment = os.environ | {"PYTHONPATH": str(checkout)}
     subprocess.run(
-        [sys.executable, "-m", "mismatch_cli", *_LINE], cwd=folder, env=environment, check=True
+        [sys.executable, "-m", "mismatch_cli", *_LINE],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        check=True,
     )
     lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     weights = (folder / "run" / "model" / "model.safetensors").read_bytes()
