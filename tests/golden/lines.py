@@ -14,7 +14,6 @@ TRACES = tuple(sorted(folder.name for folder in bundled("traces").iterdir() if f
 DUMPS = tuple(sorted(folder.name for folder in bundled("dumps").iterdir() if folder.is_dir()))
 WIDTHS = (80, 200)
 LIMITS = ("verl", "nemo-rl", "prime-rl")
-# The bundled traces as their own name, so that no path of a machine is printed.
 _PAIRS = (("float32", "bfloat16"), ("bfloat16", "fp8-kv"), ("moe", "moe-replayed"))
 
 

@@ -109,18 +109,19 @@ def screen(
 
 def screen_rows(lines: list[str]) -> list[Row]:
     """The rows of the tables of metrics, each cell by where the head of its column ends."""
+    # The longest first: one may begin like another.
+    labels = sorted((metric.label for metric in METRICS.values()), key=len, reverse=True)
     rows, section, ends = [], "", {}
     for line in lines[: lines.index("Rewards and responses")]:
         title = next((name for name in SECTIONS if line.startswith(name)), None)
         if title:
             section, ends = title, {}
         elif re.match(r"\s+value\s+95 % interval", line):
-            ends = {head: line.rindex(head) + len(head) for head in HEADS if head in line}
-            ends["noise"] = line.replace("× noise", "       ").find("noise") + len("noise")
+            ends = {head: match.end() for head in HEADS if (match := _head(head).search(line))}
         elif ends and not line.strip():
             ends = {}
         elif ends:
-            label = next((m for m in labels() if line.strip().startswith(f"{m} ")), None)
+            label = next((name for name in labels if line.strip().startswith(f"{name} ")), None)
             if label is not None:
                 start = line.index(label) + len(label)
                 rows.append(Row(section, label, cells_of(line, start, ends)))
@@ -135,9 +136,9 @@ def cells_of(line: str, start: int, ends: dict[str, int]) -> dict[str, str]:
     return cells
 
 
-def labels() -> list[str]:
-    """The longest first: one may begin like another."""
-    return sorted((metric.label for metric in METRICS.values()), key=len, reverse=True)
+def _head(name: str) -> re.Pattern[str]:
+    """A head of a column: `noise` is also the end of `× noise`."""
+    return re.compile(rf"(?<!× ){name}")
 
 
 class Tables(HTMLParser):
