@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2  # test processes; each may run a vLLM engine, about 3 GB
 
-.PHONY: help setup probe test test-trl test-verl golden lint audit dist browser docs docs-serve real-model
+.PHONY: help setup probe test test-all test-trl test-verl golden lint audit dist browser docs docs-serve real-model
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/'
 
@@ -20,8 +20,14 @@ $(VENV)/.installed: pyproject.toml requirements/cpu.lock requirements/dev.lock
 probe: setup  ## Run the main job: probe with real vLLM on the bundled model, into probe-model/
 	$(BIN)/mismatch-cli probe --output probe-model --force
 
-test: setup browser  ## Run all tests, including those with real vLLM and a real browser
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
+test: setup browser  ## Run the tests of every push, with real vLLM and a real browser
+	$(BIN)/python -m tests.tiers push --workers $(WORKERS)
+
+test-all: setup browser  ## Run all tests: also clusters, servers, every page of the guide, random kills
+	$(BIN)/python -m tests.tiers all --workers $(WORKERS)
+
+test-%: setup browser  # one part of both tiers: rules, read, import, sample, train, judge, show, commands or house
+	$(BIN)/python -m tests.tiers $* --workers $(WORKERS)
 
 test-trl: setup .trl/.installed  ## Record a training run of TRL's own trainer with real vLLM, which CI's tests replay
 	PYTHONPATH=.trl $(BIN)/python -m pytest tests/record/real_trl.py

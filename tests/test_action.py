@@ -20,6 +20,8 @@ import yaml
 
 from mismatch_cli.places import bundled
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 STEPS = {step.get("id", step["name"]): step for step in ACTION["runs"]["steps"]}

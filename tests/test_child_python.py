@@ -15,6 +15,8 @@ from mismatch_cli.recording.members import Member, run_members
 from mismatch_cli.tasks.rewards import OwnReward
 from tests.poisoned import PoisonedFolder
 
+pytestmark = pytest.mark.slow
+
 TRACE, OTHER = bundled("traces") / "fp8-kv", bundled("traces") / "float32"
 # What a library does in our process: it starts a Python, here to import what is in the current
 # directory too.

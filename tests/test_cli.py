@@ -71,6 +71,7 @@ def test_an_exit_within_a_command_is_not_its_success(monkeypatch, capsys):
     assert "Unexpected error (SystemExit: 0)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["report", "--no-plots"], ["probe", "--engine", "hf"]], ids=" ".join
 )

@@ -110,6 +110,7 @@ def test_no_command_runs_the_code_of_a_model_whatever_stdin_says(
     )
 
 
+@pytest.mark.slow
 def test_vllm_does_not_run_it_either(hostile, proof, tmp_path, capfd, monkeypatch):
     """With a harmless tokenizer, the engine is the first that would run the code."""
     import mismatch_cli.recording.record as record
@@ -154,6 +155,7 @@ def test_no_other_setting_is_a_way_around(hostile, proof, tmp_path, capfd):
     assert "is code on the hub" in capfd.readouterr().err and not proof.exists()
 
 
+@pytest.mark.slow
 def test_a_pickle_is_refused_in_one_sentence_of_ours(proof, tmp_path, capfd, monkeypatch):
     """Weights of a model, an adapter, a dump: the message never repeats torch's advice on
     `weights_only`.

@@ -18,6 +18,7 @@ from mismatch_cli.weights_note import KEY, noted, weights_facts
 NOTE = "4-bit values (GGUF Q4_1) in bfloat16, not the published weights"
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_every_manifest_and_report_says_what_the_weights_are(
     real_model: Path, tmp_path: Path, capfd

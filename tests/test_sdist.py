@@ -17,6 +17,8 @@ import pytest
 from tests import distribution
 from tests.distribution import ROOT, check, may_be_released, sdist_files
 
+pytestmark = pytest.mark.slow
+
 # A few seconds of what needs no engine; some of it reads the files around the package.
 QUICK = (
     "test_divergences.py",

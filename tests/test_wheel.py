@@ -24,6 +24,8 @@ from mismatch_cli import __version__, registry
 from mismatch_cli.extras import EXTRAS
 from mismatch_cli.places import bundled
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 MOST_MEGABYTES = 400
 ABSENT = ("pandas", "vllm", *EXTRAS["hf"])

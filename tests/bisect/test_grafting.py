@@ -128,6 +128,7 @@ def model_of(engine: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_equal_sides_leave_no_gap_and_no_hooks(vllm, qwen3):
     """float32 against float32: log-probs as vLLM reports them, no hooks left, no grafted keys in
     its cache.
@@ -354,6 +355,7 @@ def test_chosen_responses_are_the_worst_and_typical_ones_of_different_prompts():
     assert choose_responses(abs_d[:2], [0, 0], 4) == [0, 1] and choose_responses([], [], 4) == []
 
 
+@pytest.mark.slow
 def test_a_graft_without_numbers_is_named(qwen3):
     engine = hf(qwen3)
     with changed(mlp_of(engine._model), lambda own, *args: own(*args) * torch.inf):

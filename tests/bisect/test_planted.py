@@ -19,6 +19,8 @@ from tests.bisect.changed_models import copied, scaled, with_rounded_norms
 from tests.bisect.planted import BUNDLED, FLOAT32, PLANTS, SCALED, Bed, Plant
 from tests.diagnosis.few import few_hypotheses
 
+pytestmark = pytest.mark.slow
+
 MODEL, TRACES = str(bundled("model")), bundled("traces")
 _BRIEF = ["--no-plots", "--quiet", "--threads", "1"]
 
@@ -65,7 +67,6 @@ def first_of(found: dict[str, Any], plant: Plant) -> dict[str, Any]:
     return first
 
 
-@pytest.mark.slow
 def test_a_kv_cache_of_eight_bits(tmp_path):
     bed = Bed(
         tmp_path,
@@ -80,7 +81,6 @@ def test_a_kv_cache_of_eight_bits(tmp_path):
     assert found["unexplained"]["value"] < 0.01
 
 
-@pytest.mark.slow
 def test_one_tensor_that_is_a_hundredth_too_large(tmp_path):
     model = copied(MODEL, tmp_path / "model", tensors=scaled(SCALED, 1.01))
     found = bisected(
@@ -91,7 +91,6 @@ def test_one_tensor_that_is_a_hundredth_too_large(tmp_path):
     assert found["unexplained"]["value"] < 0.01
 
 
-@pytest.mark.slow
 def test_norms_that_one_side_rounds_to_bfloat16(tmp_path):
     """The trainer's code rounds; vLLM has its own model for the same folder."""
     model, trusted = with_rounded_norms(MODEL, tmp_path / "model"), "--trust-remote-code"

@@ -69,6 +69,7 @@ def test_every_leg_is_a_trace_that_other_commands_read(unbroken):
     finish(compared)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_unbroken(unbroken, tmp_path):
     """Killed between a leg's manifest and its first shard: existing legs are kept, and the
     result is the same.
@@ -127,6 +128,7 @@ def test_budget_and_stages_say_what_was_not_done(tmp_path):
     assert result(tmp_path / "run")["causes"] == []
 
 
+@pytest.mark.slow
 def test_two_ranks_find_the_same(unbroken, tmp_path):
     """Each reads its part of every leg; in bfloat16, other batches round differently, on each
     processor in its way.

@@ -83,6 +83,7 @@ def test_every_tensor_of_vllm_is_read_and_equal(tmp_path):
         assert found.compared == len(SavedTensors(model).shapes) + head, (family, dtype)
 
 
+@pytest.mark.slow
 def test_every_tensor_of_hugging_face_is_read_and_equal(tmp_path):
     for family in ("phi", "gpt_neox", "mixtral", "gpt_oss", "qwen3_next"):
         model = save_family(tmp_path, family)
@@ -176,6 +177,7 @@ def test_each_fault_is_named_by_tensor_and_relation(planted):
         _is_expected(_told(compare_weights(engine, trainer)))
 
 
+@pytest.mark.slow
 def test_faults_are_found_beneath_the_rounding_of_bfloat16(planted, tmp_path):
     """An engine in bfloat16: neither rounding by its dtype nor weights rounded to it are a
     difference.
@@ -232,6 +234,7 @@ def test_a_head_that_kept_its_old_weights_is_found_and_given_to_the_trainer(tmp_
     assert torch.equal(loaded.model.embed_tokens.weight, weights[EMBEDDINGS])
 
 
+@pytest.mark.slow
 def test_replacing_only_the_embeddings_leaves_a_tied_head_as_it_is(tmp_path):
     trainer = save_family(tmp_path, "gemma2")
     faulty = altered(
@@ -317,6 +320,7 @@ def test_a_quantised_engine_is_read_under_the_trainers_names(tmp_path):
     assert (loaded.state_dict()[DOWN].float() - of_int8).abs().max() <= 2**-8 * of_int8.abs().max()
 
 
+@pytest.mark.slow
 def test_the_model_weights_under_an_adapter_are_read(tmp_path):
     """Both engines wrap the adapted layers; adapters are compared by digest."""
     trainer = save_family(tmp_path, "llama")
@@ -429,6 +433,7 @@ def test_differences_of_configurations(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_overrides_are_resolved_as_vllm_resolves_them(tmp_path):
     """vLLM ignores a `rope_theta` if `rope_parameters` has one already, so it is not a
     difference.

@@ -124,6 +124,7 @@ def test_rescoring_takes_the_model_that_the_trace_names(typed, recorded):
     assert code == 2 and "does not name the model to score with. Add --trainer-model" in error
 
 
+@pytest.mark.slow
 def test_report_renews_its_own_folder(typed):
     for _ in range(2):
         assert typed("report", "-q")[0] == 0  # of the bundled trace, into report/
@@ -183,6 +184,7 @@ def test_masks_that_a_trace_cannot_support_say_what_to_type(typed, recorded):
     assert typed("clipstats", "filled", "-a", "minirl", "-q")[0] == 0
 
 
+@pytest.mark.slow
 def test_the_lines_that_test_a_suspect_work(typed):
     """As `diagnose` prints them for a run in bfloat16: a similar probe, a rescore, and their
     comparison.

@@ -155,6 +155,7 @@ def test_debug_shows_the_traceback(probe):
     assert "Traceback" in errors
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_not_an_error(tmp_path):
     """`mismatch-cli report | head -1`: the files are still written."""
     run(["probe", *SMALL, "--output", str(tmp_path / "run")])
@@ -170,6 +171,7 @@ def test_a_closed_pipe_is_not_an_error(tmp_path):
     assert "</html>" in (tmp_path / "run/report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_what_was_recorded(tmp_path):
     """A real file-size limit (RLIMIT_FSIZE) instead of a full disk: the write fails in the same
     place.

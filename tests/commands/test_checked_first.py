@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from mismatch_cli import registry
 from mismatch_cli.places import bundled
 
@@ -298,6 +300,7 @@ def refused(tmp_path: Path, *tables: dict[str, tuple[tuple[str, str], ...]]) -> 
     return imported
 
 
+@pytest.mark.slow
 def test_mistakes_are_reported_before_anything_is_imported(tmp_path):
     assert set(LIGHT) == set(registry.names("mismatch_cli.commands"))
     assert not refused(tmp_path, LIGHT) & {"numpy", "pyarrow"}

@@ -280,6 +280,7 @@ def test_algorithms_are_printed_with_their_formulas(capfd):
         assert row["name"] in out and row["source"].split(":")[0] in " ".join(out.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", ["", "--json"])
 def test_a_reader_that_stops_early_is_not_an_error(here, flags):
     command = (

@@ -22,6 +22,8 @@ from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.cli import run
 from mismatch_cli.commands._completed import algorithms
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = shutil.which("mismatch-cli", path=str(Path(sys.executable).parent))
 needs_program = pytest.mark.skipif(

@@ -67,6 +67,7 @@ def test_held_out_samples_are_different(curated):
     assert not samples(curated) & samples(curated / "held-out")
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_missing_is_sampled_again(curated, tmp_path):
     folder = shutil.copytree(curated, tmp_path / "run")
     (folder / "perfectible.jsonl").unlink()
@@ -177,6 +178,7 @@ def test_problems_without_answers_cannot_be_curated(tmp_path, capfd):
     assert "has no problem with an answer" in " ".join(capfd.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_a_custom_reward_needs_no_answers(tmp_path, capfd, monkeypatch):
     (tmp_path / "mine.py").write_text(
         "def even(response):\n    return 1 - len(response) % 2\ntwo = lambda: 2\n"

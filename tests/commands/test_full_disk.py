@@ -27,6 +27,7 @@ def mounted():
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "share", "over", "file"),
     [

@@ -48,6 +48,7 @@ def in_terminal(folder: Path, width: int, *lines: str, **variables: str) -> str:
     return terminal.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_terminal_gets_lines_that_fit_and_a_verdict_in_colour(tmp_path, width):
     for command, lines in outputs(in_terminal(tmp_path, width, *_LINES)).items():
@@ -63,6 +64,7 @@ def test_a_terminal_gets_lines_that_fit_and_a_verdict_in_colour(tmp_path, width)
             )
 
 
+@pytest.mark.slow
 def test_no_color_leaves_no_style(tmp_path):
     text = in_terminal(tmp_path, 80, *_LINES, "gate --help", NO_COLOR="1")
     assert "\x1b" not in text and "✘ FAILED" in text and "Usage:" in text

@@ -20,6 +20,7 @@ from mismatch_cli.trace.reader import Trace
 from tests.recording.test_folder import contents, write
 
 
+@pytest.mark.slow
 def test_an_import_that_is_killed_while_it_replaces_leaves_the_older_run_or_the_new_one(tmp_path):
     trial = Trial.of(CASES["import over an older one"], tmp_path / "trial")
     changes = attempt(trial.act(), trial.prepare(), Fault(10**9, KILL)).operations
@@ -60,6 +61,7 @@ def test_an_import_that_cannot_rename_leaves_the_older_run(tmp_path, monkeypatch
 _RESCORE = ["rescore", "--noise-responses", "2", "--threads", "1", "--no-plots", "-q"]
 
 
+@pytest.mark.slow
 def test_an_older_run_stays_until_the_one_that_replaces_it_is_complete(
     tmp_path, monkeypatch, capfd
 ):

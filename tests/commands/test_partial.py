@@ -35,6 +35,7 @@ def command(capfd, *arguments: str) -> tuple[int, str]:
     return code, " ".join(capfd.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_every_report_says_that_a_trace_is_partial(lost, capfd):
     for name, *arguments in (
         ("report", "lost", "-o", "out-report"),
@@ -88,6 +89,7 @@ def test_a_gate_does_not_let_a_partial_trace_pass(lost, capfd):
     assert command(capfd, *baseline, "--allow-partial")[0] == 0
 
 
+@pytest.mark.slow
 def test_resume_repairs_a_run_that_lost_a_shard_or_rows(tmp_path, capfd, monkeypatch):
     import pyarrow.parquet as pq
 

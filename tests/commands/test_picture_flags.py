@@ -35,6 +35,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_json_alone_draws_nothing_and_leaves_no_folder(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mismatch_cli.report.figures.figure_views", None)
@@ -60,6 +61,7 @@ def test_no_plots(tmp_path):
     assert "<figure" not in (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_drawn")
 def test_files_for_a_paper(tmp_path):
     folder, plots = tmp_path / "c", tmp_path / "c" / "plots"

@@ -155,6 +155,7 @@ def test_hostile_token_text_is_escaped_everywhere(run_folder, capfd):
     assert "&lt;script&gt;" in page
 
 
+@pytest.mark.slow
 def test_runs_with_other_seeds_are_pooled_and_others_refused(run_folder, tmp_path, capfd):
     for name, flags in {
         "seed": ["--seed", "1"],
@@ -183,6 +184,7 @@ def test_runs_with_other_seeds_are_pooled_and_others_refused(run_folder, tmp_pat
     assert code == 1 and "would count twice" in err
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_is_recorded_again_by_following_the_advice(run_folder, capfd):
     before = json.loads((run_folder / "summary.json").read_text())
     shard = run_folder / "trace" / "shard-00000.parquet"

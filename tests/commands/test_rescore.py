@@ -114,6 +114,7 @@ def test_the_input_is_never_overwritten(rescore, tmp_path, inside):
     assert shard.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_continue(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = [

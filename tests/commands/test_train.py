@@ -23,6 +23,7 @@ SIZE = (
 TRAIN = f"train --engine hf {SIZE} --eval-every 0 --trace-every 0 --threads 1".split()
 
 
+@pytest.mark.slow
 def test_algorithms_times_seeds_become_runs_and_none_is_overwritten(tmp_path, capfd):
     command = [
         *TRAIN,
@@ -71,12 +72,14 @@ def test_a_training_run_is_reported_again(tmp_path, capfd):
     assert [row["steps"] for row in summary["runs"]] == [1]
 
 
+@pytest.mark.slow
 def test_a_start_that_failed_can_be_repeated(tmp_path, capfd):
     assert run([*TRAIN, "-o", str(tmp_path / "run"), "-a", "nonsense"]) != 0
     assert "Unknown algorithm 'nonsense'" in capfd.readouterr().err
     assert run([*TRAIN, "-o", str(tmp_path / "run"), "--quiet"]) == 0
 
 
+@pytest.mark.slow
 def test_other_settings_are_not_resumed(tmp_path, capfd):
     assert run([*TRAIN, "-o", str(tmp_path / "run"), "--quiet"]) == 0
     assert run([*TRAIN, "-o", str(tmp_path / "run"), "--resume", "--learning-rate", "0.5"]) != 0

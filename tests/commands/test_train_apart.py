@@ -10,6 +10,8 @@ import pytest
 
 from mismatch_cli.cli import run as cli
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--engine", "hf", "--steps", "2", "--prompts-per-step", "4", "--samples-per-prompt", "4",
          "--no-plots",
          "--max-tokens", "32", "--eval-every", "0", "--eval-samples", "1", "--num-problems", "8",

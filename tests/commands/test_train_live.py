@@ -25,6 +25,8 @@ from mismatch_cli.rl.train_config import load_config
 from tests.commands.test_train import TRAIN
 from tests.terminal import Terminal
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "[red]:cat:\x1b[2J漢字\n" + "x" * 90
 
 
@@ -310,7 +312,6 @@ def test_a_resumed_run_knows_its_earlier_steps(tmp_path: Path) -> None:
     assert [each["step"] for each in _steps_before(tmp_path, 3)] == [1, 2]
 
 
-@pytest.mark.slow
 def test_a_run_in_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """One run for everything: the view, a refreshed report, a second process that is refused,
     and a first Ctrl-C.

@@ -16,6 +16,8 @@ from mismatch_cli.cli import run
 from mismatch_cli.recording import members
 from mismatch_cli.recording.members import Member, Outcome, run_members, run_on_ray, visible_devices
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "--engine",
     "hf",

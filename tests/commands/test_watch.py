@@ -104,6 +104,7 @@ def response(step: int, row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in COLUMNS} | {"step": step}
 
 
+@pytest.mark.slow
 def test_beside_a_training_run_that_it_was_started_before(tmp_path: Path) -> None:
     """Killed after its first line and restarted: each step is reported once, each alarm is
     raised once.
@@ -206,6 +207,7 @@ def test_an_unfinished_step_is_reported_once_nothing_more_comes(
     assert [(line["step"], line["responses"], line["again"]) for line in lines] == [(0, 2, True)]
 
 
+@pytest.mark.slow
 def test_killed_and_restarted(tmp_path: Path, trace: str, limit: str) -> None:
     seen, calls = tmp_path / "seen", tmp_path / "calls"
     line = [trace, "-o", str(seen), "--limits", limit, *NOW]
@@ -283,6 +285,7 @@ def test_a_watch_that_has_seen_its_last_step_ends_at_once(watch: Watch, trace: s
         assert (code, [line["step"] for line in lines]) == (0, expected)
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_or_hangs_stops_nothing(
     watch: Watch, trace: str, limit: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -297,6 +300,7 @@ def test_a_command_that_fails_or_hangs_stops_nothing(
         shutil.rmtree(tmp_path / "seen")
 
 
+@pytest.mark.slow
 def test_only_the_step_is_read_whatever_its_shards_contain(trace: str, tmp_path: Path) -> None:
     """All steps mixed in one shard: the same numbers as from one shard each."""
     table = pa.concat_tables(Trace.open(Path(trace)).tables())
@@ -453,6 +457,7 @@ def test_a_long_training_run_takes_half_a_kilobyte_a_step(tmp_path: Path, trace:
     assert per_step(go_on) < 200
 
 
+@pytest.mark.slow
 def test_a_long_recording_takes_half_a_kilobyte_a_step(tmp_path: Path, trace: str) -> None:
     """The footers of its shards, one a step; what else stays of a step is that of a training
     run.
@@ -469,6 +474,7 @@ def test_a_long_recording_takes_half_a_kilobyte_a_step(tmp_path: Path, trace: st
     assert per_step(go_on) < 300
 
 
+@pytest.mark.slow
 def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
     watcher = watcher_of(Path(trace), tmp_path / "seen", sets=[load_limits(limit)])
     view = WatchView("[red]" + "x" * 40)
@@ -527,6 +533,7 @@ def test_the_page_is_that_of_a_training(
     assert json.loads(capfd.readouterr().out)["runs"][0]["steps"] == 3
 
 
+@pytest.mark.slow
 def test_trackers_get_each_step_once_even_after_a_restart(
     trace: str, tmp_path: Path, watch: Watch
 ) -> None:
@@ -586,6 +593,7 @@ def test_mistakes_are_reported_in_a_sentence(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_the_page_answers_with_the_alarms(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

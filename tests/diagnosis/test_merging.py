@@ -64,6 +64,7 @@ def cuts(length: int, most: int, rng: np.random.Generator) -> Iterator[slice]:
     return (slice(*pair) for pair in pairwise(bounds))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", ["nothing", "limits"])
 def test_any_sharding_gives_the_same(table, known):
     """Portions of several tables, merged in order; some know the limits of an earlier merge."""

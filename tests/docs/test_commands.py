@@ -41,7 +41,6 @@ from tests.docs.reader import (
 )
 from tests.docs.shared_vllm import SharedVllm
 
-pytestmark = pytest.mark.slow
 _COLUMNS = "100"  # the width of the outputs in the guide
 _TYPED = [page for page in PAGES if any(isinstance(step, Line) for step in steps(page))]
 # Others need a checkout: test_extending.py
@@ -77,7 +76,18 @@ def sit_down(folder: Path, patch: pytest.MonkeyPatch) -> None:
     pictures.leave_blank(patch)
 
 
-@pytest.mark.parametrize("page", _HERE, ids=lambda page: str(page.relative_to(ROOT)))
+# One page of each kind is typed at every push: an overview, and readers of traces.
+_AT_EVERY_PUSH = ("README.md", "gate.md", "report.md", "compare.md", "clipstats.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=() if page.name in _AT_EVERY_PUSH else pytest.mark.slow)
+        for page in _HERE
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_the_lines_of_a_page_do_what_it_says(page, tmp_path, made):
     typed: set[str] = set()
     for step in steps(page):

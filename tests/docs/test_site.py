@@ -18,6 +18,8 @@ from tests.docs import site
 from tests.docs.pages import DOCS
 from tests.report.browser import CHROMIUM, Browser
 
+pytestmark = pytest.mark.slow
+
 # What a page loads by itself, in HTML and CSS; links that need a click are not resources.
 _LOADED = re.compile(
     r"""<(?:script|img|iframe|source|link(?![^>]*rel="?(?:canonical|prev|next|edit)))\b[^>]*?\b(?:src|href)="?([^"\s>]+)"""

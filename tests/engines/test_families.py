@@ -21,6 +21,8 @@ from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from tests.families import FAMILIES, config_of, save_family
 from tests.rl.small_runs import reward_file, run
 
+pytestmark = pytest.mark.slow
+
 SMALL = SamplingSettings(max_tokens=12)
 # Of 60 tokens in the end
 LONG = [Request([(7 * i + 3 * j) % 2000 + 5 for j in range(48)], seed=i) for i in range(4)]
@@ -109,7 +111,6 @@ def test_three_steps_train_and_every_sync_is_proven(models, family, tmp_path):
     assert [line["sync"] for line in lines] == ["proven"] * 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ON_VLLM)
 def test_vllm_agrees_and_loads_every_weight(models, family, tmp_path):
     settings = EngineSettings(models[family], SMALL, 0, dtype="float32", log_file=tmp_path / "log")
@@ -120,7 +121,6 @@ def test_vllm_agrees_and_loads_every_weight(models, family, tmp_path):
     engine.close()
 
 
-@pytest.mark.slow
 def test_vllm_says_what_to_use_for_a_model_that_it_cannot_compute(models, tmp_path):
     settings = EngineSettings(
         models["qwen3_next"], SMALL, 0, dtype="float32", log_file=tmp_path / "log"

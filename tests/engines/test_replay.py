@@ -182,6 +182,7 @@ def test_improbable_tokens_are_read_as_plain_torch_reads_them(engine, model):
     hold_close(prefill(engine, FOREIGN), correct)
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_and_a_cache_that_is_not_read(engine, rollouts, monkeypatch):
     """Inspects the requests to vLLM: one response at a time, and prompts that may use the cache
     or not.

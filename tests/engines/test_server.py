@@ -41,8 +41,6 @@ from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.reader import Trace
 from tests.engines.vllm_servers import VllmServers, free_port
 
-pytestmark = pytest.mark.slow
-
 MODEL = str(bundled("model"))
 K = 20
 PLAIN = SamplingSettings(max_tokens=24)
@@ -139,6 +137,7 @@ def test_mu_is_the_distribution_that_was_sampled(url, model, sampling):
         assert {-1, 1} <= {int(rank) for r in rollouts for rank in r.rank_rollout_T}
 
 
+@pytest.mark.slow
 def test_recorded_tokens_are_read_in_one_pass(both, model):
     """Whichever log-probs a server reports for its own samples."""
     responses = [Forced(PROMPTS[i % 4], [7 + i, 1, 300 - i, 8][: 1 + i % 4]) for i in range(9)]
@@ -233,6 +232,7 @@ def test_a_server_that_comes_back_with_other_settings_is_noticed(url, raw_url):
         sample(engine)
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_and_brought_back_the_shard_is_the_same(servers, url, port):
     said, finished = [], []
     requests = [Request(PROMPTS[i % 4], seed=i) for i in range(24)]
@@ -369,6 +369,7 @@ def fake(url):
     fake.close()
 
 
+@pytest.mark.slow
 def test_no_more_requests_are_under_way_than_allowed(fake):
     engine = engine_at(fake.url, concurrency=3)
     fake.most_under_way = 0
@@ -376,6 +377,7 @@ def test_no_more_requests_are_under_way_than_allowed(fake):
     assert fake.most_under_way == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_request_to_a_busy_server_is_retried(fake, url, status):
     engine = engine_at(fake.url)
@@ -467,6 +469,7 @@ def _missing_value(choice: dict[str, Any]) -> None:
     choice["logprobs"]["token_logprobs"][0] = choice["logprobs"]["top_logprobs"][0][token] = -9999.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tamper", "message"),
     [

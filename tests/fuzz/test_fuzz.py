@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.fuzz import hostile, properties
 from tests.fuzz.world import CANARY, call, copy
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "arguments": 60,
     "prompt files": 25,

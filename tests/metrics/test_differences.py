@@ -94,6 +94,7 @@ def covered(found: list[dict[str, Difference]], key: str, truth: float) -> tuple
     return tuple(np.mean(inside, axis=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paired", [True, False], ids=["same prompts", "other prompts"])
 def test_intervals_cover_the_truth(make_batch, truth, paired):
     """60 pairs of traces: binomial limits around 95 %."""

@@ -14,6 +14,7 @@ from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.sums import SequenceWeights
 
 
+@pytest.mark.slow
 def test_the_jackknife_covers_the_median_for_clustered_prompts(make_batch) -> None:
     """|d| = 0.02 · |normal| · gamma(4)/4: the median is 0.01133."""
     rng, covered, trials = np.random.default_rng(1), 0, 60

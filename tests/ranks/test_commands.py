@@ -21,6 +21,8 @@ from tests.ranks.launcher import launched, ranks_of
 from tests.ranks.on_ranks import as_ranks
 from tests.warm import Forked, cli
 
+pytestmark = pytest.mark.slow
+
 MODEL = str(bundled("model"))
 CLI = [sys.executable, "-m", "mismatch_cli"]
 TRAIN = ("train", "--max-tokens", "48", "--samples-per-prompt", "4", "--prompts-per-step", "4",

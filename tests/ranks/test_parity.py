@@ -89,6 +89,7 @@ def test_scores_are_those_of_one_rank(gradients, folder):
                     )
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_ranks_is_resumed_on_one_and_on_three(gradients, folder):
     before = kept(folder, 2, "saved")
     _run_on_each((1, 3), "restored", folder)
@@ -107,6 +108,7 @@ def test_a_checkpoint_of_two_ranks_is_resumed_on_one_and_on_three(gradients, fol
             assert not torch.equal(one["after"][name], tensor)
 
 
+@pytest.mark.slow
 def test_a_sharded_mixture_is_sent_layer_by_layer(tmp_path):
     """Not gathered whole on every rank: at the peak, at most twice the largest layer is alive
     beside the shards.

@@ -195,6 +195,7 @@ def test_values_that_were_not_measured_are_nan(tmp_path):
     assert "that is NaN: not measured" in " ".join(imported["noted"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "clipstats", "compare", "diagnose", "gate"])
 def test_every_command_reads_it_whatever_the_run_states(tmp_path, command, capsys):
     told = (
@@ -398,6 +399,7 @@ def test_reasons_do_not_grow_with_refused_values(tmp_path):
     assert "text 0" in str(note["left_out_first"])
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_responses_but_not_the_run(tmp_path):
     """The system really refuses files beyond 64 KiB, until the limit is lifted."""
     script = (
@@ -537,6 +539,7 @@ recorder.close()
 """
 
 
+@pytest.mark.slow
 def test_kills_at_any_moment_lose_nothing_that_was_flushed_and_nothing_counts_twice(tmp_path):
     """Two ranks are killed and restarted from the beginning until each has finished."""
     folder, delays = tmp_path / "run", np.random.default_rng(7).uniform(0.35, 0.8, (4, _RANKS))

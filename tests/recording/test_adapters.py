@@ -124,6 +124,7 @@ def test_rescoring_without_the_adapter_warns(both, tmp_path, capsys):
     assert gaps(tmp_path / "out")["mismatch"] > 1e-3
 
 
+@pytest.mark.slow
 def test_an_engine_that_ignores_the_adapter_is_noticed(adapter, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(vllm_engine, "load_adapter", lambda llm, adapter: None)
     assert probe(tmp_path / "run", "--rollout-dtype", "bfloat16", "--adapter", adapter) == 1
@@ -133,6 +134,7 @@ def test_an_engine_that_ignores_the_adapter_is_noticed(adapter, tmp_path, monkey
     assert all(batch.logp_trainer_T is None for batch in Trace.open(tmp_path / "run").batches())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "checked"), [("rollout", True), ("trainer", False)])
 def test_an_adapter_on_one_side_means_different_weights(adapter, tmp_path, side, checked):
     folder = tmp_path / "run"
@@ -145,6 +147,7 @@ def test_an_adapter_on_one_side_means_different_weights(adapter, tmp_path, side,
     assert ("adapter" in said["trainer"]) is not checked
 
 
+@pytest.mark.slow
 def test_an_adapter_that_changed_is_not_resumed(tmp_path, capsys):
     model, lora, folder = str(bundled("model")), tmp_path / "lora", tmp_path / "run"
     save_adapter(model, lora)

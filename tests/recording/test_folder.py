@@ -229,6 +229,7 @@ LINKS += (
 LINKS += ("checkpoints", "metrics.jsonl", "config.toml", "model", "traces")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hard", [False, True], ids=["symbolic", "hard"])
 def test_nothing_is_written_through_a_link(hard, tmp_path, capfd, monkeypatch):
     """Whatever a command does about a link in its folder: the link's target stays as it was."""

@@ -24,6 +24,8 @@ from mismatch_cli.recording import from_manifest
 from mismatch_cli.recording.engine_arguments import is_listed
 from mismatch_cli.trace.manifest import read_manifest
 
+pytestmark = pytest.mark.slow
+
 MODEL = bundled("model")
 SMALL = ["--engine", "hf", "--num-prompts", "2", "--samples-per-prompt", "2", "--max-tokens", "4"]
 CODE = "from pathlib import Path\nPath({proof!r}).touch()\ndef reward(*_, **__): return 1.0\n"

@@ -149,6 +149,7 @@ def test_clipstats_shows_how_close_the_approximations_come(recorded, tmp_path, c
     assert biases == sorted(biases) and biases[-1] <= 1e-6
 
 
+@pytest.mark.slow
 def test_a_run_stopped_before_scoring_resumes_with_its_distributions(
     without, tmp_path, monkeypatch, capsys
 ):
@@ -195,12 +196,14 @@ def test_what_does_not_fit_is_refused_before_anything_loads(flags, message, tmp_
     assert not (tmp_path / "run" / "trace").exists()
 
 
+@pytest.mark.slow
 def test_hf_is_the_engine_that_can(tmp_path, capsys):
     """Where vLLM is refused, the same limit allows hf: it keeps one token at a time."""
     columns = probe(tmp_path / "run", "hf", *FULL, "--full-divergence-memory", "0.001")
     assert columns["tv_full"][0] is not None
 
 
+@pytest.mark.slow
 def test_asking_for_more_responses_than_exist_gives_all(tmp_path):
     columns = probe(tmp_path / "run", "hf", "--full-divergence", "1000")
     assert None not in columns["tv_full"]

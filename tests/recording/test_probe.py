@@ -50,7 +50,6 @@ def bfloat16(tmp_path_factory) -> dict:
     return probe(folder, "--rollout-dtype", "bfloat16", "--num-prompts", "64") | {"folder": folder}
 
 
-@pytest.mark.slow
 def test_float32_against_float32_shows_no_gap(control):
     found = values(json.loads((control / "summary.json").read_text())["pairs"]["mismatch"])
     assert found["tv_binary_mean"] <= 1e-6
@@ -59,7 +58,6 @@ def test_float32_against_float32_shows_no_gap(control):
     assert found["ratio_outside_0.8_1.25"] == 0
 
 
-@pytest.mark.slow
 def test_the_run_folder_has_the_promised_files(control):
     manifest = json.loads((control / "trace" / "manifest.json").read_text())
     assert manifest["rollout"]["dtype"] == manifest["trainer"]["dtype"] == "float32"
@@ -75,7 +73,6 @@ def test_the_run_folder_has_the_promised_files(control):
         assert (control / name).stat().st_size > 0, name
 
 
-@pytest.mark.slow
 def test_log_probs_equal_a_float64_forward(control):
     """Both sides could agree and be wrong: compare them with the model in float64."""
     from transformers import AutoModelForCausalLM
@@ -101,7 +98,6 @@ def test_log_probs_equal_a_float64_forward(control):
         )
 
 
-@pytest.mark.slow
 def test_bfloat16_shows_a_gap_that_is_volatile_at_low_probability(bfloat16):
     pair = bfloat16["pairs"]["mismatch"]
     assert values(pair)["tv_binary_mean"] > 1e-4
@@ -111,7 +107,6 @@ def test_bfloat16_shows_a_gap_that_is_volatile_at_low_probability(bfloat16):
     assert low["tv_binary_sd"]["value"] < high["tv_binary_sd"]["value"]
 
 
-@pytest.mark.slow
 def test_rewards_and_advantages_are_recorded(bfloat16):
     metrics = bfloat16["pairs"]["mismatch"]["metrics"]
     assert 0.3 < metrics["reward_mean"]["value"] < 0.75
@@ -148,7 +143,6 @@ def rescored(control: Path, folder: Path, trainer: Trainer) -> Trace:
     return Trace(folder)
 
 
-@pytest.mark.slow
 def test_a_planted_temperature_is_read_back(control, tmp_path):
     """Trainer logits divided by 0.8: the temperature that maps them back is found in the
     recorded top-K columns.
@@ -166,7 +160,6 @@ def test_a_planted_temperature_is_read_back(control, tmp_path):
     assert (x @ x) / (x @ y) == pytest.approx(0.8, abs=1e-4)
 
 
-@pytest.mark.slow
 def test_a_planted_shift_by_one_destroys_the_correlation(control, tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -224,6 +217,7 @@ def test_json_is_the_only_output_on_stdout(tmp_path, capfd):
     assert "Sampling: 16/16 responses" in err
 
 
+@pytest.mark.slow
 def test_truncated_support_is_counted_not_hidden(tmp_path):
     """The trainer in another dtype excludes some sampled tokens under top-p: they are counted,
     and never in a log.

@@ -202,6 +202,7 @@ def test_a_later_checkpoint_separates_mismatch_staleness_and_total(moved, same, 
     assert pairs(rescored(tmp_path / "wrong", FLOAT32, model=moved, noise=0)).keys() == {"mismatch"}
 
 
+@pytest.mark.slow
 def test_what_the_trace_knew_is_kept_for_a_still_later_checkpoint(tmp_path):
     source, later = (
         Trace.open(FP8),
@@ -217,6 +218,7 @@ def test_what_the_trace_knew_is_kept_for_a_still_later_checkpoint(tmp_path):
     assert pairs(later)["total"] != pairs(source)["total"]
 
 
+@pytest.mark.slow
 def test_with_some_of_the_sampling_weights_the_mismatch_is_that_of_their_responses(tmp_path):
     talk = Talk()
     rescore(config(FP8, dtype="bfloat16", weights="0"), tmp_path / "run", dict(NEW), talk)
@@ -417,6 +419,7 @@ def await_shard(process: Forked, folder: Path, index: int) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_unbroken(tmp_path):
     killed = tmp_path / "killed"
     process = start(killed, "--noise-responses", "128")

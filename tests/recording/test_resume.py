@@ -58,8 +58,10 @@ def scored_shards(run: Path) -> list[bool]:
     ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("engine", "moments"), [("hf", [is_scored]), ("vllm", [is_sampled])])
+@pytest.mark.parametrize(
+    ("engine", "moments"),
+    [("hf", [is_scored]), pytest.param("vllm", [is_sampled], marks=pytest.mark.slow)],
+)
 def test_killed_and_resumed_equals_unbroken(engine, moments, tmp_path):
     """Killed after the first shard is sampled, and after it is scored; benchmarks/kills.py kills
     at random moments.
@@ -94,6 +96,7 @@ def test_ctrl_c_says_how_to_resume_and_keeps_finished_work(tmp_path):
     assert_readable(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_midway_keeps_the_finished_shards(tmp_path, monkeypatch, capfd):
     from mismatch_cli.cli import run
     from mismatch_cli.engines import hf

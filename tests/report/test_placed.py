@@ -92,6 +92,7 @@ STUDIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", STUDIES)
 def test_every_page_has_the_sections_that_its_plots_name(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

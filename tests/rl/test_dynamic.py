@@ -55,6 +55,7 @@ def test_a_step_learns_from_groups_that_teach(alone):
         assert 0 < found["reward"] < 1 and found["reward"] != pytest.approx(line["reward"])
 
 
+@pytest.mark.slow
 def test_two_ranks_choose_the_same(alone, tmp_path):
     """Each response has its own batch here, so both sample the same; only the order of sums
     differs.
@@ -69,6 +70,7 @@ def test_two_ranks_choose_the_same(alone, tmp_path):
         assert groups(alone / "run", expected["step"]) == groups(tmp_path / "run", expected["step"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_unbroken_one(alone, tmp_path):
     trained_dynamically(tmp_path, stop_after=1)
     trained_dynamically(tmp_path, resume=True)

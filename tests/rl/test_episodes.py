@@ -95,6 +95,7 @@ def learnt(game, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_game_is_learnt_far_above_chance(learnt):
     """A model that ignores the environment's replies earns at most 1/3, and 1/90 by chance."""
     before, *lines = numbers(learnt)
@@ -147,6 +148,7 @@ def test_every_command_reads_that_trace(learnt):
     assert opened.tokens["turn"].max() == 3
 
 
+@pytest.mark.slow
 def test_a_resumed_run_plays_what_the_unbroken_one_would(game, tmp_path):
     changes = GAME | {
         "environment": game,
@@ -313,6 +315,7 @@ def test_contradicting_settings_are_refused(echo, changes, said):
         check_runs([config])
 
 
+@pytest.mark.slow
 def test_experts_are_replayed_in_every_turn(tmp_path):
     """An engine in bfloat16: an episode's routes belong to the right tokens, or replaying them
     would not help.

@@ -91,6 +91,7 @@ def test_every_step_is_proven_and_only_the_adapter_learns(unbroken_lora):
     assert not torch.equal(summed[name], load_causal_lm(model, "float32").state_dict()[name])
 
 
+@pytest.mark.slow
 def test_stopped_and_resumed_equals_unbroken(unbroken_lora, tmp_path):
     folder = tmp_path / "run"
     run(folder, stop_after=1, **LORA)
@@ -108,6 +109,7 @@ def test_stopped_and_resumed_equals_unbroken(unbroken_lora, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_fused_experts_learn_and_a_resumed_run_is_the_same(save_model, tmp_path):
     sizes = {
         "num_experts": 4,
@@ -161,6 +163,7 @@ def test_real_vllm_gets_the_merged_weights(tmp_path):
     assert seen[-1]["current"]["abs_dp_mean"] > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rollout_dtype", ["float32", "bfloat16"])
 def test_an_adapter_that_is_not_merged_stops_the_run(rollout_dtype, tmp_path, monkeypatch):
     """The engine keeps the base model; at the first step that is the same, since B starts at 0."""

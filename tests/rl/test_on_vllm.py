@@ -13,8 +13,6 @@ import torch
 from mismatch_cli.errors import MismatchError
 from tests.rl.small_runs import numbers, run
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def control(tmp_path_factory) -> Path:
@@ -32,6 +30,7 @@ def test_the_policies_stay_equal(control):
     assert max(line["current"]["abs_dp_mean"] for line in lines) > 1e-4
 
 
+@pytest.mark.slow
 def test_vllm_dies_in_a_step_and_the_run_resumes_in_the_same_process(
     control, tmp_path, monkeypatch
 ):

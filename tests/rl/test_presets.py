@@ -140,6 +140,7 @@ def small(preset: str, data: dict[str, str], models: dict[bool, str]) -> TrainCo
     )
 
 
+@pytest.mark.slow
 def test_every_preset_runs(data, models, tmp_path, monkeypatch):
     """Two steps each, without saving the model."""
     torch.set_num_threads(1)

@@ -35,6 +35,7 @@ def test_stopped_and_resumed_equals_unbroken(unbroken, tmp_path):
     assert_same_run(tmp_path / "run", unbroken)
 
 
+@pytest.mark.slow
 def test_leftovers_of_a_kill_do_not_count(unbroken, tmp_path):
     """Half a line, lines and a trace after the checkpoint, and an unfinished checkpoint."""
     folder = tmp_path / "run"
@@ -64,6 +65,7 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path):
     assert not numbers(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_step_on_record_without_its_checkpoint_is_repeated(tmp_path):
     """A kill or a full disk came between them; a complete run that has lost its checkpoints is
     left alone.
@@ -96,6 +98,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_resumes(unbroken, tmp_
     assert_same_run(folder, unbroken)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version_is_read(unbroken, tmp_path):
     """One file of lists, in the order of the model's parameters."""
     folder = tmp_path / "run"
@@ -198,6 +201,7 @@ def fail_at(monkeypatch: Any, owner: type, method: str, call: int, error: Except
     monkeypatch.setattr(owner, method, failing)
 
 
+@pytest.mark.slow
 def test_a_failure_midway_gives_a_message_and_loses_nothing(unbroken, tmp_path, monkeypatch, capfd):
     """The engine while sampling, then while loading weights, then the trainer: the run resumes
     each time.
@@ -253,6 +257,7 @@ def test_a_failure_midway_gives_a_message_and_loses_nothing(unbroken, tmp_path, 
     assert_same_run(folder, unbroken)
 
 
+@pytest.mark.slow
 def test_an_overflow_in_float16_is_on_record_and_the_run_resumes_to_the_same_bits(
     tmp_path, monkeypatch
 ):

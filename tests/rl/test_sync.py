@@ -78,8 +78,14 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
-@pytest.mark.parametrize("rollout_dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "adapter", [{}, pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "lora"]
+)
+@pytest.mark.parametrize(
+    "rollout_dtype",
+    [pytest.param("float32", marks=pytest.mark.slow), "bfloat16",
+     pytest.param("float16", marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_a_right_sync_is_proven_at_every_step(rollout_dtype, adapter, every_step, tmp_path):
     for rate in (1e-6, 1e-3):
         changes = (
@@ -121,6 +127,7 @@ def test_wrong_weights_before_the_first_step_are_found_there(broken, tmp_path, m
     assert not (tmp_path / "run" / "metrics.jsonl").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
 def test_an_engine_without_readable_tensors_is_judged_by_its_log_probs(
     adapter, unreadable, tmp_path
@@ -129,6 +136,7 @@ def test_an_engine_without_readable_tensors_is_judged_by_its_log_probs(
     assert [record["sync"] for record in seen] == ["undecidable", "newer", "newer", "newer"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
 def test_old_weights_are_found_by_log_probs(adapter, unreadable, tmp_path, monkeypatch):
     """Even if each step is too small to tell: the weights of the last decision are kept until
@@ -143,6 +151,7 @@ def test_old_weights_are_found_by_log_probs(adapter, unreadable, tmp_path, monke
         assert {line["sync"] for line in lines} == {"undecidable"} and len(lines) < most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", ["all but a tensor", "all but a layer", "all but the head"])
 def test_a_part_that_was_not_sent_is_never_called_proven(
     planted, unreadable, tmp_path, monkeypatch
@@ -156,6 +165,7 @@ def test_a_part_that_was_not_sent_is_never_called_proven(
     assert "proven" not in {line["sync"] for line in numbers(tmp_path / "run")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learning_rate", [2e-6, 1e-3])
 def test_an_engine_that_lags_by_one_step_is_never_called_proven(
     learning_rate, unreadable, tmp_path, monkeypatch
@@ -179,6 +189,7 @@ def test_an_engine_that_lags_by_one_step_is_never_called_proven(
     assert "proven" not in {line["sync"] for line in numbers(tmp_path / "run")}
 
 
+@pytest.mark.slow
 def test_a_tensor_that_cannot_be_read_leaves_the_proof_to_log_probs(
     every_step, tmp_path, monkeypatch
 ):
@@ -198,6 +209,7 @@ def test_a_tensor_that_cannot_be_read_leaves_the_proof_to_log_probs(
     assert [record["sync"] for record in seen] == ["undecidable", "newer", "newer"]
 
 
+@pytest.mark.slow
 def test_checks_are_spaced_so_that_they_cost_little(tmp_path):
     # Responses of a step, epochs
     every = {(16, 1): 32, (32, 1): 16, (32, 2): 10, (512, 1): 2, (4096, 1): 1}
@@ -207,6 +219,7 @@ def test_checks_are_spaced_so_that_they_cost_little(tmp_path):
     assert ["rounding" in record for record in seen] == [True, True, False, False]
 
 
+@pytest.mark.slow
 def test_an_engine_that_hides_its_dtype_or_quantises_is_never_accused(
     unreadable, tmp_path, monkeypatch
 ):

@@ -17,6 +17,8 @@ from sample_data import word_problems
 from sample_data.solutions import MISTAKES, NO_MISTAKES, solve, write_solution
 from sample_data.word_problems import LIMIT, Ref, WordProblem
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).resolve().parents[2] / "sample_data"
 ROWS = [json.loads(line) for line in (FOLDER / "problems.jsonl").read_text().splitlines()]
 PERFECTIBLE = [json.loads(line) for line in (FOLDER / "perfectible.jsonl").read_text().splitlines()]

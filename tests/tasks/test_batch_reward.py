@@ -114,6 +114,7 @@ def fluency(responses, problems):
 '''
 
 
+@pytest.mark.slow
 def test_a_model_of_torch_judges_in_the_process(tmp_path):
     """A real model, loaded once within the memory limit of rewards; its numbers equal those of
     this process.
@@ -139,6 +140,7 @@ def test_a_model_of_torch_judges_in_the_process(tmp_path):
     assert found[0][0] > found[0][1] and all(map(math.isfinite, found[0]))
 
 
+@pytest.mark.slow
 def test_a_reward_may_take_longer_to_load(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import time\ntime.sleep(1.5)\ndef f(responses): return responses\n"

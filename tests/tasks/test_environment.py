@@ -146,6 +146,7 @@ def test_messages_and_three_return_values_suffice(environments):
     assert ends.step([last], ["act"]) == [Outcome("", 1.0, True)]
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_ends_its_episode_and_no_other(environments):
     """Its process ends too: the others are replayed without a difference."""
     games, episodes = environments("Counting", seconds=2.0), [playing(i) for i in range(3)]

@@ -50,6 +50,7 @@ def test_a_function_gets_what_it_names(reward_of):
     assert reward_of("of_a_dataclass").grade("4", "4", "stop", "p") == 0.25
 
 
+@pytest.mark.slow
 def test_a_function_that_hangs_earns_nothing_and_is_not_asked_again(reward_of):
     reward = reward_of("slow", seconds=2.0)
     assert reward.grade("hang", None, "stop", "p") == 0

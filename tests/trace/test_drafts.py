@@ -77,8 +77,17 @@ NEW: dict[Callable[[Path], None], dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("action", NEW, ids=lambda action: action.__name__)
-@pytest.mark.parametrize("before", [OLD, {}], ids=["over an older one", "new"])
+@pytest.mark.parametrize(
+    "action",
+    [
+        pytest.param(action, marks=() if action is replace_file else pytest.mark.slow)
+        for action in NEW
+    ],
+    ids=lambda action: action.__name__,
+)
+@pytest.mark.parametrize(
+    "before", [OLD, pytest.param({}, marks=pytest.mark.slow)], ids=["over an older one", "new"]
+)
 def test_one_of_the_two_is_complete_whenever_a_kill_or_a_failure_comes(action, before, tmp_path):
     folder, users = tmp_path / "run", USERS if before else {}
     after = NEW[action] if before else {k: v for k, v in NEW[action].items() if v == "new"}

@@ -16,6 +16,8 @@ from mismatch_cli.cli import run
 from mismatch_cli.trace import stores
 from tests.studies.compared import FLOAT32, write_rows
 
+pytestmark = pytest.mark.slow
+
 BUSY = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 
 

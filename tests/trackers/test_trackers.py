@@ -23,6 +23,8 @@ from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trackers import _outlet, asked, flat, names, open_trackers
 from tests.rl.small_runs import SMALL
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {"algorithm": "dppo-binary-tv", "seed": 7}
 STEPS = {step: {"train/reward": 0.25 * step, "mismatch/k3": 1e-5 * step} for step in range(6)}
 STEPS[5]["eval/AIME@2024"] = 0.5  # a name that MLflow refuses

@@ -76,6 +76,7 @@ def two_in_a_portion(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portions, "PORTION_BYTES", max(sizes) + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_in_a_portion")
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_growing_trace_is_read_once(name, whole, tmp_path, read):
@@ -93,6 +94,7 @@ def test_a_growing_trace_is_read_once(name, whole, tmp_path, read):
         assert read == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_in_a_portion")
 def test_changed_shards_are_read_again(whole, tmp_path, read, monkeypatch):
     trace, kept = Trace.open(whole), Workers(cache=tmp_path / "cache")
@@ -116,6 +118,7 @@ def test_changed_shards_are_read_again(whole, tmp_path, read, monkeypatch):
     assert len(reread()) == 5
 
 
+@pytest.mark.slow
 def test_the_results_of_a_lost_driver_are_reused(whole, tmp_path, read, monkeypatch):
     monkeypatch.setattr(portions, "PORTION_BYTES", 1)
     expected = json.dumps(analyse([Trace.open(whole)], 5).to_json())

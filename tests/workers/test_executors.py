@@ -114,6 +114,7 @@ def test_any_number_of_workers_gives_the_same_bytes(two_traces, name, numbers):
     assert set(others) == {alone}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_shards")
 def test_tokens_are_compared_across_portions_in_any_order(tmp_path, float32_rows, perturbed):
     """The partners of a portion are in separate shards; half of the responses are not in both
@@ -128,6 +129,7 @@ def test_tokens_are_compared_across_portions_in_any_order(tmp_path, float32_rows
     assert json.loads(alone)["comparisons"][0]["on_tokens"]["tokens"] > 1000
 
 
+@pytest.mark.slow
 def test_portions_change_no_count_and_no_printed_digit(two_traces, monkeypatch):
     """Compared with one accumulator that reads everything."""
     for name, study in STUDIES.items():
@@ -213,6 +215,7 @@ def test_one_worker_or_one_portion_is_this_process(two_traces, monkeypatch):
     assert set(read_through(two_traces[:1], Numbering(), Workers(8)).responses) == {os.getpid()}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_shards")
 def test_killed_workers_are_replaced_until_one_sentence_gives_up(two_traces, tmp_path):
     (tmp_path / "deaths").mkdir()
@@ -261,6 +264,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "compare"])
 def test_ctrl_c_ends_all_of_it_at_once(tmp_path, float32_rows, command):
     """Sent to the whole group, as by a terminal, while workers are reading or still starting."""

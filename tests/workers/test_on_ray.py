@@ -23,6 +23,8 @@ from mismatch_cli.workers import Workers, on_ray, portions
 from tests.poisoned import PoisonedFolder
 from tests.studies.compared import FLOAT32, write_rows
 
+pytestmark = pytest.mark.slow
+
 ROOM = 150 * 2**20  # bytes of each object store
 PORT = 23_000 + os.getpid() % 2_000  # for remote drivers
 MASK = """

@@ -86,6 +86,7 @@ def test_one_summary_of_all_shards_gives_the_same_counts(shards, in_order):
     assert_same_counts(in_order, summarise(*shards, theory=True).result(50))
 
 
+@pytest.mark.slow
 def test_responses_in_another_order_give_the_same_counts(take_responses):
     batch = world(5, 40)
     order = np.random.default_rng(0).permutation(batch.num_responses)
@@ -94,6 +95,7 @@ def test_responses_in_another_order_give_the_same_counts(take_responses):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_tokens", [1, 50, 400])
 def test_the_size_of_slices_does_not_matter(monkeypatch, max_tokens):
     batch = world(6, 40)

@@ -62,6 +62,7 @@ def test_responses_left_out_are_counted_by_column_across_shards():
     assert summary.seen == 12 + 3 + 12 + 4 + 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tv_full_T", "kl_full_T"])
 def test_a_full_divergence_is_not_needed_to_judge(name):
     """If it is missing, for some tokens or for a complete batch, every number except the

@@ -109,7 +109,9 @@ def cases() -> dict[str, tuple[list[Algorithm], bool]]:
 
 
 @pytest.mark.parametrize("name", cases())
-@pytest.mark.parametrize("style", STYLES, ids=["wide", "narrow"])
+@pytest.mark.parametrize(
+    "style", [pytest.param(STYLES[0], marks=pytest.mark.slow), STYLES[1]], ids=["wide", "narrow"]
+)
 def test_draws_any_number_of_algorithms(
     name: str, style: Style, tokens: Any, data_of: Callable[..., ClippingPlotData]
 ) -> None:

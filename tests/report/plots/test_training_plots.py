@@ -136,6 +136,7 @@ CASES: dict[str, Callable[[], list[TrainingRun]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("style", STYLES, ids=["wide", "narrow"])
 def test_draws_any_runs(name: str, style: Style) -> None:

@@ -1,0 +1,82 @@
+"""The tiers and the parts of the suite, each with the CPU time that it may take.
+
+    python -m tests.tiers push      what `make test` and `.ci/run` run: all that is not marked slow
+    python -m tests.tiers all       everything, before a release and every night: `make test-all`
+    python -m tests.tiers train     one part, both tiers: `make test-train`
+
+Further arguments go to pytest. A tier whose processes take more CPU seconds than it may fails,
+although its tests pass: a new slow test takes its time from others, or is marked slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# Folders of tests/ by what one works on; "house" also has the files beside these folders.
+PARTS = {
+    "rules": ("trust_regions", "algorithms", "weights"),
+    "read": ("trace", "metrics", "workers", "library"),
+    "import": ("importers", "dialects", "record"),
+    "sample": ("recording", "engines", "scoring", "routing", "sample_data"),
+    "train": ("rl", "ranks", "tasks", "trackers"),
+    "judge": ("diagnosis", "studies", "verdict", "bisect"),
+    "show": ("report", "golden"),
+    "commands": ("commands", "fuzz", "docs"),
+    "house": (),
+}
+# CPU seconds of all processes, 1.25 times those measured on two idle cores.
+CPU_SECONDS = {"push": 1000, "all": 3600}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.tiers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=[*CPU_SECONDS, *PARTS])
+    parser.add_argument("--workers", type=int, default=2, help="test processes (default: 2)")
+    options, for_pytest = parser.parse_known_args(arguments)
+    line = [sys.executable, "-m", "pytest", "-n", str(options.workers)]
+    line += ["--dist", "loadfile", "--no-loadscope-reorder", "--durations", "20"]
+    try:
+        code = subprocess.run([*line, *selection(options.name), *for_pytest], cwd=ROOT).returncode
+    except KeyboardInterrupt:
+        return 130
+    used = cpu_seconds_of_children()
+    allowed = CPU_SECONDS.get(options.name)
+    print(f"{used:.0f} CPU seconds" + (f", of at most {allowed}" if allowed else ""))
+    if code == 0 and allowed and used > allowed:
+        print("Too much: the slowest are above; mark one `slow`, or take its time from others.")
+        return 1
+    return code
+
+
+def selection(name: str) -> list[str]:
+    """What pytest is given to run a tier or a part."""
+    if name == "push":
+        return ["-m", "not slow"]
+    return [] if name == "all" else paths(name)
+
+
+def paths(part: str) -> list[str]:
+    """Folders and files of a part, from the root of the project."""
+    if part == "house":
+        return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_*.py"))
+    return [f"tests/{folder}" for folder in PARTS[part]]
+
+
+def cpu_seconds_of_children() -> float:
+    """Of all ended descendants whose parents waited for them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())
