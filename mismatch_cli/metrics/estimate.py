@@ -5,7 +5,7 @@ skewness. A few prompts carry much of a gap, so a mean and its error rise togeth
 error ends too low more often than too high. Three things correct that: a scale on which the value
 is least skewed, a correction of Student's t for the remaining skewness (Hall 1992, On the removal
 of skewness by transformation), and fewer degrees of freedom if a few groups dominate the error.
-benchmarks/coverage.py measures the resulting coverage.
+benchmarks/interval_coverage.py measures the resulting coverage.
 """
 
 from collections.abc import Callable, Sequence

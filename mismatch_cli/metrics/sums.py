@@ -208,7 +208,7 @@ class SequenceWeights(Accumulator):
         self.shift = largest
 
     def result(self, prompts: int) -> dict[str, Estimate]:
-        """Both without an interval: benchmarks/coverage.py found no valid one."""
+        """Both without an interval: benchmarks/interval_coverage.py found no valid one."""
         return {name: found.estimate(prompts) for name, found in self.jackknife().items()}
 
     def jackknife(self) -> dict[str, Jackknife]:

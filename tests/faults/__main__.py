@@ -1,0 +1,120 @@
+"""Plant faults and print those that the push tier does not notice; `python -m tests.faults`."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tests import faults as faults_package
+from tests.faults import reach
+from tests.faults.operators import ROOT, Fault, all_faults, package_digest
+from tests.faults.trials import Copy, Verdict, run_trials
+
+RECORDED = ROOT / "build" / "faults"
+DIGEST = RECORDED / "package"  # whose lines were recorded
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+app = typer.Typer(add_completion=False, help=faults_package.__doc__)
+
+
+@app.command()
+def record(paths: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Note which tests of the push tier run which lines: all of them, or again those of PATHS."""
+    RECORDED.mkdir(parents=True, exist_ok=True)
+    for stale in RECORDED.iterdir() if not paths else ():
+        stale.unlink()
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        copy = Copy(Path(folder) / "checkout")
+        line = [sys.executable, "-m", "pytest", "-q", "-p", "tests.faults.reach"]
+        line += ["-m", "not slow", *(paths or ["-n", "2", "--dist", "loadfile"])]
+        environment = {**os.environ, "PYTHONPATH": str(copy.folder), reach.FOLDER: folder}
+        subprocess.run(line, cwd=copy.folder, env=environment, check=False)
+        part = len(list(RECORDED.glob("*.json")))
+        for path in [*Path(folder).glob("*.db"), *Path(folder).glob("*.json")]:
+            shutil.move(path, RECORDED / f"{part}-{path.name}")
+    DIGEST.write_text(package_digest(), encoding="utf-8")
+    print(f"{len(reach.Reach.gathered(RECORDED).seconds)} tests")
+
+
+@app.command()
+def plant(
+    seed: Annotated[int, typer.Option(help="Which faults are drawn.")] = 1,
+    number: Annotated[int, typer.Option(help="How many.")] = 200,
+    only: Annotated[list[str] | None, typer.Option(help="These, by name.")] = None,
+    seconds: Annotated[float, typer.Option(help="Of tests against one fault.")] = 90.0,
+    at_a_time: Annotated[int, typer.Option(help="Processes.")] = 2,
+) -> None:
+    """Plant faults, each against the tests that run its line; print the survivors."""
+    if not DIGEST.is_file() or DIGEST.read_text(encoding="utf-8") != package_digest():
+        raise typer.BadParameter("the package has changed: first `python -m tests.faults record`")
+    reached = reach.Reach.gathered(RECORDED)
+    faults = named(only) if only else drawn(seed, number)
+    planned = []
+    for fault in faults:
+        tests = reached.of(fault, seconds)
+        planned.append((fault, tests, sum(reached.seconds[test] for test in tests)))
+    verdicts: list[Verdict] = []
+    for verdict in run_trials(planned, at_a_time):
+        verdicts.append(verdict)
+        said = f"{len(verdicts)}/{len(faults)} {verdict.outcome} {verdict.seconds:.0f} s"
+        print(f"{said} {verdict.fault.name} {verdict.by}", flush=True)
+    summarise(verdicts)
+
+
+@app.command()
+def show(names: list[str]) -> None:
+    """What the named faults change."""
+    for fault in named(names):
+        print(fault.shown())
+
+
+def drawn(seed: int, number: int) -> list[Fault]:
+    return random.Random(seed).sample(all_faults(), number)
+
+
+def named(names: list[str]) -> list[Fault]:
+    by_name = {fault.name: fault for fault in all_faults()}
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise typer.BadParameter(f"no such fault: {', '.join(unknown)}")
+    return [by_name[name] for name in names]
+
+
+def summarise(verdicts: list[Verdict]) -> None:
+    """The rates by operator and by room, and every survivor."""
+    equivalent = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))
+    counted = [v for v in verdicts if v.fault.name not in equivalent]
+    parts: dict[str, Callable[[Verdict], str]] = {
+        "operator": lambda verdict: verdict.fault.operator,
+        "room": lambda verdict: verdict.fault.path.split("/")[0],
+    }
+    for title, part in parts.items():
+        planted = Counter(part(verdict) for verdict in counted)
+        noticed = Counter(part(verdict) for verdict in counted if verdict.outcome != "survived")
+        print(f"\n{title}")
+        for name, number in planted.most_common():
+            print(f"  {name:<14} {noticed[name]:>4} of {number}")
+    survivors = sorted(
+        (verdict for verdict in counted if verdict.outcome == "survived"),
+        key=lambda verdict: verdict.fault.name,
+    )
+    print("\nsurvivors")
+    for verdict in survivors:
+        print(f"  {verdict.fault.name} ({verdict.tests} tests)\n    {verdict.fault.shown()}")
+    share = 1 - len(survivors) / max(1, len(counted))
+    left_out = len(verdicts) - len(counted)
+    print(f"\n{share:.1%} of {len(counted)} noticed; {left_out} equivalent left out")
+
+
+if __name__ == "__main__":
+    app()

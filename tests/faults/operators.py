@@ -1,0 +1,289 @@
+"""The faults that a line can have: each is one expression replaced by another."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "mismatch_cli"
+ROOMS = (
+    "algorithms", "diagnosis", "importers", "metrics", "recording", "rl", "scoring", "trace",
+    "trust_regions", "weights",
+)  # fmt: skip
+
+_COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.Gt),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.Lt),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+_OPPOSITES = {
+    "min": "max", "minimum": "maximum", "amin": "amax", "argmin": "argmax", "any": "all",
+    "fmin": "fmax", "nanmin": "nanmax", "clamp_min": "clamp_max",
+}  # fmt: skip
+_OPPOSITES |= {there: here for here, there in _OPPOSITES.items()}
+_NARROWER = {
+    "float64": "float32", "float32": "float16", "int64": "int32", "double": "float",
+}  # fmt: skip
+# Functions to which the order of their first two arguments is the same.
+_SYMMETRIC = (
+    "maximum", "minimum", "max", "min", "fmax", "fmin", "logaddexp", "isclose", "allclose",
+    "array_equal", "equal", "gcd",
+)  # fmt: skip
+# Columns of the two policies, μ of the engine and π of the trainer.
+_POLICIES = {"rollout": "trainer", "trainer": "rollout", "recomputed": "rollout"}
+_OF_A_POLICY = ("logp_", "topk_logp_", "entropy_", "rank_", "version_")
+_AXES = {-1: 0, 0: 1, 1: 0, 2: 1}
+_WITHOUT_EFFECT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An expression of a file, as bytes `start:stop`, and the code in its place."""
+
+    name: str  # FILE:FUNCTION:OPERATOR:NUMBER, which survives changes elsewhere in the file
+    path: str  # from the package
+    line: int
+    last_line: int
+    function: str
+    start: int
+    stop: int
+    code: str
+
+    @property
+    def operator(self) -> str:
+        return self.name.split(":")[2]
+
+    def planted(self, source: bytes) -> bytes:
+        return source[: self.start] + self.code.encode() + source[self.stop :]
+
+    def shown(self) -> str:
+        """The changed line before and after."""
+        source = (PACKAGE / self.path).read_bytes()
+        before = source[self.start : self.stop].decode()
+        return f"{self.path}:{self.line}: {before}  ->  {self.code}"
+
+
+def package_digest() -> str:
+    """Of the sources, whose lines are numbered."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def all_faults() -> list[Fault]:
+    """Of every module of the rooms whose numbers users decide by."""
+    files = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
+    return [fault for path in files for fault in faults_of(path)]
+
+
+def faults_of(path: Path) -> Iterator[Fault]:
+    source = path.read_bytes()
+    starts = [0]
+    for line in source.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    name = path.relative_to(PACKAGE).as_posix()
+    numbers: Counter[str] = Counter()
+    for function, node in _expressions(ast.parse(source), ""):
+        for operator, code in _alternatives(node):
+            prefix = f"{name}:{function or 'module'}:{operator}"
+            numbers[prefix] += 1
+            assert node.end_lineno is not None and node.end_col_offset is not None
+            yield Fault(
+                name=f"{prefix}:{numbers[prefix]}",
+                path=name,
+                line=node.lineno,
+                last_line=node.end_lineno,
+                function=function,
+                start=starts[node.lineno - 1] + node.col_offset,
+                stop=starts[node.end_lineno - 1] + node.end_col_offset,
+                code=code,
+            )
+
+
+def _expressions(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr]]:
+    """Every expression that runs, with the function it stands in; annotations, decorators, texts
+    and messages are left out.
+    """
+    if isinstance(node, _WITHOUT_EFFECT) or _is_for_types_or_readers(node):
+        return
+    if isinstance(node, ast.expr):
+        yield function, node
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        function = f"{function}.{node.name}".lstrip(".")
+    for child in _that_run(node):
+        yield from _expressions(child, function)
+
+
+def _is_for_types_or_readers(node: ast.AST) -> bool:
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return True
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return True
+    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+
+
+def _that_run(node: ast.AST) -> list[ast.AST]:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            arguments = node.args
+            defaults = [*arguments.defaults, *arguments.kw_defaults]
+            return [*(default for default in defaults if default is not None), *node.body]
+        case ast.ClassDef():
+            return list(node.body)
+        case ast.AnnAssign():
+            return [node.value] if node.value is not None else []
+        case ast.Subscript(ctx=ast.Load()):
+            return [node.value, node.slice]
+        case ast.keyword(arg="dim" | "axis"):
+            return []
+        case ast.Call(keywords=keywords):
+            axes = [k for k in keywords if k.arg in ("dim", "axis")]
+            values = [k.value for k in axes if _integer(k.value) is not None]
+            return [*(_Axis(value) for value in values), *ast.iter_child_nodes(node)]
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
+            return []
+        case _Axis():
+            return []
+        case _:
+            return list(ast.iter_child_nodes(node))
+
+
+class _Axis(ast.expr):
+    """The value of `dim=` or `axis=`."""
+
+    def __init__(self, value: ast.expr) -> None:
+        super().__init__(
+            lineno=value.lineno,
+            col_offset=value.col_offset,
+            end_lineno=value.end_lineno,
+            end_col_offset=value.end_col_offset,
+        )
+        self.value = value
+
+
+def _alternatives(node: ast.expr) -> Iterator[tuple[str, str]]:
+    """The operator and the new code of each fault of one expression."""
+    match node:
+        case _Axis(value=value):
+            axis = _integer(value)
+            if axis in _AXES:
+                yield "axis", str(_AXES[axis])
+        case ast.Compare():
+            for place, operator in enumerate(node.ops):
+                for other in _COMPARISONS[type(operator)]:
+                    changed = copy.deepcopy(node)
+                    changed.ops[place] = other()
+                    yield "comparison", _code(changed)
+        case ast.Constant(value=bool()):
+            yield "condition", str(not node.value)
+        case ast.Constant(value=int()):
+            yield "plus-one", str(node.value + 1)
+        case ast.Constant(value=str()):
+            other = _other_policy(node.value)
+            if other:
+                yield "policies", repr(other)
+        case ast.UnaryOp(op=ast.USub() | ast.Invert() | ast.Not()):
+            operator = "sign" if isinstance(node.op, ast.USub) else "mask"
+            yield operator, _code(node.operand)
+        case ast.BinOp(op=ast.Add() | ast.Sub()):
+            if not _joins_texts(node):
+                changed = copy.deepcopy(node)
+                changed.op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
+                yield "sign", _code(changed)
+        case ast.BinOp(op=ast.Mult() | ast.Div() | ast.FloorDiv() | ast.Pow()):
+            yield "factor", _code(node.left)
+        case ast.BinOp(op=ast.BitAnd() | ast.BitOr()):
+            if not _joins_texts(node):
+                changed = copy.deepcopy(node)
+                changed.op = ast.BitOr() if isinstance(node.op, ast.BitAnd) else ast.BitAnd()
+                yield "mask", _code(changed)
+        case ast.BoolOp():
+            changed = copy.deepcopy(node)
+            changed.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+            yield "condition", _code(changed)
+        case ast.IfExp():
+            yield "condition", _code(ast.IfExp(node.test, node.orelse, node.body))
+        case ast.Call():
+            yield from _of_a_call(node)
+        case ast.Attribute(ctx=ast.Load()):
+            for operator, other in _other_names(node.attr):
+                yield operator, _code(ast.Attribute(node.value, other, ast.Load()))
+        case ast.Name(ctx=ast.Load()):
+            yield from _other_names(node.id)
+
+
+def _of_a_call(node: ast.Call) -> Iterator[tuple[str, str]]:
+    arguments = node.args
+    if any(isinstance(argument, ast.Starred) for argument in arguments):
+        return
+    changed = copy.deepcopy(node)
+    if ast.unparse(node.func).endswith("where") and len(arguments) == 3:
+        changed.args[1:] = changed.args[:0:-1]
+        yield "mask", _code(changed)
+    elif _have_an_order(node):
+        changed.args[:2] = changed.args[1::-1]
+        yield "arguments", _code(changed)
+
+
+def _have_an_order(call: ast.Call) -> bool:
+    """Whether the first two arguments of a call can be exchanged with an effect."""
+    name = ast.unparse(call.func).split(".")[-1]
+    return (
+        len(call.args) > 1
+        and name not in _SYMMETRIC
+        and ast.dump(call.args[0]) != ast.dump(call.args[1])
+    )
+
+
+def _other_names(name: str) -> Iterator[tuple[str, str]]:
+    if name in _OPPOSITES:
+        yield "min-max", _OPPOSITES[name]
+    if name in _NARROWER:
+        yield "dtype", _NARROWER[name]
+    other = _other_policy(name)
+    if other:
+        yield "policies", other
+
+
+def _other_policy(name: str) -> str | None:
+    if name.startswith(_OF_A_POLICY):
+        for policy, other in _POLICIES.items():
+            if policy in name.split("_"):
+                return name.replace(policy, other)
+    return None
+
+
+def _integer(node: ast.expr) -> int | None:
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return value if isinstance(value, int) else None
+
+
+def _joins_texts(node: ast.BinOp) -> bool:
+    """Whether an operand is a text, a list or a type, which have no sign."""
+    plain = (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple, ast.Dict)
+    return any(
+        isinstance(side, plain)
+        or (isinstance(side, ast.Constant) and not isinstance(side.value, int | float))
+        for side in (node.left, node.right)
+    )
+
+
+def _code(node: ast.expr) -> str:
+    return f"({ast.unparse(ast.fix_missing_locations(node))})"

@@ -1,0 +1,146 @@
+"""Which tests run which line: recorded once, as a plugin of pytest beside coverage.py.
+
+A line that a fixture runs is reached by every test of the file, since a fixture of a file does its
+work in the first test that asks for it, and another may look at the result. Processes that a test
+starts are not followed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from coverage import Coverage
+
+from tests.faults.operators import PACKAGE, ROOMS, Fault
+
+# Where a worker leaves what it has seen; set by the program that records.
+FOLDER = "MISMATCH_CLI_REACH"
+
+
+class Recorder:
+    """Switches coverage.py's context at every phase of every test, and notes their seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self._base = folder / f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+        rooms = [f"{PACKAGE / room}/*" for room in ROOMS]
+        self._coverage = Coverage(data_file=f"{self._base}.db", include=rooms, config_file=False)
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._failed: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        self._coverage.start()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        self._coverage.switch_context(f"{item.nodeid}|setup")
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        self._coverage.switch_context(f"{item.nodeid}|call")
+        return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid] += report.duration
+        if not report.passed:
+            self._failed.add(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self._coverage.stop()
+        self._coverage.save()
+        passed = {t: s for t, s in self._seconds.items() if t not in self._failed}
+        Path(f"{self._base}.json").write_text(json.dumps(passed), encoding="utf-8")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only processes that run tests record, not the one that distributes them."""
+    distributes = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if FOLDER in os.environ and not distributes:
+        config.pluginmanager.register(Recorder(Path(os.environ[FOLDER])))
+
+
+@dataclass
+class Reach:
+    """`seconds` of every test that passed; `tests[path][line]`: those that run the line."""
+
+    seconds: dict[str, float]
+    tests: dict[str, dict[int, list[str]]]
+
+    @classmethod
+    def gathered(cls, folder: Path) -> Reach:
+        """What all workers have recorded."""
+        seconds: dict[str, float] = {}
+        for path in folder.glob("*.json"):
+            seconds |= json.loads(path.read_text(encoding="utf-8"))
+        in_file: dict[str, list[str]] = defaultdict(list)
+        for test in seconds:
+            in_file[_file(test)].append(test)
+        tests: dict[str, dict[int, list[str]]] = {}
+        for path in folder.glob("*.db"):
+            data = Coverage(data_file=str(path), config_file=False).get_data()
+            data.read()
+            for source in data.measured_files():
+                # A copy of the checkout has its own folder, with the package inside.
+                name = source.split("/mismatch_cli/", 1)[1]
+                lines = tests.setdefault(name, {})
+                for line, contexts in data.contexts_by_lineno(source).items():
+                    reached = set(lines.get(line, []))
+                    for context in contexts:
+                        test, _, phase = context.rpartition("|")
+                        reached.update(in_file[_file(test)] if phase == "setup" else [test])
+                    lines[line] = sorted(reached & seconds.keys())
+        return cls(seconds, tests)
+
+    def of(self, fault: Fault, at_most: float) -> list[str]:
+        """The tests that can notice a fault, at most so many seconds of them: those of the
+        module's own test file first, then of its room, then others, the quick ones first.
+
+        A line that only the import runs (a constant) is reached by whatever runs the module.
+        """
+        lines = self.tests.get(fault.path, {})
+        reached = {t for n in range(fault.line, fault.last_line + 1) for t in lines.get(n, [])}
+        if not reached and not fault.function:
+            reached = {test for tests in lines.values() for test in tests}
+        if not reached:
+            room = f"tests/{Path(fault.path).parts[0]}/"
+            reached = {test for test in self.seconds if test.startswith(room)}
+        chosen: list[str] = []
+        left = at_most
+        for test in sorted(reached, key=lambda test: (self._distance(test, fault), test)):
+            if self.seconds[test] <= left:
+                left -= self.seconds[test]
+                chosen.append(test)
+        return self._by_file(chosen, fault)
+
+    def _distance(self, test: str, fault: Fault) -> tuple[int, float]:
+        return _rooms_apart(_file(test), fault.path), self.seconds[test]
+
+    def _by_file(self, tests: list[str], fault: Fault) -> list[str]:
+        """The tests of one file after another, so that they share its fixtures."""
+        files: dict[str, list[str]] = defaultdict(list)
+        for test in tests:
+            files[_file(test)].append(test)
+
+        def cost(file: str) -> tuple[int, float]:
+            return _rooms_apart(file, fault.path), sum(self.seconds[t] for t in files[file])
+
+        return [test for file in sorted(files, key=cost) for test in files[file]]
+
+
+def _rooms_apart(file: str, module: str) -> int:
+    """0 for a module's own file of tests, 1 for one in its room, 2 for others."""
+    path = Path(file).relative_to("tests")
+    if path.stem == f"test_{Path(module).stem}" and path.parts[0] == Path(module).parts[0]:
+        return 0
+    return 1 if path.parts[0] == Path(module).parts[0] else 2
+
+
+def _file(test: str) -> str:
+    return test.split("::", 1)[0]

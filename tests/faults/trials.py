@@ -1,0 +1,152 @@
+"""Each fault in a copy of the checkout, against the tests that can notice it.
+
+The tests run in a process forked from this one, which has imported torch, transformers and vLLM;
+the package itself is imported after the fork, with the fault.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import warm
+from tests.faults.operators import ROOT, Fault
+
+_LEAST_SECONDS, _TIMES_EXPECTED = 60.0, 5.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`outcome`: survived, killed, or hung (the tests did not end, which a person would see)."""
+
+    fault: Fault
+    outcome: str
+    by: str  # the test that noticed
+    tests: int
+    seconds: float
+
+
+class Copy:
+    """A checkout of its own, in which one file at a time is wrong."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        listed = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+            cwd=ROOT,
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, folder / name)
+        self._clock = int(time.time())
+
+    def write(self, path: str, source: bytes) -> None:
+        """Replace a module. Bytecode is renewed by the file's time, which counts in seconds."""
+        target = self.folder / "mismatch_cli" / path
+        target.write_bytes(source)
+        self._clock += 2
+        os.utime(target, (self._clock, self._clock))
+
+
+class Trial:
+    """A fault, planted, and the running process of its tests."""
+
+    def __init__(self, fault: Fault, tests: Sequence[str], copy: Copy, expected: float) -> None:
+        self.fault, self._copy, self._tests = fault, copy, tests
+        self._sound = (copy.folder / "mismatch_cli" / fault.path).read_bytes()
+        copy.write(fault.path, fault.planted(self._sound))
+        self._log = copy.folder / "trial.log"
+        self._started = time.monotonic()
+        self._until = self._started + max(_LEAST_SECONDS, _TIMES_EXPECTED * expected)
+        self._pid = os.fork()
+        if not self._pid:
+            _run_tests(copy.folder, self._log, tests)
+
+    def verdict(self) -> Verdict | None:
+        """None while the tests run."""
+        ended, status = os.waitpid(self._pid, os.WNOHANG)
+        late = time.monotonic() > self._until
+        if not ended and not late:
+            return None
+        with suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+        if not ended:
+            os.waitpid(self._pid, 0)
+        self._copy.write(self.fault.path, self._sound)
+        code = os.waitstatus_to_exitcode(status) if ended else None
+        survived = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        outcome = "hung" if code is None else "survived" if survived else "killed"
+        by = "" if survived else _who_failed(self._log)
+        seconds = time.monotonic() - self._started
+        return Verdict(self.fault, outcome, by, len(self._tests), seconds)
+
+
+def run_trials(
+    planned: Sequence[tuple[Fault, Sequence[str], float]], at_a_time: int
+) -> Iterator[Verdict]:
+    """The verdicts of faults with their tests and the seconds that these take, as they come."""
+    warm._import_what_is_slow()
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        idle = [Copy(Path(folder) / str(i)) for i in range(at_a_time)]
+        waiting = list(reversed(planned))
+        running: dict[Trial, Copy] = {}
+        try:
+            while waiting or running:
+                while waiting and idle:
+                    copy = idle.pop()
+                    fault, tests, expected = waiting.pop()
+                    running[Trial(fault, tests, copy, expected)] = copy
+                for trial in list(running):
+                    verdict = trial.verdict()
+                    if verdict:
+                        idle.append(running.pop(trial))
+                        yield verdict
+                time.sleep(0.05)
+        finally:
+            for trial in running:
+                with suppress(ProcessLookupError):
+                    os.killpg(trial._pid, signal.SIGKILL)
+
+
+def _run_tests(folder: Path, log: Path, tests: Sequence[str]) -> None:
+    """In the forked process, which it ends: pytest on the copy until the first failure."""
+    os.setsid()
+    code: int = pytest.ExitCode.INTERNAL_ERROR
+    try:
+        os.chdir(folder)
+        output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.environ["PYTHONPATH"] = str(folder)
+        for name in [
+            name for name in sys.modules if name.split(".")[0] in ("tests", "mismatch_cli")
+        ]:
+            del sys.modules[name]
+        sys.path.insert(0, str(folder))
+        quiet = ["-x", "-q", "-p", "no:cacheprovider", "--timeout", "300"]
+        code = pytest.main([*quiet, *(f"{folder}/{test}" for test in tests)])
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _who_failed(log: Path) -> str:
+    """The test named in pytest's summary, or what ended it before."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split(" - ")[0] if failed else (lines[-1] if lines else "nothing was said")

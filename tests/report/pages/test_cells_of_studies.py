@@ -1,0 +1,138 @@
+"""What the pages of gate, comparison, curation and diagnosis show in a cell is what its head says,
+held against numbers that are known otherwise.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mismatch_cli.metrics.population import Curation
+from mismatch_cli.places import bundled
+from mismatch_cli.report.pages import _mismatch_screen, comparison, curation, gate
+from mismatch_cli.report.terminal import print_report
+from mismatch_cli.report.view import ReportView, Table
+from mismatch_cli.studies.curation import CurationAnalysis
+from mismatch_cli.studies.gate import GateResult
+from mismatch_cli.studies.limits import Limit, LimitSet
+from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.trace.reader import Trace
+from tests.studies.compared import Row, first_two
+
+TRACE = bundled("traces") / "fp8-kv"
+
+
+def rows(table: Table) -> list[dict[str, str]]:
+    heads = [column.title for column in table.columns]
+    return [dict(zip(heads, row, strict=True)) for row in table.rows]
+
+
+def in_text(value: str) -> float:
+    return float(value.replace("−", "-").replace(",", ""))
+
+
+def close(shown: str, value: float) -> bool:
+    return in_text(shown) == pytest.approx(value, rel=0.02)
+
+
+@pytest.fixture(scope="module")
+def summary() -> Mapping[str, Any]:
+    return analyse([Trace.open(TRACE)], 0).to_json()
+
+
+def test_a_gate_shows_the_measured_value_its_interval_and_the_limit(summary):
+    limits = (Limit("abs_d_mean", "max", 0.5), Limit("pearson", "min", 0.25, pair="total"))
+    result = GateResult.of([LimitSet("own", limits)], [Trace.open(TRACE)], [])
+    (table, *_) = gate.page(result).outline[0].tables
+    for row, (pair, metric, bound) in zip(
+        rows(table), [("mismatch", "abs_d_mean", "0.5"), ("total", "pearson", "0.25")], strict=True
+    ):
+        estimate = summary["pairs"][pair]["metrics"][metric]
+        low, high = re.fullmatch(r"\[(.+), (.+)\]", row["95 % interval"]).groups()
+        assert row["metric"] == f"{metric} ({pair})"
+        assert close(row["measured"], estimate["value"])
+        assert close(low, estimate["low"]) and close(high, estimate["high"])
+        assert bound in row["limit"] and row["status"] == "holds"
+
+
+def test_the_strictest_of_the_published_limits_is_shown(summary):
+    limits = [
+        {"metric": "k3", "pair": "mismatch", "healthy": healthy, "who": who, "standing": "healthy"}
+        for healthy, who in ((0.3, "loose"), (0.001, "strict"), (0.02, "middle"))
+    ]
+    limits.append(limits[1] | {"pair": "total", "healthy": 1e-9})
+    assert _mismatch_screen._strictest(limits, "k3", "mismatch")["who"] == "strict"
+    assert _mismatch_screen._strictest(limits, "k1", "mismatch") is None
+
+
+def test_the_remark_on_staleness_is_of_the_pair_with_staleness(summary):
+    made = dict(summary)
+    made["pairs"] = {
+        name: pair | {"metrics": {**pair["metrics"]}} for name, pair in summary["pairs"].items()
+    }
+    for number, pair in enumerate(made["pairs"].values()):
+        for key in ("tv_binary_mean", "ratio_outside_0.8_1.28"):
+            pair["metrics"][key] = pair["metrics"][key] | {"value": (number + 1) / 10}
+    assert list(made["pairs"])[2] == "total"
+    remarks = dict(_mismatch_screen._remarks(made))
+    shown = r"mean \|π − μ\| 0\.30*, 30(\.0*)? % outside \[0\.8, 1\.28\]"
+    assert re.fullmatch(shown, remarks["With staleness"])
+
+
+def settings_of(view: ReportView) -> list[Table]:
+    return [
+        table
+        for section in view.outline
+        for table in section.tables
+        if any(column.title == "setting" for column in table.columns)
+    ]
+
+
+def of_two(result: Row) -> tuple[ReportView, str, str]:
+    made = first_two(result)
+    view = comparison.page(SimpleNamespace(result=made, typed=("one", "other")))
+    against, trace = (side["run"] for side in made["traces"])
+    return view, against, trace
+
+
+def test_a_comparison_shows_each_setting_under_its_own_trace(result):
+    """The second trace was made with another torch: tests/studies/compared.py."""
+    view, float32, perturbed = of_two(result)
+    named = [row for table in settings_of(view) for row in rows(table)]
+    (torch,) = [row for row in named if row["setting"] == "libraries.torch"]
+    assert torch[perturbed] == "2.14.0+cpu" and torch[float32] != torch[perturbed]
+    on_screen = [row for table in view.screen.tables for row in rows(table) if perturbed in row]
+    assert any(row[perturbed] == "2.14.0+cpu" for row in on_screen)
+    assert f"({torch[float32]} in {float32}, 2.14.0+cpu in {perturbed})" in view.screen.verdict.text
+
+
+def test_a_comparison_names_the_larger_gap_first(result):
+    """The gap was added to the second trace."""
+    view, float32, perturbed = of_two(result)
+    assert f"larger in {perturbed} than in {float32}" in view.screen.verdict.text
+    names = [row.name for row in view.leading]
+    assert names and all(name.endswith(f"{perturbed} / {float32}") for name in names)
+    text = io.StringIO()
+    print_report(view, Console(file=text, width=200, highlight=False, markup=False))
+    assert f"{perturbed} / {float32}" in text.getvalue()
+    assert f"{float32} / {perturbed}" not in text.getvalue()
+
+
+def test_a_curation_shows_the_accuracy_that_did_not_choose():
+    """Problems chosen for an accuracy of 3/4, which held-out samples do not confirm."""
+    chosen, held_out = {0: 0.75, 1: 0.75, 2: 0.25}, {0: 0.0, 1: 0.25, 2: 1.0}
+    analysis = CurationAnalysis(Curation((0.2, 0.8), 4, 4, chosen, held_out), config={})
+    low, high = rows(curation._table(analysis))
+    assert (in_text(low["mean"]), in_text(low["held out"])) == (0.25, 1.0)
+    assert (in_text(high["mean"]), in_text(high["held out"])) == (0.75, 0.125)
+    assert in_text(high["kept problems"]) == 2
+    assert in_text(high["stay in the range, %"]) == 50
+    named = {row.metric.key: in_text(row.value) for row in curation._leading(analysis)}
+    assert named["held_out_accuracy"] == pytest.approx(1.25 / 3, abs=1e-3)
+    assert named["accuracy_of_kept"] == pytest.approx(1.75 / 3, abs=1e-3)
