@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+# A shell that starts the suite in the background ignores Ctrl-C for it and all that it starts;
+# tests send Ctrl-C to programs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -17,6 +17,7 @@ from mismatch_cli.trace.reader import Trace
 from tests.dialects.conftest import rows
 from tests.dialects.padded import Padded, padded
 from tests.dialects.theirs import THEIRS
+from tests.looped import looped
 
 Columns = dict[str, list[Any]]
 
@@ -172,8 +173,8 @@ def check(
         )
 
 
-@pytest.mark.parametrize("case", HOSTILE)
-@pytest.mark.parametrize("framework", dialects.names())
+@looped("case", HOSTILE)
+@looped("framework", dialects.names())
 def test_hostile_tokens(framework, case, write):
     """In float32, as owners compute, or in float64, as our sums hold more than a float32."""
     columns = three_policies()
@@ -184,8 +185,8 @@ def test_hostile_tokens(framework, case, write):
         check(reading, framework, gaps, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("framework", dialects.names())
+@looped("seed", range(3))
+@looped("framework", dialects.names())
 def test_turns_and_three_policies(framework, seed, write):
     trace = trace_of(three_policies(seed, lengths=(40, 7, 25, 60, 3, 18, 33, 90)), write)
     for reading in dialects.readings([trace], [framework]).by_framework[framework]:

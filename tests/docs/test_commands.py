@@ -19,7 +19,6 @@ import pytest
 
 from tests import pictures
 from tests.docs.pages import (
-    DOCS,
     PAGES,
     README,
     ROOT,
@@ -40,6 +39,7 @@ from tests.docs.reader import (
     without_comment,
 )
 from tests.docs.shared_vllm import SharedVllm
+from tests.looped import looped
 
 _COLUMNS = "100"  # the width of the outputs in the guide
 _TYPED = [page for page in PAGES if any(isinstance(step, Line) for step in steps(page))]
@@ -128,9 +128,7 @@ def _copy(source: Path, target: Path, there: set[str]) -> None:
             (shutil.copytree if path.is_dir() else shutil.copy)(path, target / path.name)
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if p != README], ids=lambda page: str(page.relative_to(DOCS))
-)
+@looped("page", [p for p in PAGES if p != README])
 def test_no_line_of_the_guide_is_overlooked(page):
     """Whatever looks like a line to type is found as one, or says what else it needs."""
     looks = [line for line in not_in_a_session(page) if re.search(r"(?<!`)mismatch-cli ", line)]

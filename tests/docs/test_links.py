@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.docs.pages import DOCS, PAGES, README, ROOT, anchors
+from tests.looped import looped
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
 
 
-@pytest.mark.parametrize("page", [*PAGES, *_OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+@looped("page", [*PAGES, *_OTHERS])
 def test_links_lead_somewhere(page):
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     for target in _LINK.findall(re.sub(r"`[^`\n]*`", "", text)):

@@ -27,6 +27,7 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
 from tests.algorithms import published
 from tests.algorithms.published_owners import OF_TABLE
+from tests.looped import looped
 
 PLAIN = SamplingSettings()
 CONFIG = TrainConfig(learning_rate=1e-30, max_tokens=40, max_grad_norm=1e9, token_budget=120)
@@ -122,7 +123,7 @@ LOSSES += [
 ]
 
 
-@pytest.mark.parametrize(("name", "aggregation"), LOSSES)
+@looped(("name", "aggregation"), LOSSES)
 def test_the_gradient_is_that_of_the_published_objective(make_learner, name, aggregation):
     learner = make_learner(name, aggregation=aggregation)
     samples = make_samples(learner)

@@ -19,6 +19,7 @@ from mismatch_cli.policies import Policies, TopKLogProbs
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head, score_hidden
 from mismatch_cli.scoring.policy_gradient import logp_pass, policy_gradient_loss
+from tests.looped import looped
 
 PLAIN = SamplingSettings()
 LENGTHS = (21, 9, 30, 14)
@@ -141,7 +142,7 @@ def batch() -> Batch:
     return make_batch()
 
 
-@pytest.mark.parametrize("name", TABLE)
+@looped("name", TABLE)
 def test_every_algorithm_on_a_tied_model_is_autograd_of_its_loss(name: str, batch: Batch) -> None:
     # Blocks less
     algorithm = find({"trm-max": "trm-max:delta=2", "trm-avg": "trm-avg:delta=0.1"}.get(name, name))

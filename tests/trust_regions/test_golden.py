@@ -13,6 +13,7 @@ from mismatch_cli import trust_regions
 from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from mismatch_cli.trust_regions import Threshold
+from tests.looped import looped
 from tests.trust_regions.cases import F64, ask, kept, policies
 
 # μ, π, then the kept signs (A > 0, A < 0) for GRPO 0.2/0.28, TV 0.15, KL 0.05, minimal 0.5. Then r,
@@ -169,9 +170,7 @@ def golden() -> Policies:
     return policies(GOLDEN_MU, GOLDEN_PI, lengths=[4, 3])
 
 
-@pytest.mark.parametrize(
-    ("name", "chosen", "dropped"), GOLDEN_DROPS, ids=lambda x: str(x) if x else ""
-)
+@looped(("name", "chosen", "dropped"), GOLDEN_DROPS)
 def test_golden_tokens(name: str, chosen: dict[str, float], dropped: list[int]) -> None:
     assert kept(name, golden(), GOLDEN_ADVANTAGE, **chosen) == [not d for d in dropped]
 

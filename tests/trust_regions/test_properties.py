@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mismatch_cli import trust_regions
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
+from tests.looped import looped
 from tests.trust_regions.cases import (
     F64,
     ONE_SIDED,
@@ -180,8 +181,8 @@ def test_masks_that_do_not_measure_distance_block_on_policy_too() -> None:
     assert torch.equal(dropped_T, (covariance_T > 1) & (covariance_T < 5)) and dropped_T.any()
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", REGIONS)
+@looped("seed", range(3))
+@looped("name", REGIONS)
 def test_looser_thresholds_keep_more(name: str, seed: int) -> None:
     drawn = random_policies(seed)
     advantage_T = signs(len(drawn.trainer), seed)

@@ -23,6 +23,7 @@ from mismatch_cli.report.plots._scales import HIGHEST
 from mismatch_cli.report.plots._style import NARROW, WIDE, Style
 from mismatch_cli.report.plots._svg import to_svg
 from mismatch_cli.studies.clipping import ClippingPlotData
+from tests.looped import looped
 from tests.report.plots.drawing import PAPER, check_texts, drawn
 
 PLOTS = list(plots_of(ClippingPlotData.STUDY))
@@ -238,7 +239,7 @@ def on_grid(algorithm: Algorithm, sign: str = ">") -> np.ndarray | None:
     return ClippingPlotData.blocked_at(algorithm, np.log(mu), np.log(pi), sign)
 
 
-@pytest.mark.parametrize("name", TABLE)
+@looped("name", TABLE)
 def test_which_algorithms_have_a_region(name: str) -> None:
     """Not those that need more of the distribution or whole responses, nor those without a mask."""
     algorithm = TABLE[name]
