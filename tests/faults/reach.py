@@ -75,28 +75,38 @@ class Reach:
 
     @classmethod
     def gathered(cls, folder: Path) -> Reach:
-        """What all workers have recorded."""
+        """What all workers have recorded; of a file that was recorded again, the latest."""
+        parts = {path: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
+        latest: dict[str, int] = {}
+        for path, passed in parts.items():
+            for test in passed:
+                latest[_file(test)] = max(latest.get(_file(test), 0), _number(path))
         seconds: dict[str, float] = {}
-        for path in folder.glob("*.json"):
-            seconds |= json.loads(path.read_text(encoding="utf-8"))
         in_file: dict[str, list[str]] = defaultdict(list)
-        for test in seconds:
-            in_file[_file(test)].append(test)
-        tests: dict[str, dict[int, list[str]]] = {}
+        for path, passed in parts.items():
+            for test, duration in passed.items():
+                if latest[_file(test)] == _number(path):
+                    seconds[test] = duration
+                    in_file[_file(test)].append(test)
+        reach = cls(seconds, {})
         for path in folder.glob("*.db"):
-            data = Coverage(data_file=str(path), config_file=False).get_data()
-            data.read()
-            for source in data.measured_files():
-                # A copy of the checkout has its own folder, with the package inside.
-                name = source.split("/mismatch_cli/", 1)[1]
-                lines = tests.setdefault(name, {})
-                for line, contexts in data.contexts_by_lineno(source).items():
-                    reached = set(lines.get(line, []))
-                    for context in contexts:
-                        test, _, phase = context.rpartition("|")
+            reach._read(path, in_file, latest)
+        return reach
+
+    def _read(self, path: Path, in_file: dict[str, list[str]], latest: dict[str, int]) -> None:
+        """Add the lines that one worker has seen."""
+        data = Coverage(data_file=str(path), config_file=False).get_data()
+        data.read()
+        for source in data.measured_files():
+            # A copy of the checkout has its own folder, with the package inside.
+            lines = self.tests.setdefault(source.split("/mismatch_cli/", 1)[1], {})
+            for line, contexts in data.contexts_by_lineno(source).items():
+                reached = set(lines.get(line, []))
+                for context in contexts:
+                    test, _, phase = context.rpartition("|")
+                    if latest.get(_file(test)) == _number(path):
                         reached.update(in_file[_file(test)] if phase == "setup" else [test])
-                    lines[line] = sorted(reached & seconds.keys())
-        return cls(seconds, tests)
+                lines[line] = sorted(reached & self.seconds.keys())
 
     def of(self, fault: Fault, at_most: float) -> list[str]:
         """The tests that can notice a fault, at most so many seconds of them: those of the
@@ -140,6 +150,11 @@ def _rooms_apart(file: str, module: str) -> int:
     if path.stem == f"test_{Path(module).stem}" and path.parts[0] == Path(module).parts[0]:
         return 0
     return 1 if path.parts[0] == Path(module).parts[0] else 2
+
+
+def _number(recorded: Path) -> int:
+    """Which recording a file comes from: later ones replace earlier ones."""
+    return int(recorded.name.split("-")[0])
 
 
 def _file(test: str) -> str:

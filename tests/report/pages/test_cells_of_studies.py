@@ -1,5 +1,5 @@
 """What the pages of gate, comparison, curation and diagnosis show in a cell is what its head says,
-held against numbers that are known otherwise.
+compared with.
 """
 
 from __future__ import annotations
