@@ -1,5 +1,5 @@
-"""What the pages of gate, comparison, curation and diagnosis show in a cell is what its head says,
-compared with.
+"""What the pages of gate, comparison and curation show in a cell is what its head says, compared with
+numbers that are known otherwise.
 """
 
 from __future__ import annotations
