@@ -51,7 +51,7 @@ def plant(
     seed: Annotated[int, typer.Option(help="Which faults are drawn.")] = 1,
     number: Annotated[int, typer.Option(help="How many.")] = 200,
     only: Annotated[list[str] | None, typer.Option(help="These, by name.")] = None,
-    seconds: Annotated[float, typer.Option(help="Of tests against one fault.")] = 90.0,
+    seconds: Annotated[float, typer.Option(help="Of tests against one fault.")] = 60.0,
     at_a_time: Annotated[int, typer.Option(help="Processes.")] = 2,
 ) -> None:
     """Plant faults, each against the tests that run its line; print the survivors."""

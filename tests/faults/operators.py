@@ -189,7 +189,7 @@ def _alternatives(node: ast.expr) -> Iterator[tuple[str, str]]:
                     changed.ops[place] = other()
                     yield "comparison", _code(changed)
         case ast.Constant(value=bool()):
-            yield "condition", str(not node.value)
+            return
         case ast.Constant(value=int()):
             yield "plus-one", str(node.value + 1)
         case ast.Constant(value=str()):
