@@ -24,8 +24,6 @@ from mismatch_cli.recording import from_manifest
 from mismatch_cli.recording.engine_arguments import is_listed
 from mismatch_cli.trace.manifest import read_manifest
 
-pytestmark = pytest.mark.slow
-
 MODEL = bundled("model")
 SMALL = ["--engine", "hf", "--num-prompts", "2", "--samples-per-prompt", "2", "--max-tokens", "4"]
 CODE = "from pathlib import Path\nPath({proof!r}).touch()\ndef reward(*_, **__): return 1.0\n"
@@ -132,6 +130,7 @@ def starts(monkeypatch) -> list[str]:
     return started
 
 
+@pytest.mark.slow
 def test_every_key_of_a_manifest_mutated_starts_nothing_and_asks_nobody(
     recorded, world, tmp_path, monkeypatch, capfd
 ):
