@@ -11,6 +11,7 @@ size is counted per 1,000 of them.
 from __future__ import annotations
 
 import ast
+import bisect
 import io
 import re
 import sys
@@ -52,7 +53,7 @@ class File:
         self.name = path.relative_to(PACKAGE).as_posix()
         self.text = path.read_text(encoding="utf-8")
         self.lines = self.text.splitlines()
-        self.tree = ast.parse(self.text)
+        self.nodes = list(ast.walk(ast.parse(self.text)))
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
         self.token_lines = [token.start[0] for token in tokens if token.type in _COUNTED]
 
@@ -64,10 +65,11 @@ class File:
         return f"{self.name}:{node.lineno}"
 
     def functions(self) -> Iterator[ast.FunctionDef]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef))
+        return (node for node in self.nodes if isinstance(node, ast.FunctionDef))
 
     def tokens_of(self, node: ast.AST) -> int:
-        return sum(node.lineno <= line <= node.end_lineno for line in self.token_lines)
+        after = bisect.bisect_right(self.token_lines, node.end_lineno)
+        return after - bisect.bisect_left(self.token_lines, node.lineno)
 
 
 @cache
@@ -83,7 +85,7 @@ def each(
     kind: type | tuple[type, ...], holds: Callable[[ast.AST], bool] = lambda _: True
 ) -> Places:
     for file in files():
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if isinstance(node, kind) and holds(node):
                 yield file.place(node)
 
@@ -123,7 +125,7 @@ def ground_floor() -> Places:
 
 def imports() -> Iterator[tuple[File, ast.ImportFrom]]:
     for file in files():
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mismatch_cli."):
                 yield file, node
 
@@ -162,7 +164,7 @@ def string_keys() -> Places:
     """`row["key"]` and `row.get("key")` in rooms that render results."""
     for file in files():
         if file.room in _RENDERS:
-            for node in ast.walk(file.tree):
+            for node in file.nodes:
                 if is_string_key(node):
                     yield file.place(node)
 
@@ -181,7 +183,7 @@ def is_string_key(node: ast.AST) -> bool:
 def repeated_classes() -> Places:
     places = defaultdict(list)
     for file in files():
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(file.name)
     for name, where in sorted(places.items()):
@@ -192,7 +194,7 @@ def repeated_classes() -> Places:
 def no_nouns() -> Places:
     """Participles as names of variables, arguments and loops."""
     for file in files():
-        for node in ast.walk(file.tree):
+        for node in file.nodes:
             name = node.arg if isinstance(node, ast.arg) else None
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 name = node.id
@@ -213,7 +215,7 @@ def frameworks_elsewhere() -> Places:
 
 def code_without_docstrings(file: File) -> str:
     lines = list(file.lines)
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         holds = (ast.Module, ast.ClassDef, ast.FunctionDef)
         if isinstance(node, holds) and ast.get_docstring(node) is not None:
             text = node.body[0]
