@@ -17,10 +17,14 @@ import pytest
 # tests send Ctrl-C to programs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# Workers import the main module, which is no file where the suite was started from standard input.
+_MAIN = sys.modules["__main__"]
+if not Path(getattr(_MAIN, "__file__", None) or __file__).exists():
+    del _MAIN.__file__
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from mismatch_cli.torch_settings import prepare_imports
+from mismatch_cli.torch_settings import prepare_imports  # noqa: E402
 
 # Many container images set it; every process would then compile torch, transformers and vLLM again,
 # 6 to 10 s each.
