@@ -18,7 +18,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.folder import claimed, report_folder, run_folder, training_folder
 from mismatch_cli.recording.ours import foreign_in, remove_results, results_in
-from mismatch_cli.trace.drafts import RUN
+from mismatch_cli.trace.drafts import MARK, NEW, RUN
 from mismatch_cli.trace.files import replacing_folder
 from tests.leftovers import leave_draft
 
@@ -371,3 +371,18 @@ def test_a_refused_folder_is_not_made_and_a_failed_one_is_removed(tmp_path):
     with report_folder(tmp_path, "mismatch-cli x", force=False):
         (tmp_path / "summary.json").write_text(json.dumps({"format": "mismatch-cli x"}))
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_drafts_of_processes_that_are_gone_are_removed_in_the_run_and_in_its_own_draft(tmp_path):
+    """A kill while a shard is written leaves a draft where the shard goes: in a new run, that is
+    inside the draft of the run.
+    """
+    folder = tmp_path / "run"
+    places = [folder / "trace", folder / RUN / NEW / "trace"]
+    left = [place / f".shard-0.parquet.0a1b2c3d{MARK}.part" for place in places]
+    for draft in left:
+        draft.mkdir(parents=True)
+        (draft / MARK).touch()
+        (draft / "half").write_text("x")
+    with claimed(folder, lambda: None):
+        assert not any(draft.exists() for draft in left)
