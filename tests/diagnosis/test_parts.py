@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import groupby, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mismatch_cli.diagnosis.checks import heavy_tail
 from mismatch_cli.diagnosis.counts import in_runs
 from mismatch_cli.diagnosis.grouped import mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.sample import SampleCollector
@@ -64,3 +66,21 @@ def test_a_slope_through_the_origin(rng):
     x_N, group_N = rng.normal(size=4000), rng.integers(0, GROUPS, 4000)
     slope, error = slope_over_prompts(x_N, 0.7 * x_N + 0.1 * rng.normal(size=4000), group_N)
     assert abs(slope - 0.7) < 4 * error < 0.02
+
+
+def test_only_long_responses_can_be_far_and_they_alone_set_the_median():
+    """Normalised gaps of 1, one response of 9, and many short ones of 100, which would hide it."""
+    lengths = [8, 20, 12, 30, 7, 7, 7, 7, 7]
+    mean_S = np.array([1.0, 1.0, 9.0, 1.0, 100.0, 100.0, 100.0, 100.0, 100.0])
+    response_N = np.repeat(np.arange(len(lengths)), lengths)
+    sample = SimpleNamespace(
+        response_T=response_N,
+        kept=np.arange(len(response_N)),
+        num_responses=len(lengths),
+        u_N=mean_S[response_N],
+    )
+    assert np.flatnonzero(heavy_tail._far_responses(sample)).tolist() == [2]
+    only_short = SimpleNamespace(
+        response_T=np.zeros(7, dtype=int), kept=np.arange(7), num_responses=1, u_N=np.full(7, 9.0)
+    )
+    assert not heavy_tail._far_responses(only_short).any()
