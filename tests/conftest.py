@@ -17,7 +17,7 @@ import pytest
 # tests send Ctrl-C to programs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Workers import the main module, which is no file where the suite was started from standard input.
+# Workers import the main module, which is not a file where the suite was started from standard input.
 _MAIN = sys.modules["__main__"]
 if not Path(getattr(_MAIN, "__file__", None) or __file__).exists():
     del _MAIN.__file__

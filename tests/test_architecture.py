@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backend_bases import RendererBase
@@ -322,6 +323,7 @@ def test_reading_imports_neither_torch_nor_what_samples(tmp_path):
         assert told == f"{line} {3 if line == 'gate' else 0} []", result.stderr
 
 
+@pytest.mark.slow
 def test_start_up_is_close_to_a_bare_typer_program(tmp_path):
     """CPU time of `--help`, best of interleaved runs, is at most 1.3 times that of a Typer app
     of two commands.

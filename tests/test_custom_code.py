@@ -126,6 +126,7 @@ def test_vllm_does_not_run_it_either(hostile, proof, tmp_path, capfd, monkeypatc
     assert "contains its own code" in said and not proof.exists() and said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_with_the_flag_it_runs_and_is_recorded_by_name(hostile, proof, tmp_path, capfd):
     flags = ["-q", "-o", str(tmp_path / "run")]
     assert run([*commands(str(hostile))["probe"], *flags, "--trust-remote-code"]) == 0, (

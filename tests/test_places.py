@@ -74,6 +74,7 @@ def write_training_run(folder: Path, secret: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_report_reveals_local_paths(tmp_path, monkeypatch, capfd):
     pictures.leave_blank(monkeypatch)  # no figure names a folder
     secret = tmp_path / "home-of-alice"

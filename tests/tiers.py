@@ -15,6 +15,9 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,6 +73,11 @@ def paths(part: str) -> list[str]:
     if part == "house":
         return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_*.py"))
     return [f"tests/{folder}" for folder in PARTS[part]]
+
+
+def at_night(*values: Any) -> list[Any]:
+    """Cases of `parametrize` that only the second tier runs."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def cpu_seconds_of_children() -> float:

@@ -222,6 +222,7 @@ def test_published_forms_of_gspo_are_one_under_the_mean_over_responses() -> None
     torch.testing.assert_close(gradients[0], gradients[2], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.slow
 @looped("name", [name for name, row in ROWS.items() if row.masks])
 def test_the_random_tokens_reach_both_sides_of_every_mask(name: str) -> None:
     """Otherwise the equality above would hold for a row without its masks."""

@@ -287,6 +287,7 @@ def test_a_head_in_float32_on_one_side(qwen3):
     hold_to(graft(hf(qwen3, "bfloat16"), trainer, RESPONSES), "head")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_taken_apart(tmp_path, family):
     """The same code in the same precision leaves no gap, module by module, and no kind is

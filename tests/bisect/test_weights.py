@@ -69,6 +69,7 @@ ON_VLLM = (
 )
 
 
+@pytest.mark.slow
 def test_every_tensor_of_vllm_is_read_and_equal(tmp_path):
     """Tied, reordered and biased by vLLM's Transformers backend; experts fused in the folder or
     not.
@@ -215,6 +216,7 @@ def test_the_trainer_loads_with_the_engines_tensors(planted, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_head_that_kept_its_old_weights_is_found_and_given_to_the_trainer(tmp_path):
     """Without the head's name vLLM's reloading silently keeps the packed copy of a tied head."""
     old = save_family(tmp_path, "llama", tie_word_embeddings=True)
@@ -258,6 +260,7 @@ def test_replacing_only_the_embeddings_leaves_a_tied_head_as_it_is(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_one_expert_is_named_and_replaced(tmp_path):
     """Each expert has its own tensor in the folder; vLLM and transformers fuse them."""
     name = "model.layers.1.mlp.experts.5.down_proj.weight"
@@ -304,6 +307,7 @@ def _quantised(model: str, into: Path) -> str:
     return folder
 
 
+@pytest.mark.slow
 def test_a_quantised_engine_is_read_under_the_trainers_names(tmp_path):
     trainer = save_family(tmp_path, "llama", torch.bfloat16)
     with running(_quantised(trainer, tmp_path / "int8"), dtype="bfloat16") as engine:

@@ -72,6 +72,7 @@ def test_an_import_without_a_trainer_is_to_be_rescored(typed):
     assert typed("clipstats", "scored", "-q")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_probe_that_was_not_scored_resumes(typed, recorded):
     shutil.copytree(recorded, "run")
     shard = Path("run/trace/shard-00000.parquet")

@@ -45,6 +45,7 @@ def mean_gap(found: dict) -> float:
     return next(iter(found["pairs"].values()))["metrics"]["abs_d_mean"]["value"]
 
 
+@pytest.mark.slow
 def test_the_wrong_attention_is_reported_recorded_named_and_fixed(model, tmp_path, capfd):
     healthy, said = summary(
         capfd, "probe", model, "--engine", "hf", *FLOAT32, *FEW, "-o", tmp_path / "healthy"

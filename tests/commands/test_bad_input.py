@@ -190,6 +190,7 @@ def test_a_full_disk_keeps_what_was_recorded(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [

@@ -180,6 +180,7 @@ def test_workers_give_the_same_bits(here, capfd):
     assert one == two
 
 
+@pytest.mark.slow
 def test_equal_weights_say_not_applicable_instead_of_zero(tmp_path, monkeypatch, capfd):
     """A trace that `probe` made, without a later checkpoint."""
     monkeypatch.chdir(tmp_path)

@@ -119,6 +119,7 @@ def test_only_force_replaces_what_is_not_ours(tmp_path):
     assert (folder / "summary.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_is_not_an_error(here):
     command = f"{sys.executable} -m mismatch_cli compare run {FLOAT32} --quiet -o out | head -n 3"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -86,6 +86,7 @@ def test_a_finished_run_needs_no_engine(curated, tmp_path, monkeypatch):
     assert rows_of(folder) == rows_of(curated)
 
 
+@pytest.mark.slow
 def test_another_range_of_a_finished_run_measures_its_problems_again(curated, tmp_path, capfd):
     folder = shutil.copytree(curated, tmp_path / "run")
     assert run(["curate", "--resume", "--quiet", "--keep", "0", "1", "-o", str(folder)]) == 0

@@ -9,6 +9,7 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,13 @@ def in_words(text: str) -> str:
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
 
 
-def rows() -> Iterator[tuple[str, Row]]:
+@cache
+def rows() -> list[tuple[str, Row]]:
     """Every line of every panel, with its command."""
+    return list(_rows())
+
+
+def _rows() -> Iterator[tuple[str, Row]]:
     for name in COMMANDS:
         command = GROUP.get_command(None, name)  # type: ignore[attr-defined,arg-type]
         context = command.make_context(name, [], resilient_parsing=True)
@@ -181,6 +187,7 @@ def test_commands_are_in_the_order_in_which_users_need_them(helps):
     assert sorted(listed) == sorted(path.stem for path in (PACKAGE / "commands").glob("[a-z]*.py"))
 
 
+@pytest.mark.slow
 def test_messages_name_pages_that_the_command_guide_opens_and_the_help_says_so(helps):
     """A wheel has no docs/: messages name the command that shows a page, not a file."""
     said = [text for path in PACKAGE.rglob("*.py") for text in printable(path)]

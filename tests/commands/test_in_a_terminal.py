@@ -70,6 +70,7 @@ def test_no_color_leaves_no_style(tmp_path):
     assert "\x1b" not in text and "✘ FAILED" in text and "Usage:" in text
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_every_column_and_no_padding(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     command = [sys.executable, "-c", _SCRIPT, *_LINES]

@@ -63,6 +63,7 @@ def test_a_whole_trace_says_nothing(tmp_path, capfd, monkeypatch):
     assert code == 0 and json.loads(out)["about"]["partial"] == []
 
 
+@pytest.mark.slow
 def test_a_gate_does_not_let_a_partial_trace_pass(lost, capfd):
     limits = Path("limits.toml")
     limits.write_text("[limits.k3]\nmax = 100\n")

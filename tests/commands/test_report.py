@@ -224,6 +224,7 @@ def test_no_line_is_wider_than_the_terminal(run_folder, capfd, monkeypatch, widt
     assert "\x1b" not in out  # no colours in a file
 
 
+@pytest.mark.slow
 def test_without_an_argument_the_latest_run_here_else_the_bundled_trace(
     run_folder, capfd, monkeypatch, tmp_path
 ):

@@ -17,6 +17,7 @@ from mismatch_cli.places import bundled
 TRACE = str(bundled("traces") / "fp8-kv")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_every_terminal_gets_the_report(monkeypatch, tmp_path, encoding):
     streams = {

@@ -225,6 +225,7 @@ def test_every_metric_has_bounds_around_agreement():
             assert low <= metric.agreement <= high, key
 
 
+@pytest.mark.slow
 def test_every_name_that_is_listed_can_be_judged(typed, judged):
     rows = listed()
     assert {row["framework"] for row in rows} == {"mismatch", *dialects.names()}

@@ -278,6 +278,7 @@ def test_a_limit_that_no_step_can_be_compared_with_does_not_pass(
     assert "Never measured, which counts as exceeded: spearman ≥ 0." in err
 
 
+@pytest.mark.slow
 def test_a_watch_that_has_seen_its_last_step_ends_at_once(watch: Watch, trace: str) -> None:
     """Without `--idle`: it would wait for the next step for ever."""
     for expected in ([3, 4], []):

@@ -146,6 +146,13 @@ def has(gap: Padded | None, line: Line) -> bool:
     return gap is not None and all(getattr(gap, columns[name]) is not None for name in line.needs)
 
 
+def check_all(trace: Trace, gaps: tuple[dict[str, Padded], ...], tolerance: float) -> None:
+    """Check every line of every framework."""
+    for framework, lines in dialects.readings([trace], dialects.names()).by_framework.items():
+        for reading in lines:
+            check(reading, framework, gaps, tolerance)
+
+
 def check(
     reading: Reading, framework: str, gaps: tuple[dict[str, Padded], ...], tolerance: float
 ) -> None:
@@ -174,23 +181,19 @@ def check(
 
 
 @looped("case", HOSTILE)
-@looped("framework", dialects.names())
-def test_hostile_tokens(framework, case, write):
+def test_hostile_tokens(case, write):
     """In float32, as owners compute, or in float64, as our sums hold more than a float32."""
     columns = three_policies()
     HOSTILE[case](columns)
     trace = trace_of(columns, write)
     gaps = padded(trace, torch.float32), padded(trace, torch.float64)
-    for reading in dialects.readings([trace], [framework]).by_framework[framework]:
-        check(reading, framework, gaps, tolerance=1e-4)
+    check_all(trace, gaps, tolerance=1e-4)
 
 
 @looped("seed", range(3))
-@looped("framework", dialects.names())
-def test_turns_and_three_policies(framework, seed, write):
+def test_turns_and_three_policies(seed, write):
     trace = trace_of(three_policies(seed, lengths=(40, 7, 25, 60, 3, 18, 33, 90)), write)
-    for reading in dialects.readings([trace], [framework]).by_framework[framework]:
-        check(reading, framework, (padded(trace),), tolerance=3e-5)
+    check_all(trace, (padded(trace),), tolerance=3e-5)
 
 
 @pytest.fixture(scope="module")

@@ -219,6 +219,7 @@ def test_a_token_outside_the_support_has_probability_0(engine):
             assert np.isneginf(logp).any() and not np.isnan(logp).any()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_engine_as_it_was(engine, rollouts):
     for read in (replay, prefill):
 

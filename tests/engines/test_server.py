@@ -128,6 +128,7 @@ def assert_mu_is_what_was_sampled(model, rollouts, sampling) -> None:
                     assert told[token] == pytest.approx(value, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [PLAIN, TRUNCATED], ids=["plain", "truncated"])
 def test_mu_is_the_distribution_that_was_sampled(url, model, sampling):
     rollouts = sample(engine_at(url, sampling))
@@ -165,6 +166,7 @@ def test_recorded_tokens_are_read_in_one_pass(both, model):
         prefill_checked(engine_at(both[0], TRUNCATED), responses, range(9), lambda count: None)
 
 
+@pytest.mark.slow
 def test_seeds_decide_responses_and_finish_reasons_are_right(url):
     engine = engine_at(url, replace(PLAIN, max_tokens=100))
     counts = []

@@ -133,6 +133,7 @@ def test_a_trace_does_not_differ_from_itself(random_batch, take_responses):
             assert row.factor.value in (1, None), key
 
 
+@pytest.mark.slow
 def test_noise_exceeds_the_interval_in_one_of_twenty_means(make_batch):
     """Traces that differ only by chance."""
     rng, marked = np.random.default_rng(2), 0

@@ -136,6 +136,7 @@ def _simulated(rng: np.random.Generator, prompts: int, samples: int) -> np.ndarr
     return sums_SM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prompts", "samples"), [(40, 4), (64, 8)])
 def test_95_percent_intervals_cover_the_truth_for_clustered_prompts(prompts, samples):
     """400 traces with a strong prompt effect and heavy tails."""

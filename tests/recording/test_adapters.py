@@ -76,6 +76,7 @@ def manifest(folder: Path) -> dict:
     return json.loads((folder / "trace" / "manifest.json").read_text())
 
 
+@pytest.mark.slow
 def test_real_vllm_and_the_trainer_apply_the_same_adapter(both, adapter):
     assert gaps(both)["mismatch"] < 2e-6 and gaps(both)["staleness"] == 0
     found = manifest(both)

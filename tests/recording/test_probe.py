@@ -199,6 +199,7 @@ def test_a_perturbed_weight_is_staleness_not_mismatch(tmp_path):
     assert found["total"] == pytest.approx(found["staleness"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_json_is_the_only_output_on_stdout(tmp_path, capfd):
     flags = [
         "--engine",

@@ -164,6 +164,7 @@ def test_bfloat16_differs_by_its_rounding(same, tmp_path):
     assert "logp_trainer_repeat" not in rough.columns()
 
 
+@pytest.mark.slow
 def test_a_trace_with_only_the_rollout_gets_everything(same, tmp_path):
     only_mu = changed_copy(
         FLOAT32,

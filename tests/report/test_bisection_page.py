@@ -154,6 +154,7 @@ def test_the_figures_of_a_search(searches):
     assert drawn_of == {"whole": PLOTS, "no gap": PLOTS[1:], "stopped": PLOTS[1:2]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLOTS)
 def test_text_in_figures_is_legible_inside_and_apart(name, searches):
     plot = plots_of(BisectionAnalysis.STUDY)[name]

@@ -25,6 +25,7 @@ from mismatch_cli.rl.train_config import load_config
 from mismatch_cli.tasks.grading import MathVerify
 from mismatch_cli.trace.reader import Trace
 from tests.rl.small_runs import SMALL, numbers, run
+from tests.tiers import at_night
 
 
 def test_every_step_is_a_line_with_a_proven_sync(unbroken):
@@ -47,7 +48,12 @@ def test_every_number_of_a_line_is_documented(unbroken):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["pg-is", "grpo-clip-higher", "dppo-binary-tv-recompute", "gspo", "icepop"]
+    "algorithm",
+    [
+        "grpo-clip-higher",
+        "dppo-binary-tv-recompute",
+        *at_night("pg-is", "gspo", "icepop"),
+    ],
 )
 def test_other_algorithms_go_through_the_same_loop(algorithm, tmp_path):
     seen = run(tmp_path / "run", steps=1, algorithm=algorithm)
@@ -62,6 +68,7 @@ def test_a_trace_of_every_nth_step_can_be_opened(tmp_path):
     assert batch.num_responses == 16
 
 
+@pytest.mark.slow
 def test_a_resumed_low_precision_run_has_the_same_proofs(tmp_path):
     changes = {"rollout_dtype": "bfloat16", "trainer_dtype": "bfloat16", "steps": 2}
     run(tmp_path / "unbroken", **changes)
@@ -70,7 +77,7 @@ def test_a_resumed_low_precision_run_has_the_same_proofs(tmp_path):
     assert numbers(tmp_path / "run") == numbers(tmp_path / "unbroken")
 
 
-@pytest.mark.parametrize("algorithm", ["dppo-topk-tv", "dppo-topk-kl-recompute"])
+@pytest.mark.parametrize("algorithm", ["dppo-topk-tv", *at_night("dppo-topk-kl-recompute")])
 def test_top_k_masks_use_what_the_engine_reported(algorithm, tmp_path):
     seen = run(tmp_path / "run", steps=2, algorithm=algorithm, trace_every=1, learning_rate=3e-3)
     assert seen[0]["blocked"] is not None
@@ -151,6 +158,7 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
     assert not training & {seed for of in seeds for seed in of}
 
 
+@pytest.mark.slow
 def test_without_eval_every_there_is_one_evaluation_at_the_end(tmp_path):
     run(tmp_path / "run", steps=2)
     assert [line.get("eval_accuracy") is not None for line in numbers(tmp_path / "run")] == [

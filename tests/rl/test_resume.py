@@ -81,6 +81,7 @@ def test_a_step_on_record_without_its_checkpoint_is_repeated(tmp_path):
     assert (numbers(folder), weights(folder)) == whole
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_resumes(unbroken, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(unbroken, folder)

@@ -65,6 +65,7 @@ def test_every_step_reports_what_would_have_flipped(made):
     assert all("routing" not in line for line in numbers(folder / "False"))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_replays_too(made, tmp_path):
     folder, settings = made
     stopped = tmp_path / "run"

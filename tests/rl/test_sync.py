@@ -20,6 +20,7 @@ from mismatch_cli.rl.run_engine import dtype_of_weights
 from mismatch_cli.rl.sync import WeightSync, prove_newer, steps_between_checks
 from tests.rl.small_runs import numbers, run
 from tests.rl.test_lora import LORA
+from tests.tiers import at_night
 
 LOWER = {"rollout_dtype": "bfloat16", "trainer_dtype": "float32"}
 
@@ -78,14 +79,8 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize(
-    "adapter", [{}, pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "lora"]
-)
-@pytest.mark.parametrize(
-    "rollout_dtype",
-    [pytest.param("float32", marks=pytest.mark.slow), "bfloat16",
-     pytest.param("float16", marks=pytest.mark.slow)],
-)  # fmt: skip
+@pytest.mark.parametrize("adapter", [{}, *at_night(LORA)], ids=["full", "lora"])
+@pytest.mark.parametrize("rollout_dtype", ["bfloat16", *at_night("float32", "float16")])
 def test_a_right_sync_is_proven_at_every_step(rollout_dtype, adapter, every_step, tmp_path):
     for rate in (1e-6, 1e-3):
         changes = (
@@ -106,7 +101,7 @@ def test_a_right_sync_is_proven_at_every_step(rollout_dtype, adapter, every_step
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-@pytest.mark.parametrize("rollout_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rollout_dtype", [*at_night("float32"), "bfloat16"])
 def test_whatever_is_not_sent_is_found_at_once(planted, rollout_dtype, tmp_path, monkeypatch):
     """However small the step: the tensors are read back."""
     rate = 1e-6 if rollout_dtype == "float32" else 1e-5

@@ -289,6 +289,7 @@ def test_the_learner_differentiates_what_the_trainer_scores(save_model):
     torch.testing.assert_close(logp_T.detach(), scored_T, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_learning_from_the_first_step_leads_where_the_trace_says(tmp_path):
     """From the bundled weights, on this machine: before it learns and after."""
     learner = Learner(replace(TRAINING, trainer_model=str(FOLDER.parent / "model")))

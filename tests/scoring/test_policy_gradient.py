@@ -466,6 +466,7 @@ print(run(2048, 151_936))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux", reason="the peak of resident memory can be reset on Linux alone"
 )

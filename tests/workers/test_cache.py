@@ -138,6 +138,7 @@ def test_the_results_of_a_lost_driver_are_reused(whole, tmp_path, read, monkeypa
     assert read == ["shard-00003.parquet", "shard-00004.parquet"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
 def test_skipping_a_broken_shard_equals_removing_it(name, whole, tmp_path):
     """Damage that only reading finds, not the footer; the token page and the export leave the

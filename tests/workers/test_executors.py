@@ -107,7 +107,12 @@ STUDIES: dict[str, Callable[[Sequence[Trace], int], Study]] = {
 
 @pytest.mark.usefixtures("in_shards")
 @pytest.mark.parametrize(
-    ("name", "numbers"), [("report", (2, 3)), ("clipstats", (2,)), ("diagnose", (3,))]
+    ("name", "numbers"),
+    [
+        pytest.param("report", (2, 3), marks=pytest.mark.slow),
+        ("clipstats", (2,)),
+        pytest.param("diagnose", (3,), marks=pytest.mark.slow),
+    ],
 )
 def test_any_number_of_workers_gives_the_same_bytes(two_traces, name, numbers):
     alone, *others = (json.dumps(STUDIES[name](two_traces, n).to_json()) for n in (1, *numbers))
@@ -155,6 +160,7 @@ def assert_close(found: Any, expected: Any, where: str) -> None:
         ), where
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_shards")
 @pytest.mark.parametrize("number", [1, 2])
 def test_progress_counts_every_response_as_it_goes(two_traces, number):

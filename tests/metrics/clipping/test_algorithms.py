@@ -14,6 +14,7 @@ import pytest
 
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import ALL, EVERYTHING, result_of, without, world
+from tests.tiers import at_night
 
 CASES = {
     "one advantage per response": {"batch": world(0), "needs": EVERYTHING},
@@ -27,7 +28,7 @@ NAMES = [algorithm.name for algorithm in ALL]
 MU_EDGES = (0, 1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99, 1)
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[*list(CASES)[:1], *at_night(*list(CASES)[1:])])
 def case(request: pytest.FixtureRequest) -> SimpleNamespace:
     """A batch, its counted tokens (`t`) and judged ones (`judged`), and the result for all
     algorithms.

@@ -61,6 +61,7 @@ def in_order(shards) -> dict[str, Any]:
     return merged(shards).result(50)
 
 
+@pytest.mark.slow
 def test_merging_the_same_shards_again_gives_the_same_bits(shards, in_order):
     assert json.dumps(merged(shards).result(50)) == json.dumps(in_order)
 
@@ -82,6 +83,7 @@ def test_shards_in_another_order_give_the_same_counts(shards, in_order):
     assert_same_counts(in_order, merged(shards[::-1]).result(50))
 
 
+@pytest.mark.slow
 def test_one_summary_of_all_shards_gives_the_same_counts(shards, in_order):
     assert_same_counts(in_order, summarise(*shards, theory=True).result(50))
 

@@ -60,6 +60,7 @@ def key(row: Any) -> tuple[int, ...]:
     return row["step"], row["prompt_id"], row["sample_index"], row["position"]
 
 
+@pytest.mark.slow
 def test_examples_are_the_smallest_hashes_that_one_blocks_and_the_other_keeps(judged_world):
     judged, found = judged_world.judged, defaultdict(list)
     for row in judged_world.result["overlap"]["examples"]:

@@ -74,6 +74,7 @@ def test_against_a_loop_over_responses(per_token):
     assert found["weight_max"] == pytest.approx(weight.max(), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacking", ["the column", "one token"])
 def test_without_every_full_tv_the_largest_is_over_the_sampled_tokens(lacking):
     """A maximum over full TVs of some tokens and binary TVs of others would mean nothing."""

@@ -409,6 +409,7 @@ def test_the_command_that_reproduces_the_report() -> None:
     assert view_of(runs).command == "mismatch-cli report 'runs/a b'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_sticks_out_in_a_browser(tmp_path: Path, browser: Browser, width: int) -> None:
     page = tmp_path / "report.html"

@@ -30,6 +30,7 @@ def on_terminal(study: MismatchAnalysis, width: int) -> str:
     return text[text.index("Is this normal?") : text.index("Ratio and TV by probability")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [50, 80, 120])
 def test_the_terminal_shows_every_limit_with_its_source(studies, width):
     study = studies["fp8-kv"]

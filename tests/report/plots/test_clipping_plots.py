@@ -52,6 +52,7 @@ def test_contract(plot: ModuleType) -> None:
     assert plot.needs(ClippingPlotData({})) is False
 
 
+@pytest.mark.slow
 def test_text_is_legible_inside_the_figure_and_apart(
     plot: ModuleType, style: Style, many: ClippingPlotData
 ) -> None:

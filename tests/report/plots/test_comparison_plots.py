@@ -84,6 +84,7 @@ def test_contract(plot: ModuleType) -> None:
     assert plot.needs(ComparisonPlotData({})) is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", [*STYLES, PAPER], ids=lambda style: style.name)
 def test_text_is_legible_inside_the_figure_and_apart(
     plot: ModuleType, style: Style, plot_data: ComparisonPlotData

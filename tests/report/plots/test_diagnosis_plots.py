@@ -38,6 +38,7 @@ def test_contract(name, healthy):
     assert plot.needs(healthy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", [*STYLES, PAPER], ids=lambda style: style.name)
 @pytest.mark.parametrize("name", PLOTS)
 @pytest.mark.parametrize("broken", [False, True])

@@ -57,6 +57,7 @@ def test_contract(plot: ModuleType) -> None:
     assert plot.needs(TrainingAnalysis.of([TrainingRun("x", "x", None, [{"step": 1}])])) is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", [*STYLES, PAPER], ids=lambda style: style.name)
 def test_text_is_legible_inside_the_figure_and_apart(
     plot: ModuleType, style: Style, eight: list[TrainingRun]
