@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from tests import house
 PACKAGE = Path(__file__).parent.parent / "mismatch_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
-TREES = {path: ast.parse(text) for path, text in TEXTS.items()}
 MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in FILES
@@ -122,12 +122,22 @@ def is_found_by_its_name(path: Path) -> bool:
     return folder_of(path) in (*REGISTRIES, "record") and not path.name.startswith("_")
 
 
+@cache
+def _nodes() -> dict[Path, list[ast.AST]]:
+    return {PACKAGE / file.name: file.nodes for file in house.files()}
+
+
+def nodes_of(path: Path) -> list[ast.AST]:
+    """The syntax tree of a file, its root first."""
+    return _nodes()[path]
+
+
 def imports_of(path: Path) -> set[str]:
     """The modules of the package that a file imports, at its top, in functions, or only for
     types.
     """
     found = set()
-    for node in ast.walk(TREES[path]):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             named = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (named & set(MODULES)) or {node.module}
@@ -139,7 +149,7 @@ def imports_of(path: Path) -> set[str]:
 def for_types_alone(path: Path) -> set[str]:
     blocks = [
         node
-        for node in ast.walk(TREES[path])
+        for node in nodes_of(path)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
     ]
     return {
@@ -150,13 +160,15 @@ def for_types_alone(path: Path) -> set[str]:
     }
 
 
-IMPORTS = {module: imports_of(path) - {module} for module, path in MODULES.items()}
+@cache
+def all_imports() -> dict[str, set[str]]:
+    return {module: imports_of(path) - {module} for module, path in MODULES.items()}
 
 
 def test_imports_point_down():
     up = [
         f"{module} imports {target}"
-        for module, targets in IMPORTS.items()
+        for module, targets in all_imports().items()
         for target in targets
         if room_of(module) != room_of(target)
         and floor_of(room_of(module)) >= floor_of(room_of(target))
@@ -167,7 +179,7 @@ def test_imports_point_down():
 def test_there_are_no_cycles_inside_rooms_either():
     """`prepare` names a cycle that it finds."""
     TopologicalSorter(
-        {m: targets - for_types_alone(MODULES[m]) for m, targets in IMPORTS.items()}
+        {m: targets - for_types_alone(MODULES[m]) for m, targets in all_imports().items()}
     ).prepare()
 
 
@@ -178,7 +190,9 @@ _KNOWN_TO_PLOTS = {"studies", "metrics", "numbers", "text", "algorithms"}
 
 def test_a_figure_knows_its_study_and_no_other_figure():
     plots = {
-        m: targets for m, targets in IMPORTS.items() if m.startswith("mismatch_cli.report.plots.")
+        m: targets
+        for m, targets in all_imports().items()
+        if m.startswith("mismatch_cli.report.plots.")
     }
     assert len(plots) > 20
     wrong = [
@@ -209,7 +223,7 @@ def test_what_is_shown_is_computed_elsewhere():
     """A report reads traces only for excerpts, and no study knows how it is shown."""
     readers = {
         module
-        for module, targets in IMPORTS.items()
+        for module, targets in all_imports().items()
         if room_of(module) == "report"
         and {"mismatch_cli.trace.reader", "mismatch_cli.trace.manifest"} & targets
     }
@@ -247,7 +261,7 @@ def test_no_number_of_the_house_rises():
 
 
 def test_every_module_says_what_it_is_for():
-    assert [path.name for path in FILES if not ast.get_docstring(TREES[path])] == []
+    assert [path.name for path in FILES if not ast.get_docstring(nodes_of(path)[0])] == []
 
 
 def test_help_imports_nothing_heavy():
@@ -376,14 +390,15 @@ def test_nothing_is_defined_that_the_package_does_not_name_again():
     ]
     occurrences = Counter(word for text in texts for word in re.findall(r"\w+", text))
     defined = set()
-    for tree in TREES.values():
+    for file in house.files():
         defined |= {
-            node.name
-            for node in ast.walk(tree)
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            node.name for node in file.nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))
         }
         assigned = [
-            target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+            target
+            for node in file.nodes[0].body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
         ]
         defined |= {target.id for target in assigned if isinstance(target, ast.Name)}
     once = {name for name in defined if occurrences[name] == 1 and not name.startswith("__")}
