@@ -33,8 +33,9 @@ PARTS = {
     "commands": ("commands", "fuzz", "docs"),
     "house": (),
 }
-# CPU seconds of all processes, 1.25 times those measured on two idle cores.
-CPU_SECONDS = {"push": 1000, "all": 3600}
+# CPU seconds of all processes, 1.4 times those measured where the machine was at its slowest; the
+# same tests took between 650 and 1,100 on one machine.
+CPU_SECONDS = {"push": 1500, "all": 5000}
 
 
 def main(arguments: list[str] | None = None) -> int:
