@@ -142,7 +142,7 @@ def test_a_process_that_was_forked_meanwhile_does_not_keep_a_draft_alive(tmp_pat
         "import os, sys, time; from pathlib import Path; from mismatch_cli.trace.drafts import "
         "draft\n"
         "with draft(Path(sys.argv[1]) / 'page'):\n"
-        "    print('forked' if os.fork() else 'drafted', flush=True); time.sleep(60)\n"
+        "    os.write(1, b'forked\\n' if os.fork() else b'drafted\\n'); time.sleep(60)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)],
