@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -54,21 +56,35 @@ def plant(
     seconds: Annotated[float, typer.Option(help="Of tests against one fault.")] = 60.0,
     at_a_time: Annotated[int, typer.Option(help="Processes.")] = 2,
 ) -> None:
-    """Plant faults, each against the tests that run its line; print the survivors."""
+    """Plant faults, each against the tests that run its line; print the survivors.
+
+    Started again with the same seed, it continues where it was.
+    """
     if not DIGEST.is_file() or DIGEST.read_text(encoding="utf-8") != package_digest():
         raise typer.BadParameter("the package has changed: first `python -m tests.faults record`")
     reached = reach.Reach.gathered(RECORDED)
     faults = named(only) if only else drawn(seed, number)
+    kept = RECORDED / f"seed-{seed}.jsonl"
+    verdicts = [] if only else recorded_verdicts(kept)
+    judged = {verdict.name for verdict in verdicts}
     planned = []
     for fault in faults:
-        tests = reached.of(fault, seconds)
-        planned.append((fault, tests, sum(reached.seconds[test] for test in tests)))
-    verdicts: list[Verdict] = []
+        if fault.name not in judged:
+            tests = reached.of(fault, seconds)
+            planned.append((fault, tests, sum(reached.seconds[test] for test in tests)))
     for verdict in run_trials(planned, at_a_time):
         verdicts.append(verdict)
+        if not only:
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(verdict)) + "\n")
         said = f"{len(verdicts)}/{len(faults)} {verdict.outcome} {verdict.seconds:.0f} s"
-        print(f"{said} {verdict.fault.name} {verdict.by}", flush=True)
+        print(f"{said} {verdict.name} {verdict.by}", flush=True)
     summarise(verdicts)
+
+
+def recorded_verdicts(path: Path) -> list[Verdict]:
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [Verdict(**json.loads(line)) for line in lines]
 
 
 @app.command()
@@ -93,24 +109,23 @@ def named(names: list[str]) -> list[Fault]:
 def summarise(verdicts: list[Verdict]) -> None:
     """The rates by operator and by room, and every survivor."""
     equivalent = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))
-    counted = [v for v in verdicts if v.fault.name not in equivalent]
-    parts: dict[str, Callable[[Verdict], str]] = {
-        "operator": lambda verdict: verdict.fault.operator,
-        "room": lambda verdict: verdict.fault.path.split("/")[0],
+    counted = [verdict for verdict in verdicts if verdict.name not in equivalent]
+    parts: dict[str, Callable[[str], str]] = {
+        "operator": lambda name: name.split(":")[2],
+        "room": lambda name: name.split("/")[0],
     }
     for title, part in parts.items():
-        planted = Counter(part(verdict) for verdict in counted)
-        noticed = Counter(part(verdict) for verdict in counted if verdict.outcome != "survived")
+        planted = Counter(part(verdict.name) for verdict in counted)
+        noticed = Counter(
+            part(verdict.name) for verdict in counted if verdict.outcome != "survived"
+        )
         print(f"\n{title}")
         for name, number in planted.most_common():
             print(f"  {name:<14} {noticed[name]:>4} of {number}")
-    survivors = sorted(
-        (verdict for verdict in counted if verdict.outcome == "survived"),
-        key=lambda verdict: verdict.fault.name,
-    )
+    survivors = {v.name: v.tests for v in counted if v.outcome == "survived"}
     print("\nsurvivors")
-    for verdict in survivors:
-        print(f"  {verdict.fault.name} ({verdict.tests} tests)\n    {verdict.fault.shown()}")
+    for fault in named(sorted(survivors)):
+        print(f"  {fault.name} ({survivors[fault.name]} tests)\n    {fault.shown()}")
     share = 1 - len(survivors) / max(1, len(counted))
     left_out = len(verdicts) - len(counted)
     print(f"\n{share:.1%} of {len(counted)} noticed; {left_out} equivalent left out")

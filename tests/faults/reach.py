@@ -21,6 +21,8 @@ from tests.faults.operators import PACKAGE, ROOMS, Fault
 
 # Where a worker leaves what it has seen; set by the program that records.
 FOLDER = "MISMATCH_CLI_REACH"
+# Of tests for one fault: the import of a file costs more than most of its tests.
+_MOST_FILES = 15
 
 
 class Recorder:
@@ -121,22 +123,20 @@ class Reach:
         if not reached:
             room = f"tests/{Path(fault.path).parts[0]}/"
             reached = {test for test in self.seconds if test.startswith(room)}
-        chosen: list[str] = []
+        files: dict[str, list[str]] = defaultdict(list)
         left = at_most
         for test in sorted(reached, key=lambda test: (self._distance(test, fault), test)):
-            if self.seconds[test] <= left:
+            is_new = _file(test) not in files
+            if self.seconds[test] <= left and not (is_new and len(files) == _MOST_FILES):
                 left -= self.seconds[test]
-                chosen.append(test)
-        return self._by_file(chosen, fault)
+                files[_file(test)].append(test)
+        return self._by_file(files, fault)
 
     def _distance(self, test: str, fault: Fault) -> tuple[int, float]:
         return _rooms_apart(_file(test), fault.path), self.seconds[test]
 
-    def _by_file(self, tests: list[str], fault: Fault) -> list[str]:
+    def _by_file(self, files: dict[str, list[str]], fault: Fault) -> list[str]:
         """The tests of one file after another, so that they share its fixtures."""
-        files: dict[str, list[str]] = defaultdict(list)
-        for test in tests:
-            files[_file(test)].append(test)
 
         def cost(file: str) -> tuple[int, float]:
             return _rooms_apart(file, fault.path), sum(self.seconds[t] for t in files[file])

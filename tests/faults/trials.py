@@ -30,7 +30,7 @@ _LEAST_SECONDS, _TIMES_EXPECTED = 60.0, 5.0
 class Verdict:
     """`outcome`: survived, killed, or hung (the tests did not end, which a person would see)."""
 
-    fault: Fault
+    name: str  # of the fault
     outcome: str
     by: str  # the test that noticed
     tests: int
@@ -93,7 +93,7 @@ class Trial:
         outcome = "hung" if code is None else "survived" if survived else "killed"
         by = "" if survived else _who_failed(self._log)
         seconds = time.monotonic() - self._started
-        return Verdict(self.fault, outcome, by, len(self._tests), seconds)
+        return Verdict(self.fault.name, outcome, by, len(self._tests), seconds)
 
 
 def run_trials(
