@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mismatch_cli.diagnosis.checks import heavy_tail
+from mismatch_cli.diagnosis.checks import heavy_tail, position_drift
 from mismatch_cli.diagnosis.counts import in_runs
 from mismatch_cli.diagnosis.grouped import mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.sample import SampleCollector
@@ -84,3 +84,23 @@ def test_only_long_responses_can_be_far_and_they_alone_set_the_median():
         response_T=np.zeros(7, dtype=int), kept=np.arange(7), num_responses=1, u_N=np.full(7, 9.0)
     )
     assert not heavy_tail._far_responses(only_short).any()
+
+
+def test_a_gap_that_rises_with_the_position_rises_steadily(rng):
+    """Beside one that rises and falls, and one that is constant."""
+    position_T = np.tile(np.arange(240), 20)
+
+    def drift(gap_by_position: np.ndarray) -> tuple[float, float, float]:
+        sample = SimpleNamespace(
+            position_T=position_T,
+            kept=np.arange(len(position_T)),
+            u_N=gap_by_position[position_T],
+            group_N=np.repeat(np.arange(20), 240),
+        )
+        early, late, steady = position_drift._drift(sample)
+        return early.value, late.value, steady
+
+    early, late, steady = drift(np.exp(np.arange(240) / 100))
+    assert early < late and steady > 0.99
+    assert abs(drift(np.exp(-np.abs(np.arange(240) - 119.5) / 100))[2]) < 0.1
+    assert drift(np.ones(240)) == (1.0, 1.0, 0.0)

@@ -12,6 +12,7 @@ import pytest
 from mismatch_cli.metrics.correlation import SAMPLE_TOKENS, SampledSpearman
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.profiles import _largest
 from mismatch_cli.metrics.summary import MismatchSummary
 
 
@@ -183,3 +184,11 @@ def test_spearman_of_a_long_trace_uses_a_sample(random_batch) -> None:
     found, q, p = _spearman(random_batch, seed=3, responses=1500, longest=100, gap=0.5)
     assert len(q) > 2 * SAMPLE_TOKENS
     assert found == pytest.approx(np.corrcoef(_ranks(q), _ranks(p))[0, 1], abs=0.01)
+
+
+def test_a_shard_without_a_finite_divergence_leaves_the_largest_of_the_others():
+    """Nothing has no largest value; it is neither 0 nor infinite."""
+    value_N = np.array([0.2, 0.7, 0.4])
+    assert _largest(value_N, None) == 0.7
+    assert _largest(value_N, np.array([True, False, True])) == 0.4
+    assert _largest(value_N, np.zeros(3, dtype=bool)) == -np.inf

@@ -265,3 +265,12 @@ def test_equal_tensors_say_how_far_two_float32_implementations_are_apart():
     assert [weight_sync._prove_equal(mu, off_by(gap)) for gap in (3e-5, 1e-4)] == ["proven"] * 2
     with pytest.raises(MismatchError, match="weight sync failed"):
         weight_sync._prove_equal(mu, off_by(2e-4))
+
+
+def test_the_share_that_changed_is_that_of_the_step_before_a_check(tmp_path, monkeypatch):
+    """Checks are three steps apart; what the engine had just before is kept for each."""
+    monkeypatch.setattr("mismatch_cli.rl.run.steps_between_checks", lambda *_: 3)
+    seen = run(tmp_path / "run", **LOWER | {"steps": 6, "learning_rate": 1e-3})
+    shares = {r["step"]: r["rounding"]["weights_changed"] for r in seen if "rounding" in r}
+    assert list(shares) == [1, 2, 3, 6]
+    assert all(shares[step] > 0.2 for step in (2, 3, 6))
