@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,3 +200,14 @@ def test_one_set_is_evaluated_as_before(tmp_path):
     found = evaluate(made, 3)
     made.close()
     assert list(found["eval"]) == ["four"] and found["eval"]["four"] == found["eval_accuracy"]
+
+
+def test_before_the_first_step_each_set_is_named_where_there_are_several(monkeypatch):
+    said: list[str] = []
+    a_run: Any = SimpleNamespace(say=said.append, write=lambda _: None, save=lambda _: None)
+    for sets in ({"math": 0.25}, {"math": 0.25, "words": 0.75}):
+        found = {"eval_accuracy": 0.5, "eval": sets}
+        monkeypatch.setattr("mismatch_cli.rl.evaluation.evaluate", lambda *_, found=found: found)
+        evaluate_before(a_run)
+    first = "Accuracy before the first step: 0.500"
+    assert said == [first, f"{first} (math 0.250, words 0.750)"]
