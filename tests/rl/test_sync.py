@@ -273,4 +273,5 @@ def test_the_share_that_changed_is_that_of_the_step_before_a_check(tmp_path, mon
     seen = run(tmp_path / "run", **LOWER | {"steps": 6, "learning_rate": 1e-3})
     shares = {r["step"]: r["rounding"]["weights_changed"] for r in seen if "rounding" in r}
     assert list(shares) == [1, 2, 3, 6]
+    assert len({shares[step] for step in (2, 3, 6)}) == 3, "one is that of an earlier step"
     assert all(shares[step] > 0.2 for step in (2, 3, 6))

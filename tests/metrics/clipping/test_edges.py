@@ -295,3 +295,11 @@ def test_smaller_recordings_and_own_k():
     )
     # k = 1 with replacement is binary
     assert found["algorithms"][1]["blocked"] == found["algorithms"][2]["blocked"]
+
+
+def test_a_cap_is_compared_and_subtracted_in_float32():
+    """1.1 is 1.0996 in float16; r = 2 and 1, both kept."""
+    batch = simple([[-1.0, -1.0]], [[-1.0 + np.log(2.0), -1.0]], [1.0])
+    found = result_of(batch, needs=PLAIN, algorithms=[find("pg-tis:cap=1.1")])
+    (row,) = found["algorithms"]
+    assert row["lost"]["capped"]["value"] == pytest.approx((2 - np.float32(1.1)) / 3, rel=1e-6)
