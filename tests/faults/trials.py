@@ -23,7 +23,8 @@ import pytest
 from tests import warm
 from tests.faults.operators import ROOT, Fault
 
-_LEAST_SECONDS, _TIMES_EXPECTED = 60.0, 5.0
+# A busy machine is several times slower than at the recording.
+_LEAST_SECONDS, _TIMES_EXPECTED = 300.0, 10.0
 
 
 @dataclass(frozen=True)
