@@ -99,7 +99,7 @@ def _warm_python() -> _WarmPython:
     return _WarmPython()
 
 
-def _import_what_is_slow() -> None:
+def import_what_is_slow() -> None:
     from mismatch_cli.torch_settings import prepare_imports
 
     prepare_imports()
@@ -117,7 +117,7 @@ def _import_what_is_slow() -> None:
 
 
 def _fork_on_demand() -> None:
-    _import_what_is_slow()
+    import_what_is_slow()
     codes: dict[int, str] = {}
     pending = b""
     while True:

@@ -62,10 +62,6 @@ class Fault:
     stop: int
     code: str
 
-    @property
-    def operator(self) -> str:
-        return self.name.split(":")[2]
-
     def planted(self, source: bytes) -> bytes:
         return source[: self.start] + self.code.encode() + source[self.stop :]
 

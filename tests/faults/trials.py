@@ -84,8 +84,7 @@ class Trial:
         late = time.monotonic() > self._until
         if not ended and not late:
             return None
-        with suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
+        self.kill()
         if not ended:
             os.waitpid(self._pid, 0)
         self._copy.write(self.fault.path, self._sound)
@@ -96,12 +95,17 @@ class Trial:
         seconds = time.monotonic() - self._started
         return Verdict(self.fault.name, outcome, by, len(self._tests), seconds)
 
+    def kill(self) -> None:
+        """End the tests, with whatever they started in their session."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+
 
 def run_trials(
     planned: Sequence[tuple[Fault, Sequence[str], float]], at_a_time: int
 ) -> Iterator[Verdict]:
     """The verdicts of faults with their tests and the seconds that these take, as they come."""
-    warm._import_what_is_slow()
+    warm.import_what_is_slow()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         idle = [Copy(Path(folder) / str(i)) for i in range(at_a_time)]
         waiting = list(reversed(planned))
@@ -120,8 +124,7 @@ def run_trials(
                 time.sleep(0.05)
         finally:
             for trial in running:
-                with suppress(ProcessLookupError):
-                    os.killpg(trial._pid, signal.SIGKILL)
+                trial.kill()
 
 
 def _run_tests(folder: Path, log: Path, tests: Sequence[str]) -> None:
