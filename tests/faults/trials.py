@@ -89,6 +89,8 @@ class Trial:
             os.waitpid(self._pid, 0)
         self._copy.write(self.fault.path, self._sound)
         code = os.waitstatus_to_exitcode(status) if ended else None
+        if code == pytest.ExitCode.USAGE_ERROR and "not found:" in self._log.read_text("utf-8"):
+            raise LookupError("A test is gone: first `python -m tests.faults record`.")
         survived = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         outcome = "hung" if code is None else "survived" if survived else "killed"
         by = "" if survived else _who_failed(self._log)
@@ -142,7 +144,7 @@ def _run_tests(folder: Path, log: Path, tests: Sequence[str]) -> None:
         ]:
             del sys.modules[name]
         sys.path.insert(0, str(folder))
-        quiet = ["-x", "-q", "-p", "no:cacheprovider", "--timeout", "300"]
+        quiet = ["-x", "-q", "-p", "no:cacheprovider", "--timeout", "300", "-m", "not slow"]
         code = pytest.main([*quiet, *(f"{folder}/{test}" for test in tests)])
     finally:
         sys.stdout.flush()
