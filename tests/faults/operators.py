@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "mismatch_cli"
@@ -28,6 +29,15 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.IsNot: (ast.Is,),
     ast.In: (ast.NotIn,),
     ast.NotIn: (ast.In,),
+}
+# Operators with two sides, each with the one in its place.
+_SWAPPED: dict[type[ast.AST], tuple[str, Any]] = {
+    ast.Add: ("sign", ast.Sub),
+    ast.Sub: ("sign", ast.Add),
+    ast.BitAnd: ("mask", ast.BitOr),
+    ast.BitOr: ("mask", ast.BitAnd),
+    ast.And: ("condition", ast.Or),
+    ast.Or: ("condition", ast.And),
 }
 _OPPOSITES = {
     "min": "max", "minimum": "maximum", "amin": "amax", "argmin": "argmax", "any": "all",
@@ -142,8 +152,6 @@ def _that_run(node: ast.AST) -> list[ast.AST]:
             return list(node.body)
         case ast.AnnAssign():
             return [node.value] if node.value is not None else []
-        case ast.Subscript(ctx=ast.Load()):
-            return [node.value, node.slice]
         case ast.keyword(arg="dim" | "axis"):
             return []
         case ast.Call(keywords=keywords):
@@ -151,8 +159,6 @@ def _that_run(node: ast.AST) -> list[ast.AST]:
             values = [k.value for k in axes if _integer(k.value) is not None]
             return [*(_Axis(value) for value in values), *ast.iter_child_nodes(node)]
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
-            return []
-        case _Axis():
             return []
         case _:
             return list(ast.iter_child_nodes(node))
@@ -195,22 +201,14 @@ def _alternatives(node: ast.expr) -> Iterator[tuple[str, str]]:
         case ast.UnaryOp(op=ast.USub() | ast.Invert() | ast.Not()):
             operator = "sign" if isinstance(node.op, ast.USub) else "mask"
             yield operator, _code(node.operand)
-        case ast.BinOp(op=ast.Add() | ast.Sub()):
-            if not _joins_texts(node):
-                changed = copy.deepcopy(node)
-                changed.op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
-                yield "sign", _code(changed)
         case ast.BinOp(op=ast.Mult() | ast.Div() | ast.FloorDiv() | ast.Pow()):
             yield "factor", _code(node.left)
-        case ast.BinOp(op=ast.BitAnd() | ast.BitOr()):
-            if not _joins_texts(node):
+        case ast.BinOp() | ast.BoolOp() if type(node.op) in _SWAPPED:
+            if isinstance(node, ast.BoolOp) or not _joins_texts(node):
+                operator, other = _SWAPPED[type(node.op)]
                 changed = copy.deepcopy(node)
-                changed.op = ast.BitOr() if isinstance(node.op, ast.BitAnd) else ast.BitAnd()
-                yield "mask", _code(changed)
-        case ast.BoolOp():
-            changed = copy.deepcopy(node)
-            changed.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-            yield "condition", _code(changed)
+                changed.op = other()
+                yield operator, _code(changed)
         case ast.IfExp():
             yield "condition", _code(ast.IfExp(node.test, node.orelse, node.body))
         case ast.Call():

@@ -29,7 +29,7 @@ class Recorder:
     """Switches coverage.py's context at every phase of every test, and notes their seconds."""
 
     def __init__(self, folder: Path) -> None:
-        self._base = folder / f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+        self._base = folder / os.environ.get("PYTEST_XDIST_WORKER", "main")
         rooms = [f"{PACKAGE / room}/*" for room in ROOMS]
         self._coverage = Coverage(data_file=f"{self._base}.db", include=rooms, config_file=False)
         self._seconds: dict[str, float] = defaultdict(float)

@@ -18,7 +18,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.folder import claimed, report_folder, run_folder, training_folder
 from mismatch_cli.recording.ours import foreign_in, remove_results, results_in
-from mismatch_cli.trace.drafts import MARK, NEW, RUN
+from mismatch_cli.trace.drafts import NEW, RUN
 from mismatch_cli.trace.files import replacing_folder
 from tests.leftovers import leave_draft
 
@@ -379,10 +379,6 @@ def test_drafts_of_processes_that_are_gone_are_removed_in_the_run_and_in_its_own
     """
     folder = tmp_path / "run"
     places = [folder / "trace", folder / RUN / NEW / "trace"]
-    left = [place / f".shard-0.parquet.0a1b2c3d{MARK}.part" for place in places]
-    for draft in left:
-        draft.mkdir(parents=True)
-        (draft / MARK).touch()
-        (draft / "half").write_text("x")
+    left = [leave_draft(place, "shard-0.parquet") for place in places]
     with claimed(folder, lambda: None):
         assert not any(draft.exists() for draft in left)

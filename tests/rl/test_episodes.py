@@ -108,12 +108,13 @@ def test_the_game_is_learnt_far_above_chance(learnt):
     """A model that ignores the environment's replies earns at most 1/3, and 1/90 by chance."""
     before, *lines = numbers(learnt)
     assert before["eval_accuracy"] < 0.15 and lines[0]["turns"] < 1.4
-    # On episodes that training never one_step
+    # On episodes that training never played
     assert lines[-1]["eval_accuracy"] > 0.6 and lines[-1]["turns"] > 2.4
     assert max(line["reward"] for line in lines[-3:]) > 0.7
     assert {line["sync"] for line in lines} == {"proven"} and lines[0]["mismatch"][
         "abs_dp_mean"
     ] < 1e-6
+    assert mismatch_cli.open(learnt / "traces" / "step-9").tokens["turn"].max() == 3
 
 
 def test_the_environments_tokens_are_masked_in_the_trace(one_step):

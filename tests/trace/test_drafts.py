@@ -20,6 +20,7 @@ from mismatch_cli.recording.folder import claimed
 from mismatch_cli.trace.drafts import draft, files_in, remove_unfinished
 from mismatch_cli.trace.files import replacing, replacing_entries, replacing_folder, write_named
 from tests.leftovers import leave_draft
+from tests.tiers import at_night
 
 OLD = {
     "trace/a": "old",
@@ -79,15 +80,10 @@ NEW: dict[Callable[[Path], None], dict[str, str]] = {
 
 @pytest.mark.parametrize(
     "action",
-    [
-        pytest.param(action, marks=() if action is replace_file else pytest.mark.slow)
-        for action in NEW
-    ],
+    [replace_file, *at_night(*(action for action in NEW if action is not replace_file))],
     ids=lambda action: action.__name__,
 )
-@pytest.mark.parametrize(
-    "before", [OLD, pytest.param({}, marks=pytest.mark.slow)], ids=["over an older one", "new"]
-)
+@pytest.mark.parametrize("before", [OLD, *at_night({})], ids=["over an older one", "new"])
 def test_one_of_the_two_is_complete_whenever_a_kill_or_a_failure_comes(action, before, tmp_path):
     folder, users = tmp_path / "run", USERS if before else {}
     after = NEW[action] if before else {k: v for k, v in NEW[action].items() if v == "new"}

@@ -25,6 +25,7 @@ from mismatch_cli.report.plots._svg import to_svg
 from mismatch_cli.studies.clipping import ClippingPlotData
 from tests.looped import looped
 from tests.report.plots.drawing import PAPER, check_texts, drawn
+from tests.tiers import at_night
 
 PLOTS = list(plots_of(ClippingPlotData.STUDY))
 STYLES = [WIDE, NARROW]
@@ -111,9 +112,7 @@ def cases() -> dict[str, tuple[list[Algorithm], bool]]:
 
 
 @pytest.mark.parametrize("name", cases())
-@pytest.mark.parametrize(
-    "style", [pytest.param(STYLES[0], marks=pytest.mark.slow), STYLES[1]], ids=["wide", "narrow"]
-)
+@pytest.mark.parametrize("style", [*at_night(STYLES[0]), STYLES[1]], ids=["wide", "narrow"])
 def test_draws_any_number_of_algorithms(
     name: str, style: Style, tokens: Any, data_of: Callable[..., ClippingPlotData]
 ) -> None:
