@@ -97,9 +97,17 @@ def is_reserved(typed: bool | Callable[[Any], bool], value: Any) -> bool:
 
 
 def check_typed(context: Any) -> None:
-    """A `UsageError` for what only the command line may set, if a file or a variable sets it."""
+    """A `UsageError` for what only the command line may set, if a file or a variable sets it, and
+    for a key without a flag that is typed.
+    """
     reserved = getattr(context.command.callback, "reserved", {})
     for known in context.command.params:
+        source = context.get_parameter_source(known.name)
+        if getattr(known, "hidden", False) and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(
+                f"{key_of(known)} has no flag. Write {key_of(known)} = … into a file, and name it "
+                "with --config."
+            )
         value, place = context.params.get(known.name), place_of(context, known)
         if place and is_reserved(reserved.get(known.name, False), value):
             flag = max(known.opts, key=len)

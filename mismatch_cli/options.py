@@ -29,9 +29,9 @@ BELOW_1: dict[str, Any] = {
 }
 
 
-def setting(default: Any, help: str, flag: str | None = None, **about: Any) -> Any:
+def setting(default: Any, help: str, flag: str | bool | None = None, **about: Any) -> Any:
     """A field of a dataclass, or a parameter of a command, with a flag of its name, or with the
-    given `flag`.
+    given `flag`; without one if that is False: then only a file or a variable sets it.
 
     A default that is a function is called if nothing is given, and `--help` shows no default. `about` is any of
     `least` (and `why`), `valid` with `wanted`: what the value must be;
@@ -291,9 +291,8 @@ def _parameter(name: str, hint: Any, about: Mapping[str, Any]) -> inspect.Parame
         option = typer.Argument(**{"show_default": False, **typed})
     else:
         typed.setdefault("metavar", _metavar(hint, about))
-        option = typer.Option(
-            about["flag"] or _flag(name), *filter(None, [about.get("short")]), **typed
-        )
+        names = about["flag"] or _flag(name), *filter(None, [about.get("short")])
+        option = typer.Option(*names, hidden=about["flag"] is False, **typed)
     unset = about["unset"]
     return inspect.Parameter(
         name,

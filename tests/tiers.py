@@ -11,6 +11,7 @@ although its tests pass: a new slow test takes its time from others, or is marke
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
@@ -50,7 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
     line = [sys.executable, "-m", "pytest", "-n", str(options.workers)]
     line += ["--dist", "loadfile", "--no-loadscope-reorder", "--durations", "20"]
     try:
-        code = subprocess.run([*line, *selection(options.name), *for_pytest], cwd=ROOT).returncode
+        code = subprocess.run(
+            [*line, *selection(options.name), *for_pytest], cwd=ROOT, env=environment()
+        ).returncode
     except KeyboardInterrupt:
         return 130
     used = cpu_seconds_of_children()
@@ -74,6 +77,11 @@ def paths(part: str) -> list[str]:
     if part == "house":
         return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_*.py"))
     return [f"tests/{folder}" for folder in PARTS[part]]
+
+
+def environment() -> dict[str, str]:
+    """Ours, but the bytecode of tests and package is kept: hundreds of processes import them."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def at_night(*values: Any) -> list[Any]:

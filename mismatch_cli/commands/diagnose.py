@@ -30,6 +30,13 @@ def command(
         "which side is at fault.",
         metavar="MODEL",
     ),
+    reading_tokens: int | None = setting(
+        None,
+        "Tokens that --trainer-model may read again in search of a misreading; by default 8 times "
+        "those of the responses.",
+        flag=False,
+        min=1,
+    ),
     nproc: int = NPROC,
     sharded: bool = SHARDED,
     common: Annotated[Diagnosing, saying("output", show_default="diagnosis, in the run or here")],
@@ -67,7 +74,11 @@ def command(
         found = shown.opened(traces, f"No trace named: diagnosing {BUNDLED}")
         ranks = Ranks(world, sharded)
         analyse = partial(
-            analyse_diagnosis, earlier_model=earlier_model, trainer_model=trainer_model, ranks=ranks
+            analyse_diagnosis,
+            earlier_model=earlier_model,
+            trainer_model=trainer_model,
+            reading_tokens=reading_tokens,
+            ranks=ranks,
         )
         if world.first:
             common.report(analyse, DiagnosisAnalysis.FORMAT, found, folder, "Reading")

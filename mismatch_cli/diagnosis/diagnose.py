@@ -21,7 +21,7 @@ _PACKAGE = "mismatch_cli.diagnosis.checks"
 COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
 _NO_GAP = 2e-5  # mean nats per token: float32 rounding, with nothing to explain
 _LEAST = 0.1  # of the gap: what explains less is not a cause
-_MOST = 0.5  # of the gap: what explains less is not a cause if the rest is far above the usual
+_MOST = 0.5  # of the gap: what explains less is not a cause if the rest is too large
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Unexplained:
 
 @dataclass(frozen=True)
 class Shares:
-    """The parts of the gap: explained by the faults found, usual for the precisions, and
+    """The parts of the gap: explained by what was found, expected without a fault, and
     unexplained.
     """
 
     explained: float
-    usual: float
+    expected: float
     unexplained: float
 
 
@@ -67,16 +67,16 @@ class Diagnosis:
 
     @property
     def faults(self) -> tuple[Finding, ...]:
-        """What is found and is not just a floor or tail of the precision; an unexplained gap
-        counts as a fault.
+        """What is found and is not just a floor or tail of the precision; what makes the gap
+        larger than expected is a fault, and so is a gap that stays unexplained.
         """
         stages = (*range(PRECISION_STAGE), UNEXPLAINED_STAGE)
-        return tuple(f for f in self.found if _stage(f.check) in stages)
+        return tuple(f for f in self.found if _stage(f.check) in stages or f.beyond_expected)
 
     @property
     def first_cause(self) -> Finding | None:
-        """The finding that explains most, unless the gap is far above the usual and remains
-        mostly unexplained.
+        """The finding that explains most, unless the gap is too large and remains mostly
+        unexplained.
         """
         causes = [f for f in self.found if _stage(f.check) < FLOOR_STAGE]
         too_large = any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found)
@@ -98,16 +98,26 @@ class Diagnosis:
 
     @property
     def shares(self) -> Shares:
-        """What the faults found explain, and what is left: within the usual range, and beyond
-        it.
+        """What the faults found explain, and what is left: as expected, and beyond that."""
+        left, nats = min(1.0, self.unexplained.share), self.unexplained.nats
+        high = self.evidence.expected.high
+        expected = left if nats <= high else left * high / nats
+        return Shares(1 - left, expected, left - expected)
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the gap that is left is as expected, or too large beyond doubt."""
+        unexplained = any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found)
+        return unexplained or self.unexplained.nats <= self.evidence.expected.high
+
+    @property
+    def is_at_own_scale(self) -> bool:
+        """Whether the gap was judged by what the trace itself shows, or is none to speak of.
+
+        The range of other models is too wide to clear a trace within it.
         """
-        left, nats, high = (
-            min(1.0, self.unexplained.share),
-            self.unexplained.nats,
-            self.evidence.usual.high,
-        )
-        usual = left if nats <= high else left * high / nats
-        return Shares(1 - left, usual, left - usual)
+        expected = self.evidence.expected
+        return expected.of_this_trace or self.evidence.gap.value <= max(_NO_GAP, expected.low)
 
     @property
     def cleared(self) -> frozenset[str]:
@@ -229,15 +239,13 @@ class _Weighing:
             waiting.remove(strongest.check)
             if (
                 self._explained(undone) * self._total >= _MOST * total_gap
-                and present.gap.value <= present.usual.high
+                and present.gap.value <= present.expected.high
             ):
-                break  # what is left is usual, or cannot be undone
+                break  # what is left is as expected, or cannot be undone
         self._demote([self.answers[name] for name in waiting], "explains only {share} of the gap")
         largest = self._explained(undone[:1]) * self._total
         if undone and largest < _MOST * total_gap and present.gap_is_too_large:
-            self._demote(
-                undone, "explains only {share} of the gap, and the rest is far above the usual"
-            )
+            self._demote(undone, "explains only {share} of the gap, and the rest is too large")
             return evidence
         return present
 
@@ -247,7 +255,7 @@ class _Weighing:
 
     def tails(self, evidence: Evidence) -> Evidence:
         """Run the checks for a few tokens with most of the gap; they count only if the rest is
-        as usual.
+        as expected.
         """
         faults = [
             f
@@ -265,7 +273,7 @@ class _Weighing:
             if without.gap_is_too_large:
                 self._demote(
                     [self.answers[name]],
-                    "explains {share} of the gap; the rest is far above the usual",
+                    "explains {share} of the gap; the rest is too large",
                 )
             else:
                 evidence = without

@@ -27,8 +27,10 @@ from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample, SampleCollector
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.lattice import Lattice
+from mismatch_cli.metrics.own_scale import OwnScale
 from mismatch_cli.metrics.pairs import Pair
-from mismatch_cli.verdict.reference import Family, Usual, family, usual_gap
+from mismatch_cli.verdict.expected import Expected, expected_gap
+from mismatch_cli.verdict.sides import Family, family
 
 Status = Literal["found", "clear", "untested"]
 Row = tuple[str, float | int | str | None]  # a figure with its label
@@ -41,7 +43,8 @@ class Finding:
     `effect` is the size of the fault, in the unit `measure`. `left_N` is what undoing the fault
     leaves of log π − log μ on each token that counts, in nats (NaN where it cannot be repaired and
     the token is dropped). `explains`, the share of the sample's Σ|log π − log μ| that this removes,
-    is computed from it in the same way for every check, so checks leave it empty. `evidence` holds
+    is computed from it in the same way for every check, so checks leave it empty. What noise or a tail
+    adds is a fault where the gap is `beyond_expected` and without it is not. `evidence` holds
     labelled figures; `reason` says why a check was not possible or does not count, `needs` what to
     type to make it possible.
     """
@@ -58,6 +61,7 @@ class Finding:
     change: str = ""
     left_N: np.ndarray | None = None
     explains: float | None = None
+    beyond_expected: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         values = {
@@ -82,6 +86,7 @@ class Evidence:
     sample: Sample
     counts: Counts
     lattice: Lattice
+    scale: OwnScale
     own_columns: OwnColumns
     copies: Copies
     heads: Heads
@@ -110,10 +115,11 @@ class Evidence:
         """Mean |log π − log μ| over the tokens that count, nats."""
         return mean_over_prompts(np.abs(self.sample.d_N), self.sample.group_N)
 
-    @property
-    def usual(self) -> Usual:
-        """The usual gap for the trace's precisions, nats."""
-        return usual_gap(self.about)
+    @cached_property
+    def expected(self) -> Expected:
+        """The gap that the trace would have without a fault, nats."""
+        step = None if self.model is None else self.model.logit_step
+        return expected_gap(self.about, self.scale, self.lattice.result(), step, self.gap.value)
 
     @property
     def family(self) -> Family:
@@ -122,14 +128,21 @@ class Evidence:
 
     @property
     def gap_is_too_large(self) -> bool:
-        """Whether the gap is far above the usual for the trace's precisions, by two standard
-        errors.
+        """Whether the gap is larger than expected, by two standard errors."""
+        return self.gap.value - self._doubt > self.expected.high
+
+    @property
+    def resolution(self) -> float:
+        """The gap above which it is too large, nats per token: two standard errors above what is
+        expected.
         """
+        return self.expected.high + self._doubt
+
+    @property
+    def _doubt(self) -> float:
+        """Two standard errors of the gap; half of it for too few prompts."""
         gap = self.gap
-        return bool(
-            gap.value - (2 * gap.error if np.isfinite(gap.error) else gap.value / 2)
-            > self.usual.far_above
-        )
+        return 2 * gap.error if np.isfinite(gap.error) else gap.value / 2
 
 
 class Limits(NamedTuple):
@@ -145,13 +158,20 @@ class Gathering(Accumulator):
 
     SETTINGS = ("pair",)
 
-    def __init__(self, pair: Pair, limits: Limits = Limits()) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        limits: Limits = Limits(),
+        temperatures: tuple[float, float] = (1.0, 1.0),
+    ) -> None:
+        """`temperatures`: of the reference policy and of the current one."""
         self.pair, self.counts, self.lattice, self.own_columns = (
             pair,
             Counts(),
             Lattice(),
             OwnColumns(),
         )
+        self.scale = OwnScale(pair, temperatures)
         self.sample, self.heads = (
             SampleCollector(pair, limit=limits.sample),
             HeadCollector(pair, limit=limits.heads),
@@ -174,10 +194,21 @@ class Gathering(Accumulator):
         self.sample.update(batch, table.column("prompt_ids").combine_chunks())
         for gaps in token_gaps(batch, self.pair):
             self.lattice.update(gaps)
+            self.scale.update(gaps)
 
     def evidence(
         self, sampling: Mapping[str, Any], about: Mapping[str, Any] | None = None
     ) -> Evidence:
         """The evidence gathered, with what the manifest says."""
-        whole = (self.counts, self.lattice, self.own_columns, self.copies, self.heads.result())
-        return Evidence(self.pair, self.sample.result(), *whole, sampling, about or {})
+        return Evidence(
+            self.pair,
+            self.sample.result(),
+            self.counts,
+            self.lattice,
+            self.scale,
+            self.own_columns,
+            self.copies,
+            self.heads.result(),
+            sampling,
+            about or {},
+        )

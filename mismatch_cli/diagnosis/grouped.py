@@ -91,10 +91,10 @@ def slope_over_prompts(
     x_N: np.ndarray, y_N: np.ndarray, group_N: np.ndarray
 ) -> tuple[float, float]:
     """The least-squares slope of y on x through the origin, and its standard error over groups
-    of prompts.
+    of prompts: infinite for too few.
     """
-    slope, error, groups = _ratio(*_sums(group_N, x_N * y_N, x_N * x_N))
-    return (slope, error) if groups else (float("nan"), error)
+    slope, error, _ = _ratio(*_sums(group_N, x_N * y_N, x_N * x_N))
+    return slope, error
 
 
 def is_share_above(

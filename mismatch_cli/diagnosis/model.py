@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from mismatch_cli.scoring.trainer import Trainer
 
 _RESPONSES = 128  # to score
-_FEW = 8  # of them, to try hypotheses on
+_FEW = 8  # of their shorter half, to try hypotheses on
+_TIMES_SAMPLE = 8  # the budget of all readings together, of the tokens of one
 _TOKEN_BUDGET = 8192
 _SUPPORT = ("temperature", "top_p", "top_k", "min_p")
 Key = tuple[int, int, int]
@@ -65,6 +66,10 @@ def rounded_to(dtype: str) -> Hypothesis:
     return Hypothesis(f"weights in {dtype}", changed=changed)
 
 
+class BudgetSpent(Exception):
+    """Another reading would take more tokens than all of them together may."""
+
+
 class ModelAtHand:
     """A model, and the sample's responses that it scores: up to 128, the same ones under every
     hypothesis.
@@ -76,8 +81,10 @@ class ModelAtHand:
         prompts: Mapping[Key, list[int]],
         load: Callable[[], Trainer],
         ranks: Ranks = ALL_HERE,
+        budget: int | None = None,
     ) -> None:
-        """`prompts`: ids by step, prompt and sample; `load` is called for the first hypothesis.
+        """`prompts`: ids by step, prompt and sample; `load` is called for the first hypothesis;
+        `budget`: tokens that all readings may take, by default eight times those of the responses.
 
         All ranks must try the same hypotheses in the same order; each scores a part of the
         responses.
@@ -86,19 +93,53 @@ class ModelAtHand:
             np.linspace(0, sample.num_responses - 1, _RESPONSES).astype(int)
         ).tolist()
         self.rows = [s for s in spread if prompts.get(_key(sample, s))]
-        self.few = self.rows[:: max(1, len(self.rows) // _FEW)][:_FEW]
         self._sample, self._prompts, self._load, self._ranks = sample, prompts, load, ranks
         self._scored: dict[tuple[str, bool], np.ndarray] = {}
+        shorter = sorted(self.rows, key=lambda s: self._tokens([s]))[
+            : max(_FEW, len(self.rows) // 2)
+        ]
+        self.few = sorted(shorter[:: max(1, len(shorter) // _FEW)][:_FEW])
+        self.budget = budget or _TIMES_SAMPLE * self._tokens(self.rows)
+        self.spent = 0  # tokens read
 
     def logp_T(self, hypothesis: Hypothesis = AS_RECORDED, few: bool = False) -> np.ndarray:
         """log π of the sample's tokens under a hypothesis, nats, float64; NaN = not scored.
 
-        `few`: of eight responses only, to try many hypotheses.
+        `few`: of eight responses only, to try many hypotheses; `BudgetSpent` if there is nothing
+        left for that. A reading of all is the last step of a search, and always made.
         """
         key = (hypothesis.name, few)
         if key not in self._scored:
-            self._scored[key] = self._score(hypothesis, self.few if few else self.rows)
+            rows = self.few if few else self.rows
+            cost = self._tokens(rows)
+            if few and self.spent + cost > self.budget:
+                raise BudgetSpent
+            self.spent += cost
+            self._scored[key] = self._score(hypothesis, rows)
         return self._scored[key]
+
+    @cached_property
+    def logit_step(self) -> float:
+        """The mean step that bfloat16 has at the size of the sampled tokens' logits, nats: from
+        their raw logits in a few responses.
+        """
+        import torch
+
+        steps = []
+        for s in self.few:
+            prompt = self._prompts[_key(self._sample, s)]
+            response = self._sample.response_ids_T[list(self._sample.spans())[s]]
+            ids = torch.tensor([[*prompt, *response.tolist()]], device=self._trainer.model.device)
+            with torch.no_grad():
+                logits_TV = self._trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+            logit_T = logits_TV.float().gather(1, ids[0, len(prompt) :, None])[:, 0].cpu().numpy()
+            steps.append(2.0 ** (np.floor(np.log2(np.maximum(np.abs(logit_T), 1e-3))) - 7))
+        return float(np.concatenate(steps).mean()) if steps else 0.0
+
+    def _tokens(self, rows: Sequence[int]) -> int:
+        """How many tokens a reading of these responses takes, with their prompts."""
+        prompts = sum(len(self._prompts[_key(self._sample, s)]) for s in rows)
+        return prompts + int(self._sample.length_S[list(rows)].sum())
 
     @property
     def longest_prompt(self) -> int:
@@ -142,6 +183,7 @@ def model_at_hand(
     sampling: Mapping[str, Any],
     traces: Sequence[Trace],
     ranks: Ranks = ALL_HERE,
+    budget: int | None = None,
 ) -> ModelAtHand:
     """A model from a folder or the hub, with the dtype and sampler settings of the trace's
     trainer.
@@ -168,7 +210,7 @@ def model_at_hand(
             sharding=ranks.sharding,
         )
 
-    return ModelAtHand(sample, _prompts_of(sample, traces), load, ranks)
+    return ModelAtHand(sample, _prompts_of(sample, traces), load, ranks, budget)
 
 
 def _prompts_of(sample: Sample, traces: Sequence[Trace]) -> dict[Key, list[int]]:

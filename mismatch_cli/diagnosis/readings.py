@@ -13,11 +13,12 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.diagnosis.model import AS_RECORDED, Hypothesis, ModelAtHand
+from mismatch_cli.diagnosis.model import AS_RECORDED, BudgetSpent, Hypothesis, ModelAtHand
 from mismatch_cli.diagnosis.sample import Sample
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Readings:
 
     def __init__(self, sample: Sample, model: ModelAtHand) -> None:
         self._sample, self._model, self._d_T = sample, model, sample.logp_T - sample.logq_T
+        self.is_cut_short = False  # whether the budget ended before all hypotheses were tried
 
     @cached_property
     def side(self) -> str | None:
@@ -68,6 +70,14 @@ class Readings:
         return far if near < _AGREES * self._cost(self._d_T) and near < costs[far] else None
 
     @property
+    def budget_spent(self) -> str:
+        """Why not every hypothesis was tried."""
+        return (
+            f"the budget of {self._model.budget:,} tokens ended before every reading was tried: "
+            f"--config FILE.toml with reading-tokens = {2 * self._model.budget}"
+        )
+
+    @property
     def as_recorded(self) -> Reading | None:
         """The model's own numbers instead of the trainer's, if those do not match the model."""
         if self.side != "trainer":
@@ -77,12 +87,17 @@ class Readings:
 
     @cached_property
     def positions(self) -> Reading | None:
-        """Another base or scaling of RoPE, with a search between the usual factors."""
-        between = (
+        """Another base or scaling of RoPE, with a search between the usual factors where one of
+        them helps.
+        """
+        if self.side is None:
+            return None
+        listed = positions_of(self._model.config)
+        searches = (
             self._between(scaled_positions, FACTORS),
             self._between(scaled_base, BASE_FACTORS),
         )
-        return self._best([*positions_of(self._model.config), *between])
+        return self._best(chain(listed, *searches))
 
     @cached_property
     def padding(self) -> Reading | None:
@@ -115,31 +130,42 @@ class Readings:
     def _few_cost(self, hypothesis: Hypothesis) -> float:
         return self._cost(self._left_T(hypothesis, few=True), few=True)
 
-    def _between(self, make: Callable[[float], Hypothesis], factors: Sequence[float]) -> Hypothesis:
-        """The best factor near the best of these: a ternary search on the logarithm between its
-        neighbours.
+    def _between(
+        self, make: Callable[[float], Hypothesis], factors: Sequence[float]
+    ) -> Iterator[Hypothesis]:
+        """A ternary search on the logarithm between the neighbours of the best of these factors;
+        none if it does not help.
         """
         costs = [self._few_cost(make(factor)) for factor in factors]
         at = int(np.argmin(costs))
+        if costs[at] >= self._few_cost(AS_RECORDED):
+            return
         low, high = (np.log(factors[i]) for i in (max(0, at - 1), min(len(factors) - 1, at + 1)))
         for _ in range(_STEPS):
             left, right = low + (high - low) / 3, high - (high - low) / 3
-            if self._few_cost(make(float(np.exp(left)))) < self._few_cost(
-                make(float(np.exp(right)))
-            ):
+            pair = [make(float(np.exp(third))) for third in (left, right)]
+            yield from pair
+            if self._few_cost(pair[0]) < self._few_cost(pair[1]):
                 high = right
             else:
                 low = left
-        return min((make(factors[at]), make(float(np.exp((low + high) / 2)))), key=self._few_cost)
+        yield make(float(np.exp((low + high) / 2)))
 
     def _best(self, hypotheses: Iterable[Hypothesis]) -> Reading | None:
-        """The hypothesis that fits a few responses best, if it fits them well enough, and then
-        all.
+        """The hypothesis that fits a few responses best, of those that the budget allows, if it
+        fits them well enough, and then all.
         """
         if self.side is None:
             return None
-        best = min(hypotheses, key=self._few_cost)
-        if self._few_cost(best) > _PROMISES * self._cost(self._d_T, few=True):
+        best, least = AS_RECORDED, _PROMISES * self._cost(self._d_T, few=True)
+        try:
+            for hypothesis in hypotheses:
+                cost = self._few_cost(hypothesis)
+                if cost <= least:
+                    best, least = hypothesis, cost
+        except BudgetSpent:
+            self.is_cut_short = True
+        if best is AS_RECORDED:
             return None
         left_T = self._left_T(best, few=False)
         left = self._cost(left_T) / self._cost(self._d_T)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.hashing import hash_keys, prompt_groups
+from mismatch_cli.hashing import GROUPS, hash_keys, prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.pairs import Pair
 
@@ -107,6 +107,25 @@ class Sample:
     @cached_property
     def group_N(self) -> np.ndarray:
         return self.group_S[self.response_T[self.kept]]
+
+    @cached_property
+    def half_G(self) -> np.ndarray:
+        """0 or 1 for each prompt group, for what is fitted on one half and used on the other.
+
+        Groups are dealt by their tokens, the largest first, to the half that has fewer.
+        """
+        count_G = np.bincount(self.group_N, minlength=GROUPS)
+        half_G = np.zeros(GROUPS, dtype=np.int64)
+        tokens = [0, 0]
+        for group in np.argsort(-count_G, kind="stable").tolist():
+            half_G[group] = int(tokens[1] < tokens[0])
+            tokens[half_G[group]] += int(count_G[group])
+        return half_G
+
+    @property
+    def half_N(self) -> np.ndarray:
+        """The half of each token that counts."""
+        return np.asarray(self.half_G[self.group_N])
 
     @cached_property
     def u_N(self) -> np.ndarray:

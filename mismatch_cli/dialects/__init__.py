@@ -19,7 +19,14 @@ import numpy as np
 
 from mismatch_cli import registry
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.dialects._line import COMPARES, UPDATE, Line, Moments, Quantity
+from mismatch_cli.dialects._line import (
+    COMPARES,
+    UPDATE,
+    Line,
+    Moments,
+    Quantity,
+    leaves_out_untrained,
+)
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import OVERFLOW
 from mismatch_cli.metrics.gap_table import METRICS
@@ -94,6 +101,10 @@ _READ = (
     *_VERSIONS,
 )
 _NOT_DEFINED = "not defined for these tokens: too few, or none that it applies to"
+_NO_ADVANTAGE = (
+    "it leaves out responses whose advantages are all 0, and here all are: every group of a "
+    "prompt has equal rewards"
+)
 
 
 @dataclass(frozen=True)
@@ -253,7 +264,9 @@ def _reading(line: Line, found: tuple[_Group, _Seen] | None) -> Reading:
     if value == float("inf"):
         return Reading(line, None, OVERFLOW)
     if seen.tokens:
-        return Reading(line, None, _NOT_DEFINED)
+        # Seen, but none of them is trained on
+        no_advantage = any(map(leaves_out_untrained, line.quantities))
+        return Reading(line, None, _NO_ADVANTAGE if no_advantage else _NOT_DEFINED)
     columns = [f"logp_{policy}" for policy in COMPARES[line.pair]] + [
         name.rpartition("_")[0] for name in line.needs
     ]

@@ -141,6 +141,12 @@ def included(gaps: TokenGaps, empty: bool = True) -> np.ndarray:
     return (gaps.responses.length_S > 0) | (masked_in_S == 0)
 
 
+def leaves_out_untrained(quantity: Quantity) -> bool:
+    """Whether responses whose advantages are all 0 are left out."""
+    tokens = quantity.tokens if isinstance(quantity, ResponseMeans) else quantity
+    return isinstance(tokens, Tokens) and tokens.trained
+
+
 def _trained_S(gaps: TokenGaps) -> np.ndarray | None:
     """Which responses have a nonzero advantage; None without advantages."""
     advantage_N = gaps.column("advantage_T")

@@ -27,7 +27,8 @@ from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.registry import alternatives
 from mismatch_cli.studies.study import Study
 from mismatch_cli.verdict.assess import assess, status
-from mismatch_cli.verdict.reference import family, precision, reference, usual_gap
+from mismatch_cli.verdict.reference import reference, usual_gap
+from mismatch_cli.verdict.sides import family, precision
 from mismatch_cli.verdict.suspects import suspects, unrecorded
 
 OWN = "mismatch"  # the framework name for the metrics of `report`
@@ -124,7 +125,6 @@ class Quoted:
         where = (
             "below" if self.value < usual.low else "within" if self.value <= usual.high else "above"
         )
-        where = "far above" if self.value > usual.far_above else where
         return {
             "who": usual.who,
             "low": usual.low,

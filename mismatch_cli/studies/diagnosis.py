@@ -21,6 +21,7 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, subject_of
 from mismatch_cli.trace.reader import RowGroup, Trace
+from mismatch_cli.verdict.sides import temperatures_of
 from mismatch_cli.verdict.suspects import Suspect, suspects
 from mismatch_cli.workers import ALONE, Workers
 from mismatch_cli.workers.portions import Portion
@@ -38,7 +39,7 @@ UNEXPLAINED = "unexplained-gap"
 class DiagnosisAnalysis(Study):
     """A diagnosis with its traces; what the figures draw."""
 
-    STUDY, FORMAT, VERSION = "diagnosis", "mismatch-cli diagnosis", 2
+    STUDY, FORMAT, VERSION = "diagnosis", "mismatch-cli diagnosis", 3
 
     traces: Sequence[Trace]
     diagnosis: Diagnosis
@@ -118,7 +119,7 @@ class DiagnosisAnalysis(Study):
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints and `summary.json` holds; documented in docs/json/diagnose.md."""
         diagnosis, sample = self.diagnosis, self.sample
-        usual = diagnosis.evidence.usual
+        expected = diagnosis.evidence.expected
         return {
             "format": self.FORMAT,
             "version": self.VERSION,
@@ -133,7 +134,7 @@ class DiagnosisAnalysis(Study):
             "unexplained": {
                 "nats": diagnosis.unexplained.nats,
                 "share": diagnosis.unexplained.share,
-                "usual": {"who": usual.who, "low": usual.low, "high": usual.high},
+                "expected": asdict(expected) | {"resolution": diagnosis.evidence.resolution},
             },
             "shares": asdict(diagnosis.shares),
             "suspects": [
@@ -163,10 +164,11 @@ class _Gathering:
 
     pair: Pair
     limits: Limits
+    temperatures: tuple[float, float]
     columns: ClassVar[None] = None
 
     def begin(self, _portion: Portion) -> Gathering:
-        return Gathering(self.pair, self.limits)
+        return Gathering(self.pair, self.limits, self.temperatures)
 
     def read(self, found: Gathering, _portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
@@ -176,11 +178,11 @@ class _Gathering:
 class _Narrowing:
     """The pass over each portion, limited by what earlier portions gathered."""
 
-    def __init__(self, pair: Pair) -> None:
-        self.pair, self.limits = pair, Limits()
+    def __init__(self, pair: Pair, temperatures: tuple[float, float]) -> None:
+        self.pair, self.limits, self.temperatures = pair, Limits(), temperatures
 
     def __call__(self, _portion: Portion) -> _Gathering:
-        return _Gathering(self.pair, self.limits)
+        return _Gathering(self.pair, self.limits, self.temperatures)
 
     def after(self, gathered: Iterator[Gathering]) -> None:
         """A limit that one of the earlier portions set applies to all later ones."""
@@ -195,10 +197,10 @@ def gather(
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> Evidence:
     """Read traces once, in memory independent of their length."""
-    asked = _Narrowing(PAIRS[pairs_in(traces)[0]])
+    about = traces[0].manifest
+    asked = _Narrowing(PAIRS[pairs_in(traces)[0]], temperatures_of(about))
     with executor(workers, traces) as reader:
         found = reader.reduced(reader.portions, asked, on_responses, asked.after)
-    about = traces[0].manifest
     evidence = found.evidence(about.get("config", {}).get("sampling") or {}, about)
     if not evidence.sample.counts_T.any():
         raise MismatchError(
@@ -213,6 +215,7 @@ def analyse_diagnosis(
     earlier_model: str | None = None,
     trainer_model: str | None = None,
     *,
+    reading_tokens: int | None = None,
     workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
     ranks: Ranks = ALL_HERE,
@@ -227,7 +230,9 @@ def analyse_diagnosis(
     evidence: Evidence = ranks.world.told(read)  # type: ignore[assignment]  # read by the first rank
 
     def at_hand(path: str) -> ModelAtHand:
-        return model_at_hand(path, evidence.sample, evidence.sampling, traces, ranks)
+        return model_at_hand(
+            path, evidence.sample, evidence.sampling, traces, ranks, reading_tokens
+        )
 
     if trainer_model is not None:
         evidence = replace(evidence, model=at_hand(trainer_model))

@@ -18,7 +18,9 @@ from mismatch_cli.studies.limits import (
     DIAGNOSIS,
     FACTORS,
     FAULTS,
+    LEADING,
     OF_BASELINE,
+    OF_EXPECTED,
     OF_FLOOR,
     WHOLE_INTERVAL,
     Limit,
@@ -38,6 +40,7 @@ class Found:
     low: float | None = None
     high: float | None = None
     floor: float | None = None
+    expected: float | None = None  # the largest value without a fault
     pair: str = ""
     why: str = ""
     # What the value consists of, for the sentence that says why a limit does not hold
@@ -46,14 +49,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Check:
-    """A limit with its measurement; `reason` says why it does not hold."""
+    """A limit with its measurement; `reason` says why it does not hold or cannot be judged."""
 
     limits: str  # the name of its set
     limit: Limit
     found: Found
     # The bound as a value of the metric; for a factor, as a distance from agreement
     allowed: float | None
-    reference: float | None  # the floor's or the baseline's value
+    reference: float | None  # the floor's, the baseline's or the expected value
     reason: str = ""
 
     @property
@@ -64,6 +67,13 @@ class Check:
     def known(self) -> bool:
         """Whether there was a value to compare with the limit."""
         return self.allowed is not None and self.found.value is not None
+
+    @property
+    def status(self) -> str:
+        """`holds`, `exceeded` or, without a value, `unjudged`."""
+        if self.holds:
+            return "holds"
+        return "exceeded" if self.known else "unjudged"
 
 
 class Findable(Protocol):
@@ -107,8 +117,10 @@ class Measurement:
             )
         found = pairs[name]["metrics"][limit.metric]
         parts = {part: found.get(part) for part in ("value", "low", "high", "floor")}
+        is_judged = limit.metric == LEADING and name == next(iter(pairs))
         return Found(
             **parts,
+            expected=self.summary["expected"]["high"] if is_judged else None,
             pair=name,
             why="" if found["value"] is not None else found["note"] or NOT_MEASURED,
         )
@@ -145,12 +157,10 @@ def check_limits(
 def _check(name: str, limit: Limit, measured: Findable, baseline: Findable | None) -> Check:
     found = measured.find(limit)
     if found.value is None:
-        return Check(
-            name, limit, found, None, None, f"{found.why}; a limit without a measurement fails"
-        )
+        return Check(name, limit, found, None, None, found.why)
     reference, why = _reference(limit, found, baseline)
     if why:
-        return Check(name, limit, found, None, None, f"{why}; a limit without a comparison fails")
+        return Check(name, limit, found, None, None, why)
     allowed = _allowed(limit, reference)
     value, low, high = _comparable(limit, found)
     below = limit.bound in ("min", "max_below_baseline")
@@ -179,6 +189,9 @@ def _reference(limit: Limit, found: Found, baseline: Findable | None) -> tuple[f
             found.floor,
             "the trace has no noise floor (--noise-responses)" if found.floor is None else "",
         )
+    if limit.bound == OF_EXPECTED:
+        why = f"what is expected of the {found.pair} pair is not known"
+        return found.expected, why if found.expected is None else ""
     return None, ""
 
 
@@ -189,6 +202,8 @@ def _allowed(limit: Limit, reference: float | None) -> float:
         return reference + limit.threshold
     if limit.bound == "max_below_baseline":
         return reference - limit.threshold
+    if limit.bound == OF_EXPECTED:
+        return limit.threshold * reference
     distance = abs(reference - limit.agreement)
     if limit.bound == OF_FLOOR:
         distance = max(distance, FLOOR_RESOLUTION)  # anything below is indistinguishable from zero
@@ -248,7 +263,16 @@ class GateResult(Study):
 
     @cached_property
     def failed(self) -> list[Check]:
-        return [check for check in self.checks if not check.holds]
+        """What does not hold, and after it what could not be judged: neither opens a gate."""
+        return self.exceeded + self.unjudged
+
+    @property
+    def exceeded(self) -> list[Check]:
+        return [check for check in self.checks if check.status == "exceeded"]
+
+    @property
+    def unjudged(self) -> list[Check]:
+        return [check for check in self.checks if check.status == "unjudged"]
 
     @cached_property
     def partial(self) -> list[dict[str, Any]]:
@@ -274,22 +298,32 @@ class GateResult(Study):
         return not self.failed and not self.refused
 
     @property
+    def status(self) -> str:
+        """`passed`, `failed`, or `unjudged` if no limit is exceeded but some have no value."""
+        if self.passed:
+            return "passed"
+        return "failed" if self.exceeded or self.refused else "unjudged"
+
+    @property
     def verdict(self) -> str:
         """Whether it passed, and why."""
-        return f"{'Passed' if self.passed else 'Failed'}: {self.reason}"
+        words = {"passed": "Passed", "failed": "Failed", "unjudged": "Could not be judged"}
+        return f"{words[self.status]}: {self.reason}"
 
     @property
     def reason(self) -> str:
-        """How many limits hold, or which do not, and why the traces are refused."""
+        """How many limits hold, which do not or have no value, and why the traces are refused."""
         total = len(self.checks)
         if self.passed:
             return f"{total} of {total} limits hold." if total > 1 else "The limit holds."
         said = []
-        if self.failed:
-            named = "; ".join(f"{subject(check)} {check.limit.text}" for check in self.failed)
-            verb = "do" if len(self.failed) > 1 else "does"
-            which = f"{len(self.failed)} of {total} limits" if total > 1 else "The limit"
-            said.append(f"{which} {verb} not hold: {named}.")
+        if self.exceeded:
+            named = "; ".join(f"{subject(check)} {check.limit.text}" for check in self.exceeded)
+            verb = "do" if len(self.exceeded) > 1 else "does"
+            said.append(f"{_of(self.exceeded, total)} {verb} not hold: {named}.")
+        if self.unjudged:
+            named = "; ".join(f"{subject(check)}: {check.reason}" for check in self.unjudged)
+            said.append(f"{_of(self.unjudged, total)} could not be judged: {named}.")
         if self.refused:
             said.append(f"{self.refused}.")
         return " ".join(said)
@@ -304,11 +338,16 @@ class GateResult(Study):
             if self.baseline
             else None,
             "passed": self.passed,
+            "status": self.status,
             "verdict": self.verdict,
             "partial": self.partial,
             "allow_partial": self.allow_partial,
             "checks": [row_of(check) for check in self.checks],
         }
+
+
+def _of(checks: Sequence[Check], total: int) -> str:
+    return f"{len(checks)} of {total} limits" if total > 1 else "The limit"
 
 
 def frameworks_of(sets: Sequence[LimitSet]) -> list[str]:
@@ -344,7 +383,8 @@ def measured_text(check: Check) -> str:
 
 def limit_text(check: Check) -> str:
     """The bound in words; a relative bound with its reference."""
-    name = "noise" if "floor" in check.limit.bound else "baseline"
+    bound = check.limit.bound
+    name = {OF_FLOOR: "noise", OF_EXPECTED: "expected"}.get(bound, "baseline")
     start = "" if check.reference is None else f"; {name} {_number(check, check.reference)}"
     how = " (95 % sure)" if check.limit.decide == WHOLE_INTERVAL else ""
     return f"{check.limit.text.replace('floor', 'noise')}{start}{how}"
@@ -369,7 +409,7 @@ def row_of(check: Check) -> dict[str, Any]:
         "metric": limit.metric,
         **{key: getattr(found, key) for key in ("pair", "value", "low", "high")},
         **{key: getattr(limit, key) for key in ("bound", "threshold", "decide")},
-        **{key: getattr(check, key) for key in ("reference", "allowed", "holds")},
+        **{key: getattr(check, key) for key in ("reference", "allowed", "holds", "status")},
         "reason": check.reason or None,
         "source": limit.source,
         "why": limit.why,

@@ -26,11 +26,13 @@ _BOUNDS = {  # in words
     "max": "≤ {}",
     "min": "≥ {}",
     "max_times_floor": "≤ {} × floor",
+    "max_times_expected": "≤ {} × expected",
     "max_times_baseline": "≤ {} × baseline",
     "max_above_baseline": "≤ baseline + {}",
     "max_below_baseline": "≥ baseline − {}",
 }
-OF_FLOOR = "max_times_floor"
+OF_FLOOR, OF_EXPECTED = "max_times_floor", "max_times_expected"
+LEADING = "abs_d_mean"  # what is expected of a trace without a fault is known of it
 OF_BASELINE = ("max_times_baseline", "max_above_baseline", "max_below_baseline")
 FACTORS = (OF_FLOOR, "max_times_baseline")  # of a distance from agreement
 _WORDS = ("pair", "decide", "source", "why")
@@ -178,6 +180,8 @@ def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
         raise UsageError(f"{where} is {threshold!r}, but must be a number. Example: max = 0.015")
     if bound not in ("max", "min") and threshold < 0:
         raise UsageError(f"{where} is {threshold:g}, but cannot be negative. Use 0 or more.")
+    if bound == OF_EXPECTED and metric != LEADING:
+        raise UsageError(f"{where}: what is expected is known of {LEADING} only. Use max or min.")
     of_catalog = METRICS.get(metric)
     if of_catalog is None:
         if bound == OF_FLOOR:

@@ -5,7 +5,7 @@ tables need.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import exp, inf
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
 from mismatch_cli.metrics.lattice import Lattice
+from mismatch_cli.metrics.own_scale import OwnScale
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.route_flips import COLUMNS as ROUTE_COLUMNS
 from mismatch_cli.metrics.route_flips import Routing
@@ -36,7 +37,9 @@ from mismatch_cli.studies.study import (
 from mismatch_cli.studies.support import Support
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
-from mismatch_cli.verdict.assess import assess
+from mismatch_cli.verdict.assess import LEADING, assess
+from mismatch_cli.verdict.expected import Expected, expected_gap
+from mismatch_cli.verdict.sides import temperatures_of
 from mismatch_cli.verdict.suspects import Suspect, suspects
 from mismatch_cli.workers import ALONE, Workers
 from mismatch_cli.workers.portions import Portion
@@ -115,6 +118,7 @@ class MismatchAnalysis(Study):
     floor: MismatchSummary
     scatter: ScatterSample
     lattice: Lattice
+    scale: OwnScale
     routing: Routing
     unscored_responses: int
 
@@ -144,12 +148,19 @@ class MismatchAnalysis(Study):
             "floor": floor,
             "routing": self._routing,
             "lattice": [vars(line) for line in self.lattice.result()],
+            "expected": asdict(self.expected),
             "worst": _worst(self.worst),
         }
         return summary | {
             "verdict": assess(summary),
             "suspects": [found.to_json() for found in self._suspects],
         }
+
+    @property
+    def expected(self) -> Expected:
+        """The gap of the first pair that the traces would have without a fault, nats."""
+        gap = self.pairs[self.main_pair.name].estimates()[LEADING].value
+        return expected_gap(self.manifest, self.scale, self.lattice.result(), gap=gap)
 
     def exploration(self, responses: int) -> Exploration | None:
         """The tokens of the first responses, and which of them two algorithms would block."""
@@ -191,10 +202,12 @@ class Measurement(Accumulator):
     worst tokens.
     """
 
-    def __init__(self, pairs: Sequence[str]) -> None:
+    def __init__(self, pairs: Sequence[str], temperatures: tuple[float, float]) -> None:
+        """`temperatures`: of the rollout and of the trainer."""
         self.pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs}
         self.floor = MismatchSummary(PAIRS["floor"])
         self.scatter, self.lattice, self.routing = ScatterSample(), Lattice(), Routing()
+        self.scale = OwnScale(PAIRS[pairs[0]], temperatures)
         self.worst: dict[int, WorstTokens] = {}  # by the number of the trace
         self.unscored_responses = 0
 
@@ -204,7 +217,7 @@ class Measurement(Accumulator):
         if not any(summary.pair.measured_in(batch) for summary in self.pairs.values()):
             self.unscored_responses += batch.num_responses
             return
-        main.update(batch, self.scatter, worst, self.lattice, self.routing)
+        main.update(batch, self.scatter, worst, self.lattice, self.routing, self.scale)
         for summary in [*others, self.floor]:
             summary.update(batch)
 
@@ -215,10 +228,11 @@ class _Measuring:
 
     pairs: tuple[str, ...]
     worst: int
+    temperatures: tuple[float, float]
     columns: ClassVar[Sequence[str]] = COLUMNS
 
     def begin(self, portion: Portion) -> Measurement:
-        found = Measurement(self.pairs)
+        found = Measurement(self.pairs, self.temperatures)
         found.worst[portion.trace] = WorstTokens(self.worst)
         return found
 
@@ -238,7 +252,7 @@ def analyse(
     pooled.
     """
     check_poolable(traces)
-    asked = _Measuring(tuple(pairs_in(traces)), worst)
+    asked = _Measuring(tuple(pairs_in(traces)), worst, temperatures_of(traces[0].manifest))
     found = read_through(traces, asked, workers, on_responses)
     if not any(summary.exact.counts.tokens for summary in found.pairs.values()):
         raise MismatchError(
@@ -251,6 +265,7 @@ def analyse(
         found.floor,
         found.scatter,
         found.lattice,
+        found.scale,
         found.routing,
         found.unscored_responses,
     )

@@ -13,7 +13,9 @@ from typing import Any
 
 from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE, FEW_PROMPTS
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.verdict.reference import Bar, Measured, family, precision, reference
+from mismatch_cli.verdict.expected import Expected, sentence, standing
+from mismatch_cli.verdict.reference import Bar, Measured, reference
+from mismatch_cli.verdict.sides import family, precision
 
 LEADING = "abs_d_mean"  # compared with the floor
 _NORMAL_P95 = 1.959964  # of |x| for a standard normal distribution
@@ -38,6 +40,7 @@ def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
         "pair": main["pair"],
         **kind,
         "floor": _above_floor(main["metrics"], summary.get("floor")),
+        "expected": _expected(main["metrics"], summary.get("expected")),
         "tail": _tail(main),
         "bars": bars,
         "measured": _nearest(main["metrics"], kind),
@@ -155,6 +158,21 @@ def _above_floor(
     return row
 
 
+def _expected(
+    metrics: Mapping[str, Any], expected: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """The mean |d| beside what the traces would have without a fault; None if there is no gap."""
+    gap = _Number.of(metrics, LEADING)
+    if expected is None or gap is None:
+        return None
+    range_ = Expected(**expected)
+    return {
+        "value": gap.value,
+        "standing": standing(gap.value, range_),
+        "sentence": sentence(gap.value, range_),
+    }
+
+
 def _tail(pair: Mapping[str, Any]) -> dict[str, Any] | None:
     """k3 compared with what a normal distribution with the same p95 of |d| gives; None if the bulk
     explains it.
@@ -217,6 +235,8 @@ _WORDS = {
 def sentences(verdict: Mapping[str, Any]) -> Iterator[str]:
     """A verdict in words, sentence by sentence."""
     yield _floor_sentence(verdict["floor"])
+    if (expected := verdict["expected"]) is not None:
+        yield expected["sentence"]
     yield from _limit_sentences(verdict["bars"], verdict["pair"])
     if (tail := verdict["tail"]) is not None:
         yield _tail_sentence(tail["times"])

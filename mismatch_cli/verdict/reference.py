@@ -1,14 +1,13 @@
 """What others call healthy and what others measured, read from `reference.toml`."""
 
-import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-Family = Literal["dense", "moe", ""]
+from mismatch_cli.verdict.sides import Family, family, precision, sides_of_gap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +52,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Usual:
-    """The mean |Δlog p|, in nats, that a precision causes without any bug; `precision` is empty
-    if it is unknown.
+    """The mean |Δlog p|, in nats, of models measured so far without a fault.
+
+    `precision` is the coarsest of both sides, empty if it is unknown; `other`, the dtype of one
+    side, and `family` are empty where the row is for all.
     """
 
     precision: str
@@ -62,18 +63,8 @@ class Usual:
     low: float
     high: float
     source: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.low:g}–{self.high:g}"
-
-    @property
-    def far_above(self) -> float:
-        """Nats above which the trace's precisions alone do not explain the gap."""
-        return _FAR * self.high
-
-
-_FAR = 2.0  # times the upper end: the usual range comes from few models
+    other: str = ""
+    family: Family = ""
 
 
 @dataclass(frozen=True)
@@ -99,45 +90,17 @@ def _measured(row: dict[str, Any]) -> Measured:
     return Measured(**row) if value is None else Measured(**row, low=value, high=value)
 
 
-_EXPERTS = re.compile(
-    "moe|mixtral|gptoss|deepseekv[2-9]|qwen3next|llama4|dbrx|minimax|longcat|grok|arctic|kimi|step3",
-    re.IGNORECASE,
-)
-_EITHER = re.compile("nemotronh|jamba", re.IGNORECASE)  # architectures with and without experts
-_PRECISIONS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
-_COARSEST_FIRST = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32")
-_SIDES = ("rollout", "trainer", "recomputed")
-_DTYPES = ("dtype", "kv_cache_dtype", "quantization")
-
-
-def family(about: Mapping[str, Any]) -> Family:
-    """`moe` or `dense` from the number of experts or the architecture's name; empty if unknown."""
-    sides = list(_sides(about))
-    experts = [side["num_experts"] for side in sides if isinstance(side.get("num_experts"), int)]
-    if experts:
-        return "moe" if max(experts) > 1 else "dense"
-    names = [str(side["architecture"]) for side in sides if side.get("architecture")]
-    if any(_EXPERTS.search(name) for name in names):
-        return "moe"
-    return "dense" if names and not any(_EITHER.search(name) for name in names) else ""
-
-
-def precision(about: Mapping[str, Any]) -> str:
-    """The coarsest precision of weights, KV cache or quantisation on either side; empty if
-    unknown.
-    """
-    named = [str(side[key]).lower() for side in _sides(about) for key in _DTYPES if side.get(key)]
-    short = [_PRECISIONS.get(name, name) for name in named]
-    return next((known for known in _COARSEST_FIRST if any(known in name for name in short)), "")
-
-
-def _sides(about: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    return (about[name] for name in _SIDES if isinstance(about.get(name), Mapping))
-
-
 def usual_gap(about: Mapping[str, Any]) -> Usual:
-    """The usual gap of the coarsest precision on either side; of an unknown precision if the
-    manifest names none.
+    """The row for the precisions and the family of both sides: the one that says most of those
+    that fit.
     """
-    rows = {row.precision: row for row in reference().usual}
-    return rows.get(precision(about)) or rows[""]
+    narrowest, finest = precision(about), {side.dtype for side in sides_of_gap(about)}
+    fitting = [
+        row
+        for row in reference().usual
+        if row.precision == narrowest
+        and (not row.other or row.other in finest)
+        and row.family in ("", family(about))
+    ]
+    # Experts before the other side's dtype
+    return max(fitting, key=lambda row: (bool(row.family), bool(row.other)))

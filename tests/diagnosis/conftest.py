@@ -52,6 +52,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pool]:
         # The bundled trace names the model by its path in a checkout
         trace.__dict__["manifest"] = manifest
         found[name] = Pool.of(at_equal_weights(trace))
+        found[name].about = {side: dict(manifest[side]) for side in ("rollout", "trainer")}
         add_variants(found[name], trace, Path(tmp_path_factory.mktemp(name)), VARIANTS)
     return found
 
@@ -76,4 +77,4 @@ def judged(pool: Pool, pieces: int = 1) -> Diagnosis:
     table = pool.table()
     bounds = np.linspace(0, len(table), pieces + 1).astype(int)
     tables = [table.slice(a, b - a).combine_chunks() for a, b in itertools.pairwise(bounds)]
-    return diagnose(gather_tables(tables, PAIRS["mismatch"], {"temperature": 1.0}))
+    return diagnose(gather_tables(tables, PAIRS["mismatch"], {"temperature": 1.0}, pool.about))

@@ -95,8 +95,8 @@ def test_a_healthy_trace_has_no_fault(pools, pool):
     assert diagnosis.faults == ()
     assert {f.check for f in diagnosis.found} <= ({"logit-lattice"} if pool == "fp8-kv" else set())
     untested = {f.check for f in diagnosis.findings if f.status == "untested"}
-    # These need an earlier checkpoint, a manifest, or the model.
-    needing = {"stale-weights", "attention", "rounded-weights", *NEED_THE_MODEL}
+    # These need an earlier checkpoint, another manifest, or the model.
+    needing = {"stale-weights", "rounded-weights", *NEED_THE_MODEL}
     # Without a gap there is nothing to explain
     assert untested == (set() if pool == "float32" else needing)
 

@@ -79,11 +79,11 @@ def test_only_long_responses_can_be_far_and_they_alone_set_the_median():
         num_responses=len(lengths),
         u_N=mean_S[response_N],
     )
-    assert np.flatnonzero(heavy_tail._far_responses(sample)).tolist() == [2]
+    assert np.flatnonzero(heavy_tail._are_far_S(sample)).tolist() == [2]
     only_short = SimpleNamespace(
         response_T=np.zeros(7, dtype=int), kept=np.arange(7), num_responses=1, u_N=np.full(7, 9.0)
     )
-    assert not heavy_tail._far_responses(only_short).any()
+    assert not heavy_tail._are_far_S(only_short).any()
 
 
 def test_a_gap_that_rises_with_the_position_rises_steadily(rng):

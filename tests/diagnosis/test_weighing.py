@@ -19,8 +19,8 @@ FLOAT32 = {
     "rollout": {"dtype": "float32"},
     "trainer": {"dtype": "float32", "architecture": "Qwen3ForCausalLM"},
 }
-BF16 = {
-    "rollout": {"dtype": "bfloat16"},
+FP8 = {
+    "rollout": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     "trainer": {"dtype": "bfloat16", "architecture": "Qwen3ForCausalLM"},
 }
 
@@ -48,19 +48,23 @@ def test_stale_weights_that_explain_most_come_before_a_temperature(pools):
 
 
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize(("pool", "about"), [("float32", FLOAT32), ("fp8-kv", BF16)])
+@pytest.mark.parametrize(("pool", "about"), [("float32", FLOAT32), ("fp8-kv", FP8)])
 def test_other_weights_without_the_earlier_model_are_unexplained(pools, pool, about, alone):
     broken = whole(pools[pool])
     broken.use("weights0.1")
     diagnosis = judged(sampled_alone(broken) if alone else broken, about)
     assert diagnosis.first_cause is None
+    if alone and about is FP8:
+        # Sampled tokens alone do not show how coarse the logits are, and other models had this gap
+        assert diagnosis.faults == () and not diagnosis.is_at_own_scale
+        return
     assert [fault.check for fault in diagnosis.faults] == ["unexplained-gap"]
     assert diagnosis.unexplained.nats > 0.04 and diagnosis.unexplained.share == pytest.approx(1.0)
     assert "stale-weights" in [suspect.check for suspect in diagnosis.suspects]
-    assert "0.001–0.01" in diagnosis.faults[0].sentence or about is FLOAT32
+    assert "are expected of" in diagnosis.faults[0].sentence
 
 
-@pytest.mark.parametrize(("pool", "about"), [("float32", FLOAT32), ("fp8-kv", BF16)])
+@pytest.mark.parametrize(("pool", "about"), [("float32", FLOAT32), ("fp8-kv", FP8)])
 def test_top_p_seen_in_the_sampled_tokens_only_is_not_called_a_temperature(pools, pool, about):
     """The nucleus is cut from both sides' top 20; tokens outside were not sampled."""
     broken = whole(pools[pool])
@@ -90,12 +94,12 @@ def nucleus(topk_TK: np.ndarray, logp_T: np.ndarray, top_p: float) -> tuple[np.n
 def test_another_base_of_the_logarithm_is_not_called_a_temperature(pools):
     broken = whole(pools["fp8-kv"])
     broken.tokens["logp_trainer"] /= np.float32(np.log(2))
-    diagnosis = judged(sampled_alone(broken), BF16)
+    diagnosis = judged(sampled_alone(broken), FP8)
     assert "temperature" not in [finding.check for finding in diagnosis.found]
 
 
 def test_the_lattice_is_never_the_cause(pools):
-    diagnosis = judged(whole(pools["fp8-kv"]), BF16)
+    diagnosis = judged(whole(pools["fp8-kv"]), FP8)
     assert finding_of(diagnosis, "logit-lattice").status == "found"
     assert diagnosis.first_cause is None and diagnosis.faults == ()
 
@@ -118,24 +122,24 @@ def test_what_repair_leaves_of_spoiled_tokens_is_not_explained(pools, name):
     """No later check sees these tokens, but their own gap is still part of the whole."""
     broken = whole(pools["fp8-kv"])
     next(f for f in FAULTS if f.name == name).plant(broken, 1.0, np.random.default_rng(0))
-    diagnosis = judged(broken, BF16)
+    diagnosis = judged(broken, FP8)
     explained = sum(fault.explains for fault in diagnosis.faults)
     assert diagnosis.unexplained.share > 0 and diagnosis.shares.explained == pytest.approx(
         explained, abs=1e-9
     )
     assert (
-        diagnosis.shares.explained + diagnosis.shares.usual + diagnosis.shares.unexplained
+        diagnosis.shares.explained + diagnosis.shares.expected + diagnosis.shares.unexplained
         == pytest.approx(1)
     )
 
 
 def test_a_shift_of_every_response_leaves_the_gap_before_it(pools):
-    before = judged(whole(pools["fp8-kv"]), BF16).unexplained.nats
+    before = judged(whole(pools["fp8-kv"]), FP8).unexplained.nats
     broken = whole(pools["fp8-kv"])
     next(f for f in FAULTS if f.name == "shifted by one").plant(
         broken, 1.0, np.random.default_rng(0)
     )
-    after = judged(broken, BF16).unexplained
+    after = judged(broken, FP8).unexplained
     assert after.nats == pytest.approx(before, rel=0.2) and 0 < after.share < 0.2
 
 
@@ -143,30 +147,31 @@ def test_a_dense_model_has_no_experts_and_few_tokens_no_tail(pools):
     rng, fault = np.random.default_rng(0), next(f for f in FAULTS if f.name == "routing flips")
     broken = whole(pools["fp8-kv"])
     fault.plant(broken, 0.03, rng)
-    tail = finding_of(judged(broken, BF16), "heavy-tail")
+    tail = finding_of(judged(broken, FP8), "heavy-tail")
     assert tail.status == "found" and "expert" not in tail.cause + tail.change
-    unknown = finding_of(judged(broken, {}), "heavy-tail")
+    of_some_family = {"rollout": FP8["rollout"], "trainer": {"dtype": "bfloat16"}}
+    unknown = finding_of(judged(broken, of_some_family), "heavy-tail")
     assert "In a mixture of experts" in unknown.cause
-    few = judged(broken.take(np.arange(2)), BF16)
+    few = judged(broken.take(np.arange(2)), FP8)
     assert finding_of(few, "heavy-tail").status == "untested"
 
 
-def test_a_tail_of_tokens_is_where_a_far_too_large_gap_is_not_why(pools):
+def test_a_tail_of_tokens_that_makes_the_gap_too_large_is_a_fault(pools):
+    """Whatever the family: no precision moves a few tokens so far."""
     broken = whole(pools["float32"])
     next(f for f in FAULTS if f.name == "routing flips").plant(
         broken, 0.03, np.random.default_rng(0)
     )
-    diagnosis = judged(broken, FLOAT32)
-    assert diagnosis.first_cause is None
-    assert [fault.check for fault in diagnosis.faults] == ["unexplained-gap"]
-    assert diagnosis.suspects[0].check == "heavy-tail" and diagnosis.suspects[0].explains > 0.9
     experts = {"rollout": {"dtype": "float32", "num_experts": 8}, "trainer": {"dtype": "float32"}}
-    assert judged(broken, experts).first_cause.check == "heavy-tail"
+    for about in (FLOAT32, experts):
+        diagnosis = judged(broken, about)
+        assert [fault.check for fault in diagnosis.faults] == ["heavy-tail"]
+        assert diagnosis.first_cause.beyond_expected and diagnosis.first_cause.explains > 0.9
 
 
 def test_tiny_healthy_traces_have_no_cause(pools):
     rng = np.random.default_rng(1)
-    for name, about in (("float32", FLOAT32), ("fp8-kv", BF16)):
+    for name, about in (("float32", FLOAT32), ("fp8-kv", FP8)):
         pool = pools[name]
         for _ in range(15):
             prompts = rng.choice(np.unique(pool.rows["prompt_id"]), 6, replace=False)

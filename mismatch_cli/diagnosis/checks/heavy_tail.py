@@ -2,11 +2,14 @@
 sequences.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.grouped import is_share_above
 from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.numbers import things
 
 NAME, STAGE = "heavy-tail", 6
 TITLE = "A few tokens carry the gap"
@@ -32,60 +35,135 @@ _FEWEST, _FEWEST_FAR, _LONG = 3, 10, 8
 _FEW = 0.2  # of the tokens: more are not a tail
 _LEAST_SHARE = 0.2  # of Σ|d|, two standard errors below the share
 _FEWEST_TOKENS = 1000
+_MOST = 0.5  # of Σ|d|: a tail with less is not why the gap is too large
+
+
+@dataclass(frozen=True)
+class _Tail:
+    """Tokens that are far off, by themselves or in their responses."""
+
+    in_it_N: np.ndarray  # bool
+    count: int  # of tokens or responses
+    what: str
+    share: float  # of Σ|d|
+    fewest: int  # that are more than chance
+    left_N: np.ndarray  # log π − log μ with the gap of typical tokens in the tail
 
 
 def check(evidence: Evidence) -> Finding:
     """Measure the share of Σ|d| on tokens beyond 10 typical gaps, and on responses beyond 4
     times the median.
+
+    A tail without which the gap is as expected, and with which it is not, is a fault, however few
+    its tokens: no precision moves so few so far. A smaller one needs enough of them to be told from
+    chance.
     """
-    sample = evidence.sample
-    if len(sample.kept) < _FEWEST_TOKENS:
-        return untested(NAME, f"needs at least {_FEWEST_TOKENS} tokens to see a tail")
-    abs_d_N, total = np.abs(sample.d_N), float(np.abs(sample.d_N).sum())
-    far_N = abs_d_N > _FAR * sample.typical_N
-    tokens = float(abs_d_N[far_N].sum() / total) if total else 0.0
-    far_S = _far_responses(sample)
-    far_response_N = far_S[sample.response_T[sample.kept]]
-    responses = float(abs_d_N[far_response_N].sum() / total) if total else 0.0
+    sample, expected = evidence.sample, evidence.expected
+    by_tokens, by_responses = _far_tokens(sample), _far_responses(sample)
+    tail = by_responses if by_responses.share >= by_tokens.share else by_tokens
     rows = (
-        ("tokens beyond 10 typical gaps", int(far_N.sum())), ("share of Σ|Δlog p| on them", tokens),
-        ("responses beyond 4 times the median response", int(far_S.sum())),
-        ("share of Σ|Δlog p| in them", responses),
+        ("tokens beyond 10 typical gaps", by_tokens.count),
+        ("share of Σ|Δlog p| on them", by_tokens.share),
+        ("responses beyond 4 times the median response", by_responses.count),
+        ("share of Σ|Δlog p| in them", by_responses.share), *_values(sample, tail),
     )  # fmt: skip
-    share, measure = max(tokens, responses), "share of Σ|Δlog p| in the tail"
-    if responses >= tokens:
-        in_tail_N, count, fewest, what = far_response_N, int(far_S.sum()), _FEWEST, "responses"
-    else:
-        in_tail_N, count, fewest, what = far_N, int(far_N.sum()), _FEWEST_FAR, "tokens"
-    is_tail = count >= fewest and in_tail_N.mean() <= _FEW and share >= _SHARE
-    if not (is_tail and is_share_above(in_tail_N, abs_d_N, sample.group_N, _LEAST_SHARE)):
-        return Finding(NAME, "clear", share, measure, evidence=rows)
-    what = f"{count:,} {what}"
-    left_N = np.where(
-        in_tail_N, np.copysign(np.minimum(abs_d_N, sample.typical_N), sample.d_N), sample.d_N
-    )
-    cause, change = (
-        (CAUSE, CHANGE) if evidence.family == "dense" else (CAUSE + _EXPERTS, CHANGE + _REPLAY)
-    )
-    # only routing can make a few tokens differ so much that the whole gap is far above the usual
-    by_tokens = responses < tokens and evidence.family != "moe"
-    if by_tokens and evidence.gap.value > evidence.usual.far_above:
-        reason = f"{100 * share:.0f} % of the gap is on {what}: where it sits, not why"
-        return Finding(NAME, "clear", share, measure, evidence=rows, reason=reason, left_N=left_N)
-    sentence = f"{what} of the sample carry {100 * share:.0f} % of the gap."
+    measure = "share of Σ|Δlog p| in the tail"
+    is_few = bool(tail.in_it_N.any()) and tail.in_it_N.mean() <= _FEW
+    too_large = evidence.gap.value > expected.high
+    left = float(np.abs(tail.left_N).mean())
+    decides = is_few and tail.share >= _MOST and too_large and left <= expected.high
+    if not decides and len(sample.kept) < _FEWEST_TOKENS:
+        return untested(NAME, f"needs at least {_FEWEST_TOKENS} tokens to see a tail")
+    if not decides and not (is_few and _is_more_than_chance(sample, tail)):
+        return Finding(NAME, "clear", tail.share, measure, evidence=rows)
+    percent = f"{100 * tail.share:.0f} %"
+    # Only routing can make a few tokens differ so much that the gap is too large without them, too
+    if not decides and too_large and tail is by_tokens and evidence.family != "moe":
+        reason = f"{percent} of the gap is on {tail.what}: where it sits, not why"
+        return Finding(
+            NAME, "clear", tail.share, measure, evidence=rows, reason=reason, left_N=tail.left_N
+        )
+    sentence = f"{tail.what} of the sample carry {percent} of the gap."
+    if decides:
+        sentence = (
+            f"{tail.what} of the sample carry {percent} of the gap, which is {left:.2g} nats "
+            f"without them. {_in_words(sample, tail)}"
+        )
+    may_route = evidence.family != "dense"
     return Finding(
-        NAME, "found", share, measure, sentence, rows, cause=cause, change=change, left_N=left_N
+        NAME,
+        "found",
+        tail.share,
+        measure,
+        sentence,
+        rows,
+        cause=CAUSE + _EXPERTS * may_route,
+        change=CHANGE + _REPLAY * may_route,
+        left_N=tail.left_N,
+        beyond_expected=decides,
     )
 
 
-def _far_responses(sample: Sample) -> np.ndarray:
+def _far_tokens(sample: Sample) -> _Tail:
+    far_N = np.abs(sample.d_N) > _FAR * sample.typical_N
+    return _tail(sample, far_N, int(far_N.sum()), "token", _FEWEST_FAR)
+
+
+def _far_responses(sample: Sample) -> _Tail:
+    far_S = _are_far_S(sample)
+    far_N = far_S[sample.response_T[sample.kept]]
+    return _tail(sample, far_N, int(far_S.sum()), "response", _FEWEST)
+
+
+def _are_far_S(sample: Sample) -> np.ndarray:
     """Responses of at least 8 counted tokens whose mean normalised gap is far above the median
     response's.
     """
     response_N = sample.response_T[sample.kept]
     count_S = np.bincount(response_N, minlength=sample.num_responses)
-    mean_S = np.bincount(
-        response_N, weights=sample.u_N, minlength=sample.num_responses
-    ) / np.maximum(count_S, 1)
+    sum_S = np.bincount(response_N, weights=sample.u_N, minlength=sample.num_responses)
+    mean_S = sum_S / np.maximum(count_S, 1)
     long_S = count_S >= _LONG
-    return long_S & (mean_S > _FAR_RESPONSE * np.median(mean_S[long_S])) if long_S.any() else long_S
+    if not long_S.any():
+        return long_S
+    return np.asarray(long_S & (mean_S > _FAR_RESPONSE * np.median(mean_S[long_S])))
+
+
+def _tail(sample: Sample, in_it_N: np.ndarray, count: int, what: str, fewest: int) -> _Tail:
+    abs_d_N = np.abs(sample.d_N)
+    total = float(abs_d_N.sum())
+    typical_N = np.copysign(np.minimum(abs_d_N, sample.typical_N), sample.d_N)
+    return _Tail(
+        in_it_N,
+        count,
+        things(count, what),
+        float(abs_d_N[in_it_N].sum() / total) if total else 0.0,
+        fewest,
+        np.where(in_it_N, typical_N, sample.d_N),
+    )
+
+
+def _is_more_than_chance(sample: Sample, tail: _Tail) -> bool:
+    return (
+        tail.count >= tail.fewest
+        and tail.share >= _SHARE
+        and is_share_above(tail.in_it_N, np.abs(sample.d_N), sample.group_N, _LEAST_SHARE)
+    )
+
+
+def _values(sample: Sample, tail: _Tail) -> tuple[Row, ...]:
+    """The range of both sides' log-probabilities in the tail."""
+    if not tail.in_it_N.any():
+        return ()
+    rows: list[Row] = []
+    for name, logp_T in (("log μ", sample.logq_T), ("log π", sample.logp_T)):
+        logp_N = logp_T[sample.kept][tail.in_it_N]
+        rows += [(f"{name} in the tail, from", float(logp_N.min())), ("to", float(logp_N.max()))]
+    return tuple(rows)
+
+
+def _in_words(sample: Sample, tail: _Tail) -> str:
+    low_mu, high_mu, low_pi, high_pi = (value for _, value in _values(sample, tail))
+    return (
+        f"There log μ is {low_mu:.4g} to {high_mu:.4g} and log π is {low_pi:.4g} to {high_pi:.4g}."
+    )

@@ -22,8 +22,6 @@ CHANGE = (
     "it can make the gap larger."
 )
 SOURCE = "NeMo-RL PR 3936, TRL PR 4303 (ScaleRL), vLLM PR 24567, arXiv 2506.13585 (MiniMax-M1)"
-_SPACING = 2.0**-8  # nats: bfloat16 logits of at least 1/2 differ by multiples of it
-_TOLERANCE = 4e-6  # nats: accuracy of float32 log-probabilities down to −16
 _MOSTLY, _HARDLY = 0.6, 0.2
 _FEWEST = 200  # values
 # Of the fitted β: more than this stretches the grid of one side's logits
@@ -37,25 +35,19 @@ def check(evidence: Evidence) -> Finding:
 
     Rounded logits on both sides are bfloat16 noise, not a finding; on one side only they are.
     """
-    sample, temperature_rollout = evidence.sample, float(evidence.sampling.get("temperature", 1.0))
-    sides = {
-        "rollout": (sample.logq_T, sample.topk_logq_TK),
-        "trainer": (sample.logp_T, sample.topk_logp_TK),
-    }
+    sample, scale = evidence.sample, evidence.scale
     stored = {
-        side: _share_stored_in_bfloat16(logp_T[sample.kept]) for side, (logp_T, _) in sides.items()
+        "rollout": _share_stored_in_bfloat16(sample.logq_T[sample.kept]),
+        "trainer": _share_stored_in_bfloat16(sample.logp_T[sample.kept]),
     }
-    grid = {
-        side: None if topk_TK is None else _share_on_grid(topk_TK[sample.kept], temperature_rollout)
-        for side, (_, topk_TK) in sides.items()
-    }
+    grid = {"rollout": scale.reference.share_on_grid, "trainer": scale.current.share_on_grid}
     rows = tuple(
         [
             (f"{side}: share of log-probabilities that are bfloat16 numbers", share)
             for side, share in stored.items()
         ]
         + [
-            (f"{side}: share of logit differences on the bfloat16 grid", share)
+            (f"{side}: share of tokens whose logits are on a grid", share)
             for side, share in grid.items()
         ]
     )
@@ -75,20 +67,6 @@ def check(evidence: Evidence) -> Finding:
         sentence = f"The {side}'s logits are rounded to bfloat16 steps; the {other}'s are not."
         return Finding(NAME, "found", max(shares), "share on the grid, one side", sentence, rows)
     return Finding(NAME, "clear", min(shares), "share on the grid, both sides", evidence=rows)
-
-
-def _share_on_grid(logp_NK: np.ndarray, temperature: float) -> float | None:
-    """The share of logit differences between neighbouring ranks that are multiples of the step."""
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(np.diff(logp_NK.astype(np.float64), axis=1)) * temperature
-        deep = logp_NK[:, 1:] < -16
-    difference = difference[np.isfinite(difference) & ~deep & (difference > _SPACING / 2)]
-    if len(difference) < _FEWEST:
-        return None
-    steps = difference / _SPACING
-    return float(
-        (np.abs(steps - np.round(steps)) * _SPACING < _TOLERANCE * max(1.0, temperature)).mean()
-    )
 
 
 def _left_by_rounding(sample: Sample, sides: Sequence[str]) -> np.ndarray | None:

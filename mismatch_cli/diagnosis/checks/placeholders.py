@@ -20,6 +20,7 @@ SOURCE = "NeMo-RL PR 4218 (0.0 by default: ratio 4.8e4), verl-recipe dynamo (12 
 _FEWEST, _SHARE = 16, 1e-3
 _APART = 0.5  # nats between a placeholder and the other side's value
 _CERTAIN = -0.05  # nats: values above this repeat by chance
+_ALIKE = 0.25  # of the times that a value occurs: a placeholder occurs on one side only
 
 
 def check(evidence: Evidence) -> Finding:
@@ -58,11 +59,20 @@ def _most_suspicious(own_N: np.ndarray, other_N: np.ndarray) -> tuple[float, int
     value_V, value_index_N, count_V = np.unique(own_N, return_inverse=True, return_counts=True)
     gap_V = np.bincount(value_index_N, weights=np.abs(own_N - other_N), minlength=len(value_V))
     often_V = (count_V >= max(_FEWEST, _SHARE * len(own_N))) & (value_V < _CERTAIN)
-    suspicious_V = often_V & (gap_V > _APART * count_V)
+    # A choice between two tokens on a grid of logits has few values, on either side
+    alike_V = _times_V(value_V, other_N) >= _ALIKE * count_V
+    suspicious_V = often_V & ~alike_V & (gap_V > _APART * count_V)
     if not suspicious_V.any():
         return 0.0, 0
     worst = int(np.argmax(np.where(suspicious_V, gap_V, 0)))
     return float(value_V[worst]), int(count_V[worst])
+
+
+def _times_V(value_V: np.ndarray, other_N: np.ndarray) -> np.ndarray:
+    """How often each value occurs on the other side."""
+    sorted_N = np.sort(other_N)
+    first_V, last_V = (np.searchsorted(sorted_N, value_V, side) for side in ("left", "right"))
+    return np.asarray(last_V - first_V)
 
 
 _MOSTLY = 0.7  # of the placeholders that must be last tokens, or in runs, to be named so

@@ -34,6 +34,8 @@ def reading_finding(name: str, evidence: Evidence, kind: str, what: str) -> Find
     if readings.side is None:
         return Finding(name, "clear", reason="the model agrees with neither side, or with both")
     reading: Reading | None = getattr(readings, kind)
+    if reading is None and readings.is_cut_short:
+        return untested(name, readings.budget_spent)
     if reading is None:
         sentence = f"No {what} that was tried reproduces the {readings.side}'s numbers."
         return Finding(name, "clear", sentence=sentence)
@@ -52,14 +54,8 @@ MEASURE = "of the gap left"
 
 
 def readings_of(name: str, evidence: Evidence) -> Readings | Finding:
-    """How the model reads the responses; or the check's finding if there is no model, or no
-    reason to read again.
-    """
+    """How the model reads the responses; or the check's finding if there is no model."""
     if evidence.readings is None:
         reason = "needs the trainer's model to read the responses again"
         return untested(name, reason, needs="--trainer-model MODEL")
-    if evidence.gap.value < evidence.usual.high:
-        return Finding(
-            name, "clear", sentence="The gap is usual for these precisions: no need to read again."
-        )
     return evidence.readings

@@ -107,7 +107,7 @@ def _from_topk(sample: Sample) -> _Fit | None:
     nats, error = _contrast(x_M, q_M, y_M, sample.group_N[np.nonzero(ranks.usable_NK)[0]])
     left_N = sample.d_N.copy()
     for half in (0, 1):
-        own_N, other_N = sample.group_N % 2 == half, sample.group_N % 2 != half
+        own_N, other_N = sample.half_N == half, sample.half_N != half
         shift = _shift(ranks.rows(other_N))
         logq_N, seen_N = sample.logq_T[sample.kept][own_N], sample.seen_T[sample.kept][own_N]  # type: ignore[index]
         left_N[own_N] -= _predicted(ranks.rows(own_N), logq_N, seen_N, shift)
@@ -182,8 +182,8 @@ def _from_log_odds(sample: Sample) -> _Fit | None:
     sign = 1.0 if nats > 0 else -1.0
     moved_N = np.zeros(len(x_N))
     for half in (0, 1):
-        others = sign * (y_N - x_N)[usable_N & seen_N & (sample.group_N % 2 != half)]
-        moved_N[sample.group_N % 2 == half] = (
+        others = sign * (y_N - x_N)[usable_N & seen_N & (sample.half_N != half)]
+        moved_N[sample.half_N == half] = (
             max(float(np.quantile(others, _MOST)), 0.0) if len(others) else 0.0
         )
     left_N, mirrored_N = (_beyond(sample, x_N, seen_N, way * moved_N) for way in (sign, -sign))

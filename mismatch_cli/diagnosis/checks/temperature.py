@@ -10,6 +10,7 @@ import numpy as np
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import as_normal, slope_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.verdict.sides import temperatures_of, trainer_of
 
 NAME, STAGE = "temperature", 3
 CLEARS = (
@@ -26,7 +27,7 @@ CHANGE = (
     "log-probs); divide the trainer's logits by the rollout's temperature."
 )
 SOURCE = "vime 64, TRL 4159, NeMo-RL 902, tinker-cloud PR 26 (fitted 0.70)"
-_LEAST, _Z, _TAKES = 0.004, 6.0, 0.1
+_LEAST, _Z, _TAKES, _MAIN = 0.004, 6.0, 0.1, 0.25
 FEWEST = 200  # ids, or tokens
 DEEPEST = -12.0  # nats: rarer tokens carry little information and the most rounding
 _SPREAD = 6.0  # nats: unknown ids are as probable as possible, or this much less
@@ -38,7 +39,7 @@ _MOST_LOG_ODDS, _NEARLY_CERTAIN = 7.0, -1e-12  # beyond these, odds are mostly r
 
 def check(evidence: Evidence) -> Finding:
     """Fit π ∝ μ^β; β is the temperature of the rollout over that of the trainer, 1 if both are the
-    same.
+    same. Where the manifest names two, there is nothing to fit.
 
     With top-K log-probabilities β is the slope of log π on log μ among the ids of one token (whose
     differences are free of the normaliser); else the slope of the sampled tokens' log-odds. What β
@@ -47,9 +48,12 @@ def check(evidence: Evidence) -> Finding:
     noise fits both alike.
     """
     sample = evidence.sample
-    fit = _from_topk(sample) or _from_log_odds(sample)
+    stated = _stated(evidence)
+    fit = stated or _from_topk(sample) or _from_log_odds(sample)
     if fit is None:
         return untested(NAME, "too few tokens between certain and impossible")
+    if not np.isfinite(fit.error):
+        return untested(NAME, "too few prompts to know the error of a fit")
     z = (
         as_normal((fit.beta - 1) / fit.error, len(np.unique(sample.group_N)))
         if fit.error > 0
@@ -65,55 +69,87 @@ def check(evidence: Evidence) -> Finding:
     rows = (
         ("fitted β = T of the rollout / T of the trainer", fit.beta),
         ("its standard error over prompts, of the fit alone", fit.error),
-        ("fitted from", fit.source),
+        ("the same if all noise is the trainer's", fit.bounds[0]),
+        ("if all noise is the rollout's", fit.bounds[1]), ("fitted from", fit.source),
         ("temperature in the manifest", evidence.sampling.get("temperature", "unknown")),
+        ("the trainer's, if it is another", trainer_of(evidence.about).get("temperature", "the same")),
         ("share of the gap that β explains", takes), ("that 2 − β would explain", mirrored_takes),
     )  # fmt: skip
-    differs = (
-        abs(fit.beta - 1) > _LEAST and abs(z) > _Z and takes - max(mirrored_takes, 0.0) > _TAKES
+    # Of what rounding does not make for certain; noise and coarse caches flatten a distribution, too
+    least = max(_TAKES, _MAIN * (1 - (evidence.expected.share_by_grid or 0.0)))
+    explains = takes - max(mirrored_takes, 0.0) > least
+    is_certain = stated is not None or (
+        abs(fit.beta - 1) > _LEAST and abs(z) > _Z and not fit.may_be_noise
     )
-    if not differs or (not fit.topk and _differs_where_seen(sample)):
+    if not stated and not fit.topk and _differs_where_seen(sample):
+        is_certain = False
+    if not (is_certain and explains):
         return Finding(NAME, "clear", fit.beta, "fitted β", evidence=rows)
     shape = "flatter" if fit.beta > 1 else "sharper"
     sentence = (
         f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature "
         f"({shape})."
     )
+    if stated:
+        engine, trainer = temperatures_of(evidence.about)
+        sentence = f"The engine's temperature is {engine:g}, and the trainer's {trainer:g}."
     return Finding(NAME, "found", fit.beta, "fitted β", sentence, rows, left_N=left_N)
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """β of all prompts with its error, and of each half, for use on the other."""
+    """β of all prompts with its error, and of each half, for use on the other.
+
+    `bounds` are β if all noise is the trainer's, and if all of it is the rollout's.
+    """
 
     beta: float
     error: float
+    bounds: tuple[float, float]
     of_other_half: tuple[float, float]
     source: str
     topk: bool
 
+    @property
+    def may_be_noise(self) -> bool:
+        """Whether noise on one side, which flattens its distribution, would do as well."""
+        return min(self.bounds) <= 1 <= max(self.bounds)
+
+
+def _stated(evidence: Evidence) -> _Fit | None:
+    """From the manifest, if it names two temperatures."""
+    engine, trainer = temperatures_of(evidence.about)
+    if engine == trainer:
+        return None
+    beta, has_topk = engine / trainer, evidence.sample.topk_logq_TK is not None
+    return _Fit(beta, 0.0, (beta, beta), (beta, beta), "the manifest", has_topk)
+
 
 def _fit(
-    x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray, source: str, topk: bool
+    sample: Sample, x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray, source: str, topk: bool
 ) -> _Fit | None:
     if len(x_M) < FEWEST:
         return None
-    whole = _slope(x_M, y_M, group_M)
+    whole, half_M = _slope(x_M, y_M, group_M), sample.half_G[group_M]
     halves = [
-        _slope(x_M[half], y_M[half], group_M[half]) for half in (group_M % 2 == 1, group_M % 2 == 0)
+        _slope(x_M[other], y_M[other], group_M[other]) for other in (half_M == 1, half_M == 0)
     ]
     if whole is None or halves[0] is None or halves[1] is None:
         return None
     return _Fit(*whole, (halves[0][0], halves[1][0]), source, topk)
 
 
-def _slope(x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray) -> tuple[float, float] | None:
+def _slope(
+    x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray
+) -> tuple[float, float, tuple[float, float]] | None:
     """The slope of y on x through the origin, averaged with that of x on y, since errors flatten
-    either.
+    either; its standard error; and both slopes.
     """
     down, error = slope_over_prompts(x_M, y_M, group_M)
     up, _ = slope_over_prompts(y_M, x_M, group_M)
-    return (float(np.sqrt(down / up)), error) if down > 0 and up > 0 else None
+    if not (down > 0 and up > 0):
+        return None
+    return float(np.sqrt(down / up)), error, (down, 1 / up)
 
 
 def _from_topk(sample: Sample) -> _Fit | None:
@@ -122,7 +158,7 @@ def _from_topk(sample: Sample) -> _Fit | None:
     q_NK, p_NK, usable_NK = ranks
     x_M, y_M = (centred(v_NK, usable_NK)[usable_NK] for v_NK in (q_NK, p_NK))
     group_M = sample.group_N[np.nonzero(usable_NK)[0]]
-    return _fit(x_M, y_M, group_M, f"top-{q_NK.shape[1]} log-probabilities", topk=True)
+    return _fit(sample, x_M, y_M, group_M, f"top-{q_NK.shape[1]} log-probabilities", topk=True)
 
 
 def ranks_of(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
@@ -150,7 +186,7 @@ def _from_log_odds(sample: Sample) -> _Fit | None:
     """Fit the log-odds, as if all other ids were one: exact for two ids; else the log-odds are
     off by a constant.
     """
-    return _fit(*_odds(sample), "the sampled tokens' log-odds, approximate", topk=False)
+    return _fit(sample, *_odds(sample), "the sampled tokens' log-odds, approximate", topk=False)
 
 
 def _odds(
@@ -183,7 +219,7 @@ def _differs_where_seen(sample: Sample) -> bool:
     fits = [fit for part in parts if len(part[0]) >= FEWEST and (fit := _slope(*part)) is not None]
     if len(fits) < len(parts):
         return False
-    (seen, seen_error), (other, other_error) = fits
+    (seen, seen_error, _), (other, other_error, _) = fits
     times = max(abs(seen - 1), 1e-9) / max(abs(other - 1), 1e-9)
     far = max(times, 1 / times) > _TIMES_WHERE_SEEN
     return bool(far and abs(seen - other) > 3 * np.hypot(seen_error, other_error))
@@ -193,7 +229,7 @@ def _left(sample: Sample, fit: _Fit, *, mirrored: bool) -> np.ndarray:
     """log π − log μ, nats, beyond what β from the other prompts makes of μ, however the unknown
     rest is spread.
     """
-    betas = np.array(fit.of_other_half)[(sample.group_N % 2).astype(int)]
+    betas = np.array(fit.of_other_half)[sample.half_N]
     beta_N = 2 - betas if mirrored else betas
     logq_N, q_NK = sample.logq_T[sample.kept], sample.topk_logq_TK
     if fit.topk and q_NK is not None:

@@ -1,6 +1,6 @@
-"""A gap that no check explains and that is far above the usual for the trace's precisions."""
+"""A gap that no check explains and that is larger than expected of the trace."""
 
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 
 NAME, STAGE = "unexplained-gap", 8
 TITLE = "A gap that nothing explains"
@@ -12,23 +12,25 @@ CHANGE = (
     "Give each untested check what it needs (the table below says what to type); then change one "
     "setting at a time and compare the traces with mismatch-cli compare."
 )
-SOURCE = "the usual gap of each precision: mismatch_cli/verdict/reference.toml"
+SOURCE = "the steps of the trace's own logits, or other models: mismatch_cli/verdict/expected.py"
 
 
 def check(evidence: Evidence) -> Finding:
-    """Compare the mean gap left once all causes found are undone with twice the upper end of the
-    usual range.
+    """Compare the mean gap left once all causes found are undone with what is expected without a
+    fault.
     """
-    gap, usual = evidence.gap, evidence.usual
-    rows = (
+    gap, expected = evidence.gap, evidence.expected
+    rows: tuple[Row, ...] = (
         ("mean |Δlog p| left, nats", gap.value), ("its standard error over prompts", gap.error),
-        (f"usual for {usual.who}, from", usual.low), ("to", usual.high),
+        (f"expected for {expected.who}, from", expected.low), ("to", expected.high),
+        ("read from", expected.basis), ("too large from", evidence.resolution),
     )  # fmt: skip
     measure = "mean nats left per token"
     if not evidence.gap_is_too_large:
         return Finding(NAME, "clear", gap.value, measure, evidence=rows)
     sentence = (
-        f"{gap.value:.2g} nats per token are left on average; {usual.who} is usually {usual.text}."
+        f"{gap.value:.2g} nats per token are left on average, where {expected.low:.2g} to "
+        f"{expected.high:.2g} are expected of {expected.who} ({expected.basis})."
     )
     return Finding(
         NAME, "found", gap.value, measure, sentence, rows, left_N=0 * evidence.sample.d_N

@@ -49,8 +49,10 @@ def _words(diagnosis: Diagnosis) -> tuple[str, Status]:
     faults = len(diagnosis.faults)
     if any(module(finding.check).STAGE == UNEXPLAINED_STAGE for finding in diagnosis.faults):
         return "NOT EXPLAINED" if faults == 1 else f"{faults} FAULTS, NOT ALL EXPLAINED", "bad"
+    if not diagnosis.is_decided:
+        return "UNDECIDED", "mixed"
     if not faults:
-        return "NO FAULT FOUND", "good" if diagnosis.evidence.usual.precision else "mixed"
+        return "NO FAULT FOUND", "good" if diagnosis.is_at_own_scale else "mixed"
     return f"{numbers.things(faults, 'fault').upper()} FOUND", "bad"
 
 
@@ -68,13 +70,14 @@ def _counts(analysis: DiagnosisAnalysis) -> dict[str, int | bool]:
 
 def _parts(analysis: DiagnosisAnalysis) -> Table:
     """The parts of the gap, which add up to it."""
-    shares, usual = analysis.diagnosis.shares, analysis.diagnosis.evidence.usual
+    shares, expected = analysis.diagnosis.shares, analysis.diagnosis.evidence.expected
+    span = f"{numbers.number(expected.low)} to {numbers.number(expected.high)}"
     gap = analysis.gap.value or 0.0
     rows: list[_Part] = [
         ("mean |Δlog p|", 1.0, "all of it"),
-        ("  explained", shares.explained, "caused by the faults found"),
-        ("  usual, not attributed", shares.usual, f"usual for {usual.who}: {usual.text} nats"),
-        ("  unexplained", shares.unexplained, "more than usual, without a known cause"),
+        ("  explained", shares.explained, "caused by what was found"),
+        ("  expected", shares.expected, f"of {expected.who}: {span} nats"),
+        ("  unexplained", shares.unexplained, "more than expected, without a known cause"),
     ]
     return table(
         "",

@@ -165,7 +165,9 @@ def _profile(
 
 
 def _verdict(verdict: Mapping[str, Any]) -> Verdict:
-    """How many limits hold for each pair that has some, and which do not."""
+    """The gap beside what is expected, how many limits hold for each pair that has some, and which
+    do not.
+    """
     words, status = STATUS_WORDS[verdict["status"]]
     exceeded = {row["pair"] for row in verdict["bars"] if row["standing"] == ABOVE}
     pairs = sorted(
@@ -178,11 +180,12 @@ def _verdict(verdict: Mapping[str, Any]) -> Verdict:
             f"Undecided values depend on a few prompts: they may be {WHERE_FEW_DECIDE:g} times "
             "as large, or as small."
         )
-    return Verdict(
-        words,
-        " ".join(sentences) or "There is no published limit for what was measured here.",
-        status,
-    )
+    sentences = sentences or ["There is no published limit for what was measured here."]
+    if (expected := verdict["expected"]) is not None:
+        sentences.insert(0, expected["sentence"])
+        if expected["standing"] == "above" and status == "good":
+            words, status = f"{words}, LARGER THAN EXPECTED", "mixed"
+    return Verdict(words, " ".join(sentences), status)
 
 
 def _suspect(suspects: Sequence[Mapping[str, Any]]) -> Facts:

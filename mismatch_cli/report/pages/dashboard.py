@@ -144,9 +144,8 @@ def _words(found: Mapping[str, Any]) -> tuple[str, Status]:
     if not found["status"] and all(row["metric"] is None for row in found["numbers"]):
         return "DIFFERENT QUANTITY", ""
     places = {row["usual"]["where"] for row in found["numbers"] if row["usual"]}
-    for place in ("far above", "above"):
-        if found["status"] == HEALTHY and place in places:
-            return f"WITHIN LIMITS, {place.upper()} USUAL", "mixed"
+    if found["status"] == HEALTHY and "above" in places:
+        return "WITHIN LIMITS, ABOVE THE MODELS MEASURED", "mixed"
     if found["status"] == HEALTHY and sum(len(row["bars"]) for row in found["numbers"]) < _FEW:
         return "WITHIN LIMITS", "good"  # one or two loose limits do not make a number healthy
     return STATUS_WORDS[found["status"]]
@@ -178,10 +177,9 @@ def _of_number(row: Row) -> Iterator[str]:
         yield "It is averaged differently from ours: only limits on this exact metric are shown."
     if usual:
         span = _span(usual["low"], usual["high"])
-        where = "above, though not far above," if usual["where"] == "above" else usual["where"]
         yield (
-            f"{numbers.number(row['value'])} is {where} what is usual for {usual['who']}, {span} "
-            "nats."
+            f"{numbers.number(row['value'])} is {usual['where']} the range of the models measured "
+            f"so far, {span} nats for {usual['who']}."
         )
     if any(case["fault"] for case in row["made_by"]):
         yield "Faults have caused values of this size: look for one first."

@@ -10,6 +10,7 @@ from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, sha
 from mismatch_cli.report.view import MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.studies.study import typed
+from mismatch_cli.verdict.expected import sentence
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
@@ -100,10 +101,10 @@ def _reasons(analysis: DiagnosisAnalysis) -> str:
             if suspects
         )
         return " ".join(filter(None, (unexplained, may_be, suspected)))
-    also = (
-        f"{module(first.check).TITLE} explains {share(first.explains)} of the gap." if first else ""
-    )
-    return " ".join(filter(None, (_against_usual(analysis), suspected, also)))
+    also = ""
+    if first is not None and first.explains is not None:
+        also = f"{module(first.check).TITLE} explains {share(first.explains)} of the gap."
+    return " ".join(filter(None, (_against_expected(analysis), suspected, also)))
 
 
 def _suspected_first(analysis: DiagnosisAnalysis) -> str:
@@ -122,25 +123,21 @@ def _suspect(finding: Finding) -> str:
     return f"{title}, which explains {share(finding.explains)} of it"
 
 
-def _against_usual(analysis: DiagnosisAnalysis) -> str:
-    """The gap compared with what is usual for its precisions, in a sentence."""
-    gap, usual = analysis.diagnosis.evidence.gap.value, analysis.diagnosis.evidence.usual
-    where = (
-        "less than"
-        if gap < usual.low
-        else "within"
-        if gap <= usual.high
-        else "above, though not far above,"
-    )
-    if not usual.precision and gap <= usual.high:
-        return (
-            f"The gap of {numbers.number(gap)} nats cannot be judged: the trace does not name "
-            f"its precisions, and {usual.text} nats are usual, depending on them."
+def _against_expected(analysis: DiagnosisAnalysis) -> str:
+    """The gap compared with what the trace would have without a fault, and what would have shown."""
+    diagnosis, evidence = analysis.diagnosis, analysis.diagnosis.evidence
+    if not diagnosis.has_a_gap:
+        return f"The gap of {evidence.gap.value:.2g} nats is that of float32 rounding."
+    said = [sentence(evidence.gap.value, evidence.expected)]
+    if not diagnosis.is_at_own_scale:
+        said.append(
+            "That range is wide, and the trace does not show its own scale: top-K columns of both "
+            "sides, or responses that are scored twice, would."
         )
-    return (
-        f"The gap of {numbers.number(gap)} nats is {where} what is usual for {usual.who}, "
-        f"{usual.text} nats."
-    )
+    if not diagnosis.is_decided:
+        said.append("That is not yet two standard errors over prompts.")
+    said.append(f"A fault would show from {evidence.resolution:.2g} nats.")
+    return " ".join(said)
 
 
 def _not_tested(analysis: DiagnosisAnalysis) -> str:
@@ -160,14 +157,14 @@ def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
     diagnosis = analysis.diagnosis
     made = sum(finding.status != "untested" for finding in diagnosis.findings)
     first = diagnosis.first_cause.explains if diagnosis.first_cause else None
-    usual = diagnosis.evidence.usual
+    expected = diagnosis.evidence.expected
     return (
         MetricRow(FAULTS, numbers.count(len(diagnosis.faults))),
         MetricRow(EXPLAINED, share(first), note="an estimate" if first is not None else ""),
         MetricRow(
             UNEXPLAINED,
             numbers.number(diagnosis.unexplained.nats),
-            note=f"usual: {usual.text}, {usual.who}",
+            note=f"expected: {expected.low:.2g} to {expected.high:.2g}, {expected.who}",
         ),
         metric_row(GAP, analysis.gap),
         MetricRow(MADE, f"{made} of {len(diagnosis.findings)}"),

@@ -1,6 +1,7 @@
 """The result of the gate for a terminal, as JUnit XML for CI systems, and as a Markdown table."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from mismatch_cli.report.about import (
     subject_lines,
 )
 from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
-from mismatch_cli.report.view import Facts, ReportView, Screen, Section, Verdict
+from mismatch_cli.report.view import Facts, ReportView, Screen, Section, Status, Verdict
 from mismatch_cli.studies.gate import (
     Check,
     GateResult,
@@ -34,7 +35,13 @@ from mismatch_cli.text import visible
 _SUITES, _WHOLE = "mismatch-cli gate", "the traces are whole"
 _MOST = 12  # limits on a screen
 _ANNOTATIONS = 10
-_SIGNS = {"holds": "✔", "EXCEEDED": "✘", "UNKNOWN": "?"}
+_SIGNS = {"holds": "✔", "exceeded": "✘", "unjudged": "?"}
+_STATUS = {"holds": "holds", "exceeded": "EXCEEDED", "unjudged": "not judged"}
+_VERDICTS: dict[str, tuple[str, Status]] = {
+    "passed": ("PASSED", "good"),
+    "failed": ("FAILED", "bad"),
+    "unjudged": ("COULD NOT BE JUDGED", "mixed"),
+}
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&@$])")  # of Markdown
 
 
@@ -52,7 +59,7 @@ def page(result: GateResult) -> ReportView:
     reasons = (
         (f"{check.limit.metric} {check.limit.text}", check.reason) for check in result.failed
     )
-    failed = pairs_table("Failed limits", reasons, "limit", "why")
+    failed = pairs_table("Limits that do not hold, or have no value", reasons, "limit", "why")
     listed = pairs_table("Sources", sources, "metric", "source")
     return ReportView(
         title="Does the gap stay within its limits?",
@@ -91,7 +98,7 @@ def _named(result: GateResult, check: Check) -> str:
 
 
 def _status(check: Check) -> str:
-    return "holds" if check.holds else "EXCEEDED" if check.known else "UNKNOWN"
+    return _STATUS[check.status]
 
 
 def _screen(result: GateResult) -> Screen:
@@ -101,18 +108,16 @@ def _screen(result: GateResult) -> Screen:
     limits = table(
         "",
         checks[:_MOST],
-        _columns(result, lambda check: f"{_SIGNS[_status(check)]} {_status(check)}"),
+        _columns(result, lambda check: f"{_SIGNS[check.status]} {_status(check)}"),
         note=f"{len(checks) - _MOST} more with --full." if len(checks) > _MOST else "",
     )
-    unknown = ((check.limit.metric, check.reason) for check in result.failed if not check.known)
+    words, status = _VERDICTS[result.status]
     return Screen(
         subject=subject_lines(result.measured.summary["about"], counts),
         notes=(*left_out(result.measured.summary), *_notes(result)),
         tables=(limits,),
-        remarks=(*unknown, *_by_value_alone(result), *_reconciled(result)),
-        verdict=Verdict("PASSED", result.reason, "good")
-        if result.passed
-        else Verdict("FAILED", result.reason, "bad"),
+        remarks=(*_by_value_alone(result), *_reconciled(result)),
+        verdict=Verdict(words, result.reason, status),
         next=_next(result),
     )
 
@@ -120,9 +125,7 @@ def _screen(result: GateResult) -> Screen:
 def _by_value_alone(result: GateResult) -> Facts:
     """Failed limits of metrics without an interval, which another sample could pass."""
     # Not counts
-    estimated = [
-        check for check in result.failed if check.known and check.limit.framework != DIAGNOSIS
-    ]
+    estimated = [check for check in result.exceeded if check.limit.framework != DIAGNOSIS]
     without_interval = [check for check in estimated if measured_parts(check)[1] == numbers.MISSING]
     metrics = " and ".join(dict.fromkeys(check.limit.metric for check in without_interval))
     return (
@@ -139,7 +142,7 @@ def _by_value_alone(result: GateResult) -> Facts:
 
 def _reconciled(result: GateResult) -> Facts:
     """Why one set of limits holds and another fails; empty where all agree."""
-    failed = {check.limits for check in result.failed}
+    failed = {check.limits for check in result.exceeded}
     passed = [limits.name for limits in result.sets if limits.name not in failed]
     if not failed or not passed:
         return ()
@@ -213,12 +216,12 @@ def junit(result: GateResult) -> str:
 
 
 def _attributes(name: str, checks: Sequence[Check], refused: bool = False) -> dict[str, str]:
-    tests, failures = len(checks) + refused, sum(not check.holds for check in checks) + refused
+    by_status = Counter(check.status for check in checks)
     return {
         "name": visible(name),
-        "tests": str(tests),
-        "failures": str(failures),
-        "errors": "0",
+        "tests": str(len(checks) + refused),
+        "failures": str(by_status["exceeded"] + refused),
+        "errors": str(by_status["unjudged"]),
         "time": "0",
     }
 
@@ -231,6 +234,10 @@ def _add_properties(suite: Element, result: GateResult, limits: LimitSet) -> Non
         SubElement(properties, "property", name=visible(name), value=visible(value))
 
 
+# JUnit tells a test that fails from one that could not be made
+_JUNIT = {"exceeded": ("failure", "LimitExceeded"), "unjudged": ("error", "NotMeasured")}
+
+
 def _add_case(suite: Element, check: Check) -> None:
     name = f"{check.limit.metric} {check.limit.text}" + (
         f" [{check.limit.pair}]" if check.limit.pair else ""
@@ -240,8 +247,8 @@ def _add_case(suite: Element, check: Check) -> None:
     if check.holds:
         answer = SubElement(case, "system-out")
     else:
-        kind = "LimitExceeded" if check.known else "NotMeasured"
-        answer = SubElement(case, "failure", type=kind, message=visible(check.reason))
+        tag, kind = _JUNIT[check.status]
+        answer = SubElement(case, tag, type=kind, message=visible(check.reason))
     lines = (
         f"measured {subject(check)}: {measured_text(check)}",
         f"limit: {limit_text(check)}",
@@ -255,7 +262,7 @@ def markdown(result: GateResult) -> str:
     failed ones first.
     """
     lines = [
-        f"### {_tick(result.passed)} mismatch-cli gate: {'passed' if result.passed else 'failed'}",
+        f"### {_TICKS[result.status]} mismatch-cli gate: {_VERDICTS[result.status][0].lower()}",
         "",
         _escaped(result.reason),
         "",
@@ -268,7 +275,7 @@ def markdown(result: GateResult) -> str:
             measured += f": {check.found.detail}"  # which fault: a count alone does not say
         cells = (subject(check), measured, limit_text(check), check.limits, source_text(check))
         lines.append(
-            " | ".join([f"| {_tick(check.holds)} {_status(check)}", *map(_escaped, cells)]) + " |"
+            " | ".join([f"| {_TICKS[check.status]} {_status(check)}", *map(_escaped, cells)]) + " |"
         )
     lines += ["", *(f"- {_escaped(why)} {_escaped(line)}" for line, why in _next(result))]
     lines += [*(f"- {_escaped(note)}" for note in partial_notes(result.measured.summary["about"]))]
@@ -294,8 +301,9 @@ def annotations(result: GateResult) -> str:
     )
 
 
-def _tick(holds: bool) -> str:
-    return "✅" if holds else "❌"
+_TICKS = {
+    "passed": "✅", "holds": "✅", "failed": "❌", "exceeded": "❌", "unjudged": "❔",
+}  # fmt: skip
 
 
 def _escaped(words: str) -> str:
