@@ -79,8 +79,7 @@ class Diagnosis:
         unexplained.
         """
         causes = [f for f in self.found if _stage(f.check) < FLOOR_STAGE]
-        too_large = any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found)
-        if not causes or (too_large and (causes[0].explains or 0.0) < _MOST):
+        if not causes or (self.is_unexplained and (causes[0].explains or 0.0) < _MOST):
             return None
         return causes[0]
 
@@ -107,8 +106,12 @@ class Diagnosis:
     @property
     def is_decided(self) -> bool:
         """Whether the gap that is left is as expected, or too large beyond doubt."""
-        unexplained = any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found)
-        return unexplained or self.unexplained.nats <= self.evidence.expected.high
+        return self.is_unexplained or self.unexplained.nats <= self.evidence.expected.high
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether a gap larger than expected is left."""
+        return any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found)
 
     @property
     def is_at_own_scale(self) -> bool:
@@ -135,7 +138,7 @@ class Diagnosis:
         """Possible causes of an unexplained gap: what shows in it, and what could be tested with
         more input.
         """
-        if not any(_stage(f.check) == UNEXPLAINED_STAGE for f in self.found):
+        if not self.is_unexplained:
             return ()
         showing = [
             f for f in self.findings if f.status == "clear" and (f.explains or 0.0) >= _LEAST

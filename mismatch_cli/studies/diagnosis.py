@@ -99,6 +99,13 @@ class DiagnosisAnalysis(Study):
             first.manifest, str(name_of(first)), diagnosis.evidence.pair.name, diagnosis.cleared
         )
 
+    @property
+    def can_be_bisected(self) -> bool:
+        """Whether both sides' models are on record, so that `bisect` can score the tokens again."""
+        manifest = self.traces[0].manifest
+        named = all(manifest.get(side, {}).get("model") for side in ("rollout", "trainer"))
+        return named and len(self.traces) == 1 and "imported" not in manifest
+
     def _untested(self, finding: Finding) -> dict[str, Any]:
         test = self.line_that_tests(finding)
         return {

@@ -43,10 +43,10 @@ def test_without_an_argument_the_bundled_trace(tmp_path, monkeypatch, capfd):
     code, out, err = diagnose(capfd)
     assert code == 0 and not err
     text = " ".join(out.split())
-    assert "NO FAULT FOUND The gap of 0.00830 nats is within what is usual for an fp8 side" in text
+    assert "NO FAULT FOUND The gap of 0.0083 nats is within what an fp8 side makes" in text
     # Reported once, beside a part of the gap
     assert text.lower().count("fault") == 2 and "Rounded logits" in text
-    assert "usual, not attributed 0.00830 100 %" in text
+    assert "expected 0.00830 100 %" in text
     summary = json.loads((tmp_path / "diagnosis" / "summary.json").read_text())
     assert summary["first_cause"] is None and summary["faults"] == []
     assert sorted(f["check"] for f in summary["findings"]) == sorted(names())
@@ -132,7 +132,7 @@ def test_an_unexplained_gap_is_reported_with_suspects_and_what_to_type(trace, ca
     text = " ".join(out.split())
     assert code == 0 and "--earlier-model MODEL" in text
     assert re.search(r"NOT EXPLAINED 0\.\d+ nats per token are left on average", text)
-    assert "float32 against float32 is usually 1e-07–0.0002" in text
+    assert "where 1e-07 to 0.0004 are expected of float32 against float32" in text
     assert "NO FAULT FOUND" not in text
     found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
     assert found["first_cause"] is None and found["faults"] == ["unexplained-gap"]
@@ -177,7 +177,7 @@ def test_the_fp8_cache_is_suspected_first_with_the_line_that_tests_it(tmp_path, 
     )
     assert first["test"] == out.splitlines()[-2:] and "NeMo-RL" in first["source"]
     assert found["faults"] == []
-    assert found["shares"] == {"explained": 0.0, "usual": 1.0, "unexplained": 0.0}
+    assert found["shares"] == {"explained": 0.0, "expected": 1.0, "unexplained": 0.0}
     assert "rollout.kv_cache_dtype" in (tmp_path / "diagnosis" / "report.html").read_text()
 
 

@@ -159,17 +159,19 @@ def test_junit_is_what_ci_reads(gate, limits, tmp_path):
         == 3
     )
     root = ElementTree.parse(path).getroot()
-    assert root.tag == "testsuites" and (root.get("tests"), root.get("failures")) == ("5", "2")
+    assert root.tag == "testsuites" and (root.get("tests"), root.get("failures")) == ("5", "1")
     mine, published = root.findall("testsuite")
-    assert (mine.get("name"), mine.get("tests"), mine.get("failures")) == (limits, "3", "2")
+    assert (mine.get("name"), mine.get("tests"), mine.get("failures")) == (limits, "3", "1")
+    assert mine.get("errors") == "1"
     assert (published.get("name"), published.get("failures")) == ("nemo-rl", "0")
     names = [case.get("name") for case in root.iter("testcase")]
     assert names[:2] == ["k3 ≤ 0.01", "tv_binary_mean ≤ 0.001"] and len(set(names)) == 5
-    failures = [case.find("failure") for case in mine.findall("testcase")]
-    assert failures[0] is None
-    assert [failure.get("type") for failure in failures[1:]] == ["LimitExceeded", "NotMeasured"]
-    assert "0.001" in failures[1].get("message")
-    assert 'a | b <c> & "d"' in failures[1].text and "\x1b" not in path.read_text()
+    holds, exceeded, unjudged = mine.findall("testcase")
+    assert holds.find("failure") is holds.find("error") is None
+    failure, error = exceeded.find("failure"), unjudged.find("error")
+    assert (failure.get("type"), error.get("type")) == ("LimitExceeded", "NotMeasured")
+    assert "0.001" in failure.get("message")
+    assert 'a | b <c> & "d"' in failure.text and "\x1b" not in path.read_text()
 
 
 def test_markdown_is_one_table_whatever_it_contains(gate, limits, tmp_path):
@@ -179,10 +181,10 @@ def test_markdown_is_one_table_whatever_it_contains(gate, limits, tmp_path):
     rows = [line for line in text.splitlines() if line.startswith("|")]
     cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
     assert len(rows) == 5 and {len(row) for row in cells} == {6}
-    assert [row[0].strip() for row in cells[2:]] == ["❌ EXCEEDED", "❌ UNKNOWN", "✅ holds"]
+    assert [row[0].strip() for row in cells[2:]] == ["❌ EXCEEDED", "❔ not judged", "✅ holds"]
     assert r"a \| b \<c\> \& " in rows[2] and r"\`e\`" in rows[2] and r"\[x\](y) \*z\*" in rows[2]
     assert "\x1b" not in text and text.startswith(
-        "### ❌ mismatch-cli gate: failed\n\n2 of 3 limits do not hold: tv"
+        "### ❌ mismatch-cli gate: failed\n\n1 of 3 limits does not hold: tv"
     )
 
 

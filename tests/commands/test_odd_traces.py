@@ -48,6 +48,11 @@ def whole(table: pa.Table) -> pa.Table:
     return table
 
 
+def sampled_alone(table: pa.Table) -> pa.Table:
+    names = [name for name in table.column_names if name.startswith(("topk", "logp_trainer_re"))]
+    return table.drop_columns(names)
+
+
 def with_column(table: pa.Table, name: str, values: list) -> pa.Table:
     place = table.schema.get_field_index(name)
     return table.set_column(
@@ -74,10 +79,12 @@ def test_one_response_has_no_spread_and_decides_nothing(said):
     assert "Undecided values depend on a few prompts" in text and "are undecided" in text
 
 
-def test_without_a_precision_no_gap_is_usual(said):
+def test_without_a_precision_the_logits_show_their_scale(said):
     keys = ("format", "format_version", "shards")
-    assert "! NO FAULT FOUND" in (text := said("diagnose", whole, keys=keys))
-    assert "cannot be judged: the trace does not name its precisions" in text
+    text = said("diagnose", whole, keys=keys)
+    assert "what an unknown precision makes of this model" in text and "logits on a grid" in text
+    text = said("diagnose", sampled_alone, keys=keys)
+    assert "! NO FAULT FOUND" in text and "the models measured so far" in text
     assert said("report", whole, keys=keys).startswith("engine, trainer and precision not recorded")
 
 

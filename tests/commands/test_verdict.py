@@ -58,7 +58,7 @@ def test_the_question_that_people_ask(typed):
     )
     assert "slime CI 0.1 ✔ holds" in text
     assert "Qwen2.5-1.5B TRL GRPO 0.01–0.018 trl #5312" in text
-    assert "WITHIN LIMITS, ABOVE USUAL" in text and "bf16 against bf16, 0.001–0.01 nats" in text
+    assert "✔ WITHIN LIMITS" in text and "0.001–0.07 nats for bf16 against bf16" in text
     assert "mismatch-cli diagnose run" in text and "mismatch-cli report run --as trl" in text
 
 

@@ -36,6 +36,7 @@ _FEW = 0.2  # of the tokens: more are not a tail
 _LEAST_SHARE = 0.2  # of Σ|d|, two standard errors below the share
 _FEWEST_TOKENS = 1000
 _MOST = 0.5  # of Σ|d|: a tail with less is not why the gap is too large
+_NEARLY_ALL = 2 / 3  # of Σ|d|: the gap is three times what it is without the tail
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ def check(evidence: Evidence) -> Finding:
     """Measure the share of Σ|d| on tokens beyond 10 typical gaps, and on responses beyond 4
     times the median.
 
-    A tail without which the gap is as expected, and with which it is not, is a fault, however few
-    its tokens: no precision moves so few so far. A smaller one needs enough of them to be told from
-    chance.
+    A tail without which the gap is as expected, and with which it is not, is a fault, and so is one
+    with two thirds of the gap, however few its tokens: no precision moves so few so far. A smaller
+    one needs enough of them to be told from chance.
     """
     sample, expected = evidence.sample, evidence.expected
     by_tokens, by_responses = _far_tokens(sample), _far_responses(sample)
@@ -71,7 +72,8 @@ def check(evidence: Evidence) -> Finding:
     is_few = bool(tail.in_it_N.any()) and tail.in_it_N.mean() <= _FEW
     too_large = evidence.gap.value > expected.high
     left = float(np.abs(tail.left_N).mean())
-    decides = is_few and tail.share >= _MOST and too_large and left <= expected.high
+    makes_it_too_large = tail.share >= _MOST and too_large and left <= expected.high
+    decides = is_few and (makes_it_too_large or tail.share >= _NEARLY_ALL)
     if not decides and len(sample.kept) < _FEWEST_TOKENS:
         return untested(NAME, f"needs at least {_FEWEST_TOKENS} tokens to see a tail")
     if not decides and not (is_few and _is_more_than_chance(sample, tail)):

@@ -32,7 +32,7 @@ def screen(analysis: DiagnosisAnalysis, reasons: str) -> Screen:
     ]
     return Screen(
         subject=subject_lines(analysis.result["about"], _counts(analysis)),
-        notes=left_out_of(analysis.result["about"], {}, {}),
+        notes=notes(analysis),
         tables=tuple(
             part
             for part in (_parts(analysis), _found(found), _suspects(analysis.suspects))
@@ -45,9 +45,25 @@ def screen(analysis: DiagnosisAnalysis, reasons: str) -> Screen:
     )
 
 
+def notes(analysis: DiagnosisAnalysis) -> tuple[str, ...]:
+    """What is left out of the trace, and of the gap."""
+    counts = analysis.diagnosis.evidence.counts
+    values = {
+        "excluded": counts.out_of_support,
+        "missing": sum(side.not_a_number for side in counts.sides.values()),
+    }
+    return left_out_of(analysis.result["about"], values, _LEFT_OUT)
+
+
+_LEFT_OUT = {
+    "excluded": "sampled tokens have log π = −∞ and are left out of the gap",
+    "missing": "values are not a number and are left out of the gap",
+}
+
+
 def _words(diagnosis: Diagnosis) -> tuple[str, Status]:
     faults = len(diagnosis.faults)
-    if any(module(finding.check).STAGE == UNEXPLAINED_STAGE for finding in diagnosis.faults):
+    if diagnosis.is_unexplained:
         return "NOT EXPLAINED" if faults == 1 else f"{faults} FAULTS, NOT ALL EXPLAINED", "bad"
     if not diagnosis.is_decided:
         return "UNDECIDED", "mixed"
@@ -167,8 +183,17 @@ def _tests(missing: Sequence[Finding], first: Finding) -> str:
 
 
 def _next(analysis: DiagnosisAnalysis) -> Facts:
-    """The commands that test the first suspect, or enable a check that was not possible."""
+    """The command that decides an unexplained gap; else those that test the first suspect, or
+    enable a check that was not possible.
+    """
     diagnosis = analysis.diagnosis
+    every = (
+        suggest("diagnose", *typed(analysis.traces), "--full"),
+        "every check, with its evidence",
+    )
+    if (diagnosis.is_unexplained or not diagnosis.is_decided) and analysis.can_be_bisected:
+        search = suggest("bisect", *typed(analysis.traces))
+        return ((search, "which setting, tensor or module makes the gap"), every)
     tests = analysis.suspects[0].test if analysis.suspects else ()
     shows = (
         f"how much of the gap {analysis.suspects[0].setting} causes" if analysis.suspects else ""
@@ -181,11 +206,7 @@ def _next(analysis: DiagnosisAnalysis) -> Facts:
         lines = [
             (analysis.line_that_tests(finding), _tests(missing, finding)) for finding in missing[:1]
         ]
-    full = (
-        suggest("diagnose", *typed(analysis.traces), "--full"),
-        "every check, with its evidence",
-    )
-    return (full, *lines, *_import_again(analysis))
+    return (every, *lines, *_import_again(analysis))
 
 
 def _import_again(analysis: DiagnosisAnalysis) -> Facts:

@@ -4,8 +4,8 @@ from mismatch_cli import numbers
 from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.about import command_line, left_out_of, settings_tables, who_facts
-from mismatch_cli.report.pages._diagnosis_screen import screen
+from mismatch_cli.report.about import command_line, settings_tables, who_facts
+from mismatch_cli.report.pages._diagnosis_screen import notes, screen
 from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, share, table, text
 from mismatch_cli.report.view import MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
@@ -55,7 +55,7 @@ def page(analysis: DiagnosisAnalysis) -> ReportView:
     return ReportView(
         title="What is wrong with this trace?",
         about=(*who_facts(analysis.result["about"]), ("Checked", _looked_at(analysis))),
-        notes=left_out_of(analysis.result["about"], {}, {}),
+        notes=notes(analysis),
         headline=_not_tested(analysis),
         screen=screen(analysis, _reasons(analysis)),
         leading=_leading(analysis),
