@@ -21,6 +21,10 @@ from mismatch_cli.metrics.pairs import Pair
 LAGS = (-3, -2, -1, 1, 2, 3)
 _MOST = 2.0  # nats: cap on one token, so that a single outlier does not decide
 _SHORTEST = 6  # tokens: in fewer, some lag fits by chance
+_AS_GOOD, _AS_SMALL = (
+    1.1,
+    0.01,
+)  # times, and nats: a whole shift is simpler than one from a token on
 _HEAD = 3  # tokens that must fit unshifted before a shift may begin
 _REAL = 0.15  # mean nats per token: a shift makes a larger gap
 _FITS = 0.35  # of the gap that may be left if a shift is the cause
@@ -125,7 +129,7 @@ def _best_start(head_T: np.ndarray, cost_T: np.ndarray) -> tuple[float, int]:
     start = int(np.argmin(mean_T))
     whole = mean_T[0]
     # The simpler explanation, if about as good
-    if start and possible[0] and whole <= 1.1 * mean_T[start] + 0.01:
+    if start and possible[0] and whole <= _AS_GOOD * mean_T[start] + _AS_SMALL:
         return float(whole), 0
     return float(mean_T[start]), start
 

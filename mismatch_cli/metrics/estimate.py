@@ -101,7 +101,7 @@ _ROUNDING = 1e-12  # relative: a smaller spread comes from the order of addition
 _FEWEST_DECIDING = 5.0  # groups
 _LEAST_DEGREES = 4.0
 # Of the error: more means a single group, and the interval would grow without covering more
-_MOST_SKEWNESS = 0.3
+_MOST_SKEWNESS, _LEAST_SKEWNESS = 0.3, 1e-6
 
 
 def _same(x: np.ndarray) -> np.ndarray:
@@ -198,7 +198,7 @@ def _reach(u_G: np.ndarray, skewness: float) -> np.ndarray:
     t = student_t(min(max(degrees, _LEAST_DEGREES), count - 1)) * np.array([1.0, -1.0])
     a = skewness * float((u_G**3).sum()) / squares**1.5
     a = min(max(a, -_MOST_SKEWNESS), _MOST_SKEWNESS)
-    if abs(a) > 1e-6:
+    if abs(a) > _LEAST_SKEWNESS:
         t = 3 / a * (np.cbrt(1 + a * (t - a / 6)) - 1)
     return np.sqrt((count - 1) / count * squares) * t
 

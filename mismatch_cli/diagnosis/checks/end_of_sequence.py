@@ -22,17 +22,20 @@ SOURCE = (
     "open-instruct PR 1041 (appended EOS has no log-prob), SkyRL PR 2148 (sampled EOS replaced, "
     "log-prob 0.0)"
 )
-_TIMES, _Z, _LEAST = 5.0, 4.0, 0.02
+_TIMES, _Z = 5.0, 4.0
+_FEWEST = 8  # responses that ended on their own
 
 
 def check(evidence: Evidence) -> Finding:
-    """Find exact zeros at last tokens; else a gap there far above that of the other tokens."""
+    """Find exact zeros at last tokens; else a gap there far above that of the other tokens, and
+    larger than expected.
+    """
     if found := zeros_finding(evidence, NAME):
         return found
     sample = evidence.sample
     last_N = sample.last_T[sample.kept] & ~sample.truncated_S[sample.response_T[sample.kept]]
-    if last_N.sum() < 8:
-        return untested(NAME, "fewer than 8 responses ended on their own")
+    if last_N.sum() < _FEWEST:
+        return untested(NAME, f"fewer than {_FEWEST} responses ended on their own")
     abs_d_N = np.abs(sample.d_N)
     last = mean_over_prompts(abs_d_N[last_N], sample.group_N[last_N])
     others = mean_over_prompts(abs_d_N[~last_N], sample.group_N[~last_N])
@@ -42,7 +45,7 @@ def check(evidence: Evidence) -> Finding:
         ("elsewhere, nats", others.value),
         ("z", z),
     )
-    if not (factor > _TIMES and z > _Z and last.value > _LEAST):
+    if not (factor > _TIMES and z > _Z and last.value > evidence.expected.high):
         return Finding(NAME, "clear", factor, "times the gap elsewhere", evidence=rows)
     left_N = np.where(last_N, sample.d_N / factor, sample.d_N)
     sentence = (

@@ -19,11 +19,12 @@ CAUSE = (
 CHANGE = (
     "Use the same precision on both sides; a float32 head on both is best (NeMo-RL: float32 "
     "logits; vLLM: --hf-overrides head_dtype float32; probe: --float32-head). On one side only, "
-    "it can make the gap larger."
+    "it made the gap larger on one model and smaller on another."
 )
 SOURCE = "NeMo-RL PR 3936, TRL PR 4303 (ScaleRL), vLLM PR 24567, arXiv 2506.13585 (MiniMax-M1)"
 _MOSTLY, _HARDLY = 0.6, 0.2
 _FEWEST = 200  # values
+_CERTAIN = -1e-3  # nats: an exact 0 fits any precision
 # Of the fitted β: more than this stretches the grid of one side's logits
 _OTHER_TEMPERATURE = 0.002
 _ROUNDED_BITS = np.uint32(0xFFFF)  # bits of a float32 that a bfloat16 lacks
@@ -86,7 +87,7 @@ def _rounded(logp_N: np.ndarray) -> np.ndarray:
 
 
 def _share_stored_in_bfloat16(logp_N: np.ndarray) -> float:
-    values = logp_N[logp_N < -1e-3].astype(np.float32)  # an exact 0 fits any precision
+    values = logp_N[logp_N < _CERTAIN].astype(np.float32)
     return (
         float(((values.view(np.uint32) & _ROUNDED_BITS) == 0).mean())
         if len(values) >= _FEWEST

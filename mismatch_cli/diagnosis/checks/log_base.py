@@ -21,6 +21,7 @@ _NEAR, _NEARLY_ALL = 0.06, 0.7  # of log π, and of the tokens with informative 
 _TELLING, _FEWEST = -0.05, 6  # nats, tokens
 _REAL = 0.02  # mean nats per token: another base makes a larger gap
 _UNCERTAIN, _FEWEST_UNCERTAIN, _COVERED, _BROKEN = -0.1, 100, 0.75, 0.01
+_MOST_MASS = 1.002  # of the top K: more than rounding adds to 1
 
 
 def check(evidence: Evidence) -> Finding:
@@ -116,7 +117,7 @@ def _base_of_topk(logp_TK: np.ndarray | None) -> str | None:
         return None
     for name, factor in _BASES.items():
         mass_U = np.where(np.isnan(logp_UK), 0, np.exp(factor * logp_UK)).sum(axis=1)
-        if (mass_U > 1.002).mean() < _BROKEN:
+        if (mass_U > _MOST_MASS).mean() < _BROKEN:
             return name if name != "2" or np.median(mass_U) > _COVERED else None
     return None
 

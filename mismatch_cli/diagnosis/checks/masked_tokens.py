@@ -19,7 +19,8 @@ SOURCE = "miles PR 2476, SkyRL PR 354 (masked tool tokens: tens of nats)"
 _HUGE = 2.0  # nats
 _TIMES_TYPICAL = 10.0
 _RUN = 4
-_SHARE_OF_HUGE = 0.6
+_FEWEST = 2  # responses
+_SHARE_OF_HUGE, _MOST_HUGE = 0.6, 0.3  # of huge gaps in runs; of the tokens with huge gaps
 
 
 def check(evidence: Evidence) -> Finding:
@@ -36,7 +37,8 @@ def check(evidence: Evidence) -> Finding:
     tokens, huge = int(runs_T.sum()), int(huge_T.sum())
     responses = len(np.unique(sample.response_T[runs_T]))
     share = tokens / max(1, len(sample.kept))
-    if responses < 2 or tokens < _SHARE_OF_HUGE * huge or huge > 0.3 * len(sample.kept):
+    few = responses < _FEWEST or tokens < _SHARE_OF_HUGE * huge
+    if few or huge > _MOST_HUGE * len(sample.kept):
         return Finding(NAME, "clear", share, "share of tokens")
     sentence = (
         f"{tokens:,} tokens in {responses:,} responses are in runs with gaps above {_HUGE:g} "

@@ -139,7 +139,7 @@ def _predicted(
     """log π − log μ of the sampled tokens, predicted from the other ids of their position and
     the normaliser.
     """
-    others_NK = ranks.usable_NK & (np.abs(ranks.q_NK - logq_N[:, None]) > 1e-6)
+    others_NK = ranks.usable_NK & (np.abs(ranks.q_NK - logq_N[:, None]) > _SAME)
     x_NK = centred(ranks.seen_NK, others_NK)
     y_NK = centred(ranks.d_NK - shift[1] * ranks.seen_q_NK, others_NK)
     shift_N = ((x_NK * y_NK).sum(axis=1) + _PRIOR * shift[0]) / ((x_NK * x_NK).sum(axis=1) + _PRIOR)
@@ -150,6 +150,7 @@ def _predicted(
 
 
 _LEAST_MASS = 1e-6
+_SAME = 1e-6  # nats: the rank of the sampled id
 # Weight of the overall shift, in seen ids paired with unseen ones, against a position's own ids
 _PRIOR = 0.5
 

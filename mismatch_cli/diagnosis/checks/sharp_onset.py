@@ -20,7 +20,7 @@ CHANGE = (
 )
 SOURCE = "SGLang 25790 and flash-attention PR 184 (first mismatch at position 96), vLLM PR 38711"
 _TIMES, _Z = 1.7, 5.0
-_LEAST_TOKENS = 400
+_LEAST_TOKENS, _LEAST_ON_A_SIDE = 400, 50
 _WINDOW = 8  # positions on either side of a jump
 # Sharpness and size: one may be a little lower if the other is higher
 _SHARP = ((0.6, 0.6), (0.8, 0.55))
@@ -105,7 +105,7 @@ def _jump(sample: Sample, axis: str) -> Jump | None:
         variance_b, variance_a = before[2] / before[0] - mean_b**2, after[2] / after[0] - mean_a**2
         z_I = (mean_a - mean_b) / np.sqrt(variance_b / before[0] + variance_a / after[0])
         size_I = (mean_a - mean_b) / np.sqrt((variance_a + variance_b) / 2)
-    z_I[(np.minimum(before[0], after[0]) < _LEAST_TOKENS / 8) | ~np.isfinite(z_I)] = -np.inf
+    z_I[(np.minimum(before[0], after[0]) < _LEAST_ON_A_SIDE) | ~np.isfinite(z_I)] = -np.inf
     at = int(np.argmax(z_I))
     if z_I[at] == -np.inf:
         return None

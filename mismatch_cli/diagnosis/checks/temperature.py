@@ -33,7 +33,7 @@ DEEPEST = -12.0  # nats: rarer tokens carry little information and the most roun
 _SPREAD = 6.0  # nats: unknown ids are as probable as possible, or this much less
 _SAME = 1e-3  # nats
 # Ratio of β − 1 on tokens in the context to that on others: 1.4 for a temperature
-_TIMES_WHERE_SEEN = 1.8
+_TIMES_WHERE_SEEN, _APART = 1.8, 3.0  # and standard errors
 _MOST_LOG_ODDS, _NEARLY_CERTAIN = 7.0, -1e-12  # beyond these, odds are mostly rounding
 
 
@@ -222,7 +222,7 @@ def _differs_where_seen(sample: Sample) -> bool:
     (seen, seen_error, _), (other, other_error, _) = fits
     times = max(abs(seen - 1), 1e-9) / max(abs(other - 1), 1e-9)
     far = max(times, 1 / times) > _TIMES_WHERE_SEEN
-    return bool(far and abs(seen - other) > 3 * np.hypot(seen_error, other_error))
+    return bool(far and abs(seen - other) > _APART * np.hypot(seen_error, other_error))
 
 
 def _left(sample: Sample, fit: _Fit, *, mirrored: bool) -> np.ndarray:
