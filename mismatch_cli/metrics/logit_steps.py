@@ -96,7 +96,8 @@ class LogitSteps(Accumulator):
 def _weights(logp_N: np.ndarray, topk_logp_NK: np.ndarray) -> np.ndarray:
     """√((1 − p_y)² + Σ_{j≠y} p_j²), of the sampled token y and the others among the top K."""
     p_N = np.exp(logp_N.astype(np.float64))
-    squares_N = np.exp(2 * np.nan_to_num(topk_logp_NK.astype(np.float64), nan=-np.inf)).sum(axis=1)
+    topk_p_NK = np.exp(topk_logp_NK.astype(np.float64))
+    squares_N = np.nansum(topk_p_NK**2, axis=1)
     return np.asarray(np.sqrt((1 - p_N) ** 2 + np.maximum(squares_N - p_N**2, 0.0)))
 
 

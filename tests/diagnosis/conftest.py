@@ -57,6 +57,15 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pool]:
     return found
 
 
+@pytest.fixture(scope="session")
+def bf16_pool() -> Pool:
+    """From vLLM in bfloat16, scored in bfloat16."""
+    trace = Trace.open(bundled("traces") / "bfloat16")
+    pool = Pool.of(at_equal_weights(trace))
+    pool.about = {side: dict(trace.manifest[side]) for side in ("rollout", "trainer")}
+    return pool
+
+
 def whole(pool: Pool) -> Pool:
     """A full copy, into which a fault can be planted."""
     return pool.take(np.arange(pool.num_responses))

@@ -5,14 +5,17 @@ rest is reported.
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from faults import FAULTS
 from pool import Pool, gather_tables
 
-from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
+from mismatch_cli.diagnosis.diagnose import Diagnosis, Unexplained, diagnose
+from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.verdict.expected import Expected
 from tests.diagnosis.conftest import finding_of, sampled_alone, whole
 
 FLOAT32 = {
@@ -180,3 +183,39 @@ def test_tiny_healthy_traces_have_no_cause(pools):
             )
             diagnosis = judged(few, about)
             assert diagnosis.first_cause is None and diagnosis.faults == (), name
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_few_tokens_that_make_the_gap_are_a_fault_with_their_values(bf16_pool, alone):
+    """log(p + 1e-10) in 12 tokens, float16's lowest number in 9, log μ cut off at −10 in 7."""
+    for column, value, tokens in (
+        ("logp_trainer", np.log(1e-10), 12),
+        ("logp_trainer", -65504.0, 9),
+        ("logp_rollout", -30.0, 7),
+    ):
+        broken = whole(bf16_pool)
+        places = np.random.default_rng(0).choice(len(broken.tokens[column]), tokens, replace=False)
+        broken.tokens[column][places] = value
+        diagnosis = judged(sampled_alone(broken) if alone else broken, broken.about)
+        (tail,) = diagnosis.faults
+        assert tail.check == "heavy-tail" and tail.beyond_expected and tail.explains > 0.6
+        assert f"{value:.4g}" in tail.sentence and "nats without them" in tail.sentence
+
+
+def test_a_trace_without_a_fault_and_one_with_a_large_gap_are_decided(bf16_pool):
+    healthy = judged(whole(bf16_pool), bf16_pool.about)
+    assert healthy.is_decided and healthy.is_at_own_scale and not healthy.is_unexplained
+    # Sampled tokens alone do not show the logits, and the range of other models clears nobody
+    alone = judged(sampled_alone(whole(bf16_pool)), bf16_pool.about)
+    assert alone.faults == () and alone.is_decided and not alone.is_at_own_scale
+
+
+@pytest.mark.parametrize(("nats", "found", "decided"), [
+    (0.05, (), True), (0.07, (), False), (0.5, (Finding("unexplained-gap", "found"),), True),
+])  # fmt: skip
+def test_what_is_left_above_the_expected_without_certainty_is_undecided(nats, found, decided):
+    expected = Expected(0.01, 0.06, "bf16 against bf16", "logits on a grid", True)
+    evidence = SimpleNamespace(expected=expected)
+    diagnosis = Diagnosis(evidence, found, Unexplained(nats, 1.0))
+    assert diagnosis.is_decided is decided and diagnosis.is_unexplained is bool(found)
+    assert diagnosis.shares.expected == pytest.approx(min(1, 0.06 / nats))

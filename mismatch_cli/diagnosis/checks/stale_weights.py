@@ -22,6 +22,7 @@ CHANGE = (
 )
 SOURCE = "TRL 5312 (sleep mode: 0.010 to 0.201 at step 3), verl 7904, prime-rl PR 3543, SkyRL 1776"
 _LESS, _Z = 0.8, 4.0
+_AS_WELL = 1.1  # times: rounded weights explain the gap as well
 
 
 def check(evidence: Evidence) -> Finding:
@@ -46,7 +47,7 @@ def check(evidence: Evidence) -> Finding:
         # sync was right.
         rounded = compared(evidence, evidence.model.logp_T(rounded_to(dtype)))
         rows = (*rows, (f"to the current one in {dtype}, nats", rounded.other.value))
-        if rounded.fits and rounded.factor <= 1.1 * result.factor:
+        if rounded.fits and rounded.factor <= _AS_WELL * result.factor:
             reason = f"the current checkpoint in {dtype} fits as well: see rounded-weights"
             return Finding(NAME, "clear", result.factor, measure, evidence=rows, reason=reason)
     elif dtype is not None:
