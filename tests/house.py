@@ -252,11 +252,13 @@ def reached(targets: dict[str, set[str]], start: str) -> set[str]:
 
 
 def flags() -> Places:
-    """The flags of every command: a new one replaces another."""
+    """The flags of every command: a new one replaces another. A key of --config has none."""
     for command in registry.names("mismatch_cli.commands"):
         app = typer.Typer(add_completion=False)
         app.command(command)(registry.load("mismatch_cli.commands", command, "command").command)
         for parameter in typer.main.get_command(app).params:
+            if getattr(parameter, "hidden", False):
+                continue
             yield from (f"{command} {flag}" for flag in parameter.opts if flag.startswith("--"))
 
 

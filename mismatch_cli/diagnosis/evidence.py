@@ -29,8 +29,8 @@ from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.own_scale import OwnScale
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.verdict.both_sides import Family, family
 from mismatch_cli.verdict.expected import Expected, expected_gap
-from mismatch_cli.verdict.sides import Family, family
 
 Status = Literal["found", "clear", "untested"]
 Row = tuple[str, float | int | str | None]  # a figure with its label
@@ -43,10 +43,10 @@ class Finding:
     `effect` is the size of the fault, in the unit `measure`. `left_N` is what undoing the fault
     leaves of log π − log μ on each token that counts, in nats (NaN where it cannot be repaired and
     the token is dropped). `explains`, the share of the sample's Σ|log π − log μ| that this removes,
-    is computed from it in the same way for every check, so checks leave it empty. What noise or a tail
-    adds is a fault where the gap is `beyond_expected` and without it is not. `evidence` holds
-    labelled figures; `reason` says why a check was not possible or does not count, `needs` what to
-    type to make it possible.
+    is computed from it in the same way for every check, so checks leave it empty. Noise or a tail
+    is a fault where it alone makes the gap larger than expected: `beyond_expected`. `evidence`
+    holds labelled figures; `reason` says why a check was not possible or does not count, `needs`
+    what to type to make it possible.
     """
 
     check: str

@@ -1,6 +1,6 @@
 """How coarsely each side's logits are rounded, and the gap that this alone makes.
 
-A bfloat16 logit of 28 stands on a grid of 1/8, one of 3 on a grid of 1/64. Within one token's top-K
+A bfloat16 logit of 28 is a multiple of 1/8, one of 3 of 1/64. Within one token's top-K
 columns the normaliser cancels, so differences between ranks are differences between logits, over
 the side's temperature: the largest power of two that divides them all is the grid's step.
 """
@@ -66,12 +66,13 @@ class LogitSteps(Accumulator):
     @property
     def share_on_grid(self) -> float | None:
         """Of the tokens with enough ranks; None for too few."""
-        told = int(self.on_grid_E.sum()) + self.off_grid
-        return float(self.on_grid_E.sum() / told) if told >= _FEWEST_TOKENS else None
+        on_grid = int(self.on_grid_E.sum())
+        tokens = on_grid + self.off_grid
+        return on_grid / tokens if tokens >= _FEWEST_TOKENS else None
 
     @property
     def are_rounded(self) -> bool:
-        """Whether the logits stand on a coarse grid: those of bfloat16 or float16."""
+        """Whether the logits are multiples of a coarse step: bfloat16 or float16."""
         return (self.share_on_grid or 0.0) > _MOSTLY
 
     @property

@@ -27,8 +27,8 @@ from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.registry import alternatives
 from mismatch_cli.studies.study import Study
 from mismatch_cli.verdict.assess import assess, status
+from mismatch_cli.verdict.both_sides import family, precision
 from mismatch_cli.verdict.reference import reference, usual_gap
-from mismatch_cli.verdict.sides import family, precision
 from mismatch_cli.verdict.suspects import suspects, unrecorded
 
 OWN = "mismatch"  # the framework name for the metrics of `report`

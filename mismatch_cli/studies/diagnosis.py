@@ -21,7 +21,7 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, subject_of
 from mismatch_cli.trace.reader import RowGroup, Trace
-from mismatch_cli.verdict.sides import temperatures_of
+from mismatch_cli.verdict.both_sides import temperatures_of
 from mismatch_cli.verdict.suspects import Suspect, suspects
 from mismatch_cli.workers import ALONE, Workers
 from mismatch_cli.workers.portions import Portion
@@ -98,6 +98,11 @@ class DiagnosisAnalysis(Study):
         return suspects(
             first.manifest, str(name_of(first)), diagnosis.evidence.pair.name, diagnosis.cleared
         )
+
+    @property
+    def has_an_open_gap(self) -> bool:
+        """Whether more of the gap than expected is left without a cause."""
+        return self.diagnosis.is_unexplained or not self.diagnosis.is_decided
 
     @property
     def can_be_bisected(self) -> bool:

@@ -170,8 +170,6 @@ def _check_metric(metric: str, where: str) -> None:
 
 
 def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
-    from mismatch_cli.metrics.gap_table import METRICS
-
     if (
         isinstance(threshold, bool)
         or not isinstance(threshold, int | float)
@@ -180,6 +178,13 @@ def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
         raise UsageError(f"{where} is {threshold!r}, but must be a number. Example: max = 0.015")
     if bound not in ("max", "min") and threshold < 0:
         raise UsageError(f"{where} is {threshold:g}, but cannot be negative. Use 0 or more.")
+    _check_relative(metric, bound, where)
+
+
+def _check_relative(metric: str, bound: str, where: str) -> None:
+    """A `UsageError` if the metric has nothing that the bound is a multiple of."""
+    from mismatch_cli.metrics.gap_table import METRICS
+
     if bound == OF_EXPECTED and metric != LEADING:
         raise UsageError(f"{where}: what is expected is known of {LEADING} only. Use max or min.")
     of_catalog = METRICS.get(metric)

@@ -38,8 +38,8 @@ from mismatch_cli.studies.support import Support
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.verdict.assess import LEADING, assess
+from mismatch_cli.verdict.both_sides import temperatures_of
 from mismatch_cli.verdict.expected import Expected, expected_gap
-from mismatch_cli.verdict.sides import temperatures_of
 from mismatch_cli.verdict.suspects import Suspect, suspects
 from mismatch_cli.workers import ALONE, Workers
 from mismatch_cli.workers.portions import Portion

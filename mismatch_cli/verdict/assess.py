@@ -13,9 +13,9 @@ from typing import Any
 
 from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE, FEW_PROMPTS
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.verdict.expected import Expected, sentence, standing
+from mismatch_cli.verdict.both_sides import family, precision
+from mismatch_cli.verdict.expected import Expected, place_of, sentence
 from mismatch_cli.verdict.reference import Bar, Measured, reference
-from mismatch_cli.verdict.sides import family, precision
 
 LEADING = "abs_d_mean"  # compared with the floor
 _NORMAL_P95 = 1.959964  # of |x| for a standard normal distribution
@@ -168,7 +168,7 @@ def _expected(
     range_ = Expected(**expected)
     return {
         "value": gap.value,
-        "standing": standing(gap.value, range_),
+        "standing": place_of(gap.value, range_),
         "sentence": sentence(gap.value, range_),
     }
 

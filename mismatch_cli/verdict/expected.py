@@ -25,8 +25,8 @@ import numpy as np
 
 from mismatch_cli.metrics.lattice import LatticeLine
 from mismatch_cli.metrics.own_scale import OwnScale
+from mismatch_cli.verdict.both_sides import Computes, family, in_words, precision, sides_of_gap
 from mismatch_cli.verdict.reference import usual_gap
-from mismatch_cli.verdict.sides import Side, family, in_words, precision, sides_of_gap
 
 # Error of one side's 16-bit layers, as a variance relative to that of rounding its logits: 0 in
 # the bundled model, 1.2 to 2.4 in SmolLM2-135M (30 layers, temperatures from 0.1 to 1.3); more than
@@ -104,7 +104,7 @@ def _of_this_trace(
     return replace(read, high=read.high * wider, who=in_words(about))
 
 
-def _from_steps(both: Sequence[Side], scale: OwnScale) -> Expected | None:
+def _from_steps(both: Sequence[Computes], scale: OwnScale) -> Expected | None:
     """From each side's own steps; a side without a grid has that of the other side's logits."""
     steps = (scale.reference, scale.current)
     rounding = [side.gap_of_rounding for side in steps]
@@ -115,7 +115,9 @@ def _from_steps(both: Sequence[Side], scale: OwnScale) -> Expected | None:
     return _range(both, rounding, basis)
 
 
-def _from_model(both: Sequence[Side], scale: OwnScale, logit_step: float | None) -> Expected | None:
+def _from_model(
+    both: Sequence[Computes], scale: OwnScale, logit_step: float | None
+) -> Expected | None:
     """From the size of the logits that a pass of the trainer's model has."""
     if logit_step is None or all(not side.is_16_bits for side in both):
         return None
@@ -123,7 +125,7 @@ def _from_model(both: Sequence[Side], scale: OwnScale, logit_step: float | None)
 
 
 def _from_lines(
-    both: Sequence[Side], scale: OwnScale, lines: Sequence[LatticeLine]
+    both: Sequence[Computes], scale: OwnScale, lines: Sequence[LatticeLine]
 ) -> Expected | None:
     """From the finest line of the log-odds gap, which shows the coarser steps only."""
     if not lines:
@@ -133,7 +135,7 @@ def _from_lines(
     return _range(both, rounding, f"a line of the log-odds gap at {line:g} nats")
 
 
-def _rounding(both: Sequence[Side], scale: OwnScale, step: float) -> list[float]:
+def _rounding(both: Sequence[Computes], scale: OwnScale, step: float) -> list[float]:
     """What each side's rounding makes, nats, if a bfloat16 logit has this step."""
     return [
         scale.gap_of_rounding(step * side.step_of_bfloat16, side.temperature)
@@ -143,14 +145,14 @@ def _rounding(both: Sequence[Side], scale: OwnScale, step: float) -> list[float]
     ]
 
 
-def _range(both: Sequence[Side], rounding: Sequence[float], basis: str) -> Expected:
+def _range(both: Sequence[Computes], rounding: Sequence[float], basis: str) -> Expected:
     """From rounding alone to rounding and layers; `rounding`: nats that each side's logits make,
     0 for a float32 head.
     """
-    known = max(rounding)
+    largest = max(rounding)
     heads = sum(nats**2 for nats in rounding)
     layers = sum(
-        _LAYERS * (nats or known) ** 2
+        _LAYERS * (nats or largest) ** 2
         for nats, side in zip(rounding, both, strict=True)
         if side.is_16_bits
     )
@@ -167,7 +169,7 @@ def _from_noise(scale: OwnScale, most: float) -> Expected | None:
     return Expected(0.0, min(_TIMES_NOISE * noise, most), "", basis, True)
 
 
-def standing(gap: float, expected: Expected) -> str:
+def place_of(gap: float, expected: Expected) -> str:
     """Where a gap is relative to a range: below, within or above."""
     if gap < expected.low:
         return "below"
@@ -176,7 +178,7 @@ def standing(gap: float, expected: Expected) -> str:
 
 def sentence(gap: float, expected: Expected) -> str:
     """A gap beside what is expected, and how that is known."""
-    where, span = standing(gap, expected), f"{_short(expected.low)} to {_short(expected.high)}"
+    where, span = place_of(gap, expected), f"{_short(expected.low)} to {_short(expected.high)}"
     if not expected.of_this_trace:
         return (
             f"The gap of {_short(gap)} nats is {where} the range of the models measured so far, "

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.verdict.sides import Family, family, precision, sides_of_gap
+from mismatch_cli.verdict.both_sides import Family, family, precision, sides_of_gap
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from typing import Any
 from mismatch_cli.errors import suggest
 from mismatch_cli.places import BUNDLED_MODEL, bundled, shown
 from mismatch_cli.torch_settings import SIXTEEN_BITS, sends_rounded
+from mismatch_cli.verdict.both_sides import family
 from mismatch_cli.verdict.causes import CAUSES, leaves, place
-from mismatch_cli.verdict.sides import family
 
 MODEL = "MODEL"  # placeholder in a command for a model that the manifest does not name
 # Formats that only a cache has

@@ -12,8 +12,8 @@ from mismatch_cli.metrics.logit_steps import MEAN_OF_ROUNDING
 from mismatch_cli.places import bundled
 from mismatch_cli.studies.diagnosis import gather
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.verdict.expected import expected_gap, sentence, standing
-from mismatch_cli.verdict.sides import temperatures_of
+from mismatch_cli.verdict.both_sides import temperatures_of
+from mismatch_cli.verdict.expected import expected_gap, place_of, sentence
 
 
 def about(rollout: str = "bfloat16", trainer: str = "bfloat16", **more: object) -> dict:
@@ -104,7 +104,7 @@ def test_the_sentence_says_where_the_gap_is_and_what_the_grid_makes():
     assert found.share_by_grid == pytest.approx(found.rounding / 0.02)
     assert "is within what bf16 against bf16 makes of this model" in sentence(0.02, found)
     assert "rounding the logits alone makes 71 % of it" in sentence(0.02, found)
-    places = [standing(gap, found) for gap in (1e-3, 0.02, 1.0)]
+    places = [place_of(gap, found) for gap in (1e-3, 0.02, 1.0)]
     assert places == ["below", "within", "above"]
 
 
@@ -124,7 +124,7 @@ def test_bundled_traces_are_within_what_their_logits_make(name, times):
     evidence = gather([Trace.open(bundled("traces") / name)])
     expected = evidence.expected
     assert evidence.gap.value / expected.rounding == pytest.approx(times, rel=0.03)
-    assert standing(evidence.gap.value, expected) == "within"
+    assert place_of(evidence.gap.value, expected) == "within"
     # Without top-K columns, what a known step makes is right to a tenth
     steps = evidence.scale.reference
     alone = evidence.scale.gap_of_rounding(steps.step, 1.0)

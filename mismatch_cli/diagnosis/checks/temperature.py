@@ -2,6 +2,8 @@
 or flatter.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +12,7 @@ import numpy as np
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import as_normal, slope_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.verdict.sides import temperatures_of, trainer_of
+from mismatch_cli.verdict.both_sides import temperatures_of, trainer_of
 
 NAME, STAGE = "temperature", 3
 CLEARS = (
@@ -34,6 +36,7 @@ _SPREAD = 6.0  # nats: unknown ids are as probable as possible, or this much les
 _SAME = 1e-3  # nats
 # Ratio of β − 1 on tokens in the context to that on others: 1.4 for a temperature
 _TIMES_WHERE_SEEN, _APART = 1.8, 3.0  # and standard errors
+_STATED = "the manifest"
 _MOST_LOG_ODDS, _NEARLY_CERTAIN = 7.0, -1e-12  # beyond these, odds are mostly rounding
 
 
@@ -48,52 +51,56 @@ def check(evidence: Evidence) -> Finding:
     noise fits both alike.
     """
     sample = evidence.sample
-    stated = _stated(evidence)
-    fit = stated or _from_topk(sample) or _from_log_odds(sample)
+    fit = _stated(evidence) or _from_topk(sample) or _from_log_odds(sample)
     if fit is None:
         return untested(NAME, "too few tokens between certain and impossible")
     if not np.isfinite(fit.error):
         return untested(NAME, "too few prompts to know the error of a fit")
-    z = (
-        as_normal((fit.beta - 1) / fit.error, len(np.unique(sample.group_N)))
-        if fit.error > 0
-        else 0.0
-    )
-    left_N = _left(sample, fit, mirrored=False)
     gap = float(np.abs(sample.d_N).sum())
     if not gap:  # all of it was undone
         return Finding(NAME, "clear", fit.beta, "fitted β")
-    takes, mirrored_takes = (
-        1 - float(np.abs(n).sum()) / gap for n in (left_N, _left(sample, fit, mirrored=True))
-    )
+    left_N, mirrored_N = (_left(sample, fit, mirrored=mirrored) for mirrored in (False, True))
+    takes, mirrored_takes = (1 - float(np.abs(n).sum()) / gap for n in (left_N, mirrored_N))
+    stated_T = evidence.sampling.get("temperature", "unknown")
     rows = (
         ("fitted β = T of the rollout / T of the trainer", fit.beta),
         ("its standard error over prompts, of the fit alone", fit.error),
         ("the same if all noise is the trainer's", fit.bounds[0]),
         ("if all noise is the rollout's", fit.bounds[1]), ("fitted from", fit.source),
-        ("temperature in the manifest", evidence.sampling.get("temperature", "unknown")),
-        ("the trainer's, if it is another", trainer_of(evidence.about).get("temperature", "the same")),
+        ("temperature in the manifest", stated_T),
+        ("the trainer's", trainer_of(evidence.about).get("temperature", stated_T)),
         ("share of the gap that β explains", takes), ("that 2 − β would explain", mirrored_takes),
     )  # fmt: skip
-    # Of what rounding does not make for certain; noise and coarse caches flatten a distribution, too
+    # A share of what rounding does not make: noise and coarse caches flatten a distribution, too
     least = max(_TAKES, _MAIN * (1 - (evidence.expected.share_by_grid or 0.0)))
     explains = takes - max(mirrored_takes, 0.0) > least
-    is_certain = stated is not None or (
-        abs(fit.beta - 1) > _LEAST and abs(z) > _Z and not fit.may_be_noise
-    )
-    if not stated and not fit.topk and _differs_where_seen(sample):
-        is_certain = False
-    if not (is_certain and explains):
+    if not (explains and _is_certain(sample, fit)):
         return Finding(NAME, "clear", fit.beta, "fitted β", evidence=rows)
+    sentence = _sentence(evidence, fit)
+    return Finding(NAME, "found", fit.beta, "fitted β", sentence, rows, left_N=left_N)
+
+
+def _is_certain(sample: Sample, fit: _Fit) -> bool:
+    """Whether β is not 1: not by chance, not by noise on one side, and not by a penalty."""
+    if fit.source == _STATED:
+        return True
+    z = 0.0
+    if fit.error > 0:
+        z = as_normal((fit.beta - 1) / fit.error, len(np.unique(sample.group_N)))
+    if abs(fit.beta - 1) <= _LEAST or abs(z) <= _Z or fit.may_be_noise:
+        return False
+    return fit.topk or not _differs_where_seen(sample)
+
+
+def _sentence(evidence: Evidence, fit: _Fit) -> str:
+    if fit.source == _STATED:
+        engine, trainer = temperatures_of(evidence.about)
+        return f"The engine's temperature is {engine:g}, and the trainer's {trainer:g}."
     shape = "flatter" if fit.beta > 1 else "sharper"
-    sentence = (
+    return (
         f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature "
         f"({shape})."
     )
-    if stated:
-        engine, trainer = temperatures_of(evidence.about)
-        sentence = f"The engine's temperature is {engine:g}, and the trainer's {trainer:g}."
-    return Finding(NAME, "found", fit.beta, "fitted β", sentence, rows, left_N=left_N)
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,7 @@ def _stated(evidence: Evidence) -> _Fit | None:
     if engine == trainer:
         return None
     beta, has_topk = engine / trainer, evidence.sample.topk_logq_TK is not None
-    return _Fit(beta, 0.0, (beta, beta), (beta, beta), "the manifest", has_topk)
+    return _Fit(beta, 0.0, (beta, beta), (beta, beta), _STATED, has_topk)
 
 
 def _fit(

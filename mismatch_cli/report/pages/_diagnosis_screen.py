@@ -186,27 +186,29 @@ def _next(analysis: DiagnosisAnalysis) -> Facts:
     """The command that decides an unexplained gap; else those that test the first suspect, or
     enable a check that was not possible.
     """
-    diagnosis = analysis.diagnosis
     every = (
         suggest("diagnose", *typed(analysis.traces), "--full"),
         "every check, with its evidence",
     )
-    if (diagnosis.is_unexplained or not diagnosis.is_decided) and analysis.can_be_bisected:
+    if analysis.has_an_open_gap and analysis.can_be_bisected:
         search = suggest("bisect", *typed(analysis.traces))
         return ((search, "which setting, tensor or module makes the gap"), every)
-    tests = analysis.suspects[0].test if analysis.suspects else ()
-    shows = (
-        f"how much of the gap {analysis.suspects[0].setting} causes" if analysis.suspects else ""
+    return (every, *(_of_suspect(analysis) or _of_check(analysis)), *_import_again(analysis))
+
+
+def _of_suspect(analysis: DiagnosisAnalysis) -> Facts:
+    if not analysis.suspects:
+        return ()
+    first = analysis.suspects[0]
+    shows = (f"how much of the gap {first.setting} causes", *[""] * len(first.test))
+    return tuple(zip(first.test, shows, strict=False))
+
+
+def _of_check(analysis: DiagnosisAnalysis) -> Facts:
+    missing = [f for f in analysis.diagnosis.findings if f.status == "untested" and f.needs]
+    return tuple(
+        (analysis.line_that_tests(finding), _tests(missing, finding)) for finding in missing[:1]
     )
-    lines = [(line, shows if number == 0 else "") for number, line in enumerate(tests)]
-    missing = [
-        finding for finding in diagnosis.findings if finding.status == "untested" and finding.needs
-    ]
-    if not lines:
-        lines = [
-            (analysis.line_that_tests(finding), _tests(missing, finding)) for finding in missing[:1]
-        ]
-    return (every, *lines, *_import_again(analysis))
 
 
 def _import_again(analysis: DiagnosisAnalysis) -> Facts:

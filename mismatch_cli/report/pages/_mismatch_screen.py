@@ -169,23 +169,29 @@ def _verdict(verdict: Mapping[str, Any]) -> Verdict:
     do not.
     """
     words, status = STATUS_WORDS[verdict["status"]]
-    exceeded = {row["pair"] for row in verdict["bars"] if row["standing"] == ABOVE}
+    bars = verdict["bars"]
+    exceeded = {row["pair"] for row in bars if row["standing"] == ABOVE}
     pairs = sorted(
-        dict.fromkeys(row["pair"] for row in verdict["bars"]), key=lambda pair: pair not in exceeded
+        dict.fromkeys(row["pair"] for row in bars), key=lambda pair: pair not in exceeded
     )
-    found = [counted([row for row in verdict["bars"] if row["pair"] == pair]) for pair in pairs]
+    found = [counted([row for row in bars if row["pair"] == pair]) for pair in pairs]
     sentences = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
-    if any(row["low"] is None and row["standing"] == UNDECIDED for row in verdict["bars"]):
+    if any(row["low"] is None and row["standing"] == UNDECIDED for row in bars):
         sentences.append(
             f"Undecided values depend on a few prompts: they may be {WHERE_FEW_DECIDE:g} times "
             "as large, or as small."
         )
     sentences = sentences or ["There is no published limit for what was measured here."]
-    if (expected := verdict["expected"]) is not None:
-        sentences.insert(0, expected["sentence"])
-        if expected["standing"] == "above" and status == "good":
-            words, status = f"{words}, LARGER THAN EXPECTED", "mixed"
-    return Verdict(words, " ".join(sentences), status)
+    of_limits = Verdict(words, " ".join(sentences), status)
+    return _beside_expected(of_limits, verdict["expected"] or {})
+
+
+def _beside_expected(verdict: Verdict, expected: Mapping[str, Any]) -> Verdict:
+    """The gap beside what is expected first; nothing is healthy that is larger."""
+    words, status = verdict.words, verdict.status
+    if expected.get("standing") == "above" and status == "good":
+        words, status = f"{words}, LARGER THAN EXPECTED", "mixed"
+    return Verdict(words, f"{expected.get('sentence', '')} {verdict.text}".lstrip(), status)
 
 
 def _suspect(suspects: Sequence[Mapping[str, Any]]) -> Facts:

@@ -1,7 +1,13 @@
 """The page of a diagnosis: a `ReportView`, which terminal and HTML print."""
 
 from mismatch_cli import numbers
-from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, PRECISION_STAGE, UNEXPLAINED_STAGE, module
+from mismatch_cli.diagnosis.diagnose import (
+    FLOOR_STAGE,
+    PRECISION_STAGE,
+    UNEXPLAINED_STAGE,
+    Diagnosis,
+    module,
+)
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import command_line, settings_tables, who_facts
@@ -89,22 +95,20 @@ def _reasons(analysis: DiagnosisAnalysis) -> str:
         )
     suspected = _suspected_first(analysis)
     if unexplained:
-        tested = [
-            _suspect(finding) for finding in diagnosis.suspects if finding.status != "untested"
-        ]
-        untested = [
-            _suspect(finding) for finding in diagnosis.suspects if finding.status == "untested"
-        ]
-        may_be = " ".join(
-            f"{words} {'; or '.join(suspects)}."
-            for words, suspects in (("It may be", tested), ("Not tested:", untested))
-            if suspects
-        )
-        return " ".join(filter(None, (unexplained, may_be, suspected)))
+        return " ".join(filter(None, (unexplained, _may_be(diagnosis), suspected)))
     also = ""
     if first is not None and first.explains is not None:
         also = f"{module(first.check).TITLE} explains {share(first.explains)} of the gap."
     return " ".join(filter(None, (_against_expected(analysis), suspected, also)))
+
+
+def _may_be(diagnosis: Diagnosis) -> str:
+    """The checks that show in an unexplained gap, and those that were not made."""
+    parts: dict[str, list[str]] = {"It may be": [], "Not tested:": []}
+    for finding in diagnosis.suspects:
+        words = "Not tested:" if finding.status == "untested" else "It may be"
+        parts[words].append(_suspect(finding))
+    return " ".join(f"{words} {'; or '.join(names)}." for words, names in parts.items() if names)
 
 
 def _suspected_first(analysis: DiagnosisAnalysis) -> str:
@@ -124,7 +128,7 @@ def _suspect(finding: Finding) -> str:
 
 
 def _against_expected(analysis: DiagnosisAnalysis) -> str:
-    """The gap compared with what the trace would have without a fault, and what would have shown."""
+    """The gap beside what is expected without a fault, and what would have shown."""
     diagnosis, evidence = analysis.diagnosis, analysis.diagnosis.evidence
     if not diagnosis.has_a_gap:
         return f"The gap of {evidence.gap.value:.2g} nats is that of float32 rounding."

@@ -1,7 +1,6 @@
 """The result of the gate for a terminal, as JUnit XML for CI systems, and as a Markdown table."""
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -216,12 +215,12 @@ def junit(result: GateResult) -> str:
 
 
 def _attributes(name: str, checks: Sequence[Check], refused: bool = False) -> dict[str, str]:
-    by_status = Counter(check.status for check in checks)
+    statuses = [check.status for check in checks]
     return {
         "name": visible(name),
         "tests": str(len(checks) + refused),
-        "failures": str(by_status["exceeded"] + refused),
-        "errors": str(by_status["unjudged"]),
+        "failures": str(statuses.count("exceeded") + refused),
+        "errors": str(statuses.count("unjudged")),
         "time": "0",
     }
 
@@ -301,9 +300,7 @@ def annotations(result: GateResult) -> str:
     )
 
 
-_TICKS = {
-    "passed": "✅", "holds": "✅", "failed": "❌", "exceeded": "❌", "unjudged": "❔",
-}  # fmt: skip
+_TICKS = {"passed": "✅", "holds": "✅", "failed": "❌", "exceeded": "❌", "unjudged": "❔"}
 
 
 def _escaped(words: str) -> str:

@@ -20,9 +20,11 @@ _WORDS = {"fp32": "float32", "fp16": "float16", "bf16": "bf16", "": "an unknown 
 
 
 @dataclass(frozen=True)
-class Side:
-    """One side of a gap; `precision` is the coarsest of its weights, KV cache and quantisation,
-    `dtype` that of its weights, both empty if unknown.
+class Computes:
+    """How one side of a gap computes.
+
+    `precision` is the coarsest of its weights, KV cache and quantisation, `dtype` that of its
+    weights, both empty if unknown.
     """
 
     precision: str
@@ -40,7 +42,7 @@ class Side:
         return 2.0**-3 if self.dtype == "fp16" else 1.0
 
 
-def sides_of_gap(about: Mapping[str, Any]) -> tuple[Side, Side]:
+def sides_of_gap(about: Mapping[str, Any]) -> tuple[Computes, Computes]:
     """The engine, and the trainer at the weights that sampled if there is one, else as it is."""
     trainer = trainer_of(about)
     sampling = about.get("config", {}).get("sampling") or {}
@@ -56,8 +58,8 @@ def sides_of_gap(about: Mapping[str, Any]) -> tuple[Side, Side]:
 
 def trainer_of(about: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a manifest says of the trainer at the weights that sampled, or as it is."""
-    found: Mapping[str, Any] = about.get("recomputed") or about.get("trainer") or {}
-    return found
+    trainer: Mapping[str, Any] = about.get("recomputed") or about.get("trainer") or {}
+    return trainer
 
 
 def _temperature(settings: Mapping[str, Any], otherwise: float) -> float:
@@ -65,9 +67,9 @@ def _temperature(settings: Mapping[str, Any], otherwise: float) -> float:
     return float(value) if isinstance(value, int | float) and value > 0 else otherwise
 
 
-def _side(about: Mapping[str, Any], temperature: float) -> Side:
+def _side(about: Mapping[str, Any], temperature: float) -> Computes:
     dtype = _short(about.get("dtype"))
-    return Side(_coarsest([about]), dtype if dtype in _WORDS else "", temperature)
+    return Computes(_coarsest([about]), dtype if dtype in _WORDS else "", temperature)
 
 
 def temperatures_of(about: Mapping[str, Any]) -> tuple[float, float]:
