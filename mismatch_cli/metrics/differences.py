@@ -12,6 +12,7 @@ import numpy as np
 
 from mismatch_cli.metrics.estimate import (
     EXTREME,
+    FEW_PROMPTS,
     FLOOR_RESOLUTION,
     LOG_FACTOR,
     NO_SPREAD,
@@ -63,12 +64,23 @@ class Measured:
         self.estimates["spearman"] = self.jackknife["spearman"].estimate(self.prompts)
 
 
-def differences(first: Measured, other: Measured) -> dict[str, Difference]:
-    """Every metric of the catalog, the other compared with the first."""
-    return {key: _difference(metric, first, other) for key, metric in METRICS.items()}
+def differences(
+    first: Measured, other: Measured, *, same_tokens: bool = False
+) -> dict[str, Difference]:
+    """Every metric of the catalog, the other compared with the first.
+
+    On the same tokens the mean gaps are compared from four prompts on.
+    """
+    return {
+        key: _difference(metric, first, other, same_tokens and key in GAP)
+        for key, metric in METRICS.items()
+    }
 
 
-def _difference(metric: Metric, first: Measured, other: Measured) -> Difference:
+GAP = ("abs_d_mean", "tv_binary_mean")  # their difference decides whether the gap differs
+
+
+def _difference(metric: Metric, first: Measured, other: Measured, paired: bool) -> Difference:
     x, y = first.estimates[metric.key].value, other.estimates[metric.key].value
     if x is None or y is None:
         nothing = Estimate(None, note=(first if x is None else other).estimates[metric.key].note)
@@ -84,9 +96,12 @@ def _difference(metric: Metric, first: Measured, other: Measured) -> Difference:
         difference_G = left_out(y_G - x_G, known_G)
     same = y == x and not np.any(difference_G[np.isfinite(difference_G)])
     unsure = a.unsure or b.unsure
-    found = Jackknife(y - x, difference_G, unsure=unsure).estimate(prompts)
+    change = Jackknife(y - x, difference_G, unsure=unsure)
+    found = change.estimate(prompts)
     if same:
         found = Estimate(0.0, note=NO_DIFFERENCE)
+    elif paired and found.note == FEW_PROMPTS:
+        found = change.paired()
     elif found.low is not None:
         found = _change(
             a.estimate(prompts), b.estimate(prompts), _correlation(a.scale, x_G, y_G), y - x

@@ -17,6 +17,7 @@ import numpy as np
 
 FEWEST_PROMPTS = 10  # below, an interval over prompts would be a guess
 FEWEST_GROUPS = 8  # of prompts: two or three of ten prompts may share one
+FEWEST_PAIRED = 4  # prompts, or groups of them, for the difference of two means on the same tokens
 FLOOR_RESOLUTION = 1e-7
 BELOW_RESOLUTION = "below resolution"
 
@@ -152,6 +153,18 @@ class Jackknife:
         if self.unsure:
             return point(self.value, self.unsure)
         return interval(self.value, self.without_G, prompts, self.scale)
+
+    def paired(self) -> Estimate:
+        """A difference on the same tokens, with its interval from four groups of prompts on.
+
+        The prompts' own sizes cancel, and t has G − 1 degrees: of equal traces with 4 to 9 prompts
+        it marks 3 to 6 %, whether or not a few prompts are five times worse.
+        """
+        usable_G = self.without_G[np.isfinite(self.without_G)]
+        if len(usable_G) < FEWEST_PAIRED or np.ptp(usable_G) <= _ROUNDING * abs(self.value):
+            return point(self.value, FEW_PROMPTS)
+        low, high = self.value - _reach(usable_G.mean() - usable_G, skewness=0.0)
+        return Estimate(float(self.value), float(low), float(high))
 
 
 def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = SIGNED) -> Estimate:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.metrics.differences import Difference, Measured, differences
+from mismatch_cli.metrics.differences import GAP, Difference, Measured, differences
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
@@ -24,12 +24,14 @@ from mismatch_cli.places import shown, shown_apart
 from mismatch_cli.studies.mismatch import COLUMNS
 from mismatch_cli.studies.pairing import (
     Meeting,
+    OnCommonTokens,
     OnTokens,
     Pairing,
     Partners,
     Recognised,
     Recognising,
     Responses,
+    common_tokens,
     compared_rows,
     pair_up,
     rows_of,
@@ -43,7 +45,6 @@ from mismatch_cli.workers.portions import Portion
 from mismatch_cli.workers.reading import executor
 
 Row = Mapping[str, Any]
-_GAP = ("abs_d_mean", "tv_binary_mean")  # their difference decides whether the gap differs
 CHANCE = 0.05  # the share of metrics that differ by more than noise between equal traces
 
 
@@ -172,7 +173,11 @@ def analyse_comparison(
         found = _Found.of(traces, reader.portions, recognised)
         pairings = [pair_up(found.responses[0], other) for other in found.responses[1:]]
         kept = compared_rows(found.responses, pairings)
-        measuring = partial(_measuring, pair, found, kept)
+        partners = [
+            {other: Partners.of(traces[other], partner_S) for other, partner_S in others.items()}
+            for others in common_tokens(found.responses, pairings, kept)
+        ]
+        measuring = partial(_measuring, pair, found, kept, partners)
         summaries = [
             reader.reduced(portions, measuring, on_responses) for portions in found.portions
         ]
@@ -184,14 +189,13 @@ def analyse_comparison(
         first, measured = sides[0], sides[0].measured
         others = []
         for side, pairing in zip(sides[1:], pairings, strict=True):
-            on_tokens = None
-            if pairing.by == "tokens":
+            on_tokens, same_tokens = None, pairing.by == "tokens"
+            if same_tokens:
                 on_tokens = _on_tokens(
                     reader, pair, found, np.where(first.kept_S, pairing.partner_S, -1), side.trace
                 )
-            others.append(
-                Comparison(side, pairing, differences(measured, side.measured), on_tokens)
-            )
+            found_differences = differences(measured, side.measured, same_tokens=same_tokens)
+            others.append(Comparison(side, pairing, found_differences, on_tokens))
     return ComparisonAnalysis(pair, first, tuple(others), tuple(arguments))
 
 
@@ -235,6 +239,7 @@ class _Measuring:
     pair: Pair
     kept_S: np.ndarray  # of the portion
     prompt_S: np.ndarray
+    on_common_tokens: OnCommonTokens
     columns: ClassVar[Sequence[str]] = COLUMNS
 
     def begin(self, _portion: Portion) -> MismatchSummary:
@@ -245,16 +250,25 @@ class _Measuring:
         for group in groups:
             rows = np.flatnonzero(self.kept_S[first : first + group.table.num_rows])
             if len(rows):
-                found.update(replace(rows_of(group, rows), prompt_id_S=self.prompt_S[first + rows]))
+                batch = self.on_common_tokens(rows_of(group, rows), first + rows)
+                found.update(replace(batch, prompt_id_S=self.prompt_S[first + rows]))
             first += group.table.num_rows
 
 
 def _measuring(
-    pair: Pair, found: _Found, kept: Sequence[np.ndarray], portion: Portion
+    pair: Pair,
+    found: _Found,
+    kept: Sequence[np.ndarray],
+    partners: Sequence[Mapping[int, Partners]],
+    portion: Portion,
 ) -> _Measuring:
     rows = found.rows[portion]
+    of_portion = tuple(others.of_some(rows) for others in partners[portion.trace].values())
     return _Measuring(
-        pair, kept[portion.trace][rows], found.responses[portion.trace].prompt_S[rows]
+        pair,
+        kept[portion.trace][rows],
+        found.responses[portion.trace].prompt_S[rows],
+        OnCommonTokens(pair, of_portion),
     )
 
 
@@ -356,7 +370,7 @@ def _what_differs(answers: Mapping[str, bool | None]) -> str:
     """
     marked = sum(answer is True for answer in answers.values())
     tested = sum(answer is not None for answer in answers.values())
-    if any(answers.get(key) for key in _GAP):
+    if any(answers.get(key) for key in GAP):
         return "gap"
     at_least = sum(
         comb(tested, k) * CHANCE**k * (1 - CHANCE) ** (tested - k)

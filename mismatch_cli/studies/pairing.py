@@ -1,7 +1,7 @@
 """Which responses of two traces are the same, and the policies of both on the same tokens.
 
 A prompt is identified by its token ids, a response by those of its prompt and its own, not by their
-numbering. Each response costs 24 bytes.
+numbering. Each response costs 33 bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 from mismatch_cli.arrays import Segments
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.hashing import hash_keys
+from mismatch_cli.hashing import hash_keys, mix
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import SHARE, Estimate
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
@@ -48,12 +48,13 @@ class Responses:
     content_S: np.ndarray  # uint64, a hash of prompt and response
     row_S: np.ndarray  # uint64, a hash of the row key
     measured_S: np.ndarray  # bool, at least one token has both log-probabilities
+    missing_S: np.ndarray  # uint64, a hash of the places of tokens that lack one; 0 for none
 
     @classmethod
     def joined(cls, parts: Sequence[Responses]) -> Responses:
         """The responses of all parts, one part after the other."""
         none = cls(
-            *(np.zeros(0, dtype=kind) for kind in (np.int64, np.uint64, np.uint64, np.bool_))
+            *(np.zeros(0, dtype=kind) for kind in (np.int64, *[np.uint64] * 2, np.bool_, np.uint64))
         )
         parts = [none, *parts]
         return cls(
@@ -187,16 +188,27 @@ def _recognised(group: RowGroup, pair: Pair) -> Responses:
     contents = _digests(table.column("response_ids"), prompts)
     row_S = hash_keys(*(np.from_dlpack(single(table.column(name))) for name in ROW_KEY))
     measured_S = np.zeros(table.num_rows, dtype=bool)
+    missing_S = np.zeros(table.num_rows, dtype=np.uint64)
     if pair.measured_in(batch):
-        reference_T, current_T = (getattr(batch, name) for name in (pair.reference, pair.current))
-        known_T = np.isfinite(reference_T) & ~np.isnan(current_T)
+        known_T = _measured_T(batch, pair)
         measured_S = Segments(batch.offset_S1).sum(known_T) > 0
+        missing = np.flatnonzero(~(known_T & batch.loss_mask_T))
+        response = np.searchsorted(batch.offset_S1, missing, side="right") - 1
+        place = (missing - batch.offset_S1[response]).astype(np.uint64)
+        np.add.at(missing_S, response, mix(place))
     return Responses(
         np.frombuffer(b"".join(prompts), dtype=np.int64),
         np.frombuffer(b"".join(contents), dtype=np.uint64),
         row_S,
         measured_S,
+        missing_S,
     )
+
+
+def _measured_T(batch: TokenBatch, pair: Pair) -> np.ndarray:
+    """Tokens with both log-probabilities; −∞ of the current policy is one."""
+    reference_T, current_T = (getattr(batch, name) for name in (pair.reference, pair.current))
+    return np.asarray(np.isfinite(reference_T) & ~np.isnan(current_T))
 
 
 def _digests(column: pa.ChunkedArray, before: Sequence[bytes]) -> list[bytes]:
@@ -301,6 +313,46 @@ class Partners:
             number: self.groups[number] for number in np.unique(group_S).tolist() if number >= 0
         }
         return Partners(groups, group_S, self.row_S[responses])
+
+
+@dataclass(frozen=True)
+class OnCommonTokens:
+    """Masks the tokens of a portion that one of the other traces did not measure."""
+
+    pair: Pair
+    partners: tuple[Partners, ...]
+
+    def __call__(self, batch: TokenBatch, rows: np.ndarray) -> TokenBatch:
+        """`rows`: those of the batch's responses in the portion."""
+        mask_T = batch.loss_mask_T
+        for partners in self.partners:
+            theirs = table_to_batch(_Fetch(partners)(rows))
+            mask_T = mask_T & theirs.loss_mask_T & _measured_T(theirs, self.pair)
+        return replace(batch, loss_mask_T=mask_T)
+
+
+def common_tokens(
+    responses: Sequence[Responses], pairings: Sequence[Pairing], kept: Sequence[np.ndarray]
+) -> list[dict[int, np.ndarray]]:
+    """For each trace, the rows of its responses in the other traces, by their numbers; −1 for none.
+
+    Empty where nothing has to be looked up: all traces that are paired by tokens measured the same
+    tokens, or there is none.
+    """
+    compared = np.flatnonzero(kept[0])
+    rows = {0: compared}
+    rows |= {n: p.partner_S[compared] for n, p in enumerate(pairings, 1) if p.by == "tokens"}
+    missing = [responses[number].missing_S[row] for number, row in rows.items()]
+    if all(np.array_equal(missing[0], other) for other in missing[1:]):
+        return [{} for _ in responses]
+    found: list[dict[int, np.ndarray]] = []
+    for number, response in enumerate(responses):
+        partners = {}
+        for other in rows.keys() - {number} if number in rows else ():
+            partners[other] = np.full(len(response), -1, dtype=np.int64)
+            partners[other][rows[number]] = rows[other]
+        found.append(partners)
+    return found
 
 
 @dataclass(frozen=True)

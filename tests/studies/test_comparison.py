@@ -297,3 +297,59 @@ def test_the_gap_differs_if_its_mean_does_and_metrics_differ_if_chance_does_not_
         assert _what_differs(answers | {"abs_d_mean": True}) == "gap"
         assert _what_differs(answers | {"tv_binary_mean": True, "abs_d_mean": False}) == "gap"
     assert _what_differs({"abs_d_mean": None, "k3": None}) == "untested"
+
+
+def test_only_tokens_that_both_have_are_compared(float32_rows, tmp_path):
+    """Equal traces, but one lacks log π of its certain tokens, and another those of its first
+    halves.
+    """
+    certain, halves = tmp_path / "certain", tmp_path / "halves"
+    rng = np.random.default_rng(0)
+    lacking = {certain: [], halves: []}
+    for row in rng.permutation(np.array(float32_rows, dtype=object)):
+        logp = np.array(row["logp_trainer"])
+        without = np.where(np.array(row["logp_rollout"]) > np.log(0.999), np.nan, logp)
+        lacking[certain].append(row | {"logp_trainer": without.tolist()})
+        half = np.where(np.arange(len(logp)) < len(logp) // 2, np.nan, logp)
+        lacking[halves].append(row | {"logp_trainer": half.tolist()})
+    for folder, rows in lacking.items():
+        write_rows(folder, rows, FLOAT32)
+    for folders in ([FLOAT32, certain], [certain, FLOAT32], [FLOAT32, certain, halves]):
+        found = compared(*folders)
+        tokens = {side["summary"]["counts"]["tokens"] for side in found["traces"]}
+        assert len(tokens) == 1 and tokens.pop() < 4822
+        for comparison in found["comparisons"]:
+            gap = comparison["metrics"]["abs_d_mean"]
+            assert gap["difference"]["value"] == 0 and comparison["more_than_noise"] == 0
+
+
+@pytest.mark.parametrize(("factor", "differs"), [(1.0, "noise"), (3.5, "gap")])
+def test_eight_prompts_on_the_same_tokens_decide_a_large_difference(
+    float32_rows, tmp_path, factor, differs
+):
+    """Both are a float32 trace with gaps of its own, 0.01 nats in one and 3.5 times that in the
+    other.
+    """
+    prompts = sorted({row["prompt_id"] for row in float32_rows})[:8]
+    rows = [row for row in float32_rows if row["prompt_id"] in prompts]
+    rng = np.random.default_rng(1)
+    folders = []
+    for name, nats in (("a", 0.01), ("b", 0.01 * factor)):
+        noisy = [
+            row
+            | {
+                "logp_trainer": np.minimum(
+                    np.array(row["logp_rollout"]) + rng.normal(0, nats, len(row["logp_rollout"])), 0
+                ).tolist()
+            }
+            for row in rows
+        ]
+        folders.append(write_rows(tmp_path / name, noisy, FLOAT32))
+    (comparison,) = compared(*folders)["comparisons"]
+    assert comparison["pairing"] == "tokens" and comparison["differs"] == differs
+    gap = comparison["metrics"]["abs_d_mean"]
+    assert gap["more_than_noise"] is (differs == "gap")
+    # Fewer than four are not told from noise
+    few = [row for row in rows if row["prompt_id"] in prompts[:3]]
+    folders = [write_rows(tmp_path / f"few-{name}", few, FLOAT32) for name in "ab"]
+    assert compared(*folders)["comparisons"][0]["differs"] == "untested"

@@ -37,6 +37,7 @@ def made(
         np.array(contents, dtype=np.uint64),
         keys.astype(np.uint64),
         np.ones(len(contents), bool),
+        np.zeros(len(contents), dtype=np.uint64),
     )
 
 

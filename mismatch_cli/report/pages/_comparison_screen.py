@@ -166,10 +166,14 @@ def _how_much(comparison: Row) -> str:
     larger, smaller = comparison["trace"], comparison["against"]
     if factor < 1:
         factor, larger, smaller = 1 / factor, smaller, larger
+    label = f"{label[0].upper()}{label[1:]}"
     times = numbers.times(factor).replace("> ", "more than ")
     if times == "1.0 ×":
-        return f"{label[0].upper()}{label[1:]} is about the same in {larger} and {smaller}."
-    return f"{label[0].upper()}{label[1:]} is {times} larger in {larger} than in {smaller}."
+        # A difference can be certain and small
+        times = f"{100 * (factor - 1):.2g} %"
+        if comparison["differs"] not in DIFFERENT:
+            return f"{label} is about the same in {larger} and {smaller} ({times} apart)."
+    return f"{label} is {times} larger in {larger} than in {smaller}."
 
 
 def _how_many(comparison: Row) -> str:
