@@ -96,19 +96,19 @@ def _difference(metric: Metric, first: Measured, other: Measured, paired: bool) 
         difference_G = left_out(y_G - x_G, known_G)
     same = y == x and not np.any(difference_G[np.isfinite(difference_G)])
     unsure = a.unsure or b.unsure
-    change = Jackknife(y - x, difference_G, unsure=unsure)
-    found = change.estimate(prompts)
+    jackknife = Jackknife(y - x, difference_G, unsure=unsure)
+    change = jackknife.estimate(prompts)
     if same:
-        found = Estimate(0.0, note=NO_DIFFERENCE)
-    elif paired and found.note == FEW_PROMPTS:
-        found = change.paired()
-    elif found.low is not None:
-        found = _change(
+        change = Estimate(0.0, note=NO_DIFFERENCE)
+    elif paired and change.note == FEW_PROMPTS:
+        change = jackknife.paired()
+    elif change.low is not None:
+        change = _change(
             a.estimate(prompts), b.estimate(prompts), _correlation(a.scale, x_G, y_G), y - x
         )
     if any(_holds_agreement(metric, side.estimates[metric.key]) for side in (first, other)):
         unsure = AT_AGREEMENT  # the distance may have any size and either sign
-    return Difference(found, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
+    return Difference(change, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
 
 
 def _holds_agreement(metric: Metric, found: Estimate) -> bool:

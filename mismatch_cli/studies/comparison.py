@@ -173,11 +173,8 @@ def analyse_comparison(
         found = _Found.of(traces, reader.portions, recognised)
         pairings = [pair_up(found.responses[0], other) for other in found.responses[1:]]
         kept = compared_rows(found.responses, pairings)
-        partners = [
-            {other: Partners.of(traces[other], partner_S) for other, partner_S in others.items()}
-            for others in common_tokens(found.responses, pairings, kept)
-        ]
-        measuring = partial(_measuring, pair, found, kept, partners)
+        partners = common_tokens(found.responses, pairings, kept)
+        measuring = partial(_measuring, pair, found, kept, partners, traces)
         summaries = [
             reader.reduced(portions, measuring, on_responses) for portions in found.portions
         ]
@@ -259,11 +256,15 @@ def _measuring(
     pair: Pair,
     found: _Found,
     kept: Sequence[np.ndarray],
-    partners: Sequence[Mapping[int, Partners]],
+    partners: Sequence[Mapping[int, np.ndarray]],
+    traces: Sequence[Trace],
     portion: Portion,
 ) -> _Measuring:
     rows = found.rows[portion]
-    of_portion = tuple(others.of_some(rows) for others in partners[portion.trace].values())
+    of_portion = tuple(
+        Partners.of(traces[other], partner_S).of_some(rows)
+        for other, partner_S in partners[portion.trace].items()
+    )
     return _Measuring(
         pair,
         kept[portion.trace][rows],

@@ -187,22 +187,24 @@ def _recognised(group: RowGroup, pair: Pair) -> Responses:
     prompts = _digests(table.column(PROMPT_COLUMN), [b""] * table.num_rows)
     contents = _digests(table.column("response_ids"), prompts)
     row_S = hash_keys(*(np.from_dlpack(single(table.column(name))) for name in ROW_KEY))
-    measured_S = np.zeros(table.num_rows, dtype=bool)
-    missing_S = np.zeros(table.num_rows, dtype=np.uint64)
-    if pair.measured_in(batch):
-        known_T = _measured_T(batch, pair)
-        measured_S = Segments(batch.offset_S1).sum(known_T) > 0
-        missing = np.flatnonzero(~(known_T & batch.loss_mask_T))
-        response = np.searchsorted(batch.offset_S1, missing, side="right") - 1
-        place = (missing - batch.offset_S1[response]).astype(np.uint64)
-        np.add.at(missing_S, response, mix(place))
     return Responses(
         np.frombuffer(b"".join(prompts), dtype=np.int64),
         np.frombuffer(b"".join(contents), dtype=np.uint64),
         row_S,
-        measured_S,
-        missing_S,
+        *_measured_S(batch, pair),
     )
+
+
+def _measured_S(batch: TokenBatch, pair: Pair) -> tuple[np.ndarray, np.ndarray]:
+    """Whether a response has a measured token, and a hash of the places of those that lack one."""
+    missing_S = np.zeros(batch.num_responses, dtype=np.uint64)
+    if not pair.measured_in(batch):
+        return missing_S.astype(bool), missing_S
+    known_T = _measured_T(batch, pair)
+    missing = np.flatnonzero(~(known_T & batch.loss_mask_T))
+    response = np.searchsorted(batch.offset_S1, missing, side="right") - 1
+    np.add.at(missing_S, response, mix((missing - batch.offset_S1[response]).astype(np.uint64)))
+    return Segments(batch.offset_S1).sum(known_T) > 0, missing_S
 
 
 def _measured_T(batch: TokenBatch, pair: Pair) -> np.ndarray:
@@ -345,14 +347,13 @@ def common_tokens(
     missing = [responses[number].missing_S[row] for number, row in rows.items()]
     if all(np.array_equal(missing[0], other) for other in missing[1:]):
         return [{} for _ in responses]
-    found: list[dict[int, np.ndarray]] = []
-    for number, response in enumerate(responses):
-        partners = {}
-        for other in rows.keys() - {number} if number in rows else ():
-            partners[other] = np.full(len(response), -1, dtype=np.int64)
-            partners[other][rows[number]] = rows[other]
-        found.append(partners)
-    return found
+    partners: list[dict[int, np.ndarray]] = [{} for _ in responses]
+    for number, own in rows.items():
+        for other in rows.keys() - {number}:
+            partner_S = np.full(len(responses[number]), -1, dtype=np.int64)
+            partner_S[own] = rows[other]
+            partners[number][other] = partner_S
+    return partners
 
 
 @dataclass(frozen=True)

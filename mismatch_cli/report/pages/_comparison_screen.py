@@ -157,21 +157,19 @@ def _verdict(comparisons: list[Row]) -> Verdict:
 
 def _how_much(comparison: Row) -> str:
     """How many times larger the gap of the larger trace is."""
-    factor, label = (
-        comparison["metrics"]["abs_d_mean"]["factor"]["value"],
-        METRICS["abs_d_mean"].label,
-    )
+    metric, differs = METRICS["abs_d_mean"], comparison["differs"] in DIFFERENT
+    factor = comparison["metrics"][metric.key]["factor"]["value"]
     if not factor:
         return ""
     larger, smaller = comparison["trace"], comparison["against"]
     if factor < 1:
         factor, larger, smaller = 1 / factor, smaller, larger
-    label = f"{label[0].upper()}{label[1:]}"
+    label = f"{metric.label[0].upper()}{metric.label[1:]}"
     times = numbers.times(factor).replace("> ", "more than ")
     if times == "1.0 ×":
         # A difference can be certain and small
         times = f"{100 * (factor - 1):.2g} %"
-        if comparison["differs"] not in DIFFERENT:
+        if not differs:
             return f"{label} is about the same in {larger} and {smaller} ({times} apart)."
     return f"{label} is {times} larger in {larger} than in {smaller}."
 
