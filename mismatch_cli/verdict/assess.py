@@ -161,14 +161,20 @@ def _above_floor(
 def _expected(
     metrics: Mapping[str, Any], expected: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """The mean |d| beside what the traces would have without a fault; None if there is no gap."""
+    """The mean |d| beside what the traces would have without a fault.
+
+    None without a gap, or within the range of other models, which says nothing of this one.
+    """
     gap = _Number.of(metrics, LEADING)
     if expected is None or gap is None:
         return None
     range_ = Expected(**expected)
+    place = place_of(gap.value, range_)
+    if place != "above" and not range_.of_this_trace:
+        return None
     return {
         "value": gap.value,
-        "standing": place_of(gap.value, range_),
+        "standing": place,
         "sentence": sentence(gap.value, range_),
     }
 
