@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mismatch_cli.commands._progress import colour_system
+from mismatch_cli.configuration import key_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -33,6 +34,9 @@ class Row(NamedTuple):
     default: str = ""
 
 
+KEYS = "Keys of --config, without a flag"
+
+
 def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
     """Arguments and options by panel title: untitled ones first, Output last, and `--help` at
     the very end.
@@ -43,8 +47,10 @@ def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
         title = getattr(known, "rich_help_panel", None) or (
             "Arguments" if is_argument(known) else "Options"
         )
+        if getattr(known, "hidden", False):
+            title = KEYS
         found.setdefault(title, []).append(row_of(known))
-    found |= {"Output": found.pop("Output", [])}
+    found |= {"Output": found.pop("Output", []), KEYS: found.pop(KEYS, [])}
     found = {title: rows for title, rows in found.items() if rows}
     found.setdefault(next(reversed(found), "Options"), []).append(row_of(help_option))
     return found
@@ -58,6 +64,8 @@ def row_of(parameter: Any) -> Row:
     if is_argument(parameter):
         name = value or f"[{parameter.name.upper()}]" + "..." * (parameter.nargs == -1)
         return Row(name, "", does, _default(parameter))
+    if getattr(parameter, "hidden", False):
+        return Row(f"{key_of(parameter)} = {value}", "", does, _default(parameter))
     names = (
         ", ".join(sorted(names, key=len, reverse=True))
         for names in (parameter.opts, parameter.secondary_opts)

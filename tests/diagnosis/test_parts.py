@@ -8,9 +8,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mismatch_cli.diagnosis.checks import heavy_tail, position_drift
-from mismatch_cli.diagnosis.counts import in_runs
-from mismatch_cli.diagnosis.grouped import mean_over_prompts, slope_over_prompts
+from mismatch_cli.diagnosis import diagnose
+from mismatch_cli.diagnosis.alignment import Heads, find_exchanges
+from mismatch_cli.diagnosis.checks import (
+    columns_at_odds,
+    heavy_tail,
+    lm_head,
+    log_base,
+    masked_tokens,
+    position_drift,
+    stale_weights,
+)
+from mismatch_cli.diagnosis.counts import Counts, in_runs
+from mismatch_cli.diagnosis.evidence import Finding
+from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.sample import SampleCollector
 from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.pairs import PAIRS
@@ -104,3 +115,153 @@ def test_a_gap_that_rises_with_the_position_rises_steadily(rng):
     assert early < late and steady > 0.99
     assert abs(drift(np.exp(-np.abs(np.arange(240) - 119.5) / 100))[2]) < 0.1
     assert drift(np.ones(240)) == (1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(("about", "status"), [
+    ({}, "found"),
+    ({"rollout": {"kv_cache_dtype": "bfloat16"}}, "found"),
+    ({"rollout": {"kv_cache_dtype": "fp8"}}, "clear"),
+])  # fmt: skip
+def test_a_coarse_cache_alone_may_raise_the_gap_along_the_context(rng, about, status):
+    """By 1.45 here: its rounding accumulates, and no other precision does that."""
+    position_T = np.tile(np.arange(240), 40)
+    u_N = np.exp(position_T / 400) * rng.uniform(0.9, 1.1, len(position_T))
+    sample = SimpleNamespace(
+        position_T=position_T,
+        kept=np.arange(len(position_T)),
+        u_N=u_N,
+        d_N=0.01 * u_N,
+        group_N=np.repeat(np.arange(40) % GROUPS, 240),
+        axis_N=lambda _: position_T,
+    )
+    finding = position_drift.check(SimpleNamespace(sample=sample, about=about))
+    assert finding.status == status and finding.effect == pytest.approx(1.45, abs=0.02)
+
+
+def test_two_means_are_not_compared_if_one_of_them_is_0():
+    none, some = Mean(0.0, 0.1, 100, 30), Mean(1.0, 0.1, 100, 30)
+    assert none.z_of_log_ratio(some) == some.z_of_log_ratio(none) == 0
+    assert Mean(2.0, 0.1, 100, 30).z_of_log_ratio(some) > 4
+
+
+def test_only_a_run_at_the_end_reaches_the_end():
+    """Two runs in the first response, and one in the second, which it fills."""
+    flag_T = np.array([False, True, True, False, True, True, True])
+    reaches_T = masked_tokens._reaches_the_end(flag_T, np.array([0, 5, 7]))
+    assert np.flatnonzero(reaches_T).tolist() == [4, 5, 6]
+
+
+def test_another_base_must_fit_nearly_every_token_and_not_only_most_of_the_gap():
+    """Three of five tokens fit base 2 exactly, the others are a tenth away from it."""
+    logp_N = np.full(20, -2.0)
+    assert log_base._pair(logp_N / np.log(2), logp_N) == ("2", "e")
+    factor_N = np.tile([1 / np.log(2), 1 / np.log(2), 1 / np.log(2), 1.6, 1.6], 4)
+    assert log_base._pair(factor_N * logp_N, logp_N) is None
+
+
+def test_six_uncertain_tokens_tell_a_base_and_five_do_not():
+    logp_N = np.full(6, -2.0)
+    assert log_base._pair(logp_N / np.log(2), logp_N) == ("2", "e")
+    assert log_base._pair(logp_N[1:] / np.log(2), logp_N[1:]) is None
+
+
+def test_rounding_the_other_side_too_counts_only_if_it_makes_the_gap_smaller(rng):
+    def stored(logq_N: np.ndarray, logp_N: np.ndarray) -> SimpleNamespace:
+        kept = np.arange(len(logq_N))
+        return SimpleNamespace(logq_T=logq_N, logp_T=logp_N, kept=kept, d_N=logp_N - logq_N)
+
+    exact_N = -rng.uniform(0.5, 5, 200)
+    rounded_N = lm_head._rounded(exact_N)
+    for sample, side in (
+        (stored(rounded_N, exact_N), "rollout"),
+        (stored(exact_N, rounded_N), "trainer"),
+    ):
+        assert np.abs(sample.d_N).sum() > 0
+        assert not lm_head._left_by_rounding(sample, [side]).any()
+    # −1.005 is between −1 and −1.0078: rounded, it is further away
+    away = stored(np.full(200, -1.0), np.full(200, -1.005))
+    assert lm_head._left_by_rounding(away, ["rollout"]) is None
+
+
+def test_top_k_columns_settle_a_contradiction_only_if_they_show_the_same_gap():
+    def settled(topk_d: float) -> bool:
+        sample = SimpleNamespace(
+            topk_d_T=np.full(50, topk_d),
+            topk_logp_TK=None,
+            kept=np.arange(50),
+            d_N=np.full(50, 0.3),
+        )
+        return columns_at_odds._settled(SimpleNamespace(sample=sample))
+
+    assert settled(0.31)
+    assert not settled(0.1)
+    assert not settled(np.nan)
+
+
+def test_tokens_that_other_weights_did_not_score_shrink_as_the_others_do():
+    evidence = SimpleNamespace(sample=SimpleNamespace(d_N=np.array([0.4, -0.2, 0.6])))
+    mean = Mean(0.1, 0.01, 3, 3)
+    result = stale_weights.Compared(mean, mean, 0.5, True, np.array([0.1, np.nan, -0.3]))
+    finding = stale_weights.finding_of("stale-weights", evidence, result, "times", (), "Stale.")
+    assert finding.left_N.tolist() == [0.1, -0.1, -0.3]
+
+
+def test_zeros_are_counted_by_side_and_only_in_the_loss():
+    """Two tokens with log μ = 0, one of them outside the loss mask, and one with log π = 0."""
+    batch = SimpleNamespace(
+        offset_S1=np.array([0, 4]),
+        num_responses=1,
+        truncated_S=np.array([False]),
+        loss_mask_T=np.array([True, False, True, True]),
+        logp_rollout_T=np.array([0.0, 0.0, -3.0, -3.0]),
+        logp_recomputed_T=np.array([-4.0, -4.0, 0.0, -5.0]),
+    )
+    counts = Counts()
+    counts.update(SimpleNamespace(column_names=[]), batch, PAIRS["mismatch"])
+    by_side = {side: (zeros.tokens, zeros.gap) for side, zeros in counts.zeros.items()}
+    assert by_side == {"logp_rollout": (1, 4.0), "logp_trainer": (1, 3.0)}
+
+
+def test_partners_in_other_groups_count_only_if_most_responses_without_one_have_them(rng):
+    """Half of them may fit another response by chance."""
+    logq_RH = -rng.exponential(1.0, (12, 40))
+    logq_RH[0] = logq_RH[11]
+    logp_RH = logq_RH.copy()
+    logp_RH[0] = -rng.exponential(1.0, 40)
+
+    def partners(logp_RH: np.ndarray) -> list[int]:
+        zeros_R = np.zeros(12, dtype=int)
+        return find_exchanges(
+            Heads(zeros_R, np.arange(12), zeros_R, logq_RH, logp_RH)
+        ).partner_R.tolist()
+
+    assert partners(logp_RH) == [11, *[-1] * 11]
+    logp_RH[1] = -rng.exponential(1.0, 40)
+    assert partners(logp_RH) == [-1] * 12
+
+
+def test_once_the_gap_is_as_expected_no_second_cause_is_looked_for(monkeypatch):
+    """A temperature leaves 0.02 of 0.1 nats, as expected; stale weights would explain that too."""
+
+    def evidence(d_N: np.ndarray) -> SimpleNamespace:
+        return SimpleNamespace(
+            sample=SimpleNamespace(d_N=d_N, counts_T=np.ones(len(d_N), dtype=bool)),
+            gap=SimpleNamespace(value=float(np.abs(d_N).mean())),
+            expected=SimpleNamespace(high=0.03),
+            gap_is_too_large=False,
+        )
+
+    def check(name: str, evidence: SimpleNamespace) -> Finding:
+        whole = evidence.gap.value > 0.03
+        left = {"temperature": 0.2, "stale-weights": 0.7 if whole else 0.0}[name]
+        return Finding(name, "found", left_N=left * evidence.sample.d_N)
+
+    monkeypatch.setattr(diagnose, "_check", check)
+    weighing = diagnose._Weighing(total=10.0)
+    weighing.causes = ["temperature", "stale-weights"]
+    weighing.undo = lambda finding, _: evidence(finding.left_N)
+    left = weighing.compete(evidence(np.full(100, 0.1)))
+    assert left.gap.value == pytest.approx(0.02)
+    first, second = (weighing.answers[name] for name in weighing.causes)
+    assert first.status == "found" and first.explains == pytest.approx(0.8)
+    assert second.status == "clear" and second.reason == "explains only 30 % of the gap"

@@ -257,3 +257,11 @@ def test_a_fuzz_of_json_values_never_changes_one():
             )
             flags = pa.types.is_boolean(kind)
             assert all(v is None or isinstance(v, bool) <= flags for v in row), row
+
+
+@pytest.mark.parametrize("value", [True, "3", None, 2.5, NAN, float("inf"), 2**63, [3]])
+def test_what_is_not_a_whole_number_is_refused(value):
+    with pytest.raises(foreign.WRONG_VALUE):
+        foreign.whole_number(value)
+    for three in (3, 3.0, np.int32(3), torch.tensor(3)):
+        assert foreign.whole_number(three) == 3

@@ -21,7 +21,7 @@ from mismatch_cli.importers._samples import (
     OTHER_TYPES,
     WRONG_TOTAL,
 )
-from mismatch_cli.importers.miles import NO_SAMPLE, SPLIT
+from mismatch_cli.importers.miles import NO_SAMPLE, SPLIT, _bits
 from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
@@ -305,3 +305,11 @@ def test_tensors_saved_from_a_gpu(tmp_path, monkeypatch):
     monkeypatch.undo()
     table, _ = imported(tmp_path / "0.pt", into=tmp_path / "trace")
     assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in real_rows(2)])
+
+
+def test_samples_are_told_apart_by_every_bit_of_their_log_mu():
+    """Two values that float16 rounds to the same number; a list and a tensor are the same."""
+    one, other = [-0.5, -2.0], [-0.5, -2.0001]
+    assert np.array_equal(np.float16(one), np.float16(other))
+    assert _bits(one) == _bits(torch.tensor(one)) != _bits(other)
+    assert _bits(other) == _bits(torch.tensor(other))

@@ -92,3 +92,12 @@ def test_too_little_data_has_no_lattice(make_batch) -> None:
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
         lattice.update(gaps)
     assert lattice.result() == [] and Lattice().result() == []
+
+
+def test_the_share_of_a_line_is_what_rises_above_the_valley(make_batch) -> None:
+    """A fifth of the tokens at 1/16, on a constant density that has 10 % in the peak's width."""
+    gap = np.tile([*np.linspace(0, 0.125, 200, endpoint=False), *[0.0625] * 50], RESPONSES)
+    logq = np.full(len(gap), np.log(0.5))
+    found = lines(make_batch, torch.tensor(logq), torch.tensor(-np.log1p(np.exp(-gap))))
+    assert list(found) == [0.0625]
+    assert found[0.0625] == pytest.approx(0.2, abs=0.005)

@@ -9,9 +9,10 @@ import pytest
 
 from mismatch_cli.hashing import prompt_groups
 from mismatch_cli.metrics.estimate import LARGEST_WEIGHTS
+from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.metrics.sums import SequenceWeights
+from mismatch_cli.metrics.sums import INDEX, SequenceWeights, token_sums
 
 
 @pytest.mark.slow
@@ -73,3 +74,11 @@ def test_sequence_weights_merge_across_shifts() -> None:
 def test_an_equal_trainer_has_full_sample_size_and_zero_chi2() -> None:
     result = _weights(np.arange(20), np.zeros(20)).result(20)
     assert result["ess_sequence"].value == 1 and result["chi2_sequence"].value == 0
+
+
+def test_the_square_of_a_ratio_is_finite_where_float32_ends(make_batch) -> None:
+    """r = e^59 = 4e25, which float32 can hold, and its square, which it cannot."""
+    batch = make_batch([[-60.0, -1.0]], logp_recomputed=[[-1.0, -1.0]])
+    (gaps,) = token_gaps(batch, PAIRS["mismatch"])
+    (square,) = token_sums(gaps)[:, INDEX["less_1_less_1"]]
+    assert square == pytest.approx(np.exp(118.0), rel=1e-4)

@@ -23,6 +23,7 @@ from mismatch_cli.cli import run
 from mismatch_cli.places import bundled_trace
 from mismatch_cli.record import Recorder
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.recorder_notes import manifest_of
 
 
 def response(
@@ -397,6 +398,18 @@ def test_reasons_do_not_grow_with_refused_values(tmp_path):
     note = json.loads((tmp_path / "run/recorder-00000.json").read_text())
     assert note["left_out"] == {"responses whose reward has an invalid value": 50}
     assert "text 0" in str(note["left_out_first"])
+
+
+def test_the_first_value_of_each_reason_is_in_the_manifest(tmp_path):
+    recorder = Recorder(tmp_path / "run")
+    for reward in ("a text", "another"):
+        recorder.add(**response(np.random.default_rng(0)) | {"reward": reward})
+    recorder.close()
+    ((reason, first),) = manifest_of(tmp_path / "run")["imported"]["left_out_first"].items()
+    assert reason == "responses whose reward has an invalid value" and "a text" in first
+    path = tmp_path / "run/recorder-00000.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"left_out_first": [reason]}))
+    assert manifest_of(tmp_path / "run")["imported"]["left_out_first"] == {}
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import signal
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,14 @@ import torch
 
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.places import bundled
-from mismatch_cli.recording.config import RescoreConfig
+from mismatch_cli.recording.config import EQUAL, NEWER, RescoreConfig, _named_scorer
 from mismatch_cli.recording.rescore import rescore
-from mismatch_cli.recording.rescore_plan import OF_RECOMPUTED, OF_TRAINER
+from mismatch_cli.recording.rescore_plan import (
+    OF_RECOMPUTED,
+    OF_TRAINER,
+    _plan_trainer,
+    _Source,
+)
 from mismatch_cli.recording.score import _noise_responses
 from mismatch_cli.report.about import about_facts
 from mismatch_cli.studies.mismatch import analyse
@@ -459,3 +465,28 @@ def test_a_run_whose_source_has_changed_is_not_resumed(tmp_path):
 def test_without_a_number_a_fifth_is_scored_twice():
     assert [_noise_responses(None, count) for count in (5, 40, 200, 5000)] == [16, 16, 40, 128]
     assert [_noise_responses(asked, 40) for asked in (0, 3, 500)] == [0, 3, 500]
+
+
+def test_the_model_that_sampled_is_named_as_it_was_typed():
+    """A server may have a different name for it; without a rollout, nothing has sampled."""
+    manifest = {
+        "command": "curate",
+        "config": {"model": "Qwen/Qwen3-0.6B", "adapter": "tuned"},
+        "rollout": {"model": "served-as-this"},
+    }
+    assert _named_scorer(manifest, EQUAL) == {
+        "model": "Qwen/Qwen3-0.6B",
+        "adapter": "tuned",
+        "adapter_merged": False,
+    }
+    assert _named_scorer(manifest, NEWER) is None
+    assert _named_scorer(manifest | {"rollout": {}}, EQUAL) is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_newer_weights_keep_log_pi_at_the_weights_that_sampled_if_the_trace_has_it(known):
+    names = {"logp_trainer", "version_trainer", *(["logp_recomputed"] if known else [])}
+    source = _Source(names, sampled_at={0}, scored_at={3}, steps={0}, rows=2)
+    plan = _plan_trainer(SimpleNamespace(shards=[]), source, 4, config(FLOAT32, weights=NEWER))
+    assert plan.carried == (("logp_recomputed",) if known else ())
+    assert any("has no log π at the weights that sampled" in note for note in plan.notes) != known

@@ -22,7 +22,7 @@ from mismatch_cli.engines.hf import HfEngine
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.models import load_causal_lm
 from mismatch_cli.recording.folder import claimed
-from mismatch_cli.rl.checkpoint import cut_back
+from mismatch_cli.rl.checkpoint import cut_back, latest_checkpoint
 from mismatch_cli.rl.learner import Learner, LossScale
 from tests.leftovers import leave_draft
 from tests.rl.small_runs import EVALUATED, SMALL, assert_same_run, numbers, run, weights
@@ -97,6 +97,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_resumes(unbroken, tmp_
     shutil.rmtree(newest)
     run(folder, resume=True, **EVALUATED)
     assert_same_run(folder, unbroken)
+
+
+def test_a_damaged_checkpoint_says_whether_there_is_one_before_it(tmp_path):
+    for step, way_out in (
+        (2, "Start again in another --output"),
+        (4, "Delete it, then --resume continues from the one before"),
+    ):
+        folder = tmp_path / "checkpoints" / f"step-{step:06d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+        with pytest.raises(MismatchError, match=f"{folder.name} is damaged. {way_out}"):
+            latest_checkpoint(tmp_path)
 
 
 @pytest.mark.slow

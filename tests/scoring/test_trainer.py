@@ -5,6 +5,7 @@ error messages.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.scoring import trainer as trainer_module
 from mismatch_cli.scoring.layout import micro_batches, other_shape, pad_right
+from mismatch_cli.scoring.proven_head import _candidates
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 
 PLAIN = SamplingSettings()
@@ -271,6 +274,33 @@ def test_nan_names_the_response_and_the_remedy(save_model: SaveModel) -> None:
         MismatchError, match=r"token 2 of response 1 is NaN.*--trainer-dtype float32"
     ):
         trainer.score(requests, token_budget=1)
+
+
+@pytest.mark.parametrize(("logp", "entropy"), [(np.nan, 1.0), (-1.0, np.nan)])
+def test_nan_in_either_score_of_a_token_is_an_overflow(
+    monkeypatch: pytest.MonkeyPatch, logp: float, entropy: float
+) -> None:
+    part = SimpleNamespace(logp_T=np.array([-1.0, logp]), entropy_T=np.array([1.0, entropy]))
+    monkeypatch.setattr(trainer_module, "_split", lambda *_: [part])
+    trainer = SimpleNamespace(
+        packed=False,
+        routing=SimpleNamespace(compared=lambda *_: [None]),
+        _score_batch=lambda _: None,
+    )
+    with pytest.raises(MismatchError, match="token 1 of response 0 is NaN"):
+        Trainer._score_into(trainer, [part], [ScoreRequest([1], [2, 3])], [0])
+
+
+@pytest.mark.parametrize(("scale", "heads"), [
+    (0, [(1, 1)]), (1, [(1, 1)]), (None, [(1, 1)]), (2, [(2, 1), (1, 2), (1, 1)]),
+])  # fmt: skip
+def test_a_scale_of_0_or_1_in_a_config_scales_nothing(
+    scale: int | None, heads: list[tuple[int, int]]
+) -> None:
+    text = SimpleNamespace(logit_scale=scale)
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
+    candidates = list(_candidates(model, torch.zeros(3, 2), None))
+    assert [(head.multiplier, head.divisor) for head in candidates] == heads
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,9 @@ def test_a_file_that_is_not_a_vocabulary(tmp_path, content):
         Vocabulary.read(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["step", "prompt_id", "version_trainer", "prompt_ids"])
+@pytest.mark.parametrize(
+    "name", ["step", "prompt_id", "version_rollout", "version_trainer", "prompt_ids"]
+)
 def test_a_key_that_is_null(write_trace, name):
     columns = row_columns()
     columns[name] = [None, *columns[name][1:]]

@@ -247,3 +247,9 @@ def test_every_bit_of_a_log_prob_is_kept(write_trace, rng):
     batch = only_batch(write_trace(columns | {"logp_rollout": logp, "logp_trainer": logp}))
     for column in (batch.logp_rollout_T, batch.logp_trainer_T):
         assert column.tobytes() == logp[0].tobytes()
+
+
+def test_k_is_that_of_the_first_response_that_has_top_k(write_trace):
+    ids = row_columns()["topk_ids"]
+    assert Trace.open(write_trace(row_columns(topk_ids=[None, *ids[1:]]))).top_k == 2
+    assert Trace.open(write_trace(row_columns(topk_ids=[None] * 3))).top_k == 0

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from mismatch_cli import trust_regions
 from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
-from mismatch_cli.trust_regions import Threshold
+from mismatch_cli.trust_regions import Threshold, second_moment
 from tests.looped import looped
 from tests.trust_regions.cases import F64, ask, kept, policies
 
@@ -284,3 +285,12 @@ def test_relaxation_is_strictly_below_alpha() -> None:
             assert (
                 kept("relaxed-ratio-clip", given, advantage, alpha=0.125, relax=relax) == expected
             )
+
+
+@pytest.mark.parametrize(("max_moment", "largest"), [(0.2501, 0.375), (0.25, 0.125)])
+def test_m2po_drops_tokens_until_the_mean_is_below_its_threshold(
+    max_moment: float, largest: float
+) -> None:
+    """The mean of 1/8 and 3/8 is 1/4 exactly."""
+    rows_UM = np.array([[0.375], [np.nan], [0.125]])
+    assert second_moment.settle(rows_UM, max_moment=max_moment) == [largest]

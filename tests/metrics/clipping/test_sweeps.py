@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.hashing import GROUPS, prompt_groups
-from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES
+from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES, _above_0
 from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, SHARE, SIGNED, interval
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import (
@@ -222,3 +222,12 @@ def test_intervals_delete_one_group_of_prompts_at_a_time(judged_world):
         pytest.approx(expected.low),
         pytest.approx(expected.high),
     )
+
+
+def test_an_interval_that_ends_at_0_contains_0():
+    """So its threshold may be an equal one; the same for an interval without an end."""
+    for sign in (1, -1):
+        assert _above_0(sign * 1e-9, sign)
+        assert not _above_0(0.0, sign)
+        assert not _above_0(sign * -1e-9, sign)
+        assert not _above_0(None, sign)

@@ -1,0 +1,50 @@
+"""Short responses, first tokens, and exchanges within a prompt beside those between prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.diagnosis.alignment import HeadCollector, Heads, _align, find_exchanges
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.trace.reader import table_to_batch
+from mismatch_cli.trace.writer import rows_to_table
+
+
+def test_a_response_in_step_or_too_short_for_a_shift_begins_none(rng):
+    logq_T = -rng.exponential(1.0, 40)
+    in_step = _align(logq_T, logq_T - 0.01, np.ones(40, dtype=bool))
+    assert in_step[1:] == (0, 0, False)
+    short = _align(logq_T[:5], logq_T[:5] - 1.0, np.ones(5, dtype=bool))
+    assert short[1:] == (0, 0, False)
+    lag_1 = _align(logq_T, np.concatenate([[-1.0], logq_T[:-1]]), np.ones(40, dtype=bool))
+    assert lag_1[1:] == (1, 0, True)
+
+
+def test_an_exchange_within_a_prompt_stays_where_others_are_between_prompts(rng):
+    """Responses 0 and 1 share a prompt and are too short to be found among all."""
+    lengths, prompts = [8, 8, 40, 40, 40, 40], [0, 0, 1, 2, 3, 4]
+    logq_RH = np.full((6, 128), np.nan, dtype=np.float32)
+    for row, length in zip(logq_RH, lengths, strict=True):
+        row[:length] = -rng.exponential(1.0, length)
+    partners = [1, 0, 3, 2, 5, 4]
+    step_R, prompt_R, sample_R = np.zeros(6, dtype=int), np.array(prompts), np.arange(6)
+    heads = Heads(step_R, prompt_R, sample_R, logq_RH, logq_RH[partners])
+    assert find_exchanges(heads).partner_R.tolist() == partners
+
+
+def test_the_first_128_tokens_of_a_response_are_compared(rng):
+    logp_T = -rng.exponential(1.0, 130).astype(np.float32)
+    counters = ("step", "epoch", "minibatch", "version_rollout", "version_trainer")
+    columns = {name: [0] for name in (*counters, "prompt_id", "sample_index")} | {
+        "finish_reason": ["stop"],
+        "prompt_ids": [[1]],
+        "response_ids": [np.arange(130, dtype=np.int32)],
+        "loss_mask": [np.ones(130, dtype=bool)],
+        "logp_rollout": [logp_T],
+        "logp_trainer": [logp_T - 1],
+    }
+    collector = HeadCollector(PAIRS["mismatch"])
+    collector.update(table_to_batch(rows_to_table(columns)))
+    heads = collector.result()
+    assert heads.logq_RH.tolist() == [logp_T[:128].tolist()]
+    assert heads.logp_RH.tolist() == [(logp_T[:128] - 1).tolist()]

@@ -1,0 +1,119 @@
+"""Single decisions of the checks, on a few tokens made by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mismatch_cli.diagnosis.checks import (
+    constant_offset,
+    growth_over_steps,
+    repetition_penalty,
+    sharp_onset,
+)
+from mismatch_cli.diagnosis.checks.truncated_support import OneSided
+from mismatch_cli.diagnosis.grouped import Mean
+from mismatch_cli.hashing import GROUPS
+
+
+def test_a_token_without_the_constant_keeps_its_gap_unless_it_was_clipped_at_0():
+    """The constant is −0.5: two usual tokens, one clipped on either side, and one beyond it."""
+    logq_T = np.array([-1.0, -1.0, 0.0, -0.3, 0.0])
+    logp_T = np.array([-1.5, -1.2, -0.4, 0.0, -0.9])
+    left_T = constant_offset._without(logq_T, logp_T, -0.5)
+    assert left_T == pytest.approx([0.0, 0.3, 0.0, 0.0, -0.4])
+
+
+def offset_beside(d_N: np.ndarray) -> bool:
+    """Whether two responses of −0.1 are put down to truncation, beside tokens of 40 others."""
+    constant_S = np.where(np.arange(42) < 2, -0.1, 0.0)
+    response_T = np.repeat(np.arange(42), 25)
+    all_N = np.concatenate([np.full(50, -0.1), d_N])
+    sample = SimpleNamespace(
+        response_T=response_T, kept=np.arange(1050), d_N=all_N, group_N=response_T % GROUPS
+    )
+    return constant_offset._renormalised(sample, constant_S)
+
+
+def test_constants_are_those_of_truncation_only_if_other_responses_lean_too(rng):
+    assert offset_beside(-0.1 * rng.random(1000))
+    assert not offset_beside(0.1 * rng.normal(size=1000))
+    assert not offset_beside(-1e-6 * rng.random(1000))
+
+
+def growth(mean_by_step: list[float], rng: np.random.Generator):
+    """The finding for 32 prompts in every step, whose gaps differ by a few per cent."""
+    steps = np.arange(len(mean_by_step))
+    step_S = np.repeat(steps, GROUPS)
+    u_N = np.repeat(mean_by_step, GROUPS) * rng.uniform(0.95, 1.05, len(step_S))
+    sample = SimpleNamespace(
+        step_S=step_S,
+        response_T=np.arange(len(step_S)),
+        kept=np.arange(len(step_S)),
+        u_N=u_N,
+        d_N=u_N,
+        group_N=np.tile(np.arange(GROUPS), len(steps)),
+    )
+    return growth_over_steps.check(SimpleNamespace(sample=sample))
+
+
+def test_steps_that_scatter_widely_show_no_growth(rng):
+    """Both rise by about the same factor; only the first does so from step to step."""
+    steady = growth([1.0, 1.3, 1.5, 1.8, 2.0, 2.3, 2.5, 2.8], rng)
+    scattered = growth([1.0, 2.6, 0.8, 2.9, 1.2, 3.2, 1.4, 3.6], rng)
+    assert steady.status == "found"
+    assert scattered.status == "clear"
+    assert min(steady.effect, scattered.effect) > 2
+
+
+def penalised(nats: float, rng: np.random.Generator):
+    """A fit to tokens, half of them seen before, on which π has higher log-odds by `nats`."""
+    tokens = 64 * GROUPS
+    seen_T = rng.random(tokens) < 0.5
+    odds_T = rng.uniform(-6.0, -3.0, tokens)
+    logq_T, logp_T = (-np.logaddexp(0, -x_T) for x_T in (odds_T, odds_T + nats * seen_T))
+    group_N = np.arange(tokens) % GROUPS
+    sample = SimpleNamespace(
+        logq_T=logq_T,
+        logp_T=logp_T,
+        d_N=logp_T - logq_T,
+        kept=np.arange(tokens),
+        seen_T=seen_T,
+        group_N=group_N,
+        half_N=group_N % 2,
+    )
+    return repetition_penalty._from_log_odds(sample)
+
+
+@pytest.mark.parametrize("nats", [2.5, -2.5])
+def test_a_penalty_fitted_to_log_odds_leaves_nothing_of_its_own_gap(rng, nats):
+    fit = penalised(nats, rng)
+    assert fit.nats == pytest.approx(nats, rel=1e-6)
+    assert np.abs(fit.left_N).max() < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("sharpness", "size", "sharp", "perhaps"),
+    [
+        (0.7, 0.7, True, True),
+        (0.7, 0.5, False, True),
+        (0.9, 0.57, True, True),
+        (0.7, 0.3, False, False),
+        (0.5, 0.9, False, False),
+    ],
+)
+def test_a_smaller_rise_may_be_a_jump_if_it_is_as_sharp(sharpness, size, sharp, perhaps):
+    jump = sharp_onset.Jump(
+        9, "response", Mean(1.0, 0.1, 90), Mean(2.0, 0.1, 90), sharpness, size, z=6.0
+    )
+    assert (jump.sharp, jump.perhaps) == (sharp, perhaps)
+
+
+def test_the_steep_part_of_a_gap_is_that_of_tokens_below_half():
+    """log 0.5 is −0.69: of a gap of 2.0 in all, one token has 1.0."""
+    d_N = np.array([-1.0, -0.5, 0.5, 0.0])
+    found = OneSided.of(d_N, np.arange(4))
+    assert (found.gap, found.steep) == (0.5, 0.5)
+    assert OneSided.of(np.zeros(4), np.arange(4)).steep == 0.0
