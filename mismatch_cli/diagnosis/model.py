@@ -110,13 +110,24 @@ class ModelAtHand:
         """
         key = (hypothesis.name, few)
         if key not in self._scored:
-            rows = self.few if few else self.rows
-            cost = self._tokens(rows)
-            if few and self.spent + cost > self.budget:
-                raise BudgetSpent
-            self.spent += cost
-            self._scored[key] = self._score(hypothesis, rows)
+            self._scored[key] = self._few_of_all(hypothesis) if few else self._read(hypothesis)
         return self._scored[key]
+
+    def _read(self, hypothesis: Hypothesis) -> np.ndarray:
+        self.spent += self._tokens(self.rows)
+        return self._score(hypothesis, self.rows)
+
+    def _few_of_all(self, hypothesis: Hypothesis) -> np.ndarray:
+        """The few responses of a reading of all, if there was one; else a reading of their own."""
+        every_T = self._scored.get((hypothesis.name, False))
+        if every_T is not None:
+            is_few_T = np.isin(self._sample.response_T, self.few)
+            return np.where(is_few_T, every_T, np.nan)
+        cost = self._tokens(self.few)
+        if self.spent + cost > self.budget:
+            raise BudgetSpent
+        self.spent += cost
+        return self._score(hypothesis, self.few)
 
     @cached_property
     def logit_step(self) -> float:

@@ -261,3 +261,13 @@ def test_a_process_with_resolved_flags_reads_neither_again(tmp_path, monkeypatch
         {"MISMATCH_VARY": "x", "MISMATCH_CLI_STOPPED": "1", "MISMATCH_RECORD": "r", "PATH": "p"}
     )
     assert left == {"MISMATCH_CLI_STOPPED": "1", "MISMATCH_RECORD": "r", "PATH": "p"}
+
+
+def test_a_key_without_a_flag_cannot_be_typed(capsys):
+    """It has a place in the help, where a file sets it."""
+    assert run(["diagnose", "--reading-tokens", "5"]) == 2
+    said = capsys.readouterr().err
+    assert "reading-tokens has no flag" in said and "--config" in said
+    assert run(["diagnose", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "reading-tokens = N" in shown and "--reading-tokens" not in shown
